@@ -1,0 +1,148 @@
+//! What is pushed to those who wait for a name.
+
+use bytes::{BufMut, Bytes, BytesMut};
+
+use crate::{
+    entry::Entry,
+    error::{Error, ErrorKind},
+};
+
+/// Something that happened to a name.
+///
+/// A push may be lost, doubled, late or out of order. Whoever gets one compares its fence with what he
+/// knows, or looks again; nobody depends on it alone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Change {
+    /// Look again: a lease was released, an entry too large to be pushed was written, or pushes may
+    /// have been missed.
+    Wake,
+    /// An entry was committed, put, or handed over without being stored.
+    Entry(Entry),
+    /// A load failed.
+    Failed(Failure),
+    /// The entry was removed, and this fence burnt.
+    Invalidated(u64),
+}
+
+/// A failed load, as other processes are told of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    fence: u64,
+    kind: ErrorKind,
+    message: String,
+}
+
+const LONGEST_MESSAGE: usize = 1024;
+
+impl Failure {
+    /// The failure of the load that ran under `fence`.
+    pub(crate) fn new(fence: u64, error: &Error) -> Self {
+        let mut message = error.to_string();
+        if let Some(source) = std::error::Error::source(error) {
+            message = source.to_string();
+        }
+        let cut = message.floor_char_boundary(LONGEST_MESSAGE.min(message.len()));
+        message.truncate(cut);
+        Self { fence, kind: error.kind(), message }
+    }
+
+    /// The fence of the load that failed.
+    pub fn fence(&self) -> u64 {
+        self.fence
+    }
+
+    pub(crate) fn into_error(self) -> Error {
+        let message = match self.kind {
+            ErrorKind::Panicked => {
+                format!("the loader panicked in another process: {}", self.message)
+            }
+            _ => format!("the load failed in another process: {}", self.message),
+        };
+        Error::new(self.kind, message)
+    }
+}
+
+impl Change {
+    /// The bytes of a message: a letter, then what it stands for.
+    ///
+    /// `w`, `e` and an entry, `f` with a fence, a kind and a text, `i` and a fence.
+    pub fn encode(&self) -> Bytes {
+        match self {
+            Self::Wake => Bytes::from_static(b"w"),
+            Self::Entry(entry) => {
+                let entry = entry.encode();
+                let mut bytes = BytesMut::with_capacity(1 + entry.len());
+                bytes.put_u8(b'e');
+                bytes.put_slice(&entry);
+                bytes.freeze()
+            }
+            Self::Failed(failure) => {
+                let kind = match failure.kind {
+                    ErrorKind::Panicked => 'p',
+                    ErrorKind::LoadTimeout => 't',
+                    ErrorKind::Codec => 'c',
+                    _ => 'l',
+                };
+                format!("f{:016}{kind}{}", failure.fence, failure.message).into()
+            }
+            Self::Invalidated(fence) => format!("i{fence:016}").into(),
+        }
+    }
+
+    /// Reads a message. What cannot be read means: look again.
+    pub fn decode(bytes: &Bytes) -> Self {
+        let read = || {
+            let text = |from: usize, to: usize| std::str::from_utf8(bytes.get(from..to)?).ok();
+            Some(match bytes.first()? {
+                b'e' => Self::Entry(Entry::decode(&bytes.slice(1..)).ok()?),
+                b'f' => Self::Failed(Failure {
+                    fence: text(1, 17)?.parse().ok()?,
+                    kind: match bytes.get(17)? {
+                        b'p' => ErrorKind::Panicked,
+                        b't' => ErrorKind::LoadTimeout,
+                        b'c' => ErrorKind::Codec,
+                        _ => ErrorKind::Load,
+                    },
+                    message: String::from_utf8_lossy(bytes.get(18..)?).into_owned(),
+                }),
+                b'i' => Self::Invalidated(text(1, 17)?.parse().ok()?),
+                _ => Self::Wake,
+            })
+        };
+        read().unwrap_or(Self::Wake)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn what_is_encoded_is_decoded() {
+        let error = Error::with_source(ErrorKind::Load, "the loader failed", "no such product");
+        for change in [
+            Change::Wake,
+            Change::Entry(Entry::value(1, Duration::ZERO, Bytes::from_static(b"v")).with_fence(9)),
+            Change::Failed(Failure::new(1_790_000_000_000_001, &error)),
+            Change::Invalidated(3),
+        ] {
+            assert_eq!(Change::decode(&change.encode()), change);
+        }
+    }
+
+    #[test]
+    fn anything_else_means_look_again() {
+        for bytes in ["", "x", "e", "ebw1v", "f", "f12", "i", "i-", "f0000000000000001"] {
+            assert_eq!(Change::decode(&Bytes::from(bytes)), Change::Wake, "{bytes:?}");
+        }
+    }
+
+    #[test]
+    fn a_long_message_is_cut_between_characters() {
+        let error = Error::new(ErrorKind::Load, "ü".repeat(2000));
+        assert_eq!(Failure::new(1, &error).message.len(), LONGEST_MESSAGE);
+    }
+}

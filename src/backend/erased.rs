@@ -1,0 +1,99 @@
+//! The backend without its type, so that `Cache<V>` and `Locks` need no parameter for it.
+
+use std::time::Duration;
+
+use futures_util::{FutureExt, future::BoxFuture};
+
+use super::{Acquired, Changes, Claimed, Committed, Failure, Leases, Store};
+use crate::{
+    entry::Entry,
+    error::BackendError,
+    key::Name,
+    lease::{Claim, Grant},
+};
+
+type Answer<'a, T> = BoxFuture<'a, Result<T, BackendError>>;
+
+pub(crate) trait DynLeases: Send + Sync + 'static {
+    fn acquire<'a>(&'a self, claim: &'a Claim) -> Answer<'a, Acquired>;
+    fn renew<'a>(&'a self, claims: &'a [Claim]) -> Answer<'a, Vec<bool>>;
+    fn release<'a>(&'a self, claim: &'a Claim) -> Answer<'a, bool>;
+    fn changes<'a>(&'a self, name: &'a Name) -> Answer<'a, Changes>;
+}
+
+impl<B: Leases> DynLeases for B {
+    fn acquire<'a>(&'a self, claim: &'a Claim) -> Answer<'a, Acquired> {
+        Leases::acquire(self, claim).boxed()
+    }
+
+    fn renew<'a>(&'a self, claims: &'a [Claim]) -> Answer<'a, Vec<bool>> {
+        Leases::renew(self, claims).boxed()
+    }
+
+    fn release<'a>(&'a self, claim: &'a Claim) -> Answer<'a, bool> {
+        Leases::release(self, claim).boxed()
+    }
+
+    fn changes<'a>(&'a self, name: &'a Name) -> Answer<'a, Changes> {
+        Leases::changes(self, name).boxed()
+    }
+}
+
+pub(crate) trait DynStore: DynLeases {
+    fn get<'a>(&'a self, name: &'a Name) -> Answer<'a, Option<Entry>>;
+    fn claim<'a>(&'a self, claim: &'a Claim, seen: u64) -> Answer<'a, Claimed>;
+    fn commit<'a>(
+        &'a self,
+        claim: &'a Claim,
+        grant: &'a Grant,
+        entry: &'a Entry,
+        ttl: Option<Duration>,
+    ) -> Answer<'a, Committed>;
+    fn fail<'a>(&'a self, claim: &'a Claim, failure: &'a Failure) -> Answer<'a, bool>;
+    fn put<'a>(
+        &'a self,
+        name: &'a Name,
+        entry: &'a Entry,
+        ttl: Duration,
+        fence_life: Duration,
+    ) -> Answer<'a, u64>;
+    fn invalidate<'a>(&'a self, name: &'a Name, fence_life: Duration) -> Answer<'a, u64>;
+}
+
+impl<B: Store> DynStore for B {
+    fn get<'a>(&'a self, name: &'a Name) -> Answer<'a, Option<Entry>> {
+        Store::get(self, name).boxed()
+    }
+
+    fn claim<'a>(&'a self, claim: &'a Claim, seen: u64) -> Answer<'a, Claimed> {
+        Store::claim(self, claim, seen).boxed()
+    }
+
+    fn commit<'a>(
+        &'a self,
+        claim: &'a Claim,
+        grant: &'a Grant,
+        entry: &'a Entry,
+        ttl: Option<Duration>,
+    ) -> Answer<'a, Committed> {
+        Store::commit(self, claim, grant, entry, ttl).boxed()
+    }
+
+    fn fail<'a>(&'a self, claim: &'a Claim, failure: &'a Failure) -> Answer<'a, bool> {
+        Store::fail(self, claim, failure).boxed()
+    }
+
+    fn put<'a>(
+        &'a self,
+        name: &'a Name,
+        entry: &'a Entry,
+        ttl: Duration,
+        fence_life: Duration,
+    ) -> Answer<'a, u64> {
+        Store::put(self, name, entry, ttl, fence_life).boxed()
+    }
+
+    fn invalidate<'a>(&'a self, name: &'a Name, fence_life: Duration) -> Answer<'a, u64> {
+        Store::invalidate(self, name, fence_life).boxed()
+    }
+}

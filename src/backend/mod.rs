@@ -1,0 +1,168 @@
+//! Where leases and entries live.
+//!
+//! Two traits say what is asked of a backend: [`Leases`], the right to act on a name for a limited time,
+//! and [`Store`], entries on top of that. [`MemoryBackend`] keeps them in this process;
+//! `RedisBackend` keeps them in a Redis or Valkey server, for a fleet. One conformance suite
+//! runs against both.
+//!
+//! # Which lies are allowed
+//!
+//! A backend may fail at any time, and may not know whether what it was asked happened
+//! ([`BackendErrorKind::Unknown`](crate::error::BackendErrorKind::Unknown)). It may lose, double, delay and
+//! reorder pushes. It may forget entries. It may never grant one exclusive lease to two holders while it
+//! keeps its data and its clock, hand out a fence that is not greater than the last one it remembers, let
+//! a commit pass whose fence is not the last one of its name, or write half of an operation.
+//!
+//! Every operation may be sent twice: the second does nothing that the first did not do, except for
+//! [`Store::put`] and [`Store::invalidate`], where it is one more write of the same.
+
+mod change;
+mod channels;
+mod erased;
+mod memory;
+#[cfg(feature = "redis")]
+pub(crate) mod redis;
+
+use std::{future::Future, time::Duration};
+
+use crate::{
+    entry::Entry,
+    error::BackendError,
+    key::Name,
+    lease::{Claim, Grant, Occupied},
+};
+
+#[cfg(feature = "redis")]
+pub use self::redis::{RedisBackend, RedisOptions};
+pub use self::{
+    change::{Change, Failure},
+    channels::{Changes, Channels},
+    memory::MemoryBackend,
+};
+
+pub(crate) use self::erased::{DynLeases, DynStore};
+
+/// The right to act on a name for a limited time.
+///
+/// # Errors
+///
+/// Every method returns a [`BackendError`] that says whether the operation may have happened.
+///
+/// # Cancel safety
+///
+/// Every future may be dropped at any point; whether its operation happened is unknown then, and is for
+/// the caller to undo.
+pub trait Leases: Send + Sync + 'static {
+    /// Grants the lease if it is free, and grants it again, with the same fence, to the token that has it.
+    fn acquire(&self, claim: &Claim)
+    -> impl Future<Output = Result<Acquired, BackendError>> + Send;
+
+    /// Makes each lease last its full time from now, if its token still has it.
+    ///
+    /// One answer for each claim, in their order: whether it is held.
+    fn renew(
+        &self,
+        claims: &[Claim],
+    ) -> impl Future<Output = Result<Vec<bool>, BackendError>> + Send;
+
+    /// Ends the lease if the claim's token has it, and wakes who waits. Says whether it had it.
+    fn release(&self, claim: &Claim) -> impl Future<Output = Result<bool, BackendError>> + Send;
+
+    /// Subscribes to what happens to a name; returns when the server has confirmed the subscription.
+    fn changes(&self, name: &Name) -> impl Future<Output = Result<Changes, BackendError>> + Send;
+}
+
+/// Entries, and the lease under which each is rebuilt.
+///
+/// # Errors
+///
+/// As those of [`Leases`]. [`get`](Self::get) returns
+/// [`BackendErrorKind::Foreign`](crate::error::BackendErrorKind::Foreign) where what stands under the name
+/// is not an entry; a commit or a put replaces it.
+///
+/// # Cancel safety
+///
+/// As that of [`Leases`].
+pub trait Store: Leases {
+    /// The entry, if there is one.
+    fn get(&self, name: &Name) -> impl Future<Output = Result<Option<Entry>, BackendError>> + Send;
+
+    /// Acquires the lease, unless an entry stands with a greater fence than `seen`.
+    fn claim(
+        &self,
+        claim: &Claim,
+        seen: u64,
+    ) -> impl Future<Output = Result<Claimed, BackendError>> + Send;
+
+    /// Writes an entry, ends the lease and pushes the entry to who waits, all at once; if and only if the
+    /// grant's fence is still the last one of the name.
+    ///
+    /// Without a `ttl` the entry is handed to who waits and not written. If the server is too full to
+    /// write, the same happens.
+    fn commit(
+        &self,
+        claim: &Claim,
+        grant: &Grant,
+        entry: &Entry,
+        ttl: Option<Duration>,
+    ) -> impl Future<Output = Result<Committed, BackendError>> + Send;
+
+    /// Ends the lease and pushes a failure to who waits now. Says whether the claim's token had the lease.
+    fn fail(
+        &self,
+        claim: &Claim,
+        failure: &Failure,
+    ) -> impl Future<Output = Result<bool, BackendError>> + Send;
+
+    /// Writes an entry without a load: whatever load is under way will not be stored. Returns the new fence.
+    fn put(
+        &self,
+        name: &Name,
+        entry: &Entry,
+        ttl: Duration,
+        fence_life: Duration,
+    ) -> impl Future<Output = Result<u64, BackendError>> + Send;
+
+    /// Removes the entry: whatever load is under way will not be stored. Returns the fence that was burnt.
+    fn invalidate(
+        &self,
+        name: &Name,
+        fence_life: Duration,
+    ) -> impl Future<Output = Result<u64, BackendError>> + Send;
+}
+
+/// The answer to [`Leases::acquire`].
+#[derive(Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Acquired {
+    /// The lease is held now.
+    Granted(Grant),
+    /// Someone else holds it.
+    Held(Occupied),
+}
+
+/// The answer to [`Store::claim`].
+#[derive(Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Claimed {
+    /// The lease is held now; the load may begin.
+    Granted(Grant),
+    /// An entry that the caller had not seen makes the load needless.
+    Newer(Entry),
+    /// Someone else is loading.
+    Held(Occupied),
+}
+
+/// The answer to [`Store::commit`].
+#[derive(Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Committed {
+    /// The entry was written, or was written already by this grant.
+    Stored,
+    /// The entry was handed to who waits, and not written: no `ttl`, or no room.
+    HandedOver,
+    /// A newer entry stands.
+    Newer(Entry),
+    /// The fence was burnt, or another's load is under way: invalidated, or the lease was lost.
+    Refused,
+}

@@ -1,0 +1,242 @@
+//! The connection for commands.
+//!
+//! A loop keeps it: connect, serve until it breaks, connect again, without end. Whoever sends a command
+//! takes the present connection; if there is none because the last attempt failed, the command fails at
+//! once; if an attempt is under way, it waits for that within its own time-out. So nothing queues up while
+//! the server is away.
+
+use std::sync::{
+    Arc, Mutex, PoisonError,
+    atomic::{AtomicU32, Ordering},
+};
+
+use redis::{
+    Client, Cmd, ErrorKind, PushKind, RedisError, RetryMethod, ServerErrorKind, Value,
+    aio::MultiplexedConnection,
+};
+use tokio::{
+    sync::{Notify, watch},
+    task::JoinHandle,
+    time::{Instant, sleep, timeout, timeout_at},
+};
+use tracing::{info, warn};
+
+use super::{
+    RedisOptions,
+    connect::{Backoff, connect, prepare},
+    script::Call,
+};
+use crate::error::{BackendError, BackendErrorKind};
+
+/// So many time-outs in a row mean that the connection is dead.
+const TIMEOUTS_TO_RECONNECT: u32 = 3;
+
+pub(super) struct Commands {
+    shared: Arc<Shared>,
+    task: Mutex<Option<JoinHandle<()>>>,
+}
+
+struct Shared {
+    client: Client,
+    options: RedisOptions,
+    link: watch::Sender<Link>,
+    timeouts: AtomicU32,
+}
+
+#[derive(Clone)]
+enum Link {
+    /// No loop runs.
+    Idle,
+    /// An attempt is under way.
+    Connecting,
+    Up(Up),
+    /// The last attempt failed; the next one comes by itself.
+    Down(BackendError),
+}
+
+#[derive(Clone)]
+struct Up {
+    connection: MultiplexedConnection,
+    /// Asks the loop for a new connection in place of this one, and of no later one.
+    broken: Arc<Notify>,
+}
+
+impl Commands {
+    pub(super) fn new(client: Client, options: RedisOptions) -> Self {
+        let shared = Shared {
+            client,
+            options,
+            link: watch::Sender::new(Link::Idle),
+            timeouts: AtomicU32::new(0),
+        };
+        Self { shared: Arc::new(shared), task: Mutex::new(None) }
+    }
+
+    /// Runs a script, and sends it along if the server does not know it.
+    pub(super) async fn call(&self, call: Call<'_>) -> Result<Value, BackendError> {
+        match self.send(&call.by_digest()).await {
+            Err(Failed { no_script: true, .. }) => Ok(self.send(&call.with_source()).await?),
+            answer => Ok(answer?),
+        }
+    }
+
+    pub(super) async fn run(&self, command: &Cmd) -> Result<Value, BackendError> {
+        Ok(self.send(command).await?)
+    }
+
+    async fn send(&self, command: &Cmd) -> Result<Value, Failed> {
+        let deadline = Instant::now() + self.shared.options.command_timeout;
+        let Up { mut connection, broken } = self.up(deadline).await?;
+        let sending = connection.send_packed_command(command);
+        match timeout_at(deadline, sending).await {
+            Ok(answer) => {
+                self.shared.timeouts.store(0, Ordering::Relaxed);
+                answer.and_then(Value::extract_error).map_err(|error| failed(error, &broken))
+            }
+            Err(elapsed) => {
+                let timeouts = self.shared.timeouts.fetch_add(1, Ordering::Relaxed) + 1;
+                if timeouts >= TIMEOUTS_TO_RECONNECT {
+                    self.shared.timeouts.store(0, Ordering::Relaxed);
+                    broken.notify_one();
+                }
+                Err(BackendError::new(BackendErrorKind::Unknown, elapsed).into())
+            }
+        }
+    }
+
+    async fn up(&self, deadline: Instant) -> Result<Up, BackendError> {
+        let mut link = self.shared.link.subscribe();
+        loop {
+            match &*link.borrow_and_update() {
+                Link::Up(up) => return Ok(up.clone()),
+                Link::Down(error) => return Err(error.clone()),
+                Link::Connecting => {}
+                Link::Idle => self.start(),
+            }
+            match timeout_at(deadline, link.changed()).await {
+                Ok(Ok(())) => {}
+                Ok(Err(closed)) => {
+                    return Err(BackendError::new(BackendErrorKind::Unavailable, closed));
+                }
+                Err(elapsed) => {
+                    return Err(BackendError::new(BackendErrorKind::Unavailable, elapsed));
+                }
+            }
+        }
+    }
+
+    /// Starts the loop on the present runtime, if none runs: for the first command, and after the
+    /// runtime that ran it is gone.
+    fn start(&self) {
+        let mut task = self.task.lock().unwrap_or_else(PoisonError::into_inner);
+        if task.as_ref().is_none_or(JoinHandle::is_finished) {
+            let run = Run(self.shared.clone());
+            *task = Some(tokio::spawn(keep_connected(run)));
+        }
+    }
+}
+
+impl Drop for Commands {
+    fn drop(&mut self) {
+        if let Some(task) = self.task.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            task.abort();
+        }
+    }
+}
+
+/// A run of the loop. When it ends, with its runtime, there is no connection any more.
+struct Run(Arc<Shared>);
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        self.0.link.send_replace(Link::Idle);
+    }
+}
+
+async fn keep_connected(run: Run) {
+    let shared = &run.0;
+    let mut backoff = Backoff::new();
+    shared.link.send_replace(Link::Connecting);
+    loop {
+        let broken = Arc::new(Notify::new());
+        let disconnected = broken.clone();
+        let on_push = move |push: redis::PushInfo| {
+            if push.kind == PushKind::Disconnection {
+                disconnected.notify_one();
+            }
+            Ok(())
+        };
+        match connect(&shared.client, &shared.options, on_push).await {
+            Ok(connection) => {
+                serve(shared, Up { connection, broken }).await;
+                info!("the connection to Redis broke; connecting again");
+                // Callers wait for the first attempt after a break, and fail at once during later ones.
+                shared.link.send_replace(Link::Connecting);
+                backoff = Backoff::new();
+            }
+            Err(error) => {
+                if !matches!(&*shared.link.borrow(), Link::Down(_)) {
+                    warn!(%error, "no connection to Redis; trying again");
+                }
+                shared.link.send_replace(Link::Down(error));
+            }
+        }
+        // Also after a break: a server that accepts connections and breaks them must not make us spin.
+        sleep(backoff.pause()).await;
+    }
+}
+
+/// Returns when the connection is broken.
+async fn serve(shared: &Shared, up: Up) {
+    let broken = up.broken.clone();
+    let mut preparing = up.connection.clone();
+    shared.timeouts.store(0, Ordering::Relaxed);
+    shared.link.send_replace(Link::Up(up));
+    let limit = shared.options.connect_timeout;
+    let prepare = async {
+        let _ = timeout(limit, prepare(&mut preparing)).await;
+        drop(preparing);
+        std::future::pending::<()>().await
+    };
+    tokio::select! {
+        () = broken.notified() => {}
+        () = prepare => {}
+    }
+}
+
+/// What an error says of its command; and the connection is given up if it says that it must be.
+fn failed(error: RedisError, broken: &Notify) -> Failed {
+    let no_script = error.kind() == ErrorKind::Server(ServerErrorKind::NoScript);
+    let replace = matches!(
+        error.retry_method(),
+        RetryMethod::Reconnect | RetryMethod::ReconnectFromInitialConnections
+    );
+    if replace || matches!(error.code(), Some("READONLY" | "NOAUTH" | "MASTERDOWN")) {
+        broken.notify_one();
+    }
+    let kind = match error.code() {
+        Some("FOREIGN" | "WRONGTYPE") => BackendErrorKind::Foreign,
+        Some(_) if !replace => BackendErrorKind::Refused,
+        _ => BackendErrorKind::Unknown,
+    };
+    Failed { no_script, error: BackendError::new(kind, error) }
+}
+
+/// A command that failed.
+struct Failed {
+    /// The server does not know the script that the command named.
+    no_script: bool,
+    error: BackendError,
+}
+
+impl From<BackendError> for Failed {
+    fn from(error: BackendError) -> Self {
+        Self { no_script: false, error }
+    }
+}
+
+impl From<Failed> for BackendError {
+    fn from(failed: Failed) -> Self {
+        failed.error
+    }
+}

@@ -1,0 +1,102 @@
+//! Making a connection, and the pauses between failed attempts.
+
+use std::time::Duration;
+
+use redis::{
+    AsyncConnectionConfig, Client, ErrorKind, IntoConnectionInfo, ProtocolVersion, PushInfo,
+    RedisError, Value, aio::MultiplexedConnection, io::tcp::TcpSettings,
+};
+use tokio::time::timeout;
+use tracing::warn;
+
+use super::{RedisOptions, script::SCRIPTS};
+use crate::error::{BackendError, BackendErrorKind, Error, ErrorKind as Kind};
+
+/// A client for a URL, with our settings of the protocol and of the socket.
+pub(super) fn client(url: &str) -> Result<Client, Error> {
+    let invalid = |error: RedisError| {
+        Error::with_source(Kind::InvalidConfig, "the Redis URL is not valid", error)
+    };
+    let info = url.into_connection_info().map_err(invalid)?;
+    let settings = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP3);
+    // A peer that swallows packets is given up after about 15 s even when nothing is being sent.
+    let keepalive = socket2::TcpKeepalive::new()
+        .with_time(Duration::from_secs(5))
+        .with_interval(Duration::from_secs(3));
+    #[cfg(not(any(target_os = "openbsd", target_os = "windows")))]
+    let keepalive = keepalive.with_retries(3);
+    let tcp = TcpSettings::default().set_nodelay(true).set_keepalive(keepalive);
+    let info = info.set_redis_settings(settings).set_tcp_settings(tcp);
+    Client::open(info).map_err(invalid)
+}
+
+/// Connects, and checks that the server can be written to.
+pub(super) async fn connect(
+    client: &Client,
+    options: &RedisOptions,
+    on_push: impl Fn(PushInfo) -> Result<(), ()> + Send + Sync + 'static,
+) -> Result<MultiplexedConnection, BackendError> {
+    let config = AsyncConnectionConfig::new()
+        .set_connection_timeout(None)
+        .set_response_timeout(None)
+        .set_pipeline_buffer_size(1024)
+        .set_push_sender(on_push);
+    let attempt = async {
+        let mut connection = client.get_multiplexed_async_connection_with_config(&config).await?;
+        refuse_replica(&mut connection).await?;
+        Ok::<_, RedisError>(connection)
+    };
+    match timeout(options.connect_timeout, attempt).await {
+        Ok(Ok(connection)) => Ok(connection),
+        Ok(Err(error)) => Err(BackendError::new(BackendErrorKind::Unavailable, error)),
+        Err(elapsed) => Err(BackendError::new(BackendErrorKind::Unavailable, elapsed)),
+    }
+}
+
+/// Gives the server its scripts, and warns of a server that may evict leases.
+pub(super) async fn prepare(connection: &mut MultiplexedConnection) {
+    // Either may be forbidden; then scripts are sent when they are first needed.
+    let _: Result<(), _> = SCRIPTS.load().query_async(connection).await;
+    let memory: Result<String, _> = redis::cmd("INFO").arg("memory").query_async(connection).await;
+    let policy = memory.ok().and_then(|memory| {
+        let line = memory.lines().find_map(|line| line.strip_prefix("maxmemory_policy:"))?;
+        Some(line.trim().to_owned())
+    });
+    if let Some(policy) = policy.filter(|policy| policy != "noeviction") {
+        warn!(
+            policy,
+            "the Redis server may evict leases when its memory is full; use maxmemory-policy noeviction"
+        );
+    }
+}
+
+async fn refuse_replica(connection: &mut MultiplexedConnection) -> Result<(), RedisError> {
+    let role: Result<Value, _> = redis::cmd("ROLE").query_async(connection).await;
+    match role {
+        Ok(Value::Array(fields)) if fields.first().is_some_and(is_replica) => {
+            Err(RedisError::from((ErrorKind::Client, "the server is a read-only replica")))
+        }
+        Err(error) if error.is_unrecoverable_error() => Err(error),
+        // ROLE may be forbidden; then a READONLY answer will tell.
+        _ => Ok(()),
+    }
+}
+
+fn is_replica(role: &Value) -> bool {
+    matches!(role, Value::BulkString(role) if role == b"slave" || role == b"replica")
+}
+
+/// Pauses between attempts: from 20 ms, doubled up to half a second, each less up to a half.
+pub(super) struct Backoff(u32);
+
+impl Backoff {
+    pub(super) fn new() -> Self {
+        Self(0)
+    }
+
+    pub(super) fn pause(&mut self) -> Duration {
+        let bound = Duration::from_millis(20 << self.0.min(5)).min(Duration::from_millis(500));
+        self.0 = self.0.saturating_add(1);
+        bound.mul_f64(0.5 + fastrand::f64() / 2.0)
+    }
+}

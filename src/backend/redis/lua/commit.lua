@@ -1,0 +1,31 @@
+-- Writes an entry, ends the lease and pushes the entry, if its fence is the last one of the name.
+-- KEYS 1 lease, 2 fence, 3 entry, 4 channel
+-- ARGV 1 token, 2 fence, 3 entry, 4 ttl ms (0: hand over, do not write), 5 limit of a pushed entry
+-- Reply {'stored'} | {'handed'} | {'newer', entry} | {'refused'}
+--
+-- A committed fence is marked (`:c`), so that a commit that is sent twice is recognised even when the entry
+-- that it wrote is gone again.
+
+local mine = tonumber(ARGV[2])
+local last, spent = fence_at(KEYS[2])
+local entry, stored = entry_at(KEYS[3])
+
+if last ~= mine then
+  if entry and stored > mine then return {'newer', entry} end
+  return {'refused'}
+end
+if spent or stored == mine then
+  return {stored == mine and 'stored' or 'handed'}
+end
+
+local outcome = 'handed'
+if ARGV[4] ~= '0' then
+  local written = redis.pcall('SET', KEYS[3], ARGV[3], 'PX', ARGV[4])
+  -- A full server refuses the write. The value is handed over all the same, and what stood there goes,
+  -- for it is older.
+  if type(written) == 'table' and written.err then redis.pcall('DEL', KEYS[3]) else outcome = 'stored' end
+end
+redis.pcall('SET', KEYS[2], digits(mine) .. ':c', 'KEEPTTL')
+if lease_at(KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end
+push_entry(KEYS[4], ARGV[3], ARGV[5])
+return {outcome}

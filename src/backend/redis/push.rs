@@ -1,0 +1,199 @@
+//! The connection for pushes.
+//!
+//! One task owns it and keeps the server's subscriptions in step with what [`Channels`] wants: whatever
+//! opened or closed meanwhile is one command. Subscribing is never the work of a caller's future, which
+//! may be dropped. It connects when the first channel opens, and after a break everyone is told to look
+//! again once the subscriptions are restored.
+//!
+//! It is a connection of its own because a subscribed one falls under the server's output limit for
+//! pub/sub, and is cut when large replies queue up.
+
+use std::{
+    collections::HashSet,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use redis::{Client, Cmd, PushInfo, PushKind, RedisError, Value, aio::MultiplexedConnection};
+use tokio::{
+    sync::{Notify, watch},
+    task::JoinHandle,
+    time::{sleep, timeout},
+};
+use tracing::{debug, warn};
+
+use super::{
+    RedisOptions,
+    connect::{Backoff, connect},
+};
+use crate::backend::{Change, Channels};
+
+/// How often a silent connection is asked whether it lives.
+const PING_EVERY: Duration = Duration::from_secs(5);
+
+pub(super) struct Push {
+    client: Client,
+    options: RedisOptions,
+    channels: Channels,
+    task: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Push {
+    pub(super) fn new(client: Client, options: RedisOptions) -> Self {
+        Self { client, options, channels: Channels::default(), task: Mutex::new(None) }
+    }
+
+    pub(super) fn channels(&self) -> &Channels {
+        &self.channels
+    }
+
+    /// Starts the task on the present runtime, if none runs.
+    pub(super) fn start(&self) {
+        let mut task = self.task.lock().unwrap_or_else(PoisonError::into_inner);
+        if task.as_ref().is_none_or(JoinHandle::is_finished) {
+            self.channels.unconfirm_all();
+            let (client, options) = (self.client.clone(), self.options.clone());
+            *task = Some(tokio::spawn(keep_subscribed(client, options, self.channels.clone())));
+        }
+    }
+}
+
+impl Drop for Push {
+    fn drop(&mut self) {
+        if let Some(task) = self.task.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            task.abort();
+        }
+    }
+}
+
+async fn keep_subscribed(client: Client, options: RedisOptions, channels: Channels) {
+    let mut turns = channels.turns();
+    let mut backoff = Backoff::new();
+    let mut missed = false;
+    loop {
+        if turns.wait_for(|_| !channels.is_empty()).await.is_err() {
+            return;
+        }
+        let broken = Arc::new(Notify::new());
+        match connect(&client, &options, receive(channels.clone(), broken.clone())).await {
+            Ok(connection) => {
+                backoff = Backoff::new();
+                let link = Link { connection, options: &options, subscribed: HashSet::new() };
+                let end = link.serve(&channels, &mut turns, &broken, missed).await;
+                channels.unconfirm_all();
+                missed = true;
+                if let Err(error) = end {
+                    debug!(%error, "the push connection to Redis broke; connecting again");
+                }
+            }
+            Err(error) => debug!(%error, "no push connection to Redis; trying again"),
+        }
+        sleep(backoff.pause()).await;
+    }
+}
+
+/// Hands each push to those who wait for it.
+fn receive(
+    channels: Channels,
+    broken: Arc<Notify>,
+) -> impl Fn(PushInfo) -> Result<(), ()> + Send + Sync + 'static {
+    move |push| {
+        match push.kind {
+            PushKind::Disconnection => broken.notify_one(),
+            PushKind::Message | PushKind::SMessage => {
+                let mut data = push.data.into_iter();
+                if let (Some(Value::BulkString(channel)), Some(Value::BulkString(message))) =
+                    (data.next(), data.next())
+                    && let Ok(channel) = std::str::from_utf8(&channel)
+                {
+                    channels.push(channel, Change::decode(&Bytes::from(message)));
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+struct Link<'a> {
+    connection: MultiplexedConnection,
+    options: &'a RedisOptions,
+    subscribed: HashSet<Arc<str>>,
+}
+
+impl Link<'_> {
+    /// Keeps the subscriptions in step; returns when the connection is broken.
+    async fn serve(
+        mut self,
+        channels: &Channels,
+        turns: &mut watch::Receiver<u64>,
+        broken: &Notify,
+        missed: bool,
+    ) -> Result<(), RedisError> {
+        turns.mark_unchanged();
+        self.reconcile(channels).await?;
+        if missed {
+            for channel in &self.subscribed {
+                channels.push(channel, Change::Wake);
+            }
+        }
+        loop {
+            tokio::select! {
+                changed = turns.changed() => match changed {
+                    Ok(()) => self.reconcile(channels).await?,
+                    Err(_) => return Ok(()),
+                },
+                () = broken.notified() => return Ok(()),
+                () = sleep(PING_EVERY) => self.send(&redis::cmd("PING")).await?,
+            }
+        }
+    }
+
+    async fn reconcile(&mut self, channels: &Channels) -> Result<(), RedisError> {
+        let wanted = channels.wanted();
+        let opened: Vec<_> =
+            wanted.iter().filter(|channel| !self.subscribed.contains(*channel)).cloned().collect();
+        if !opened.is_empty() {
+            let connection = &mut self.connection;
+            let subscribing =
+                timeout(self.options.connect_timeout, connection.subscribe(texts(&opened)));
+            match subscribing.await.unwrap_or_else(|_| Err(timed_out())) {
+                Ok(()) => self.subscribed.extend(opened),
+                Err(error) if error.is_unrecoverable_error() => return Err(error),
+                Err(error) => {
+                    warn!(%error, "Redis refused a subscription; waiting by timers alone");
+                }
+            }
+        }
+        for channel in wanted.iter().filter(|channel| self.subscribed.contains(*channel)) {
+            channels.confirm(channel);
+        }
+        let closed: Vec<_> =
+            self.subscribed.iter().filter(|channel| !channels.wants(channel)).cloned().collect();
+        if !closed.is_empty() {
+            let connection = &mut self.connection;
+            let leaving =
+                timeout(self.options.connect_timeout, connection.unsubscribe(texts(&closed)));
+            leaving.await.unwrap_or_else(|_| Err(timed_out()))?;
+            for channel in &closed {
+                self.subscribed.remove(channel);
+            }
+        }
+        Ok(())
+    }
+
+    async fn send(&mut self, command: &Cmd) -> Result<(), RedisError> {
+        let sending = self.connection.send_packed_command(command);
+        let answer = timeout(self.options.connect_timeout, sending).await;
+        answer.unwrap_or_else(|_| Err(timed_out())).map(drop)
+    }
+}
+
+fn texts(channels: &[Arc<str>]) -> Vec<&str> {
+    channels.iter().map(AsRef::as_ref).collect()
+}
+
+fn timed_out() -> RedisError {
+    RedisError::from(std::io::Error::from(std::io::ErrorKind::TimedOut))
+}

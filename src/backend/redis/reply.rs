@@ -1,0 +1,97 @@
+//! What the server answered, read strictly: anything unexpected is an error, never a guess.
+
+use std::{fmt, time::Duration};
+
+use bytes::Bytes;
+use redis::Value;
+
+use crate::{
+    backend::{Claimed, Committed},
+    entry::Entry,
+    error::{BackendError, BackendErrorKind},
+    lease::{Grant, Occupied},
+};
+
+pub(super) fn claimed(value: Value) -> Result<Claimed, BackendError> {
+    let mut fields = Fields::new(value)?;
+    match fields.word()?.as_str() {
+        "granted" => Ok(Claimed::Granted(Grant::new(fields.number()?))),
+        "held" => Ok(Claimed::Held(Occupied {
+            fence: fields.number()?,
+            remaining: Duration::from_millis(fields.number()?),
+        })),
+        "newer" => Ok(Claimed::Newer(entry(fields.bytes()?)?)),
+        other => Err(unreadable(other)),
+    }
+}
+
+pub(super) fn committed(value: Value) -> Result<Committed, BackendError> {
+    let mut fields = Fields::new(value)?;
+    match fields.word()?.as_str() {
+        "stored" => Ok(Committed::Stored),
+        "handed" => Ok(Committed::HandedOver),
+        "newer" => Ok(Committed::Newer(entry(fields.bytes()?)?)),
+        "refused" => Ok(Committed::Refused),
+        other => Err(unreadable(other)),
+    }
+}
+
+pub(super) fn entry(bytes: Vec<u8>) -> Result<Entry, BackendError> {
+    Entry::decode(&Bytes::from(bytes))
+        .map_err(|error| BackendError::new(BackendErrorKind::Foreign, error))
+}
+
+pub(super) fn fence(value: Value) -> Result<u64, BackendError> {
+    match value {
+        Value::Int(number) => u64::try_from(number).map_err(unreadable),
+        other => Err(unreadable(&other)),
+    }
+}
+
+pub(super) fn flag(value: Value) -> Result<bool, BackendError> {
+    match value {
+        Value::Int(number) => Ok(number == 1),
+        other => Err(unreadable(&other)),
+    }
+}
+
+pub(super) fn flags(value: Value, count: usize) -> Result<Vec<bool>, BackendError> {
+    match value {
+        Value::Array(values) if values.len() == count => values.into_iter().map(flag).collect(),
+        other => Err(unreadable(&other)),
+    }
+}
+
+/// An answer that is not of the script's form.
+pub(super) fn unreadable(what: impl fmt::Debug) -> BackendError {
+    BackendError::new(BackendErrorKind::Unknown, format!("unexpected answer: {what:?}"))
+}
+
+struct Fields(std::vec::IntoIter<Value>);
+
+impl Fields {
+    fn new(value: Value) -> Result<Self, BackendError> {
+        match value {
+            Value::Array(fields) => Ok(Self(fields.into_iter())),
+            other => Err(unreadable(&other)),
+        }
+    }
+
+    fn bytes(&mut self) -> Result<Vec<u8>, BackendError> {
+        match self.0.next() {
+            Some(Value::BulkString(bytes)) => Ok(bytes),
+            other => Err(unreadable(&other)),
+        }
+    }
+
+    fn word(&mut self) -> Result<String, BackendError> {
+        String::from_utf8(self.bytes()?).map_err(unreadable)
+    }
+
+    fn number(&mut self) -> Result<u64, BackendError> {
+        match self.0.next() {
+            Some(Value::Int(number)) => u64::try_from(number).map_err(unreadable),
+            other => Err(unreadable(&other)),
+        }
+    }
+}

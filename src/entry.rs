@@ -1,0 +1,148 @@
+//! An entry: a value with its fence, as it lies in the backend.
+
+use std::time::Duration;
+
+use bytes::{BufMut, Bytes, BytesMut};
+
+/// A value with the fence under which it was written.
+///
+/// # Format
+///
+/// A header of text, so that the scripts in Redis can read it, then the payload:
+///
+/// | bytes | what |
+/// |---|---|
+/// | 0..3 | `bw1`: this format |
+/// | 3 | `v` a value, `u` uncacheable |
+/// | 4..20 | the fence: 16 decimal digits |
+/// | 20..28 | the tag, schema and codec: 8 hexadecimal digits |
+/// | 28..36 | what the load cost: milliseconds, 8 hexadecimal digits |
+/// | 36.. | the payload |
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Entry {
+    /// Whether there is a value, or a verdict that there is none to share.
+    pub kind: EntryKind,
+    /// The fence under which it was written.
+    pub fence: u64,
+    /// What reads the payload: the schema in the upper 16 bits, the
+    /// [codec](crate::cache::Codec::tag) in the lower.
+    pub tag: u32,
+    /// How long the load took.
+    pub cost: Duration,
+    /// The encoded value.
+    pub payload: Bytes,
+}
+
+/// What an [`Entry`] holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum EntryKind {
+    /// A value.
+    Value,
+    /// The last answer was not to be shared: everyone loads for himself while this stands.
+    Uncacheable,
+}
+
+/// Bytes that are not an entry of this format.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the bytes are not an entry in a format that this version reads")]
+pub struct Undecodable;
+
+const HEADER: usize = 36;
+
+impl Entry {
+    /// A value that is still to be written; the fence is set when it is.
+    pub fn value(tag: u32, cost: Duration, payload: Bytes) -> Self {
+        Self { kind: EntryKind::Value, fence: 0, tag, cost, payload }
+    }
+
+    /// The verdict that what was loaded cannot be shared.
+    pub fn uncacheable(cost: Duration) -> Self {
+        Self { kind: EntryKind::Uncacheable, fence: 0, tag: 0, cost, payload: Bytes::new() }
+    }
+
+    /// The same entry under a fence.
+    pub fn with_fence(mut self, fence: u64) -> Self {
+        self.fence = fence;
+        self
+    }
+
+    /// How much of a memory limit it takes, in bytes.
+    pub fn weight(&self) -> usize {
+        HEADER + self.payload.len()
+    }
+
+    /// The bytes that are stored and pushed.
+    pub fn encode(&self) -> Bytes {
+        let kind = match self.kind {
+            EntryKind::Value => 'v',
+            EntryKind::Uncacheable => 'u',
+        };
+        let cost = u32::try_from(self.cost.as_millis()).unwrap_or(u32::MAX);
+        let header = format!("bw1{kind}{:016}{:08x}{cost:08x}", self.fence, self.tag);
+        let mut bytes = BytesMut::with_capacity(header.len() + self.payload.len());
+        bytes.put_slice(header.as_bytes());
+        bytes.put_slice(&self.payload);
+        bytes.freeze()
+    }
+
+    /// Reads what [`encode`](Self::encode) wrote. The payload shares the memory of `bytes`.
+    ///
+    /// # Errors
+    ///
+    /// [`Undecodable`] for anything else; any bytes may be given.
+    pub fn decode(bytes: &Bytes) -> Result<Self, Undecodable> {
+        let header = bytes.get(..HEADER).ok_or(Undecodable)?;
+        let header = std::str::from_utf8(header).map_err(|_| Undecodable)?;
+        if !header.is_ascii() || !header.starts_with("bw1") {
+            return Err(Undecodable);
+        }
+        let kind = match &header[3..4] {
+            "v" => EntryKind::Value,
+            "u" => EntryKind::Uncacheable,
+            _ => return Err(Undecodable),
+        };
+        Ok(Self {
+            kind,
+            fence: digits(&header[4..20], 10)?,
+            tag: digits(&header[20..28], 16)? as u32,
+            cost: Duration::from_millis(digits(&header[28..36], 16)?),
+            payload: bytes.slice(HEADER..),
+        })
+    }
+}
+
+fn digits(text: &str, radix: u32) -> Result<u64, Undecodable> {
+    if text.starts_with('+') {
+        return Err(Undecodable);
+    }
+    u64::from_str_radix(text, radix).map_err(|_| Undecodable)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_encoded_is_decoded() {
+        let entry = Entry::value(7, Duration::from_millis(210), Bytes::from_static(b"\0\xffv"))
+            .with_fence(1_790_000_000_000_001);
+        assert_eq!(Entry::decode(&entry.encode()), Ok(entry));
+        let verdict = Entry::uncacheable(Duration::ZERO).with_fence(1);
+        assert_eq!(Entry::decode(&verdict.encode()), Ok(verdict));
+    }
+
+    #[test]
+    fn any_other_bytes_are_refused() {
+        let good = Entry::value(7, Duration::ZERO, Bytes::from_static(b"v")).encode();
+        for cut in 0..HEADER {
+            assert_eq!(Entry::decode(&good.slice(..cut)), Err(Undecodable));
+        }
+        for at in 0..HEADER {
+            let mut bad = good.to_vec();
+            bad[at] = b'\xc3';
+            assert_eq!(Entry::decode(&bad.into()), Err(Undecodable), "byte {at}");
+        }
+    }
+}

@@ -1,0 +1,180 @@
+use std::{sync::Arc, time::Duration};
+
+use tokio::{
+    runtime::Handle,
+    time::{Instant, sleep, timeout},
+};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tracing::{debug, warn};
+
+use super::{Claim, Grant, Held, RetryStrategy, Turn, Upkeep, Waiting, watchdog::Watchdog};
+use crate::{
+    backend::{Acquired, DynLeases},
+    error::{BackendError, BackendErrorKind, Error, ErrorKind},
+};
+
+/// What acquires, keeps and gives back leases, for one `Cache` or one `Locks`.
+pub(crate) struct Engine {
+    backend: Arc<dyn DynLeases>,
+    pub(crate) watchdog: Watchdog,
+    /// Releases and undos that no caller owns.
+    pub(crate) tasks: TaskTracker,
+    /// Set when nothing new may begin.
+    pub(crate) stop: CancellationToken,
+}
+
+impl Engine {
+    pub(crate) fn new(backend: Arc<dyn DynLeases>) -> Arc<Self> {
+        Arc::new(Self {
+            watchdog: Watchdog::new(backend.clone()),
+            backend,
+            tasks: TaskTracker::new(),
+            stop: CancellationToken::new(),
+        })
+    }
+
+    pub(crate) fn backend(&self) -> &Arc<dyn DynLeases> {
+        &self.backend
+    }
+
+    /// Acquires a lease: tries, waits for it, and tries again until the wait or the strategy ends.
+    ///
+    /// # Cancel safety
+    ///
+    /// When the future is dropped, whatever it may have acquired is released by a task of the engine's.
+    pub(crate) async fn acquire(
+        self: &Arc<Self>,
+        claim: Claim,
+        upkeep: Upkeep,
+        strategy: &dyn RetryStrategy,
+        limit: Duration,
+    ) -> Result<Held, Error> {
+        let mut waiting = Waiting::new(self.clone(), claim.name.clone(), strategy, limit);
+        let mut pending = Pending::new(self.clone(), claim);
+        loop {
+            if self.stop.is_cancelled() {
+                return Err(Error::new(ErrorKind::ShutDown, "the locks are shut down"));
+            }
+            let answer = pending.attempt(strategy.try_limit(), |claim| self.backend.acquire(claim));
+            let (turn, error) = match answer.await {
+                Ok((Acquired::Granted(grant), sent)) => {
+                    return Ok(pending.granted(&grant, upkeep, sent));
+                }
+                Ok((Acquired::Held(occupied), _)) => (waiting.next(occupied.remaining).await, None),
+                Err(error) if error.kind() == BackendErrorKind::Foreign => return Err(error.into()),
+                Err(error) => (waiting.after_failure().await, Some(error)),
+            };
+            match (turn, error) {
+                (Turn::Again | Turn::Pushed(_), _) => {}
+                (Turn::TimeUp, Some(error)) => return Err(error.into()),
+                (Turn::TimeUp, None) => {
+                    return Err(Error::new(
+                        ErrorKind::NotAcquired,
+                        "the lock was not acquired before the wait ended",
+                    ));
+                }
+            }
+        }
+    }
+
+    /// Releases what may be held under a claim, in a task that no caller owns.
+    ///
+    /// An acquisition that is still on its way on a connection that broke can arrive after the first
+    /// release; so where nothing was found to release, the release is repeated when one lease has passed.
+    pub(crate) fn undo(self: &Arc<Self>, claim: Claim, runtime: &Handle) {
+        let engine = self.clone();
+        let undo = async move {
+            if engine.release_until(&claim).await == Some(true) {
+                return;
+            }
+            tokio::select! {
+                () = sleep(claim.lease) => {
+                    engine.release_until(&claim).await;
+                }
+                () = engine.stop.cancelled() => {}
+            }
+        };
+        self.tasks.spawn_on(undo, runtime);
+    }
+
+    /// Releases, and tries again until the lease must have ended by itself. Says whether it was held, if
+    /// that became known.
+    pub(crate) async fn release_until(&self, claim: &Claim) -> Option<bool> {
+        let give_up = Instant::now() + claim.lease;
+        let mut pause = Duration::from_millis(20);
+        loop {
+            match self.backend.release(claim).await {
+                Ok(held) => return Some(held),
+                Err(error) if Instant::now() + pause >= give_up => {
+                    warn!(name = ?claim.name, %error, "a lease could not be released; it ends by itself");
+                    return None;
+                }
+                Err(error) => debug!(name = ?claim.name, %error, "release failed; trying again"),
+            }
+            sleep(pause).await;
+            pause = (pause * 2).min(Duration::from_secs(1));
+        }
+    }
+}
+
+/// An acquisition under way. Dropped before its outcome is known, it undoes itself.
+pub(crate) struct Pending {
+    engine: Arc<Engine>,
+    claim: Claim,
+    runtime: Handle,
+    /// A try is under way.
+    trying: bool,
+    /// A try ended without an answer. It may yet be granted, for it may be on its way on a connection
+    /// that broke; so this is never cleared.
+    doubtful: bool,
+}
+
+impl Pending {
+    pub(crate) fn new(engine: Arc<Engine>, claim: Claim) -> Self {
+        Self { engine, claim, runtime: Handle::current(), trying: false, doubtful: false }
+    }
+
+    /// One try, with the answer and the time at which it was sent.
+    pub(crate) async fn attempt<'a, T, F>(
+        &'a mut self,
+        limit: Duration,
+        send: impl FnOnce(&'a Claim) -> F,
+    ) -> Result<(T, Instant), BackendError>
+    where
+        F: Future<Output = Result<T, BackendError>> + 'a,
+    {
+        self.trying = true;
+        let sent = Instant::now();
+        let answer = match timeout(limit, send(&self.claim)).await {
+            Ok(answer) => answer,
+            Err(elapsed) => Err(BackendError::new(BackendErrorKind::Unknown, elapsed)),
+        };
+        self.trying = false;
+        self.doubtful |=
+            answer.as_ref().is_err_and(|error| error.kind() == BackendErrorKind::Unknown);
+        answer.map(|answer| (answer, sent))
+    }
+
+    /// The last try, sent at `sent`, was granted.
+    pub(crate) fn granted(mut self, grant: &Grant, upkeep: Upkeep, sent: Instant) -> Held {
+        self.trying = false;
+        self.doubtful = false;
+        let watch = self.engine.watchdog.watch(self.claim.clone(), upkeep, sent);
+        Held::new(
+            self.engine.clone(),
+            self.claim.clone(),
+            grant.fence(),
+            watch,
+            self.runtime.clone(),
+        )
+    }
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        if self.trying || self.doubtful {
+            debug!(name = ?self.claim.name, "an acquisition with an unknown outcome is undone");
+            self.engine.undo(self.claim.clone(), &self.runtime);
+        }
+    }
+}

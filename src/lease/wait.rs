@@ -1,0 +1,125 @@
+//! Waiting for a lease that someone else holds.
+//!
+//! Try, subscribe and have it confirmed, **try again**, then sleep until a push, the end of the lease that
+//! is in the way, 5 s, the next wait of the strategy, or the end of the wait. The second try closes the gap
+//! in which a release could fall between the first try and the subscription.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::time::{Instant, sleep_until};
+
+use super::{Engine, RetryStrategy};
+use crate::{
+    backend::{Change, Changes},
+    key::Name,
+};
+
+/// The longest time without a look, whatever pushes and leases say.
+const LONGEST_SLEEP: Duration = Duration::from_secs(5);
+/// After the end of a lease, its waiters look at random times within this.
+const JITTER: Duration = Duration::from_millis(90);
+
+pub(crate) struct Waiting {
+    engine: Arc<Engine>,
+    name: Name,
+    changes: Option<Changes>,
+    waits: Box<dyn Iterator<Item = Duration> + Send>,
+    /// When the strategy's present wait ends.
+    until: Option<Instant>,
+    deadline: Instant,
+    failures: u32,
+}
+
+/// What a waiter does next.
+pub(crate) enum Turn {
+    /// Try again.
+    Again,
+    /// This was pushed; try again if it does not settle the matter.
+    Pushed(Change),
+    /// The wait is over.
+    TimeUp,
+}
+
+impl Waiting {
+    pub(crate) fn new(
+        engine: Arc<Engine>,
+        name: Name,
+        strategy: &dyn RetryStrategy,
+        limit: Duration,
+    ) -> Self {
+        let now = Instant::now();
+        Self {
+            engine,
+            name,
+            changes: None,
+            waits: strategy.waits(),
+            until: None,
+            // A limit beyond what the clock can count is no limit.
+            deadline: now.checked_add(limit).unwrap_or_else(|| now + Duration::from_secs(1 << 30)),
+            failures: 0,
+        }
+    }
+
+    /// After a try that found the lease held for another `remaining`.
+    pub(crate) async fn next(&mut self, remaining: Duration) -> Turn {
+        self.failures = 0;
+        let Some(until) = self.until() else { return Turn::TimeUp };
+        if self.changes.is_none() {
+            let backend = self.engine.backend().clone();
+            tokio::select! {
+                changes = backend.changes(&self.name) => {
+                    if let Ok(changes) = changes {
+                        self.changes = Some(changes);
+                        return Turn::Again;
+                    }
+                    tracing::debug!(name = ?self.name, "no subscription; waiting by the timer");
+                }
+                () = sleep_until(self.deadline) => return Turn::TimeUp,
+            }
+        }
+        let jitter = JITTER.mul_f64(fastrand::f64());
+        let look = Instant::now() + remaining.saturating_add(jitter).min(LONGEST_SLEEP);
+        let wake = look.min(until).min(self.deadline);
+        let pushed = async {
+            match &mut self.changes {
+                Some(changes) => changes.next().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            change = pushed => Turn::Pushed(change),
+            () = sleep_until(wake) => self.woken(wake),
+        }
+    }
+
+    /// After a try that failed: with a pause that grows, for the backend may be in trouble.
+    pub(crate) async fn after_failure(&mut self) -> Turn {
+        let Some(until) = self.until() else { return Turn::TimeUp };
+        let bound = Duration::from_millis(20).saturating_mul(1 << self.failures.min(6));
+        self.failures += 1;
+        let pause = bound.mul_f64(0.5 + fastrand::f64() / 2.0);
+        let wake = (Instant::now() + pause).min(until).min(self.deadline);
+        sleep_until(wake).await;
+        self.woken(wake)
+    }
+
+    fn woken(&mut self, wake: Instant) -> Turn {
+        if wake >= self.deadline {
+            return Turn::TimeUp;
+        }
+        if self.until.is_some_and(|until| until <= wake) {
+            self.until = None;
+        }
+        Turn::Again
+    }
+
+    /// The end of the strategy's present wait, or of its next one; none, if it has no more.
+    fn until(&mut self) -> Option<Instant> {
+        if self.until.is_none() {
+            let wait = self.waits.next()?;
+            self.until = Some(Instant::now().checked_add(wait).unwrap_or(self.deadline));
+        }
+        self.until
+    }
+}

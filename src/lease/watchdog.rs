@@ -1,0 +1,303 @@
+//! Keeps leases alive, and tells their holders when they are lost.
+//!
+//! One task for each engine, and only while something is held. Renewals that fall due together are one
+//! batch. A renewal that fails is tried again while the lease can still be held: only a refusal or the
+//! deadline is a loss.
+//!
+//! The invariant: `deadline` is a monotonic time taken *before* the request was sent, plus the lease, less
+//! the drift; so it fires here before the lease ends on the server.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use futures_util::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
+use tokio::{
+    sync::Notify,
+    time::{Instant, sleep_until, timeout},
+};
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, warn};
+
+use super::{Claim, Token, Upkeep, drift};
+use crate::backend::DynLeases;
+
+pub(crate) struct Watchdog(Arc<Shared>);
+
+struct Shared {
+    backend: Arc<dyn DynLeases>,
+    rounds: Mutex<Rounds>,
+    /// Told when a timer is set that may be earlier than all others.
+    changed: Notify,
+}
+
+#[derive(Default)]
+struct Rounds {
+    watched: HashMap<Token, Arc<Watch>>,
+    /// When to look at which lease: to renew it, or because its deadline has come.
+    timers: BTreeSet<(Instant, Token)>,
+    running: bool,
+}
+
+/// One held lease, as its holder and the watchdog share it.
+pub(crate) struct Watch {
+    claim: Claim,
+    upkeep: Upkeep,
+    /// When the total hold ends.
+    until: Instant,
+    lost: CancellationToken,
+    times: Mutex<Times>,
+}
+
+#[derive(Clone, Copy)]
+struct Times {
+    deadline: Instant,
+    /// The timer that stands in `Rounds`.
+    timer: Instant,
+    renewing: bool,
+}
+
+impl Watch {
+    /// Completes when the lease is lost, with or without a watchdog to say so.
+    pub(crate) async fn lost(&self) {
+        loop {
+            let deadline = self.deadline();
+            tokio::select! {
+                () = self.lost.cancelled() => return,
+                () = sleep_until(deadline) => if self.is_lost() { return },
+            }
+        }
+    }
+
+    pub(crate) fn is_lost(&self) -> bool {
+        self.lost.is_cancelled() || self.deadline() <= Instant::now()
+    }
+
+    pub(crate) fn tell_lost(&self) {
+        self.lost.cancel();
+    }
+
+    /// When the lease counts as lost unless it is renewed before.
+    pub(crate) fn deadline(&self) -> Instant {
+        self.times().deadline
+    }
+
+    /// Takes over that the lease was renewed by a request sent at `sent`.
+    pub(crate) fn renewed(&self, sent: Instant) {
+        let lease = self.claim.lease;
+        let deadline = (sent + lease - drift(lease).min(lease)).min(self.until);
+        let mut times = self.times();
+        times.deadline = times.deadline.max(deadline);
+    }
+
+    fn times(&self) -> MutexGuard<'_, Times> {
+        self.times.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// When to look at it next, after a renewal that began at `sent`.
+    fn next_look(&self, sent: Instant) -> Instant {
+        let deadline = self.deadline();
+        match self.upkeep.refresh {
+            Some(refresh) if sent + refresh < self.until => deadline.min(sent + refresh),
+            _ => deadline,
+        }
+    }
+}
+
+impl Watchdog {
+    pub(crate) fn new(backend: Arc<dyn DynLeases>) -> Self {
+        let rounds = Mutex::default();
+        Self(Arc::new(Shared { backend, rounds, changed: Notify::new() }))
+    }
+
+    /// Starts to watch a lease that was asked for at `sent`.
+    pub(crate) fn watch(&self, claim: Claim, upkeep: Upkeep, sent: Instant) -> Arc<Watch> {
+        let watch = Arc::new(Watch {
+            until: sent + upkeep.max_hold,
+            upkeep,
+            lost: CancellationToken::new(),
+            times: Mutex::new(Times { deadline: sent, timer: sent, renewing: false }),
+            claim,
+        });
+        watch.renewed(sent);
+        let look = watch.next_look(sent);
+        let mut rounds = self.0.rounds();
+        rounds.watched.insert(watch.claim.holder, watch.clone());
+        let first = rounds.set_timer(&watch, look);
+        if !rounds.running {
+            rounds.running = true;
+            drop(rounds);
+            tokio::spawn(run(Run { shared: self.0.clone(), ended: false }));
+        } else if first {
+            drop(rounds);
+            self.0.changed.notify_one();
+        }
+        watch
+    }
+
+    /// Stops watching: what is no longer held is no longer renewed.
+    pub(crate) fn forget(&self, watch: &Watch) {
+        let mut rounds = self.0.rounds();
+        rounds.forget(watch);
+        if rounds.watched.is_empty() {
+            drop(rounds);
+            self.0.changed.notify_one();
+        }
+    }
+}
+
+impl Shared {
+    fn rounds(&self) -> MutexGuard<'_, Rounds> {
+        self.rounds.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sorts out what is due. Told losses leave; what is to be renewed is returned.
+    fn due(&self) -> Vec<Arc<Watch>> {
+        let now = Instant::now();
+        let mut rounds = self.rounds();
+        // What falls due within a tenth of the first one's interval comes along, so that batches form.
+        let first = rounds.timers.first().and_then(|(_, token)| rounds.watched.get(token));
+        let slack = first.and_then(|watch| watch.upkeep.refresh).unwrap_or_default() / 10;
+        let any = rounds.timers.first().is_some_and(|(at, _)| *at <= now);
+        let past: Vec<_> = rounds
+            .timers
+            .iter()
+            .take_while(|(at, _)| any && *at <= now + slack)
+            .filter_map(|(_, token)| rounds.watched.get(token).cloned())
+            .collect();
+        let mut due = Vec::new();
+        for watch in past {
+            if watch.is_lost() {
+                warn!(name = ?watch.claim.name, "lease lost: it could not be renewed in time");
+                watch.tell_lost();
+                rounds.forget(&watch);
+                continue;
+            }
+            let mut times = watch.times();
+            let renew = !times.renewing && watch.upkeep.refresh.is_some() && now < watch.until;
+            times.renewing |= renew;
+            let deadline = times.deadline;
+            drop(times);
+            rounds.set_timer(&watch, deadline);
+            if renew {
+                due.push(watch);
+            }
+        }
+        due
+    }
+
+    fn renewed(&self, batch: Batch) {
+        let mut rounds = self.rounds();
+        for (at, watch) in batch.watches.iter().enumerate() {
+            watch.times().renewing = false;
+            if !rounds.watched.contains_key(&watch.claim.holder) {
+                continue;
+            }
+            match &batch.answer {
+                Some(held) if held.get(at) == Some(&true) => {
+                    watch.renewed(batch.sent);
+                    let look = watch.next_look(batch.sent);
+                    rounds.set_timer(watch, look);
+                }
+                Some(_) => {
+                    warn!(name = ?watch.claim.name, "lease lost: the server no longer has it");
+                    watch.tell_lost();
+                    rounds.forget(watch);
+                }
+                None => {
+                    let pause = (watch.claim.lease / 20).max(Duration::from_millis(10));
+                    let look = watch.deadline().min(Instant::now() + pause);
+                    rounds.set_timer(watch, look);
+                }
+            }
+        }
+    }
+}
+
+impl Rounds {
+    /// Sets the one timer of a lease; says whether it is the earliest of all.
+    fn set_timer(&mut self, watch: &Watch, at: Instant) -> bool {
+        let token = watch.claim.holder;
+        let mut times = watch.times();
+        self.timers.remove(&(times.timer, token));
+        times.timer = at;
+        self.timers.insert((at, token));
+        self.timers.first() == Some(&(at, token))
+    }
+
+    fn forget(&mut self, watch: &Watch) {
+        let token = watch.claim.holder;
+        self.watched.remove(&token);
+        self.timers.remove(&(watch.times().timer, token));
+    }
+}
+
+struct Batch {
+    watches: Vec<Arc<Watch>>,
+    sent: Instant,
+    answer: Option<Vec<bool>>,
+}
+
+/// The run of the task. However it ends (the runtime may go away), the next lease starts a new one.
+struct Run {
+    shared: Arc<Shared>,
+    ended: bool,
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        if self.ended {
+            return;
+        }
+        let mut rounds = self.shared.rounds();
+        rounds.running = false;
+        for watch in rounds.watched.values() {
+            watch.times().renewing = false;
+        }
+    }
+}
+
+async fn run(mut run: Run) {
+    let shared = run.shared.clone();
+    let mut renewals: FuturesUnordered<BoxFuture<'static, Batch>> = FuturesUnordered::new();
+    loop {
+        let due = shared.due();
+        if !due.is_empty() {
+            renewals.push(renew(shared.backend.clone(), due).boxed());
+        }
+        let next = {
+            let mut rounds = shared.rounds();
+            if rounds.watched.is_empty() {
+                // Said under the lock, so that a lease that comes now starts a new run.
+                rounds.running = false;
+                run.ended = true;
+                return;
+            }
+            rounds.timers.first().map(|(at, _)| *at)
+        };
+        let next = next.unwrap_or_else(Instant::now);
+        tokio::select! {
+            Some(batch) = renewals.next() => shared.renewed(batch),
+            () = sleep_until(next) => {}
+            () = shared.changed.notified() => {}
+        }
+    }
+}
+
+async fn renew(backend: Arc<dyn DynLeases>, watches: Vec<Arc<Watch>>) -> Batch {
+    let sent = Instant::now();
+    let claims: Vec<_> = watches.iter().map(|watch| watch.claim.clone()).collect();
+    // A renewal may take as long as the shortest lease in it still lasts.
+    let limit = watches.iter().map(|watch| watch.deadline()).min().unwrap_or(sent) - sent;
+    let answer = match timeout(limit, backend.renew(&claims)).await {
+        Ok(Ok(answer)) => Some(answer),
+        Ok(Err(error)) => {
+            debug!(%error, leases = claims.len(), "renewal failed");
+            None
+        }
+        Err(_) => None,
+    };
+    Batch { watches, sent, answer }
+}
