@@ -11,6 +11,7 @@ use super::{Claim, Grant, Held, RetryStrategy, Turn, Upkeep, Waiting, watchdog::
 use crate::{
     backend::{Acquired, DynLeases},
     error::{BackendError, BackendErrorKind, Error, ErrorKind},
+    time::after,
 };
 
 /// What acquires, keeps and gives back leases, for one `Cache` or one `Locks`.
@@ -100,7 +101,7 @@ impl Engine {
     /// Releases, and tries again until the lease must have ended by itself. Says whether it was held, if
     /// that became known.
     pub(crate) async fn release_until(&self, claim: &Claim) -> Option<bool> {
-        let give_up = Instant::now() + claim.lease;
+        let give_up = after(Instant::now(), claim.lease);
         let mut pause = Duration::from_millis(20);
         loop {
             match self.backend.release(claim).await {

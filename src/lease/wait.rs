@@ -12,6 +12,7 @@ use super::{Engine, RetryStrategy};
 use crate::{
     backend::{Change, Changes},
     key::Name,
+    time::after,
 };
 
 /// The longest time without a look, whatever pushes and leases say.
@@ -54,8 +55,7 @@ impl Waiting {
             changes: None,
             waits: strategy.waits(),
             until: None,
-            // A limit beyond what the clock can count is no limit.
-            deadline: now.checked_add(limit).unwrap_or_else(|| now + Duration::from_secs(1 << 30)),
+            deadline: after(now, limit),
             failures: 0,
         }
     }
@@ -118,7 +118,7 @@ impl Waiting {
     fn until(&mut self) -> Option<Instant> {
         if self.until.is_none() {
             let wait = self.waits.next()?;
-            self.until = Some(Instant::now().checked_add(wait).unwrap_or(self.deadline));
+            self.until = Some(after(Instant::now(), wait));
         }
         self.until
     }

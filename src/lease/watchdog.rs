@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
 use super::{Claim, Token, Upkeep, drift};
-use crate::backend::DynLeases;
+use crate::{backend::DynLeases, time::after};
 
 pub(crate) struct Watchdog(Arc<Shared>);
 
@@ -87,7 +87,7 @@ impl Watch {
     /// Takes over that the lease was renewed by a request sent at `sent`.
     pub(crate) fn renewed(&self, sent: Instant) {
         let lease = self.claim.lease;
-        let deadline = (sent + lease - drift(lease).min(lease)).min(self.until);
+        let deadline = after(sent, lease.saturating_sub(drift(lease))).min(self.until);
         let mut times = self.times();
         times.deadline = times.deadline.max(deadline);
     }
@@ -100,7 +100,7 @@ impl Watch {
     fn next_look(&self, sent: Instant) -> Instant {
         let deadline = self.deadline();
         match self.upkeep.refresh {
-            Some(refresh) if sent + refresh < self.until => deadline.min(sent + refresh),
+            Some(refresh) if after(sent, refresh) < self.until => deadline.min(after(sent, refresh)),
             _ => deadline,
         }
     }
@@ -115,7 +115,7 @@ impl Watchdog {
     /// Starts to watch a lease that was asked for at `sent`.
     pub(crate) fn watch(&self, claim: Claim, upkeep: Upkeep, sent: Instant) -> Arc<Watch> {
         let watch = Arc::new(Watch {
-            until: sent + upkeep.max_hold,
+            until: after(sent, upkeep.max_hold),
             upkeep,
             lost: CancellationToken::new(),
             times: Mutex::new(Times { deadline: sent, timer: sent, renewing: false }),

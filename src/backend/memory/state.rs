@@ -12,6 +12,7 @@ use crate::{
     entry::Entry,
     key::Name,
     lease::{Claim, Grant, Occupied, Token},
+    time::after,
 };
 
 /// The data and its rules, which are those of the scripts in `redis/lua`.
@@ -108,7 +109,7 @@ impl State {
         let fence = lease.fence;
         self.set_lease(claim, fence, now);
         if let Some(last) = self.fences.get(name).map(|fence| (fence.last, fence.spent)) {
-            self.set_fence(name, last.0, last.1, now + claim.fence_life);
+            self.set_fence(name, last.0, last.1, after(now, claim.fence_life));
         }
         true
     }
@@ -159,7 +160,7 @@ impl State {
             self.drop_lease(name);
         }
         let Some(ttl) = ttl else { return (Committed::HandedOver, true) };
-        match self.store(&claim.name, entry.clone(), now + ttl) {
+        match self.store(&claim.name, entry.clone(), after(now, ttl)) {
             true => (Committed::Stored, true),
             false => (Committed::HandedOver, true),
         }
@@ -174,7 +175,7 @@ impl State {
         now: Instant,
     ) -> u64 {
         let fence = self.invalidate(name, fence_life, now);
-        self.store(name, entry.clone().with_fence(fence), now + ttl);
+        self.store(name, entry.clone().with_fence(fence), after(now, ttl));
         fence
     }
 
@@ -185,7 +186,7 @@ impl State {
             self.drop_entry(&(name.prefix().clone(), name.schema().wrapping_add_signed(schema)));
         }
         self.drop_lease(name.prefix());
-        self.set_fence(name.prefix(), fence, false, now + fence_life);
+        self.set_fence(name.prefix(), fence, false, after(now, fence_life));
         fence
     }
 
@@ -203,7 +204,7 @@ impl State {
             None => self.next_fence(&claim.name, now),
         };
         self.set_lease(claim, fence, now);
-        self.set_fence(name, fence, false, now + claim.fence_life);
+        self.set_fence(name, fence, false, after(now, claim.fence_life));
         Grant::new(fence)
     }
 
@@ -221,7 +222,7 @@ impl State {
     fn set_lease(&mut self, claim: &Claim, fence: u64, now: Instant) {
         let name = claim.name.prefix().clone();
         self.drop_lease(&name);
-        let ends = now + claim.lease;
+        let ends = after(now, claim.lease);
         self.ends.insert((ends, End::Lease(name.clone())));
         self.leases.insert(name, Lease { holder: claim.holder, fence, ends });
     }

@@ -1,0 +1,410 @@
+//! The leader's way: look, claim, load, commit; or wait for the process that has the lease.
+//!
+//! Whatever the backend does, the way ends with an outcome. Where the backend fails, the leader loads
+//! without a lease, for this process alone, and stores nothing.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::{
+    sync::SemaphorePermit,
+    time::{Instant, timeout},
+};
+use tracing::{debug, info, warn};
+
+use super::{
+    Decision, Inner, Lead, Produced, Source,
+    load,
+    request::Options,
+};
+use crate::{
+    backend::{Change, Claimed, Committed, Failure},
+    entry::Entry,
+    error::{BackendError, BackendErrorKind, Error, ErrorKind},
+    flight::{Leader, Mark},
+    key::Name,
+    lease::{Claim, Grant, Held, Mode, Pending, Turn, Waiting},
+};
+
+/// What a flight lands with.
+#[derive(Clone)]
+pub(super) enum Outcome<V> {
+    Value(V, Source),
+    /// Everyone for himself.
+    Private,
+    Failed(Error),
+}
+
+/// What to do while the verdict stands that what a key loads cannot be shared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OnVerdict {
+    /// The callers of this process share one load.
+    Coalesce,
+    /// Everyone for himself.
+    #[cfg_attr(not(feature = "http"), allow(dead_code))]
+    Private,
+}
+
+/// Whether the backend answered the last time, so that a change is told once.
+#[derive(Default)]
+pub(super) struct Health {
+    down: AtomicBool,
+}
+
+impl Health {
+    fn failed(&self, error: &BackendError) {
+        if !self.down.swap(true, Ordering::Relaxed) {
+            warn!(%error, "degraded: the backend does not answer; one load for each process and key, nothing stored");
+        }
+    }
+
+    fn answered(&self) {
+        if self.down.load(Ordering::Relaxed) && self.down.swap(false, Ordering::Relaxed) {
+            info!("the backend answers again");
+        }
+    }
+}
+
+/// How long the second try of a claim or a commit may take, after the first was not answered.
+const SECOND_TRY: Duration = Duration::from_millis(150);
+
+/// One leader on its way.
+pub(super) struct Path<V: Clone> {
+    inner: Arc<Inner<V>>,
+    name: Name,
+    options: Options,
+    leader: Leader<Outcome<V>>,
+}
+
+/// An outcome, and before which mark one must have joined to have it.
+type Landing<V> = (Outcome<V>, Mark);
+
+/// Where the way goes on.
+enum Step<V> {
+    /// The flight has its outcome.
+    Land(Landing<V>),
+    /// The lease is ours.
+    Load(Held, Mark),
+    /// Load without a lease.
+    Alone,
+}
+
+impl<V: Clone + Send + Sync + 'static> Path<V> {
+    pub(super) fn new(
+        inner: Arc<Inner<V>>,
+        name: Name,
+        options: Options,
+        leader: Leader<Outcome<V>>,
+    ) -> Self {
+        Self { inner, name, options, leader }
+    }
+
+    /// Goes the way to its end. `nested` says that a loader waits for this flight.
+    pub(super) async fn run<F, Fut>(self, work: F, nested: bool)
+    where
+        F: FnOnce(Lead) -> Fut,
+        Fut: Future<Output = Result<Produced<V>, Error>>,
+    {
+        let cancelled = async {
+            tokio::select! {
+                () = self.leader.unwanted() => "nobody waited for the load any more",
+                () = self.inner.abort.cancelled() => "the cache was shut down",
+            }
+        };
+        // Dropping the way releases what it holds and undoes what it may hold.
+        let landing = tokio::select! {
+            biased;
+            landing = self.way(work, nested) => landing,
+            why = cancelled => {
+                debug!(why, "load cancelled");
+                (Outcome::Failed(Error::new(ErrorKind::Cancelled, why)), Mark::END)
+            }
+        };
+        self.leader.land(landing.0, landing.1);
+    }
+
+    async fn way<F, Fut>(&self, work: F, nested: bool) -> Landing<V>
+    where
+        F: FnOnce(Lead) -> Fut,
+        Fut: Future<Output = Result<Produced<V>, Error>>,
+    {
+        let mut permit = None;
+        let step = match self.look().await {
+            Ok(seen) => self.claim(seen, nested, &mut permit).await,
+            Err(step) => step,
+        };
+        match step {
+            Step::Land(landing) => landing,
+            Step::Load(held, mark) => self.load(work, held, mark).await,
+            Step::Alone => match self.permit(nested, &mut permit).await {
+                Ok(()) => self.alone(work).await,
+                Err(error) => (Outcome::Failed(error), Mark::END),
+            },
+        }
+    }
+
+    /// Looks into the backend; the fence of what it saw, if that is not the end of the way.
+    async fn look(&self) -> Result<u64, Step<V>> {
+        let mark = self.leader.mark();
+        match self.inner.look(&self.name).await {
+            Ok(decision) => {
+                self.inner.health.answered();
+                self.serve(decision, Source::Hit, mark)
+            }
+            Err(error) => {
+                self.inner.health.failed(&error);
+                Err(Step::Alone)
+            }
+        }
+    }
+
+    /// Serves what an entry is good for; the fence to claim with, if it is not good enough.
+    fn serve(&self, decision: Decision<V>, source: Source, mark: Mark) -> Result<u64, Step<V>> {
+        match decision {
+            Decision::Fresh(value) => Err(Step::Land((Outcome::Value(value, source), mark))),
+            Decision::Verdict => Err(match self.options.on_verdict {
+                OnVerdict::Coalesce => Step::Alone,
+                OnVerdict::Private => Step::Land((Outcome::Private, Mark::END)),
+            }),
+            Decision::Miss { seen } => Ok(seen),
+        }
+    }
+
+    /// Claims the lease, or waits for what its holder makes.
+    async fn claim<'a>(
+        &'a self,
+        mut seen: u64,
+        nested: bool,
+        permit: &mut Option<SemaphorePermit<'a>>,
+    ) -> Step<V> {
+        let settings = &self.inner.settings;
+        let claim =
+            Claim::new(self.name.clone(), Mode::Exclusive, settings.lease, settings.fence_life());
+        let engine = &self.inner.engine;
+        let retry = settings.retry.as_ref();
+        let mut pending = Pending::new(engine.clone(), claim);
+        let mut waiting =
+            Waiting::new(engine.clone(), self.name.clone(), retry, self.options.wait_limit);
+        let mut last = false;
+        let mut limit = retry.try_limit();
+        loop {
+            if let Err(error) = self.permit(nested, permit).await {
+                return Step::Land((Outcome::Failed(error), Mark::END));
+            }
+            let mark = self.leader.mark();
+            let answer = pending.attempt(limit, |claim| self.inner.store.claim(claim, seen)).await;
+            let occupied = match self.inner.counted(answer) {
+                Ok((Claimed::Granted(grant), sent)) => {
+                    debug!(fence = grant.fence(), "lease taken");
+                    let upkeep = settings.upkeep(self.options.load_limit);
+                    return Step::Load(pending.granted(&grant, upkeep, sent), mark);
+                }
+                Ok((Claimed::Newer(entry), _)) => {
+                    match self.serve(self.inner.decide(entry), Source::HandedOver, mark) {
+                        Ok(fence) => seen = fence,
+                        Err(step) => return step,
+                    }
+                    continue;
+                }
+                Ok((Claimed::Held(occupied), _)) => occupied,
+                // Perhaps only the answer was lost: the same token again, so that a grant is recognised.
+                Err(error) if error.kind() == BackendErrorKind::Unknown && limit > SECOND_TRY => {
+                    limit = SECOND_TRY;
+                    continue;
+                }
+                Err(error) => {
+                    self.inner.health.failed(&error);
+                    return Step::Alone;
+                }
+            };
+            // Whoever waits for another process takes no place from those who load.
+            *permit = None;
+            limit = retry.try_limit();
+            if last {
+                debug!("the wait for another process is over");
+                return Step::Alone;
+            }
+            debug!(fence = occupied.fence, remaining = ?occupied.remaining, "another process loads");
+            match waiting.next(occupied.remaining).await {
+                // A push that is older than the present holder is a late or doubled one.
+                Turn::Pushed(Change::Entry(entry)) if entry.fence >= occupied.fence => {
+                    if let Err(step) =
+                        self.serve(self.inner.decide(entry), Source::HandedOver, mark)
+                    {
+                        return step;
+                    }
+                }
+                Turn::Pushed(Change::Failed(failure)) if failure.fence() >= occupied.fence => {
+                    return Step::Land((Outcome::Failed(failure.into_error()), Mark::END));
+                }
+                Turn::Pushed(_) | Turn::Again => {}
+                Turn::TimeUp => last = true,
+            }
+        }
+    }
+
+    /// Loads under the lease, and commits.
+    async fn load<F, Fut>(&self, work: F, held: Held, granted: Mark) -> Landing<V>
+    where
+        F: FnOnce(Lead) -> Fut,
+        Fut: Future<Output = Result<Produced<V>, Error>>,
+    {
+        let lead = Lead::new(Some((held.fence(), held.watch().clone())));
+        let begun = Instant::now();
+        self.inner.counters.loads.add();
+        let limit = self.options.load_limit;
+        let produced = load::run(work, lead.clone(), limit, Some(self.leader.id())).await;
+        let cost = begun.elapsed();
+        let settings = &self.inner.settings;
+        match produced {
+            Ok(Produced::Value(value)) => {
+                let keeping = lead.keeping();
+                let ttl = keeping.ttl.unwrap_or(self.options.ttl);
+                let (entry, ttl) = match self.inner.encode(&value, cost) {
+                    Ok(entry) if keeping.do_not_store => (entry, None),
+                    Ok(entry) => (entry, Some(ttl)),
+                    Err(error) => {
+                        warn!(%error, "the value is returned and not stored");
+                        self.inner.counters.unstorable.add();
+                        (Entry::uncacheable(cost), Some(settings.verdict_ttl))
+                    }
+                };
+                self.commit(held, entry, ttl, value, granted).await
+            }
+            Ok(Produced::Private) => {
+                let verdict = Entry::uncacheable(cost);
+                let grant = Grant::new(held.fence());
+                let ttl = Some(settings.verdict_ttl);
+                let _ = self.try_commit(&held, &grant, &verdict, ttl).await.map(|_| held.settled());
+                (Outcome::Private, Mark::END)
+            }
+            Err(error) => {
+                self.inner.counters.failures.add();
+                let failure = Failure::new(held.fence(), &error);
+                let told = timeout(
+                    settings.retry.try_limit(),
+                    self.inner.store.fail(held.claim(), &failure),
+                );
+                if let Ok(Ok(_)) = told.await {
+                    held.settled();
+                }
+                (Outcome::Failed(error), Mark::END)
+            }
+        }
+    }
+
+    async fn commit(
+        &self,
+        held: Held,
+        entry: Entry,
+        ttl: Option<Duration>,
+        value: V,
+        granted: Mark,
+    ) -> Landing<V> {
+        let counters = &self.inner.counters;
+        let grant = Grant::new(held.fence());
+        // Whoever joins from here on is sent to look at what stands there then.
+        let mark = self.leader.mark();
+        match self.try_commit(&held, &grant, &entry, ttl).await {
+            Ok(Committed::Stored) => {
+                held.settled();
+                counters.stored.add();
+                (Outcome::Value(value, Source::Led), mark)
+            }
+            Ok(Committed::HandedOver) => {
+                held.settled();
+                if ttl.is_some() {
+                    counters.unstored.add();
+                }
+                (Outcome::Value(value, Source::Led), mark)
+            }
+            Ok(Committed::Newer(entry)) => {
+                counters.refused.add();
+                debug!(fence = entry.fence, "commit refused: a newer entry stands");
+                match self.inner.decide(entry) {
+                    Decision::Fresh(newer) => (Outcome::Value(newer, Source::HandedOver), mark),
+                    _ => (Outcome::Value(value, Source::Led), granted),
+                }
+            }
+            Ok(Committed::Refused) => {
+                // Invalidated, or the lease was lost: only for those who asked before the load began.
+                counters.refused.add();
+                debug!("commit refused: invalidated, or the lease was lost");
+                (Outcome::Value(value, Source::Led), granted)
+            }
+            Err(error) => {
+                counters.unstored.add();
+                self.inner.health.failed(&error);
+                (Outcome::Value(value, Source::Led), Mark::END)
+            }
+        }
+    }
+
+    /// Commits, and again if the answer was lost: the second recognises the first.
+    async fn try_commit(
+        &self,
+        held: &Held,
+        grant: &Grant,
+        entry: &Entry,
+        ttl: Option<Duration>,
+    ) -> Result<Committed, BackendError> {
+        let commit = |limit| async move {
+            let commit = self.inner.store.commit(held.claim(), grant, entry, ttl);
+            let answer = timeout(limit, commit).await.unwrap_or_else(|elapsed| {
+                Err(BackendError::new(BackendErrorKind::Unknown, elapsed))
+            });
+            self.inner.counted(answer)
+        };
+        match commit(self.inner.settings.retry.try_limit()).await {
+            Err(error) if error.kind() == BackendErrorKind::Unknown => commit(SECOND_TRY).await,
+            answer => answer,
+        }
+    }
+
+    /// Loads without a lease, for everyone in this process who waits.
+    async fn alone<F, Fut>(&self, work: F) -> Landing<V>
+    where
+        F: FnOnce(Lead) -> Fut,
+        Fut: Future<Output = Result<Produced<V>, Error>>,
+    {
+        self.inner.counters.loads.add();
+        let limit = self.options.load_limit;
+        let produced = load::run(work, Lead::new(None), limit, Some(self.leader.id())).await;
+        let outcome = match produced {
+            Ok(Produced::Value(value)) => Outcome::Value(value, Source::Degraded),
+            Ok(Produced::Private) => Outcome::Private,
+            Err(error) => {
+                self.inner.counters.failures.add();
+                Outcome::Failed(error)
+            }
+        };
+        (outcome, Mark::END)
+    }
+
+    /// A place among the loads of this process. Loads that a loader waits for need none, or they could
+    /// wait for each other.
+    async fn permit<'a>(
+        &'a self,
+        nested: bool,
+        permit: &mut Option<SemaphorePermit<'a>>,
+    ) -> Result<(), Error> {
+        if nested || permit.is_some() {
+            return Ok(());
+        }
+        match timeout(self.options.wait_limit, self.inner.loads.acquire()).await {
+            Ok(Ok(place)) => {
+                *permit = Some(place);
+                Ok(())
+            }
+            _ => Err(Error::new(
+                ErrorKind::Overloaded,
+                format!("{} loads are running already", self.inner.settings.max_loads),
+            )),
+        }
+    }
+}

@@ -1,0 +1,223 @@
+use std::{fmt, sync::Arc, time::Duration};
+
+use tracing::Instrument;
+
+use super::{Cache, Inner, Lead, OnVerdict, Produced, load, path::{Outcome, Path}};
+use crate::{
+    error::{BoxError, Error, ErrorKind},
+    flight::{self, Waited},
+    key::Key,
+};
+
+/// One request for a key, with options of its own (see [`Cache::request`]).
+#[must_use = "a request does nothing until it is loaded"]
+pub struct Request<V> {
+    cache: Cache<V>,
+    key: Key,
+    options: Options,
+}
+
+#[derive(Clone, Copy)]
+pub(super) struct Options {
+    pub(super) ttl: Duration,
+    pub(super) load_limit: Duration,
+    pub(super) wait_limit: Duration,
+    pub(super) on_verdict: OnVerdict,
+}
+
+/// A value, and where it came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Loaded<V> {
+    value: V,
+    source: Source,
+}
+
+/// Where a value came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Source {
+    /// It was stored.
+    Hit,
+    /// This caller's loader made it, under the lease.
+    Led,
+    /// The loader of another caller in this process made it meanwhile.
+    Followed,
+    /// Another process made it meanwhile.
+    HandedOver,
+    /// It was loaded without a lease and not stored: the backend did not answer, the wait for another
+    /// process was over, what this key loads cannot be shared, or the loader came back to its own key.
+    Degraded,
+}
+
+impl<V> Loaded<V> {
+    /// The value.
+    pub fn value(&self) -> &V {
+        &self.value
+    }
+
+    /// The value, taken out.
+    pub fn into_value(self) -> V {
+        self.value
+    }
+
+    /// Where it came from.
+    pub fn source(&self) -> Source {
+        self.source
+    }
+}
+
+/// How a request ended that need not end with a value.
+pub(crate) enum Flown<V> {
+    Loaded(Loaded<V>),
+    /// Everyone for himself.
+    #[cfg_attr(not(feature = "http"), allow(dead_code))]
+    Private,
+}
+
+impl<V: Clone + Send + Sync + 'static> Request<V> {
+    pub(super) fn new(cache: Cache<V>, key: Key) -> Self {
+        let settings = &cache.inner.settings;
+        let options = Options {
+            ttl: settings.ttl,
+            load_limit: settings.load_limit,
+            wait_limit: settings.wait_limit,
+            on_verdict: OnVerdict::Coalesce,
+        };
+        Self { cache, key, options }
+    }
+
+    /// How long the value is kept, if this caller is the one who loads it.
+    pub fn ttl(mut self, ttl: Duration) -> Self {
+        self.options.ttl = ttl;
+        self
+    }
+
+    /// How long the load may take, if this caller is the one who leads.
+    pub fn load_limit(mut self, limit: Duration) -> Self {
+        self.options.load_limit = limit;
+        self
+    }
+
+    /// How long to wait for the load of another process, if this caller is the one who leads.
+    pub fn wait_limit(mut self, limit: Duration) -> Self {
+        self.options.wait_limit = limit;
+        self
+    }
+
+    #[cfg(feature = "http")]
+    pub(crate) fn on_verdict(mut self, on_verdict: OnVerdict) -> Self {
+        self.options.on_verdict = on_verdict;
+        self
+    }
+
+    /// The value of the key, as [`Cache::get_or_load`] finds or makes it, and where it came from.
+    ///
+    /// # Errors
+    ///
+    /// As [`Cache::get_or_load`].
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`Cache::get_or_load`].
+    pub async fn load<F, Fut, E>(self, loader: F) -> Result<Loaded<V>, Error>
+    where
+        F: FnOnce(Lead) -> Fut + Send + 'static,
+        Fut: Future<Output = Result<V, E>> + Send + 'static,
+        E: Into<BoxError> + 'static,
+    {
+        match self.fly(move |lead| load::shared(loader(lead))).await? {
+            Flown::Loaded(loaded) => Ok(loaded),
+            Flown::Private => Err(Error::new(ErrorKind::Cancelled, "the value was not shared")),
+        }
+    }
+
+    /// As [`load`](Self::load), for work whose answer may turn out to be its caller's alone.
+    pub(crate) async fn fly<F, Fut>(self, work: F) -> Result<Flown<V>, Error>
+    where
+        F: FnOnce(Lead) -> Fut + Send + 'static,
+        Fut: Future<Output = Result<Produced<V>, Error>> + Send + 'static,
+    {
+        let inner = &self.cache.inner;
+        let name = inner.name(&self.key)?;
+        let within = flight::current();
+        let mut work = Some(work);
+        loop {
+            if inner.engine.stop.is_cancelled() {
+                return alone(inner, work.take(), self.options, None).await;
+            }
+            let (follower, leader) = inner.flights.join(&self.key);
+            // A loader that waits for a flight that waits for it would wait for ever.
+            let edge = within.map(|from| flight::nested(from, follower.flight()));
+            if let Some(None) = edge {
+                tracing::debug!(key = %self.key, "a loader came back to a key that waits for it");
+                return alone(inner, work.take(), self.options, within).await;
+            }
+            let led = leader.is_some();
+            if let Some(leader) = leader {
+                let Some(work) = work.take() else { return Err(cut_off()) };
+                let path = Path::new(inner.clone(), name.clone(), self.options, leader);
+                let span = tracing::debug_span!("flight", key = %self.key);
+                let task = path.run(work, within.is_some());
+                inner.leaders.spawn(task.instrument(span));
+            }
+            return match follower.wait().await {
+                Waited::Outcome(Outcome::Value(value, source)) => {
+                    let source = match source {
+                        Source::Led if !led => Source::Followed,
+                        source => source,
+                    };
+                    inner.count(source);
+                    Ok(Flown::Loaded(Loaded { value, source }))
+                }
+                Waited::Outcome(Outcome::Private) => Ok(Flown::Private),
+                Waited::Outcome(Outcome::Failed(error)) => Err(error),
+                Waited::Again => continue,
+            };
+        }
+    }
+}
+
+/// Loads for one caller: no flight, no lease, nothing stored.
+async fn alone<V, F, Fut>(
+    inner: &Arc<Inner<V>>,
+    work: Option<F>,
+    options: Options,
+    flight: Option<u64>,
+) -> Result<Flown<V>, Error>
+where
+    V: Clone + Send + Sync + 'static,
+    F: FnOnce(Lead) -> Fut,
+    Fut: Future<Output = Result<Produced<V>, Error>>,
+{
+    let work = work.ok_or_else(cut_off)?;
+    inner.counters.loads.add();
+    match load::run(work, Lead::new(None), options.load_limit, flight).await? {
+        Produced::Value(value) => {
+            inner.count(Source::Degraded);
+            Ok(Flown::Loaded(Loaded { value, source: Source::Degraded }))
+        }
+        Produced::Private => Ok(Flown::Private),
+    }
+}
+
+fn cut_off() -> Error {
+    Error::new(ErrorKind::Cancelled, "the load was cut off: its runtime went away")
+}
+
+impl<V> Inner<V> {
+    fn count(&self, source: Source) {
+        match source {
+            Source::Hit => self.counters.hits.add(),
+            Source::Led => self.counters.led.add(),
+            Source::Followed => self.counters.followed.add(),
+            Source::HandedOver => self.counters.handed_over.add(),
+            Source::Degraded => self.counters.degraded.add(),
+        }
+    }
+}
+
+impl<V> fmt::Debug for Request<V> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Request").field("key", &self.key).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,60 @@
+use std::sync::{Arc, atomic::Ordering};
+
+use super::group::{Flight, Group, Landed};
+
+/// One caller's place in a flight. Dropping it leaves the flight.
+pub(crate) struct Follower<T: Clone> {
+    group: Arc<Group<T>>,
+    flight: Arc<Flight<T>>,
+    /// How many marks there were when he joined.
+    joined: u32,
+}
+
+/// What a follower got.
+#[derive(Debug)]
+pub(crate) enum Waited<T> {
+    Outcome(T),
+    /// Nothing for him: he joined too late for this outcome, or its leader is gone. Join again.
+    Again,
+}
+
+impl<T: Clone> Follower<T> {
+    /// To be called under the lock of the map.
+    pub(super) fn new(group: Arc<Group<T>>, flight: Arc<Flight<T>>) -> Self {
+        flight.followers.fetch_add(1, Ordering::AcqRel);
+        let joined = flight.marks.load(Ordering::Acquire);
+        Self { group, flight, joined }
+    }
+
+    /// The number of the flight in the process.
+    pub(crate) fn flight(&self) -> u64 {
+        self.flight.id
+    }
+
+    /// Waits until the flight has landed.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future leaves the flight, which goes on for the others.
+    pub(crate) async fn wait(self) -> Waited<T> {
+        // Made before the look, it also completes if the flight lands between the two.
+        let done = self.flight.done.notified();
+        if self.flight.landed.get().is_none() {
+            done.await;
+        }
+        match self.flight.landed.get() {
+            Some(Landed::Outcome(outcome, before)) if self.joined < before.0 => {
+                Waited::Outcome(outcome.clone())
+            }
+            _ => Waited::Again,
+        }
+    }
+}
+
+impl<T: Clone> Drop for Follower<T> {
+    fn drop(&mut self) {
+        if self.flight.followers.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.group.left(&self.flight);
+        }
+    }
+}

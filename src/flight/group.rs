@@ -1,0 +1,111 @@
+use std::sync::{
+    Arc, OnceLock,
+    atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering},
+};
+
+use dashmap::{DashMap, Entry};
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+
+use super::{Follower, Leader, Mark};
+use crate::key::Key;
+
+/// What becomes of a load that no caller waits for any more.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Abandoned {
+    /// It runs on and fills the cache.
+    #[default]
+    Finish,
+    /// It is cancelled, and its lease released.
+    Cancel,
+}
+
+/// The flights of one cache, at most one for each key.
+pub(crate) struct Group<T> {
+    flights: DashMap<Key, Arc<Flight<T>>>,
+    abandoned: Abandoned,
+}
+
+/// One flight, as its leader and its followers share it.
+pub(super) struct Flight<T> {
+    pub(super) id: u64,
+    pub(super) key: Key,
+    /// How many marks its leader has set.
+    pub(super) marks: AtomicU32,
+    pub(super) followers: AtomicUsize,
+    /// No longer in the group, so nobody can join.
+    detached: AtomicBool,
+    /// Nobody waits, and it is to be cancelled for that.
+    pub(super) unwanted: CancellationToken,
+    pub(super) landed: OnceLock<Landed<T>>,
+    pub(super) done: Notify,
+}
+
+pub(super) enum Landed<T> {
+    /// For those who joined before the mark.
+    Outcome(T, Mark),
+    /// The leader was dropped.
+    Lost,
+}
+
+/// Flights are numbered through the process, so that one can wait for one of another cache.
+static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+
+impl<T: Clone> Group<T> {
+    pub(crate) fn new(abandoned: Abandoned) -> Arc<Self> {
+        Arc::new(Self { flights: DashMap::new(), abandoned })
+    }
+
+    /// Joins the flight of a key; a new one comes with its leader.
+    pub(crate) fn join(self: &Arc<Self>, key: &Key) -> (Follower<T>, Option<Leader<T>>) {
+        match self.flights.entry(key.clone()) {
+            Entry::Occupied(flight) => (Follower::new(self.clone(), flight.get().clone()), None),
+            Entry::Vacant(vacant) => {
+                let flight = Arc::new(Flight {
+                    id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+                    key: key.clone(),
+                    marks: AtomicU32::new(0),
+                    followers: AtomicUsize::new(0),
+                    detached: AtomicBool::new(false),
+                    unwanted: CancellationToken::new(),
+                    landed: OnceLock::new(),
+                    done: Notify::new(),
+                });
+                let follower = Follower::new(self.clone(), flight.clone());
+                vacant.insert(flight.clone());
+                (follower, Some(Leader::new(self.clone(), flight)))
+            }
+        }
+    }
+
+    /// Lets the flight of a key end for those who joined it; who asks from now on starts a new one.
+    pub(crate) fn detach(&self, key: &Key) {
+        if let Some((_, flight)) = self.flights.remove(key) {
+            flight.detached.store(true, Ordering::Release);
+        }
+    }
+
+    /// How many flights are under way.
+    pub(crate) fn len(&self) -> usize {
+        self.flights.len()
+    }
+
+    pub(super) fn remove(&self, flight: &Arc<Flight<T>>) {
+        self.flights.remove_if(&flight.key, |_, present| Arc::ptr_eq(present, flight));
+    }
+
+    /// The last follower has left.
+    pub(super) fn left(&self, flight: &Arc<Flight<T>>) {
+        if self.abandoned == Abandoned::Finish || flight.landed.get().is_some() {
+            return;
+        }
+        // Joining happens under the same lock of the map, so nobody is cancelled who has just joined.
+        let removed = self.flights.remove_if(&flight.key, |_, present| {
+            Arc::ptr_eq(present, flight) && flight.followers.load(Ordering::Acquire) == 0
+        });
+        if removed.is_some() || flight.detached.load(Ordering::Acquire) {
+            flight.unwanted.cancel();
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! Distributed locks.
+//!
+//! [`Locks`] is the front door. A primitive is a typed front over the engine in [`lease`](crate::lease):
+//! it says what to claim, and wraps what the engine holds in a guard.
+//!
+//! # What a lock promises
+//!
+//! While a guard's [`lost`](MutexGuard::lost) has not completed, nobody else holds the lock, as long as
+//! this process runs and the server keeps its data and its clock. Otherwise (failover, restart without its
+//! data, eviction, a suspended process) the loss is told at the first contact, and only the
+//! [fence](MutexGuard::fence) protects: hand it to whatever the lock guards, and have that refuse a
+//! smaller one than the greatest it has seen.
+
+mod mutex;
+
+use std::{fmt, sync::Arc, time::Duration};
+
+pub use self::mutex::{Mutex, MutexGuard};
+
+use crate::{
+    backend::Leases,
+    error::Error,
+    key::{Family, Key, Name, Namespace},
+    lease::Engine,
+};
+
+/// The front door to the locks of a namespace. Clones are the same.
+///
+/// ```
+/// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
+/// use std::time::Duration;
+/// use bellwether::{Locks, MemoryBackend};
+///
+/// let locks = Locks::new(MemoryBackend::new());
+/// let guard = locks.mutex("stock:42").lease(Duration::from_secs(10)).lock().await?;
+/// tokio::select! {
+///     () = async { /* change the stock, handing guard.fence() along */ } => {}
+///     () = guard.lost() => { /* stop: someone else may hold the lock by now */ }
+/// }
+/// guard.unlock().await?;
+/// # Ok::<_, bellwether::Error>(()) }).unwrap();
+/// ```
+#[derive(Clone)]
+pub struct Locks {
+    engine: Arc<Engine>,
+    namespace: Namespace,
+    max_name: usize,
+}
+
+impl Locks {
+    /// The locks of the namespace `bellwether` over a backend.
+    pub fn new<B: Leases>(backend: B) -> Self {
+        let engine = Engine::new(Arc::new(backend));
+        Self { engine, namespace: Namespace::standard(), max_name: 512 }
+    }
+
+    /// The locks of another namespace over the same backend.
+    pub fn namespace(mut self, namespace: Namespace) -> Self {
+        self.namespace = namespace;
+        self
+    }
+
+    /// The longest name, in bytes: 512 unless set.
+    pub fn max_name(mut self, bytes: usize) -> Self {
+        self.max_name = bytes;
+        self
+    }
+
+    /// A lock that one holder has at a time. Nothing is asked of the backend yet.
+    pub fn mutex(&self, name: impl Into<Key>) -> Mutex {
+        Mutex::new(self.clone(), name.into())
+    }
+
+    /// Ends the work of these locks: no acquisition starts any more, waiting ones fail, and releases that
+    /// are under way may end until `deadline` has passed. What is still held ends with its lease.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, no acquisition starts all the same; call it again to wait.
+    pub async fn shutdown(&self, deadline: Duration) {
+        self.engine.stop.cancel();
+        self.engine.tasks.close();
+        let _ = tokio::time::timeout(deadline, self.engine.tasks.wait()).await;
+    }
+
+    fn name(&self, key: &Key) -> Result<Name, Error> {
+        Name::new(&self.namespace, Family::Lock, key, self.max_name)
+    }
+}
+
+impl fmt::Debug for Locks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Locks").field("namespace", &self.namespace).finish_non_exhaustive()
+    }
+}
