@@ -12,6 +12,8 @@ pub mod lock;
 mod observe;
 mod time;
 
+#[cfg(feature = "redis")]
+pub use self::backend::RedisBackend;
 pub use self::{
     backend::MemoryBackend,
     cache::Cache,
@@ -19,5 +21,3 @@ pub use self::{
     key::Key,
     lock::Locks,
 };
-#[cfg(feature = "redis")]
-pub use self::backend::RedisBackend;

@@ -29,11 +29,7 @@ pub use self::{
 };
 pub use crate::{flight::Abandoned, observe::Stats};
 
-pub(crate) use self::{
-    load::Produced,
-    path::OnVerdict,
-    request::Flown,
-};
+pub(crate) use self::{load::Produced, path::OnVerdict, request::Flown};
 
 use self::{builder::Settings, decide::Decision, path::Outcome};
 use crate::{
@@ -109,11 +105,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     ///
     /// Dropping the future costs nobody anything: the load runs on for the others, and where nobody waits
     /// any more it ends as the cache was [told](Builder::when_abandoned).
-    pub async fn get_or_load<F, Fut, E>(
-        &self,
-        key: impl Into<Key>,
-        loader: F,
-    ) -> Result<V, Error>
+    pub async fn get_or_load<F, Fut, E>(&self, key: impl Into<Key>, loader: F) -> Result<V, Error>
     where
         F: FnOnce(Lead) -> Fut + Send + 'static,
         Fut: Future<Output = Result<V, E>> + Send + 'static,
@@ -238,8 +230,8 @@ impl<V: Clone + Send + Sync + 'static> Inner<V> {
     async fn look(&self, name: &Name) -> Result<Decision<V>, BackendError> {
         let limit = self.settings.retry.try_limit();
         let answer = tokio::time::timeout(limit, self.store.get(name)).await;
-        let answer = answer
-            .unwrap_or_else(|late| Err(BackendError::new(BackendErrorKind::Unknown, late)));
+        let answer =
+            answer.unwrap_or_else(|late| Err(BackendError::new(BackendErrorKind::Unknown, late)));
         match self.counted(answer) {
             Ok(Some(entry)) => Ok(self.decide(entry)),
             Ok(None) => Ok(Decision::Miss { seen: 0 }),
@@ -255,7 +247,10 @@ impl<V: Clone + Send + Sync + 'static> Inner<V> {
     fn decide(&self, entry: Entry) -> Decision<V> {
         let decision = decide::decide(&entry, self.tag(), self.codec.as_ref());
         if matches!(decision, Decision::Miss { .. }) {
-            tracing::debug!(fence = entry.fence, "an entry that cannot be decoded counts as missing");
+            tracing::debug!(
+                fence = entry.fence,
+                "an entry that cannot be decoded counts as missing"
+            );
             self.counters.undecodable.add();
         }
         decision

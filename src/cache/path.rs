@@ -17,11 +17,7 @@ use tokio::{
 };
 use tracing::{debug, info, warn};
 
-use super::{
-    Decision, Inner, Lead, Produced, Source,
-    load,
-    request::Options,
-};
+use super::{Decision, Inner, Lead, Produced, Source, load, request::Options};
 use crate::{
     backend::{Change, Claimed, Committed, Failure},
     entry::Entry,
@@ -125,7 +121,14 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
                 (Outcome::Failed(Error::new(ErrorKind::Cancelled, why)), Mark::END)
             }
         };
-        self.leader.land(landing.0, landing.1);
+        let (outcome, before) = landing;
+        if let Some(late) = self.leader.land(outcome, before) {
+            let found = match self.inner.look(&self.name).await {
+                Ok(Decision::Fresh(value)) => Some(Outcome::Value(value, Source::Hit)),
+                _ => None,
+            };
+            late.land(found);
+        }
     }
 
     async fn way<F, Fut>(&self, work: F, nested: bool) -> Landing<V>

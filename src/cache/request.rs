@@ -2,7 +2,10 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use tracing::Instrument;
 
-use super::{Cache, Inner, Lead, OnVerdict, Produced, load, path::{Outcome, Path}};
+use super::{
+    Cache, Inner, Lead, OnVerdict, Produced, load,
+    path::{Outcome, Path},
+};
 use crate::{
     error::{BoxError, Error, ErrorKind},
     flight::{self, Waited},

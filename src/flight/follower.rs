@@ -1,6 +1,6 @@
 use std::sync::{Arc, atomic::Ordering};
 
-use super::group::{Flight, Group, Landed};
+use super::group::{Flight, Group};
 
 /// One caller's place in a flight. Dropping it leaves the flight.
 pub(crate) struct Follower<T: Clone> {
@@ -23,6 +23,7 @@ impl<T: Clone> Follower<T> {
     pub(super) fn new(group: Arc<Group<T>>, flight: Arc<Flight<T>>) -> Self {
         flight.followers.fetch_add(1, Ordering::AcqRel);
         let joined = flight.marks.load(Ordering::Acquire);
+        flight.last_joined.fetch_max(joined, Ordering::AcqRel);
         Self { group, flight, joined }
     }
 
@@ -37,16 +38,19 @@ impl<T: Clone> Follower<T> {
     ///
     /// Dropping the future leaves the flight, which goes on for the others.
     pub(crate) async fn wait(self) -> Waited<T> {
-        // Made before the look, it also completes if the flight lands between the two.
-        let done = self.flight.done.notified();
-        if self.flight.landed.get().is_none() {
-            done.await;
-        }
-        match self.flight.landed.get() {
-            Some(Landed::Outcome(outcome, before)) if self.joined < before.0 => {
-                Waited::Outcome(outcome.clone())
+        loop {
+            // Made before the look, it also completes if the flight lands between the two.
+            let done = self.flight.done.notified();
+            if let Some((outcome, before)) = self.flight.landed.get()
+                && self.joined < before.0
+            {
+                return Waited::Outcome(outcome.clone());
             }
-            _ => Waited::Again,
+            match self.flight.ended.get() {
+                Some(Some(outcome)) => return Waited::Outcome(outcome.clone()),
+                Some(None) => return Waited::Again,
+                None => done.await,
+            }
         }
     }
 }

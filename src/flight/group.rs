@@ -33,20 +33,18 @@ pub(super) struct Flight<T> {
     pub(super) key: Key,
     /// How many marks its leader has set.
     pub(super) marks: AtomicU32,
+    /// How many of them there were when the last follower joined.
+    pub(super) last_joined: AtomicU32,
     pub(super) followers: AtomicUsize,
     /// No longer in the group, so nobody can join.
     detached: AtomicBool,
     /// Nobody waits, and it is to be cancelled for that.
     pub(super) unwanted: CancellationToken,
-    pub(super) landed: OnceLock<Landed<T>>,
+    /// The outcome, for those who joined before the mark.
+    pub(super) landed: OnceLock<(T, Mark)>,
+    /// The end, for all others: the outcome of the second question, or nothing.
+    pub(super) ended: OnceLock<Option<T>>,
     pub(super) done: Notify,
-}
-
-pub(super) enum Landed<T> {
-    /// For those who joined before the mark.
-    Outcome(T, Mark),
-    /// The leader was dropped.
-    Lost,
 }
 
 /// Flights are numbered through the process, so that one can wait for one of another cache.
@@ -66,10 +64,12 @@ impl<T: Clone> Group<T> {
                     id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
                     key: key.clone(),
                     marks: AtomicU32::new(0),
+                    last_joined: AtomicU32::new(0),
                     followers: AtomicUsize::new(0),
                     detached: AtomicBool::new(false),
                     unwanted: CancellationToken::new(),
                     landed: OnceLock::new(),
+                    ended: OnceLock::new(),
                     done: Notify::new(),
                 });
                 let follower = Follower::new(self.clone(), flight.clone());
@@ -97,7 +97,10 @@ impl<T: Clone> Group<T> {
 
     /// The last follower has left.
     pub(super) fn left(&self, flight: &Arc<Flight<T>>) {
-        if self.abandoned == Abandoned::Finish || flight.landed.get().is_some() {
+        if self.abandoned == Abandoned::Finish
+            || flight.landed.get().is_some()
+            || flight.ended.get().is_some()
+        {
             return;
         }
         // Joining happens under the same lock of the map, so nobody is cancelled who has just joined.

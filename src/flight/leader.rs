@@ -1,6 +1,6 @@
 use std::sync::{Arc, atomic::Ordering};
 
-use super::group::{Flight, Group, Landed};
+use super::group::{Flight, Group};
 
 /// The duty to land a flight.
 ///
@@ -40,24 +40,56 @@ impl<T: Clone> Leader<T> {
         self.flight.unwanted.cancelled().await;
     }
 
-    /// Ends the flight.
-    pub(crate) fn land(mut self, outcome: T, before: Mark) {
-        self.landed = true;
-        self.end(Landed::Outcome(outcome, before));
-    }
-
-    fn end(&self, landed: Landed<T>) {
+    /// Ends the flight for those who joined before the mark. If others joined later, they are still owed
+    /// an outcome.
+    pub(crate) fn land(mut self, outcome: T, before: Mark) -> Option<Late<T>> {
         // First out of the group, so that nobody joins a flight that has landed.
         self.group.remove(&self.flight);
-        let _ = self.flight.landed.set(landed);
+        let _ = self.flight.landed.set((outcome, before));
+        let late = Late { flight: self.flight.clone(), landed: false };
+        self.landed = true;
+        if self.flight.last_joined.load(Ordering::Acquire) < before.0 {
+            late.land(None);
+            return None;
+        }
         self.flight.done.notify_waiters();
+        Some(late)
     }
 }
 
 impl<T: Clone> Drop for Leader<T> {
     fn drop(&mut self) {
         if !self.landed {
-            self.end(Landed::Lost);
+            self.group.remove(&self.flight);
+            Late { flight: self.flight.clone(), landed: false }.land(None);
+        }
+    }
+}
+
+/// The duty to those who joined too late for an outcome. Nobody can join any more.
+pub(crate) struct Late<T> {
+    flight: Arc<Flight<T>>,
+    landed: bool,
+}
+
+impl<T> Late<T> {
+    /// Gives them the answer to a question that was asked after this duty began, or sends them to join
+    /// anew.
+    pub(crate) fn land(mut self, outcome: Option<T>) {
+        self.landed = true;
+        self.end(outcome);
+    }
+
+    fn end(&self, outcome: Option<T>) {
+        let _ = self.flight.ended.set(outcome);
+        self.flight.done.notify_waiters();
+    }
+}
+
+impl<T> Drop for Late<T> {
+    fn drop(&mut self) {
+        if !self.landed {
+            self.end(None);
         }
     }
 }

@@ -100,7 +100,9 @@ impl Watch {
     fn next_look(&self, sent: Instant) -> Instant {
         let deadline = self.deadline();
         match self.upkeep.refresh {
-            Some(refresh) if after(sent, refresh) < self.until => deadline.min(after(sent, refresh)),
+            Some(refresh) if after(sent, refresh) < self.until => {
+                deadline.min(after(sent, refresh))
+            }
             _ => deadline,
         }
     }
