@@ -6,7 +6,7 @@
 //! the server is away.
 
 use std::sync::{
-    Arc, Mutex, PoisonError,
+    Arc,
     atomic::{AtomicU32, Ordering},
 };
 
@@ -16,7 +16,6 @@ use redis::{
 };
 use tokio::{
     sync::{Notify, watch},
-    task::JoinHandle,
     time::{Instant, sleep, timeout, timeout_at},
 };
 use tracing::{info, warn};
@@ -25,6 +24,7 @@ use super::{
     RedisOptions,
     connect::{Backoff, connect, prepare},
     script::Call,
+    task::Task,
 };
 use crate::error::{BackendError, BackendErrorKind};
 
@@ -33,7 +33,7 @@ const TIMEOUTS_TO_RECONNECT: u32 = 3;
 
 pub(super) struct Commands {
     shared: Arc<Shared>,
-    task: Mutex<Option<JoinHandle<()>>>,
+    task: Task,
 }
 
 struct Shared {
@@ -69,7 +69,7 @@ impl Commands {
             link: watch::Sender::new(Link::Idle),
             timeouts: AtomicU32::new(0),
         };
-        Self { shared: Arc::new(shared), task: Mutex::new(None) }
+        Self { shared: Arc::new(shared), task: Task::default() }
     }
 
     /// Runs a script, and sends it along if the server does not know it.
@@ -111,7 +111,7 @@ impl Commands {
                 Link::Up(up) => return Ok(up.clone()),
                 Link::Down(error) => return Err(error.clone()),
                 Link::Connecting => {}
-                Link::Idle => self.start(),
+                Link::Idle => self.task.start(|| keep_connected(Run(self.shared.clone()))),
             }
             match timeout_at(deadline, link.changed()).await {
                 Ok(Ok(())) => {}
@@ -122,24 +122,6 @@ impl Commands {
                     return Err(BackendError::new(BackendErrorKind::Unavailable, elapsed));
                 }
             }
-        }
-    }
-
-    /// Starts the loop on the present runtime, if none runs: for the first command, and after the
-    /// runtime that ran it is gone.
-    fn start(&self) {
-        let mut task = self.task.lock().unwrap_or_else(PoisonError::into_inner);
-        if task.as_ref().is_none_or(JoinHandle::is_finished) {
-            let run = Run(self.shared.clone());
-            *task = Some(tokio::spawn(keep_connected(run)));
-        }
-    }
-}
-
-impl Drop for Commands {
-    fn drop(&mut self) {
-        if let Some(task) = self.task.lock().unwrap_or_else(PoisonError::into_inner).take() {
-            task.abort();
         }
     }
 }

@@ -21,6 +21,7 @@ mod connect;
 mod push;
 mod reply;
 mod script;
+mod task;
 
 use std::{fmt, sync::Arc, time::Duration};
 

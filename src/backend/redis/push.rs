@@ -8,17 +8,12 @@
 //! It is a connection of its own because a subscribed one falls under the server's output limit for
 //! pub/sub, and is cut when large replies queue up.
 
-use std::{
-    collections::HashSet,
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use redis::{Client, Cmd, PushInfo, PushKind, RedisError, Value, aio::MultiplexedConnection};
 use tokio::{
     sync::{Notify, watch},
-    task::JoinHandle,
     time::{sleep, timeout},
 };
 use tracing::{debug, warn};
@@ -26,6 +21,7 @@ use tracing::{debug, warn};
 use super::{
     RedisOptions,
     connect::{Backoff, connect},
+    task::Task,
 };
 use crate::backend::{Change, Channels};
 
@@ -36,12 +32,12 @@ pub(super) struct Push {
     client: Client,
     options: RedisOptions,
     channels: Channels,
-    task: Mutex<Option<JoinHandle<()>>>,
+    task: Task,
 }
 
 impl Push {
     pub(super) fn new(client: Client, options: RedisOptions) -> Self {
-        Self { client, options, channels: Channels::default(), task: Mutex::new(None) }
+        Self { client, options, channels: Channels::default(), task: Task::default() }
     }
 
     pub(super) fn channels(&self) -> &Channels {
@@ -50,20 +46,10 @@ impl Push {
 
     /// Starts the task on the present runtime, if none runs.
     pub(super) fn start(&self) {
-        let mut task = self.task.lock().unwrap_or_else(PoisonError::into_inner);
-        if task.as_ref().is_none_or(JoinHandle::is_finished) {
+        self.task.start(|| {
             self.channels.unconfirm_all();
-            let (client, options) = (self.client.clone(), self.options.clone());
-            *task = Some(tokio::spawn(keep_subscribed(client, options, self.channels.clone())));
-        }
-    }
-}
-
-impl Drop for Push {
-    fn drop(&mut self) {
-        if let Some(task) = self.task.lock().unwrap_or_else(PoisonError::into_inner).take() {
-            task.abort();
-        }
+            keep_subscribed(self.client.clone(), self.options.clone(), self.channels.clone())
+        });
     }
 }
 
