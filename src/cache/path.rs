@@ -17,7 +17,11 @@ use tokio::{
 };
 use tracing::{debug, info, warn};
 
-use super::{Decision, Inner, Lead, Produced, Source, load, request::Options};
+use super::{
+    Decision, Inner, Lead, Source,
+    load::{self, Produced},
+    request::Options,
+};
 use crate::{
     backend::{Change, Claimed, Committed, Failure},
     entry::Entry,

@@ -3,8 +3,9 @@ use std::{fmt, sync::Arc, time::Duration};
 use tracing::Instrument;
 
 use super::{
-    Cache, Inner, Lead, OnVerdict, Produced, load,
-    path::{Outcome, Path},
+    Cache, Inner, Lead,
+    load::{self, Produced},
+    path::{OnVerdict, Outcome, Path},
 };
 use crate::{
     error::{BoxError, Error, ErrorKind},
