@@ -1,7 +1,8 @@
 //! The connection for pushes.
 //!
 //! One task owns it and keeps the server's subscriptions in step with what [`Channels`] wants: whatever
-//! opened or closed meanwhile is one command. Subscribing is never the work of a caller's future, which
+//! opened or closed meanwhile is one command, and where the server refuses that, one command each, for it
+//! refuses all when one is forbidden. Subscribing is never the work of a caller's future, which
 //! may be dropped. It connects when the first channel opens, and after a break everyone is told to look
 //! again once the subscriptions are restored.
 //!
@@ -10,7 +11,10 @@
 
 use std::{
     collections::HashSet,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -27,7 +31,10 @@ use super::{
     RedisOptions,
     connect::{Backoff, connect},
 };
-use crate::backend::{Change, Channels};
+use crate::{
+    backend::{Change, Channels, channels::Subscription},
+    error::{BackendError, BackendErrorKind},
+};
 
 /// How often a silent connection is asked whether it lives.
 const PING_EVERY: Duration = Duration::from_secs(5);
@@ -36,12 +43,15 @@ pub(super) struct Push {
     client: Client,
     options: RedisOptions,
     channels: Channels,
+    /// A task runs, or is about to.
+    running: Arc<AtomicBool>,
     task: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Push {
     pub(super) fn new(client: Client, options: RedisOptions) -> Self {
-        Self { client, options, channels: Channels::default(), task: Mutex::new(None) }
+        let running = Arc::new(AtomicBool::new(false));
+        Self { client, options, channels: Channels::default(), running, task: Mutex::new(None) }
     }
 
     pub(super) fn channels(&self) -> &Channels {
@@ -51,10 +61,12 @@ impl Push {
     /// Starts the task on the present runtime, if none runs.
     pub(super) fn start(&self) {
         let mut task = self.task.lock().unwrap_or_else(PoisonError::into_inner);
-        if task.as_ref().is_none_or(JoinHandle::is_finished) {
-            self.channels.unconfirm_all();
+        if !self.running.swap(true, Ordering::AcqRel) {
+            let run = Run { channels: self.channels.clone(), running: self.running.clone() };
             let (client, options) = (self.client.clone(), self.options.clone());
-            *task = Some(tokio::spawn(keep_subscribed(client, options, self.channels.clone())));
+            // Who listened while the last task was gone with its runtime may have missed something.
+            let missed = task.is_some();
+            *task = Some(tokio::spawn(keep_subscribed(client, options, run, missed)));
         }
     }
 }
@@ -67,10 +79,23 @@ impl Drop for Push {
     }
 }
 
-async fn keep_subscribed(client: Client, options: RedisOptions, channels: Channels) {
+/// A run of the task. When it ends, with its runtime, no subscription is in place any more.
+struct Run {
+    channels: Channels,
+    running: Arc<AtomicBool>,
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        self.channels.forget_answers();
+        self.running.store(false, Ordering::Release);
+    }
+}
+
+async fn keep_subscribed(client: Client, options: RedisOptions, run: Run, mut missed: bool) {
+    let channels = &run.channels;
     let mut turns = channels.turns();
     let mut backoff = Backoff::new();
-    let mut missed = false;
     loop {
         if turns.wait_for(|_| !channels.is_empty()).await.is_err() {
             return;
@@ -80,8 +105,8 @@ async fn keep_subscribed(client: Client, options: RedisOptions, channels: Channe
             Ok(connection) => {
                 backoff = Backoff::new();
                 let link = Link { connection, options: &options, subscribed: HashSet::new() };
-                let end = link.serve(&channels, &mut turns, &broken, missed).await;
-                channels.unconfirm_all();
+                let end = link.serve(channels, &mut turns, &broken, missed).await;
+                channels.forget_answers();
                 missed = true;
                 if let Err(error) = end {
                     debug!(%error, "the push connection to Redis broke; connecting again");
@@ -151,23 +176,20 @@ impl Link<'_> {
     }
 
     async fn reconcile(&mut self, channels: &Channels) -> Result<(), RedisError> {
-        let wanted = channels.wanted();
+        let wanted = channels.not_refused();
         let opened: Vec<_> =
             wanted.iter().filter(|channel| !self.subscribed.contains(*channel)).cloned().collect();
-        if !opened.is_empty() {
-            let connection = &mut self.connection;
-            let subscribing =
-                timeout(self.options.connect_timeout, connection.subscribe(texts(&opened)));
-            match subscribing.await.unwrap_or_else(|_| Err(timed_out())) {
-                Ok(()) => self.subscribed.extend(opened),
-                Err(error) if error.is_unrecoverable_error() => return Err(error),
-                Err(error) => {
-                    warn!(%error, "Redis refused a subscription; waiting by timers alone");
+        if !opened.is_empty() && self.subscribe(&opened).await?.is_some() {
+            for channel in opened {
+                if let Some(refusal) = self.subscribe(std::slice::from_ref(&channel)).await? {
+                    warn!(error = %refusal, "Redis refused a subscription; waiting by timers alone");
+                    let refusal = BackendError::new(BackendErrorKind::Refused, refusal);
+                    channels.answer(&channel, Subscription::Refused(refusal));
                 }
             }
         }
         for channel in wanted.iter().filter(|channel| self.subscribed.contains(*channel)) {
-            channels.confirm(channel);
+            channels.answer(channel, Subscription::Confirmed);
         }
         let closed: Vec<_> =
             self.subscribed.iter().filter(|channel| !channels.wants(channel)).cloned().collect();
@@ -181,6 +203,21 @@ impl Link<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Subscribes; an answer of the server that refuses it is returned, and no answer is an error.
+    async fn subscribe(&mut self, opened: &[Arc<str>]) -> Result<Option<RedisError>, RedisError> {
+        let subscribing = self.connection.subscribe(texts(opened));
+        let answer = timeout(self.options.connect_timeout, subscribing).await;
+        match answer.unwrap_or_else(|_| Err(timed_out())) {
+            Ok(()) => {
+                self.subscribed.extend(opened.iter().cloned());
+                Ok(None)
+            }
+            Err(error) if error.code().is_some() => Ok(Some(error)),
+            // It may be in place or not. A new connection begins with none.
+            Err(error) => Err(error),
+        }
     }
 
     async fn send(&mut self, command: &Cmd) -> Result<(), RedisError> {
