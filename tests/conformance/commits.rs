@@ -198,6 +198,20 @@ pub async fn a_commit_after_its_fence_is_forgotten_is_refused<H: Harness>(h: &H)
     assert_eq!(read(&backend, &name).await, None);
 }
 
+/// And the holder's asking again does not make it known.
+pub async fn a_forgotten_fence_is_not_brought_back_by_its_holder<H: Harness>(h: &H) {
+    let backend = h.backend();
+    let name = name("k");
+    let mut long = claim(&name);
+    long.lease = FENCE_LIFE * 3;
+    let grant = begun(&backend, &long).await;
+    h.forget_fence(&name).await;
+    assert_eq!(begun(&backend, &long).await.fence(), grant.fence());
+    assert_eq!(backend.renew(std::slice::from_ref(&long)).await.unwrap(), [true]);
+    let outcome = backend.commit(&long, &grant, &value("v"), Some(TTL)).await.unwrap();
+    assert_eq!(outcome, Committed::Refused);
+}
+
 pub async fn an_entry_ends_with_its_time<H: Harness>(h: &H) {
     let backend = h.backend();
     let name = name("k");

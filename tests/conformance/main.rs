@@ -3,7 +3,7 @@
 //! Each rule is written once, against a [`Harness`](harness::Harness), and is a test for each backend. A
 //! rule that only one backend keeps is a bug in the other one, or is no rule: what is true of one alone
 //! (foreign bytes, a full server, a weight limit) is tested elsewhere.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, unreachable_pub)]
 
 #[path = "../support/mod.rs"]
 mod support;
@@ -86,6 +86,7 @@ rules! {
         a_commit_of_a_lost_lease_is_refused_once_somebody_had_it,
         a_commit_of_a_lost_lease_gets_the_entry_of_who_had_it,
         a_commit_after_its_fence_is_forgotten_is_refused,
+        a_forgotten_fence_is_not_brought_back_by_its_holder,
         an_entry_ends_with_its_time,
         a_commit_replaces_the_entry_and_its_time,
         a_verdict_is_an_entry_too,
