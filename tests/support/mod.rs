@@ -2,7 +2,14 @@
 //!
 //! A suite takes it in by `mod support;`, or by `#[path = "../support/mod.rs"] mod support;` from a folder.
 //! Redis is needed: where there is no `redis-server`, the tests that start one fail and say so.
-#![allow(dead_code)]
+#![allow(
+    dead_code,
+    unused_imports,
+    unreachable_pub,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic
+)]
 
 mod monitor;
 mod nursery;
