@@ -4,7 +4,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod faulty;
+mod support;
 
 use std::{
     collections::HashMap,
@@ -27,7 +27,7 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 
-use self::faulty::{Fault, Faulty, Op};
+use self::support::faulty::{Fault, Faulty, Op};
 
 const MS: Duration = Duration::from_millis(1);
 
@@ -536,21 +536,20 @@ fn a_runtime_that_goes_away_hands_its_flights_over() {
     let leading = tokio::runtime::Runtime::new().unwrap();
     let origin = Origin::default();
     let first = leading.spawn(cache.request("k").load(origin.loader(Duration::from_secs(60))));
-    let staying = tokio::runtime::Runtime::new().unwrap();
+    // On one thread, so that who is spawned has joined the flight after a yield.
+    let staying = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let next = Origin::default();
-    let second = staying.block_on(async {
+    let mut second = None;
+    staying.block_on(async {
         while origin.running() == 0 {
             tokio::task::yield_now().await;
         }
-        let second = tokio::spawn(cache.request("k").load(next.loader(MS)));
-        while cache.stats().flights == 0 {
-            tokio::task::yield_now().await;
-        }
-        second
+        second = Some(tokio::spawn(cache.request("k").load(next.loader(MS))));
+        tokio::task::yield_now().await;
     });
     leading.shutdown_background();
     let answer = staying.block_on(async {
-        timeout(Duration::from_secs(5), second).await.expect("took over").unwrap().unwrap()
+        timeout(Duration::from_secs(5), second.unwrap()).await.expect("took over").unwrap().unwrap()
     });
     assert_eq!(answer.source(), Source::Led);
     assert!(staying.block_on(first).is_err());

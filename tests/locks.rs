@@ -4,7 +4,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod faulty;
+mod support;
 
 use std::{
     sync::{
@@ -21,7 +21,7 @@ use bellwether::{
 };
 use tokio::time::{Instant, sleep, timeout};
 
-use self::faulty::{Fault, Faulty, Op};
+use self::support::faulty::{Fault, Faulty, Op};
 
 const MS: Duration = Duration::from_millis(1);
 const LEASE: Duration = Duration::from_secs(10);

@@ -17,23 +17,26 @@ pub(super) struct Task {
 struct Running(Arc<AtomicBool>);
 
 impl Task {
-    /// Starts the task, unless it runs.
-    pub(super) fn start<F>(&self, task: impl FnOnce() -> F)
+    /// Starts the task, unless it runs. It is told whether it ran before.
+    pub(super) fn start<F>(&self, task: impl FnOnce(bool) -> F)
     where
         F: Future<Output = ()> + Send + 'static,
     {
         if self.running.swap(true, Ordering::AcqRel) {
             return;
         }
+        let mut abort = self.abort.lock().unwrap_or_else(PoisonError::into_inner);
         let running = Running(self.running.clone());
-        let task = task();
+        let task = task(abort.is_some());
         let handle = tokio::spawn(async move {
+            // Dropped before the task is, polled or not: whoever is told by the task's end can start it
+            // again.
+            let running = running;
             let task = std::pin::pin!(task);
-            // Dropped before the task is: whoever is told by the task's end can start it again.
             let _running = running;
             task.await;
         });
-        *self.abort.lock().unwrap_or_else(PoisonError::into_inner) = Some(handle.abort_handle());
+        *abort = Some(handle.abort_handle());
     }
 }
 

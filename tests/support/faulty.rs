@@ -1,7 +1,5 @@
 //! A backend whose answers can be lost, and whose operations can fail, hang or come late.
 
-#![allow(dead_code)]
-
 use std::{
     sync::{Arc, Mutex},
     time::Duration,
@@ -17,7 +15,7 @@ use bellwether::{
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Op {
+pub enum Op {
     Acquire,
     Renew,
     Release,
@@ -31,7 +29,7 @@ pub(crate) enum Op {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Fault {
+pub enum Fault {
     /// It is not done, and known not to be.
     Refuse,
     /// It is done, and the answer never comes.
@@ -48,18 +46,18 @@ pub(crate) enum Fault {
 type Plan = Box<dyn FnMut(Op) -> Option<Fault> + Send>;
 
 #[derive(Clone)]
-pub(crate) struct Faulty {
-    pub(crate) inner: MemoryBackend,
+pub struct Faulty {
+    pub inner: MemoryBackend,
     plan: Arc<Mutex<Plan>>,
     done: Arc<Mutex<Vec<Op>>>,
 }
 
 impl Faulty {
-    pub(crate) fn new(plan: impl FnMut(Op) -> Option<Fault> + Send + 'static) -> Self {
+    pub fn new(plan: impl FnMut(Op) -> Option<Fault> + Send + 'static) -> Self {
         Self::over(MemoryBackend::new(), plan)
     }
 
-    pub(crate) fn over(
+    pub fn over(
         inner: MemoryBackend,
         plan: impl FnMut(Op) -> Option<Fault> + Send + 'static,
     ) -> Self {
@@ -67,17 +65,17 @@ impl Faulty {
     }
 
     /// The first of these operations meets the fault, all else goes well.
-    pub(crate) fn once(op: Op, fault: Fault) -> Self {
+    pub fn once(op: Op, fault: Fault) -> Self {
         let mut fault = Some(fault);
         Self::new(move |asked| if asked == op { fault.take() } else { None })
     }
 
-    pub(crate) fn plan(&self, plan: impl FnMut(Op) -> Option<Fault> + Send + 'static) {
+    pub fn plan(&self, plan: impl FnMut(Op) -> Option<Fault> + Send + 'static) {
         *self.plan.lock().unwrap() = Box::new(plan);
     }
 
     /// How often an operation was done.
-    pub(crate) fn count(&self, op: Op) -> usize {
+    pub fn count(&self, op: Op) -> usize {
         self.done.lock().unwrap().iter().filter(|done| **done == op).count()
     }
 
