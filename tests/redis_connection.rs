@@ -210,6 +210,9 @@ async fn a_wrong_password_is_an_error_and_recovered_from() {
     assert!(error.to_string().contains("WRONGPASS"), "it does not say why: {error}");
     server.raw().await.config_set("requirepass", "new").await;
     assert!(eventually(RECOVERY, || works(&backend)).await, "it does not recover");
+    // The push connection has a back-off of its own.
+    let listens = async || backend.changes(&name("k")).await.is_ok();
+    assert!(eventually(RECOVERY, listens).await, "pushes do not recover");
     let mut changes = backend.changes(&name("k")).await.unwrap();
     let burnt = backend.invalidate(&name("k"), FENCE_LIFE).await.unwrap();
     assert_eq!(next(&mut changes).await, Change::Invalidated(burnt));
