@@ -42,7 +42,8 @@ impl Failure {
         if let Some(source) = std::error::Error::source(error) {
             message = source.to_string();
         }
-        let cut = message.floor_char_boundary(LONGEST_MESSAGE.min(message.len()));
+        let ends = message.char_indices().map(|(at, character)| at + character.len_utf8());
+        let cut = ends.take_while(|end| *end <= LONGEST_MESSAGE).last().unwrap_or(0);
         message.truncate(cut);
         Self { fence, kind: error.kind(), message }
     }

@@ -29,6 +29,7 @@ pub use self::{
 };
 pub use crate::{flight::Abandoned, observe::Stats};
 
+#[cfg(feature = "http")]
 pub(crate) use self::{load::Produced, path::OnVerdict, request::Flown};
 
 use self::{builder::Settings, decide::Decision, path::Outcome};
@@ -205,7 +206,9 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
             inner.abort.cancel();
             inner.leaders.wait().await;
         }
-        inner.engine.tasks.wait().await;
+        // Releases that a backend does not answer end by themselves, with their leases.
+        let limit = 2 * inner.settings.retry.try_limit();
+        let _ = tokio::time::timeout(limit, inner.engine.tasks.wait()).await;
     }
 
     #[cfg(feature = "http")]

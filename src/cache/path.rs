@@ -13,11 +13,15 @@ use std::{
 
 use tokio::{
     sync::SemaphorePermit,
-    time::{Instant, timeout},
+    time::{Instant, sleep, timeout},
 };
 use tracing::{debug, info, warn};
 
-use super::{Decision, Inner, Lead, Produced, Source, load, request::Options};
+use super::{
+    Decision, Inner, Lead, Source,
+    load::{self, Produced},
+    request::Options,
+};
 use crate::{
     backend::{Change, Claimed, Committed, Failure},
     entry::Entry,
@@ -100,8 +104,8 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
         Self { inner, name, options, leader }
     }
 
-    /// Goes the way to its end. `nested` says that a loader waits for this flight.
-    pub(super) async fn run<F, Fut>(self, work: F, nested: bool)
+    /// Goes the way to its end.
+    pub(super) async fn run<F, Fut>(self, work: F)
     where
         F: FnOnce(Lead) -> Fut,
         Fut: Future<Output = Result<Produced<V>, Error>>,
@@ -115,7 +119,7 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
         // Dropping the way releases what it holds and undoes what it may hold.
         let landing = tokio::select! {
             biased;
-            landing = self.way(work, nested) => landing,
+            landing = self.way(work) => landing,
             why = cancelled => {
                 debug!(why, "load cancelled");
                 (Outcome::Failed(Error::new(ErrorKind::Cancelled, why)), Mark::END)
@@ -131,20 +135,20 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
         }
     }
 
-    async fn way<F, Fut>(&self, work: F, nested: bool) -> Landing<V>
+    async fn way<F, Fut>(&self, work: F) -> Landing<V>
     where
         F: FnOnce(Lead) -> Fut,
         Fut: Future<Output = Result<Produced<V>, Error>>,
     {
         let mut permit = None;
         let step = match self.look().await {
-            Ok(seen) => self.claim(seen, nested, &mut permit).await,
+            Ok(seen) => self.claim(seen, &mut permit).await,
             Err(step) => step,
         };
         match step {
             Step::Land(landing) => landing,
             Step::Load(held, mark) => self.load(work, held, mark).await,
-            Step::Alone => match self.permit(nested, &mut permit).await {
+            Step::Alone => match self.permit(&mut permit).await {
                 Ok(()) => self.alone(work).await,
                 Err(error) => (Outcome::Failed(error), Mark::END),
             },
@@ -182,7 +186,6 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
     async fn claim<'a>(
         &'a self,
         mut seen: u64,
-        nested: bool,
         permit: &mut Option<SemaphorePermit<'a>>,
     ) -> Step<V> {
         let settings = &self.inner.settings;
@@ -194,12 +197,13 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
         let mut waiting =
             Waiting::new(engine.clone(), self.name.clone(), retry, self.options.wait_limit);
         let mut last = false;
-        let mut limit = retry.try_limit();
+        let mut doubted = false;
         loop {
-            if let Err(error) = self.permit(nested, permit).await {
+            if let Err(error) = self.permit(permit).await {
                 return Step::Land((Outcome::Failed(error), Mark::END));
             }
             let mark = self.leader.mark();
+            let limit = if doubted { SECOND_TRY } else { retry.try_limit() };
             let answer = pending.attempt(limit, |claim| self.inner.store.claim(claim, seen)).await;
             let occupied = match self.inner.counted(answer) {
                 Ok((Claimed::Granted(grant), sent)) => {
@@ -216,8 +220,8 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
                 }
                 Ok((Claimed::Held(occupied), _)) => occupied,
                 // Perhaps only the answer was lost: the same token again, so that a grant is recognised.
-                Err(error) if error.kind() == BackendErrorKind::Unknown && limit > SECOND_TRY => {
-                    limit = SECOND_TRY;
+                Err(error) if error.kind() == BackendErrorKind::Unknown && !doubted => {
+                    doubted = true;
                     continue;
                 }
                 Err(error) => {
@@ -227,7 +231,7 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
             };
             // Whoever waits for another process takes no place from those who load.
             *permit = None;
-            limit = retry.try_limit();
+            doubted = false;
             if last {
                 debug!("the wait for another process is over");
                 return Step::Alone;
@@ -263,6 +267,7 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
         let limit = self.options.load_limit;
         let produced = load::run(work, lead.clone(), limit, Some(self.leader.id())).await;
         let cost = begun.elapsed();
+        held.closing();
         let settings = &self.inner.settings;
         match produced {
             Ok(Produced::Value(value)) => {
@@ -391,20 +396,18 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
 
     /// A place among the loads of this process. Loads that a loader waits for need none, or they could
     /// wait for each other.
-    async fn permit<'a>(
-        &'a self,
-        nested: bool,
-        permit: &mut Option<SemaphorePermit<'a>>,
-    ) -> Result<(), Error> {
-        if nested || permit.is_some() {
+    async fn permit<'a>(&'a self, permit: &mut Option<SemaphorePermit<'a>>) -> Result<(), Error> {
+        if permit.is_some() {
             return Ok(());
         }
-        match timeout(self.options.wait_limit, self.inner.loads.acquire()).await {
-            Ok(Ok(place)) => {
+        tokio::select! {
+            biased;
+            () = self.leader.needed_by_loader() => Ok(()),
+            Ok(place) = self.inner.loads.acquire() => {
                 *permit = Some(place);
                 Ok(())
             }
-            _ => Err(Error::new(
+            () = sleep(self.options.wait_limit) => Err(Error::new(
                 ErrorKind::Overloaded,
                 format!("{} loads are running already", self.inner.settings.max_loads),
             )),
