@@ -55,10 +55,9 @@ impl Failure {
 
     pub(crate) fn into_error(self) -> Error {
         let message = match self.kind {
-            ErrorKind::Panicked => {
-                format!("the loader panicked in another process: {}", self.message)
-            }
-            _ => format!("the load failed in another process: {}", self.message),
+            ErrorKind::Load => format!("the load failed in another process: {}", self.message),
+            // The others say themselves what happened.
+            _ => format!("in another process: {}", self.message),
         };
         Error::new(self.kind, message)
     }
