@@ -221,6 +221,16 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     pub(crate) fn value_limit(&self) -> usize {
         self.inner.settings.max_value
     }
+
+    #[cfg(feature = "http")]
+    pub(crate) fn load_limit(&self) -> Duration {
+        self.inner.settings.load_limit
+    }
+
+    #[cfg(feature = "http")]
+    pub(crate) fn ttl(&self) -> Duration {
+        self.inner.settings.ttl
+    }
 }
 
 impl<V: Clone + Send + Sync + 'static> Inner<V> {

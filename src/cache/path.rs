@@ -269,7 +269,8 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
             Ok(Produced::Private) => {
                 let verdict = Entry::uncacheable(cost);
                 let grant = Grant::new(held.fence());
-                let ttl = Some(settings.verdict_ttl);
+                let remembered = !lead.keeping().do_not_store;
+                let ttl = remembered.then_some(settings.verdict_ttl);
                 let _ = self.try_commit(&held, &grant, &verdict, ttl).await.map(|_| held.settled());
                 (Outcome::Private, Mark::END)
             }
