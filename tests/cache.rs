@@ -767,3 +767,58 @@ async fn dropping_a_request_at_any_await_leaves_nothing_behind() {
         }
     }
 }
+
+/// A type whose encoding panics, as a careless codec may.
+#[derive(Clone, Debug, serde::Deserialize)]
+struct Hostile;
+
+impl serde::Serialize for Hostile {
+    fn serialize<S: serde::Serializer>(&self, _: S) -> Result<S::Ok, S::Error> {
+        panic!("not this one")
+    }
+}
+
+/// The panic came outside the loader. Had it only ended the leader's task, each follower would have led in
+/// turn, and panicked in turn.
+#[tokio::test(start_paused = true)]
+async fn a_panic_of_a_codec_is_an_outcome_for_everyone_too() {
+    let cache: Cache<Hostile> = Cache::builder(MemoryBackend::new()).build().unwrap();
+    let begun = Arc::new(AtomicUsize::new(0));
+    let asked: Vec<_> = (0..10)
+        .map(|_| {
+            let begun = begun.clone();
+            tokio::spawn(cache.request("k").load(move |_| async move {
+                begun.fetch_add(1, Ordering::SeqCst);
+                sleep(MS).await;
+                Ok::<_, BoxError>(Hostile)
+            }))
+        })
+        .collect();
+    for answer in asked {
+        assert_eq!(answer.await.unwrap().unwrap_err().kind(), ErrorKind::Panicked);
+    }
+    assert_eq!(begun.load(Ordering::SeqCst), 1);
+}
+
+/// A server that swallows everything would add its time-out to every request.
+#[tokio::test(start_paused = true)]
+async fn a_backend_that_stays_silent_costs_nothing_after_the_first_few_requests() {
+    let faulty = Faulty::new(|_| Some(Fault::Hang));
+    let [cache, _] = two_over(&faulty);
+    let origin = Origin::default();
+    for _ in 0..3 {
+        ask(&cache, &origin, MS).await.unwrap().unwrap();
+    }
+    for _ in 0..50 {
+        let begun = Instant::now();
+        ask(&cache, &origin, MS).await.unwrap().unwrap();
+        assert!(begun.elapsed() <= 3 * MS, "{:?}", begun.elapsed());
+    }
+    // It comes back without help, and without a stampede.
+    faulty.plan(|_| None);
+    sleep(300 * MS).await;
+    let loads = origin.loads();
+    let asked = (0..100).map(|_| ask(&cache, &origin, 10 * MS)).collect();
+    let sources = sources(asked).await;
+    assert_eq!((origin.loads() - loads, sources[&Source::Led]), (1, 1));
+}

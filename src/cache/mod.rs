@@ -6,6 +6,7 @@
 //! loader, [`Lead`] is what the loader is given, `decide` says what an entry is good for, and a [`Codec`]
 //! turns values into bytes.
 
+mod breaker;
 mod builder;
 mod codec;
 mod decide;
@@ -32,7 +33,7 @@ pub use crate::{flight::Abandoned, observe::Stats};
 #[cfg(feature = "http")]
 pub(crate) use self::{load::Produced, path::OnVerdict, request::Flown};
 
-use self::{builder::Settings, decide::Decision, path::Outcome};
+use self::{breaker::Breaker, builder::Settings, decide::Decision, path::Outcome};
 use crate::{
     backend::{DynStore, Store},
     entry::Entry,
@@ -80,7 +81,7 @@ struct Inner<V> {
     abort: CancellationToken,
     loads: Semaphore,
     counters: Counters,
-    health: path::Health,
+    breaker: Breaker,
 }
 
 impl<V: Clone + Send + Sync + 'static> Cache<V> {
@@ -219,6 +220,16 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     #[cfg(feature = "http")]
     pub(crate) fn value_limit(&self) -> usize {
         self.inner.settings.max_value
+    }
+
+    #[cfg(feature = "http")]
+    pub(crate) fn load_limit(&self) -> Duration {
+        self.inner.settings.load_limit
+    }
+
+    #[cfg(feature = "http")]
+    pub(crate) fn ttl(&self) -> Duration {
+        self.inner.settings.ttl
     }
 }
 

@@ -3,19 +3,14 @@
 //! Whatever the backend does, the way ends with an outcome. Where the backend fails, the leader loads
 //! without a lease, for this process alone, and stores nothing.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::Duration,
-};
+use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
+use futures_util::FutureExt;
 use tokio::{
     sync::SemaphorePermit,
     time::{Instant, sleep, timeout},
 };
-use tracing::{debug, info, warn};
+use tracing::{debug, warn};
 
 use super::{
     Decision, Inner, Lead, Source,
@@ -48,26 +43,6 @@ pub(crate) enum OnVerdict {
     /// Everyone for himself.
     #[cfg_attr(not(feature = "http"), allow(dead_code))]
     Private,
-}
-
-/// Whether the backend answered the last time, so that a change is told once.
-#[derive(Default)]
-pub(super) struct Health {
-    down: AtomicBool,
-}
-
-impl Health {
-    fn failed(&self, error: &BackendError) {
-        if !self.down.swap(true, Ordering::Relaxed) {
-            warn!(%error, "degraded: the backend does not answer; one load for each process and key, nothing stored");
-        }
-    }
-
-    fn answered(&self) {
-        if self.down.load(Ordering::Relaxed) && self.down.swap(false, Ordering::Relaxed) {
-            info!("the backend answers again");
-        }
-    }
 }
 
 /// How long the second try of a claim or a commit may take, after the first was not answered.
@@ -117,9 +92,13 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
             }
         };
         // Dropping the way releases what it holds and undoes what it may hold.
+        let way = AssertUnwindSafe(self.way(work)).catch_unwind();
         let landing = tokio::select! {
             biased;
-            landing = self.way(work) => landing,
+            // A codec may panic, too; for everyone who waits that is an outcome like any other.
+            landing = way => landing.unwrap_or_else(|panic| {
+                (Outcome::Failed(load::panicked(panic.as_ref())), Mark::END)
+            }),
             why = cancelled => {
                 debug!(why, "load cancelled");
                 (Outcome::Failed(Error::new(ErrorKind::Cancelled, why)), Mark::END)
@@ -157,14 +136,17 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
 
     /// Looks into the backend; the fence of what it saw, if that is not the end of the way.
     async fn look(&self) -> Result<u64, Step<V>> {
+        if !self.inner.breaker.admits() {
+            return Err(Step::Alone);
+        }
         let mark = self.leader.mark();
         match self.inner.look(&self.name).await {
             Ok(decision) => {
-                self.inner.health.answered();
+                self.inner.breaker.answered();
                 self.serve(decision, Source::Hit, mark)
             }
             Err(error) => {
-                self.inner.health.failed(&error);
+                self.inner.breaker.failed(&error);
                 Err(Step::Alone)
             }
         }
@@ -225,7 +207,7 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
                     continue;
                 }
                 Err(error) => {
-                    self.inner.health.failed(&error);
+                    self.inner.breaker.failed(&error);
                     return Step::Alone;
                 }
             };
@@ -287,7 +269,8 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
             Ok(Produced::Private) => {
                 let verdict = Entry::uncacheable(cost);
                 let grant = Grant::new(held.fence());
-                let ttl = Some(settings.verdict_ttl);
+                let remembered = !lead.keeping().do_not_store;
+                let ttl = remembered.then_some(settings.verdict_ttl);
                 let _ = self.try_commit(&held, &grant, &verdict, ttl).await.map(|_| held.settled());
                 (Outcome::Private, Mark::END)
             }
@@ -347,7 +330,7 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
             }
             Err(error) => {
                 counters.unstored.add();
-                self.inner.health.failed(&error);
+                self.inner.breaker.failed(&error);
                 (Outcome::Value(value, Source::Led), Mark::END)
             }
         }

@@ -163,6 +163,7 @@ impl State {
         }
     }
 
+    /// The new fence; none, and nothing is changed, if the entry cannot be kept.
     pub(super) fn put(
         &mut self,
         name: &Name,
@@ -170,10 +171,13 @@ impl State {
         ttl: Duration,
         fence_life: Duration,
         now: Instant,
-    ) -> u64 {
+    ) -> Option<u64> {
+        if entry.weight() > self.limit {
+            return None;
+        }
         let fence = self.invalidate(name, fence_life, now);
         self.store(name, entry.clone().with_fence(fence), after(now, ttl));
-        fence
+        Some(fence)
     }
 
     pub(super) fn invalidate(&mut self, name: &Name, fence_life: Duration, now: Instant) -> u64 {
