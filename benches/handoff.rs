@@ -13,6 +13,8 @@
 
 #[path = "../tests/fleet/fleet.rs"]
 mod fleet;
+#[path = "../tests/fleet/http.rs"]
+mod http;
 #[path = "../tests/fleet/protocol.rs"]
 mod protocol;
 #[path = "../tests/support/mod.rs"]
