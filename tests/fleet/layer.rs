@@ -12,7 +12,7 @@ use super::{
 async fn a_herd_on_a_cold_page_reaches_the_router_once() {
     let server = RedisServer::start().await;
     let mut fleet = Fleet::start(8, &Setup::new(server.url())).await;
-    for round in 0..20 {
+    for round in 0..10 {
         let played = fleet.request(&format!("/page/{round}"), 250, Answer::Common, 200).await;
         played.leader();
         played.assert_one_value(8 * 250);
@@ -29,7 +29,7 @@ async fn assert_everyone_for_himself(answer: Answer) {
     let mut raw = server.raw().await;
     let mut fleet = Fleet::start(2, &Setup::new(server.url())).await;
     let mut times = Vec::new();
-    for round in 0..10 {
+    for round in 0..6 {
         let path = format!("/own/{round}");
         // The second time, the verdict is known.
         for visit in ["first", "second"] {
@@ -53,7 +53,7 @@ async fn assert_everyone_for_himself(answer: Answer) {
         assert!(entry.len() < 100, "{} bytes", entry.len());
     }
     times.sort();
-    println!("{answer:?}: everyone has his own answer after {:?}, median {:?}", times[0], times[5]);
+    println!("{answer:?}: everyone has his own answer after {:?}, median {:?}", times[0], times[3]);
     assert!(times[0] < Duration::from_millis(200), "{times:?}");
 }
 
