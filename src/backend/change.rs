@@ -42,7 +42,8 @@ impl Failure {
         if let Some(source) = std::error::Error::source(error) {
             message = source.to_string();
         }
-        let cut = message.floor_char_boundary(LONGEST_MESSAGE.min(message.len()));
+        let ends = message.char_indices().map(|(at, character)| at + character.len_utf8());
+        let cut = ends.take_while(|end| *end <= LONGEST_MESSAGE).last().unwrap_or(0);
         message.truncate(cut);
         Self { fence, kind: error.kind(), message }
     }
@@ -54,10 +55,9 @@ impl Failure {
 
     pub(crate) fn into_error(self) -> Error {
         let message = match self.kind {
-            ErrorKind::Panicked => {
-                format!("the loader panicked in another process: {}", self.message)
-            }
-            _ => format!("the load failed in another process: {}", self.message),
+            ErrorKind::Load => format!("the load failed in another process: {}", self.message),
+            // The others say themselves what happened.
+            _ => format!("in another process: {}", self.message),
         };
         Error::new(self.kind, message)
     }

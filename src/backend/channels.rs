@@ -9,6 +9,7 @@ use std::{
 use tokio::sync::{broadcast, watch};
 
 use super::Change;
+use crate::error::BackendError;
 
 /// As many pushes as a slow waiter may have unread; with more, he looks again.
 const BACKLOG: usize = 16;
@@ -28,9 +29,17 @@ struct Shared {
 
 struct Topic {
     sender: broadcast::Sender<Change>,
-    /// Whether the server has confirmed the subscription.
-    confirmed: watch::Sender<bool>,
+    subscription: watch::Sender<Subscription>,
     listeners: usize,
+}
+
+/// What the server has said of a subscription.
+#[derive(Clone, Debug)]
+pub(crate) enum Subscription {
+    /// Nothing yet, or no longer anything.
+    Asked,
+    Confirmed,
+    Refused(BackendError),
 }
 
 impl Channels {
@@ -40,13 +49,13 @@ impl Channels {
         let opened = !topics.contains_key(channel);
         let topic = topics.entry(channel.clone()).or_insert_with(|| Topic {
             sender: broadcast::Sender::new(BACKLOG),
-            confirmed: watch::Sender::new(false),
+            subscription: watch::Sender::new(Subscription::Asked),
             listeners: 0,
         });
         topic.listeners += 1;
         let changes = Changes {
             receiver: topic.sender.subscribe(),
-            confirmed: topic.confirmed.subscribe(),
+            subscription: topic.subscription.subscribe(),
             channel: channel.clone(),
             shared: self.0.clone(),
         };
@@ -70,6 +79,16 @@ impl Channels {
         self.0.topics().keys().cloned().collect()
     }
 
+    /// Those of them that the server has not refused.
+    #[cfg_attr(not(feature = "redis"), allow(dead_code))]
+    pub(crate) fn not_refused(&self) -> Vec<Arc<str>> {
+        let topics = self.0.topics();
+        let refused =
+            |topic: &Topic| matches!(*topic.subscription.borrow(), Subscription::Refused(_));
+        let channels = topics.iter().filter(|(_, topic)| !refused(topic));
+        channels.map(|(channel, _)| channel.clone()).collect()
+    }
+
     pub(crate) fn wants(&self, channel: &str) -> bool {
         self.0.topics().contains_key(channel)
     }
@@ -83,17 +102,17 @@ impl Channels {
         self.0.turns.subscribe()
     }
 
-    /// Says that the server has confirmed the subscription.
-    pub(crate) fn confirm(&self, channel: &str) {
+    /// Says what the server has said of the subscription.
+    pub(crate) fn answer(&self, channel: &str, answer: Subscription) {
         if let Some(topic) = self.0.topics().get(channel) {
-            topic.confirmed.send_replace(true);
+            topic.subscription.send_replace(answer);
         }
     }
 
-    /// Says that no subscription is in place any more.
-    pub(crate) fn unconfirm_all(&self) {
+    /// Says that no subscription is in place any more, and none refused.
+    pub(crate) fn forget_answers(&self) {
         for topic in self.0.topics().values() {
-            topic.confirmed.send_replace(false);
+            topic.subscription.send_replace(Subscription::Asked);
         }
     }
 }
@@ -117,7 +136,7 @@ impl fmt::Debug for Channels {
 /// A subscription to what happens to one name. Dropping it ends it.
 pub struct Changes {
     receiver: broadcast::Receiver<Change>,
-    confirmed: watch::Receiver<bool>,
+    subscription: watch::Receiver<Subscription>,
     channel: Arc<str>,
     shared: Arc<Shared>,
 }
@@ -137,11 +156,16 @@ impl Changes {
         }
     }
 
-    /// Returns when the server has confirmed the subscription.
+    /// Returns when the server has confirmed the subscription, or refused it.
     #[cfg_attr(not(feature = "redis"), allow(dead_code))]
-    pub(crate) async fn confirmed(&mut self) {
-        if self.confirmed.wait_for(|confirmed| *confirmed).await.is_err() {
-            std::future::pending().await
+    pub(crate) async fn confirmed(&mut self) -> Result<(), BackendError> {
+        let answered = |answer: &Subscription| !matches!(answer, Subscription::Asked);
+        let answer = self.subscription.wait_for(answered).await.map(|answer| answer.clone());
+        match answer {
+            Ok(Subscription::Refused(error)) => Err(error),
+            Ok(_) => Ok(()),
+            // The topic lives as long as this listener.
+            Err(_) => std::future::pending().await,
         }
     }
 }

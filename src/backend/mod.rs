@@ -115,6 +115,8 @@ pub trait Store: Leases {
     ) -> impl Future<Output = Result<bool, BackendError>> + Send;
 
     /// Writes an entry without a load: whatever load is under way will not be stored. Returns the new fence.
+    ///
+    /// Where there is no room for it, it is refused, and nothing changes.
     fn put(
         &self,
         name: &Name,

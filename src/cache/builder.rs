@@ -3,7 +3,7 @@ use std::{marker::PhantomData, sync::Arc, time::Duration};
 use tokio::sync::Semaphore;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use super::{Abandoned, Cache, Codec, Inner, Json, path::Health};
+use super::{Abandoned, Cache, Codec, Inner, Json, breaker::Breaker};
 use crate::{
     backend::DynStore,
     error::{Error, ErrorKind},
@@ -242,7 +242,7 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
                 abort: CancellationToken::new(),
                 loads: Semaphore::new(settings.max_loads),
                 counters: Counters::default(),
-                health: Health::default(),
+                breaker: Breaker::default(),
                 settings,
             }),
         })

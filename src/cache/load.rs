@@ -26,13 +26,7 @@ where
     Fut: Future<Output = Result<V, E>>,
     E: Into<BoxError>,
 {
-    match loader.await {
-        Ok(value) => Ok(Produced::Value(value)),
-        Err(error) => {
-            let error = error.into();
-            Err(Error::with_source(ErrorKind::Load, format!("the load failed: {error}"), error))
-        }
-    }
+    loader.await.map(Produced::Value).map_err(Error::load)
 }
 
 /// Runs a loader within its time limit, for a flight if there is one.
@@ -55,15 +49,17 @@ where
     };
     match ended {
         Ok(Ok(produced)) => produced,
-        Ok(Err(panic)) => {
-            let message = format!("the loader panicked: {}", words(panic.as_ref()));
-            Err(Error::new(ErrorKind::Panicked, message))
-        }
+        Ok(Err(panic)) => Err(panicked(panic.as_ref())),
         Err(_) => Err(Error::new(
             ErrorKind::LoadTimeout,
             format!("the load took longer than its limit of {limit:?}"),
         )),
     }
+}
+
+/// The error that a panic is to those who wait.
+pub(super) fn panicked(panic: &(dyn Any + Send)) -> Error {
+    Error::new(ErrorKind::Panicked, format!("the load panicked: {}", words(panic)))
 }
 
 fn words(panic: &(dyn Any + Send)) -> &str {

@@ -6,6 +6,7 @@
 //! loader, [`Lead`] is what the loader is given, `decide` says what an entry is good for, and a [`Codec`]
 //! turns values into bytes.
 
+mod breaker;
 mod builder;
 mod codec;
 mod decide;
@@ -29,9 +30,10 @@ pub use self::{
 };
 pub use crate::{flight::Abandoned, observe::Stats};
 
+#[cfg(feature = "http")]
 pub(crate) use self::{load::Produced, path::OnVerdict, request::Flown};
 
-use self::{builder::Settings, decide::Decision, path::Outcome};
+use self::{breaker::Breaker, builder::Settings, decide::Decision, path::Outcome};
 use crate::{
     backend::{DynStore, Store},
     entry::Entry,
@@ -79,7 +81,7 @@ struct Inner<V> {
     abort: CancellationToken,
     loads: Semaphore,
     counters: Counters,
-    health: path::Health,
+    breaker: Breaker,
 }
 
 impl<V: Clone + Send + Sync + 'static> Cache<V> {
@@ -205,7 +207,9 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
             inner.abort.cancel();
             inner.leaders.wait().await;
         }
-        inner.engine.tasks.wait().await;
+        // Releases that a backend does not answer end by themselves, with their leases.
+        let limit = 2 * inner.settings.retry.try_limit();
+        let _ = tokio::time::timeout(limit, inner.engine.tasks.wait()).await;
     }
 
     #[cfg(feature = "http")]
@@ -216,6 +220,16 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     #[cfg(feature = "http")]
     pub(crate) fn value_limit(&self) -> usize {
         self.inner.settings.max_value
+    }
+
+    #[cfg(feature = "http")]
+    pub(crate) fn load_limit(&self) -> Duration {
+        self.inner.settings.load_limit
+    }
+
+    #[cfg(feature = "http")]
+    pub(crate) fn ttl(&self) -> Duration {
+        self.inner.settings.ttl
     }
 }
 

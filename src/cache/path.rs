@@ -3,21 +3,20 @@
 //! Whatever the backend does, the way ends with an outcome. Where the backend fails, the leader loads
 //! without a lease, for this process alone, and stores nothing.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::Duration,
-};
+use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
+use futures_util::FutureExt;
 use tokio::{
     sync::SemaphorePermit,
-    time::{Instant, timeout},
+    time::{Instant, sleep, timeout},
 };
-use tracing::{debug, info, warn};
+use tracing::{debug, warn};
 
-use super::{Decision, Inner, Lead, Produced, Source, load, request::Options};
+use super::{
+    Decision, Inner, Lead, Source,
+    load::{self, Produced},
+    request::Options,
+};
 use crate::{
     backend::{Change, Claimed, Committed, Failure},
     entry::Entry,
@@ -44,26 +43,6 @@ pub(crate) enum OnVerdict {
     /// Everyone for himself.
     #[cfg_attr(not(feature = "http"), allow(dead_code))]
     Private,
-}
-
-/// Whether the backend answered the last time, so that a change is told once.
-#[derive(Default)]
-pub(super) struct Health {
-    down: AtomicBool,
-}
-
-impl Health {
-    fn failed(&self, error: &BackendError) {
-        if !self.down.swap(true, Ordering::Relaxed) {
-            warn!(%error, "degraded: the backend does not answer; one load for each process and key, nothing stored");
-        }
-    }
-
-    fn answered(&self) {
-        if self.down.load(Ordering::Relaxed) && self.down.swap(false, Ordering::Relaxed) {
-            info!("the backend answers again");
-        }
-    }
 }
 
 /// How long the second try of a claim or a commit may take, after the first was not answered.
@@ -100,8 +79,8 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
         Self { inner, name, options, leader }
     }
 
-    /// Goes the way to its end. `nested` says that a loader waits for this flight.
-    pub(super) async fn run<F, Fut>(self, work: F, nested: bool)
+    /// Goes the way to its end.
+    pub(super) async fn run<F, Fut>(self, work: F)
     where
         F: FnOnce(Lead) -> Fut,
         Fut: Future<Output = Result<Produced<V>, Error>>,
@@ -113,9 +92,13 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
             }
         };
         // Dropping the way releases what it holds and undoes what it may hold.
+        let way = AssertUnwindSafe(self.way(work)).catch_unwind();
         let landing = tokio::select! {
             biased;
-            landing = self.way(work, nested) => landing,
+            // A codec may panic, too; for everyone who waits that is an outcome like any other.
+            landing = way => landing.unwrap_or_else(|panic| {
+                (Outcome::Failed(load::panicked(panic.as_ref())), Mark::END)
+            }),
             why = cancelled => {
                 debug!(why, "load cancelled");
                 (Outcome::Failed(Error::new(ErrorKind::Cancelled, why)), Mark::END)
@@ -131,20 +114,20 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
         }
     }
 
-    async fn way<F, Fut>(&self, work: F, nested: bool) -> Landing<V>
+    async fn way<F, Fut>(&self, work: F) -> Landing<V>
     where
         F: FnOnce(Lead) -> Fut,
         Fut: Future<Output = Result<Produced<V>, Error>>,
     {
         let mut permit = None;
         let step = match self.look().await {
-            Ok(seen) => self.claim(seen, nested, &mut permit).await,
+            Ok(seen) => self.claim(seen, &mut permit).await,
             Err(step) => step,
         };
         match step {
             Step::Land(landing) => landing,
             Step::Load(held, mark) => self.load(work, held, mark).await,
-            Step::Alone => match self.permit(nested, &mut permit).await {
+            Step::Alone => match self.permit(&mut permit).await {
                 Ok(()) => self.alone(work).await,
                 Err(error) => (Outcome::Failed(error), Mark::END),
             },
@@ -153,14 +136,17 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
 
     /// Looks into the backend; the fence of what it saw, if that is not the end of the way.
     async fn look(&self) -> Result<u64, Step<V>> {
+        if !self.inner.breaker.admits() {
+            return Err(Step::Alone);
+        }
         let mark = self.leader.mark();
         match self.inner.look(&self.name).await {
             Ok(decision) => {
-                self.inner.health.answered();
+                self.inner.breaker.answered();
                 self.serve(decision, Source::Hit, mark)
             }
             Err(error) => {
-                self.inner.health.failed(&error);
+                self.inner.breaker.failed(&error);
                 Err(Step::Alone)
             }
         }
@@ -182,7 +168,6 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
     async fn claim<'a>(
         &'a self,
         mut seen: u64,
-        nested: bool,
         permit: &mut Option<SemaphorePermit<'a>>,
     ) -> Step<V> {
         let settings = &self.inner.settings;
@@ -194,12 +179,13 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
         let mut waiting =
             Waiting::new(engine.clone(), self.name.clone(), retry, self.options.wait_limit);
         let mut last = false;
-        let mut limit = retry.try_limit();
+        let mut doubted = false;
         loop {
-            if let Err(error) = self.permit(nested, permit).await {
+            if let Err(error) = self.permit(permit).await {
                 return Step::Land((Outcome::Failed(error), Mark::END));
             }
             let mark = self.leader.mark();
+            let limit = if doubted { SECOND_TRY } else { retry.try_limit() };
             let answer = pending.attempt(limit, |claim| self.inner.store.claim(claim, seen)).await;
             let occupied = match self.inner.counted(answer) {
                 Ok((Claimed::Granted(grant), sent)) => {
@@ -216,18 +202,18 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
                 }
                 Ok((Claimed::Held(occupied), _)) => occupied,
                 // Perhaps only the answer was lost: the same token again, so that a grant is recognised.
-                Err(error) if error.kind() == BackendErrorKind::Unknown && limit > SECOND_TRY => {
-                    limit = SECOND_TRY;
+                Err(error) if error.kind() == BackendErrorKind::Unknown && !doubted => {
+                    doubted = true;
                     continue;
                 }
                 Err(error) => {
-                    self.inner.health.failed(&error);
+                    self.inner.breaker.failed(&error);
                     return Step::Alone;
                 }
             };
             // Whoever waits for another process takes no place from those who load.
             *permit = None;
-            limit = retry.try_limit();
+            doubted = false;
             if last {
                 debug!("the wait for another process is over");
                 return Step::Alone;
@@ -263,6 +249,7 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
         let limit = self.options.load_limit;
         let produced = load::run(work, lead.clone(), limit, Some(self.leader.id())).await;
         let cost = begun.elapsed();
+        held.closing();
         let settings = &self.inner.settings;
         match produced {
             Ok(Produced::Value(value)) => {
@@ -282,7 +269,8 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
             Ok(Produced::Private) => {
                 let verdict = Entry::uncacheable(cost);
                 let grant = Grant::new(held.fence());
-                let ttl = Some(settings.verdict_ttl);
+                let remembered = !lead.keeping().do_not_store;
+                let ttl = remembered.then_some(settings.verdict_ttl);
                 let _ = self.try_commit(&held, &grant, &verdict, ttl).await.map(|_| held.settled());
                 (Outcome::Private, Mark::END)
             }
@@ -342,7 +330,7 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
             }
             Err(error) => {
                 counters.unstored.add();
-                self.inner.health.failed(&error);
+                self.inner.breaker.failed(&error);
                 (Outcome::Value(value, Source::Led), Mark::END)
             }
         }
@@ -391,20 +379,18 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
 
     /// A place among the loads of this process. Loads that a loader waits for need none, or they could
     /// wait for each other.
-    async fn permit<'a>(
-        &'a self,
-        nested: bool,
-        permit: &mut Option<SemaphorePermit<'a>>,
-    ) -> Result<(), Error> {
-        if nested || permit.is_some() {
+    async fn permit<'a>(&'a self, permit: &mut Option<SemaphorePermit<'a>>) -> Result<(), Error> {
+        if permit.is_some() {
             return Ok(());
         }
-        match timeout(self.options.wait_limit, self.inner.loads.acquire()).await {
-            Ok(Ok(place)) => {
+        tokio::select! {
+            biased;
+            () = self.leader.needed_by_loader() => Ok(()),
+            Ok(place) = self.inner.loads.acquire() => {
                 *permit = Some(place);
                 Ok(())
             }
-            _ => Err(Error::new(
+            () = sleep(self.options.wait_limit) => Err(Error::new(
                 ErrorKind::Overloaded,
                 format!("{} loads are running already", self.inner.settings.max_loads),
             )),

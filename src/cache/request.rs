@@ -3,8 +3,9 @@ use std::{fmt, sync::Arc, time::Duration};
 use tracing::Instrument;
 
 use super::{
-    Cache, Inner, Lead, OnVerdict, Produced, load,
-    path::{Outcome, Path},
+    Cache, Inner, Lead,
+    load::{self, Produced},
+    path::{OnVerdict, Outcome, Path},
 };
 use crate::{
     error::{BoxError, Error, ErrorKind},
@@ -151,17 +152,20 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
             let (follower, leader) = inner.flights.join(&self.key);
             // A loader that waits for a flight that waits for it would wait for ever.
             let edge = within.map(|from| flight::nested(from, follower.flight()));
-            if let Some(None) = edge {
-                tracing::debug!(key = %self.key, "a loader came back to a key that waits for it");
-                return alone(inner, work.take(), self.options, within).await;
+            match edge {
+                Some(None) => {
+                    tracing::debug!(key = %self.key, "a loader came back to a key that waits for it");
+                    return alone(inner, work.take(), self.options, within).await;
+                }
+                Some(Some(_)) => follower.is_loader(),
+                None => {}
             }
             let led = leader.is_some();
             if let Some(leader) = leader {
                 let Some(work) = work.take() else { return Err(cut_off()) };
                 let path = Path::new(inner.clone(), name.clone(), self.options, leader);
                 let span = tracing::debug_span!("flight", key = %self.key);
-                let task = path.run(work, within.is_some());
-                inner.leaders.spawn(task.instrument(span));
+                inner.leaders.spawn(path.run(work).instrument(span));
             }
             return match follower.wait().await {
                 Waited::Outcome(Outcome::Value(value, source)) => {

@@ -32,6 +32,11 @@ impl<T: Clone> Follower<T> {
         self.flight.id
     }
 
+    /// Says that it is a loader that will wait.
+    pub(crate) fn is_loader(&self) {
+        self.flight.needed.cancel();
+    }
+
     /// Waits until the flight has landed.
     ///
     /// # Cancel safety

@@ -38,6 +38,8 @@ pub(super) struct Flight<T> {
     pub(super) followers: AtomicUsize,
     /// No longer in the group, so nobody can join.
     detached: AtomicBool,
+    /// A loader waits for it, so it must not wait for a place that loaders take.
+    pub(super) needed: CancellationToken,
     /// Nobody waits, and it is to be cancelled for that.
     pub(super) unwanted: CancellationToken,
     /// The outcome, for those who joined before the mark.
@@ -67,6 +69,7 @@ impl<T: Clone> Group<T> {
                     last_joined: AtomicU32::new(0),
                     followers: AtomicUsize::new(0),
                     detached: AtomicBool::new(false),
+                    needed: CancellationToken::new(),
                     unwanted: CancellationToken::new(),
                     landed: OnceLock::new(),
                     ended: OnceLock::new(),

@@ -35,6 +35,11 @@ impl<T: Clone> Leader<T> {
         Mark(self.flight.marks.fetch_add(1, Ordering::AcqRel) + 1)
     }
 
+    /// Completes when a loader waits for this flight.
+    pub(crate) async fn needed_by_loader(&self) {
+        self.flight.needed.cancelled().await;
+    }
+
     /// Completes when nobody waits any more, if the flight is to be cancelled for that.
     pub(crate) async fn unwanted(&self) {
         self.flight.unwanted.cancelled().await;

@@ -10,7 +10,7 @@
 //! A caller must not be served what was read before he asked: what he knows may have changed it. So a
 //! flight counts marks. Its leader sets one *before* each question to the backend, a follower remembers how
 //! many there were when he joined, and an outcome says before which mark one must have joined to have it.
-//! For those who joined too late the leader asks once more ([`Late`]), for all of them together; if each
+//! For those who joined too late the leader asks once more ([`Late`](leader::Late)), for all of them together; if each
 //! joined anew, the first would ask before the second had joined, and so on, one by one.
 
 mod cycle;
@@ -23,5 +23,5 @@ pub(crate) use self::{
     cycle::{current, nested, within},
     follower::{Follower, Waited},
     group::Group,
-    leader::{Late, Leader, Mark},
+    leader::{Leader, Mark},
 };

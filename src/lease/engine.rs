@@ -52,28 +52,37 @@ impl Engine {
     ) -> Result<Held, Error> {
         let mut waiting = Waiting::new(self.clone(), claim.name.clone(), strategy, limit);
         let mut pending = Pending::new(self.clone(), claim);
+        let shut_down = || Error::new(ErrorKind::ShutDown, "the locks are shut down");
+        let not_acquired = || {
+            Error::new(ErrorKind::NotAcquired, "the lock was not acquired before the wait ended")
+        };
         loop {
             if self.stop.is_cancelled() {
-                return Err(Error::new(ErrorKind::ShutDown, "the locks are shut down"));
+                return Err(shut_down());
             }
-            let answer = pending.attempt(strategy.try_limit(), |claim| self.backend.acquire(claim));
-            let (turn, error) = match answer.await {
+            let answer =
+                pending.attempt(strategy.try_limit(), |claim| self.backend.acquire(claim)).await;
+            // Why it would be over, if the wait ends now.
+            let (remaining, why) = match answer {
                 Ok((Acquired::Granted(grant), sent)) => {
                     return Ok(pending.granted(&grant, upkeep, sent));
                 }
-                Ok((Acquired::Held(occupied), _)) => (waiting.next(occupied.remaining).await, None),
+                Ok((Acquired::Held(occupied), _)) => (Some(occupied.remaining), not_acquired()),
                 Err(error) if error.kind() == BackendErrorKind::Foreign => return Err(error.into()),
-                Err(error) => (waiting.after_failure().await, Some(error)),
+                Err(error) => (None, error.into()),
             };
-            match (turn, error) {
-                (Turn::Again | Turn::Pushed(_), _) => {}
-                (Turn::TimeUp, Some(error)) => return Err(error.into()),
-                (Turn::TimeUp, None) => {
-                    return Err(Error::new(
-                        ErrorKind::NotAcquired,
-                        "the lock was not acquired before the wait ended",
-                    ));
+            let waited = async {
+                match remaining {
+                    Some(remaining) => waiting.next(remaining).await,
+                    None => waiting.after_failure().await,
                 }
+            };
+            let turn = tokio::select! {
+                turn = waited => turn,
+                () = self.stop.cancelled() => return Err(shut_down()),
+            };
+            if let Turn::TimeUp = turn {
+                return Err(why);
             }
         }
     }

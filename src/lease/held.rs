@@ -97,6 +97,12 @@ impl Held {
         }
     }
 
+    /// Stops the renewals: the lease is about to end with the operation that it was for, and a renewal
+    /// that came after would take that for a loss.
+    pub(crate) fn closing(&self) {
+        self.engine.watchdog.forget(&self.watch);
+    }
+
     /// The backend has ended the lease with the operation that it was for.
     pub(crate) fn settled(mut self) {
         self.released = true;

@@ -63,6 +63,8 @@ impl Waiting {
     /// After a try that found the lease held for another `remaining`.
     pub(crate) async fn next(&mut self, remaining: Duration) -> Turn {
         self.failures = 0;
+        // Counted from here, for a subscription that is not to be had takes its time.
+        let told = Instant::now();
         let Some(until) = self.until() else { return Turn::TimeUp };
         if self.changes.is_none() {
             let backend = self.engine.backend().clone();
@@ -78,7 +80,7 @@ impl Waiting {
             }
         }
         let jitter = JITTER.mul_f64(fastrand::f64());
-        let look = Instant::now() + remaining.saturating_add(jitter).min(LONGEST_SLEEP);
+        let look = told + remaining.saturating_add(jitter).min(LONGEST_SLEEP);
         let wake = look.min(until).min(self.deadline);
         let pushed = async {
             match &mut self.changes {

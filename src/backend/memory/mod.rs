@@ -18,7 +18,7 @@ use self::state::State;
 use super::{Acquired, Change, Changes, Channels, Claimed, Committed, Failure, Leases, Store};
 use crate::{
     entry::Entry,
-    error::BackendError,
+    error::{BackendError, BackendErrorKind},
     key::Name,
     lease::{Claim, Grant},
 };
@@ -135,7 +135,13 @@ impl Store for MemoryBackend {
         ttl: Duration,
         fence_life: Duration,
     ) -> Result<u64, BackendError> {
-        let fence = self.state().put(name, entry, ttl, fence_life, Instant::now());
+        let put = self.state().put(name, entry, ttl, fence_life, Instant::now());
+        let fence = put.ok_or_else(|| {
+            BackendError::new(
+                BackendErrorKind::Refused,
+                "the entry is larger than the weight limit",
+            )
+        })?;
         self.push(name, Change::Entry(entry.clone().with_fence(fence)));
         Ok(fence)
     }

@@ -107,10 +107,7 @@ impl State {
             return false;
         };
         let fence = lease.fence;
-        self.set_lease(claim, fence, now);
-        if let Some(last) = self.fences.get(name).map(|fence| (fence.last, fence.spent)) {
-            self.set_fence(name, last.0, last.1, after(now, claim.fence_life));
-        }
+        self.extend(claim, fence, now);
         true
     }
 
@@ -166,6 +163,7 @@ impl State {
         }
     }
 
+    /// The new fence; none, and nothing is changed, if the entry cannot be kept.
     pub(super) fn put(
         &mut self,
         name: &Name,
@@ -173,10 +171,13 @@ impl State {
         ttl: Duration,
         fence_life: Duration,
         now: Instant,
-    ) -> u64 {
+    ) -> Option<u64> {
+        if entry.weight() > self.limit {
+            return None;
+        }
         let fence = self.invalidate(name, fence_life, now);
         self.store(name, entry.clone().with_fence(fence), after(now, ttl));
-        fence
+        Some(fence)
     }
 
     pub(super) fn invalidate(&mut self, name: &Name, fence_life: Duration, now: Instant) -> u64 {
@@ -199,13 +200,23 @@ impl State {
     /// Grants a lease that is free or is the claim's own.
     fn grant(&mut self, claim: &Claim, now: Instant) -> Grant {
         let name = claim.name.prefix();
-        let fence = match self.leases.get(name) {
-            Some(lease) => lease.fence,
-            None => self.next_fence(&claim.name, now),
-        };
+        if let Some(fence) = self.leases.get(name).map(|lease| lease.fence) {
+            self.extend(claim, fence, now);
+            return Grant::new(fence);
+        }
+        let fence = self.next_fence(&claim.name, now);
         self.set_lease(claim, fence, now);
         self.set_fence(name, fence, false, after(now, claim.fence_life));
         Grant::new(fence)
+    }
+
+    /// Makes a lease last its full time from now, and its fence with it. A fence that is gone stays gone.
+    fn extend(&mut self, claim: &Claim, fence: u64, now: Instant) {
+        self.set_lease(claim, fence, now);
+        let name = claim.name.prefix();
+        if let Some((last, spent)) = self.fences.get(name).map(|fence| (fence.last, fence.spent)) {
+            self.set_fence(name, last, spent, after(now, claim.fence_life));
+        }
     }
 
     fn next_fence(&self, name: &Name, now: Instant) -> u64 {

@@ -6,7 +6,7 @@
 //! the server is away.
 
 use std::sync::{
-    Arc, Mutex, PoisonError,
+    Arc,
     atomic::{AtomicU32, Ordering},
 };
 
@@ -16,7 +16,6 @@ use redis::{
 };
 use tokio::{
     sync::{Notify, watch},
-    task::JoinHandle,
     time::{Instant, sleep, timeout, timeout_at},
 };
 use tracing::{info, warn};
@@ -25,6 +24,7 @@ use super::{
     RedisOptions,
     connect::{Backoff, connect, prepare},
     script::Call,
+    task::Task,
 };
 use crate::error::{BackendError, BackendErrorKind};
 
@@ -33,7 +33,7 @@ const TIMEOUTS_TO_RECONNECT: u32 = 3;
 
 pub(super) struct Commands {
     shared: Arc<Shared>,
-    task: Mutex<Option<JoinHandle<()>>>,
+    task: Task,
 }
 
 struct Shared {
@@ -69,23 +69,29 @@ impl Commands {
             link: watch::Sender::new(Link::Idle),
             timeouts: AtomicU32::new(0),
         };
-        Self { shared: Arc::new(shared), task: Mutex::new(None) }
+        Self { shared: Arc::new(shared), task: Task::default() }
     }
 
     /// Runs a script, and sends it along if the server does not know it.
     pub(super) async fn call(&self, call: Call<'_>) -> Result<Value, BackendError> {
-        match self.send(&call.by_digest()).await {
-            Err(Failed { no_script: true, .. }) => Ok(self.send(&call.with_source()).await?),
+        let deadline = self.deadline();
+        match self.send(&call.by_digest(), deadline).await {
+            Err(Failed { no_script: true, .. }) => {
+                Ok(self.send(&call.with_source(), deadline).await?)
+            }
             answer => Ok(answer?),
         }
     }
 
     pub(super) async fn run(&self, command: &Cmd) -> Result<Value, BackendError> {
-        Ok(self.send(command).await?)
+        Ok(self.send(command, self.deadline()).await?)
     }
 
-    async fn send(&self, command: &Cmd) -> Result<Value, Failed> {
-        let deadline = Instant::now() + self.shared.options.command_timeout;
+    fn deadline(&self) -> Instant {
+        Instant::now() + self.shared.options.command_timeout
+    }
+
+    async fn send(&self, command: &Cmd, deadline: Instant) -> Result<Value, Failed> {
         let Up { mut connection, broken } = self.up(deadline).await?;
         let sending = connection.send_packed_command(command);
         match timeout_at(deadline, sending).await {
@@ -107,11 +113,13 @@ impl Commands {
     async fn up(&self, deadline: Instant) -> Result<Up, BackendError> {
         let mut link = self.shared.link.subscribe();
         loop {
-            match &*link.borrow_and_update() {
-                Link::Up(up) => return Ok(up.clone()),
-                Link::Down(error) => return Err(error.clone()),
+            // Not looked at in place: what starts the loop writes what is looked at.
+            let now = link.borrow_and_update().clone();
+            match now {
+                Link::Up(up) => return Ok(up),
+                Link::Down(error) => return Err(error),
                 Link::Connecting => {}
-                Link::Idle => self.start(),
+                Link::Idle => self.task.start(|_| keep_connected(Run(self.shared.clone()))),
             }
             match timeout_at(deadline, link.changed()).await {
                 Ok(Ok(())) => {}
@@ -122,24 +130,6 @@ impl Commands {
                     return Err(BackendError::new(BackendErrorKind::Unavailable, elapsed));
                 }
             }
-        }
-    }
-
-    /// Starts the loop on the present runtime, if none runs: for the first command, and after the
-    /// runtime that ran it is gone.
-    fn start(&self) {
-        let mut task = self.task.lock().unwrap_or_else(PoisonError::into_inner);
-        if task.as_ref().is_none_or(JoinHandle::is_finished) {
-            let run = Run(self.shared.clone());
-            *task = Some(tokio::spawn(keep_connected(run)));
-        }
-    }
-}
-
-impl Drop for Commands {
-    fn drop(&mut self) {
-        if let Some(task) = self.task.lock().unwrap_or_else(PoisonError::into_inner).take() {
-            task.abort();
         }
     }
 }
@@ -156,7 +146,6 @@ impl Drop for Run {
 async fn keep_connected(run: Run) {
     let shared = &run.0;
     let mut backoff = Backoff::new();
-    shared.link.send_replace(Link::Connecting);
     loop {
         let broken = Arc::new(Notify::new());
         let disconnected = broken.clone();

@@ -21,6 +21,7 @@ mod connect;
 mod push;
 mod reply;
 mod script;
+mod task;
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -213,7 +214,7 @@ impl Leases for RedisBackend {
         push.start();
         let mut changes = push.channels().listen(&self.channel(name).into());
         match timeout(self.0.options.command_timeout, changes.confirmed()).await {
-            Ok(()) => Ok(changes),
+            Ok(answer) => answer.map(|()| changes),
             Err(elapsed) => Err(BackendError::new(BackendErrorKind::Unavailable, elapsed)),
         }
     }

@@ -1,24 +1,20 @@
 //! The connection for pushes.
 //!
 //! One task owns it and keeps the server's subscriptions in step with what [`Channels`] wants: whatever
-//! opened or closed meanwhile is one command. Subscribing is never the work of a caller's future, which
+//! opened or closed meanwhile is one command, and where the server refuses that, one command each, for it
+//! refuses all when one is forbidden. Subscribing is never the work of a caller's future, which
 //! may be dropped. It connects when the first channel opens, and after a break everyone is told to look
 //! again once the subscriptions are restored.
 //!
 //! It is a connection of its own because a subscribed one falls under the server's output limit for
 //! pub/sub, and is cut when large replies queue up.
 
-use std::{
-    collections::HashSet,
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use redis::{Client, Cmd, PushInfo, PushKind, RedisError, Value, aio::MultiplexedConnection};
 use tokio::{
     sync::{Notify, watch},
-    task::JoinHandle,
     time::{sleep, timeout},
 };
 use tracing::{debug, warn};
@@ -26,8 +22,12 @@ use tracing::{debug, warn};
 use super::{
     RedisOptions,
     connect::{Backoff, connect},
+    task::Task,
 };
-use crate::backend::{Change, Channels};
+use crate::{
+    backend::{Change, Channels, channels::Subscription},
+    error::{BackendError, BackendErrorKind},
+};
 
 /// How often a silent connection is asked whether it lives.
 const PING_EVERY: Duration = Duration::from_secs(5);
@@ -36,12 +36,12 @@ pub(super) struct Push {
     client: Client,
     options: RedisOptions,
     channels: Channels,
-    task: Mutex<Option<JoinHandle<()>>>,
+    task: Task,
 }
 
 impl Push {
     pub(super) fn new(client: Client, options: RedisOptions) -> Self {
-        Self { client, options, channels: Channels::default(), task: Mutex::new(None) }
+        Self { client, options, channels: Channels::default(), task: Task::default() }
     }
 
     pub(super) fn channels(&self) -> &Channels {
@@ -50,27 +50,27 @@ impl Push {
 
     /// Starts the task on the present runtime, if none runs.
     pub(super) fn start(&self) {
-        let mut task = self.task.lock().unwrap_or_else(PoisonError::into_inner);
-        if task.as_ref().is_none_or(JoinHandle::is_finished) {
-            self.channels.unconfirm_all();
-            let (client, options) = (self.client.clone(), self.options.clone());
-            *task = Some(tokio::spawn(keep_subscribed(client, options, self.channels.clone())));
-        }
+        self.task.start(|again| {
+            let run = Run(self.channels.clone());
+            // Who listened while the last task was gone with its runtime may have missed something.
+            keep_subscribed(self.client.clone(), self.options.clone(), run, again)
+        });
     }
 }
 
-impl Drop for Push {
+/// A run of the task. When it ends, with its runtime, no subscription is in place any more.
+struct Run(Channels);
+
+impl Drop for Run {
     fn drop(&mut self) {
-        if let Some(task) = self.task.lock().unwrap_or_else(PoisonError::into_inner).take() {
-            task.abort();
-        }
+        self.0.forget_answers();
     }
 }
 
-async fn keep_subscribed(client: Client, options: RedisOptions, channels: Channels) {
+async fn keep_subscribed(client: Client, options: RedisOptions, run: Run, mut missed: bool) {
+    let channels = &run.0;
     let mut turns = channels.turns();
     let mut backoff = Backoff::new();
-    let mut missed = false;
     loop {
         if turns.wait_for(|_| !channels.is_empty()).await.is_err() {
             return;
@@ -80,8 +80,8 @@ async fn keep_subscribed(client: Client, options: RedisOptions, channels: Channe
             Ok(connection) => {
                 backoff = Backoff::new();
                 let link = Link { connection, options: &options, subscribed: HashSet::new() };
-                let end = link.serve(&channels, &mut turns, &broken, missed).await;
-                channels.unconfirm_all();
+                let end = link.serve(channels, &mut turns, &broken, missed).await;
+                channels.forget_answers();
                 missed = true;
                 if let Err(error) = end {
                     debug!(%error, "the push connection to Redis broke; connecting again");
@@ -151,23 +151,20 @@ impl Link<'_> {
     }
 
     async fn reconcile(&mut self, channels: &Channels) -> Result<(), RedisError> {
-        let wanted = channels.wanted();
+        let wanted = channels.not_refused();
         let opened: Vec<_> =
             wanted.iter().filter(|channel| !self.subscribed.contains(*channel)).cloned().collect();
-        if !opened.is_empty() {
-            let connection = &mut self.connection;
-            let subscribing =
-                timeout(self.options.connect_timeout, connection.subscribe(texts(&opened)));
-            match subscribing.await.unwrap_or_else(|_| Err(timed_out())) {
-                Ok(()) => self.subscribed.extend(opened),
-                Err(error) if error.is_unrecoverable_error() => return Err(error),
-                Err(error) => {
-                    warn!(%error, "Redis refused a subscription; waiting by timers alone");
+        if !opened.is_empty() && self.subscribe(&opened).await?.is_some() {
+            for channel in opened {
+                if let Some(refusal) = self.subscribe(std::slice::from_ref(&channel)).await? {
+                    warn!(error = %refusal, "Redis refused a subscription; waiting by timers alone");
+                    let refusal = BackendError::new(BackendErrorKind::Refused, refusal);
+                    channels.answer(&channel, Subscription::Refused(refusal));
                 }
             }
         }
         for channel in wanted.iter().filter(|channel| self.subscribed.contains(*channel)) {
-            channels.confirm(channel);
+            channels.answer(channel, Subscription::Confirmed);
         }
         let closed: Vec<_> =
             self.subscribed.iter().filter(|channel| !channels.wants(channel)).cloned().collect();
@@ -181,6 +178,21 @@ impl Link<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Subscribes; an answer of the server that refuses it is returned, and no answer is an error.
+    async fn subscribe(&mut self, opened: &[Arc<str>]) -> Result<Option<RedisError>, RedisError> {
+        let subscribing = self.connection.subscribe(texts(opened));
+        let answer = timeout(self.options.connect_timeout, subscribing).await;
+        match answer.unwrap_or_else(|_| Err(timed_out())) {
+            Ok(()) => {
+                self.subscribed.extend(opened.iter().cloned());
+                Ok(None)
+            }
+            Err(error) if error.code().is_some() => Ok(Some(error)),
+            // It may be in place or not. A new connection begins with none.
+            Err(error) => Err(error),
+        }
     }
 
     async fn send(&mut self, command: &Cmd) -> Result<(), RedisError> {

@@ -33,11 +33,12 @@ local function fence_at(key)
   return tonumber(fence) or 0, spent == ':c'
 end
 
--- The entry under a key and its fence; nil and 0 if there is none that can be read.
+-- The entry under a key and its fence; nil and 0 if there is none that can be read: the whole header is
+-- looked at, for what is taken for an entry here and is none to who asked would stand in the way for ever.
 local function entry_at(key)
   local value = redis.pcall('GET', key)
   if type(value) ~= 'string' then return nil, 0 end
-  local fence = string.match(value, '^bw1[vu](%d%d%d%d%d%d%d%d%d%d%d%d%d%d%d%d)')
+  local fence = string.match(value, '^bw1[vu](' .. ('%d'):rep(16) .. ')' .. ('%x'):rep(16))
   if not fence then return nil, 0 end
   return value, tonumber(fence)
 end

@@ -1,0 +1,277 @@
+//! From a claim to an entry.
+
+use std::time::Duration;
+
+use bellwether::{
+    backend::{Change, Claimed, Committed, Leases, Store},
+    entry::{Entry, EntryKind},
+};
+use bytes::Bytes;
+
+use crate::harness::{
+    FENCE_LIFE, Harness, LEASE, MOMENT, TTL, begun, claim, failure, granted, held, listen, name,
+    next, read, stored, value,
+};
+
+pub async fn an_entry_is_stored_and_the_lease_ended<H: Harness>(h: &H) {
+    let (here, there) = (h.backend(), h.backend());
+    let name = name("product:42");
+    assert_eq!(here.get(&name).await.unwrap(), None);
+    let claim = claim(&name);
+    let grant = begun(&here, &claim).await;
+    assert_eq!(there.get(&name).await.unwrap(), None);
+    let outcome = here.commit(&claim, &grant, &value("v"), Some(TTL)).await.unwrap();
+    assert_eq!(outcome, Committed::Stored);
+    assert_eq!(there.get(&name).await.unwrap(), Some(value("v").with_fence(grant.fence())));
+    assert!(!here.release(&claim).await.unwrap(), "the lease outlived its commit");
+}
+
+pub async fn a_claim_gets_the_entry_that_it_had_not_seen<H: Harness>(h: &H) {
+    let backend = h.backend();
+    let name = name("k");
+    let first = stored(&backend, &name, "first").await;
+    let expected = Claimed::Newer(value("first").with_fence(first));
+    assert_eq!(backend.claim(&claim(&name), 0).await.unwrap(), expected);
+    assert_eq!(backend.claim(&claim(&name), first - 1).await.unwrap(), expected);
+    // Seen, and found too old: it may be loaded anew.
+    let refresh = claim(&name);
+    let granted = backend.claim(&refresh, first).await.unwrap();
+    let Claimed::Granted(grant) = granted else { panic!("not granted: {granted:?}") };
+    assert!(grant.fence() > first);
+}
+
+pub async fn the_holder_gets_its_lease_whatever_it_has_seen<H: Harness>(h: &H) {
+    let backend = h.backend();
+    let name = name("k");
+    let first = stored(&backend, &name, "first").await;
+    let refresh = claim(&name);
+    let Claimed::Granted(grant) = backend.claim(&refresh, first).await.unwrap() else {
+        panic!("not granted");
+    };
+    // The claim is sent again with less knowledge; the load is under way, and stays so.
+    assert_eq!(begun(&backend, &refresh).await.fence(), grant.fence());
+}
+
+pub async fn a_claim_gets_a_newer_entry_though_the_lease_is_held<H: Harness>(h: &H) {
+    let backend = h.backend();
+    let name = name("k");
+    let first = stored(&backend, &name, "first").await;
+    let refresh = claim(&name);
+    let Claimed::Granted(grant) = backend.claim(&refresh, first).await.unwrap() else {
+        panic!("not granted");
+    };
+    let newer = backend.claim(&claim(&name), 0).await.unwrap();
+    assert_eq!(newer, Claimed::Newer(value("first").with_fence(first)));
+    let waits = backend.claim(&claim(&name), first).await.unwrap();
+    let Claimed::Held(occupied) = waits else { panic!("not held up: {waits:?}") };
+    assert_eq!(occupied.fence, grant.fence());
+    assert!(occupied.remaining <= LEASE && occupied.remaining > LEASE - MOMENT, "{occupied:?}");
+}
+
+/// The answer to a commit is lost, and the commit is sent again.
+pub async fn a_commit_sent_twice_stores_once<H: Harness>(h: &H) {
+    let backend = h.backend();
+    let name = name("k");
+    let mut changes = listen(&backend, &name).await;
+    let claim = claim(&name);
+    let grant = begun(&backend, &claim).await;
+    for _ in 0..2 {
+        let outcome = backend.commit(&claim, &grant, &value("v"), Some(TTL)).await.unwrap();
+        assert_eq!(outcome, Committed::Stored);
+        h.pass(TTL / 4).await;
+    }
+    // The second one gave the entry no more time, and pushed nothing.
+    h.pass(TTL / 2).await;
+    assert_eq!(read(&backend, &name).await, None);
+    let burnt = backend.invalidate(&name, FENCE_LIFE).await.unwrap();
+    assert_eq!(next(&mut changes).await, Change::Entry(value("v").with_fence(grant.fence())));
+    assert_eq!(next(&mut changes).await, Change::Invalidated(burnt));
+}
+
+/// The entry was written, has ended, and then the same commit arrives once more. Judged by the entry alone,
+/// it would be written again, with a time that it no longer has.
+pub async fn a_commit_sent_twice_does_not_raise_the_dead<H: Harness>(h: &H) {
+    let backend = h.backend();
+    let name = name("k");
+    let claim = claim(&name);
+    let grant = begun(&backend, &claim).await;
+    let outcome = backend.commit(&claim, &grant, &value("v"), Some(TTL)).await.unwrap();
+    assert_eq!(outcome, Committed::Stored);
+    h.pass(TTL).await;
+    let again = backend.commit(&claim, &grant, &value("v"), Some(TTL)).await.unwrap();
+    assert_eq!(again, Committed::HandedOver);
+    assert_eq!(read(&backend, &name).await, None);
+}
+
+pub async fn a_commit_sent_twice_does_not_end_the_next_lease<H: Harness>(h: &H) {
+    let backend = h.backend();
+    let name = name("k");
+    let (first, second) = (claim(&name), claim(&name));
+    let grant = begun(&backend, &first).await;
+    backend.commit(&first, &grant, &value("first"), Some(TTL)).await.unwrap();
+    let next = backend.claim(&second, grant.fence()).await.unwrap();
+    let Claimed::Granted(next) = next else { panic!("not granted: {next:?}") };
+    let late = backend.commit(&first, &grant, &value("first"), Some(TTL)).await.unwrap();
+    assert_eq!(late, Committed::Refused);
+    assert_eq!(held(&backend, &claim(&name)).await.fence, next.fence());
+    let outcome = backend.commit(&second, &next, &value("second"), Some(TTL)).await.unwrap();
+    assert_eq!(outcome, Committed::Stored);
+    assert_eq!(read(&backend, &name).await.as_deref(), Some("second"));
+}
+
+pub async fn a_commit_without_a_time_stores_nothing<H: Harness>(h: &H) {
+    let backend = h.backend();
+    let name = name("k");
+    let first = claim(&name);
+    let grant = begun(&backend, &first).await;
+    let outcome = backend.commit(&first, &grant, &value("v"), None).await.unwrap();
+    assert_eq!(outcome, Committed::HandedOver);
+    assert_eq!(read(&backend, &name).await, None);
+    assert!(begun(&backend, &claim(&name)).await.fence() > grant.fence());
+}
+
+pub async fn a_hand_over_sent_twice_hands_over_once<H: Harness>(h: &H) {
+    let backend = h.backend();
+    let name = name("k");
+    let mut changes = listen(&backend, &name).await;
+    let claim = claim(&name);
+    let grant = begun(&backend, &claim).await;
+    for _ in 0..2 {
+        let outcome = backend.commit(&claim, &grant, &value("v"), None).await.unwrap();
+        assert_eq!(outcome, Committed::HandedOver);
+    }
+    let burnt = backend.invalidate(&name, FENCE_LIFE).await.unwrap();
+    assert_eq!(next(&mut changes).await, Change::Entry(value("v").with_fence(grant.fence())));
+    assert_eq!(next(&mut changes).await, Change::Invalidated(burnt));
+}
+
+pub async fn a_commit_of_a_lost_lease_passes_while_nobody_else_had_it<H: Harness>(h: &H) {
+    let backend = h.backend();
+    let name = name("k");
+    let claim = claim(&name);
+    let grant = begun(&backend, &claim).await;
+    h.pass(LEASE).await;
+    let outcome = backend.commit(&claim, &grant, &value("v"), Some(TTL)).await.unwrap();
+    assert_eq!(outcome, Committed::Stored);
+    assert_eq!(read(&backend, &name).await.as_deref(), Some("v"));
+}
+
+/// A leader stalls for longer than its lease, and another one loads meanwhile. What the first one read may
+/// be older than what the second one read, so it is not stored, whether the second is done or not.
+pub async fn a_commit_of_a_lost_lease_is_refused_once_somebody_had_it<H: Harness>(h: &H) {
+    let backend = h.backend();
+    let name = name("k");
+    let (late, newer) = (claim(&name), claim(&name));
+    let grant = begun(&backend, &late).await;
+    h.pass(LEASE).await;
+    let fence = begun(&backend, &newer).await.fence();
+    let refused = backend.commit(&late, &grant, &value("late"), Some(TTL)).await.unwrap();
+    assert_eq!(refused, Committed::Refused);
+    assert_eq!(held(&backend, &claim(&name)).await.fence, fence);
+    assert!(backend.release(&newer).await.unwrap());
+    let refused = backend.commit(&late, &grant, &value("late"), Some(TTL)).await.unwrap();
+    assert_eq!(refused, Committed::Refused);
+    assert_eq!(read(&backend, &name).await, None);
+}
+
+pub async fn a_commit_of_a_lost_lease_gets_the_entry_of_who_had_it<H: Harness>(h: &H) {
+    let backend = h.backend();
+    let name = name("k");
+    let late = claim(&name);
+    let grant = begun(&backend, &late).await;
+    h.pass(LEASE).await;
+    let fence = stored(&backend, &name, "newer").await;
+    let outcome = backend.commit(&late, &grant, &value("late"), Some(TTL)).await.unwrap();
+    assert_eq!(outcome, Committed::Newer(value("newer").with_fence(fence)));
+    assert_eq!(read(&backend, &name).await.as_deref(), Some("newer"));
+}
+
+/// Without the fence nobody knows whether the name was invalidated meanwhile.
+pub async fn a_commit_after_its_fence_is_forgotten_is_refused<H: Harness>(h: &H) {
+    let backend = h.backend();
+    let name = name("k");
+    let claim = claim(&name);
+    let grant = begun(&backend, &claim).await;
+    h.forget_fence(&name).await;
+    let outcome = backend.commit(&claim, &grant, &value("v"), Some(TTL)).await.unwrap();
+    assert_eq!(outcome, Committed::Refused);
+    assert_eq!(read(&backend, &name).await, None);
+}
+
+/// And the holder's asking again does not make it known.
+pub async fn a_forgotten_fence_is_not_brought_back_by_its_holder<H: Harness>(h: &H) {
+    let backend = h.backend();
+    let name = name("k");
+    let mut long = claim(&name);
+    long.lease = FENCE_LIFE * 3;
+    let grant = begun(&backend, &long).await;
+    h.forget_fence(&name).await;
+    assert_eq!(begun(&backend, &long).await.fence(), grant.fence());
+    assert_eq!(backend.renew(std::slice::from_ref(&long)).await.unwrap(), [true]);
+    let outcome = backend.commit(&long, &grant, &value("v"), Some(TTL)).await.unwrap();
+    assert_eq!(outcome, Committed::Refused);
+}
+
+pub async fn an_entry_ends_with_its_time<H: Harness>(h: &H) {
+    let backend = h.backend();
+    let name = name("k");
+    stored(&backend, &name, "v").await;
+    h.pass(TTL - MOMENT).await;
+    assert_eq!(read(&backend, &name).await.as_deref(), Some("v"));
+    h.pass(MOMENT).await;
+    assert_eq!(read(&backend, &name).await, None);
+    begun(&backend, &claim(&name)).await;
+}
+
+pub async fn a_commit_replaces_the_entry_and_its_time<H: Harness>(h: &H) {
+    let backend = h.backend();
+    let name = name("k");
+    stored(&backend, &name, "first").await;
+    h.pass(TTL - MOMENT).await;
+    stored(&backend, &name, "second").await;
+    h.pass(TTL - MOMENT).await;
+    assert_eq!(read(&backend, &name).await.as_deref(), Some("second"));
+}
+
+pub async fn a_verdict_is_an_entry_too<H: Harness>(h: &H) {
+    let backend = h.backend();
+    let name = name("k");
+    let first = claim(&name);
+    let grant = begun(&backend, &first).await;
+    let verdict = Entry::uncacheable(Duration::from_millis(210));
+    let outcome = backend.commit(&first, &grant, &verdict, Some(TTL)).await.unwrap();
+    assert_eq!(outcome, Committed::Stored);
+    let found = backend.get(&name).await.unwrap().unwrap();
+    assert_eq!(found.kind, EntryKind::Uncacheable);
+    assert_eq!(found, verdict.with_fence(grant.fence()));
+    assert_eq!(backend.claim(&claim(&name), 0).await.unwrap(), Claimed::Newer(found));
+}
+
+pub async fn a_failure_ends_the_lease_and_stores_nothing<H: Harness>(h: &H) {
+    let backend = h.backend();
+    let name = name("k");
+    let (first, stranger) = (claim(&name), claim(&name));
+    let fence = begun(&backend, &first).await.fence();
+    assert!(!backend.fail(&stranger, &failure(fence, "not mine")).await.unwrap());
+    held(&backend, &stranger).await;
+    assert!(backend.fail(&first, &failure(fence, "no such product")).await.unwrap());
+    assert!(!backend.fail(&first, &failure(fence, "no such product")).await.unwrap());
+    assert_eq!(read(&backend, &name).await, None);
+    granted(&backend, &stranger).await;
+}
+
+pub async fn large_entries_come_back_whole<H: Harness>(h: &H) {
+    let backend = h.backend();
+    // Around the limits of a push and of a value, and nothing at all; every byte occurs.
+    for size in [0, 1, (64 << 10) - 36, 64 << 10, (64 << 10) + 1, 8 << 20] {
+        let name = name(&format!("large:{size}"));
+        let claim = claim(&name);
+        let grant = begun(&backend, &claim).await;
+        let payload: Bytes = (0..size).map(|at| (at % 257) as u8).collect();
+        let entry = Entry::value(7, Duration::ZERO, payload);
+        let outcome = backend.commit(&claim, &grant, &entry, Some(TTL)).await.unwrap();
+        assert_eq!(outcome, Committed::Stored);
+        let found = backend.get(&name).await.unwrap().unwrap();
+        assert!(found == entry.with_fence(grant.fence()), "{size} bytes came back otherwise");
+    }
+}

@@ -1,0 +1,102 @@
+//! Fences only grow: over everything that ends a lease, and over their own loss.
+
+use bellwether::{
+    backend::{Committed, Leases, Store},
+    lease::Grant,
+};
+
+use crate::harness::{
+    FENCE_LIFE, Harness, LEASE, MOMENT, TTL, begun, claim, granted, name, stored, value,
+};
+
+pub async fn they_grow_over_releases<H: Harness>(h: &H) {
+    let backend = h.backend();
+    let name = name("k");
+    let mut last = 0;
+    for _ in 0..50 {
+        let claim = claim(&name);
+        let fence = granted(&backend, &claim).await.fence();
+        assert!(fence > last, "{fence} after {last}");
+        last = fence;
+        assert!(backend.release(&claim).await.unwrap());
+    }
+}
+
+pub async fn they_grow_over_expiries<H: Harness>(h: &H) {
+    let backend = h.backend();
+    let name = name("k");
+    let mut last = 0;
+    for _ in 0..10 {
+        let fence = granted(&backend, &claim(&name)).await.fence();
+        assert!(fence > last, "{fence} after {last}");
+        last = fence;
+        h.pass(LEASE).await;
+    }
+}
+
+pub async fn they_grow_over_writes<H: Harness>(h: &H) {
+    let backend = h.backend();
+    let name = name("k");
+    let mut last = 0;
+    let mut grown = |fence: u64| {
+        assert!(fence > last, "{fence} after {last}");
+        last = fence;
+    };
+    for _ in 0..10 {
+        grown(backend.put(&name, &value("put"), TTL, FENCE_LIFE).await.unwrap());
+        grown(stored(&backend, &name, "loaded").await);
+        grown(backend.invalidate(&name, FENCE_LIFE).await.unwrap());
+        grown(backend.invalidate(&name, FENCE_LIFE).await.unwrap());
+        let claim = claim(&name);
+        grown(granted(&backend, &claim).await.fence());
+        assert!(backend.release(&claim).await.unwrap());
+    }
+}
+
+pub async fn they_grow_though_the_last_one_is_forgotten<H: Harness>(h: &H) {
+    let backend = h.backend();
+    let name = name("k");
+    let first = claim(&name);
+    let last = granted(&backend, &first).await.fence();
+    assert!(backend.release(&first).await.unwrap());
+    h.forget_fence(&name).await;
+    let fence = granted(&backend, &claim(&name)).await.fence();
+    assert!(fence > last, "{fence} after {last}");
+}
+
+pub async fn they_grow_past_the_entry_though_the_last_one_is_forgotten<H: Harness>(h: &H) {
+    let backend = h.backend();
+    let name = name("k");
+    let claim = claim(&name);
+    let grant = begun(&backend, &claim).await;
+    // Ten lives of a fence, so that the entry stays where the fence ends by its time.
+    let stored = backend.commit(&claim, &grant, &value("v"), Some(FENCE_LIFE * 10)).await.unwrap();
+    assert_eq!(stored, Committed::Stored);
+    h.forget_fence(&name).await;
+    assert!(backend.get(&name).await.unwrap().is_some());
+    let burnt = backend.invalidate(&name, FENCE_LIFE).await.unwrap();
+    assert!(burnt > grant.fence(), "{burnt} after {}", grant.fence());
+}
+
+pub async fn a_burnt_fence_is_greater_than_the_granted_one<H: Harness>(h: &H) {
+    let backend = h.backend();
+    let name = name("k");
+    let fence = granted(&backend, &claim(&name)).await.fence();
+    assert!(backend.invalidate(&name, FENCE_LIFE).await.unwrap() > fence);
+    let fence = granted(&backend, &claim(&name)).await.fence();
+    assert!(backend.put(&name, &value("v"), TTL, FENCE_LIFE).await.unwrap() > fence);
+}
+
+/// A load may take longer than a fence is remembered; renewals of its lease keep the fence, too.
+pub async fn they_are_remembered_as_long_as_they_are_renewed<H: Harness>(h: &H) {
+    let backend = h.backend();
+    let mut long = claim(&name("k"));
+    long.fence_life = LEASE + MOMENT;
+    let grant: Grant = begun(&backend, &long).await;
+    for _ in 0..4 {
+        h.pass(LEASE - MOMENT).await;
+        assert_eq!(backend.renew(std::slice::from_ref(&long)).await.unwrap(), [true]);
+    }
+    let outcome = backend.commit(&long, &grant, &value("v"), Some(TTL)).await.unwrap();
+    assert_eq!(outcome, Committed::Stored);
+}

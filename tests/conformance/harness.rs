@@ -1,0 +1,220 @@
+//! What a rule is given: a backend, and the passing of time.
+
+use std::{future::Future, time::Duration};
+
+use bellwether::{
+    Key, MemoryBackend,
+    backend::{Acquired, Change, Changes, Claimed, Failure, Leases, Store},
+    entry::Entry,
+    key::{Family, Name, Namespace},
+    lease::{Claim, Grant, Mode, Occupied},
+};
+use bytes::Bytes;
+use tokio::time::timeout;
+
+use crate::support::LIMIT;
+
+/// The lease of the claims here: long, so that none ends by itself on a machine that is busy.
+pub const LEASE: Duration = Duration::from_secs(60);
+/// How long fences are remembered here.
+pub const FENCE_LIFE: Duration = Duration::from_secs(600);
+/// How long entries last here.
+pub const TTL: Duration = Duration::from_secs(120);
+/// More than any command takes, and less than any lease here.
+pub const MOMENT: Duration = Duration::from_secs(20);
+
+/// One empty backend, as a fleet sees it.
+pub trait Harness: Sized {
+    type Backend: Store + Clone;
+
+    fn start() -> impl Future<Output = Self>;
+
+    /// The backend as one more process of the fleet has it, with connections of its own.
+    fn backend(&self) -> Self::Backend;
+
+    /// Lets time pass for everything that is kept.
+    ///
+    /// Memory: tokio's paused time. Redis: every key is made older by as much, so that nothing depends on
+    /// how busy the machine is; that the server's own clock ends leases is tested in `redis_scripts.rs`.
+    fn pass(&self, time: Duration) -> impl Future<Output = ()>;
+
+    /// Makes the backend forget the last fence of a name, as an eviction does.
+    fn forget_fence(&self, name: &Name) -> impl Future<Output = ()>;
+
+    /// Checks that nobody listens any more.
+    fn nobody_listens(&self) -> impl Future<Output = ()>;
+
+    /// The keys that are there, none without an end; nothing where a backend has no keys.
+    fn keys(&self) -> impl Future<Output = Vec<String>>;
+
+    /// What must be true after every rule.
+    fn finish(&self) -> impl Future<Output = ()> {
+        async {
+            self.nobody_listens().await;
+            self.keys().await;
+        }
+    }
+}
+
+pub struct Memory(MemoryBackend);
+
+impl Harness for Memory {
+    type Backend = MemoryBackend;
+
+    async fn start() -> Self {
+        Self(MemoryBackend::new())
+    }
+
+    fn backend(&self) -> MemoryBackend {
+        self.0.clone()
+    }
+
+    async fn pass(&self, time: Duration) {
+        tokio::time::advance(time).await;
+    }
+
+    async fn forget_fence(&self, _: &Name) {
+        // Memory evicts none, so this one must end by its time.
+        self.pass(FENCE_LIFE).await;
+    }
+
+    async fn nobody_listens(&self) {}
+
+    async fn keys(&self) -> Vec<String> {
+        Vec::new()
+    }
+}
+
+#[cfg(feature = "redis")]
+pub use self::over_redis::Redis;
+
+#[cfg(feature = "redis")]
+mod over_redis {
+    use bellwether::backend::{RedisBackend, RedisOptions};
+
+    use super::*;
+    use crate::support::{RedisServer, eventually};
+
+    pub struct Redis(RedisServer);
+
+    impl Harness for Redis {
+        type Backend = RedisBackend;
+
+        async fn start() -> Self {
+            Self(RedisServer::start().await)
+        }
+
+        fn backend(&self) -> RedisBackend {
+            let mut options = RedisOptions::default();
+            // Time-outs are not the matter here, and a busy machine must not make one.
+            options.command_timeout = LIMIT;
+            options.connect_timeout = LIMIT;
+            RedisBackend::open_with(&self.0.url(), options).expect("a URL of the helper")
+        }
+
+        async fn pass(&self, time: Duration) {
+            self.0.raw().await.age(time).await;
+        }
+
+        async fn forget_fence(&self, name: &Name) {
+            let deleted: u32 = self.0.raw().await.run(&["DEL", &name.suffixed("f")]).await;
+            assert_eq!(deleted, 1, "there was no fence to forget");
+        }
+
+        async fn nobody_listens(&self) {
+            let raw = self.0.raw().await;
+            let silent = || {
+                let mut raw = raw.clone();
+                async move { raw.pubsub_channels().await.is_empty() }
+            };
+            assert!(eventually(LIMIT, silent).await, "subscriptions are left behind");
+        }
+
+        async fn keys(&self) -> Vec<String> {
+            let mut raw = self.0.raw().await;
+            let keys = raw.keys("*").await;
+            for key in &keys {
+                assert_ne!(raw.pttl(key).await, -1, "{key} never ends");
+            }
+            keys
+        }
+    }
+}
+
+pub fn name(key: &str) -> Name {
+    name_in("conformance", Family::Cache, key)
+}
+
+pub fn name_in(namespace: &str, family: Family, key: &str) -> Name {
+    let namespace = Namespace::new(namespace).expect("a namespace of the tests");
+    Name::new(&namespace, family, &Key::from(key), 512).expect("a name of the tests")
+}
+
+/// A claim of a holder of its own.
+pub fn claim(name: &Name) -> Claim {
+    Claim::new(name.clone(), Mode::Exclusive, LEASE, FENCE_LIFE)
+}
+
+pub fn value(text: &str) -> Entry {
+    Entry::value(7, Duration::from_millis(5), Bytes::copy_from_slice(text.as_bytes()))
+}
+
+/// The text of an entry of [`value`].
+pub fn text(entry: &Entry) -> &str {
+    std::str::from_utf8(&entry.payload).expect("a text of the tests")
+}
+
+/// A failure as it arrives from another process.
+pub fn failure(fence: u64, message: &str) -> Failure {
+    match Change::decode(&Bytes::from(format!("f{fence:016}l{message}"))) {
+        Change::Failed(failure) => failure,
+        other => panic!("not read as a failure: {other:?}"),
+    }
+}
+
+pub async fn granted(backend: &impl Leases, claim: &Claim) -> Grant {
+    match backend.acquire(claim).await {
+        Ok(Acquired::Granted(grant)) => grant,
+        other => panic!("{claim:?} was not granted: {other:?}"),
+    }
+}
+
+pub async fn held(backend: &impl Leases, claim: &Claim) -> Occupied {
+    match backend.acquire(claim).await {
+        Ok(Acquired::Held(occupied)) => occupied,
+        other => panic!("{claim:?} was not held up: {other:?}"),
+    }
+}
+
+/// Claims a load; it must be granted.
+pub async fn begun(backend: &impl Store, claim: &Claim) -> Grant {
+    match backend.claim(claim, 0).await {
+        Ok(Claimed::Granted(grant)) => grant,
+        other => panic!("{claim:?} was not granted: {other:?}"),
+    }
+}
+
+/// Stores a value by a load of its own; says under which fence.
+pub async fn stored(backend: &impl Store, name: &Name, text: &str) -> u64 {
+    let claim = claim(name);
+    let grant = match backend.claim(&claim, u64::MAX).await {
+        Ok(Claimed::Granted(grant)) => grant,
+        other => panic!("{claim:?} was not granted: {other:?}"),
+    };
+    let outcome = backend.commit(&claim, &grant, &value(text), Some(TTL)).await;
+    assert!(matches!(outcome, Ok(bellwether::backend::Committed::Stored)), "{outcome:?}");
+    grant.fence()
+}
+
+/// The text of the entry that is there.
+pub async fn read(backend: &impl Store, name: &Name) -> Option<String> {
+    backend.get(name).await.expect("a get").map(|entry| text(&entry).to_owned())
+}
+
+pub async fn listen(backend: &impl Leases, name: &Name) -> Changes {
+    backend.changes(name).await.expect("a subscription")
+}
+
+pub async fn next(changes: &mut Changes) -> Change {
+    timeout(LIMIT, changes.next()).await.expect("nothing was pushed")
+}

@@ -1,0 +1,166 @@
+//! Who holds a name, and for how long.
+
+use bellwether::{
+    backend::{Change, Leases, Store},
+    lease::Claim,
+};
+
+use crate::harness::{
+    FENCE_LIFE, Harness, LEASE, MOMENT, begun, claim, granted, held, listen, name, next,
+};
+
+pub async fn one_holder_at_a_time<H: Harness>(h: &H) {
+    let (here, there) = (h.backend(), h.backend());
+    let name = name("stock:42");
+    let (first, second) = (claim(&name), claim(&name));
+    granted(&here, &first).await;
+    held(&there, &second).await;
+    held(&here, &second).await;
+    assert!(here.release(&first).await.unwrap());
+    granted(&there, &second).await;
+    held(&here, &first).await;
+}
+
+pub async fn a_claim_sent_twice_is_granted_twice_with_one_fence<H: Harness>(h: &H) {
+    let (here, there) = (h.backend(), h.backend());
+    let claim = claim(&name("k"));
+    let fence = granted(&here, &claim).await.fence();
+    // An answer was lost, and the claim is sent again, maybe on another connection.
+    assert_eq!(granted(&there, &claim).await.fence(), fence);
+    assert_eq!(begun(&here, &claim).await.fence(), fence);
+    // It was granted once: one release ends it.
+    assert!(here.release(&claim).await.unwrap());
+    assert!(!there.release(&claim).await.unwrap());
+}
+
+pub async fn held_tells_the_holders_fence_and_the_time_left<H: Harness>(h: &H) {
+    let backend = h.backend();
+    let name = name("k");
+    let fence = granted(&backend, &claim(&name)).await.fence();
+    h.pass(LEASE / 2).await;
+    let occupied = held(&backend, &claim(&name)).await;
+    assert_eq!(occupied.fence, fence);
+    assert!(occupied.remaining <= LEASE / 2, "{occupied:?}");
+    assert!(occupied.remaining > LEASE / 2 - MOMENT, "{occupied:?}");
+}
+
+pub async fn a_lease_ends_by_itself<H: Harness>(h: &H) {
+    let backend = h.backend();
+    let name = name("k");
+    let (first, second) = (claim(&name), claim(&name));
+    granted(&backend, &first).await;
+    h.pass(LEASE - MOMENT).await;
+    held(&backend, &second).await;
+    h.pass(MOMENT).await;
+    granted(&backend, &second).await;
+}
+
+pub async fn a_renewed_lease_lasts_its_full_time_from_then<H: Harness>(h: &H) {
+    let backend = h.backend();
+    let name = name("k");
+    let (first, second) = (claim(&name), claim(&name));
+    let fence = granted(&backend, &first).await.fence();
+    for _ in 0..3 {
+        h.pass(LEASE - MOMENT).await;
+        assert_eq!(backend.renew(std::slice::from_ref(&first)).await.unwrap(), [true]);
+    }
+    h.pass(LEASE - MOMENT).await;
+    assert_eq!(held(&backend, &second).await.fence, fence);
+    h.pass(MOMENT).await;
+    granted(&backend, &second).await;
+}
+
+pub async fn a_claim_granted_again_lasts_its_full_time_from_then<H: Harness>(h: &H) {
+    let backend = h.backend();
+    let name = name("k");
+    let (first, second) = (claim(&name), claim(&name));
+    granted(&backend, &first).await;
+    h.pass(LEASE - MOMENT).await;
+    granted(&backend, &first).await;
+    h.pass(LEASE - MOMENT).await;
+    held(&backend, &second).await;
+}
+
+pub async fn renewals_are_answered_one_by_one_and_in_order<H: Harness>(h: &H) {
+    let backend = h.backend();
+    // More than one script takes, and of three kinds.
+    let claims: Vec<Claim> = (0..257).map(|at| claim(&name(&format!("k{at}")))).collect();
+    for (at, one) in claims.iter().enumerate() {
+        let stranger = claim(&one.name);
+        if at % 3 < 2 {
+            granted(&backend, if at % 3 == 0 { one } else { &stranger }).await;
+        }
+    }
+    let expected: Vec<_> = (0..claims.len()).map(|at| at % 3 == 0).collect();
+    assert_eq!(backend.renew(&claims).await.unwrap(), expected);
+}
+
+pub async fn no_claims_are_renewed_without_an_answer<H: Harness>(h: &H) {
+    assert_eq!(h.backend().renew(&[]).await.unwrap(), [false; 0]);
+}
+
+pub async fn a_stranger_renews_nothing<H: Harness>(h: &H) {
+    let backend = h.backend();
+    let name = name("k");
+    let stranger = claim(&name);
+    granted(&backend, &claim(&name)).await;
+    h.pass(LEASE - MOMENT).await;
+    assert_eq!(backend.renew(std::slice::from_ref(&stranger)).await.unwrap(), [false]);
+    h.pass(MOMENT).await;
+    granted(&backend, &stranger).await;
+}
+
+pub async fn what_has_ended_cannot_be_renewed<H: Harness>(h: &H) {
+    let backend = h.backend();
+    let name = name("k");
+    let first = claim(&name);
+    granted(&backend, &first).await;
+    h.pass(LEASE).await;
+    assert_eq!(backend.renew(std::slice::from_ref(&first)).await.unwrap(), [false]);
+    // And the renewal has brought nothing back.
+    granted(&backend, &claim(&name)).await;
+}
+
+pub async fn a_stranger_releases_nothing<H: Harness>(h: &H) {
+    let backend = h.backend();
+    let name = name("k");
+    let (first, stranger) = (claim(&name), claim(&name));
+    granted(&backend, &first).await;
+    assert!(!backend.release(&stranger).await.unwrap());
+    held(&backend, &stranger).await;
+    assert!(backend.release(&first).await.unwrap());
+}
+
+pub async fn a_second_release_does_nothing<H: Harness>(h: &H) {
+    let backend = h.backend();
+    let name = name("k");
+    let first = claim(&name);
+    let mut changes = listen(&backend, &name).await;
+    granted(&backend, &first).await;
+    assert!(backend.release(&first).await.unwrap());
+    assert!(!backend.release(&first).await.unwrap());
+    // It woke nobody: what comes after the first wake is what was done next.
+    let burnt = backend.invalidate(&name, FENCE_LIFE).await.unwrap();
+    assert_eq!(next(&mut changes).await, Change::Wake);
+    assert_eq!(next(&mut changes).await, Change::Invalidated(burnt));
+}
+
+/// The first holder stalls, its lease ends, somebody else takes the name; then the first one's release
+/// arrives. With a release that only looks whether there is a lease, it would end the second's.
+pub async fn a_late_release_does_not_end_a_newer_lease<H: Harness>(h: &H) {
+    let backend = h.backend();
+    let name = name("k");
+    let (late, newer) = (claim(&name), claim(&name));
+    granted(&backend, &late).await;
+    h.pass(LEASE).await;
+    let fence = granted(&backend, &newer).await.fence();
+    assert!(!backend.release(&late).await.unwrap());
+    assert_eq!(held(&backend, &claim(&name)).await.fence, fence);
+    assert_eq!(backend.renew(&[late, newer]).await.unwrap(), [false, true]);
+}
+
+pub async fn names_are_held_apart<H: Harness>(h: &H) {
+    let backend = h.backend();
+    granted(&backend, &claim(&name("a"))).await;
+    granted(&backend, &claim(&name("b"))).await;
+}

@@ -1,0 +1,54 @@
+//! What stays when the work is done: entries and fences, each with an end.
+
+use bellwether::backend::{Leases, Store};
+
+use crate::harness::{
+    FENCE_LIFE, Harness, TTL, begun, claim, failure, granted, listen, name, stored, value,
+};
+
+/// One of everything.
+async fn work<H: Harness>(h: &H) {
+    let (here, there) = (h.backend(), h.backend());
+    for at in 0..5 {
+        let name = name(&format!("k{at}"));
+        let changes = listen(&there, &name).await;
+        let held = claim(&name);
+        granted(&here, &held).await;
+        there.acquire(&claim(&name)).await.unwrap();
+        here.renew(std::slice::from_ref(&held)).await.unwrap();
+        here.release(&held).await.unwrap();
+        stored(&here, &name, "loaded").await;
+        stored(&here, &name.clone().with_schema(3), "loaded").await;
+        there.put(&name, &value("put"), TTL, FENCE_LIFE).await.unwrap();
+        here.invalidate(&name, FENCE_LIFE).await.unwrap();
+        let failed = claim(&name);
+        let fence = begun(&there, &failed).await.fence();
+        there.fail(&failed, &failure(fence, "no such product")).await.unwrap();
+        let handed = claim(&name);
+        let grant = begun(&there, &handed).await;
+        there.commit(&handed, &grant, &value("v"), None).await.unwrap();
+        drop(changes);
+    }
+    stored(&here, &name("kept"), "v").await;
+}
+
+pub async fn nothing_but_fences_and_entries_stays<H: Harness>(h: &H) {
+    work(h).await;
+    for key in h.keys().await {
+        let (_, suffix) = key.rsplit_once("}:").unwrap();
+        assert!(suffix == "f" || suffix.starts_with('e'), "{key} is left");
+    }
+}
+
+pub async fn nobody_listens_in_the_end<H: Harness>(h: &H) {
+    work(h).await;
+    h.nobody_listens().await;
+}
+
+pub async fn everything_ends<H: Harness>(h: &H) {
+    work(h).await;
+    h.pass(FENCE_LIFE).await;
+    assert_eq!(h.keys().await, [""; 0]);
+    let backend = h.backend();
+    assert_eq!(backend.get(&name("kept")).await.unwrap(), None);
+}

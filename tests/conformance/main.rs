@@ -1,0 +1,131 @@
+//! The rules that every backend keeps.
+//!
+//! Each rule is written once, against a [`Harness`](harness::Harness), and is a test for each backend. A
+//! rule that only one backend keeps is a bug in the other one, or is no rule: what is true of one alone
+//! (foreign bytes, a full server, a weight limit) is tested elsewhere.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, unreachable_pub)]
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod commits;
+mod contention;
+mod fences;
+mod harness;
+mod leases;
+mod leftovers;
+mod names;
+mod pushes;
+mod writes;
+
+/// Makes each rule a test of each backend.
+macro_rules! rules {
+    ($($file:ident: $($rule:ident,)+;)+) => {
+        mod memory {
+            use crate::harness::{Harness, Memory};
+            $($(
+                #[tokio::test(start_paused = true)]
+                async fn $rule() {
+                    let harness = Memory::start().await;
+                    crate::$file::$rule(&harness).await;
+                    harness.finish().await;
+                }
+            )+)+
+        }
+
+        #[cfg(feature = "redis")]
+        mod redis {
+            use crate::harness::{Harness, Redis};
+            $($(
+                #[tokio::test]
+                async fn $rule() {
+                    let harness = Redis::start().await;
+                    crate::$file::$rule(&harness).await;
+                    harness.finish().await;
+                }
+            )+)+
+        }
+    };
+}
+
+rules! {
+    leases:
+        one_holder_at_a_time,
+        a_claim_sent_twice_is_granted_twice_with_one_fence,
+        held_tells_the_holders_fence_and_the_time_left,
+        a_lease_ends_by_itself,
+        a_renewed_lease_lasts_its_full_time_from_then,
+        a_claim_granted_again_lasts_its_full_time_from_then,
+        renewals_are_answered_one_by_one_and_in_order,
+        no_claims_are_renewed_without_an_answer,
+        a_stranger_renews_nothing,
+        what_has_ended_cannot_be_renewed,
+        a_stranger_releases_nothing,
+        a_second_release_does_nothing,
+        a_late_release_does_not_end_a_newer_lease,
+        names_are_held_apart,;
+    fences:
+        they_grow_over_releases,
+        they_grow_over_expiries,
+        they_grow_over_writes,
+        they_grow_though_the_last_one_is_forgotten,
+        they_grow_past_the_entry_though_the_last_one_is_forgotten,
+        a_burnt_fence_is_greater_than_the_granted_one,
+        they_are_remembered_as_long_as_they_are_renewed,;
+    commits:
+        an_entry_is_stored_and_the_lease_ended,
+        a_claim_gets_the_entry_that_it_had_not_seen,
+        the_holder_gets_its_lease_whatever_it_has_seen,
+        a_claim_gets_a_newer_entry_though_the_lease_is_held,
+        a_commit_sent_twice_stores_once,
+        a_commit_sent_twice_does_not_raise_the_dead,
+        a_commit_sent_twice_does_not_end_the_next_lease,
+        a_commit_without_a_time_stores_nothing,
+        a_hand_over_sent_twice_hands_over_once,
+        a_commit_of_a_lost_lease_passes_while_nobody_else_had_it,
+        a_commit_of_a_lost_lease_is_refused_once_somebody_had_it,
+        a_commit_of_a_lost_lease_gets_the_entry_of_who_had_it,
+        a_commit_after_its_fence_is_forgotten_is_refused,
+        a_forgotten_fence_is_not_brought_back_by_its_holder,
+        an_entry_ends_with_its_time,
+        a_commit_replaces_the_entry_and_its_time,
+        a_verdict_is_an_entry_too,
+        a_failure_ends_the_lease_and_stores_nothing,
+        large_entries_come_back_whole,;
+    writes:
+        a_put_writes_and_ends_the_lease,
+        a_put_makes_the_commit_under_way_give_way,
+        a_put_ends_with_its_time,
+        an_invalidation_removes_and_ends_the_lease,
+        an_invalidation_makes_the_commit_under_way_fail,
+        an_invalidation_of_nothing_burns_a_fence,
+        schemas_lie_side_by_side,
+        a_write_clears_the_neighbouring_schemas,;
+    pushes:
+        a_release_wakes,
+        a_release_of_nothing_is_silent,
+        a_commit_hands_its_entry_over,
+        a_commit_without_a_time_hands_its_entry_over,
+        a_refused_commit_is_silent,
+        a_failure_reaches_who_listens,
+        a_put_pushes_its_entry,
+        an_invalidation_pushes_its_fence,
+        every_listener_is_told,
+        only_listeners_of_the_name_are_told,
+        who_listens_anew_gets_what_comes_then,
+        listening_churns_without_a_gap,;
+    names:
+        any_text_is_a_name_of_its_own,
+        any_name_gets_its_own_pushes,
+        namespaces_do_not_meet,
+        caches_and_locks_do_not_meet,;
+    contention:
+        contenders_never_hold_together,
+        an_invalidation_wins_against_any_commit,
+        a_put_wins_against_any_commit,
+        one_of_many_claims_is_granted,;
+    leftovers:
+        nothing_but_fences_and_entries_stays,
+        nobody_listens_in_the_end,
+        everything_ends,;
+}

@@ -1,0 +1,119 @@
+//! Names: nothing in a key has a meaning, and nothing meets that should not.
+
+use bellwether::{
+    backend::{Change, Store},
+    key::{Family, Name},
+};
+
+use crate::harness::{
+    FENCE_LIFE, Harness, TTL, begun, claim, granted, listen, name, name_in, next, read, stored,
+    value,
+};
+
+/// Texts that have gone wrong somewhere, and pairs that an escape must keep apart.
+fn odd_names() -> Vec<Name> {
+    let long = "ü".repeat(256);
+    let longer = format!("{}x", "k".repeat(511));
+    let texts = [
+        "plain",
+        "a{b}c",
+        "{a}bc",
+        "{",
+        "}",
+        "{}",
+        "}{",
+        "{{a}}",
+        "a%7Bb",
+        "a{b",
+        "%",
+        "%25",
+        "%%25",
+        " ",
+        "  ",
+        "a b",
+        "a\tb",
+        "a\nb",
+        "a\r\nb",
+        "\0",
+        "a\0b",
+        "*",
+        "?",
+        "[a]",
+        "a:e",
+        "e",
+        "l",
+        "ключ",
+        "鍵",
+        "🔑",
+        "e\u{301}",
+        "é",
+        "\u{feff}",
+        "\"quoted\"",
+        "'",
+        "\\",
+        "-1",
+        "0",
+        "c@3",
+        &long,
+        &longer,
+    ];
+    texts.map(name).into()
+}
+
+pub async fn any_text_is_a_name_of_its_own<H: Harness>(h: &H) {
+    let backend = h.backend();
+    let names = odd_names();
+    for (at, name) in names.iter().enumerate() {
+        stored(&backend, name, &at.to_string()).await;
+    }
+    for (at, name) in names.iter().enumerate() {
+        assert_eq!(read(&backend, name).await, Some(at.to_string()), "{name:?}");
+    }
+    for name in &names {
+        backend.invalidate(name, FENCE_LIFE).await.unwrap();
+        assert_eq!(read(&backend, name).await, None, "{name:?}");
+        begun(&backend, &claim(name)).await;
+    }
+}
+
+pub async fn any_name_gets_its_own_pushes<H: Harness>(h: &H) {
+    let (here, there) = (h.backend(), h.backend());
+    let names = odd_names();
+    let mut listeners = Vec::new();
+    for name in &names {
+        listeners.push(listen(&there, name).await);
+    }
+    for (name, changes) in names.iter().zip(&mut listeners) {
+        let burnt = here.invalidate(name, FENCE_LIFE).await.unwrap();
+        assert_eq!(next(changes).await, Change::Invalidated(burnt), "{name:?}");
+    }
+}
+
+pub async fn namespaces_do_not_meet<H: Harness>(h: &H) {
+    let shop = name_in("shop", Family::Cache, "k");
+    let eu = name_in("shop.eu", Family::Cache, "k");
+    apart(h, &shop, &eu).await;
+}
+
+pub async fn caches_and_locks_do_not_meet<H: Harness>(h: &H) {
+    let cache = name_in("shop", Family::Cache, "k");
+    let lock = name_in("shop", Family::Lock, "k");
+    apart(h, &cache, &lock).await;
+}
+
+async fn apart<H: Harness>(h: &H, this: &Name, other: &Name) {
+    let backend = h.backend();
+    let mut to_this = listen(&backend, this).await;
+    let mut to_other = listen(&backend, other).await;
+    granted(&backend, &claim(this)).await;
+    let there = claim(other);
+    granted(&backend, &there).await;
+    let first = backend.put(this, &value("this"), TTL, FENCE_LIFE).await.unwrap();
+    assert_eq!(read(&backend, other).await, None);
+    // The put ended the lease of its own name alone.
+    assert_eq!(bellwether::backend::Leases::renew(&backend, &[there]).await.unwrap(), [true]);
+    let second = backend.invalidate(other, FENCE_LIFE).await.unwrap();
+    assert_eq!(read(&backend, this).await.as_deref(), Some("this"));
+    assert_eq!(next(&mut to_this).await, Change::Entry(value("this").with_fence(first)));
+    assert_eq!(next(&mut to_other).await, Change::Invalidated(second));
+}

@@ -1,0 +1,171 @@
+//! What happens to a name reaches who listens to it.
+//!
+//! A push may be lost when a connection breaks; none breaks here, so here each arrives, once and in order.
+
+use std::time::Duration;
+
+use bellwether::{
+    backend::{Change, Committed, Leases, Store},
+    entry::Entry,
+};
+use bytes::Bytes;
+
+use crate::harness::{
+    FENCE_LIFE, Harness, LEASE, TTL, begun, claim, failure, granted, listen, name, next, stored,
+    value,
+};
+
+pub async fn a_release_wakes<H: Harness>(h: &H) {
+    let (here, there) = (h.backend(), h.backend());
+    let name = name("k");
+    let claim = claim(&name);
+    granted(&here, &claim).await;
+    let mut changes = listen(&there, &name).await;
+    assert!(here.release(&claim).await.unwrap());
+    assert_eq!(next(&mut changes).await, Change::Wake);
+}
+
+pub async fn a_release_of_nothing_is_silent<H: Harness>(h: &H) {
+    let (here, there) = (h.backend(), h.backend());
+    let name = name("k");
+    let mut changes = listen(&there, &name).await;
+    let stranger = claim(&name);
+    granted(&here, &claim(&name)).await;
+    assert!(!here.release(&stranger).await.unwrap());
+    assert!(!here.fail(&stranger, &failure(1, "not mine")).await.unwrap());
+    let burnt = here.invalidate(&name, FENCE_LIFE).await.unwrap();
+    assert_eq!(next(&mut changes).await, Change::Invalidated(burnt));
+}
+
+pub async fn a_commit_hands_its_entry_over<H: Harness>(h: &H) {
+    let (here, there) = (h.backend(), h.backend());
+    let name = name("k");
+    let mut changes = listen(&there, &name).await;
+    let fence = stored(&here, &name, "v").await;
+    assert_eq!(next(&mut changes).await, Change::Entry(value("v").with_fence(fence)));
+    // Bytes of every kind, up to what is pushed whole.
+    let payload: Bytes = (0..60_000).map(|at| (at % 256) as u8).collect();
+    let entry = Entry::value(9, Duration::from_secs(1), payload);
+    let fence = here.put(&name, &entry, TTL, FENCE_LIFE).await.unwrap();
+    assert_eq!(next(&mut changes).await, Change::Entry(entry.with_fence(fence)));
+}
+
+pub async fn a_commit_without_a_time_hands_its_entry_over<H: Harness>(h: &H) {
+    let (here, there) = (h.backend(), h.backend());
+    let name = name("k");
+    let claim = claim(&name);
+    let grant = begun(&here, &claim).await;
+    let mut changes = listen(&there, &name).await;
+    let outcome = here.commit(&claim, &grant, &value("v"), None).await.unwrap();
+    assert_eq!(outcome, Committed::HandedOver);
+    assert_eq!(next(&mut changes).await, Change::Entry(value("v").with_fence(grant.fence())));
+}
+
+pub async fn a_refused_commit_is_silent<H: Harness>(h: &H) {
+    let (here, there) = (h.backend(), h.backend());
+    let name = name("k");
+    let late = claim(&name);
+    let grant = begun(&here, &late).await;
+    h.pass(LEASE).await;
+    let mut changes = listen(&there, &name).await;
+    let newer = claim(&name);
+    begun(&here, &newer).await;
+    let outcome = here.commit(&late, &grant, &value("late"), Some(TTL)).await.unwrap();
+    assert_eq!(outcome, Committed::Refused);
+    let fence = here.put(&name, &value("put"), TTL, FENCE_LIFE).await.unwrap();
+    let outcome = here.commit(&late, &grant, &value("late"), Some(TTL)).await.unwrap();
+    assert!(matches!(outcome, Committed::Newer(_)), "{outcome:?}");
+    let burnt = here.invalidate(&name, FENCE_LIFE).await.unwrap();
+    assert_eq!(next(&mut changes).await, Change::Entry(value("put").with_fence(fence)));
+    assert_eq!(next(&mut changes).await, Change::Invalidated(burnt));
+}
+
+pub async fn a_failure_reaches_who_listens<H: Harness>(h: &H) {
+    let (here, there) = (h.backend(), h.backend());
+    let name = name("k");
+    let claim = claim(&name);
+    let fence = begun(&here, &claim).await.fence();
+    let mut changes = listen(&there, &name).await;
+    let failure = failure(fence, "kein Produkt für „42“\r\n");
+    assert!(here.fail(&claim, &failure).await.unwrap());
+    assert_eq!(next(&mut changes).await, Change::Failed(failure));
+}
+
+pub async fn a_put_pushes_its_entry<H: Harness>(h: &H) {
+    let (here, there) = (h.backend(), h.backend());
+    let name = name("k");
+    let mut changes = listen(&there, &name).await;
+    let fence = here.put(&name, &value("v"), TTL, FENCE_LIFE).await.unwrap();
+    assert_eq!(next(&mut changes).await, Change::Entry(value("v").with_fence(fence)));
+}
+
+pub async fn an_invalidation_pushes_its_fence<H: Harness>(h: &H) {
+    let (here, there) = (h.backend(), h.backend());
+    let name = name("k");
+    let mut changes = listen(&there, &name).await;
+    let burnt = here.invalidate(&name, FENCE_LIFE).await.unwrap();
+    assert_eq!(next(&mut changes).await, Change::Invalidated(burnt));
+}
+
+pub async fn every_listener_is_told<H: Harness>(h: &H) {
+    let (here, there) = (h.backend(), h.backend());
+    let name = name("k");
+    let mut listeners = Vec::new();
+    for backend in [&here, &there, &here, &there] {
+        listeners.push(listen(backend, &name).await);
+    }
+    // One of each process leaves; the others stay.
+    listeners.drain(..2);
+    let burnt = here.invalidate(&name, FENCE_LIFE).await.unwrap();
+    for changes in &mut listeners {
+        assert_eq!(next(changes).await, Change::Invalidated(burnt));
+    }
+}
+
+pub async fn only_listeners_of_the_name_are_told<H: Harness>(h: &H) {
+    let (here, there) = (h.backend(), h.backend());
+    let (this, other) = (name("this"), name("other"));
+    let mut to_this = listen(&there, &this).await;
+    let mut to_other = listen(&there, &other).await;
+    let first = here.invalidate(&this, FENCE_LIFE).await.unwrap();
+    let second = here.invalidate(&other, FENCE_LIFE).await.unwrap();
+    let third = here.invalidate(&this, FENCE_LIFE).await.unwrap();
+    assert_eq!(next(&mut to_other).await, Change::Invalidated(second));
+    assert_eq!(next(&mut to_this).await, Change::Invalidated(first));
+    assert_eq!(next(&mut to_this).await, Change::Invalidated(third));
+}
+
+pub async fn who_listens_anew_gets_what_comes_then<H: Harness>(h: &H) {
+    let backend = h.backend();
+    let name = name("k");
+    drop(listen(&backend, &name).await);
+    h.nobody_listens().await;
+    backend.invalidate(&name, FENCE_LIFE).await.unwrap();
+    let mut changes = listen(&backend, &name).await;
+    let burnt = backend.invalidate(&name, FENCE_LIFE).await.unwrap();
+    assert_eq!(next(&mut changes).await, Change::Invalidated(burnt));
+}
+
+/// The last listener of a name leaves while a new one comes, again and again. A subscription that is given
+/// back too late would be missing to the new one, who has been told that it is in place.
+pub async fn listening_churns_without_a_gap<H: Harness>(h: &H) {
+    let (here, there) = (h.backend(), h.backend());
+    let names = ["a", "b", "c"].map(name);
+    let churn = names.iter().map(async |name| {
+        for turn in 0..60 {
+            let mut changes = listen(&there, name).await;
+            let burnt = here.invalidate(name, FENCE_LIFE).await.unwrap();
+            // What was done before may still be on its way when it is listened to anew.
+            loop {
+                match next(&mut changes).await {
+                    Change::Invalidated(fence) if fence < burnt => {}
+                    change => break assert_eq!(change, Change::Invalidated(burnt), "{turn}"),
+                }
+            }
+            if turn % 3 == 0 {
+                tokio::task::yield_now().await;
+            }
+        }
+    });
+    futures_util::future::join_all(churn).await;
+}

@@ -1,0 +1,120 @@
+//! Writing and removing without a load: whatever load is under way is not stored.
+
+use bellwether::backend::{Claimed, Committed, Leases, Store};
+
+use crate::harness::{FENCE_LIFE, Harness, MOMENT, TTL, begun, claim, name, read, stored, value};
+
+pub async fn a_put_writes_and_ends_the_lease<H: Harness>(h: &H) {
+    let (here, there) = (h.backend(), h.backend());
+    let name = name("k");
+    let first = claim(&name);
+    begun(&here, &first).await;
+    let fence = there.put(&name, &value("put"), TTL, FENCE_LIFE).await.unwrap();
+    assert_eq!(here.get(&name).await.unwrap(), Some(value("put").with_fence(fence)));
+    assert!(!here.release(&first).await.unwrap(), "the lease outlived the put");
+    assert!(matches!(here.claim(&claim(&name), fence).await, Ok(Claimed::Granted(_))));
+}
+
+pub async fn a_put_makes_the_commit_under_way_give_way<H: Harness>(h: &H) {
+    let backend = h.backend();
+    let name = name("k");
+    let claim = claim(&name);
+    let grant = begun(&backend, &claim).await;
+    let fence = backend.put(&name, &value("put"), TTL, FENCE_LIFE).await.unwrap();
+    let outcome = backend.commit(&claim, &grant, &value("loaded"), Some(TTL)).await.unwrap();
+    assert_eq!(outcome, Committed::Newer(value("put").with_fence(fence)));
+    assert_eq!(read(&backend, &name).await.as_deref(), Some("put"));
+    // The same when what was put has ended.
+    h.pass(TTL).await;
+    let outcome = backend.commit(&claim, &grant, &value("loaded"), Some(TTL)).await.unwrap();
+    assert_eq!(outcome, Committed::Refused);
+}
+
+pub async fn a_put_ends_with_its_time<H: Harness>(h: &H) {
+    let backend = h.backend();
+    let name = name("k");
+    backend.put(&name, &value("first"), TTL, FENCE_LIFE).await.unwrap();
+    h.pass(TTL - MOMENT).await;
+    backend.put(&name, &value("second"), TTL, FENCE_LIFE).await.unwrap();
+    h.pass(TTL - MOMENT).await;
+    assert_eq!(read(&backend, &name).await.as_deref(), Some("second"));
+    h.pass(MOMENT).await;
+    assert_eq!(read(&backend, &name).await, None);
+}
+
+pub async fn an_invalidation_removes_and_ends_the_lease<H: Harness>(h: &H) {
+    let (here, there) = (h.backend(), h.backend());
+    let name = name("k");
+    let first = stored(&here, &name, "v").await;
+    let refresh = claim(&name);
+    assert!(matches!(here.claim(&refresh, first).await, Ok(Claimed::Granted(_))));
+    there.invalidate(&name, FENCE_LIFE).await.unwrap();
+    assert_eq!(read(&here, &name).await, None);
+    assert_eq!(here.renew(std::slice::from_ref(&refresh)).await.unwrap(), [false]);
+    // Who asks later starts anew, and need not wait for the load that was under way.
+    begun(&here, &claim(&name)).await;
+}
+
+/// The value was read, then changed in the database and invalidated, and then committed: stored, it would
+/// be served until its time ends.
+pub async fn an_invalidation_makes_the_commit_under_way_fail<H: Harness>(h: &H) {
+    let backend = h.backend();
+    let name = name("k");
+    let claim = claim(&name);
+    let grant = begun(&backend, &claim).await;
+    backend.invalidate(&name, FENCE_LIFE).await.unwrap();
+    for _ in 0..2 {
+        let outcome = backend.commit(&claim, &grant, &value("old"), Some(TTL)).await.unwrap();
+        assert_eq!(outcome, Committed::Refused);
+    }
+    let outcome = backend.commit(&claim, &grant, &value("old"), None).await.unwrap();
+    assert_eq!(outcome, Committed::Refused);
+    assert_eq!(read(&backend, &name).await, None);
+}
+
+pub async fn an_invalidation_of_nothing_burns_a_fence<H: Harness>(h: &H) {
+    let backend = h.backend();
+    let name = name("k");
+    let first = backend.invalidate(&name, FENCE_LIFE).await.unwrap();
+    let second = backend.invalidate(&name, FENCE_LIFE).await.unwrap();
+    assert!(second > first && first > 0);
+    assert!(begun(&backend, &claim(&name)).await.fence() > second);
+}
+
+/// During a rolling deploy two versions of a service keep entries that only they can read.
+pub async fn schemas_lie_side_by_side<H: Harness>(h: &H) {
+    let backend = h.backend();
+    let old = name("k");
+    let new = old.clone().with_schema(1);
+    let first = stored(&backend, &old, "old").await;
+    // The other schema's entry is none of ours: it neither stops a claim nor goes.
+    let second = stored(&backend, &new, "new").await;
+    assert!(second > first);
+    assert_eq!(read(&backend, &old).await.as_deref(), Some("old"));
+    assert_eq!(read(&backend, &new).await.as_deref(), Some("new"));
+    // One lease for both: two versions do not load the same thing at once.
+    let refresh = claim(&new);
+    assert!(matches!(backend.claim(&refresh, second).await, Ok(Claimed::Granted(_))));
+    assert!(matches!(backend.claim(&claim(&old), first).await, Ok(Claimed::Held(_))));
+    assert!(backend.release(&refresh).await.unwrap());
+}
+
+pub async fn a_write_clears_the_neighbouring_schemas<H: Harness>(h: &H) {
+    let backend = h.backend();
+    // Zero and the last are neighbours as well.
+    for middle in [0, 1, 7, u16::MAX] {
+        let at = |step: i16| name("k").with_schema(middle.wrapping_add_signed(step));
+        for step in [-1, 0, 1] {
+            stored(&backend, &at(step), "v").await;
+        }
+        backend.invalidate(&at(0), FENCE_LIFE).await.unwrap();
+        for step in [-1, 0, 1] {
+            assert_eq!(read(&backend, &at(step)).await, None, "{middle} {step}");
+            stored(&backend, &at(step), "v").await;
+        }
+        backend.put(&at(0), &value("put"), TTL, FENCE_LIFE).await.unwrap();
+        assert_eq!(read(&backend, &at(-1)).await, None, "{middle}");
+        assert_eq!(read(&backend, &at(0)).await.as_deref(), Some("put"), "{middle}");
+        assert_eq!(read(&backend, &at(1)).await, None, "{middle}");
+    }
+}

@@ -1,0 +1,143 @@
+//! The process that leads ends in the middle of its load.
+
+use std::time::Duration;
+
+use super::{
+    fleet::{Fleet, Played},
+    protocol::{Command, Event, Load, Round, Setup, now},
+    support::RedisServer,
+};
+
+const CALLERS: usize = 100;
+const LEASE: Duration = Duration::from_secs(1);
+
+/// A fleet over a server, with leases of a second.
+async fn fleet(server: &RedisServer, processes: usize) -> Fleet {
+    let lease_ms = u64::try_from(LEASE.as_millis()).unwrap();
+    Fleet::start(processes, &Setup { lease_ms, ..Setup::new(server.url()) }).await
+}
+
+/// Begins a round with one leader, and waits until all others wait for it.
+async fn waiting_for_one(fleet: &mut Fleet, server: &RedisServer, key: &str) -> Played {
+    // Longer than a third of the lease, so that the lease has been renewed when the end comes.
+    let load = Load::Value { ms: 600 };
+    let all: Vec<_> = (0..fleet.processes()).collect();
+    fleet.begin(&all, Round::new(key, CALLERS, load)).await;
+    let mut played = Played::default();
+    fleet.loads(&mut played, 1).await;
+    let mut raw = server.raw().await;
+    let others = fleet.processes() - 1;
+    let channel = format!("fleet:c:{{{key}}}:c");
+    while raw.run::<(String, usize)>(&["PUBSUB", "NUMSUB", &channel]).await.1 < others {
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    tokio::time::sleep(Duration::from_millis(400)).await;
+    played
+}
+
+fn since(from: u64, to: u64) -> Duration {
+    Duration::from_micros(to.saturating_sub(from))
+}
+
+/// All others have the value of the second load.
+async fn assert_taken_over(fleet: &mut Fleet, mut played: Played, gone: usize) -> Played {
+    let others = fleet.processes() - 1;
+    fleet.loads(&mut played, 2).await;
+    while played.reports.iter().filter(|(process, _)| *process != gone).count() < others {
+        let reports = played.reports.len() + 1;
+        fleet.reports(&mut played, reports).await;
+    }
+    assert_eq!(played.begun.len(), 2, "the second load is the last: {played:#?}");
+    played.reports.retain(|(process, _)| *process != gone);
+    assert_eq!(played.source("Degraded"), 0, "{played:#?}");
+    assert_eq!(played.source("Led"), 1, "{played:#?}");
+    played.assert_one_value(others * CALLERS);
+    played
+}
+
+#[tokio::test]
+async fn a_killed_leader_costs_the_rest_of_its_lease() {
+    let server = RedisServer::start().await;
+    let mut delays = Vec::new();
+    for round in 0..5 {
+        let mut fleet = fleet(&server, 4).await;
+        let key = format!("killed-{round}");
+        let played = waiting_for_one(&mut fleet, &server, &key).await;
+        let (leader, at_kill) = (played.leader(), now());
+        fleet.kill(leader).await;
+        let remaining = server.raw().await.pttl(&format!("fleet:c:{{{key}}}:l")).await;
+        let ends = now() + u64::try_from(remaining).unwrap() * 1000;
+        assert!(since(at_kill, ends) > LEASE / 2, "the lease was renewed: {remaining} ms left");
+        let played = assert_taken_over(&mut fleet, played, leader).await;
+        let begun = played.begun[1].2;
+        assert!(begun + 2_000 >= ends, "nobody else begins while the lease lasts");
+        delays.push(since(ends, begun));
+    }
+    println!("after the end of a dead leader's lease: {delays:?}");
+    assert!(delays.iter().min().unwrap() < &Duration::from_millis(200), "{delays:?}");
+    assert!(delays.iter().max().unwrap() < &Duration::from_secs(2), "{delays:?}");
+}
+
+#[tokio::test]
+async fn a_shutdown_hands_the_load_over_at_once() {
+    let server = RedisServer::start().await;
+    let mut delays = Vec::new();
+    for round in 0..5 {
+        let mut fleet = fleet(&server, 2).await;
+        let key = format!("shutdown-{round}");
+        let played = waiting_for_one(&mut fleet, &server, &key).await;
+        let (leader, told) = (played.leader(), now());
+        fleet.tell(leader, &Command::Shutdown { deadline_ms: 0 }).await;
+        let played = assert_taken_over(&mut fleet, played, leader).await;
+        delays.push(since(told, played.begun[1].2));
+    }
+    println!("from a shutdown to the next load: {delays:?}");
+    assert!(delays.iter().min().unwrap() < &Duration::from_millis(100), "{delays:?}");
+    assert!(delays.iter().max().unwrap() < &(LEASE / 2), "{delays:?}");
+}
+
+#[tokio::test]
+async fn callers_of_a_cache_that_is_shut_down_are_told() {
+    let server = RedisServer::start().await;
+    let mut fleet = fleet(&server, 2).await;
+    let mut played = waiting_for_one(&mut fleet, &server, "told").await;
+    let leader = played.leader();
+    fleet.tell(leader, &Command::Shutdown { deadline_ms: 0 }).await;
+    fleet.reports(&mut played, 2).await;
+    let (_, report) = played.reports.iter().find(|(process, _)| *process == leader).unwrap();
+    let cancelled: Vec<_> = report.errors.iter().collect();
+    assert_eq!(cancelled, [(&"Cancelled: the cache was shut down".to_owned(), &CALLERS)]);
+}
+
+#[tokio::test]
+async fn a_shutdown_with_time_lets_the_load_end() {
+    let server = RedisServer::start().await;
+    let mut fleet = fleet(&server, 2).await;
+    let mut played = waiting_for_one(&mut fleet, &server, "in-time").await;
+    let leader = played.leader();
+    fleet.tell(leader, &Command::Shutdown { deadline_ms: 5_000 }).await;
+    fleet.reports(&mut played, 2).await;
+    played.leader();
+    played.assert_one_value(2 * CALLERS);
+}
+
+#[tokio::test]
+async fn a_dropped_runtime_costs_the_rest_of_its_lease() {
+    let server = RedisServer::start().await;
+    for round in 0..3 {
+        let mut fleet = fleet(&server, 2).await;
+        let key = format!("dropped-{round}");
+        let played = waiting_for_one(&mut fleet, &server, &key).await;
+        let (leader, told) = (played.leader(), now());
+        fleet.tell(leader, &Command::DropRuntime).await;
+        let played = assert_taken_over(&mut fleet, played, leader).await;
+        let delay = since(told, played.begun[1].2);
+        println!("from a dropped runtime to the next load: {delay:?}");
+        assert!(delay < LEASE + Duration::from_secs(1), "{delay:?}");
+        let done = fleet.wait_for(|process, event| {
+            (process == leader && matches!(event, Event::Done)).then_some(())
+        });
+        // It may have been told while the others reported.
+        let _ = tokio::time::timeout(Duration::from_millis(1), done).await;
+    }
+}

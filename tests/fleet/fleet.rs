@@ -1,0 +1,207 @@
+//! The test's side: worker processes, and what they have told so far.
+
+use std::{process::Stdio, time::Duration};
+
+use tokio::{
+    io::{AsyncBufReadExt, AsyncWriteExt, BufReader},
+    process::{Child, ChildStdin, Command as Program},
+    sync::{Mutex, MutexGuard, mpsc},
+    time::timeout,
+};
+
+use super::{
+    protocol::{Command, Event, Report, Round, Setup, VARIABLE, now},
+    support::LIMIT,
+};
+
+/// One fleet at a time: they measure times, and a second one would take the processor from the first.
+static TURN: Mutex<()> = Mutex::const_new(());
+
+/// How long before a round its workers are told of it, so that all their callers stand ready.
+const LEAD_TIME: Duration = Duration::from_millis(30);
+
+/// Worker processes over one server. They end when this is dropped.
+pub struct Fleet {
+    workers: Vec<Worker>,
+    events: mpsc::UnboundedReceiver<(usize, Event)>,
+    _turn: MutexGuard<'static, ()>,
+}
+
+struct Worker {
+    child: Child,
+    input: ChildStdin,
+}
+
+/// How a round went in the fleet.
+#[derive(Debug, Default)]
+pub struct Played {
+    /// The loads that began, in the order of their beginning: which process, which key, and when.
+    pub begun: Vec<(usize, String, u64)>,
+    pub ended: Vec<(usize, String, u64)>,
+    pub reports: Vec<(usize, Report)>,
+}
+
+impl Fleet {
+    pub async fn start(processes: usize, setup: &Setup) -> Self {
+        let turn = TURN.lock().await;
+        let (tell, events) = mpsc::unbounded_channel();
+        let workers = (0..processes).map(|number| {
+            let mut child = Program::new(std::env::current_exe().unwrap())
+                .args(["worker", "--exact", "--nocapture", "--test-threads=1"])
+                .env(VARIABLE, serde_json::to_string(setup).unwrap())
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .kill_on_drop(true)
+                .spawn()
+                .unwrap();
+            let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+            let tell = tell.clone();
+            tokio::spawn(async move {
+                while let Ok(Some(line)) = lines.next_line().await {
+                    // Lines of the test harness are passed over.
+                    if let Ok(event) = serde_json::from_str(&line)
+                        && tell.send((number, event)).is_err()
+                    {
+                        return;
+                    }
+                }
+            });
+            Worker { input: child.stdin.take().unwrap(), child }
+        });
+        let mut fleet = Self { workers: workers.collect(), events, _turn: turn };
+        for _ in 0..processes {
+            let (_, event) = fleet.next().await;
+            assert!(matches!(event, Event::Ready), "{event:?}");
+        }
+        fleet
+    }
+
+    pub fn processes(&self) -> usize {
+        self.workers.len()
+    }
+
+    pub async fn tell(&mut self, process: usize, command: &Command) {
+        let line = format!("{}\n", serde_json::to_string(command).unwrap());
+        self.workers[process].input.write_all(line.as_bytes()).await.unwrap();
+    }
+
+    pub async fn next(&mut self) -> (usize, Event) {
+        let event = timeout(LIMIT * 3, self.events.recv()).await;
+        event.expect("the workers have fallen silent").expect("a worker is left")
+    }
+
+    /// Lets some processes play a round, all at the same time.
+    pub async fn begin(&mut self, processes: &[usize], mut round: Round) {
+        let lead_time = LEAD_TIME + Duration::from_micros(20) * round.callers as u32;
+        round.at = now() + u64::try_from(lead_time.as_micros()).unwrap();
+        for process in processes {
+            self.tell(*process, &Command::Round(round.clone())).await;
+        }
+    }
+
+    /// Waits until so many loads have begun.
+    pub async fn loads(&mut self, played: &mut Played, count: usize) {
+        while played.begun.len() < count {
+            let (process, event) = self.next().await;
+            played.take(process, event);
+        }
+    }
+
+    /// Waits until so many processes have reported.
+    pub async fn reports(&mut self, played: &mut Played, count: usize) {
+        while played.reports.len() < count {
+            let (process, event) = self.next().await;
+            played.take(process, event);
+        }
+    }
+
+    /// A whole round, in all processes.
+    pub async fn play(&mut self, round: Round) -> Played {
+        let all: Vec<_> = (0..self.processes()).collect();
+        self.begin(&all, round).await;
+        let mut played = Played::default();
+        self.reports(&mut played, all.len()).await;
+        played
+    }
+
+    /// Waits for the event that a function recognises, and passes over others.
+    pub async fn wait_for<T>(&mut self, mut wanted: impl FnMut(usize, Event) -> Option<T>) -> T {
+        loop {
+            let (process, event) = self.next().await;
+            if let Some(found) = wanted(process, event) {
+                return found;
+            }
+        }
+    }
+
+    /// `kill -9`.
+    pub async fn kill(&mut self, process: usize) {
+        self.workers[process].child.start_kill().unwrap();
+        self.workers[process].child.wait().await.unwrap();
+    }
+
+    pub fn stop_signal(&self, process: usize) {
+        self.signal(process, "STOP");
+    }
+
+    pub fn resume(&self, process: usize) {
+        self.signal(process, "CONT");
+    }
+
+    fn signal(&self, process: usize, signal: &str) {
+        let pid = self.workers[process].child.id().unwrap();
+        let status = std::process::Command::new("kill")
+            .args([format!("-{signal}"), pid.to_string()])
+            .status()
+            .unwrap();
+        assert!(status.success(), "SIG{signal} could not be sent");
+    }
+}
+
+impl Played {
+    fn take(&mut self, process: usize, event: Event) {
+        match event {
+            Event::LoadBegun { key, at } => self.begun.push((process, key, at)),
+            Event::LoadEnded { key, at } => self.ended.push((process, key, at)),
+            Event::Report(report) => self.reports.push((process, report)),
+            _ => {}
+        }
+    }
+
+    /// The process that led the only load.
+    pub fn leader(&self) -> usize {
+        assert_eq!(self.begun.len(), 1, "one load in the fleet: {self:#?}");
+        self.begun[0].0
+    }
+
+    /// How many callers had their value from a source.
+    pub fn source(&self, source: &str) -> usize {
+        self.reports.iter().map(|(_, report)| report.source(source)).sum()
+    }
+
+    /// How many callers had an error.
+    pub fn errors(&self) -> usize {
+        self.reports.iter().map(|(_, report)| report.errors.values().sum::<usize>()).sum()
+    }
+
+    /// Asserts that everyone had the same value, and that so many callers had it.
+    pub fn assert_one_value(&self, callers: usize) {
+        let values: Vec<_> = self.reports.iter().flat_map(|(_, report)| &report.values).collect();
+        assert!(values.windows(2).all(|two| two[0].0 == two[1].0), "one value: {self:#?}");
+        let served: usize = values.iter().map(|(_, count)| **count).sum();
+        assert_eq!(served, callers, "everyone is served: {self:#?}");
+    }
+
+    /// How long after the end of the only load the last caller was served.
+    pub fn last_after_load(&self) -> Duration {
+        assert_eq!(self.ended.len(), 1);
+        let last = self.reports.iter().map(|(_, report)| report.ended).max().unwrap();
+        Duration::from_micros(last.saturating_sub(self.ended[0].2))
+    }
+}
+
+impl Report {
+    pub fn source(&self, source: &str) -> usize {
+        self.sources.get(source).copied().unwrap_or(0)
+    }
+}

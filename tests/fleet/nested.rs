@@ -1,0 +1,147 @@
+//! Loaders that ask for other keys, and for their own.
+
+use std::time::Instant;
+
+use super::{
+    fleet::{Fleet, Played},
+    protocol::{Load, Round, Setup},
+    support::RedisServer,
+};
+
+/// Far more than the cap on the loads that run at once in a process.
+const MANY: usize = 10_000;
+
+fn ask(ms: u64, key: &str, then: Load) -> Load {
+    Load::Ask { ms, key: key.to_owned(), then: Box::new(then) }
+}
+
+async fn fleet(server: &RedisServer, processes: usize, wait_ms: u64) -> Fleet {
+    Fleet::start(processes, &Setup { wait_ms, ..Setup::new(server.url()) }).await
+}
+
+/// How many callers had a value.
+fn served(played: &Played) -> usize {
+    played.reports.iter().flat_map(|(_, report)| report.values.values()).sum()
+}
+
+/// Every caller has a value, each key is loaded once, and nobody waited for a limit.
+async fn assert_all_land(fleet: &mut Fleet, round: Round, keys: usize) {
+    let (callers, begun) = (round.callers * fleet.processes(), Instant::now());
+    let played = fleet.play(round).await;
+    let took = begun.elapsed();
+    println!("{callers} callers in {} processes: {took:?}", fleet.processes());
+    for (process, report) in &played.reports {
+        println!("process {process}: {}", report.stats);
+        assert!(report.errors.is_empty(), "{:?}", report.errors);
+    }
+    assert_eq!(served(&played), callers);
+    // So many commands at once may exceed the time-out for commands on a busy machine.
+    let degraded: u64 = played.reports.iter().map(|(_, report)| report.degraded).sum();
+    assert!(played.begun.len() <= keys + degraded as usize, "{} loads", played.begun.len());
+    assert!(took.as_secs() < 25, "somebody waited for a limit: {took:?}");
+}
+
+#[tokio::test]
+async fn ten_thousand_loaders_that_load_other_keys() {
+    let server = RedisServer::start().await;
+    let mut fleet = fleet(&server, 1, 30_000).await;
+    let load = ask(5, "inner-#", Load::Value { ms: 5 });
+    assert_all_land(&mut fleet, Round::new("outer-#", MANY, load), 2 * MANY).await;
+}
+
+#[tokio::test]
+async fn ten_thousand_loaders_in_each_of_two_processes() {
+    let server = RedisServer::start().await;
+    let mut fleet = fleet(&server, 2, 30_000).await;
+    let load = ask(5, "inner-#", Load::Value { ms: 5 });
+    assert_all_land(&mut fleet, Round::new("outer-#", MANY, load), 2 * MANY).await;
+}
+
+#[tokio::test]
+async fn ten_thousand_loaders_that_load_the_same_key() {
+    let server = RedisServer::start().await;
+    let mut fleet = fleet(&server, 1, 30_000).await;
+    let load = ask(5, "common", Load::Value { ms: 50 });
+    assert_all_land(&mut fleet, Round::new("many-#", MANY, load), MANY + 1).await;
+}
+
+#[tokio::test]
+async fn a_loader_that_asks_for_its_own_key() {
+    let server = RedisServer::start().await;
+    let mut fleet = fleet(&server, 2, 30_000).await;
+    for round in 0..10 {
+        let key = format!("own-{round}");
+        let load = ask(50, &key, ask(0, &key, Load::Value { ms: 0 }));
+        let begun = Instant::now();
+        let played = fleet.play(Round::new(key, 100, load)).await;
+        played.assert_one_value(200);
+        assert_eq!(played.begun.len(), 3, "the load, and the two within it: {played:#?}");
+        assert!(begun.elapsed().as_secs() < 5, "{:?}", begun.elapsed());
+    }
+}
+
+#[tokio::test]
+async fn two_loaders_that_ask_for_each_other() {
+    let server = RedisServer::start().await;
+    let mut fleet = fleet(&server, 1, 30_000).await;
+    for round in 0..10 {
+        let (a, b) = (format!("a-{round}"), format!("b-{round}"));
+        let begun = Instant::now();
+        let played = play_two(
+            &mut fleet,
+            [0, 0],
+            Round::new(&a, 100, ask(50, &b, ask(0, &a, Load::Value { ms: 0 }))),
+            Round::new(&b, 100, ask(50, &a, ask(0, &b, Load::Value { ms: 0 }))),
+        )
+        .await;
+        assert_eq!((played.errors(), served(&played)), (0, 200), "{played:#?}");
+        assert!(begun.elapsed().as_secs() < 5, "{:?}", begun.elapsed());
+    }
+}
+
+/// No process can see a circle through another one; the wait limit ends it.
+#[tokio::test]
+async fn two_processes_that_ask_for_each_other() {
+    let server = RedisServer::start().await;
+    let mut fleet = fleet(&server, 2, 500).await;
+    for round in 0..5 {
+        let (a, b) = (format!("a-{round}"), format!("b-{round}"));
+        let begun = Instant::now();
+        let played = play_two(
+            &mut fleet,
+            [0, 1],
+            Round::new(&a, 100, ask(50, &b, ask(0, &a, Load::Value { ms: 0 }))),
+            Round::new(&b, 100, ask(50, &a, ask(0, &b, Load::Value { ms: 0 }))),
+        )
+        .await;
+        println!("a circle between two processes: {:?}", begun.elapsed());
+        assert_eq!((played.errors(), served(&played)), (0, 200), "{played:#?}");
+        assert!(begun.elapsed().as_secs() < 5, "{:?}", begun.elapsed());
+    }
+}
+
+/// The loads that hold all the places wait for loads that queue for one.
+#[tokio::test]
+async fn a_load_that_a_loader_waits_for_needs_no_place() {
+    let server = RedisServer::start().await;
+    let setup = Setup { max_loads: 8, ..Setup::new(server.url()) };
+    let mut fleet = Fleet::start(1, &setup).await;
+    let begun = Instant::now();
+    let first = Round::new("holds-#", 8, ask(300, "queues-#", Load::Value { ms: 0 }));
+    fleet.begin(&[0], first).await;
+    let mut played = Played::default();
+    fleet.loads(&mut played, 8).await;
+    fleet.begin(&[0], Round::new("queues-#", 8, Load::Value { ms: 0 })).await;
+    fleet.reports(&mut played, 2).await;
+    assert_eq!((played.errors(), served(&played)), (0, 16), "{played:#?}");
+    assert_eq!(played.begun.len(), 16, "{played:#?}");
+    assert!(begun.elapsed().as_secs() < 10, "somebody waited for a limit: {:?}", begun.elapsed());
+}
+
+async fn play_two(fleet: &mut Fleet, processes: [usize; 2], one: Round, other: Round) -> Played {
+    fleet.begin(&processes[..1], one).await;
+    fleet.begin(&processes[1..], other).await;
+    let mut played = Played::default();
+    fleet.reports(&mut played, 2).await;
+    played
+}

@@ -1,0 +1,127 @@
+//! Many callers, one cold key.
+
+use std::collections::BTreeMap;
+
+use super::{
+    fleet::{Fleet, Played},
+    protocol::{Load, Round, Setup},
+    support::RedisServer,
+    worker::CRACK,
+};
+
+const PROCESSES: usize = 8;
+const CALLERS: usize = 250;
+
+async fn fleet(server: &RedisServer, processes: usize) -> Fleet {
+    Fleet::start(processes, &Setup::new(server.url())).await
+}
+
+#[tokio::test]
+async fn a_herd_on_a_cold_key_loads_it_once() {
+    let server = RedisServer::start().await;
+    let mut fleet = fleet(&server, PROCESSES).await;
+    let mut times = Vec::new();
+    for round in 0..50 {
+        let round = Round::new(format!("herd-{round}"), CALLERS, Load::Value { ms: 200 });
+        let played = fleet.play(round).await;
+        let leader = played.leader();
+        assert_eq!(played.source("Led"), 1, "{played:#?}");
+        assert_eq!(played.source("Degraded"), 0, "{played:#?}");
+        played.assert_one_value(PROCESSES * CALLERS);
+        for (process, report) in &played.reports {
+            // A process that was so slow that all was over found the entry.
+            let late = report.began > played.ended[0].2;
+            assert!(
+                *process == leader || late || report.source("HandedOver") > 0,
+                "the value is handed over to every process: {played:#?}"
+            );
+        }
+        times.push(played.last_after_load());
+    }
+    times.sort();
+    println!("last caller after the load: median {:?}, p90 {:?}", times[25], times[45]);
+}
+
+#[tokio::test]
+async fn a_leader_whose_caller_goes_away_costs_nobody_anything() {
+    let server = RedisServer::start().await;
+    let mut fleet = fleet(&server, PROCESSES).await;
+    for round in 0..10 {
+        let mut round = Round::new(format!("gone-{round}"), CALLERS, Load::Value { ms: 200 });
+        round.abort_leader = true;
+        let played = fleet.play(round).await;
+        played.leader();
+        let aborted: usize = played.reports.iter().map(|(_, report)| report.aborted).sum();
+        assert_eq!(aborted, 1, "{played:#?}");
+        assert_eq!(played.source("Led"), 0, "{played:#?}");
+        assert_eq!(played.source("Degraded"), 0, "{played:#?}");
+        played.assert_one_value(PROCESSES * CALLERS - 1);
+    }
+}
+
+/// Everyone who waited for the only load has its error, in the leader's process and in the others.
+fn assert_everyone_failed(played: &Played, here: &str, elsewhere: &str) {
+    let leader = played.leader();
+    assert_eq!(played.errors(), PROCESSES * CALLERS, "{played:#?}");
+    for (process, report) in &played.reports {
+        let expected = if *process == leader { here } else { elsewhere };
+        let expected = BTreeMap::from([(expected.to_owned(), CALLERS)]);
+        assert_eq!(report.errors, expected, "process {process} of {played:#?}");
+    }
+}
+
+#[tokio::test]
+async fn a_failed_load_fails_once_for_everyone() {
+    let server = RedisServer::start().await;
+    let mut fleet = fleet(&server, PROCESSES).await;
+    for round in 0..10 {
+        let load = Load::Fail { ms: 200, text: "no such product".to_owned() };
+        let played = fleet.play(Round::new(format!("fail-{round}"), CALLERS, load)).await;
+        assert_everyone_failed(
+            &played,
+            "Load: the load failed: no such product [no such product]",
+            "Load: the load failed in another process: no such product",
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_loader_that_panics_fails_once_for_everyone() {
+    let server = RedisServer::start().await;
+    let mut fleet = fleet(&server, PROCESSES).await;
+    for round in 0..10 {
+        let load = Load::Panic { ms: 200, text: "on purpose".to_owned() };
+        let played = fleet.play(Round::new(format!("panic-{round}"), CALLERS, load)).await;
+        assert_everyone_failed(
+            &played,
+            &format!("Panicked: the loader panicked: {CRACK}: on purpose"),
+            &format!("Panicked: in another process: the loader panicked: {CRACK}: on purpose"),
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_fill_is_quick_and_takes_few_calls() {
+    let server = RedisServer::start().await;
+    let mut fleet = fleet(&server, 4).await;
+    // The first round makes the connections.
+    fleet.play(Round::new("warm", CALLERS, Load::Value { ms: 50 })).await;
+    let mut monitor = server.monitor().await;
+    let mut times = Vec::new();
+    for round in 0..20 {
+        let round = Round::new(format!("fill-{round}"), CALLERS, Load::Value { ms: 200 });
+        let played = fleet.play(round).await;
+        played.leader();
+        played.assert_one_value(4 * CALLERS);
+        times.push(played.last_after_load());
+        let mut calls = BTreeMap::<_, usize>::new();
+        for call in monitor.calls_from_clients().await {
+            *calls.entry(call.command).or_default() += 1;
+        }
+        let count: usize = calls.values().sum();
+        assert!(count <= 24, "{count} calls for one fill by four processes: {calls:?}");
+    }
+    times.sort();
+    println!("last caller after the load: median {:?}, p90 {:?}", times[10], times[18]);
+    assert!(times[0].as_millis() < 100, "even the quickest fill took {:?} to spread", times[0]);
+}

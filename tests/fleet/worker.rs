@@ -1,0 +1,273 @@
+//! A worker process.
+
+use std::{
+    fmt,
+    io::{BufRead, Write},
+    panic,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use bellwether::{Cache, Locks, RedisBackend, lock::MutexGuard};
+use futures_util::future::BoxFuture;
+use tokio::{
+    runtime::{Builder, Runtime},
+    sync::{Barrier, mpsc},
+    time::sleep,
+};
+
+use super::protocol::{Command, Event, Load, Report, Round, Setup, VARIABLE, now};
+
+/// The text of every panic that is meant to happen.
+pub const CRACK: &str = "the bell cracked";
+
+/// Works until the standard input ends, if this process is a worker.
+pub fn work() {
+    let Ok(setup) = std::env::var(VARIABLE) else { return };
+    let setup: Setup = serde_json::from_str(&setup).unwrap();
+    let usual = panic::take_hook();
+    panic::set_hook(Box::new(move |panic| {
+        if !panic.payload_as_str().is_some_and(|text| text.contains(CRACK)) {
+            usual(panic);
+        }
+    }));
+    let mut runtime = Some(runtime());
+    let worker = runtime.as_ref().unwrap().block_on(Worker::new(&setup));
+    tell(&Event::Ready);
+    for line in std::io::stdin().lock().lines() {
+        let Ok(line) = line else { break };
+        let command: Command = serde_json::from_str(&line).unwrap();
+        if let Command::DropRuntime = command {
+            runtime.take().unwrap().shutdown_timeout(Duration::from_secs(1));
+            tell(&Event::Done);
+            continue;
+        }
+        let worker = worker.clone();
+        runtime.as_ref().unwrap().spawn(async move { worker.obey(command).await });
+    }
+    std::process::exit(0);
+}
+
+fn runtime() -> Runtime {
+    Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()
+}
+
+fn tell(event: &Event) {
+    let mut out = std::io::stdout().lock();
+    // On a line of its own, whatever the test harness has begun to write on the present one.
+    let told = writeln!(out, "\n{}", serde_json::to_string(event).unwrap());
+    if told.and_then(|()| out.flush()).is_err() {
+        std::process::exit(0);
+    }
+}
+
+#[derive(Clone)]
+struct Worker {
+    cache: Cache<String>,
+    locks: Locks,
+    raw: redis::aio::MultiplexedConnection,
+    held: Arc<Mutex<Option<Arc<MutexGuard>>>>,
+    loads: Arc<AtomicU64>,
+}
+
+impl Worker {
+    async fn new(setup: &Setup) -> Self {
+        let backend = RedisBackend::open(&setup.url).unwrap();
+        backend.ping().await.unwrap();
+        let client = redis::Client::open(setup.url.as_str()).unwrap();
+        Self {
+            cache: Cache::builder(backend.clone())
+                .namespace("fleet")
+                .lease(Duration::from_millis(setup.lease_ms))
+                .wait_limit(Duration::from_millis(setup.wait_ms))
+                .max_loads(setup.max_loads)
+                .build()
+                .unwrap(),
+            locks: Locks::new(backend),
+            raw: client.get_multiplexed_async_connection().await.unwrap(),
+            held: Arc::default(),
+            loads: Arc::default(),
+        }
+    }
+
+    async fn obey(self, command: Command) {
+        match command {
+            Command::Round(round) => tell(&Event::Report(self.play(round).await)),
+            Command::Shutdown { deadline_ms } => {
+                self.cache.shutdown(Duration::from_millis(deadline_ms)).await;
+                tell(&Event::Done);
+            }
+            Command::DropRuntime => unreachable!("the main thread does it"),
+            Command::Count { name, tasks, times } => {
+                let counting = (0..tasks).map(|_| {
+                    let (worker, name) = (self.clone(), name.clone());
+                    tokio::spawn(async move {
+                        for _ in 0..times {
+                            worker.count(&name).await;
+                        }
+                    })
+                });
+                for task in counting.collect::<Vec<_>>() {
+                    task.await.unwrap();
+                }
+                tell(&Event::Done);
+            }
+            Command::Hold { name, lease_ms } => {
+                let mutex = self.locks.mutex(name).lease(Duration::from_millis(lease_ms));
+                let guard = Arc::new(mutex.lock().await.unwrap());
+                *self.held.lock().unwrap() = Some(guard.clone());
+                tell(&Event::Held { fence: guard.fence(), at: now() });
+                let watched = Arc::downgrade(&guard);
+                drop(guard);
+                // Asks anew each time, so that the guard can be taken out and unlocked.
+                while let Some(guard) = watched.upgrade() {
+                    if guard.is_lost() {
+                        guard.lost().await;
+                        tell(&Event::Lost { at: now() });
+                        return;
+                    }
+                    drop(guard);
+                    sleep(Duration::from_millis(1)).await;
+                }
+            }
+            Command::Unlock => {
+                let mut guard = self.held.lock().unwrap().take().unwrap();
+                let guard = loop {
+                    match Arc::try_unwrap(guard) {
+                        Ok(guard) => break guard,
+                        Err(shared) => guard = shared,
+                    }
+                    sleep(Duration::from_millis(1)).await;
+                };
+                let was_lost = guard.is_lost();
+                let error = guard.unlock().await.err().map(|error| format!("{:?}", error.kind()));
+                tell(&Event::Unlocked { was_lost, error });
+            }
+        }
+    }
+
+    async fn count(&self, name: &str) {
+        let mut raw = self.raw.clone();
+        let number = format!("number:{name}");
+        let fences = format!("fences:{name}");
+        let guard = self.locks.mutex(name).lock().await.unwrap();
+        let read: Option<u64> = redis::cmd("GET").arg(&number).query_async(&mut raw).await.unwrap();
+        tokio::task::yield_now().await;
+        let mut write = redis::pipe();
+        write.cmd("RPUSH").arg(fences).arg(guard.fence()).ignore();
+        write.cmd("SET").arg(number).arg(read.unwrap_or(0) + 1).ignore();
+        write.exec_async(&mut raw).await.unwrap();
+        guard.unlock().await.unwrap();
+    }
+
+    async fn play(&self, round: Round) -> Report {
+        let barrier = Arc::new(Barrier::new(round.callers + 1));
+        let (leading, mut leaders) = mpsc::unbounded_channel();
+        let callers: Vec<_> = (0..round.callers)
+            .map(|number| {
+                let (worker, barrier, load) = (self.clone(), barrier.clone(), round.load.clone());
+                let key = round.key.replace('#', &number.to_string());
+                let leading = leading.clone();
+                tokio::spawn(async move {
+                    barrier.wait().await;
+                    let loader = worker.loader(key.clone(), number, load, Some(leading));
+                    let loaded = worker.cache.request(key).load(|_lead| loader).await;
+                    (loaded, now())
+                })
+            })
+            .collect();
+        drop(leading);
+        if round.abort_leader {
+            let aborts: Vec<_> = callers.iter().map(|caller| caller.abort_handle()).collect();
+            tokio::spawn(async move {
+                if let Some(number) = leaders.recv().await {
+                    sleep(Duration::from_millis(20)).await;
+                    aborts[number].abort();
+                }
+            });
+        }
+        sleep(Duration::from_micros(round.at.saturating_sub(now()))).await;
+        let mut report = Report { began: now(), ..Report::default() };
+        barrier.wait().await;
+        for caller in callers {
+            let Ok((loaded, at)) = caller.await else {
+                report.aborted += 1;
+                continue;
+            };
+            report.ended = report.ended.max(at);
+            match loaded {
+                Ok(loaded) => {
+                    *report.sources.entry(format!("{:?}", loaded.source())).or_default() += 1;
+                    *report.values.entry(loaded.into_value()).or_default() += 1;
+                }
+                Err(error) => {
+                    let concrete = match error.load_ref::<Failed>() {
+                        Some(failed) => format!(" [{}]", failed.0),
+                        None => String::new(),
+                    };
+                    let error = format!("{:?}: {error}{concrete}", error.kind());
+                    *report.errors.entry(error).or_default() += 1;
+                }
+            }
+        }
+        report.degraded = self.cache.stats().degraded;
+        report.stats = format!("{:?}", self.cache.stats());
+        report
+    }
+
+    /// One load, which says when it begins and ends, and in whose name it runs.
+    fn loader(
+        &self,
+        key: String,
+        caller: usize,
+        load: Load,
+        leading: Option<mpsc::UnboundedSender<usize>>,
+    ) -> BoxFuture<'static, Result<String, bellwether::BoxError>> {
+        let worker = self.clone();
+        Box::pin(async move {
+            tell(&Event::LoadBegun { key: key.clone(), at: now() });
+            if let Some(leading) = leading {
+                let _ = leading.send(caller);
+            }
+            let loaded: Result<String, bellwether::BoxError> = match load {
+                Load::Value { ms } => {
+                    sleep(Duration::from_millis(ms)).await;
+                    let load = worker.loads.fetch_add(1, Ordering::Relaxed);
+                    Ok(format!("{key} by {}/{load}", std::process::id()))
+                }
+                Load::Fail { ms, text } => {
+                    sleep(Duration::from_millis(ms)).await;
+                    Err(Failed(text).into())
+                }
+                Load::Panic { ms, text } => {
+                    sleep(Duration::from_millis(ms)).await;
+                    panic!("{CRACK}: {text}");
+                }
+                Load::Ask { ms, key: other, then } => {
+                    sleep(Duration::from_millis(ms)).await;
+                    let other = other.replace('#', &caller.to_string());
+                    let loader = worker.loader(other.clone(), caller, *then, None);
+                    let inner = worker.cache.get_or_load(other, |_lead| loader).await;
+                    inner.map(|inner| format!("{key} with {inner}")).map_err(Into::into)
+                }
+            };
+            tell(&Event::LoadEnded { key, at: now() });
+            loaded
+        })
+    }
+}
+
+/// The error of a loader.
+#[derive(Debug)]
+struct Failed(String);
+
+impl fmt::Display for Failed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Failed {}

@@ -1,0 +1,292 @@
+//! What a lock promises, in one process: `Locks` over one memory backend stand for the processes.
+//!
+//! Time is paused, so every wait here is exact and takes no time.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod support;
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use bellwether::{
+    ErrorKind, Locks, MemoryBackend,
+    key::Namespace,
+    lease::{Retry, RetryStrategy},
+};
+use tokio::time::{Instant, sleep, timeout};
+
+use self::support::faulty::{Fault, Faulty, Op};
+
+const MS: Duration = Duration::from_millis(1);
+const LEASE: Duration = Duration::from_secs(10);
+
+fn two() -> (Locks, Locks) {
+    let backend = MemoryBackend::new();
+    (Locks::new(backend.clone()), Locks::new(backend))
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_holder_at_a_time_and_fences_that_grow() {
+    let backend = MemoryBackend::new();
+    let inside = Arc::new(AtomicUsize::new(0));
+    let last = Arc::new(std::sync::Mutex::new(0));
+    let tasks: Vec<_> = (0..40)
+        .map(|_| {
+            let locks = Locks::new(backend.clone());
+            let (inside, last) = (inside.clone(), last.clone());
+            tokio::spawn(async move {
+                let guard = locks.mutex("m").lock().await.unwrap();
+                assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
+                let before = std::mem::replace(&mut *last.lock().unwrap(), guard.fence());
+                assert!(guard.fence() > before);
+                sleep(10 * MS).await;
+                inside.fetch_sub(1, Ordering::SeqCst);
+                guard.unlock().await.unwrap();
+            })
+        })
+        .collect();
+    let begun = Instant::now();
+    for task in tasks {
+        task.await.unwrap();
+    }
+    // By pushes alone: no timer adds to the time that it was held.
+    assert!(begun.elapsed() < 450 * MS, "{:?}", begun.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn try_lock_says_no_and_does_not_wait() {
+    let (here, there) = two();
+    let guard = here.mutex("m").try_lock().await.unwrap().unwrap();
+    let begun = Instant::now();
+    assert!(there.mutex("m").try_lock().await.unwrap().is_none());
+    assert!(there.mutex("another").try_lock().await.unwrap().is_some());
+    assert_eq!(begun.elapsed(), Duration::ZERO);
+    guard.unlock().await.unwrap();
+    assert!(there.mutex("m").try_lock().await.unwrap().is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_wait_ends_at_its_limit_or_with_its_strategy() {
+    let (here, there) = two();
+    let _guard = here.mutex("m").lock().await.unwrap();
+    let waits: [(_, Duration); 4] = [
+        (there.mutex("m").wait(700 * MS), 700 * MS),
+        (there.mutex("m").retry(Retry::fixed(100 * MS).times(3)), 300 * MS),
+        (there.mutex("m").retry(Retry::fixed(100 * MS).within(250 * MS)), 250 * MS),
+        (there.mutex("m").retry(|| [40 * MS, 20 * MS].into_iter()), 60 * MS),
+    ];
+    for (mutex, expected) in waits {
+        let begun = Instant::now();
+        assert_eq!(mutex.lock().await.unwrap_err().kind(), ErrorKind::NotAcquired);
+        // The timer of a paused clock rounds each wait up to a millisecond.
+        let elapsed = begun.elapsed();
+        assert!(elapsed >= expected && elapsed <= expected + 5 * MS, "{elapsed:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lease_is_renewed_for_as_long_as_its_guard_lives() {
+    let (here, there) = two();
+    let guard = here.mutex("m").lease(LEASE).lock().await.unwrap();
+    sleep(20 * LEASE).await;
+    assert!(!guard.is_lost() && guard.remaining() > LEASE / 2);
+    assert!(there.mutex("m").try_lock().await.unwrap().is_none());
+    drop(guard);
+    // Released in the background, and not when the lease ends.
+    let begun = Instant::now();
+    there.mutex("m").lock().await.unwrap().unlock().await.unwrap();
+    assert!(begun.elapsed() < 10 * MS);
+}
+
+/// The holder's renewals do not come through. Its deadline must fire before another gets the lock.
+#[tokio::test(start_paused = true)]
+async fn a_loss_is_told_before_anyone_else_gets_in() {
+    for fault in [Fault::Refuse, Fault::Hang] {
+        let backend = MemoryBackend::new();
+        let cut_off = Faulty::over(backend.clone(), move |op| (op == Op::Renew).then_some(fault));
+        let guard = Locks::new(cut_off).mutex("m").lease(LEASE).lock().await.unwrap();
+        let next = tokio::spawn(async move {
+            let guard = Locks::new(backend).mutex("m").lock().await.unwrap();
+            (Instant::now(), guard)
+        });
+        timeout(LEASE, guard.lost()).await.unwrap();
+        let lost = Instant::now();
+        let (acquired, other) = next.await.unwrap();
+        assert!(lost < acquired, "{fault:?}");
+        assert!(other.fence() > guard.fence());
+        assert_eq!(guard.refresh().await.unwrap_err().kind(), ErrorKind::Lost);
+        assert_eq!(guard.unlock().await.unwrap_err().kind(), ErrorKind::Lost);
+        assert!(!other.is_lost());
+    }
+}
+
+/// One renewal that fails is no loss: the lease is still held, and the next one comes in time.
+#[tokio::test(start_paused = true)]
+async fn a_failed_renewal_is_tried_again_while_the_lease_lasts() {
+    let mut failures = 3;
+    let faulty = Faulty::new(move |op| {
+        (op == Op::Renew && failures > 0).then(|| {
+            failures -= 1;
+            Fault::Refuse
+        })
+    });
+    let guard = Locks::new(faulty.clone()).mutex("m").lease(LEASE).lock().await.unwrap();
+    sleep(5 * LEASE).await;
+    assert!(!guard.is_lost());
+    guard.unlock().await.unwrap();
+    let renewals = faulty.count(Op::Renew);
+    sleep(5 * LEASE).await;
+    assert_eq!(faulty.count(Op::Renew), renewals, "the watchdog outlives the unlock");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_thousand_locks_are_renewed_together() {
+    let faulty = Faulty::new(|_| None);
+    let locks = Locks::new(faulty.clone());
+    let mut guards = Vec::new();
+    for n in 0..1000 {
+        guards.push(locks.mutex(n).lease(LEASE).lock().await.unwrap());
+    }
+    sleep(3 * LEASE + LEASE / 6).await;
+    assert!(guards.iter().all(|guard| !guard.is_lost()));
+    // Nine ticks of a third of the lease each.
+    assert!((8..=12).contains(&faulty.count(Op::Renew)), "{}", faulty.count(Op::Renew));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stuck_holder_loses_the_lock_at_the_cap_on_its_hold() {
+    let (here, there) = two();
+    let mutex = here.mutex("m").lease(LEASE).max_hold(3 * LEASE);
+    let guard = mutex.lock().await.unwrap();
+    let begun = Instant::now();
+    guard.lost().await;
+    assert_eq!(begun.elapsed().as_secs(), 30);
+    drop(there.mutex("m").lock().await.unwrap());
+    assert!(begun.elapsed() <= 4 * LEASE + 100 * MS);
+}
+
+/// The answer of an acquisition is lost, the next try carries the same token, and is told of the grant.
+#[tokio::test(start_paused = true)]
+async fn a_grant_whose_answer_was_lost_is_recognised() {
+    let faulty = Faulty::once(Op::Acquire, Fault::LoseReply);
+    let guard = Locks::new(faulty).mutex("m").lease(LEASE).lock().await.unwrap();
+    assert!(!guard.is_lost());
+    guard.unlock().await.unwrap();
+}
+
+/// A caller that gives up while its acquisition is on the way leaves no lease that blocks everyone.
+#[tokio::test(start_paused = true)]
+async fn an_acquisition_that_is_dropped_is_undone() {
+    for (fault, within) in [(Fault::LoseReply, 10 * MS), (Fault::Late(50 * MS), LEASE + 100 * MS)] {
+        let backend = MemoryBackend::new();
+        let faulty = Faulty::over(backend.clone(), move |op| (op == Op::Acquire).then_some(fault));
+        let mutex = Locks::new(faulty).mutex("m").lease(LEASE);
+        assert!(timeout(30 * MS, mutex.lock()).await.is_err());
+        let begun = Instant::now();
+        drop(Locks::new(backend).mutex("m").lock().await.unwrap());
+        assert!(begun.elapsed() <= within, "{fault:?}: {:?}", begun.elapsed());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_release_that_fails_is_repeated_and_said() {
+    let mut failures = 2;
+    let faulty = Faulty::new(move |op| {
+        (op == Op::Release && failures > 0).then(|| {
+            failures -= 1;
+            Fault::Refuse
+        })
+    });
+    let locks = Locks::new(faulty);
+    let guard = locks.mutex("m").lease(LEASE).lock().await.unwrap();
+    assert_eq!(guard.unlock().await.unwrap_err().kind(), ErrorKind::Backend);
+    let begun = Instant::now();
+    drop(locks.mutex("m").lock().await.unwrap());
+    assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_release_whose_caller_leaves_is_done_all_the_same() {
+    let faulty = Faulty::new(|op| (op == Op::Release).then_some(Fault::Late(20 * MS)));
+    let locks = Locks::new(faulty);
+    let guard = locks.mutex("m").lease(LEASE).lock().await.unwrap();
+    assert!(timeout(5 * MS, guard.unlock()).await.is_err());
+    let begun = Instant::now();
+    drop(locks.mutex("m").lock().await.unwrap());
+    assert!(begun.elapsed() <= 25 * MS);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_backend_out_of_order_is_told_with_its_source() {
+    let locks = Locks::new(Faulty::new(|_| Some(Fault::Refuse)));
+    let begun = Instant::now();
+    assert_eq!(locks.mutex("m").try_lock().await.unwrap_err().kind(), ErrorKind::Backend);
+    assert_eq!(begun.elapsed(), Duration::ZERO);
+    let error = locks.mutex("m").wait(2 * LEASE).lock().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Backend);
+    assert!(std::error::Error::source(&error).is_some());
+    assert!(begun.elapsed() <= 2 * LEASE + 10 * MS);
+}
+
+#[tokio::test(start_paused = true)]
+async fn shutdown_ends_waits_and_starts_nothing() {
+    let (here, there) = two();
+    let guard = here.mutex("m").lock().await.unwrap();
+    let waiting = tokio::spawn({
+        let mutex = there.mutex("m");
+        async move { mutex.lock().await }
+    });
+    sleep(MS).await;
+    there.shutdown(Duration::from_secs(1)).await;
+    let begun = Instant::now();
+    assert_eq!(waiting.await.unwrap().unwrap_err().kind(), ErrorKind::ShutDown);
+    assert_eq!(begun.elapsed(), Duration::ZERO);
+    assert_eq!(there.mutex("n").lock().await.unwrap_err().kind(), ErrorKind::ShutDown);
+    drop(guard);
+    here.shutdown(Duration::from_secs(1)).await;
+    let third = here.mutex("m").try_lock().await;
+    assert_eq!(third.unwrap_err().kind(), ErrorKind::ShutDown);
+}
+
+#[tokio::test(start_paused = true)]
+async fn names_namespaces_and_settings_are_checked() {
+    let backend = MemoryBackend::new();
+    let locks = Locks::new(backend.clone());
+    let other = Locks::new(backend).namespace(Namespace::new("other").unwrap());
+    let _guard = locks.mutex("{m}").lock().await.unwrap();
+    assert!(other.mutex("{m}").try_lock().await.unwrap().is_some());
+    for name in [String::new(), "n".repeat(513)] {
+        assert_eq!(locks.mutex(name).lock().await.unwrap_err().kind(), ErrorKind::InvalidKey);
+    }
+    for mutex in [
+        locks.mutex("m").lease(Duration::ZERO),
+        locks.mutex("m").refresh_every(LEASE),
+        locks.mutex("m").max_hold(MS),
+        locks.mutex("m").fence_life(MS),
+    ] {
+        assert_eq!(mutex.lock().await.unwrap_err().kind(), ErrorKind::InvalidConfig);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn endless_times_are_no_panic() {
+    let locks = Locks::new(MemoryBackend::new());
+    let mutex = locks
+        .mutex("m")
+        .wait(Duration::MAX)
+        .max_hold(Duration::MAX)
+        .fence_life(Duration::MAX)
+        .retry(Retry::fixed(Duration::MAX));
+    let guard = mutex.lock().await.unwrap();
+    let waiting = tokio::spawn(async move { mutex.lock().await.is_ok() });
+    sleep(MS).await;
+    guard.unlock().await.unwrap();
+    assert!(waiting.await.unwrap());
+    assert_eq!(Retry::fixed(Duration::MAX).within(MS).waits().count(), 1);
+}

@@ -1,0 +1,175 @@
+//! A backend whose answers can be lost, and whose operations can fail, hang or come late.
+
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use bellwether::{
+    MemoryBackend,
+    backend::{Acquired, Changes, Claimed, Committed, Failure, Leases, Store},
+    entry::Entry,
+    error::{BackendError, BackendErrorKind},
+    key::Name,
+    lease::{Claim, Grant},
+};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Op {
+    Acquire,
+    Renew,
+    Release,
+    Changes,
+    Get,
+    Claim,
+    Commit,
+    Fail,
+    Put,
+    Invalidate,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub enum Fault {
+    /// It is not done, and known not to be.
+    Refuse,
+    /// It is done, and the answer never comes.
+    LoseReply,
+    /// It is not done, and no answer comes.
+    Hang,
+    /// It is done twice.
+    Double,
+    /// It is done after this long, and then answered.
+    Late(Duration),
+}
+
+/// Which fault befalls an operation, if any.
+type Plan = Box<dyn FnMut(Op) -> Option<Fault> + Send>;
+
+#[derive(Clone)]
+pub struct Faulty {
+    pub inner: MemoryBackend,
+    plan: Arc<Mutex<Plan>>,
+    done: Arc<Mutex<Vec<Op>>>,
+}
+
+impl Faulty {
+    pub fn new(plan: impl FnMut(Op) -> Option<Fault> + Send + 'static) -> Self {
+        Self::over(MemoryBackend::new(), plan)
+    }
+
+    pub fn over(
+        inner: MemoryBackend,
+        plan: impl FnMut(Op) -> Option<Fault> + Send + 'static,
+    ) -> Self {
+        Self { inner, plan: Arc::new(Mutex::new(Box::new(plan))), done: Arc::default() }
+    }
+
+    /// The first of these operations meets the fault, all else goes well.
+    pub fn once(op: Op, fault: Fault) -> Self {
+        let mut fault = Some(fault);
+        Self::new(move |asked| if asked == op { fault.take() } else { None })
+    }
+
+    pub fn plan(&self, plan: impl FnMut(Op) -> Option<Fault> + Send + 'static) {
+        *self.plan.lock().unwrap() = Box::new(plan);
+    }
+
+    /// How often an operation was done.
+    pub fn count(&self, op: Op) -> usize {
+        self.done.lock().unwrap().iter().filter(|done| **done == op).count()
+    }
+
+    async fn befall<T, F>(
+        &self,
+        op: Op,
+        mut operation: impl FnMut() -> F,
+    ) -> Result<T, BackendError>
+    where
+        F: Future<Output = Result<T, BackendError>>,
+    {
+        let fault = (self.plan.lock().unwrap())(op);
+        let done = || self.done.lock().unwrap().push(op);
+        match fault {
+            None => {
+                done();
+                operation().await
+            }
+            Some(Fault::Refuse) => {
+                Err(BackendError::new(BackendErrorKind::Unavailable, "out of order"))
+            }
+            Some(Fault::LoseReply) => {
+                done();
+                let _ = operation().await;
+                std::future::pending().await
+            }
+            Some(Fault::Hang) => std::future::pending().await,
+            Some(Fault::Double) => {
+                done();
+                let first = operation().await?;
+                let _ = operation().await;
+                Ok(first)
+            }
+            Some(Fault::Late(wait)) => {
+                tokio::time::sleep(wait).await;
+                done();
+                operation().await
+            }
+        }
+    }
+}
+
+impl Leases for Faulty {
+    async fn acquire(&self, claim: &Claim) -> Result<Acquired, BackendError> {
+        self.befall(Op::Acquire, || self.inner.acquire(claim)).await
+    }
+
+    async fn renew(&self, claims: &[Claim]) -> Result<Vec<bool>, BackendError> {
+        self.befall(Op::Renew, || self.inner.renew(claims)).await
+    }
+
+    async fn release(&self, claim: &Claim) -> Result<bool, BackendError> {
+        self.befall(Op::Release, || self.inner.release(claim)).await
+    }
+
+    async fn changes(&self, name: &Name) -> Result<Changes, BackendError> {
+        self.befall(Op::Changes, || self.inner.changes(name)).await
+    }
+}
+
+impl Store for Faulty {
+    async fn get(&self, name: &Name) -> Result<Option<Entry>, BackendError> {
+        self.befall(Op::Get, || self.inner.get(name)).await
+    }
+
+    async fn claim(&self, claim: &Claim, seen: u64) -> Result<Claimed, BackendError> {
+        self.befall(Op::Claim, || self.inner.claim(claim, seen)).await
+    }
+
+    async fn commit(
+        &self,
+        claim: &Claim,
+        grant: &Grant,
+        entry: &Entry,
+        ttl: Option<Duration>,
+    ) -> Result<Committed, BackendError> {
+        self.befall(Op::Commit, || self.inner.commit(claim, grant, entry, ttl)).await
+    }
+
+    async fn fail(&self, claim: &Claim, failure: &Failure) -> Result<bool, BackendError> {
+        self.befall(Op::Fail, || self.inner.fail(claim, failure)).await
+    }
+
+    async fn put(
+        &self,
+        name: &Name,
+        entry: &Entry,
+        ttl: Duration,
+        fence_life: Duration,
+    ) -> Result<u64, BackendError> {
+        self.befall(Op::Put, || self.inner.put(name, entry, ttl, fence_life)).await
+    }
+
+    async fn invalidate(&self, name: &Name, fence_life: Duration) -> Result<u64, BackendError> {
+        self.befall(Op::Invalidate, || self.inner.invalidate(name, fence_life)).await
+    }
+}

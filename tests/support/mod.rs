@@ -1,0 +1,51 @@
+//! What the suites share: real Redis servers, and looking at them from outside.
+//!
+//! A suite takes it in by `mod support;`, or by `#[path = "../support/mod.rs"] mod support;` from a folder.
+//! Redis is needed: where there is no `redis-server`, the tests that start one fail and say so.
+#![allow(
+    dead_code,
+    unused_imports,
+    unreachable_pub,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic
+)]
+
+pub mod faulty;
+mod monitor;
+mod nursery;
+mod raw;
+mod server;
+
+pub use self::{
+    monitor::{Call, Monitor},
+    raw::Raw,
+    server::RedisServer,
+};
+
+use std::{future::Future, time::Duration};
+
+use tokio::time::{Instant, sleep};
+
+/// How long a test waits for what must happen: long, for it is only ever waited out by a test that fails.
+pub const LIMIT: Duration = Duration::from_secs(20);
+
+/// Looks until the condition holds; `false` if it does not within the limit.
+///
+/// In place of a sleep: a test waits as long as it must on a busy machine, and no longer on a free one.
+#[must_use = "assert it"]
+pub async fn eventually<F>(limit: Duration, mut condition: impl FnMut() -> F) -> bool
+where
+    F: Future<Output = bool>,
+{
+    let end = Instant::now() + limit;
+    loop {
+        if condition().await {
+            return true;
+        }
+        if Instant::now() >= end {
+            return false;
+        }
+        sleep(Duration::from_millis(2)).await;
+    }
+}

@@ -1,0 +1,85 @@
+use std::{
+    collections::HashSet,
+    sync::{Arc, Mutex},
+};
+
+use futures_util::StreamExt;
+use tokio::task::JoinHandle;
+
+use super::{LIMIT, Raw, eventually};
+
+/// Every command that clients send to a server.
+///
+/// Neither `total_commands_processed` nor `commandstats` can say that: both count what scripts call, too.
+/// `MONITOR` names who sent each command, and marks what came out of a script.
+pub struct Monitor {
+    lines: Arc<Mutex<Vec<String>>>,
+    /// The connections whose commands do not count.
+    own: Arc<Mutex<HashSet<String>>>,
+    raw: Raw,
+    reader: JoinHandle<()>,
+    markers: u32,
+}
+
+/// One command.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Call {
+    /// The address of the client.
+    pub client: String,
+    /// The first word, in capitals.
+    pub command: String,
+}
+
+impl Monitor {
+    pub(super) async fn start(url: &str, raw: Raw, own: Arc<Mutex<HashSet<String>>>) -> Self {
+        let client = redis::Client::open(url).expect("a URL of the helper");
+        let monitor = client.get_async_monitor().await.expect("the server takes a connection");
+        let lines = Arc::new(Mutex::new(Vec::new()));
+        let read = lines.clone();
+        let reader = tokio::spawn(async move {
+            let mut stream = monitor.into_on_message::<String>();
+            while let Some(line) = stream.next().await {
+                read.lock().expect("no holder panics").push(line);
+            }
+        });
+        let mut monitor = Self { lines, own, raw, reader, markers: 0 };
+        // What was sent before this, as the connecting itself, is not counted.
+        monitor.calls_from_clients().await;
+        monitor
+    }
+
+    /// The commands that clients have sent since the last time this was asked, in their order.
+    pub async fn calls_from_clients(&mut self) -> Vec<Call> {
+        self.markers += 1;
+        let marker = format!("\"marker-{}\"", self.markers);
+        self.raw.run::<()>(&["ECHO", marker.trim_matches('"')]).await;
+        let passed = || async {
+            self.lines.lock().expect("no holder panics").iter().any(|line| line.ends_with(&marker))
+        };
+        assert!(eventually(LIMIT, passed).await, "MONITOR has fallen silent");
+        let lines = std::mem::take(&mut *self.lines.lock().expect("no holder panics"));
+        let own = self.own.lock().expect("no holder panics");
+        lines
+            .iter()
+            .filter_map(|line| Call::read(line))
+            .filter(|call| call.client != "lua" && !own.contains(&call.client))
+            .collect()
+    }
+}
+
+impl Drop for Monitor {
+    fn drop(&mut self) {
+        self.reader.abort();
+    }
+}
+
+impl Call {
+    /// `1339518083.107412 [0 127.0.0.1:60866] "get" "key"`, with `lua` for the address inside a script.
+    fn read(line: &str) -> Option<Self> {
+        let (_, rest) = line.split_once('[')?;
+        let (from, words) = rest.split_once("] \"")?;
+        let (_, client) = from.split_once(' ')?;
+        let (command, _) = words.split_once('"')?;
+        Some(Self { client: client.to_owned(), command: command.to_uppercase() })
+    }
+}

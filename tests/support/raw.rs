@@ -1,0 +1,86 @@
+use std::{
+    collections::HashSet,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use redis::{Client, FromRedisValue, RedisResult, aio::MultiplexedConnection};
+
+/// A plain connection, to look at a server and to change it behind the crate's back.
+#[derive(Clone)]
+pub struct Raw(MultiplexedConnection);
+
+impl Raw {
+    pub(super) async fn connect(url: &str, own: &Arc<Mutex<HashSet<String>>>) -> RedisResult<Self> {
+        let connection = Client::open(url)?.get_multiplexed_async_connection().await?;
+        let mut raw = Self(connection);
+        let info: String = raw.try_run(&["CLIENT", "INFO"]).await?;
+        if let Some(address) = info.split(' ').find_map(|field| field.strip_prefix("addr=")) {
+            own.lock().expect("no holder panics").insert(address.to_owned());
+        }
+        Ok(raw)
+    }
+
+    /// Runs a command.
+    ///
+    /// # Panics
+    ///
+    /// If the server answers with an error.
+    pub async fn run<T: FromRedisValue>(&mut self, words: &[&str]) -> T {
+        match self.try_run(words).await {
+            Ok(answer) => answer,
+            Err(error) => panic!("{words:?}: {error}"),
+        }
+    }
+
+    pub async fn try_run<T: FromRedisValue>(&mut self, words: &[&str]) -> RedisResult<T> {
+        let mut command = redis::cmd(words[0]);
+        command.arg(&words[1..]).query_async(&mut self.0).await
+    }
+
+    /// The keys of a pattern, in order.
+    pub async fn keys(&mut self, pattern: &str) -> Vec<String> {
+        let mut keys: Vec<String> = self.run(&["KEYS", pattern]).await;
+        keys.sort();
+        keys
+    }
+
+    /// Milliseconds until a key ends; -1 if it never does, -2 if it is not there.
+    pub async fn pttl(&mut self, key: &str) -> i64 {
+        self.run(&["PTTL", key]).await
+    }
+
+    /// The channels that somebody is subscribed to.
+    pub async fn pubsub_channels(&mut self) -> Vec<String> {
+        let mut channels: Vec<String> = self.run(&["PUBSUB", "CHANNELS"]).await;
+        channels.sort();
+        channels
+    }
+
+    pub async fn config_set(&mut self, parameter: &str, value: &str) {
+        self.run::<()>(&["CONFIG", "SET", parameter, value]).await;
+    }
+
+    /// Makes everything in this database so much older, and ends what ends within that.
+    ///
+    /// In place of waiting it out: a test that ages keys is exact where one that sleeps depends on how busy
+    /// the machine is.
+    pub async fn age(&mut self, time: Duration) {
+        const AGE: &str = "
+            for _, key in ipairs(redis.call('KEYS', '*')) do
+              local left = redis.call('PTTL', key)
+              if left >= 0 and left <= tonumber(ARGV[1]) then
+                redis.call('DEL', key)
+              elseif left >= 0 then
+                redis.call('PEXPIRE', key, left - ARGV[1])
+              end
+            end";
+        self.run::<()>(&["EVAL", AGE, "0", &time.as_millis().to_string()]).await;
+    }
+
+    /// The process id of the server.
+    pub(super) async fn process(&mut self) -> Option<u32> {
+        let info: String = self.try_run(&["INFO", "server"]).await.ok()?;
+        info.lines().find_map(|line| line.strip_prefix("process_id:"))?.trim().parse().ok()
+    }
+}
