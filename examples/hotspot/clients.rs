@@ -6,12 +6,17 @@ use std::{
 };
 
 use hdrhistogram::Histogram;
+use reqwest::header;
 use tokio::{task::JoinSet, time::sleep};
 
 use crate::{Failure, fleet::Doors, options::Options};
 
 /// How long a client waits on average before it asks again.
 const PAUSE: Duration = Duration::from_millis(25);
+
+/// What clients call the service, whichever replica a load balancer would send them to. The host is part of
+/// what a request asks for, so two names would be two entries.
+const HOST: &str = "shop.example";
 
 /// How long a client waits for an answer.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -69,7 +74,8 @@ async fn ask(
         };
         let key = fastrand::u16(..keys);
         let begun = Instant::now();
-        let answer = http.get(format!("http://{address}/products/{key}")).send().await;
+        let request = http.get(format!("http://{address}/products/{key}"));
+        let answer = request.header(header::HOST, HOST).send().await;
         let read = match answer.and_then(reqwest::Response::error_for_status) {
             Ok(answer) => answer.bytes().await.map(drop),
             Err(error) => Err(error),

@@ -19,7 +19,9 @@ use axum::{
     response::{IntoResponse, Response},
     routing::get,
 };
-use bellwether::{Cache, MemoryBackend, RedisBackend};
+use bellwether::{
+    BellwetherLayer, Cache, MemoryBackend, RedisBackend, http_cache, layer::CachedResponse,
+};
 use serde::{Deserialize, Serialize};
 
 use crate::{Failure, origin::Product};
@@ -82,12 +84,11 @@ pub(crate) async fn serve(
     let app = Router::new().route("/products/{id}", get(product)).with_state(Arc::new(database));
     let app = match settings.way {
         Way::NoProtection => {
-            let cache = builder(&settings, shared)?.build()?;
+            let cache = texts(&settings, shared)?;
             app.layer(middleware::from_fn_with_state(cache, look_aside))
         }
         Way::InProcess | Way::Bellwether => {
-            let cache = builder(&settings, shared)?.lease(settings.lease).build()?;
-            app.layer(middleware::from_fn_with_state(cache, coalesce))
+            app.layer(BellwetherLayer::http(answers(&settings, shared)?))
         }
     };
     listener.set_nonblocking(true)?;
@@ -110,17 +111,24 @@ pub(crate) async fn serve_as_process() -> Result<(), Failure> {
     serve(settings, listener, MemoryBackend::new()).await
 }
 
-/// A cache of responses over the store that the way asks for.
-fn builder(
-    settings: &Settings,
-    shared: MemoryBackend,
-) -> Result<bellwether::cache::Builder<String>, Failure> {
+/// A cache of answers, over the store that the way asks for.
+fn answers(settings: &Settings, shared: MemoryBackend) -> Result<Cache<CachedResponse>, Failure> {
     let builder = match (settings.way, &settings.redis) {
-        (Way::InProcess, _) => Cache::builder(MemoryBackend::new()),
-        (_, None) => Cache::builder(shared),
-        (_, Some(url)) => Cache::builder(RedisBackend::open(url)?),
+        (Way::InProcess, _) => http_cache(MemoryBackend::new()),
+        (_, None) => http_cache(shared),
+        (_, Some(url)) => http_cache(RedisBackend::open(url)?),
     };
-    Ok(builder.namespace(&settings.namespace).ttl(settings.ttl))
+    let builder = builder.namespace(&settings.namespace).ttl(settings.ttl);
+    Ok(builder.lease(settings.lease).build()?)
+}
+
+/// A plain cache of texts, over the shared store.
+fn texts(settings: &Settings, shared: MemoryBackend) -> Result<Cache<String>, Failure> {
+    let builder = match &settings.redis {
+        None => Cache::builder(shared),
+        Some(url) => Cache::builder(RedisBackend::open(url)?),
+    };
+    Ok(builder.namespace(&settings.namespace).ttl(settings.ttl).build()?)
 }
 
 /// What most services do: look into the cache; if there is nothing, load, and put it there.
@@ -144,27 +152,6 @@ async fn look_aside(
         eprintln!("hotspot: a value was not stored: {error}");
     }
     Ok(body.into_response())
-}
-
-/// Stands for the layer until it is there.
-async fn coalesce(
-    State(cache): State<Cache<String>>,
-    request: Request,
-    next: Next,
-) -> Result<Response, StatusCode> {
-    let key = request.uri().path().to_owned();
-    let load = move |_lead| async move {
-        let response = next.run(request).await;
-        if response.status() != StatusCode::OK {
-            return Err(Failure::from(response.status().to_string()));
-        }
-        let body = axum::body::to_bytes(response.into_body(), 1 << 20).await?;
-        Ok(String::from_utf8(body.to_vec())?)
-    };
-    match cache.get_or_load(key, load).await {
-        Ok(body) => Ok(body.into_response()),
-        Err(_) => Err(StatusCode::BAD_GATEWAY),
-    }
 }
 
 /// The origin, as a replica asks it.
