@@ -43,7 +43,13 @@ impl Tally {
 
 /// Lets all clients ask until the time is over, and sums up what they saw.
 pub(crate) async fn hammer(options: &Options, doors: Arc<Doors>) -> Result<Tally, Failure> {
-    let http = reqwest::Client::builder().no_proxy().timeout(PATIENCE).build()?;
+    // As many connections are kept alive as there are clients.
+    let idle = usize::from(options.clients.div_ceil(options.fleet_size()));
+    let http = reqwest::Client::builder()
+        .no_proxy()
+        .timeout(PATIENCE)
+        .pool_max_idle_per_host(idle)
+        .build()?;
     let end = Instant::now() + options.length();
     let mut clients = JoinSet::new();
     for _ in 0..options.clients {

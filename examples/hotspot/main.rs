@@ -105,7 +105,7 @@ fn replicas(options: &Options, way: Way, origin: &Origin) -> Vec<Settings> {
 
 /// A bar of tenths of seconds; hidden where standard error is not a terminal.
 fn progress(options: &Options) -> Result<ProgressBar, Failure> {
-    let style = "{msg:<40} {bar:40} {elapsed} of about {len}s";
+    let style = "{msg:<36} {wide_bar} {elapsed} of about {len}s";
     let seconds = options.seconds * Way::ALL.len() as u64;
     let bar = ProgressBar::new(seconds).with_style(ProgressStyle::with_template(style)?);
     Ok(bar)

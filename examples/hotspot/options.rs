@@ -18,7 +18,8 @@ pub(crate) struct Options {
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=32))]
     pub(crate) replicas: u16,
 
-    /// Clients; each sends its next request a moment after its last one was answered.
+    /// Clients; each sends its next request a moment after its last one was answered, and needs up to six
+    /// open files.
     #[arg(long, value_name = "N", default_value_t = 120, value_parser = clap::value_parser!(u16).range(1..=2000))]
     pub clients: u16,
 

@@ -148,9 +148,8 @@ async fn look_aside(
     let body = axum::body::to_bytes(response.into_body(), 1 << 20).await;
     let body = body.map_err(|_| StatusCode::BAD_GATEWAY)?;
     let body = String::from_utf8(body.to_vec()).map_err(|_| StatusCode::BAD_GATEWAY)?;
-    if let Err(error) = cache.insert(&key, &body).await {
-        eprintln!("hotspot: a value was not stored: {error}");
-    }
+    // What could not be stored is loaded again.
+    let _ = cache.insert(&key, &body).await;
     Ok(body.into_response())
 }
 

@@ -64,10 +64,14 @@ fn aligned(rows: &[Vec<String>]) -> String {
 }
 
 fn footnote(options: &Options) -> String {
+    let killed = match options.kill_leader {
+        true => "Requests that the killed replica had open are errors.\n",
+        false => "",
+    };
     format!(
         "\nAn expiry: all loads of a key that begin within one TTL ({:?}) of the first of them, counted at the \
          origin.\nThe origin runs {} loads at once, each {:?}; more queue, and beyond {} it refuses with 503.\n\
-         Latency is what clients saw, errors included; an error is any answer but 200, or none.\n",
+         Latency is what clients saw, errors included; an error is any answer but 200, or none.\n{killed}",
         options.ttl,
         origin::CAPACITY,
         options.load_time,
@@ -84,23 +88,26 @@ pub(crate) fn sentences(options: &Options, ways: &[Figures]) -> String {
     else {
         return text;
     };
+    let replicas = match options.fleet_size() {
+        1 => "one replica that looked after itself".to_owned(),
+        count => format!("{count} replicas that each looked after themselves"),
+    };
     let _ = write!(
         text,
-        "Each time a hot key expired, the origin was asked for it {} times without protection, {} by {} \
-         replicas that each looked after themselves, and {} by the fleet with bellwether.",
-        number(without.loads_per_expiry),
+        "Each time a hot key expired, the origin was asked for it {} without protection, {} by {replicas}, and \
+         {} by the fleet with bellwether.",
+        times(without.loads_per_expiry),
         times(alone.loads_per_expiry),
-        options.fleet_size(),
         times(fleet.loads_per_expiry),
     );
     let _ = write!(
         text,
         "\nOne request in a hundred took longer than {} without protection, and than {} with bellwether; {} \
-         and {} requests failed.",
+         and {} failed.",
         milliseconds(without.p99_ms),
         milliseconds(fleet.p99_ms),
-        thousands(without.errors),
-        thousands(fleet.errors),
+        share(without),
+        share(fleet),
     );
     match &fleet.takeover {
         Some(takeover) => {
@@ -114,6 +121,17 @@ pub(crate) fn sentences(options: &Options, ways: &[Figures]) -> String {
         None => {}
     }
     text
+}
+
+/// How many requests failed, and which share of all.
+fn share(figures: &Figures) -> String {
+    match figures.errors {
+        0 => "none".to_owned(),
+        errors => {
+            let percent = 100.0 * errors as f64 / figures.requests as f64;
+            format!("{} ({percent:.1} %)", thousands(errors))
+        }
+    }
 }
 
 fn times(count: f64) -> String {
