@@ -82,6 +82,8 @@ struct Inner<V> {
     loads: Semaphore,
     counters: Counters,
     breaker: Breaker,
+    /// Turns to ask the backend.
+    turns: Semaphore,
 }
 
 impl<V: Clone + Send + Sync + 'static> Cache<V> {

@@ -136,6 +136,7 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
 
     /// Looks into the backend; the fence of what it saw, if that is not the end of the way.
     async fn look(&self) -> Result<u64, Step<V>> {
+        let _turn = self.turn().await;
         if !self.inner.breaker.admits() {
             return Err(Step::Alone);
         }
@@ -150,6 +151,13 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
                 Err(Step::Alone)
             }
         }
+    }
+
+    /// A turn to ask the backend. There is none while it does not answer, so that nobody waits for the
+    /// time-outs of others.
+    async fn turn(&self) -> Option<SemaphorePermit<'_>> {
+        let turn = self.inner.turns.acquire().await.ok();
+        turn.filter(|_| !self.inner.breaker.is_open())
     }
 
     /// Serves what an entry is good for; the fence to claim with, if it is not good enough.
@@ -184,9 +192,11 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
             if let Err(error) = self.permit(permit).await {
                 return Step::Land((Outcome::Failed(error), Mark::END));
             }
+            let turn = self.turn().await;
             let mark = self.leader.mark();
             let limit = if doubted { SECOND_TRY } else { retry.try_limit() };
             let answer = pending.attempt(limit, |claim| self.inner.store.claim(claim, seen)).await;
+            drop(turn);
             let occupied = match self.inner.counted(answer) {
                 Ok((Claimed::Granted(grant), sent)) => {
                     debug!(fence = grant.fence(), "lease taken");

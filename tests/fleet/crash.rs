@@ -59,7 +59,7 @@ async fn assert_taken_over(fleet: &mut Fleet, mut played: Played, gone: usize) -
 async fn a_killed_leader_costs_the_rest_of_its_lease() {
     let server = RedisServer::start().await;
     let mut delays = Vec::new();
-    for round in 0..5 {
+    for round in 0..3 {
         let mut fleet = fleet(&server, 4).await;
         let key = format!("killed-{round}");
         let played = waiting_for_one(&mut fleet, &server, &key).await;
@@ -82,7 +82,7 @@ async fn a_killed_leader_costs_the_rest_of_its_lease() {
 async fn a_shutdown_hands_the_load_over_at_once() {
     let server = RedisServer::start().await;
     let mut delays = Vec::new();
-    for round in 0..5 {
+    for round in 0..3 {
         let mut fleet = fleet(&server, 2).await;
         let key = format!("shutdown-{round}");
         let played = waiting_for_one(&mut fleet, &server, &key).await;

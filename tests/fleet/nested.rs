@@ -35,9 +35,7 @@ async fn assert_all_land(fleet: &mut Fleet, round: Round, keys: usize) {
         assert!(report.errors.is_empty(), "{:?}", report.errors);
     }
     assert_eq!(served(&played), callers);
-    // So many commands at once may exceed the time-out for commands on a busy machine.
-    let degraded: u64 = played.reports.iter().map(|(_, report)| report.degraded).sum();
-    assert!(played.begun.len() <= keys + degraded as usize, "{} loads", played.begun.len());
+    assert_eq!(played.begun.len(), keys, "each key is loaded once");
     assert!(took.as_secs() < 25, "somebody waited for a limit: {took:?}");
 }
 
