@@ -116,11 +116,7 @@ fn progress(options: &Options) -> Result<ProgressBar, Failure> {
     Ok(bar)
 }
 
-async fn show_progress(
-    progress: &ProgressBar,
-    way: Way,
-    origin: &Origin,
-) -> Infallible {
+async fn show_progress(progress: &ProgressBar, way: Way, origin: &Origin) -> Infallible {
     let mut tick = tokio::time::interval(Duration::from_millis(100));
     loop {
         tick.tick().await;
