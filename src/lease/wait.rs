@@ -125,3 +125,54 @@ impl Waiting {
         self.until
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        backend::{Acquired, Leases},
+        error::{BackendError, BackendErrorKind},
+        key::{Family, Key, Namespace},
+        lease::{Claim, Retry},
+    };
+
+    const MS: Duration = Duration::from_millis(1);
+
+    /// Gives no subscription, and takes its time to say so.
+    struct Mute;
+
+    impl Leases for Mute {
+        async fn acquire(&self, _: &Claim) -> Result<Acquired, BackendError> {
+            std::future::pending().await
+        }
+
+        async fn renew(&self, _: &[Claim]) -> Result<Vec<bool>, BackendError> {
+            std::future::pending().await
+        }
+
+        async fn release(&self, _: &Claim) -> Result<bool, BackendError> {
+            std::future::pending().await
+        }
+
+        async fn changes(&self, _: &Name) -> Result<Changes, BackendError> {
+            tokio::time::sleep(250 * MS).await;
+            Err(BackendError::new(BackendErrorKind::Unavailable, "no push connection"))
+        }
+    }
+
+    /// The lease in the way had 300 ms left, and 250 ms of them went by in the attempt to subscribe. Counted
+    /// from its end, the waiter slept for 300 ms more, while the lease was free.
+    #[tokio::test(start_paused = true)]
+    async fn a_failed_subscription_does_not_make_the_look_late() -> Result<(), crate::Error> {
+        let name = Name::new(&Namespace::standard(), Family::Lock, &Key::from("k"), 512)?;
+        let engine = Engine::new(Arc::new(Mute));
+        let strategy = Retry::on_demand();
+        let mut waiting = Waiting::new(engine, name, &strategy, Duration::from_secs(60));
+        let told = Instant::now();
+        assert!(matches!(waiting.next(300 * MS).await, Turn::Again));
+        // A timer fires within the millisecond after its time.
+        let took = told.elapsed();
+        assert!(took >= 300 * MS && took <= 300 * MS + JITTER + MS, "{took:?}");
+        Ok(())
+    }
+}
