@@ -6,9 +6,12 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tokio::time::{Instant, sleep_until};
+use tokio::{
+    sync::oneshot,
+    time::{Instant, sleep_until},
+};
 
-use super::{Engine, RetryStrategy};
+use super::{Engine, RetryStrategy, line::Call};
 use crate::{
     backend::{Change, Changes},
     key::Name,
@@ -57,6 +60,18 @@ impl Waiting {
             until: None,
             deadline: after(now, limit),
             failures: 0,
+        }
+    }
+
+    /// Waits in a line to be called; none, if the wait is over first.
+    pub(crate) async fn in_line(&mut self, mut called: oneshot::Receiver<Call>) -> Option<Call> {
+        loop {
+            let wake = self.until()?.min(self.deadline);
+            tokio::select! {
+                biased;
+                call = &mut called => return call.ok(),
+                () = sleep_until(wake) => if let Turn::TimeUp = self.woken(wake) { return None },
+            }
         }
     }
 
