@@ -148,7 +148,7 @@ mod tests {
         backend::{Acquired, Leases},
         error::{BackendError, BackendErrorKind},
         key::{Family, Key, Namespace},
-        lease::{Claim, Retry},
+        lease::{Claim, Grant, Occupied, Retry},
     };
 
     const MS: Duration = Duration::from_millis(1);
@@ -166,6 +166,18 @@ mod tests {
         }
 
         async fn release(&self, _: &Claim) -> Result<bool, BackendError> {
+            std::future::pending().await
+        }
+
+        async fn pass(&self, _: &Claim, _: &Claim) -> Result<Option<Grant>, BackendError> {
+            std::future::pending().await
+        }
+
+        async fn holder(&self, _: &Name) -> Result<Option<Occupied>, BackendError> {
+            std::future::pending().await
+        }
+
+        async fn clear(&self, _: &Name) -> Result<bool, BackendError> {
             std::future::pending().await
         }
 
