@@ -19,7 +19,12 @@ mod replica;
 mod report;
 mod takeover;
 
-use std::{process::ExitCode, time::Duration, time::Instant};
+use std::{
+    convert::Infallible,
+    io::{self, Write},
+    process::ExitCode,
+    time::{Duration, Instant},
+};
 
 use bellwether::RedisBackend;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -111,11 +116,7 @@ fn progress(options: &Options) -> Result<ProgressBar, Failure> {
     Ok(bar)
 }
 
-async fn show_progress(
-    progress: &ProgressBar,
-    way: Way,
-    origin: &Origin,
-) -> std::convert::Infallible {
+async fn show_progress(progress: &ProgressBar, way: Way, origin: &Origin) -> Infallible {
     let mut tick = tokio::time::interval(Duration::from_millis(100));
     loop {
         tick.tick().await;
@@ -141,11 +142,17 @@ fn show(options: &Options, ways: &[Figures]) -> Result<(), Failure> {
             "summary": sentences,
             "chart": options.chart,
         });
-        println!("{}", serde_json::to_string_pretty(&document)?);
-        return Ok(());
+        return print(&serde_json::to_string_pretty(&document)?);
     }
-    println!("{}", report::table(options, ways));
-    println!("{sentences}");
-    println!("\nThe chart is in {}", options.chart.display());
-    Ok(())
+    let table = report::table(options, ways);
+    let chart = options.chart.display();
+    print(&format!("{table}\n{sentences}\n\nThe chart is in {chart}"))
+}
+
+/// Prints; whoever reads may have read enough.
+fn print(text: &str) -> Result<(), Failure> {
+    match writeln!(io::stdout(), "{text}") {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),
+        _ => Ok(()),
+    }
 }

@@ -6,9 +6,12 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tokio::time::{Instant, sleep_until};
+use tokio::{
+    sync::oneshot,
+    time::{Instant, sleep_until},
+};
 
-use super::{Engine, RetryStrategy};
+use super::{Engine, RetryStrategy, line::Call};
 use crate::{
     backend::{Change, Changes},
     key::Name,
@@ -57,6 +60,18 @@ impl Waiting {
             until: None,
             deadline: after(now, limit),
             failures: 0,
+        }
+    }
+
+    /// Waits in a line to be called; none, if the wait is over first.
+    pub(crate) async fn in_line(&mut self, mut called: oneshot::Receiver<Call>) -> Option<Call> {
+        loop {
+            let wake = self.until()?.min(self.deadline);
+            tokio::select! {
+                biased;
+                call = &mut called => return call.ok(),
+                () = sleep_until(wake) => if let Turn::TimeUp = self.woken(wake) { return None },
+            }
         }
     }
 
@@ -133,7 +148,7 @@ mod tests {
         backend::{Acquired, Leases},
         error::{BackendError, BackendErrorKind},
         key::{Family, Key, Namespace},
-        lease::{Claim, Retry},
+        lease::{Claim, Grant, Occupied, Retry},
     };
 
     const MS: Duration = Duration::from_millis(1);
@@ -151,6 +166,18 @@ mod tests {
         }
 
         async fn release(&self, _: &Claim) -> Result<bool, BackendError> {
+            std::future::pending().await
+        }
+
+        async fn pass(&self, _: &Claim, _: &Claim) -> Result<Option<Grant>, BackendError> {
+            std::future::pending().await
+        }
+
+        async fn holder(&self, _: &Name) -> Result<Option<Occupied>, BackendError> {
+            std::future::pending().await
+        }
+
+        async fn clear(&self, _: &Name) -> Result<bool, BackendError> {
             std::future::pending().await
         }
 
