@@ -9,6 +9,8 @@ use tower::Layer;
 
 use super::origin::{Answer, ask, cache, get_with, layered, origin};
 
+type Headers = [(&'static str, &'static str)];
+
 fn layer() -> BellwetherLayer<Http> {
     BellwetherLayer::http(cache(&MemoryBackend::new()))
 }
@@ -22,7 +24,7 @@ fn key(layer: &BellwetherLayer<Http>, uri: &str, headers: &[(&str, &str)]) -> Op
 #[test]
 fn scheme_host_path_and_query_are_told_apart() {
     let by_tenant = |tenant: &'static str| layer().vary_by(move |_: &Parts| tenant.to_owned());
-    let asked: Vec<(&str, BellwetherLayer<Http>, &str, &[(&str, &str)])> = vec![
+    let asked: Vec<(&str, BellwetherLayer<Http>, &str, &Headers)> = vec![
         ("a path", layer(), "/", &[]),
         ("another", layer(), "/a", &[]),
         ("with a slash", layer(), "/a/", &[]),

@@ -22,9 +22,12 @@ async fn a_plain_get_is_shared_and_stored() {
     }
 }
 
+/// Makes a request of its description.
+type Make = fn(&str) -> Request<Body>;
+
 #[tokio::test(start_paused = true)]
 async fn requests_that_are_their_callers_own_pass_through() {
-    let mut requests: Vec<(String, fn(&str) -> Request<Body>)> = Vec::new();
+    let mut requests: Vec<(String, Make)> = Vec::new();
     for method in ["HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "get", "PURGE"] {
         requests.push((method.to_owned(), |method| {
             let method = Method::from_bytes(method.as_bytes()).unwrap();
