@@ -1,12 +1,18 @@
 //! Bodies: whole, streaming, stalling, breaking off.
 
-use std::{convert::Infallible, io, time::Duration};
+use std::{
+    convert::Infallible,
+    io,
+    pin::Pin,
+    task::{Context, Poll},
+    time::Duration,
+};
 
 use axum::body::Body;
 use bellwether::{BellwetherLayer, MemoryBackend, http_cache};
 use bytes::Bytes;
 use http::{HeaderMap, Response, StatusCode};
-use http_body::{Body as _, Frame};
+use http_body::{Body as _, Frame, SizeHint};
 use http_body_util::{BodyExt, StreamBody};
 use tokio::{
     sync::mpsc,
@@ -66,6 +72,34 @@ async fn what_is_not_shared_streams() {
         drop(feed);
         assert!(body.frame().await.is_none());
     }
+}
+
+/// A body that knows that it is large, and takes its time.
+struct Large;
+
+impl http_body::Body for Large {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        Poll::Pending
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(1 << 21)
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_over_the_limit_by_its_own_word_is_not_collected() {
+    let (inner, _) = origin(|_, _| Response::new(Body::new(Large)));
+    let begun = Instant::now();
+    let response = layered(&inner).oneshot(get("/")).await.unwrap();
+    assert_eq!(begun.elapsed(), DELAY);
+    assert!(timeout(DELAY, response.into_body().frame()).await.is_err());
 }
 
 #[tokio::test(start_paused = true)]
@@ -172,10 +206,9 @@ async fn a_body_that_stalls_goes_to_its_caller_in_time_and_on() {
     let begun = Instant::now();
     let responses: Vec<_> =
         (0..3).map(|_| tokio::spawn(service.clone().oneshot(get("/")))).collect();
-    let mut alive = vec![feeds.recv().await.unwrap()];
-    alive[0].send(data("one")).unwrap();
-    for _ in 0..2 {
-        let feed = feeds.recv().await.unwrap();
+    let mut alive = Vec::new();
+    for _ in 0..3 {
+        let feed = timeout(Duration::from_secs(10), feeds.recv()).await.unwrap().unwrap();
         feed.send(data("one")).unwrap();
         alive.push(feed);
     }

@@ -44,7 +44,10 @@ fn scheme_host_path_and_query_are_told_apart() {
         ("nobody's tenant", by_tenant(""), "/a", &[]),
         ("two tenants", by_tenant("t").vary_by(|_| "t".to_owned()), "/a", &[]),
         ("one like two", by_tenant("t 1:t"), "/a", &[]),
+        ("one that looks like two", by_tenant("t t"), "/a", &[]),
         ("one like a path", by_tenant("t /a"), "/a", &[]),
+        ("one like another path", by_tenant("/x"), "/a", &[]),
+        ("a path like one", layer(), "/x/a", &[]),
         ("joined", by_tenant("1").vary_by(|_| "23".to_owned()), "/a", &[]),
         ("joined elsewhere", by_tenant("12").vary_by(|_| "3".to_owned()), "/a", &[]),
     ];
