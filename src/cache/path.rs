@@ -197,6 +197,9 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
             let limit = if doubted { SECOND_TRY } else { retry.try_limit() };
             let answer = pending.attempt(limit, |claim| self.inner.store.claim(claim, seen)).await;
             drop(turn);
+            if answer.is_ok() {
+                self.inner.breaker.answered();
+            }
             let occupied = match self.inner.counted(answer) {
                 Ok((Claimed::Granted(grant), sent)) => {
                     debug!(fence = grant.fence(), "lease taken");
@@ -355,10 +358,14 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
         ttl: Option<Duration>,
     ) -> Result<Committed, BackendError> {
         let commit = |limit| async move {
+            let _turn = self.turn().await;
             let commit = self.inner.store.commit(held.claim(), grant, entry, ttl);
             let answer = timeout(limit, commit).await.unwrap_or_else(|elapsed| {
                 Err(BackendError::new(BackendErrorKind::Unknown, elapsed))
             });
+            if answer.is_ok() {
+                self.inner.breaker.answered();
+            }
             self.inner.counted(answer)
         };
         match commit(self.inner.settings.retry.try_limit()).await {
