@@ -262,6 +262,8 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
         let limit = self.options.load_limit;
         let produced = load::run(work, lead.clone(), limit, Some(self.leader.id())).await;
         let cost = begun.elapsed();
+        // The lease is renewed until it is our turn.
+        let _turn = self.turn().await;
         held.closing();
         let settings = &self.inner.settings;
         match produced {
@@ -358,7 +360,6 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
         ttl: Option<Duration>,
     ) -> Result<Committed, BackendError> {
         let commit = |limit| async move {
-            let _turn = self.turn().await;
             let commit = self.inner.store.commit(held.claim(), grant, entry, ttl);
             let answer = timeout(limit, commit).await.unwrap_or_else(|elapsed| {
                 Err(BackendError::new(BackendErrorKind::Unknown, elapsed))
