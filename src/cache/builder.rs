@@ -16,7 +16,7 @@ use crate::{
 /// So many flights ask the backend at once, the others queue: enough to keep a connection busy, and few
 /// enough that the answer comes well within the time-out, which must tell of the server and not of our
 /// own queue. Ten thousand cold keys at once would otherwise look like a server that is down.
-const TURNS: usize = 256;
+const TURNS: usize = 128;
 
 /// Builds a [`Cache`]. Every setting has a default; [`build`](Self::build) checks them together.
 #[must_use = "a builder does nothing until it is built"]

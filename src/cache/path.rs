@@ -197,6 +197,9 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
             let limit = if doubted { SECOND_TRY } else { retry.try_limit() };
             let answer = pending.attempt(limit, |claim| self.inner.store.claim(claim, seen)).await;
             drop(turn);
+            if answer.is_ok() {
+                self.inner.breaker.answered();
+            }
             let occupied = match self.inner.counted(answer) {
                 Ok((Claimed::Granted(grant), sent)) => {
                     debug!(fence = grant.fence(), "lease taken");
@@ -259,6 +262,8 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
         let limit = self.options.load_limit;
         let produced = load::run(work, lead.clone(), limit, Some(self.leader.id())).await;
         let cost = begun.elapsed();
+        // The lease is renewed until it is our turn.
+        let _turn = self.turn().await;
         held.closing();
         let settings = &self.inner.settings;
         match produced {
@@ -359,6 +364,9 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
             let answer = timeout(limit, commit).await.unwrap_or_else(|elapsed| {
                 Err(BackendError::new(BackendErrorKind::Unknown, elapsed))
             });
+            if answer.is_ok() {
+                self.inner.breaker.answered();
+            }
             self.inner.counted(answer)
         };
         match commit(self.inner.settings.retry.try_limit()).await {
