@@ -121,8 +121,14 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
     {
         let mut permit = None;
         let step = match self.look().await {
-            Ok(seen) => self.claim(seen, &mut permit).await,
-            Err(step) => step,
+            Err(Step::Land(landing)) => return landing,
+            looked => {
+                self.leader.own_task().await;
+                match looked {
+                    Ok(seen) => self.claim(seen, &mut permit).await,
+                    Err(step) => step,
+                }
+            }
         };
         match step {
             Step::Land(landing) => landing,

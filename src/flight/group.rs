@@ -7,7 +7,7 @@ use dashmap::{DashMap, Entry};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-use super::{Follower, Leader, Mark};
+use super::{Follower, Leader, Mark, work::Work};
 use crate::key::Key;
 
 /// What becomes of a load that no caller waits for any more.
@@ -36,6 +36,7 @@ pub(super) struct Flight<T> {
     /// How many of them there were when the last follower joined.
     pub(super) last_joined: AtomicU32,
     pub(super) followers: AtomicUsize,
+    pub(super) work: Work,
     /// No longer in the group, so nobody can join.
     detached: AtomicBool,
     /// A loader waits for it, so it must not wait for a place that loaders take.
@@ -57,10 +58,16 @@ impl<T: Clone> Group<T> {
         Arc::new(Self { flights: DashMap::new(), abandoned })
     }
 
-    /// Joins the flight of a key; a new one comes with its leader.
+    /// Joins the flight of a key; a new one comes with its leader, whose work its caller is to
+    /// [carry](Follower::carry).
     pub(crate) fn join(self: &Arc<Self>, key: &Key) -> (Follower<T>, Option<Leader<T>>) {
         match self.flights.entry(key.clone()) {
-            Entry::Occupied(flight) => (Follower::new(self.clone(), flight.get().clone()), None),
+            Entry::Occupied(flight) => {
+                let follower = Follower::new(self.clone(), flight.get().clone());
+                drop(flight);
+                follower.depend();
+                (follower, None)
+            }
             Entry::Vacant(vacant) => {
                 let flight = Arc::new(Flight {
                     id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
@@ -68,6 +75,7 @@ impl<T: Clone> Group<T> {
                     marks: AtomicU32::new(0),
                     last_joined: AtomicU32::new(0),
                     followers: AtomicUsize::new(0),
+                    work: Work::default(),
                     detached: AtomicBool::new(false),
                     needed: CancellationToken::new(),
                     unwanted: CancellationToken::new(),

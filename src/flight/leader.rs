@@ -35,6 +35,11 @@ impl<T: Clone> Leader<T> {
         Mark(self.flight.marks.fetch_add(1, Ordering::AcqRel) + 1)
     }
 
+    /// Returns when the leader's work has a task of its own (see [`work`](super::work)).
+    pub(crate) async fn own_task(&self) {
+        self.flight.work.own_task().await;
+    }
+
     /// Completes when a loader waits for this flight.
     pub(crate) async fn needed_by_loader(&self) {
         self.flight.needed.cancelled().await;
