@@ -77,10 +77,11 @@ async fn followers() {
         Arc::new(quick_cache::sync::Cache::new(10_000));
     let mut figures = [const { Vec::new() }; 2];
     for round in 0..ROUNDS {
+        let key = Key::from(round);
         let begun = ProcessTime::now();
         let tasks: Vec<_> = (0..CALLERS)
             .map(|_| {
-                let request = ours.request(round);
+                let request = ours.request(&key);
                 tokio::spawn(request.load(|_| async {
                     tokio::time::sleep(Duration::from_millis(50)).await;
                     Ok::<_, BoxError>(7)

@@ -1,4 +1,8 @@
-use std::{fmt, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
 use tracing::Instrument;
 
@@ -147,7 +151,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         let within = flight::current();
         let mut work = Some(work);
         loop {
-            if inner.engine.stop.is_cancelled() {
+            if inner.closed.load(Ordering::Acquire) {
                 return Box::pin(alone(inner, work.take(), self.options, None)).await;
             }
             let (mut follower, leader) = inner.flights.join(&self.key);

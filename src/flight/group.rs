@@ -61,6 +61,13 @@ impl<T: Clone> Group<T> {
     /// Joins the flight of a key; a new one comes with its leader, whose work its caller is to
     /// [carry](Follower::carry).
     pub(crate) fn join(self: &Arc<Self>, key: &Key) -> (Follower<T>, Option<Leader<T>>) {
+        // Most callers of a hot key find its flight, and need no more than a look for that.
+        if let Some(flight) = self.flights.get(key) {
+            let follower = Follower::new(self.clone(), flight.value().clone());
+            drop(flight);
+            follower.depend();
+            return (follower, None);
+        }
         match self.flights.entry(key.clone()) {
             Entry::Occupied(flight) => {
                 let follower = Follower::new(self.clone(), flight.get().clone());
