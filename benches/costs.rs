@@ -39,7 +39,7 @@ use tokio::{
 
 use self::support::RedisServer;
 
-const ROUNDS: usize = 15;
+const ROUNDS: usize = 61;
 
 /// What one of many goes takes, on average. (A macro, for a closure's future could not be spawned.)
 macro_rules! timed {
@@ -116,7 +116,7 @@ async fn followers() {
 
 /// One hit after the other.
 async fn hits(server: &RedisServer) {
-    const HITS: u32 = 2_000;
+    const HITS: u32 = 300;
     let (backend, cache) = stored(server, &["hit".to_owned()]).await;
     let name = name("hit", Family::Cache);
     let entry = name.entry();
@@ -152,7 +152,7 @@ async fn hits(server: &RedisServer) {
 /// 64 tasks, each with a key of its own.
 async fn many_hits(server: &RedisServer) {
     const TASKS: usize = 64;
-    const HITS: usize = 200;
+    const HITS: usize = 50;
     let keys: Vec<_> = (0..TASKS).map(|n| format!("many-{n}")).collect();
     let (_, cache) = stored(server, &keys).await;
     let connection = connection(server).await;
@@ -206,7 +206,7 @@ async fn rebuild(server: &RedisServer) {
 
 /// `lock` and `unlock` beside the same two scripts called bare, and beside what is done without them.
 async fn locks(server: &RedisServer) {
-    const CYCLES: u32 = 1_000;
+    const CYCLES: u32 = 100;
     let locks = Locks::new(RedisBackend::open(&server.url()).unwrap());
     let mutex = locks.mutex("cycle");
     let script = |body: &str| {
@@ -273,7 +273,7 @@ async fn wake(server: &RedisServer) {
     let [here, there] = [0, 1].map(|_| RedisBackend::open(&server.url()).unwrap());
     let mut connection = connection(server).await;
     let mut figures = [const { Vec::new() }; 2];
-    for round in 0..ROUNDS * 20 {
+    for round in 0..ROUNDS * 10 {
         let name = name(&format!("wake-{round}"), Family::Cache);
         let mut changes = there.changes(&name).await.unwrap();
         let life = Duration::from_secs(5);

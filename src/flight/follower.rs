@@ -53,7 +53,7 @@ impl<T: Clone> Follower<T> {
 
     /// Says that it is a loader that will wait.
     pub(crate) fn is_loader(&self) {
-        self.flight.needed.cancel();
+        self.flight.needed.give();
     }
 
     /// Waits until the flight has landed.

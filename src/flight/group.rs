@@ -5,9 +5,8 @@ use std::sync::{
 
 use dashmap::{DashMap, Entry};
 use tokio::sync::Notify;
-use tokio_util::sync::CancellationToken;
 
-use super::{Follower, Leader, Mark, work::Work};
+use super::{Follower, Leader, Mark, signal::Signal, work::Work};
 use crate::key::Key;
 
 /// What becomes of a load that no caller waits for any more.
@@ -40,9 +39,9 @@ pub(super) struct Flight<T> {
     /// No longer in the group, so nobody can join.
     detached: AtomicBool,
     /// A loader waits for it, so it must not wait for a place that loaders take.
-    pub(super) needed: CancellationToken,
+    pub(super) needed: Signal,
     /// Nobody waits, and it is to be cancelled for that.
-    pub(super) unwanted: CancellationToken,
+    pub(super) unwanted: Signal,
     /// The outcome, for those who joined before the mark.
     pub(super) landed: OnceLock<(T, Mark)>,
     /// The end, for all others: the outcome of the second question, or nothing.
@@ -84,8 +83,8 @@ impl<T: Clone> Group<T> {
                     followers: AtomicUsize::new(0),
                     work: Work::default(),
                     detached: AtomicBool::new(false),
-                    needed: CancellationToken::new(),
-                    unwanted: CancellationToken::new(),
+                    needed: Signal::default(),
+                    unwanted: Signal::default(),
                     landed: OnceLock::new(),
                     ended: OnceLock::new(),
                     done: Notify::new(),
@@ -126,7 +125,7 @@ impl<T: Clone> Group<T> {
             Arc::ptr_eq(present, flight) && flight.followers.load(Ordering::Acquire) == 0
         });
         if removed.is_some() || flight.detached.load(Ordering::Acquire) {
-            flight.unwanted.cancel();
+            flight.unwanted.give();
         }
     }
 }

@@ -42,12 +42,12 @@ impl<T: Clone> Leader<T> {
 
     /// Completes when a loader waits for this flight.
     pub(crate) async fn needed_by_loader(&self) {
-        self.flight.needed.cancelled().await;
+        self.flight.needed.given().await;
     }
 
     /// Completes when nobody waits any more, if the flight is to be cancelled for that.
     pub(crate) async fn unwanted(&self) {
-        self.flight.unwanted.cancelled().await;
+        self.flight.unwanted.given().await;
     }
 
     /// Ends the flight for those who joined before the mark. If others joined later, they are still owed

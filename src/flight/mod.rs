@@ -17,6 +17,7 @@ mod cycle;
 mod follower;
 mod group;
 mod leader;
+mod signal;
 mod work;
 
 pub use self::group::Abandoned;
