@@ -97,6 +97,8 @@ pub mod entry;
 pub mod error;
 mod flight;
 pub mod key;
+#[cfg(feature = "tower")]
+pub mod layer;
 pub mod lease;
 pub mod lock;
 mod observe;
@@ -104,6 +106,10 @@ mod time;
 
 #[cfg(feature = "redis")]
 pub use self::backend::RedisBackend;
+#[cfg(feature = "tower")]
+pub use self::layer::BellwetherLayer;
+#[cfg(feature = "http")]
+pub use self::layer::http_cache;
 pub use self::{
     backend::MemoryBackend,
     cache::Cache,

@@ -34,6 +34,7 @@ struct Topic {
 }
 
 /// What the server has said of a subscription.
+#[cfg_attr(not(feature = "redis"), allow(dead_code))]
 #[derive(Clone, Debug)]
 pub(crate) enum Subscription {
     /// Nothing yet, or no longer anything.
@@ -78,9 +79,12 @@ impl Channels {
     pub(crate) fn wanted(&self) -> Vec<Arc<str>> {
         self.0.topics().keys().cloned().collect()
     }
+}
 
-    /// Those of them that the server has not refused.
-    #[cfg_attr(not(feature = "redis"), allow(dead_code))]
+/// For who keeps a server's subscriptions in step with the channels.
+#[cfg_attr(not(feature = "redis"), allow(dead_code))]
+impl Channels {
+    /// The channels that are listened to and that the server has not refused.
     pub(crate) fn not_refused(&self) -> Vec<Arc<str>> {
         let topics = self.0.topics();
         let refused =

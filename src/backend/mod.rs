@@ -68,6 +68,27 @@ pub trait Leases: Send + Sync + 'static {
     /// Ends the lease if the claim's token has it, and wakes who waits. Says whether it had it.
     fn release(&self, claim: &Claim) -> impl Future<Output = Result<bool, BackendError>> + Send;
 
+    /// Passes a lease from its holder to another claim of the same name in one step, with a new fence; none,
+    /// if the holder no longer has it.
+    fn pass(
+        &self,
+        from: &Claim,
+        to: &Claim,
+    ) -> impl Future<Output = Result<Option<Grant>, BackendError>> + Send;
+
+    /// Who holds the lease of a name, if anyone does.
+    ///
+    /// [`BackendErrorKind::Foreign`](crate::error::BackendErrorKind::Foreign) if what stands there is not a
+    /// lease.
+    fn holder(
+        &self,
+        name: &Name,
+    ) -> impl Future<Output = Result<Option<Occupied>, BackendError>> + Send;
+
+    /// Ends the lease of a name, whoever holds it and whatever stands there, and wakes who waits. Says
+    /// whether something was there.
+    fn clear(&self, name: &Name) -> impl Future<Output = Result<bool, BackendError>> + Send;
+
     /// Subscribes to what happens to a name; returns when the server has confirmed the subscription.
     fn changes(&self, name: &Name) -> impl Future<Output = Result<Changes, BackendError>> + Send;
 }

@@ -48,6 +48,11 @@ impl Breaker {
         }
     }
 
+    /// Whether the backend counts as broken.
+    pub(super) fn is_open(&self) -> bool {
+        self.state().open_until.is_some()
+    }
+
     pub(super) fn answered(&self) {
         let mut state = self.state();
         if std::mem::take(&mut *state).told {

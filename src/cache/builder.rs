@@ -13,6 +13,11 @@ use crate::{
     observe::Counters,
 };
 
+/// So many flights ask the backend at once, the others queue: enough to keep a connection busy, and few
+/// enough that the answer comes well within the time-out, which must tell of the server and not of our
+/// own queue. Ten thousand cold keys at once would otherwise look like a server that is down.
+const TURNS: usize = 128;
+
 /// Builds a [`Cache`]. Every setting has a default; [`build`](Self::build) checks them together.
 #[must_use = "a builder does nothing until it is built"]
 pub struct Builder<V, C = Json> {
@@ -243,6 +248,7 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
                 loads: Semaphore::new(settings.max_loads),
                 counters: Counters::default(),
                 breaker: Breaker::default(),
+                turns: Semaphore::new(TURNS),
                 settings,
             }),
         })

@@ -82,6 +82,8 @@ struct Inner<V> {
     loads: Semaphore,
     counters: Counters,
     breaker: Breaker,
+    /// Turns to ask the backend.
+    turns: Semaphore,
 }
 
 impl<V: Clone + Send + Sync + 'static> Cache<V> {
@@ -220,6 +222,16 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     #[cfg(feature = "http")]
     pub(crate) fn value_limit(&self) -> usize {
         self.inner.settings.max_value
+    }
+
+    #[cfg(feature = "http")]
+    pub(crate) fn load_limit(&self) -> Duration {
+        self.inner.settings.load_limit
+    }
+
+    #[cfg(feature = "http")]
+    pub(crate) fn ttl(&self) -> Duration {
+        self.inner.settings.ttl
     }
 }
 

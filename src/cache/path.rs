@@ -136,6 +136,7 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
 
     /// Looks into the backend; the fence of what it saw, if that is not the end of the way.
     async fn look(&self) -> Result<u64, Step<V>> {
+        let _turn = self.turn().await;
         if !self.inner.breaker.admits() {
             return Err(Step::Alone);
         }
@@ -150,6 +151,13 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
                 Err(Step::Alone)
             }
         }
+    }
+
+    /// A turn to ask the backend. There is none while it does not answer, so that nobody waits for the
+    /// time-outs of others.
+    async fn turn(&self) -> Option<SemaphorePermit<'_>> {
+        let turn = self.inner.turns.acquire().await.ok();
+        turn.filter(|_| !self.inner.breaker.is_open())
     }
 
     /// Serves what an entry is good for; the fence to claim with, if it is not good enough.
@@ -184,9 +192,14 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
             if let Err(error) = self.permit(permit).await {
                 return Step::Land((Outcome::Failed(error), Mark::END));
             }
+            let turn = self.turn().await;
             let mark = self.leader.mark();
             let limit = if doubted { SECOND_TRY } else { retry.try_limit() };
             let answer = pending.attempt(limit, |claim| self.inner.store.claim(claim, seen)).await;
+            drop(turn);
+            if answer.is_ok() {
+                self.inner.breaker.answered();
+            }
             let occupied = match self.inner.counted(answer) {
                 Ok((Claimed::Granted(grant), sent)) => {
                     debug!(fence = grant.fence(), "lease taken");
@@ -249,6 +262,8 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
         let limit = self.options.load_limit;
         let produced = load::run(work, lead.clone(), limit, Some(self.leader.id())).await;
         let cost = begun.elapsed();
+        // The lease is renewed until it is our turn.
+        let _turn = self.turn().await;
         held.closing();
         let settings = &self.inner.settings;
         match produced {
@@ -269,7 +284,8 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
             Ok(Produced::Private) => {
                 let verdict = Entry::uncacheable(cost);
                 let grant = Grant::new(held.fence());
-                let ttl = Some(settings.verdict_ttl);
+                let remembered = !lead.keeping().do_not_store;
+                let ttl = remembered.then_some(settings.verdict_ttl);
                 let _ = self.try_commit(&held, &grant, &verdict, ttl).await.map(|_| held.settled());
                 (Outcome::Private, Mark::END)
             }
@@ -348,6 +364,9 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
             let answer = timeout(limit, commit).await.unwrap_or_else(|elapsed| {
                 Err(BackendError::new(BackendErrorKind::Unknown, elapsed))
             });
+            if answer.is_ok() {
+                self.inner.breaker.answered();
+            }
             self.inner.counted(answer)
         };
         match commit(self.inner.settings.retry.try_limit()).await {

@@ -5,7 +5,7 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-use super::{Claim, Engine, Watch};
+use super::{Claim, Engine, Watch, line::Seat};
 use crate::error::{Error, ErrorKind};
 
 /// A lease that is held. Dropped, it is released by a task that no caller owns.
@@ -27,6 +27,12 @@ impl Held {
         runtime: Handle,
     ) -> Self {
         Self { engine, claim, fence, watch, runtime, released: false }
+    }
+
+    /// The same lease, to be passed on in its line.
+    pub(crate) fn seated(self, seat: Seat) -> Self {
+        self.watch.take_seat(seat);
+        self
     }
 
     pub(crate) fn claim(&self) -> &Claim {
@@ -51,7 +57,7 @@ impl Held {
     /// Renews the lease now.
     pub(crate) async fn refresh(&self) -> Result<(), Error> {
         if self.watch.is_lost() {
-            return Err(lost());
+            return Err(Self::lost());
         }
         let sent = Instant::now();
         let claims = std::slice::from_ref(&self.claim);
@@ -62,10 +68,10 @@ impl Held {
             }
             Ok(Ok(_)) => {
                 self.watch.tell_lost();
-                Err(lost())
+                Err(Self::lost())
             }
             Ok(Err(error)) => Err(error.into()),
-            Err(_) => Err(lost()),
+            Err(_) => Err(Self::lost()),
         }
     }
 
@@ -75,18 +81,7 @@ impl Held {
     pub(crate) async fn release(mut self) -> Result<(), Error> {
         self.released = true;
         self.engine.watchdog.forget(&self.watch);
-        let (engine, claim) = (self.engine.clone(), self.claim.clone());
-        let release = async move {
-            match engine.backend().release(&claim).await {
-                Ok(true) => Ok(()),
-                Ok(false) => Err(lost()),
-                Err(error) => {
-                    let runtime = Handle::current();
-                    engine.undo(claim, &runtime);
-                    Err(error.into())
-                }
-            }
-        };
+        let release = self.engine.clone().give_back(self.claim.clone(), self.watch.leave_seat());
         match self.engine.tasks.spawn_on(release, &self.runtime).await {
             Ok(outcome) => outcome,
             Err(gone) => Err(Error::with_source(
@@ -103,6 +98,10 @@ impl Held {
         self.engine.watchdog.forget(&self.watch);
     }
 
+    pub(crate) fn lost() -> Error {
+        Error::new(ErrorKind::Lost, "the lease was lost; someone else may hold it by now")
+    }
+
     /// The backend has ended the lease with the operation that it was for.
     pub(crate) fn settled(mut self) {
         self.released = true;
@@ -114,15 +113,11 @@ impl Drop for Held {
     fn drop(&mut self) {
         if !self.released {
             self.engine.watchdog.forget(&self.watch);
-            let (engine, claim) = (self.engine.clone(), self.claim.clone());
-            let release = async move {
-                engine.release_until(&claim).await;
-            };
+            let give_back =
+                self.engine.clone().give_back(self.claim.clone(), self.watch.leave_seat());
+            // Whether it was lost, nobody asks any more; what fails is repeated there.
+            let release = async { drop(give_back.await) };
             self.engine.tasks.spawn_on(release, &self.runtime);
         }
     }
-}
-
-fn lost() -> Error {
-    Error::new(ErrorKind::Lost, "the lease was lost; someone else may hold it by now")
 }

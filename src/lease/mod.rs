@@ -14,6 +14,7 @@
 mod claim;
 mod engine;
 mod held;
+mod line;
 mod retry;
 mod wait;
 mod watchdog;

@@ -6,9 +6,12 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tokio::time::{Instant, sleep_until};
+use tokio::{
+    sync::oneshot,
+    time::{Instant, sleep_until},
+};
 
-use super::{Engine, RetryStrategy};
+use super::{Engine, RetryStrategy, line::Call};
 use crate::{
     backend::{Change, Changes},
     key::Name,
@@ -57,6 +60,18 @@ impl Waiting {
             until: None,
             deadline: after(now, limit),
             failures: 0,
+        }
+    }
+
+    /// Waits in a line to be called; none, if the wait is over first.
+    pub(crate) async fn in_line(&mut self, mut called: oneshot::Receiver<Call>) -> Option<Call> {
+        loop {
+            let wake = self.until()?.min(self.deadline);
+            tokio::select! {
+                biased;
+                call = &mut called => return call.ok(),
+                () = sleep_until(wake) => if let Turn::TimeUp = self.woken(wake) { return None },
+            }
         }
     }
 
@@ -123,5 +138,68 @@ impl Waiting {
             self.until = Some(after(Instant::now(), wait));
         }
         self.until
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        backend::{Acquired, Leases},
+        error::{BackendError, BackendErrorKind},
+        key::{Family, Key, Namespace},
+        lease::{Claim, Grant, Occupied, Retry},
+    };
+
+    const MS: Duration = Duration::from_millis(1);
+
+    /// Gives no subscription, and takes its time to say so.
+    struct Mute;
+
+    impl Leases for Mute {
+        async fn acquire(&self, _: &Claim) -> Result<Acquired, BackendError> {
+            std::future::pending().await
+        }
+
+        async fn renew(&self, _: &[Claim]) -> Result<Vec<bool>, BackendError> {
+            std::future::pending().await
+        }
+
+        async fn release(&self, _: &Claim) -> Result<bool, BackendError> {
+            std::future::pending().await
+        }
+
+        async fn pass(&self, _: &Claim, _: &Claim) -> Result<Option<Grant>, BackendError> {
+            std::future::pending().await
+        }
+
+        async fn holder(&self, _: &Name) -> Result<Option<Occupied>, BackendError> {
+            std::future::pending().await
+        }
+
+        async fn clear(&self, _: &Name) -> Result<bool, BackendError> {
+            std::future::pending().await
+        }
+
+        async fn changes(&self, _: &Name) -> Result<Changes, BackendError> {
+            tokio::time::sleep(250 * MS).await;
+            Err(BackendError::new(BackendErrorKind::Unavailable, "no push connection"))
+        }
+    }
+
+    /// The lease in the way had 300 ms left, and 250 ms of them went by in the attempt to subscribe. Counted
+    /// from its end, the waiter slept for 300 ms more, while the lease was free.
+    #[tokio::test(start_paused = true)]
+    async fn a_failed_subscription_does_not_make_the_look_late() -> Result<(), crate::Error> {
+        let name = Name::new(&Namespace::standard(), Family::Lock, &Key::from("k"), 512)?;
+        let engine = Engine::new(Arc::new(Mute));
+        let strategy = Retry::on_demand();
+        let mut waiting = Waiting::new(engine, name, &strategy, Duration::from_secs(60));
+        let told = Instant::now();
+        assert!(matches!(waiting.next(300 * MS).await, Turn::Again));
+        // A timer fires within the millisecond after its time.
+        let took = told.elapsed();
+        assert!(took >= 300 * MS && took <= 300 * MS + JITTER + MS, "{took:?}");
+        Ok(())
     }
 }

@@ -14,7 +14,7 @@ use bellwether::{
     entry::Entry,
     error::BackendError,
     key::Name,
-    lease::{Claim, Grant},
+    lease::{Claim, Grant, Occupied},
 };
 
 use super::{
@@ -96,6 +96,23 @@ impl Leases for Recorder {
             Some(broken) if broken.release.is_some() => broken.release(claim).await,
             _ => self.inner.release(claim).await,
         }
+    }
+
+    async fn pass(&self, from: &Claim, to: &Claim) -> Result<Option<Grant>, BackendError> {
+        let sent = now();
+        let answer = self.inner.pass(from, to).await;
+        if let Ok(Some(grant)) = &answer {
+            granted(Family::Lock, to, grant, sent);
+        }
+        answer
+    }
+
+    async fn holder(&self, name: &Name) -> Result<Option<Occupied>, BackendError> {
+        self.inner.holder(name).await
+    }
+
+    async fn clear(&self, name: &Name) -> Result<bool, BackendError> {
+        self.inner.clear(name).await
     }
 
     async fn changes(&self, name: &Name) -> Result<Changes, BackendError> {

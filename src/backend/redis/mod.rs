@@ -39,7 +39,7 @@ use crate::{
     entry::Entry,
     error::{BackendError, BackendErrorKind, Error},
     key::Name,
-    lease::{Claim, Grant},
+    lease::{Claim, Grant, Occupied},
 };
 
 /// Leases and entries in a Redis or Valkey server, from version 6.
@@ -207,6 +207,27 @@ impl Leases for RedisBackend {
 
     async fn release(&self, claim: &Claim) -> Result<bool, BackendError> {
         self.release_with(claim, Change::Wake.encode()).await
+    }
+
+    async fn pass(&self, from: &Claim, to: &Claim) -> Result<Option<Grant>, BackendError> {
+        let call = Call::new(&SCRIPTS.pass)
+            .key(lease(&from.name))
+            .key(fence(&from.name))
+            .arg(from.holder.to_string())
+            .arg(to.holder.to_string())
+            .arg(millis(to.lease))
+            .arg(millis(to.fence_life));
+        reply::passed(self.0.commands.call(call).await?)
+    }
+
+    async fn holder(&self, name: &Name) -> Result<Option<Occupied>, BackendError> {
+        let call = Call::new(&SCRIPTS.holder).key(lease(name));
+        reply::holder(self.0.commands.call(call).await?)
+    }
+
+    async fn clear(&self, name: &Name) -> Result<bool, BackendError> {
+        let call = Call::new(&SCRIPTS.clear).key(lease(name)).key(self.channel(name));
+        reply::flag(self.0.commands.call(call).await?)
     }
 
     async fn changes(&self, name: &Name) -> Result<Changes, BackendError> {
