@@ -62,7 +62,8 @@ impl Scripts {
             }
             Break::FenceStandsStill => {
                 let fence = "math.max(now(), last + 1, stored + 1)";
-                scripts.acquire = Some(cut(lua!("acquire"), &[(fence, "math.max(last, stored, 1)")]));
+                scripts.acquire =
+                    Some(cut(lua!("acquire"), &[(fence, "math.max(last, stored, 1)")]));
             }
             Break::InvalidationBurnsNothing => {
                 let burn = "redis.pcall('SET', KEYS[2], digits(fence), 'PX', ARGV[1])";
@@ -88,7 +89,8 @@ impl Scripts {
         eval.arg(keys).arg(arguments);
         let mut connection = self.connection.clone();
         let answer = timeout(Duration::from_millis(250), eval.query_async(&mut connection)).await;
-        let unknown = |error: bellwether::BoxError| BackendError::new(BackendErrorKind::Unknown, error);
+        let unknown =
+            |error: bellwether::BoxError| BackendError::new(BackendErrorKind::Unknown, error);
         answer.map_err(|late| unknown(late.into()))?.map_err(|error| unknown(error.into()))
     }
 
@@ -96,8 +98,11 @@ impl Scripts {
         let name = &claim.name;
         let mut keys = vec![name.suffixed("l"), name.suffixed("f")];
         keys.extend(seen.map(|_| name.entry()));
-        let mut arguments =
-            vec![text(claim.holder), text(claim.lease.as_millis()), text(claim.fence_life.as_millis())];
+        let mut arguments = vec![
+            text(claim.holder),
+            text(claim.lease.as_millis()),
+            text(claim.fence_life.as_millis()),
+        ];
         arguments.extend(seen.map(text));
         let fields = fields(self.eval(self.acquire.as_ref(), &keys, &arguments).await?);
         match fields[0].as_slice() {

@@ -7,7 +7,7 @@
 //! | rule | what it says |
 //! |---|---|
 //! | [`Rule::OneLoad`] | two leased loads of a key do not overlap, unless the key was written or its lease deleted between their grants, or the older was told that its lease is lost, or its process did not run when the newer began |
-//! | [`Rule::OneFlight`] | nor do two loads of a key in one process, leased or not, unless that process wrote the key |
+//! | [`Rule::OneFlight`] | nor do two loads of a key in one process, leased or not, unless that process had written the key while the first waited or ran |
 //! | [`Rule::Fences`] | what took a fence later has a greater one, and no two have the same |
 //! | [`Rule::StoreGoesOn`] | nothing is stored under a fence when a greater one has been taken |
 //! | [`Rule::NeverBack`] | a read is not answered with an older fence than an earlier read was |
@@ -33,6 +33,9 @@ const SLACK: Time = 50_000;
 /// A write that was not answered happens within this time, or not at all: its connection breaks, or the
 /// server, which is never stopped for so long, gets to it.
 const LATE: Time = 5_000_000;
+
+/// A flight that a write has put aside may still wait for another process for this long, and load then.
+const WAIT: Time = 10_000_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Rule {
@@ -118,7 +121,13 @@ impl Checker<'_> {
             let mut fences = HashSet::new();
             for taken in taken {
                 if known.before(taken.sent).is_some_and(|fence| *fence >= taken.fence) {
-                    self.violated(Rule::Fences, format!("{name:?}: {taken:?} after {known:?}", known = known.before(taken.sent)));
+                    self.violated(
+                        Rule::Fences,
+                        format!(
+                            "{name:?}: {taken:?} after {known:?}",
+                            known = known.before(taken.sent)
+                        ),
+                    );
                 }
                 if !fences.insert(taken.fence) {
                     self.violated(Rule::Fences, format!("{name:?}: a second time, {taken:?}"));
@@ -140,13 +149,19 @@ impl Checker<'_> {
             if let Some(fence) = known.get(&stored.key).and_then(|known| known.before(stored.sent))
                 && *fence > stored.fence
             {
-                self.violated(Rule::StoreGoesOn, format!("{stored:?} after fence {fence} was taken"));
+                self.violated(
+                    Rule::StoreGoesOn,
+                    format!("{stored:?} after fence {fence} was taken"),
+                );
             }
         }
     }
 
     /// What took fences of cache keys, as known by key.
-    fn by_key<T: Ord + Clone>(&self, fact: impl Fn(&Taken) -> (Time, T)) -> HashMap<String, Known<T>> {
+    fn by_key<T: Ord + Clone>(
+        &self,
+        fact: impl Fn(&Taken) -> (Time, T),
+    ) -> HashMap<String, Known<T>> {
         let mut facts: HashMap<_, Vec<_>> = HashMap::new();
         for taken in self.index.fences.iter().filter(|taken| taken.family == Family::Cache) {
             facts.entry(taken.key.clone()).or_default().push(fact(taken));
@@ -181,7 +196,7 @@ impl Checker<'_> {
             let written = self.index.writes.iter().any(|write| {
                 (write.process, write.key.as_str()) == (process, key)
                     && write.asked <= second.began
-                    && write.answered.is_none_or(|answered| answered >= first.began)
+                    && write.answered.is_none_or(|answered| answered + WAIT >= first.began)
             });
             let paused = self.index.paused(process, second.began, second.began + overlap);
             if overlap > SLACK && !written && !paused {
@@ -259,7 +274,10 @@ impl Checker<'_> {
             for taken in self.index.fences.iter().filter(|taken| taken.token.is_none()) {
                 facts.entry(&taken.key).or_default().push((taken.answered, taken.fence));
             }
-            facts.into_iter().map(|(key, facts)| (key, Known::new(facts))).collect::<HashMap<_, _>>()
+            facts
+                .into_iter()
+                .map(|(key, facts)| (key, Known::new(facts)))
+                .collect::<HashMap<_, _>>()
         };
         let mut writes: HashMap<_, Vec<_>> = HashMap::new();
         for write in self.index.writes.iter().filter(|write| write.done) {
@@ -280,7 +298,8 @@ impl Checker<'_> {
                 continue;
             }
             if let Some(fence) = fence(read) {
-                if let Some((newer, value)) = seen.get(&read.key).and_then(|known| known.before(read.asked))
+                if let Some((newer, value)) =
+                    seen.get(&read.key).and_then(|known| known.before(read.asked))
                     && *newer > fence
                 {
                     let text = format!("{read:?} under {fence} after {value:?} under {newer}");
@@ -301,7 +320,8 @@ impl Checker<'_> {
                 Some(_) => None,
             };
             if let Some(made) = made
-                && let Some(asked) = writes.get(&read.key).and_then(|known| known.before(read.asked))
+                && let Some(asked) =
+                    writes.get(&read.key).and_then(|known| known.before(read.asked))
                 && *asked > made
             {
                 let text = format!("{read:?} after a write that was asked for at {asked}");
@@ -408,8 +428,7 @@ impl Checker<'_> {
         };
         let both = older.locked.max(newer.locked);
         let from = grant(older).map_or(0, |taken| taken.sent);
-        let (sent, answered) =
-            grant(newer).map_or((0, both), |taken| (taken.sent, taken.answered));
+        let (sent, answered) = grant(newer).map_or((0, both), |taken| (taken.sent, taken.answered));
         older.fence != newer.fence
             && (older.lost.is_some_and(|lost| lost <= both + SLACK)
                 || self.evicted(Family::Lock, &older.name, from, answered)

@@ -83,7 +83,6 @@ pub struct Stored {
     pub key: String,
     pub fence: u64,
     pub sent: Time,
-    pub answered: Time,
 }
 
 impl Index {
@@ -142,11 +141,18 @@ impl Index {
                 }
                 Event::Burnt { key, fence, value, sent } => {
                     let family = Family::Cache;
-                    index.fences.push(Taken { family, key, fence, sent, answered: at, token: None });
+                    index.fences.push(Taken {
+                        family,
+                        key,
+                        fence,
+                        sent,
+                        answered: at,
+                        token: None,
+                    });
                     index.claimed.extend(value.map(|value| (value, fence)));
                 }
                 Event::Stored { key, fence, sent } => {
-                    index.stored.push(Stored { key, fence, sent, answered: at });
+                    index.stored.push(Stored { key, fence, sent });
                 }
                 Event::Seen { value, fence, .. } => index.claimed.push((value, fence)),
                 Event::Locked { hold, name, fence } => {
@@ -175,10 +181,8 @@ impl Index {
                 }
             }
         }
-        index.inserts = writes
-            .values()
-            .filter_map(|write| Some((write.value?, write.clone())))
-            .collect();
+        index.inserts =
+            writes.values().filter_map(|write| Some((write.value?, write.clone()))).collect();
         index.writes = writes.into_values().collect();
         index.holds = holds.into_values().collect();
         index
