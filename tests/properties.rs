@@ -364,7 +364,7 @@ const PROCESSES: usize = 2;
 enum Trouble {
     /// Each takes its time.
     Slow,
-    /// And some fail, or are not answered.
+    /// And some fail, or are not answered, and for a while none is done.
     Wild,
 }
 
@@ -516,7 +516,12 @@ fn play(
     runtime.unwrap().block_on(async {
         let mut rng = fastrand::Rng::with_seed(seed);
         let memory = MemoryBackend::new();
+        // Now and then it is out of order for a while.
+        let begun = Instant::now();
+        let from = rng.u32(0..600) * MS;
+        let out = from..from + rng.u32(0..400) * MS;
         let faulty = Faulty::over(memory.clone(), move |_op| match (trouble, rng.u8(0..60)) {
+            (Trouble::Wild, _) if out.contains(&begun.elapsed()) => Some(Fault::Refuse),
             (_, 0..20) => None,
             (Trouble::Wild, 20) => Some(Fault::Refuse),
             (Trouble::Wild, 21) => Some(Fault::Hang),
