@@ -3,7 +3,11 @@
 //! Whatever the backend does, the way ends with an outcome. Where the backend fails, the leader loads
 //! without a lease, for this process alone, and stores nothing.
 
-use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
+use std::{
+    panic::AssertUnwindSafe,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use futures_util::FutureExt;
 use tokio::{
@@ -54,6 +58,8 @@ pub(super) struct Path<V: Clone> {
     name: Name,
     options: Options,
     leader: Leader<Outcome<V>>,
+    /// What those are served who joined too late for the outcome, if the backend cannot be asked for it.
+    for_late: OnceLock<Outcome<V>>,
 }
 
 /// An outcome, and before which mark one must have joined to have it.
@@ -76,7 +82,7 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
         options: Options,
         leader: Leader<Outcome<V>>,
     ) -> Self {
-        Self { inner, name, options, leader }
+        Self { inner, name, options, leader, for_late: OnceLock::new() }
     }
 
     /// Goes the way to its end.
@@ -91,13 +97,15 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
             .await
             .unwrap_or_else(|panic| (Outcome::Failed(load::panicked(panic.as_ref())), Mark::END));
         let (outcome, before) = landing;
-        if let Some(late) = self.leader.land(outcome, before) {
-            let found = match self.inner.look(&self.name).await {
-                Ok(Decision::Fresh(value)) => Some(Outcome::Value(value, Source::Hit)),
-                _ => None,
-            };
-            late.land(found);
+        let Some(late) = self.leader.land(outcome, before) else { return };
+        if let Some(outcome) = self.for_late.into_inner() {
+            return late.land(Some(outcome));
         }
+        let found = match self.inner.look(&self.name).await {
+            Ok(Decision::Fresh(value)) => Some(Outcome::Value(value, Source::Hit)),
+            _ => None,
+        };
+        late.land(found);
     }
 
     async fn way<F, Fut>(&self, work: F) -> Landing<V>
@@ -359,7 +367,10 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
             Err(error) => {
                 counters.unstored.add();
                 self.inner.breaker.failed(&error);
-                (Outcome::Value(value, Source::Led), Mark::END)
+                // It may have been refused, for an invalidation that those who joined later know of.
+                let late = Outcome::Value(value.clone(), Source::Degraded);
+                let _ = self.for_late.set(late);
+                (Outcome::Value(value, Source::Led), granted)
             }
         }
     }

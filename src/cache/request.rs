@@ -53,7 +53,12 @@ pub enum Source {
     /// Another process made it meanwhile.
     HandedOver,
     /// It was loaded without a lease and not stored: the backend did not answer, the wait for another
-    /// process was over, what this key loads cannot be shared, or the loader came back to its own key.
+    /// process was over, what this key loads cannot be shared, or the loader came back to its own key. Or
+    /// it was loaded under a lease, the backend did not answer when it was to be stored, and this caller
+    /// asked after the load had begun.
+    ///
+    /// It may come from a load that was under way in this process when its caller asked, and so be older
+    /// than an invalidation in another process that had returned by then.
     Degraded,
 }
 
