@@ -35,7 +35,9 @@
 //!
 //! 1. At most one load of a key runs at a time in the fleet, while Redis answers and no lease is lost or key
 //!    invalidated. A value from an older fence never replaces one from a newer, nor outlives an invalidation:
-//!    who asks after [`Cache::invalidate`] returned, in any process, is served nothing older.
+//!    who asks after [`Cache::invalidate`] returned, in any process, is served nothing older. Only what says
+//!    that it is [`Degraded`](cache::Source::Degraded) may come from a load that was under way when its
+//!    caller asked: its process cannot know of an invalidation in another.
 //! 2. No caller's cancellation, panic or time-out costs another caller anything: the flight runs on, or is
 //!    handed over. What no caller waits for any more either [finishes or is
 //!    cancelled](cache::Builder::when_abandoned).

@@ -703,6 +703,21 @@ async fn a_commit_that_fails_costs_no_caller_the_value() {
     assert_eq!(ask(&caches[1], &origin, MS).await.unwrap().unwrap().value(), "value 2");
 }
 
+/// A commit that is not answered may have been refused, for an invalidation by another process: who asked
+/// after that is not told that the value is good. (Found by the histories.)
+#[tokio::test(start_paused = true)]
+async fn a_commit_that_fails_promises_nothing_to_who_asked_after_the_load_began() {
+    let faulty = Faulty::new(|op| (op == Op::Commit).then_some(Fault::Hang));
+    let caches = two_over(&faulty);
+    let origin = Origin::default();
+    let early = ask(&caches[0], &origin, 100 * MS);
+    settle().await;
+    caches[1].invalidate("k").await.unwrap();
+    let late = ask(&caches[0], &origin, 100 * MS);
+    let sources = [early.await, late.await].map(|answer| answer.unwrap().unwrap().source());
+    assert_eq!((origin.loads(), sources), (1, [Source::Led, Source::Degraded]));
+}
+
 #[tokio::test(start_paused = true)]
 async fn without_pushes_a_waiter_is_served_when_the_lease_ends_or_after_five_seconds() {
     let faulty = Faulty::new(|op| (op == Op::Changes).then_some(Fault::Refuse));

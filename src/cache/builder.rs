@@ -1,4 +1,8 @@
-use std::{marker::PhantomData, sync::Arc, time::Duration};
+use std::{
+    marker::PhantomData,
+    sync::{Arc, atomic::AtomicBool},
+    time::Duration,
+};
 
 use tokio::sync::Semaphore;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -16,7 +20,7 @@ use crate::{
 /// So many flights ask the backend at once, the others queue: enough to keep a connection busy, and few
 /// enough that the answer comes well within the time-out, which must tell of the server and not of our
 /// own queue. Ten thousand cold keys at once would otherwise look like a server that is down.
-const TURNS: usize = 256;
+const TURNS: usize = 128;
 
 /// Builds a [`Cache`]. Every setting has a default; [`build`](Self::build) checks them together.
 #[must_use = "a builder does nothing until it is built"]
@@ -244,6 +248,7 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
                 codec: Arc::new(self.codec),
                 flights: Group::new(settings.abandoned),
                 leaders: TaskTracker::new(),
+                closed: AtomicBool::new(false),
                 abort: CancellationToken::new(),
                 loads: Semaphore::new(settings.max_loads),
                 counters: Counters::default(),

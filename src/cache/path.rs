@@ -3,7 +3,11 @@
 //! Whatever the backend does, the way ends with an outcome. Where the backend fails, the leader loads
 //! without a lease, for this process alone, and stores nothing.
 
-use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
+use std::{
+    panic::AssertUnwindSafe,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use futures_util::FutureExt;
 use tokio::{
@@ -54,6 +58,8 @@ pub(super) struct Path<V: Clone> {
     name: Name,
     options: Options,
     leader: Leader<Outcome<V>>,
+    /// What those are served who joined too late for the outcome, if the backend cannot be asked for it.
+    for_late: OnceLock<Outcome<V>>,
 }
 
 /// An outcome, and before which mark one must have joined to have it.
@@ -76,7 +82,7 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
         options: Options,
         leader: Leader<Outcome<V>>,
     ) -> Self {
-        Self { inner, name, options, leader }
+        Self { inner, name, options, leader, for_late: OnceLock::new() }
     }
 
     /// Goes the way to its end.
@@ -85,33 +91,21 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
         F: FnOnce(Lead) -> Fut,
         Fut: Future<Output = Result<Produced<V>, Error>>,
     {
-        let cancelled = async {
-            tokio::select! {
-                () = self.leader.unwanted() => "nobody waited for the load any more",
-                () = self.inner.abort.cancelled() => "the cache was shut down",
-            }
-        };
-        // Dropping the way releases what it holds and undoes what it may hold.
         let way = AssertUnwindSafe(self.way(work)).catch_unwind();
-        let landing = tokio::select! {
-            biased;
-            // A codec may panic, too; for everyone who waits that is an outcome like any other.
-            landing = way => landing.unwrap_or_else(|panic| {
-                (Outcome::Failed(load::panicked(panic.as_ref())), Mark::END)
-            }),
-            why = cancelled => {
-                debug!(why, "load cancelled");
-                (Outcome::Failed(Error::new(ErrorKind::Cancelled, why)), Mark::END)
-            }
-        };
+        // A codec may panic, too; for everyone who waits that is an outcome like any other.
+        let landing = way
+            .await
+            .unwrap_or_else(|panic| (Outcome::Failed(load::panicked(panic.as_ref())), Mark::END));
         let (outcome, before) = landing;
-        if let Some(late) = self.leader.land(outcome, before) {
-            let found = match self.inner.look(&self.name).await {
-                Ok(Decision::Fresh(value)) => Some(Outcome::Value(value, Source::Hit)),
-                _ => None,
-            };
-            late.land(found);
+        let Some(late) = self.leader.land(outcome, before) else { return };
+        if let Some(outcome) = self.for_late.into_inner() {
+            return late.land(Some(outcome));
         }
+        let found = match self.inner.look(&self.name).await {
+            Ok(Decision::Fresh(value)) => Some(Outcome::Value(value, Source::Hit)),
+            _ => None,
+        };
+        late.land(found);
     }
 
     async fn way<F, Fut>(&self, work: F) -> Landing<V>
@@ -119,8 +113,35 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
         F: FnOnce(Lead) -> Fut,
         Fut: Future<Output = Result<Produced<V>, Error>>,
     {
+        match self.look().await {
+            Err(Step::Land(landing)) => landing,
+            // In a box of its own, so that the way of a hit stays small.
+            looked => Box::pin(self.unless_cancelled(self.beyond(looked, work))).await,
+        }
+    }
+
+    /// The rest of the way, unless it is cancelled. Dropping it releases what it holds and undoes what it
+    /// may hold.
+    async fn unless_cancelled(&self, rest: impl Future<Output = Landing<V>>) -> Landing<V> {
+        let why = tokio::select! {
+            biased;
+            landing = rest => return landing,
+            () = self.leader.unwanted() => "nobody waited for the load any more",
+            () = self.inner.abort.cancelled() => "the cache was shut down",
+        };
+        debug!(why, "load cancelled");
+        (Outcome::Failed(Error::new(ErrorKind::Cancelled, why)), Mark::END)
+    }
+
+    /// The way where the look did not end it.
+    async fn beyond<F, Fut>(&self, looked: Result<u64, Step<V>>, work: F) -> Landing<V>
+    where
+        F: FnOnce(Lead) -> Fut,
+        Fut: Future<Output = Result<Produced<V>, Error>>,
+    {
+        self.leader.own_task().await;
         let mut permit = None;
-        let step = match self.look().await {
+        let step = match looked {
             Ok(seen) => self.claim(seen, &mut permit).await,
             Err(step) => step,
         };
@@ -197,6 +218,9 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
             let limit = if doubted { SECOND_TRY } else { retry.try_limit() };
             let answer = pending.attempt(limit, |claim| self.inner.store.claim(claim, seen)).await;
             drop(turn);
+            if answer.is_ok() {
+                self.inner.breaker.answered();
+            }
             let occupied = match self.inner.counted(answer) {
                 Ok((Claimed::Granted(grant), sent)) => {
                     debug!(fence = grant.fence(), "lease taken");
@@ -259,6 +283,8 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
         let limit = self.options.load_limit;
         let produced = load::run(work, lead.clone(), limit, Some(self.leader.id())).await;
         let cost = begun.elapsed();
+        // The lease is renewed until it is our turn.
+        let _turn = self.turn().await;
         held.closing();
         let settings = &self.inner.settings;
         match produced {
@@ -341,7 +367,10 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
             Err(error) => {
                 counters.unstored.add();
                 self.inner.breaker.failed(&error);
-                (Outcome::Value(value, Source::Led), Mark::END)
+                // It may have been refused, for an invalidation that those who joined later know of.
+                let late = Outcome::Value(value.clone(), Source::Degraded);
+                let _ = self.for_late.set(late);
+                (Outcome::Value(value, Source::Led), granted)
             }
         }
     }
@@ -359,6 +388,9 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
             let answer = timeout(limit, commit).await.unwrap_or_else(|elapsed| {
                 Err(BackendError::new(BackendErrorKind::Unknown, elapsed))
             });
+            if answer.is_ok() {
+                self.inner.breaker.answered();
+            }
             self.inner.counted(answer)
         };
         match commit(self.inner.settings.retry.try_limit()).await {
