@@ -82,6 +82,7 @@
 //! | command time-out | 250 ms | far above a round trip, and short enough to be late rather than lost |
 //! | key | 512 bytes | a URL fits; a key is sent with every command |
 //! | value | 8 MiB | a larger one holds up a single-threaded server |
+//! | HTTP body | 1 MiB | each load holds so much memory; a larger answer streams to its own caller |
 //! | pushed entry | 64 KiB | a push goes to every process that waits; they fetch a larger one |
 //! | memory backend | 64 MiB of entries | leases are never evicted |
 //!

@@ -13,6 +13,9 @@
 //! keeps its data and its clock, hand out a fence that is not greater than the last one it remembers, let
 //! a commit pass whose fence is not the last one of its name, or write half of an operation.
 //!
+//! Every operation ends within a bounded time, with an answer or without; a backend puts its own time-out
+//! on what it waits for.
+//!
 //! Every operation may be sent twice: the second does nothing that the first did not do, except for
 //! [`Store::put`] and [`Store::invalidate`], where it is one more write of the same.
 

@@ -7,7 +7,10 @@
 //! Only silence counts: a server that answers with an error costs a round trip and no time-out.
 
 use std::{
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -22,7 +25,11 @@ const PAUSE: Duration = Duration::from_millis(250);
 const PROBE_LIMIT: Duration = Duration::from_secs(1);
 
 #[derive(Default)]
-pub(super) struct Breaker(Mutex<State>);
+pub(super) struct Breaker {
+    state: Mutex<State>,
+    /// Something failed since the last answer. Without it nobody needs the lock, which all flights share.
+    troubled: AtomicBool,
+}
 
 #[derive(Default)]
 struct State {
@@ -37,6 +44,9 @@ struct State {
 impl Breaker {
     /// Whether this flight may ask the backend.
     pub(super) fn admits(&self) -> bool {
+        if !self.is_troubled() {
+            return true;
+        }
         let mut state = self.state();
         match state.open_until {
             None => true,
@@ -50,11 +60,15 @@ impl Breaker {
 
     /// Whether the backend counts as broken.
     pub(super) fn is_open(&self) -> bool {
-        self.state().open_until.is_some()
+        self.is_troubled() && self.state().open_until.is_some()
     }
 
     pub(super) fn answered(&self) {
+        if !self.is_troubled() {
+            return;
+        }
         let mut state = self.state();
+        self.troubled.store(false, Ordering::Release);
         if std::mem::take(&mut *state).told {
             drop(state);
             info!("the backend answers again");
@@ -63,6 +77,7 @@ impl Breaker {
 
     pub(super) fn failed(&self, error: &BackendError) {
         let mut state = self.state();
+        self.troubled.store(true, Ordering::Release);
         let silent =
             matches!(error.kind(), BackendErrorKind::Unavailable | BackendErrorKind::Unknown);
         if silent {
@@ -77,8 +92,12 @@ impl Breaker {
         }
     }
 
+    fn is_troubled(&self) -> bool {
+        self.troubled.load(Ordering::Acquire)
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -1,4 +1,8 @@
-use std::{marker::PhantomData, sync::Arc, time::Duration};
+use std::{
+    marker::PhantomData,
+    sync::{Arc, atomic::AtomicBool},
+    time::Duration,
+};
 
 use tokio::sync::Semaphore;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -244,6 +248,7 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
                 codec: Arc::new(self.codec),
                 flights: Group::new(settings.abandoned),
                 leaders: TaskTracker::new(),
+                closed: AtomicBool::new(false),
                 abort: CancellationToken::new(),
                 loads: Semaphore::new(settings.max_loads),
                 counters: Counters::default(),

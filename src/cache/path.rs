@@ -91,25 +91,11 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
         F: FnOnce(Lead) -> Fut,
         Fut: Future<Output = Result<Produced<V>, Error>>,
     {
-        let cancelled = async {
-            tokio::select! {
-                () = self.leader.unwanted() => "nobody waited for the load any more",
-                () = self.inner.abort.cancelled() => "the cache was shut down",
-            }
-        };
-        // Dropping the way releases what it holds and undoes what it may hold.
         let way = AssertUnwindSafe(self.way(work)).catch_unwind();
-        let landing = tokio::select! {
-            biased;
-            // A codec may panic, too; for everyone who waits that is an outcome like any other.
-            landing = way => landing.unwrap_or_else(|panic| {
-                (Outcome::Failed(load::panicked(panic.as_ref())), Mark::END)
-            }),
-            why = cancelled => {
-                debug!(why, "load cancelled");
-                (Outcome::Failed(Error::new(ErrorKind::Cancelled, why)), Mark::END)
-            }
-        };
+        // A codec may panic, too; for everyone who waits that is an outcome like any other.
+        let landing = way
+            .await
+            .unwrap_or_else(|panic| (Outcome::Failed(load::panicked(panic.as_ref())), Mark::END));
         let (outcome, before) = landing;
         let Some(late) = self.leader.land(outcome, before) else { return };
         if let Some(outcome) = self.for_late.into_inner() {
@@ -127,8 +113,35 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
         F: FnOnce(Lead) -> Fut,
         Fut: Future<Output = Result<Produced<V>, Error>>,
     {
+        match self.look().await {
+            Err(Step::Land(landing)) => landing,
+            // In a box of its own, so that the way of a hit stays small.
+            looked => Box::pin(self.unless_cancelled(self.beyond(looked, work))).await,
+        }
+    }
+
+    /// The rest of the way, unless it is cancelled. Dropping it releases what it holds and undoes what it
+    /// may hold.
+    async fn unless_cancelled(&self, rest: impl Future<Output = Landing<V>>) -> Landing<V> {
+        let why = tokio::select! {
+            biased;
+            landing = rest => return landing,
+            () = self.leader.unwanted() => "nobody waited for the load any more",
+            () = self.inner.abort.cancelled() => "the cache was shut down",
+        };
+        debug!(why, "load cancelled");
+        (Outcome::Failed(Error::new(ErrorKind::Cancelled, why)), Mark::END)
+    }
+
+    /// The way where the look did not end it.
+    async fn beyond<F, Fut>(&self, looked: Result<u64, Step<V>>, work: F) -> Landing<V>
+    where
+        F: FnOnce(Lead) -> Fut,
+        Fut: Future<Output = Result<Produced<V>, Error>>,
+    {
+        self.leader.own_task().await;
         let mut permit = None;
-        let step = match self.look().await {
+        let step = match looked {
             Ok(seen) => self.claim(seen, &mut permit).await,
             Err(step) => step,
         };

@@ -1,4 +1,8 @@
-use std::{fmt, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
 use tracing::Instrument;
 
@@ -10,7 +14,7 @@ use super::{
 use crate::{
     error::{BoxError, Error, ErrorKind},
     flight::{self, Waited},
-    key::Key,
+    key::{Key, Name},
 };
 
 /// One request for a key, with options of its own (see [`Cache::request`]).
@@ -147,20 +151,21 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         Fut: Future<Output = Result<Produced<V>, Error>> + Send + 'static,
     {
         let inner = &self.cache.inner;
-        let name = inner.name(&self.key)?;
+        // Only who leads needs the name; whether the key is good, everyone is told.
+        Name::check(&self.key, inner.settings.max_key)?;
         let within = flight::current();
         let mut work = Some(work);
         loop {
-            if inner.engine.stop.is_cancelled() {
-                return alone(inner, work.take(), self.options, None).await;
+            if inner.closed.load(Ordering::Acquire) {
+                return Box::pin(alone(inner, work.take(), self.options, None)).await;
             }
-            let (follower, leader) = inner.flights.join(&self.key);
+            let (mut follower, leader) = inner.flights.join(&self.key);
             // A loader that waits for a flight that waits for it would wait for ever.
             let edge = within.map(|from| flight::nested(from, follower.flight()));
             match edge {
                 Some(None) => {
                     tracing::debug!(key = %self.key, "a loader came back to a key that waits for it");
-                    return alone(inner, work.take(), self.options, within).await;
+                    return Box::pin(alone(inner, work.take(), self.options, within)).await;
                 }
                 Some(Some(_)) => follower.is_loader(),
                 None => {}
@@ -168,9 +173,10 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
             let led = leader.is_some();
             if let Some(leader) = leader {
                 let Some(work) = work.take() else { return Err(cut_off()) };
-                let path = Path::new(inner.clone(), name.clone(), self.options, leader);
+                let path = Path::new(inner.clone(), inner.name(&self.key)?, self.options, leader);
                 let span = tracing::debug_span!("flight", key = %self.key);
-                inner.leaders.spawn(path.run(work).instrument(span));
+                let task = inner.leaders.track_future(path.run(work).instrument(span));
+                follower.carry(Box::pin(task));
             }
             return match follower.wait().await {
                 Waited::Outcome(Outcome::Value(value, source)) => {

@@ -5,9 +5,8 @@ use std::sync::{
 
 use dashmap::{DashMap, Entry};
 use tokio::sync::Notify;
-use tokio_util::sync::CancellationToken;
 
-use super::{Follower, Leader, Mark};
+use super::{Follower, Leader, Mark, signal::Signal, work::Work};
 use crate::key::Key;
 
 /// What becomes of a load that no caller waits for any more.
@@ -36,12 +35,13 @@ pub(super) struct Flight<T> {
     /// How many of them there were when the last follower joined.
     pub(super) last_joined: AtomicU32,
     pub(super) followers: AtomicUsize,
+    pub(super) work: Work,
     /// No longer in the group, so nobody can join.
     detached: AtomicBool,
     /// A loader waits for it, so it must not wait for a place that loaders take.
-    pub(super) needed: CancellationToken,
+    pub(super) needed: Signal,
     /// Nobody waits, and it is to be cancelled for that.
-    pub(super) unwanted: CancellationToken,
+    pub(super) unwanted: Signal,
     /// The outcome, for those who joined before the mark.
     pub(super) landed: OnceLock<(T, Mark)>,
     /// The end, for all others: the outcome of the second question, or nothing.
@@ -57,10 +57,23 @@ impl<T: Clone> Group<T> {
         Arc::new(Self { flights: DashMap::new(), abandoned })
     }
 
-    /// Joins the flight of a key; a new one comes with its leader.
+    /// Joins the flight of a key; a new one comes with its leader, whose work its caller is to
+    /// [carry](Follower::carry).
     pub(crate) fn join(self: &Arc<Self>, key: &Key) -> (Follower<T>, Option<Leader<T>>) {
+        // Most callers of a hot key find its flight, and need no more than a look for that.
+        if let Some(flight) = self.flights.get(key) {
+            let follower = Follower::new(self.clone(), flight.value().clone());
+            drop(flight);
+            follower.depend();
+            return (follower, None);
+        }
         match self.flights.entry(key.clone()) {
-            Entry::Occupied(flight) => (Follower::new(self.clone(), flight.get().clone()), None),
+            Entry::Occupied(flight) => {
+                let follower = Follower::new(self.clone(), flight.get().clone());
+                drop(flight);
+                follower.depend();
+                (follower, None)
+            }
             Entry::Vacant(vacant) => {
                 let flight = Arc::new(Flight {
                     id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
@@ -68,9 +81,10 @@ impl<T: Clone> Group<T> {
                     marks: AtomicU32::new(0),
                     last_joined: AtomicU32::new(0),
                     followers: AtomicUsize::new(0),
+                    work: Work::default(),
                     detached: AtomicBool::new(false),
-                    needed: CancellationToken::new(),
-                    unwanted: CancellationToken::new(),
+                    needed: Signal::default(),
+                    unwanted: Signal::default(),
                     landed: OnceLock::new(),
                     ended: OnceLock::new(),
                     done: Notify::new(),
@@ -111,7 +125,7 @@ impl<T: Clone> Group<T> {
             Arc::ptr_eq(present, flight) && flight.followers.load(Ordering::Acquire) == 0
         });
         if removed.is_some() || flight.detached.load(Ordering::Acquire) {
-            flight.unwanted.cancel();
+            flight.unwanted.give();
         }
     }
 }

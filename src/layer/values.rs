@@ -21,13 +21,20 @@ pub struct Values<V, K> {
 impl<V, K> BellwetherLayer<Values<V, K>> {
     /// A layer for services that answer with a `V`.
     ///
-    /// `key` names what a request asks for; a request without a key passes through. The service's error is
-    /// [`Error`]: an error of the inner service is of the kind [`Load`](crate::ErrorKind::Load) and is found
-    /// with [`load_ref`](Error::load_ref), by everyone who waited for the same answer in this process. The
-    /// other kinds are those of [`Cache::get_or_load`].
+    /// `key` names what a request asks for; a request without a key passes through.
     ///
     /// An answer is stored for as long as the cache keeps values. One that belongs to its caller alone must
     /// not come under a shared key: what may be shared is decided here before the service is asked.
+    ///
+    /// # Errors
+    ///
+    /// The service's error is [`Error`]. One of the inner service is of the kind
+    /// [`Load`](crate::ErrorKind::Load); [`load_ref`](Error::load_ref) gives it to everyone who waited for the
+    /// same answer in this process. The other kinds are those of [`Cache::get_or_load`].
+    ///
+    /// # Cancel safety
+    ///
+    /// That of [`Cache::get_or_load`]; a request that passes through ends with its caller.
     pub fn new(cache: Cache<V>, key: K) -> Self {
         Self { mode: Values { cache, key } }
     }

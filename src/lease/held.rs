@@ -5,7 +5,7 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-use super::{Claim, Engine, Watch, line::Seat};
+use super::{Claim, Engine, Watch, finish::Finish, line::Seat};
 use crate::error::{Error, ErrorKind};
 
 /// A lease that is held. Dropped, it is released by a task that no caller owns.
@@ -81,15 +81,10 @@ impl Held {
     pub(crate) async fn release(mut self) -> Result<(), Error> {
         self.released = true;
         self.engine.watchdog.forget(&self.watch);
-        let release = self.engine.clone().give_back(self.claim.clone(), self.watch.leave_seat());
-        match self.engine.tasks.spawn_on(release, &self.runtime).await {
-            Ok(outcome) => outcome,
-            Err(gone) => Err(Error::with_source(
-                ErrorKind::Cancelled,
-                "the runtime was shut down before the lease was released; it ends by itself",
-                gone,
-            )),
-        }
+        let seat = self.watch.leave_seat();
+        let give_back = self.engine.clone().give_back(self.claim.clone(), seat);
+        let tracked = self.engine.tasks.track_future(give_back);
+        Finish::new(tracked, self.runtime.clone()).await
     }
 
     /// Stops the renewals: the lease is about to end with the operation that it was for, and a renewal

@@ -13,6 +13,7 @@
 
 mod claim;
 mod engine;
+mod finish;
 mod held;
 mod line;
 mod retry;

@@ -48,6 +48,12 @@ pub enum Fault {
 /// Which fault befalls an operation, if any.
 type Plan = Box<dyn FnMut(Op) -> Option<Fault> + Send>;
 
+/// No answer comes within the backend's own time-out.
+async fn silence<T>() -> Result<T, BackendError> {
+    tokio::time::sleep(Duration::from_millis(250)).await;
+    Err(BackendError::new(BackendErrorKind::Unknown, "no answer"))
+}
+
 #[derive(Clone)]
 pub struct Faulty {
     pub inner: MemoryBackend,
@@ -103,9 +109,9 @@ impl Faulty {
             Some(Fault::LoseReply) => {
                 done();
                 let _ = operation().await;
-                std::future::pending().await
+                silence().await
             }
-            Some(Fault::Hang) => std::future::pending().await,
+            Some(Fault::Hang) => silence().await,
             Some(Fault::Double) => {
                 done();
                 let first = operation().await?;

@@ -167,3 +167,82 @@ fn take(rest: &mut Bytes, length: usize) -> Result<Bytes, Undecodable> {
         false => Err(Undecodable),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::{collection::vec, prelude::*};
+
+    use super::*;
+
+    fn headers() -> impl Strategy<Value = HeaderMap> {
+        // Any value that a header may have, text or not; few names, so that some are repeated.
+        let value = vec(prop_oneof![Just(b'\t'), 32..127_u8, 128..=255_u8], 0..40);
+        vec(("[a-c]|[!#$%&'*+.^_`|~0-9A-Za-z-]{1,20}", value), 0..12).prop_map(|headers| {
+            let mut map = HeaderMap::new();
+            for (name, value) in headers {
+                let name = HeaderName::from_bytes(name.as_bytes()).unwrap();
+                map.append(name, HeaderValue::from_bytes(&value).unwrap());
+            }
+            map
+        })
+    }
+
+    fn response() -> impl Strategy<Value = CachedResponse> {
+        let body = vec(any::<u8>(), 0..200);
+        (100..1000_u16, headers(), body, any::<u64>(), any::<u64>()).prop_map(
+            |(status, headers, body, age, received)| {
+                let status = StatusCode::from_u16(status).unwrap();
+                let body = body.into();
+                CachedResponse(Arc::new(Inner { status, headers, body, age, received }))
+            },
+        )
+    }
+
+    proptest! {
+        #[test]
+        fn what_was_encoded_is_decoded(response in response()) {
+            let bytes = ResponseCodec.encode(&response).unwrap();
+            prop_assert_eq!(ResponseCodec.decode(&bytes).unwrap(), response);
+        }
+
+        #[test]
+        fn any_bytes_are_an_answer_or_an_error(bytes in vec(any::<u8>(), 0..200)) {
+            let _ = ResponseCodec.decode(&bytes.into());
+        }
+
+        #[test]
+        fn damaged_bytes_are_an_answer_or_an_error(
+            response in response(),
+            cut in any::<prop::sample::Index>(),
+            at in any::<prop::sample::Index>(),
+            byte in any::<u8>(),
+        ) {
+            let bytes = ResponseCodec.encode(&response).unwrap();
+            let _ = ResponseCodec.decode(&bytes.slice(..cut.index(bytes.len())));
+            let mut damaged = bytes.to_vec();
+            let at = at.index(damaged.len());
+            damaged[at] = byte;
+            if let Ok(response) = ResponseCodec.decode(&damaged.into()) {
+                // What it says can be said to a client.
+                let _ = response.replay(Source::Hit);
+            }
+        }
+
+        #[test]
+        fn different_answers_have_different_bytes(one in response(), other in response()) {
+            prop_assume!(one != other);
+            prop_assert_ne!(ResponseCodec.encode(&one).unwrap(), ResponseCodec.encode(&other).unwrap());
+        }
+    }
+
+    #[test]
+    fn a_header_count_beyond_all_bounds_is_an_error() {
+        let mut bytes = BytesMut::from(&[VERSION, 0, 200][..]);
+        bytes.put_bytes(0, 16);
+        bytes.put_u32(u32::MAX);
+        for _ in 0..40_000 {
+            bytes.put_slice(b"\0\x01a\0\0\0\0");
+        }
+        assert!(ResponseCodec.decode(&bytes.freeze()).is_err());
+    }
+}

@@ -120,6 +120,11 @@ impl BellwetherLayer<Http> {
     /// limit, `503 Service Unavailable` if too many loads are running or the cache was shut down;
     /// [`on_error`](Self::on_error) replaces them. A panic, a time-out or a shutdown gives the one who led
     /// this answer as well.
+    ///
+    /// # Cancel safety
+    ///
+    /// A caller who goes away costs no other anything: a request that leads runs on in a task of its own,
+    /// one that passes through ends with its caller.
     pub fn http(cache: Cache<CachedResponse>) -> Self {
         let settings =
             Settings { cache, max_body: 1 << 20, vary_by: Vec::new(), on_error: Arc::new(refuse) };
@@ -137,11 +142,12 @@ impl BellwetherLayer<Http> {
 
     /// Makes something else a part of the key: whatever decides the answer beside host, path and query.
     ///
-    /// This layer cannot know what the inner service looks at. A header of its own, a client certificate,
-    /// an extension that an outer layer has set: if it changes the answer and is not said here, one caller
-    /// gets what is another's. Called several times, all of it is part of the key; the parts are joined so
-    /// that they cannot be taken for each other. The text stands in the names that the backend sees, so do
-    /// not return secrets.
+    /// This layer cannot know what the inner service looks at. A header of its own, `X-Forwarded-Host`,
+    /// `Accept-Language` if the answer has no `Vary`, a client certificate, an extension that an outer
+    /// layer has set: if it changes the answer and is not said here, one caller gets what is another's.
+    /// Called several times, all of it is part of the key; the parts are joined so that they cannot be
+    /// taken for each other. The text stands in the names that the backend sees, so return a hash of what
+    /// is secret.
     ///
     /// ```
     /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
