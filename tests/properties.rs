@@ -506,7 +506,7 @@ fn play(
     QUIET.call_once(|| {
         let usual = panic::take_hook();
         panic::set_hook(Box::new(move |panic| {
-            if panic.payload().downcast_ref::<&str>() != Some(&PLANNED) {
+            if panic.payload().downcast_ref() != Some(&PLANNED) {
                 usual(panic);
             }
         }));

@@ -70,7 +70,7 @@ pub fn work() {
     let setup: Setup = serde_json::from_str(&setup).unwrap();
     let usual = panic::take_hook();
     panic::set_hook(Box::new(move |panic| {
-        if panic.payload_as_str() != Some(PLANNED) {
+        if panic.payload().downcast_ref() != Some(&PLANNED) {
             usual(panic);
             // A panic that nobody planned ends the worker, and so the test.
             std::process::abort();
