@@ -2,16 +2,19 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::{
     runtime::Handle,
-    time::{Instant, sleep, timeout},
+    time::{Instant, timeout},
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
-use tracing::{debug, warn};
+use tracing::debug;
 
-use super::{Claim, Grant, Held, RetryStrategy, Turn, Upkeep, Waiting, watchdog::Watchdog};
+use super::{
+    Claim, Grant, Held, RetryStrategy, Turn, Upkeep, Waiting,
+    owed::{Estate, Owed},
+    watchdog::Watchdog,
+};
 use crate::{
     backend::{Acquired, DynLeases},
     error::{BackendError, BackendErrorKind, Error, ErrorKind},
-    time::after,
 };
 
 /// What acquires, keeps and gives back leases, for one `Cache` or one `Locks`.
@@ -22,6 +25,8 @@ pub(crate) struct Engine {
     pub(crate) tasks: TaskTracker,
     /// Set when nothing new may begin.
     pub(crate) stop: CancellationToken,
+    /// Releases whose runtime is gone.
+    pub(super) estate: Estate,
 }
 
 impl Engine {
@@ -31,6 +36,7 @@ impl Engine {
             backend,
             tasks: TaskTracker::new(),
             stop: CancellationToken::new(),
+            estate: Estate::default(),
         })
     }
 
@@ -88,42 +94,13 @@ impl Engine {
     }
 
     /// Releases what may be held under a claim, in a task that no caller owns.
-    ///
-    /// An acquisition that is still on its way on a connection that broke can arrive after the first
-    /// release; so where nothing was found to release, the release is repeated when one lease has passed.
     pub(crate) fn undo(self: &Arc<Self>, claim: Claim, runtime: &Handle) {
-        let engine = self.clone();
-        let undo = async move {
-            if engine.release_until(&claim).await == Some(true) {
-                return;
-            }
-            tokio::select! {
-                () = sleep(claim.lease) => {
-                    engine.release_until(&claim).await;
-                }
-                () = engine.stop.cancelled() => {}
-            }
-        };
-        self.tasks.spawn_on(undo, runtime);
+        self.tasks.spawn_on(Owed::new(self.clone(), claim, true).pay(), runtime);
     }
 
-    /// Releases, and tries again until the lease must have ended by itself. Says whether it was held, if
-    /// that became known.
-    pub(crate) async fn release_until(&self, claim: &Claim) -> Option<bool> {
-        let give_up = after(Instant::now(), claim.lease);
-        let mut pause = Duration::from_millis(20);
-        loop {
-            match self.backend.release(claim).await {
-                Ok(held) => return Some(held),
-                Err(error) if Instant::now() + pause >= give_up => {
-                    warn!(name = ?claim.name, %error, "a lease could not be released; it ends by itself");
-                    return None;
-                }
-                Err(error) => debug!(name = ?claim.name, %error, "release failed; trying again"),
-            }
-            sleep(pause).await;
-            pause = (pause * 2).min(Duration::from_secs(1));
-        }
+    /// Releases what is held under a claim, in a task that no caller owns.
+    pub(crate) fn release(self: &Arc<Self>, claim: Claim, runtime: &Handle) {
+        self.tasks.spawn_on(Owed::new(self.clone(), claim, false).pay(), runtime);
     }
 }
 

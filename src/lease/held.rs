@@ -5,7 +5,7 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-use super::{Claim, Engine, Watch};
+use super::{Claim, Engine, Watch, owed::Owed};
 use crate::error::{Error, ErrorKind};
 
 /// A lease that is held. Dropped, it is released by a task that no caller owns.
@@ -76,8 +76,11 @@ impl Held {
         self.released = true;
         self.engine.watchdog.forget(&self.watch);
         let (engine, claim) = (self.engine.clone(), self.claim.clone());
+        let owed = Owed::new(engine.clone(), claim.clone(), false);
         let release = async move {
-            match engine.backend().release(&claim).await {
+            let answer = engine.backend().release(&claim).await;
+            owed.paid();
+            match answer {
                 Ok(true) => Ok(()),
                 Ok(false) => Err(lost()),
                 Err(error) => {
@@ -91,7 +94,7 @@ impl Held {
             Ok(outcome) => outcome,
             Err(gone) => Err(Error::with_source(
                 ErrorKind::Cancelled,
-                "the runtime was shut down before the lease was released; it ends by itself",
+                "the runtime was shut down before the lease was released",
                 gone,
             )),
         }
@@ -114,11 +117,7 @@ impl Drop for Held {
     fn drop(&mut self) {
         if !self.released {
             self.engine.watchdog.forget(&self.watch);
-            let (engine, claim) = (self.engine.clone(), self.claim.clone());
-            let release = async move {
-                engine.release_until(&claim).await;
-            };
-            self.engine.tasks.spawn_on(release, &self.runtime);
+            self.engine.release(self.claim.clone(), &self.runtime);
         }
     }
 }
