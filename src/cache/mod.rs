@@ -41,7 +41,7 @@ use crate::{
     flight::Group,
     key::{Family, Key, Name},
     lease::Engine,
-    observe::Counters,
+    observe::{Counters, Once},
 };
 
 /// A cache whose entries are rebuilt by one caller in the whole fleet.
@@ -82,6 +82,9 @@ struct Inner<V> {
     loads: Semaphore,
     counters: Counters,
     breaker: Breaker,
+    /// Each is told loudly once, and counted from then on.
+    undecodable: Once,
+    unstorable: Once,
 }
 
 impl<V: Clone + Send + Sync + 'static> Cache<V> {
@@ -157,7 +160,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
         let entry = self.inner.encode(value, Duration::ZERO)?;
         let settings = &self.inner.settings;
         let put = self.inner.store.put(&name, &entry, settings.ttl, settings.fence_life());
-        let written = put.await;
+        let written = self.inner.in_time(put).await;
         // Also after an error, for it may have been stored.
         self.inner.flights.detach(&key);
         self.inner.counted(written)?;
@@ -178,7 +181,8 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     pub async fn invalidate(&self, key: impl Into<Key>) -> Result<(), Error> {
         let key = key.into();
         let name = self.inner.name(&key)?;
-        let removed = self.inner.store.invalidate(&name, self.inner.settings.fence_life()).await;
+        let fence_life = self.inner.settings.fence_life();
+        let removed = self.inner.in_time(self.inner.store.invalidate(&name, fence_life)).await;
         self.inner.flights.detach(&key);
         self.inner.counted(removed)?;
         Ok(())
@@ -232,20 +236,30 @@ impl<V: Clone + Send + Sync + 'static> Inner<V> {
 
     /// What stands under a name, and what it is good for.
     async fn look(&self, name: &Name) -> Result<Decision<V>, BackendError> {
-        let limit = self.settings.retry.try_limit();
-        let answer = tokio::time::timeout(limit, self.store.get(name)).await;
-        let answer =
-            answer.unwrap_or_else(|late| Err(BackendError::new(BackendErrorKind::Unknown, late)));
-        match self.counted(answer) {
+        match self.counted(self.in_time(self.store.get(name)).await) {
             Ok(Some(entry)) => Ok(self.decide(entry)),
             Ok(None) => Ok(Decision::Miss { seen: 0 }),
             Err(error) if error.kind() == BackendErrorKind::Foreign => {
-                tracing::warn!(?name, %error, "what stands under the name counts as missing");
+                let words = "what stands under the name counts as missing";
+                match self.undecodable.first() {
+                    true => tracing::warn!(?name, %error, "{words}"),
+                    false => tracing::debug!(?name, %error, "{words}"),
+                }
                 self.counters.undecodable.add();
                 Ok(Decision::Miss { seen: 0 })
             }
             Err(error) => Err(error),
         }
+    }
+
+    /// What the backend answers, or that it did not do so in time; no caller depends on its patience.
+    async fn in_time<T>(
+        &self,
+        answer: impl Future<Output = Result<T, BackendError>>,
+    ) -> Result<T, BackendError> {
+        let limit = self.settings.retry.try_limit();
+        let late = |late| Err(BackendError::new(BackendErrorKind::Unknown, late));
+        tokio::time::timeout(limit, answer).await.unwrap_or_else(late)
     }
 
     fn decide(&self, entry: Entry) -> Decision<V> {

@@ -22,6 +22,7 @@ impl<T: Clone> Follower<T> {
     /// To be called under the lock of the map.
     pub(super) fn new(group: Arc<Group<T>>, flight: Arc<Flight<T>>) -> Self {
         flight.followers.fetch_add(1, Ordering::AcqRel);
+        group.waiting.fetch_add(1, Ordering::AcqRel);
         let joined = flight.marks.load(Ordering::Acquire);
         flight.last_joined.fetch_max(joined, Ordering::AcqRel);
         Self { group, flight, joined }
@@ -62,6 +63,7 @@ impl<T: Clone> Follower<T> {
 
 impl<T: Clone> Drop for Follower<T> {
     fn drop(&mut self) {
+        self.group.waiting.fetch_sub(1, Ordering::AcqRel);
         if self.flight.followers.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.group.left(&self.flight);
         }

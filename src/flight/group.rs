@@ -25,7 +25,30 @@ pub enum Abandoned {
 pub(crate) struct Group<T> {
     flights: DashMap<Key, Arc<Flight<T>>>,
     abandoned: Abandoned,
+    limits: Limits,
+    /// How many followers there are in all flights.
+    pub(super) waiting: AtomicUsize,
+    /// How many flights there were at most since the map was last shrunk.
+    most: AtomicUsize,
+    present: AtomicUsize,
 }
+
+/// How many may wait.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    pub(crate) per_flight: usize,
+    pub(crate) in_all: usize,
+}
+
+/// So many wait already.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Full {
+    Flight(usize),
+    Group(usize),
+}
+
+/// A map that held more flights than this is shrunk when it is empty again.
+const WORTH_SHRINKING: usize = 4096;
 
 /// One flight, as its leader and its followers share it.
 pub(super) struct Flight<T> {
@@ -53,14 +76,40 @@ pub(super) struct Flight<T> {
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
 impl<T: Clone> Group<T> {
-    pub(crate) fn new(abandoned: Abandoned) -> Arc<Self> {
-        Arc::new(Self { flights: DashMap::new(), abandoned })
+    pub(crate) fn new(abandoned: Abandoned, limits: Limits) -> Arc<Self> {
+        Arc::new(Self {
+            flights: DashMap::new(),
+            abandoned,
+            limits,
+            waiting: AtomicUsize::new(0),
+            most: AtomicUsize::new(0),
+            present: AtomicUsize::new(0),
+        })
     }
 
     /// Joins the flight of a key; a new one comes with its leader.
-    pub(crate) fn join(self: &Arc<Self>, key: &Key) -> (Follower<T>, Option<Leader<T>>) {
+    ///
+    /// # Errors
+    ///
+    /// [`Full`] at a limit. The one in all may be passed by as many as join at the same moment.
+    #[allow(clippy::type_complexity)]
+    pub(crate) fn join(
+        self: &Arc<Self>,
+        key: &Key,
+    ) -> Result<(Follower<T>, Option<Leader<T>>), Full> {
+        let Limits { per_flight, in_all } = self.limits;
+        if self.waiting.load(Ordering::Acquire) >= in_all {
+            return Err(Full::Group(in_all));
+        }
         match self.flights.entry(key.clone()) {
-            Entry::Occupied(flight) => (Follower::new(self.clone(), flight.get().clone()), None),
+            Entry::Occupied(flight)
+                if flight.get().followers.load(Ordering::Acquire) >= per_flight =>
+            {
+                Err(Full::Flight(per_flight))
+            }
+            Entry::Occupied(flight) => {
+                Ok((Follower::new(self.clone(), flight.get().clone()), None))
+            }
             Entry::Vacant(vacant) => {
                 let flight = Arc::new(Flight {
                     id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
@@ -77,7 +126,9 @@ impl<T: Clone> Group<T> {
                 });
                 let follower = Follower::new(self.clone(), flight.clone());
                 vacant.insert(flight.clone());
-                (follower, Some(Leader::new(self.clone(), flight)))
+                let present = self.present.fetch_add(1, Ordering::AcqRel) + 1;
+                self.most.fetch_max(present, Ordering::AcqRel);
+                Ok((follower, Some(Leader::new(self.clone(), flight))))
             }
         }
     }
@@ -86,6 +137,7 @@ impl<T: Clone> Group<T> {
     pub(crate) fn detach(&self, key: &Key) {
         if let Some((_, flight)) = self.flights.remove(key) {
             flight.detached.store(true, Ordering::Release);
+            self.removed();
         }
     }
 
@@ -95,7 +147,21 @@ impl<T: Clone> Group<T> {
     }
 
     pub(super) fn remove(&self, flight: &Arc<Flight<T>>) {
-        self.flights.remove_if(&flight.key, |_, present| Arc::ptr_eq(present, flight));
+        let removed =
+            self.flights.remove_if(&flight.key, |_, present| Arc::ptr_eq(present, flight));
+        if removed.is_some() {
+            self.removed();
+        }
+    }
+
+    /// A flight has left the map. After a burst, the last one gives its memory back. To be called without a
+    /// lock of the map.
+    fn removed(&self) {
+        let last = self.present.fetch_sub(1, Ordering::AcqRel) == 1;
+        if last && self.most.load(Ordering::Acquire) > WORTH_SHRINKING {
+            self.most.store(0, Ordering::Release);
+            self.flights.shrink_to_fit();
+        }
     }
 
     /// The last follower has left.
@@ -110,6 +176,9 @@ impl<T: Clone> Group<T> {
         let removed = self.flights.remove_if(&flight.key, |_, present| {
             Arc::ptr_eq(present, flight) && flight.followers.load(Ordering::Acquire) == 0
         });
+        if removed.is_some() {
+            self.removed();
+        }
         if removed.is_some() || flight.detached.load(Ordering::Acquire) {
             flight.unwanted.cancel();
         }
