@@ -29,7 +29,7 @@ pub enum ErrorKind {
     LoadTimeout,
     /// The load was cancelled: nobody waited for it any more, or its runtime or its cache was shut down.
     Cancelled,
-    /// A cap was reached: too many loads at once.
+    /// A cap was reached: too many loads at once, or too many callers who wait.
     Overloaded,
     /// The lock was not acquired before the wait limit or the retry strategy ended.
     NotAcquired,

@@ -1,6 +1,6 @@
 //! What a cache counts.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
@@ -65,5 +65,16 @@ impl Counter {
 
     fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// What is worth one line in the log, and not one for each request.
+#[derive(Default)]
+pub(crate) struct Once(AtomicBool);
+
+impl Once {
+    /// Whether this is the first time.
+    pub(crate) fn first(&self) -> bool {
+        !self.0.swap(true, Ordering::Relaxed)
     }
 }

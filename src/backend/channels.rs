@@ -75,6 +75,14 @@ impl Channels {
         }
     }
 
+    /// Tells everyone to look again.
+    #[cfg_attr(not(feature = "redis"), allow(dead_code))]
+    pub(crate) fn wake(&self) {
+        for topic in self.0.topics().values() {
+            let _ = topic.sender.send(Change::Wake);
+        }
+    }
+
     /// The channels that are listened to.
     pub(crate) fn wanted(&self) -> Vec<Arc<str>> {
         self.0.topics().keys().cloned().collect()
@@ -131,6 +139,13 @@ impl Shared {
     }
 }
 
+/// Gives the memory of a burst back.
+fn give_back(topics: &mut HashMap<Arc<str>, Topic>) {
+    if topics.capacity() > 1024 && topics.len() < topics.capacity() / 8 {
+        topics.shrink_to(topics.len() * 2);
+    }
+}
+
 impl fmt::Debug for Channels {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_set().entries(self.wanted()).finish()
@@ -181,6 +196,7 @@ impl Drop for Changes {
         topic.listeners -= 1;
         if topic.listeners == 0 {
             topics.remove(&self.channel);
+            give_back(&mut topics);
             drop(topics);
             self.shared.turn();
         }

@@ -1,6 +1,6 @@
 //! The backend without its type, so that `Cache<V>` and `Locks` need no parameter for it.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use futures_util::{FutureExt, future::BoxFuture};
 
@@ -22,6 +22,7 @@ pub(crate) trait DynLeases: Send + Sync + 'static {
     fn holder<'a>(&'a self, name: &'a Name) -> Answer<'a, Option<Occupied>>;
     fn clear<'a>(&'a self, name: &'a Name) -> Answer<'a, bool>;
     fn changes<'a>(&'a self, name: &'a Name) -> Answer<'a, Changes>;
+    fn apart(&self) -> Option<Arc<dyn DynLeases>>;
 }
 
 impl<B: Leases> DynLeases for B {
@@ -51,6 +52,10 @@ impl<B: Leases> DynLeases for B {
 
     fn changes<'a>(&'a self, name: &'a Name) -> Answer<'a, Changes> {
         Leases::changes(self, name).boxed()
+    }
+
+    fn apart(&self) -> Option<Arc<dyn DynLeases>> {
+        Leases::apart(self).map(|apart| Arc::new(apart) as _)
     }
 }
 

@@ -94,6 +94,15 @@ pub trait Leases: Send + Sync + 'static {
 
     /// Subscribes to what happens to a name; returns when the server has confirmed the subscription.
     fn changes(&self, name: &Name) -> impl Future<Output = Result<Changes, BackendError>> + Send;
+
+    /// Another front to the same data, for a runtime that is about to end: what it connects must not be what
+    /// others use. None, where that makes no difference.
+    fn apart(&self) -> Option<Self>
+    where
+        Self: Sized,
+    {
+        None
+    }
 }
 
 /// Entries, and the lease under which each is rebuilt.

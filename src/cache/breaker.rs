@@ -1,10 +1,12 @@
 //! A circuit breaker over the backend, so that a broken server costs a request nothing after the first few.
 //!
 //! Closed, everyone asks the backend. After [`FAILURES`] in a row it opens: nobody asks, and every flight
-//! loads for its process alone. After [`PAUSE`] one flight asks for all (a probe); its answer closes the
-//! breaker, its failure opens it anew. (M. Nygard, "Release It!", 2007.)
+//! loads for its process alone; who waits for another process stops waiting, for nothing can be pushed.
+//! After [`PAUSE`] one flight asks for all (a probe); its answer closes the breaker, its failure opens it
+//! anew. (M. Nygard, "Release It!", 2007.)
 //!
-//! Only silence counts: a server that answers with an error costs a round trip and no time-out.
+//! Only silence counts: a server that answers with an error costs a round trip and no time-out. Trouble is
+//! told when it begins and when it is over, not for each request.
 
 use std::{
     sync::{
@@ -14,7 +16,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::time::Instant;
+use tokio::{sync::Notify, time::Instant};
 use tracing::{info, warn};
 
 use crate::error::{BackendError, BackendErrorKind};
@@ -29,6 +31,8 @@ pub(super) struct Breaker {
     state: Mutex<State>,
     /// Something failed since the last answer. Without it nobody needs the lock, which all flights share.
     troubled: AtomicBool,
+    /// Told when it opens.
+    opened: Notify,
 }
 
 #[derive(Default)]
@@ -37,8 +41,22 @@ struct State {
     failures: u32,
     /// When the next probe may go, while it is open.
     open_until: Option<Instant>,
-    /// Whether the trouble was told.
-    told: bool,
+    /// The trouble that was told.
+    told: Option<Trouble>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Trouble {
+    Silence,
+    /// It answers, and refuses to be written to; so that it can be read from is no end of it.
+    Refusal,
+}
+
+/// What the backend was asked, and answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Answered {
+    Read,
+    Write,
 }
 
 impl Breaker {
@@ -63,15 +81,41 @@ impl Breaker {
         self.is_troubled() && self.state().open_until.is_some()
     }
 
-    pub(super) fn answered(&self) {
+    /// Completes when it opens; at once, if it is open.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future changes nothing.
+    pub(super) async fn opened(&self) {
+        loop {
+            // Made before the look, it also completes if it opens between the two.
+            let opened = self.opened.notified();
+            if self.is_open() {
+                return;
+            }
+            opened.await;
+        }
+    }
+
+    pub(super) fn answered(&self, what: Answered) {
         if !self.is_troubled() {
             return;
         }
         let mut state = self.state();
-        self.troubled.store(false, Ordering::Release);
-        if std::mem::take(&mut *state).told {
+        state.failures = 0;
+        state.open_until = None;
+        let over = match state.told {
+            Some(Trouble::Refusal) => what == Answered::Write,
+            Some(Trouble::Silence) => true,
+            None => false,
+        };
+        if over {
+            state.told = None;
+        }
+        self.troubled.store(state.told.is_some(), Ordering::Release);
+        if over {
             drop(state);
-            info!("the backend answers again");
+            info!("the backend works again");
         }
     }
 
@@ -83,10 +127,19 @@ impl Breaker {
         if silent {
             state.failures += 1;
             if state.failures >= FAILURES {
-                state.open_until = Some(Instant::now() + PAUSE);
+                let closed = state.open_until.replace(Instant::now() + PAUSE).is_none();
+                if closed {
+                    self.opened.notify_waiters();
+                }
             }
         }
-        if !std::mem::replace(&mut state.told, true) {
+        let trouble = if silent { Trouble::Silence } else { Trouble::Refusal };
+        let told = state.told.is_some();
+        // A refusal is the longer trouble: reading alone does not end it.
+        if !told || trouble == Trouble::Refusal {
+            state.told = Some(trouble);
+        }
+        if !told {
             drop(state);
             warn!(%error, "degraded: one load for each process and key, and nothing is stored");
         }
@@ -123,7 +176,7 @@ mod tests {
         assert!(!breaker.admits());
         tokio::time::sleep(PAUSE).await;
         assert!(breaker.admits());
-        breaker.answered();
+        breaker.answered(Answered::Read);
         assert!(breaker.admits() && breaker.admits());
     }
 
@@ -144,5 +197,32 @@ mod tests {
             breaker.failed(&BackendError::new(BackendErrorKind::Refused, "OOM"));
         }
         assert!(breaker.admits());
+    }
+
+    /// Told anew with each request, a full server would fill the log: it can be read, and refuses a claim.
+    #[tokio::test(start_paused = true)]
+    async fn a_server_that_can_only_be_read_is_one_trouble() {
+        let breaker = Breaker::default();
+        let told = || breaker.state().told.is_some();
+        breaker.failed(&BackendError::new(BackendErrorKind::Refused, "OOM"));
+        breaker.answered(Answered::Read);
+        assert!(told());
+        breaker.answered(Answered::Write);
+        assert!(!told());
+        breaker.failed(&silence());
+        breaker.answered(Answered::Read);
+        assert!(!told());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn whoever_waits_is_told_that_it_opens() {
+        let breaker = std::sync::Arc::new(Breaker::default());
+        let theirs = breaker.clone();
+        let waiting = tokio::spawn(async move { theirs.opened().await });
+        tokio::time::sleep(PAUSE).await;
+        assert!(!waiting.is_finished());
+        (0..FAILURES).for_each(|_| breaker.failed(&silence()));
+        waiting.await.unwrap();
+        breaker.opened().await;
     }
 }

@@ -11,10 +11,10 @@ use super::{Abandoned, Cache, Codec, Inner, Json, breaker::Breaker};
 use crate::{
     backend::DynStore,
     error::{Error, ErrorKind},
-    flight::Group,
+    flight::{Group, Limits},
     key::Namespace,
     lease::{Engine, Retry, RetryStrategy, Upkeep},
-    observe::Counters,
+    observe::{Counters, Once},
 };
 
 /// So many flights ask the backend at once, the others queue: enough to keep a connection busy, and few
@@ -45,6 +45,8 @@ pub(super) struct Settings {
     pub(super) wait_limit: Duration,
     pub(super) retry: Arc<dyn RetryStrategy>,
     pub(super) max_loads: usize,
+    pub(super) max_waiters: usize,
+    pub(super) max_waiters_per_key: usize,
     pub(super) max_key: usize,
     pub(super) max_value: usize,
     pub(super) abandoned: Abandoned,
@@ -75,6 +77,7 @@ impl std::fmt::Debug for Settings {
             .field("load_limit", &self.load_limit)
             .field("wait_limit", &self.wait_limit)
             .field("max_loads", &self.max_loads)
+            .field("max_waiters", &self.max_waiters)
             .finish_non_exhaustive()
     }
 }
@@ -96,6 +99,8 @@ impl<V: Clone + Send + Sync + 'static> Builder<V> {
                 wait_limit: Duration::from_secs(30),
                 retry: Arc::new(Retry::on_demand()),
                 max_loads: 1024,
+                max_waiters: 100_000,
+                max_waiters_per_key: 10_000,
                 max_key: 512,
                 max_value: 8 << 20,
                 abandoned: Abandoned::Finish,
@@ -185,6 +190,24 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
         self
     }
 
+    /// How many callers may wait in this process at once, for loads of all keys: 100,000 unless set.
+    ///
+    /// Further ones are [`Overloaded`](ErrorKind::Overloaded) at once. Each caller who waits keeps a request
+    /// and its connection open; a service that takes on more than it can bear loses those as well.
+    pub fn max_waiters(mut self, callers: usize) -> Self {
+        self.settings.max_waiters = callers;
+        self
+    }
+
+    /// How many callers may wait in this process at once for the load of one key: 10,000 unless set.
+    ///
+    /// Further ones are [`Overloaded`](ErrorKind::Overloaded) at once, so that one key whose load hangs does
+    /// not use up what [all keys](Self::max_waiters) share.
+    pub fn max_waiters_per_key(mut self, callers: usize) -> Self {
+        self.settings.max_waiters_per_key = callers;
+        self
+    }
+
     /// The longest key, in bytes: 512 unless set.
     pub fn max_key(mut self, bytes: usize) -> Self {
         self.settings.max_key = bytes;
@@ -235,6 +258,8 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
             (settings.load_limit >= millisecond, "the load limit is under 1 ms"),
             (settings.max_loads > 0, "the cap on loads is 0"),
             (settings.max_loads <= Semaphore::MAX_PERMITS, "the cap on loads is too high"),
+            (settings.max_waiters > 0, "the cap on waiters is 0"),
+            (settings.max_waiters_per_key > 0, "the cap on waiters of a key is 0"),
             (settings.max_key > 0, "the limit of keys is 0"),
             (settings.max_value > 0, "the limit of values is 0"),
         ];
@@ -246,7 +271,13 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
                 engine: Engine::new(self.store.clone()),
                 store: self.store,
                 codec: Arc::new(self.codec),
-                flights: Group::new(settings.abandoned),
+                flights: Group::new(
+                    settings.abandoned,
+                    Limits {
+                        per_flight: settings.max_waiters_per_key,
+                        in_all: settings.max_waiters,
+                    },
+                ),
                 leaders: TaskTracker::new(),
                 closed: AtomicBool::new(false),
                 abort: CancellationToken::new(),
@@ -254,6 +285,8 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
                 counters: Counters::default(),
                 breaker: Breaker::default(),
                 turns: Semaphore::new(TURNS),
+                undecodable: Once::default(),
+                unstorable: Once::default(),
                 settings,
             }),
         })

@@ -48,7 +48,7 @@ use crate::{
     flight::Group,
     key::{Family, Key, Name},
     lease::Engine,
-    observe::Counters,
+    observe::{Counters, Once},
 };
 
 /// A cache whose entries are rebuilt by one caller in the whole fleet.
@@ -93,6 +93,9 @@ struct Inner<V> {
     breaker: Breaker,
     /// Turns to ask the backend.
     turns: Semaphore,
+    /// Each is told loudly once, and counted from then on.
+    undecodable: Once,
+    unstorable: Once,
 }
 
 impl<V: Clone + Send + Sync + 'static> Cache<V> {
@@ -168,7 +171,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
         let entry = self.inner.encode(value, Duration::ZERO)?;
         let settings = &self.inner.settings;
         let put = self.inner.store.put(&name, &entry, settings.ttl, settings.fence_life());
-        let written = put.await;
+        let written = self.inner.in_time(put).await;
         // Also after an error, for it may have been stored.
         self.inner.flights.detach(&key);
         self.inner.counted(written)?;
@@ -189,7 +192,8 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     pub async fn invalidate(&self, key: impl Into<Key>) -> Result<(), Error> {
         let key = key.into();
         let name = self.inner.name(&key)?;
-        let removed = self.inner.store.invalidate(&name, self.inner.settings.fence_life()).await;
+        let fence_life = self.inner.settings.fence_life();
+        let removed = self.inner.in_time(self.inner.store.invalidate(&name, fence_life)).await;
         self.inner.flights.detach(&key);
         self.inner.counted(removed)?;
         Ok(())
@@ -258,12 +262,26 @@ impl<V: Clone + Send + Sync + 'static> Inner<V> {
             Ok(Some(entry)) => Ok(self.decide(entry)),
             Ok(None) => Ok(Decision::Miss { seen: 0 }),
             Err(error) if error.kind() == BackendErrorKind::Foreign => {
-                tracing::warn!(?name, %error, "what stands under the name counts as missing");
+                let words = "what stands under the name counts as missing";
+                match self.undecodable.first() {
+                    true => tracing::warn!(?name, %error, "{words}"),
+                    false => tracing::debug!(?name, %error, "{words}"),
+                }
                 self.counters.undecodable.add();
                 Ok(Decision::Miss { seen: 0 })
             }
             Err(error) => Err(error),
         }
+    }
+
+    /// What the backend answers, or that it did not do so in time; no caller depends on its patience.
+    async fn in_time<T>(
+        &self,
+        answer: impl Future<Output = Result<T, BackendError>>,
+    ) -> Result<T, BackendError> {
+        let limit = self.settings.retry.try_limit();
+        let late = |late| Err(BackendError::new(BackendErrorKind::Unknown, late));
+        tokio::time::timeout(limit, answer).await.unwrap_or_else(late)
     }
 
     fn decide(&self, entry: Entry) -> Decision<V> {

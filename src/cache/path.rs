@@ -12,12 +12,13 @@ use std::{
 use futures_util::FutureExt;
 use tokio::{
     sync::SemaphorePermit,
-    time::{Instant, sleep, timeout},
+    time::{Instant, timeout},
 };
 use tracing::{debug, warn};
 
 use super::{
     Decision, Inner, Lead, Source,
+    breaker::Answered,
     load::{self, Produced},
     request::Options,
 };
@@ -37,6 +38,8 @@ pub(super) enum Outcome<V> {
     /// Everyone for himself.
     Private,
     Failed(Error),
+    /// For those who joined late: the backend did not say what they may have, so load without it.
+    Unanswered,
 }
 
 /// What to do while the verdict stands that what a key loads cannot be shared.
@@ -49,8 +52,9 @@ pub(crate) enum OnVerdict {
     Private,
 }
 
-/// How long the second try of a claim or a commit may take, after the first was not answered.
-const SECOND_TRY: Duration = Duration::from_millis(150);
+/// How long the second try of a claim or a commit may take, after the first was not answered: a new
+/// connection and a round trip. It ends early when nobody else is answered either.
+const SECOND_TRY: Duration = Duration::from_millis(100);
 
 /// One leader on its way.
 pub(super) struct Path<V: Clone> {
@@ -60,6 +64,8 @@ pub(super) struct Path<V: Clone> {
     leader: Leader<Outcome<V>>,
     /// What those are served who joined too late for the outcome, if the backend cannot be asked for it.
     for_late: OnceLock<Outcome<V>>,
+    /// Do not ask the backend: those who wait have waited for it already.
+    alone: bool,
 }
 
 /// An outcome, and before which mark one must have joined to have it.
@@ -81,8 +87,9 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
         name: Name,
         options: Options,
         leader: Leader<Outcome<V>>,
+        alone: bool,
     ) -> Self {
-        Self { inner, name, options, leader, for_late: OnceLock::new() }
+        Self { inner, name, options, leader, for_late: OnceLock::new(), alone }
     }
 
     /// Goes the way to its end.
@@ -101,11 +108,12 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
         if let Some(outcome) = self.for_late.into_inner() {
             return late.land(Some(outcome));
         }
-        let found = match self.inner.look(&self.name).await {
-            Ok(Decision::Fresh(value)) => Some(Outcome::Value(value, Source::Hit)),
-            _ => None,
-        };
-        late.land(found);
+        // Were they only sent to join anew, each would wait for another time-out.
+        late.land(match self.inner.ask(&self.name).await {
+            None | Some(Err(_)) => Some(Outcome::Unanswered),
+            Some(Ok(Decision::Fresh(value))) => Some(Outcome::Value(value, Source::Hit)),
+            Some(Ok(_)) => None,
+        });
     }
 
     async fn way<F, Fut>(&self, work: F) -> Landing<V>
@@ -113,7 +121,11 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
         F: FnOnce(Lead) -> Fut,
         Fut: Future<Output = Result<Produced<V>, Error>>,
     {
-        match self.look().await {
+        let looked = match self.alone {
+            true => Err(Step::Alone),
+            false => self.look().await,
+        };
+        match looked {
             Err(Step::Land(landing)) => landing,
             // In a box of its own, so that the way of a hit stays small.
             looked => Box::pin(self.unless_cancelled(self.beyond(looked, work))).await,
@@ -158,19 +170,10 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
     /// Looks into the backend; the fence of what it saw, if that is not the end of the way.
     async fn look(&self) -> Result<u64, Step<V>> {
         let _turn = self.turn().await;
-        if !self.inner.breaker.admits() {
-            return Err(Step::Alone);
-        }
         let mark = self.leader.mark();
-        match self.inner.look(&self.name).await {
-            Ok(decision) => {
-                self.inner.breaker.answered();
-                self.serve(decision, Source::Hit, mark)
-            }
-            Err(error) => {
-                self.inner.breaker.failed(&error);
-                Err(Step::Alone)
-            }
+        match self.inner.ask(&self.name).await {
+            Some(Ok(decision)) => self.serve(decision, Source::Hit, mark),
+            None | Some(Err(_)) => Err(Step::Alone),
         }
     }
 
@@ -216,10 +219,17 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
             let turn = self.turn().await;
             let mark = self.leader.mark();
             let limit = if doubted { SECOND_TRY } else { retry.try_limit() };
-            let answer = pending.attempt(limit, |claim| self.inner.store.claim(claim, seen)).await;
+            let try_once = |claim| async move {
+                tokio::select! {
+                    biased;
+                    answer = self.inner.store.claim(claim, seen) => answer,
+                    () = self.inner.breaker.opened(), if doubted => Err(silence()),
+                }
+            };
+            let answer = pending.attempt(limit, try_once).await;
             drop(turn);
             if answer.is_ok() {
-                self.inner.breaker.answered();
+                self.inner.breaker.answered(Answered::Write);
             }
             let occupied = match self.inner.counted(answer) {
                 Ok((Claimed::Granted(grant), sent)) => {
@@ -253,7 +263,14 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
                 return Step::Alone;
             }
             debug!(fence = occupied.fence, remaining = ?occupied.remaining, "another process loads");
-            match waiting.next(occupied.remaining).await {
+            let turn = tokio::select! {
+                turn = waiting.next(occupied.remaining) => turn,
+                () = self.inner.breaker.opened() => {
+                    debug!("nothing can be pushed any more");
+                    return Step::Alone;
+                }
+            };
+            match turn {
                 // A push that is older than the present holder is a late or doubled one.
                 Turn::Pushed(Change::Entry(entry)) if entry.fence >= occupied.fence => {
                     if let Err(step) =
@@ -295,7 +312,10 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
                     Ok(entry) if keeping.do_not_store => (entry, None),
                     Ok(entry) => (entry, Some(ttl)),
                     Err(error) => {
-                        warn!(%error, "the value is returned and not stored");
+                        match self.inner.unstorable.first() {
+                            true => warn!(%error, "a value is returned and not stored"),
+                            false => debug!(%error, "a value is returned and not stored"),
+                        }
                         self.inner.counters.unstorable.add();
                         (Entry::uncacheable(cost), Some(settings.verdict_ttl))
                     }
@@ -389,12 +409,18 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
                 Err(BackendError::new(BackendErrorKind::Unknown, elapsed))
             });
             if answer.is_ok() {
-                self.inner.breaker.answered();
+                self.inner.breaker.answered(Answered::Write);
             }
             self.inner.counted(answer)
         };
         match commit(self.inner.settings.retry.try_limit()).await {
-            Err(error) if error.kind() == BackendErrorKind::Unknown => commit(SECOND_TRY).await,
+            Err(error) if error.kind() == BackendErrorKind::Unknown => {
+                tokio::select! {
+                    biased;
+                    answer = commit(SECOND_TRY) => answer,
+                    () = self.inner.breaker.opened() => Err(silence()),
+                }
+            }
             answer => answer,
         }
     }
@@ -428,14 +454,29 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
         tokio::select! {
             biased;
             () = self.leader.needed_by_loader() => Ok(()),
-            Ok(place) = self.inner.loads.acquire() => {
-                *permit = Some(place);
+            place = self.inner.place(self.options.wait_limit) => {
+                *permit = Some(place?);
                 Ok(())
             }
-            () = sleep(self.options.wait_limit) => Err(Error::new(
-                ErrorKind::Overloaded,
-                format!("{} loads are running already", self.inner.settings.max_loads),
-            )),
         }
+    }
+}
+
+fn silence() -> BackendError {
+    BackendError::new(BackendErrorKind::Unknown, "the backend answers nobody")
+}
+
+impl<V: Clone + Send + Sync + 'static> Inner<V> {
+    /// What stands under a name; nothing, if the backend is not to be asked now.
+    async fn ask(&self, name: &Name) -> Option<Result<Decision<V>, BackendError>> {
+        if !self.breaker.admits() {
+            return None;
+        }
+        let answer = self.look(name).await;
+        match &answer {
+            Ok(_) => self.breaker.answered(Answered::Read),
+            Err(error) => self.breaker.failed(error),
+        }
+        Some(answer)
     }
 }

@@ -4,6 +4,7 @@ use std::{
     time::Duration,
 };
 
+use tokio::sync::SemaphorePermit;
 use tracing::Instrument;
 
 use super::{
@@ -13,7 +14,7 @@ use super::{
 };
 use crate::{
     error::{BoxError, Error, ErrorKind},
-    flight::{self, Waited},
+    flight::{self, Full, Waited},
     key::{Key, Name},
 };
 
@@ -155,11 +156,17 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         Name::check(&self.key, inner.settings.max_key)?;
         let within = flight::current();
         let mut work = Some(work);
+        let mut unanswered = false;
         loop {
             if inner.closed.load(Ordering::Acquire) {
-                return Box::pin(alone(inner, work.take(), self.options, None)).await;
+                // A loader that waits for a place that loaders take could wait for itself.
+                let _place = match within {
+                    Some(_) => None,
+                    None => Some(inner.place(self.options.wait_limit).await?),
+                };
+                return Box::pin(alone(inner, work.take(), self.options, within)).await;
             }
-            let (mut follower, leader) = inner.flights.join(&self.key);
+            let (mut follower, leader) = inner.flights.join(&self.key).map_err(overloaded)?;
             // A loader that waits for a flight that waits for it would wait for ever.
             let edge = within.map(|from| flight::nested(from, follower.flight()));
             match edge {
@@ -173,7 +180,8 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
             let led = leader.is_some();
             if let Some(leader) = leader {
                 let Some(work) = work.take() else { return Err(cut_off()) };
-                let path = Path::new(inner.clone(), inner.name(&self.key)?, self.options, leader);
+                let name = inner.name(&self.key)?;
+                let path = Path::new(inner.clone(), name, self.options, leader, unanswered);
                 let span = tracing::debug_span!("flight", key = %self.key);
                 let task = inner.leaders.track_future(path.run(work).instrument(span));
                 follower.carry(Box::pin(task));
@@ -189,6 +197,10 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
                 }
                 Waited::Outcome(Outcome::Private) => Ok(Flown::Private),
                 Waited::Outcome(Outcome::Failed(error)) => Err(error),
+                Waited::Outcome(Outcome::Unanswered) => {
+                    unanswered = true;
+                    continue;
+                }
                 Waited::Again => continue,
             };
         }
@@ -209,13 +221,25 @@ where
 {
     let work = work.ok_or_else(cut_off)?;
     inner.counters.loads.add();
-    match load::run(work, Lead::new(None), options.load_limit, flight).await? {
-        Produced::Value(value) => {
+    match load::run(work, Lead::new(None), options.load_limit, flight).await {
+        Ok(Produced::Value(value)) => {
             inner.count(Source::Degraded);
             Ok(Flown::Loaded(Loaded { value, source: Source::Degraded }))
         }
-        Produced::Private => Ok(Flown::Private),
+        Ok(Produced::Private) => Ok(Flown::Private),
+        Err(error) => {
+            inner.counters.failures.add();
+            Err(error)
+        }
     }
+}
+
+fn overloaded(full: Full) -> Error {
+    let words = match full {
+        Full::Flight(waiters) => format!("{waiters} callers wait for this key already"),
+        Full::Group(waiters) => format!("{waiters} callers wait already"),
+    };
+    Error::new(ErrorKind::Overloaded, words)
 }
 
 fn cut_off() -> Error {
@@ -223,6 +247,18 @@ fn cut_off() -> Error {
 }
 
 impl<V> Inner<V> {
+    /// A place among the loads of this process.
+    pub(super) async fn place(&self, limit: Duration) -> Result<SemaphorePermit<'_>, Error> {
+        let overloaded = || {
+            let loads = self.settings.max_loads;
+            Error::new(ErrorKind::Overloaded, format!("{loads} loads are running already"))
+        };
+        match tokio::time::timeout(limit, self.loads.acquire()).await {
+            Ok(place) => place.map_err(|_closed| overloaded()),
+            Err(_) => Err(overloaded()),
+        }
+    }
+
     fn count(&self, source: Source) {
         match source {
             Source::Hit => self.counters.hits.add(),

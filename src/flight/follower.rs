@@ -27,6 +27,7 @@ impl<T: Clone> Follower<T> {
     /// To be called under the lock of the map.
     pub(super) fn new(group: Arc<Group<T>>, flight: Arc<Flight<T>>) -> Self {
         flight.followers.fetch_add(1, Ordering::SeqCst);
+        group.waiting.fetch_add(1, Ordering::AcqRel);
         let joined = flight.marks.load(Ordering::Acquire);
         flight.last_joined.fetch_max(joined, Ordering::AcqRel);
         Self { group, flight, joined, carries: false }
@@ -87,6 +88,7 @@ impl<T: Clone> Drop for Follower<T> {
         if self.carries {
             self.flight.work.detach();
         }
+        self.group.waiting.fetch_sub(1, Ordering::AcqRel);
         if self.flight.followers.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.group.left(&self.flight);
         }

@@ -24,7 +24,30 @@ pub enum Abandoned {
 pub(crate) struct Group<T> {
     flights: DashMap<Key, Arc<Flight<T>>>,
     abandoned: Abandoned,
+    limits: Limits,
+    /// How many followers there are in all flights.
+    pub(super) waiting: AtomicUsize,
+    /// How many flights there were at most since the map was last shrunk.
+    most: AtomicUsize,
+    present: AtomicUsize,
 }
+
+/// How many may wait.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    pub(crate) per_flight: usize,
+    pub(crate) in_all: usize,
+}
+
+/// So many wait already.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Full {
+    Flight(usize),
+    Group(usize),
+}
+
+/// A map that held more flights than this is shrunk when it is empty again.
+const WORTH_SHRINKING: usize = 4096;
 
 /// One flight, as its leader and its followers share it.
 pub(super) struct Flight<T> {
@@ -53,26 +76,45 @@ pub(super) struct Flight<T> {
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
 impl<T: Clone> Group<T> {
-    pub(crate) fn new(abandoned: Abandoned) -> Arc<Self> {
-        Arc::new(Self { flights: DashMap::new(), abandoned })
+    pub(crate) fn new(abandoned: Abandoned, limits: Limits) -> Arc<Self> {
+        Arc::new(Self {
+            flights: DashMap::new(),
+            abandoned,
+            limits,
+            waiting: AtomicUsize::new(0),
+            most: AtomicUsize::new(0),
+            present: AtomicUsize::new(0),
+        })
     }
 
     /// Joins the flight of a key; a new one comes with its leader, whose work its caller is to
     /// [carry](Follower::carry).
-    pub(crate) fn join(self: &Arc<Self>, key: &Key) -> (Follower<T>, Option<Leader<T>>) {
+    ///
+    /// # Errors
+    ///
+    /// [`Full`] at a limit. The one in all may be passed by as many as join at the same moment.
+    #[allow(clippy::type_complexity)]
+    pub(crate) fn join(
+        self: &Arc<Self>,
+        key: &Key,
+    ) -> Result<(Follower<T>, Option<Leader<T>>), Full> {
+        if self.waiting.load(Ordering::Acquire) >= self.limits.in_all {
+            return Err(Full::Group(self.limits.in_all));
+        }
         // Most callers of a hot key find its flight, and need no more than a look for that.
         if let Some(flight) = self.flights.get(key) {
-            let follower = Follower::new(self.clone(), flight.value().clone());
+            let follower = self.admit(flight.value())?;
+            // Without the lock: the work may end where it is moved to, and leave the map.
             drop(flight);
             follower.depend();
-            return (follower, None);
+            return Ok((follower, None));
         }
         match self.flights.entry(key.clone()) {
             Entry::Occupied(flight) => {
-                let follower = Follower::new(self.clone(), flight.get().clone());
+                let follower = self.admit(flight.get())?;
                 drop(flight);
                 follower.depend();
-                (follower, None)
+                Ok((follower, None))
             }
             Entry::Vacant(vacant) => {
                 let flight = Arc::new(Flight {
@@ -91,15 +133,27 @@ impl<T: Clone> Group<T> {
                 });
                 let follower = Follower::new(self.clone(), flight.clone());
                 vacant.insert(flight.clone());
-                (follower, Some(Leader::new(self.clone(), flight)))
+                let present = self.present.fetch_add(1, Ordering::AcqRel) + 1;
+                self.most.fetch_max(present, Ordering::AcqRel);
+                Ok((follower, Some(Leader::new(self.clone(), flight))))
             }
         }
+    }
+
+    /// A place in a flight, if there is one. To be called under the lock of the map.
+    fn admit(self: &Arc<Self>, flight: &Arc<Flight<T>>) -> Result<Follower<T>, Full> {
+        let most = self.limits.per_flight;
+        if flight.followers.load(Ordering::Acquire) >= most {
+            return Err(Full::Flight(most));
+        }
+        Ok(Follower::new(self.clone(), flight.clone()))
     }
 
     /// Lets the flight of a key end for those who joined it; who asks from now on starts a new one.
     pub(crate) fn detach(&self, key: &Key) {
         if let Some((_, flight)) = self.flights.remove(key) {
             flight.detached.store(true, Ordering::Release);
+            self.removed();
         }
     }
 
@@ -109,7 +163,21 @@ impl<T: Clone> Group<T> {
     }
 
     pub(super) fn remove(&self, flight: &Arc<Flight<T>>) {
-        self.flights.remove_if(&flight.key, |_, present| Arc::ptr_eq(present, flight));
+        let removed =
+            self.flights.remove_if(&flight.key, |_, present| Arc::ptr_eq(present, flight));
+        if removed.is_some() {
+            self.removed();
+        }
+    }
+
+    /// A flight has left the map. After a burst, the last one gives its memory back. To be called without a
+    /// lock of the map.
+    fn removed(&self) {
+        let last = self.present.fetch_sub(1, Ordering::AcqRel) == 1;
+        if last && self.most.load(Ordering::Acquire) > WORTH_SHRINKING {
+            self.most.store(0, Ordering::Release);
+            self.flights.shrink_to_fit();
+        }
     }
 
     /// The last follower has left.
@@ -124,6 +192,9 @@ impl<T: Clone> Group<T> {
         let removed = self.flights.remove_if(&flight.key, |_, present| {
             Arc::ptr_eq(present, flight) && flight.followers.load(Ordering::Acquire) == 0
         });
+        if removed.is_some() {
+            self.removed();
+        }
         if removed.is_some() || flight.detached.load(Ordering::Acquire) {
             flight.unwanted.give();
         }

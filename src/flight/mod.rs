@@ -24,6 +24,6 @@ pub use self::group::Abandoned;
 pub(crate) use self::{
     cycle::{current, nested, within},
     follower::{Follower, Waited},
-    group::Group,
+    group::{Full, Group, Limits},
     leader::{Leader, Mark},
 };

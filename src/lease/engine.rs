@@ -2,20 +2,20 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::{
     runtime::Handle,
-    time::{Instant, sleep, timeout},
+    time::{Instant, timeout},
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
-use tracing::{debug, warn};
+use tracing::debug;
 
 use super::{
     Claim, Grant, Held, RetryStrategy, Turn, Upkeep, Waiting,
     line::{Call, Lines, Place, Seat, Waiter},
+    owed::{Estate, Owed},
     watchdog::Watchdog,
 };
 use crate::{
     backend::{Acquired, DynLeases},
     error::{BackendError, BackendErrorKind, Error, ErrorKind},
-    time::after,
 };
 
 /// What acquires, keeps and gives back leases, for one `Cache` or one `Locks`.
@@ -27,6 +27,8 @@ pub(crate) struct Engine {
     pub(crate) tasks: TaskTracker,
     /// Set when nothing new may begin.
     pub(crate) stop: CancellationToken,
+    /// Releases whose runtime is gone.
+    pub(super) estate: Estate,
 }
 
 impl Engine {
@@ -37,6 +39,7 @@ impl Engine {
             lines: Lines::default(),
             tasks: TaskTracker::new(),
             stop: CancellationToken::new(),
+            estate: Estate::default(),
         })
     }
 
@@ -115,91 +118,62 @@ impl Engine {
     }
 
     /// Gives a lease back: to the next in line of this process, or to whoever wins it.
-    pub(crate) async fn give_back(
+    pub(super) async fn give_back(
         self: Arc<Self>,
-        claim: Claim,
+        owed: Owed,
         mut seat: Option<Seat>,
     ) -> Result<(), Error> {
-        match (seat.as_mut().and_then(Seat::next), seat) {
-            (Some(next), Some(seat)) => self.pass(claim, next, seat).await,
-            (_, seat) => {
-                let released = answered(self.backend.release(&claim)).await;
-                // Only now may the next in line contend: those who wait elsewhere were told first.
-                drop(seat);
-                match released {
-                    Ok(true) => Ok(()),
-                    Ok(false) => Err(Held::lost()),
-                    Err(error) => {
-                        self.undo(claim, &Handle::current());
-                        Err(error.into())
-                    }
-                }
-            }
-        }
-    }
-
-    /// Passes a lease on to the next in line, and the seat with it.
-    async fn pass(self: &Arc<Self>, from: Claim, next: Waiter, seat: Seat) -> Result<(), Error> {
-        let sent = Instant::now();
-        match answered(self.backend.pass(&from, &next.claim)).await {
-            Ok(Some(grant)) => {
-                let (claim, runtime) = (next.claim.clone(), next.runtime.clone());
-                let watch = self.watchdog.watch(claim.clone(), next.upkeep, sent);
-                let held = Held::new(self.clone(), claim, grant.fence(), watch, runtime);
-                next.call(Call::Take(held.seated(seat)));
-                Ok(())
-            }
-            Ok(None) => {
-                next.call(Call::Contend { seat, doubtful: false });
-                Err(Held::lost())
+        let (given, lent) = match (seat.as_mut().and_then(Seat::next), seat) {
+            (Some(next), Some(seat)) => (self.pass(owed.claim(), next, seat).await, None),
+            (_, seat) => (answered(self.backend.release(owed.claim())).await, seat),
+        };
+        // Only now may the next in line contend: those who wait elsewhere were told first.
+        drop(lent);
+        match given {
+            Ok(held) => {
+                owed.paid();
+                held.then_some(()).ok_or_else(Held::lost)
             }
             Err(error) => {
-                // One of the two may have it: the next claims it with the token that it may have been
-                // passed to, and this one's is undone.
-                next.call(Call::Contend { seat, doubtful: true });
-                self.undo(from, &Handle::current());
+                // Whether it was released is not known.
+                self.tasks.spawn(owed.doubted().pay());
                 Err(error.into())
             }
         }
     }
 
-    /// Releases what may be held under a claim, in a task that no caller owns.
-    ///
-    /// An acquisition that is still on its way on a connection that broke can arrive after the first
-    /// release; so where nothing was found to release, the release is repeated when one lease has passed.
-    pub(crate) fn undo(self: &Arc<Self>, claim: Claim, runtime: &Handle) {
-        let engine = self.clone();
-        let undo = async move {
-            if engine.release_until(&claim).await == Some(true) {
-                return;
+    /// Passes a lease on to the next in line, and the seat with it. Says whether it was held.
+    async fn pass(
+        self: &Arc<Self>,
+        from: &Claim,
+        next: Waiter,
+        seat: Seat,
+    ) -> Result<bool, BackendError> {
+        let sent = Instant::now();
+        match answered(self.backend.pass(from, &next.claim)).await {
+            Ok(Some(grant)) => {
+                let (claim, runtime) = (next.claim.clone(), next.runtime.clone());
+                let watch = self.watchdog.watch(claim.clone(), next.upkeep, sent);
+                let held = Held::new(self.clone(), claim, grant.fence(), watch, runtime);
+                next.call(Call::Take(held.seated(seat)));
+                Ok(true)
             }
-            tokio::select! {
-                () = sleep(claim.lease) => {
-                    engine.release_until(&claim).await;
-                }
-                () = engine.stop.cancelled() => {}
+            Ok(None) => {
+                next.call(Call::Contend { seat, doubtful: false });
+                Ok(false)
             }
-        };
-        self.tasks.spawn_on(undo, runtime);
+            Err(error) => {
+                // One of the two may have it: the next claims it with the token that it may have been
+                // passed to.
+                next.call(Call::Contend { seat, doubtful: true });
+                Err(error)
+            }
+        }
     }
 
-    /// Releases, and tries again until the lease must have ended by itself. Says whether it was held, if
-    /// that became known.
-    pub(crate) async fn release_until(&self, claim: &Claim) -> Option<bool> {
-        let give_up = after(Instant::now(), claim.lease);
-        let mut pause = Duration::from_millis(20);
-        loop {
-            match answered(self.backend.release(claim)).await {
-                Ok(held) => return Some(held),
-                Err(error) if Instant::now() + pause >= give_up => {
-                    warn!(name = ?claim.name, %error, "a lease could not be released; it ends by itself");
-                    return None;
-                }
-                Err(error) => debug!(name = ?claim.name, %error, "release failed; trying again"),
-            }
-            sleep(pause).await;
-            pause = (pause * 2).min(Duration::from_secs(1));
-        }
+    /// Releases what may be held under a claim, in a task that no caller owns.
+    pub(crate) fn undo(self: &Arc<Self>, claim: Claim, runtime: &Handle) {
+        self.tasks.spawn_on(Owed::new(self.clone(), claim, true).pay(), runtime);
     }
 }
 

@@ -5,7 +5,7 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-use super::{Claim, Engine, Watch, finish::Finish, line::Seat};
+use super::{Claim, Engine, Watch, finish::Finish, line::Seat, owed::Owed};
 use crate::error::{Error, ErrorKind};
 
 /// A lease that is held. Dropped, it is released by a task that no caller owns.
@@ -81,10 +81,13 @@ impl Held {
     pub(crate) async fn release(mut self) -> Result<(), Error> {
         self.released = true;
         self.engine.watchdog.forget(&self.watch);
-        let seat = self.watch.leave_seat();
-        let give_back = self.engine.clone().give_back(self.claim.clone(), seat);
-        let tracked = self.engine.tasks.track_future(give_back);
-        Finish::new(tracked, self.runtime.clone()).await
+        let give_back = self.engine.tasks.track_future(self.give_back());
+        Finish::new(give_back, self.runtime.clone()).await
+    }
+
+    fn give_back(&self) -> impl Future<Output = Result<(), Error>> + use<> {
+        let owed = Owed::new(self.engine.clone(), self.claim.clone(), false);
+        self.engine.clone().give_back(owed, self.watch.leave_seat())
     }
 
     /// Stops the renewals: the lease is about to end with the operation that it was for, and a renewal
@@ -108,11 +111,9 @@ impl Drop for Held {
     fn drop(&mut self) {
         if !self.released {
             self.engine.watchdog.forget(&self.watch);
-            let give_back =
-                self.engine.clone().give_back(self.claim.clone(), self.watch.leave_seat());
+            let give_back = self.give_back();
             // Whether it was lost, nobody asks any more; what fails is repeated there.
-            let release = async { drop(give_back.await) };
-            self.engine.tasks.spawn_on(release, &self.runtime);
+            self.engine.tasks.spawn_on(async { drop(give_back.await) }, &self.runtime);
         }
     }
 }

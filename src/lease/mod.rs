@@ -2,7 +2,7 @@
 //!
 //! A [`Claim`] asks for a lease, a [`Grant`] with its fence proves it. The engine tries, waits and tries
 //! again (`wait`), keeps what it holds alive and tells its holder when it is lost (`watchdog`), gives it
-//! back, and undoes every acquisition whose outcome it does not know (`engine`). What it hands out is a
+//! back, and undoes every acquisition whose outcome it does not know (`engine`, `owed`). What it hands out is a
 //! `Held` (`held`), which the locks and the caches wrap.
 //!
 //! # What a lease promises
@@ -16,6 +16,7 @@ mod engine;
 mod finish;
 mod held;
 mod line;
+mod owed;
 mod retry;
 mod wait;
 mod watchdog;

@@ -3,6 +3,10 @@
 //! Try, subscribe and have it confirmed, **try again**, then sleep until a push, the end of the lease that
 //! is in the way, 5 s, the next wait of the strategy, or the end of the wait. The second try closes the gap
 //! in which a release could fall between the first try and the subscription.
+//!
+//! Where no subscription is to be had (the server forbids it, or its connection is broken), the looks come
+//! at growing intervals instead. A server that forbids pushes makes waiters a tenth of a second late then, and not
+//! a lease.
 
 use std::{sync::Arc, time::Duration};
 
@@ -22,11 +26,19 @@ use crate::{
 const LONGEST_SLEEP: Duration = Duration::from_secs(5);
 /// After the end of a lease, its waiters look at random times within this.
 const JITTER: Duration = Duration::from_millis(90);
+/// Without a subscription: the first interval between looks, doubled up to the longest.
+const FIRST_LOOK: Duration = Duration::from_millis(10);
+const LONGEST_LOOK: Duration = Duration::from_millis(100);
+/// How long after a refused subscription the next one is asked for.
+const RESUBSCRIBE: Duration = Duration::from_secs(1);
 
 pub(crate) struct Waiting {
     engine: Arc<Engine>,
     name: Name,
     changes: Option<Changes>,
+    /// Looks without a subscription so far, and when to ask for one again.
+    looks: u32,
+    subscribe_at: Option<Instant>,
     waits: Box<dyn Iterator<Item = Duration> + Send>,
     /// When the strategy's present wait ends.
     until: Option<Instant>,
@@ -56,6 +68,8 @@ impl Waiting {
             engine,
             name,
             changes: None,
+            looks: 0,
+            subscribe_at: None,
             waits: strategy.waits(),
             until: None,
             deadline: after(now, limit),
@@ -81,21 +95,31 @@ impl Waiting {
         // Counted from here, for a subscription that is not to be had takes its time.
         let told = Instant::now();
         let Some(until) = self.until() else { return Turn::TimeUp };
-        if self.changes.is_none() {
+        if self.changes.is_none() && self.subscribe_at.is_none_or(|at| at <= told) {
             let backend = self.engine.backend().clone();
             tokio::select! {
                 changes = backend.changes(&self.name) => {
-                    if let Ok(changes) = changes {
-                        self.changes = Some(changes);
-                        return Turn::Again;
+                    match changes {
+                        Ok(changes) => {
+                            self.changes = Some(changes);
+                            return Turn::Again;
+                        }
+                        Err(error) => {
+                            tracing::debug!(name = ?self.name, %error, "no subscription; looking");
+                            self.subscribe_at = Some(Instant::now() + RESUBSCRIBE);
+                        }
                     }
-                    tracing::debug!(name = ?self.name, "no subscription; waiting by the timer");
                 }
                 () = sleep_until(self.deadline) => return Turn::TimeUp,
             }
         }
         let jitter = JITTER.mul_f64(fastrand::f64());
-        let look = told + remaining.saturating_add(jitter).min(LONGEST_SLEEP);
+        let mut look = told + remaining.saturating_add(jitter).min(LONGEST_SLEEP);
+        if self.changes.is_none() {
+            let interval = FIRST_LOOK.saturating_mul(1 << self.looks.min(6)).min(LONGEST_LOOK);
+            self.looks += 1;
+            look = look.min(Instant::now() + interval.mul_f64(0.5 + fastrand::f64() / 2.0));
+        }
         let wake = look.min(until).min(self.deadline);
         let pushed = async {
             match &mut self.changes {

@@ -14,6 +14,7 @@
 pub mod faulty;
 mod monitor;
 mod nursery;
+pub mod proxy;
 mod raw;
 mod server;
 

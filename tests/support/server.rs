@@ -19,6 +19,7 @@ pub struct RedisServer {
     child: Child,
     port: u16,
     arguments: Vec<String>,
+    environment: Vec<(String, String)>,
     /// The connections of this helper, which a [`Monitor`] does not count.
     own: Arc<Mutex<HashSet<String>>>,
     directory: TempDir,
@@ -31,14 +32,22 @@ impl RedisServer {
 
     /// Starts a server with further arguments, as `["--requirepass", "secret"]`.
     pub async fn start_with(arguments: &[&str]) -> Self {
+        Self::start_in(arguments, &[]).await
+    }
+
+    /// As [`start_with`](Self::start_with), with variables of the environment.
+    pub async fn start_in(arguments: &[&str], environment: &[(&str, &str)]) -> Self {
+        let owned = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
+        let environment: Vec<_> = environment.iter().map(owned).collect();
         let arguments: Vec<_> = arguments.iter().map(|text| (*text).to_owned()).collect();
         // Between finding a port and binding it, somebody else may bind it.
         for _ in 0..50 {
             let directory = TempDir::new().expect("a temporary directory");
             let port = free_port();
-            let child = spawn(port, &arguments, directory.path());
-            let arguments = arguments.clone();
-            let mut server = Self { child, port, arguments, own: Arc::default(), directory };
+            let child = spawn(port, &arguments, &environment, directory.path());
+            let (arguments, environment) = (arguments.clone(), environment.clone());
+            let own = Arc::default();
+            let mut server = Self { child, port, arguments, environment, own, directory };
             if server.answers().await {
                 return server;
             }
@@ -101,7 +110,8 @@ impl RedisServer {
     pub async fn start_again(&mut self) {
         let end = Instant::now() + LIMIT;
         loop {
-            self.child = spawn(self.port, &self.arguments, self.directory.path());
+            self.child =
+                spawn(self.port, &self.arguments, &self.environment, self.directory.path());
             if self.answers().await {
                 return;
             }
@@ -163,7 +173,12 @@ fn log_file(directory: &Path) -> PathBuf {
     directory.join("log")
 }
 
-fn spawn(port: u16, arguments: &[String], directory: &Path) -> Child {
+fn spawn(
+    port: u16,
+    arguments: &[String],
+    environment: &[(String, String)],
+    directory: &Path,
+) -> Child {
     let server = find("redis-server")
         .expect("these tests need `redis-server` in the PATH: install Redis, from version 6");
     // So that no server is left behind when the test process is killed. Without setpriv (it is part of
@@ -182,6 +197,7 @@ fn spawn(port: u16, arguments: &[String], directory: &Path) -> Child {
         .args(["--save", "", "--appendonly", "no", "--dir"])
         .arg(directory)
         .args(arguments)
+        .envs(environment.iter().cloned())
         .stdin(Stdio::null())
         .stdout(log)
         .stderr(Stdio::null());

@@ -128,8 +128,13 @@ impl Store for MemoryBackend {
     ) -> Result<Committed, BackendError> {
         let entry = entry.clone().with_fence(grant.fence());
         let (outcome, pushed) = self.state().commit(claim, &entry, ttl, Instant::now());
-        if pushed {
-            self.push(&claim.name, Change::Entry(entry));
+        match (pushed, &outcome) {
+            (true, _) => self.push(&claim.name, Change::Entry(entry)),
+            // Whoever waits for this load would wait for its end.
+            (false, Committed::Refused) if self.state().is_free(&claim.name) => {
+                self.push(&claim.name, Change::Wake);
+            }
+            (false, _) => {}
         }
         Ok(outcome)
     }

@@ -218,6 +218,10 @@ impl State {
         fence
     }
 
+    pub(super) fn is_free(&self, name: &Name) -> bool {
+        !self.leases.contains_key(name.prefix())
+    }
+
     fn held_by_other(&self, claim: &Claim, now: Instant) -> Option<Occupied> {
         let lease = self.leases.get(claim.name.prefix())?;
         (lease.holder != claim.holder)
@@ -311,7 +315,16 @@ impl State {
         {
             match end {
                 End::Lease(name) => drop(self.leases.remove(&name)),
-                End::Fence(name) => drop(self.fences.remove(&name)),
+                End::Fence(name) => {
+                    self.fences.remove(&name);
+                    // The memory of a burst is given back.
+                    if self.fences.capacity() > 1024
+                        && self.fences.len() < self.fences.capacity() / 8
+                    {
+                        self.fences.shrink_to(self.fences.len() * 2);
+                        self.leases.shrink_to(self.leases.len() * 2);
+                    }
+                }
                 End::Entry(slot) => {
                     if let Some(stored) = self.entries.pop(&slot) {
                         self.weight -= stored.entry.weight();

@@ -4,11 +4,12 @@
 //! takes the present connection; if there is none because the last attempt failed, the command fails at
 //! once; if an attempt is under way, it waits for that within its own time-out. So nothing queues up while
 //! the server is away.
+//!
+//! A connection on which one command was not answered in time gets no further ones. It may be dead, and then
+//! a second try must not go the way of the first; or it lost an answer, and then every later one would go to
+//! the wrong command. What is under way on it may still be answered.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU32, Ordering},
-};
+use std::sync::Arc;
 
 use redis::{
     Client, Cmd, ErrorKind, PushKind, RedisError, RetryMethod, ServerErrorKind, Value,
@@ -26,10 +27,10 @@ use super::{
     script::Call,
     task::Task,
 };
-use crate::error::{BackendError, BackendErrorKind};
-
-/// So many time-outs in a row mean that the connection is dead.
-const TIMEOUTS_TO_RECONNECT: u32 = 3;
+use crate::{
+    backend::Channels,
+    error::{BackendError, BackendErrorKind},
+};
 
 pub(super) struct Commands {
     shared: Arc<Shared>,
@@ -40,7 +41,10 @@ struct Shared {
     client: Client,
     options: RedisOptions,
     link: watch::Sender<Link>,
-    timeouts: AtomicU32,
+    /// Who waits for a push learns from here that the server is gone.
+    channels: Channels,
+    /// Told when there is a connection again.
+    connected: Arc<Notify>,
 }
 
 #[derive(Clone)]
@@ -62,13 +66,14 @@ struct Up {
 }
 
 impl Commands {
-    pub(super) fn new(client: Client, options: RedisOptions) -> Self {
-        let shared = Shared {
-            client,
-            options,
-            link: watch::Sender::new(Link::Idle),
-            timeouts: AtomicU32::new(0),
-        };
+    pub(super) fn new(
+        client: Client,
+        options: RedisOptions,
+        channels: Channels,
+        connected: Arc<Notify>,
+    ) -> Self {
+        let shared =
+            Shared { client, options, link: watch::Sender::new(Link::Idle), channels, connected };
         Self { shared: Arc::new(shared), task: Task::default() }
     }
 
@@ -87,6 +92,15 @@ impl Commands {
         Ok(self.send(command, self.deadline()).await?)
     }
 
+    /// Gives the present connection up: an answer of it was not one to what was asked.
+    pub(super) fn out_of_step(&self) {
+        let up = match &*self.shared.link.borrow() {
+            Link::Up(up) => up.broken.clone(),
+            _ => return,
+        };
+        self.shared.give_up(&up);
+    }
+
     fn deadline(&self) -> Instant {
         Instant::now() + self.shared.options.command_timeout
     }
@@ -96,18 +110,31 @@ impl Commands {
         let sending = connection.send_packed_command(command);
         match timeout_at(deadline, sending).await {
             Ok(answer) => {
-                self.shared.timeouts.store(0, Ordering::Relaxed);
-                answer.and_then(Value::extract_error).map_err(|error| failed(error, &broken))
+                answer.and_then(Value::extract_error).map_err(|error| self.failed(error, &broken))
             }
             Err(elapsed) => {
-                let timeouts = self.shared.timeouts.fetch_add(1, Ordering::Relaxed) + 1;
-                if timeouts >= TIMEOUTS_TO_RECONNECT {
-                    self.shared.timeouts.store(0, Ordering::Relaxed);
-                    broken.notify_one();
-                }
+                self.shared.give_up(&broken);
                 Err(BackendError::new(BackendErrorKind::Unknown, elapsed).into())
             }
         }
+    }
+
+    /// What an error says of its command; and the connection is given up if it says that it must be.
+    fn failed(&self, error: RedisError, broken: &Arc<Notify>) -> Failed {
+        let no_script = error.kind() == ErrorKind::Server(ServerErrorKind::NoScript);
+        let replace = matches!(
+            error.retry_method(),
+            RetryMethod::Reconnect | RetryMethod::ReconnectFromInitialConnections
+        );
+        if replace || matches!(error.code(), Some("READONLY" | "NOAUTH" | "MASTERDOWN")) {
+            self.shared.give_up(broken);
+        }
+        let kind = match error.code() {
+            Some("FOREIGN" | "WRONGTYPE") => BackendErrorKind::Foreign,
+            Some(_) if !replace => BackendErrorKind::Refused,
+            _ => BackendErrorKind::Unknown,
+        };
+        Failed { no_script, error: BackendError::new(kind, error) }
     }
 
     async fn up(&self, deadline: Instant) -> Result<Up, BackendError> {
@@ -134,6 +161,20 @@ impl Commands {
                 }
             }
         }
+    }
+}
+
+impl Shared {
+    /// Has a connection replaced. From here on nobody takes it any more: who asks waits for the next one.
+    fn give_up(&self, broken: &Arc<Notify>) {
+        self.link.send_if_modified(|link| match link {
+            Link::Up(up) if Arc::ptr_eq(&up.broken, broken) => {
+                *link = Link::Connecting;
+                true
+            }
+            _ => false,
+        });
+        broken.notify_one();
     }
 }
 
@@ -167,10 +208,14 @@ async fn keep_connected(run: Run) {
                 backoff = Backoff::new();
             }
             Err(error) => {
-                if !matches!(&*shared.link.borrow(), Link::Down(_)) {
+                let told = matches!(&*shared.link.borrow(), Link::Down(_));
+                if !told {
                     warn!(%error, "no connection to Redis; trying again");
                 }
                 shared.link.send_replace(Link::Down(error));
+                if !told {
+                    shared.channels.wake();
+                }
             }
         }
         // Also after a break: a server that accepts connections and breaks them must not make us spin.
@@ -182,8 +227,8 @@ async fn keep_connected(run: Run) {
 async fn serve(shared: &Shared, up: Up) {
     let broken = up.broken.clone();
     let mut preparing = up.connection.clone();
-    shared.timeouts.store(0, Ordering::Relaxed);
     shared.link.send_replace(Link::Up(up));
+    shared.connected.notify_waiters();
     let limit = shared.options.connect_timeout;
     let prepare = async {
         let _ = timeout(limit, prepare(&mut preparing)).await;
@@ -194,24 +239,6 @@ async fn serve(shared: &Shared, up: Up) {
         () = broken.notified() => {}
         () = prepare => {}
     }
-}
-
-/// What an error says of its command; and the connection is given up if it says that it must be.
-fn failed(error: RedisError, broken: &Notify) -> Failed {
-    let no_script = error.kind() == ErrorKind::Server(ServerErrorKind::NoScript);
-    let replace = matches!(
-        error.retry_method(),
-        RetryMethod::Reconnect | RetryMethod::ReconnectFromInitialConnections
-    );
-    if replace || matches!(error.code(), Some("READONLY" | "NOAUTH" | "MASTERDOWN")) {
-        broken.notify_one();
-    }
-    let kind = match error.code() {
-        Some("FOREIGN" | "WRONGTYPE") => BackendErrorKind::Foreign,
-        Some(_) if !replace => BackendErrorKind::Refused,
-        _ => BackendErrorKind::Unknown,
-    };
-    Failed { no_script, error: BackendError::new(kind, error) }
 }
 
 /// A command that failed.

@@ -86,7 +86,10 @@ fn is_replica(role: &Value) -> bool {
     matches!(role, Value::BulkString(role) if role == b"slave" || role == b"replica")
 }
 
-/// Pauses between attempts: from 20 ms, doubled up to half a second, each less up to a half.
+/// Pauses between attempts: from 20 ms, doubled up to a quarter of a second, each less up to a half.
+///
+/// The longest one is what a process may be behind another when the server is back: so long a lease that it
+/// could not release stands in the other's way.
 pub(super) struct Backoff(u32);
 
 impl Backoff {
@@ -95,7 +98,7 @@ impl Backoff {
     }
 
     pub(super) fn pause(&mut self) -> Duration {
-        let bound = Duration::from_millis(20 << self.0.min(5)).min(Duration::from_millis(500));
+        let bound = Duration::from_millis(20 << self.0.min(5)).min(Duration::from_millis(250));
         self.0 = self.0.saturating_add(1);
         bound.mul_f64(0.5 + fastrand::f64() / 2.0)
     }

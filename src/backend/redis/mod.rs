@@ -23,11 +23,19 @@ mod reply;
 mod script;
 mod task;
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use bytes::Bytes;
 use redis::Value;
 use tokio::time::timeout;
+use tracing::warn;
 
 use self::{
     commands::Commands,
@@ -50,11 +58,14 @@ use crate::{
 pub struct RedisBackend(Arc<Inner>);
 
 struct Inner {
+    client: redis::Client,
     commands: Commands,
     push: Push,
     options: RedisOptions,
     /// The suffix of channels.
     channel: String,
+    /// The server refuses to publish, so there are no pushes to wait for.
+    muted: AtomicBool,
 }
 
 /// Settings of a [`RedisBackend`].
@@ -105,17 +116,24 @@ impl RedisBackend {
     ///
     /// As [`open`](Self::open).
     pub fn open_with(url: &str, options: RedisOptions) -> Result<Self, Error> {
-        let client = connect::client(url)?;
+        Ok(Self::over(connect::client(url)?, options))
+    }
+
+    fn over(client: redis::Client, options: RedisOptions) -> Self {
         let channel = match client.get_connection_info().redis_settings().db() {
             0 => "c".to_owned(),
             database => format!("c@{database}"),
         };
-        Ok(Self(Arc::new(Inner {
-            commands: Commands::new(client.clone(), options.clone()),
-            push: Push::new(client, options.clone()),
+        let push = Push::new(client.clone(), options.clone());
+        let (channels, connected) = (push.channels().clone(), push.retry().clone());
+        Self(Arc::new(Inner {
+            commands: Commands::new(client.clone(), options.clone(), channels, connected),
+            push,
+            client,
             options,
             channel,
-        })))
+            muted: AtomicBool::new(false),
+        }))
     }
 
     /// Asks the server for a sign of life.
@@ -132,6 +150,21 @@ impl RedisBackend {
         Ok(())
     }
 
+    /// What an answer meant. One that cannot be read was an answer to something else.
+    fn understood<T>(&self, answer: Result<T, BackendError>) -> Result<T, BackendError> {
+        if answer.as_ref().is_err_and(|error| error.kind() == BackendErrorKind::Unknown) {
+            self.0.commands.out_of_step();
+        }
+        answer
+    }
+
+    /// Takes over whether the server refused to publish.
+    fn mute(&self, muted: bool) {
+        if self.0.muted.swap(muted, Ordering::Relaxed) != muted && muted {
+            warn!("Redis refuses to publish; waiting by timers alone");
+        }
+    }
+
     fn channel(&self, name: &Name) -> String {
         name.suffixed(&self.0.channel)
     }
@@ -142,7 +175,7 @@ impl RedisBackend {
             .key(self.channel(&claim.name))
             .arg(claim.holder.to_string())
             .arg(message);
-        reply::flag(self.0.commands.call(call).await?)
+        self.understood(reply::flag(self.0.commands.call(call).await?))
     }
 
     async fn acquire_with(&self, claim: &Claim, seen: Option<u64>) -> Result<Value, BackendError> {
@@ -180,7 +213,7 @@ impl fmt::Debug for RedisBackend {
 
 impl Leases for RedisBackend {
     async fn acquire(&self, claim: &Claim) -> Result<Acquired, BackendError> {
-        match reply::claimed(self.acquire_with(claim, None).await?)? {
+        match self.understood(reply::claimed(self.acquire_with(claim, None).await?))? {
             Claimed::Granted(grant) => Ok(Acquired::Granted(grant)),
             Claimed::Held(occupied) => Ok(Acquired::Held(occupied)),
             Claimed::Newer(_) => Err(reply::unreadable("an entry in answer to an acquire")),
@@ -199,7 +232,7 @@ impl Leases for RedisBackend {
                     .arg(millis(claim.lease))
                     .arg(millis(claim.fence_life));
             }
-            reply::flags(self.0.commands.call(call).await?, batch.len())
+            self.understood(reply::flags(self.0.commands.call(call).await?, batch.len()))
         });
         let renewed = futures_util::future::try_join_all(batches).await?;
         Ok(renewed.concat())
@@ -232,12 +265,24 @@ impl Leases for RedisBackend {
 
     async fn changes(&self, name: &Name) -> Result<Changes, BackendError> {
         let push = &self.0.push;
+        if self.0.muted.load(Ordering::Relaxed) {
+            let why = "the server refuses to publish";
+            return Err(BackendError::new(BackendErrorKind::Refused, why));
+        }
         push.start();
+        if push.is_down() {
+            let why = "the last attempt to connect failed";
+            return Err(BackendError::new(BackendErrorKind::Unavailable, why));
+        }
         let mut changes = push.channels().listen(&self.channel(name).into());
         match timeout(self.0.options.command_timeout, changes.confirmed()).await {
             Ok(answer) => answer.map(|()| changes),
             Err(elapsed) => Err(BackendError::new(BackendErrorKind::Unavailable, elapsed)),
         }
+    }
+
+    fn apart(&self) -> Option<Self> {
+        Some(Self::over(self.0.client.clone(), self.0.options.clone()))
     }
 }
 
@@ -248,12 +293,12 @@ impl Store for RedisBackend {
         match self.0.commands.run(&get).await? {
             Value::Nil => Ok(None),
             Value::BulkString(bytes) => reply::entry(bytes).map(Some),
-            other => Err(reply::unreadable(&other)),
+            other => self.understood(Err(reply::unreadable(&other))),
         }
     }
 
     async fn claim(&self, claim: &Claim, seen: u64) -> Result<Claimed, BackendError> {
-        reply::claimed(self.acquire_with(claim, Some(seen)).await?)
+        self.understood(reply::claimed(self.acquire_with(claim, Some(seen)).await?))
     }
 
     async fn commit(
@@ -274,7 +319,12 @@ impl Store for RedisBackend {
             .arg(entry.encode())
             .arg(ttl.map_or_else(|| "0".to_owned(), millis))
             .arg(self.0.options.push_limit.to_string());
-        reply::committed(self.0.commands.call(call).await?)
+        let answer = reply::committed(self.0.commands.call(call).await?);
+        let (outcome, muted) = self.understood(answer)?;
+        if let Some(muted) = muted {
+            self.mute(muted);
+        }
+        Ok(outcome)
     }
 
     async fn fail(&self, claim: &Claim, failure: &Failure) -> Result<bool, BackendError> {
@@ -294,12 +344,12 @@ impl Store for RedisBackend {
             .arg(millis(ttl))
             .arg(millis(fence_life))
             .arg(self.0.options.push_limit.to_string());
-        reply::fence(self.0.commands.call(call).await?)
+        self.understood(reply::fence(self.0.commands.call(call).await?))
     }
 
     async fn invalidate(&self, name: &Name, fence_life: Duration) -> Result<u64, BackendError> {
         let call = self.all_keys(Call::new(&SCRIPTS.invalidate), name).arg(millis(fence_life));
-        reply::fence(self.0.commands.call(call).await?)
+        self.understood(reply::fence(self.0.commands.call(call).await?))
     }
 }
 

@@ -9,7 +9,14 @@
 //! It is a connection of its own because a subscribed one falls under the server's output limit for
 //! pub/sub, and is cut when large replies queue up.
 
-use std::{collections::HashSet, sync::Arc, time::Duration};
+use std::{
+    collections::HashSet,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use bytes::Bytes;
 use redis::{Client, Cmd, PushInfo, PushKind, RedisError, Value, aio::MultiplexedConnection};
@@ -29,29 +36,54 @@ use crate::{
     error::{BackendError, BackendErrorKind},
 };
 
-/// How often a silent connection is asked whether it lives.
-const PING_EVERY: Duration = Duration::from_secs(5);
+/// How often a silent connection is asked whether it lives. Waiters rely on it without a sign that it is
+/// dead; with the time for the answer and for a new connection, that is over within two seconds.
+const PING_EVERY: Duration = Duration::from_secs(1);
 
 pub(super) struct Push {
     client: Client,
     options: RedisOptions,
     channels: Channels,
+    /// The last attempt to connect failed.
+    down: Arc<AtomicBool>,
+    /// Told when the other connection is there again: then it is time to try.
+    retry: Arc<Notify>,
     task: Task,
 }
 
 impl Push {
     pub(super) fn new(client: Client, options: RedisOptions) -> Self {
-        Self { client, options, channels: Channels::default(), task: Task::default() }
+        Self {
+            client,
+            options,
+            channels: Channels::default(),
+            down: Arc::default(),
+            retry: Arc::default(),
+            task: Task::default(),
+        }
     }
 
     pub(super) fn channels(&self) -> &Channels {
         &self.channels
     }
 
+    pub(super) fn retry(&self) -> &Arc<Notify> {
+        &self.retry
+    }
+
+    /// Whether the last attempt to connect failed; the next one comes by itself.
+    pub(super) fn is_down(&self) -> bool {
+        self.down.load(Ordering::Relaxed)
+    }
+
     /// Starts the task on the present runtime, if none runs.
     pub(super) fn start(&self) {
         self.task.start(|again| {
-            let run = Run(self.channels.clone());
+            let run = Run {
+                channels: self.channels.clone(),
+                down: self.down.clone(),
+                retry: self.retry.clone(),
+            };
             // Who listened while the last task was gone with its runtime may have missed something.
             keep_subscribed(self.client.clone(), self.options.clone(), run, again)
         });
@@ -59,37 +91,60 @@ impl Push {
 }
 
 /// A run of the task. When it ends, with its runtime, no subscription is in place any more.
-struct Run(Channels);
+struct Run {
+    channels: Channels,
+    down: Arc<AtomicBool>,
+    retry: Arc<Notify>,
+}
 
 impl Drop for Run {
     fn drop(&mut self) {
-        self.0.forget_answers();
+        self.channels.forget_answers();
+        self.down.store(false, Ordering::Relaxed);
     }
 }
 
 async fn keep_subscribed(client: Client, options: RedisOptions, run: Run, mut missed: bool) {
-    let channels = &run.0;
+    let channels = &run.channels;
+    let down = |down| run.down.store(down, Ordering::Relaxed);
     let mut turns = channels.turns();
     let mut backoff = Backoff::new();
+    let mut refused = false;
     loop {
-        if turns.wait_for(|_| !channels.is_empty()).await.is_err() {
+        // While it is down nobody listens for long, so it goes on by itself.
+        let wanted = |_: &u64| !channels.is_empty() || run.down.load(Ordering::Relaxed);
+        if turns.wait_for(wanted).await.is_err() {
             return;
         }
         let broken = Arc::new(Notify::new());
         match connect(&client, &options, receive(channels.clone(), broken.clone())).await {
             Ok(connection) => {
+                down(false);
                 backoff = Backoff::new();
-                let link = Link { connection, options: &options, subscribed: HashSet::new() };
+                let link = Link {
+                    connection,
+                    options: &options,
+                    subscribed: HashSet::new(),
+                    refused: &mut refused,
+                };
                 let end = link.serve(channels, &mut turns, &broken, missed).await;
                 channels.forget_answers();
                 missed = true;
+                // The server may be gone for long: whoever waits looks at once, and finds out.
+                channels.wake();
                 if let Err(error) = end {
                     debug!(%error, "the push connection to Redis broke; connecting again");
                 }
             }
-            Err(error) => debug!(%error, "no push connection to Redis; trying again"),
+            Err(error) => {
+                down(true);
+                debug!(%error, "no push connection to Redis; trying again");
+            }
         }
-        sleep(backoff.pause()).await;
+        tokio::select! {
+            () = sleep(backoff.pause()) => {}
+            () = run.retry.notified() => {}
+        }
     }
 }
 
@@ -120,6 +175,8 @@ struct Link<'a> {
     connection: MultiplexedConnection,
     options: &'a RedisOptions,
     subscribed: HashSet<Arc<str>>,
+    /// The server refuses subscriptions, and that was told.
+    refused: &'a mut bool,
 }
 
 impl Link<'_> {
@@ -134,9 +191,7 @@ impl Link<'_> {
         turns.mark_unchanged();
         self.reconcile(channels).await?;
         if missed {
-            for channel in &self.subscribed {
-                channels.push(channel, Change::Wake);
-            }
+            channels.wake();
         }
         loop {
             tokio::select! {
@@ -157,7 +212,9 @@ impl Link<'_> {
         if !opened.is_empty() && self.subscribe(&opened).await?.is_some() {
             for channel in opened {
                 if let Some(refusal) = self.subscribe(std::slice::from_ref(&channel)).await? {
-                    warn!(error = %refusal, "Redis refused a subscription; waiting by timers alone");
+                    if !std::mem::replace(self.refused, true) {
+                        warn!(error = %refusal, "Redis refuses subscriptions; waiting by timers alone");
+                    }
                     let refusal = BackendError::new(BackendErrorKind::Refused, refusal);
                     channels.answer(&channel, Subscription::Refused(refusal));
                 }
@@ -187,6 +244,7 @@ impl Link<'_> {
         match answer.unwrap_or_else(|_| Err(timed_out())) {
             Ok(()) => {
                 self.subscribed.extend(opened.iter().cloned());
+                *self.refused = false;
                 Ok(None)
             }
             Err(error) if error.code().is_some() => Ok(Some(error)),
@@ -197,7 +255,7 @@ impl Link<'_> {
 
     async fn send(&mut self, command: &Cmd) -> Result<(), RedisError> {
         let sending = self.connection.send_packed_command(command);
-        let answer = timeout(self.options.connect_timeout, sending).await;
+        let answer = timeout(2 * self.options.command_timeout, sending).await;
         answer.unwrap_or_else(|_| Err(timed_out())).map(drop)
     }
 }

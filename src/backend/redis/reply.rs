@@ -40,13 +40,14 @@ pub(super) fn holder(value: Value) -> Result<Option<Occupied>, BackendError> {
     }
 }
 
-pub(super) fn committed(value: Value) -> Result<Committed, BackendError> {
+/// The outcome, and whether the server refused to publish it; nothing, where nothing was published.
+pub(super) fn committed(value: Value) -> Result<(Committed, Option<bool>), BackendError> {
     let mut fields = Fields::new(value)?;
     match fields.word()?.as_str() {
-        "stored" => Ok(Committed::Stored),
-        "handed" => Ok(Committed::HandedOver),
-        "newer" => Ok(Committed::Newer(entry(fields.bytes()?)?)),
-        "refused" => Ok(Committed::Refused),
+        "stored" => Ok((Committed::Stored, fields.muted())),
+        "handed" => Ok((Committed::HandedOver, fields.muted())),
+        "newer" => Ok((Committed::Newer(entry(fields.bytes()?)?), None)),
+        "refused" => Ok((Committed::Refused, None)),
         other => Err(unreadable(other)),
     }
 }
@@ -96,6 +97,14 @@ impl Fields {
         match self.0.next() {
             Some(Value::BulkString(bytes)) => Ok(bytes),
             other => Err(unreadable(&other)),
+        }
+    }
+
+    /// A field that not every answer has.
+    fn muted(&mut self) -> Option<bool> {
+        match self.0.next() {
+            Some(Value::Int(number)) => Some(number == 1),
+            _ => None,
         }
     }
 

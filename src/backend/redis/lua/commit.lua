@@ -1,7 +1,7 @@
 -- Writes an entry, ends the lease and pushes the entry, if its fence is the last one of the name.
 -- KEYS 1 lease, 2 fence, 3 entry, 4 channel
 -- ARGV 1 token, 2 fence, 3 entry, 4 ttl ms (0: hand over, do not write), 5 limit of a pushed entry
--- Reply {'stored'} | {'handed'} | {'newer', entry} | {'refused'}
+-- Reply {'stored', muted} | {'handed', muted} | {'newer', entry} | {'refused'}, muted: 1 if PUBLISH is forbidden
 --
 -- A committed fence is marked (`:c`), so that a commit that is sent twice is recognised even when the entry
 -- that it wrote is gone again.
@@ -12,6 +12,8 @@ local entry, stored = entry_at(KEYS[3])
 
 if last ~= mine then
   if entry and stored > mine then return {'newer', entry} end
+  -- The data may be lost, and the lease with it. Whoever waits for this load would wait for its end.
+  if not redis.pcall('GET', KEYS[1]) then push(KEYS[4], 'w') end
   return {'refused'}
 end
 if spent or stored == mine then
@@ -27,5 +29,4 @@ if ARGV[4] ~= '0' then
 end
 redis.pcall('SET', KEYS[2], digits(mine) .. ':c', 'KEEPTTL')
 if lease_at(KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end
-push_entry(KEYS[4], ARGV[3], ARGV[5])
-return {outcome}
+return {outcome, push_entry(KEYS[4], ARGV[3], ARGV[5])}

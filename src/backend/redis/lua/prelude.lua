@@ -48,12 +48,13 @@ local function next_fence(last, stored)
   return math.max(now(), last + 1, stored + 1)
 end
 
--- Pushes to who waits. A missing right on the channel must not undo what was done before.
+-- Pushes to who waits. A missing right on the channel must not undo what was done before. 1 if it was missing.
 local function push(channel, message)
-  redis.pcall('PUBLISH', channel, message)
+  local pushed = redis.pcall('PUBLISH', channel, message)
+  return type(pushed) == 'table' and pushed.err and 1 or 0
 end
 
 -- An entry in the message itself if it is small, else only word that it is there.
 local function push_entry(channel, entry, limit)
-  if #entry <= tonumber(limit) then push(channel, 'e' .. entry) else push(channel, 'w') end
+  if #entry <= tonumber(limit) then return push(channel, 'e' .. entry) else return push(channel, 'w') end
 end

@@ -1,0 +1,167 @@
+//! Releases that somebody owes, and who does them when their runtime is gone.
+//!
+//! A release runs in a task that no caller owns, on the runtime of the acquisition. That runtime may go away
+//! in the middle of a load, with the task, and would leave the fleet to wait for the end of the lease. So
+//! what is owed is a guard: dropped unpaid, it is handed to a thread with a small runtime of its own, which
+//! lives as long as there is something to release. (A process that ends takes the thread with it; then the
+//! lease ends by itself.)
+
+use std::{
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    thread,
+    time::Duration,
+};
+
+use futures_util::future::join_all;
+use tokio::{
+    runtime::Builder,
+    time::{Instant, sleep},
+};
+use tracing::{debug, warn};
+
+use super::{Claim, Engine};
+use crate::{backend::DynLeases, time::after};
+
+/// Between tries of a release. They are short, for when the backend is back, somebody waits for it; and while
+/// it is known to be away, a try costs nothing.
+const FIRST_PAUSE: Duration = Duration::from_millis(20);
+const LONGEST_PAUSE: Duration = Duration::from_millis(80);
+
+/// A release that must happen.
+pub(super) struct Owed {
+    engine: Arc<Engine>,
+    debt: Debt,
+    paid: bool,
+}
+
+#[derive(Clone)]
+struct Debt {
+    claim: Claim,
+    /// The acquisition may still be on its way, and arrive after its release.
+    doubtful: bool,
+}
+
+/// What no runtime does any more.
+#[derive(Default)]
+pub(super) struct Estate(Mutex<Unpaid>);
+
+#[derive(Default)]
+struct Unpaid {
+    debts: Vec<Debt>,
+    running: bool,
+}
+
+impl Owed {
+    pub(super) fn new(engine: Arc<Engine>, claim: Claim, doubtful: bool) -> Self {
+        Self { engine, debt: Debt { claim, doubtful }, paid: false }
+    }
+
+    /// Pays it.
+    pub(super) async fn pay(mut self) {
+        self.debt.pay(&self.engine, self.engine.backend().as_ref()).await;
+        self.paid = true;
+    }
+
+    pub(super) fn claim(&self) -> &Claim {
+        &self.debt.claim
+    }
+
+    /// What was tried was not answered, so it may yet be done, or undone.
+    pub(super) fn doubted(mut self) -> Self {
+        self.debt.doubtful = true;
+        self
+    }
+
+    /// It was paid in another way.
+    pub(super) fn paid(mut self) {
+        self.paid = true;
+    }
+}
+
+impl Drop for Owed {
+    fn drop(&mut self) {
+        if !self.paid {
+            inherit(&self.engine, self.debt.clone());
+        }
+    }
+}
+
+impl Debt {
+    /// Releases what may be held.
+    ///
+    /// An acquisition that is still on its way on a connection that broke can arrive after the first
+    /// release; so where nothing was found to release, the release is repeated when one lease has passed.
+    async fn pay(&self, engine: &Engine, backend: &dyn DynLeases) {
+        let released = release_until(backend, &self.claim).await;
+        if !self.doubtful || released == Some(true) {
+            return;
+        }
+        tokio::select! {
+            () = sleep(self.claim.lease) => {
+                release_until(backend, &self.claim).await;
+            }
+            () = engine.stop.cancelled() => {}
+        }
+    }
+}
+
+/// Releases, and tries again until the lease must have ended by itself. Says whether it was held, if that
+/// became known.
+async fn release_until(backend: &dyn DynLeases, claim: &Claim) -> Option<bool> {
+    let give_up = after(Instant::now(), claim.lease);
+    let mut pause = FIRST_PAUSE;
+    loop {
+        match backend.release(claim).await {
+            Ok(held) => return Some(held),
+            Err(error) if Instant::now() + pause >= give_up => {
+                debug!(name = ?claim.name, %error, "a lease could not be released; it ends by itself");
+                return None;
+            }
+            Err(error) => debug!(name = ?claim.name, %error, "release failed; trying again"),
+        }
+        sleep(pause).await;
+        pause = (pause * 2).min(LONGEST_PAUSE);
+    }
+}
+
+fn inherit(engine: &Arc<Engine>, debt: Debt) {
+    let mut unpaid = engine.estate.unpaid();
+    unpaid.debts.push(debt);
+    if std::mem::replace(&mut unpaid.running, true) {
+        return;
+    }
+    let heir = engine.clone();
+    let started = thread::Builder::new().name("bellwether-release".to_owned()).spawn(|| work(heir));
+    if let Err(error) = started {
+        warn!(%error, "leases of a runtime that is gone are not released; they end by themselves");
+        *unpaid = Unpaid::default();
+    }
+}
+
+fn work(engine: Arc<Engine>) {
+    let _token = engine.tasks.token();
+    let Ok(runtime) = Builder::new_current_thread().enable_all().build() else {
+        *engine.estate.unpaid() = Unpaid::default();
+        return;
+    };
+    // With connections of its own: one that is made here ends here, and others may be in use elsewhere.
+    let backend = engine.backend().apart().unwrap_or_else(|| engine.backend().clone());
+    loop {
+        let debts = {
+            let mut unpaid = engine.estate.unpaid();
+            let debts = std::mem::take(&mut unpaid.debts);
+            if debts.is_empty() {
+                unpaid.running = false;
+                return;
+            }
+            debts
+        };
+        runtime.block_on(join_all(debts.iter().map(|debt| debt.pay(&engine, backend.as_ref()))));
+    }
+}
+
+impl Estate {
+    fn unpaid(&self) -> MutexGuard<'_, Unpaid> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

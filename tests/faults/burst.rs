@@ -1,0 +1,198 @@
+//! A hundred thousand keys, and nothing of it remains.
+
+use std::{panic, time::Duration};
+
+use bellwether::{BoxError, Cache, ErrorKind, RedisBackend, cache::Abandoned};
+use tokio::{runtime::Handle, task::JoinSet, time::sleep};
+
+use super::{
+    MS,
+    support::{LIMIT, Raw, RedisServer, eventually},
+    turn, works_again,
+};
+
+/// The text of every panic that is meant to happen.
+const CRACK: &str = "the bell cracked";
+const AT_ONCE: usize = 256;
+
+#[derive(Debug, Default)]
+struct Ends {
+    values: usize,
+    failures: usize,
+    panics: usize,
+    gone: usize,
+}
+
+/// Loads each key once: most with a value, some fail, some panic, some are left by their callers.
+async fn burst(caches: &[Cache<String>; 2], keys: std::ops::Range<usize>) -> Ends {
+    let mut ends = Ends::default();
+    let mut callers = JoinSet::new();
+    let mut count = |end: Result<Result<String, bellwether::Error>, _>| match end {
+        Err(_aborted) => ends.gone += 1,
+        Ok(Ok(_)) => ends.values += 1,
+        Ok(Err(error)) => match error.kind() {
+            ErrorKind::Load => ends.failures += 1,
+            ErrorKind::Panicked => ends.panics += 1,
+            _ => panic!("{error:?}"),
+        },
+    };
+    for number in keys {
+        while callers.len() >= AT_ONCE {
+            count(callers.join_next().await.unwrap());
+        }
+        let cache = caches[number % 2].clone();
+        let caller = callers.spawn(async move {
+            let load = cache.get_or_load(format!("key-{number}"), move |_| async move {
+                match number % 20 {
+                    4..6 => Err(BoxError::from("no such product")),
+                    8 => panic!("{CRACK}"),
+                    12..14 => {
+                        sleep(5 * MS).await;
+                        Ok("too late".to_owned())
+                    }
+                    _ => Ok(format!("value {number}")),
+                }
+            });
+            load.await
+        });
+        if matches!(number % 20, 12..14) {
+            tokio::spawn(async move {
+                sleep(fastrand::u32(..5) * MS).await;
+                caller.abort();
+            });
+        }
+    }
+    while let Some(end) = callers.join_next().await {
+        count(end);
+    }
+    ends
+}
+
+/// Bytes of this process that are in memory.
+fn resident() -> usize {
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    let pages = statm.split(' ').nth(1).and_then(|pages| pages.parse::<usize>().ok());
+    pages.unwrap_or(0) * 4096
+}
+
+async fn subscriptions(raw: &mut Raw) -> usize {
+    raw.pubsub_channels().await.len()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hundred_thousand_keys_leave_nothing_behind() {
+    const KEYS: usize = 100_000;
+    const WARM_UP: usize = 40_000;
+    let _turn = turn().await;
+    let usual = panic::take_hook();
+    panic::set_hook(Box::new(move |panic| {
+        if panic.payload_as_str() != Some(CRACK) {
+            usual(panic);
+        }
+    }));
+    let server = RedisServer::start().await;
+    let mut raw = server.raw().await;
+    let caches = [Abandoned::Finish, Abandoned::Cancel].map(|abandoned| {
+        let backend = RedisBackend::open(&server.url()).unwrap();
+        Cache::builder(backend)
+            .namespace("t")
+            .ttl(Duration::from_secs(600))
+            .when_abandoned(abandoned)
+            .build()
+            .unwrap()
+    });
+    let [a, b] = &caches;
+    works_again(&mut raw, [a, b], LIMIT).await;
+    burst(&caches, 0..WARM_UP).await;
+    let alive = || Handle::current().metrics().num_alive_tasks();
+    let quiet = async |raw: &mut Raw, tasks: usize| {
+        let end = tokio::time::Instant::now() + LIMIT;
+        loop {
+            let flights: u64 = caches.iter().map(|cache| cache.stats().flights).sum();
+            let leases = leases(raw).await;
+            let subscriptions = subscriptions(raw).await;
+            let left = (flights, leases, subscriptions, alive().saturating_sub(tasks));
+            if left == (0, 0, 0, 0) {
+                return;
+            }
+            let late = tokio::time::Instant::now() > end;
+            assert!(!late, "flights, leases, subscriptions, tasks: {left:?}");
+            sleep(5 * MS).await;
+        }
+    };
+    // Until the tasks of the last callers have ended, too.
+    quiet(&mut raw, usize::MAX).await;
+    let settled = async {
+        let mut last = alive();
+        let mut same = 0;
+        while same < 20 {
+            sleep(5 * MS).await;
+            same = if alive() == last { same + 1 } else { 0 };
+            last = alive();
+        }
+        last
+    };
+    let tasks = settled.await;
+    let before = resident();
+
+    let begun = tokio::time::Instant::now();
+    let ends = burst(&caches, WARM_UP..WARM_UP + KEYS).await;
+    println!("{KEYS} keys in {:?}: {ends:?}", begun.elapsed());
+    assert_eq!(ends.failures, KEYS / 10);
+    assert_eq!(ends.panics, KEYS / 20);
+    assert!(ends.gone > KEYS / 100, "nobody was gone in time: {ends:?}");
+    assert_eq!(ends.values + ends.failures + ends.panics + ends.gone, KEYS);
+
+    quiet(&mut raw, tasks).await;
+    let grown = || resident().saturating_sub(before) >> 10;
+    println!("{tasks} tasks; {} KiB resident, grown by {} KiB", before >> 10, grown());
+    let small = || async { grown() < 8 << 10 };
+    assert!(eventually(Duration::from_secs(2), small).await, "grown by {} KiB", grown());
+    let (entries, fences, endless, others) = remaining(&mut raw).await;
+    println!("in Redis: {entries} entries, {fences} fences");
+    assert_eq!((endless, others), (0, 0), "keys without an end, and keys of other kinds");
+    assert!(entries > KEYS / 2 && fences > 0, "{entries} entries and {fences} fences");
+}
+
+async fn leases(raw: &mut Raw) -> usize {
+    scan(raw, "if suffix == 'l' then found[1] = found[1] + 1 end").await[0]
+}
+
+/// Entries, fences, keys without an end, and keys of other kinds.
+async fn remaining(raw: &mut Raw) -> (usize, usize, usize, usize) {
+    let found = scan(
+        raw,
+        "if suffix == 'e' then found[1] = found[1] + 1
+         elseif suffix == 'f' then found[2] = found[2] + 1
+         else found[4] = found[4] + 1 end
+         if redis.call('PTTL', key) == -1 then found[3] = found[3] + 1 end",
+    );
+    let found = found.await;
+    (found[0], found[1], found[2], found[3])
+}
+
+/// Counts in the server, for the keys are many; in parts, so that it answers others in between.
+async fn scan(raw: &mut Raw, count: &str) -> Vec<usize> {
+    let script = format!(
+        "local found = {{0, 0, 0, 0}}
+         local scanned = redis.call('SCAN', ARGV[1], 'COUNT', 5000)
+         for _, key in ipairs(scanned[2]) do
+           local suffix = string.match(key, '}}:(.*)$')
+           {count}
+         end
+         return {{scanned[1], found[1], found[2], found[3], found[4]}}"
+    );
+    let mut total = vec![0; 4];
+    let mut cursor = "0".to_owned();
+    loop {
+        let (next, a, b, c, d): (String, usize, usize, usize, usize) =
+            raw.run(&["EVAL", &script, "0", &cursor]).await;
+        for (sum, part) in total.iter_mut().zip([a, b, c, d]) {
+            *sum += part;
+        }
+        if next == "0" {
+            return total;
+        }
+        cursor = next;
+    }
+}

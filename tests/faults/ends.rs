@@ -1,0 +1,133 @@
+//! Runtimes and caches that end in the middle of a load.
+
+use std::time::Duration;
+
+use bellwether::{Cache, ErrorKind, cache::Source};
+use tokio::{
+    runtime::{Builder, Runtime},
+    time::Instant,
+};
+
+use super::{
+    MS, connected, gated, listeners,
+    support::{LIMIT, RedisServer, eventually},
+    turn, value,
+};
+
+/// How soon another process begins. The best of some rounds is held to it, for others share the machine.
+const TAKEN_OVER: Duration = Duration::from_millis(100);
+const ROUNDS: usize = 5;
+
+fn runtime() -> Runtime {
+    Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cache_that_is_shut_down_in_mid_load_hands_over_at_once() {
+    let _turn = turn().await;
+    let server = RedisServer::start().await;
+    let mut raw = server.raw().await;
+    let mut delays = Vec::new();
+    for round in 0..ROUNDS {
+        let (a, b) = (connected(&server.url()).await, connected(&server.url()).await);
+        let key = format!("k{round}");
+        let (loader, gate) = gated("never");
+        let leading = tokio::spawn(a.request(&key).load(loader));
+        let _lead = gate.begun.await.unwrap();
+        let (loader, taken_over) = gated("of the other");
+        let waiting = tokio::spawn(b.request(&key).load(loader));
+        while listeners(&mut raw, &key).await == 0 {}
+        let told = Instant::now();
+        let (_, lead) = tokio::join!(a.shutdown(Duration::ZERO), taken_over.begun);
+        delays.push(told.elapsed());
+        assert!(lead.unwrap().fence().is_some());
+        taken_over.open.send(()).unwrap();
+        assert_eq!(waiting.await.unwrap().unwrap().source(), Source::Led);
+        assert_eq!(leading.await.unwrap().unwrap_err().kind(), ErrorKind::Cancelled);
+        // Who still asks is served, without a flight.
+        let late = a.request("late").load(value("late")).await.unwrap();
+        assert_eq!(late.source(), Source::Degraded);
+    }
+    println!("from a shutdown to the next load: {delays:?}");
+    assert!(*delays.iter().min().unwrap() < TAKEN_OVER, "{delays:?}");
+    assert!(*delays.iter().max().unwrap() < Duration::from_secs(2), "{delays:?}");
+}
+
+/// Nothing of it can run any more on its runtime, and the lease is released all the same.
+#[test]
+fn a_runtime_that_is_dropped_in_mid_load_hands_over_at_once() {
+    let staying = runtime();
+    let _turn = staying.block_on(turn());
+    let server = staying.block_on(RedisServer::start());
+    let mut raw = staying.block_on(server.raw());
+    let mut delays = Vec::new();
+    for round in 0..ROUNDS {
+        let going = runtime();
+        let key = format!("k{round}");
+        let a = going.block_on(connected(&server.url()));
+        let b = staying.block_on(connected(&server.url()));
+        let (loader, gate) = gated("never");
+        let leading = going.spawn(a.request(&key).load(loader));
+        let _lead = going.block_on(gate.begun).unwrap();
+        let (loader, taken_over) = gated("of the other");
+        let waiting = staying.spawn(b.request(&key).load(loader));
+        staying.block_on(async { while listeners(&mut raw, &key).await == 0 {} });
+        let dropped = Instant::now();
+        going.shutdown_background();
+        let lead = staying.block_on(taken_over.begun).unwrap();
+        delays.push(dropped.elapsed());
+        assert!(lead.fence().is_some());
+        taken_over.open.send(()).unwrap();
+        let waited = staying.block_on(waiting).unwrap().unwrap();
+        assert_eq!(waited.source(), Source::Led);
+        assert!(staying.block_on(leading).is_err());
+        // The same cache works on another runtime.
+        assert_eq!(a.stats().flights, 0);
+        staying.block_on(async {
+            let works = || async {
+                let fresh = format!("{key}-{:?}", Instant::now());
+                let loaded = a.request(fresh).load(value("elsewhere")).await.unwrap();
+                loaded.source() == Source::Led
+            };
+            assert!(eventually(LIMIT, works).await, "it does not work on another runtime");
+        });
+    }
+    println!("from a dropped runtime to the next load: {delays:?}");
+    assert!(*delays.iter().min().unwrap() < TAKEN_OVER, "{delays:?}");
+    assert!(*delays.iter().max().unwrap() < Duration::from_secs(4), "{delays:?}");
+}
+
+/// Those who follow a flight whose runtime ends lead it anew on their own, and need not wait for a lease.
+#[test]
+fn followers_on_another_runtime_go_on() {
+    let staying = runtime();
+    let _turn = staying.block_on(turn());
+    let server = staying.block_on(RedisServer::start());
+    let mut delays = Vec::new();
+    for round in 0..ROUNDS {
+        let going = runtime();
+        let key = format!("k{round}");
+        let cache: Cache<String> = going.block_on(connected(&server.url()));
+        let (loader, gate) = gated("never");
+        let leading = going.spawn(cache.request(&key).load(loader));
+        let _lead = going.block_on(gate.begun).unwrap();
+        let followers: Vec<_> = (0..10)
+            .map(|_| {
+                let (cache, key) = (cache.clone(), key.clone());
+                staying.spawn(async move { cache.request(key).load(value("anew")).await })
+            })
+            .collect();
+        // They have joined when the flight is shared; that they have is not to be seen from outside.
+        std::thread::sleep(20 * MS);
+        let dropped = Instant::now();
+        going.shutdown_background();
+        for follower in followers {
+            let served = staying.block_on(follower).unwrap().unwrap();
+            assert_eq!(served.value(), "anew");
+        }
+        delays.push(dropped.elapsed());
+        assert!(staying.block_on(leading).is_err());
+    }
+    println!("from a dropped runtime to the answer: {delays:?}");
+    assert!(*delays.iter().min().unwrap() < Duration::from_secs(1), "{delays:?}");
+}

@@ -1,0 +1,113 @@
+//! A process that is suspended in the middle of its load, and one whose clock is set.
+
+use std::{collections::HashMap, time::Duration};
+
+use bellwether::{Cache, RedisBackend, cache::Source};
+use tokio::time::Instant;
+
+use super::{
+    MS, gated,
+    support::{LIMIT, RedisServer, eventually},
+    turn, value,
+    worker::{FakeClock, Worker},
+};
+
+const LEASE: Duration = Duration::from_millis(600);
+
+fn other(server: &RedisServer) -> Cache<String> {
+    let backend = RedisBackend::open(&server.url()).unwrap();
+    Cache::builder(backend).namespace("t").lease(LEASE).build().unwrap()
+}
+
+/// Nothing can tell it while it is suspended. Awake, it learns of the loss at once; what it loaded is not
+/// stored, and its callers are not served it either, for there is something newer.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_holder_that_was_suspended_learns_that_it_lost() {
+    let _turn = turn().await;
+    let server = RedisServer::start().await;
+    for round in 0..3 {
+        let cache = other(&server);
+        let mut worker = Worker::start(&server.url(), LEASE, &HashMap::new()).await;
+        let first: u64 = worker.told("begun").await.parse().unwrap();
+        worker.signal("STOP");
+        let (loader, gate) = gated("new");
+        let leading = tokio::spawn(cache.request("k").load(loader));
+        let second = gate.begun.await.unwrap().fence().unwrap();
+        assert!(second > first, "fences grow");
+        gate.open.send(()).unwrap();
+        assert_eq!(leading.await.unwrap().unwrap().source(), Source::Led);
+        worker.signal("CONT");
+        let awake = Instant::now();
+        worker.told("lost").await;
+        println!("round {round}: told {:?} after it was resumed", awake.elapsed());
+        assert!(awake.elapsed() < LEASE, "{:?}", awake.elapsed());
+        worker.tell("open").await;
+        assert_eq!(worker.answers().await, ["new HandedOver"; 3]);
+        assert!(worker.told("stats").await.contains("refused: 1"));
+        assert_eq!(cache.get("k").await.unwrap().as_deref(), Some("new"));
+        cache.invalidate("k").await.unwrap();
+    }
+}
+
+/// The other process is still loading when the first one wakes up and commits.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_holder_that_was_suspended_disturbs_nobody_who_loads_now() {
+    let _turn = turn().await;
+    let server = RedisServer::start().await;
+    let cache = other(&server);
+    let mut worker = Worker::start(&server.url(), LEASE, &HashMap::new()).await;
+    worker.told("begun").await;
+    worker.signal("STOP");
+    let (loader, gate) = gated("new");
+    let leading = tokio::spawn(cache.request("k").load(loader));
+    gate.begun.await.unwrap();
+    worker.tell("open").await;
+    worker.signal("CONT");
+    let refused = worker.told("stats").await;
+    assert!(refused.contains("refused: 1") && refused.contains("stored: 0"), "{refused}");
+    let mut raw = server.raw().await;
+    assert!(raw.pttl("t:c:{k}:l").await > 0, "the lease of the one who loads is gone");
+    gate.open.send(()).unwrap();
+    assert_eq!(leading.await.unwrap().unwrap().source(), Source::Led);
+    assert_eq!(cache.get("k").await.unwrap().as_deref(), Some("new"));
+}
+
+/// A process's own clock decides nothing, so it may be set by an hour in the middle of a load.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_holder_whose_clock_is_set_holds_its_lease() {
+    let _turn = turn().await;
+    let server = RedisServer::start().await;
+    for step in [3600, -3600] {
+        let cache = other(&server);
+        let clock = FakeClock::right();
+        let mut worker = Worker::start(&server.url(), LEASE, &clock.environment()).await;
+        let fence = worker.told("begun").await;
+        worker.tell("time").await;
+        let before: i64 = worker.told("time").await.parse().unwrap();
+        clock.set(step);
+        worker.tell("time").await;
+        let after: i64 = worker.told("time").await.parse().unwrap();
+        assert!((after - before - step).abs() < 60, "the clock was not set: {before} {after}");
+        let waiting = tokio::spawn(cache.request("k").load(value("of the other")));
+        // Renewed, and more than once: a third of the lease and again.
+        let mut raw = server.raw().await;
+        for _ in 0..4 {
+            let (mut low, mut high) = (false, false);
+            let end = Instant::now() + LIMIT;
+            while !(low && high) {
+                let left = raw.pttl("t:c:{k}:l").await;
+                assert!(left > 0, "the lease was lost");
+                low |= left < 450;
+                high |= low && left > 500;
+                assert!(Instant::now() < end, "it is not renewed");
+                tokio::time::sleep(MS).await;
+            }
+        }
+        worker.tell("open").await;
+        assert_eq!(worker.answers().await, ["old Followed", "old Followed", "old Led"], "{fence}");
+        assert_eq!(waiting.await.unwrap().unwrap().source(), Source::HandedOver);
+        let stored = || async { cache.get("k").await.unwrap().as_deref() == Some("old") };
+        assert!(eventually(LIMIT, stored).await);
+        cache.invalidate("k").await.unwrap();
+    }
+}

@@ -1,0 +1,166 @@
+//! Faults of servers, networks, clocks and callers, and what is promised while and after they happen.
+//!
+//! Two backends share nothing, so two caches over them are two processes of a fleet; where a process itself
+//! must suffer, a worker is started (`worker`). What comes between is `support::proxy`, and what a server
+//! does by itself is done to a real one.
+//!
+//! | what happens | module |
+//! |---|---|
+//! | a server hangs, dies, forgets, fills up, refuses | `server` |
+//! | an answer is lost, late, doubled, cut | `replies` |
+//! | a push is lost, late, doubled, overtaken | `pushes` |
+//! | a network swallows, refuses, cuts | `network` |
+//! | a process is suspended, or its clock is set | `holder` |
+//! | the server's clock is set | `clock` |
+//! | runtimes and caches end in the middle | `ends` |
+//! | a hundred thousand keys | `burst` |
+//! | a server that is killed every few seconds, under load | `steady` |
+//!
+//! Times are asserted with what the machine itself was late by (`load::Control`) taken off.
+#![cfg(feature = "redis")]
+#![allow(unreachable_pub, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod burst;
+mod clock;
+mod ends;
+mod holder;
+mod load;
+mod network;
+mod pushes;
+mod replies;
+mod server;
+mod steady;
+mod worker;
+
+use std::{future::Future, pin::Pin, time::Duration};
+
+use bellwether::{
+    BoxError, Cache, RedisBackend,
+    cache::{Lead, Source},
+};
+use tokio::{
+    sync::{Mutex, MutexGuard, oneshot},
+    time::{Instant, timeout},
+};
+
+use self::support::{LIMIT, Raw, eventually};
+
+const MS: Duration = Duration::from_millis(1);
+/// How soon after its return a server is used as before.
+const RECOVERY: Duration = Duration::from_secs(2);
+
+/// One at a time: they measure times, and a second one would take the processor from the first.
+static TURN: Mutex<()> = Mutex::const_new(());
+
+async fn turn() -> MutexGuard<'static, ()> {
+    TURN.lock().await
+}
+
+/// A cache of a process of its own.
+fn cache(url: &str) -> Cache<String> {
+    Cache::builder(RedisBackend::open(url).unwrap()).namespace("t").build().unwrap()
+}
+
+async fn connected(url: &str) -> Cache<String> {
+    let backend = RedisBackend::open(url).unwrap();
+    let pings = || async { backend.ping().await.is_ok() };
+    assert!(eventually(LIMIT, pings).await, "no connection");
+    Cache::builder(backend.clone()).namespace("t").build().unwrap()
+}
+
+type Loading = Pin<Box<dyn Future<Output = Result<String, BoxError>> + Send>>;
+
+/// A loader that makes a value at once.
+fn value(text: impl Into<String>) -> impl FnOnce(Lead) -> Loading + Send + 'static {
+    let text = text.into();
+    move |_| Box::pin(async move { Ok(text) })
+}
+
+/// A loader that says that it has begun, and goes on when it is told to.
+struct Gate {
+    pub begun: oneshot::Receiver<Lead>,
+    pub open: oneshot::Sender<()>,
+}
+
+fn gated(text: impl Into<String>) -> (impl FnOnce(Lead) -> Loading + Send + 'static, Gate) {
+    let text = text.into();
+    let (begin, begun) = oneshot::channel();
+    let (open, opened) = oneshot::channel();
+    let loader = move |lead: Lead| -> Loading {
+        Box::pin(async move {
+            let _ = begin.send(lead);
+            let _ = opened.await;
+            Ok(text)
+        })
+    };
+    (loader, Gate { begun, open })
+}
+
+/// How many listen to what happens to a key.
+async fn listeners(raw: &mut Raw, key: &str) -> usize {
+    let channel = format!("t:c:{{{key}}}:c");
+    raw.run::<(String, usize)>(&["PUBSUB", "NUMSUB", &channel]).await.1
+}
+
+/// Everything is as if nothing had happened: one loads under the lease, the other finds what is stored, and
+/// who waits is pushed the result. Tried anew with other keys until the time for it is over.
+async fn works_again(raw: &mut Raw, [a, b]: [&Cache<String>; 2], within: Duration) -> Duration {
+    let begun = Instant::now();
+    let mut tries = 0;
+    let mut why = String::new();
+    while begun.elapsed() < within {
+        tries += 1;
+        let key = format!("again-{:?}-{tries}", std::ptr::from_ref(raw));
+        match work(raw, [a, b], &key).await {
+            Ok(()) => return begun.elapsed(),
+            Err(missing) => why = missing,
+        }
+        tokio::time::sleep(5 * MS).await;
+    }
+    panic!("it does not work again after {within:?} and {tries} tries: {why}");
+}
+
+async fn work(raw: &mut Raw, [a, b]: [&Cache<String>; 2], key: &str) -> Result<(), String> {
+    raw.run::<()>(&["DEL", &format!("t:c:{{{key}}}:e")]).await;
+    let (loader, gate) = gated("again");
+    let leading = tokio::spawn(a.request(key).load(loader));
+    let Ok(Ok(lead)) = timeout(LIMIT, gate.begun).await else { return Err("no load".to_owned()) };
+    if lead.fence().is_none() {
+        return Err("it loads without a lease".to_owned());
+    }
+    let waiting = tokio::spawn(b.request(key).load(value("of the other")));
+    let mut last = 0;
+    let listens = async {
+        while last == 0 && !waiting.is_finished() {
+            last = listeners(raw, key).await;
+        }
+    };
+    if timeout(300 * MS, listens).await.is_err() {
+        waiting.abort();
+        let _ = gate.open.send(());
+        let _ = leading.await;
+        return Err("no subscription".to_owned());
+    }
+    // It looks once more before it waits, and that is not to be seen from outside.
+    tokio::time::sleep(20 * MS).await;
+    let _ = gate.open.send(());
+    let led = leading.await.unwrap().map_err(|error| error.to_string())?;
+    let opened = Instant::now();
+    let waited = waiting.await.unwrap().map_err(|error| error.to_string())?;
+    let found = b.request(key).load(value("of the other"));
+    let found = found.await.map_err(|error| error.to_string())?;
+    let sources = (led.source(), waited.source(), found.source());
+    match sources {
+        (Source::Led, Source::HandedOver, Source::Hit) if opened.elapsed() < 1000 * MS => Ok(()),
+        _ => Err(format!("{sources:?} after {:?}", opened.elapsed())),
+    }
+}
+
+/// The other side: returns at once unless this process was started as a worker.
+#[test]
+fn worker_process() {
+    worker::work();
+}

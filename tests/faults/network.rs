@@ -1,0 +1,97 @@
+//! What lies between: a network that swallows, refuses and cuts, under load.
+
+use std::{sync::atomic::Ordering, time::Duration};
+
+use bellwether::{Cache, cache::Source};
+
+use super::{
+    RECOVERY, connected,
+    load::{Load, TAKES},
+    support::{
+        RedisServer,
+        proxy::{Mode, Proxy},
+    },
+    turn, works_again,
+};
+
+const RATE: u32 = 60;
+const TIME_OUT: Duration = Duration::from_millis(250);
+const SLOWEST: Duration = TAKES.saturating_add(TIME_OUT).saturating_add(Duration::from_millis(200));
+
+struct Scene {
+    server: RedisServer,
+    proxy: Proxy,
+    caches: [Cache<String>; 2],
+    load: Load,
+}
+
+impl Scene {
+    async fn begin() -> Self {
+        let server = RedisServer::start().await;
+        let proxy = Proxy::start(server.port());
+        let caches = [connected(&proxy.url()).await, connected(&proxy.url()).await];
+        let load = Load::start(&caches, RATE);
+        load.answers(60).await;
+        load.event("begin");
+        Self { server, proxy, caches, load }
+    }
+
+    fn commands(&self) -> u64 {
+        ["get", "claim", "commit"].iter().map(|kind| self.proxy.seen(kind)).sum()
+    }
+
+    async fn end(self, what: &str) {
+        self.load.event("end");
+        self.proxy.clear();
+        let [a, b] = &self.caches;
+        let took = works_again(&mut self.server.raw().await, [a, b], RECOVERY).await;
+        self.load.answers(60).await;
+        let outcome = self.load.stop().await;
+        println!("{what}: as before after {took:?}; {}", outcome.summary());
+        outcome.assert_no_error();
+        let happened = what == "cutting" || outcome.count(Source::Degraded) > 0;
+        assert!(happened, "{what}: it never happened");
+        let slowest = outcome.assert_slowest(SLOWEST);
+        println!("{what}: the slowest took {slowest:?} of {SLOWEST:?}");
+    }
+}
+
+/// Nothing is refused and nothing answered, and what was open stays silent for good. Requests do not queue
+/// up for that: few are sent, and none waits longer than its own time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_network_that_swallows_everything() {
+    let _turn = turn().await;
+    let scene = Scene::begin().await;
+    scene.proxy.mode(Mode::Stall);
+    let before = scene.commands();
+    let asked = 400;
+    scene.load.answers(asked).await;
+    let sent = scene.commands() - before;
+    println!("{sent} commands were sent while {asked} requests were answered");
+    assert!(sent < 100, "{sent} commands for {asked} requests");
+    scene.end("swallowing").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_network_that_refuses_connections() {
+    let _turn = turn().await;
+    let scene = Scene::begin().await;
+    scene.proxy.mode(Mode::Refuse);
+    scene.proxy.cut();
+    scene.load.answers(300).await;
+    // The loop goes on trying, with pauses.
+    let refused = scene.proxy.counters().refused.load(Ordering::SeqCst);
+    assert!((4..200).contains(&refused), "{refused} attempts");
+    scene.end("refusing").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_network_that_cuts_every_connection_again_and_again() {
+    let _turn = turn().await;
+    let scene = Scene::begin().await;
+    for _ in 0..20 {
+        scene.proxy.cut();
+        scene.load.answers(8).await;
+    }
+    scene.end("cutting").await;
+}

@@ -1,0 +1,110 @@
+//! Pushes are lost, doubled, late, or overtake each other.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use bellwether::{BoxError, Cache, RedisBackend, cache::Source};
+use tokio::{
+    task::JoinSet,
+    time::{Instant, sleep},
+};
+
+use super::{
+    MS, connected, gated, listeners,
+    support::{
+        LIMIT, RedisServer, eventually,
+        proxy::{Proxy, PushFault},
+    },
+    turn, value,
+};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_any_push_waiters_are_served_within_the_lease() {
+    const LEASE: Duration = Duration::from_millis(1500);
+    let _turn = turn().await;
+    let server = RedisServer::start().await;
+    let mut raw = server.raw().await;
+    let proxy = Proxy::start(server.port());
+    let build = |url: &str| {
+        let backend = RedisBackend::open(url).unwrap();
+        Cache::<String>::builder(backend).namespace("t").lease(LEASE).build().unwrap()
+    };
+    let (a, b) = (build(&server.url()), build(&proxy.url()));
+    proxy.pushes(Some(PushFault::Drop));
+    for round in 0..3 {
+        let key = format!("k{round}");
+        let (loader, gate) = gated("pushed");
+        let leading = tokio::spawn(a.request(&key).load(loader));
+        let _lead = gate.begun.await.unwrap();
+        let asked = Instant::now();
+        let claims = proxy.seen("claim");
+        let waiting = tokio::spawn(b.request(&key).load(value("own")));
+        // It looks once more when it has subscribed; from then on only a push could tell it.
+        let looked = || async { proxy.seen("claim") >= claims + 2 };
+        assert!(eventually(LIMIT, looked).await);
+        assert_eq!(listeners(&mut raw, &key).await, 1);
+        gate.open.send(()).unwrap();
+        assert_eq!(leading.await.unwrap().unwrap().source(), Source::Led);
+        let waited = waiting.await.unwrap().unwrap();
+        assert_eq!((waited.value().as_str(), waited.source()), ("pushed", Source::HandedOver));
+        println!("without pushes: served after {:?}", asked.elapsed());
+        assert!(asked.elapsed() < LEASE + 300 * MS, "{:?}", asked.elapsed());
+    }
+    assert!(proxy.counters().pushes_spoilt.load(Ordering::SeqCst) >= 3);
+}
+
+/// What is true grows. It is told by an invalidation, and who asks after that returned must not be served
+/// anything older, whatever the pushes do.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pushes_that_are_doubled_late_or_overtaken_bring_no_old_value_back() {
+    let _turn = turn().await;
+    for fault in [PushFault::Double, PushFault::Reorder, PushFault::Delay(20 * MS)] {
+        let server = RedisServer::start().await;
+        let proxies = [Proxy::start(server.port()), Proxy::start(server.port())];
+        let caches = [connected(&proxies[0].url()).await, connected(&proxies[1].url()).await];
+        proxies.iter().for_each(|proxy| proxy.pushes(Some(fault)));
+        // What the origin holds, and what everyone was told of.
+        let (truth, told) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+        let mut readers = JoinSet::new();
+        for number in 0..6 {
+            let cache = caches[number % 2].clone();
+            let (truth, told) = (truth.clone(), told.clone());
+            readers.spawn(async move {
+                let mut waited = 0;
+                while told.load(Ordering::SeqCst) < 150 {
+                    let at_least = told.load(Ordering::SeqCst);
+                    let origin = truth.clone();
+                    let read = cache.request("k").load(move |_| async move {
+                        let read = origin.load(Ordering::SeqCst);
+                        sleep(3 * MS).await;
+                        Ok::<_, BoxError>(read.to_string())
+                    });
+                    let read = read.await.unwrap();
+                    waited += usize::from(read.source() == Source::HandedOver);
+                    let seen: u64 = read.into_value().parse().unwrap();
+                    assert!(seen >= at_least, "{fault:?}: {seen} after {at_least} was told");
+                    tokio::task::yield_now().await;
+                }
+                waited
+            });
+        }
+        for version in 1..=150 {
+            truth.store(version, Ordering::SeqCst);
+            caches[fastrand::usize(..2)].invalidate("k").await.unwrap();
+            told.store(version, Ordering::SeqCst);
+            sleep(fastrand::u32(..8) * MS).await;
+        }
+        let waited: usize = readers.join_all().await.into_iter().sum();
+        let spoilt = |proxy: &Proxy| proxy.counters().pushes_spoilt.load(Ordering::SeqCst);
+        let spoilt = proxies.iter().map(spoilt).sum::<u64>();
+        println!("{fault:?}: {spoilt} pushes, {waited} readers served by one");
+        assert!(spoilt > 0 && waited > 0, "{fault:?}: it never happened");
+        let idle = || async { caches.iter().all(|cache| cache.stats().flights == 0) };
+        assert!(eventually(LIMIT, idle).await);
+    }
+}

@@ -1,0 +1,150 @@
+//! The answer to a claim or to a commit does not come, comes late, or the connection ends.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use bellwether::{BoxError, Cache, RedisBackend, cache::Source};
+use tokio::{
+    task::JoinSet,
+    time::{Instant, sleep},
+};
+
+use super::{
+    MS, connected,
+    support::{
+        LIMIT, RedisServer, eventually,
+        proxy::{Fault, Proxy, kind, kind_of},
+    },
+    turn, value, works_again,
+};
+
+const FAULTS: [Fault; 8] = [
+    Fault::Silence,
+    Fault::Swallow,
+    Fault::Double,
+    Fault::Delay(Duration::from_millis(100)),
+    Fault::Delay(Duration::from_millis(400)),
+    Fault::Cut,
+    Fault::CutInHalf,
+    Fault::CutBefore,
+];
+
+/// Counts its loads, and the most that ran at the same time.
+#[derive(Clone, Default)]
+struct Origin {
+    begun: Arc<AtomicUsize>,
+    running: Arc<AtomicUsize>,
+    most: Arc<AtomicUsize>,
+}
+
+impl Origin {
+    async fn load(self) -> Result<String, BoxError> {
+        let number = self.begun.fetch_add(1, Ordering::SeqCst);
+        let running = self.running.fetch_add(1, Ordering::SeqCst) + 1;
+        self.most.fetch_max(running, Ordering::SeqCst);
+        sleep(300 * MS).await;
+        self.running.fetch_sub(1, Ordering::SeqCst);
+        Ok(format!("value {number}"))
+    }
+}
+
+/// Callers in the process that is befallen and in another one, and what remains of it.
+async fn befall(
+    server: &RedisServer,
+    proxy: &Proxy,
+    [a, b]: [&Cache<String>; 2],
+    what: &str,
+    fault: Fault,
+) {
+    let case = format!("{what}: {fault:?}");
+    let key = format!("{what}-{fault:?}").replace([' ', '(', ')', '{', '}'], "");
+    let origin = Origin::default();
+    let befallen = proxy.once(kind_of(what, &key), fault);
+    let stored = || a.stats().stored + b.stats().stored;
+    let before = stored();
+    let mut callers = JoinSet::new();
+    let mut ask = |cache: &Cache<String>| {
+        for _ in 0..10 {
+            let origin = origin.clone();
+            callers.spawn(cache.request(&key).load(move |_| origin.load()));
+        }
+    };
+    ask(a);
+    let begun = || async { befallen.count() == 1 };
+    assert!(eventually(LIMIT, begun).await, "{case}: it never happened");
+    ask(b);
+    let mut sources = Vec::new();
+    while let Some(answer) = callers.join_next().await {
+        let loaded = answer.unwrap().unwrap_or_else(|error| panic!("{case}: {error}"));
+        assert_eq!(loaded.value(), "value 0", "{case}");
+        sources.push(loaded.source());
+    }
+    assert!(!sources.contains(&Source::Degraded), "{case}: {sources:?}");
+    let loads = (origin.begun.load(Ordering::SeqCst), origin.most.load(Ordering::SeqCst));
+    assert_eq!(loads, (1, 1), "{case}: loads, and the most at the same time");
+    assert_eq!(stored() - before, 1, "{case}: stored once");
+    let mut raw = server.raw().await;
+    assert_eq!(b.get(&key).await.unwrap().as_deref(), Some("value 0"), "{case}");
+    let lease = raw.pttl(&format!("t:c:{{{key}}}:l")).await;
+    let mut free = async || raw.pttl(&format!("t:c:{{{key}}}:l")).await == -2;
+    let end = Instant::now() + LIMIT / 20;
+    while !free().await {
+        assert!(Instant::now() < end, "{case}: the lease is still there, for {lease} ms");
+        sleep(MS).await;
+    }
+    works_again(&mut raw, [a, b], Duration::from_secs(2)).await;
+}
+
+/// One try is lost, and the second recognises what the first one did.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_answer_that_goes_wrong_costs_no_second_load() {
+    let _turn = turn().await;
+    let server = RedisServer::start().await;
+    let proxy = Proxy::start(server.port());
+    let (a, b) = (connected(&proxy.url()).await, connected(&server.url()).await);
+    for fault in FAULTS {
+        for what in ["claim", "commit"] {
+            befall(&server, &proxy, [&a, &b], what, fault).await;
+        }
+    }
+}
+
+/// Neither of two claims is answered: the callers are served without a lease, and the one that may have
+/// been granted does not outlive its time. Nor would it if nobody could undo it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_orphan_lives_one_lease_at_most() {
+    const LEASE: Duration = Duration::from_secs(1);
+    let _turn = turn().await;
+    let server = RedisServer::start().await;
+    let proxy = Proxy::start(server.port());
+    let build = |url: &str| {
+        let backend = RedisBackend::open(url).unwrap();
+        Cache::<String>::builder(backend).namespace("t").lease(LEASE).build().unwrap()
+    };
+    for undone in [true, false] {
+        for fault in [Fault::Silence, Fault::Cut] {
+            let (a, b) = (build(&proxy.url()), build(&server.url()));
+            a.get_or_load("warm", value("warm")).await.unwrap();
+            let key = format!("orphan-{undone}-{fault:?}");
+            let claims = proxy.when(kind_of("claim", &key), fault);
+            if !undone {
+                proxy.when(kind("release"), Fault::CutBefore);
+            }
+            let asked = Instant::now();
+            let alone = a.request(&key).load(value("alone")).await.unwrap();
+            assert_eq!(alone.source(), Source::Degraded, "{key}");
+            assert_eq!(claims.count(), 2, "{key}");
+            let other = b.request(&key).load(value("other")).await.unwrap();
+            assert_eq!(other.source(), Source::Led, "{key}");
+            let took = asked.elapsed();
+            println!("{key}: the next one began after {took:?}");
+            assert!(took < LEASE + 700 * MS, "{key}: {took:?}");
+            proxy.clear();
+        }
+    }
+}

@@ -1,0 +1,232 @@
+//! What a server does by itself, under load from two processes.
+//!
+//! No request fails for it; the slowest takes the load, a command time-out and 200 ms at most; and within
+//! two seconds of the server's return everything is as before, without help.
+
+use std::time::Duration;
+
+use bellwether::{Cache, cache::Source};
+
+use super::{
+    RECOVERY, connected,
+    load::{Load, Outcome, TAKES},
+    support::{Raw, RedisServer},
+    turn, works_again,
+};
+
+/// Requests in a second, to each of the two.
+const RATE: u32 = 60;
+const TIME_OUT: Duration = Duration::from_millis(250);
+const SLOWEST: Duration = TAKES.saturating_add(TIME_OUT).saturating_add(Duration::from_millis(200));
+/// So many answers, about: a second and a half.
+const A_WHILE: usize = 180;
+
+/// Two caches under load, over a server.
+struct Scene {
+    server: RedisServer,
+    caches: [Cache<String>; 2],
+    load: Load,
+    what: &'static str,
+}
+
+impl Scene {
+    async fn begin(what: &'static str, arguments: &[&str]) -> Self {
+        let server = RedisServer::start_with(arguments).await;
+        let credentials = match arguments.contains(&"--requirepass") {
+            true => ":secret",
+            false => "",
+        };
+        Self::of(what, server, credentials).await
+    }
+
+    async fn of(what: &'static str, server: RedisServer, credentials: &str) -> Self {
+        let url = server.url_of(credentials, 0);
+        let caches = [connected(&url).await, connected(&url).await];
+        let load = Load::start(&caches, RATE);
+        let scene = Self { server, caches, load, what };
+        scene.load.answers(A_WHILE / 3).await;
+        scene
+    }
+
+    /// The server is back, or the fault over: from here on it must come right by itself.
+    async fn end(self) -> Outcome {
+        let mut raw = self.server.raw().await;
+        let [a, b] = &self.caches;
+        self.load.event("end");
+        let took = works_again(&mut raw, [a, b], RECOVERY).await;
+        self.load.answers(A_WHILE / 3).await;
+        let outcome = self.load.stop().await;
+        println!("{}: as before after {took:?}; {}", self.what, outcome.summary());
+        outcome.assert_no_error();
+        let slowest = outcome.assert_slowest(SLOWEST);
+        println!("{}: the slowest took {slowest:?} of {SLOWEST:?}", self.what);
+        outcome
+    }
+}
+
+macro_rules! multi {
+    ($($(#[$doc:meta])* async fn $name:ident() $body:block)*) => {$(
+        $(#[$doc])*
+        #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+        async fn $name() {
+            let _turn = turn().await;
+            $body
+        }
+    )*};
+}
+
+multi! {
+    async fn a_server_that_hangs_and_goes_on() {
+        let scene = Scene::begin("hanging", &[]).await;
+        for _ in 0..2 {
+            scene.load.event("stop");
+            scene.server.stop_signal();
+            scene.load.answers(A_WHILE).await;
+            scene.load.event("resume");
+            scene.server.resume();
+            scene.load.answers(A_WHILE).await;
+        }
+        assert!(scene.end().await.count(Source::Degraded) > 0);
+    }
+
+    async fn a_server_that_is_killed_and_starts_empty() {
+        let mut scene = Scene::begin("killed, empty", &[]).await;
+        for _ in 0..2 {
+            scene.load.event("kill");
+            scene.server.kill();
+            scene.load.answers(A_WHILE).await;
+            scene.server.start_again().await;
+            scene.load.event("started");
+        }
+        assert!(scene.end().await.count(Source::Degraded) > 0);
+    }
+
+    async fn a_server_that_is_killed_and_starts_with_its_data() {
+        let arguments = ["--appendonly", "yes", "--appendfsync", "always"];
+        let mut scene = Scene::begin("killed, with its data", &arguments).await;
+        for _ in 0..2 {
+            scene.load.event("kill");
+            scene.server.kill();
+            scene.load.answers(A_WHILE).await;
+            scene.server.start_again().await;
+            scene.load.event("started");
+        }
+        assert!(scene.end().await.count(Source::Degraded) > 0);
+    }
+
+    /// The lease of a load that others wait for is gone as well, and nobody would release it.
+    async fn a_server_whose_data_is_flushed() {
+        let scene = Scene::begin("flushed", &[]).await;
+        let mut raw = scene.server.raw().await;
+        for _ in 0..20 {
+            raw.run::<()>(&["FLUSHALL"]).await;
+            scene.load.answers(7).await;
+        }
+        scene.end().await;
+    }
+
+    async fn a_server_whose_scripts_are_flushed() {
+        let scene = Scene::begin("scripts flushed", &[]).await;
+        let mut raw = scene.server.raw().await;
+        for _ in 0..20 {
+            raw.run::<()>(&["SCRIPT", "FLUSH"]).await;
+            scene.load.answers(7).await;
+        }
+        assert_eq!(scene.end().await.count(Source::Degraded), 0);
+    }
+
+    async fn connections_that_are_killed() {
+        let scene = Scene::begin("connections killed", &[]).await;
+        let mut raw = scene.server.raw().await;
+        for _ in 0..10 {
+            raw.run::<()>(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]).await;
+            scene.load.answers(7).await;
+            raw.run::<()>(&["CLIENT", "KILL", "TYPE", "pubsub"]).await;
+            scene.load.answers(7).await;
+        }
+        scene.end().await;
+    }
+
+    async fn a_server_that_is_full() {
+        let scene = Scene::begin("full", &["--maxmemory-policy", "noeviction"]).await;
+        let mut raw = scene.server.raw().await;
+        raw.config_set("maxmemory", "1").await;
+        scene.load.answers(A_WHILE).await;
+        raw.config_set("maxmemory", "0").await;
+        assert!(scene.end().await.count(Source::Degraded) > 0);
+    }
+
+    /// Leases go with the rest, so two may load at once; what the older one made is not stored.
+    async fn a_server_that_evicts_leases() {
+        let scene = Scene::begin("evicting", &["--maxmemory-policy", "allkeys-lru"]).await;
+        let mut raw = scene.server.raw().await;
+        let used: String = raw.run(&["INFO", "memory"]).await;
+        let used = used.lines().find_map(|line| line.strip_prefix("used_memory:")).unwrap();
+        let used: u64 = used.trim().parse().unwrap();
+        raw.config_set("maxmemory", &(used + (256 << 10)).to_string()).await;
+        let junk = "x".repeat(8 << 10);
+        for at in 0..400 {
+            // A write may be refused for a moment, where there is nothing left to evict.
+            let _ = raw.try_run::<()>(&["SET", &format!("junk-{at}"), &junk]).await;
+        }
+        scene.load.answers(A_WHILE).await;
+        let info: String = raw.run(&["INFO", "stats"]).await;
+        let evicted = info.lines().find_map(|line| line.strip_prefix("evicted_keys:")).unwrap();
+        assert!(evicted.trim().parse::<u64>().unwrap() > 0, "nothing was evicted");
+        raw.config_set("maxmemory", "0").await;
+        scene.end().await;
+    }
+
+    async fn a_password_that_is_changed_and_changed_back() {
+        let scene = Scene::begin("password", &["--requirepass", "secret"]).await;
+        let mut raw = scene.server.raw().await;
+        scene.load.event("password");
+        raw.config_set("requirepass", "other").await;
+        for kind in ["normal", "pubsub"] {
+            raw.run::<()>(&["CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes"]).await;
+        }
+        scene.load.answers(A_WHILE).await;
+        raw.config_set("requirepass", "secret").await;
+        assert!(scene.end().await.count(Source::Degraded) > 0);
+    }
+
+    /// One load for a key all the same: waiters look by themselves.
+    async fn a_user_who_may_not_subscribe() {
+        without("-subscribe").await;
+    }
+
+    /// The answer to the first commit tells a process that pushes are not to be waited for.
+    async fn a_user_who_may_not_publish() {
+        without("-publish").await;
+    }
+
+    async fn a_server_that_becomes_a_replica_and_a_master_again() {
+        let scene = Scene::begin("read-only", &[]).await;
+        let mut raw = scene.server.raw().await;
+        scene.load.event("replica");
+        raw.run::<()>(&["REPLICAOF", "127.0.0.1", "1"]).await;
+        scene.load.answers(A_WHILE).await;
+        raw.run::<()>(&["REPLICAOF", "NO", "ONE"]).await;
+        assert!(scene.end().await.count(Source::Degraded) > 0);
+    }
+}
+
+async fn user(raw: &mut Raw, rights: &[&str]) {
+    let mut words = vec!["ACL", "SETUSER", "app", "reset", "on", ">secret", "~*", "&*", "+@all"];
+    words.extend(rights);
+    raw.run::<()>(&words).await;
+}
+
+async fn without(right: &'static str) {
+    let server = RedisServer::start().await;
+    let mut raw = server.raw().await;
+    user(&mut raw, &[]).await;
+    let scene = Scene::of(right, server, "app:secret").await;
+    user(&mut raw, &[right]).await;
+    if right == "-subscribe" {
+        raw.run::<()>(&["CLIENT", "KILL", "TYPE", "pubsub"]).await;
+    }
+    scene.load.answers(2 * A_WHILE).await;
+    user(&mut raw, &[]).await;
+    assert_eq!(scene.end().await.count(Source::Degraded), 0);
+}

@@ -1,0 +1,71 @@
+//! A steady load on three caches, while the server is killed and started again every few seconds.
+//!
+//! `BELLWETHER_STEADY_SECONDS` and `BELLWETHER_STEADY_RATE` (requests in a second, in all) make it longer
+//! and harder: `BELLWETHER_STEADY_SECONDS=60 BELLWETHER_STEADY_RATE=10000 cargo test --release --test
+//! faults steady -- --nocapture`.
+
+use std::time::Duration;
+
+use bellwether::cache::Source;
+use tokio::time::{Instant, sleep_until};
+
+use super::{RECOVERY, connected, load::Load, support::RedisServer, turn, works_again};
+
+fn setting(name: &str, usual: u32) -> u32 {
+    std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(usual)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_is_killed_every_few_seconds() {
+    let _turn = turn().await;
+    let seconds = setting("BELLWETHER_STEADY_SECONDS", 12);
+    let rate = setting("BELLWETHER_STEADY_RATE", 300);
+    let period = Duration::from_secs(if seconds >= 60 { 10 } else { 3 });
+    let mut server = RedisServer::start().await;
+    let mut caches = Vec::new();
+    for _ in 0..3 {
+        caches.push(connected(&server.url()).await);
+    }
+    let end = Instant::now() + Duration::from_secs(seconds.into());
+    let load = Load::start(&caches, (rate / 3).max(1));
+    let mut kills = 0;
+    let mut recovered = Vec::new();
+    while Instant::now() + period < end {
+        let next = Instant::now() + period;
+        server.kill();
+        kills += 1;
+        load.answers(usize::try_from(rate / 2).unwrap()).await;
+        server.start_again().await;
+        let [a, b] = [&caches[kills % 3], &caches[(kills + 1) % 3]];
+        recovered.push(works_again(&mut server.raw().await, [a, b], RECOVERY).await);
+        sleep_until(next).await;
+    }
+    let outcome = load.stop().await;
+    println!("{kills} kills, as before after {recovered:?}; {}", outcome.summary());
+    outcome.assert_no_error();
+    let mut loads = 0;
+    for (number, cache) in caches.iter().enumerate() {
+        let stats = cache.stats();
+        println!("cache {number}: {stats:?}");
+        // Every answer is counted under what it came from. Those of `works_again` are counted too.
+        let answers = outcome.answers.iter().filter(|answer| answer.cache == number).count() as u64;
+        let counted = stats.hits + stats.led + stats.followed + stats.handed_over + stats.degraded;
+        let beside = 3 * kills as u64 * 20;
+        assert!((answers..answers + beside).contains(&counted), "{answers} answers: {stats:?}");
+        // Every load is one that ran under the lease (and then its caller led, or was served what was
+        // newer), or without one (and then somebody was served it).
+        let under_the_lease = stats.stored + stats.refused + stats.unstored;
+        assert!(stats.led <= under_the_lease, "{stats:?}");
+        assert!(stats.loads >= under_the_lease, "{stats:?}");
+        let alone = stats.loads - under_the_lease;
+        assert!(alone <= stats.degraded, "{alone} loads without a lease: {stats:?}");
+        assert_eq!(stats.failures, 0, "{stats:?}");
+        loads += outcome.loads[number] as u64;
+        assert!(stats.loads >= outcome.loads[number] as u64, "{stats:?}");
+        assert_eq!(stats.flights, 0, "{stats:?}");
+    }
+    assert!(loads < outcome.answers.len() as u64 / 2, "{loads} loads");
+    assert!(outcome.count(Source::Degraded) > 0);
+    let slowest = outcome.assert_slowest(Duration::from_millis(30 + 250 + 200));
+    println!("the slowest took {slowest:?}");
+}

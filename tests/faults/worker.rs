@@ -1,0 +1,194 @@
+//! A process of its own: one that can be suspended, and whose clock can be set.
+//!
+//! It is this test binary once more. It loads one key for three callers, says what happens in lines that
+//! begin with `@`, and opens the gate of its loader when it is told to by a line.
+
+use std::{
+    collections::HashMap,
+    io::{BufRead, Write},
+    path::{Path, PathBuf},
+    process::Stdio,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use bellwether::{BoxError, Cache, RedisBackend, cache::Lead};
+use tokio::{
+    io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines},
+    process::{Child, ChildStdin, ChildStdout, Command},
+    sync::Notify,
+    task::JoinSet,
+    time::timeout,
+};
+
+use super::support::LIMIT;
+
+const VARIABLE: &str = "BELLWETHER_FAULTS_WORKER";
+const CALLERS: usize = 3;
+
+/// A worker process, from outside.
+pub struct Worker {
+    child: Child,
+    input: ChildStdin,
+    lines: Lines<BufReader<ChildStdout>>,
+}
+
+impl Worker {
+    /// Starts a process that loads the key `k` under leases of this length.
+    pub async fn start(url: &str, lease: Duration, environment: &HashMap<String, String>) -> Self {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["worker_process", "--exact", "--nocapture", "--test-threads=1"])
+            .env(VARIABLE, format!("{} {url}", lease.as_millis()))
+            .envs(environment)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .unwrap();
+        let input = child.stdin.take().unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        Self { child, input, lines }
+    }
+
+    /// The next word that it says, with what comes behind it.
+    pub async fn told(&mut self, word: &str) -> String {
+        let told = timeout(LIMIT, async {
+            loop {
+                let line = self.lines.next_line().await.unwrap().expect("the worker has ended");
+                if let Some(rest) = line.strip_prefix('@').and_then(|line| line.strip_prefix(word))
+                {
+                    return rest.trim().to_owned();
+                }
+            }
+        });
+        told.await.unwrap_or_else(|_| panic!("the worker does not say {word}"))
+    }
+
+    /// The next `CALLERS` answers.
+    pub async fn answers(&mut self) -> Vec<String> {
+        let mut answers = Vec::new();
+        for _ in 0..CALLERS {
+            answers.push(self.told("served").await);
+        }
+        answers.sort();
+        answers
+    }
+
+    pub async fn tell(&mut self, line: &str) {
+        self.input.write_all(format!("{line}\n").as_bytes()).await.unwrap();
+    }
+
+    pub fn signal(&self, signal: &str) {
+        let pid = self.child.id().unwrap().to_string();
+        let kill = std::process::Command::new("kill").args([&format!("-{signal}"), &pid]).status();
+        assert!(kill.unwrap().success(), "SIG{signal} could not be sent");
+    }
+}
+
+fn say(words: impl std::fmt::Display) {
+    let mut out = std::io::stdout().lock();
+    if writeln!(out, "\n@{words}").and_then(|()| out.flush()).is_err() {
+        std::process::exit(0);
+    }
+}
+
+/// Works, if this process is a worker.
+pub fn work() {
+    let Ok(setup) = std::env::var(VARIABLE) else { return };
+    let (lease, url) = setup.split_once(' ').unwrap();
+    let lease = Duration::from_millis(lease.parse().unwrap());
+    let gate = Arc::new(Notify::new());
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    let runtime = runtime.unwrap();
+    let backend = RedisBackend::open(url).unwrap();
+    let cache: Cache<String> =
+        Cache::builder(backend.clone()).namespace("t").lease(lease).build().unwrap();
+    let opened = gate.clone();
+    runtime.spawn(async move {
+        while backend.ping().await.is_err() {}
+        let mut callers = JoinSet::new();
+        for _ in 0..CALLERS {
+            let gate = opened.clone();
+            callers.spawn(cache.request("k").load(|lead: Lead| async move {
+                say(format!("begun {}", lead.fence().unwrap_or(0)));
+                tokio::spawn(async move {
+                    lead.lost().await;
+                    say("lost");
+                });
+                gate.notified().await;
+                Ok::<_, BoxError>("old".to_owned())
+            }));
+        }
+        while let Some(served) = callers.join_next().await {
+            let served = served.unwrap().unwrap();
+            say(format!("served {} {:?}", served.value(), served.source()));
+        }
+        say(format!("stats {:?}", cache.stats()));
+    });
+    for line in std::io::stdin().lock().lines() {
+        match line.as_deref() {
+            Ok("open") => gate.notify_one(),
+            Ok("time") => {
+                let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
+                say(format!("time {}", now.as_secs()));
+            }
+            _ => break,
+        }
+    }
+    std::process::exit(0);
+}
+
+/// A clock that a process is made to believe, and that can be set while it runs.
+pub struct FakeClock {
+    directory: tempfile::TempDir,
+    library: PathBuf,
+}
+
+impl FakeClock {
+    /// A clock that is right.
+    ///
+    /// # Panics
+    ///
+    /// Without `libfaketime`.
+    pub fn right() -> Self {
+        let clock = Self { directory: tempfile::TempDir::new().unwrap(), library: library() };
+        clock.set(0);
+        clock
+    }
+
+    /// Sets it this many seconds ahead of the true time.
+    pub fn set(&self, ahead: i64) {
+        // In place at once, for the process reads it all the time.
+        let written = self.directory.path().join("new");
+        std::fs::write(&written, format!("{ahead:+}")).unwrap();
+        std::fs::rename(written, self.file()).unwrap();
+    }
+
+    fn file(&self) -> PathBuf {
+        self.directory.path().join("clock")
+    }
+
+    pub fn environment(&self) -> HashMap<String, String> {
+        let variable = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+        HashMap::from([
+            // The C library's allocator before that of a server: jemalloc asks for the time while the
+            // other library starts, which needs memory for that.
+            variable("LD_PRELOAD", &format!("{} libc.so.6", self.library.display())),
+            variable("FAKETIME_TIMESTAMP_FILE", self.file().to_str().unwrap()),
+            variable("FAKETIME_NO_CACHE", "1"),
+            variable("FAKETIME_DONT_FAKE_MONOTONIC", "1"),
+        ])
+    }
+}
+
+fn library() -> PathBuf {
+    let folders = std::fs::read_dir("/usr/lib").into_iter().flatten().flatten();
+    let beside = folders.map(|folder| folder.path().join("faketime"));
+    let known = ["/usr/lib/faketime", "/usr/lib64/faketime", "/usr/local/lib/faketime"];
+    let places = known.iter().map(PathBuf::from).chain(beside);
+    let libraries = places.map(|place| place.join("libfaketimeMT.so.1"));
+    libraries.into_iter().find(|library| Path::exists(library)).expect(
+        "this test sets a process's clock: install libfaketime (Debian: `apt-get install libfaketime`)",
+    )
+}
