@@ -9,6 +9,7 @@
 mod breaker;
 mod builder;
 mod codec;
+mod commit;
 mod decide;
 mod lead;
 mod load;

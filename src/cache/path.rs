@@ -1,4 +1,4 @@
-//! The leader's way: look, claim, load, commit; or wait for the process that has the lease.
+//! The leader's way: look, claim, [load and commit](super::commit); or wait for the process that has the lease.
 //!
 //! Whatever the backend does, the way ends with an outcome. Where the backend fails, the leader loads
 //! without a lease, for this process alone, and stores nothing.
@@ -10,11 +10,8 @@ use std::{
 };
 
 use futures_util::FutureExt;
-use tokio::{
-    sync::SemaphorePermit,
-    time::{Instant, timeout},
-};
-use tracing::{debug, warn};
+use tokio::sync::SemaphorePermit;
+use tracing::debug;
 
 use super::{
     Decision, Inner, Lead, Source,
@@ -23,12 +20,11 @@ use super::{
     request::Options,
 };
 use crate::{
-    backend::{Change, Claimed, Committed, Failure},
-    entry::Entry,
+    backend::{Change, Claimed},
     error::{BackendError, BackendErrorKind, Error, ErrorKind},
     flight::{Leader, Mark},
     key::Name,
-    lease::{Claim, Grant, Held, Mode, Pending, Turn, Waiting},
+    lease::{Claim, Held, Mode, Pending, Turn, Waiting},
 };
 
 /// What a flight lands with.
@@ -54,22 +50,22 @@ pub(crate) enum OnVerdict {
 
 /// How long the second try of a claim or a commit may take, after the first was not answered: a new
 /// connection and a round trip. It ends early when nobody else is answered either.
-const SECOND_TRY: Duration = Duration::from_millis(150);
+pub(super) const SECOND_TRY: Duration = Duration::from_millis(150);
 
 /// One leader on its way.
 pub(super) struct Path<V: Clone> {
-    inner: Arc<Inner<V>>,
+    pub(super) inner: Arc<Inner<V>>,
     name: Name,
-    options: Options,
-    leader: Leader<Outcome<V>>,
+    pub(super) options: Options,
+    pub(super) leader: Leader<Outcome<V>>,
     /// What those are served who joined too late for the outcome, if the backend cannot be asked for it.
-    for_late: OnceLock<Outcome<V>>,
+    pub(super) for_late: OnceLock<Outcome<V>>,
     /// Do not ask the backend: those who wait have waited for it already.
     alone: bool,
 }
 
 /// An outcome, and before which mark one must have joined to have it.
-type Landing<V> = (Outcome<V>, Mark);
+pub(super) type Landing<V> = (Outcome<V>, Mark);
 
 /// Where the way goes on.
 enum Step<V> {
@@ -179,7 +175,7 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
 
     /// A turn to ask the backend. There is none while it does not answer, so that nobody waits for the
     /// time-outs of others.
-    async fn turn(&self) -> Option<SemaphorePermit<'_>> {
+    pub(super) async fn turn(&self) -> Option<SemaphorePermit<'_>> {
         let turn = self.inner.turns.acquire().await.ok();
         turn.filter(|_| !self.inner.breaker.is_open())
     }
@@ -288,163 +284,6 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
         }
     }
 
-    /// Loads under the lease, and commits.
-    async fn load<F, Fut>(&self, work: F, held: Held, granted: Mark) -> Landing<V>
-    where
-        F: FnOnce(Lead) -> Fut,
-        Fut: Future<Output = Result<Produced<V>, Error>>,
-    {
-        let lead = Lead::new(Some((held.fence(), held.watch().clone())));
-        let begun = Instant::now();
-        self.inner.counters.loads.add();
-        let limit = self.options.load_limit;
-        let produced = load::run(work, lead.clone(), limit, Some(self.leader.id())).await;
-        let cost = begun.elapsed();
-        // The lease is renewed until it is our turn.
-        let _turn = self.turn().await;
-        held.closing();
-        let settings = &self.inner.settings;
-        match produced {
-            Ok(Produced::Value(value)) => {
-                let keeping = lead.keeping();
-                let ttl = keeping.ttl.unwrap_or(self.options.ttl);
-                let (entry, ttl) = match self.inner.encode(&value, cost) {
-                    Ok(entry) if keeping.do_not_store => (entry, None),
-                    Ok(entry) => (entry, Some(ttl)),
-                    Err(error) => {
-                        match self.inner.unstorable.first() {
-                            true => warn!(%error, "a value is returned and not stored"),
-                            false => debug!(%error, "a value is returned and not stored"),
-                        }
-                        self.inner.counters.unstorable.add();
-                        (Entry::uncacheable(cost), Some(settings.verdict_ttl))
-                    }
-                };
-                self.commit(held, entry, ttl, value, granted).await
-            }
-            Ok(Produced::Private) => {
-                let verdict = Entry::uncacheable(cost);
-                let grant = Grant::new(held.fence());
-                let remembered = !lead.keeping().do_not_store;
-                let ttl = remembered.then_some(settings.verdict_ttl);
-                let _ = self.try_commit(&held, &grant, &verdict, ttl).await.map(|_| held.settled());
-                (Outcome::Private, Mark::END)
-            }
-            Err(error) => {
-                self.inner.counters.failures.add();
-                let failure = Failure::new(held.fence(), &error);
-                let told = timeout(
-                    settings.retry.try_limit(),
-                    self.inner.store.fail(held.claim(), &failure),
-                );
-                if let Ok(Ok(_)) = told.await {
-                    held.settled();
-                }
-                (Outcome::Failed(error), Mark::END)
-            }
-        }
-    }
-
-    async fn commit(
-        &self,
-        held: Held,
-        entry: Entry,
-        ttl: Option<Duration>,
-        value: V,
-        granted: Mark,
-    ) -> Landing<V> {
-        let counters = &self.inner.counters;
-        let grant = Grant::new(held.fence());
-        // Whoever joins from here on is sent to look at what stands there then.
-        let mark = self.leader.mark();
-        match self.try_commit(&held, &grant, &entry, ttl).await {
-            Ok(Committed::Stored) => {
-                held.settled();
-                counters.stored.add();
-                (Outcome::Value(value, Source::Led), mark)
-            }
-            Ok(Committed::HandedOver) => {
-                held.settled();
-                if ttl.is_some() {
-                    counters.unstored.add();
-                }
-                (Outcome::Value(value, Source::Led), mark)
-            }
-            Ok(Committed::Newer(entry)) => {
-                counters.refused.add();
-                debug!(fence = entry.fence, "commit refused: a newer entry stands");
-                match self.inner.decide(entry) {
-                    Decision::Fresh(newer) => (Outcome::Value(newer, Source::HandedOver), mark),
-                    _ => (Outcome::Value(value, Source::Led), granted),
-                }
-            }
-            Ok(Committed::Refused) => {
-                // Invalidated, or the lease was lost: only for those who asked before the load began.
-                counters.refused.add();
-                debug!("commit refused: invalidated, or the lease was lost");
-                (Outcome::Value(value, Source::Led), granted)
-            }
-            Err(error) => {
-                counters.unstored.add();
-                self.inner.breaker.failed(&error);
-                // It may have been refused, for an invalidation that those who joined later know of.
-                let late = Outcome::Value(value.clone(), Source::Degraded);
-                let _ = self.for_late.set(late);
-                (Outcome::Value(value, Source::Led), granted)
-            }
-        }
-    }
-
-    /// Commits, and again if the answer was lost: the second recognises the first.
-    async fn try_commit(
-        &self,
-        held: &Held,
-        grant: &Grant,
-        entry: &Entry,
-        ttl: Option<Duration>,
-    ) -> Result<Committed, BackendError> {
-        let commit = |limit| async move {
-            let commit = self.inner.store.commit(held.claim(), grant, entry, ttl);
-            let answer = timeout(limit, commit).await.unwrap_or_else(|elapsed| {
-                Err(BackendError::new(BackendErrorKind::Unknown, elapsed))
-            });
-            if answer.is_ok() {
-                self.inner.breaker.answered(Answered::Write);
-            }
-            self.inner.counted(answer)
-        };
-        match commit(self.inner.settings.retry.try_limit()).await {
-            Err(error) if error.kind() == BackendErrorKind::Unknown => {
-                tokio::select! {
-                    biased;
-                    answer = commit(SECOND_TRY) => answer,
-                    () = self.inner.breaker.opened() => Err(silence()),
-                }
-            }
-            answer => answer,
-        }
-    }
-
-    /// Loads without a lease, for everyone in this process who waits.
-    async fn alone<F, Fut>(&self, work: F) -> Landing<V>
-    where
-        F: FnOnce(Lead) -> Fut,
-        Fut: Future<Output = Result<Produced<V>, Error>>,
-    {
-        self.inner.counters.loads.add();
-        let limit = self.options.load_limit;
-        let produced = load::run(work, Lead::new(None), limit, Some(self.leader.id())).await;
-        let outcome = match produced {
-            Ok(Produced::Value(value)) => Outcome::Value(value, Source::Degraded),
-            Ok(Produced::Private) => Outcome::Private,
-            Err(error) => {
-                self.inner.counters.failures.add();
-                Outcome::Failed(error)
-            }
-        };
-        (outcome, Mark::END)
-    }
-
     /// A place among the loads of this process. Loads that a loader waits for need none, or they could
     /// wait for each other.
     async fn permit<'a>(&'a self, permit: &mut Option<SemaphorePermit<'a>>) -> Result<(), Error> {
@@ -462,7 +301,7 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
     }
 }
 
-fn silence() -> BackendError {
+pub(super) fn silence() -> BackendError {
     BackendError::new(BackendErrorKind::Unknown, "the backend answers nobody")
 }
 

@@ -172,6 +172,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
             match edge {
                 Some(None) => {
                     tracing::debug!(key = %self.key, "a loader came back to a key that waits for it");
+                    drop(follower);
                     return Box::pin(alone(inner, work.take(), self.options, within)).await;
                 }
                 Some(Some(_)) => follower.is_loader(),

@@ -142,7 +142,7 @@ pub fn work() {
 /// A clock that a process is made to believe, and that can be set while it runs.
 pub struct FakeClock {
     directory: tempfile::TempDir,
-    library: PathBuf,
+    preload: PathBuf,
 }
 
 impl FakeClock {
@@ -152,7 +152,7 @@ impl FakeClock {
     ///
     /// Without `libfaketime`.
     pub fn right() -> Self {
-        let clock = Self { directory: tempfile::TempDir::new().unwrap(), library: library() };
+        let clock = Self { directory: tempfile::TempDir::new().unwrap(), preload: library() };
         clock.set(0);
         clock
     }
@@ -174,7 +174,7 @@ impl FakeClock {
         HashMap::from([
             // The C library's allocator before that of a server: jemalloc asks for the time while the
             // other library starts, which needs memory for that.
-            variable("LD_PRELOAD", &format!("{} libc.so.6", self.library.display())),
+            variable("LD_PRELOAD", &format!("{} libc.so.6", self.preload.display())),
             variable("FAKETIME_TIMESTAMP_FILE", self.file().to_str().unwrap()),
             variable("FAKETIME_NO_CACHE", "1"),
             variable("FAKETIME_DONT_FAKE_MONOTONIC", "1"),
