@@ -51,7 +51,8 @@
 //!    ([`Source::Degraded`](cache::Source::Degraded)).
 //! 6. Nothing private is shared over HTTP: what may be given to another request is decided before it is.
 //! 7. A waiter never depends on a push alone, and never tries more often than pushes, the remaining time of
-//!    the lease in its way, and 5 s demand.
+//!    the lease in its way, and 5 s demand. (Where Redis forbids pushes, or the connection for them is broken,
+//!    it looks at growing intervals up to 100 ms.)
 //! 8. A holder's deadline fires before the server lets anyone else in, while its process runs and the server
 //!    keeps its data and its clock. Otherwise (failover, restart without its data, eviction, forced unlock, a
 //!    suspended process) the loss is told at the first contact, and only the fence protects.
@@ -67,7 +68,12 @@
 //! | the leading process dies | its lease ends within the [lease time](cache::Builder::lease); one of those who wait loads |
 //! | an answer of Redis is lost | the claim or the commit is repeated, and recognised by its token |
 //! | a push is lost | the waiter looks when the lease would end, and every 5 s |
-//! | Redis is silent | after three time-outs no request waits for it any more; one flight in 250 ms tries |
+//! | Redis forbids to publish or to subscribe | waiters look at intervals up to 100 ms; a process knows of it after its first commit |
+//! | Redis is silent | after three time-outs no request waits for it any more, nor for another process; one flight in 250 ms tries |
+//! | Redis forgets what it held | loads under way are not stored, and whoever waits for them looks again |
+//! | the server's clock is set | forward, leases end early and are lost; back, what nobody releases or renews lasts longer by the step |
+//! | the runtime of a load is dropped | its lease is released by a thread of its own, if the process lives on |
+//! | too many callers wait | further ones are [`Overloaded`](ErrorKind::Overloaded) at once |
 //! | Redis is full | values are handed over and not stored; invalidations work |
 //! | Redis evicts leases | two may load at once; the older one's value is not stored. Use `maxmemory-policy noeviction` |
 //!

@@ -5,8 +5,8 @@
 //! in which a release could fall between the first try and the subscription.
 //!
 //! Where no subscription is to be had (the server forbids it, or its connection is broken), the looks come
-//! at growing intervals instead. A server that forbids pushes makes waiters a tenth of a second late then, and not
-//! a lease.
+//! at growing intervals instead. A server that forbids pushes makes waiters a tenth of a second late then,
+//! and not a lease.
 
 use std::{sync::Arc, time::Duration};
 
@@ -95,6 +95,10 @@ impl Waiting {
         // Counted from here, for a subscription that is not to be had takes its time.
         let told = Instant::now();
         let Some(until) = self.until() else { return Turn::TimeUp };
+        if self.changes.as_ref().is_some_and(Changes::is_mute) {
+            self.changes = None;
+            self.subscribe_at = Some(told + RESUBSCRIBE);
+        }
         if self.changes.is_none() && self.subscribe_at.is_none_or(|at| at <= told) {
             let backend = self.engine.backend().clone();
             tokio::select! {

@@ -23,14 +23,7 @@ mod reply;
 mod script;
 mod task;
 
-use std::{
-    fmt,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::Duration,
-};
+use std::{fmt, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use redis::Value;
@@ -64,8 +57,6 @@ struct Inner {
     options: RedisOptions,
     /// The suffix of channels.
     channel: String,
-    /// The server refuses to publish, so there are no pushes to wait for.
-    muted: AtomicBool,
 }
 
 /// Settings of a [`RedisBackend`].
@@ -132,7 +123,6 @@ impl RedisBackend {
             client,
             options,
             channel,
-            muted: AtomicBool::new(false),
         }))
     }
 
@@ -160,7 +150,7 @@ impl RedisBackend {
 
     /// Takes over whether the server refused to publish.
     fn mute(&self, muted: bool) {
-        if self.0.muted.swap(muted, Ordering::Relaxed) != muted && muted {
+        if self.0.push.channels().mute(muted) && muted {
             warn!("Redis refuses to publish; waiting by timers alone");
         }
     }
@@ -265,7 +255,7 @@ impl Leases for RedisBackend {
 
     async fn changes(&self, name: &Name) -> Result<Changes, BackendError> {
         let push = &self.0.push;
-        if self.0.muted.load(Ordering::Relaxed) {
+        if push.channels().is_mute() {
             let why = "the server refuses to publish";
             return Err(BackendError::new(BackendErrorKind::Refused, why));
         }
