@@ -178,7 +178,7 @@ impl Engine {
 }
 
 /// A backend bounds its own waits; this is for one that does not.
-const ANSWER_LIMIT: Duration = Duration::from_secs(1);
+pub(super) const ANSWER_LIMIT: Duration = Duration::from_secs(1);
 
 async fn answered<T>(
     operation: impl Future<Output = Result<T, BackendError>>,

@@ -21,7 +21,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
-use super::{Claim, Token, Upkeep, drift, line::Seat};
+use super::{Claim, Token, Upkeep, drift, engine::ANSWER_LIMIT, line::Seat};
 use crate::{backend::DynLeases, time::after};
 
 pub(crate) struct Watchdog(Arc<Shared>);
@@ -304,8 +304,10 @@ async fn run(mut run: Run) {
 async fn renew(backend: Arc<dyn DynLeases>, watches: Vec<Arc<Watch>>) -> Batch {
     let sent = Instant::now();
     let claims: Vec<_> = watches.iter().map(|watch| watch.claim.clone()).collect();
-    // A renewal may take as long as the shortest lease in it still lasts.
-    let limit = watches.iter().map(|watch| watch.deadline()).min().unwrap_or(sent) - sent;
+    // A renewal may take as long as the shortest lease in it still lasts; and not so long that a backend that
+    // does not bound its own waits uses up a lease by a single one.
+    let shortest = watches.iter().map(|watch| watch.deadline()).min().unwrap_or(sent) - sent;
+    let limit = shortest.min(ANSWER_LIMIT);
     let answer = match timeout(limit, backend.renew(&claims)).await {
         Ok(Ok(answer)) => Some(answer),
         Ok(Err(error)) => {
