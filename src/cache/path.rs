@@ -50,7 +50,7 @@ pub(crate) enum OnVerdict {
 
 /// How long the second try of a claim or a commit may take, after the first was not answered: a new
 /// connection and a round trip. It ends early when nobody else is answered either.
-const SECOND_TRY: Duration = Duration::from_millis(100);
+const SECOND_TRY: Duration = Duration::from_millis(150);
 
 /// One leader on its way.
 pub(super) struct Path<V: Clone> {

@@ -87,7 +87,7 @@ async fn befall(
     assert!(!sources.contains(&Source::Degraded), "{case}: {sources:?}");
     let loads = (origin.begun.load(Ordering::SeqCst), origin.most.load(Ordering::SeqCst));
     assert_eq!(loads, (1, 1), "{case}: loads, and the most at the same time");
-    assert_eq!(stored() - before, 1, "{case}: stored once");
+    assert_eq!(stored() - before, 1, "{case}: stored once: {:?}", a.stats());
     let mut raw = server.raw().await;
     assert_eq!(b.get(&key).await.unwrap().as_deref(), Some("value 0"), "{case}");
     let lease = raw.pttl(&format!("t:c:{{{key}}}:l")).await;
@@ -137,7 +137,7 @@ async fn an_orphan_lives_one_lease_at_most() {
             }
             let asked = Instant::now();
             let alone = a.request(&key).load(value("alone")).await.unwrap();
-            assert_eq!(alone.source(), Source::Degraded, "{key}");
+            assert_eq!(alone.source(), Source::Degraded, "{key}: {:?}", asked.elapsed());
             assert_eq!(claims.count(), 2, "{key}");
             let other = b.request(&key).load(value("other")).await.unwrap();
             assert_eq!(other.source(), Source::Led, "{key}");

@@ -7,9 +7,10 @@
 //!
 //! A connection on which one command was not answered in time gets no further ones. It may be dead, and then
 //! a second try must not go the way of the first; or it lost an answer, and then every later one would go to
-//! the wrong command. What is under way on it may still be answered.
+//! the wrong command. What is under way on it may still be answered. A command that its caller gave up
+//! earlier puts the connection to the question: a word is sent, and must come back.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use redis::{
     Client, Cmd, ErrorKind, PushKind, RedisError, RetryMethod, ServerErrorKind, Value,
@@ -31,6 +32,9 @@ use crate::{
     backend::Channels,
     error::{BackendError, BackendErrorKind},
 };
+
+/// A connection that has lived so long is replaced without a pause.
+const LONG_LIVED: Duration = Duration::from_secs(1);
 
 pub(super) struct Commands {
     shared: Arc<Shared>,
@@ -63,6 +67,8 @@ struct Up {
     connection: MultiplexedConnection,
     /// Asks the loop for a new connection in place of this one, and of no later one.
     broken: Arc<Notify>,
+    /// Asks the loop whether it still answers.
+    doubted: Arc<Notify>,
 }
 
 impl Commands {
@@ -106,16 +112,18 @@ impl Commands {
     }
 
     async fn send(&self, command: &Cmd, deadline: Instant) -> Result<Value, Failed> {
-        let Up { mut connection, broken } = self.up(deadline).await?;
+        let up = self.up(deadline).await?;
+        let mut connection = up.connection.clone();
+        let unanswered = Unanswered { shared: &self.shared, up: &up, since: Instant::now() };
         let sending = connection.send_packed_command(command);
         match timeout_at(deadline, sending).await {
             Ok(answer) => {
-                answer.and_then(Value::extract_error).map_err(|error| self.failed(error, &broken))
+                unanswered.answered();
+                answer
+                    .and_then(Value::extract_error)
+                    .map_err(|error| self.failed(error, &up.broken))
             }
-            Err(elapsed) => {
-                self.shared.give_up(&broken);
-                Err(BackendError::new(BackendErrorKind::Unknown, elapsed).into())
-            }
+            Err(elapsed) => Err(BackendError::new(BackendErrorKind::Unknown, elapsed).into()),
         }
     }
 
@@ -198,11 +206,17 @@ async fn keep_connected(run: Run) {
         };
         match connect(&shared.client, &shared.options, on_push).await {
             Ok(connection) => {
-                serve(shared, Up { connection, broken }).await;
+                let since = Instant::now();
+                serve(shared, Up { connection, broken, doubted: Arc::default() }).await;
                 info!("the connection to Redis broke; connecting again");
                 // Callers wait for the first attempt after a break, and fail at once during later ones.
                 shared.link.send_replace(Link::Connecting);
                 backoff = Backoff::new();
+                // Somebody has a second try to make. But a server that accepts connections and breaks them
+                // must not make us spin.
+                if since.elapsed() > LONG_LIVED {
+                    continue;
+                }
             }
             Err(error) => {
                 let told = matches!(&*shared.link.borrow(), Link::Down(_));
@@ -215,15 +229,15 @@ async fn keep_connected(run: Run) {
                 }
             }
         }
-        // Also after a break: a server that accepts connections and breaks them must not make us spin.
         sleep(backoff.pause()).await;
     }
 }
 
 /// Returns when the connection is broken.
 async fn serve(shared: &Shared, up: Up) {
-    let broken = up.broken.clone();
+    let (broken, doubted) = (up.broken.clone(), up.doubted.clone());
     let mut preparing = up.connection.clone();
+    let mut asked = up.connection.clone();
     shared.link.send_replace(Link::Up(up));
     shared.connected.notify_waiters();
     let limit = shared.options.connect_timeout;
@@ -232,9 +246,57 @@ async fn serve(shared: &Shared, up: Up) {
         drop(preparing);
         std::future::pending::<()>().await
     };
+    let questions = async {
+        loop {
+            doubted.notified().await;
+            if !answers(&mut asked, shared.options.command_timeout).await {
+                return;
+            }
+        }
+    };
     tokio::select! {
         () = broken.notified() => {}
+        () = questions => {}
         () = prepare => {}
+    }
+}
+
+/// Whether a word that is sent comes back.
+async fn answers(connection: &mut MultiplexedConnection, limit: Duration) -> bool {
+    let word = fastrand::u64(..).to_string();
+    let mut ping = redis::cmd("PING");
+    ping.arg(&word);
+    match timeout(limit, connection.send_packed_command(&ping)).await {
+        Ok(Ok(Value::BulkString(echo))) => echo == word.as_bytes(),
+        // Forbidden, perhaps; but an answer.
+        Ok(Ok(Value::ServerError(_))) => true,
+        Ok(Err(error)) => error.code().is_some(),
+        _ => false,
+    }
+}
+
+/// A command that is on its way. Dropped, it was not answered: its time was over, or its caller's patience,
+/// which may be the shorter one.
+struct Unanswered<'a> {
+    shared: &'a Shared,
+    up: &'a Up,
+    since: Instant,
+}
+
+impl Unanswered<'_> {
+    fn answered(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Unanswered<'_> {
+    fn drop(&mut self) {
+        // Callers have the same limit, and theirs may end a moment earlier.
+        if self.since.elapsed() >= self.shared.options.command_timeout.mul_f64(0.9) {
+            self.shared.give_up(&self.up.broken);
+        } else {
+            self.up.doubted.notify_one();
+        }
     }
 }
 
