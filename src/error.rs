@@ -60,6 +60,12 @@ impl Error {
         Self(Arc::new(Inner { kind, message: message.into(), source: Some(source.into()) }))
     }
 
+    /// What a loader returned.
+    pub(crate) fn load(error: impl Into<BoxError>) -> Self {
+        let error = error.into();
+        Self::with_source(ErrorKind::Load, format!("the load failed: {error}"), error)
+    }
+
     /// What went wrong, to match on.
     pub fn kind(&self) -> ErrorKind {
         self.0.kind

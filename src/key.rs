@@ -148,16 +148,8 @@ impl Name {
         key: &Key,
         limit: usize,
     ) -> Result<Self, Error> {
+        Self::check(key, limit)?;
         let text = key.as_str();
-        if text.is_empty() {
-            return Err(Error::new(ErrorKind::InvalidKey, "the key is empty"));
-        }
-        if text.len() > limit {
-            return Err(Error::new(
-                ErrorKind::InvalidKey,
-                format!("the key has {} bytes, more than the limit of {limit}", text.len()),
-            ));
-        }
         let family = match family {
             Family::Cache => 'c',
             Family::Lock => 'l',
@@ -175,6 +167,18 @@ impl Name {
         }
         prefix.push_str("}:");
         Ok(Self { prefix: prefix.into(), schema: 0 })
+    }
+
+    /// Whether a key can be a name.
+    pub(crate) fn check(key: &Key, limit: usize) -> Result<(), Error> {
+        match key.as_str().len() {
+            0 => Err(Error::new(ErrorKind::InvalidKey, "the key is empty")),
+            length if length > limit => Err(Error::new(
+                ErrorKind::InvalidKey,
+                format!("the key has {length} bytes, more than the limit of {limit}"),
+            )),
+            _ => Ok(()),
+        }
     }
 
     /// The same name, with the entries of another schema (see [`schema`](crate::cache::Builder::schema)).

@@ -35,7 +35,9 @@
 //!
 //! 1. At most one load of a key runs at a time in the fleet, while Redis answers and no lease is lost or key
 //!    invalidated. A value from an older fence never replaces one from a newer, nor outlives an invalidation:
-//!    who asks after [`Cache::invalidate`] returned, in any process, is served nothing older.
+//!    who asks after [`Cache::invalidate`] returned, in any process, is served nothing older. Only what says
+//!    that it is [`Degraded`](cache::Source::Degraded) may come from a load that was under way when its
+//!    caller asked: its process cannot know of an invalidation in another.
 //! 2. No caller's cancellation, panic or time-out costs another caller anything: the flight runs on, or is
 //!    handed over. What no caller waits for any more either [finishes or is
 //!    cancelled](cache::Builder::when_abandoned).
@@ -49,7 +51,8 @@
 //!    ([`Source::Degraded`](cache::Source::Degraded)).
 //! 6. Nothing private is shared over HTTP: what may be given to another request is decided before it is.
 //! 7. A waiter never depends on a push alone, and never tries more often than pushes, the remaining time of
-//!    the lease in its way, and 5 s demand.
+//!    the lease in its way, and 5 s demand. (Where Redis forbids pushes, or the connection for them is broken,
+//!    it looks at growing intervals up to 100 ms.)
 //! 8. A holder's deadline fires before the server lets anyone else in, while its process runs and the server
 //!    keeps its data and its clock. Otherwise (failover, restart without its data, eviction, forced unlock, a
 //!    suspended process) the loss is told at the first contact, and only the fence protects.
@@ -65,7 +68,12 @@
 //! | the leading process dies | its lease ends within the [lease time](cache::Builder::lease); one of those who wait loads |
 //! | an answer of Redis is lost | the claim or the commit is repeated, and recognised by its token |
 //! | a push is lost | the waiter looks when the lease would end, and every 5 s |
-//! | Redis is silent | after three time-outs no request waits for it any more; one flight in 250 ms tries |
+//! | Redis forbids to publish or to subscribe | waiters look at intervals up to 100 ms; a process knows of it after its first commit |
+//! | Redis is silent | after three time-outs no request waits for it any more, nor for another process; one flight in 250 ms tries |
+//! | Redis forgets what it held | loads under way are not stored, and whoever waits for them looks again |
+//! | the server's clock is set | forward, leases end early and are lost; back, what nobody releases or renews lasts longer by the step |
+//! | the runtime of a load is dropped | its lease is released by a thread of its own, if the process lives on |
+//! | too many callers wait | further ones are [`Overloaded`](ErrorKind::Overloaded) at once |
 //! | Redis is full | values are handed over and not stored; invalidations work |
 //! | Redis evicts leases | two may load at once; the older one's value is not stored. Use `maxmemory-policy noeviction` |
 //!
@@ -78,8 +86,10 @@
 //! | renewal | a third of the lease | two renewals may fail before it is lost |
 //! | load limit, wait limit | 30 s | what an HTTP client waits; a loader that hangs must not block its key |
 //! | command time-out | 250 ms | far above a round trip, and short enough to be late rather than lost |
+//! | callers who wait | 10,000 for a key, 100,000 in all | each keeps a request and its connection open |
 //! | key | 512 bytes | a URL fits; a key is sent with every command |
 //! | value | 8 MiB | a larger one holds up a single-threaded server |
+//! | HTTP body | 1 MiB | each load holds so much memory; a larger answer streams to its own caller |
 //! | pushed entry | 64 KiB | a push goes to every process that waits; they fetch a larger one |
 //! | memory backend | 64 MiB of entries | leases are never evicted |
 //!
@@ -97,6 +107,8 @@ pub mod entry;
 pub mod error;
 mod flight;
 pub mod key;
+#[cfg(feature = "tower")]
+pub mod layer;
 pub mod lease;
 pub mod lock;
 mod observe;
@@ -104,6 +116,10 @@ mod time;
 
 #[cfg(feature = "redis")]
 pub use self::backend::RedisBackend;
+#[cfg(feature = "tower")]
+pub use self::layer::BellwetherLayer;
+#[cfg(feature = "http")]
+pub use self::layer::http_cache;
 pub use self::{
     backend::MemoryBackend,
     cache::Cache,

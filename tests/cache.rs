@@ -703,6 +703,21 @@ async fn a_commit_that_fails_costs_no_caller_the_value() {
     assert_eq!(ask(&caches[1], &origin, MS).await.unwrap().unwrap().value(), "value 2");
 }
 
+/// A commit that is not answered may have been refused, for an invalidation by another process: who asked
+/// after that is not told that the value is good. (Found by the histories.)
+#[tokio::test(start_paused = true)]
+async fn a_commit_that_fails_promises_nothing_to_who_asked_after_the_load_began() {
+    let faulty = Faulty::new(|op| (op == Op::Commit).then_some(Fault::Hang));
+    let caches = two_over(&faulty);
+    let origin = Origin::default();
+    let early = ask(&caches[0], &origin, 100 * MS);
+    settle().await;
+    caches[1].invalidate("k").await.unwrap();
+    let late = ask(&caches[0], &origin, 100 * MS);
+    let sources = [early.await, late.await].map(|answer| answer.unwrap().unwrap().source());
+    assert_eq!((origin.loads(), sources), (1, [Source::Led, Source::Degraded]));
+}
+
 #[tokio::test(start_paused = true)]
 async fn without_pushes_a_waiter_is_served_when_the_lease_ends_or_after_five_seconds() {
     let faulty = Faulty::new(|op| (op == Op::Changes).then_some(Fault::Refuse));
@@ -821,4 +836,76 @@ async fn a_backend_that_stays_silent_costs_nothing_after_the_first_few_requests(
     let asked = (0..100).map(|_| ask(&cache, &origin, 10 * MS)).collect();
     let sources = sources(asked).await;
     assert_eq!((origin.loads() - loads, sources[&Source::Led]), (1, 1));
+}
+
+/// A load that hangs would gather callers without end, and each of them keeps a request and a connection.
+#[tokio::test(start_paused = true)]
+async fn callers_beyond_the_limits_are_told_at_once_and_cost_nobody_anything() {
+    let build = || Cache::<String>::builder(MemoryBackend::new());
+    let per_key = build().max_waiters_per_key(10).build().unwrap();
+    let in_all = build().max_waiters(10).build().unwrap();
+    for (cache, other_key_too) in [(&per_key, false), (&in_all, true)] {
+        let origin = Origin::default();
+        let waiting: Vec<_> = (0..10).map(|_| ask(cache, &origin, 200 * MS)).collect();
+        settle().await;
+        let begun = Instant::now();
+        for _ in 0..3 {
+            let error = ask(cache, &origin, MS).await.unwrap().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Overloaded);
+            assert!(error.to_string().contains("10 callers"), "{error}");
+        }
+        let other = cache.request("other").load(origin.loader(Duration::ZERO)).await;
+        assert_eq!(other.is_err(), other_key_too);
+        assert!(begun.elapsed() <= 2 * MS, "{:?}", begun.elapsed());
+        // A caller who leaves makes room for one.
+        waiting[9].abort();
+        settle().await;
+        let late = ask(cache, &origin, MS);
+        settle().await;
+        assert!(ask(cache, &origin, MS).await.unwrap().is_err());
+        for answer in waiting.into_iter().take(9).chain([late]) {
+            assert_eq!(answer.await.unwrap().unwrap().value(), "value 1");
+        }
+        // And none of it is left behind.
+        for _ in 0..3 {
+            assert!(ask(cache, &origin, MS).await.unwrap().is_ok());
+        }
+        assert_eq!(cache.stats().flights, 0);
+    }
+    for builder in [build().max_waiters(0), build().max_waiters_per_key(0)] {
+        assert_eq!(builder.build().unwrap_err().kind(), ErrorKind::InvalidConfig);
+    }
+}
+
+/// Who asks a cache that is shut down loads for himself, and all of them together could be a stampede.
+#[tokio::test(start_paused = true)]
+async fn loads_after_a_shutdown_are_capped_too() {
+    let cache: Cache<String> = Cache::builder(MemoryBackend::new()).max_loads(4).build().unwrap();
+    cache.shutdown(Duration::ZERO).await;
+    let origin = Origin::default();
+    let asked = (0..20).map(|_| ask(&cache, &origin, 100 * MS)).collect();
+    assert_eq!(sources(asked).await, HashMap::from([(Source::Degraded, 20)]));
+    assert_eq!((origin.loads(), origin.most()), (20, 4));
+}
+
+/// Whoever waits for another process would sleep until the end of its lease, while others of his own have
+/// found out long since that nothing can be pushed any more.
+#[tokio::test(start_paused = true)]
+async fn waiters_do_not_sleep_through_an_outage() {
+    let faulty = Faulty::new(|_| None);
+    let [here, there] = two_over(&faulty);
+    let (slow, own) = (Origin::default(), Origin::default());
+    let leading = ask(&here, &slow, Duration::from_secs(20));
+    settle().await;
+    let begun = Instant::now();
+    let waiting = ask(&there, &own, MS);
+    settle().await;
+    faulty.plan(|_| Some(Fault::Refuse));
+    for number in 0..3 {
+        let request = there.request(format!("other {number}"));
+        request.load(Origin::default().loader(MS)).await.unwrap();
+    }
+    assert_eq!(waiting.await.unwrap().unwrap().source(), Source::Degraded);
+    assert!(begun.elapsed() < 20 * MS, "{:?}", begun.elapsed());
+    leading.abort();
 }

@@ -19,7 +19,10 @@ use bellwether::{
     key::Namespace,
     lease::{Retry, RetryStrategy},
 };
-use tokio::time::{Instant, sleep, timeout};
+use tokio::{
+    task::JoinHandle,
+    time::{Instant, sleep, timeout},
+};
 
 use self::support::faulty::{Fault, Faulty, Op};
 
@@ -289,4 +292,121 @@ async fn endless_times_are_no_panic() {
     guard.unlock().await.unwrap();
     assert!(waiting.await.unwrap());
     assert_eq!(Retry::fixed(Duration::MAX).within(MS).waits().count(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_fixed_lease_ends_by_itself_and_unlock_says_so() {
+    let (here, there) = two();
+    let guard = here.mutex("m").lease(LEASE).fixed_lease().lock().await.unwrap();
+    timeout(LEASE, guard.lost()).await.unwrap();
+    drop(there.mutex("m").lock().await.unwrap());
+    assert_eq!(guard.unlock().await.unwrap_err().kind(), ErrorKind::Lost);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lock_can_be_looked_at_and_ended_from_outside() {
+    let (here, there) = two();
+    let looked = there.mutex("m");
+    assert!(!looked.is_locked().await.unwrap() && !looked.force_unlock().await.unwrap());
+    let guard = here.mutex("m").lease(LEASE).lock().await.unwrap();
+    assert!(looked.is_locked().await.unwrap());
+    assert_eq!(looked.remaining().await.unwrap(), Some(LEASE));
+    assert!(looked.force_unlock().await.unwrap());
+    let other = looked.lock().await.unwrap();
+    assert!(other.fence() > guard.fence());
+    timeout(LEASE / 2, guard.lost()).await.unwrap();
+    assert_eq!(guard.unlock().await.unwrap_err().kind(), ErrorKind::Lost);
+    assert!(!other.is_lost());
+}
+
+fn waiting(locks: &Locks, order: &Arc<std::sync::Mutex<Vec<usize>>>, n: usize) -> JoinHandle<()> {
+    let (mutex, order) = (locks.mutex("m"), order.clone());
+    tokio::spawn(async move {
+        let guard = mutex.lock().await.unwrap();
+        order.lock().unwrap().push(n);
+        sleep(MS).await;
+        guard.unlock().await.unwrap();
+    })
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_callers_of_one_process_are_served_in_order_and_one_contends() {
+    let faulty = Faulty::new(|_| None);
+    let locks = Locks::new(faulty.clone());
+    let order = Arc::default();
+    let mut tasks = Vec::new();
+    for n in 0..10 {
+        tasks.push(waiting(&locks, &order, n));
+        tokio::task::yield_now().await;
+    }
+    for task in tasks {
+        task.await.unwrap();
+    }
+    assert_eq!(*order.lock().unwrap(), (0..10).collect::<Vec<_>>());
+    let calls = [Op::Acquire, Op::Pass, Op::Release].map(|op| faulty.count(op));
+    assert_eq!(calls, [1, 9, 1]);
+}
+
+/// A process with a long line would keep the lock for itself as long as the line does not end.
+#[tokio::test(start_paused = true)]
+async fn a_line_gives_other_processes_their_turn() {
+    let (here, there) = two();
+    let order = Arc::default();
+    let mut tasks: Vec<_> = (0..100).map(|n| waiting(&here, &order, n)).collect();
+    sleep(5 * MS).await;
+    tasks.push(waiting(&there, &order, 1000));
+    for task in tasks {
+        task.await.unwrap();
+    }
+    let at = order.lock().unwrap().iter().position(|n| *n == 1000).unwrap();
+    assert!((5..=40).contains(&at), "its turn came after {at} others");
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_leaves_the_line_holds_nobody_up() {
+    let (here, _) = two();
+    let order: Arc<std::sync::Mutex<Vec<usize>>> = Arc::default();
+    let first = here.mutex("m").lock().await.unwrap();
+    let leaving = waiting(&here, &order, 1);
+    tokio::task::yield_now().await;
+    let staying = waiting(&here, &order, 2);
+    sleep(MS).await;
+    leaving.abort();
+    let begun = Instant::now();
+    first.unlock().await.unwrap();
+    staying.await.unwrap();
+    assert!(begun.elapsed() < 5 * MS);
+    assert_eq!(*order.lock().unwrap(), [2]);
+}
+
+/// The holder is stuck with a lease that was lost. Those behind it in the line must not wait for it.
+#[tokio::test(start_paused = true)]
+async fn a_holder_that_lost_the_lock_does_not_block_its_own_process() {
+    let (here, _) = two();
+    let stuck = here.mutex("m").lease(LEASE).fixed_lease().lock().await.unwrap();
+    let begun = Instant::now();
+    let next = here.mutex("m").lock().await.unwrap();
+    assert!(begun.elapsed() <= LEASE + 100 * MS, "{:?}", begun.elapsed());
+    assert!(stuck.is_lost() && !next.is_lost());
+}
+
+/// The answer to the passing is lost: whichever of the two has the lease, the next in line gets it, and at
+/// once.
+#[tokio::test(start_paused = true)]
+async fn a_pass_whose_answer_is_lost_orphans_nothing() {
+    for fault in [Fault::LoseReply, Fault::Hang, Fault::Refuse] {
+        let faulty = Faulty::once(Op::Pass, fault);
+        let locks = Locks::new(faulty);
+        let first = locks.mutex("m").lease(LEASE).lock().await.unwrap();
+        let second = tokio::spawn({
+            let mutex = locks.mutex("m").lease(LEASE);
+            async move { mutex.lock().await }
+        });
+        sleep(MS).await;
+        let begun = Instant::now();
+        assert_eq!(first.unlock().await.unwrap_err().kind(), ErrorKind::Backend);
+        let second = second.await.unwrap().unwrap();
+        assert!(begun.elapsed() < Duration::from_secs(2), "{fault:?}: {:?}", begun.elapsed());
+        second.unlock().await.unwrap();
+    }
 }

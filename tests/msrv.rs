@@ -1,6 +1,8 @@
 //! The Rust version that is declared is the one that the dependencies demand: neither a promise that cannot
 //! be kept, nor a demand that nobody makes. (The compiler's own lint watches over the standard library.)
 
+#![allow(clippy::unwrap_used)]
+
 use std::{collections::HashMap, env, process::Command};
 
 use serde_json::Value;

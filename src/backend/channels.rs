@@ -3,7 +3,10 @@
 use std::{
     collections::HashMap,
     fmt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use tokio::sync::{broadcast, watch};
@@ -25,6 +28,8 @@ struct Shared {
     topics: Mutex<HashMap<Arc<str>, Topic>>,
     /// Counts the openings and closings, for the one who keeps subscriptions in step.
     turns: watch::Sender<u64>,
+    /// Nothing is pushed any more, whoever is subscribed.
+    mute: AtomicBool,
 }
 
 struct Topic {
@@ -34,6 +39,7 @@ struct Topic {
 }
 
 /// What the server has said of a subscription.
+#[cfg_attr(not(feature = "redis"), allow(dead_code))]
 #[derive(Clone, Debug)]
 pub(crate) enum Subscription {
     /// Nothing yet, or no longer anything.
@@ -74,6 +80,21 @@ impl Channels {
         }
     }
 
+    /// Says whether anything is pushed at all.
+    #[cfg_attr(not(feature = "redis"), allow(dead_code))]
+    pub(crate) fn mute(&self, mute: bool) -> bool {
+        let changed = self.0.mute.swap(mute, Ordering::AcqRel) != mute;
+        if changed && mute {
+            self.wake();
+        }
+        changed
+    }
+
+    #[cfg_attr(not(feature = "redis"), allow(dead_code))]
+    pub(crate) fn is_mute(&self) -> bool {
+        self.0.mute.load(Ordering::Acquire)
+    }
+
     /// Tells everyone to look again.
     #[cfg_attr(not(feature = "redis"), allow(dead_code))]
     pub(crate) fn wake(&self) {
@@ -86,9 +107,12 @@ impl Channels {
     pub(crate) fn wanted(&self) -> Vec<Arc<str>> {
         self.0.topics().keys().cloned().collect()
     }
+}
 
-    /// Those of them that the server has not refused.
-    #[cfg_attr(not(feature = "redis"), allow(dead_code))]
+/// For who keeps a server's subscriptions in step with the channels.
+#[cfg_attr(not(feature = "redis"), allow(dead_code))]
+impl Channels {
+    /// The channels that are listened to and that the server has not refused.
     pub(crate) fn not_refused(&self) -> Vec<Arc<str>> {
         let topics = self.0.topics();
         let refused =
@@ -169,6 +193,11 @@ impl Changes {
             // The topic lives as long as this listener, so its sender does too.
             Err(broadcast::error::RecvError::Closed) => std::future::pending().await,
         }
+    }
+
+    /// Whether nothing can be expected of it any more, and waiting on it would be in vain.
+    pub(crate) fn is_mute(&self) -> bool {
+        self.shared.mute.load(Ordering::Acquire)
     }
 
     /// Returns when the server has confirmed the subscription, or refused it.

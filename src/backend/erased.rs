@@ -9,7 +9,7 @@ use crate::{
     entry::Entry,
     error::BackendError,
     key::Name,
-    lease::{Claim, Grant},
+    lease::{Claim, Grant, Occupied},
 };
 
 type Answer<'a, T> = BoxFuture<'a, Result<T, BackendError>>;
@@ -18,6 +18,9 @@ pub(crate) trait DynLeases: Send + Sync + 'static {
     fn acquire<'a>(&'a self, claim: &'a Claim) -> Answer<'a, Acquired>;
     fn renew<'a>(&'a self, claims: &'a [Claim]) -> Answer<'a, Vec<bool>>;
     fn release<'a>(&'a self, claim: &'a Claim) -> Answer<'a, bool>;
+    fn pass<'a>(&'a self, from: &'a Claim, to: &'a Claim) -> Answer<'a, Option<Grant>>;
+    fn holder<'a>(&'a self, name: &'a Name) -> Answer<'a, Option<Occupied>>;
+    fn clear<'a>(&'a self, name: &'a Name) -> Answer<'a, bool>;
     fn changes<'a>(&'a self, name: &'a Name) -> Answer<'a, Changes>;
     fn apart(&self) -> Option<Arc<dyn DynLeases>>;
 }
@@ -33,6 +36,18 @@ impl<B: Leases> DynLeases for B {
 
     fn release<'a>(&'a self, claim: &'a Claim) -> Answer<'a, bool> {
         Leases::release(self, claim).boxed()
+    }
+
+    fn pass<'a>(&'a self, from: &'a Claim, to: &'a Claim) -> Answer<'a, Option<Grant>> {
+        Leases::pass(self, from, to).boxed()
+    }
+
+    fn holder<'a>(&'a self, name: &'a Name) -> Answer<'a, Option<Occupied>> {
+        Leases::holder(self, name).boxed()
+    }
+
+    fn clear<'a>(&'a self, name: &'a Name) -> Answer<'a, bool> {
+        Leases::clear(self, name).boxed()
     }
 
     fn changes<'a>(&'a self, name: &'a Name) -> Answer<'a, Changes> {

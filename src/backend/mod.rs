@@ -13,6 +13,9 @@
 //! keeps its data and its clock, hand out a fence that is not greater than the last one it remembers, let
 //! a commit pass whose fence is not the last one of its name, or write half of an operation.
 //!
+//! Every operation ends within a bounded time, with an answer or without; a backend puts its own time-out
+//! on what it waits for.
+//!
 //! Every operation may be sent twice: the second does nothing that the first did not do, except for
 //! [`Store::put`] and [`Store::invalidate`], where it is one more write of the same.
 
@@ -67,6 +70,27 @@ pub trait Leases: Send + Sync + 'static {
 
     /// Ends the lease if the claim's token has it, and wakes who waits. Says whether it had it.
     fn release(&self, claim: &Claim) -> impl Future<Output = Result<bool, BackendError>> + Send;
+
+    /// Passes a lease from its holder to another claim of the same name in one step, with a new fence; none,
+    /// if the holder no longer has it.
+    fn pass(
+        &self,
+        from: &Claim,
+        to: &Claim,
+    ) -> impl Future<Output = Result<Option<Grant>, BackendError>> + Send;
+
+    /// Who holds the lease of a name, if anyone does.
+    ///
+    /// [`BackendErrorKind::Foreign`](crate::error::BackendErrorKind::Foreign) if what stands there is not a
+    /// lease.
+    fn holder(
+        &self,
+        name: &Name,
+    ) -> impl Future<Output = Result<Option<Occupied>, BackendError>> + Send;
+
+    /// Ends the lease of a name, whoever holds it and whatever stands there, and wakes who waits. Says
+    /// whether something was there.
+    fn clear(&self, name: &Name) -> impl Future<Output = Result<bool, BackendError>> + Send;
 
     /// Subscribes to what happens to a name; returns when the server has confirmed the subscription.
     fn changes(&self, name: &Name) -> impl Future<Output = Result<Changes, BackendError>> + Send;

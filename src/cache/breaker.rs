@@ -9,7 +9,10 @@
 //! told when it begins and when it is over, not for each request.
 
 use std::{
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -28,6 +31,8 @@ pub(super) struct Breaker {
     state: Mutex<State>,
     /// Told when it opens.
     opened: Notify,
+    /// Something failed since the last answer. Without it nobody needs the lock, which all flights share.
+    troubled: AtomicBool,
 }
 
 #[derive(Default)]
@@ -57,6 +62,9 @@ pub(super) enum Answered {
 impl Breaker {
     /// Whether this flight may ask the backend.
     pub(super) fn admits(&self) -> bool {
+        if !self.is_troubled() {
+            return true;
+        }
         let mut state = self.state();
         match state.open_until {
             None => true,
@@ -77,14 +85,22 @@ impl Breaker {
         loop {
             // Made before the look, it also completes if it opens between the two.
             let opened = self.opened.notified();
-            if self.state().open_until.is_some() {
+            if self.is_open() {
                 return;
             }
             opened.await;
         }
     }
 
+    /// Whether the backend counts as broken.
+    pub(super) fn is_open(&self) -> bool {
+        self.is_troubled() && self.state().open_until.is_some()
+    }
+
     pub(super) fn answered(&self, what: Answered) {
+        if !self.is_troubled() {
+            return;
+        }
         let mut state = self.state();
         state.failures = 0;
         state.open_until = None;
@@ -93,6 +109,9 @@ impl Breaker {
             Some(Trouble::Silence) => true,
             None => false,
         };
+        if over || state.told.is_none() {
+            self.troubled.store(false, Ordering::Release);
+        }
         if over {
             state.told = None;
             drop(state);
@@ -102,6 +121,7 @@ impl Breaker {
 
     pub(super) fn failed(&self, error: &BackendError) {
         let mut state = self.state();
+        self.troubled.store(true, Ordering::Release);
         let silent =
             matches!(error.kind(), BackendErrorKind::Unavailable | BackendErrorKind::Unknown);
         if silent {
@@ -123,6 +143,10 @@ impl Breaker {
             drop(state);
             warn!(%error, "degraded: one load for each process and key, and nothing is stored");
         }
+    }
+
+    fn is_troubled(&self) -> bool {
+        self.troubled.load(Ordering::Acquire)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

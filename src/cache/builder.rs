@@ -1,4 +1,8 @@
-use std::{marker::PhantomData, sync::Arc, time::Duration};
+use std::{
+    marker::PhantomData,
+    sync::{Arc, atomic::AtomicBool},
+    time::Duration,
+};
 
 use tokio::sync::Semaphore;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -12,6 +16,11 @@ use crate::{
     lease::{Engine, Retry, RetryStrategy, Upkeep},
     observe::{Counters, Once},
 };
+
+/// So many flights ask the backend at once, the others queue: enough to keep a connection busy, and few
+/// enough that the answer comes well within the time-out, which must tell of the server and not of our
+/// own queue. Ten thousand cold keys at once would otherwise look like a server that is down.
+const TURNS: usize = 128;
 
 /// Builds a [`Cache`]. Every setting has a default; [`build`](Self::build) checks them together.
 #[must_use = "a builder does nothing until it is built"]
@@ -270,12 +279,14 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
                     },
                 ),
                 leaders: TaskTracker::new(),
+                closed: AtomicBool::new(false),
                 abort: CancellationToken::new(),
                 loads: Semaphore::new(settings.max_loads),
                 counters: Counters::default(),
                 breaker: Breaker::default(),
                 undecodable: Once::default(),
                 unstorable: Once::default(),
+                turns: Semaphore::new(TURNS),
                 settings,
             }),
         })

@@ -26,13 +26,7 @@ where
     Fut: Future<Output = Result<V, E>>,
     E: Into<BoxError>,
 {
-    match loader.await {
-        Ok(value) => Ok(Produced::Value(value)),
-        Err(error) => {
-            let error = error.into();
-            Err(Error::with_source(ErrorKind::Load, format!("the load failed: {error}"), error))
-        }
-    }
+    loader.await.map(Produced::Value).map_err(Error::load)
 }
 
 /// Runs a loader within its time limit, for a flight if there is one.

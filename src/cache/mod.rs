@@ -15,7 +15,14 @@ mod load;
 mod path;
 mod request;
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use tokio::sync::Semaphore;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -77,6 +84,8 @@ struct Inner<V> {
     flights: Arc<Group<Outcome<V>>>,
     /// The leaders' tasks.
     leaders: TaskTracker,
+    /// Set when no flight may start. (Read by every caller, so not a lock as in a token.)
+    closed: AtomicBool,
     /// Set when running loads are to end.
     abort: CancellationToken,
     loads: Semaphore,
@@ -85,6 +94,8 @@ struct Inner<V> {
     /// Each is told loudly once, and counted from then on.
     undecodable: Once,
     unstorable: Once,
+    /// Turns to ask the backend.
+    turns: Semaphore,
 }
 
 impl<V: Clone + Send + Sync + 'static> Cache<V> {
@@ -204,6 +215,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// If the future is dropped, no new flight starts all the same; call it again to wait.
     pub async fn shutdown(&self, deadline: Duration) {
         let inner = &self.inner;
+        inner.closed.store(true, Ordering::Release);
         inner.engine.stop.cancel();
         inner.leaders.close();
         inner.engine.tasks.close();
@@ -225,6 +237,16 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     pub(crate) fn value_limit(&self) -> usize {
         self.inner.settings.max_value
     }
+
+    #[cfg(feature = "http")]
+    pub(crate) fn load_limit(&self) -> Duration {
+        self.inner.settings.load_limit
+    }
+
+    #[cfg(feature = "http")]
+    pub(crate) fn ttl(&self) -> Duration {
+        self.inner.settings.ttl
+    }
 }
 
 impl<V: Clone + Send + Sync + 'static> Inner<V> {
@@ -236,7 +258,7 @@ impl<V: Clone + Send + Sync + 'static> Inner<V> {
 
     /// What stands under a name, and what it is good for.
     async fn look(&self, name: &Name) -> Result<Decision<V>, BackendError> {
-        match self.counted(self.in_time(self.store.get(name)).await) {
+        match self.counted(self.store.get(name).await) {
             Ok(Some(entry)) => Ok(self.decide(entry)),
             Ok(None) => Ok(Decision::Miss { seen: 0 }),
             Err(error) if error.kind() == BackendErrorKind::Foreign => {

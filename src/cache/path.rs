@@ -3,7 +3,11 @@
 //! Whatever the backend does, the way ends with an outcome. Where the backend fails, the leader loads
 //! without a lease, for this process alone, and stores nothing.
 
-use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
+use std::{
+    panic::AssertUnwindSafe,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use futures_util::FutureExt;
 use tokio::{
@@ -60,6 +64,8 @@ pub(super) struct Path<V: Clone> {
     leader: Leader<Outcome<V>>,
     /// Do not ask the backend: those who wait have waited for it already.
     alone: bool,
+    /// What those are served who joined too late for the outcome, if the backend cannot be asked for it.
+    for_late: OnceLock<Outcome<V>>,
 }
 
 /// An outcome, and before which mark one must have joined to have it.
@@ -83,7 +89,7 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
         leader: Leader<Outcome<V>>,
         alone: bool,
     ) -> Self {
-        Self { inner, name, options, leader, alone }
+        Self { inner, name, options, leader, alone, for_late: OnceLock::new() }
     }
 
     /// Goes the way to its end.
@@ -92,34 +98,22 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
         F: FnOnce(Lead) -> Fut,
         Fut: Future<Output = Result<Produced<V>, Error>>,
     {
-        let cancelled = async {
-            tokio::select! {
-                () = self.leader.unwanted() => "nobody waited for the load any more",
-                () = self.inner.abort.cancelled() => "the cache was shut down",
-            }
-        };
-        // Dropping the way releases what it holds and undoes what it may hold.
         let way = AssertUnwindSafe(self.way(work)).catch_unwind();
-        let landing = tokio::select! {
-            biased;
-            // A codec may panic, too; for everyone who waits that is an outcome like any other.
-            landing = way => landing.unwrap_or_else(|panic| {
-                (Outcome::Failed(load::panicked(panic.as_ref())), Mark::END)
-            }),
-            why = cancelled => {
-                debug!(why, "load cancelled");
-                (Outcome::Failed(Error::new(ErrorKind::Cancelled, why)), Mark::END)
-            }
-        };
+        // A codec may panic, too; for everyone who waits that is an outcome like any other.
+        let landing = way
+            .await
+            .unwrap_or_else(|panic| (Outcome::Failed(load::panicked(panic.as_ref())), Mark::END));
         let (outcome, before) = landing;
-        if let Some(late) = self.leader.land(outcome, before) {
-            // Were they only sent to join anew, each would wait for another time-out.
-            late.land(match self.inner.ask(&self.name).await {
-                None | Some(Err(_)) => Some(Outcome::Unanswered),
-                Some(Ok(Decision::Fresh(value))) => Some(Outcome::Value(value, Source::Hit)),
-                Some(Ok(_)) => None,
-            });
+        let Some(late) = self.leader.land(outcome, before) else { return };
+        if let Some(outcome) = self.for_late.into_inner() {
+            return late.land(Some(outcome));
         }
+        // Were they only sent to join anew, each would wait for another time-out.
+        late.land(match self.inner.ask(&self.name).await {
+            None | Some(Err(_)) => Some(Outcome::Unanswered),
+            Some(Ok(Decision::Fresh(value))) => Some(Outcome::Value(value, Source::Hit)),
+            Some(Ok(_)) => None,
+        });
     }
 
     async fn way<F, Fut>(&self, work: F) -> Landing<V>
@@ -127,12 +121,39 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
         F: FnOnce(Lead) -> Fut,
         Fut: Future<Output = Result<Produced<V>, Error>>,
     {
-        let mut permit = None;
-        let seen = match self.alone {
+        let looked = match self.alone {
             true => Err(Step::Alone),
             false => self.look().await,
         };
-        let step = match seen {
+        match looked {
+            Err(Step::Land(landing)) => landing,
+            // In a box of its own, so that the way of a hit stays small.
+            looked => Box::pin(self.unless_cancelled(self.beyond(looked, work))).await,
+        }
+    }
+
+    /// The rest of the way, unless it is cancelled. Dropping it releases what it holds and undoes what it
+    /// may hold.
+    async fn unless_cancelled(&self, rest: impl Future<Output = Landing<V>>) -> Landing<V> {
+        let why = tokio::select! {
+            biased;
+            landing = rest => return landing,
+            () = self.leader.unwanted() => "nobody waited for the load any more",
+            () = self.inner.abort.cancelled() => "the cache was shut down",
+        };
+        debug!(why, "load cancelled");
+        (Outcome::Failed(Error::new(ErrorKind::Cancelled, why)), Mark::END)
+    }
+
+    /// The way where the look did not end it.
+    async fn beyond<F, Fut>(&self, looked: Result<u64, Step<V>>, work: F) -> Landing<V>
+    where
+        F: FnOnce(Lead) -> Fut,
+        Fut: Future<Output = Result<Produced<V>, Error>>,
+    {
+        self.leader.own_task().await;
+        let mut permit = None;
+        let step = match looked {
             Ok(seen) => self.claim(seen, &mut permit).await,
             Err(step) => step,
         };
@@ -148,11 +169,19 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
 
     /// Looks into the backend; the fence of what it saw, if that is not the end of the way.
     async fn look(&self) -> Result<u64, Step<V>> {
+        let _turn = self.turn().await;
         let mark = self.leader.mark();
         match self.inner.ask(&self.name).await {
             Some(Ok(decision)) => self.serve(decision, Source::Hit, mark),
             None | Some(Err(_)) => Err(Step::Alone),
         }
+    }
+
+    /// A turn to ask the backend. There is none while it does not answer, so that nobody waits for the
+    /// time-outs of others.
+    async fn turn(&self) -> Option<SemaphorePermit<'_>> {
+        let turn = self.inner.turns.acquire().await.ok();
+        turn.filter(|_| !self.inner.breaker.is_open())
     }
 
     /// Serves what an entry is good for; the fence to claim with, if it is not good enough.
@@ -187,6 +216,7 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
             if let Err(error) = self.permit(permit).await {
                 return Step::Land((Outcome::Failed(error), Mark::END));
             }
+            let turn = self.turn().await;
             let mark = self.leader.mark();
             let limit = if doubted { SECOND_TRY } else { retry.try_limit() };
             let try_once = |claim| async move {
@@ -197,6 +227,7 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
                 }
             };
             let answer = pending.attempt(limit, try_once).await;
+            drop(turn);
             if answer.is_ok() {
                 self.inner.breaker.answered(Answered::Write);
             }
@@ -269,6 +300,8 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
         let limit = self.options.load_limit;
         let produced = load::run(work, lead.clone(), limit, Some(self.leader.id())).await;
         let cost = begun.elapsed();
+        // The lease is renewed until it is our turn.
+        let _turn = self.turn().await;
         held.closing();
         let settings = &self.inner.settings;
         match produced {
@@ -292,7 +325,8 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
             Ok(Produced::Private) => {
                 let verdict = Entry::uncacheable(cost);
                 let grant = Grant::new(held.fence());
-                let ttl = Some(settings.verdict_ttl);
+                let remembered = !lead.keeping().do_not_store;
+                let ttl = remembered.then_some(settings.verdict_ttl);
                 let _ = self.try_commit(&held, &grant, &verdict, ttl).await.map(|_| held.settled());
                 (Outcome::Private, Mark::END)
             }
@@ -353,7 +387,10 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
             Err(error) => {
                 counters.unstored.add();
                 self.inner.breaker.failed(&error);
-                (Outcome::Value(value, Source::Led), Mark::END)
+                // It may have been refused, for an invalidation that those who joined later know of.
+                let late = Outcome::Value(value.clone(), Source::Degraded);
+                let _ = self.for_late.set(late);
+                (Outcome::Value(value, Source::Led), granted)
             }
         }
     }
@@ -371,6 +408,9 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
             let answer = timeout(limit, commit).await.unwrap_or_else(|elapsed| {
                 Err(BackendError::new(BackendErrorKind::Unknown, elapsed))
             });
+            if answer.is_ok() {
+                self.inner.breaker.answered(Answered::Write);
+            }
             self.inner.counted(answer)
         };
         match commit(self.inner.settings.retry.try_limit()).await {

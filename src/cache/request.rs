@@ -1,4 +1,8 @@
-use std::{fmt, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
 use tokio::sync::SemaphorePermit;
 use tracing::Instrument;
@@ -11,7 +15,7 @@ use super::{
 use crate::{
     error::{BoxError, Error, ErrorKind},
     flight::{self, Full, Waited},
-    key::Key,
+    key::{Key, Name},
 };
 
 /// One request for a key, with options of its own (see [`Cache::request`]).
@@ -50,7 +54,12 @@ pub enum Source {
     /// Another process made it meanwhile.
     HandedOver,
     /// It was loaded without a lease and not stored: the backend did not answer, the wait for another
-    /// process was over, what this key loads cannot be shared, or the loader came back to its own key.
+    /// process was over, what this key loads cannot be shared, or the loader came back to its own key. Or
+    /// it was loaded under a lease, the backend did not answer when it was to be stored, and this caller
+    /// asked after the load had begun.
+    ///
+    /// It may come from a load that was under way in this process when its caller asked, and so be older
+    /// than an invalidation in another process that had returned by then.
     Degraded,
 }
 
@@ -143,26 +152,27 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         Fut: Future<Output = Result<Produced<V>, Error>> + Send + 'static,
     {
         let inner = &self.cache.inner;
-        let name = inner.name(&self.key)?;
+        // Only who leads needs the name; whether the key is good, everyone is told.
+        Name::check(&self.key, inner.settings.max_key)?;
         let within = flight::current();
         let mut work = Some(work);
         let mut unanswered = false;
         loop {
-            if inner.engine.stop.is_cancelled() {
+            if inner.closed.load(Ordering::Acquire) {
                 // A loader that waits for a place that loaders take could wait for itself.
                 let _place = match within {
                     Some(_) => None,
                     None => Some(inner.place(self.options.wait_limit).await?),
                 };
-                return alone(inner, work.take(), self.options, within).await;
+                return Box::pin(alone(inner, work.take(), self.options, within)).await;
             }
-            let (follower, leader) = inner.flights.join(&self.key).map_err(overloaded)?;
+            let (mut follower, leader) = inner.flights.join(&self.key).map_err(overloaded)?;
             // A loader that waits for a flight that waits for it would wait for ever.
             let edge = within.map(|from| flight::nested(from, follower.flight()));
             match edge {
                 Some(None) => {
                     tracing::debug!(key = %self.key, "a loader came back to a key that waits for it");
-                    return alone(inner, work.take(), self.options, within).await;
+                    return Box::pin(alone(inner, work.take(), self.options, within)).await;
                 }
                 Some(Some(_)) => follower.is_loader(),
                 None => {}
@@ -170,9 +180,11 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
             let led = leader.is_some();
             if let Some(leader) = leader {
                 let Some(work) = work.take() else { return Err(cut_off()) };
-                let path = Path::new(inner.clone(), name.clone(), self.options, leader, unanswered);
+                let name = inner.name(&self.key)?;
+                let path = Path::new(inner.clone(), name, self.options, leader, unanswered);
                 let span = tracing::debug_span!("flight", key = %self.key);
-                inner.leaders.spawn(path.run(work).instrument(span));
+                let task = inner.leaders.track_future(path.run(work).instrument(span));
+                follower.carry(Box::pin(task));
             }
             return match follower.wait().await {
                 Waited::Outcome(Outcome::Value(value, source)) => {

@@ -1,6 +1,9 @@
 use std::sync::{Arc, atomic::Ordering};
 
-use super::group::{Flight, Group};
+use super::{
+    group::{Flight, Group},
+    work::Task,
+};
 
 /// One caller's place in a flight. Dropping it leaves the flight.
 pub(crate) struct Follower<T: Clone> {
@@ -8,6 +11,8 @@ pub(crate) struct Follower<T: Clone> {
     flight: Arc<Flight<T>>,
     /// How many marks there were when he joined.
     joined: u32,
+    /// He polls the leader's work, until it gets a task.
+    carries: bool,
 }
 
 /// What a follower got.
@@ -21,11 +26,11 @@ pub(crate) enum Waited<T> {
 impl<T: Clone> Follower<T> {
     /// To be called under the lock of the map.
     pub(super) fn new(group: Arc<Group<T>>, flight: Arc<Flight<T>>) -> Self {
-        flight.followers.fetch_add(1, Ordering::AcqRel);
-        group.waiting.fetch_add(1, Ordering::AcqRel);
+        flight.followers.fetch_add(1, Ordering::SeqCst);
+        group.enter();
         let joined = flight.marks.load(Ordering::Acquire);
         flight.last_joined.fetch_max(joined, Ordering::AcqRel);
-        Self { group, flight, joined }
+        Self { group, flight, joined, carries: false }
     }
 
     /// The number of the flight in the process.
@@ -33,9 +38,23 @@ impl<T: Clone> Follower<T> {
         self.flight.id
     }
 
+    /// Takes the leader's work along, to poll it while nobody else depends on it.
+    pub(crate) fn carry(&mut self, task: Task) {
+        self.carries = true;
+        self.flight.work.carry(task);
+        if self.flight.followers.load(Ordering::SeqCst) > 1 {
+            self.flight.work.detach();
+        }
+    }
+
+    /// Says that someone other than the leader's caller depends on the work.
+    pub(super) fn depend(&self) {
+        self.flight.work.detach();
+    }
+
     /// Says that it is a loader that will wait.
     pub(crate) fn is_loader(&self) {
-        self.flight.needed.cancel();
+        self.flight.needed.give();
     }
 
     /// Waits until the flight has landed.
@@ -44,6 +63,9 @@ impl<T: Clone> Follower<T> {
     ///
     /// Dropping the future leaves the flight, which goes on for the others.
     pub(crate) async fn wait(self) -> Waited<T> {
+        if self.carries {
+            std::future::poll_fn(|cx| self.flight.work.poll(cx)).await;
+        }
         loop {
             // Made before the look, it also completes if the flight lands between the two.
             let done = self.flight.done.notified();
@@ -63,7 +85,10 @@ impl<T: Clone> Follower<T> {
 
 impl<T: Clone> Drop for Follower<T> {
     fn drop(&mut self) {
-        self.group.waiting.fetch_sub(1, Ordering::AcqRel);
+        self.group.leave();
+        if self.carries {
+            self.flight.work.detach();
+        }
         if self.flight.followers.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.group.left(&self.flight);
         }

@@ -5,9 +5,8 @@ use std::sync::{
 
 use dashmap::{DashMap, Entry};
 use tokio::sync::Notify;
-use tokio_util::sync::CancellationToken;
 
-use super::{Follower, Leader, Mark};
+use super::{Follower, Leader, Mark, signal::Signal, work::Work};
 use crate::key::Key;
 
 /// What becomes of a load that no caller waits for any more.
@@ -27,10 +26,9 @@ pub(crate) struct Group<T> {
     abandoned: Abandoned,
     limits: Limits,
     /// How many followers there are in all flights.
-    pub(super) waiting: AtomicUsize,
-    /// How many flights there were at most since the map was last shrunk.
-    most: AtomicUsize,
-    present: AtomicUsize,
+    waiting: AtomicUsize,
+    /// There were so many that the map is worth shrinking.
+    swollen: AtomicBool,
 }
 
 /// How many may wait.
@@ -47,7 +45,7 @@ pub(crate) enum Full {
     Group(usize),
 }
 
-/// A map that held more flights than this is shrunk when it is empty again.
+/// When more than this have waited at once, the map is shrunk once nobody waits any more.
 const WORTH_SHRINKING: usize = 4096;
 
 /// One flight, as its leader and its followers share it.
@@ -59,12 +57,13 @@ pub(super) struct Flight<T> {
     /// How many of them there were when the last follower joined.
     pub(super) last_joined: AtomicU32,
     pub(super) followers: AtomicUsize,
+    pub(super) work: Work,
     /// No longer in the group, so nobody can join.
     detached: AtomicBool,
     /// A loader waits for it, so it must not wait for a place that loaders take.
-    pub(super) needed: CancellationToken,
+    pub(super) needed: Signal,
     /// Nobody waits, and it is to be cancelled for that.
-    pub(super) unwanted: CancellationToken,
+    pub(super) unwanted: Signal,
     /// The outcome, for those who joined before the mark.
     pub(super) landed: OnceLock<(T, Mark)>,
     /// The end, for all others: the outcome of the second question, or nothing.
@@ -82,33 +81,44 @@ impl<T: Clone> Group<T> {
             abandoned,
             limits,
             waiting: AtomicUsize::new(0),
-            most: AtomicUsize::new(0),
-            present: AtomicUsize::new(0),
+            swollen: AtomicBool::new(false),
         })
     }
 
-    /// Joins the flight of a key; a new one comes with its leader.
+    /// Joins the flight of a key; a new one comes with its leader, whose work its caller is to
+    /// [carry](Follower::carry).
     ///
     /// # Errors
     ///
-    /// [`Full`] at a limit. The one in all may be passed by as many as join at the same moment.
+    /// [`Full`] at a limit, which as many may pass as join at the same moment.
     #[allow(clippy::type_complexity)]
     pub(crate) fn join(
         self: &Arc<Self>,
         key: &Key,
     ) -> Result<(Follower<T>, Option<Leader<T>>), Full> {
         let Limits { per_flight, in_all } = self.limits;
-        if self.waiting.load(Ordering::Acquire) >= in_all {
+        if self.waiting.load(Ordering::Relaxed) >= in_all {
             return Err(Full::Group(in_all));
         }
+        let follow = |flight: &Arc<Flight<T>>| {
+            let full = flight.followers.load(Ordering::Relaxed) >= per_flight;
+            (!full).then(|| Follower::new(self.clone(), flight.clone()))
+        };
+        // Most callers of a hot key find its flight, and need no more than a look for that.
+        if let Some(flight) = self.flights.get(key) {
+            let follower = follow(flight.value());
+            drop(flight);
+            let follower = follower.ok_or(Full::Flight(per_flight))?;
+            follower.depend();
+            return Ok((follower, None));
+        }
         match self.flights.entry(key.clone()) {
-            Entry::Occupied(flight)
-                if flight.get().followers.load(Ordering::Acquire) >= per_flight =>
-            {
-                Err(Full::Flight(per_flight))
-            }
             Entry::Occupied(flight) => {
-                Ok((Follower::new(self.clone(), flight.get().clone()), None))
+                let follower = follow(flight.get());
+                drop(flight);
+                let follower = follower.ok_or(Full::Flight(per_flight))?;
+                follower.depend();
+                Ok((follower, None))
             }
             Entry::Vacant(vacant) => {
                 let flight = Arc::new(Flight {
@@ -117,17 +127,16 @@ impl<T: Clone> Group<T> {
                     marks: AtomicU32::new(0),
                     last_joined: AtomicU32::new(0),
                     followers: AtomicUsize::new(0),
+                    work: Work::default(),
                     detached: AtomicBool::new(false),
-                    needed: CancellationToken::new(),
-                    unwanted: CancellationToken::new(),
+                    needed: Signal::default(),
+                    unwanted: Signal::default(),
                     landed: OnceLock::new(),
                     ended: OnceLock::new(),
                     done: Notify::new(),
                 });
                 let follower = Follower::new(self.clone(), flight.clone());
                 vacant.insert(flight.clone());
-                let present = self.present.fetch_add(1, Ordering::AcqRel) + 1;
-                self.most.fetch_max(present, Ordering::AcqRel);
                 Ok((follower, Some(Leader::new(self.clone(), flight))))
             }
         }
@@ -137,7 +146,6 @@ impl<T: Clone> Group<T> {
     pub(crate) fn detach(&self, key: &Key) {
         if let Some((_, flight)) = self.flights.remove(key) {
             flight.detached.store(true, Ordering::Release);
-            self.removed();
         }
     }
 
@@ -147,19 +155,21 @@ impl<T: Clone> Group<T> {
     }
 
     pub(super) fn remove(&self, flight: &Arc<Flight<T>>) {
-        let removed =
-            self.flights.remove_if(&flight.key, |_, present| Arc::ptr_eq(present, flight));
-        if removed.is_some() {
-            self.removed();
+        self.flights.remove_if(&flight.key, |_, present| Arc::ptr_eq(present, flight));
+    }
+
+    /// One more waits.
+    pub(super) fn enter(&self) {
+        if self.waiting.fetch_add(1, Ordering::Relaxed) == WORTH_SHRINKING {
+            self.swollen.store(true, Ordering::Relaxed);
         }
     }
 
-    /// A flight has left the map. After a burst, the last one gives its memory back. To be called without a
-    /// lock of the map.
-    fn removed(&self) {
-        let last = self.present.fetch_sub(1, Ordering::AcqRel) == 1;
-        if last && self.most.load(Ordering::Acquire) > WORTH_SHRINKING {
-            self.most.store(0, Ordering::Release);
+    /// One less waits. After a burst, the last one gives its memory back. To be called without a lock of the
+    /// map.
+    pub(super) fn leave(&self) {
+        let last = self.waiting.fetch_sub(1, Ordering::Relaxed) == 1;
+        if last && self.swollen.swap(false, Ordering::Relaxed) {
             self.flights.shrink_to_fit();
         }
     }
@@ -176,11 +186,8 @@ impl<T: Clone> Group<T> {
         let removed = self.flights.remove_if(&flight.key, |_, present| {
             Arc::ptr_eq(present, flight) && flight.followers.load(Ordering::Acquire) == 0
         });
-        if removed.is_some() {
-            self.removed();
-        }
         if removed.is_some() || flight.detached.load(Ordering::Acquire) {
-            flight.unwanted.cancel();
+            flight.unwanted.give();
         }
     }
 }

@@ -35,14 +35,19 @@ impl<T: Clone> Leader<T> {
         Mark(self.flight.marks.fetch_add(1, Ordering::AcqRel) + 1)
     }
 
+    /// Returns when the leader's work has a task of its own (see [`work`](super::work)).
+    pub(crate) async fn own_task(&self) {
+        self.flight.work.own_task().await;
+    }
+
     /// Completes when a loader waits for this flight.
     pub(crate) async fn needed_by_loader(&self) {
-        self.flight.needed.cancelled().await;
+        self.flight.needed.given().await;
     }
 
     /// Completes when nobody waits any more, if the flight is to be cancelled for that.
     pub(crate) async fn unwanted(&self) {
-        self.flight.unwanted.cancelled().await;
+        self.flight.unwanted.given().await;
     }
 
     /// Ends the flight for those who joined before the mark. If others joined later, they are still owed

@@ -17,6 +17,8 @@ mod cycle;
 mod follower;
 mod group;
 mod leader;
+mod signal;
+mod work;
 
 pub use self::group::Abandoned;
 pub(crate) use self::{

@@ -9,6 +9,7 @@ use tracing::debug;
 
 use super::{
     Claim, Grant, Held, RetryStrategy, Turn, Upkeep, Waiting,
+    line::{Call, Lines, Place, Seat, Waiter},
     owed::{Estate, Owed},
     watchdog::Watchdog,
 };
@@ -21,6 +22,7 @@ use crate::{
 pub(crate) struct Engine {
     backend: Arc<dyn DynLeases>,
     pub(crate) watchdog: Watchdog,
+    lines: Lines,
     /// Releases and undos that no caller owns.
     pub(crate) tasks: TaskTracker,
     /// Set when nothing new may begin.
@@ -34,6 +36,7 @@ impl Engine {
         Arc::new(Self {
             watchdog: Watchdog::new(backend.clone()),
             backend,
+            lines: Lines::default(),
             tasks: TaskTracker::new(),
             stop: CancellationToken::new(),
             estate: Estate::default(),
@@ -57,10 +60,30 @@ impl Engine {
         limit: Duration,
     ) -> Result<Held, Error> {
         let mut waiting = Waiting::new(self.clone(), claim.name.clone(), strategy, limit);
-        let mut pending = Pending::new(self.clone(), claim);
         let shut_down = || Error::new(ErrorKind::ShutDown, "the locks are shut down");
         let not_acquired = || {
             Error::new(ErrorKind::NotAcquired, "the lock was not acquired before the wait ended")
+        };
+        let mut pending = Pending::new(self.clone(), claim.clone());
+        let mut seat = match self.lines.enter(&claim, upkeep) {
+            Place::First(seat) => seat,
+            Place::Behind(called) => {
+                let call = tokio::select! {
+                    call = waiting.in_line(called) => call,
+                    () = self.stop.cancelled() => return Err(shut_down()),
+                };
+                match call {
+                    Some(Call::Take(held)) => return Ok(held),
+                    Some(Call::Contend { seat, doubtful }) => {
+                        pending.doubtful = doubtful;
+                        // The others' turn first, if the last one's turn is over: by the time that the
+                        // subscription is in place, they have tried.
+                        let _ = waiting.next(Duration::ZERO).await;
+                        seat
+                    }
+                    None => return Err(not_acquired()),
+                }
+            }
         };
         loop {
             if self.stop.is_cancelled() {
@@ -71,7 +94,8 @@ impl Engine {
             // Why it would be over, if the wait ends now.
             let (remaining, why) = match answer {
                 Ok((Acquired::Granted(grant), sent)) => {
-                    return Ok(pending.granted(&grant, upkeep, sent));
+                    seat.begin();
+                    return Ok(pending.granted(&grant, upkeep, sent).seated(seat));
                 }
                 Ok((Acquired::Held(occupied), _)) => (Some(occupied.remaining), not_acquired()),
                 Err(error) if error.kind() == BackendErrorKind::Foreign => return Err(error.into()),
@@ -93,15 +117,76 @@ impl Engine {
         }
     }
 
+    /// Gives a lease back: to the next in line of this process, or to whoever wins it. Dropped before that
+    /// is done, it is still owed.
+    pub(crate) fn give_back(
+        self: Arc<Self>,
+        claim: Claim,
+        mut seat: Option<Seat>,
+    ) -> impl Future<Output = Result<(), Error>> + Send + 'static {
+        let owed = Owed::new(self.clone(), claim.clone(), false);
+        async move {
+            let given = match (seat.as_mut().and_then(Seat::next), seat) {
+                (Some(next), Some(seat)) => self.pass(claim, next, seat).await,
+                (_, seat) => {
+                    let released = answered(self.backend.release(&claim)).await;
+                    // Only now may the next in line contend: those who wait elsewhere were told first.
+                    drop(seat);
+                    match released {
+                        Ok(true) => Ok(()),
+                        Ok(false) => Err(Held::lost()),
+                        Err(error) => {
+                            self.undo(claim, &Handle::current());
+                            Err(error.into())
+                        }
+                    }
+                }
+            };
+            owed.paid();
+            given
+        }
+    }
+
+    /// Passes a lease on to the next in line, and the seat with it.
+    async fn pass(self: &Arc<Self>, from: Claim, next: Waiter, seat: Seat) -> Result<(), Error> {
+        let sent = Instant::now();
+        match answered(self.backend.pass(&from, &next.claim)).await {
+            Ok(Some(grant)) => {
+                let (claim, runtime) = (next.claim.clone(), next.runtime.clone());
+                let watch = self.watchdog.watch(claim.clone(), next.upkeep, sent);
+                let held = Held::new(self.clone(), claim, grant.fence(), watch, runtime);
+                next.call(Call::Take(held.seated(seat)));
+                Ok(())
+            }
+            Ok(None) => {
+                next.call(Call::Contend { seat, doubtful: false });
+                Err(Held::lost())
+            }
+            Err(error) => {
+                // One of the two may have it: the next claims it with the token that it may have been
+                // passed to, and this one's is undone.
+                next.call(Call::Contend { seat, doubtful: true });
+                self.undo(from, &Handle::current());
+                Err(error.into())
+            }
+        }
+    }
+
     /// Releases what may be held under a claim, in a task that no caller owns.
     pub(crate) fn undo(self: &Arc<Self>, claim: Claim, runtime: &Handle) {
         self.tasks.spawn_on(Owed::new(self.clone(), claim, true).pay(), runtime);
     }
+}
 
-    /// Releases what is held under a claim, in a task that no caller owns.
-    pub(crate) fn release(self: &Arc<Self>, claim: Claim, runtime: &Handle) {
-        self.tasks.spawn_on(Owed::new(self.clone(), claim, false).pay(), runtime);
-    }
+/// A backend bounds its own waits; this is for one that does not.
+const ANSWER_LIMIT: Duration = Duration::from_secs(1);
+
+pub(super) async fn answered<T>(
+    operation: impl Future<Output = Result<T, BackendError>>,
+) -> Result<T, BackendError> {
+    timeout(ANSWER_LIMIT, operation)
+        .await
+        .unwrap_or_else(|elapsed| Err(BackendError::new(BackendErrorKind::Unknown, elapsed)))
 }
 
 /// An acquisition under way. Dropped before its outcome is known, it undoes itself.

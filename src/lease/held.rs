@@ -5,7 +5,7 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-use super::{Claim, Engine, Watch, owed::Owed};
+use super::{Claim, Engine, Watch, finish::Finish, line::Seat};
 use crate::error::{Error, ErrorKind};
 
 /// A lease that is held. Dropped, it is released by a task that no caller owns.
@@ -27,6 +27,12 @@ impl Held {
         runtime: Handle,
     ) -> Self {
         Self { engine, claim, fence, watch, runtime, released: false }
+    }
+
+    /// The same lease, to be passed on in its line.
+    pub(crate) fn seated(self, seat: Seat) -> Self {
+        self.watch.take_seat(seat);
+        self
     }
 
     pub(crate) fn claim(&self) -> &Claim {
@@ -51,7 +57,7 @@ impl Held {
     /// Renews the lease now.
     pub(crate) async fn refresh(&self) -> Result<(), Error> {
         if self.watch.is_lost() {
-            return Err(lost());
+            return Err(Self::lost());
         }
         let sent = Instant::now();
         let claims = std::slice::from_ref(&self.claim);
@@ -62,10 +68,10 @@ impl Held {
             }
             Ok(Ok(_)) => {
                 self.watch.tell_lost();
-                Err(lost())
+                Err(Self::lost())
             }
             Ok(Err(error)) => Err(error.into()),
-            Err(_) => Err(lost()),
+            Err(_) => Err(Self::lost()),
         }
     }
 
@@ -75,35 +81,20 @@ impl Held {
     pub(crate) async fn release(mut self) -> Result<(), Error> {
         self.released = true;
         self.engine.watchdog.forget(&self.watch);
-        let (engine, claim) = (self.engine.clone(), self.claim.clone());
-        let owed = Owed::new(engine.clone(), claim.clone(), false);
-        let release = async move {
-            let answer = engine.backend().release(&claim).await;
-            owed.paid();
-            match answer {
-                Ok(true) => Ok(()),
-                Ok(false) => Err(lost()),
-                Err(error) => {
-                    let runtime = Handle::current();
-                    engine.undo(claim, &runtime);
-                    Err(error.into())
-                }
-            }
-        };
-        match self.engine.tasks.spawn_on(release, &self.runtime).await {
-            Ok(outcome) => outcome,
-            Err(gone) => Err(Error::with_source(
-                ErrorKind::Cancelled,
-                "the runtime was shut down before the lease was released",
-                gone,
-            )),
-        }
+        let seat = self.watch.leave_seat();
+        let give_back = self.engine.clone().give_back(self.claim.clone(), seat);
+        let tracked = self.engine.tasks.track_future(give_back);
+        Finish::new(tracked, self.runtime.clone()).await
     }
 
     /// Stops the renewals: the lease is about to end with the operation that it was for, and a renewal
     /// that came after would take that for a loss.
     pub(crate) fn closing(&self) {
         self.engine.watchdog.forget(&self.watch);
+    }
+
+    pub(crate) fn lost() -> Error {
+        Error::new(ErrorKind::Lost, "the lease was lost; someone else may hold it by now")
     }
 
     /// The backend has ended the lease with the operation that it was for.
@@ -117,11 +108,11 @@ impl Drop for Held {
     fn drop(&mut self) {
         if !self.released {
             self.engine.watchdog.forget(&self.watch);
-            self.engine.release(self.claim.clone(), &self.runtime);
+            let give_back =
+                self.engine.clone().give_back(self.claim.clone(), self.watch.leave_seat());
+            // Whether it was lost, nobody asks any more; what fails is repeated there.
+            let release = async { drop(give_back.await) };
+            self.engine.tasks.spawn_on(release, &self.runtime);
         }
     }
-}
-
-fn lost() -> Error {
-    Error::new(ErrorKind::Lost, "the lease was lost; someone else may hold it by now")
 }

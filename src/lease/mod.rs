@@ -13,7 +13,9 @@
 
 mod claim;
 mod engine;
+mod finish;
 mod held;
+mod line;
 mod owed;
 mod retry;
 mod wait;

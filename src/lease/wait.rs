@@ -5,14 +5,17 @@
 //! in which a release could fall between the first try and the subscription.
 //!
 //! Where no subscription is to be had (the server forbids it, or its connection is broken), the looks come
-//! at growing intervals instead. A server that forbids pushes makes waiters a tenth of a second late then, and not
-//! a lease.
+//! at growing intervals instead. A server that forbids pushes makes waiters a tenth of a second late then,
+//! and not a lease.
 
 use std::{sync::Arc, time::Duration};
 
-use tokio::time::{Instant, sleep_until};
+use tokio::{
+    sync::oneshot,
+    time::{Instant, sleep_until},
+};
 
-use super::{Engine, RetryStrategy};
+use super::{Engine, RetryStrategy, line::Call};
 use crate::{
     backend::{Change, Changes},
     key::Name,
@@ -74,12 +77,28 @@ impl Waiting {
         }
     }
 
+    /// Waits in a line to be called; none, if the wait is over first.
+    pub(crate) async fn in_line(&mut self, mut called: oneshot::Receiver<Call>) -> Option<Call> {
+        loop {
+            let wake = self.until()?.min(self.deadline);
+            tokio::select! {
+                biased;
+                call = &mut called => return call.ok(),
+                () = sleep_until(wake) => if let Turn::TimeUp = self.woken(wake) { return None },
+            }
+        }
+    }
+
     /// After a try that found the lease held for another `remaining`.
     pub(crate) async fn next(&mut self, remaining: Duration) -> Turn {
         self.failures = 0;
         // Counted from here, for a subscription that is not to be had takes its time.
         let told = Instant::now();
         let Some(until) = self.until() else { return Turn::TimeUp };
+        if self.changes.as_ref().is_some_and(Changes::is_mute) {
+            self.changes = None;
+            self.subscribe_at = Some(told + RESUBSCRIBE);
+        }
         if self.changes.is_none() && self.subscribe_at.is_none_or(|at| at <= told) {
             let backend = self.engine.backend().clone();
             tokio::select! {
@@ -147,5 +166,81 @@ impl Waiting {
             self.until = Some(after(Instant::now(), wait));
         }
         self.until
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        backend::{Acquired, Leases},
+        error::{BackendError, BackendErrorKind},
+        key::{Family, Key, Namespace},
+        lease::{Claim, Grant, Occupied, Retry},
+    };
+
+    const MS: Duration = Duration::from_millis(1);
+
+    /// Gives no subscription, and takes its time to say so.
+    struct Mute;
+
+    impl Leases for Mute {
+        async fn acquire(&self, _: &Claim) -> Result<Acquired, BackendError> {
+            std::future::pending().await
+        }
+
+        async fn renew(&self, _: &[Claim]) -> Result<Vec<bool>, BackendError> {
+            std::future::pending().await
+        }
+
+        async fn release(&self, _: &Claim) -> Result<bool, BackendError> {
+            std::future::pending().await
+        }
+
+        async fn pass(&self, _: &Claim, _: &Claim) -> Result<Option<Grant>, BackendError> {
+            std::future::pending().await
+        }
+
+        async fn holder(&self, _: &Name) -> Result<Option<Occupied>, BackendError> {
+            std::future::pending().await
+        }
+
+        async fn clear(&self, _: &Name) -> Result<bool, BackendError> {
+            std::future::pending().await
+        }
+
+        async fn changes(&self, _: &Name) -> Result<Changes, BackendError> {
+            tokio::time::sleep(250 * MS).await;
+            Err(BackendError::new(BackendErrorKind::Unavailable, "no push connection"))
+        }
+    }
+
+    /// Nobody will push anything, so the waiter looks by itself: soon after the attempt to subscribe, which
+    /// took its time, and then at intervals that grow.
+    #[tokio::test(start_paused = true)]
+    async fn without_a_subscription_the_looks_come_at_growing_intervals() -> Result<(), crate::Error>
+    {
+        let name = Name::new(&Namespace::standard(), Family::Lock, &Key::from("k"), 512)?;
+        let engine = Engine::new(Arc::new(Mute));
+        let strategy = Retry::on_demand();
+        let mut waiting = Waiting::new(engine, name, &strategy, Duration::from_secs(60));
+        let told = Instant::now();
+        assert!(matches!(waiting.next(5000 * MS).await, Turn::Again));
+        // A timer fires within the millisecond after its time.
+        let took = told.elapsed();
+        assert!(took >= 250 * MS && took <= 251 * MS + FIRST_LOOK, "{took:?}");
+        let mut looks = 0;
+        while told.elapsed() < 1200 * MS {
+            let before = Instant::now();
+            assert!(matches!(waiting.next(5000 * MS).await, Turn::Again));
+            assert!(before.elapsed() <= LONGEST_LOOK + MS, "{:?}", before.elapsed());
+            looks += 1;
+        }
+        assert!((9..30).contains(&looks), "{looks} looks in a second");
+        // The end of a lease is still looked for in its time.
+        let before = Instant::now();
+        waiting.next(MS).await;
+        assert!(before.elapsed() <= 250 * MS + JITTER + 2 * MS, "{:?}", before.elapsed());
+        Ok(())
     }
 }

@@ -21,7 +21,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
-use super::{Claim, Token, Upkeep, drift};
+use super::{Claim, Token, Upkeep, drift, line::Seat};
 use crate::{backend::DynLeases, time::after};
 
 pub(crate) struct Watchdog(Arc<Shared>);
@@ -49,6 +49,9 @@ pub(crate) struct Watch {
     until: Instant,
     lost: CancellationToken,
     times: Mutex<Times>,
+    /// The holder's seat in the line of this process. Given up with the lease: a holder that is stuck with
+    /// a lost lease must not keep those behind him from contending.
+    seat: Mutex<Option<Seat>>,
 }
 
 #[derive(Clone, Copy)]
@@ -77,6 +80,15 @@ impl Watch {
 
     pub(crate) fn tell_lost(&self) {
         self.lost.cancel();
+        drop(self.leave_seat());
+    }
+
+    pub(crate) fn take_seat(&self, seat: Seat) {
+        *self.seat.lock().unwrap_or_else(PoisonError::into_inner) = Some(seat);
+    }
+
+    pub(crate) fn leave_seat(&self) -> Option<Seat> {
+        self.seat.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// When the lease counts as lost unless it is renewed before.
@@ -120,6 +132,7 @@ impl Watchdog {
             until: after(sent, upkeep.max_hold),
             upkeep,
             lost: CancellationToken::new(),
+            seat: Mutex::default(),
             times: Mutex::new(Times { deadline: sent, timer: sent, renewing: false }),
             claim,
         });

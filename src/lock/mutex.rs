@@ -16,7 +16,7 @@ pub struct Mutex {
     locks: Locks,
     name: Key,
     lease: Duration,
-    refresh: Option<Duration>,
+    refresh: Refresh,
     max_hold: Duration,
     wait: Duration,
     retry: Arc<dyn RetryStrategy>,
@@ -29,7 +29,7 @@ impl Mutex {
             locks,
             name,
             lease: Duration::from_secs(10),
-            refresh: None,
+            refresh: Refresh::Third,
             max_hold: Duration::MAX,
             wait: Duration::from_secs(30),
             retry: Arc::new(Retry::on_demand()),
@@ -48,7 +48,13 @@ impl Mutex {
     /// How often the lease is renewed while the guard lives: a third of the lease unless set, so that two
     /// renewals may fail before it is lost.
     pub fn refresh_every(mut self, interval: Duration) -> Self {
-        self.refresh = Some(interval);
+        self.refresh = Refresh::Every(interval);
+        self
+    }
+
+    /// Never renews the lease: it ends by itself after the lease time, and the lock is lost then.
+    pub fn fixed_lease(mut self) -> Self {
+        self.refresh = Refresh::Never;
         self
     }
 
@@ -114,6 +120,53 @@ impl Mutex {
         self.acquire(self.retry.as_ref()).await
     }
 
+    /// Whether anyone holds the lock, at the moment of asking.
+    ///
+    /// # Errors
+    ///
+    /// [`Backend`](ErrorKind::Backend) if the backend did not answer, or if something stands under the name
+    /// that is not a lock; [`InvalidKey`](ErrorKind::InvalidKey) for a name outside its range.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future changes nothing.
+    pub async fn is_locked(&self) -> Result<bool, Error> {
+        Ok(self.remaining().await?.is_some())
+    }
+
+    /// How long whoever holds the lock will hold it unless he renews it; none, if nobody does.
+    ///
+    /// # Errors
+    ///
+    /// As [`is_locked`](Self::is_locked).
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future changes nothing.
+    pub async fn remaining(&self) -> Result<Option<Duration>, Error> {
+        let name = self.locks.name(&self.name)?;
+        let holder = self.locks.engine.backend().holder(&name).await?;
+        Ok(holder.map(|occupied| occupied.remaining))
+    }
+
+    /// Ends the lock, whoever holds it, and clears whatever else stands under its name. Says whether
+    /// something was there.
+    ///
+    /// The holder is told of the loss at his next renewal; until then two may hold it, and only the fence
+    /// protects.
+    ///
+    /// # Errors
+    ///
+    /// [`Backend`](ErrorKind::Backend) if the backend did not answer: it may or may not have been ended.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, it may or may not have been ended.
+    pub async fn force_unlock(&self) -> Result<bool, Error> {
+        let name = self.locks.name(&self.name)?;
+        Ok(self.locks.engine.backend().clear(&name).await?)
+    }
+
     async fn acquire(&self, retry: &dyn RetryStrategy) -> Result<MutexGuard, Error> {
         let name = self.locks.name(&self.name)?;
         let upkeep = self.upkeep()?;
@@ -125,22 +178,41 @@ impl Mutex {
     }
 
     fn upkeep(&self) -> Result<Upkeep, Error> {
-        let refresh = self.refresh.unwrap_or(self.lease / 3);
+        let refresh = match self.refresh {
+            Refresh::Third => Some(self.lease / 3),
+            Refresh::Every(interval) => Some(interval),
+            Refresh::Never => None,
+        };
         let millisecond = Duration::from_millis(1);
         let day = Duration::from_secs(86_400);
         let rules = [
             (self.lease >= 20 * millisecond, "the lease is under 20 ms"),
             (self.lease <= day, "the lease is over a day"),
-            (refresh >= millisecond, "the refresh interval is under 1 ms"),
-            (refresh < self.lease, "the refresh interval is not under the lease"),
+            (
+                refresh.is_none_or(|every| every >= millisecond),
+                "the refresh interval is under 1 ms",
+            ),
+            (
+                refresh.is_none_or(|every| every < self.lease),
+                "the refresh interval is not under the lease",
+            ),
             (self.max_hold >= self.lease, "the cap on the hold is under the lease"),
             (self.fence_life >= self.lease, "the fence is forgotten before the lease ends"),
         ];
         match rules.iter().find(|(kept, _)| !kept) {
             Some((_, broken)) => Err(Error::new(ErrorKind::InvalidConfig, *broken)),
-            None => Ok(Upkeep { refresh: Some(refresh), max_hold: self.max_hold }),
+            None => Ok(Upkeep { refresh, max_hold: self.max_hold }),
         }
     }
+}
+
+/// How often a lease is renewed.
+#[derive(Clone, Copy, Debug)]
+enum Refresh {
+    /// Three times in its length.
+    Third,
+    Every(Duration),
+    Never,
 }
 
 impl fmt::Debug for Mutex {

@@ -59,11 +59,7 @@ async fn turn() -> MutexGuard<'static, ()> {
     TURN.lock().await
 }
 
-/// A cache of a process of its own.
-fn cache(url: &str) -> Cache<String> {
-    Cache::builder(RedisBackend::open(url).unwrap()).namespace("t").build().unwrap()
-}
-
+/// A cache of a process of its own, once it has a connection.
 async fn connected(url: &str) -> Cache<String> {
     let backend = RedisBackend::open(url).unwrap();
     let pings = || async { backend.ping().await.is_ok() };

@@ -59,7 +59,7 @@ async fn assert_taken_over(fleet: &mut Fleet, mut played: Played, gone: usize) -
 async fn a_killed_leader_costs_the_rest_of_its_lease() {
     let server = RedisServer::start().await;
     let mut delays = Vec::new();
-    for round in 0..5 {
+    for round in 0..3 {
         let mut fleet = fleet(&server, 4).await;
         let key = format!("killed-{round}");
         let played = waiting_for_one(&mut fleet, &server, &key).await;
@@ -82,7 +82,7 @@ async fn a_killed_leader_costs_the_rest_of_its_lease() {
 async fn a_shutdown_hands_the_load_over_at_once() {
     let server = RedisServer::start().await;
     let mut delays = Vec::new();
-    for round in 0..5 {
+    for round in 0..3 {
         let mut fleet = fleet(&server, 2).await;
         let key = format!("shutdown-{round}");
         let played = waiting_for_one(&mut fleet, &server, &key).await;
@@ -139,5 +139,44 @@ async fn a_dropped_runtime_costs_the_rest_of_its_lease() {
         });
         // It may have been told while the others reported.
         let _ = tokio::time::timeout(Duration::from_millis(1), done).await;
+    }
+}
+
+/// Thousands of flights queue to ask a server that hangs: none of them waits for the time-outs of others.
+#[tokio::test]
+async fn a_server_that_hangs_costs_a_burst_one_time_out() {
+    let server = RedisServer::start().await;
+    let mut fleet = fleet(&server, 1).await;
+    fleet.play(Round::new("warm-#", 100, Load::Value { ms: 0 })).await;
+    server.stop_signal();
+    let played = fleet.play(Round::new("burst-#", 5_000, Load::Value { ms: 0 })).await;
+    server.resume();
+    println!("5,000 keys while the server hangs: {:?}", played.took());
+    assert_eq!((played.errors(), played.begun.len()), (0, 5_000));
+    assert_eq!(played.source("Degraded"), 5_000);
+    assert!(played.took() < Duration::from_secs(3), "{:?}", played.took());
+}
+
+/// The leader is suspended beyond its lease, another takes over, and then the first one runs again.
+#[tokio::test]
+async fn a_suspended_leader_does_not_replace_what_came_after_it() {
+    let server = RedisServer::start().await;
+    let mut fleet = fleet(&server, 3).await;
+    for round in 0..3 {
+        let key = format!("suspended-{round}");
+        let mut played = waiting_for_one(&mut fleet, &server, &key).await;
+        let leader = played.leader();
+        fleet.stop_signal(leader);
+        fleet.reports(&mut played, 2).await;
+        fleet.resume(leader);
+        fleet.reports(&mut played, 3).await;
+        assert_eq!(played.begun.len(), 2, "{played:#?}");
+        assert_eq!(played.source("Degraded"), 0, "{played:#?}");
+        // Its own callers, too, have the newer value.
+        played.assert_one_value(3 * CALLERS);
+        let later = fleet.play(Round::new(key, CALLERS, Load::Value { ms: 0 })).await;
+        assert!(later.begun.is_empty());
+        later.assert_one_value(3 * CALLERS);
+        assert_eq!(later.reports[0].1.values, played.reports[0].1.values, "{later:#?}");
     }
 }

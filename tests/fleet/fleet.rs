@@ -10,7 +10,7 @@ use tokio::{
 };
 
 use super::{
-    protocol::{Command, Event, Report, Round, Setup, VARIABLE, now},
+    protocol::{Answer, Command, Event, Report, Requests, Round, Setup, VARIABLE, now},
     support::LIMIT,
 };
 
@@ -124,6 +124,20 @@ impl Fleet {
         played
     }
 
+    /// Lets users in all processes send the same request at the same time.
+    pub async fn request(&mut self, path: &str, users: usize, answer: Answer, ms: u64) -> Played {
+        let at = now() + u64::try_from(LEAD_TIME.as_micros()).unwrap();
+        let path = path.to_owned();
+        for process in 0..self.processes() {
+            let users = process * users..(process + 1) * users;
+            let requests = Requests { path: path.clone(), users, answer, ms, at };
+            self.tell(process, &Command::Requests(requests)).await;
+        }
+        let mut played = Played::default();
+        self.reports(&mut played, self.processes()).await;
+        played
+    }
+
     /// Waits for the event that a function recognises, and passes over others.
     pub async fn wait_for<T>(&mut self, mut wanted: impl FnMut(usize, Event) -> Option<T>) -> T {
         loop {
@@ -190,6 +204,13 @@ impl Played {
         assert!(values.windows(2).all(|two| two[0].0 == two[1].0), "one value: {self:#?}");
         let served: usize = values.iter().map(|(_, count)| **count).sum();
         assert_eq!(served, callers, "everyone is served: {self:#?}");
+    }
+
+    /// How long it took from the first question to the last answer.
+    pub fn took(&self) -> Duration {
+        let began = self.reports.iter().map(|(_, report)| report.began).min().unwrap();
+        let ended = self.reports.iter().map(|(_, report)| report.ended).max().unwrap();
+        Duration::from_micros(ended - began)
     }
 
     /// How long after the end of the only load the last caller was served.

@@ -57,7 +57,7 @@ async fn a_killed_holder_costs_the_rest_of_its_lease() {
     let server = RedisServer::start().await;
     let mut raw = server.raw().await;
     let mut delays = Vec::new();
-    for round in 0..5 {
+    for round in 0..3 {
         let mut fleet = fleet(&server, 2).await;
         let name = format!("killed-{round}");
         hold(&mut fleet, 0, &name).await;

@@ -14,6 +14,8 @@ mod support;
 
 mod crash;
 mod fleet;
+mod http;
+mod layer;
 mod locks;
 mod nested;
 mod protocol;

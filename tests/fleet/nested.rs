@@ -35,9 +35,13 @@ async fn assert_all_land(fleet: &mut Fleet, round: Round, keys: usize) {
         assert!(report.errors.is_empty(), "{:?}", report.errors);
     }
     assert_eq!(served(&played), callers);
-    // So many commands at once may exceed the time-out for commands on a busy machine.
+    // Each key is loaded once. On a machine that is so busy that the server cannot answer in time, a few
+    // are loaded without a lease, and counted as that.
     let degraded: u64 = played.reports.iter().map(|(_, report)| report.degraded).sum();
-    assert!(played.begun.len() <= keys + degraded as usize, "{} loads", played.begun.len());
+    let degraded = usize::try_from(degraded).unwrap();
+    let loads = played.begun.len();
+    assert!((keys..=keys + degraded).contains(&loads), "{loads} loads of {keys} keys");
+    assert!(degraded < keys / 10, "{degraded} of {keys}");
     assert!(took.as_secs() < 25, "somebody waited for a limit: {took:?}");
 }
 

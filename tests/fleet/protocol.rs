@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeMap,
+    ops::Range,
     time::{SystemTime, UNIX_EPOCH},
 };
 
@@ -28,6 +29,8 @@ impl Setup {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Command {
     Round(Round),
+    /// Requests to an axum router under the layer, all at once.
+    Requests(Requests),
     Shutdown {
         deadline_ms: u64,
     },
@@ -87,6 +90,30 @@ impl Round {
     pub fn new(key: impl Into<String>, callers: usize, load: Load) -> Self {
         Self { key: key.into(), callers, load, abort_leader: false, at: 0 }
     }
+}
+
+/// Users who send the same request, each with a number in a header.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Requests {
+    pub path: String,
+    /// The numbers of the users.
+    pub users: Range<usize>,
+    pub answer: Answer,
+    pub ms: u64,
+    pub at: u64,
+}
+
+/// What the router answers.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Answer {
+    /// The same to everyone.
+    Common,
+    /// The user's number, with a cookie.
+    Cookie,
+    /// The user's number, and more than may be stored.
+    Large,
+    /// The same without saying at the beginning how much it is.
+    LargeStream,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]

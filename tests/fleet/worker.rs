@@ -5,13 +5,13 @@ use std::{
     io::{BufRead, Write},
     panic,
     sync::{
-        Arc, Mutex,
+        Arc, Mutex, OnceLock,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
 };
 
-use bellwether::{Cache, Locks, RedisBackend, lock::MutexGuard};
+use bellwether::{Cache, Locks, RedisBackend, http_cache, layer::CachedResponse, lock::MutexGuard};
 use futures_util::future::BoxFuture;
 use tokio::{
     runtime::{Builder, Runtime},
@@ -19,7 +19,10 @@ use tokio::{
     time::sleep,
 };
 
-use super::protocol::{Command, Event, Load, Report, Round, Setup, VARIABLE, now};
+use super::{
+    http,
+    protocol::{Command, Event, Load, Report, Round, Setup, VARIABLE, now},
+};
 
 /// The text of every panic that is meant to happen.
 pub const CRACK: &str = "the bell cracked";
@@ -30,19 +33,21 @@ pub fn work() {
     let setup: Setup = serde_json::from_str(&setup).unwrap();
     let usual = panic::take_hook();
     panic::set_hook(Box::new(move |panic| {
-        if !panic.payload_as_str().is_some_and(|text| text.contains(CRACK)) {
+        let text = panic.payload().downcast_ref::<String>();
+        if !text.is_some_and(|text| text.contains(CRACK)) {
             usual(panic);
         }
     }));
+    tell_in_a_thread();
     let mut runtime = Some(runtime());
     let worker = runtime.as_ref().unwrap().block_on(Worker::new(&setup));
-    tell(&Event::Ready);
+    tell(Event::Ready);
     for line in std::io::stdin().lock().lines() {
         let Ok(line) = line else { break };
         let command: Command = serde_json::from_str(&line).unwrap();
         if let Command::DropRuntime = command {
             runtime.take().unwrap().shutdown_timeout(Duration::from_secs(1));
-            tell(&Event::Done);
+            tell(Event::Done);
             continue;
         }
         let worker = worker.clone();
@@ -55,18 +60,32 @@ fn runtime() -> Runtime {
     Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()
 }
 
-fn tell(event: &Event) {
-    let mut out = std::io::stdout().lock();
-    // On a line of its own, whatever the test harness has begun to write on the present one.
-    let told = writeln!(out, "\n{}", serde_json::to_string(event).unwrap());
-    if told.and_then(|()| out.flush()).is_err() {
-        std::process::exit(0);
-    }
+static TOLD: OnceLock<std::sync::mpsc::Sender<Event>> = OnceLock::new();
+
+/// Writes what is told, so that nobody whose time is measured waits for the test to read it.
+fn tell_in_a_thread() {
+    let (sender, told) = std::sync::mpsc::channel();
+    TOLD.set(sender).unwrap();
+    std::thread::spawn(move || {
+        let mut out = std::io::stdout();
+        for event in told {
+            // On a line of its own, whatever the test harness has begun to write on the present one.
+            let written = writeln!(out, "\n{}", serde_json::to_string(&event).unwrap());
+            if written.and_then(|()| out.flush()).is_err() {
+                std::process::exit(0);
+            }
+        }
+    });
+}
+
+pub fn tell(event: Event) {
+    TOLD.get().unwrap().send(event).unwrap();
 }
 
 #[derive(Clone)]
 struct Worker {
     cache: Cache<String>,
+    pages: Cache<CachedResponse>,
     locks: Locks,
     raw: redis::aio::MultiplexedConnection,
     held: Arc<Mutex<Option<Arc<MutexGuard>>>>,
@@ -86,6 +105,7 @@ impl Worker {
                 .max_loads(setup.max_loads)
                 .build()
                 .unwrap(),
+            pages: http_cache(backend.clone()).namespace("pages").build().unwrap(),
             locks: Locks::new(backend),
             raw: client.get_multiplexed_async_connection().await.unwrap(),
             held: Arc::default(),
@@ -95,10 +115,13 @@ impl Worker {
 
     async fn obey(self, command: Command) {
         match command {
-            Command::Round(round) => tell(&Event::Report(self.play(round).await)),
+            Command::Round(round) => tell(Event::Report(self.play(round).await)),
+            Command::Requests(requests) => {
+                tell(Event::Report(http::play(self.pages, requests).await));
+            }
             Command::Shutdown { deadline_ms } => {
                 self.cache.shutdown(Duration::from_millis(deadline_ms)).await;
-                tell(&Event::Done);
+                tell(Event::Done);
             }
             Command::DropRuntime => unreachable!("the main thread does it"),
             Command::Count { name, tasks, times } => {
@@ -113,20 +136,20 @@ impl Worker {
                 for task in counting.collect::<Vec<_>>() {
                     task.await.unwrap();
                 }
-                tell(&Event::Done);
+                tell(Event::Done);
             }
             Command::Hold { name, lease_ms } => {
                 let mutex = self.locks.mutex(name).lease(Duration::from_millis(lease_ms));
                 let guard = Arc::new(mutex.lock().await.unwrap());
                 *self.held.lock().unwrap() = Some(guard.clone());
-                tell(&Event::Held { fence: guard.fence(), at: now() });
+                tell(Event::Held { fence: guard.fence(), at: now() });
                 let watched = Arc::downgrade(&guard);
                 drop(guard);
                 // Asks anew each time, so that the guard can be taken out and unlocked.
                 while let Some(guard) = watched.upgrade() {
                     if guard.is_lost() {
                         guard.lost().await;
-                        tell(&Event::Lost { at: now() });
+                        tell(Event::Lost { at: now() });
                         return;
                     }
                     drop(guard);
@@ -144,7 +167,7 @@ impl Worker {
                 };
                 let was_lost = guard.is_lost();
                 let error = guard.unlock().await.err().map(|error| format!("{:?}", error.kind()));
-                tell(&Event::Unlocked { was_lost, error });
+                tell(Event::Unlocked { was_lost, error });
             }
         }
     }
@@ -228,7 +251,7 @@ impl Worker {
     ) -> BoxFuture<'static, Result<String, bellwether::BoxError>> {
         let worker = self.clone();
         Box::pin(async move {
-            tell(&Event::LoadBegun { key: key.clone(), at: now() });
+            tell(Event::LoadBegun { key: key.clone(), at: now() });
             if let Some(leading) = leading {
                 let _ = leading.send(caller);
             }
@@ -254,7 +277,7 @@ impl Worker {
                     inner.map(|inner| format!("{key} with {inner}")).map_err(Into::into)
                 }
             };
-            tell(&Event::LoadEnded { key, at: now() });
+            tell(Event::LoadEnded { key, at: now() });
             loaded
         })
     }

@@ -11,7 +11,7 @@ use bellwether::{
     entry::Entry,
     error::{BackendError, BackendErrorKind},
     key::Name,
-    lease::{Claim, Grant},
+    lease::{Claim, Grant, Occupied},
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,6 +19,9 @@ pub enum Op {
     Acquire,
     Renew,
     Release,
+    Pass,
+    Holder,
+    Clear,
     Changes,
     Get,
     Claim,
@@ -44,6 +47,12 @@ pub enum Fault {
 
 /// Which fault befalls an operation, if any.
 type Plan = Box<dyn FnMut(Op) -> Option<Fault> + Send>;
+
+/// No answer comes within the backend's own time-out.
+async fn silence<T>() -> Result<T, BackendError> {
+    tokio::time::sleep(Duration::from_millis(250)).await;
+    Err(BackendError::new(BackendErrorKind::Unknown, "no answer"))
+}
 
 #[derive(Clone)]
 pub struct Faulty {
@@ -100,9 +109,9 @@ impl Faulty {
             Some(Fault::LoseReply) => {
                 done();
                 let _ = operation().await;
-                std::future::pending().await
+                silence().await
             }
-            Some(Fault::Hang) => std::future::pending().await,
+            Some(Fault::Hang) => silence().await,
             Some(Fault::Double) => {
                 done();
                 let first = operation().await?;
@@ -129,6 +138,18 @@ impl Leases for Faulty {
 
     async fn release(&self, claim: &Claim) -> Result<bool, BackendError> {
         self.befall(Op::Release, || self.inner.release(claim)).await
+    }
+
+    async fn pass(&self, from: &Claim, to: &Claim) -> Result<Option<Grant>, BackendError> {
+        self.befall(Op::Pass, || self.inner.pass(from, to)).await
+    }
+
+    async fn holder(&self, name: &Name) -> Result<Option<Occupied>, BackendError> {
+        self.befall(Op::Holder, || self.inner.holder(name)).await
+    }
+
+    async fn clear(&self, name: &Name) -> Result<bool, BackendError> {
+        self.befall(Op::Clear, || self.inner.clear(name)).await
     }
 
     async fn changes(&self, name: &Name) -> Result<Changes, BackendError> {

@@ -20,7 +20,7 @@ use crate::{
     entry::Entry,
     error::{BackendError, BackendErrorKind},
     key::Name,
-    lease::{Claim, Grant},
+    lease::{Claim, Grant, Occupied},
 };
 
 /// Leases and entries in this process: the embedded default, and a stand-in for Redis in tests.
@@ -89,6 +89,20 @@ impl Leases for MemoryBackend {
             self.push(&claim.name, Change::Wake);
         }
         Ok(held)
+    }
+
+    async fn pass(&self, from: &Claim, to: &Claim) -> Result<Option<Grant>, BackendError> {
+        Ok(self.state().pass(from, to, Instant::now()))
+    }
+
+    async fn holder(&self, name: &Name) -> Result<Option<Occupied>, BackendError> {
+        Ok(self.state().holder(name, Instant::now()))
+    }
+
+    async fn clear(&self, name: &Name) -> Result<bool, BackendError> {
+        let there = self.state().clear(name, Instant::now());
+        self.push(name, Change::Wake);
+        Ok(there)
     }
 
     async fn changes(&self, name: &Name) -> Result<Changes, BackendError> {

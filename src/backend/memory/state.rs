@@ -121,6 +121,33 @@ impl State {
         mine
     }
 
+    pub(super) fn pass(&mut self, from: &Claim, to: &Claim, now: Instant) -> Option<Grant> {
+        self.expire(now);
+        let name = from.name.prefix();
+        let lease = self.leases.get(name)?;
+        if lease.holder == to.holder {
+            return Some(Grant::new(lease.fence));
+        }
+        if lease.holder != from.holder {
+            return None;
+        }
+        self.drop_lease(name);
+        Some(self.grant(to, now))
+    }
+
+    pub(super) fn holder(&mut self, name: &Name, now: Instant) -> Option<Occupied> {
+        self.expire(now);
+        let lease = self.leases.get(name.prefix())?;
+        Some(Occupied { fence: lease.fence, remaining: lease.ends - now })
+    }
+
+    pub(super) fn clear(&mut self, name: &Name, now: Instant) -> bool {
+        self.expire(now);
+        let there = self.leases.contains_key(name.prefix());
+        self.drop_lease(name.prefix());
+        there
+    }
+
     pub(super) fn get(&mut self, name: &Name, now: Instant) -> Option<Entry> {
         self.expire(now);
         self.entries.get(&slot(name)).map(|stored| stored.entry.clone())

@@ -146,6 +146,9 @@ impl Commands {
     }
 
     async fn up(&self, deadline: Instant) -> Result<Up, BackendError> {
+        if let Link::Up(up) = &*self.shared.link.borrow() {
+            return Ok(up.clone());
+        }
         let mut link = self.shared.link.subscribe();
         loop {
             // Not looked at in place: what starts the loop writes what is looked at.

@@ -23,14 +23,7 @@ mod reply;
 mod script;
 mod task;
 
-use std::{
-    fmt,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::Duration,
-};
+use std::{fmt, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use redis::Value;
@@ -47,7 +40,7 @@ use crate::{
     entry::Entry,
     error::{BackendError, BackendErrorKind, Error},
     key::Name,
-    lease::{Claim, Grant},
+    lease::{Claim, Grant, Occupied},
 };
 
 /// Leases and entries in a Redis or Valkey server, from version 6.
@@ -64,8 +57,6 @@ struct Inner {
     options: RedisOptions,
     /// The suffix of channels.
     channel: String,
-    /// The server refuses to publish, so there are no pushes to wait for.
-    muted: AtomicBool,
 }
 
 /// Settings of a [`RedisBackend`].
@@ -132,7 +123,6 @@ impl RedisBackend {
             client,
             options,
             channel,
-            muted: AtomicBool::new(false),
         }))
     }
 
@@ -160,7 +150,7 @@ impl RedisBackend {
 
     /// Takes over whether the server refused to publish.
     fn mute(&self, muted: bool) {
-        if self.0.muted.swap(muted, Ordering::Relaxed) != muted && muted {
+        if self.0.push.channels().mute(muted) && muted {
             warn!("Redis refuses to publish; waiting by timers alone");
         }
     }
@@ -242,9 +232,30 @@ impl Leases for RedisBackend {
         self.release_with(claim, Change::Wake.encode()).await
     }
 
+    async fn pass(&self, from: &Claim, to: &Claim) -> Result<Option<Grant>, BackendError> {
+        let call = Call::new(&SCRIPTS.pass)
+            .key(lease(&from.name))
+            .key(fence(&from.name))
+            .arg(from.holder.to_string())
+            .arg(to.holder.to_string())
+            .arg(millis(to.lease))
+            .arg(millis(to.fence_life));
+        reply::passed(self.0.commands.call(call).await?)
+    }
+
+    async fn holder(&self, name: &Name) -> Result<Option<Occupied>, BackendError> {
+        let call = Call::new(&SCRIPTS.holder).key(lease(name));
+        reply::holder(self.0.commands.call(call).await?)
+    }
+
+    async fn clear(&self, name: &Name) -> Result<bool, BackendError> {
+        let call = Call::new(&SCRIPTS.clear).key(lease(name)).key(self.channel(name));
+        reply::flag(self.0.commands.call(call).await?)
+    }
+
     async fn changes(&self, name: &Name) -> Result<Changes, BackendError> {
         let push = &self.0.push;
-        if self.0.muted.load(Ordering::Relaxed) {
+        if push.channels().is_mute() {
             let why = "the server refuses to publish";
             return Err(BackendError::new(BackendErrorKind::Refused, why));
         }

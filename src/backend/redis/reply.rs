@@ -16,11 +16,26 @@ pub(super) fn claimed(value: Value) -> Result<Claimed, BackendError> {
     let mut fields = Fields::new(value)?;
     match fields.word()?.as_str() {
         "granted" => Ok(Claimed::Granted(Grant::new(fields.number()?))),
-        "held" => Ok(Claimed::Held(Occupied {
-            fence: fields.number()?,
-            remaining: Duration::from_millis(fields.number()?),
-        })),
+        "held" => fields.occupied().map(Claimed::Held),
         "newer" => Ok(Claimed::Newer(entry(fields.bytes()?)?)),
+        other => Err(unreadable(other)),
+    }
+}
+
+pub(super) fn passed(value: Value) -> Result<Option<Grant>, BackendError> {
+    let mut fields = Fields::new(value)?;
+    match fields.word()?.as_str() {
+        "granted" => Ok(Some(Grant::new(fields.number()?))),
+        "refused" => Ok(None),
+        other => Err(unreadable(other)),
+    }
+}
+
+pub(super) fn holder(value: Value) -> Result<Option<Occupied>, BackendError> {
+    let mut fields = Fields::new(value)?;
+    match fields.word()?.as_str() {
+        "held" => fields.occupied().map(Some),
+        "free" => Ok(None),
         other => Err(unreadable(other)),
     }
 }
@@ -95,6 +110,11 @@ impl Fields {
 
     fn word(&mut self) -> Result<String, BackendError> {
         String::from_utf8(self.bytes()?).map_err(unreadable)
+    }
+
+    fn occupied(&mut self) -> Result<Occupied, BackendError> {
+        let fence = self.number()?;
+        Ok(Occupied { fence, remaining: Duration::from_millis(self.number()?) })
     }
 
     fn number(&mut self) -> Result<u64, BackendError> {

@@ -7,6 +7,9 @@ pub(super) struct Scripts {
     pub(super) acquire: Script,
     pub(super) renew: Script,
     pub(super) release: Script,
+    pub(super) pass: Script,
+    pub(super) holder: Script,
+    pub(super) clear: Script,
     pub(super) commit: Script,
     pub(super) put: Script,
     pub(super) invalidate: Script,
@@ -16,6 +19,9 @@ pub(super) static SCRIPTS: LazyLock<Scripts> = LazyLock::new(|| Scripts {
     acquire: script(include_str!("lua/acquire.lua")),
     renew: script(include_str!("lua/renew.lua")),
     release: script(include_str!("lua/release.lua")),
+    pass: script(include_str!("lua/pass.lua")),
+    holder: script(include_str!("lua/holder.lua")),
+    clear: script(include_str!("lua/clear.lua")),
     commit: script(include_str!("lua/commit.lua")),
     put: script(include_str!("lua/put.lua")),
     invalidate: script(include_str!("lua/invalidate.lua")),
@@ -37,9 +43,17 @@ impl Scripts {
     /// The commands that make the server know them all.
     pub(super) fn load(&self) -> redis::Pipeline {
         let mut pipeline = redis::pipe();
-        for script in
-            [&self.acquire, &self.renew, &self.release, &self.commit, &self.put, &self.invalidate]
-        {
+        for script in [
+            &self.acquire,
+            &self.renew,
+            &self.release,
+            &self.pass,
+            &self.holder,
+            &self.clear,
+            &self.commit,
+            &self.put,
+            &self.invalidate,
+        ] {
             pipeline.cmd("SCRIPT").arg("LOAD").arg(&script.source).ignore();
         }
         pipeline

@@ -1,0 +1,350 @@
+//! What each step costs, against the floor and against peers, as ratios in one run.
+//!
+//! `cargo bench --bench costs`. It starts a Redis server of its own. Everything is measured from spawned
+//! tasks: in `block_on` on a multi-threaded runtime each round trip costs about three times as much. The
+//! contenders of a row take turns, and each figure is the median of the rounds.
+#![allow(
+    dead_code,
+    missing_docs,
+    unreachable_pub,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic
+)]
+
+#[path = "../tests/support/mod.rs"]
+mod support;
+
+use std::{
+    future::Future,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use bellwether::{
+    BoxError, Cache, Locks, MemoryBackend, RedisBackend,
+    backend::{Acquired, Change, Leases, Store},
+    cache::Raw,
+    entry::Entry,
+    key::{Family, Key, Name, Namespace},
+    lease::{Claim, Mode},
+};
+use bytes::Bytes;
+use cpu_time::ProcessTime;
+use redis::{Script, aio::MultiplexedConnection};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+};
+
+use self::support::RedisServer;
+
+const ROUNDS: usize = 61;
+
+/// What one of many goes takes, on average. (A macro, for a closure's future could not be spawned.)
+macro_rules! timed {
+    ($times:expr, $what:block) => {{
+        let begun = Instant::now();
+        for _ in 0..$times {
+            $what
+        }
+        begun.elapsed() / $times
+    }};
+}
+
+fn main() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    // Once more spawned, so that no measured future runs in `block_on`.
+    runtime.block_on(async { tokio::spawn(all()).await.unwrap() });
+}
+
+async fn all() {
+    println!("Medians of {ROUNDS} rounds; everything on this machine's cores, the server too.\n");
+    followers().await;
+    let server = RedisServer::start().await;
+    hits(&server).await;
+    many_hits(&server).await;
+    rebuild(&server).await;
+    locks(&server).await;
+    wake(&server).await;
+}
+
+/// 5,000 callers on one cold key: the processor time of each.
+async fn followers() {
+    const CALLERS: usize = 5_000;
+    let ours: Cache<u64> = Cache::builder(MemoryBackend::new()).build().unwrap();
+    let theirs: Arc<quick_cache::sync::Cache<usize, u64>> =
+        Arc::new(quick_cache::sync::Cache::new(10_000));
+    let mut figures = [const { Vec::new() }; 2];
+    for round in 0..ROUNDS {
+        let key = Key::from(round);
+        let begun = ProcessTime::now();
+        let tasks: Vec<_> = (0..CALLERS)
+            .map(|_| {
+                let request = ours.request(&key);
+                tokio::spawn(request.load(|_| async {
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                    Ok::<_, BoxError>(7)
+                }))
+            })
+            .collect();
+        for task in tasks {
+            task.await.unwrap().unwrap();
+        }
+        figures[0].push(begun.elapsed() / CALLERS as u32);
+        let begun = ProcessTime::now();
+        let tasks: Vec<_> = (0..CALLERS)
+            .map(|_| {
+                let theirs = theirs.clone();
+                tokio::spawn(async move {
+                    let load = async {
+                        tokio::time::sleep(Duration::from_millis(50)).await;
+                        Ok::<_, ()>(7)
+                    };
+                    theirs.get_or_insert_async(&round, load).await
+                })
+            })
+            .collect();
+        for task in tasks {
+            task.await.unwrap().unwrap();
+        }
+        figures[1].push(begun.elapsed() / CALLERS as u32);
+    }
+    let [ours, theirs] = figures.map(median);
+    row("a follower (CPU)", ours, "quick_cache::get_or_insert_async", theirs);
+}
+
+/// One hit after the other.
+async fn hits(server: &RedisServer) {
+    const HITS: u32 = 300;
+    let (backend, cache) = stored(server, &["hit".to_owned()]).await;
+    let name = name("hit", Family::Cache);
+    let entry = name.entry();
+    let mut socket = TcpStream::connect(("127.0.0.1", server.port())).await.unwrap();
+    socket.set_nodelay(true).unwrap();
+    let get = format!("*2\r\n$3\r\nGET\r\n${}\r\n{entry}\r\n", entry.len());
+    let mut connection = connection(server).await;
+    let mut figures = [const { Vec::new() }; 4];
+    for _ in 0..ROUNDS {
+        figures[0].push(timed!(HITS, {
+            cache.request("hit").load(never).await.unwrap();
+        }));
+        figures[1].push(timed!(HITS, {
+            socket.write_all(get.as_bytes()).await.unwrap();
+            let mut answer = [0; 1024];
+            assert!(socket.read(&mut answer).await.unwrap() > 100);
+        }));
+        figures[2].push(timed!(HITS, {
+            let value: Vec<u8> =
+                redis::cmd("GET").arg(&entry).query_async(&mut connection).await.unwrap();
+            assert!(!value.is_empty());
+        }));
+        figures[3].push(timed!(HITS, {
+            backend.get(&name).await.unwrap().unwrap();
+        }));
+    }
+    let [ours, bare, redis, store] = figures.map(median);
+    row("a hit, one by one", ours, "a bare tokio socket", bare);
+    row("  of that, Store::get", store, "a bare tokio socket", bare);
+    row("  the redis crate", redis, "a bare tokio socket", bare);
+}
+
+/// 64 tasks, each with a key of its own.
+async fn many_hits(server: &RedisServer) {
+    const TASKS: usize = 64;
+    const HITS: usize = 50;
+    let keys: Vec<_> = (0..TASKS).map(|n| format!("many-{n}")).collect();
+    let (_, cache) = stored(server, &keys).await;
+    let connection = connection(server).await;
+    let mut figures = [const { Vec::new() }; 2];
+    for _ in 0..ROUNDS {
+        let begun = Instant::now();
+        together(keys.iter().map(|key| {
+            let (cache, key) = (cache.clone(), Key::from(key));
+            async move {
+                for _ in 0..HITS {
+                    cache.request(key.clone()).load(never).await.unwrap();
+                }
+            }
+        }))
+        .await;
+        figures[0].push(begun.elapsed() / (TASKS * HITS) as u32);
+        let begun = Instant::now();
+        together(keys.iter().map(|key| {
+            let (mut connection, entry) = (connection.clone(), name(key, Family::Cache).entry());
+            async move {
+                for _ in 0..HITS {
+                    let value: Vec<u8> =
+                        redis::cmd("GET").arg(&entry).query_async(&mut connection).await.unwrap();
+                    assert!(!value.is_empty());
+                }
+            }
+        }))
+        .await;
+        figures[1].push(begun.elapsed() / (TASKS * HITS) as u32);
+    }
+    let [ours, bare] = figures.map(median);
+    row("a hit, 64 tasks", ours, "bare GETs on one connection", bare);
+}
+
+/// What a rebuild asks of the server.
+async fn rebuild(server: &RedisServer) {
+    let (_, cache) = stored(server, &["warm".to_owned()]).await;
+    cache.request("warm-load").load(one).await.unwrap();
+    let locks = Locks::new(RedisBackend::open(&server.url()).unwrap());
+    locks.mutex("warm").lock().await.unwrap().unlock().await.unwrap();
+    let mut monitor = server.monitor().await;
+    cache.request("rebuild").load(one).await.unwrap();
+    let calls: Vec<_> =
+        monitor.calls_from_clients().await.into_iter().map(|call| call.command).collect();
+    println!("a rebuild: {} commands ({})", calls.len(), calls.join(", "));
+    locks.mutex("m").lock().await.unwrap().unlock().await.unwrap();
+    let calls: Vec<_> =
+        monitor.calls_from_clients().await.into_iter().map(|call| call.command).collect();
+    println!("lock + unlock: {} commands ({})", calls.len(), calls.join(", "));
+}
+
+/// `lock` and `unlock` beside the same two scripts called bare, and beside what is done without them.
+async fn locks(server: &RedisServer) {
+    const CYCLES: u32 = 100;
+    let locks = Locks::new(RedisBackend::open(&server.url()).unwrap());
+    let mutex = locks.mutex("cycle");
+    let script = |body: &str| {
+        let prelude = include_str!("../src/backend/redis/lua/prelude.lua");
+        Script::new(&format!("{prelude}\n{body}"))
+    };
+    let acquire = script(include_str!("../src/backend/redis/lua/acquire.lua"));
+    let release = script(include_str!("../src/backend/redis/lua/release.lua"));
+    let delete = Script::new(
+        "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end",
+    );
+    let name = name("bare", Family::Lock);
+    let [lease, fence, channel] = ["l", "f", "c"].map(|suffix| name.suffixed(suffix));
+    let mut connection = connection(server).await;
+    let mut figures = [const { Vec::new() }; 3];
+    for _ in 0..ROUNDS {
+        figures[0].push(timed!(CYCLES, {
+            mutex.lock().await.unwrap().unlock().await.unwrap();
+        }));
+        figures[1].push(timed!(CYCLES, {
+            let token = uuid::Uuid::new_v4().simple().to_string();
+            let _: redis::Value = acquire
+                .key(&lease)
+                .key(&fence)
+                .arg(&token)
+                .arg(10_000)
+                .arg(86_400_000)
+                .invoke_async(&mut connection)
+                .await
+                .unwrap();
+            let ended: i64 = release
+                .key(&lease)
+                .key(&channel)
+                .arg(&token)
+                .arg("w")
+                .invoke_async(&mut connection)
+                .await
+                .unwrap();
+            assert_eq!(ended, 1);
+        }));
+        figures[2].push(timed!(CYCLES, {
+            let token = uuid::Uuid::new_v4().simple().to_string();
+            let _: () = redis::cmd("SET")
+                .arg(&lease)
+                .arg(&token)
+                .arg("NX")
+                .arg("PX")
+                .arg(10_000)
+                .query_async(&mut connection)
+                .await
+                .unwrap();
+            let ended: i64 =
+                delete.key(&lease).arg(&token).invoke_async(&mut connection).await.unwrap();
+            assert_eq!(ended, 1);
+        }));
+    }
+    let [ours, scripts, plain] = figures.map(median);
+    row("lock + unlock", ours, "the same two scripts, bare", scripts);
+    row("lock + unlock", ours, "SET NX PX + compare-and-delete", plain);
+}
+
+/// From a commit to the wake-up of who waits over another connection.
+async fn wake(server: &RedisServer) {
+    let [here, there] = [0, 1].map(|_| RedisBackend::open(&server.url()).unwrap());
+    let mut connection = connection(server).await;
+    let mut figures = [const { Vec::new() }; 2];
+    for round in 0..ROUNDS * 10 {
+        let name = name(&format!("wake-{round}"), Family::Cache);
+        let mut changes = there.changes(&name).await.unwrap();
+        let life = Duration::from_secs(5);
+        let claim = Claim::new(name, Mode::Exclusive, life, life);
+        let Acquired::Granted(grant) = here.acquire(&claim).await.unwrap() else {
+            panic!("the lease is free");
+        };
+        let waiting = tokio::spawn(async move {
+            let change = changes.next().await;
+            (change, Instant::now())
+        });
+        let entry = Entry::value(1, Duration::ZERO, Bytes::from_static(b"value"));
+        let begun = Instant::now();
+        here.commit(&claim, &grant, &entry, Some(life)).await.unwrap();
+        let (change, woken) = waiting.await.unwrap();
+        assert!(matches!(change, Change::Entry(_)));
+        figures[0].push(woken - begun);
+        let begun = Instant::now();
+        let _: () = redis::cmd("PING").query_async(&mut connection).await.unwrap();
+        figures[1].push(begun.elapsed());
+    }
+    let [woken, trip] = figures.map(median);
+    row("commit to wake-up elsewhere", woken, "one round trip (PING)", trip);
+}
+
+async fn stored(server: &RedisServer, keys: &[String]) -> (RedisBackend, Cache<Bytes>) {
+    let backend = RedisBackend::open(&server.url()).unwrap();
+    let cache = Cache::builder(backend.clone()).codec(Raw).build().unwrap();
+    for key in keys {
+        cache.insert(key, &Bytes::from(vec![b'v'; 128])).await.unwrap();
+    }
+    (backend, cache)
+}
+
+async fn connection(server: &RedisServer) -> MultiplexedConnection {
+    use redis::IntoConnectionInfo;
+    let info = server.url().into_connection_info().unwrap();
+    let tcp = redis::io::tcp::TcpSettings::default().set_nodelay(true);
+    let client = redis::Client::open(info.set_tcp_settings(tcp)).unwrap();
+    client.get_multiplexed_async_connection().await.unwrap()
+}
+
+fn name(key: &str, family: Family) -> Name {
+    Name::new(&Namespace::standard(), family, &Key::from(key), 512).unwrap()
+}
+
+async fn never(_: bellwether::cache::Lead) -> Result<Bytes, BoxError> {
+    panic!("it is stored")
+}
+
+async fn one(_: bellwether::cache::Lead) -> Result<Bytes, BoxError> {
+    Ok(Bytes::from_static(b"value"))
+}
+
+async fn together<F: Future<Output = ()> + Send + 'static>(tasks: impl Iterator<Item = F>) {
+    for task in tasks.map(tokio::spawn).collect::<Vec<_>>() {
+        task.await.unwrap();
+    }
+}
+
+fn median(mut times: Vec<Duration>) -> Duration {
+    times.sort();
+    times[times.len() / 2]
+}
+
+fn row(what: &str, ours: Duration, beside: &str, theirs: Duration) {
+    let ratio = ours.as_secs_f64() / theirs.as_secs_f64();
+    let micros = |time: Duration| time.as_secs_f64() * 1e6;
+    println!(
+        "{what:28} {:8.2} us   {beside:34} {:8.2} us   ratio {ratio:.2}",
+        micros(ours),
+        micros(theirs)
+    );
+}

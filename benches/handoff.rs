@@ -1,0 +1,87 @@
+//! How long after the end of a load the last caller in the fleet is served, and what a fill costs Redis.
+//!
+//! `cargo bench --bench handoff [-- rounds]`. It starts a Redis server and worker processes, as the suite
+//! `fleet` does, and prints a table. All processes share this machine's cores.
+#![allow(
+    dead_code,
+    missing_docs,
+    unreachable_pub,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic
+)]
+
+#[path = "../tests/fleet/fleet.rs"]
+mod fleet;
+#[path = "../tests/fleet/http.rs"]
+mod http;
+#[path = "../tests/fleet/protocol.rs"]
+mod protocol;
+#[path = "../tests/support/mod.rs"]
+mod support;
+#[path = "../tests/fleet/worker.rs"]
+mod worker;
+
+use std::{collections::BTreeMap, time::Duration};
+
+use self::{
+    fleet::Fleet,
+    protocol::{Load, Round, Setup},
+    support::RedisServer,
+};
+
+fn main() {
+    worker::work();
+    let rounds = std::env::args().skip(1).find_map(|word| word.parse().ok()).unwrap_or(100);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    println!("One cold key, {rounds} rounds each: the last caller served after the load ended.");
+    println!("processes  callers     median        p90        max  calls to Redis for one fill");
+    runtime.block_on(async {
+        for (processes, callers) in [(1, 250), (2, 250), (4, 250), (8, 250), (4, 1), (4, 2_500)] {
+            measure(processes, callers, rounds).await;
+        }
+    });
+}
+
+async fn measure(processes: usize, callers: usize, rounds: usize) {
+    let server = RedisServer::start().await;
+    let mut fleet = Fleet::start(processes, &Setup::new(server.url())).await;
+    let load = Load::Value { ms: 100 };
+    // The first rounds make the connections and warm the caches of the machine.
+    for round in 0..3 {
+        fleet.play(Round::new(format!("warm-{round}"), callers, load.clone())).await;
+    }
+    let mut times = Vec::new();
+    for round in 0..rounds {
+        let played = fleet.play(Round::new(format!("timed-{round}"), callers, load.clone())).await;
+        played.leader();
+        played.assert_one_value(processes * callers);
+        times.push(played.last_after_load());
+    }
+    // Apart from the rounds that are timed, for MONITOR costs the server time.
+    let mut monitor = server.monitor().await;
+    let mut calls = BTreeMap::<_, usize>::new();
+    let counted = rounds.min(20);
+    for round in 0..counted {
+        fleet.play(Round::new(format!("counted-{round}"), callers, load.clone())).await;
+    }
+    for call in monitor.calls_from_clients().await {
+        *calls.entry(call.command).or_default() += 1;
+    }
+    times.sort();
+    let total = calls.values().sum::<usize>() as f64 / counted as f64;
+    let each: Vec<_> = calls
+        .iter()
+        .map(|(command, count)| format!("{command} {:.1}", *count as f64 / counted as f64))
+        .collect();
+    let [median, p90, max] =
+        [times.len() / 2, times.len() * 9 / 10, times.len() - 1].map(|at| ms(times[at]));
+    println!(
+        "{processes:9}  {callers:7}  {median:6.2} ms  {p90:6.2} ms  {max:6.2} ms  {total:.1}: {}",
+        each.join(", ")
+    );
+}
+
+fn ms(time: Duration) -> f64 {
+    time.as_secs_f64() * 1_000.0
+}

@@ -1,0 +1,95 @@
+//! The clients: real HTTP over connections that are kept alive.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use hdrhistogram::Histogram;
+use reqwest::header;
+use tokio::{task::JoinSet, time::sleep};
+
+use crate::{Failure, fleet::Doors, options::Options};
+
+/// How long a client waits on average before it asks again.
+const PAUSE: Duration = Duration::from_millis(25);
+
+/// What clients call the service, whichever replica a load balancer would send them to. The host is part of
+/// what a request asks for, so two names would be two entries.
+const HOST: &str = "shop.example";
+
+/// How long a client waits for an answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What clients saw.
+pub(crate) struct Tally {
+    /// The time that each answer took, in microseconds; errors too.
+    pub(crate) latency: Histogram<u64>,
+    /// Requests that ended without an answer, or with another status than 200.
+    pub errors: u64,
+}
+
+impl Tally {
+    fn new() -> Result<Self, Failure> {
+        Ok(Self { latency: Histogram::new_with_bounds(1, 60_000_000, 2)?, errors: 0 })
+    }
+
+    fn add(&mut self, other: &Self) -> Result<(), Failure> {
+        self.latency.add(&other.latency)?;
+        self.errors += other.errors;
+        Ok(())
+    }
+}
+
+/// Lets all clients ask until the time is over, and sums up what they saw.
+pub(crate) async fn hammer(options: &Options, doors: Arc<Doors>) -> Result<Tally, Failure> {
+    // As many connections are kept alive as there are clients.
+    let idle = usize::from(options.clients.div_ceil(options.fleet_size()));
+    let http = reqwest::Client::builder()
+        .no_proxy()
+        .timeout(PATIENCE)
+        .pool_max_idle_per_host(idle)
+        .build()?;
+    let end = Instant::now() + options.length();
+    let mut clients = JoinSet::new();
+    for _ in 0..options.clients {
+        clients.spawn(ask(http.clone(), doors.clone(), options.keys, end));
+    }
+    let mut total = Tally::new()?;
+    while let Some(tally) = clients.join_next().await {
+        total.add(&tally??)?;
+    }
+    Ok(total)
+}
+
+/// One client: asks a replica for a key, reads the answer, pauses.
+async fn ask(
+    http: reqwest::Client,
+    doors: Arc<Doors>,
+    keys: u16,
+    end: Instant,
+) -> Result<Tally, Failure> {
+    let mut tally = Tally::new()?;
+    loop {
+        sleep(PAUSE.mul_f64(2.0 * fastrand::f64())).await;
+        if Instant::now() >= end {
+            return Ok(tally);
+        }
+        let Some(address) = doors.any() else {
+            return Err("no replica is left".into());
+        };
+        let key = fastrand::u16(..keys);
+        let begun = Instant::now();
+        let request = http.get(format!("http://{address}/products/{key}"));
+        let answer = request.header(header::HOST, HOST).send().await;
+        let read = match answer.and_then(reqwest::Response::error_for_status) {
+            Ok(answer) => answer.bytes().await.map(drop),
+            Err(error) => Err(error),
+        };
+        let took = u64::try_from(begun.elapsed().as_micros()).unwrap_or(u64::MAX);
+        tally.latency.saturating_record(took);
+        if read.is_err() {
+            tally.errors += 1;
+        }
+    }
+}

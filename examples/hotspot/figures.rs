@@ -1,0 +1,108 @@
+//! What one way came to.
+
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
+
+use serde::Serialize;
+
+use crate::{
+    clients::Tally,
+    options::Options,
+    origin::{Load, Origin},
+    replica::Way,
+    takeover::Takeover,
+};
+
+/// The width of a bar of the chart.
+pub(crate) const BAR: Duration = Duration::from_millis(100);
+
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Figures {
+    pub way: Way,
+    /// Loads that were asked of the origin.
+    pub loads: usize,
+    /// How often a key expired, the first load of each included.
+    pub expiries: usize,
+    pub loads_per_expiry: f64,
+    /// The most loads that one expiry cost.
+    pub worst_expiry: usize,
+    /// The most loads that ran or queued at the origin at one time.
+    pub origin_busiest: usize,
+    pub requests: u64,
+    pub errors: u64,
+    pub requests_per_second: f64,
+    pub p50_ms: f64,
+    pub p99_ms: f64,
+    pub worst_ms: f64,
+    /// Loads in each tenth of a second.
+    pub loads_per_100ms: Vec<u32>,
+    pub takeover: Option<Takeover>,
+}
+
+impl Figures {
+    pub(crate) fn new(
+        options: &Options,
+        way: Way,
+        begun: Instant,
+        origin: &Origin,
+        tally: &Tally,
+        takeover: Option<Takeover>,
+    ) -> Self {
+        let took = begun.elapsed();
+        let loads = origin.loads();
+        let expiries = expiries(&loads, options.ttl);
+        let requests = tally.latency.len();
+        let milliseconds = |micros: u64| micros as f64 / 1e3;
+        Self {
+            way,
+            loads: loads.len(),
+            expiries: expiries.len(),
+            loads_per_expiry: loads.len() as f64 / expiries.len().max(1) as f64,
+            worst_expiry: expiries.iter().copied().max().unwrap_or(0),
+            origin_busiest: origin.busiest(),
+            requests,
+            errors: tally.errors,
+            requests_per_second: requests as f64 / took.as_secs_f64(),
+            p50_ms: milliseconds(tally.latency.value_at_quantile(0.5)),
+            p99_ms: milliseconds(tally.latency.value_at_quantile(0.99)),
+            worst_ms: milliseconds(tally.latency.max()),
+            loads_per_100ms: bars(&loads, begun, options.length()),
+            takeover,
+        }
+    }
+}
+
+/// How many loads each expiry cost.
+///
+/// The loads of a key that begin within one TTL of the first of them belong to one expiry: whatever that
+/// first one stored cannot have expired again before.
+fn expiries(loads: &[Load], ttl: Duration) -> Vec<usize> {
+    let mut expiries = Vec::new();
+    // For each key: when its last expiry was, and where its loads are counted.
+    let mut last: BTreeMap<u16, (Instant, usize)> = BTreeMap::new();
+    for load in loads {
+        match last.get(&load.key) {
+            Some((first, index)) if load.at < *first + ttl => expiries[*index] += 1,
+            _ => {
+                last.insert(load.key, (load.at, expiries.len()));
+                expiries.push(1);
+            }
+        }
+    }
+    expiries
+}
+
+fn bars(loads: &[Load], begun: Instant, length: Duration) -> Vec<u32> {
+    let width = BAR.as_millis();
+    let count = length.as_millis().div_ceil(width);
+    let mut bars = vec![0; usize::try_from(count).unwrap_or(0)];
+    for load in loads {
+        let index = (load.at - begun).as_millis() / width;
+        if let Some(bar) = usize::try_from(index).ok().and_then(|index| bars.get_mut(index)) {
+            *bar += 1;
+        }
+    }
+    bars
+}

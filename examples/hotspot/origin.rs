@@ -1,0 +1,174 @@
+//! The slow origin: an HTTP server that stands for a database.
+//!
+//! It runs [`CAPACITY`] queries at a time, and each takes its time. Further ones queue for a place, and
+//! beyond [`CONNECTIONS`] it refuses them, as databases do. It writes down every load that was asked of it,
+//! so the figures of all three ways come from here and not from the replicas.
+
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use axum::{
+    Json, Router,
+    extract::{Path, Query, State},
+    http::StatusCode,
+    routing::get,
+};
+use serde::{Deserialize, Serialize};
+use tokio::{
+    net::TcpListener,
+    sync::{Semaphore, broadcast},
+    task::JoinHandle,
+};
+
+use crate::Failure;
+
+/// Queries that run at once.
+pub(crate) const CAPACITY: usize = 16;
+
+/// Queries that may run or queue.
+pub(crate) const CONNECTIONS: usize = 100;
+
+/// The origin; it ends when this is dropped.
+pub(crate) struct Origin {
+    pub(crate) address: SocketAddr,
+    database: Arc<Database>,
+    server: JoinHandle<()>,
+}
+
+/// One load that was asked of the origin.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Load {
+    pub(crate) at: Instant,
+    pub(crate) key: u16,
+    pub(crate) replica: u16,
+}
+
+/// What is known of a product; `load` numbers the loads of the origin.
+#[derive(Debug, Deserialize, Serialize)]
+pub(crate) struct Product {
+    pub id: u16,
+    pub name: String,
+    pub load: usize,
+}
+
+/// Which replica asks.
+#[derive(Deserialize, Serialize)]
+pub(crate) struct Asker {
+    pub(crate) replica: u16,
+}
+
+struct Database {
+    load_time: Duration,
+    places: Semaphore,
+    connections: AtomicUsize,
+    busiest: AtomicUsize,
+    loads: Mutex<Vec<Load>>,
+    told: broadcast::Sender<Load>,
+}
+
+impl Origin {
+    /// Starts an origin on a free port.
+    pub(crate) async fn start(load_time: Duration) -> Result<Self, Failure> {
+        let database = Arc::new(Database {
+            load_time,
+            places: Semaphore::new(CAPACITY),
+            connections: AtomicUsize::new(0),
+            busiest: AtomicUsize::new(0),
+            loads: Mutex::default(),
+            told: broadcast::Sender::new(1024),
+        });
+        let app = Router::new().route("/rows/{key}", get(row)).with_state(database.clone());
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let address = listener.local_addr()?;
+        let server = tokio::spawn(async move {
+            if let Err(error) = axum::serve(listener, app).await {
+                eprintln!("hotspot: the origin ended: {error}");
+            }
+        });
+        Ok(Self { address, database, server })
+    }
+
+    /// All loads so far, in their order.
+    pub(crate) fn loads(&self) -> Vec<Load> {
+        self.database.log().clone()
+    }
+
+    /// How many loads there were so far.
+    pub(crate) fn count(&self) -> usize {
+        self.database.log().len()
+    }
+
+    /// The most queries that ran or queued at one time.
+    pub(crate) fn busiest(&self) -> usize {
+        self.database.busiest.load(Ordering::Relaxed)
+    }
+
+    /// The loads from now on.
+    pub(crate) fn watch(&self) -> broadcast::Receiver<Load> {
+        self.database.told.subscribe()
+    }
+}
+
+impl Drop for Origin {
+    fn drop(&mut self) {
+        self.server.abort();
+    }
+}
+
+impl Database {
+    /// Writes a load down and gives it its number.
+    fn note(&self, load: Load) -> usize {
+        let mut log = self.log();
+        log.push(load);
+        // Nobody need listen.
+        let _ = self.told.send(load);
+        log.len()
+    }
+
+    fn log(&self) -> std::sync::MutexGuard<'_, Vec<Load>> {
+        self.loads.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+async fn row(
+    State(database): State<Arc<Database>>,
+    Path(key): Path<u16>,
+    Query(asker): Query<Asker>,
+) -> Result<Json<Product>, StatusCode> {
+    let number = database.note(Load { at: Instant::now(), key, replica: asker.replica });
+    let connection = Connection::open(&database);
+    if connection.others >= CONNECTIONS {
+        return Err(StatusCode::SERVICE_UNAVAILABLE);
+    }
+    let place = database.places.acquire().await;
+    let _place = place.map_err(|_| StatusCode::SERVICE_UNAVAILABLE)?;
+    tokio::time::sleep(database.load_time).await;
+    Ok(Json(Product { id: key, name: format!("product {key}"), load: number }))
+}
+
+/// A connection that is counted until it is dropped, also when its client went away.
+struct Connection<'a> {
+    database: &'a Database,
+    others: usize,
+}
+
+impl<'a> Connection<'a> {
+    fn open(database: &'a Database) -> Self {
+        let others = database.connections.fetch_add(1, Ordering::Relaxed);
+        let connections = (others + 1).min(CONNECTIONS);
+        database.busiest.fetch_max(connections, Ordering::Relaxed);
+        Self { database, others }
+    }
+}
+
+impl Drop for Connection<'_> {
+    fn drop(&mut self) {
+        self.database.connections.fetch_sub(1, Ordering::Relaxed);
+    }
+}

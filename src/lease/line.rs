@@ -1,0 +1,123 @@
+//! The callers of one process who wait for one lease stand in line, and only the first contends at the
+//! backend.
+//!
+//! Whoever contends or holds has the line's one [`Seat`]. When he gives the lease back, it passes to the
+//! next in line in one round trip, with a new fence; after [`PASSES`] times or [`TURN`] in a row it is
+//! released instead, so that other processes get their turn. A seat that is dropped goes to the next in
+//! line, who contends then.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use tokio::{runtime::Handle, sync::oneshot, time::Instant};
+
+use super::{Claim, Held, Upkeep};
+use crate::key::Name;
+
+/// How often a lease passes on within one process before others get their turn.
+const PASSES: u32 = 16;
+/// For how long it does.
+const TURN: Duration = Duration::from_millis(50);
+
+/// The lines of one engine, each there while someone contends or holds.
+#[derive(Clone, Default)]
+pub(crate) struct Lines(Arc<Mutex<HashMap<Name, VecDeque<Waiter>>>>);
+
+/// One who waits in line.
+pub(crate) struct Waiter {
+    pub(crate) claim: Claim,
+    pub(crate) upkeep: Upkeep,
+    pub(crate) runtime: Handle,
+    call: oneshot::Sender<Call>,
+}
+
+/// What someone in line is called for.
+pub(crate) enum Call {
+    /// The lease is his.
+    Take(Held),
+    /// It is his turn to contend. If the lease may have been passed to him already, it is doubtful.
+    Contend { seat: Seat, doubtful: bool },
+}
+
+/// The right to contend for a lease, or to hold it, for this process.
+pub(crate) struct Seat {
+    lines: Lines,
+    name: Name,
+    passes: u32,
+    since: Instant,
+}
+
+/// A place in a line.
+pub(crate) enum Place {
+    First(Seat),
+    Behind(oneshot::Receiver<Call>),
+}
+
+impl Lines {
+    pub(crate) fn enter(&self, claim: &Claim, upkeep: Upkeep) -> Place {
+        let mut lines = self.lines();
+        if let Some(line) = lines.get_mut(&claim.name) {
+            let (call, called) = oneshot::channel();
+            let (claim, runtime) = (claim.clone(), Handle::current());
+            line.push_back(Waiter { claim, upkeep, runtime, call });
+            return Place::Behind(called);
+        }
+        lines.insert(claim.name.clone(), VecDeque::new());
+        Place::First(Seat::new(self.clone(), claim.name.clone()))
+    }
+
+    fn lines(&self) -> MutexGuard<'_, HashMap<Name, VecDeque<Waiter>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Waiter {
+    /// Calls him; whatever he was called for is dropped if he has left.
+    pub(crate) fn call(self, call: Call) {
+        drop(self.call.send(call));
+    }
+}
+
+impl Seat {
+    fn new(lines: Lines, name: Name) -> Self {
+        Self { lines, name, passes: 0, since: Instant::now() }
+    }
+
+    /// The turn of this process begins: the lease was won from others.
+    pub(crate) fn begin(&mut self) {
+        self.passes = 0;
+        self.since = Instant::now();
+    }
+
+    /// The next in line to pass the lease to, while the turn lasts.
+    pub(crate) fn next(&mut self) -> Option<Waiter> {
+        if self.passes >= PASSES || self.since.elapsed() >= TURN {
+            return None;
+        }
+        self.passes += 1;
+        first(self.lines.lines().get_mut(&self.name)?)
+    }
+}
+
+/// The first who has not left.
+fn first(line: &mut VecDeque<Waiter>) -> Option<Waiter> {
+    std::iter::from_fn(|| line.pop_front()).find(|waiter| !waiter.call.is_closed())
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        let mut lines = self.lines.lines();
+        let Some(line) = lines.get_mut(&self.name) else { return };
+        let Some(waiter) = first(line) else {
+            lines.remove(&self.name);
+            return;
+        };
+        // Without the lock: if he leaves just now, his seat is dropped here in turn.
+        drop(lines);
+        let seat = Self::new(self.lines.clone(), self.name.clone());
+        waiter.call(Call::Contend { seat, doubtful: false });
+    }
+}

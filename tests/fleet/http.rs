@@ -1,0 +1,109 @@
+//! A worker's router under the layer, and users who send requests to it.
+
+use std::{sync::Arc, time::Duration};
+
+use axum::{
+    Router,
+    body::{Body, to_bytes},
+    extract::{Request, State},
+    http::{Response, header},
+    routing::get,
+};
+use bellwether::{BellwetherLayer, Cache, layer::CachedResponse};
+use tokio::{sync::Barrier, time::sleep};
+use tower::ServiceExt;
+
+use super::{
+    protocol::{Answer, Event, Report, Requests, now},
+    worker::tell,
+};
+
+/// The largest body that the layer stores.
+const LIMIT: usize = 16 << 10;
+
+async fn origin(State(requests): State<Requests>, request: Request) -> Response<Body> {
+    let key = requests.path;
+    tell(Event::LoadBegun { key: key.clone(), at: now() });
+    sleep(Duration::from_millis(requests.ms)).await;
+    let user = request.headers()["x-user"].to_str().unwrap();
+    let answer = Response::builder();
+    let answer = match requests.answer {
+        Answer::Common => answer.body(Body::from(format!("common, made for {user}"))),
+        Answer::Cookie => answer
+            .header(header::SET_COOKIE, format!("user={user}"))
+            .body(Body::from(format!("for {user} alone"))),
+        Answer::Large => answer.body(Body::from(large(user))),
+        Answer::LargeStream => {
+            answer.body(Body::new(http_body_util::StreamBody::new(futures_util::stream::iter(
+                large(user)
+                    .into_bytes()
+                    .chunks(4_000)
+                    .map(|chunk| {
+                        let bytes = axum::body::Bytes::copy_from_slice(chunk);
+                        Ok::<_, std::convert::Infallible>(http_body::Frame::data(bytes))
+                    })
+                    .collect::<Vec<_>>(),
+            ))))
+        }
+    };
+    tell(Event::LoadEnded { key, at: now() });
+    answer.unwrap()
+}
+
+fn large(user: &str) -> String {
+    format!("for {user} alone{}", " ".repeat(LIMIT))
+}
+
+pub async fn play(pages: Cache<CachedResponse>, requests: Requests) -> Report {
+    let layer = BellwetherLayer::http(pages.clone()).max_body(LIMIT as u64);
+    let router =
+        Router::new().route("/{*path}", get(origin)).with_state(requests.clone()).layer(layer);
+    let barrier = Arc::new(Barrier::new(requests.users.len() + 1));
+    let users: Vec<_> = requests
+        .users
+        .clone()
+        .map(|user| {
+            let (router, barrier) = (router.clone(), barrier.clone());
+            let request = Request::get(&requests.path)
+                .header(header::HOST, "shop.example")
+                .header("x-user", user)
+                .body(Body::empty())
+                .unwrap();
+            tokio::spawn(async move {
+                barrier.wait().await;
+                let answer = router.oneshot(request).await.unwrap();
+                let status = answer.status();
+                let cookie = answer.headers().get(header::SET_COOKIE).cloned();
+                let body = to_bytes(answer.into_body(), usize::MAX).await.unwrap();
+                let ended = now();
+                assert_eq!(status, 200);
+                let whole = match requests.answer {
+                    Answer::Large | Answer::LargeStream => body == large(&user.to_string()),
+                    Answer::Cookie => {
+                        cookie.is_some_and(|cookie| cookie == *format!("user={user}"))
+                    }
+                    Answer::Common => cookie.is_none(),
+                };
+                assert!(whole, "user {user} got {} bytes", body.len());
+                let body = String::from_utf8_lossy(&body);
+                // Without the padding of a large one.
+                (body.split("  ").next().unwrap_or_default().to_owned(), ended)
+            })
+        })
+        .collect();
+    sleep(Duration::from_micros(requests.at.saturating_sub(now()))).await;
+    let mut report = Report { began: now(), ..Report::default() };
+    barrier.wait().await;
+    for user in users {
+        match user.await {
+            Ok((body, ended)) => {
+                report.ended = report.ended.max(ended);
+                *report.values.entry(body).or_default() += 1;
+            }
+            Err(error) => *report.errors.entry(error.to_string()).or_default() += 1,
+        }
+    }
+    report.degraded = pages.stats().degraded;
+    report.stats = format!("{:?}", pages.stats());
+    report
+}

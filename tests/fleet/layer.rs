@@ -1,0 +1,73 @@
+//! The layer over axum, in several processes.
+
+use std::time::Duration;
+
+use super::{
+    fleet::Fleet,
+    protocol::{Answer, Setup},
+    support::RedisServer,
+};
+
+#[tokio::test]
+async fn a_herd_on_a_cold_page_reaches_the_router_once() {
+    let server = RedisServer::start().await;
+    let mut fleet = Fleet::start(8, &Setup::new(server.url())).await;
+    for round in 0..10 {
+        let played = fleet.request(&format!("/page/{round}"), 250, Answer::Common, 200).await;
+        played.leader();
+        played.assert_one_value(8 * 250);
+        for (_, report) in &played.reports {
+            assert_eq!(report.degraded, 0, "{played:#?}");
+        }
+    }
+}
+
+/// Everyone has an answer of his own, soon: nobody queues behind anybody. Nothing of it is stored.
+async fn assert_everyone_for_himself(answer: Answer) {
+    const USERS: usize = 100;
+    let server = RedisServer::start().await;
+    let mut raw = server.raw().await;
+    let mut fleet = Fleet::start(2, &Setup::new(server.url())).await;
+    let mut times = Vec::new();
+    for round in 0..6 {
+        let path = format!("/own/{round}");
+        // The second time, the verdict is known.
+        for visit in ["first", "second"] {
+            let played = fleet.request(&path, USERS, answer, 50).await;
+            assert_eq!(played.begun.len(), 2 * USERS, "everyone reached the router");
+            assert_eq!(played.errors(), 0, "{played:#?}");
+            for (process, report) in &played.reports {
+                for user in process * USERS..(process + 1) * USERS {
+                    let own = format!("for {user} alone");
+                    assert_eq!(report.values.get(&own), Some(&1), "{own}: {played:#?}");
+                }
+            }
+            if visit == "first" {
+                times.push(played.took());
+            }
+        }
+    }
+    for key in raw.keys("pages:c:*:e").await {
+        let entry: Vec<u8> = raw.run(&["GET", &key]).await;
+        assert!(entry.starts_with(b"bw1u"), "only the verdict is stored under {key}");
+        assert!(entry.len() < 100, "{} bytes", entry.len());
+    }
+    times.sort();
+    println!("{answer:?}: everyone has his own answer after {:?}, median {:?}", times[0], times[3]);
+    assert!(times[0] < Duration::from_millis(200), "{times:?}");
+}
+
+#[tokio::test]
+async fn answers_with_cookies_are_for_one_user_each() {
+    assert_everyone_for_himself(Answer::Cookie).await;
+}
+
+#[tokio::test]
+async fn answers_over_the_limit_are_for_one_user_each() {
+    assert_everyone_for_himself(Answer::Large).await;
+}
+
+#[tokio::test]
+async fn streams_over_the_limit_are_for_one_user_each() {
+    assert_everyone_for_himself(Answer::LargeStream).await;
+}

@@ -1,0 +1,271 @@
+//! Histories written by hand: good ones, and for each rule one that breaks it.
+
+use super::{
+    checker::{Rule, check},
+    history::{Answer, Event, Family, History, Line, Process, Source, Time, Value},
+};
+
+const KEY: &str = "k0";
+
+fn value(by: Process, number: u64, began: Time) -> Value {
+    Value { by, number, began }
+}
+
+/// A history that is written in milliseconds.
+#[derive(Default)]
+struct Written(History);
+
+impl Written {
+    fn line(mut self, process: Process, at: Time, event: Event) -> Self {
+        self.0.lines.push((process, Line { at: at * 1000, event }));
+        self
+    }
+
+    /// A lease taken at a time, and under it a load from then until another.
+    fn load(self, by: Process, number: u64, fence: u64, from: Time, to: Time) -> Self {
+        let (key, token) = (KEY.to_owned(), format!("{by}/{number}"));
+        let (family, sent) = (Family::Cache, from * 1000 - 500);
+        self.line(by, from, Event::Granted { family, key: key.clone(), token, fence, sent })
+            .line(
+                by,
+                from,
+                Event::LoadBegan { key, value: value(by, number, from * 1000), fence: Some(fence) },
+            )
+            .line(by, to, Event::LoadEnded { number })
+    }
+
+    fn degraded(self, by: Process, number: u64, from: Time, to: Time) -> Self {
+        let (key, value) = (KEY.to_owned(), value(by, number, from * 1000));
+        self.line(by, from, Event::LoadBegan { key, value, fence: None }).line(
+            by,
+            to,
+            Event::LoadEnded { number },
+        )
+    }
+
+    fn stored(self, by: Process, fence: u64, from: Time, to: Time) -> Self {
+        self.line(by, to, Event::Stored { key: KEY.to_owned(), fence, sent: from * 1000 })
+    }
+
+    fn read(self, process: Process, value: Value, source: Source, from: Time, to: Time) -> Self {
+        let answer = Answer::Value { value, source };
+        self.line(process, to, Event::Read { key: KEY.to_owned(), asked: from * 1000, answer })
+    }
+
+    /// An invalidation without an answer from the backend.
+    fn asked(self, process: Process, write: u64, at: Time) -> Self {
+        self.line(process, at, Event::WriteAsked { write, key: KEY.to_owned(), value: None })
+    }
+
+    fn answered(self, process: Process, write: u64, at: Time) -> Self {
+        self.line(process, at, Event::WriteAnswered { write, error: None })
+    }
+
+    /// An invalidation from one time to another.
+    fn invalidated(self, by: Process, write: u64, fence: u64, from: Time, to: Time) -> Self {
+        let (key, sent) = (KEY.to_owned(), from * 1000);
+        self.asked(by, write, from)
+            .line(by, to, Event::Burnt { key, fence, value: None, sent })
+            .answered(by, write, to)
+    }
+
+    /// A lock that is held from one time to another.
+    fn held(self, by: Process, hold: u64, fence: u64, from: Time, to: Time) -> Self {
+        let (key, token) = ("m0".to_owned(), format!("{by}/{hold}"));
+        let (family, sent, name) = (Family::Lock, from * 1000 - 500, key.clone());
+        self.line(by, from, Event::Granted { family, key, token, fence, sent })
+            .line(by, from, Event::Locked { hold, name, fence })
+            .line(by, to, Event::Unlocking { hold })
+    }
+
+    /// The rules that it breaks.
+    fn breaks(&self) -> Vec<Rule> {
+        let mut rules: Vec<_> = check(&self.0).0.iter().map(|broken| broken.rule).collect();
+        rules.sort_unstable();
+        rules.dedup();
+        rules
+    }
+}
+
+/// A load by process 1 that is stored under fence 10, and read.
+fn plain() -> Written {
+    let loaded = value(1, 1, 100_000);
+    Written::default()
+        .load(1, 1, 10, 100, 110)
+        .stored(1, 10, 111, 112)
+        .read(1, loaded, Source::Shared, 95, 113)
+        .read(2, loaded, Source::Shared, 120, 121)
+}
+
+#[test]
+fn nothing_is_wrong_with_a_load_that_is_read_and_invalidated() {
+    let later = value(2, 1, 140_000);
+    let written = plain()
+        .invalidated(1, 7, 20, 130, 131)
+        .load(2, 1, 30, 140, 150)
+        .stored(2, 30, 151, 152)
+        .read(1, later, Source::Shared, 132, 153);
+    assert_eq!(written.breaks(), []);
+}
+
+#[test]
+fn two_loads_at_once() {
+    let one = || Written::default().load(1, 1, 10, 100, 110);
+    assert_eq!(one().load(2, 1, 11, 105, 108).breaks(), [Rule::OneLoad]);
+    assert_eq!(one().load(1, 2, 11, 105, 108).breaks(), [Rule::OneLoad]);
+    assert_eq!(one().load(2, 1, 11, 110, 120).breaks(), []);
+}
+
+#[test]
+fn two_loads_at_once_have_their_excuses() {
+    let written = Written::default().load(1, 1, 10, 100, 110).load(2, 1, 12, 105, 108);
+    assert_eq!(written.invalidated(3, 7, 11, 101, 103).breaks(), []);
+    let unknown = Written::default().load(1, 1, 10, 100, 110).load(2, 1, 12, 105, 108);
+    assert_eq!(unknown.asked(3, 7, 90).breaks(), []);
+    let lost = Written::default().load(1, 1, 10, 100, 300).load(2, 1, 12, 205, 208);
+    assert_eq!(lost.breaks(), [Rule::OneLoad]);
+    assert_eq!(lost.line(1, 203, Event::LoadLost { number: 1 }).breaks(), []);
+    let late = Written::default().load(1, 1, 10, 100, 300).load(2, 1, 12, 205, 208);
+    assert_eq!(late.line(1, 280, Event::LoadLost { number: 1 }).breaks(), [Rule::OneLoad]);
+    let suspended = Written::default().load(1, 1, 10, 100, 300).load(2, 1, 12, 205, 208);
+    assert_eq!(suspended.line(1, 250, Event::Paused { from: 110_000 }).breaks(), []);
+    let mut evicted = Written::default().load(1, 1, 10, 100, 300).load(2, 1, 12, 205, 208);
+    evicted.0.evicted.push((Family::Cache, "k1".to_owned(), 150_000, 151_000));
+    assert_eq!(evicted.breaks(), [Rule::OneLoad]);
+    evicted.0.evicted.push((Family::Cache, KEY.to_owned(), 150_000, 151_000));
+    assert_eq!(evicted.breaks(), []);
+    let mut killed = Written::default().load(1, 1, 10, 100, 300).load(2, 1, 12, 205, 208);
+    killed.0.killed.push((1, 150_000, 151_000));
+    assert_eq!(killed.breaks(), []);
+}
+
+#[test]
+fn two_flights_in_one_process() {
+    let twice = || Written::default().degraded(1, 1, 100, 300).degraded(1, 2, 200, 400);
+    assert_eq!(twice().breaks(), [Rule::OneFlight]);
+    assert_eq!(twice().asked(1, 7, 150).answered(1, 7, 160).breaks(), []);
+    assert_eq!(Written::default().degraded(1, 1, 100, 300).degraded(2, 2, 200, 400).breaks(), []);
+}
+
+#[test]
+fn fences_that_do_not_grow() {
+    assert_eq!(plain().load(2, 1, 9, 200, 210).breaks(), [Rule::Fences]);
+    assert_eq!(plain().load(2, 1, 10, 200, 210).breaks(), [Rule::Fences]);
+    assert_eq!(plain().invalidated(2, 7, 9, 200, 210).breaks(), [Rule::Fences]);
+    let again = Event::Seen { key: KEY.to_owned(), value: value(1, 1, 100_000), fence: 11 };
+    assert_eq!(plain().line(3, 120, again).breaks(), [Rule::Fences]);
+}
+
+#[test]
+fn an_older_value_over_a_newer() {
+    let over = plain().load(2, 1, 20, 300, 310).stored(1, 10, 320, 321);
+    assert_eq!(over.breaks(), [Rule::StoreGoesOn]);
+}
+
+#[test]
+fn a_read_that_goes_back() {
+    let newer = value(2, 1, 300_000);
+    let back = plain().load(2, 1, 20, 300, 310).stored(2, 20, 311, 312).read(
+        3,
+        newer,
+        Source::Shared,
+        313,
+        314,
+    );
+    let older = value(1, 1, 100_000);
+    assert_eq!(back.read(4, older, Source::Shared, 315, 316).breaks(), [Rule::NeverBack]);
+}
+
+#[test]
+fn what_was_loaded_before_an_invalidation() {
+    let older = value(1, 1, 100_000);
+    let served = plain().invalidated(3, 7, 20, 130, 140).read(4, older, Source::Shared, 141, 142);
+    assert_eq!(served.breaks(), [Rule::NotBeforeWrite]);
+    // Also when the fences tell nothing.
+    let served =
+        plain().asked(3, 7, 130).answered(3, 7, 140).read(4, older, Source::Shared, 141, 142);
+    assert_eq!(served.breaks(), [Rule::NotBeforeWrite]);
+    // Who asked before the invalidation returned may know nothing of it.
+    let served = plain().invalidated(3, 7, 20, 130, 140).read(4, older, Source::Shared, 139, 142);
+    assert_eq!(served.breaks(), []);
+    // Nor is anything known of one that failed.
+    let served = plain().asked(3, 7, 130).read(4, older, Source::Shared, 141, 142);
+    assert_eq!(served.breaks(), []);
+}
+
+#[test]
+fn what_was_inserted_before_an_invalidation() {
+    let inserted = value(1, 1, 100_000);
+    let insert = |answered: bool| {
+        let asked = Event::WriteAsked { write: 6, key: KEY.to_owned(), value: Some(inserted) };
+        let written = Written::default().line(1, 100, asked).invalidated(3, 7, 20, 130, 140);
+        let written = if answered { written.answered(1, 6, 110) } else { written };
+        written.read(4, inserted, Source::Shared, 141, 142)
+    };
+    assert_eq!(insert(true).breaks(), [Rule::NotBeforeWrite]);
+    assert_eq!(insert(false).breaks(), []);
+}
+
+#[test]
+fn what_was_loaded_without_a_lease() {
+    let loaded = value(1, 1, 100_000);
+    let degraded = || Written::default().degraded(1, 1, 100, 110);
+    let followed = degraded().read(1, loaded, Source::Degraded, 90, 111).read(
+        1,
+        loaded,
+        Source::Degraded,
+        105,
+        112,
+    );
+    assert_eq!(followed.breaks(), []);
+    // He asked when the others had been served already.
+    assert_eq!(followed.read(1, loaded, Source::Degraded, 115, 116).breaks(), [Rule::Degraded]);
+    let elsewhere = degraded().read(2, loaded, Source::Degraded, 90, 111);
+    assert_eq!(elsewhere.breaks(), [Rule::Degraded]);
+    let seen = Event::Seen { key: KEY.to_owned(), value: loaded, fence: 10 };
+    assert_eq!(degraded().line(2, 120, seen).breaks(), [Rule::Degraded]);
+    let written =
+        degraded().asked(1, 7, 101).answered(1, 7, 102).read(1, loaded, Source::Degraded, 103, 111);
+    assert_eq!(written.breaks(), [Rule::Degraded]);
+}
+
+#[test]
+fn values_from_nowhere() {
+    let [nobodys, unfinished] = [value(5, 1, 90_000), value(1, 1, 100_000)];
+    assert_eq!(plain().read(2, nobodys, Source::Shared, 120, 121).breaks(), [Rule::Origin]);
+    assert_eq!(plain().read(2, unfinished, Source::Shared, 101, 105).breaks(), [Rule::Origin]);
+    let read = Event::Read {
+        key: "k1".to_owned(),
+        asked: 120_000,
+        answer: Answer::Value { value: unfinished, source: Source::Shared },
+    };
+    assert_eq!(plain().line(2, 121, read).breaks(), [Rule::Origin]);
+}
+
+#[test]
+fn two_holders_of_a_lock() {
+    let twice = || Written::default().held(1, 1, 10, 100, 300).held(2, 1, 20, 200, 210);
+    assert_eq!(twice().breaks(), [Rule::OneHolder]);
+    let told = twice().line(1, 199, Event::LockLost { hold: 1 });
+    assert_eq!(told.breaks(), []);
+    let held = Event::Unlocked { hold: 1, held: Some(true) };
+    assert_eq!(told.line(1, 301, held.clone()).breaks(), []);
+    // It was given back as held, but somebody else had been granted it.
+    let suspended = twice().line(1, 290, Event::Paused { from: 110_000 });
+    assert_eq!(suspended.breaks(), []);
+    assert_eq!(suspended.line(1, 301, held).breaks(), [Rule::OneHolder]);
+    let after = Written::default().held(1, 1, 10, 100, 200).held(2, 1, 20, 201, 210);
+    assert_eq!(after.breaks(), []);
+    let back = Written::default().held(1, 1, 20, 100, 200).held(2, 1, 10, 201, 210);
+    assert_eq!(back.breaks(), [Rule::Fences]);
+}
+
+#[test]
+fn calls_that_are_not_answered() {
+    let mut hanging = plain();
+    hanging.0.hanging.push(2);
+    assert_eq!(hanging.breaks(), [Rule::Answered]);
+    let answer = Answer::Error("Overloaded: 4 loads are running already".to_owned());
+    let failed = plain().line(1, 120, Event::Read { key: KEY.to_owned(), asked: 119_000, answer });
+    assert_eq!(failed.breaks(), [Rule::Answered]);
+}

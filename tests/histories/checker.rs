@@ -1,0 +1,446 @@
+//! Whether a history keeps what is promised.
+//!
+//! Every operation lies between two times: it was asked for at the first, and answered at the second. What
+//! was answered before another was asked for came before it, and nothing else is known of the order. An
+//! operation that failed, or whose process was killed, may have happened, at any time since it was asked.
+//!
+//! | rule | what it says |
+//! |---|---|
+//! | [`Rule::OneLoad`] | two leased loads of a key do not overlap, unless the key was written or its lease deleted between their grants, or the older was told that its lease is lost, or its process did not run when the newer began |
+//! | [`Rule::OneFlight`] | nor do two loads of a key in one process, leased or not, unless that process had written the key while the first waited or ran |
+//! | [`Rule::Fences`] | what took a fence later has a greater one, and no two have the same |
+//! | [`Rule::StoreGoesOn`] | nothing is stored under a fence when a greater one has been taken |
+//! | [`Rule::NeverBack`] | a read is not answered with an older fence than an earlier read was |
+//! | [`Rule::NotBeforeWrite`] | nor with what was loaded or inserted before a write that had returned when it was asked |
+//! | [`Rule::Degraded`] | what was loaded without a lease stays in its process, is not stored, is older than no local write, and is given only to those who all waited at one moment after its load ended |
+//! | [`Rule::Origin`] | a value was loaded or inserted, for this key, and is not answered before that |
+//! | [`Rule::OneHolder`] | two holds of a lock do not overlap, with the exceptions of `OneLoad`; and who gave a lock back as held to the end had it alone |
+//! | [`Rule::Answered`] | every call is answered, and no load fails but by its plan |
+
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    fmt,
+};
+
+use super::{
+    history::{Family, History, Process, Source, Time, Value},
+    index::{Hold, Index, Known, Load, Read, Taken, Write},
+};
+
+/// Between a timer's end and what it wakes, a busy machine may take this long before it counts as a pause.
+const SLACK: Time = 50_000;
+
+/// A write that was not answered happens within this time, or not at all: its connection breaks, or the
+/// server, which is never stopped for so long, gets to it.
+const LATE: Time = 5_000_000;
+
+/// A flight that a write has put aside may still wait for another process for this long, and load then.
+const WAIT: Time = 10_000_000;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Rule {
+    OneLoad,
+    OneFlight,
+    Fences,
+    StoreGoesOn,
+    NeverBack,
+    NotBeforeWrite,
+    Degraded,
+    Origin,
+    OneHolder,
+    Answered,
+}
+
+#[derive(Clone, Debug)]
+pub struct Violation {
+    pub rule: Rule,
+    pub text: String,
+}
+
+/// How much was checked.
+#[derive(Clone, Debug, Default)]
+pub struct Tally(pub BTreeMap<&'static str, usize>);
+
+impl Tally {
+    fn add(&mut self, what: &'static str, count: usize) {
+        *self.0.entry(what).or_default() += count;
+    }
+
+    pub fn take_in(&mut self, other: &Self) {
+        other.0.iter().for_each(|(what, count)| self.add(what, *count));
+    }
+}
+
+impl fmt::Display for Tally {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let counts: Vec<_> = self.0.iter().map(|(what, count)| format!("{what} {count}")).collect();
+        f.write_str(&counts.join(", "))
+    }
+}
+
+/// What a history breaks, and how much of it there was.
+pub fn check(history: &History) -> (Vec<Violation>, Tally) {
+    let index = Index::new(history);
+    let mut checker =
+        Checker { history, index: &index, violations: Vec::new(), tally: Tally::default() };
+    checker.fences();
+    checker.stored();
+    checker.loads();
+    checker.reads();
+    checker.degraded();
+    checker.holds();
+    checker.answered();
+    (checker.violations, checker.tally)
+}
+
+struct Checker<'a> {
+    history: &'a History,
+    index: &'a Index,
+    violations: Vec<Violation>,
+    tally: Tally,
+}
+
+impl Checker<'_> {
+    fn violated(&mut self, rule: Rule, text: String) {
+        self.violations.push(Violation { rule, text });
+    }
+
+    fn fences(&mut self) {
+        let mut names: HashMap<_, Vec<&Taken>> = HashMap::new();
+        let mut seen = HashSet::new();
+        for taken in &self.index.fences {
+            // A claim that is granted twice has one fence, and only the first grant took it.
+            let name = (taken.family, &taken.key);
+            if taken.token.is_none() || seen.insert((&taken.token, taken.fence)) {
+                names.entry(name).or_default().push(taken);
+            }
+        }
+        for (name, taken) in names {
+            self.tally.add("fences", taken.len());
+            let known = Known::new(taken.iter().map(|taken| (taken.answered, taken.fence)));
+            let mut fences = HashSet::new();
+            for taken in taken {
+                if known.before(taken.sent).is_some_and(|fence| *fence >= taken.fence) {
+                    self.violated(
+                        Rule::Fences,
+                        format!(
+                            "{name:?}: {taken:?} after {known:?}",
+                            known = known.before(taken.sent)
+                        ),
+                    );
+                }
+                if !fences.insert(taken.fence) {
+                    self.violated(Rule::Fences, format!("{name:?}: a second time, {taken:?}"));
+                }
+            }
+        }
+        let mut of = HashMap::new();
+        for (value, fence) in &self.index.claimed {
+            if *of.entry(value).or_insert(fence) != fence {
+                self.violated(Rule::Fences, format!("{value:?} under {fence} and {}", of[value]));
+            }
+        }
+    }
+
+    fn stored(&mut self) {
+        let known = self.by_key(|taken| (taken.answered, taken.fence));
+        for stored in &self.index.stored {
+            self.tally.add("commits stored", 1);
+            if let Some(fence) = known.get(&stored.key).and_then(|known| known.before(stored.sent))
+                && *fence > stored.fence
+            {
+                self.violated(
+                    Rule::StoreGoesOn,
+                    format!("{stored:?} after fence {fence} was taken"),
+                );
+            }
+        }
+    }
+
+    /// What took fences of cache keys, as known by key.
+    fn by_key<T: Ord + Clone>(
+        &self,
+        fact: impl Fn(&Taken) -> (Time, T),
+    ) -> HashMap<String, Known<T>> {
+        let mut facts: HashMap<_, Vec<_>> = HashMap::new();
+        for taken in self.index.fences.iter().filter(|taken| taken.family == Family::Cache) {
+            facts.entry(taken.key.clone()).or_default().push(fact(taken));
+        }
+        facts.into_iter().map(|(key, facts)| (key, Known::new(facts))).collect()
+    }
+
+    fn loads(&mut self) {
+        let mut keys: HashMap<&str, Vec<&Load>> = HashMap::new();
+        for load in self.index.loads.values() {
+            keys.entry(&load.key).or_default().push(load);
+            self.tally.add(if load.fence.is_some() { "loads" } else { "loads without a lease" }, 1);
+        }
+        for loads in keys.values_mut() {
+            loads.sort_by_key(|load| load.began);
+            let mut running: Vec<&Load> = Vec::new();
+            for load in loads {
+                running.retain(|other| other.ended > load.began);
+                for other in &running {
+                    self.overlap(other, load);
+                }
+                running.push(load);
+            }
+        }
+    }
+
+    /// Two loads of a key that ran at the same time, the one that began first first.
+    fn overlap(&mut self, first: &Load, second: &Load) {
+        if first.process == second.process {
+            let overlap = first.ended.min(second.ended) - second.began;
+            let (process, key) = (first.process, first.key.as_str());
+            let written = self.index.writes.iter().any(|write| {
+                (write.process, write.key.as_str()) == (process, key)
+                    && write.asked <= second.began
+                    && write.answered.is_none_or(|answered| answered + WAIT >= first.began)
+            });
+            let paused = self.index.paused(process, second.began, second.began + overlap);
+            if overlap > SLACK && !written && !paused {
+                self.violated(Rule::OneFlight, format!("{first:?} and {second:?}"));
+            }
+        }
+        let (Some(one), Some(two)) = (first.fence, second.fence) else { return };
+        self.tally.add("overlaps", 1);
+        let (older, newer) = if one <= two { (first, second) } else { (second, first) };
+        match self.excuse(older, newer) {
+            Some(excuse) => self.tally.add(excuse, 1),
+            None => self.violated(Rule::OneLoad, format!("{older:?} and {newer:?}")),
+        }
+    }
+
+    /// Why two leased loads may have overlapped.
+    fn excuse(&self, older: &Load, newer: &Load) -> Option<&'static str> {
+        let (from, to) = (older.fence?, newer.fence?);
+        if from == to {
+            return None;
+        }
+        let key = &older.key;
+        let both = older.began.max(newer.began);
+        let grant = |fence| {
+            let grants = self.index.fences.iter();
+            grants.filter(move |taken| taken.key == *key && taken.fence == fence)
+        };
+        let first_sent = grant(from).map(|taken| taken.sent).min().unwrap_or(0);
+        let second_sent = grant(to).map(|taken| taken.sent).min().unwrap_or(0);
+        let second_answered = grant(to).map(|taken| taken.answered).max().unwrap_or(both);
+        let burnt = self.index.fences.iter().any(|taken| {
+            taken.token.is_none() && taken.key == *key && from < taken.fence && taken.fence < to
+        });
+        let perhaps = self.index.writes.iter().any(|write| {
+            !write.done
+                && write.key == *key
+                && write.asked < both
+                && write.asked + LATE > first_sent
+        });
+        if burnt {
+            Some("overlaps after a write")
+        } else if self.evicted(Family::Cache, key, first_sent, second_answered) {
+            Some("overlaps after an eviction")
+        } else if older.lost.is_some_and(|lost| lost <= both + SLACK) {
+            Some("overlaps after a told loss")
+        } else if self.index.paused(older.process, second_sent.saturating_sub(SLACK), both + SLACK)
+        {
+            Some("overlaps with a suspended process")
+        } else if perhaps {
+            Some("overlaps after a write that may have happened")
+        } else {
+            None
+        }
+    }
+
+    fn evicted(&self, family: Family, name: &str, from: Time, to: Time) -> bool {
+        self.history.evicted.iter().any(|(of, evicted, before, after)| {
+            *of == family && evicted == name && *before <= to && from <= *after
+        })
+    }
+
+    fn reads(&mut self) {
+        let fences: HashMap<Value, u64> = self.index.claimed.iter().copied().collect();
+        let fence = |read: &Read| fences.get(&read.value).copied();
+        let shared = || self.index.reads.iter().filter(|read| read.source == Source::Shared);
+        let mut seen: HashMap<_, Vec<_>> = HashMap::new();
+        for read in shared() {
+            let facts = seen.entry(&read.key).or_default();
+            facts.extend(fence(read).map(|fence| (read.at, (fence, read.value))));
+        }
+        let seen: HashMap<_, _> =
+            seen.into_iter().map(|(key, facts)| (key, Known::new(facts))).collect();
+        let burnt = {
+            let mut facts: HashMap<_, Vec<_>> = HashMap::new();
+            for taken in self.index.fences.iter().filter(|taken| taken.token.is_none()) {
+                facts.entry(&taken.key).or_default().push((taken.answered, taken.fence));
+            }
+            facts
+                .into_iter()
+                .map(|(key, facts)| (key, Known::new(facts)))
+                .collect::<HashMap<_, _>>()
+        };
+        let mut writes: HashMap<_, Vec<_>> = HashMap::new();
+        for write in self.index.writes.iter().filter(|write| write.done) {
+            self.tally.add("writes", 1);
+            if let Some(answered) = write.answered {
+                writes.entry(&write.key).or_default().push((answered, write.asked));
+            }
+        }
+        let failed = self.index.writes.iter().filter(|write| !write.done).count();
+        self.tally.add("writes that may have happened", failed);
+        let writes: HashMap<_, _> =
+            writes.into_iter().map(|(key, facts)| (key, Known::new(facts))).collect();
+
+        for read in &self.index.reads {
+            self.tally.add("reads", 1);
+            self.origin(read);
+            if read.source == Source::Degraded {
+                continue;
+            }
+            if let Some(fence) = fence(read) {
+                if let Some((newer, value)) =
+                    seen.get(&read.key).and_then(|known| known.before(read.asked))
+                    && *newer > fence
+                {
+                    let text = format!("{read:?} under {fence} after {value:?} under {newer}");
+                    self.violated(Rule::NeverBack, text);
+                }
+                if let Some(burnt) = burnt.get(&read.key).and_then(|known| known.before(read.asked))
+                    && *burnt > fence
+                {
+                    let text = format!("{read:?} under {fence} after {burnt} was burnt");
+                    self.violated(Rule::NotBeforeWrite, text);
+                }
+            }
+            // The same without a look at fences, which may be wrong themselves.
+            let made = match self.index.inserts.get(&read.value) {
+                None => Some(read.value.began),
+                Some(Write { done: true, answered, .. }) => *answered,
+                // It may have happened at any later time.
+                Some(_) => None,
+            };
+            if let Some(made) = made
+                && let Some(asked) =
+                    writes.get(&read.key).and_then(|known| known.before(read.asked))
+                && *asked > made
+            {
+                let text = format!("{read:?} after a write that was asked for at {asked}");
+                self.violated(Rule::NotBeforeWrite, text);
+            }
+        }
+    }
+
+    fn origin(&mut self, read: &Read) {
+        let load = self.index.loads.get(&(read.value.by, read.value.number));
+        let known = match (load, self.index.inserts.get(&read.value)) {
+            (Some(load), _) => {
+                load.value == read.value && load.key == read.key && load.ended <= read.at
+            }
+            (None, Some(insert)) => insert.key == read.key && insert.asked <= read.at,
+            (None, None) => false,
+        };
+        if !known {
+            self.violated(Rule::Origin, format!("{read:?} of {load:?}"));
+        }
+    }
+
+    fn degraded(&mut self) {
+        for (value, fence) in &self.index.claimed {
+            let load = self.index.loads.get(&(value.by, value.number));
+            if load.is_some_and(|load| load.fence.is_none()) {
+                self.violated(Rule::Degraded, format!("{value:?} is stored under {fence}"));
+            }
+        }
+        let mut waited: HashMap<Value, Vec<&Read>> = HashMap::new();
+        for read in &self.index.reads {
+            if read.source == Source::Degraded {
+                self.tally.add("reads of loads without a lease", 1);
+                waited.entry(read.value).or_default().push(read);
+            }
+        }
+        let mut local: HashMap<(Process, &str), Vec<_>> = HashMap::new();
+        for write in &self.index.writes {
+            if let Some(answered) = write.answered {
+                let facts = local.entry((write.process, &write.key)).or_default();
+                facts.push((answered, write.asked));
+            }
+        }
+        let local: HashMap<_, _> =
+            local.into_iter().map(|(of, facts)| (of, Known::new(facts))).collect();
+        for (value, reads) in waited {
+            let asked = reads.iter().map(|read| read.asked).max().unwrap_or(0);
+            let answered = reads.iter().map(|read| read.at).min().unwrap_or(0);
+            if asked > answered {
+                self.violated(Rule::Degraded, format!("{value:?} by {reads:?}"));
+            }
+            for read in reads {
+                let written = local.get(&(read.process, read.key.as_str()));
+                let written = written.and_then(|known| known.before(read.asked));
+                let stale = written.is_some_and(|asked| *asked > value.began);
+                if read.process != value.by || stale {
+                    self.violated(Rule::Degraded, format!("{read:?} after {written:?}"));
+                }
+            }
+        }
+    }
+
+    fn holds(&mut self) {
+        let mut names: HashMap<&str, Vec<&Hold>> = HashMap::new();
+        for hold in &self.index.holds {
+            self.tally.add("locks", 1);
+            names.entry(&hold.name).or_default().push(hold);
+        }
+        for (name, mut holds) in names {
+            holds.sort_by_key(|hold| hold.locked);
+            let mut running: Vec<&Hold> = Vec::new();
+            for hold in holds {
+                running.retain(|other| other.ended > hold.locked);
+                for other in &running {
+                    let (older, newer) =
+                        if other.fence <= hold.fence { (*other, hold) } else { (hold, *other) };
+                    if !self.may_share(older, newer) {
+                        self.violated(Rule::OneHolder, format!("{older:?} and {newer:?}"));
+                    }
+                }
+                running.push(hold);
+            }
+            let grants = self.index.fences.iter();
+            let grants = grants.filter(|taken| taken.family == Family::Lock && taken.key == name);
+            let granted = Known::new(grants.map(|taken| (taken.answered, taken.fence)));
+            for hold in self.index.holds.iter().filter(|hold| hold.name == name) {
+                let Some(until) = hold.held_until else { continue };
+                if let Some(later) = granted.before(until)
+                    && *later > hold.fence
+                {
+                    self.violated(Rule::OneHolder, format!("{hold:?} to the end, and {later}"));
+                }
+            }
+        }
+    }
+
+    fn may_share(&self, older: &Hold, newer: &Hold) -> bool {
+        let grant = |hold: &Hold| {
+            let fence = hold.fence;
+            let grants = self.index.fences.iter();
+            grants
+                .filter(move |taken| taken.family == Family::Lock && taken.fence == fence)
+                .find(|taken| taken.key == hold.name)
+        };
+        let both = older.locked.max(newer.locked);
+        let from = grant(older).map_or(0, |taken| taken.sent);
+        let (sent, answered) = grant(newer).map_or((0, both), |taken| (taken.sent, taken.answered));
+        older.fence != newer.fence
+            && (older.lost.is_some_and(|lost| lost <= both + SLACK)
+                || self.evicted(Family::Lock, &older.name, from, answered)
+                || self.index.paused(older.process, sent.saturating_sub(SLACK), both + SLACK))
+    }
+
+    fn answered(&mut self) {
+        for error in &self.index.errors {
+            self.violated(Rule::Answered, error.clone());
+        }
+        for process in &self.history.hanging {
+            self.violated(Rule::Answered, format!("process {process} still waits"));
+        }
+    }
+}

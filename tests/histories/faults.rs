@@ -1,0 +1,160 @@
+//! What befalls a round: which faults, and when, as its seed says.
+//!
+//! Two things go wrong side by side, one with the workers and one with the server or the connections to it.
+//! A proxy between them would be a third [`Fault`] in [`befall_server`], with the address that workers are
+//! given in [`Fleet::start`](super::round::Fleet::start).
+
+use std::time::Duration;
+
+use fastrand::Rng;
+use tokio::{
+    sync::Mutex,
+    time::{Instant, sleep, sleep_until},
+};
+
+use super::{
+    history::{Family, Time, now},
+    round::Fleet,
+    support::{Raw, RedisServer},
+};
+
+/// What may befall, and after which pauses.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Faults {
+    /// The longest pause between two faults of workers, in milliseconds; 0 for none.
+    pub workers_ms: u64,
+    /// The longest pause between two faults of the server, in milliseconds; 0 for none.
+    pub server_ms: u64,
+    /// Connections are cut, too.
+    pub cuts: bool,
+}
+
+#[derive(Clone, Debug)]
+enum Fault {
+    Kill,
+    /// Longer than a lease, now and then.
+    Suspend(Duration),
+    Stall(Duration),
+    CutCommands,
+    CutPushes,
+    ForgetScripts,
+    /// A key of ours is gone, as if evicted.
+    Evict(&'static str),
+}
+
+/// What was deleted behind everyone's back, and between which times.
+pub type Evicted = Vec<(Family, String, Time, Time)>;
+
+fn some(rng: &mut Rng, from: u64, to: u64) -> Duration {
+    Duration::from_millis(rng.u64(from..to))
+}
+
+/// Kills and suspends workers until the end; says how often.
+pub async fn befall_workers(
+    fleet: &Mutex<Fleet>,
+    faults: Faults,
+    mut rng: Rng,
+    end: Instant,
+) -> usize {
+    for count in 0.. {
+        if faults.workers_ms == 0 {
+            return 0;
+        }
+        let pause = some(&mut rng, faults.workers_ms / 4, faults.workers_ms);
+        if Instant::now() + pause > end {
+            return count;
+        }
+        sleep(pause).await;
+        let process = rng.usize(..);
+        let fault = match rng.u8(0..10) {
+            0..4 => Fault::Kill,
+            4..8 => Fault::Suspend(some(&mut rng, 5, 300)),
+            _ => Fault::Suspend(some(&mut rng, 700, 1_500)),
+        };
+        match fault {
+            Fault::Suspend(time) => {
+                let from = now();
+                let slot = fleet.lock().await.signal(process, rustix::process::Signal::STOP);
+                sleep(time).await;
+                let mut fleet = fleet.lock().await;
+                fleet.signal(process, rustix::process::Signal::CONT);
+                fleet.suspended(slot, from);
+            }
+            _ => {
+                let wait = some(&mut rng, 0, 300);
+                fleet.lock().await.kill(process).await;
+                sleep(wait).await;
+                fleet.lock().await.start_again(process).await;
+            }
+        }
+    }
+    unreachable!("it counts for ever")
+}
+
+/// Stalls the server, cuts connections and evicts keys until the end; says how often, and what was evicted.
+pub async fn befall_server(
+    server: &RedisServer,
+    faults: Faults,
+    (keys, locks): (usize, usize),
+    mut rng: Rng,
+    end: Instant,
+) -> (usize, Evicted) {
+    let mut evicted = Evicted::new();
+    if faults.server_ms == 0 {
+        sleep_until(end).await;
+        return (0, evicted);
+    }
+    let mut raw = server.raw().await;
+    for count in 0.. {
+        let pause = some(&mut rng, faults.server_ms / 4, faults.server_ms);
+        if Instant::now() + pause > end {
+            return (count, evicted);
+        }
+        sleep(pause).await;
+        let fault = match rng.u8(0..20) {
+            0..5 => Fault::Evict("l"),
+            5..8 => Fault::Evict("f"),
+            8..11 => Fault::Evict("e"),
+            11..13 => Fault::Stall(some(&mut rng, 10, 200)),
+            13..15 => Fault::Stall(some(&mut rng, 200, 1_000)),
+            15..17 if faults.cuts => Fault::CutCommands,
+            17..19 if faults.cuts => Fault::CutPushes,
+            _ => Fault::ForgetScripts,
+        };
+        match fault {
+            Fault::Stall(time) => {
+                server.stop_signal();
+                sleep(time).await;
+                server.resume();
+            }
+            Fault::CutCommands => cut(&mut raw, "normal").await,
+            Fault::CutPushes => cut(&mut raw, "pubsub").await,
+            Fault::ForgetScripts => raw.run::<()>(&["SCRIPT", "FLUSH"]).await,
+            Fault::Evict(suffix) => {
+                let (family, name, key) = match rng.usize(0..keys + locks) {
+                    lock if lock >= keys => {
+                        let name = format!("m{}", lock - keys);
+                        let key = format!("bellwether:l:{{{name}}}:{suffix}");
+                        (Family::Lock, name, key)
+                    }
+                    key => {
+                        let name = format!("k{key}");
+                        let key = format!("histories:c:{{{name}}}:{suffix}");
+                        (Family::Cache, name, key)
+                    }
+                };
+                let before = now();
+                raw.run::<()>(&["DEL", &key]).await;
+                if suffix == "l" {
+                    evicted.push((family, name, before, now()));
+                }
+            }
+            Fault::Kill | Fault::Suspend(_) => unreachable!("faults of workers"),
+        }
+    }
+    unreachable!("it counts for ever")
+}
+
+async fn cut(raw: &mut Raw, of: &str) {
+    raw.run::<u64>(&["CLIENT", "KILL", "TYPE", of, "SKIPME", "yes"]).await;
+}

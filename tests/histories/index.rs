@@ -1,0 +1,221 @@
+//! A history, sorted by what it is about.
+
+use std::collections::HashMap;
+
+use super::history::{Answer, Event, Family, History, Process, Source, Time, Value};
+
+/// What is known of one round.
+#[derive(Default)]
+pub struct Index {
+    pub loads: HashMap<(Process, u64), Load>,
+    pub inserts: HashMap<Value, Write>,
+    pub writes: Vec<Write>,
+    pub reads: Vec<Read>,
+    pub holds: Vec<Hold>,
+    /// Whatever took a fence.
+    pub fences: Vec<Taken>,
+    pub stored: Vec<Stored>,
+    /// Under which fences a value was said to stand.
+    pub claimed: Vec<(Value, u64)>,
+    pub pauses: HashMap<Process, Vec<(Time, Time)>>,
+    pub errors: Vec<String>,
+}
+
+#[derive(Clone, Debug)]
+pub struct Load {
+    pub process: Process,
+    pub key: String,
+    pub value: Value,
+    pub fence: Option<u64>,
+    pub began: Time,
+    pub ended: Time,
+    pub lost: Option<Time>,
+}
+
+#[derive(Clone, Debug)]
+pub struct Write {
+    pub process: Process,
+    pub key: String,
+    pub value: Option<Value>,
+    pub asked: Time,
+    pub answered: Option<Time>,
+    /// It answered, and without an error.
+    pub done: bool,
+}
+
+#[derive(Clone, Debug)]
+pub struct Read {
+    pub process: Process,
+    pub key: String,
+    pub asked: Time,
+    pub at: Time,
+    pub value: Value,
+    pub source: Source,
+}
+
+#[derive(Clone, Debug)]
+pub struct Hold {
+    pub process: Process,
+    pub name: String,
+    pub fence: u64,
+    pub locked: Time,
+    /// When its holder was told of the loss, or began to give it back, or was killed.
+    pub ended: Time,
+    pub lost: Option<Time>,
+    /// It was given back at this time, and had been held to the end.
+    pub held_until: Option<Time>,
+}
+
+/// A grant, or a write without a load.
+#[derive(Clone, Debug)]
+pub struct Taken {
+    pub family: Family,
+    pub key: String,
+    pub fence: u64,
+    pub sent: Time,
+    pub answered: Time,
+    /// The token of a grant.
+    pub token: Option<String>,
+}
+
+#[derive(Clone, Debug)]
+pub struct Stored {
+    pub key: String,
+    pub fence: u64,
+    pub sent: Time,
+}
+
+impl Index {
+    pub fn new(history: &History) -> Self {
+        let mut index = Self::default();
+        let end = history.lines.iter().map(|(_, line)| line.at).max().unwrap_or(0);
+        let ends: HashMap<_, _> =
+            history.killed.iter().map(|(process, at, _)| (*process, *at)).collect();
+        let end_of = |process: Process| ends.get(&process).copied().unwrap_or(end);
+        let mut writes: HashMap<(Process, u64), Write> = HashMap::new();
+        let mut holds: HashMap<(Process, u64), Hold> = HashMap::new();
+        for (process, line) in &history.lines {
+            let (process, at) = (*process, line.at);
+            match line.event.clone() {
+                Event::Ready | Event::Done { .. } => {}
+                Event::Paused { from } => {
+                    index.pauses.entry(process).or_default().push((from, at));
+                }
+                Event::Read { key, asked, answer } => match answer {
+                    Answer::Nothing | Answer::Failed => {}
+                    Answer::Value { value, source } => {
+                        index.reads.push(Read { process, key, asked, at, value, source });
+                    }
+                    Answer::Error(error) => index.errors.push(error),
+                },
+                Event::WriteAsked { write, key, value } => {
+                    let asked =
+                        Write { process, key, value, asked: at, answered: None, done: false };
+                    writes.insert((process, write), asked);
+                }
+                Event::WriteAnswered { write, error } => {
+                    if let Some(write) = writes.get_mut(&(process, write)) {
+                        write.answered = Some(at);
+                        write.done = error.is_none();
+                    }
+                }
+                Event::LoadBegan { key, value, fence } => {
+                    let ended = end_of(process);
+                    let load = Load { process, key, value, fence, began: at, ended, lost: None };
+                    index.loads.insert((process, value.number), load);
+                    index.claimed.extend(fence.map(|fence| (value, fence)));
+                }
+                Event::LoadLost { number } => {
+                    if let Some(load) = index.loads.get_mut(&(process, number)) {
+                        load.lost = Some(at);
+                    }
+                }
+                Event::LoadEnded { number } => {
+                    if let Some(load) = index.loads.get_mut(&(process, number)) {
+                        load.ended = at.min(end_of(process));
+                    }
+                }
+                Event::Granted { family, key, token, fence, sent } => {
+                    let token = Some(token);
+                    index.fences.push(Taken { family, key, fence, sent, answered: at, token });
+                }
+                Event::Burnt { key, fence, value, sent } => {
+                    let family = Family::Cache;
+                    index.fences.push(Taken {
+                        family,
+                        key,
+                        fence,
+                        sent,
+                        answered: at,
+                        token: None,
+                    });
+                    index.claimed.extend(value.map(|value| (value, fence)));
+                }
+                Event::Stored { key, fence, sent } => {
+                    index.stored.push(Stored { key, fence, sent });
+                }
+                Event::Seen { value, fence, .. } => index.claimed.push((value, fence)),
+                Event::Locked { hold, name, fence } => {
+                    let (ended, lost, held_until) = (end_of(process), None, None);
+                    let locked = at;
+                    let taken = Hold { process, name, fence, locked, ended, lost, held_until };
+                    holds.insert((process, hold), taken);
+                }
+                Event::LockLost { hold } => {
+                    if let Some(hold) = holds.get_mut(&(process, hold)) {
+                        hold.lost = Some(at);
+                        hold.ended = hold.ended.min(at);
+                    }
+                }
+                Event::Unlocking { hold } => {
+                    if let Some(hold) = holds.get_mut(&(process, hold)) {
+                        hold.ended = hold.ended.min(at);
+                    }
+                }
+                Event::Unlocked { hold, held } => {
+                    if let Some(hold) = holds.get_mut(&(process, hold))
+                        && held == Some(true)
+                    {
+                        hold.held_until = Some(hold.ended);
+                    }
+                }
+            }
+        }
+        index.inserts =
+            writes.values().filter_map(|write| Some((write.value?, write.clone()))).collect();
+        index.writes = writes.into_values().collect();
+        index.holds = holds.into_values().collect();
+        index
+    }
+
+    /// Whether a process did not run at some moment between two times.
+    pub fn paused(&self, process: Process, from: Time, to: Time) -> bool {
+        let pauses = self.pauses.get(&process).map(Vec::as_slice).unwrap_or_default();
+        pauses.iter().any(|(began, ended)| *began <= to && from <= *ended)
+    }
+}
+
+/// The greatest of what was known at each time.
+pub struct Known<T> {
+    /// Each with all before it taken in.
+    greatest: Vec<(Time, T)>,
+}
+
+impl<T: Ord + Clone> Known<T> {
+    pub fn new(facts: impl IntoIterator<Item = (Time, T)>) -> Self {
+        let mut greatest: Vec<_> = facts.into_iter().collect();
+        greatest.sort_by_key(|(at, _)| *at);
+        for at in 1..greatest.len() {
+            if greatest[at].1 < greatest[at - 1].1 {
+                greatest[at].1 = greatest[at - 1].1.clone();
+            }
+        }
+        Self { greatest }
+    }
+
+    /// The greatest that was known before a time.
+    pub fn before(&self, time: Time) -> Option<&T> {
+        let count = self.greatest.partition_point(|(at, _)| *at < time);
+        Some(&self.greatest[count.checked_sub(1)?].1)
+    }
+}

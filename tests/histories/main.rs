@@ -1,0 +1,152 @@
+//! Histories of real runs, and whether they keep what is promised.
+//!
+//! Several processes load, insert, invalidate, read and lock a few names over a real server, while
+//! processes are killed and suspended, the server stalls, connections are cut and keys are evicted. Each
+//! process tells what it saw (`history`, `recorder`, `worker`), and when all is over the `checker` looks
+//! for anything that must not be. That it can find it is shown on histories written by hand (`bad`) and on
+//! runs with a script that is broken on purpose (`broken`).
+//!
+//! A round is planned by its seed: who asks what, which faults there are and after which pauses. The seed
+//! of the first round is printed, and set by `BELLWETHER_SEED`; the others follow it. Played again, a seed
+//! brings the same plan, but not the same timing, and so not the same history: play it several times.
+//! `BELLWETHER_HISTORIES_SECONDS` says how long to play.
+#![allow(unreachable_pub, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod bad;
+mod broken;
+mod checker;
+mod faults;
+mod history;
+mod index;
+mod recorder;
+mod round;
+mod worker;
+
+use std::{collections::BTreeMap, time::Duration};
+
+use tokio::{sync::Mutex, time::Instant};
+
+use self::{
+    broken::Break,
+    checker::{Rule, Tally, check},
+    faults::Faults,
+    history::History,
+    round::Round,
+};
+
+/// One run at a time, for each takes all of the machine.
+static TURN: Mutex<()> = Mutex::const_new(());
+
+/// The other side: returns at once unless this process was started as a worker.
+#[test]
+fn worker() {
+    worker::work();
+}
+
+fn variable(name: &str) -> Option<u64> {
+    let text = std::env::var(name).ok()?;
+    Some(text.parse().unwrap_or_else(|_| panic!("{name} is not a number: {text}")))
+}
+
+fn first_seed() -> u64 {
+    variable("BELLWETHER_SEED").unwrap_or_else(|| fastrand::u64(..1_000_000_000))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_processes_see_keeps_the_promises() {
+    let _turn = TURN.lock().await;
+    let time = Duration::from_secs(variable("BELLWETHER_HISTORIES_SECONDS").unwrap_or(12));
+    // Long enough for a few faults, and short enough for many kinds of rounds.
+    let each = (time / 6).min(Duration::from_secs(15));
+    let first = first_seed();
+    println!("BELLWETHER_SEED={first}");
+    let end = Instant::now() + time;
+    let mut all = Tally::default();
+    let mut broken = 0;
+    for seed in first.. {
+        let round = Round::new(seed, each);
+        let (history, faults) = round.play().await;
+        let (violations, tally) = check(&history);
+        println!("seed {seed}: {faults} faults, {tally}; {:?} {:?}", round.load, round.faults);
+        all.take_in(&tally);
+        all.take_in(&Tally(BTreeMap::from([("faults", faults), ("rounds", 1)])));
+        for violation in violations.iter().take(10) {
+            println!("BELLWETHER_SEED={seed}: {:?}: {}", violation.rule, violation.text);
+        }
+        if !violations.is_empty() {
+            broken += 1;
+            save(seed, &history);
+        }
+        if Instant::now() >= end {
+            break;
+        }
+    }
+    println!("in all: {all}");
+    assert_eq!(broken, 0, "rounds with violations");
+}
+
+/// Keeps a history that broke a rule, for who looks into it.
+fn save(seed: u64, history: &History) {
+    let path = std::env::temp_dir().join(format!("bellwether-history-{seed}"));
+    let mut lines = history.lines.clone();
+    lines.sort_by_key(|(_, line)| line.at);
+    let mut text = format!("{:?}\n{:?}\n", history.killed, history.evicted);
+    for (process, line) in lines {
+        text += &format!("{} {process} {:?}\n", line.at, line.event);
+    }
+    std::fs::write(&path, text).unwrap();
+    println!("the history is in {}", path.display());
+}
+
+/// Plays rounds over a broken script until a rule is found broken, and only by then known to be.
+async fn is_found(broken: Break, by: &[Rule]) {
+    let _turn = TURN.lock().await;
+    let first = first_seed();
+    println!("BELLWETHER_SEED={first}");
+    let end = Instant::now() + Duration::from_secs(60);
+    for seed in first.. {
+        let mut round = Round::new(seed, Duration::from_secs(1));
+        // The connection of the broken script is not made again.
+        let faults = Faults { workers_ms: 400, server_ms: 300, cuts: false };
+        (round.broken, round.faults) = (Some(broken), faults);
+        round.load.writes = 30;
+        let (history, _) = round.play().await;
+        let (violations, _) = check(&history);
+        if let Some(found) = violations.iter().find(|violation| by.contains(&violation.rule)) {
+            let count = violations.len();
+            println!("{broken:?}: {count} in seed {seed}: {:?}: {}", found.rule, found.text);
+            return;
+        }
+        assert!(Instant::now() < end, "{broken:?} is not found");
+    }
+}
+
+#[tokio::test]
+async fn a_commit_that_ignores_its_fence_is_found() {
+    is_found(Break::CommitIgnoresFence, &[Rule::StoreGoesOn]).await;
+    is_found(Break::CommitIgnoresFence, &[Rule::NotBeforeWrite, Rule::NeverBack]).await;
+}
+
+#[tokio::test]
+async fn a_lease_with_two_holders_is_found() {
+    is_found(Break::LeaseIgnoresHolder, &[Rule::OneLoad]).await;
+    is_found(Break::LeaseIgnoresHolder, &[Rule::OneHolder]).await;
+}
+
+#[tokio::test]
+async fn a_fence_that_does_not_grow_is_found() {
+    is_found(Break::FenceStandsStill, &[Rule::Fences]).await;
+}
+
+#[tokio::test]
+async fn an_invalidation_that_a_load_outlives_is_found() {
+    is_found(Break::InvalidationBurnsNothing, &[Rule::NotBeforeWrite]).await;
+}
+
+#[tokio::test]
+async fn a_release_of_what_another_holds_is_found() {
+    is_found(Break::ReleaseIgnoresHolder, &[Rule::OneHolder, Rule::OneLoad]).await;
+}

@@ -1,0 +1,202 @@
+//! The backend of a worker: the real one, with a record of every grant and every write; or, where a test
+//! wants to see the checker fail, with one of its scripts broken.
+
+use std::{
+    collections::HashSet,
+    io::Write,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use bellwether::{
+    RedisBackend,
+    backend::{Acquired, Changes, Claimed, Committed, Failure, Leases, Store},
+    entry::Entry,
+    error::BackendError,
+    key::Name,
+    lease::{Claim, Grant, Occupied},
+};
+
+use super::{
+    broken::Scripts,
+    history::{Event, Family, Line, Time, Value, now},
+};
+
+/// Writes a line, whole and at once, so that it outlives a kill that comes after it.
+pub fn tell(event: Event) {
+    tell_at(now(), event);
+}
+
+pub fn tell_at(at: Time, event: Event) {
+    let line = serde_json::to_string(&Line { at, event }).unwrap();
+    let mut out = std::io::stdout().lock();
+    // On a line of its own, whatever the test harness has begun to write on the present one.
+    let told = out.write_all(format!("\n{line}\n").as_bytes());
+    if told.and_then(|()| out.flush()).is_err() {
+        std::process::exit(0);
+    }
+}
+
+#[derive(Clone)]
+pub struct Recorder {
+    inner: RedisBackend,
+    broken: Option<Arc<Scripts>>,
+    /// The values whose fence was told.
+    seen: Arc<Mutex<HashSet<Value>>>,
+}
+
+impl Recorder {
+    pub fn new(inner: RedisBackend, broken: Option<Scripts>) -> Self {
+        Self { inner, broken: broken.map(Arc::new), seen: Arc::default() }
+    }
+
+    fn saw(&self, name: &Name, entry: &Entry) {
+        if let Some(value) = value(entry)
+            && self.seen.lock().unwrap().insert(value)
+        {
+            tell(Event::Seen { key: key(name), value, fence: entry.fence });
+        }
+    }
+}
+
+fn granted(family: Family, claim: &Claim, grant: &Grant, sent: Time) {
+    let (key, token) = (key(&claim.name), claim.holder.to_string());
+    tell(Event::Granted { family, key, token, fence: grant.fence(), sent });
+}
+
+/// What its user calls a name.
+fn key(name: &Name) -> String {
+    let prefix = name.prefix();
+    prefix[prefix.find('{').unwrap() + 1..prefix.find('}').unwrap()].to_owned()
+}
+
+fn value(entry: &Entry) -> Option<Value> {
+    serde_json::from_slice(&entry.payload).ok()
+}
+
+impl Leases for Recorder {
+    async fn acquire(&self, claim: &Claim) -> Result<Acquired, BackendError> {
+        let sent = now();
+        let answer = match &self.broken {
+            Some(broken) if broken.acquire.is_some() => broken.acquire(claim).await,
+            _ => self.inner.acquire(claim).await,
+        };
+        if let Ok(Acquired::Granted(grant)) = &answer {
+            granted(Family::Lock, claim, grant, sent);
+        }
+        answer
+    }
+
+    async fn renew(&self, claims: &[Claim]) -> Result<Vec<bool>, BackendError> {
+        self.inner.renew(claims).await
+    }
+
+    async fn release(&self, claim: &Claim) -> Result<bool, BackendError> {
+        match &self.broken {
+            Some(broken) if broken.release.is_some() => broken.release(claim).await,
+            _ => self.inner.release(claim).await,
+        }
+    }
+
+    async fn pass(&self, from: &Claim, to: &Claim) -> Result<Option<Grant>, BackendError> {
+        let sent = now();
+        let answer = self.inner.pass(from, to).await;
+        if let Ok(Some(grant)) = &answer {
+            granted(Family::Lock, to, grant, sent);
+        }
+        answer
+    }
+
+    async fn holder(&self, name: &Name) -> Result<Option<Occupied>, BackendError> {
+        self.inner.holder(name).await
+    }
+
+    async fn clear(&self, name: &Name) -> Result<bool, BackendError> {
+        self.inner.clear(name).await
+    }
+
+    async fn changes(&self, name: &Name) -> Result<Changes, BackendError> {
+        self.inner.changes(name).await
+    }
+}
+
+impl Store for Recorder {
+    async fn get(&self, name: &Name) -> Result<Option<Entry>, BackendError> {
+        let answer = self.inner.get(name).await;
+        if let Ok(Some(entry)) = &answer {
+            self.saw(name, entry);
+        }
+        answer
+    }
+
+    async fn claim(&self, claim: &Claim, seen: u64) -> Result<Claimed, BackendError> {
+        let sent = now();
+        let answer = match &self.broken {
+            Some(broken) if broken.acquire.is_some() => broken.claim(claim, seen).await,
+            _ => self.inner.claim(claim, seen).await,
+        };
+        match &answer {
+            Ok(Claimed::Granted(grant)) => granted(Family::Cache, claim, grant, sent),
+            Ok(Claimed::Newer(entry)) => self.saw(&claim.name, entry),
+            _ => {}
+        }
+        answer
+    }
+
+    async fn commit(
+        &self,
+        claim: &Claim,
+        grant: &Grant,
+        entry: &Entry,
+        ttl: Option<Duration>,
+    ) -> Result<Committed, BackendError> {
+        let sent = now();
+        let answer = match &self.broken {
+            Some(broken) if broken.commit.is_some() => {
+                broken.commit(claim, grant, entry, ttl).await
+            }
+            _ => self.inner.commit(claim, grant, entry, ttl).await,
+        };
+        match &answer {
+            Ok(Committed::Stored) => {
+                tell(Event::Stored { key: key(&claim.name), fence: grant.fence(), sent });
+            }
+            Ok(Committed::Newer(entry)) => self.saw(&claim.name, entry),
+            _ => {}
+        }
+        answer
+    }
+
+    async fn fail(&self, claim: &Claim, failure: &Failure) -> Result<bool, BackendError> {
+        self.inner.fail(claim, failure).await
+    }
+
+    async fn put(
+        &self,
+        name: &Name,
+        entry: &Entry,
+        ttl: Duration,
+        fence_life: Duration,
+    ) -> Result<u64, BackendError> {
+        let sent = now();
+        let answer = self.inner.put(name, entry, ttl, fence_life).await;
+        if let Ok(fence) = answer {
+            tell(Event::Burnt { key: key(name), fence, value: value(entry), sent });
+        }
+        answer
+    }
+
+    async fn invalidate(&self, name: &Name, fence_life: Duration) -> Result<u64, BackendError> {
+        let sent = now();
+        let answer = match &self.broken {
+            Some(broken) if broken.invalidate.is_some() => {
+                broken.invalidate(name, fence_life).await
+            }
+            _ => self.inner.invalidate(name, fence_life).await,
+        };
+        if let Ok(fence) = answer {
+            tell(Event::Burnt { key: key(name), fence, value: None, sent });
+        }
+        answer
+    }
+}

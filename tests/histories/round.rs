@@ -1,0 +1,201 @@
+//! One round: a server, a few workers, faults, and what all of them told.
+
+use std::{process::Stdio, time::Duration};
+
+use fastrand::Rng;
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::{
+    io::{AsyncBufReadExt, AsyncWriteExt, BufReader},
+    process::{Child, ChildStdin, Command},
+    sync::{Mutex, mpsc},
+    time::{Instant, timeout},
+};
+
+use super::{
+    broken::Break,
+    faults::{Faults, befall_server, befall_workers},
+    history::{Event, History, Line, Process, Time, now},
+    support::{LIMIT, RedisServer},
+    worker::{Setup, VARIABLE, Workload},
+};
+
+const WORKERS: usize = 4;
+
+/// What a round is like.
+#[derive(Clone, Debug)]
+pub struct Round {
+    pub seed: u64,
+    pub time: Duration,
+    pub load: Workload,
+    pub faults: Faults,
+    pub broken: Option<Break>,
+}
+
+impl Round {
+    /// The round of a seed: its callers, its faults, and when they happen.
+    pub fn new(seed: u64, time: Duration) -> Self {
+        let mut rng = Rng::with_seed(seed);
+        let load = Workload {
+            keys: rng.usize(2..=4),
+            locks: 2,
+            callers: rng.usize(3..=8),
+            lockers: 2,
+            writes: [0, 5, 30, 200][rng.usize(0..4)],
+            lease_ms: 600,
+            ttl_ms: [20, 60, 300][rng.usize(0..3)],
+            cancel: rng.bool(),
+        };
+        let pauses = |rng: &mut Rng| [0, 400, 900][rng.usize(0..3)];
+        let (workers_ms, server_ms) = (pauses(&mut rng), pauses(&mut rng));
+        let faults = Faults { workers_ms, server_ms, cuts: rng.bool() };
+        Self { seed, time, load, faults, broken: None }
+    }
+
+    /// Plays it, with a server of its own; says also how many faults there were.
+    pub async fn play(&self) -> (History, usize) {
+        let server = RedisServer::start().await;
+        let setup = Setup {
+            url: server.url(),
+            process: 0,
+            seed: self.seed,
+            load: self.load.clone(),
+            broken: self.broken,
+        };
+        let fleet = Mutex::new(Fleet::start(WORKERS, setup).await);
+        let end = Instant::now() + self.time;
+        let mut rng = Rng::with_seed(self.seed ^ 0x0bad_f1e5);
+        let (workers, others) = (rng.fork(), rng.fork());
+        let names = (self.load.keys, self.load.locks);
+        let (of_workers, (of_server, evicted)) = tokio::join!(
+            befall_workers(&fleet, self.faults, workers, end),
+            befall_server(&server, self.faults, names, others, end),
+        );
+        tokio::time::sleep_until(end).await;
+        let mut history = fleet.into_inner().end().await;
+        history.evicted = evicted;
+        (history, of_workers + of_server)
+    }
+}
+
+/// The worker processes of a round. They end when this is dropped.
+pub struct Fleet {
+    setup: Setup,
+    workers: Vec<Worker>,
+    told: mpsc::UnboundedSender<(Process, Line)>,
+    lines: mpsc::UnboundedReceiver<(Process, Line)>,
+    history: History,
+}
+
+struct Worker {
+    process: Process,
+    child: Child,
+    input: ChildStdin,
+}
+
+impl Fleet {
+    pub async fn start(workers: usize, setup: Setup) -> Self {
+        let (told, lines) = mpsc::unbounded_channel();
+        let history = History::default();
+        let mut fleet = Self { setup, workers: Vec::new(), told, lines, history };
+        for _ in 0..workers {
+            let worker = fleet.spawn();
+            fleet.workers.push(worker);
+        }
+        for _ in 0..workers {
+            fleet.wait_for(|event| matches!(event, Event::Ready)).await.expect("a worker starts");
+        }
+        fleet
+    }
+
+    fn spawn(&mut self) -> Worker {
+        self.setup.process += 1;
+        let process = self.setup.process;
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["worker", "--exact", "--nocapture", "--test-threads=1"])
+            .env(VARIABLE, self.setup.to_string())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let told = self.told.clone();
+        tokio::spawn(async move {
+            while let Ok(Some(line)) = lines.next_line().await {
+                // Lines of the test harness are passed over.
+                if let Ok(line) = serde_json::from_str(&line)
+                    && told.send((process, line)).is_err()
+                {
+                    return;
+                }
+            }
+        });
+        Worker { process, input: child.stdin.take().unwrap(), child }
+    }
+
+    /// Takes in what is told until an event of a kind comes; none, if none comes.
+    async fn wait_for(&mut self, kind: impl Fn(&Event) -> bool) -> Option<Process> {
+        loop {
+            let (process, line) = timeout(LIMIT, self.lines.recv()).await.ok()??;
+            let found = kind(&line.event);
+            self.history.lines.push((process, line));
+            if found {
+                return Some(process);
+            }
+        }
+    }
+
+    fn worker(&mut self, number: usize) -> &mut Worker {
+        let count = self.workers.len();
+        &mut self.workers[number % count]
+    }
+
+    /// Sends a signal; says to which process.
+    pub fn signal(&mut self, number: usize, signal: Signal) -> Process {
+        let worker = self.worker(number);
+        let pid = worker.child.id().and_then(|pid| Pid::from_raw(pid.cast_signed()));
+        kill_process(pid.expect("it runs"), signal).expect("a signal to a child");
+        worker.process
+    }
+
+    /// Records that a process was suspended until now.
+    pub fn suspended(&mut self, process: Process, from: Time) {
+        let line = Line { at: now(), event: Event::Paused { from } };
+        self.history.lines.push((process, line));
+    }
+
+    /// `kill -9`.
+    pub async fn kill(&mut self, number: usize) {
+        let before = now();
+        let worker = self.worker(number);
+        let process = worker.process;
+        worker.child.start_kill().unwrap();
+        worker.child.wait().await.unwrap();
+        self.history.killed.push((process, before, now()));
+    }
+
+    pub async fn start_again(&mut self, number: usize) {
+        let worker = self.spawn();
+        *self.worker(number) = worker;
+    }
+
+    /// Lets every caller have their answer, and ends the workers.
+    async fn end(mut self) -> History {
+        let mut waiting: Vec<_> = self.workers.iter().map(|worker| worker.process).collect();
+        for worker in &mut self.workers {
+            // A worker that has ended by itself did so by a panic, and owes its answers.
+            let _ = worker.input.write_all(b"stop\n").await;
+        }
+        while !waiting.is_empty()
+            && let Some(process) = self.wait_for(|event| matches!(event, Event::Done { .. })).await
+        {
+            waiting.retain(|other| *other != process);
+        }
+        self.history.hanging = waiting;
+        // What they told before they were killed may still be on its way.
+        while let Ok(Some(line)) = timeout(Duration::from_millis(20), self.lines.recv()).await {
+            self.history.lines.push(line);
+        }
+        self.history
+    }
+}

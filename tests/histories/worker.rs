@@ -1,0 +1,370 @@
+//! A worker process: callers who load, read, insert, invalidate and lock, until they are told to stop.
+
+use std::{
+    fmt,
+    future::Future,
+    io::BufRead,
+    panic,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use bellwether::{
+    BoxError, Cache, Error, ErrorKind, Locks, RedisBackend,
+    cache::{Abandoned, Lead, Loaded, Source as From},
+};
+use fastrand::Rng;
+use serde::{Deserialize, Serialize};
+use tokio::{
+    task::JoinSet,
+    time::{Instant, sleep, timeout},
+};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    broken::{Break, Scripts},
+    history::{Answer, Event, Process, Source, Value, now},
+    recorder::{Recorder, tell},
+};
+
+/// The variable that makes a process a worker; it holds a [`Setup`].
+pub const VARIABLE: &str = "BELLWETHER_HISTORIES_WORKER";
+
+/// The text of every panic and every failure that is meant to happen.
+const PLANNED: &str = "as planned";
+
+/// A process that did not run for this long is said to have paused.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// How a worker begins.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Setup {
+    pub url: String,
+    pub process: Process,
+    pub seed: u64,
+    pub load: Workload,
+    pub broken: Option<Break>,
+}
+
+/// What the callers of all workers do.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Workload {
+    pub keys: usize,
+    pub locks: usize,
+    pub callers: usize,
+    pub lockers: usize,
+    /// How many of a thousand calls insert or invalidate.
+    pub writes: u32,
+    pub lease_ms: u64,
+    pub ttl_ms: u64,
+    /// What no caller waits for any more is cancelled.
+    pub cancel: bool,
+}
+
+/// Works until the standard input ends, if this process is a worker.
+pub fn work() {
+    let Ok(setup) = std::env::var(VARIABLE) else { return };
+    let setup: Setup = serde_json::from_str(&setup).unwrap();
+    let usual = panic::take_hook();
+    panic::set_hook(Box::new(move |panic| {
+        if panic.payload().downcast_ref() != Some(&PLANNED) {
+            usual(panic);
+            // A panic that nobody planned ends the worker, and so the test.
+            std::process::abort();
+        }
+    }));
+    let stop = CancellationToken::new();
+    let told = stop.clone();
+    std::thread::spawn(move || {
+        for _line in std::io::stdin().lock().lines() {
+            told.cancel();
+        }
+        std::process::exit(0);
+    });
+    // On one thread everything that waits is late together; on two, more can happen at once.
+    let mut runtime = match setup.process % 2 {
+        0 => tokio::runtime::Builder::new_current_thread(),
+        _ => tokio::runtime::Builder::new_multi_thread(),
+    };
+    runtime.worker_threads(2).enable_all().build().unwrap().block_on(async move {
+        // Spawned, for what blocks on a runtime is not on one of its threads.
+        tokio::spawn(async move { Worker::new(setup).await.run(stop).await }).await.unwrap();
+    });
+}
+
+#[derive(Clone)]
+struct Worker {
+    setup: Arc<Setup>,
+    cache: Cache<Value>,
+    locks: Locks,
+    numbers: Arc<AtomicU64>,
+}
+
+impl Worker {
+    async fn new(setup: Setup) -> Self {
+        let backend = RedisBackend::open(&setup.url).unwrap();
+        let broken = match setup.broken {
+            None => None,
+            Some(broken) => {
+                let client = redis::Client::open(setup.url.as_str()).unwrap();
+                let connection = client.get_multiplexed_async_connection().await.unwrap();
+                Some(Scripts::new(broken, connection))
+            }
+        };
+        let backend = Recorder::new(backend, broken);
+        let abandoned = if setup.load.cancel { Abandoned::Cancel } else { Abandoned::Finish };
+        Self {
+            cache: Cache::builder(backend.clone())
+                .namespace("histories")
+                .lease(Duration::from_millis(setup.load.lease_ms))
+                .ttl(Duration::from_millis(setup.load.ttl_ms))
+                .wait_limit(Duration::from_secs(8))
+                .when_abandoned(abandoned)
+                .build()
+                .unwrap(),
+            locks: Locks::new(backend),
+            numbers: Arc::default(),
+            setup: Arc::new(setup),
+        }
+    }
+
+    async fn run(self, stop: CancellationToken) {
+        tell(Event::Ready);
+        let pulse = tokio::spawn(pulse());
+        let load = &self.setup.load;
+        let mut callers = JoinSet::new();
+        for number in 0..load.callers + load.lockers {
+            let mut rng = Rng::with_seed(self.setup.seed.wrapping_mul(31) + number as u64);
+            let (worker, stop) = (self.clone(), stop.clone());
+            callers.spawn(async move {
+                while !stop.is_cancelled() {
+                    match number < worker.setup.load.callers {
+                        true => worker.call(&mut rng).await,
+                        false => worker.lock(&mut rng).await,
+                    }
+                    sleep(Duration::from_micros(rng.u64(0..8_000))).await;
+                }
+            });
+        }
+        while let Some(caller) = callers.join_next().await {
+            caller.unwrap();
+        }
+        // Loads that nobody waits for end within their time, and everything is given back.
+        while self.cache.stats().flights > 0 {
+            sleep(Duration::from_millis(1)).await;
+        }
+        pulse.abort();
+        tell(Event::Done { stats: format!("{:?}", self.cache.stats()) });
+        std::future::pending().await
+    }
+
+    fn number(&self) -> u64 {
+        self.numbers.fetch_add(1, Ordering::Relaxed)
+    }
+
+    fn value(&self) -> Value {
+        Value { by: self.setup.process, number: self.number(), began: now() }
+    }
+
+    /// One call to the cache.
+    async fn call(&self, rng: &mut Rng) {
+        let key = format!("k{}", rng.usize(0..self.setup.load.keys));
+        let dice = rng.u32(0..1000);
+        let writes = self.setup.load.writes;
+        if dice < writes {
+            let value = rng.bool().then(|| self.value());
+            self.write(key, value).await;
+        } else if dice < writes + 100 {
+            let asked = now();
+            let answer = match self.cache.get(key.as_str()).await {
+                Ok(None) => Answer::Nothing,
+                // It is read from the store, or not at all.
+                Ok(Some(value)) => Answer::Value { value, source: Source::Shared },
+                Err(error) => unavailable(error),
+            };
+            tell(Event::Read { key, asked, answer });
+        } else {
+            let loader = self.loader(&key, Plan::new(rng));
+            let asked = now();
+            let request = self.cache.request(key.as_str()).load(loader);
+            // Now and then the caller goes away, at any point of it.
+            let loaded = match rng.u8(0..10) {
+                0 => cut_off(request, rng).await,
+                _ => Some(request.await),
+            };
+            if let Some(loaded) = loaded {
+                tell(Event::Read { key, asked, answer: answer(loaded) });
+            }
+        }
+    }
+
+    async fn write(&self, key: String, value: Option<Value>) {
+        let write = self.number();
+        tell(Event::WriteAsked { write, key: key.clone(), value });
+        let written = match &value {
+            Some(value) => self.cache.insert(key, value).await,
+            None => self.cache.invalidate(key).await,
+        };
+        let error = written.err().map(|error| format!("{:?}: {error}", error.kind()));
+        tell(Event::WriteAnswered { write, error });
+    }
+
+    fn loader(
+        &self,
+        key: &str,
+        plan: Plan,
+    ) -> impl FnOnce(Lead) -> futures_util::future::BoxFuture<'static, Result<Value, BoxError>>
+    + Send
+    + 'static {
+        let (worker, key) = (self.clone(), key.to_owned());
+        move |lead| {
+            Box::pin(async move {
+                let value = worker.value();
+                tell(Event::LoadBegan { key, value, fence: lead.fence() });
+                // Dropped when the load has returned, panicked, or was cancelled.
+                let _ended = Ended(value.number);
+                let mut working = Box::pin(sleep(plan.takes));
+                tokio::select! {
+                    () = &mut working => {}
+                    () = lead.lost() => {
+                        tell(Event::LoadLost { number: value.number });
+                        // What guards nothing else may well go on.
+                        working.await;
+                    }
+                }
+                match plan.end {
+                    End::Value => {}
+                    End::Unstored => lead.do_not_store(),
+                    End::Fails => return Err(PLANNED.into()),
+                    End::Panics => panic::panic_any(PLANNED),
+                }
+                Ok(value)
+            })
+        }
+    }
+
+    /// Takes a lock, keeps it for a while and gives it back.
+    async fn lock(&self, rng: &mut Rng) {
+        let hold = self.number();
+        let name = format!("m{}", rng.usize(0..self.setup.load.locks));
+        let lease = Duration::from_millis(self.setup.load.lease_ms);
+        let mutex = self.locks.mutex(name.as_str()).lease(lease).wait(Duration::from_secs(2));
+        let taking = async {
+            match rng.u8(0..4) {
+                0 => mutex.try_lock().await.ok().flatten(),
+                1 => cut_off(mutex.lock(), rng).await.and_then(Result::ok),
+                _ => mutex.lock().await.ok(),
+            }
+        };
+        let Some(guard) = taking.await else { return };
+        tell(Event::Locked { hold, name, fence: guard.fence() });
+        let takes = Plan::new(rng).takes;
+        tokio::select! {
+            () = sleep(takes) => {}
+            () = guard.lost() => tell(Event::LockLost { hold }),
+        }
+        tell(Event::Unlocking { hold });
+        if rng.u8(0..8) == 0 {
+            drop(guard);
+            return;
+        }
+        let held = match guard.unlock().await {
+            Ok(()) => Some(true),
+            Err(error) if error.kind() == ErrorKind::Lost => Some(false),
+            Err(_) => None,
+        };
+        tell(Event::Unlocked { hold, held });
+    }
+}
+
+/// What a load does.
+#[derive(Clone, Copy)]
+struct Plan {
+    takes: Duration,
+    end: End,
+}
+
+#[derive(Clone, Copy)]
+enum End {
+    Value,
+    Unstored,
+    Fails,
+    Panics,
+}
+
+impl Plan {
+    fn new(rng: &mut Rng) -> Self {
+        let takes = match rng.u8(0..100) {
+            0..60 => rng.u64(0..5_000),
+            60..85 => rng.u64(5_000..50_000),
+            85..97 => rng.u64(50_000..300_000),
+            // Longer than a lease.
+            _ => rng.u64(300_000..1_200_000),
+        };
+        let end = match rng.u8(0..100) {
+            0..90 => End::Value,
+            90..94 => End::Unstored,
+            94..98 => End::Fails,
+            _ => End::Panics,
+        };
+        Self { takes: Duration::from_micros(takes), end }
+    }
+}
+
+struct Ended(u64);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        tell(Event::LoadEnded { number: self.0 });
+    }
+}
+
+/// Drops a future after a random time, if it has not ended by then.
+async fn cut_off<F: Future>(future: F, rng: &mut Rng) -> Option<F::Output> {
+    // From nothing to a tenth of a second, with short times as likely as long ones.
+    let limit = Duration::from_micros(1 << rng.u32(0..17));
+    timeout(limit, future).await.ok()
+}
+
+fn answer(loaded: Result<Loaded<Value>, Error>) -> Answer {
+    match loaded {
+        Ok(loaded) => {
+            let source = match loaded.source() {
+                From::Degraded => Source::Degraded,
+                _ => Source::Shared,
+            };
+            Answer::Value { value: loaded.into_value(), source }
+        }
+        Err(error) if error.to_string().contains(PLANNED) => Answer::Failed,
+        Err(error) => Answer::Error(format!("{:?}: {error}", error.kind())),
+    }
+}
+
+/// A read may fail because the server does not answer, and for no other reason.
+fn unavailable(error: Error) -> Answer {
+    match error.kind() {
+        ErrorKind::Backend => Answer::Nothing,
+        kind => Answer::Error(format!("{kind:?}: {error}")),
+    }
+}
+
+/// Says when the process did not run.
+async fn pulse() {
+    let mut last = (now(), Instant::now());
+    loop {
+        sleep(Duration::from_millis(2)).await;
+        if last.1.elapsed() > PAUSE {
+            tell(Event::Paused { from: last.0 });
+        }
+        last = (now(), Instant::now());
+    }
+}
+
+impl fmt::Display for Setup {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&serde_json::to_string(self).unwrap())
+    }
+}

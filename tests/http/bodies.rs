@@ -1,0 +1,281 @@
+//! Bodies: whole, streaming, stalling, breaking off.
+
+use std::{
+    convert::Infallible,
+    io,
+    pin::Pin,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use axum::body::Body;
+use bellwether::{BellwetherLayer, MemoryBackend, http_cache};
+use bytes::Bytes;
+use http::{HeaderMap, Response, StatusCode};
+use http_body::{Body as _, Frame, SizeHint};
+use http_body_util::{BodyExt, StreamBody};
+use tokio::{
+    sync::mpsc,
+    time::{Instant, sleep, timeout},
+};
+use tower::{Layer, ServiceExt, service_fn};
+
+use super::origin::{DELAY, Inner, ask, ask_all, cache, different, get, layered, origin};
+
+/// A body that is fed from outside.
+type Feed = mpsc::UnboundedSender<Result<Frame<Bytes>, io::Error>>;
+
+/// An origin whose bodies come out of a feed each, in the order of the calls.
+fn fed(headers: &'static [(&'static str, &'static str)]) -> (Inner, mpsc::UnboundedReceiver<Feed>) {
+    let (feeds, fed) = mpsc::unbounded_channel();
+    let (inner, _) = origin(move |_, _| {
+        let (feed, mut frames) = mpsc::unbounded_channel();
+        feeds.send(feed).unwrap();
+        let frames = futures_util::stream::poll_fn(move |context| frames.poll_recv(context));
+        let mut response = Response::new(Body::new(StreamBody::new(frames)));
+        for (name, value) in headers {
+            response.headers_mut().append(*name, value.parse().unwrap());
+        }
+        response
+    });
+    (inner, fed)
+}
+
+fn data(text: &'static str) -> Result<Frame<Bytes>, io::Error> {
+    Ok(Frame::data(Bytes::from_static(text.as_bytes())))
+}
+
+async fn next(
+    body: &mut (impl http_body::Body<Data = Bytes, Error: std::fmt::Debug> + Unpin),
+) -> Bytes {
+    body.frame().await.unwrap().unwrap().into_data().unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_not_shared_streams() {
+    for headers in [
+        &[("content-type", "text/event-stream")][..],
+        &[("cache-control", "no-store")],
+        &[("content-length", "9999999")],
+    ] {
+        let (inner, mut feeds) = fed(headers);
+        let service = layered(&inner);
+        let response = service.oneshot(get("/")).await.unwrap();
+        let feed = feeds.recv().await.unwrap();
+        let mut body = response.into_body();
+        // The first piece is here before the second is made.
+        for piece in ["one", "two"] {
+            assert!(!body.is_end_stream());
+            feed.send(data(piece)).unwrap();
+            assert_eq!(next(&mut body).await, piece);
+        }
+        drop(feed);
+        assert!(body.frame().await.is_none());
+    }
+}
+
+/// A body that knows that it is large, and takes its time.
+struct Large;
+
+impl http_body::Body for Large {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        Poll::Pending
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(1 << 21)
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_over_the_limit_by_its_own_word_is_not_collected() {
+    let (inner, _) = origin(|_, _| Response::new(Body::new(Large)));
+    let begun = Instant::now();
+    let response = layered(&inner).oneshot(get("/")).await.unwrap();
+    assert_eq!(begun.elapsed(), DELAY);
+    assert!(timeout(DELAY, response.into_body().frame()).await.is_err());
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_over_the_limit_streams_from_there_on() {
+    let (inner, mut feeds) = fed(&[]);
+    let layer = BellwetherLayer::http(cache(&MemoryBackend::new())).max_body(5);
+    let response = tokio::spawn(layer.layer(inner).oneshot(get("/")));
+    let feed = feeds.recv().await.unwrap();
+    for piece in ["on", "e", "two"] {
+        assert!(!response.is_finished());
+        feed.send(data(piece)).unwrap();
+        sleep(DELAY).await;
+    }
+    let mut body = response.await.unwrap().unwrap().into_body();
+    assert_eq!((body.size_hint().lower(), body.size_hint().upper()), (6, None));
+    assert_eq!(next(&mut body).await, "one");
+    assert_eq!(next(&mut body).await, "two");
+    feed.send(data("three")).unwrap();
+    assert_eq!(next(&mut body).await, "three");
+    drop(feed);
+    assert!(body.frame().await.is_none() && body.is_end_stream());
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_limit_is_what_is_just_shared() {
+    for (length, shared) in [(0, true), (4, true), (5, true), (6, false)] {
+        for streamed in [false, true] {
+            let (inner, calls) = origin(move |_, _| {
+                let body = Bytes::from(vec![b'x'; length]);
+                let pieces = (0..length).map(move |at| Ok::<_, io::Error>(body.slice(at..at + 1)));
+                Response::new(match streamed {
+                    true => Body::from_stream(futures_util::stream::iter(pieces)),
+                    false => Body::from(vec![b'x'; length]),
+                })
+            });
+            let service =
+                BellwetherLayer::http(cache(&MemoryBackend::new())).max_body(5).layer(inner);
+            for _ in 0..2 {
+                assert_eq!(ask(&service, get("/")).await.body.len(), length);
+            }
+            assert_eq!(calls.count(), if shared { 1 } else { 2 }, "{length} {streamed}");
+        }
+    }
+}
+
+/// The cache would refuse to store it, and everyone who is not in this process would wait for nothing.
+#[tokio::test(start_paused = true)]
+async fn what_the_cache_cannot_store_is_not_collected() {
+    let (inner, calls) = origin(|call, _| Response::new(Body::from(vec![call as u8; 200])));
+    let cache = http_cache(MemoryBackend::new()).max_value(100).build().unwrap();
+    let service = BellwetherLayer::http(cache).layer(inner);
+    let answers = ask_all(&[service], (0..3).map(|_| get("/"))).await;
+    assert_eq!((calls.count(), different(&answers)), (3, 3));
+}
+
+#[tokio::test(start_paused = true)]
+async fn large_bodies_are_shared_byte_for_byte() {
+    let bytes: Bytes =
+        (0..1_u32 << 20).map(|at| (at.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+    for pieces in [1 << 20, 4096, 77] {
+        let body = bytes.clone();
+        let (inner, calls) = origin(move |_, _| {
+            let body = body.clone();
+            let starts = (0..body.len()).step_by(pieces);
+            let pieces = starts
+                .map(move |at| Ok::<_, io::Error>(body.slice(at..body.len().min(at + pieces))));
+            Response::new(Body::from_stream(futures_util::stream::iter(pieces)))
+        });
+        let service = layered(&inner);
+        for answer in ask_all(&[service], (0..5).map(|_| get("/"))).await {
+            assert!(answer.body == bytes);
+        }
+        assert_eq!(calls.count(), 1);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn trailers_are_their_callers_own() {
+    let (inner, mut feeds) = fed(&[]);
+    let service = layered(&inner);
+    let response = tokio::spawn(service.clone().oneshot(get("/")));
+    let feed = feeds.recv().await.unwrap();
+    feed.send(data("one")).unwrap();
+    let mut trailers = HeaderMap::new();
+    trailers.insert("x-sum", "1".parse().unwrap());
+    feed.send(Ok(Frame::trailers(trailers.clone()))).unwrap();
+    drop(feed);
+    let body = response.await.unwrap().unwrap().into_body().collect().await.unwrap();
+    assert_eq!(body.trailers(), Some(&trailers));
+    assert_eq!(body.to_bytes(), "one");
+    // And the next one is another's.
+    let again = tokio::spawn(service.oneshot(get("/")));
+    assert!(feeds.recv().await.is_some());
+    again.abort();
+}
+
+/// A stream that does not say it is one: its first caller gets it, late, and nobody else waits as long.
+#[tokio::test(start_paused = true)]
+async fn a_body_that_stalls_goes_to_its_caller_in_time_and_on() {
+    let (inner, mut feeds) = fed(&[]);
+    let cache =
+        http_cache(MemoryBackend::new()).load_limit(Duration::from_secs(8)).build().unwrap();
+    let service = BellwetherLayer::http(cache).layer(inner);
+    let begun = Instant::now();
+    let responses: Vec<_> =
+        (0..3).map(|_| tokio::spawn(service.clone().oneshot(get("/")))).collect();
+    let mut alive = Vec::new();
+    for _ in 0..3 {
+        let feed = timeout(Duration::from_secs(10), feeds.recv()).await.unwrap().unwrap();
+        feed.send(data("one")).unwrap();
+        alive.push(feed);
+    }
+    for response in responses {
+        let response = response.await.unwrap().unwrap();
+        assert_eq!(response.status(), StatusCode::OK);
+        let mut body = response.into_body();
+        assert_eq!(next(&mut body).await, "one");
+        assert!(timeout(Duration::from_secs(60), body.frame()).await.is_err());
+        alive.remove(0).send(data("two")).unwrap();
+        assert_eq!(next(&mut body).await, "two");
+    }
+    let waited = begun.elapsed() - 3 * Duration::from_secs(60);
+    assert!(waited < Duration::from_secs(8), "{waited:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_body_that_breaks_off_does_so_for_its_caller_and_fails_for_the_others() {
+    let (inner, mut feeds) = fed(&[]);
+    let service = layered(&inner);
+    let responses: Vec<_> =
+        (0..3).map(|_| tokio::spawn(service.clone().oneshot(get("/")))).collect();
+    let feed = feeds.recv().await.unwrap();
+    feed.send(data("one")).unwrap();
+    feed.send(Err(io::Error::other("broken off"))).unwrap();
+    let mut statuses = Vec::new();
+    for response in responses {
+        let response = response.await.unwrap().unwrap();
+        statuses.push(response.status());
+        if response.status() == StatusCode::OK {
+            let mut body = response.into_body();
+            assert_eq!(next(&mut body).await, "one");
+            assert!(body.frame().await.unwrap().unwrap_err().to_string().contains("broken off"));
+        }
+    }
+    statuses.sort_unstable();
+    assert_eq!(statuses, [StatusCode::OK, StatusCode::BAD_GATEWAY, StatusCode::BAD_GATEWAY]);
+    // Nothing of it is remembered.
+    let again = tokio::spawn(service.oneshot(get("/")));
+    assert!(feeds.recv().await.unwrap().send(data("two")).is_ok());
+    assert_eq!(
+        again.await.unwrap().unwrap().into_body().collect().await.unwrap().to_bytes(),
+        "two"
+    );
+}
+
+/// Neither `Bytes` nor `Clone`, `Sync` or `Unpin`.
+#[tokio::test(start_paused = true)]
+async fn any_body_will_do() {
+    let inner = service_fn(|_| async {
+        let pieces = async_frames();
+        Ok::<_, Infallible>(Response::new(StreamBody::new(pieces)))
+    });
+    let service = BellwetherLayer::http(cache(&MemoryBackend::new())).layer(inner);
+    for _ in 0..2 {
+        let response = service.clone().oneshot(get("/")).await.unwrap();
+        assert_eq!(response.into_body().collect().await.unwrap().to_bytes(), "onetwo");
+    }
+}
+
+fn async_frames()
+-> impl futures_util::Stream<Item = Result<Frame<bytes::buf::Chain<&'static [u8], Bytes>>, io::Error>>
++ Send {
+    use bytes::Buf;
+    futures_util::stream::once(async {
+        let not_sync = std::cell::Cell::new(b"one".as_slice());
+        sleep(Duration::from_millis(1)).await;
+        Ok(Frame::data(not_sync.get().chain(Bytes::from_static(b"two"))))
+    })
+}

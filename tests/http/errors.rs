@@ -1,0 +1,135 @@
+//! What callers are answered when a load fails.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use axum::body::Body;
+use bellwether::{BellwetherLayer, ErrorKind, MemoryBackend, http_cache};
+use bytes::Bytes;
+use http::{Request, Response, StatusCode};
+use http_body_util::BodyExt;
+use tokio::time::sleep;
+use tower::{Layer, ServiceExt, service_fn};
+
+use super::origin::{DELAY, ask, ask_all, cache, get, get_with, layered, origin};
+
+/// An error with no more than a name.
+struct Bare(usize);
+
+#[tokio::test(start_paused = true)]
+async fn the_one_who_led_gets_the_error_itself() {
+    let calls = Arc::new(AtomicUsize::new(0));
+    let counted = calls.clone();
+    let inner = service_fn(move |_: Request<Body>| {
+        let call = counted.fetch_add(1, Ordering::SeqCst) + 1;
+        async move {
+            sleep(DELAY).await;
+            Err::<Response<Body>, _>(Bare(call))
+        }
+    });
+    let service = BellwetherLayer::http(cache(&MemoryBackend::new())).layer(inner);
+    let asked: Vec<_> = (0..10).map(|_| tokio::spawn(service.clone().oneshot(get("/")))).collect();
+    let mut own = Vec::new();
+    for asked in asked {
+        match asked.await.unwrap() {
+            Err(Bare(call)) => own.push(call),
+            Ok(answer) => assert_eq!(answer.status(), StatusCode::BAD_GATEWAY),
+        }
+    }
+    assert_eq!((own, calls.load(Ordering::SeqCst)), (vec![1], 1));
+    // What passes through has the error, too.
+    let own = service.oneshot(get_with(&[("cookie", "a=b")])).await;
+    assert!(matches!(own, Err(Bare(2))));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_panic_is_a_bad_gateway_to_all() {
+    let inner = service_fn(|_: Request<Body>| async {
+        sleep(DELAY).await;
+        if true {
+            panic!("a handler");
+        }
+        Ok::<Response<Body>, std::convert::Infallible>(Response::default())
+    });
+    let service = BellwetherLayer::http(cache(&MemoryBackend::new())).layer(inner);
+    let asked: Vec<_> = (0..3).map(|_| tokio::spawn(service.clone().oneshot(get("/")))).collect();
+    for asked in asked {
+        let answer = asked.await.unwrap().unwrap();
+        assert_eq!(answer.status(), StatusCode::BAD_GATEWAY);
+        assert_eq!(answer.headers()["cache-control"], "no-store");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_service_that_hangs_is_a_gateway_time_out() {
+    let (inner, _) = origin(|_, _| Response::new(Body::empty()));
+    let cache = http_cache(MemoryBackend::new()).load_limit(DELAY / 2).build().unwrap();
+    let service = BellwetherLayer::http(cache).layer(inner);
+    for answer in ask_all(&[service], (0..3).map(|_| get("/"))).await {
+        assert_eq!(answer.status, StatusCode::GATEWAY_TIMEOUT);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn too_many_loads_are_a_service_that_is_unavailable() {
+    let (inner, calls) = origin(|_, _| Response::new(Body::empty()));
+    let cache =
+        http_cache(MemoryBackend::new()).max_loads(1).wait_limit(DELAY / 2).build().unwrap();
+    let service = BellwetherLayer::http(cache).layer(inner);
+    let mut statuses: Vec<_> = ask_all(&[service], ["/a", "/b", "/a"].map(get))
+        .await
+        .iter()
+        .map(|answer| answer.status.as_u16())
+        .collect();
+    statuses.sort_unstable();
+    assert_eq!((statuses, calls.count()), (vec![200, 200, 503], 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cache_that_is_shut_down_lets_each_request_through() {
+    let (inner, calls) = origin(|call, _| Response::new(Body::from(call.to_string())));
+    let cache = cache(&MemoryBackend::new());
+    let service = BellwetherLayer::http(cache.clone()).layer(inner);
+    let cut = tokio::spawn(service.clone().oneshot(get("/")));
+    sleep(DELAY / 2).await;
+    cache.shutdown(Duration::ZERO).await;
+    assert_eq!(cut.await.unwrap().unwrap().status(), StatusCode::SERVICE_UNAVAILABLE);
+    for call in 2..4 {
+        assert_eq!(ask(&service, get("/")).await.text(), call.to_string());
+    }
+    assert_eq!(calls.count(), 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_answer_to_a_failure_can_be_replaced() {
+    let (inner, _) = origin(|_, _| Response::new(Body::empty()));
+    let cache = http_cache(MemoryBackend::new()).load_limit(DELAY / 2).build().unwrap();
+    let service = BellwetherLayer::http(cache)
+        .on_error(|error| {
+            assert_eq!(error.kind(), ErrorKind::LoadTimeout);
+            let body = Bytes::from(error.to_string());
+            Response::builder().status(StatusCode::IM_A_TEAPOT).body(body).unwrap()
+        })
+        .layer(inner);
+    let response = service.oneshot(get("/")).await.unwrap();
+    assert_eq!(response.status(), StatusCode::IM_A_TEAPOT);
+    assert!(!response.into_body().collect().await.unwrap().to_bytes().is_empty());
+}
+
+/// The request of one who only waited is still his when the flight ends without an answer.
+#[tokio::test(start_paused = true)]
+async fn after_a_failure_the_next_one_leads() {
+    let (inner, calls) = origin(|call, _| {
+        assert!(call > 1, "the first call");
+        Response::new(Body::from(call.to_string()))
+    });
+    let service = layered(&inner);
+    assert_eq!(ask(&service, get("/")).await.status, StatusCode::BAD_GATEWAY);
+    assert_eq!(ask(&service, get("/")).await.text(), "2");
+    assert_eq!(calls.count(), 2);
+}

@@ -1,0 +1,60 @@
+//! For how long an answer is served again.
+
+use std::time::Duration;
+
+use bellwether::{BellwetherLayer, MemoryBackend, http_cache};
+use tokio::time::sleep;
+use tower::Layer;
+
+use super::origin::{ask, get, layered, with_headers};
+
+#[tokio::test(start_paused = true)]
+async fn an_answers_own_time_shortens_the_caches() {
+    for (headers, seconds) in [
+        (&[][..], 60),
+        (&[("cache-control", "max-age=5")], 5),
+        (&[("cache-control", "max-age=3600")], 60),
+        (&[("cache-control", "max-age=99999999999999999999999")], 60),
+        (&[("cache-control", "max-age=5, s-maxage=8")], 8),
+        (&[("cache-control", "max-age=20"), ("cache-control", "S-MAXAGE=\"7\"")], 7),
+        (&[("cache-control", "max-age=20"), ("age", "15")], 5),
+        (&[("cache-control", "public, must-revalidate")], 60),
+    ] {
+        let (inner, calls) = with_headers(headers);
+        let service = layered(&inner);
+        ask(&service, get("/")).await;
+        sleep(Duration::from_millis(seconds * 1000 - 10)).await;
+        ask(&service, get("/")).await;
+        assert_eq!(calls.count(), 1, "{headers:?} before its time");
+        sleep(Duration::from_millis(20)).await;
+        ask(&service, get("/")).await;
+        assert_eq!(calls.count(), 2, "{headers:?} after its time");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_short_ttl_of_the_cache_stays_short() {
+    let (inner, calls) = with_headers(&[("cache-control", "max-age=60")]);
+    let cache = http_cache(MemoryBackend::new()).ttl(Duration::from_millis(100)).build().unwrap();
+    let service = BellwetherLayer::http(cache).layer(inner);
+    ask(&service, get("/")).await;
+    sleep(Duration::from_millis(101)).await;
+    ask(&service, get("/")).await;
+    assert_eq!(calls.count(), 2);
+}
+
+/// Wall-clock time, for `Age` is for clients, who know no other.
+#[tokio::test]
+async fn a_stored_answer_says_how_old_it_is() {
+    let (inner, _) = with_headers(&[("age", "7")]);
+    let service = layered(&inner);
+    assert_eq!(ask(&service, get("/")).await.headers["age"], "7");
+    sleep(Duration::from_millis(1100)).await;
+    let age: u64 = ask(&service, get("/")).await.headers["age"].to_str().unwrap().parse().unwrap();
+    assert!((8..20).contains(&age), "{age}");
+
+    let (inner, _) = with_headers(&[]);
+    let service = layered(&inner);
+    assert!(!ask(&service, get("/")).await.headers.contains_key("age"));
+    assert_eq!(ask(&service, get("/")).await.headers["age"], "0");
+}

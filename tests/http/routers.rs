@@ -1,0 +1,163 @@
+//! In axum's routers, and behind hyper.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use axum::{
+    Router,
+    body::Body,
+    extract::{Path, Request},
+    middleware::{self, Next},
+    response::IntoResponse,
+    routing::get as route,
+};
+use bellwether::{BellwetherLayer, MemoryBackend, http_cache, layer::Http};
+use bytes::Bytes;
+use http_body_util::{BodyExt, Empty};
+use hyper_util::{rt::TokioIo, service::TowerToHyperService};
+use tower::{Layer, ServiceExt};
+
+use super::origin::{cache, get, layered, origin};
+
+fn layer() -> BellwetherLayer<Http> {
+    BellwetherLayer::http(cache(&MemoryBackend::new()))
+}
+
+async fn read(app: &Router, path: &str) -> String {
+    let response = app.clone().oneshot(get(path)).await.unwrap();
+    let body = response.into_body().collect().await.unwrap().to_bytes();
+    String::from_utf8(body.to_vec()).unwrap()
+}
+
+/// A handler that answers what it is told and how often it was asked.
+fn numbered(name: &'static str) -> axum::routing::MethodRouter {
+    let calls = Arc::new(AtomicUsize::new(0));
+    route(move || {
+        let call = calls.fetch_add(1, Ordering::SeqCst) + 1;
+        async move {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            format!("{name} {call}")
+        }
+    })
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_router_shares_with_layer_and_with_route_layer() {
+    let apps = [
+        Router::new().route("/a", numbered("a")).route("/b", numbered("b")).layer(layer()),
+        Router::new().route("/a", numbered("a")).route("/b", numbered("b")).route_layer(layer()),
+        Router::new()
+            .route("/a", numbered("a").layer(layer()))
+            .route("/b", numbered("b").route_layer(layer())),
+    ];
+    for app in apps {
+        let asked: Vec<_> = (0..100)
+            .map(|caller| {
+                let app = app.clone();
+                tokio::spawn(async move { read(&app, ["/a", "/b"][caller % 2]).await })
+            })
+            .collect();
+        for (caller, asked) in asked.into_iter().enumerate() {
+            assert_eq!(asked.await.unwrap(), ["a 1", "b 1"][caller % 2]);
+        }
+    }
+}
+
+/// `nest` strips the prefix before an inner layer sees the URI.
+#[tokio::test(start_paused = true)]
+async fn nested_routers_do_not_share_what_only_looks_alike() {
+    let layer = layer();
+    let inner = |name| Router::new().route("/items", numbered(name)).layer(layer.clone());
+    let app = Router::new()
+        .nest("/a", inner("a"))
+        .nest("/b", inner("b"))
+        .nest("/c", Router::new().nest("/a", inner("c")));
+    for _ in 0..2 {
+        assert_eq!(read(&app, "/a/items").await, "a 1");
+        assert_eq!(read(&app, "/b/items").await, "b 1");
+        assert_eq!(read(&app, "/c/a/items").await, "c 1");
+    }
+}
+
+/// A middleware may send one path to two routes; the path that came is not all that decides then.
+#[tokio::test(start_paused = true)]
+async fn a_path_that_was_rewritten_on_the_way_is_part_of_the_key() {
+    async fn by_version(mut request: Request, next: Next) -> impl IntoResponse {
+        let version = request.headers()["x-version"].to_str().unwrap().to_owned();
+        *request.uri_mut() = format!("/{version}").parse().unwrap();
+        next.run(request).await
+    }
+    let (inner, _) = origin(|_, request| {
+        axum::response::Response::new(Body::from(request.uri().path().to_owned()))
+    });
+    let service = layered(&inner);
+    let app = Router::new()
+        .fallback_service(service.map_response(|response| response.map(Body::new)))
+        .layer(middleware::from_fn(by_version));
+    for version in ["v1", "v2", "v1"] {
+        let request = Request::get("/").header("x-version", version).body(Body::empty()).unwrap();
+        let response = app.clone().oneshot(request).await.unwrap();
+        let body = response.into_body().collect().await.unwrap().to_bytes();
+        assert_eq!(body, format!("/{version}"));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn extractors_see_the_request_as_it_came() {
+    let app = Router::new()
+        .route(
+            "/products/{id}",
+            route(|Path(id): Path<u64>| async move { format!("product {id}") }),
+        )
+        .layer(layer());
+    for id in [1, 2, 1] {
+        assert_eq!(read(&app, &format!("/products/{id}")).await, format!("product {id}"));
+    }
+}
+
+/// Applied to a router and to one that is nested in it, over one cache.
+#[tokio::test(start_paused = true)]
+async fn a_layer_within_itself_does_not_wait_for_itself() {
+    let layer = layer();
+    let inner = Router::new().route("/items", numbered("a")).layer(layer.clone());
+    let app = Router::new().merge(inner).layer(layer);
+    let answer = tokio::time::timeout(Duration::from_secs(5), read(&app, "/items")).await;
+    assert_eq!(answer.unwrap(), "a 1");
+}
+
+#[tokio::test]
+async fn hyper_serves_it() {
+    let cache = http_cache(MemoryBackend::new()).build().unwrap();
+    let (inner, calls) = origin(|_, request| {
+        assert_eq!(request.headers()["host"], "shop.example");
+        axum::response::Response::new(Body::from("a product"))
+    });
+    let service = BellwetherLayer::http(cache).layer(
+        // From hyper's bodies to axum's.
+        tower::ServiceBuilder::new()
+            .map_request(|request: http::Request<hyper::body::Incoming>| request.map(Body::new))
+            .service(inner),
+    );
+    for _ in 0..2 {
+        let (here, there) = tokio::io::duplex(4096);
+        let service = TowerToHyperService::new(service.clone());
+        let server = hyper::server::conn::http1::Builder::new();
+        tokio::spawn(server.serve_connection(TokioIo::new(there), service));
+        let (mut sender, connection) =
+            hyper::client::conn::http1::handshake(TokioIo::new(here)).await.unwrap();
+        tokio::spawn(connection);
+        let request = http::Request::get("/a")
+            .header("host", "shop.example")
+            .body(Empty::<Bytes>::new())
+            .unwrap();
+        let response = sender.send_request(request).await.unwrap();
+        assert_eq!(response.headers()["content-length"], "9");
+        assert_eq!(response.into_body().collect().await.unwrap().to_bytes(), "a product");
+    }
+    assert_eq!(calls.count(), 1);
+}

@@ -1,0 +1,164 @@
+//! Answers that turn out to be their callers' own: nobody waits in a queue for nothing.
+
+use std::time::Duration;
+
+use axum::body::Body;
+use bellwether::{BellwetherLayer, MemoryBackend};
+use http::{Request, Response, StatusCode};
+use tokio::time::{Instant, sleep};
+use tower::Layer;
+
+use super::origin::{
+    Answer, DELAY, Inner, Layered, ask, ask_all, cache, different, get, layered, origin,
+    with_headers,
+};
+
+const LIMIT: u64 = 10_000;
+
+/// Two processes of a fleet.
+fn fleet(backend: &MemoryBackend, inner: &Inner) -> [Layered; 2] {
+    [(), ()].map(|()| BellwetherLayer::http(cache(backend)).max_body(LIMIT).layer(inner.clone()))
+}
+
+/// Asks 200 at once in two processes; all must be answered in parallel, each with what is his own.
+async fn everyone_gets_his_own(inner: &Inner) -> Vec<Answer> {
+    let backend = MemoryBackend::new();
+    let services = fleet(&backend, inner);
+    let begun = Instant::now();
+    let answers = ask_all(&services, (0..200).map(|_| get("/"))).await;
+    assert!(begun.elapsed() < Duration::from_millis(200), "{:?}", begun.elapsed());
+    assert_eq!(different(&answers), 200);
+    // A verdict, and nothing of what was answered.
+    assert!(backend.weight() < 100, "{}", backend.weight());
+    answers
+}
+
+#[tokio::test(start_paused = true)]
+async fn everyone_gets_his_own_cookie() {
+    let (inner, calls) = origin(|call, _| {
+        let cookie = format!("session={call}");
+        Response::builder().header("set-cookie", cookie).body(Body::from(call.to_string())).unwrap()
+    });
+    for answer in everyone_gets_his_own(&inner).await {
+        assert_eq!(answer.headers["set-cookie"], format!("session={}", answer.text()));
+    }
+    assert_eq!(calls.count(), 200);
+}
+
+/// Over the limit by the number of the call.
+fn large(call: usize) -> Vec<u8> {
+    (0..LIMIT as usize + call).map(|byte| (byte * 31 + call) as u8).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_too_large_by_its_headers_is_not_collected() {
+    let (inner, _) = origin(|call, _| {
+        let body = large(call);
+        Response::builder().header("content-length", body.len()).body(Body::from(body)).unwrap()
+    });
+    for answer in everyone_gets_his_own(&inner).await {
+        assert!(answer.body == large(answer.body.len() - LIMIT as usize));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_turns_out_too_large_is_complete_all_the_same() {
+    let (inner, _) = origin(|call, _| {
+        // In pieces, and without a word about how many.
+        let body = bytes::Bytes::from(large(call));
+        let pieces: Vec<_> = (0..body.len())
+            .step_by(700)
+            .map(|at| Ok::<_, std::io::Error>(body.slice(at..body.len().min(at + 700))))
+            .collect();
+        Response::new(Body::from_stream(futures_util::stream::iter(pieces)))
+    });
+    for answer in everyone_gets_his_own(&inner).await {
+        assert!(answer.body == large(answer.body.len() - LIMIT as usize));
+    }
+}
+
+/// Two users ask for one page at once; a layer that shares it logs one in as the other.
+#[tokio::test(start_paused = true)]
+async fn each_keeps_his_own_request() {
+    let (inner, _) = origin(|_, request| {
+        let user = request.headers()["x-user"].clone();
+        Response::builder().header("set-cookie", user).body(Body::empty()).unwrap()
+    });
+    let user = |name: String| Request::get("/").header("x-user", name).body(Body::empty()).unwrap();
+    let names = (0..20).map(|number| format!("user-{number}"));
+    let answers = ask_all(&[layered(&inner)], names.clone().map(user)).await;
+    for (answer, name) in answers.iter().zip(names) {
+        assert_eq!(answer.headers["set-cookie"], name);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_verdict_is_remembered_in_the_fleet_and_ends() {
+    let (inner, calls) = origin(|call, _| {
+        let mut response = Response::new(Body::from(call.to_string()));
+        if call == 1 {
+            response.headers_mut().insert("vary", "accept".parse().unwrap());
+        }
+        response
+    });
+    let [here, there] = fleet(&MemoryBackend::new(), &inner);
+    assert_eq!(ask(&here, get("/")).await.text(), "1");
+    // While it stands, nobody waits for anybody, though the answers could be shared.
+    let begun = Instant::now();
+    let answers = ask_all(&[here.clone(), there.clone()], (0..20).map(|_| get("/"))).await;
+    assert_eq!((begun.elapsed().as_millis(), different(&answers)), (DELAY.as_millis(), 20));
+    sleep(Duration::from_secs(10)).await;
+    let answers = ask_all(&[here, there], (0..20).map(|_| get("/"))).await;
+    assert_eq!((calls.count(), different(&answers)), (22, 1));
+}
+
+/// A service that is overloaded answers 503 for a while; if that turned sharing off, it would get all
+/// requests just then.
+#[tokio::test(start_paused = true)]
+async fn a_failing_service_is_shared_again_at_once() {
+    let (inner, calls) = origin(|call, _| {
+        let status = if call <= 20 { StatusCode::SERVICE_UNAVAILABLE } else { StatusCode::OK };
+        Response::builder().status(status).body(Body::from(call.to_string())).unwrap()
+    });
+    let services = fleet(&MemoryBackend::new(), &inner);
+    let answers = ask_all(&services, (0..20).map(|_| get("/"))).await;
+    assert!(answers.iter().all(|answer| answer.status == StatusCode::SERVICE_UNAVAILABLE));
+    let answers = ask_all(&services, (0..20).map(|_| get("/"))).await;
+    assert!(answers.iter().all(|answer| answer.status == StatusCode::OK));
+    assert_eq!(calls.count(), 21);
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_keys_verdict_is_not_anothers() {
+    let (inner, calls) = origin(|call, request| {
+        let mut response = Response::new(Body::from(call.to_string()));
+        if request.uri() == "/own" {
+            response.headers_mut().insert("set-cookie", "a=b".parse().unwrap());
+        }
+        response
+    });
+    let service = layered(&inner);
+    for path in ["/own", "/", "/own", "/"] {
+        ask(&service, get(path)).await;
+    }
+    assert_eq!(calls.count(), 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_caller_who_leaves_while_he_leads_costs_nobody_anything() {
+    let (inner, calls) = with_headers(&[("set-cookie", "a=b")]);
+    let service = layered(&inner);
+    let leader = {
+        let service = service.clone();
+        tokio::spawn(async move { ask(&service, get("/")).await })
+    };
+    sleep(DELAY / 2).await;
+    let follower = {
+        let service = service.clone();
+        tokio::spawn(async move { ask(&service, get("/")).await })
+    };
+    sleep(DELAY / 4).await;
+    leader.abort();
+    assert_eq!(follower.await.unwrap().text(), "2");
+    assert_eq!(calls.count(), 2);
+}
