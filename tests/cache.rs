@@ -837,3 +837,75 @@ async fn a_backend_that_stays_silent_costs_nothing_after_the_first_few_requests(
     let sources = sources(asked).await;
     assert_eq!((origin.loads() - loads, sources[&Source::Led]), (1, 1));
 }
+
+/// A load that hangs would gather callers without end, and each of them keeps a request and a connection.
+#[tokio::test(start_paused = true)]
+async fn callers_beyond_the_limits_are_told_at_once_and_cost_nobody_anything() {
+    let build = || Cache::<String>::builder(MemoryBackend::new());
+    let per_key = build().max_waiters_per_key(10).build().unwrap();
+    let in_all = build().max_waiters(10).build().unwrap();
+    for (cache, other_key_too) in [(&per_key, false), (&in_all, true)] {
+        let origin = Origin::default();
+        let waiting: Vec<_> = (0..10).map(|_| ask(cache, &origin, 200 * MS)).collect();
+        settle().await;
+        let begun = Instant::now();
+        for _ in 0..3 {
+            let error = ask(cache, &origin, MS).await.unwrap().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Overloaded);
+            assert!(error.to_string().contains("10 callers"), "{error}");
+        }
+        let other = cache.request("other").load(origin.loader(Duration::ZERO)).await;
+        assert_eq!(other.is_err(), other_key_too);
+        assert!(begun.elapsed() <= 2 * MS, "{:?}", begun.elapsed());
+        // A caller who leaves makes room for one.
+        waiting[9].abort();
+        settle().await;
+        let late = ask(cache, &origin, MS);
+        settle().await;
+        assert!(ask(cache, &origin, MS).await.unwrap().is_err());
+        for answer in waiting.into_iter().take(9).chain([late]) {
+            assert_eq!(answer.await.unwrap().unwrap().value(), "value 1");
+        }
+        // And none of it is left behind.
+        for _ in 0..3 {
+            assert!(ask(cache, &origin, MS).await.unwrap().is_ok());
+        }
+        assert_eq!(cache.stats().flights, 0);
+    }
+    for builder in [build().max_waiters(0), build().max_waiters_per_key(0)] {
+        assert_eq!(builder.build().unwrap_err().kind(), ErrorKind::InvalidConfig);
+    }
+}
+
+/// Who asks a cache that is shut down loads for himself, and all of them together could be a stampede.
+#[tokio::test(start_paused = true)]
+async fn loads_after_a_shutdown_are_capped_too() {
+    let cache: Cache<String> = Cache::builder(MemoryBackend::new()).max_loads(4).build().unwrap();
+    cache.shutdown(Duration::ZERO).await;
+    let origin = Origin::default();
+    let asked = (0..20).map(|_| ask(&cache, &origin, 100 * MS)).collect();
+    assert_eq!(sources(asked).await, HashMap::from([(Source::Degraded, 20)]));
+    assert_eq!((origin.loads(), origin.most()), (20, 4));
+}
+
+/// Whoever waits for another process would sleep until the end of its lease, while others of his own have
+/// found out long since that nothing can be pushed any more.
+#[tokio::test(start_paused = true)]
+async fn waiters_do_not_sleep_through_an_outage() {
+    let faulty = Faulty::new(|_| None);
+    let [here, there] = two_over(&faulty);
+    let (slow, own) = (Origin::default(), Origin::default());
+    let leading = ask(&here, &slow, Duration::from_secs(20));
+    settle().await;
+    let begun = Instant::now();
+    let waiting = ask(&there, &own, MS);
+    settle().await;
+    faulty.plan(|_| Some(Fault::Refuse));
+    for number in 0..3 {
+        let request = there.request(format!("other {number}"));
+        request.load(Origin::default().loader(MS)).await.unwrap();
+    }
+    assert_eq!(waiting.await.unwrap().unwrap().source(), Source::Degraded);
+    assert!(begun.elapsed() < 20 * MS, "{:?}", begun.elapsed());
+    leading.abort();
+}

@@ -27,7 +27,7 @@ impl<T: Clone> Follower<T> {
     /// To be called under the lock of the map.
     pub(super) fn new(group: Arc<Group<T>>, flight: Arc<Flight<T>>) -> Self {
         flight.followers.fetch_add(1, Ordering::SeqCst);
-        group.waiting.fetch_add(1, Ordering::AcqRel);
+        group.enter();
         let joined = flight.marks.load(Ordering::Acquire);
         flight.last_joined.fetch_max(joined, Ordering::AcqRel);
         Self { group, flight, joined, carries: false }
@@ -85,10 +85,10 @@ impl<T: Clone> Follower<T> {
 
 impl<T: Clone> Drop for Follower<T> {
     fn drop(&mut self) {
+        self.group.leave();
         if self.carries {
             self.flight.work.detach();
         }
-        self.group.waiting.fetch_sub(1, Ordering::AcqRel);
         if self.flight.followers.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.group.left(&self.flight);
         }

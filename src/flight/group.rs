@@ -26,10 +26,9 @@ pub(crate) struct Group<T> {
     abandoned: Abandoned,
     limits: Limits,
     /// How many followers there are in all flights.
-    pub(super) waiting: AtomicUsize,
-    /// How many flights there were at most since the map was last shrunk.
-    most: AtomicUsize,
-    present: AtomicUsize,
+    waiting: AtomicUsize,
+    /// There were so many that the map is worth shrinking.
+    swollen: AtomicBool,
 }
 
 /// How many may wait.
@@ -46,7 +45,7 @@ pub(crate) enum Full {
     Group(usize),
 }
 
-/// A map that held more flights than this is shrunk when it is empty again.
+/// When more than this have waited at once, the map is shrunk once nobody waits any more.
 const WORTH_SHRINKING: usize = 4096;
 
 /// One flight, as its leader and its followers share it.
@@ -82,8 +81,7 @@ impl<T: Clone> Group<T> {
             abandoned,
             limits,
             waiting: AtomicUsize::new(0),
-            most: AtomicUsize::new(0),
-            present: AtomicUsize::new(0),
+            swollen: AtomicBool::new(false),
         })
     }
 
@@ -92,27 +90,34 @@ impl<T: Clone> Group<T> {
     ///
     /// # Errors
     ///
-    /// [`Full`] at a limit. The one in all may be passed by as many as join at the same moment.
+    /// [`Full`] at a limit, which as many may pass as join at the same moment.
     #[allow(clippy::type_complexity)]
     pub(crate) fn join(
         self: &Arc<Self>,
         key: &Key,
     ) -> Result<(Follower<T>, Option<Leader<T>>), Full> {
-        if self.waiting.load(Ordering::Acquire) >= self.limits.in_all {
-            return Err(Full::Group(self.limits.in_all));
+        let Limits { per_flight, in_all } = self.limits;
+        if self.waiting.load(Ordering::Relaxed) >= in_all {
+            return Err(Full::Group(in_all));
         }
+        let follow = |flight: &Arc<Flight<T>>| {
+            let full = flight.followers.load(Ordering::Relaxed) >= per_flight;
+            (!full).then(|| Follower::new(self.clone(), flight.clone()))
+        };
         // Most callers of a hot key find its flight, and need no more than a look for that.
         if let Some(flight) = self.flights.get(key) {
-            let follower = self.admit(flight.value())?;
+            let follower = follow(flight.value());
             // Without the lock: the work may end where it is moved to, and leave the map.
             drop(flight);
+            let follower = follower.ok_or(Full::Flight(per_flight))?;
             follower.depend();
             return Ok((follower, None));
         }
         match self.flights.entry(key.clone()) {
             Entry::Occupied(flight) => {
-                let follower = self.admit(flight.get())?;
+                let follower = follow(flight.get());
                 drop(flight);
+                let follower = follower.ok_or(Full::Flight(per_flight))?;
                 follower.depend();
                 Ok((follower, None))
             }
@@ -133,27 +138,15 @@ impl<T: Clone> Group<T> {
                 });
                 let follower = Follower::new(self.clone(), flight.clone());
                 vacant.insert(flight.clone());
-                let present = self.present.fetch_add(1, Ordering::AcqRel) + 1;
-                self.most.fetch_max(present, Ordering::AcqRel);
                 Ok((follower, Some(Leader::new(self.clone(), flight))))
             }
         }
-    }
-
-    /// A place in a flight, if there is one. To be called under the lock of the map.
-    fn admit(self: &Arc<Self>, flight: &Arc<Flight<T>>) -> Result<Follower<T>, Full> {
-        let most = self.limits.per_flight;
-        if flight.followers.load(Ordering::Acquire) >= most {
-            return Err(Full::Flight(most));
-        }
-        Ok(Follower::new(self.clone(), flight.clone()))
     }
 
     /// Lets the flight of a key end for those who joined it; who asks from now on starts a new one.
     pub(crate) fn detach(&self, key: &Key) {
         if let Some((_, flight)) = self.flights.remove(key) {
             flight.detached.store(true, Ordering::Release);
-            self.removed();
         }
     }
 
@@ -163,19 +156,21 @@ impl<T: Clone> Group<T> {
     }
 
     pub(super) fn remove(&self, flight: &Arc<Flight<T>>) {
-        let removed =
-            self.flights.remove_if(&flight.key, |_, present| Arc::ptr_eq(present, flight));
-        if removed.is_some() {
-            self.removed();
+        self.flights.remove_if(&flight.key, |_, present| Arc::ptr_eq(present, flight));
+    }
+
+    /// One more waits.
+    pub(super) fn enter(&self) {
+        if self.waiting.fetch_add(1, Ordering::Relaxed) == WORTH_SHRINKING {
+            self.swollen.store(true, Ordering::Relaxed);
         }
     }
 
-    /// A flight has left the map. After a burst, the last one gives its memory back. To be called without a
-    /// lock of the map.
-    fn removed(&self) {
-        let last = self.present.fetch_sub(1, Ordering::AcqRel) == 1;
-        if last && self.most.load(Ordering::Acquire) > WORTH_SHRINKING {
-            self.most.store(0, Ordering::Release);
+    /// One less waits. After a burst, the last one gives its memory back. To be called without a lock of the
+    /// map.
+    pub(super) fn leave(&self) {
+        let last = self.waiting.fetch_sub(1, Ordering::Relaxed) == 1;
+        if last && self.swollen.swap(false, Ordering::Relaxed) {
             self.flights.shrink_to_fit();
         }
     }
@@ -192,9 +187,6 @@ impl<T: Clone> Group<T> {
         let removed = self.flights.remove_if(&flight.key, |_, present| {
             Arc::ptr_eq(present, flight) && flight.followers.load(Ordering::Acquire) == 0
         });
-        if removed.is_some() {
-            self.removed();
-        }
         if removed.is_some() || flight.detached.load(Ordering::Acquire) {
             flight.unwanted.give();
         }

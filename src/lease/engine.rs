@@ -180,7 +180,7 @@ impl Engine {
 /// A backend bounds its own waits; this is for one that does not.
 pub(super) const ANSWER_LIMIT: Duration = Duration::from_secs(1);
 
-async fn answered<T>(
+pub(super) async fn answered<T>(
     operation: impl Future<Output = Result<T, BackendError>>,
 ) -> Result<T, BackendError> {
     timeout(ANSWER_LIMIT, operation)
