@@ -28,6 +28,7 @@ mod clock;
 mod ends;
 mod holder;
 mod load;
+mod log;
 mod network;
 mod pushes;
 mod replies;

@@ -10,6 +10,7 @@ use bellwether::{Cache, cache::Source};
 use super::{
     RECOVERY, connected,
     load::{Load, Outcome, TAKES},
+    log,
     support::{Raw, RedisServer},
     turn, works_again,
 };
@@ -26,6 +27,7 @@ struct Scene {
     server: RedisServer,
     caches: [Cache<String>; 2],
     load: Load,
+    lines: usize,
     what: &'static str,
 }
 
@@ -42,8 +44,9 @@ impl Scene {
     async fn of(what: &'static str, server: RedisServer, credentials: &str) -> Self {
         let url = server.url_of(credentials, 0);
         let caches = [connected(&url).await, connected(&url).await];
+        let lines = log::lines();
         let load = Load::start(&caches, RATE);
-        let scene = Self { server, caches, load, what };
+        let scene = Self { server, caches, load, lines, what };
         scene.load.answers(A_WHILE / 3).await;
         scene
     }
@@ -58,6 +61,10 @@ impl Scene {
         let outcome = self.load.stop().await;
         println!("{}: as before after {took:?}; {}", self.what, outcome.summary());
         outcome.assert_no_error();
+        // Trouble is told when it begins and when it is over, not for each request.
+        let lines = log::lines() - self.lines;
+        println!("{}: {lines} lines in the log", self.what);
+        assert!(lines < 50, "{lines} lines for {} requests", outcome.answers.len());
         let slowest = outcome.assert_slowest(SLOWEST);
         println!("{}: the slowest took {slowest:?} of {SLOWEST:?}", self.what);
         outcome
