@@ -98,8 +98,10 @@ pub fn work() {
     let (lease, url) = setup.split_once(' ').unwrap();
     let lease = Duration::from_millis(lease.parse().unwrap());
     let gate = Arc::new(Notify::new());
+    // One thread, so that all callers have joined the flight before the answer to its first question is
+    // read: who joins after the claim is not served a value whose commit was refused.
     let runtime =
-        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+        tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
     let runtime = runtime.unwrap();
     let backend = RedisBackend::open(url).unwrap();
     let cache: Cache<String> =
