@@ -42,7 +42,9 @@ async fn a_holder_that_was_suspended_learns_that_it_lost() {
         println!("round {round}: told {:?} after it was resumed", awake.elapsed());
         assert!(awake.elapsed() < LEASE, "{:?}", awake.elapsed());
         worker.tell("open").await;
-        assert_eq!(worker.answers().await, ["new HandedOver"; 3]);
+        let answers = worker.answers().await;
+        assert!(answers.contains(&"new HandedOver".to_owned()), "{answers:?}");
+        assert!(answers.iter().all(|answer| answer.starts_with("new ")), "{answers:?}");
         assert!(worker.told("stats").await.contains("refused: 1"));
         assert_eq!(cache.get("k").await.unwrap().as_deref(), Some("new"));
         cache.invalidate("k").await.unwrap();
@@ -63,6 +65,8 @@ async fn a_holder_that_was_suspended_disturbs_nobody_who_loads_now() {
     gate.begun.await.unwrap();
     worker.tell("open").await;
     worker.signal("CONT");
+    // The first one, who asked before the load began. Another may have joined late, and waits.
+    assert_eq!(worker.told("served").await, "old Led");
     let refused = worker.told("stats").await;
     assert!(refused.contains("refused: 1") && refused.contains("stored: 0"), "{refused}");
     let mut raw = server.raw().await;
@@ -104,7 +108,9 @@ async fn a_holder_whose_clock_is_set_holds_its_lease() {
             }
         }
         worker.tell("open").await;
-        assert_eq!(worker.answers().await, ["old Followed", "old Followed", "old Led"], "{fence}");
+        let answers = worker.answers().await;
+        assert!(answers.contains(&"old Led".to_owned()), "{fence}: {answers:?}");
+        assert!(answers.iter().all(|answer| answer.starts_with("old ")), "{answers:?}");
         assert_eq!(waiting.await.unwrap().unwrap().source(), Source::HandedOver);
         let stored = || async { cache.get("k").await.unwrap().as_deref() == Some("old") };
         assert!(eventually(LIMIT, stored).await);

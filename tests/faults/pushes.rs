@@ -95,7 +95,8 @@ async fn pushes_that_are_doubled_late_or_overtaken_bring_no_old_value_back() {
         }
         for version in 1..=150 {
             truth.store(version, Ordering::SeqCst);
-            caches[fastrand::usize(..2)].invalidate("k").await.unwrap();
+            // A busy machine may miss a time-out; nobody is told of what may not have happened.
+            while caches[fastrand::usize(..2)].invalidate("k").await.is_err() {}
             told.store(version, Ordering::SeqCst);
             sleep(fastrand::u32(..8) * MS).await;
         }

@@ -125,8 +125,8 @@ pub fn work() {
         while let Some(served) = callers.join_next().await {
             let served = served.unwrap().unwrap();
             say(format!("served {} {:?}", served.value(), served.source()));
+            say(format!("stats {:?}", cache.stats()));
         }
-        say(format!("stats {:?}", cache.stats()));
     });
     for line in std::io::stdin().lock().lines() {
         match line.as_deref() {
