@@ -15,6 +15,7 @@ mod harness;
 mod leases;
 mod leftovers;
 mod names;
+mod passing;
 mod pushes;
 mod writes;
 
@@ -64,6 +65,12 @@ rules! {
         a_second_release_does_nothing,
         a_late_release_does_not_end_a_newer_lease,
         names_are_held_apart,;
+    passing:
+        a_lease_passes_on_in_one_step_with_a_greater_fence,
+        a_pass_sent_twice_passes_once,
+        who_has_nothing_passes_nothing,
+        a_lease_can_be_looked_at,
+        a_lease_that_is_cleared_is_free_and_wakes,;
     fences:
         they_grow_over_releases,
         they_grow_over_expiries,

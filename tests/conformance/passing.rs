@@ -1,0 +1,75 @@
+//! A lease that passes from hand to hand, and one that is looked at or ended from outside.
+
+use bellwether::{
+    backend::{Change, Leases},
+    lease::Claim,
+};
+
+use crate::harness::{Harness, LEASE, MOMENT, claim, granted, held, listen, name, next};
+
+pub async fn a_lease_passes_on_in_one_step_with_a_greater_fence<H: Harness>(h: &H) {
+    let (here, there) = (h.backend(), h.backend());
+    let name = name("k");
+    let (first, second) = (claim(&name), claim(&name));
+    let before = granted(&here, &first).await.fence();
+    h.pass(LEASE / 2).await;
+    let after = here.pass(&first, &second).await.unwrap().unwrap().fence();
+    assert!(after > before);
+    // It is the second's alone, and lasts its full time from then.
+    assert_eq!(here.renew(&[first.clone(), second.clone()]).await.unwrap(), [false, true]);
+    assert!(!here.release(&first).await.unwrap());
+    let occupied = held(&there, &claim(&name)).await;
+    assert_eq!(occupied.fence, after);
+    assert!(occupied.remaining > LEASE - MOMENT, "{occupied:?}");
+    assert!(there.release(&second).await.unwrap());
+}
+
+pub async fn a_pass_sent_twice_passes_once<H: Harness>(h: &H) {
+    let backend = h.backend();
+    let name = name("k");
+    let (first, second) = (claim(&name), claim(&name));
+    granted(&backend, &first).await;
+    let once = backend.pass(&first, &second).await.unwrap().unwrap();
+    assert_eq!(backend.pass(&first, &second).await.unwrap(), Some(once));
+    assert!(backend.release(&second).await.unwrap());
+    assert_eq!(backend.pass(&first, &second).await.unwrap(), None);
+}
+
+pub async fn who_has_nothing_passes_nothing<H: Harness>(h: &H) {
+    let backend = h.backend();
+    let name = name("k");
+    let [first, second, third]: [Claim; 3] = std::array::from_fn(|_| claim(&name));
+    assert_eq!(backend.pass(&first, &second).await.unwrap(), None);
+    let fence = granted(&backend, &third).await.fence();
+    assert_eq!(backend.pass(&first, &second).await.unwrap(), None);
+    assert_eq!(held(&backend, &first).await.fence, fence);
+    h.pass(LEASE).await;
+    assert_eq!(backend.pass(&third, &second).await.unwrap(), None);
+}
+
+pub async fn a_lease_can_be_looked_at<H: Harness>(h: &H) {
+    let (here, there) = (h.backend(), h.backend());
+    let name = name("k");
+    assert_eq!(there.holder(&name).await.unwrap(), None);
+    let claim = claim(&name);
+    let fence = granted(&here, &claim).await.fence();
+    let occupied = there.holder(&name).await.unwrap().unwrap();
+    assert_eq!(occupied.fence, fence);
+    assert!(occupied.remaining <= LEASE && occupied.remaining > LEASE - MOMENT, "{occupied:?}");
+    here.release(&claim).await.unwrap();
+    assert_eq!(there.holder(&name).await.unwrap(), None);
+}
+
+pub async fn a_lease_that_is_cleared_is_free_and_wakes<H: Harness>(h: &H) {
+    let (here, there) = (h.backend(), h.backend());
+    let name = name("k");
+    assert!(!there.clear(&name).await.unwrap());
+    let (first, second) = (claim(&name), claim(&name));
+    let fence = granted(&here, &first).await.fence();
+    let mut changes = listen(&here, &name).await;
+    assert!(there.clear(&name).await.unwrap());
+    assert_eq!(next(&mut changes).await, Change::Wake);
+    assert_eq!(here.renew(std::slice::from_ref(&first)).await.unwrap(), [false]);
+    assert!(granted(&here, &second).await.fence() > fence);
+    assert!(!here.release(&first).await.unwrap());
+}
