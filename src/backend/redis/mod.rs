@@ -18,29 +18,21 @@
 
 mod commands;
 mod connect;
+mod leases;
 mod push;
 mod reply;
 mod script;
+mod store;
 mod task;
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use bytes::Bytes;
-use redis::Value;
-use tokio::time::timeout;
 use tracing::warn;
 
-use self::{
-    commands::Commands,
-    push::Push,
-    script::{Call, SCRIPTS},
-};
-use super::{Acquired, Change, Changes, Claimed, Committed, Failure, Leases, Store};
+use self::{commands::Commands, push::Push};
 use crate::{
-    entry::Entry,
     error::{BackendError, BackendErrorKind, Error},
     key::Name,
-    lease::{Claim, Grant, Occupied},
 };
 
 /// Leases and entries in a Redis or Valkey server, from version 6.
@@ -86,9 +78,6 @@ impl Default for RedisOptions {
         }
     }
 }
-
-/// As many leases are renewed by one script: few enough not to hold the server up.
-const RENEW_BATCH: usize = 100;
 
 impl RedisBackend {
     /// A backend over one server: `redis://[user[:password]@]host[:port][/database]`.
@@ -158,188 +147,11 @@ impl RedisBackend {
     fn channel(&self, name: &Name) -> String {
         name.suffixed(&self.0.channel)
     }
-
-    async fn release_with(&self, claim: &Claim, message: Bytes) -> Result<bool, BackendError> {
-        let call = Call::new(&SCRIPTS.release)
-            .key(lease(&claim.name))
-            .key(self.channel(&claim.name))
-            .arg(claim.holder.to_string())
-            .arg(message);
-        self.understood(reply::flag(self.0.commands.call(call).await?))
-    }
-
-    async fn acquire_with(&self, claim: &Claim, seen: Option<u64>) -> Result<Value, BackendError> {
-        let mut call = Call::new(&SCRIPTS.acquire).key(lease(&claim.name)).key(fence(&claim.name));
-        if seen.is_some() {
-            call = call.key(claim.name.entry());
-        }
-        call = call
-            .arg(claim.holder.to_string())
-            .arg(millis(claim.lease))
-            .arg(millis(claim.fence_life));
-        if let Some(seen) = seen {
-            call = call.arg(seen.to_string());
-        }
-        self.0.commands.call(call).await
-    }
-
-    /// The keys that a write without a load touches.
-    fn all_keys<'a>(&self, call: Call<'a>, name: &Name) -> Call<'a> {
-        let [before, after] = name.neighbours();
-        call.key(lease(name))
-            .key(fence(name))
-            .key(name.entry())
-            .key(self.channel(name))
-            .key(before)
-            .key(after)
-    }
 }
 
 impl fmt::Debug for RedisBackend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RedisBackend").field("options", &self.0.options).finish_non_exhaustive()
-    }
-}
-
-impl Leases for RedisBackend {
-    async fn acquire(&self, claim: &Claim) -> Result<Acquired, BackendError> {
-        match self.understood(reply::claimed(self.acquire_with(claim, None).await?))? {
-            Claimed::Granted(grant) => Ok(Acquired::Granted(grant)),
-            Claimed::Held(occupied) => Ok(Acquired::Held(occupied)),
-            Claimed::Newer(_) => Err(reply::unreadable("an entry in answer to an acquire")),
-        }
-    }
-
-    async fn renew(&self, claims: &[Claim]) -> Result<Vec<bool>, BackendError> {
-        let batches = claims.chunks(RENEW_BATCH).map(async |batch| {
-            let mut call = Call::new(&SCRIPTS.renew);
-            for claim in batch {
-                call = call.key(lease(&claim.name)).key(fence(&claim.name));
-            }
-            for claim in batch {
-                call = call
-                    .arg(claim.holder.to_string())
-                    .arg(millis(claim.lease))
-                    .arg(millis(claim.fence_life));
-            }
-            self.understood(reply::flags(self.0.commands.call(call).await?, batch.len()))
-        });
-        let renewed = futures_util::future::try_join_all(batches).await?;
-        Ok(renewed.concat())
-    }
-
-    async fn release(&self, claim: &Claim) -> Result<bool, BackendError> {
-        self.release_with(claim, Change::Wake.encode()).await
-    }
-
-    async fn pass(&self, from: &Claim, to: &Claim) -> Result<Option<Grant>, BackendError> {
-        let call = Call::new(&SCRIPTS.pass)
-            .key(lease(&from.name))
-            .key(fence(&from.name))
-            .arg(from.holder.to_string())
-            .arg(to.holder.to_string())
-            .arg(millis(to.lease))
-            .arg(millis(to.fence_life));
-        reply::passed(self.0.commands.call(call).await?)
-    }
-
-    async fn holder(&self, name: &Name) -> Result<Option<Occupied>, BackendError> {
-        let call = Call::new(&SCRIPTS.holder).key(lease(name));
-        reply::holder(self.0.commands.call(call).await?)
-    }
-
-    async fn clear(&self, name: &Name) -> Result<bool, BackendError> {
-        let call = Call::new(&SCRIPTS.clear).key(lease(name)).key(self.channel(name));
-        reply::flag(self.0.commands.call(call).await?)
-    }
-
-    async fn changes(&self, name: &Name) -> Result<Changes, BackendError> {
-        let push = &self.0.push;
-        if push.channels().is_mute() {
-            let why = "the server refuses to publish";
-            return Err(BackendError::new(BackendErrorKind::Refused, why));
-        }
-        push.start();
-        if push.is_down() {
-            let why = "the last attempt to connect failed";
-            return Err(BackendError::new(BackendErrorKind::Unavailable, why));
-        }
-        let mut changes = push.channels().listen(&self.channel(name).into());
-        match timeout(self.0.options.command_timeout, changes.confirmed()).await {
-            Ok(answer) => answer.map(|()| changes),
-            Err(elapsed) => Err(BackendError::new(BackendErrorKind::Unavailable, elapsed)),
-        }
-    }
-
-    fn apart(&self) -> Option<Self> {
-        Some(Self::over(self.0.client.clone(), self.0.options.clone()))
-    }
-}
-
-impl Store for RedisBackend {
-    async fn get(&self, name: &Name) -> Result<Option<Entry>, BackendError> {
-        let mut get = redis::cmd("GET");
-        get.arg(name.entry());
-        match self.0.commands.run(&get).await? {
-            Value::Nil => Ok(None),
-            Value::BulkString(bytes) => reply::entry(bytes).map(Some),
-            other => self.understood(Err(reply::unreadable(&other))),
-        }
-    }
-
-    async fn claim(&self, claim: &Claim, seen: u64) -> Result<Claimed, BackendError> {
-        self.understood(reply::claimed(self.acquire_with(claim, Some(seen)).await?))
-    }
-
-    async fn commit(
-        &self,
-        claim: &Claim,
-        grant: &Grant,
-        entry: &Entry,
-        ttl: Option<Duration>,
-    ) -> Result<Committed, BackendError> {
-        let entry = entry.clone().with_fence(grant.fence());
-        let call = Call::new(&SCRIPTS.commit)
-            .key(lease(&claim.name))
-            .key(fence(&claim.name))
-            .key(claim.name.entry())
-            .key(self.channel(&claim.name))
-            .arg(claim.holder.to_string())
-            .arg(grant.fence().to_string())
-            .arg(entry.encode())
-            .arg(ttl.map_or_else(|| "0".to_owned(), millis))
-            .arg(self.0.options.push_limit.to_string());
-        let answer = reply::committed(self.0.commands.call(call).await?);
-        let (outcome, muted) = self.understood(answer)?;
-        if let Some(muted) = muted {
-            self.mute(muted);
-        }
-        Ok(outcome)
-    }
-
-    async fn fail(&self, claim: &Claim, failure: &Failure) -> Result<bool, BackendError> {
-        self.release_with(claim, Change::Failed(failure.clone()).encode()).await
-    }
-
-    async fn put(
-        &self,
-        name: &Name,
-        entry: &Entry,
-        ttl: Duration,
-        fence_life: Duration,
-    ) -> Result<u64, BackendError> {
-        let call = self
-            .all_keys(Call::new(&SCRIPTS.put), name)
-            .arg(entry.encode())
-            .arg(millis(ttl))
-            .arg(millis(fence_life))
-            .arg(self.0.options.push_limit.to_string());
-        self.understood(reply::fence(self.0.commands.call(call).await?))
-    }
-
-    async fn invalidate(&self, name: &Name, fence_life: Duration) -> Result<u64, BackendError> {
-        let call = self.all_keys(Call::new(&SCRIPTS.invalidate), name).arg(millis(fence_life));
-        self.understood(reply::fence(self.0.commands.call(call).await?))
     }
 }
 

@@ -1,0 +1,97 @@
+//! The scripts about entries.
+
+use std::time::Duration;
+
+use redis::Value;
+
+use super::{
+    RedisBackend, fence, lease, millis, reply,
+    script::{Call, SCRIPTS},
+};
+use crate::{
+    backend::{Change, Claimed, Committed, Failure, Store},
+    entry::Entry,
+    error::BackendError,
+    key::Name,
+    lease::{Claim, Grant},
+};
+
+impl RedisBackend {
+    /// The keys that a write without a load touches.
+    fn all_keys<'a>(&self, call: Call<'a>, name: &Name) -> Call<'a> {
+        let [before, after] = name.neighbours();
+        call.key(lease(name))
+            .key(fence(name))
+            .key(name.entry())
+            .key(self.channel(name))
+            .key(before)
+            .key(after)
+    }
+}
+
+impl Store for RedisBackend {
+    async fn get(&self, name: &Name) -> Result<Option<Entry>, BackendError> {
+        let mut get = redis::cmd("GET");
+        get.arg(name.entry());
+        match self.0.commands.run(&get).await? {
+            Value::Nil => Ok(None),
+            Value::BulkString(bytes) => reply::entry(bytes).map(Some),
+            other => self.understood(Err(reply::unreadable(&other))),
+        }
+    }
+
+    async fn claim(&self, claim: &Claim, seen: u64) -> Result<Claimed, BackendError> {
+        self.understood(reply::claimed(self.acquire_with(claim, Some(seen)).await?))
+    }
+
+    async fn commit(
+        &self,
+        claim: &Claim,
+        grant: &Grant,
+        entry: &Entry,
+        ttl: Option<Duration>,
+    ) -> Result<Committed, BackendError> {
+        let entry = entry.clone().with_fence(grant.fence());
+        let call = Call::new(&SCRIPTS.commit)
+            .key(lease(&claim.name))
+            .key(fence(&claim.name))
+            .key(claim.name.entry())
+            .key(self.channel(&claim.name))
+            .arg(claim.holder.to_string())
+            .arg(grant.fence().to_string())
+            .arg(entry.encode())
+            .arg(ttl.map_or_else(|| "0".to_owned(), millis))
+            .arg(self.0.options.push_limit.to_string());
+        let answer = reply::committed(self.0.commands.call(call).await?);
+        let (outcome, muted) = self.understood(answer)?;
+        if let Some(muted) = muted {
+            self.mute(muted);
+        }
+        Ok(outcome)
+    }
+
+    async fn fail(&self, claim: &Claim, failure: &Failure) -> Result<bool, BackendError> {
+        self.release_with(claim, Change::Failed(failure.clone()).encode()).await
+    }
+
+    async fn put(
+        &self,
+        name: &Name,
+        entry: &Entry,
+        ttl: Duration,
+        fence_life: Duration,
+    ) -> Result<u64, BackendError> {
+        let call = self
+            .all_keys(Call::new(&SCRIPTS.put), name)
+            .arg(entry.encode())
+            .arg(millis(ttl))
+            .arg(millis(fence_life))
+            .arg(self.0.options.push_limit.to_string());
+        self.understood(reply::fence(self.0.commands.call(call).await?))
+    }
+
+    async fn invalidate(&self, name: &Name, fence_life: Duration) -> Result<u64, BackendError> {
+        let call = self.all_keys(Call::new(&SCRIPTS.invalidate), name).arg(millis(fence_life));
+        self.understood(reply::fence(self.0.commands.call(call).await?))
+    }
+}
