@@ -24,7 +24,7 @@ use bellwether::{
     cache::{Abandoned, Codec, Json, Lead, Postcard, Raw, Source},
     entry::{Entry, EntryKind},
     key::{Family, Name, Namespace},
-    lease::{Retry, RetryStrategy},
+    lease::{Mode, Retry, RetryStrategy},
 };
 use bytes::Bytes;
 use proptest::{
@@ -564,7 +564,7 @@ fn play(
             prop_assert_eq!(cache.stats().flights, 0);
         }
         for key in ["k0", "k1"] {
-            let holder = memory.holder(&name(key)).await.unwrap();
+            let holder = memory.holder(&name(key), Mode::Exclusive).await.unwrap();
             prop_assert!(holder.is_none(), "{} is still held: {:?}", key, holder);
         }
         let log = play.log.0.lock().unwrap().0.clone();

@@ -5,6 +5,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 use crate::{
     entry::Entry,
     error::{Error, ErrorKind},
+    lease::Token,
 };
 
 /// Something that happened to a name.
@@ -23,6 +24,8 @@ pub enum Change {
     Failed(Failure),
     /// The entry was removed, and this fence burnt.
     Invalidated(u64),
+    /// Whoever waits in a queue with this token is next. The others need not look.
+    Turn(Token),
 }
 
 /// A failed load, as other processes are told of it.
@@ -66,7 +69,7 @@ impl Failure {
 impl Change {
     /// The bytes of a message: a letter, then what it stands for.
     ///
-    /// `w`, `e` and an entry, `f` with a fence, a kind and a text, `i` and a fence.
+    /// `w`, `e` and an entry, `f` with a fence, a kind and a text, `i` and a fence, `t` and a token.
     pub fn encode(&self) -> Bytes {
         match self {
             Self::Wake => Bytes::from_static(b"w"),
@@ -87,6 +90,7 @@ impl Change {
                 format!("f{:016}{kind}{}", failure.fence, failure.message).into()
             }
             Self::Invalidated(fence) => format!("i{fence:016}").into(),
+            Self::Turn(token) => format!("t{token}").into(),
         }
     }
 
@@ -107,6 +111,7 @@ impl Change {
                     message: String::from_utf8_lossy(bytes.get(18..)?).into_owned(),
                 }),
                 b'i' => Self::Invalidated(text(1, 17)?.parse().ok()?),
+                b't' => Self::Turn(text(1, bytes.len())?.parse().ok()?),
                 _ => Self::Wake,
             })
         };
@@ -128,6 +133,7 @@ mod tests {
             Change::Entry(Entry::value(1, Duration::ZERO, Bytes::from_static(b"v")).with_fence(9)),
             Change::Failed(Failure::new(1_790_000_000_000_001, &error)),
             Change::Invalidated(3),
+            Change::Turn(Token::fresh()),
         ] {
             assert_eq!(Change::decode(&change.encode()), change);
         }
@@ -135,7 +141,8 @@ mod tests {
 
     #[test]
     fn anything_else_means_look_again() {
-        for bytes in ["", "x", "e", "ebw1v", "f", "f12", "i", "i-", "f0000000000000001"] {
+        for bytes in ["", "x", "e", "ebw1v", "f", "f12", "i", "i-", "t", "t12", "f0000000000000001"]
+        {
             assert_eq!(Change::decode(&Bytes::from(bytes)), Change::Wake, "{bytes:?}");
         }
     }

@@ -9,7 +9,7 @@ use crate::{
     entry::Entry,
     error::BackendError,
     key::Name,
-    lease::{Claim, Grant, Occupied},
+    lease::{Claim, Grant, Mode, Occupied},
 };
 
 type Answer<'a, T> = BoxFuture<'a, Result<T, BackendError>>;
@@ -19,8 +19,8 @@ pub(crate) trait DynLeases: Send + Sync + 'static {
     fn renew<'a>(&'a self, claims: &'a [Claim]) -> Answer<'a, Vec<bool>>;
     fn release<'a>(&'a self, claim: &'a Claim) -> Answer<'a, bool>;
     fn pass<'a>(&'a self, from: &'a Claim, to: &'a Claim) -> Answer<'a, Option<Grant>>;
-    fn holder<'a>(&'a self, name: &'a Name) -> Answer<'a, Option<Occupied>>;
-    fn clear<'a>(&'a self, name: &'a Name) -> Answer<'a, bool>;
+    fn holder<'a>(&'a self, name: &'a Name, mode: Mode) -> Answer<'a, Option<Occupied>>;
+    fn clear<'a>(&'a self, name: &'a Name, mode: Mode) -> Answer<'a, bool>;
     fn changes<'a>(&'a self, name: &'a Name) -> Answer<'a, Changes>;
     fn apart(&self) -> Option<Arc<dyn DynLeases>>;
 }
@@ -42,12 +42,12 @@ impl<B: Leases> DynLeases for B {
         Leases::pass(self, from, to).boxed()
     }
 
-    fn holder<'a>(&'a self, name: &'a Name) -> Answer<'a, Option<Occupied>> {
-        Leases::holder(self, name).boxed()
+    fn holder<'a>(&'a self, name: &'a Name, mode: Mode) -> Answer<'a, Option<Occupied>> {
+        Leases::holder(self, name, mode).boxed()
     }
 
-    fn clear<'a>(&'a self, name: &'a Name) -> Answer<'a, bool> {
-        Leases::clear(self, name).boxed()
+    fn clear<'a>(&'a self, name: &'a Name, mode: Mode) -> Answer<'a, bool> {
+        Leases::clear(self, name, mode).boxed()
     }
 
     fn changes<'a>(&'a self, name: &'a Name) -> Answer<'a, Changes> {

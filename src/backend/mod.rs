@@ -30,9 +30,9 @@ use std::{future::Future, time::Duration};
 
 use crate::{
     entry::Entry,
-    error::BackendError,
+    error::{BackendError, BackendErrorKind},
     key::Name,
-    lease::{Claim, Grant, Occupied},
+    lease::{Claim, Grant, Mode, Occupied},
 };
 
 #[cfg(feature = "redis")]
@@ -56,7 +56,11 @@ pub(crate) use self::erased::{DynLeases, DynStore};
 /// Every future may be dropped at any point; whether its operation happened is unknown then, and is for
 /// the caller to undo.
 pub trait Leases: Send + Sync + 'static {
-    /// Grants the lease if it is free, and grants it again, with the same fence, to the token that has it.
+    /// Grants the lease if it is free for a claim of its mode, and grants it again, with the same fence, to
+    /// the token that has it.
+    ///
+    /// Where the mode [queues](Mode::queues), a claim that [waits](Claim::waits) keeps its place by being
+    /// sent again within [`PLACE_LIFE`](crate::lease::PLACE_LIFE).
     fn acquire(&self, claim: &Claim)
     -> impl Future<Output = Result<Acquired, BackendError>> + Send;
 
@@ -68,29 +72,41 @@ pub trait Leases: Send + Sync + 'static {
         claims: &[Claim],
     ) -> impl Future<Output = Result<Vec<bool>, BackendError>> + Send;
 
-    /// Ends the lease if the claim's token has it, and wakes who waits. Says whether it had it.
+    /// Ends the lease if the claim's token has it, and its place in the queue, and wakes whose turn it is.
+    /// Says whether it had the lease.
     fn release(&self, claim: &Claim) -> impl Future<Output = Result<bool, BackendError>> + Send;
 
     /// Passes a lease from its holder to another claim of the same name in one step, with a new fence; none,
     /// if the holder no longer has it.
+    ///
+    /// From one exclusive or fair claim to another; from a writer to a reader; and from a reader to a writer,
+    /// if there is no other reader. Anything else is
+    /// [refused](crate::error::BackendErrorKind::Refused).
     fn pass(
         &self,
         from: &Claim,
         to: &Claim,
     ) -> impl Future<Output = Result<Option<Grant>, BackendError>> + Send;
 
-    /// Who holds the lease of a name, if anyone does.
+    /// Who holds the lease of a name in a mode, if anyone does.
     ///
     /// [`BackendErrorKind::Foreign`](crate::error::BackendErrorKind::Foreign) if what stands there is not a
     /// lease.
     fn holder(
         &self,
         name: &Name,
+        mode: Mode,
     ) -> impl Future<Output = Result<Option<Occupied>, BackendError>> + Send;
 
-    /// Ends the lease of a name, whoever holds it and whatever stands there, and wakes who waits. Says
-    /// whether something was there.
-    fn clear(&self, name: &Name) -> impl Future<Output = Result<bool, BackendError>> + Send;
+    /// Ends what is held of a name in a mode, and its queue, whoever holds it and whatever stands there, and
+    /// wakes who waits. Says whether something was there.
+    ///
+    /// Readers and the writer are ended together.
+    fn clear(
+        &self,
+        name: &Name,
+        mode: Mode,
+    ) -> impl Future<Output = Result<bool, BackendError>> + Send;
 
     /// Subscribes to what happens to a name; returns when the server has confirmed the subscription.
     fn changes(&self, name: &Name) -> impl Future<Output = Result<Changes, BackendError>> + Send;
@@ -200,4 +216,10 @@ pub enum Committed {
     Newer(Entry),
     /// The fence was burnt, or another's load is under way: invalidated, or the lease was lost.
     Refused,
+}
+
+/// A hold of this mode never passes to one of that.
+fn no_pass(from: &Claim, to: &Claim) -> BackendError {
+    let why = format!("{:?} does not pass to {:?}", from.mode, to.mode);
+    BackendError::new(BackendErrorKind::Refused, why)
 }

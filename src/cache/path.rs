@@ -203,9 +203,8 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
             Claim::new(self.name.clone(), Mode::Exclusive, settings.lease, settings.fence_life());
         let engine = &self.inner.engine;
         let retry = settings.retry.as_ref();
+        let mut waiting = Waiting::new(engine.clone(), &claim, retry, self.options.wait_limit);
         let mut pending = Pending::new(engine.clone(), claim);
-        let mut waiting =
-            Waiting::new(engine.clone(), self.name.clone(), retry, self.options.wait_limit);
         let mut last = false;
         let mut doubted = false;
         loop {

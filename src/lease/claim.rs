@@ -1,4 +1,4 @@
-use std::{fmt, time::Duration};
+use std::{fmt, str::FromStr, time::Duration};
 
 use uuid::Uuid;
 
@@ -17,6 +17,14 @@ impl Token {
     }
 }
 
+impl FromStr for Token {
+    type Err = uuid::Error;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Uuid::try_parse(text).map(Self)
+    }
+}
+
 impl fmt::Display for Token {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.as_simple().fmt(f)
@@ -30,12 +38,55 @@ impl fmt::Debug for Token {
 }
 
 /// How a lease is held, and beside whom.
+///
+/// Exclusive and fair claims of one name are for the same lease, and so are read and write claims; these two
+/// and the permits of one name never meet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Mode {
     /// By one holder at a time.
     Exclusive,
+    /// By one holder at a time, first come, first served: a claim that is not granted takes a place in a
+    /// queue, if it [waits](Claim::waits), and is granted when it is at the head.
+    Fair,
+    /// Beside other readers. Readers and writers wait in one queue: a reader is not granted while a writer
+    /// is before it.
+    Read,
+    /// By one writer, and no reader beside it.
+    Write,
+    /// Beside others, as long as no more than `limit` permits are out; `count` of them at once.
+    Permit {
+        /// How many permits there are. Each claim says so anew, so that nothing is left to be changed.
+        limit: u32,
+        /// How many of them are claimed, all or none.
+        count: u32,
+    },
 }
+
+impl Mode {
+    /// Whether claims wait in a queue at the backend.
+    pub fn queues(self) -> bool {
+        matches!(self, Self::Fair | Self::Read | Self::Write)
+    }
+
+    /// Whether a hold of this mode may pass to one of the other.
+    pub fn passes_to(self, to: Self) -> bool {
+        let alone = |mode| matches!(mode, Self::Exclusive | Self::Fair);
+        match (self, to) {
+            (Self::Read, Self::Write) | (Self::Write, Self::Read) => true,
+            (from, to) => alone(from) && alone(to),
+        }
+    }
+
+    /// Whether each grant carries a fence of its own. Where several hold together, it is zero.
+    pub fn is_fenced(self) -> bool {
+        matches!(self, Self::Exclusive | Self::Fair | Self::Write)
+    }
+}
+
+/// How long a place in a queue is kept unless its claim is sent again: as long as one that died can hold up
+/// those behind it. However many died, their times run together.
+pub const PLACE_LIFE: Duration = Duration::from_secs(5);
 
 /// What is asked of [`Leases`](crate::backend::Leases): the right to act on a name for a limited time.
 ///
@@ -54,12 +105,14 @@ pub struct Claim {
     pub lease: Duration,
     /// How long the last fence of the name is remembered after it was granted or renewed.
     pub fence_life: Duration,
+    /// Whether it takes a place in the queue, where the mode has one and it is not granted at once.
+    pub waits: bool,
 }
 
 impl Claim {
-    /// A claim by a fresh [`Token`].
+    /// A claim by a fresh [`Token`], that waits.
     pub fn new(name: Name, mode: Mode, lease: Duration, fence_life: Duration) -> Self {
-        Self { name, holder: Token::fresh(), mode, lease, fence_life }
+        Self { name, holder: Token::fresh(), mode, lease, fence_life, waits: true }
     }
 }
 
@@ -75,7 +128,8 @@ impl Grant {
         Self { fence }
     }
 
-    /// A number that is greater than that of every earlier grant of this name.
+    /// A number that is greater than that of every earlier grant of this name; zero, where the mode
+    /// [has none](Mode::is_fenced).
     pub fn fence(&self) -> u64 {
         self.fence
     }
@@ -84,8 +138,11 @@ impl Grant {
 /// Who stands in the way of a claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Occupied {
-    /// The fence of the one who holds the lease.
+    /// The fence of the one who holds the lease; zero, where the mode has none, or where nobody holds it and
+    /// someone is before the claim in the queue.
     pub fence: u64,
     /// After how long the lease ends if it is not renewed.
     pub remaining: Duration,
+    /// How many hold it; for permits, how many of them are out.
+    pub holders: u32,
 }

@@ -8,7 +8,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::debug;
 
 use super::{
-    Claim, Grant, Held, RetryStrategy, Turn, Upkeep, Waiting,
+    Claim, Grant, Held, Mode, RetryStrategy, Token, Turn, Upkeep, Waiting,
     line::{Call, Lines, Place, Seat, Waiter},
     owed::{Estate, Owed},
     watchdog::Watchdog,
@@ -59,45 +59,62 @@ impl Engine {
         strategy: &dyn RetryStrategy,
         limit: Duration,
     ) -> Result<Held, Error> {
-        let mut waiting = Waiting::new(self.clone(), claim.name.clone(), strategy, limit);
+        let mut waiting = Waiting::new(self.clone(), &claim, strategy, limit);
         let shut_down = || Error::new(ErrorKind::ShutDown, "the locks are shut down");
         let not_acquired = || {
             Error::new(ErrorKind::NotAcquired, "the lock was not acquired before the wait ended")
         };
         let mut pending = Pending::new(self.clone(), claim.clone());
-        let mut seat = match self.lines.enter(&claim, upkeep) {
-            Place::First(seat) => seat,
-            Place::Behind(called) => {
-                let call = tokio::select! {
-                    call = waiting.in_line(called) => call,
-                    () = self.stop.cancelled() => return Err(shut_down()),
-                };
-                match call {
-                    Some(Call::Take(held)) => return Ok(held),
-                    Some(Call::Contend { seat, doubtful }) => {
-                        pending.doubtful = doubtful;
-                        // The others' turn first, if the last one's turn is over: by the time that the
-                        // subscription is in place, they have tried.
-                        let _ = waiting.next(Duration::ZERO).await;
-                        seat
-                    }
-                    None => return Err(not_acquired()),
-                }
-            }
-        };
+        let mut seat = None;
         loop {
             if self.stop.is_cancelled() {
                 return Err(shut_down());
+            }
+            if seat.is_none() {
+                match self.lines.enter(&claim, upkeep, pending.waits) {
+                    Place::None => {}
+                    Place::First(first) => seat = Some(first),
+                    Place::Behind(called) => {
+                        let call = tokio::select! {
+                            call = waiting.in_line(called) => call,
+                            () = self.stop.cancelled() => return Err(shut_down()),
+                        };
+                        match call {
+                            Some(Call::Take(held)) => return Ok(held),
+                            Some(Call::Contend { seat: mine, doubtful }) => {
+                                pending.doubtful |= doubtful;
+                                seat = Some(mine);
+                                // The others' turn first, if the last one's turn is over: by the time that
+                                // the subscription is in place, they have tried.
+                                if claim.mode == Mode::Exclusive {
+                                    let _ = waiting.next(Duration::ZERO).await;
+                                }
+                            }
+                            None => return Err(not_acquired()),
+                        }
+                    }
+                }
             }
             let answer =
                 pending.attempt(strategy.try_limit(), |claim| self.backend.acquire(claim)).await;
             // Why it would be over, if the wait ends now.
             let (remaining, why) = match answer {
                 Ok((Acquired::Granted(grant), sent)) => {
-                    seat.begin();
-                    return Ok(pending.granted(&grant, upkeep, sent).seated(seat));
+                    let held = pending.granted(&grant, upkeep, sent);
+                    return Ok(match seat {
+                        // Passed on with the lease. Where others may hold beside, the next tries at once.
+                        Some(mut seat) if claim.mode == Mode::Exclusive => {
+                            seat.begin();
+                            held.seated(seat)
+                        }
+                        _ => held,
+                    });
                 }
-                Ok((Acquired::Held(occupied), _)) => (Some(occupied.remaining), not_acquired()),
+                Ok((Acquired::Held(occupied), _)) => {
+                    pending.waits = true;
+                    let keep = if claim.mode.queues() { KEEP_PLACE } else { Duration::MAX };
+                    (Some(occupied.remaining.min(keep)), not_acquired())
+                }
                 Err(error) if error.kind() == BackendErrorKind::Foreign => return Err(error.into()),
                 Err(error) => (None, error.into()),
             };
@@ -171,11 +188,44 @@ impl Engine {
         }
     }
 
+    /// Turns a hold into one of another mode in one step; gives it back if that is refused.
+    ///
+    /// # Cancel safety
+    ///
+    /// When the future is dropped, both are released by a task of the engine's.
+    pub(crate) async fn convert(
+        self: &Arc<Self>,
+        held: Held,
+        mode: Mode,
+        limit: Duration,
+    ) -> Result<Result<Held, Held>, Error> {
+        let (from, upkeep) = (held.claim().clone(), held.watch().upkeep());
+        let claim = Claim { holder: Token::fresh(), mode, ..from.clone() };
+        let mut pending = Pending::new(self.clone(), claim);
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            match pending.attempt(limit, |to| self.backend.pass(&from, to)).await {
+                Ok((Some(grant), sent)) => {
+                    held.settled();
+                    return Ok(Ok(pending.granted(&grant, upkeep, sent)));
+                }
+                Ok((None, _)) => return Ok(Err(held)),
+                // It may have been done: the same token asks once more.
+                Err(error) if error.kind() == BackendErrorKind::Unknown && tries < 2 => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
     /// Releases what may be held under a claim, in a task that no caller owns.
-    pub(crate) fn undo(self: &Arc<Self>, claim: Claim, runtime: &Handle) {
-        self.tasks.spawn_on(Owed::new(self.clone(), claim, true).pay(), runtime);
+    pub(crate) fn undo(self: &Arc<Self>, claim: Claim, doubtful: bool, runtime: &Handle) {
+        self.tasks.spawn_on(Owed::new(self.clone(), claim, doubtful).pay(), runtime);
     }
 }
+
+/// How often a place in a queue is taken anew: two tries may fail before it is lost.
+const KEEP_PLACE: Duration = Duration::from_millis(1600);
 
 /// A backend bounds its own waits; this is for one that does not.
 pub(super) const ANSWER_LIMIT: Duration = Duration::from_secs(1);
@@ -198,11 +248,20 @@ pub(crate) struct Pending {
     /// A try ended without an answer. It may yet be granted, for it may be on its way on a connection
     /// that broke; so this is never cleared.
     doubtful: bool,
+    /// Someone is in the way; where the mode has a queue at the backend, there is a place in it.
+    waits: bool,
 }
 
 impl Pending {
     pub(crate) fn new(engine: Arc<Engine>, claim: Claim) -> Self {
-        Self { engine, claim, runtime: Handle::current(), trying: false, doubtful: false }
+        Self {
+            engine,
+            claim,
+            runtime: Handle::current(),
+            trying: false,
+            doubtful: false,
+            waits: false,
+        }
     }
 
     /// One try, with the answer and the time at which it was sent.
@@ -230,6 +289,7 @@ impl Pending {
     pub(crate) fn granted(mut self, grant: &Grant, upkeep: Upkeep, sent: Instant) -> Held {
         self.trying = false;
         self.doubtful = false;
+        self.waits = false;
         let watch = self.engine.watchdog.watch(self.claim.clone(), upkeep, sent);
         Held::new(
             self.engine.clone(),
@@ -243,9 +303,12 @@ impl Pending {
 
 impl Drop for Pending {
     fn drop(&mut self) {
-        if self.trying || self.doubtful {
+        let doubtful = self.trying || self.doubtful;
+        if doubtful {
             debug!(name = ?self.claim.name, "an acquisition with an unknown outcome is undone");
-            self.engine.undo(self.claim.clone(), &self.runtime);
+        }
+        if doubtful || (self.waits && self.claim.waits && self.claim.mode.queues()) {
+            self.engine.undo(self.claim.clone(), doubtful, &self.runtime);
         }
     }
 }

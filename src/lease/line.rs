@@ -5,6 +5,9 @@
 //! next in line in one round trip, with a new fence; after [`PASSES`] times or [`TURN`] in a row it is
 //! released instead, so that other processes get their turn. A seat that is dropped goes to the next in
 //! line, who contends then.
+//!
+//! Of those who want permits, only who waits stands in line: whoever gets his gives the seat up, for there
+//! may be more. Where a queue at the backend keeps the order, there is no line.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -14,7 +17,7 @@ use std::{
 
 use tokio::{runtime::Handle, sync::oneshot, time::Instant};
 
-use super::{Claim, Held, Upkeep};
+use super::{Claim, Held, Mode, Upkeep};
 use crate::key::Name;
 
 /// How often a lease passes on within one process before others get their turn.
@@ -24,7 +27,10 @@ const TURN: Duration = Duration::from_millis(50);
 
 /// The lines of one engine, each there while someone contends or holds.
 #[derive(Clone, Default)]
-pub(crate) struct Lines(Arc<Mutex<HashMap<Name, VecDeque<Waiter>>>>);
+pub(crate) struct Lines(Arc<Mutex<HashMap<Of, VecDeque<Waiter>>>>);
+
+/// What a line is for.
+type Of = (Name, Mode);
 
 /// One who waits in line.
 pub(crate) struct Waiter {
@@ -45,31 +51,41 @@ pub(crate) enum Call {
 /// The right to contend for a lease, or to hold it, for this process.
 pub(crate) struct Seat {
     lines: Lines,
-    name: Name,
+    of: Of,
     passes: u32,
     since: Instant,
 }
 
 /// A place in a line.
 pub(crate) enum Place {
+    /// There is no line to stand in.
+    None,
     First(Seat),
     Behind(oneshot::Receiver<Call>),
 }
 
 impl Lines {
-    pub(crate) fn enter(&self, claim: &Claim, upkeep: Upkeep) -> Place {
+    /// Takes a place, before the first try or because it `waits` after one.
+    pub(crate) fn enter(&self, claim: &Claim, upkeep: Upkeep, waits: bool) -> Place {
+        if claim.mode.queues() {
+            return Place::None;
+        }
+        let of = (claim.name.clone(), claim.mode);
         let mut lines = self.lines();
-        if let Some(line) = lines.get_mut(&claim.name) {
+        if let Some(line) = lines.get_mut(&of) {
             let (call, called) = oneshot::channel();
             let (claim, runtime) = (claim.clone(), Handle::current());
             line.push_back(Waiter { claim, upkeep, runtime, call });
             return Place::Behind(called);
         }
-        lines.insert(claim.name.clone(), VecDeque::new());
-        Place::First(Seat::new(self.clone(), claim.name.clone()))
+        if matches!(claim.mode, Mode::Permit { .. }) && !waits {
+            return Place::None;
+        }
+        lines.insert(of.clone(), VecDeque::new());
+        Place::First(Seat::new(self.clone(), of))
     }
 
-    fn lines(&self) -> MutexGuard<'_, HashMap<Name, VecDeque<Waiter>>> {
+    fn lines(&self) -> MutexGuard<'_, HashMap<Of, VecDeque<Waiter>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -82,8 +98,8 @@ impl Waiter {
 }
 
 impl Seat {
-    fn new(lines: Lines, name: Name) -> Self {
-        Self { lines, name, passes: 0, since: Instant::now() }
+    fn new(lines: Lines, of: Of) -> Self {
+        Self { lines, of, passes: 0, since: Instant::now() }
     }
 
     /// The turn of this process begins: the lease was won from others.
@@ -98,7 +114,7 @@ impl Seat {
             return None;
         }
         self.passes += 1;
-        first(self.lines.lines().get_mut(&self.name)?)
+        first(self.lines.lines().get_mut(&self.of)?)
     }
 }
 
@@ -110,14 +126,14 @@ fn first(line: &mut VecDeque<Waiter>) -> Option<Waiter> {
 impl Drop for Seat {
     fn drop(&mut self) {
         let mut lines = self.lines.lines();
-        let Some(line) = lines.get_mut(&self.name) else { return };
+        let Some(line) = lines.get_mut(&self.of) else { return };
         let Some(waiter) = first(line) else {
-            lines.remove(&self.name);
+            lines.remove(&self.of);
             return;
         };
         // Without the lock: if he leaves just now, his seat is dropped here in turn.
         drop(lines);
-        let seat = Self::new(self.lines.clone(), self.name.clone());
+        let seat = Self::new(self.lines.clone(), self.of.clone());
         waiter.call(Call::Contend { seat, doubtful: false });
     }
 }

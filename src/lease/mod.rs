@@ -22,7 +22,7 @@ mod wait;
 mod watchdog;
 
 pub use self::{
-    claim::{Claim, Grant, Mode, Occupied, Token},
+    claim::{Claim, Grant, Mode, Occupied, PLACE_LIFE, Token},
     retry::{Retry, RetryStrategy},
 };
 pub(crate) use self::{

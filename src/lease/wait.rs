@@ -15,10 +15,9 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-use super::{Engine, RetryStrategy, line::Call};
+use super::{Claim, Engine, RetryStrategy, line::Call};
 use crate::{
     backend::{Change, Changes},
-    key::Name,
     time::after,
 };
 
@@ -34,7 +33,7 @@ const RESUBSCRIBE: Duration = Duration::from_secs(1);
 
 pub(crate) struct Waiting {
     engine: Arc<Engine>,
-    name: Name,
+    claim: Claim,
     changes: Option<Changes>,
     /// Looks without a subscription so far, and when to ask for one again.
     looks: u32,
@@ -59,14 +58,14 @@ pub(crate) enum Turn {
 impl Waiting {
     pub(crate) fn new(
         engine: Arc<Engine>,
-        name: Name,
+        claim: &Claim,
         strategy: &dyn RetryStrategy,
         limit: Duration,
     ) -> Self {
         let now = Instant::now();
         Self {
             engine,
-            name,
+            claim: claim.clone(),
             changes: None,
             looks: 0,
             subscribe_at: None,
@@ -102,14 +101,14 @@ impl Waiting {
         if self.changes.is_none() && self.subscribe_at.is_none_or(|at| at <= told) {
             let backend = self.engine.backend().clone();
             tokio::select! {
-                changes = backend.changes(&self.name) => {
+                changes = backend.changes(&self.claim.name) => {
                     match changes {
                         Ok(changes) => {
                             self.changes = Some(changes);
                             return Turn::Again;
                         }
                         Err(error) => {
-                            tracing::debug!(name = ?self.name, %error, "no subscription; looking");
+                            tracing::debug!(name = ?self.claim.name, %error, "no subscription; looking");
                             self.subscribe_at = Some(Instant::now() + RESUBSCRIBE);
                         }
                     }
@@ -127,7 +126,13 @@ impl Waiting {
         let wake = look.min(until).min(self.deadline);
         let pushed = async {
             match &mut self.changes {
-                Some(changes) => changes.next().await,
+                Some(changes) => loop {
+                    match changes.next().await {
+                        // Another's turn, and nothing to look at.
+                        Change::Turn(token) if token != self.claim.holder => {}
+                        change => return change,
+                    }
+                },
                 None => std::future::pending().await,
             }
         };
@@ -175,8 +180,8 @@ mod tests {
     use crate::{
         backend::{Acquired, Leases},
         error::{BackendError, BackendErrorKind},
-        key::{Family, Key, Namespace},
-        lease::{Claim, Grant, Occupied, Retry},
+        key::{Family, Key, Name, Namespace},
+        lease::{Grant, Mode, Occupied, Retry},
     };
 
     const MS: Duration = Duration::from_millis(1);
@@ -201,11 +206,11 @@ mod tests {
             std::future::pending().await
         }
 
-        async fn holder(&self, _: &Name) -> Result<Option<Occupied>, BackendError> {
+        async fn holder(&self, _: &Name, _: Mode) -> Result<Option<Occupied>, BackendError> {
             std::future::pending().await
         }
 
-        async fn clear(&self, _: &Name) -> Result<bool, BackendError> {
+        async fn clear(&self, _: &Name, _: Mode) -> Result<bool, BackendError> {
             std::future::pending().await
         }
 
@@ -221,9 +226,10 @@ mod tests {
     async fn without_a_subscription_the_looks_come_at_growing_intervals() -> Result<(), crate::Error>
     {
         let name = Name::new(&Namespace::standard(), Family::Lock, &Key::from("k"), 512)?;
+        let claim = Claim::new(name, Mode::Exclusive, 5000 * MS, 5000 * MS);
         let engine = Engine::new(Arc::new(Mute));
         let strategy = Retry::on_demand();
-        let mut waiting = Waiting::new(engine, name, &strategy, Duration::from_secs(60));
+        let mut waiting = Waiting::new(engine, &claim, &strategy, Duration::from_secs(60));
         let told = Instant::now();
         assert!(matches!(waiting.next(5000 * MS).await, Turn::Again));
         // A timer fires within the millisecond after its time.

@@ -78,6 +78,10 @@ impl Watch {
         self.lost.is_cancelled() || self.deadline() <= Instant::now()
     }
 
+    pub(crate) fn upkeep(&self) -> Upkeep {
+        self.upkeep
+    }
+
     pub(crate) fn tell_lost(&self) {
         self.lost.cancel();
         drop(self.leave_seat());

@@ -2,7 +2,7 @@
 
 use bellwether::{
     backend::{Change, Leases},
-    lease::Claim,
+    lease::{Claim, Mode},
 };
 
 use crate::harness::{Harness, LEASE, MOMENT, claim, granted, held, listen, name, next};
@@ -50,24 +50,24 @@ pub async fn who_has_nothing_passes_nothing<H: Harness>(h: &H) {
 pub async fn a_lease_can_be_looked_at<H: Harness>(h: &H) {
     let (here, there) = (h.backend(), h.backend());
     let name = name("k");
-    assert_eq!(there.holder(&name).await.unwrap(), None);
+    assert_eq!(there.holder(&name, Mode::Exclusive).await.unwrap(), None);
     let claim = claim(&name);
     let fence = granted(&here, &claim).await.fence();
-    let occupied = there.holder(&name).await.unwrap().unwrap();
+    let occupied = there.holder(&name, Mode::Exclusive).await.unwrap().unwrap();
     assert_eq!(occupied.fence, fence);
     assert!(occupied.remaining <= LEASE && occupied.remaining > LEASE - MOMENT, "{occupied:?}");
     here.release(&claim).await.unwrap();
-    assert_eq!(there.holder(&name).await.unwrap(), None);
+    assert_eq!(there.holder(&name, Mode::Exclusive).await.unwrap(), None);
 }
 
 pub async fn a_lease_that_is_cleared_is_free_and_wakes<H: Harness>(h: &H) {
     let (here, there) = (h.backend(), h.backend());
     let name = name("k");
-    assert!(!there.clear(&name).await.unwrap());
+    assert!(!there.clear(&name, Mode::Exclusive).await.unwrap());
     let (first, second) = (claim(&name), claim(&name));
     let fence = granted(&here, &first).await.fence();
     let mut changes = listen(&here, &name).await;
-    assert!(there.clear(&name).await.unwrap());
+    assert!(there.clear(&name, Mode::Exclusive).await.unwrap());
     assert_eq!(next(&mut changes).await, Change::Wake);
     assert_eq!(here.renew(std::slice::from_ref(&first)).await.unwrap(), [false]);
     assert!(granted(&here, &second).await.fence() > fence);

@@ -111,6 +111,7 @@ impl Scripts {
             _ => Ok(Claimed::Held(Occupied {
                 fence: number(&fields[1]),
                 remaining: Duration::from_millis(number(&fields[2])),
+                holders: 1,
             })),
         }
     }

@@ -14,7 +14,7 @@ use bellwether::{
     entry::Entry,
     error::BackendError,
     key::Name,
-    lease::{Claim, Grant, Occupied},
+    lease::{Claim, Grant, Mode, Occupied},
 };
 
 use super::{
@@ -107,12 +107,12 @@ impl Leases for Recorder {
         answer
     }
 
-    async fn holder(&self, name: &Name) -> Result<Option<Occupied>, BackendError> {
-        self.inner.holder(name).await
+    async fn holder(&self, name: &Name, mode: Mode) -> Result<Option<Occupied>, BackendError> {
+        self.inner.holder(name, mode).await
     }
 
-    async fn clear(&self, name: &Name) -> Result<bool, BackendError> {
-        self.inner.clear(name).await
+    async fn clear(&self, name: &Name, mode: Mode) -> Result<bool, BackendError> {
+        self.inner.clear(name, mode).await
     }
 
     async fn changes(&self, name: &Name) -> Result<Changes, BackendError> {

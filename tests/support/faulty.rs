@@ -11,7 +11,7 @@ use bellwether::{
     entry::Entry,
     error::{BackendError, BackendErrorKind},
     key::Name,
-    lease::{Claim, Grant, Occupied},
+    lease::{Claim, Grant, Mode, Occupied},
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -144,12 +144,12 @@ impl Leases for Faulty {
         self.befall(Op::Pass, || self.inner.pass(from, to)).await
     }
 
-    async fn holder(&self, name: &Name) -> Result<Option<Occupied>, BackendError> {
-        self.befall(Op::Holder, || self.inner.holder(name)).await
+    async fn holder(&self, name: &Name, mode: Mode) -> Result<Option<Occupied>, BackendError> {
+        self.befall(Op::Holder, || self.inner.holder(name, mode)).await
     }
 
-    async fn clear(&self, name: &Name) -> Result<bool, BackendError> {
-        self.befall(Op::Clear, || self.inner.clear(name)).await
+    async fn clear(&self, name: &Name, mode: Mode) -> Result<bool, BackendError> {
+        self.befall(Op::Clear, || self.inner.clear(name, mode)).await
     }
 
     async fn changes(&self, name: &Name) -> Result<Changes, BackendError> {

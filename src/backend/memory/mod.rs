@@ -1,9 +1,11 @@
 //! The embedded backend: leases and entries in this process.
 //!
 //! It keeps the rules of the Redis backend to the letter, so that what works here works there; only that
-//! its fleet is the caches and locks of one process. `state` is the data and its rules, without locks or
-//! waiting; this file puts a mutex around it and pushes what happened.
+//! its fleet is the caches and locks of one process. `state` is the data, with the rules of entries and `leases`
+//! those of leases, without locks or waiting; this file puts a mutex around it and pushes what happened.
 
+mod leases;
+mod shared;
 mod state;
 
 use std::{
@@ -20,7 +22,7 @@ use crate::{
     entry::Entry,
     error::{BackendError, BackendErrorKind},
     key::Name,
-    lease::{Claim, Grant, Occupied},
+    lease::{Claim, Grant, Mode, Occupied},
 };
 
 /// Leases and entries in this process: the embedded default, and a stand-in for Redis in tests.
@@ -84,23 +86,31 @@ impl Leases for MemoryBackend {
     }
 
     async fn release(&self, claim: &Claim) -> Result<bool, BackendError> {
-        let held = self.state().release(claim, Instant::now());
-        if held {
-            self.push(&claim.name, Change::Wake);
+        let (held, pushed) = self.state().release(claim, Instant::now());
+        if let Some(change) = pushed {
+            self.push(&claim.name, change);
         }
         Ok(held)
     }
 
     async fn pass(&self, from: &Claim, to: &Claim) -> Result<Option<Grant>, BackendError> {
-        Ok(self.state().pass(from, to, Instant::now()))
+        if !from.mode.passes_to(to.mode) {
+            return Err(super::no_pass(from, to));
+        }
+        let passed = self.state().pass(from, to, Instant::now());
+        let Some((grant, pushed)) = passed else { return Ok(None) };
+        if let Some(change) = pushed {
+            self.push(&from.name, change);
+        }
+        Ok(Some(grant))
     }
 
-    async fn holder(&self, name: &Name) -> Result<Option<Occupied>, BackendError> {
-        Ok(self.state().holder(name, Instant::now()))
+    async fn holder(&self, name: &Name, mode: Mode) -> Result<Option<Occupied>, BackendError> {
+        Ok(self.state().holder(name, mode, Instant::now()))
     }
 
-    async fn clear(&self, name: &Name) -> Result<bool, BackendError> {
-        let there = self.state().clear(name, Instant::now());
+    async fn clear(&self, name: &Name, mode: Mode) -> Result<bool, BackendError> {
+        let there = self.state().clear(name, mode, Instant::now());
         self.push(name, Change::Wake);
         Ok(there)
     }
@@ -140,7 +150,7 @@ impl Store for MemoryBackend {
     }
 
     async fn fail(&self, claim: &Claim, failure: &Failure) -> Result<bool, BackendError> {
-        let held = self.state().release(claim, Instant::now());
+        let (held, _) = self.state().release(claim, Instant::now());
         if held {
             self.push(&claim.name, Change::Failed(failure.clone()));
         }

@@ -7,21 +7,23 @@ use std::{
 use lru::LruCache;
 use tokio::time::Instant;
 
+use super::shared::Shared;
 use crate::{
     backend::{Acquired, Claimed, Committed},
     entry::Entry,
     key::Name,
-    lease::{Claim, Grant, Occupied, Token},
+    lease::{Claim, Grant, Mode, Occupied, Token},
     time::after,
 };
 
 /// The data and its rules, which are those of the scripts in `redis/lua`.
 pub(super) struct State {
-    leases: HashMap<Arc<str>, Lease>,
+    leases: HashMap<Held, Lease>,
+    pub(super) shared: HashMap<Arc<str>, Shared>,
     fences: HashMap<Arc<str>, Fence>,
     entries: LruCache<Slot, Stored>,
     /// When which of them ends, so that what nobody asks for again is dropped too.
-    ends: BTreeSet<(Instant, End)>,
+    pub(super) ends: BTreeSet<(Instant, End)>,
     weight: usize,
     limit: usize,
     /// The server's clock: microseconds at `origin`.
@@ -32,10 +34,19 @@ pub(super) struct State {
 /// Entries of two schemas lie side by side.
 type Slot = (Arc<str>, u16);
 
-struct Lease {
-    holder: Token,
-    fence: u64,
-    ends: Instant,
+/// The lease of a name, and that of its writer, lie side by side.
+type Held = (Arc<str>, Sole);
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) enum Sole {
+    Lease,
+    Writer,
+}
+
+pub(super) struct Lease {
+    pub(super) holder: Token,
+    pub(super) fence: u64,
+    pub(super) ends: Instant,
 }
 
 struct Fence {
@@ -51,8 +62,10 @@ struct Stored {
 }
 
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
-enum End {
-    Lease(Arc<str>),
+pub(super) enum End {
+    Lease(Held),
+    Hold(Arc<str>, Token),
+    Place(Arc<str>, Token),
     Fence(Arc<str>),
     Entry(Slot),
 }
@@ -63,6 +76,7 @@ impl State {
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Self {
             leases: HashMap::new(),
+            shared: HashMap::new(),
             fences: HashMap::new(),
             entries: LruCache::unbounded(),
             ends: BTreeSet::new(),
@@ -77,75 +91,19 @@ impl State {
         self.weight
     }
 
-    pub(super) fn acquire(&mut self, claim: &Claim, now: Instant) -> Acquired {
-        self.expire(now);
-        match self.held_by_other(claim, now) {
-            Some(occupied) => Acquired::Held(occupied),
-            None => Acquired::Granted(self.grant(claim, now)),
-        }
-    }
-
     pub(super) fn claim(&mut self, claim: &Claim, seen: u64, now: Instant) -> Claimed {
         self.expire(now);
-        let mine = self.leases.get(claim.name.prefix()).is_some_and(|l| l.holder == claim.holder);
+        let mine = self.lease(&claim.name, Sole::Lease).is_some_and(|l| l.holder == claim.holder);
         if !mine
             && let Some(entry) = self.stored(&claim.name)
             && entry.fence > seen
         {
             return Claimed::Newer(entry.clone());
         }
-        match self.acquire(claim, now) {
+        match self.acquire_sole(claim, now) {
             Acquired::Granted(grant) => Claimed::Granted(grant),
             Acquired::Held(occupied) => Claimed::Held(occupied),
         }
-    }
-
-    pub(super) fn renew(&mut self, claim: &Claim, now: Instant) -> bool {
-        self.expire(now);
-        let name = claim.name.prefix();
-        let Some(lease) = self.leases.get(name).filter(|l| l.holder == claim.holder) else {
-            return false;
-        };
-        let fence = lease.fence;
-        self.extend(claim, fence, now);
-        true
-    }
-
-    pub(super) fn release(&mut self, claim: &Claim, now: Instant) -> bool {
-        self.expire(now);
-        let name = claim.name.prefix();
-        let mine = self.leases.get(name).is_some_and(|lease| lease.holder == claim.holder);
-        if mine {
-            self.drop_lease(name);
-        }
-        mine
-    }
-
-    pub(super) fn pass(&mut self, from: &Claim, to: &Claim, now: Instant) -> Option<Grant> {
-        self.expire(now);
-        let name = from.name.prefix();
-        let lease = self.leases.get(name)?;
-        if lease.holder == to.holder {
-            return Some(Grant::new(lease.fence));
-        }
-        if lease.holder != from.holder {
-            return None;
-        }
-        self.drop_lease(name);
-        Some(self.grant(to, now))
-    }
-
-    pub(super) fn holder(&mut self, name: &Name, now: Instant) -> Option<Occupied> {
-        self.expire(now);
-        let lease = self.leases.get(name.prefix())?;
-        Some(Occupied { fence: lease.fence, remaining: lease.ends - now })
-    }
-
-    pub(super) fn clear(&mut self, name: &Name, now: Instant) -> bool {
-        self.expire(now);
-        let there = self.leases.contains_key(name.prefix());
-        self.drop_lease(name.prefix());
-        there
     }
 
     pub(super) fn get(&mut self, name: &Name, now: Instant) -> Option<Entry> {
@@ -180,8 +138,8 @@ impl State {
         }
         let ends = self.fences.get(name).map_or(now, |fence| fence.ends);
         self.set_fence(name, entry.fence, true, ends);
-        if self.leases.get(name).is_some_and(|lease| lease.holder == claim.holder) {
-            self.drop_lease(name);
+        if self.lease(&claim.name, Sole::Lease).is_some_and(|l| l.holder == claim.holder) {
+            self.drop_lease(&claim.name, Sole::Lease);
         }
         let Some(ttl) = ttl else { return (Committed::HandedOver, true) };
         match self.store(&claim.name, entry.clone(), after(now, ttl)) {
@@ -213,41 +171,46 @@ impl State {
         for schema in [-1_i16, 0, 1] {
             self.drop_entry(&(name.prefix().clone(), name.schema().wrapping_add_signed(schema)));
         }
-        self.drop_lease(name.prefix());
+        self.drop_lease(name, Sole::Lease);
         self.set_fence(name.prefix(), fence, false, after(now, fence_life));
         fence
     }
 
     pub(super) fn is_free(&self, name: &Name) -> bool {
-        !self.leases.contains_key(name.prefix())
+        self.lease(name, Sole::Lease).is_none()
     }
 
-    fn held_by_other(&self, claim: &Claim, now: Instant) -> Option<Occupied> {
-        let lease = self.leases.get(claim.name.prefix())?;
-        (lease.holder != claim.holder)
-            .then(|| Occupied { fence: lease.fence, remaining: lease.ends - now })
+    /// Grants a lease that is free, and grants it again to the token that has it.
+    pub(super) fn acquire_sole(&mut self, claim: &Claim, now: Instant) -> Acquired {
+        match self.lease(&claim.name, sole(claim.mode)) {
+            Some(lease) if lease.holder != claim.holder => Acquired::Held(lease.occupied(now)),
+            _ => Acquired::Granted(self.grant(claim, now)),
+        }
     }
 
     /// Grants a lease that is free or is the claim's own.
-    fn grant(&mut self, claim: &Claim, now: Instant) -> Grant {
-        let name = claim.name.prefix();
-        if let Some(fence) = self.leases.get(name).map(|lease| lease.fence) {
+    pub(super) fn grant(&mut self, claim: &Claim, now: Instant) -> Grant {
+        if let Some(fence) = self.lease(&claim.name, sole(claim.mode)).map(|lease| lease.fence) {
             self.extend(claim, fence, now);
             return Grant::new(fence);
         }
         let fence = self.next_fence(&claim.name, now);
         self.set_lease(claim, fence, now);
-        self.set_fence(name, fence, false, after(now, claim.fence_life));
+        self.set_fence(claim.name.prefix(), fence, false, after(now, claim.fence_life));
         Grant::new(fence)
     }
 
     /// Makes a lease last its full time from now, and its fence with it. A fence that is gone stays gone.
-    fn extend(&mut self, claim: &Claim, fence: u64, now: Instant) {
+    pub(super) fn extend(&mut self, claim: &Claim, fence: u64, now: Instant) {
         self.set_lease(claim, fence, now);
         let name = claim.name.prefix();
         if let Some((last, spent)) = self.fences.get(name).map(|fence| (fence.last, fence.spent)) {
             self.set_fence(name, last, spent, after(now, claim.fence_life));
         }
+    }
+
+    pub(super) fn lease(&self, name: &Name, sole: Sole) -> Option<&Lease> {
+        self.leases.get(&(name.prefix().clone(), sole))
     }
 
     fn next_fence(&self, name: &Name, now: Instant) -> u64 {
@@ -262,17 +225,19 @@ impl State {
     }
 
     fn set_lease(&mut self, claim: &Claim, fence: u64, now: Instant) {
-        let name = claim.name.prefix().clone();
-        self.drop_lease(&name);
+        let sole = sole(claim.mode);
+        self.drop_lease(&claim.name, sole);
+        let held = (claim.name.prefix().clone(), sole);
         let ends = after(now, claim.lease);
-        self.ends.insert((ends, End::Lease(name.clone())));
-        self.leases.insert(name, Lease { holder: claim.holder, fence, ends });
+        self.ends.insert((ends, End::Lease(held.clone())));
+        self.leases.insert(held, Lease { holder: claim.holder, fence, ends });
     }
 
-    fn drop_lease(&mut self, name: &Arc<str>) {
-        if let Some(lease) = self.leases.remove(name) {
-            self.ends.remove(&(lease.ends, End::Lease(name.clone())));
-        }
+    pub(super) fn drop_lease(&mut self, name: &Name, sole: Sole) -> bool {
+        let held = (name.prefix().clone(), sole);
+        let Some(lease) = self.leases.remove(&held) else { return false };
+        self.ends.remove(&(lease.ends, End::Lease(held)));
+        true
     }
 
     fn set_fence(&mut self, name: &Arc<str>, last: u64, spent: bool, ends: Instant) {
@@ -308,13 +273,25 @@ impl State {
     }
 
     /// Drops everything whose time has come.
-    fn expire(&mut self, now: Instant) {
+    pub(super) fn expire(&mut self, now: Instant) {
         while let Some((at, _)) = self.ends.first()
             && *at <= now
             && let Some((_, end)) = self.ends.pop_first()
         {
             match end {
-                End::Lease(name) => drop(self.leases.remove(&name)),
+                End::Lease(held) => drop(self.leases.remove(&held)),
+                End::Hold(name, token) => {
+                    self.change_shared(&name, |shared| {
+                        shared.readers.0.remove(&token);
+                        shared.permits.0.remove(&token);
+                    });
+                }
+                End::Place(name, token) => {
+                    self.change_shared(&name, |shared| {
+                        shared.fair.leave(token);
+                        shared.read_write.leave(token);
+                    });
+                }
                 End::Fence(name) => {
                     self.fences.remove(&name);
                     // The memory of a burst is given back.
@@ -332,6 +309,20 @@ impl State {
                 }
             }
         }
+    }
+}
+
+impl Lease {
+    pub(super) fn occupied(&self, now: Instant) -> Occupied {
+        Occupied { fence: self.fence, remaining: self.ends - now, holders: 1 }
+    }
+}
+
+/// Which lease it is that one holder has alone.
+pub(super) fn sole(mode: Mode) -> Sole {
+    match mode {
+        Mode::Read | Mode::Write => Sole::Writer,
+        _ => Sole::Lease,
     }
 }
 

@@ -9,16 +9,39 @@ use super::{
     script::{Call, SCRIPTS},
 };
 use crate::{
-    backend::{Acquired, Change, Changes, Claimed, Leases},
+    backend::{Acquired, Change, Changes, Claimed, Leases, no_pass},
     error::{BackendError, BackendErrorKind},
     key::Name,
-    lease::{Claim, Grant, Occupied},
+    lease::{Claim, Grant, Mode, Occupied, PLACE_LIFE},
 };
 
 /// As many leases are renewed by one script: few enough not to hold the server up.
 const RENEW_BATCH: usize = 100;
 
+/// Where what is held in a mode stands: the suffix of its key, and whether it is a set of holds.
+fn place(mode: Mode) -> (&'static str, bool) {
+    match mode {
+        Mode::Exclusive | Mode::Fair => ("l", false),
+        Mode::Write => ("w", false),
+        Mode::Read => ("r", true),
+        Mode::Permit { .. } => ("p", true),
+    }
+}
+
+/// The suffixes of a fair lease's queue, and of a read-write lock's queue, readers and waiting writers.
+const FAIR: &[&str] = &["q", "d"];
+const READ_WRITE: &[&str] = &["rq", "rd", "r", "i"];
+
+/// For how long a claim keeps its place in a queue; `0`, if it takes none.
+fn kept(claim: &Claim) -> String {
+    match claim.waits {
+        true => millis(PLACE_LIFE),
+        false => "0".to_owned(),
+    }
+}
+
 impl RedisBackend {
+    /// Ends an exclusive lease, and pushes why.
     pub(super) async fn release_with(
         &self,
         claim: &Claim,
@@ -32,6 +55,7 @@ impl RedisBackend {
         self.understood(reply::flag(self.0.commands.call(call).await?))
     }
 
+    /// Acquires an exclusive lease, unless an entry stands that was not seen.
     pub(super) async fn acquire_with(
         &self,
         claim: &Claim,
@@ -50,11 +74,76 @@ impl RedisBackend {
         }
         self.0.commands.call(call).await
     }
+
+    async fn acquire_queued(&self, claim: &Claim, queue: &[&str]) -> Result<Value, BackendError> {
+        let call = Call::new(&SCRIPTS.acquire_queued)
+            .key(claim.name.suffixed(place(claim.mode).0))
+            .key(fence(&claim.name))
+            .keys(&claim.name, queue)
+            .arg(claim.holder.to_string())
+            .arg(millis(claim.lease))
+            .arg(millis(claim.fence_life))
+            .arg(kept(claim));
+        self.0.commands.call(call).await
+    }
+
+    async fn acquire_read(&self, claim: &Claim) -> Result<Value, BackendError> {
+        let call = Call::new(&SCRIPTS.acquire_read)
+            .keys(&claim.name, &["w", "rq", "rd", "r", "i"])
+            .arg(claim.holder.to_string())
+            .arg(millis(claim.lease))
+            .arg(kept(claim));
+        self.0.commands.call(call).await
+    }
+
+    async fn acquire_permit(
+        &self,
+        claim: &Claim,
+        limit: u32,
+        count: u32,
+    ) -> Result<Value, BackendError> {
+        let call = Call::new(&SCRIPTS.acquire_permit)
+            .keys(&claim.name, &["p"])
+            .arg(claim.holder.to_string())
+            .arg(millis(claim.lease))
+            .arg(limit.to_string())
+            .arg(count.to_string());
+        self.0.commands.call(call).await
+    }
+
+    async fn release_queued(&self, claim: &Claim, queue: &[&str]) -> Result<bool, BackendError> {
+        let lease = match claim.mode {
+            Mode::Fair => "l",
+            _ => "w",
+        };
+        let call = Call::new(&SCRIPTS.release_queued)
+            .key(claim.name.suffixed(lease))
+            .key(self.channel(&claim.name))
+            .keys(&claim.name, queue)
+            .arg(claim.holder.to_string());
+        self.understood(reply::flag(self.0.commands.call(call).await?))
+    }
+
+    async fn release_permit(&self, claim: &Claim, count: u32) -> Result<bool, BackendError> {
+        let call = Call::new(&SCRIPTS.release_permit)
+            .keys(&claim.name, &["p"])
+            .key(self.channel(&claim.name))
+            .arg(claim.holder.to_string())
+            .arg(count.to_string());
+        self.understood(reply::flag(self.0.commands.call(call).await?))
+    }
 }
 
 impl Leases for RedisBackend {
     async fn acquire(&self, claim: &Claim) -> Result<Acquired, BackendError> {
-        match self.understood(reply::claimed(self.acquire_with(claim, None).await?))? {
+        let answer = match claim.mode {
+            Mode::Exclusive => self.acquire_with(claim, None).await?,
+            Mode::Fair => self.acquire_queued(claim, FAIR).await?,
+            Mode::Write => self.acquire_queued(claim, READ_WRITE).await?,
+            Mode::Read => self.acquire_read(claim).await?,
+            Mode::Permit { limit, count } => self.acquire_permit(claim, limit, count).await?,
+        };
+        match self.understood(reply::claimed(answer))? {
             Claimed::Granted(grant) => Ok(Acquired::Granted(grant)),
             Claimed::Held(occupied) => Ok(Acquired::Held(occupied)),
             Claimed::Newer(_) => Err(reply::unreadable("an entry in answer to an acquire")),
@@ -65,13 +154,19 @@ impl Leases for RedisBackend {
         let batches = claims.chunks(RENEW_BATCH).map(async |batch| {
             let mut call = Call::new(&SCRIPTS.renew);
             for claim in batch {
-                call = call.key(lease(&claim.name)).key(fence(&claim.name));
+                call = call.key(claim.name.suffixed(place(claim.mode).0)).key(fence(&claim.name));
             }
             for claim in batch {
+                let members = match claim.mode {
+                    Mode::Exclusive | Mode::Fair | Mode::Write => 0,
+                    Mode::Read => 1,
+                    Mode::Permit { count, .. } => count,
+                };
                 call = call
                     .arg(claim.holder.to_string())
                     .arg(millis(claim.lease))
-                    .arg(millis(claim.fence_life));
+                    .arg(millis(claim.fence_life))
+                    .arg(members.to_string());
             }
             self.understood(reply::flags(self.0.commands.call(call).await?, batch.len()))
         });
@@ -80,28 +175,54 @@ impl Leases for RedisBackend {
     }
 
     async fn release(&self, claim: &Claim) -> Result<bool, BackendError> {
-        self.release_with(claim, Change::Wake.encode()).await
+        match claim.mode {
+            Mode::Exclusive => self.release_with(claim, Change::Wake.encode()).await,
+            Mode::Fair => self.release_queued(claim, FAIR).await,
+            Mode::Read | Mode::Write => self.release_queued(claim, READ_WRITE).await,
+            Mode::Permit { count, .. } => self.release_permit(claim, count).await,
+        }
     }
 
     async fn pass(&self, from: &Claim, to: &Claim) -> Result<Option<Grant>, BackendError> {
-        let call = Call::new(&SCRIPTS.pass)
-            .key(lease(&from.name))
-            .key(fence(&from.name))
+        let name = &from.name;
+        let call = match (from.mode, to.mode) {
+            (Mode::Exclusive | Mode::Fair, Mode::Exclusive | Mode::Fair) => {
+                Call::new(&SCRIPTS.pass).keys(name, &["l", "f"])
+            }
+            (Mode::Read, Mode::Write) => Call::new(&SCRIPTS.upgrade).keys(name, &["w", "f", "r"]),
+            (Mode::Write, Mode::Read) => Call::new(&SCRIPTS.downgrade)
+                .key(name.suffixed("w"))
+                .key(self.channel(name))
+                .keys(name, READ_WRITE),
+            _ => return Err(no_pass(from, to)),
+        };
+        let call = call
             .arg(from.holder.to_string())
             .arg(to.holder.to_string())
             .arg(millis(to.lease))
             .arg(millis(to.fence_life));
-        reply::passed(self.0.commands.call(call).await?)
+        self.understood(reply::passed(self.0.commands.call(call).await?))
     }
 
-    async fn holder(&self, name: &Name) -> Result<Option<Occupied>, BackendError> {
-        let call = Call::new(&SCRIPTS.holder).key(lease(name));
-        reply::holder(self.0.commands.call(call).await?)
+    async fn holder(&self, name: &Name, mode: Mode) -> Result<Option<Occupied>, BackendError> {
+        let (suffix, is_set) = place(mode);
+        let call = Call::new(&SCRIPTS.holder).key(name.suffixed(suffix)).arg(if is_set {
+            "1"
+        } else {
+            "0"
+        });
+        self.understood(reply::holder(self.0.commands.call(call).await?))
     }
 
-    async fn clear(&self, name: &Name) -> Result<bool, BackendError> {
-        let call = Call::new(&SCRIPTS.clear).key(lease(name)).key(self.channel(name));
-        reply::flag(self.0.commands.call(call).await?)
+    async fn clear(&self, name: &Name, mode: Mode) -> Result<bool, BackendError> {
+        let call = Call::new(&SCRIPTS.clear).key(self.channel(name));
+        let call = match mode {
+            Mode::Exclusive => call.keys(name, &["l"]),
+            Mode::Fair => call.keys(name, &["l"]).keys(name, FAIR),
+            Mode::Read | Mode::Write => call.keys(name, &["w"]).keys(name, READ_WRITE),
+            Mode::Permit { .. } => call.keys(name, &["p"]),
+        };
+        self.understood(reply::flag(self.0.commands.call(call).await?))
     }
 
     async fn changes(&self, name: &Name) -> Result<Changes, BackendError> {

@@ -14,7 +14,14 @@
 //! | `e` | string, PX | the [entry](crate::entry::Entry); `e1`, `e2`, ... those of other schemas |
 //! | `l` | string, PX | the lease: `token:fence`, so that a resent acquire gets the same fence back |
 //! | `f` | string, PX | the last fence granted or burnt, `:c` behind it once its grant was committed |
+//! | `q`, `d` | sorted sets | who waits for a fair lease: tickets, and until when each place is kept |
+//! | `w` | string, PX | the writer's lease, as `l` |
+//! | `r` | sorted set | readers, and until when each holds |
+//! | `rq`, `rd`, `i` | sorted sets | who waits to read or write, as `q` and `d`; those of them who wait to write |
+//! | `p` | sorted set | permits that are out, and until when |
 //! | `c` | channel | wake-ups and results; `c@3` for database 3, for channels know no databases |
+//!
+//! A sorted set lasts as long as the last of its members.
 
 mod commands;
 mod connect;

@@ -114,7 +114,9 @@ impl Fields {
 
     fn occupied(&mut self) -> Result<Occupied, BackendError> {
         let fence = self.number()?;
-        Ok(Occupied { fence, remaining: Duration::from_millis(self.number()?) })
+        let remaining = Duration::from_millis(self.number()?);
+        let holders = u32::try_from(self.number()?).unwrap_or(u32::MAX);
+        Ok(Occupied { fence, remaining, holders })
     }
 
     fn number(&mut self) -> Result<u64, BackendError> {

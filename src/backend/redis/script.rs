@@ -2,30 +2,48 @@ use std::sync::LazyLock;
 
 use redis::Cmd;
 
-/// The scripts, each with the prelude in front.
-pub(super) struct Scripts {
-    pub(super) acquire: Script,
-    pub(super) renew: Script,
-    pub(super) release: Script,
-    pub(super) pass: Script,
-    pub(super) holder: Script,
-    pub(super) clear: Script,
-    pub(super) commit: Script,
-    pub(super) put: Script,
-    pub(super) invalidate: Script,
+use crate::key::Name;
+
+/// Names each script once: what is put in front of it, and its file.
+macro_rules! scripts {
+    ($($name:ident: [$($front:literal),+],)+) => {
+        pub(super) struct Scripts {
+            $(pub(super) $name: Script,)+
+        }
+
+        pub(super) static SCRIPTS: LazyLock<Scripts> = LazyLock::new(|| Scripts {
+            $($name: Script::new(&[
+                $(include_str!(concat!("lua/", $front, ".lua")),)+
+                include_str!(concat!("lua/", stringify!($name), ".lua")),
+            ]),)+
+        });
+
+        impl Scripts {
+            fn all(&self) -> impl Iterator<Item = &Script> {
+                [$(&self.$name),+].into_iter()
+            }
+        }
+    };
 }
 
-pub(super) static SCRIPTS: LazyLock<Scripts> = LazyLock::new(|| Scripts {
-    acquire: script(include_str!("lua/acquire.lua")),
-    renew: script(include_str!("lua/renew.lua")),
-    release: script(include_str!("lua/release.lua")),
-    pass: script(include_str!("lua/pass.lua")),
-    holder: script(include_str!("lua/holder.lua")),
-    clear: script(include_str!("lua/clear.lua")),
-    commit: script(include_str!("lua/commit.lua")),
-    put: script(include_str!("lua/put.lua")),
-    invalidate: script(include_str!("lua/invalidate.lua")),
-});
+scripts! {
+    acquire: ["prelude"],
+    acquire_queued: ["prelude", "shared"],
+    acquire_read: ["prelude", "shared"],
+    acquire_permit: ["prelude", "shared"],
+    renew: ["prelude", "shared"],
+    release: ["prelude"],
+    release_queued: ["prelude", "shared"],
+    release_permit: ["prelude", "shared"],
+    pass: ["prelude"],
+    upgrade: ["prelude", "shared"],
+    downgrade: ["prelude", "shared"],
+    holder: ["prelude", "shared"],
+    clear: ["prelude"],
+    commit: ["prelude"],
+    put: ["prelude"],
+    invalidate: ["prelude"],
+}
 
 /// The source of a script and the digest under which a server knows it.
 pub(super) struct Script {
@@ -33,27 +51,19 @@ pub(super) struct Script {
     digest: String,
 }
 
-fn script(body: &str) -> Script {
-    let source = format!("{}\n{body}", include_str!("lua/prelude.lua"));
-    let digest = redis::Script::new(&source).get_hash().to_owned();
-    Script { source, digest }
+impl Script {
+    fn new(parts: &[&str]) -> Self {
+        let source = parts.join("\n");
+        let digest = redis::Script::new(&source).get_hash().to_owned();
+        Self { source, digest }
+    }
 }
 
 impl Scripts {
     /// The commands that make the server know them all.
     pub(super) fn load(&self) -> redis::Pipeline {
         let mut pipeline = redis::pipe();
-        for script in [
-            &self.acquire,
-            &self.renew,
-            &self.release,
-            &self.pass,
-            &self.holder,
-            &self.clear,
-            &self.commit,
-            &self.put,
-            &self.invalidate,
-        ] {
+        for script in self.all() {
             pipeline.cmd("SCRIPT").arg("LOAD").arg(&script.source).ignore();
         }
         pipeline
@@ -63,20 +73,25 @@ impl Scripts {
 /// One call of a script.
 pub(super) struct Call<'a> {
     script: &'a Script,
-    keys: usize,
+    key_count: usize,
     arguments: Vec<Vec<u8>>,
 }
 
 impl<'a> Call<'a> {
     pub(super) fn new(script: &'a Script) -> Self {
-        Self { script, keys: 0, arguments: Vec::new() }
+        Self { script, key_count: 0, arguments: Vec::new() }
     }
 
     /// Adds a key. All keys come before the first argument.
     pub(super) fn key(mut self, key: String) -> Self {
-        self.keys += 1;
+        self.key_count += 1;
         self.arguments.push(key.into_bytes());
         self
+    }
+
+    /// Adds the keys of a name with these suffixes.
+    pub(super) fn keys(self, name: &Name, suffixes: &[&str]) -> Self {
+        suffixes.iter().fold(self, |call, suffix| call.key(name.suffixed(suffix)))
     }
 
     pub(super) fn arg(mut self, argument: impl Into<Vec<u8>>) -> Self {
@@ -96,7 +111,7 @@ impl<'a> Call<'a> {
 
     fn command(&self, verb: &str, script: &str) -> Cmd {
         let mut command = redis::cmd(verb);
-        command.arg(script).arg(self.keys);
+        command.arg(script).arg(self.key_count);
         for argument in &self.arguments {
             command.arg(argument.as_slice());
         }

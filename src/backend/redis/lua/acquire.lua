@@ -1,7 +1,7 @@
 -- Grants a lease: again to the token that has it, or anew, with a new fence, if it is free.
 -- KEYS 1 lease, 2 fence, 3 entry (caches only)
 -- ARGV 1 token, 2 lease ms, 3 fence life ms, 4 fence of the entry that was seen (caches only)
--- Reply {'granted', fence, now us} | {'newer', entry, now us} | {'held', fence, ms left, now us}
+-- Reply {'granted', fence, now us} | {'newer', entry, now us} | {'held', fence, ms left, holders, now us}
 
 local token, held, left, foreign = lease_at(KEYS[1])
 if foreign then return foreign end
@@ -19,7 +19,7 @@ if KEYS[3] then
   if entry and stored > tonumber(ARGV[4]) then return {'newer', entry, now()} end
 end
 
-if token then return {'held', held, left, now()} end
+if token then return {'held', held, left, 1, now()} end
 
 local last = fence_at(KEYS[2])
 local fence = next_fence(last, stored)

@@ -1,0 +1,314 @@
+//! The rules of the leases in each mode, which are those of the scripts in `redis/lua`.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::time::Instant;
+
+use super::{
+    shared::{Hold, Holds, Place, Queue, Shared},
+    state::{End, Sole, State, sole},
+};
+use crate::{
+    backend::{Acquired, Change},
+    key::Name,
+    lease::{Claim, Grant, Mode, Occupied, PLACE_LIFE, Token},
+    time::after,
+};
+
+impl State {
+    pub(super) fn acquire(&mut self, claim: &Claim, now: Instant) -> Acquired {
+        self.expire(now);
+        match claim.mode {
+            Mode::Exclusive => self.acquire_sole(claim, now),
+            Mode::Fair | Mode::Write => self.acquire_queued(claim, now),
+            Mode::Read => self.acquire_read(claim, now),
+            Mode::Permit { limit, count } => self.acquire_permit(claim, limit, count, now),
+        }
+    }
+
+    fn acquire_queued(&mut self, claim: &Claim, now: Instant) -> Acquired {
+        let lease = self.lease(&claim.name, sole(claim.mode));
+        if lease.is_some_and(|lease| lease.holder == claim.holder) {
+            return Acquired::Granted(self.grant(claim, now));
+        }
+        let shared = self.shared.get(claim.name.prefix());
+        let reading = match claim.mode {
+            Mode::Write => shared.and_then(|shared| shared.readers.occupied(now)),
+            _ => None,
+        };
+        let first = shared.and_then(|shared| queue(shared, claim.mode).first());
+        let mine = first.is_none_or(|first| first.token == claim.holder);
+        let turn = first.map_or(Duration::ZERO, |first| first.ends - now);
+        let occupied = match lease.map(|lease| lease.occupied(now)).or(reading) {
+            Some(occupied) => occupied,
+            None if mine => {
+                self.leave(claim);
+                return Acquired::Granted(self.grant(claim, now));
+            }
+            None => Occupied { fence: 0, remaining: turn, holders: 0 },
+        };
+        self.take_place(claim, now);
+        Acquired::Held(occupied)
+    }
+
+    fn acquire_read(&mut self, claim: &Claim, now: Instant) -> Acquired {
+        let lease = self.lease(&claim.name, Sole::Writer).map(|lease| lease.occupied(now));
+        let shared = self.shared.get(claim.name.prefix());
+        let reads = shared.is_some_and(|shared| shared.readers.0.contains_key(&claim.holder));
+        let readers = shared.map_or(0, |shared| shared.readers.count());
+        let before = shared.and_then(|shared| shared.read_write.alone_before(claim.holder));
+        let before = before.map(|writer| Occupied {
+            fence: 0,
+            remaining: writer.ends - now,
+            holders: readers,
+        });
+        match lease.or(before) {
+            Some(occupied) if !reads => {
+                self.take_place(claim, now);
+                Acquired::Held(occupied)
+            }
+            _ => {
+                self.leave(claim);
+                self.hold(claim, 1, now);
+                Acquired::Granted(Grant::new(0))
+            }
+        }
+    }
+
+    fn acquire_permit(&mut self, claim: &Claim, limit: u32, count: u32, now: Instant) -> Acquired {
+        let none = Holds::default();
+        let permits = self.shared.get(claim.name.prefix()).map_or(&none, |shared| &shared.permits);
+        let out = permits.count();
+        let wanted = out.saturating_add(count);
+        if permits.0.contains_key(&claim.holder) || wanted <= limit {
+            self.hold(claim, count, now);
+            return Acquired::Granted(Grant::new(0));
+        }
+        let remaining = permits.back(wanted - limit).map_or(Duration::ZERO, |ends| ends - now);
+        Acquired::Held(Occupied { fence: 0, remaining, holders: out })
+    }
+
+    pub(super) fn renew(&mut self, claim: &Claim, now: Instant) -> bool {
+        self.expire(now);
+        match claim.mode {
+            Mode::Exclusive | Mode::Fair | Mode::Write => {
+                let lease = self.lease(&claim.name, sole(claim.mode));
+                let mine = lease.filter(|lease| lease.holder == claim.holder);
+                let Some(fence) = mine.map(|lease| lease.fence) else { return false };
+                self.extend(claim, fence, now);
+                true
+            }
+            Mode::Read => self.is_held(claim) && self.hold(claim, 1, now),
+            Mode::Permit { count, .. } => self.is_held(claim) && self.hold(claim, count, now),
+        }
+    }
+
+    /// Whether it was held, and what is to be pushed.
+    pub(super) fn release(&mut self, claim: &Claim, now: Instant) -> (bool, Option<Change>) {
+        self.expire(now);
+        let name = &claim.name;
+        let placed = self.leave(claim);
+        let sole = sole(claim.mode);
+        let lease = self.lease(name, sole).map(|lease| lease.holder);
+        let had = match claim.mode {
+            Mode::Exclusive | Mode::Fair | Mode::Write => {
+                lease == Some(claim.holder) && self.drop_lease(name, sole)
+            }
+            Mode::Read | Mode::Permit { .. } => self.end_hold(claim),
+        };
+        if !had && (!placed || lease.is_some()) {
+            return (false, None);
+        }
+        (had, self.turn(name, claim.mode))
+    }
+
+    /// Who is told that something has become free.
+    fn turn(&self, name: &Name, mode: Mode) -> Option<Change> {
+        let shared = self.shared.get(name.prefix());
+        let first = match mode {
+            Mode::Exclusive | Mode::Permit { .. } => None,
+            _ => shared.and_then(|shared| queue(shared, mode).first()),
+        };
+        match first {
+            Some(first) if first.alone => {
+                let reading =
+                    mode != Mode::Fair && shared.is_some_and(|shared| !shared.readers.0.is_empty());
+                (!reading).then_some(Change::Turn(first.token))
+            }
+            _ => Some(Change::Wake),
+        }
+    }
+
+    /// The grant, and what is to be pushed; none of it, if `from` has nothing to pass.
+    pub(super) fn pass(
+        &mut self,
+        from: &Claim,
+        to: &Claim,
+        now: Instant,
+    ) -> Option<(Grant, Option<Change>)> {
+        self.expire(now);
+        let name = &from.name;
+        let sole = sole(from.mode);
+        let lease = self.lease(name, sole).map(|lease| (lease.holder, lease.fence));
+        match (to.mode, lease) {
+            (Mode::Read, _) if self.is_held(to) => Some((Grant::new(0), None)),
+            (_, Some((holder, fence))) if holder == to.holder => Some((Grant::new(fence), None)),
+            (Mode::Read, Some((holder, _))) if holder == from.holder => {
+                self.drop_lease(name, sole);
+                self.hold(to, 1, now);
+                let first = self.shared.get(name.prefix())?.read_write.first();
+                let reader = first.is_some_and(|first| !first.alone);
+                Some((Grant::new(0), reader.then_some(Change::Wake)))
+            }
+            (Mode::Write, None) if self.is_held(from) => {
+                let readers = self.shared.get(name.prefix())?.readers.count();
+                (readers == 1).then(|| {
+                    self.end_hold(from);
+                    (self.grant(to, now), None)
+                })
+            }
+            (Mode::Exclusive | Mode::Fair, Some((holder, _))) if holder == from.holder => {
+                self.drop_lease(name, sole);
+                Some((self.grant(to, now), None))
+            }
+            _ => None,
+        }
+    }
+
+    pub(super) fn holder(&mut self, name: &Name, mode: Mode, now: Instant) -> Option<Occupied> {
+        self.expire(now);
+        let shared = self.shared.get(name.prefix());
+        match mode {
+            Mode::Read => shared?.readers.occupied(now),
+            Mode::Permit { .. } => shared?.permits.occupied(now),
+            _ => self.lease(name, sole(mode)).map(|lease| lease.occupied(now)),
+        }
+    }
+
+    pub(super) fn clear(&mut self, name: &Name, mode: Mode, now: Instant) -> bool {
+        self.expire(now);
+        let lease = !matches!(mode, Mode::Permit { .. }) && self.drop_lease(name, sole(mode));
+        let mut ended = Vec::new();
+        let prefix = name.prefix();
+        let shared = self.change_shared(prefix, |shared| {
+            let holds = match mode {
+                Mode::Read | Mode::Write => Some(&mut shared.readers),
+                Mode::Permit { .. } => Some(&mut shared.permits),
+                _ => None,
+            };
+            let holds = holds.map(|holds| std::mem::take(&mut holds.0)).unwrap_or_default();
+            let queue = match mode {
+                Mode::Read | Mode::Write => std::mem::take(&mut shared.read_write.0),
+                Mode::Fair => std::mem::take(&mut shared.fair.0),
+                _ => Vec::new(),
+            };
+            let hold = |(token, hold): (Token, Hold)| (hold.ends, End::Hold(prefix.clone(), token));
+            ended.extend(holds.into_iter().map(hold));
+            let place = |place: Place| (place.ends, End::Place(prefix.clone(), place.token));
+            ended.extend(queue.into_iter().map(place));
+            !ended.is_empty()
+        });
+        for end in ended {
+            self.ends.remove(&end);
+        }
+        lease || shared == Some(true)
+    }
+
+    fn is_held(&self, claim: &Claim) -> bool {
+        let shared = self.shared.get(claim.name.prefix());
+        shared.is_some_and(|shared| holds(shared, claim.mode).0.contains_key(&claim.holder))
+    }
+
+    /// Makes a hold last its full time from now.
+    fn hold(&mut self, claim: &Claim, count: u32, now: Instant) -> bool {
+        let (name, token) = (claim.name.prefix().clone(), claim.holder);
+        let ends = after(now, claim.lease);
+        let shared = self.shared.entry(name.clone()).or_default();
+        if let Some(old) = holds_mut(shared, claim.mode).0.insert(token, Hold { ends, count }) {
+            self.ends.remove(&(old.ends, End::Hold(name.clone(), token)));
+        }
+        self.ends.insert((ends, End::Hold(name, token)));
+        true
+    }
+
+    fn end_hold(&mut self, claim: &Claim) -> bool {
+        let name = claim.name.prefix();
+        let ended = self
+            .change_shared(name, |shared| holds_mut(shared, claim.mode).0.remove(&claim.holder));
+        match ended.flatten() {
+            Some(hold) => self.ends.remove(&(hold.ends, End::Hold(name.clone(), claim.holder))),
+            None => false,
+        }
+    }
+
+    fn take_place(&mut self, claim: &Claim, now: Instant) {
+        if !claim.waits {
+            return;
+        }
+        let (name, token) = (claim.name.prefix().clone(), claim.holder);
+        let ends = after(now, PLACE_LIFE);
+        let alone = claim.mode != Mode::Read;
+        let shared = self.shared.entry(name.clone()).or_default();
+        let old = queue_mut(shared, claim.mode).take(Place { token, ends, alone });
+        if let Some(old) = old {
+            self.ends.remove(&(old, End::Place(name.clone(), token)));
+        }
+        self.ends.insert((ends, End::Place(name, token)));
+    }
+
+    /// Leaves the queue; says whether there was a place to leave.
+    fn leave(&mut self, claim: &Claim) -> bool {
+        if !claim.mode.queues() {
+            return false;
+        }
+        let name = claim.name.prefix();
+        let left =
+            self.change_shared(name, |shared| queue_mut(shared, claim.mode).leave(claim.holder));
+        match left.flatten() {
+            Some(ends) => self.ends.remove(&(ends, End::Place(name.clone(), claim.holder))),
+            None => false,
+        }
+    }
+
+    /// Changes what several have of a name, and forgets it when nothing is left of it.
+    pub(super) fn change_shared<T>(
+        &mut self,
+        name: &Arc<str>,
+        change: impl FnOnce(&mut Shared) -> T,
+    ) -> Option<T> {
+        let shared = self.shared.get_mut(name)?;
+        let outcome = change(shared);
+        if shared.is_empty() {
+            self.shared.remove(name);
+        }
+        Some(outcome)
+    }
+}
+
+fn queue(shared: &Shared, mode: Mode) -> &Queue {
+    match mode {
+        Mode::Fair => &shared.fair,
+        _ => &shared.read_write,
+    }
+}
+
+fn queue_mut(shared: &mut Shared, mode: Mode) -> &mut Queue {
+    match mode {
+        Mode::Fair => &mut shared.fair,
+        _ => &mut shared.read_write,
+    }
+}
+
+fn holds(shared: &Shared, mode: Mode) -> &Holds {
+    match mode {
+        Mode::Permit { .. } => &shared.permits,
+        _ => &shared.readers,
+    }
+}
+
+fn holds_mut(shared: &mut Shared, mode: Mode) -> &mut Holds {
+    match mode {
+        Mode::Permit { .. } => &mut shared.permits,
+        _ => &mut shared.readers,
+    }
+}

@@ -1,0 +1,72 @@
+-- What the scripts about shared holds and queues share. It is put in front of each of them, after the prelude.
+--
+-- A hold is a member of a sorted set, and ends at its score, in milliseconds of the server's clock; so is a
+-- place in a queue, whose order is a second sorted set of tickets. A set lasts as long as its last member.
+
+local function milliseconds()
+  return math.floor(now() / 1000)
+end
+
+-- Counts what has not ended, and drops what has: how many, and milliseconds until the last one ends; or an
+-- error, if it is not a set of ours.
+local function holds_at(set, at)
+  if redis.call('ZREMRANGEBYSCORE', set, '-inf', at) == 0 and redis.call('PTTL', set) == -1 then
+    return nil, nil, redis.error_reply('FOREIGN ' .. set .. ' holds something that never ends')
+  end
+  local last = redis.call('ZRANGE', set, -1, -1, 'WITHSCORES')[2]
+  return redis.call('ZCARD', set), last and tonumber(last) - at or 0
+end
+
+-- The members of the set that one hold of so many stands for.
+local function members(token, count)
+  local all = { token }
+  for at = 2, count do all[at] = token .. ':' .. at end
+  return all
+end
+
+-- Makes a hold last so long from now, and the set with it.
+local function hold(set, token, count, at, life)
+  for _, member in ipairs(members(token, count)) do redis.call('ZADD', set, at + life, member) end
+  if redis.call('PTTL', set) < tonumber(life) then redis.call('PEXPIRE', set, life) end
+end
+
+-- Whether all of a hold has not ended yet.
+local function is_held(set, token, count, at)
+  for _, member in ipairs(members(token, count)) do
+    local ends = redis.pcall('ZSCORE', set, member)
+    if type(ends) ~= 'string' or tonumber(ends) <= at then return false end
+  end
+  return true
+end
+
+-- Takes a place in a queue, or keeps the one that was taken before.
+local function take_place(queue, deadlines, writers, token, at, life)
+  local last = redis.call('ZRANGE', queue, -1, -1, 'WITHSCORES')[2]
+  redis.call('ZADD', queue, 'NX', (tonumber(last) or 0) + 1, token)
+  redis.call('PEXPIRE', queue, life)
+  redis.call('ZADD', deadlines, at + life, token)
+  redis.call('PEXPIRE', deadlines, life)
+  if writers then
+    redis.call('ZADD', writers, redis.call('ZSCORE', queue, token), token)
+    redis.call('PEXPIRE', writers, life)
+  end
+end
+
+-- Leaves a queue. Says whether there was a place to leave.
+local function leave(queue, deadlines, writers, token)
+  redis.call('ZREM', deadlines, token)
+  if writers then redis.call('ZREM', writers, token) end
+  return redis.call('ZREM', queue, token) == 1
+end
+
+-- The first in a queue who is still there, and milliseconds until his place ends. Those before him who did
+-- not keep theirs are dropped. (Of the writers in a queue: theirs is `queue`, and the whole one `writers`.)
+local function first_in(queue, deadlines, writers, at)
+  while true do
+    local first = redis.call('ZRANGE', queue, 0, 0)[1]
+    if not first then return nil end
+    local ends = redis.call('ZSCORE', deadlines, first)
+    if ends and tonumber(ends) > at then return first, tonumber(ends) - at end
+    leave(queue, deadlines, writers, first)
+  end
+end

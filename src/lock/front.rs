@@ -1,0 +1,237 @@
+//! What every primitive shares: a name, how its lease is kept, how long to wait for it, and what a guard
+//! tells of it.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use tracing::Instrument;
+
+use super::Locks;
+use crate::{
+    error::{Error, ErrorKind},
+    key::{Key, Name},
+    lease::{Claim, Held, Mode, Occupied, Retry, RetryStrategy, Upkeep},
+};
+
+/// A name and how it is to be held.
+#[derive(Clone)]
+pub(super) struct Front {
+    pub(super) locks: Locks,
+    pub(super) name: Key,
+    pub(super) lease: Duration,
+    pub(super) refresh: Refresh,
+    pub(super) max_hold: Duration,
+    pub(super) wait: Duration,
+    pub(super) retry: Arc<dyn RetryStrategy>,
+    pub(super) fence_life: Duration,
+}
+
+/// How often a lease is renewed.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Refresh {
+    /// Three times in its length.
+    Third,
+    Every(Duration),
+    Never,
+}
+
+impl Front {
+    pub(super) fn new(locks: Locks, name: Key) -> Self {
+        Self {
+            locks,
+            name,
+            lease: Duration::from_secs(10),
+            refresh: Refresh::Third,
+            max_hold: Duration::MAX,
+            wait: Duration::from_secs(30),
+            retry: Arc::new(Retry::on_demand()),
+            fence_life: Duration::from_secs(86_400),
+        }
+    }
+
+    /// Tries, and waits while others stand in the way.
+    pub(super) async fn acquire(&self, mode: Mode) -> Result<Held, Error> {
+        self.acquire_claim(self.claim(mode)?, self.retry.as_ref()).await
+    }
+
+    /// Tries once; none, if others stand in the way.
+    pub(super) async fn try_acquire(&self, mode: Mode) -> Result<Option<Held>, Error> {
+        let once = Retry::never().try_limit(self.retry.try_limit());
+        let mut claim = self.claim(mode)?;
+        claim.waits = false;
+        match self.acquire_claim(claim, &once).await {
+            Ok(held) => Ok(Some(held)),
+            Err(error) if error.kind() == ErrorKind::NotAcquired => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn acquire_claim(&self, claim: Claim, retry: &dyn RetryStrategy) -> Result<Held, Error> {
+        let upkeep = self.upkeep()?;
+        let span = tracing::debug_span!("lock", name = %self.name);
+        let engine = &self.locks.engine;
+        engine.acquire(claim, upkeep, retry, self.wait).instrument(span).await
+    }
+
+    pub(super) fn claim(&self, mode: Mode) -> Result<Claim, Error> {
+        Ok(Claim::new(self.full_name()?, mode, self.lease, self.fence_life))
+    }
+
+    /// Who holds it, in a mode.
+    pub(super) async fn holder(&self, mode: Mode) -> Result<Option<Occupied>, Error> {
+        Ok(self.locks.engine.backend().holder(&self.full_name()?, mode).await?)
+    }
+
+    /// Ends what is held in a mode. Says whether something was there.
+    pub(super) async fn clear(&self, mode: Mode) -> Result<bool, Error> {
+        Ok(self.locks.engine.backend().clear(&self.full_name()?, mode).await?)
+    }
+
+    fn full_name(&self) -> Result<Name, Error> {
+        self.locks.name(&self.name)
+    }
+
+    pub(super) fn upkeep(&self) -> Result<Upkeep, Error> {
+        let refresh = match self.refresh {
+            Refresh::Third => Some(self.lease / 3),
+            Refresh::Every(interval) => Some(interval),
+            Refresh::Never => None,
+        };
+        let millisecond = Duration::from_millis(1);
+        let day = Duration::from_secs(86_400);
+        let rules = [
+            (self.lease >= 20 * millisecond, "the lease is under 20 ms"),
+            (self.lease <= day, "the lease is over a day"),
+            (
+                refresh.is_none_or(|every| every >= millisecond),
+                "the refresh interval is under 1 ms",
+            ),
+            (
+                refresh.is_none_or(|every| every < self.lease),
+                "the refresh interval is not under the lease",
+            ),
+            (self.max_hold >= self.lease, "the cap on the hold is under the lease"),
+            (self.fence_life >= self.lease, "the fence is forgotten before the lease ends"),
+        ];
+        match rules.iter().find(|(kept, _)| !kept) {
+            Some((_, broken)) => Err(Error::new(ErrorKind::InvalidConfig, *broken)),
+            None => Ok(Upkeep { refresh, max_hold: self.max_hold }),
+        }
+    }
+
+    pub(super) fn debug(&self, f: &mut fmt::Formatter<'_>, what: &str) -> fmt::Result {
+        f.debug_struct(what)
+            .field("name", &self.name)
+            .field("lease", &self.lease)
+            .field("wait", &self.wait)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The settings of a primitive, which has a `front`.
+macro_rules! settings {
+    () => {
+        /// How long the lease lasts unless it is renewed: 10 s unless set. From 20 ms to a day.
+        ///
+        /// This is how long everyone waits for a holder that died.
+        pub fn lease(mut self, lease: std::time::Duration) -> Self {
+            self.front.lease = lease;
+            self
+        }
+
+        /// How often the lease is renewed while its guard lives: a third of the lease unless set, so that
+        /// two renewals may fail before it is lost.
+        pub fn refresh_every(mut self, interval: std::time::Duration) -> Self {
+            self.front.refresh = crate::lock::front::Refresh::Every(interval);
+            self
+        }
+
+        /// Never renews the lease: it ends by itself after the lease time, and is lost then.
+        pub fn fixed_lease(mut self) -> Self {
+            self.front.refresh = crate::lock::front::Refresh::Never;
+            self
+        }
+
+        /// How long one guard may hold in all: without limit unless set. Then the lease is lost, so that a
+        /// holder that is stuck does not keep it for ever.
+        pub fn max_hold(mut self, limit: std::time::Duration) -> Self {
+            self.front.max_hold = limit;
+            self
+        }
+
+        /// How long to wait while others stand in the way: 30 s unless set.
+        pub fn wait(mut self, limit: std::time::Duration) -> Self {
+            self.front.wait = limit;
+            self
+        }
+
+        /// When to try again: [on demand](crate::lease::Retry::on_demand) unless set.
+        pub fn retry(mut self, strategy: impl crate::lease::RetryStrategy) -> Self {
+            self.front.retry = std::sync::Arc::new(strategy);
+            self
+        }
+    };
+    (fenced) => {
+        crate::lock::front::settings!();
+
+        /// How long the last fence is remembered after the lock was last held: 24 h unless set.
+        ///
+        /// For this long, fences grow even if the server's clock is set back.
+        pub fn fence_life(mut self, life: std::time::Duration) -> Self {
+            self.front.fence_life = life;
+            self
+        }
+    };
+}
+
+/// What every guard tells, which has something `held` in it.
+macro_rules! guard {
+    () => {
+        /// Completes when the lease is lost: it could not be renewed in time, or the server no longer has
+        /// it. Others may hold what it stood for from then on.
+        ///
+        /// # Cancel safety
+        ///
+        /// Dropping the future changes nothing; it can be asked for again.
+        pub async fn lost(&self) {
+            self.held.watch().lost().await;
+        }
+
+        /// Whether the lease is lost.
+        pub fn is_lost(&self) -> bool {
+            self.held.watch().is_lost()
+        }
+
+        /// How long it is held for certain if no renewal succeeds; zero, if it is lost.
+        pub fn remaining(&self) -> std::time::Duration {
+            self.held.remaining()
+        }
+
+        /// Renews the lease now, rather than when its time comes.
+        ///
+        /// # Errors
+        ///
+        /// [`Lost`](crate::ErrorKind::Lost) if it is no longer held;
+        /// [`Backend`](crate::ErrorKind::Backend) if the backend did not answer, and then it is still held
+        /// for what [remains](Self::remaining).
+        ///
+        /// # Cancel safety
+        ///
+        /// If the future is dropped, the lease may or may not have been renewed.
+        pub async fn refresh(&self) -> Result<(), crate::Error> {
+            self.held.refresh().await
+        }
+    };
+    (fenced) => {
+        crate::lock::front::guard!();
+
+        /// A number that is greater than that of every earlier holder of this lock.
+        ///
+        /// The idea is from M. Kleppmann, "How to do distributed locking" (2016): what the lock guards
+        /// remembers the greatest fence it has seen, and refuses smaller ones.
+        pub fn fence(&self) -> u64 {
+            self.held.fence()
+        }
+    };
+}
+
+pub(super) use {guard, settings};
