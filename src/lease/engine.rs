@@ -9,6 +9,7 @@ use tracing::debug;
 
 use super::{
     Claim, Grant, Held, Mode, RetryStrategy, Token, Turn, Upkeep, Waiting,
+    finish::Finish,
     line::{Call, Lines, Place, Seat, Waiter},
     owed::{Estate, Owed},
     watchdog::Watchdog,
@@ -135,11 +136,7 @@ impl Engine {
     }
 
     /// Gives a lease back: to the next in line of this process, or to whoever wins it.
-    pub(super) async fn give_back(
-        self: Arc<Self>,
-        owed: Owed,
-        mut seat: Option<Seat>,
-    ) -> Result<(), Error> {
+    async fn give_back(self: Arc<Self>, owed: Owed, mut seat: Option<Seat>) -> Result<(), Error> {
         let (given, lent) = match (seat.as_mut().and_then(Seat::next), seat) {
             (Some(next), Some(seat)) => (self.pass(owed.claim(), next, seat).await, None),
             (_, seat) => (answered(self.backend.release(owed.claim())).await, seat),
@@ -169,9 +166,8 @@ impl Engine {
         let sent = Instant::now();
         match answered(self.backend.pass(from, &next.claim)).await {
             Ok(Some(grant)) => {
-                let (claim, runtime) = (next.claim.clone(), next.runtime.clone());
-                let watch = self.watchdog.watch(claim.clone(), next.upkeep, sent);
-                let held = Held::new(self.clone(), claim, grant.fence(), watch, runtime);
+                let watch = self.watchdog.watch(next.claim.clone(), next.upkeep, sent);
+                let held = Held::new(self.clone(), grant.fence(), watch, next.runtime.clone());
                 next.call(Call::Take(held.seated(seat)));
                 Ok(true)
             }
@@ -216,6 +212,24 @@ impl Engine {
                 Err(error) => return Err(error.into()),
             }
         }
+    }
+
+    /// Ends what is held under a claim, and says so if it was lost before.
+    ///
+    /// Dropping the future does not stop the release.
+    pub(crate) async fn end(self: &Arc<Self>, claim: Claim) -> Result<(), Error> {
+        self.give_back_on(claim, None, Handle::current()).await
+    }
+
+    pub(super) fn give_back_on(
+        self: &Arc<Self>,
+        claim: Claim,
+        seat: Option<Seat>,
+        runtime: Handle,
+    ) -> Finish<Result<(), Error>> {
+        let owed = Owed::new(self.clone(), claim, false);
+        let give_back = self.tasks.track_future(self.clone().give_back(owed, seat));
+        Finish::new(give_back, runtime)
     }
 
     /// Releases what may be held under a claim, in a task that no caller owns.
@@ -291,13 +305,7 @@ impl Pending {
         self.doubtful = false;
         self.waits = false;
         let watch = self.engine.watchdog.watch(self.claim.clone(), upkeep, sent);
-        Held::new(
-            self.engine.clone(),
-            self.claim.clone(),
-            grant.fence(),
-            watch,
-            self.runtime.clone(),
-        )
+        Held::new(self.engine.clone(), grant.fence(), watch, self.runtime.clone())
     }
 }
 

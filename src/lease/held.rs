@@ -5,13 +5,12 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-use super::{Claim, Engine, Watch, finish::Finish, line::Seat, owed::Owed};
+use super::{Claim, Engine, Token, Watch, finish::Finish, line::Seat};
 use crate::error::{Error, ErrorKind};
 
 /// A lease that is held. Dropped, it is released by a task that no caller owns.
 pub(crate) struct Held {
     engine: Arc<Engine>,
-    claim: Claim,
     fence: u64,
     watch: Arc<Watch>,
     runtime: Handle,
@@ -19,14 +18,8 @@ pub(crate) struct Held {
 }
 
 impl Held {
-    pub(crate) fn new(
-        engine: Arc<Engine>,
-        claim: Claim,
-        fence: u64,
-        watch: Arc<Watch>,
-        runtime: Handle,
-    ) -> Self {
-        Self { engine, claim, fence, watch, runtime, released: false }
+    pub(crate) fn new(engine: Arc<Engine>, fence: u64, watch: Arc<Watch>, runtime: Handle) -> Self {
+        Self { engine, fence, watch, runtime, released: false }
     }
 
     /// The same lease, to be passed on in its line.
@@ -36,7 +29,7 @@ impl Held {
     }
 
     pub(crate) fn claim(&self) -> &Claim {
-        &self.claim
+        self.watch.claim()
     }
 
     pub(crate) fn fence(&self) -> u64 {
@@ -60,7 +53,7 @@ impl Held {
             return Err(Self::lost());
         }
         let sent = Instant::now();
-        let claims = std::slice::from_ref(&self.claim);
+        let claims = std::slice::from_ref(self.claim());
         match timeout(self.remaining(), self.engine.backend().renew(claims)).await {
             Ok(Ok(held)) if held.first() == Some(&true) => {
                 self.watch.renewed(sent);
@@ -81,13 +74,19 @@ impl Held {
     pub(crate) async fn release(mut self) -> Result<(), Error> {
         self.released = true;
         self.engine.watchdog.forget(&self.watch);
-        let give_back = self.engine.tasks.track_future(self.give_back());
-        Finish::new(give_back, self.runtime.clone()).await
+        self.give_back().await
     }
 
-    fn give_back(&self) -> impl Future<Output = Result<(), Error>> + use<> {
-        let owed = Owed::new(self.engine.clone(), self.claim.clone(), false);
-        self.engine.clone().give_back(owed, self.watch.leave_seat())
+    fn give_back(&self) -> Finish<Result<(), Error>> {
+        let (claim, runtime) = (self.claim().clone(), self.runtime.clone());
+        self.engine.give_back_on(claim, self.watch.leave_seat(), runtime)
+    }
+
+    /// Leaves the lease to itself, and says who has it.
+    pub(crate) fn detach(mut self) -> Token {
+        self.released = true;
+        self.engine.watchdog.forget(&self.watch);
+        self.claim().holder
     }
 
     /// Stops the renewals: the lease is about to end with the operation that it was for, and a renewal
@@ -111,9 +110,8 @@ impl Drop for Held {
     fn drop(&mut self) {
         if !self.released {
             self.engine.watchdog.forget(&self.watch);
-            let give_back = self.give_back();
-            // Whether it was lost, nobody asks any more; what fails is repeated there.
-            self.engine.tasks.spawn_on(async { drop(give_back.await) }, &self.runtime);
+            // It goes on by itself. Whether it was lost, nobody asks any more; what fails is repeated there.
+            drop(self.give_back());
         }
     }
 }

@@ -78,6 +78,10 @@ impl Watch {
         self.lost.is_cancelled() || self.deadline() <= Instant::now()
     }
 
+    pub(crate) fn claim(&self) -> &Claim {
+        &self.claim
+    }
+
     pub(crate) fn upkeep(&self) -> Upkeep {
         self.upkeep
     }

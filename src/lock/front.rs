@@ -130,13 +130,7 @@ impl Front {
 /// The settings of a primitive, which has a `front`.
 macro_rules! settings {
     () => {
-        /// How long the lease lasts unless it is renewed: 10 s unless set. From 20 ms to a day.
-        ///
-        /// This is how long everyone waits for a holder that died.
-        pub fn lease(mut self, lease: std::time::Duration) -> Self {
-            self.front.lease = lease;
-            self
-        }
+        crate::lock::front::settings!(bounded);
 
         /// How often the lease is renewed while its guard lives: a third of the lease unless set, so that
         /// two renewals may fail before it is lost.
@@ -155,6 +149,15 @@ macro_rules! settings {
         /// holder that is stuck does not keep it for ever.
         pub fn max_hold(mut self, limit: std::time::Duration) -> Self {
             self.front.max_hold = limit;
+            self
+        }
+    };
+    (bounded) => {
+        /// How long the lease lasts unless it is renewed: 10 s unless set. From 20 ms to a day.
+        ///
+        /// This is how long everyone waits for a holder that died.
+        pub fn lease(mut self, lease: std::time::Duration) -> Self {
+            self.front.lease = lease;
             self
         }
 

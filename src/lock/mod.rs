@@ -13,10 +13,18 @@
 
 mod front;
 mod mutex;
+mod permits;
+mod rw;
+mod semaphore;
 
 use std::{fmt, sync::Arc, time::Duration};
 
-pub use self::mutex::{Mutex, MutexGuard};
+pub use self::{
+    mutex::{Mutex, MutexGuard},
+    permits::{PermitId, Permits},
+    rw::{ReadGuard, RwLock, WriteGuard},
+    semaphore::{Semaphore, SemaphorePermit},
+};
 
 use crate::{
     backend::Leases,
@@ -81,6 +89,22 @@ impl Locks {
     /// most 5 s, however many of them died.
     pub fn fair_mutex(&self, name: impl Into<Key>) -> Mutex {
         Mutex::new(self.clone(), name.into(), Mode::Fair)
+    }
+
+    /// A lock that many readers or one writer have at a time. Nothing is asked of the backend yet.
+    pub fn rw_lock(&self, name: impl Into<Key>) -> RwLock {
+        RwLock::new(self.clone(), name.into())
+    }
+
+    /// So many permits, each of them a lease that is renewed while it is held. Nothing is asked of the
+    /// backend yet.
+    pub fn semaphore(&self, name: impl Into<Key>, permits: u32) -> Semaphore {
+        Semaphore::new(self.clone(), name.into(), permits)
+    }
+
+    /// So many permits, each with an id, that end by themselves. Nothing is asked of the backend yet.
+    pub fn permits(&self, name: impl Into<Key>, permits: u32) -> Permits {
+        Permits::new(self.clone(), name.into(), permits)
     }
 
     /// Ends the work of these locks: no acquisition starts any more, waiting ones fail, and releases that
