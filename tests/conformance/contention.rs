@@ -2,13 +2,18 @@
 
 use std::sync::{
     Arc, Mutex,
-    atomic::{AtomicBool, Ordering},
+    atomic::{AtomicBool, AtomicI32, Ordering},
 };
 
-use bellwether::backend::{Acquired, Claimed, Committed, Leases, Store};
+use bellwether::{
+    backend::{Acquired, Claimed, Committed, Leases, Store},
+    lease::{Claim, Mode},
+};
 use futures_util::future::join_all;
 
-use crate::harness::{FENCE_LIFE, Harness, TTL, begun, claim, name, read, value};
+use crate::harness::{
+    FENCE_LIFE, Harness, TTL, begun, claim, claim_in, granted, held, name, read, value,
+};
 
 pub async fn contenders_never_hold_together<H: Harness>(h: &H) {
     let busy = Arc::new(AtomicBool::new(false));
@@ -36,6 +41,88 @@ pub async fn contenders_never_hold_together<H: Harness>(h: &H) {
     let fences = fences.lock().unwrap();
     assert_eq!(fences.len(), 100);
     assert!(fences.is_sorted_by(|a, b| a < b), "fences went back: {fences:?}");
+}
+
+/// Asks until it is granted.
+async fn won(backend: &impl Leases, claim: &Claim) -> u64 {
+    loop {
+        if let Acquired::Granted(grant) = backend.acquire(claim).await.unwrap() {
+            return grant.fence();
+        }
+        tokio::task::yield_now().await;
+    }
+}
+
+pub async fn readers_and_writers_never_hold_together<H: Harness>(h: &H) {
+    // How many read; a writer stands for a thousand.
+    let inside = Arc::new(AtomicI32::new(0));
+    let last = Arc::new(Mutex::new(0));
+    let contenders = (0..4).map(async |who| {
+        let backend = h.backend();
+        let name = name("k");
+        for round in 0..25 {
+            let writes = (who + round) % 3 == 0;
+            let (mode, weight) = if writes { (Mode::Write, 1000) } else { (Mode::Read, 1) };
+            let claim = claim_in(mode, &name);
+            let fence = won(&backend, &claim).await;
+            let before = inside.fetch_add(weight, Ordering::SeqCst);
+            assert!(before < if writes { 1 } else { 1000 }, "{before} inside before {mode:?}");
+            if writes {
+                let before = std::mem::replace(&mut *last.lock().unwrap(), fence);
+                assert!(fence > before, "fences went back");
+            }
+            tokio::task::yield_now().await;
+            inside.fetch_sub(weight, Ordering::SeqCst);
+            assert!(backend.release(&claim).await.unwrap());
+        }
+    });
+    join_all(contenders).await;
+}
+
+pub async fn no_more_permits_are_out_than_there_are<H: Harness>(h: &H) {
+    let out = Arc::new(AtomicI32::new(0));
+    let contenders = (0..5).map(async |who| {
+        let backend = h.backend();
+        let name = name("k");
+        for round in 0..20 {
+            let count = 1 + (who + round) % 3;
+            let claim = claim_in(Mode::Permit { limit: 4, count }, &name);
+            won(&backend, &claim).await;
+            let count = i32::try_from(count).unwrap();
+            let before = out.fetch_add(count, Ordering::SeqCst);
+            assert!(before + count <= 4, "{before} out, and {count} more");
+            tokio::task::yield_now().await;
+            out.fetch_sub(count, Ordering::SeqCst);
+            assert!(backend.release(&claim).await.unwrap());
+        }
+    });
+    join_all(contenders).await;
+}
+
+pub async fn fair_contenders_hold_in_their_order<H: Harness>(h: &H) {
+    let first = h.backend();
+    let name = name("k");
+    let holder = claim_in(Mode::Fair, &name);
+    granted(&first, &holder).await;
+    let mut waiting = Vec::new();
+    for _ in 0..8 {
+        let backend = h.backend();
+        let claim = claim_in(Mode::Fair, &name);
+        held(&backend, &claim).await;
+        waiting.push((backend, claim));
+    }
+    let order = Arc::new(Mutex::new(Vec::new()));
+    // They ask all at once, the last one first.
+    let contenders = waiting.iter().enumerate().rev().map(async |(at, (backend, claim))| {
+        won(backend, claim).await;
+        order.lock().unwrap().push(at);
+        tokio::task::yield_now().await;
+        assert!(backend.release(claim).await.unwrap());
+    });
+    let contend = join_all(contenders);
+    let begin = async { assert!(first.release(&holder).await.unwrap()) };
+    futures_util::future::join(contend, begin).await;
+    assert_eq!(*order.lock().unwrap(), [0, 1, 2, 3, 4, 5, 6, 7]);
 }
 
 /// The commit is on its way when the name is invalidated: whichever comes first, nothing is left.

@@ -155,6 +155,11 @@ pub fn claim(name: &Name) -> Claim {
     Claim::new(name.clone(), Mode::Exclusive, LEASE, FENCE_LIFE)
 }
 
+/// A claim in a mode, by a holder of its own.
+pub fn claim_in(mode: Mode, name: &Name) -> Claim {
+    Claim::new(name.clone(), mode, LEASE, FENCE_LIFE)
+}
+
 pub fn value(text: &str) -> Entry {
     Entry::value(7, Duration::from_millis(5), Bytes::copy_from_slice(text.as_bytes()))
 }

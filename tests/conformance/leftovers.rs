@@ -1,9 +1,14 @@
 //! What stays when the work is done: entries and fences, each with an end.
 
-use bellwether::backend::{Leases, Store};
+use bellwether::{
+    backend::{Leases, Store},
+    key::Family,
+    lease::Mode,
+};
 
 use crate::harness::{
-    FENCE_LIFE, Harness, TTL, begun, claim, failure, granted, listen, name, stored, value,
+    FENCE_LIFE, Harness, TTL, begun, claim, claim_in, failure, granted, listen, name, name_in,
+    stored, value,
 };
 
 /// One of everything.
@@ -28,8 +33,35 @@ async fn work<H: Harness>(h: &H) {
         let grant = begun(&there, &handed).await;
         there.commit(&handed, &grant, &value("v"), None).await.unwrap();
         drop(changes);
+        locks(h, at).await;
     }
     stored(&here, &name("kept"), "v").await;
+}
+
+/// Everything that can be held, waited for, passed on and given up.
+async fn locks<H: Harness>(h: &H, at: usize) {
+    let (here, there) = (h.backend(), h.backend());
+    let name = name_in("conformance", Family::Lock, &format!("k{at}"));
+    let permit = Mode::Permit { limit: 3, count: 2 };
+    for mode in [Mode::Exclusive, Mode::Fair, Mode::Read, Mode::Write, permit] {
+        let (first, waiting, gone) =
+            (claim_in(mode, &name), claim_in(mode, &name), claim_in(mode, &name));
+        granted(&here, &first).await;
+        there.acquire(&waiting).await.unwrap();
+        there.acquire(&gone).await.unwrap();
+        here.renew(std::slice::from_ref(&first)).await.unwrap();
+        for claim in [&gone, &first] {
+            here.release(claim).await.unwrap();
+        }
+        granted(&there, &waiting).await;
+        there.release(&waiting).await.unwrap();
+    }
+    let (reads, writes, again) =
+        (claim_in(Mode::Read, &name), claim_in(Mode::Write, &name), claim_in(Mode::Read, &name));
+    granted(&here, &reads).await;
+    here.pass(&reads, &writes).await.unwrap().unwrap();
+    here.pass(&writes, &again).await.unwrap().unwrap();
+    here.release(&again).await.unwrap();
 }
 
 pub async fn nothing_but_fences_and_entries_stays<H: Harness>(h: &H) {

@@ -10,13 +10,16 @@ mod support;
 
 mod commits;
 mod contention;
+mod fair;
 mod fences;
 mod harness;
 mod leases;
 mod leftovers;
 mod names;
 mod passing;
+mod permits;
 mod pushes;
+mod read_write;
 mod writes;
 
 /// Makes each rule a test of each backend.
@@ -126,8 +129,47 @@ rules! {
         any_name_gets_its_own_pushes,
         namespaces_do_not_meet,
         caches_and_locks_do_not_meet,;
+    fair:
+        a_free_lease_is_granted_at_once,
+        first_come_first_served,
+        who_asks_again_keeps_the_place,
+        who_does_not_wait_takes_no_place,
+        who_leaves_lets_the_next_pass,
+        the_dead_are_passed_over_together,
+        a_grant_sent_twice_is_the_same,
+        it_is_the_lease_of_the_mutex,
+        a_cleared_lease_has_no_queue,;
+    read_write:
+        readers_hold_together,
+        a_writer_holds_alone,
+        a_reader_sent_twice_counts_once,
+        a_reader_waits_behind_a_writer,
+        the_last_reader_calls_the_writer,
+        readers_and_writers_in_their_order,
+        a_writer_who_leaves_lets_readers_pass,
+        a_dead_writer_is_passed_over,
+        a_dead_reader_ends_with_its_lease,
+        a_renewed_reader_lasts,
+        the_only_reader_becomes_the_writer,
+        a_writer_becomes_a_reader,
+        what_has_ended_does_not_pass,
+        only_some_modes_pass,
+        they_can_be_looked_at_and_cleared,;
+    permits:
+        no_more_than_there_are,
+        a_permit_sent_twice_counts_once,
+        a_release_sent_twice_raises_nothing,
+        many_at_once_are_all_or_none,
+        the_dead_give_theirs_back,
+        renewed_permits_last,
+        each_claim_brings_its_limit,
+        permits_can_be_looked_at_and_cleared,
+        they_stand_beside_the_other_modes,;
     contention:
         contenders_never_hold_together,
+        readers_and_writers_never_hold_together,
+        no_more_permits_are_out_than_there_are,
+        fair_contenders_hold_in_their_order,
         an_invalidation_wins_against_any_commit,
         a_put_wins_against_any_commit,
         one_of_many_claims_is_granted,;

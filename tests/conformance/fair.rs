@@ -1,0 +1,177 @@
+//! A lease that is granted first come, first served.
+
+use bellwether::{
+    backend::{Change, Leases},
+    key::Name,
+    lease::{Claim, Mode, PLACE_LIFE},
+};
+
+use crate::harness::{Harness, LEASE, MOMENT, claim, claim_in, granted, held, listen, name, next};
+
+fn fair(name: &Name) -> Claim {
+    claim_in(Mode::Fair, name)
+}
+
+fn three(name: &Name) -> [Claim; 3] {
+    std::array::from_fn(|_| fair(name))
+}
+
+pub async fn a_free_lease_is_granted_at_once<H: Harness>(h: &H) {
+    let (here, there) = (h.backend(), h.backend());
+    let name = name("k");
+    let [first, second, third] = three(&name);
+    let fence = granted(&here, &first).await.fence();
+    let occupied = held(&there, &second).await;
+    assert_eq!((occupied.fence, occupied.holders), (fence, 1));
+    assert!(occupied.remaining <= LEASE && occupied.remaining > LEASE - MOMENT, "{occupied:?}");
+    assert!(!there.release(&second).await.unwrap());
+    assert!(here.release(&first).await.unwrap());
+    assert!(granted(&here, &third).await.fence() > fence);
+}
+
+pub async fn first_come_first_served<H: Harness>(h: &H) {
+    let (here, there) = (h.backend(), h.backend());
+    let name = name("k");
+    let mut holder = fair(&name);
+    let mut fence = granted(&here, &holder).await.fence();
+    let waiting = three(&name);
+    let mut changes = listen(&there, &name).await;
+    for claim in &waiting {
+        held(&there, claim).await;
+    }
+    for (turn, claim) in waiting.iter().enumerate() {
+        assert!(here.release(&holder).await.unwrap());
+        assert_eq!(next(&mut changes).await, Change::Turn(claim.holder));
+        // Those behind, and whoever comes now, wait for the first.
+        let late = fair(&name);
+        for other in waiting.iter().skip(turn + 1).chain([&late]) {
+            let occupied = held(&there, other).await;
+            assert_eq!((occupied.fence, occupied.holders), (0, 0));
+            assert!(occupied.remaining <= PLACE_LIFE && !occupied.remaining.is_zero());
+        }
+        here.release(&late).await.unwrap();
+        let before = std::mem::replace(&mut fence, granted(&there, claim).await.fence());
+        assert!(fence > before);
+        // Who left before its turn called the first again.
+        while let Ok(change) = tokio::time::timeout(std::time::Duration::ZERO, changes.next()).await
+        {
+            assert_eq!(change, Change::Turn(claim.holder));
+        }
+        holder = claim.clone();
+    }
+    assert!(here.release(&holder).await.unwrap());
+}
+
+pub async fn who_asks_again_keeps_the_place<H: Harness>(h: &H) {
+    let backend = h.backend();
+    let name = name("k");
+    let [first, second, third] = three(&name);
+    granted(&backend, &first).await;
+    held(&backend, &second).await;
+    held(&backend, &third).await;
+    // For longer than a place is kept, had they not asked.
+    for _ in 0..4 {
+        h.pass(PLACE_LIFE / 2).await;
+        held(&backend, &third).await;
+        held(&backend, &second).await;
+    }
+    backend.release(&first).await.unwrap();
+    held(&backend, &third).await;
+    granted(&backend, &second).await;
+}
+
+pub async fn who_does_not_wait_takes_no_place<H: Harness>(h: &H) {
+    let backend = h.backend();
+    let name = name("k");
+    let [first, mut second, third] = three(&name);
+    second.waits = false;
+    granted(&backend, &first).await;
+    held(&backend, &second).await;
+    backend.release(&first).await.unwrap();
+    granted(&backend, &third).await;
+    backend.release(&third).await.unwrap();
+    // It may be granted all the same.
+    granted(&backend, &second).await;
+}
+
+pub async fn who_leaves_lets_the_next_pass<H: Harness>(h: &H) {
+    let backend = h.backend();
+    let name = name("k");
+    let [first, second, third] = three(&name);
+    granted(&backend, &first).await;
+    held(&backend, &second).await;
+    held(&backend, &third).await;
+    let mut changes = listen(&backend, &name).await;
+    backend.release(&first).await.unwrap();
+    assert_eq!(next(&mut changes).await, Change::Turn(second.holder));
+    assert!(!backend.release(&second).await.unwrap());
+    assert_eq!(next(&mut changes).await, Change::Turn(third.holder));
+    // Sent twice, it leaves once.
+    assert!(!backend.release(&second).await.unwrap());
+    granted(&backend, &third).await;
+}
+
+pub async fn the_dead_are_passed_over_together<H: Harness>(h: &H) {
+    let backend = h.backend();
+    let name = name("k");
+    let [holder, first, second] = three(&name);
+    let alive = fair(&name);
+    granted(&backend, &holder).await;
+    held(&backend, &first).await;
+    h.pass(PLACE_LIFE / 4).await;
+    held(&backend, &second).await;
+    held(&backend, &alive).await;
+    h.pass(PLACE_LIFE / 2).await;
+    held(&backend, &alive).await;
+    h.pass(PLACE_LIFE / 2).await;
+    let mut changes = listen(&backend, &name).await;
+    backend.release(&holder).await.unwrap();
+    assert_eq!(next(&mut changes).await, Change::Turn(alive.holder));
+    granted(&backend, &alive).await;
+}
+
+pub async fn a_grant_sent_twice_is_the_same<H: Harness>(h: &H) {
+    let backend = h.backend();
+    let name = name("k");
+    let [first, second, _] = three(&name);
+    let fence = granted(&backend, &first).await.fence();
+    h.pass(LEASE / 2).await;
+    assert_eq!(granted(&backend, &first).await.fence(), fence);
+    assert!(held(&backend, &second).await.remaining > LEASE - MOMENT);
+    assert_eq!(backend.renew(&[first.clone(), second.clone()]).await.unwrap(), [true, false]);
+    assert!(backend.release(&first).await.unwrap());
+    assert!(!backend.release(&first).await.unwrap());
+    granted(&backend, &second).await;
+    assert!(!backend.release(&first).await.unwrap());
+    assert_eq!(backend.renew(&[second]).await.unwrap(), [true]);
+}
+
+/// A plain claim passes those who queue; but never holds together with one of them.
+pub async fn it_is_the_lease_of_the_mutex<H: Harness>(h: &H) {
+    let backend = h.backend();
+    let name = name("k");
+    let [first, second, _] = three(&name);
+    let plain = claim(&name);
+    let fence = granted(&backend, &first).await.fence();
+    assert_eq!(held(&backend, &plain).await.fence, fence);
+    held(&backend, &second).await;
+    backend.release(&first).await.unwrap();
+    let plains = granted(&backend, &plain).await.fence();
+    assert!(plains > fence);
+    assert_eq!(held(&backend, &second).await.fence, plains);
+    backend.release(&plain).await.unwrap();
+    assert!(granted(&backend, &second).await.fence() > plains);
+}
+
+pub async fn a_cleared_lease_has_no_queue<H: Harness>(h: &H) {
+    let backend = h.backend();
+    let name = name("k");
+    let [first, second, third] = three(&name);
+    granted(&backend, &first).await;
+    held(&backend, &second).await;
+    let mut changes = listen(&backend, &name).await;
+    assert!(backend.clear(&name, Mode::Fair).await.unwrap());
+    assert_eq!(next(&mut changes).await, Change::Wake);
+    assert_eq!(backend.renew(&[first]).await.unwrap(), [false]);
+    granted(&backend, &third).await;
+}

@@ -1,0 +1,158 @@
+//! Permits: so many at a time.
+
+use bellwether::{
+    backend::{Change, Leases},
+    key::Name,
+    lease::{Claim, Mode},
+};
+
+use crate::harness::{Harness, LEASE, MOMENT, claim, claim_in, granted, held, listen, name, next};
+
+fn of(limit: u32, count: u32, name: &Name) -> Claim {
+    claim_in(Mode::Permit { limit, count }, name)
+}
+
+pub async fn no_more_than_there_are<H: Harness>(h: &H) {
+    let (here, there) = (h.backend(), h.backend());
+    let name = name("k");
+    let claims: [Claim; 3] = std::array::from_fn(|_| of(3, 1, &name));
+    for claim in &claims {
+        assert_eq!(granted(&here, claim).await.fence(), 0);
+    }
+    let late = of(3, 1, &name);
+    let occupied = held(&there, &late).await;
+    assert_eq!((occupied.fence, occupied.holders), (0, 3));
+    assert!(occupied.remaining <= LEASE && occupied.remaining > LEASE - MOMENT, "{occupied:?}");
+    let mut changes = listen(&there, &name).await;
+    assert!(here.release(&claims[1]).await.unwrap());
+    assert_eq!(next(&mut changes).await, Change::Wake);
+    granted(&there, &late).await;
+    held(&there, &of(3, 1, &name)).await;
+}
+
+pub async fn a_permit_sent_twice_counts_once<H: Harness>(h: &H) {
+    let backend = h.backend();
+    let name = name("k");
+    let (one, two) = (of(3, 1, &name), of(3, 2, &name));
+    for _ in 0..3 {
+        granted(&backend, &one).await;
+        granted(&backend, &two).await;
+    }
+    assert_eq!(held(&backend, &of(3, 1, &name)).await.holders, 3);
+}
+
+pub async fn a_release_sent_twice_raises_nothing<H: Harness>(h: &H) {
+    let backend = h.backend();
+    let name = name("k");
+    let (first, second, third) = (of(2, 1, &name), of(2, 1, &name), of(2, 1, &name));
+    granted(&backend, &first).await;
+    granted(&backend, &second).await;
+    assert!(backend.release(&first).await.unwrap());
+    assert!(!backend.release(&first).await.unwrap());
+    assert!(!backend.release(&third).await.unwrap());
+    granted(&backend, &third).await;
+    held(&backend, &of(2, 1, &name)).await;
+}
+
+pub async fn many_at_once_are_all_or_none<H: Harness>(h: &H) {
+    let backend = h.backend();
+    let name = name("k");
+    let (some, many) = (of(5, 2, &name), of(5, 4, &name));
+    granted(&backend, &some).await;
+    assert_eq!(held(&backend, &many).await.holders, 2);
+    let rest = of(5, 3, &name);
+    granted(&backend, &rest).await;
+    // The first of them is enough for two, and not for three.
+    h.pass(LEASE / 2).await;
+    assert_eq!(backend.renew(std::slice::from_ref(&rest)).await.unwrap(), [true]);
+    assert!(held(&backend, &of(5, 2, &name)).await.remaining <= LEASE / 2);
+    assert!(held(&backend, &of(5, 3, &name)).await.remaining > LEASE / 2);
+    assert!(backend.release(&some).await.unwrap());
+    assert_eq!(held(&backend, &many).await.holders, 3);
+    assert!(backend.release(&rest).await.unwrap());
+    granted(&backend, &many).await;
+}
+
+pub async fn the_dead_give_theirs_back<H: Harness>(h: &H) {
+    let backend = h.backend();
+    let name = name("k");
+    let (dead, alive) = (of(3, 2, &name), of(3, 1, &name));
+    granted(&backend, &dead).await;
+    h.pass(LEASE / 2).await;
+    granted(&backend, &alive).await;
+    h.pass(LEASE / 2).await;
+    assert_eq!(backend.renew(&[dead.clone(), alive.clone()]).await.unwrap(), [false, true]);
+    assert!(!backend.release(&dead).await.unwrap());
+    granted(&backend, &of(3, 2, &name)).await;
+    assert_eq!(held(&backend, &of(3, 1, &name)).await.holders, 3);
+}
+
+pub async fn renewed_permits_last<H: Harness>(h: &H) {
+    let backend = h.backend();
+    let name = name("k");
+    let (long, short) = (of(3, 2, &name), of(3, 1, &name));
+    granted(&backend, &long).await;
+    granted(&backend, &short).await;
+    for _ in 0..4 {
+        h.pass(LEASE / 2).await;
+        assert_eq!(backend.renew(std::slice::from_ref(&long)).await.unwrap(), [true]);
+    }
+    let occupied = held(&backend, &of(3, 2, &name)).await;
+    assert_eq!(occupied.holders, 2);
+    assert!(occupied.remaining > LEASE - MOMENT, "{occupied:?}");
+    granted(&backend, &of(3, 1, &name)).await;
+}
+
+/// The limit is whatever the claim says, so a lower one holds back until enough are back.
+pub async fn each_claim_brings_its_limit<H: Harness>(h: &H) {
+    let backend = h.backend();
+    let name = name("k");
+    let claims: [Claim; 3] = std::array::from_fn(|_| of(3, 1, &name));
+    for claim in &claims {
+        granted(&backend, claim).await;
+    }
+    let lower = of(2, 1, &name);
+    held(&backend, &lower).await;
+    backend.release(&claims[0]).await.unwrap();
+    held(&backend, &lower).await;
+    // What is out stays out, and can be renewed.
+    assert_eq!(backend.renew(&claims[1..]).await.unwrap(), [true, true]);
+    granted(&backend, &of(3, 1, &name)).await;
+    backend.release(&claims[1]).await.unwrap();
+    backend.release(&claims[2]).await.unwrap();
+    granted(&backend, &lower).await;
+}
+
+pub async fn permits_can_be_looked_at_and_cleared<H: Harness>(h: &H) {
+    let backend = h.backend();
+    let name = name("k");
+    let mode = Mode::Permit { limit: 3, count: 1 };
+    assert_eq!(backend.holder(&name, mode).await.unwrap(), None);
+    assert!(!backend.clear(&name, mode).await.unwrap());
+    let (first, second) = (of(3, 1, &name), of(3, 2, &name));
+    granted(&backend, &first).await;
+    h.pass(LEASE / 2).await;
+    granted(&backend, &second).await;
+    assert_eq!(backend.holder(&name, mode).await.unwrap().unwrap().holders, 3);
+    h.pass(LEASE / 2).await;
+    assert_eq!(backend.holder(&name, mode).await.unwrap().unwrap().holders, 2);
+    let mut changes = listen(&backend, &name).await;
+    assert!(backend.clear(&name, mode).await.unwrap());
+    assert_eq!(next(&mut changes).await, Change::Wake);
+    assert_eq!(backend.renew(&[second]).await.unwrap(), [false]);
+    assert_eq!(backend.holder(&name, mode).await.unwrap(), None);
+}
+
+pub async fn they_stand_beside_the_other_modes<H: Harness>(h: &H) {
+    let backend = h.backend();
+    let name = name("k");
+    let claims = [of(1, 1, &name), claim(&name), claim_in(Mode::Write, &name)];
+    for claim in &claims {
+        granted(&backend, claim).await;
+    }
+    assert_eq!(backend.renew(&claims).await.unwrap(), [true; 3]);
+    for claim in &claims {
+        assert!(backend.release(claim).await.unwrap());
+        assert!(!backend.release(claim).await.unwrap());
+    }
+}
