@@ -132,7 +132,7 @@ impl Scripts {
         let keys = [claim.name.suffixed("l"), claim.name.suffixed("c")];
         let arguments = [text(claim.holder), text("w")];
         let answer = self.eval(self.release.as_ref(), &keys, &arguments).await?;
-        Ok(matches!(answer, Value::Int(1)))
+        Ok(matches!(answer, Value::Array(fields) if fields.first() == Some(&Value::Int(1))))
     }
 
     pub async fn commit(

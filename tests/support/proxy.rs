@@ -162,8 +162,11 @@ impl Proxy {
             cut: Notify::new(),
         });
         let body = |name| shared.bodies.iter().find(|(known, _)| known == name);
-        if let Some((_, prelude)) = body("prelude") {
-            shared.bodies.iter().for_each(|(_, body)| shared.learn(&format!("{prelude}\n{body}")));
+        if let (Some((_, prelude)), Some((_, common))) = (body("prelude"), body("shared")) {
+            for (_, body) in &shared.bodies {
+                shared.learn(&format!("{prelude}\n{body}"));
+                shared.learn(&format!("{prelude}\n{common}\n{body}"));
+            }
         }
         let (end, mut ended) = watch::channel(false);
         let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).expect("a port");

@@ -52,7 +52,17 @@ impl RedisBackend {
             .key(self.channel(&claim.name))
             .arg(claim.holder.to_string())
             .arg(message);
-        self.understood(reply::flag(self.0.commands.call(call).await?))
+        self.released(call).await
+    }
+
+    /// Ends what a script ends, and takes over whether anyone can be told.
+    async fn released(&self, call: Call<'_>) -> Result<bool, BackendError> {
+        let answer = reply::released(self.0.commands.call(call).await?);
+        let (held, muted) = self.understood(answer)?;
+        if let Some(muted) = muted {
+            self.mute(muted);
+        }
+        Ok(held)
     }
 
     /// Acquires an exclusive lease, unless an entry stands that was not seen.
@@ -121,7 +131,7 @@ impl RedisBackend {
             .key(self.channel(&claim.name))
             .keys(&claim.name, queue)
             .arg(claim.holder.to_string());
-        self.understood(reply::flag(self.0.commands.call(call).await?))
+        self.released(call).await
     }
 
     async fn release_permit(&self, claim: &Claim, count: u32) -> Result<bool, BackendError> {
@@ -130,7 +140,7 @@ impl RedisBackend {
             .key(self.channel(&claim.name))
             .arg(claim.holder.to_string())
             .arg(count.to_string());
-        self.understood(reply::flag(self.0.commands.call(call).await?))
+        self.released(call).await
     }
 }
 

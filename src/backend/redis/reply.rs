@@ -52,6 +52,12 @@ pub(super) fn committed(value: Value) -> Result<(Committed, Option<bool>), Backe
     }
 }
 
+/// Whether it was held, and whether the server refused to publish that; nothing, where nobody was told.
+pub(super) fn released(value: Value) -> Result<(bool, Option<bool>), BackendError> {
+    let mut fields = Fields::new(value)?;
+    Ok((fields.number()? == 1, fields.muted()))
+}
+
 pub(super) fn entry(bytes: Vec<u8>) -> Result<Entry, BackendError> {
     Entry::decode(&Bytes::from(bytes))
         .map_err(|error| BackendError::new(BackendErrorKind::Foreign, error))

@@ -1,0 +1,102 @@
+//! Many callers do everything at once.
+
+use std::{sync::Arc, time::Duration};
+
+use bellwether::{Locks, RedisBackend, lock::PermitId};
+use tokio::{
+    task::JoinSet,
+    time::{Instant, timeout},
+};
+
+use crate::{faults::nothing_is_left, support::RedisServer};
+
+const OPERATIONS: usize = 10_000;
+const TASKS: usize = 24;
+
+/// One operation, with whatever follows from it. What was not to be had is an outcome too.
+async fn operate(locks: &Locks, random: &mut fastrand::Rng) -> Result<(), bellwether::Error> {
+    let name = format!("n{}", random.u8(..5));
+    let wait = Duration::from_millis(random.u64(1..60));
+    let lease = Duration::from_secs(1);
+    match random.u8(..12) {
+        0 => locks.mutex(name).lease(lease).wait(wait).lock().await?.unlock().await,
+        1 => locks.fair_mutex(name).lease(lease).wait(wait).lock().await?.unlock().await,
+        2 => locks.rw_lock(name).lease(lease).wait(wait).read().await?.unlock().await,
+        3 => locks.rw_lock(name).lease(lease).wait(wait).write().await?.unlock().await,
+        4 => {
+            let guard = locks.rw_lock(name).lease(lease).wait(wait).write().await?;
+            let guard = guard.downgrade().await?;
+            match guard.try_upgrade().await? {
+                Ok(writer) => writer.unlock().await,
+                Err(reader) => reader.unlock().await,
+            }
+        }
+        5 => {
+            let count = random.u32(1..4);
+            let semaphore = locks.semaphore(name, 4).lease(lease).wait(wait);
+            semaphore.acquire_many(count).await?.release().await
+        }
+        6 => {
+            let permits = locks.permits(name, 4).lease(lease).wait(wait);
+            let id: PermitId = permits.acquire().await?.to_string().parse()?;
+            permits.extend(id).await?;
+            permits.release(id).await
+        }
+        7 => drop(locks.mutex(name).lease(lease).try_lock().await?).pipe(Ok),
+        8 => drop(locks.rw_lock(name).lease(lease).try_write().await?).pipe(Ok),
+        9 => drop(locks.fair_mutex(name).lease(lease).try_lock().await?).pipe(Ok),
+        10 => locks.semaphore(name, 4).available().await.map(drop),
+        _ => {
+            // Whoever waits may be gone in the middle of it.
+            let patience = Duration::from_micros(random.u64(1..3000));
+            let rw_lock = locks.rw_lock(name.as_str()).lease(lease);
+            let mutex = locks.fair_mutex(name).lease(lease);
+            let _ = timeout(patience, mutex.lock()).await;
+            let _ = timeout(patience, rw_lock.read()).await;
+            let _ = timeout(patience, rw_lock.write()).await;
+            Ok(())
+        }
+    }
+}
+
+trait Pipe: Sized {
+    fn pipe<T>(self, then: impl FnOnce(Self) -> T) -> T {
+        then(self)
+    }
+}
+
+impl Pipe for () {}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ten_thousand_operations_leave_nothing_but_fences() {
+    let server = RedisServer::start().await;
+    let fleet: Arc<[Locks]> =
+        (0..3).map(|_| Locks::new(RedisBackend::open(&server.url()).unwrap())).collect();
+    let seed = std::env::var("BELLWETHER_SEED").ok().and_then(|seed| seed.parse().ok());
+    let seed = seed.unwrap_or_else(|| fastrand::u64(..));
+    println!("BELLWETHER_SEED={seed}");
+    let begun = Instant::now();
+    let mut tasks = JoinSet::new();
+    for task in 0..TASKS {
+        let fleet = fleet.clone();
+        tasks.spawn(async move {
+            let mut random = fastrand::Rng::with_seed(seed.wrapping_add(task as u64));
+            let mut done = 0_u32;
+            for _ in 0..OPERATIONS / TASKS {
+                let locks = &fleet[random.usize(..fleet.len())];
+                match operate(locks, &mut random).await {
+                    Ok(()) => done += 1,
+                    Err(error) => {
+                        let kind = error.kind();
+                        assert_eq!(kind, bellwether::ErrorKind::NotAcquired, "{error:?}");
+                    }
+                }
+            }
+            done
+        });
+    }
+    let done: u32 = tasks.join_all().await.into_iter().sum();
+    println!("{done} of {OPERATIONS} operations got what they wanted, in {:?}", begun.elapsed());
+    assert!(done as usize > OPERATIONS / 4, "{done}");
+    nothing_is_left(&server).await;
+}

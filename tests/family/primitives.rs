@@ -1,0 +1,163 @@
+//! The primitives, each behind the same few words.
+
+use std::time::Duration;
+
+use bellwether::{
+    Error, Locks, RedisBackend,
+    lock::{MutexGuard, PermitId, Permits, ReadGuard, SemaphorePermit, WriteGuard},
+};
+use futures_util::future::BoxFuture;
+
+/// How long waits may last here: longer than any test waits for what must happen.
+pub const WAIT: Duration = Duration::from_secs(60);
+
+/// How to take something.
+#[derive(Clone, Debug)]
+pub struct Asked {
+    pub locks: Locks,
+    pub name: String,
+    pub lease: Duration,
+    pub wait: Duration,
+}
+
+impl Asked {
+    pub fn new(url: &str, name: &str, lease: Duration) -> Self {
+        let locks = Locks::new(RedisBackend::open(url).unwrap());
+        Self { locks, name: name.to_owned(), lease, wait: WAIT }
+    }
+
+    pub fn within(mut self, wait: Duration) -> Self {
+        self.wait = wait;
+        self
+    }
+}
+
+pub type Taken = BoxFuture<'static, Result<Guard, Error>>;
+pub type Tried = BoxFuture<'static, Result<Option<Guard>, Error>>;
+
+/// A primitive: taken with a wait, or tried once.
+#[derive(Clone, Copy)]
+pub struct Primitive {
+    pub take: fn(Asked) -> Taken,
+    pub attempt: fn(Asked) -> Tried,
+}
+
+/// What one holds, and what another cannot have meanwhile.
+#[derive(Clone, Copy)]
+pub struct Pair {
+    pub one: Primitive,
+    pub rival: Primitive,
+    /// The suffix of the Redis key that stands while it is held.
+    pub key: &'static str,
+}
+
+#[derive(Debug)]
+pub enum Guard {
+    Mutex(MutexGuard),
+    Reader(ReadGuard),
+    Writer(WriteGuard),
+    Permit(SemaphorePermit),
+    Id(Permits, PermitId),
+}
+
+impl Guard {
+    /// Whether it is renewed by itself, and a loss is told.
+    pub fn is_watched(&self) -> bool {
+        !matches!(self, Self::Id(..))
+    }
+
+    pub fn is_lost(&self) -> bool {
+        match self {
+            Self::Mutex(guard) => guard.is_lost(),
+            Self::Reader(guard) => guard.is_lost(),
+            Self::Writer(guard) => guard.is_lost(),
+            Self::Permit(guard) => guard.is_lost(),
+            Self::Id(..) => false,
+        }
+    }
+
+    /// Completes when the loss is told; of what is not watched, never.
+    pub async fn lost(&self) {
+        match self {
+            Self::Mutex(guard) => guard.lost().await,
+            Self::Reader(guard) => guard.lost().await,
+            Self::Writer(guard) => guard.lost().await,
+            Self::Permit(guard) => guard.lost().await,
+            Self::Id(..) => std::future::pending().await,
+        }
+    }
+
+    pub async fn refresh(&self) -> Result<(), Error> {
+        match self {
+            Self::Mutex(guard) => guard.refresh().await,
+            Self::Reader(guard) => guard.refresh().await,
+            Self::Writer(guard) => guard.refresh().await,
+            Self::Permit(guard) => guard.refresh().await,
+            Self::Id(permits, id) => permits.extend(*id).await,
+        }
+    }
+
+    pub async fn give_back(self) -> Result<(), Error> {
+        match self {
+            Self::Mutex(guard) => guard.unlock().await,
+            Self::Reader(guard) => guard.unlock().await,
+            Self::Writer(guard) => guard.unlock().await,
+            Self::Permit(guard) => guard.release().await,
+            Self::Id(permits, id) => permits.release(id).await,
+        }
+    }
+}
+
+/// A primitive by its front, and how the front is asked to wait and to try.
+macro_rules! primitive {
+    ($guard:expr, $asked:ident => $front:expr, $take:ident($($argument:expr)?), $attempt:ident) => {
+        Primitive {
+            take: |$asked| Box::pin(async move {
+                let front = $front.lease($asked.lease).wait($asked.wait);
+                Ok($guard(front.$take($($argument)?).await?))
+            }),
+            attempt: |$asked| Box::pin(async move {
+                let front = $front.lease($asked.lease).wait($asked.wait);
+                Ok(front.$attempt($($argument)?).await?.map($guard))
+            }),
+        }
+    };
+}
+
+const LOCKED: Primitive =
+    primitive!(Guard::Mutex, asked => asked.locks.mutex(asked.name.as_str()), lock(), try_lock);
+const FAIRLY: Primitive = primitive!(Guard::Mutex, asked => asked.locks.fair_mutex(asked.name.as_str()), lock(), try_lock);
+const READ: Primitive =
+    primitive!(Guard::Reader, asked => asked.locks.rw_lock(asked.name.as_str()), read(), try_read);
+const WRITTEN: Primitive = primitive!(Guard::Writer, asked => asked.locks.rw_lock(asked.name.as_str()), write(), try_write);
+const ONLY: Primitive = primitive!(
+    Guard::Permit, asked => asked.locks.semaphore(asked.name.as_str(), 1), acquire(), try_acquire
+);
+const SOME: Primitive = primitive!(
+    Guard::Permit, asked => asked.locks.semaphore(asked.name.as_str(), 5), acquire_many(3),
+    try_acquire_many
+);
+const BY_ID: Primitive = Primitive {
+    take: |asked| {
+        Box::pin(async move {
+            let permits = asked.locks.permits(asked.name.as_str(), 1).lease(asked.lease);
+            let permits = permits.wait(asked.wait);
+            Ok(Guard::Id(permits.clone(), permits.acquire().await?))
+        })
+    },
+    attempt: |asked| {
+        Box::pin(async move {
+            let permits = asked.locks.permits(asked.name.as_str(), 1).lease(asked.lease);
+            Ok(permits.try_acquire().await?.map(|id| Guard::Id(permits.clone(), id)))
+        })
+    },
+};
+
+pub const MUTEX: Pair = Pair { one: LOCKED, rival: LOCKED, key: "l" };
+pub const FAIR: Pair = Pair { one: FAIRLY, rival: FAIRLY, key: "l" };
+pub const READER: Pair = Pair { one: READ, rival: WRITTEN, key: "r" };
+pub const WRITER: Pair = Pair { one: WRITTEN, rival: READ, key: "w" };
+pub const WRITERS: Pair = Pair { one: WRITTEN, rival: WRITTEN, key: "w" };
+pub const SEMAPHORE: Pair = Pair { one: ONLY, rival: ONLY, key: "p" };
+pub const MANY: Pair = Pair { one: SOME, rival: SOME, key: "p" };
+pub const PERMITS: Pair = Pair { one: BY_ID, rival: BY_ID, key: "p" };
