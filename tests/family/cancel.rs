@@ -11,7 +11,7 @@ use tokio::time::{Instant, timeout};
 
 use crate::{
     faults::nothing_is_left,
-    primitives::{Asked, Pair},
+    support::primitives::{Asked, Pair},
     support::{LIMIT, RedisServer},
 };
 

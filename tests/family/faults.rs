@@ -9,7 +9,7 @@ use tokio::{
 };
 
 use crate::{
-    primitives::{Asked, Guard, Pair},
+    support::primitives::{Asked, Guard, Pair},
     support::{
         LIMIT, Raw, RedisServer, eventually,
         proxy::{Fault, Proxy, PushFault, Request},

@@ -2,7 +2,7 @@
 //! second holder before the first one's deadline has fired, nobody waits longer than one lease for what
 //! nobody holds, and nothing is left behind.
 //!
-//! A [pair](primitives::Pair) is a primitive and a rival that cannot have it at the same time; each fault is
+//! A [pair](support::primitives::Pair) is a primitive and a rival that cannot have it at the same time; each fault is
 //! a test for each pair, against real servers.
 #![cfg(feature = "redis")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, unreachable_pub)]
@@ -13,13 +13,12 @@ mod support;
 mod cancel;
 mod faults;
 mod mixed;
-mod primitives;
 
 /// Makes each fault a test of each pair.
 macro_rules! each {
     ($($file:ident: $($fault:ident,)+;)+) => {$($(
         mod $fault {
-            use crate::primitives::*;
+            use crate::support::primitives::*;
 
             each!(@ $file $fault: mutex MUTEX, fair FAIR, reader READER, writer WRITER, writers WRITERS,
                 semaphore SEMAPHORE, many MANY, permits PERMITS);

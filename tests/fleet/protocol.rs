@@ -42,13 +42,17 @@ pub enum Command {
         tasks: usize,
         times: usize,
     },
-    /// Takes a lock and keeps it.
+    /// Takes one of a pair, or its rival, and keeps it.
     Hold {
         name: String,
+        pair: String,
+        rival: bool,
         lease_ms: u64,
     },
     /// Gives back what is held.
-    Unlock,
+    Unlock {
+        name: String,
+    },
 }
 
 /// Callers who ask all at once.
@@ -123,8 +127,8 @@ pub enum Event {
     LoadEnded { key: String, at: u64 },
     Report(Report),
     Done,
-    Held { fence: u64, at: u64 },
-    Lost { at: u64 },
+    Held { name: String, fence: u64, at: u64 },
+    Lost { name: String, at: u64 },
     Unlocked { was_lost: bool, error: Option<String> },
 }
 

@@ -1,6 +1,7 @@
 //! A worker process.
 
 use std::{
+    collections::HashMap,
     fmt,
     io::{BufRead, Write},
     panic,
@@ -11,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use bellwether::{Cache, Locks, RedisBackend, http_cache, layer::CachedResponse, lock::MutexGuard};
+use bellwether::{Cache, Locks, RedisBackend, http_cache, layer::CachedResponse};
 use futures_util::future::BoxFuture;
 use tokio::{
     runtime::{Builder, Runtime},
@@ -22,6 +23,7 @@ use tokio::{
 use super::{
     http,
     protocol::{Command, Event, Load, Report, Round, Setup, VARIABLE, now},
+    support::primitives::{self, Asked, Guard, WAIT},
 };
 
 /// The text of every panic that is meant to happen.
@@ -88,7 +90,7 @@ struct Worker {
     pages: Cache<CachedResponse>,
     locks: Locks,
     raw: redis::aio::MultiplexedConnection,
-    held: Arc<Mutex<Option<Arc<MutexGuard>>>>,
+    held: Arc<Mutex<HashMap<String, Arc<Guard>>>>,
     loads: Arc<AtomicU64>,
 }
 
@@ -138,26 +140,34 @@ impl Worker {
                 }
                 tell(Event::Done);
             }
-            Command::Hold { name, lease_ms } => {
-                let mutex = self.locks.mutex(name).lease(Duration::from_millis(lease_ms));
-                let guard = Arc::new(mutex.lock().await.unwrap());
-                *self.held.lock().unwrap() = Some(guard.clone());
-                tell(Event::Held { fence: guard.fence(), at: now() });
+            Command::Hold { name, pair, rival, lease_ms } => {
+                let pair = primitives::pair(&pair);
+                let primitive = if rival { pair.rival } else { pair.one };
+                let asked = Asked {
+                    locks: self.locks.clone(),
+                    name: name.clone(),
+                    lease: Duration::from_millis(lease_ms),
+                    wait: WAIT,
+                };
+                let guard = Arc::new((primitive.take)(asked).await.unwrap());
+                self.held.lock().unwrap().insert(name.clone(), guard.clone());
+                let fence = guard.fence().unwrap_or(0);
+                tell(Event::Held { name: name.clone(), fence, at: now() });
                 let watched = Arc::downgrade(&guard);
                 drop(guard);
                 // Asks anew each time, so that the guard can be taken out and unlocked.
                 while let Some(guard) = watched.upgrade() {
                     if guard.is_lost() {
                         guard.lost().await;
-                        tell(Event::Lost { at: now() });
+                        tell(Event::Lost { name, at: now() });
                         return;
                     }
                     drop(guard);
                     sleep(Duration::from_millis(1)).await;
                 }
             }
-            Command::Unlock => {
-                let mut guard = self.held.lock().unwrap().take().unwrap();
+            Command::Unlock { name } => {
+                let mut guard = self.held.lock().unwrap().remove(&name).unwrap();
                 let guard = loop {
                     match Arc::try_unwrap(guard) {
                         Ok(guard) => break guard,
@@ -166,7 +176,8 @@ impl Worker {
                     sleep(Duration::from_millis(1)).await;
                 };
                 let was_lost = guard.is_lost();
-                let error = guard.unlock().await.err().map(|error| format!("{:?}", error.kind()));
+                let error =
+                    guard.give_back().await.err().map(|error| format!("{:?}", error.kind()));
                 tell(Event::Unlocked { was_lost, error });
             }
         }

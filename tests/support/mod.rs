@@ -14,6 +14,8 @@
 pub mod faulty;
 mod monitor;
 mod nursery;
+#[cfg(feature = "redis")]
+pub mod primitives;
 pub mod proxy;
 mod raw;
 mod server;

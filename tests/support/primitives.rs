@@ -61,7 +61,7 @@ pub enum Guard {
 }
 
 impl Guard {
-    /// Whether it is renewed by itself, and a loss is told.
+    /// Whether its lease is renewed by itself, and a loss is told.
     pub fn is_watched(&self) -> bool {
         !matches!(self, Self::Id(..))
     }
@@ -84,6 +84,15 @@ impl Guard {
             Self::Writer(guard) => guard.lost().await,
             Self::Permit(guard) => guard.lost().await,
             Self::Id(..) => std::future::pending().await,
+        }
+    }
+
+    /// The fence, where the primitive has one.
+    pub fn fence(&self) -> Option<u64> {
+        match self {
+            Self::Mutex(guard) => Some(guard.fence()),
+            Self::Writer(guard) => Some(guard.fence()),
+            Self::Reader(_) | Self::Permit(_) | Self::Id(..) => None,
         }
     }
 
@@ -161,3 +170,30 @@ pub const WRITERS: Pair = Pair { one: WRITTEN, rival: WRITTEN, key: "w" };
 pub const SEMAPHORE: Pair = Pair { one: ONLY, rival: ONLY, key: "p" };
 pub const MANY: Pair = Pair { one: SOME, rival: SOME, key: "p" };
 pub const PERMITS: Pair = Pair { one: BY_ID, rival: BY_ID, key: "p" };
+
+/// All of them, by name.
+pub const PAIRS: [(&str, Pair); 8] = [
+    ("mutex", MUTEX),
+    ("fair", FAIR),
+    ("reader", READER),
+    ("writer", WRITER),
+    ("writers", WRITERS),
+    ("semaphore", SEMAPHORE),
+    ("many", MANY),
+    ("permits", PERMITS),
+];
+
+/// Whether what the rival of this name takes has a fence, and the one before it has.
+pub fn is_fenced(name: &str) -> bool {
+    matches!(name, "mutex" | "fair" | "writers")
+}
+
+/// Whether it is renewed by itself, and its loss told.
+pub fn is_watched(name: &str) -> bool {
+    name != "permits"
+}
+
+/// The pair of a name.
+pub fn pair(name: &str) -> Pair {
+    PAIRS.iter().find(|(known, _)| *known == name).expect("a pair of the tests").1
+}
