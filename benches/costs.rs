@@ -237,7 +237,7 @@ async fn locks(server: &RedisServer) {
                 .invoke_async(&mut connection)
                 .await
                 .unwrap();
-            let ended: i64 = release
+            let ended: Vec<i64> = release
                 .key(&lease)
                 .key(&channel)
                 .arg(&token)
@@ -245,7 +245,7 @@ async fn locks(server: &RedisServer) {
                 .invoke_async(&mut connection)
                 .await
                 .unwrap();
-            assert_eq!(ended, 1);
+            assert_eq!(ended, [1, 0]);
         }));
         figures[2].push(timed!(CYCLES, {
             let token = uuid::Uuid::new_v4().simple().to_string();

@@ -1,0 +1,397 @@
+//! One lock that everybody wants: how long it lies free between two holders, how evenly it is shared, and
+//! what that costs Redis.
+//!
+//! `cargo bench --manifest-path peers/Cargo.toml [-- seconds] [-- row]`. It starts a Redis server and worker processes. Pin it to one
+//! core (`taskset -c 1`) to see the work and not the wake-ups across cores. Each hold lasts 1 ms. The *gap* is
+//! the time from the beginning of a release to the next acquisition by another process; *fair* is the number
+//! of holds of the process with the fewest, divided by that of the one with the most.
+#![allow(
+    dead_code,
+    missing_docs,
+    unreachable_pub,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic
+)]
+
+#[path = "../../tests/support/mod.rs"]
+mod support;
+
+use std::{
+    io::{BufRead, BufReader, Read, Write},
+    process::{Child, Command, Stdio},
+    sync::Arc,
+    time::Duration,
+};
+
+use bellwether::{Locks, RedisBackend};
+use redis::{Client, Script, aio::MultiplexedConnection};
+use rustix::time::{ClockId, clock_gettime};
+use tokio::{
+    runtime::{Builder, Runtime},
+    time::sleep,
+};
+
+use self::support::RedisServer;
+
+const HELD: Duration = Duration::from_millis(1);
+
+/// How the lock is taken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum How {
+    Mutex,
+    Fair,
+    /// Every task with its own front, so that none stands in the line of its process.
+    Contending,
+    /// `SET NX PX`, asked for again every millisecond, and compare-and-delete.
+    Polling,
+    /// `WATCH`, `GET`, `MULTI`, `SET`, `EXEC`, asked for again every millisecond.
+    Watching,
+    /// The crate `rslock`, with pauses as short as it takes them.
+    Rslock,
+}
+
+const ALL: [(&str, How); 6] = [
+    ("mutex", How::Mutex),
+    ("fair mutex", How::Fair),
+    ("no line in the process", How::Contending),
+    ("SET NX PX, polling", How::Polling),
+    ("WATCH, polling", How::Watching),
+    ("rslock", How::Rslock),
+];
+
+fn main() {
+    let words: Vec<_> = std::env::args().skip(1).collect();
+    if let [word, url, how, tasks, seconds] = words.as_slice()
+        && word == "worker"
+    {
+        let (_, how) = ALL[how.parse::<usize>().unwrap()];
+        return work(url, how, tasks.parse().unwrap(), seconds.parse().unwrap());
+    }
+    let seconds = words.iter().find_map(|word| word.parse().ok()).unwrap_or(5);
+    let only = words.iter().find(|word| ALL.iter().any(|(name, _)| name == word));
+    let runtime = runtime();
+    let server = runtime.block_on(RedisServer::start());
+    let bare = runtime.block_on(async {
+        let url = server.url();
+        tokio::spawn(async move { bare_cycle(&url).await }).await.unwrap()
+    });
+    println!("a bare lock and unlock, uncontended: {:.0} us", micros(bare));
+    println!();
+    println!(
+        "{:<24} {:>9} {:>7} {:>14} {:>14} {:>7} {:>10} {:>6}",
+        "", "processes", "tasks", "gap, median", "gap, p99", "calls", "holds/s", "fair"
+    );
+    for (processes, tasks) in [(4, 8), (10, 20), (1, 64)] {
+        for (at, (name, how)) in ALL.iter().enumerate() {
+            let pollers = matches!(how, How::Polling | How::Watching | How::Rslock);
+            if pollers && processes != 4 || only.is_some_and(|only| only != name) {
+                continue;
+            }
+            let run = measure(&runtime, &server, at, processes, tasks, seconds);
+            let ratio = |time: Duration| {
+                format!("{:.0} us {:.1}x", micros(time), time.as_secs_f64() / bare.as_secs_f64())
+            };
+            let (median, p99) = match run.gaps.len() {
+                0 => ("-".to_owned(), "-".to_owned()),
+                count => (ratio(run.gaps[count / 2]), ratio(run.gaps[count * 99 / 100])),
+            };
+            println!(
+                "{name:<24} {processes:>9} {tasks:>7} {median:>14} {p99:>14} {:>7.2} {:>10.0} {:>6.2}",
+                run.calls, run.holds, run.fair
+            );
+        }
+        println!();
+    }
+}
+
+fn runtime() -> Runtime {
+    Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()
+}
+
+/// What all clocks of this machine agree on, in nanoseconds.
+fn now() -> u64 {
+    let time = clock_gettime(ClockId::Monotonic);
+    u64::try_from(time.tv_sec).unwrap() * 1_000_000_000 + u64::try_from(time.tv_nsec).unwrap()
+}
+
+fn micros(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e6
+}
+
+struct Run {
+    gaps: Vec<Duration>,
+    calls: f64,
+    holds: f64,
+    fair: f64,
+}
+
+fn measure(
+    runtime: &Runtime,
+    server: &RedisServer,
+    how: usize,
+    processes: usize,
+    tasks: usize,
+    seconds: u64,
+) -> Run {
+    let mut workers: Vec<_> = (0..processes)
+        .map(|_| {
+            Command::new(std::env::current_exe().unwrap())
+                .args(["worker", &server.url(), &how.to_string()])
+                .args([&tasks.to_string(), &seconds.to_string()])
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .spawn()
+                .unwrap()
+        })
+        .collect();
+    // All are connected, and begin together.
+    let mut outputs: Vec<_> =
+        workers.iter_mut().map(|worker| BufReader::new(worker.stdout.take().unwrap())).collect();
+    for output in &mut outputs {
+        output.read_line(&mut String::new()).unwrap();
+    }
+    let before = runtime.block_on(calls(server));
+    for worker in &mut workers {
+        writeln!(worker.stdin.as_mut().unwrap(), "go").unwrap();
+    }
+    let mut holds = Vec::new();
+    let mut each = Vec::new();
+    for (process, output) in outputs.iter_mut().enumerate() {
+        let mut text = String::new();
+        output.read_to_string(&mut text).unwrap();
+        let mine = text.lines().map(|line| {
+            let (from, to) = line.split_once(' ').unwrap();
+            (from.parse::<u64>().unwrap(), to.parse::<u64>().unwrap(), process)
+        });
+        let had = holds.len();
+        holds.extend(mine);
+        each.push(holds.len() - had);
+    }
+    let after = runtime.block_on(calls(server));
+    workers.into_iter().for_each(|worker: Child| drop(worker.wait_with_output()));
+    holds.sort_unstable();
+    let mut gaps: Vec<_> = holds
+        .windows(2)
+        .filter(|two| two[0].2 != two[1].2)
+        .map(|two| {
+            assert!(two[1].0 >= two[0].1, "two hold at once");
+            Duration::from_nanos(two[1].0 - two[0].1)
+        })
+        .collect();
+    gaps.sort_unstable();
+    let (fewest, most) = (*each.iter().min().unwrap(), *each.iter().max().unwrap());
+    Run {
+        gaps,
+        calls: (after - before) as f64 / holds.len() as f64,
+        holds: holds.len() as f64 / seconds as f64,
+        fair: fewest as f64 / most as f64,
+    }
+}
+
+/// How many commands clients have sent so far; what scripts call is not counted.
+async fn calls(server: &RedisServer) -> u64 {
+    let mut raw = server.raw().await;
+    let info: String = raw.run(&["INFO", "commandstats"]).await;
+    let count = |command: &str| -> u64 {
+        let line = info.lines().find(|line| line.starts_with(&format!("cmdstat_{command}:")));
+        line.and_then(|line| line.split_once("calls=")?.1.split(',').next()?.parse().ok())
+            .unwrap_or(0)
+    };
+    // SET and GET are sent by those who poll; of ours, scripts call them.
+    let scripts = ["evalsha", "eval", "subscribe", "unsubscribe", "watch", "exec", "multi"];
+    let sent: u64 = scripts.iter().map(|command| count(command)).sum();
+    sent + raw.run::<Option<u64>>(&["GET", "polled"]).await.unwrap_or(0)
+}
+
+/// What a worker process does: it takes the lock again and again, and tells when it held it.
+fn work(url: &str, how: How, tasks: usize, seconds: u64) {
+    let runtime = runtime();
+    let holds = runtime.block_on(async {
+        let url = url.to_owned();
+        tokio::spawn(async move {
+            let taker = Arc::new(Taker::new(&url, how).await);
+            taker.hold(0).await;
+            println!("ready");
+            std::io::stdin().read_line(&mut String::new()).unwrap();
+            let end = now() + seconds * 1_000_000_000;
+            let working: Vec<_> = (0..tasks)
+                .map(|task| {
+                    let taker = taker.clone();
+                    tokio::spawn(async move {
+                        let mut holds = Vec::new();
+                        while now() < end {
+                            holds.extend(taker.hold(task).await);
+                        }
+                        holds
+                    })
+                })
+                .collect();
+            let mut holds = Vec::new();
+            for task in working {
+                holds.extend(task.await.unwrap());
+            }
+            taker.told().await;
+            holds
+        })
+        .await
+        .unwrap()
+    });
+    let mut out = String::new();
+    for (from, to) in holds {
+        out.push_str(&format!("{from} {to}\n"));
+    }
+    std::io::stdout().write_all(out.as_bytes()).unwrap();
+}
+
+struct Taker {
+    how: How,
+    locks: Vec<Locks>,
+    connection: MultiplexedConnection,
+    client: Client,
+    rslock: rslock::LockManager,
+    delete: Script,
+    polls: std::sync::atomic::AtomicU64,
+}
+
+impl Taker {
+    async fn new(url: &str, how: How) -> Self {
+        let client = Client::open(url).unwrap();
+        let backend = RedisBackend::open(url).unwrap();
+        let fronts = if how == How::Contending { 64 } else { 1 };
+        let mut rslock = rslock::LockManager::from_clients(vec![client.clone()]);
+        rslock.set_retry(100_000, Duration::from_millis(1));
+        Self {
+            how,
+            locks: (0..fronts).map(|_| Locks::new(backend.clone())).collect(),
+            connection: client.get_multiplexed_async_connection().await.unwrap(),
+            client,
+            rslock,
+            delete: Script::new(
+                "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end",
+            ),
+            polls: Default::default(),
+        }
+    }
+
+    /// Takes the lock, holds it, and gives it back: from when to when.
+    async fn hold(&self, task: usize) -> Option<(u64, u64)> {
+        let locks = &self.locks[task % self.locks.len()];
+        match self.how {
+            How::Mutex | How::Contending | How::Fair => {
+                let mutex = match self.how {
+                    How::Fair => locks.fair_mutex("hot"),
+                    _ => locks.mutex("hot"),
+                };
+                let guard = mutex.lock().await.unwrap();
+                let from = now();
+                sleep(HELD).await;
+                let to = now();
+                guard.unlock().await.unwrap();
+                Some((from, to))
+            }
+            How::Rslock => {
+                let lease = Duration::from_secs(10);
+                let lock = self.rslock.acquire_no_guard(b"rslock" as &[u8], lease).await.ok()?;
+                let from = now();
+                sleep(HELD).await;
+                let to = now();
+                self.rslock.unlock(&lock).await;
+                Some((from, to))
+            }
+            How::Polling | How::Watching => {
+                let token = uuid::Uuid::new_v4().simple().to_string();
+                // A transaction has a connection to itself.
+                let mut connection = match self.how {
+                    How::Watching => self.client.get_multiplexed_async_connection().await.unwrap(),
+                    _ => self.connection.clone(),
+                };
+                while !self.try_once(&mut connection, &token).await {
+                    sleep(Duration::from_millis(1)).await;
+                }
+                let from = now();
+                sleep(HELD).await;
+                let to = now();
+                let _: Option<u64> = self
+                    .delete
+                    .key("polled-lock")
+                    .arg(&token)
+                    .invoke_async(&mut connection)
+                    .await
+                    .unwrap();
+                Some((from, to))
+            }
+        }
+    }
+
+    async fn try_once(&self, connection: &mut MultiplexedConnection, token: &str) -> bool {
+        let set = |command: &mut redis::Cmd| {
+            command.arg("polled-lock").arg(token).arg("PX").arg(10_000).arg("NX");
+        };
+        let mut command = redis::cmd("SET");
+        set(&mut command);
+        if self.how == How::Polling {
+            self.polls.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            let answer: Option<String> = command.query_async(connection).await.unwrap();
+            return answer.is_some();
+        }
+        self.polls.fetch_add(2, std::sync::atomic::Ordering::Relaxed);
+        let watch = redis::cmd("WATCH").arg("polled-lock").exec_async(connection).await;
+        watch.unwrap();
+        let held: Option<String> =
+            redis::cmd("GET").arg("polled-lock").query_async(connection).await.unwrap();
+        if held.is_some() {
+            redis::cmd("UNWATCH").exec_async(connection).await.unwrap();
+            return false;
+        }
+        let mut transaction = redis::pipe();
+        transaction.atomic().add_command(command);
+        let answer: Option<(Option<String>,)> = transaction.query_async(connection).await.unwrap();
+        answer.is_some_and(|(answer,)| answer.is_some())
+    }
+
+    /// Adds what was polled to what the server counts.
+    async fn told(&self) {
+        let polls = self.polls.load(std::sync::atomic::Ordering::Relaxed);
+        let mut connection = self.connection.clone();
+        redis::cmd("INCRBY").arg("polled").arg(polls).exec_async(&mut connection).await.unwrap();
+    }
+}
+
+/// The two scripts, one after the other, with nothing around them.
+async fn bare_cycle(url: &str) -> Duration {
+    let script = |body: &str| {
+        let prelude = include_str!("../../src/backend/redis/lua/prelude.lua");
+        Script::new(&format!("{prelude}\n{body}"))
+    };
+    let acquire = script(include_str!("../../src/backend/redis/lua/acquire.lua"));
+    let release = script(include_str!("../../src/backend/redis/lua/release.lua"));
+    let mut connection =
+        Client::open(url).unwrap().get_multiplexed_async_connection().await.unwrap();
+    let mut times = Vec::new();
+    for _ in 0..2000 {
+        let token = uuid::Uuid::new_v4().simple().to_string();
+        let from = now();
+        let acquire = acquire
+            .key("bare:l")
+            .key("bare:f")
+            .arg(&token)
+            .arg(10_000)
+            .arg(86_400_000)
+            .invoke_async::<redis::Value>(&mut connection)
+            .await;
+        acquire.unwrap();
+        let released: Vec<i64> = release
+            .key("bare:l")
+            .key("bare:c")
+            .arg(&token)
+            .arg("w")
+            .invoke_async(&mut connection)
+            .await
+            .unwrap();
+        assert_eq!(released, [1, 0]);
+        times.push(Duration::from_nanos(now() - from));
+    }
+    times.sort_unstable();
+    times[times.len() / 2]
+}
