@@ -4,12 +4,12 @@ use std::{sync::Arc, time::Duration};
 
 use futures_util::{FutureExt, future::BoxFuture};
 
-use super::{Acquired, Changes, Claimed, Committed, Failure, Leases, Store};
+use super::{Acquired, Changes, Claimed, Committed, Countdown, Failure, Latches, Leases, Store};
 use crate::{
     entry::Entry,
     error::BackendError,
     key::Name,
-    lease::{Claim, Grant, Mode, Occupied},
+    lease::{Claim, Grant, Mode, Occupied, Token},
 };
 
 type Answer<'a, T> = BoxFuture<'a, Result<T, BackendError>>;
@@ -115,5 +115,52 @@ impl<B: Store> DynStore for B {
 
     fn invalidate<'a>(&'a self, name: &'a Name, fence_life: Duration) -> Answer<'a, u64> {
         Store::invalidate(self, name, fence_life).boxed()
+    }
+}
+
+pub(crate) trait DynLatches: Send + Sync + 'static {
+    fn set_latch<'a>(
+        &'a self,
+        name: &'a Name,
+        id: Token,
+        count: u32,
+        ttl: Duration,
+    ) -> Answer<'a, bool>;
+    fn count_down<'a>(
+        &'a self,
+        name: &'a Name,
+        id: Token,
+        by: u32,
+    ) -> Answer<'a, Option<Countdown>>;
+    fn latch<'a>(&'a self, name: &'a Name) -> Answer<'a, Option<Countdown>>;
+    fn clear_latch<'a>(&'a self, name: &'a Name) -> Answer<'a, bool>;
+}
+
+impl<B: Latches> DynLatches for B {
+    fn set_latch<'a>(
+        &'a self,
+        name: &'a Name,
+        id: Token,
+        count: u32,
+        ttl: Duration,
+    ) -> Answer<'a, bool> {
+        Latches::set_latch(self, name, id, count, ttl).boxed()
+    }
+
+    fn count_down<'a>(
+        &'a self,
+        name: &'a Name,
+        id: Token,
+        by: u32,
+    ) -> Answer<'a, Option<Countdown>> {
+        Latches::count_down(self, name, id, by).boxed()
+    }
+
+    fn latch<'a>(&'a self, name: &'a Name) -> Answer<'a, Option<Countdown>> {
+        Latches::latch(self, name).boxed()
+    }
+
+    fn clear_latch<'a>(&'a self, name: &'a Name) -> Answer<'a, bool> {
+        Latches::clear_latch(self, name).boxed()
     }
 }

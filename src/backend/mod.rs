@@ -1,7 +1,7 @@
 //! Where leases and entries live.
 //!
-//! Two traits say what is asked of a backend: [`Leases`], the right to act on a name for a limited time,
-//! and [`Store`], entries on top of that. [`MemoryBackend`] keeps them in this process;
+//! Three traits say what is asked of a backend: [`Leases`], the right to act on a name for a limited time,
+//! [`Store`], entries on top of that, and [`Latches`]. [`MemoryBackend`] keeps them in this process;
 //! `RedisBackend` keeps them in a Redis or Valkey server, for a fleet. One conformance suite
 //! runs against both.
 //!
@@ -22,6 +22,7 @@
 mod change;
 mod channels;
 mod erased;
+mod latches;
 mod memory;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
@@ -40,10 +41,11 @@ pub use self::redis::{RedisBackend, RedisOptions};
 pub use self::{
     change::{Change, Failure},
     channels::{Changes, Channels},
+    latches::{Countdown, Latches},
     memory::MemoryBackend,
 };
 
-pub(crate) use self::erased::{DynLeases, DynStore};
+pub(crate) use self::erased::{DynLatches, DynLeases, DynStore};
 
 /// The right to act on a name for a limited time.
 ///

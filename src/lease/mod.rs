@@ -26,7 +26,7 @@ pub use self::{
     retry::{Retry, RetryStrategy},
 };
 pub(crate) use self::{
-    engine::{Engine, Pending},
+    engine::{Engine, Pending, answered},
     held::Held,
     wait::{Turn, Waiting},
     watchdog::Watch,

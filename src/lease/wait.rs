@@ -15,9 +15,10 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-use super::{Claim, Engine, RetryStrategy, line::Call};
+use super::{Claim, Engine, RetryStrategy, Token, line::Call};
 use crate::{
     backend::{Change, Changes},
+    key::Name,
     time::after,
 };
 
@@ -33,7 +34,9 @@ const RESUBSCRIBE: Duration = Duration::from_secs(1);
 
 pub(crate) struct Waiting {
     engine: Arc<Engine>,
-    claim: Claim,
+    /// What is waited for, and who waits.
+    name: Name,
+    holder: Token,
     changes: Option<Changes>,
     /// Looks without a subscription so far, and when to ask for one again.
     looks: u32,
@@ -62,10 +65,22 @@ impl Waiting {
         strategy: &dyn RetryStrategy,
         limit: Duration,
     ) -> Self {
+        Self::on(engine, claim.name.clone(), claim.holder, strategy, limit)
+    }
+
+    /// For what is waited for without a claim.
+    pub(crate) fn on(
+        engine: Arc<Engine>,
+        name: Name,
+        holder: Token,
+        strategy: &dyn RetryStrategy,
+        limit: Duration,
+    ) -> Self {
         let now = Instant::now();
         Self {
             engine,
-            claim: claim.clone(),
+            name,
+            holder,
             changes: None,
             looks: 0,
             subscribe_at: None,
@@ -101,14 +116,14 @@ impl Waiting {
         if self.changes.is_none() && self.subscribe_at.is_none_or(|at| at <= told) {
             let backend = self.engine.backend().clone();
             tokio::select! {
-                changes = backend.changes(&self.claim.name) => {
+                changes = backend.changes(&self.name) => {
                     match changes {
                         Ok(changes) => {
                             self.changes = Some(changes);
                             return Turn::Again;
                         }
                         Err(error) => {
-                            tracing::debug!(name = ?self.claim.name, %error, "no subscription; looking");
+                            tracing::debug!(name = ?self.name, %error, "no subscription; looking");
                             self.subscribe_at = Some(Instant::now() + RESUBSCRIBE);
                         }
                     }
@@ -129,7 +144,7 @@ impl Waiting {
                 Some(changes) => loop {
                     match changes.next().await {
                         // Another's turn, and nothing to look at.
-                        Change::Turn(token) if token != self.claim.holder => {}
+                        Change::Turn(token) if token != self.holder => {}
                         change => return change,
                     }
                 },
@@ -180,7 +195,7 @@ mod tests {
     use crate::{
         backend::{Acquired, Leases},
         error::{BackendError, BackendErrorKind},
-        key::{Family, Key, Name, Namespace},
+        key::{Family, Key, Namespace},
         lease::{Grant, Mode, Occupied, Retry},
     };
 

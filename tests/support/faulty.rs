@@ -7,11 +7,11 @@ use std::{
 
 use bellwether::{
     MemoryBackend,
-    backend::{Acquired, Changes, Claimed, Committed, Failure, Leases, Store},
+    backend::{Acquired, Changes, Claimed, Committed, Countdown, Failure, Latches, Leases, Store},
     entry::Entry,
     error::{BackendError, BackendErrorKind},
     key::Name,
-    lease::{Claim, Grant, Mode, Occupied},
+    lease::{Claim, Grant, Mode, Occupied, Token},
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,6 +29,10 @@ pub enum Op {
     Fail,
     Put,
     Invalidate,
+    SetLatch,
+    CountDown,
+    Latch,
+    ClearLatch,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -57,6 +61,8 @@ async fn silence<T>() -> Result<T, BackendError> {
 #[derive(Clone)]
 pub struct Faulty {
     pub inner: MemoryBackend,
+    /// Whose pushes are listened to, if not its own.
+    pub pushes: Option<MemoryBackend>,
     plan: Arc<Mutex<Plan>>,
     done: Arc<Mutex<Vec<Op>>>,
 }
@@ -70,7 +76,8 @@ impl Faulty {
         inner: MemoryBackend,
         plan: impl FnMut(Op) -> Option<Fault> + Send + 'static,
     ) -> Self {
-        Self { inner, plan: Arc::new(Mutex::new(Box::new(plan))), done: Arc::default() }
+        let plan: Plan = Box::new(plan);
+        Self { inner, pushes: None, plan: Arc::new(Mutex::new(plan)), done: Arc::default() }
     }
 
     /// The first of these operations meets the fault, all else goes well.
@@ -153,7 +160,8 @@ impl Leases for Faulty {
     }
 
     async fn changes(&self, name: &Name) -> Result<Changes, BackendError> {
-        self.befall(Op::Changes, || self.inner.changes(name)).await
+        let pushes = self.pushes.as_ref().unwrap_or(&self.inner);
+        self.befall(Op::Changes, || pushes.changes(name)).await
     }
 }
 
@@ -192,5 +200,34 @@ impl Store for Faulty {
 
     async fn invalidate(&self, name: &Name, fence_life: Duration) -> Result<u64, BackendError> {
         self.befall(Op::Invalidate, || self.inner.invalidate(name, fence_life)).await
+    }
+}
+
+impl Latches for Faulty {
+    async fn set_latch(
+        &self,
+        name: &Name,
+        id: Token,
+        count: u32,
+        ttl: Duration,
+    ) -> Result<bool, BackendError> {
+        self.befall(Op::SetLatch, || self.inner.set_latch(name, id, count, ttl)).await
+    }
+
+    async fn count_down(
+        &self,
+        name: &Name,
+        id: Token,
+        by: u32,
+    ) -> Result<Option<Countdown>, BackendError> {
+        self.befall(Op::CountDown, || self.inner.count_down(name, id, by)).await
+    }
+
+    async fn latch(&self, name: &Name) -> Result<Option<Countdown>, BackendError> {
+        self.befall(Op::Latch, || self.inner.latch(name)).await
+    }
+
+    async fn clear_latch(&self, name: &Name) -> Result<bool, BackendError> {
+        self.befall(Op::ClearLatch, || self.inner.clear_latch(name)).await
     }
 }

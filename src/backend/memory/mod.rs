@@ -2,8 +2,9 @@
 //!
 //! It keeps the rules of the Redis backend to the letter, so that what works here works there; only that
 //! its fleet is the caches and locks of one process. `state` is the data, with the rules of entries and `leases`
-//! those of leases, without locks or waiting; this file puts a mutex around it and pushes what happened.
+//! and `latches` those of leases and latches, without locks or waiting; this file puts a mutex around it and pushes what happened.
 
+mod latches;
 mod leases;
 mod shared;
 mod state;

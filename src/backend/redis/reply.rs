@@ -6,7 +6,7 @@ use bytes::Bytes;
 use redis::Value;
 
 use crate::{
-    backend::{Claimed, Committed},
+    backend::{Claimed, Committed, Countdown},
     entry::Entry,
     error::{BackendError, BackendErrorKind},
     lease::{Grant, Occupied},
@@ -36,6 +36,19 @@ pub(super) fn holder(value: Value) -> Result<Option<Occupied>, BackendError> {
     match fields.word()?.as_str() {
         "held" => fields.occupied().map(Some),
         "free" => Ok(None),
+        other => Err(unreadable(other)),
+    }
+}
+
+pub(super) fn countdown(value: Value) -> Result<Option<Countdown>, BackendError> {
+    let mut fields = Fields::new(value)?;
+    match fields.word()?.as_str() {
+        "left" => {
+            let left = u32::try_from(fields.number()?).map_err(unreadable)?;
+            let remaining = Duration::from_millis(fields.number()?);
+            Ok(Some(Countdown { left, remaining }))
+        }
+        "unset" => Ok(None),
         other => Err(unreadable(other)),
     }
 }
