@@ -14,6 +14,8 @@ use bellwether::{
     lease::Token,
 };
 
+use tokio::time::Instant;
+
 use self::support::{Call, LIMIT, RedisServer, eventually};
 
 const TTL: Duration = Duration::from_secs(120);
@@ -185,4 +187,29 @@ async fn who_waits_is_told_when_the_server_has_forgotten_the_latch() {
     assert_eq!(latch.count_down().await.unwrap_err().kind(), ErrorKind::NotSet);
     raw = server.raw().await;
     assert_eq!(raw.keys("*").await, [""; 0]);
+}
+
+/// Who counts learns that nobody can be told, and those of his process who wait look by themselves from then
+/// on.
+#[tokio::test]
+async fn without_the_right_to_publish_ones_own_process_is_told() {
+    let server = RedisServer::start().await;
+    let mut raw = server.raw().await;
+    let rights = ["on", ">secret", "~*", "&*", "+@all", "-publish"];
+    raw.run::<()>(&[&["ACL", "SETUSER", "app"][..], &rights].concat()).await;
+    let latch = Locks::new(RedisBackend::open(&server.url_of("app:secret", 0)).unwrap()).latch("k");
+    latch.set(1).await.unwrap();
+    let waiter = tokio::spawn({
+        let latch = latch.clone();
+        async move { latch.wait().await }
+    });
+    let listening = || {
+        let mut raw = raw.clone();
+        async move { !raw.pubsub_channels().await.is_empty() }
+    };
+    assert!(eventually(LIMIT, listening).await);
+    let begun = Instant::now();
+    assert_eq!(latch.count_down().await.unwrap(), 0);
+    waiter.await.unwrap().unwrap();
+    assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
 }

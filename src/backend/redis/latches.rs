@@ -13,6 +13,18 @@ use crate::{
     lease::Token,
 };
 
+impl RedisBackend {
+    /// How far a latch is; and takes over whether anyone can be told.
+    async fn countdown(&self, call: Call<'_>) -> Result<Option<Countdown>, BackendError> {
+        let answer = reply::countdown(self.0.commands.call(call).await?);
+        let (countdown, muted) = self.understood(answer)?;
+        if let Some(muted) = muted {
+            self.mute(muted);
+        }
+        Ok(countdown)
+    }
+}
+
 impl Latches for RedisBackend {
     async fn set_latch(
         &self,
@@ -40,12 +52,12 @@ impl Latches for RedisBackend {
             .key(self.channel(name))
             .arg(id.to_string())
             .arg(by.to_string());
-        self.understood(reply::countdown(self.0.commands.call(call).await?))
+        self.countdown(call).await
     }
 
     async fn latch(&self, name: &Name) -> Result<Option<Countdown>, BackendError> {
         let call = Call::new(&SCRIPTS.count_left).keys(name, &["n"]);
-        self.understood(reply::countdown(self.0.commands.call(call).await?))
+        self.countdown(call).await
     }
 
     async fn clear_latch(&self, name: &Name) -> Result<bool, BackendError> {

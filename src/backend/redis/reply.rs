@@ -40,15 +40,16 @@ pub(super) fn holder(value: Value) -> Result<Option<Occupied>, BackendError> {
     }
 }
 
-pub(super) fn countdown(value: Value) -> Result<Option<Countdown>, BackendError> {
+/// How far a latch is, and whether the server refused to publish that; nothing, where nobody was told.
+pub(super) fn countdown(value: Value) -> Result<(Option<Countdown>, Option<bool>), BackendError> {
     let mut fields = Fields::new(value)?;
     match fields.word()?.as_str() {
         "left" => {
             let left = u32::try_from(fields.number()?).map_err(unreadable)?;
             let remaining = Duration::from_millis(fields.number()?);
-            Ok(Some(Countdown { left, remaining }))
+            Ok((Some(Countdown { left, remaining }), fields.muted()))
         }
-        "unset" => Ok(None),
+        "unset" => Ok((None, None)),
         other => Err(unreadable(other)),
     }
 }
