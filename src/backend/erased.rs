@@ -4,7 +4,9 @@ use std::{sync::Arc, time::Duration};
 
 use futures_util::{FutureExt, future::BoxFuture};
 
-use super::{Acquired, Changes, Claimed, Committed, Countdown, Failure, Latches, Leases, Store};
+use super::{
+    Acquired, AcquiredAll, Changes, Claimed, Committed, Countdown, Failure, Latches, Leases, Store,
+};
 use crate::{
     entry::Entry,
     error::BackendError,
@@ -16,6 +18,7 @@ type Answer<'a, T> = BoxFuture<'a, Result<T, BackendError>>;
 
 pub(crate) trait DynLeases: Send + Sync + 'static {
     fn acquire<'a>(&'a self, claim: &'a Claim) -> Answer<'a, Acquired>;
+    fn acquire_all<'a>(&'a self, claims: &'a [Claim]) -> Answer<'a, AcquiredAll>;
     fn renew<'a>(&'a self, claims: &'a [Claim]) -> Answer<'a, Vec<bool>>;
     fn release<'a>(&'a self, claim: &'a Claim) -> Answer<'a, bool>;
     fn pass<'a>(&'a self, from: &'a Claim, to: &'a Claim) -> Answer<'a, Option<Grant>>;
@@ -28,6 +31,10 @@ pub(crate) trait DynLeases: Send + Sync + 'static {
 impl<B: Leases> DynLeases for B {
     fn acquire<'a>(&'a self, claim: &'a Claim) -> Answer<'a, Acquired> {
         Leases::acquire(self, claim).boxed()
+    }
+
+    fn acquire_all<'a>(&'a self, claims: &'a [Claim]) -> Answer<'a, AcquiredAll> {
+        Leases::acquire_all(self, claims).boxed()
     }
 
     fn renew<'a>(&'a self, claims: &'a [Claim]) -> Answer<'a, Vec<bool>> {

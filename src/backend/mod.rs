@@ -26,6 +26,7 @@ mod latches;
 mod memory;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
+mod several;
 
 use std::{future::Future, time::Duration};
 
@@ -43,6 +44,7 @@ pub use self::{
     channels::{Changes, Channels},
     latches::{Countdown, Latches},
     memory::MemoryBackend,
+    several::{AcquiredAll, acquire_in_order},
 };
 
 pub(crate) use self::erased::{DynLatches, DynLeases, DynStore};
@@ -65,6 +67,18 @@ pub trait Leases: Send + Sync + 'static {
     /// sent again within [`PLACE_LIFE`](crate::lease::PLACE_LIFE).
     fn acquire(&self, claim: &Claim)
     -> impl Future<Output = Result<Acquired, BackendError>> + Send;
+
+    /// Grants the leases of several exclusive claims of different names, all or none, and grants them again to
+    /// the tokens that have them. Any other mode is [refused](crate::error::BackendErrorKind::Refused).
+    ///
+    /// Unless a backend can do better, they are acquired [one after another](acquire_in_order), and nothing is
+    /// held by the time that it says who is in the way.
+    fn acquire_all(
+        &self,
+        claims: &[Claim],
+    ) -> impl Future<Output = Result<AcquiredAll, BackendError>> + Send {
+        acquire_in_order(self, claims)
+    }
 
     /// Makes each lease last its full time from now, if its token still has it.
     ///

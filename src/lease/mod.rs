@@ -18,6 +18,7 @@ mod held;
 mod line;
 mod owed;
 mod retry;
+mod several;
 mod wait;
 mod watchdog;
 

@@ -8,7 +8,7 @@
 //! at growing intervals instead. A server that forbids pushes makes waiters a tenth of a second late then,
 //! and not a lease.
 
-use std::{sync::Arc, time::Duration};
+use std::{mem, sync::Arc, time::Duration};
 
 use tokio::{
     sync::oneshot,
@@ -38,6 +38,8 @@ pub(crate) struct Waiting {
     name: Name,
     holder: Token,
     changes: Option<Changes>,
+    /// Subscriptions to what was waited for before, and may be again.
+    others: Vec<(Name, Changes)>,
     /// Looks without a subscription so far, and when to ask for one again.
     looks: u32,
     subscribe_at: Option<Instant>,
@@ -82,6 +84,7 @@ impl Waiting {
             name,
             holder,
             changes: None,
+            others: Vec::new(),
             looks: 0,
             subscribe_at: None,
             waits: strategy.waits(),
@@ -89,6 +92,24 @@ impl Waiting {
             deadline: after(now, limit),
             failures: 0,
         }
+    }
+
+    /// Waits for another name from now on. The subscription to the last one is kept, for of several names now
+    /// one is in the way and now another, and each subscription asks for a try of its own.
+    pub(crate) fn turn_to(&mut self, name: &Name) {
+        if self.name == *name {
+            return;
+        }
+        let last = mem::replace(&mut self.name, name.clone());
+        self.others.extend(self.changes.take().map(|changes| (last, changes)));
+        let known = self.others.iter().position(|(other, _)| other == name);
+        self.changes = known.map(|at| self.others.swap_remove(at).1);
+    }
+
+    /// Forgets what was pushed until now: the try that comes next will see what it was about.
+    pub(crate) fn forget_pushes(&mut self) {
+        let others = self.others.iter_mut().map(|(_, changes)| changes);
+        self.changes.iter_mut().chain(others).for_each(Changes::forget);
     }
 
     /// Waits in a line to be called; none, if the wait is over first.

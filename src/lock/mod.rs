@@ -17,6 +17,7 @@ mod mutex;
 mod permits;
 mod rw;
 mod semaphore;
+mod several;
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -26,6 +27,7 @@ pub use self::{
     permits::{PermitId, Permits},
     rw::{ReadGuard, RwLock, WriteGuard},
     semaphore::{Semaphore, SemaphorePermit},
+    several::{Several, SeveralGuard},
 };
 
 use crate::{
@@ -109,6 +111,11 @@ impl Locks {
     /// So many permits, each with an id, that end by themselves. Nothing is asked of the backend yet.
     pub fn permits(&self, name: impl Into<Key>, permits: u32) -> Permits {
         Permits::new(self.clone(), name.into(), permits)
+    }
+
+    /// The [mutexes](Self::mutex) of several names at once, all or none. Nothing is asked of the backend yet.
+    pub fn several<K: Into<Key>>(&self, names: impl IntoIterator<Item = K>) -> Several {
+        Several::new(self.clone(), names.into_iter().map(Into::into).collect())
     }
 
     /// A count-down latch: set once, counted down by many, waited for by many. Nothing is asked of the backend

@@ -10,7 +10,10 @@ use std::{
 
 use bellwether::{
     RedisBackend,
-    backend::{Acquired, Changes, Claimed, Committed, Countdown, Failure, Latches, Leases, Store},
+    backend::{
+        Acquired, AcquiredAll, Changes, Claimed, Committed, Countdown, Failure, Latches, Leases,
+        Store,
+    },
     entry::Entry,
     error::BackendError,
     key::Name,
@@ -83,6 +86,17 @@ impl Leases for Recorder {
         };
         if let Ok(Acquired::Granted(grant)) = &answer {
             granted(Family::Lock, claim, grant, sent);
+        }
+        answer
+    }
+
+    async fn acquire_all(&self, claims: &[Claim]) -> Result<AcquiredAll, BackendError> {
+        let sent = now();
+        let answer = self.inner.acquire_all(claims).await;
+        if let Ok(AcquiredAll::Granted(grants)) = &answer {
+            for (claim, grant) in claims.iter().zip(grants) {
+                granted(Family::Lock, claim, grant, sent);
+            }
         }
         answer
     }

@@ -7,7 +7,10 @@ use std::{
 
 use bellwether::{
     MemoryBackend,
-    backend::{Acquired, Changes, Claimed, Committed, Countdown, Failure, Latches, Leases, Store},
+    backend::{
+        Acquired, AcquiredAll, Changes, Claimed, Committed, Countdown, Failure, Latches, Leases,
+        Store, acquire_in_order,
+    },
     entry::Entry,
     error::{BackendError, BackendErrorKind},
     key::Name,
@@ -17,6 +20,7 @@ use bellwether::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op {
     Acquire,
+    AcquireAll,
     Renew,
     Release,
     Pass,
@@ -63,6 +67,8 @@ pub struct Faulty {
     pub inner: MemoryBackend,
     /// Whose pushes are listened to, if not its own.
     pub pushes: Option<MemoryBackend>,
+    /// Acquires several one after another, each an operation of its own.
+    pub in_order: bool,
     plan: Arc<Mutex<Plan>>,
     done: Arc<Mutex<Vec<Op>>>,
 }
@@ -77,7 +83,13 @@ impl Faulty {
         plan: impl FnMut(Op) -> Option<Fault> + Send + 'static,
     ) -> Self {
         let plan: Plan = Box::new(plan);
-        Self { inner, pushes: None, plan: Arc::new(Mutex::new(plan)), done: Arc::default() }
+        Self {
+            inner,
+            pushes: None,
+            in_order: false,
+            plan: Arc::new(Mutex::new(plan)),
+            done: Arc::default(),
+        }
     }
 
     /// The first of these operations meets the fault, all else goes well.
@@ -137,6 +149,13 @@ impl Faulty {
 impl Leases for Faulty {
     async fn acquire(&self, claim: &Claim) -> Result<Acquired, BackendError> {
         self.befall(Op::Acquire, || self.inner.acquire(claim)).await
+    }
+
+    async fn acquire_all(&self, claims: &[Claim]) -> Result<AcquiredAll, BackendError> {
+        if self.in_order {
+            return acquire_in_order(self, claims).await;
+        }
+        self.befall(Op::AcquireAll, || self.inner.acquire_all(claims)).await
     }
 
     async fn renew(&self, claims: &[Claim]) -> Result<Vec<bool>, BackendError> {

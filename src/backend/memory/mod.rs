@@ -18,7 +18,9 @@ use std::{
 use tokio::time::Instant;
 
 use self::state::State;
-use super::{Acquired, Change, Changes, Channels, Claimed, Committed, Failure, Leases, Store};
+use super::{
+    Acquired, AcquiredAll, Change, Changes, Channels, Claimed, Committed, Failure, Leases, Store,
+};
 use crate::{
     entry::Entry,
     error::{BackendError, BackendErrorKind},
@@ -78,6 +80,11 @@ impl fmt::Debug for MemoryBackend {
 impl Leases for MemoryBackend {
     async fn acquire(&self, claim: &Claim) -> Result<Acquired, BackendError> {
         Ok(self.state().acquire(claim, Instant::now()))
+    }
+
+    async fn acquire_all(&self, claims: &[Claim]) -> Result<AcquiredAll, BackendError> {
+        super::several::check(claims)?;
+        Ok(self.state().acquire_all(claims, Instant::now()))
     }
 
     async fn renew(&self, claims: &[Claim]) -> Result<Vec<bool>, BackendError> {

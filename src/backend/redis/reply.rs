@@ -6,7 +6,7 @@ use bytes::Bytes;
 use redis::Value;
 
 use crate::{
-    backend::{Claimed, Committed, Countdown},
+    backend::{AcquiredAll, Claimed, Committed, Countdown},
     entry::Entry,
     error::{BackendError, BackendErrorKind},
     lease::{Grant, Occupied},
@@ -18,6 +18,24 @@ pub(super) fn claimed(value: Value) -> Result<Claimed, BackendError> {
         "granted" => Ok(Claimed::Granted(Grant::new(fields.number()?))),
         "held" => fields.occupied().map(Claimed::Held),
         "newer" => Ok(Claimed::Newer(entry(fields.bytes()?)?)),
+        other => Err(unreadable(other)),
+    }
+}
+
+pub(super) fn acquired_all(value: Value, count: usize) -> Result<AcquiredAll, BackendError> {
+    let mut fields = Fields::new(value)?;
+    match fields.word()?.as_str() {
+        "granted" => {
+            let grants = (0..count).map(|_| fields.number().map(Grant::new));
+            Ok(AcquiredAll::Granted(grants.collect::<Result<_, _>>()?))
+        }
+        "held" => {
+            let at = usize::try_from(fields.number()?).map_err(unreadable)?;
+            if at >= count {
+                return Err(unreadable(at));
+            }
+            Ok(AcquiredAll::Held(at, fields.occupied()?))
+        }
         other => Err(unreadable(other)),
     }
 }
