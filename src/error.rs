@@ -33,6 +33,10 @@ pub enum ErrorKind {
     Overloaded,
     /// The lock was not acquired before the wait limit or the retry strategy ended.
     NotAcquired,
+    /// There is no such latch: it was never set, its time is over, or it was cleared.
+    NotSet,
+    /// The latch was not counted down to zero before the wait limit ended.
+    NotDone,
     /// The lease was lost before this call; someone else may hold it by now.
     Lost,
     /// The backend did not answer, or refused. The source is a [`BackendError`].

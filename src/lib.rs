@@ -24,7 +24,7 @@
 //! |---|---|
 //! | guard one expensive function | [`Cache::get_or_load`], [`Cache::request`] |
 //! | wrap a service | `BellwetherLayer` (feature `tower`, and `http` for HTTP services) |
-//! | take a lock | [`Locks`] |
+//! | take a lock, or wait for others to finish | [`Locks`] |
 //! | run without a server, or test | [`MemoryBackend`] |
 //! | share a fleet's work | `RedisBackend` (feature `redis`) |
 //!

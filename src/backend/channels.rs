@@ -195,6 +195,11 @@ impl Changes {
         }
     }
 
+    /// Passes over what was pushed until now.
+    pub(crate) fn forget(&mut self) {
+        self.receiver = self.receiver.resubscribe();
+    }
+
     /// Whether nothing can be expected of it any more, and waiting on it would be in vain.
     pub(crate) fn is_mute(&self) -> bool {
         self.shared.mute.load(Ordering::Acquire)

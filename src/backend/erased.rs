@@ -4,18 +4,21 @@ use std::{sync::Arc, time::Duration};
 
 use futures_util::{FutureExt, future::BoxFuture};
 
-use super::{Acquired, Changes, Claimed, Committed, Failure, Leases, Store};
+use super::{
+    Acquired, AcquiredAll, Changes, Claimed, Committed, Countdown, Failure, Latches, Leases, Store,
+};
 use crate::{
     entry::Entry,
     error::BackendError,
     key::Name,
-    lease::{Claim, Grant, Mode, Occupied},
+    lease::{Claim, Grant, Mode, Occupied, Token},
 };
 
 type Answer<'a, T> = BoxFuture<'a, Result<T, BackendError>>;
 
 pub(crate) trait DynLeases: Send + Sync + 'static {
     fn acquire<'a>(&'a self, claim: &'a Claim) -> Answer<'a, Acquired>;
+    fn acquire_all<'a>(&'a self, claims: &'a [Claim]) -> Answer<'a, AcquiredAll>;
     fn renew<'a>(&'a self, claims: &'a [Claim]) -> Answer<'a, Vec<bool>>;
     fn release<'a>(&'a self, claim: &'a Claim) -> Answer<'a, bool>;
     fn pass<'a>(&'a self, from: &'a Claim, to: &'a Claim) -> Answer<'a, Option<Grant>>;
@@ -28,6 +31,10 @@ pub(crate) trait DynLeases: Send + Sync + 'static {
 impl<B: Leases> DynLeases for B {
     fn acquire<'a>(&'a self, claim: &'a Claim) -> Answer<'a, Acquired> {
         Leases::acquire(self, claim).boxed()
+    }
+
+    fn acquire_all<'a>(&'a self, claims: &'a [Claim]) -> Answer<'a, AcquiredAll> {
+        Leases::acquire_all(self, claims).boxed()
     }
 
     fn renew<'a>(&'a self, claims: &'a [Claim]) -> Answer<'a, Vec<bool>> {
@@ -115,5 +122,52 @@ impl<B: Store> DynStore for B {
 
     fn invalidate<'a>(&'a self, name: &'a Name, fence_life: Duration) -> Answer<'a, u64> {
         Store::invalidate(self, name, fence_life).boxed()
+    }
+}
+
+pub(crate) trait DynLatches: Send + Sync + 'static {
+    fn set_latch<'a>(
+        &'a self,
+        name: &'a Name,
+        id: Token,
+        count: u32,
+        ttl: Duration,
+    ) -> Answer<'a, bool>;
+    fn count_down<'a>(
+        &'a self,
+        name: &'a Name,
+        id: Token,
+        by: u32,
+    ) -> Answer<'a, Option<Countdown>>;
+    fn latch<'a>(&'a self, name: &'a Name) -> Answer<'a, Option<Countdown>>;
+    fn clear_latch<'a>(&'a self, name: &'a Name) -> Answer<'a, bool>;
+}
+
+impl<B: Latches> DynLatches for B {
+    fn set_latch<'a>(
+        &'a self,
+        name: &'a Name,
+        id: Token,
+        count: u32,
+        ttl: Duration,
+    ) -> Answer<'a, bool> {
+        Latches::set_latch(self, name, id, count, ttl).boxed()
+    }
+
+    fn count_down<'a>(
+        &'a self,
+        name: &'a Name,
+        id: Token,
+        by: u32,
+    ) -> Answer<'a, Option<Countdown>> {
+        Latches::count_down(self, name, id, by).boxed()
+    }
+
+    fn latch<'a>(&'a self, name: &'a Name) -> Answer<'a, Option<Countdown>> {
+        Latches::latch(self, name).boxed()
+    }
+
+    fn clear_latch<'a>(&'a self, name: &'a Name) -> Answer<'a, bool> {
+        Latches::clear_latch(self, name).boxed()
     }
 }

@@ -1,7 +1,7 @@
 //! Where leases and entries live.
 //!
-//! Two traits say what is asked of a backend: [`Leases`], the right to act on a name for a limited time,
-//! and [`Store`], entries on top of that. [`MemoryBackend`] keeps them in this process;
+//! Three traits say what is asked of a backend: [`Leases`], the right to act on a name for a limited time,
+//! [`Store`], entries on top of that, and [`Latches`]. [`MemoryBackend`] keeps them in this process;
 //! `RedisBackend` keeps them in a Redis or Valkey server, for a fleet. One conformance suite
 //! runs against both.
 //!
@@ -22,9 +22,11 @@
 mod change;
 mod channels;
 mod erased;
+mod latches;
 mod memory;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
+mod several;
 
 use std::{future::Future, time::Duration};
 
@@ -40,10 +42,12 @@ pub use self::redis::{RedisBackend, RedisOptions};
 pub use self::{
     change::{Change, Failure},
     channels::{Changes, Channels},
+    latches::{Countdown, Latches},
     memory::MemoryBackend,
+    several::{AcquiredAll, acquire_in_order},
 };
 
-pub(crate) use self::erased::{DynLeases, DynStore};
+pub(crate) use self::erased::{DynLatches, DynLeases, DynStore};
 
 /// The right to act on a name for a limited time.
 ///
@@ -63,6 +67,18 @@ pub trait Leases: Send + Sync + 'static {
     /// sent again within [`PLACE_LIFE`](crate::lease::PLACE_LIFE).
     fn acquire(&self, claim: &Claim)
     -> impl Future<Output = Result<Acquired, BackendError>> + Send;
+
+    /// Grants the leases of several exclusive claims of different names, all or none, and grants them again to
+    /// the tokens that have them. Any other mode is [refused](crate::error::BackendErrorKind::Refused).
+    ///
+    /// Unless a backend can do better, they are acquired [one after another](acquire_in_order), and nothing is
+    /// held by the time that it says who is in the way.
+    fn acquire_all(
+        &self,
+        claims: &[Claim],
+    ) -> impl Future<Output = Result<AcquiredAll, BackendError>> + Send {
+        acquire_in_order(self, claims)
+    }
 
     /// Makes each lease last its full time from now, if its token still has it.
     ///

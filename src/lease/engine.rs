@@ -244,7 +244,7 @@ const KEEP_PLACE: Duration = Duration::from_millis(1600);
 /// A backend bounds its own waits; this is for one that does not.
 pub(super) const ANSWER_LIMIT: Duration = Duration::from_secs(1);
 
-pub(super) async fn answered<T>(
+pub(crate) async fn answered<T>(
     operation: impl Future<Output = Result<T, BackendError>>,
 ) -> Result<T, BackendError> {
     timeout(ANSWER_LIMIT, operation)

@@ -18,6 +18,7 @@ mod held;
 mod line;
 mod owed;
 mod retry;
+mod several;
 mod wait;
 mod watchdog;
 
@@ -26,7 +27,7 @@ pub use self::{
     retry::{Retry, RetryStrategy},
 };
 pub(crate) use self::{
-    engine::{Engine, Pending},
+    engine::{Engine, Pending, answered},
     held::Held,
     wait::{Turn, Waiting},
     watchdog::Watch,

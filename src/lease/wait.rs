@@ -8,16 +8,17 @@
 //! at growing intervals instead. A server that forbids pushes makes waiters a tenth of a second late then,
 //! and not a lease.
 
-use std::{sync::Arc, time::Duration};
+use std::{mem, sync::Arc, time::Duration};
 
 use tokio::{
     sync::oneshot,
     time::{Instant, sleep_until},
 };
 
-use super::{Claim, Engine, RetryStrategy, line::Call};
+use super::{Claim, Engine, RetryStrategy, Token, line::Call};
 use crate::{
     backend::{Change, Changes},
+    key::Name,
     time::after,
 };
 
@@ -33,8 +34,12 @@ const RESUBSCRIBE: Duration = Duration::from_secs(1);
 
 pub(crate) struct Waiting {
     engine: Arc<Engine>,
-    claim: Claim,
+    /// What is waited for, and who waits.
+    name: Name,
+    holder: Token,
     changes: Option<Changes>,
+    /// Subscriptions to what was waited for before, and may be again.
+    others: Vec<(Name, Changes)>,
     /// Looks without a subscription so far, and when to ask for one again.
     looks: u32,
     subscribe_at: Option<Instant>,
@@ -62,11 +67,24 @@ impl Waiting {
         strategy: &dyn RetryStrategy,
         limit: Duration,
     ) -> Self {
+        Self::on(engine, claim.name.clone(), claim.holder, strategy, limit)
+    }
+
+    /// For what is waited for without a claim.
+    pub(crate) fn on(
+        engine: Arc<Engine>,
+        name: Name,
+        holder: Token,
+        strategy: &dyn RetryStrategy,
+        limit: Duration,
+    ) -> Self {
         let now = Instant::now();
         Self {
             engine,
-            claim: claim.clone(),
+            name,
+            holder,
             changes: None,
+            others: Vec::new(),
             looks: 0,
             subscribe_at: None,
             waits: strategy.waits(),
@@ -74,6 +92,24 @@ impl Waiting {
             deadline: after(now, limit),
             failures: 0,
         }
+    }
+
+    /// Waits for another name from now on. The subscription to the last one is kept, for of several names now
+    /// one is in the way and now another, and each subscription asks for a try of its own.
+    pub(crate) fn turn_to(&mut self, name: &Name) {
+        if self.name == *name {
+            return;
+        }
+        let last = mem::replace(&mut self.name, name.clone());
+        self.others.extend(self.changes.take().map(|changes| (last, changes)));
+        let known = self.others.iter().position(|(other, _)| other == name);
+        self.changes = known.map(|at| self.others.swap_remove(at).1);
+    }
+
+    /// Forgets what was pushed until now: the try that comes next will see what it was about.
+    pub(crate) fn forget_pushes(&mut self) {
+        let others = self.others.iter_mut().map(|(_, changes)| changes);
+        self.changes.iter_mut().chain(others).for_each(Changes::forget);
     }
 
     /// Waits in a line to be called; none, if the wait is over first.
@@ -101,14 +137,14 @@ impl Waiting {
         if self.changes.is_none() && self.subscribe_at.is_none_or(|at| at <= told) {
             let backend = self.engine.backend().clone();
             tokio::select! {
-                changes = backend.changes(&self.claim.name) => {
+                changes = backend.changes(&self.name) => {
                     match changes {
                         Ok(changes) => {
                             self.changes = Some(changes);
                             return Turn::Again;
                         }
                         Err(error) => {
-                            tracing::debug!(name = ?self.claim.name, %error, "no subscription; looking");
+                            tracing::debug!(name = ?self.name, %error, "no subscription; looking");
                             self.subscribe_at = Some(Instant::now() + RESUBSCRIBE);
                         }
                     }
@@ -129,7 +165,7 @@ impl Waiting {
                 Some(changes) => loop {
                     match changes.next().await {
                         // Another's turn, and nothing to look at.
-                        Change::Turn(token) if token != self.claim.holder => {}
+                        Change::Turn(token) if token != self.holder => {}
                         change => return change,
                     }
                 },
@@ -180,7 +216,7 @@ mod tests {
     use crate::{
         backend::{Acquired, Leases},
         error::{BackendError, BackendErrorKind},
-        key::{Family, Key, Name, Namespace},
+        key::{Family, Key, Namespace},
         lease::{Grant, Mode, Occupied, Retry},
     };
 

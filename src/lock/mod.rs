@@ -12,22 +12,26 @@
 //! smaller one than the greatest it has seen.
 
 mod front;
+mod latch;
 mod mutex;
 mod permits;
 mod rw;
 mod semaphore;
+mod several;
 
 use std::{fmt, sync::Arc, time::Duration};
 
 pub use self::{
+    latch::Latch,
     mutex::{Mutex, MutexGuard},
     permits::{PermitId, Permits},
     rw::{ReadGuard, RwLock, WriteGuard},
     semaphore::{Semaphore, SemaphorePermit},
+    several::{Several, SeveralGuard},
 };
 
 use crate::{
-    backend::Leases,
+    backend::{DynLatches, Latches},
     error::Error,
     key::{Family, Key, Name, Namespace},
     lease::{Engine, Mode},
@@ -52,15 +56,17 @@ use crate::{
 #[derive(Clone)]
 pub struct Locks {
     engine: Arc<Engine>,
+    latches: Arc<dyn DynLatches>,
     namespace: Namespace,
     max_name: usize,
 }
 
 impl Locks {
     /// The locks of the namespace `bellwether` over a backend.
-    pub fn new<B: Leases>(backend: B) -> Self {
-        let engine = Engine::new(Arc::new(backend));
-        Self { engine, namespace: Namespace::standard(), max_name: 512 }
+    pub fn new<B: Latches>(backend: B) -> Self {
+        let backend = Arc::new(backend);
+        let engine = Engine::new(backend.clone());
+        Self { engine, latches: backend, namespace: Namespace::standard(), max_name: 512 }
     }
 
     /// The locks of another namespace over the same backend.
@@ -105,6 +111,17 @@ impl Locks {
     /// So many permits, each with an id, that end by themselves. Nothing is asked of the backend yet.
     pub fn permits(&self, name: impl Into<Key>, permits: u32) -> Permits {
         Permits::new(self.clone(), name.into(), permits)
+    }
+
+    /// The [mutexes](Self::mutex) of several names at once, all or none. Nothing is asked of the backend yet.
+    pub fn several<K: Into<Key>>(&self, names: impl IntoIterator<Item = K>) -> Several {
+        Several::new(self.clone(), names.into_iter().map(Into::into).collect())
+    }
+
+    /// A count-down latch: set once, counted down by many, waited for by many. Nothing is asked of the backend
+    /// yet.
+    pub fn latch(&self, name: impl Into<Key>) -> Latch {
+        Latch::new(self.clone(), name.into())
     }
 
     /// Ends the work of these locks: no acquisition starts any more, waiting ones fail, and releases that

@@ -4,7 +4,7 @@ use std::{future::Future, time::Duration};
 
 use bellwether::{
     Key, MemoryBackend,
-    backend::{Acquired, Change, Changes, Claimed, Failure, Leases, Store},
+    backend::{Acquired, Change, Changes, Claimed, Failure, Latches, Leases, Store},
     entry::Entry,
     key::{Family, Name, Namespace},
     lease::{Claim, Grant, Mode, Occupied},
@@ -25,7 +25,7 @@ pub const MOMENT: Duration = Duration::from_secs(20);
 
 /// One empty backend, as a fleet sees it.
 pub trait Harness: Sized {
-    type Backend: Store + Clone;
+    type Backend: Store + Latches + Clone;
 
     fn start() -> impl Future<Output = Self>;
 

@@ -13,6 +13,7 @@ mod contention;
 mod fair;
 mod fences;
 mod harness;
+mod latches;
 mod leases;
 mod leftovers;
 mod names;
@@ -20,6 +21,7 @@ mod passing;
 mod permits;
 mod pushes;
 mod read_write;
+mod several;
 mod writes;
 
 /// Makes each rule a test of each backend.
@@ -165,6 +167,25 @@ rules! {
         each_claim_brings_its_limit,
         permits_can_be_looked_at_and_cleared,
         they_stand_beside_the_other_modes,;
+    several:
+        all_are_granted_each_with_a_fence,
+        all_or_none,
+        all_sent_twice_are_granted_twice_with_their_fences,
+        what_is_free_is_granted_beside_what_is_ones_own,
+        all_are_renewed_and_released_one_by_one,
+        only_exclusive_claims_are_acquired_together,
+        those_who_want_the_same_never_block_each_other,;
+    latches:
+        a_latch_is_counted_down_to_zero_and_no_lower,
+        a_latch_that_was_never_set_is_not_at_zero,
+        a_latch_is_set_once,
+        a_step_sent_twice_counts_once,
+        an_unfinished_latch_ends_with_its_time,
+        a_finished_latch_stands_for_its_time_again,
+        zero_is_pushed_once_and_the_steps_are_not,
+        a_latch_that_is_cleared_is_not_set_and_wakes,
+        a_latch_and_a_lease_of_one_name_do_not_meet,
+        no_step_is_lost_and_none_counted_twice,;
     contention:
         contenders_never_hold_together,
         readers_and_writers_never_hold_together,

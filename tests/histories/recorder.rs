@@ -10,11 +10,14 @@ use std::{
 
 use bellwether::{
     RedisBackend,
-    backend::{Acquired, Changes, Claimed, Committed, Failure, Leases, Store},
+    backend::{
+        Acquired, AcquiredAll, Changes, Claimed, Committed, Countdown, Failure, Latches, Leases,
+        Store,
+    },
     entry::Entry,
     error::BackendError,
     key::Name,
-    lease::{Claim, Grant, Mode, Occupied},
+    lease::{Claim, Grant, Mode, Occupied, Token},
 };
 
 use super::{
@@ -83,6 +86,17 @@ impl Leases for Recorder {
         };
         if let Ok(Acquired::Granted(grant)) = &answer {
             granted(Family::Lock, claim, grant, sent);
+        }
+        answer
+    }
+
+    async fn acquire_all(&self, claims: &[Claim]) -> Result<AcquiredAll, BackendError> {
+        let sent = now();
+        let answer = self.inner.acquire_all(claims).await;
+        if let Ok(AcquiredAll::Granted(grants)) = &answer {
+            for (claim, grant) in claims.iter().zip(grants) {
+                granted(Family::Lock, claim, grant, sent);
+            }
         }
         answer
     }
@@ -198,5 +212,34 @@ impl Store for Recorder {
             tell(Event::Burnt { key: key(name), fence, value: None, sent });
         }
         answer
+    }
+}
+
+impl Latches for Recorder {
+    async fn set_latch(
+        &self,
+        name: &Name,
+        id: Token,
+        count: u32,
+        ttl: Duration,
+    ) -> Result<bool, BackendError> {
+        self.inner.set_latch(name, id, count, ttl).await
+    }
+
+    async fn count_down(
+        &self,
+        name: &Name,
+        id: Token,
+        by: u32,
+    ) -> Result<Option<Countdown>, BackendError> {
+        self.inner.count_down(name, id, by).await
+    }
+
+    async fn latch(&self, name: &Name) -> Result<Option<Countdown>, BackendError> {
+        self.inner.latch(name).await
+    }
+
+    async fn clear_latch(&self, name: &Name) -> Result<bool, BackendError> {
+        self.inner.clear_latch(name).await
     }
 }

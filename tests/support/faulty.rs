@@ -7,16 +7,20 @@ use std::{
 
 use bellwether::{
     MemoryBackend,
-    backend::{Acquired, Changes, Claimed, Committed, Failure, Leases, Store},
+    backend::{
+        Acquired, AcquiredAll, Changes, Claimed, Committed, Countdown, Failure, Latches, Leases,
+        Store, acquire_in_order,
+    },
     entry::Entry,
     error::{BackendError, BackendErrorKind},
     key::Name,
-    lease::{Claim, Grant, Mode, Occupied},
+    lease::{Claim, Grant, Mode, Occupied, Token},
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op {
     Acquire,
+    AcquireAll,
     Renew,
     Release,
     Pass,
@@ -29,6 +33,10 @@ pub enum Op {
     Fail,
     Put,
     Invalidate,
+    SetLatch,
+    CountDown,
+    Latch,
+    ClearLatch,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -57,6 +65,10 @@ async fn silence<T>() -> Result<T, BackendError> {
 #[derive(Clone)]
 pub struct Faulty {
     pub inner: MemoryBackend,
+    /// Whose pushes are listened to, if not its own.
+    pub pushes: Option<MemoryBackend>,
+    /// Acquires several one after another, each an operation of its own.
+    pub in_order: bool,
     plan: Arc<Mutex<Plan>>,
     done: Arc<Mutex<Vec<Op>>>,
 }
@@ -70,7 +82,14 @@ impl Faulty {
         inner: MemoryBackend,
         plan: impl FnMut(Op) -> Option<Fault> + Send + 'static,
     ) -> Self {
-        Self { inner, plan: Arc::new(Mutex::new(Box::new(plan))), done: Arc::default() }
+        let plan: Plan = Box::new(plan);
+        Self {
+            inner,
+            pushes: None,
+            in_order: false,
+            plan: Arc::new(Mutex::new(plan)),
+            done: Arc::default(),
+        }
     }
 
     /// The first of these operations meets the fault, all else goes well.
@@ -132,6 +151,13 @@ impl Leases for Faulty {
         self.befall(Op::Acquire, || self.inner.acquire(claim)).await
     }
 
+    async fn acquire_all(&self, claims: &[Claim]) -> Result<AcquiredAll, BackendError> {
+        if self.in_order {
+            return acquire_in_order(self, claims).await;
+        }
+        self.befall(Op::AcquireAll, || self.inner.acquire_all(claims)).await
+    }
+
     async fn renew(&self, claims: &[Claim]) -> Result<Vec<bool>, BackendError> {
         self.befall(Op::Renew, || self.inner.renew(claims)).await
     }
@@ -153,7 +179,8 @@ impl Leases for Faulty {
     }
 
     async fn changes(&self, name: &Name) -> Result<Changes, BackendError> {
-        self.befall(Op::Changes, || self.inner.changes(name)).await
+        let pushes = self.pushes.as_ref().unwrap_or(&self.inner);
+        self.befall(Op::Changes, || pushes.changes(name)).await
     }
 }
 
@@ -192,5 +219,34 @@ impl Store for Faulty {
 
     async fn invalidate(&self, name: &Name, fence_life: Duration) -> Result<u64, BackendError> {
         self.befall(Op::Invalidate, || self.inner.invalidate(name, fence_life)).await
+    }
+}
+
+impl Latches for Faulty {
+    async fn set_latch(
+        &self,
+        name: &Name,
+        id: Token,
+        count: u32,
+        ttl: Duration,
+    ) -> Result<bool, BackendError> {
+        self.befall(Op::SetLatch, || self.inner.set_latch(name, id, count, ttl)).await
+    }
+
+    async fn count_down(
+        &self,
+        name: &Name,
+        id: Token,
+        by: u32,
+    ) -> Result<Option<Countdown>, BackendError> {
+        self.befall(Op::CountDown, || self.inner.count_down(name, id, by)).await
+    }
+
+    async fn latch(&self, name: &Name) -> Result<Option<Countdown>, BackendError> {
+        self.befall(Op::Latch, || self.inner.latch(name)).await
+    }
+
+    async fn clear_latch(&self, name: &Name) -> Result<bool, BackendError> {
+        self.befall(Op::ClearLatch, || self.inner.clear_latch(name)).await
     }
 }

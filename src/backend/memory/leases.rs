@@ -9,7 +9,7 @@ use super::{
     state::{End, Sole, State, sole},
 };
 use crate::{
-    backend::{Acquired, Change},
+    backend::{Acquired, AcquiredAll, Change},
     key::Name,
     lease::{Claim, Grant, Mode, Occupied, PLACE_LIFE, Token},
     time::after,
@@ -24,6 +24,19 @@ impl State {
             Mode::Read => self.acquire_read(claim, now),
             Mode::Permit { limit, count } => self.acquire_permit(claim, limit, count, now),
         }
+    }
+
+    pub(super) fn acquire_all(&mut self, claims: &[Claim], now: Instant) -> AcquiredAll {
+        self.expire(now);
+        for (at, claim) in claims.iter().enumerate() {
+            match self.lease(&claim.name, Sole::Lease) {
+                Some(lease) if lease.holder != claim.holder => {
+                    return AcquiredAll::Held(at, lease.occupied(now));
+                }
+                _ => {}
+            }
+        }
+        AcquiredAll::Granted(claims.iter().map(|claim| self.grant(claim, now)).collect())
     }
 
     fn acquire_queued(&mut self, claim: &Claim, now: Instant) -> Acquired {

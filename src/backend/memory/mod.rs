@@ -2,8 +2,9 @@
 //!
 //! It keeps the rules of the Redis backend to the letter, so that what works here works there; only that
 //! its fleet is the caches and locks of one process. `state` is the data, with the rules of entries and `leases`
-//! those of leases, without locks or waiting; this file puts a mutex around it and pushes what happened.
+//! and `latches` those of leases and latches, without locks or waiting; this file puts a mutex around it and pushes what happened.
 
+mod latches;
 mod leases;
 mod shared;
 mod state;
@@ -17,7 +18,9 @@ use std::{
 use tokio::time::Instant;
 
 use self::state::State;
-use super::{Acquired, Change, Changes, Channels, Claimed, Committed, Failure, Leases, Store};
+use super::{
+    Acquired, AcquiredAll, Change, Changes, Channels, Claimed, Committed, Failure, Leases, Store,
+};
 use crate::{
     entry::Entry,
     error::{BackendError, BackendErrorKind},
@@ -77,6 +80,11 @@ impl fmt::Debug for MemoryBackend {
 impl Leases for MemoryBackend {
     async fn acquire(&self, claim: &Claim) -> Result<Acquired, BackendError> {
         Ok(self.state().acquire(claim, Instant::now()))
+    }
+
+    async fn acquire_all(&self, claims: &[Claim]) -> Result<AcquiredAll, BackendError> {
+        super::several::check(claims)?;
+        Ok(self.state().acquire_all(claims, Instant::now()))
     }
 
     async fn renew(&self, claims: &[Claim]) -> Result<Vec<bool>, BackendError> {

@@ -7,7 +7,7 @@ use std::{
 use lru::LruCache;
 use tokio::time::Instant;
 
-use super::shared::Shared;
+use super::{latches::Latch, shared::Shared};
 use crate::{
     backend::{Acquired, Claimed, Committed},
     entry::Entry,
@@ -20,6 +20,7 @@ use crate::{
 pub(super) struct State {
     leases: HashMap<Held, Lease>,
     pub(super) shared: HashMap<Arc<str>, Shared>,
+    pub(super) latches: HashMap<Arc<str>, Latch>,
     fences: HashMap<Arc<str>, Fence>,
     entries: LruCache<Slot, Stored>,
     /// When which of them ends, so that what nobody asks for again is dropped too.
@@ -66,6 +67,7 @@ pub(super) enum End {
     Lease(Held),
     Hold(Arc<str>, Token),
     Place(Arc<str>, Token),
+    Latch(Arc<str>),
     Fence(Arc<str>),
     Entry(Slot),
 }
@@ -77,6 +79,7 @@ impl State {
         Self {
             leases: HashMap::new(),
             shared: HashMap::new(),
+            latches: HashMap::new(),
             fences: HashMap::new(),
             entries: LruCache::unbounded(),
             ends: BTreeSet::new(),
@@ -292,6 +295,7 @@ impl State {
                         shared.read_write.leave(token);
                     });
                 }
+                End::Latch(name) => drop(self.latches.remove(&name)),
                 End::Fence(name) => {
                     self.fences.remove(&name);
                     // The memory of a burst is given back.

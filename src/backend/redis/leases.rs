@@ -9,7 +9,7 @@ use super::{
     script::{Call, SCRIPTS},
 };
 use crate::{
-    backend::{Acquired, Change, Changes, Claimed, Leases, no_pass},
+    backend::{Acquired, AcquiredAll, Change, Changes, Claimed, Leases, no_pass, several},
     error::{BackendError, BackendErrorKind},
     key::Name,
     lease::{Claim, Grant, Mode, Occupied, PLACE_LIFE},
@@ -158,6 +158,21 @@ impl Leases for RedisBackend {
             Claimed::Held(occupied) => Ok(Acquired::Held(occupied)),
             Claimed::Newer(_) => Err(reply::unreadable("an entry in answer to an acquire")),
         }
+    }
+
+    async fn acquire_all(&self, claims: &[Claim]) -> Result<AcquiredAll, BackendError> {
+        several::check(claims)?;
+        let mut call = Call::new(&SCRIPTS.acquire_all);
+        for claim in claims {
+            call = call.keys(&claim.name, &["l", "f"]);
+        }
+        for claim in claims {
+            call = call
+                .arg(claim.holder.to_string())
+                .arg(millis(claim.lease))
+                .arg(millis(claim.fence_life));
+        }
+        self.understood(reply::acquired_all(self.0.commands.call(call).await?, claims.len()))
     }
 
     async fn renew(&self, claims: &[Claim]) -> Result<Vec<bool>, BackendError> {

@@ -19,12 +19,14 @@
 //! | `r` | sorted set | readers, and until when each holds |
 //! | `rq`, `rd`, `i` | sorted sets | who waits to read or write, as `q` and `d`; those of them who wait to write |
 //! | `p` | sorted set | permits that are out, and until when |
+//! | `n` | hash, PX | a latch: what is left, who set it, its time to live, and the ids that were counted |
 //! | `c` | channel | wake-ups and results; `c@3` for database 3, for channels know no databases |
 //!
 //! A sorted set lasts as long as the last of its members.
 
 mod commands;
 mod connect;
+mod latches;
 mod leases;
 mod push;
 mod reply;

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use redis::Value;
 
 use crate::{
-    backend::{Claimed, Committed},
+    backend::{AcquiredAll, Claimed, Committed, Countdown},
     entry::Entry,
     error::{BackendError, BackendErrorKind},
     lease::{Grant, Occupied},
@@ -18,6 +18,24 @@ pub(super) fn claimed(value: Value) -> Result<Claimed, BackendError> {
         "granted" => Ok(Claimed::Granted(Grant::new(fields.number()?))),
         "held" => fields.occupied().map(Claimed::Held),
         "newer" => Ok(Claimed::Newer(entry(fields.bytes()?)?)),
+        other => Err(unreadable(other)),
+    }
+}
+
+pub(super) fn acquired_all(value: Value, count: usize) -> Result<AcquiredAll, BackendError> {
+    let mut fields = Fields::new(value)?;
+    match fields.word()?.as_str() {
+        "granted" => {
+            let grants = (0..count).map(|_| fields.number().map(Grant::new));
+            Ok(AcquiredAll::Granted(grants.collect::<Result<_, _>>()?))
+        }
+        "held" => {
+            let at = usize::try_from(fields.number()?).map_err(unreadable)?;
+            if at >= count {
+                return Err(unreadable(at));
+            }
+            Ok(AcquiredAll::Held(at, fields.occupied()?))
+        }
         other => Err(unreadable(other)),
     }
 }
@@ -36,6 +54,20 @@ pub(super) fn holder(value: Value) -> Result<Option<Occupied>, BackendError> {
     match fields.word()?.as_str() {
         "held" => fields.occupied().map(Some),
         "free" => Ok(None),
+        other => Err(unreadable(other)),
+    }
+}
+
+/// How far a latch is, and whether the server refused to publish that; nothing, where nobody was told.
+pub(super) fn countdown(value: Value) -> Result<(Option<Countdown>, Option<bool>), BackendError> {
+    let mut fields = Fields::new(value)?;
+    match fields.word()?.as_str() {
+        "left" => {
+            let left = u32::try_from(fields.number()?).map_err(unreadable)?;
+            let remaining = Duration::from_millis(fields.number()?);
+            Ok((Some(Countdown { left, remaining }), fields.muted()))
+        }
+        "unset" => Ok((None, None)),
         other => Err(unreadable(other)),
     }
 }

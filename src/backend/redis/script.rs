@@ -28,6 +28,7 @@ macro_rules! scripts {
 
 scripts! {
     acquire: ["prelude"],
+    acquire_all: ["prelude"],
     acquire_queued: ["prelude", "shared"],
     acquire_read: ["prelude", "shared"],
     acquire_permit: ["prelude", "shared"],
@@ -40,6 +41,9 @@ scripts! {
     downgrade: ["prelude", "shared"],
     holder: ["prelude", "shared"],
     clear: ["prelude"],
+    set_latch: ["prelude", "latch"],
+    count_down: ["prelude", "latch"],
+    count_left: ["prelude", "latch"],
     commit: ["prelude"],
     put: ["prelude"],
     invalidate: ["prelude"],

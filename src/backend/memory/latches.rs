@@ -1,0 +1,134 @@
+//! The rules of latches, which are those of the scripts in `redis/lua`.
+
+use std::{collections::HashSet, sync::Arc, time::Duration};
+
+use tokio::time::Instant;
+
+use super::{
+    MemoryBackend,
+    state::{End, State},
+};
+use crate::{
+    backend::{Change, Countdown, Latches},
+    error::BackendError,
+    key::Name,
+    lease::Token,
+    time::after,
+};
+
+pub(super) struct Latch {
+    left: u32,
+    /// The setting that made it.
+    set: Token,
+    ttl: Duration,
+    ends: Instant,
+    /// What was counted; nothing any more, once none is left.
+    counted: HashSet<Token>,
+}
+
+impl Latch {
+    fn countdown(&self, now: Instant) -> Countdown {
+        Countdown { left: self.left, remaining: self.ends - now }
+    }
+}
+
+impl State {
+    fn set_latch(
+        &mut self,
+        name: &Name,
+        set: Token,
+        left: u32,
+        ttl: Duration,
+        now: Instant,
+    ) -> bool {
+        self.expire(now);
+        if let Some(latch) = self.latches.get(name.prefix()) {
+            return latch.set == set;
+        }
+        let ends = after(now, ttl);
+        let latch = Latch { left, set, ttl, ends, counted: HashSet::new() };
+        self.keep_latch(name.prefix().clone(), latch);
+        true
+    }
+
+    /// What is left, and whether it has just become zero.
+    fn count_down(
+        &mut self,
+        name: &Name,
+        id: Token,
+        by: u32,
+        now: Instant,
+    ) -> Option<(Countdown, bool)> {
+        self.expire(now);
+        let latch = self.latches.get_mut(name.prefix())?;
+        if latch.left == 0 || !latch.counted.insert(id) {
+            return Some((latch.countdown(now), false));
+        }
+        latch.left = latch.left.saturating_sub(by);
+        if latch.left > 0 {
+            return Some((latch.countdown(now), false));
+        }
+        let mut latch = self.drop_latch(name.prefix())?;
+        latch.counted = HashSet::new();
+        latch.ends = after(now, latch.ttl);
+        let countdown = latch.countdown(now);
+        self.keep_latch(name.prefix().clone(), latch);
+        Some((countdown, true))
+    }
+
+    fn latch(&mut self, name: &Name, now: Instant) -> Option<Countdown> {
+        self.expire(now);
+        self.latches.get(name.prefix()).map(|latch| latch.countdown(now))
+    }
+
+    fn clear_latch(&mut self, name: &Name, now: Instant) -> bool {
+        self.expire(now);
+        self.drop_latch(name.prefix()).is_some()
+    }
+
+    fn keep_latch(&mut self, name: Arc<str>, latch: Latch) {
+        self.ends.insert((latch.ends, End::Latch(name.clone())));
+        self.latches.insert(name, latch);
+    }
+
+    fn drop_latch(&mut self, name: &Arc<str>) -> Option<Latch> {
+        let latch = self.latches.remove(name)?;
+        self.ends.remove(&(latch.ends, End::Latch(name.clone())));
+        Some(latch)
+    }
+}
+
+impl Latches for MemoryBackend {
+    async fn set_latch(
+        &self,
+        name: &Name,
+        id: Token,
+        count: u32,
+        ttl: Duration,
+    ) -> Result<bool, BackendError> {
+        Ok(self.state().set_latch(name, id, count, ttl, Instant::now()))
+    }
+
+    async fn count_down(
+        &self,
+        name: &Name,
+        id: Token,
+        by: u32,
+    ) -> Result<Option<Countdown>, BackendError> {
+        let counted = self.state().count_down(name, id, by, Instant::now());
+        if let Some((_, true)) = counted {
+            self.push(name, Change::Wake);
+        }
+        Ok(counted.map(|(countdown, _)| countdown))
+    }
+
+    async fn latch(&self, name: &Name) -> Result<Option<Countdown>, BackendError> {
+        Ok(self.state().latch(name, Instant::now()))
+    }
+
+    async fn clear_latch(&self, name: &Name) -> Result<bool, BackendError> {
+        let there = self.state().clear_latch(name, Instant::now());
+        self.push(name, Change::Wake);
+        Ok(there)
+    }
+}

@@ -1,0 +1,67 @@
+//! The scripts about latches.
+
+use std::time::Duration;
+
+use super::{
+    RedisBackend, millis, reply,
+    script::{Call, SCRIPTS},
+};
+use crate::{
+    backend::{Countdown, Latches},
+    error::BackendError,
+    key::Name,
+    lease::Token,
+};
+
+impl RedisBackend {
+    /// How far a latch is; and takes over whether anyone can be told.
+    async fn countdown(&self, call: Call<'_>) -> Result<Option<Countdown>, BackendError> {
+        let answer = reply::countdown(self.0.commands.call(call).await?);
+        let (countdown, muted) = self.understood(answer)?;
+        if let Some(muted) = muted {
+            self.mute(muted);
+        }
+        Ok(countdown)
+    }
+}
+
+impl Latches for RedisBackend {
+    async fn set_latch(
+        &self,
+        name: &Name,
+        id: Token,
+        count: u32,
+        ttl: Duration,
+    ) -> Result<bool, BackendError> {
+        let call = Call::new(&SCRIPTS.set_latch)
+            .keys(name, &["n"])
+            .arg(id.to_string())
+            .arg(count.to_string())
+            .arg(millis(ttl));
+        self.understood(reply::flag(self.0.commands.call(call).await?))
+    }
+
+    async fn count_down(
+        &self,
+        name: &Name,
+        id: Token,
+        by: u32,
+    ) -> Result<Option<Countdown>, BackendError> {
+        let call = Call::new(&SCRIPTS.count_down)
+            .keys(name, &["n"])
+            .key(self.channel(name))
+            .arg(id.to_string())
+            .arg(by.to_string());
+        self.countdown(call).await
+    }
+
+    async fn latch(&self, name: &Name) -> Result<Option<Countdown>, BackendError> {
+        let call = Call::new(&SCRIPTS.count_left).keys(name, &["n"]);
+        self.countdown(call).await
+    }
+
+    async fn clear_latch(&self, name: &Name) -> Result<bool, BackendError> {
+        let call = Call::new(&SCRIPTS.clear).key(self.channel(name)).keys(name, &["n"]);
+        self.understood(reply::flag(self.0.commands.call(call).await?))
+    }
+}

@@ -1,0 +1,151 @@
+//! Several leases at once, all or none.
+//!
+//! Nothing is held while waiting: a try that does not get all has given back what it got by the time that it
+//! is answered, and what is waited for is the one lease that stood in the way. So two who want the same
+//! leases do not wait for each other.
+
+use std::{mem, sync::Arc, time::Duration};
+
+use tokio::{
+    runtime::Handle,
+    time::{Instant, timeout},
+};
+use tracing::debug;
+
+use super::{Claim, Engine, Grant, Held, RetryStrategy, Token, Turn, Upkeep, Waiting};
+use crate::{
+    backend::AcquiredAll,
+    error::{BackendError, BackendErrorKind, BoxError, Error, ErrorKind},
+    key::Name,
+};
+
+impl Engine {
+    /// Acquires leases of different names, all or none, in the order of the claims, which is the same
+    /// everywhere.
+    ///
+    /// # Cancel safety
+    ///
+    /// When the future is dropped, whatever it may have acquired is released by tasks of the engine's.
+    pub(crate) async fn acquire_all(
+        self: &Arc<Self>,
+        claims: Vec<Claim>,
+        upkeep: Upkeep,
+        strategy: &dyn RetryStrategy,
+        limit: Duration,
+    ) -> Result<Vec<Held>, Error> {
+        let Some(first) = claims.first() else { return Ok(Vec::new()) };
+        let shut_down = || Error::new(ErrorKind::ShutDown, "the locks are shut down");
+        let mut waiting = Waiting::new(self.clone(), first, strategy, limit);
+        let mut pending = Pending::new(self.clone(), claims);
+        loop {
+            if self.stop.is_cancelled() {
+                return Err(shut_down());
+            }
+            waiting.forget_pushes();
+            // Why it would be over, if the wait ends now.
+            let (remaining, why) = match pending.attempt(strategy.try_limit()).await {
+                Ok((AcquiredAll::Granted(grants), sent)) => {
+                    return Ok(pending.granted(&grants, upkeep, sent));
+                }
+                Ok((AcquiredAll::Held(at, occupied), _)) => {
+                    pending.contend_anew();
+                    let in_the_way = pending.claims.get(at).map(|claim| &claim.name);
+                    if let Some(name) = in_the_way {
+                        waiting.turn_to(name);
+                    }
+                    (Some(occupied.remaining), not_acquired(in_the_way))
+                }
+                Err(error) if error.kind() == BackendErrorKind::Foreign => return Err(error.into()),
+                Err(error) => (None, error.into()),
+            };
+            let waited = async {
+                match remaining {
+                    Some(remaining) => waiting.next(remaining).await,
+                    None => waiting.after_failure().await,
+                }
+            };
+            let turn = tokio::select! {
+                turn = waited => turn,
+                () = self.stop.cancelled() => return Err(shut_down()),
+            };
+            if let Turn::TimeUp = turn {
+                return Err(why);
+            }
+        }
+    }
+}
+
+fn not_acquired(in_the_way: Option<&Name>) -> Error {
+    let name = in_the_way.map_or("one", |name| name.prefix());
+    let why = format!("the locks were not acquired before the wait ended: {name} was held");
+    Error::new(ErrorKind::NotAcquired, why)
+}
+
+/// An acquisition under way. Dropped before its outcome is known, it undoes itself.
+struct Pending {
+    engine: Arc<Engine>,
+    claims: Vec<Claim>,
+    runtime: Handle,
+    /// A try is under way.
+    trying: bool,
+    /// A try with these tokens ended without an answer, and may yet be granted.
+    doubtful: bool,
+}
+
+impl Pending {
+    fn new(engine: Arc<Engine>, claims: Vec<Claim>) -> Self {
+        Self { engine, claims, runtime: Handle::current(), trying: false, doubtful: false }
+    }
+
+    /// One try, with the answer and the time at which it was sent. It has `limit` for each claim, for a
+    /// backend may have to ask for one after another.
+    async fn attempt(&mut self, limit: Duration) -> Result<(AcquiredAll, Instant), BackendError> {
+        self.trying = true;
+        let sent = Instant::now();
+        let limit = limit.saturating_mul(u32::try_from(self.claims.len()).unwrap_or(u32::MAX));
+        let unknown = |why: BoxError| BackendError::new(BackendErrorKind::Unknown, why);
+        let answer = match timeout(limit, self.engine.backend().acquire_all(&self.claims)).await {
+            Ok(Ok(AcquiredAll::Granted(grants))) if grants.len() != self.claims.len() => {
+                Err(unknown("not one grant for each claim".into()))
+            }
+            Ok(answer) => answer,
+            Err(elapsed) => Err(unknown(elapsed.into())),
+        };
+        self.trying = false;
+        self.doubtful |=
+            answer.as_ref().is_err_and(|error| error.kind() == BackendErrorKind::Unknown);
+        answer.map(|answer| (answer, sent))
+    }
+
+    /// The last try, sent at `sent`, was granted.
+    fn granted(mut self, grants: &[Grant], upkeep: Upkeep, sent: Instant) -> Vec<Held> {
+        self.doubtful = false;
+        let held = mem::take(&mut self.claims).into_iter().zip(grants).map(|(claim, grant)| {
+            let watch = self.engine.watchdog.watch(claim, upkeep, sent);
+            Held::new(self.engine.clone(), grant.fence(), watch, self.runtime.clone())
+        });
+        held.collect()
+    }
+
+    /// Someone is in the way. Of an earlier try that was not answered something may be held: that is given
+    /// back before anyone waits, and the next try has tokens of its own.
+    fn contend_anew(&mut self) {
+        if mem::take(&mut self.doubtful) {
+            for claim in &mut self.claims {
+                let fresh = Claim { holder: Token::fresh(), ..claim.clone() };
+                self.engine.undo(mem::replace(claim, fresh), true, &self.runtime);
+            }
+        }
+    }
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        if self.trying || self.doubtful {
+            debug!("an acquisition of several leases with an unknown outcome is undone");
+            for claim in mem::take(&mut self.claims) {
+                self.engine.undo(claim, true, &self.runtime);
+            }
+        }
+    }
+}
