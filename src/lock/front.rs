@@ -237,4 +237,55 @@ macro_rules! guard {
     };
 }
 
-pub(super) use {guard, settings};
+/// What anyone may see of a lock from outside, and do to it.
+macro_rules! looks {
+    ($this:ident => $mode:expr) => {
+        /// Whether anyone holds the lock, at the moment of asking.
+        ///
+        /// # Errors
+        ///
+        /// [`Backend`](crate::ErrorKind::Backend) if the backend did not answer, or if something stands under
+        /// the name that is not a lock; [`InvalidKey`](crate::ErrorKind::InvalidKey) for a name outside its
+        /// range.
+        ///
+        /// # Cancel safety
+        ///
+        /// Dropping the future changes nothing.
+        pub async fn is_locked(&$this) -> Result<bool, crate::Error> {
+            Ok($this.remaining().await?.is_some())
+        }
+
+        /// How long whoever holds the lock will hold it unless he renews it; none, if nobody does.
+        ///
+        /// # Errors
+        ///
+        /// As [`is_locked`](Self::is_locked).
+        ///
+        /// # Cancel safety
+        ///
+        /// Dropping the future changes nothing.
+        pub async fn remaining(&$this) -> Result<Option<std::time::Duration>, crate::Error> {
+            Ok($this.front.holder($mode).await?.map(|occupied| occupied.remaining))
+        }
+
+        /// Ends the lock, whoever holds it, and clears whatever else stands under its name. Says whether
+        /// something was there.
+        ///
+        /// The holder is told of the loss at his next renewal; until then two may hold it, and only the fence
+        /// protects.
+        ///
+        /// # Errors
+        ///
+        /// [`Backend`](crate::ErrorKind::Backend) if the backend did not answer: it may or may not have been
+        /// ended.
+        ///
+        /// # Cancel safety
+        ///
+        /// If the future is dropped, it may or may not have been ended.
+        pub async fn force_unlock(&$this) -> Result<bool, crate::Error> {
+            $this.front.clear($mode).await
+        }
+    };
+}
+
+pub(super) use {guard, looks, settings};

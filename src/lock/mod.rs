@@ -14,6 +14,7 @@
 mod front;
 mod mutex;
 mod permits;
+mod reentrant;
 mod rw;
 mod semaphore;
 
@@ -22,6 +23,7 @@ use std::{fmt, sync::Arc, time::Duration};
 pub use self::{
     mutex::{Mutex, MutexGuard},
     permits::{PermitId, Permits},
+    reentrant::{ReentrantGuard, ReentrantHolder, ReentrantMutex},
     rw::{ReadGuard, RwLock, WriteGuard},
     semaphore::{Semaphore, SemaphorePermit},
 };
@@ -89,6 +91,11 @@ impl Locks {
     /// most 5 s, however many of them died.
     pub fn fair_mutex(&self, name: impl Into<Key>) -> Mutex {
         Mutex::new(self.clone(), name.into(), Mode::Fair)
+    }
+
+    /// A lock that one holder has at a time, as often as he likes. Nothing is asked of the backend yet.
+    pub fn reentrant_mutex(&self, name: impl Into<Key>) -> ReentrantMutex {
+        ReentrantMutex::new(self.clone(), name.into())
     }
 
     /// A lock that many readers or one writer have at a time. Nothing is asked of the backend yet.
