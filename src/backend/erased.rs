@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use futures_util::{FutureExt, future::BoxFuture};
+use futures_util::{FutureExt, TryFutureExt, future::BoxFuture};
 
 use super::{Acquired, Changes, Claimed, Committed, Failure, Leases, Store};
 use crate::{
@@ -16,7 +16,8 @@ type Answer<'a, T> = BoxFuture<'a, Result<T, BackendError>>;
 
 pub(crate) trait DynLeases: Send + Sync + 'static {
     fn acquire<'a>(&'a self, claim: &'a Claim) -> Answer<'a, Acquired>;
-    fn renew<'a>(&'a self, claims: &'a [Claim]) -> Answer<'a, Vec<bool>>;
+    /// Whether each is held; none, where that is known of others and not of this one.
+    fn renew<'a>(&'a self, claims: &'a [Claim]) -> Answer<'a, Vec<Option<bool>>>;
     fn release<'a>(&'a self, claim: &'a Claim) -> Answer<'a, bool>;
     fn pass<'a>(&'a self, from: &'a Claim, to: &'a Claim) -> Answer<'a, Option<Grant>>;
     fn holder<'a>(&'a self, name: &'a Name, mode: Mode) -> Answer<'a, Option<Occupied>>;
@@ -30,8 +31,9 @@ impl<B: Leases> DynLeases for B {
         Leases::acquire(self, claim).boxed()
     }
 
-    fn renew<'a>(&'a self, claims: &'a [Claim]) -> Answer<'a, Vec<bool>> {
-        Leases::renew(self, claims).boxed()
+    fn renew<'a>(&'a self, claims: &'a [Claim]) -> Answer<'a, Vec<Option<bool>>> {
+        let known = |held: Vec<bool>| held.into_iter().map(Some).collect();
+        Leases::renew(self, claims).map_ok(known).boxed()
     }
 
     fn release<'a>(&'a self, claim: &'a Claim) -> Answer<'a, bool> {

@@ -271,7 +271,7 @@ macro_rules! looks {
         /// Ends the lock, whoever holds it, and clears whatever else stands under its name. Says whether
         /// something was there.
         ///
-        /// The holder is told of the loss at his next renewal; until then two may hold it, and only the fence
+        /// The holder is told of the loss at his next renewal; until then two may hold it, and only a fence
         /// protects.
         ///
         /// # Errors

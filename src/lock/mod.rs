@@ -14,6 +14,7 @@
 mod front;
 mod mutex;
 mod permits;
+mod redlock;
 mod reentrant;
 mod rw;
 mod semaphore;
@@ -23,13 +24,14 @@ use std::{fmt, sync::Arc, time::Duration};
 pub use self::{
     mutex::{Mutex, MutexGuard},
     permits::{PermitId, Permits},
+    redlock::{Redlock, RedlockGuard, RedlockHolder, RedlockMutex, RedlockReentrantMutex},
     reentrant::{ReentrantGuard, ReentrantHolder, ReentrantMutex},
     rw::{ReadGuard, RwLock, WriteGuard},
     semaphore::{Semaphore, SemaphorePermit},
 };
 
 use crate::{
-    backend::Leases,
+    backend::{DynLeases, Leases},
     error::Error,
     key::{Family, Key, Name, Namespace},
     lease::{Engine, Mode},
@@ -54,6 +56,7 @@ use crate::{
 #[derive(Clone)]
 pub struct Locks {
     engine: Arc<Engine>,
+    family: Family,
     namespace: Namespace,
     max_name: usize,
 }
@@ -61,8 +64,12 @@ pub struct Locks {
 impl Locks {
     /// The locks of the namespace `bellwether` over a backend.
     pub fn new<B: Leases>(backend: B) -> Self {
-        let engine = Engine::new(Arc::new(backend));
-        Self { engine, namespace: Namespace::standard(), max_name: 512 }
+        Self::over(Arc::new(backend), Family::Lock)
+    }
+
+    fn over(backend: Arc<dyn DynLeases>, family: Family) -> Self {
+        let engine = Engine::new(backend);
+        Self { engine, family, namespace: Namespace::standard(), max_name: 512 }
     }
 
     /// The locks of another namespace over the same backend.
@@ -127,7 +134,7 @@ impl Locks {
     }
 
     fn name(&self, key: &Key) -> Result<Name, Error> {
-        Name::new(&self.namespace, Family::Lock, key, self.max_name)
+        Name::new(&self.namespace, self.family, key, self.max_name)
     }
 }
 

@@ -98,7 +98,7 @@ impl Permits {
     pub async fn extend(&self, id: PermitId) -> Result<(), Error> {
         let claim = self.claim(id)?;
         let renewed = self.front.locks.engine.backend().renew(&[claim]).await?;
-        if renewed.first() == Some(&true) { Ok(()) } else { Err(Held::lost()) }
+        if renewed.first() == Some(&Some(true)) { Ok(()) } else { Err(Held::lost()) }
     }
 
     /// Gives a permit back.
