@@ -123,6 +123,8 @@ pub enum Family {
     Cache,
     /// A lock.
     Lock,
+    /// A share of a lock that is held at a majority of servers.
+    Redlock,
 }
 
 /// A [`Key`] within a [`Namespace`] and a [`Family`]: what a backend is asked about.
@@ -153,6 +155,7 @@ impl Name {
         let family = match family {
             Family::Cache => 'c',
             Family::Lock => 'l',
+            Family::Redlock => 'r',
         };
         let mut prefix = String::with_capacity(namespace.0.len() + text.len() + 6);
         prefix.push_str(&namespace.0);

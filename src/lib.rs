@@ -25,6 +25,7 @@
 //! | guard one expensive function | [`Cache::get_or_load`], [`Cache::request`] |
 //! | wrap a service | `BellwetherLayer` (feature `tower`, and `http` for HTTP services) |
 //! | take a lock, or wait for others to finish | [`Locks`] |
+//! | take a lock that outlives any one server | [`Redlock`] |
 //! | run without a server, or test | [`MemoryBackend`] |
 //! | share a fleet's work | `RedisBackend` (feature `redis`) |
 //!
@@ -126,7 +127,7 @@ pub use self::{
     cache::Cache,
     error::{BoxError, Error, ErrorKind},
     key::Key,
-    lock::Locks,
+    lock::{Locks, Redlock},
 };
 
 #[cfg(doctest)]

@@ -11,7 +11,7 @@ use std::{
 
 use tokio::sync::{broadcast, watch};
 
-use super::Change;
+use super::{Change, joined::Joined};
 use crate::error::BackendError;
 
 /// As many pushes as a slow waiter may have unread; with more, he looks again.
@@ -59,7 +59,7 @@ impl Channels {
             listeners: 0,
         });
         topic.listeners += 1;
-        let changes = Changes {
+        let changes = Listener {
             receiver: topic.sender.subscribe(),
             subscription: topic.subscription.subscribe(),
             channel: channel.clone(),
@@ -69,7 +69,7 @@ impl Channels {
         if opened {
             self.0.turn();
         }
-        changes
+        Changes(Source::One(changes))
     }
 
     /// Gives a push to everyone who listens to the channel.
@@ -173,7 +173,15 @@ impl fmt::Debug for Channels {
 }
 
 /// A subscription to what happens to one name. Dropping it ends it.
-pub struct Changes {
+pub struct Changes(Source);
+
+enum Source {
+    One(Listener),
+    Several(Joined),
+}
+
+/// One who listens to a channel.
+pub(super) struct Listener {
     receiver: broadcast::Receiver<Change>,
     subscription: watch::Receiver<Subscription>,
     channel: Arc<str>,
@@ -181,12 +189,57 @@ pub struct Changes {
 }
 
 impl Changes {
+    /// The changes of one name at several servers, as one: wakes, when as many as are `enough` have told
+    /// something.
+    pub(crate) fn join(each: Vec<Self>, enough: usize) -> Self {
+        let listeners = each.into_iter().flat_map(|changes| match changes.0 {
+            Source::One(listener) => vec![listener],
+            Source::Several(joined) => joined.into_listeners(),
+        });
+        Self(Source::Several(Joined::new(listeners.collect(), enough)))
+    }
+
     /// The next change; [`Change::Wake`] if some were missed.
     ///
     /// # Cancel safety
     ///
     /// Dropping the future loses no change.
     pub async fn next(&mut self) -> Change {
+        match &mut self.0 {
+            Source::One(listener) => listener.next().await,
+            Source::Several(joined) => joined.next().await,
+        }
+    }
+
+    /// Passes over what was pushed until now.
+    pub(crate) fn forget(&mut self) {
+        match &mut self.0 {
+            Source::One(listener) => listener.forget(),
+            Source::Several(joined) => joined.forget(),
+        }
+    }
+
+    /// Whether nothing can be expected of it any more, and waiting on it would be in vain.
+    pub(crate) fn is_mute(&self) -> bool {
+        match &self.0 {
+            Source::One(listener) => listener.is_mute(),
+            Source::Several(joined) => joined.is_mute(),
+        }
+    }
+
+    /// Returns when the server has confirmed the subscription, or refused it.
+    #[cfg_attr(not(feature = "redis"), allow(dead_code))]
+    pub(crate) async fn confirmed(&mut self) -> Result<(), BackendError> {
+        match &mut self.0 {
+            Source::One(listener) => listener.confirmed().await,
+            // Each was, before it was joined.
+            Source::Several(_) => Ok(()),
+        }
+    }
+}
+
+impl Listener {
+    pub(super) async fn next(&mut self) -> Change {
         match self.receiver.recv().await {
             Ok(change) => change,
             Err(broadcast::error::RecvError::Lagged(_)) => Change::Wake,
@@ -196,18 +249,16 @@ impl Changes {
     }
 
     /// Passes over what was pushed until now.
-    pub(crate) fn forget(&mut self) {
+    pub(super) fn forget(&mut self) {
         self.receiver = self.receiver.resubscribe();
     }
 
-    /// Whether nothing can be expected of it any more, and waiting on it would be in vain.
-    pub(crate) fn is_mute(&self) -> bool {
+    pub(super) fn is_mute(&self) -> bool {
         self.shared.mute.load(Ordering::Acquire)
     }
 
-    /// Returns when the server has confirmed the subscription, or refused it.
     #[cfg_attr(not(feature = "redis"), allow(dead_code))]
-    pub(crate) async fn confirmed(&mut self) -> Result<(), BackendError> {
+    async fn confirmed(&mut self) -> Result<(), BackendError> {
         let answered = |answer: &Subscription| !matches!(answer, Subscription::Asked);
         let answer = self.subscription.wait_for(answered).await.map(|answer| answer.clone());
         match answer {
@@ -219,7 +270,7 @@ impl Changes {
     }
 }
 
-impl Drop for Changes {
+impl Drop for Listener {
     fn drop(&mut self) {
         let mut topics = self.shared.topics();
         let Some(topic) = topics.get_mut(&self.channel) else { return };
@@ -235,6 +286,9 @@ impl Drop for Changes {
 
 impl fmt::Debug for Changes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Changes").field(&self.channel).finish()
+        match &self.0 {
+            Source::One(listener) => f.debug_tuple("Changes").field(&listener.channel).finish(),
+            Source::Several(joined) => f.debug_tuple("Changes").field(joined).finish(),
+        }
     }
 }

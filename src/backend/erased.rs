@@ -2,14 +2,17 @@
 
 use std::{sync::Arc, time::Duration};
 
-use futures_util::{FutureExt, future::BoxFuture};
+use futures_util::{
+    FutureExt, TryFutureExt,
+    future::{BoxFuture, ready},
+};
 
 use super::{
     Acquired, AcquiredAll, Changes, Claimed, Committed, Countdown, Failure, Latches, Leases, Store,
 };
 use crate::{
     entry::Entry,
-    error::BackendError,
+    error::{BackendError, BackendErrorKind},
     key::Name,
     lease::{Claim, Grant, Mode, Occupied, Token},
 };
@@ -18,8 +21,13 @@ type Answer<'a, T> = BoxFuture<'a, Result<T, BackendError>>;
 
 pub(crate) trait DynLeases: Send + Sync + 'static {
     fn acquire<'a>(&'a self, claim: &'a Claim) -> Answer<'a, Acquired>;
-    fn acquire_all<'a>(&'a self, claims: &'a [Claim]) -> Answer<'a, AcquiredAll>;
-    fn renew<'a>(&'a self, claims: &'a [Claim]) -> Answer<'a, Vec<bool>>;
+    /// Refused, unless a backend knows how.
+    fn acquire_all<'a>(&'a self, _claims: &'a [Claim]) -> Answer<'a, AcquiredAll> {
+        let why = "several leases at once are not to be had here";
+        ready(Err(BackendError::new(BackendErrorKind::Refused, why))).boxed()
+    }
+    /// Whether each is held; none, where that is known of others and not of this one.
+    fn renew<'a>(&'a self, claims: &'a [Claim]) -> Answer<'a, Vec<Option<bool>>>;
     fn release<'a>(&'a self, claim: &'a Claim) -> Answer<'a, bool>;
     fn pass<'a>(&'a self, from: &'a Claim, to: &'a Claim) -> Answer<'a, Option<Grant>>;
     fn holder<'a>(&'a self, name: &'a Name, mode: Mode) -> Answer<'a, Option<Occupied>>;
@@ -37,8 +45,9 @@ impl<B: Leases> DynLeases for B {
         Leases::acquire_all(self, claims).boxed()
     }
 
-    fn renew<'a>(&'a self, claims: &'a [Claim]) -> Answer<'a, Vec<bool>> {
-        Leases::renew(self, claims).boxed()
+    fn renew<'a>(&'a self, claims: &'a [Claim]) -> Answer<'a, Vec<Option<bool>>> {
+        let known = |held: Vec<bool>| held.into_iter().map(Some).collect();
+        Leases::renew(self, claims).map_ok(known).boxed()
     }
 
     fn release<'a>(&'a self, claim: &'a Claim) -> Answer<'a, bool> {

@@ -22,6 +22,7 @@
 mod change;
 mod channels;
 mod erased;
+mod joined;
 mod latches;
 mod memory;
 #[cfg(feature = "redis")]

@@ -55,7 +55,7 @@ impl Held {
         let sent = Instant::now();
         let claims = std::slice::from_ref(self.claim());
         match timeout(self.remaining(), self.engine.backend().renew(claims)).await {
-            Ok(Ok(held)) if held.first() == Some(&true) => {
+            Ok(Ok(held)) if held.first() == Some(&Some(true)) => {
                 self.watch.renewed(sent);
                 Ok(())
             }

@@ -219,17 +219,17 @@ impl Shared {
                 continue;
             }
             match &batch.answer {
-                Some(held) if held.get(at) == Some(&true) => {
+                Some(held) if held.get(at) == Some(&Some(true)) => {
                     watch.renewed(batch.sent);
                     let look = watch.next_look(batch.sent);
                     rounds.set_timer(watch, look);
                 }
-                Some(_) => {
+                Some(held) if held.get(at) != Some(&None) => {
                     warn!(name = ?watch.claim.name, "lease lost: the server no longer has it");
                     watch.tell_lost();
                     rounds.forget(watch);
                 }
-                None => {
+                _ => {
                     let pause = (watch.claim.lease / 20).max(Duration::from_millis(10));
                     let look = watch.deadline().min(Instant::now() + pause);
                     rounds.set_timer(watch, look);
@@ -260,7 +260,7 @@ impl Rounds {
 struct Batch {
     watches: Vec<Arc<Watch>>,
     sent: Instant,
-    answer: Option<Vec<bool>>,
+    answer: Option<Vec<Option<bool>>>,
 }
 
 /// The run of the task. However it ends (the runtime may go away), the next lease starts a new one.

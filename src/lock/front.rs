@@ -5,7 +5,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use tracing::Instrument;
 
-use super::Locks;
+use super::scope::Scope;
 use crate::{
     error::{Error, ErrorKind},
     key::{Key, Name},
@@ -15,7 +15,7 @@ use crate::{
 /// A name and how it is to be held.
 #[derive(Clone)]
 pub(super) struct Front {
-    pub(super) locks: Locks,
+    pub(super) scope: Scope,
     pub(super) name: Key,
     pub(super) lease: Duration,
     pub(super) refresh: Refresh,
@@ -35,9 +35,9 @@ pub(super) enum Refresh {
 }
 
 impl Front {
-    pub(super) fn new(locks: Locks, name: Key) -> Self {
+    pub(super) fn new(scope: Scope, name: Key) -> Self {
         Self {
-            locks,
+            scope,
             name,
             lease: Duration::from_secs(10),
             refresh: Refresh::Third,
@@ -68,7 +68,7 @@ impl Front {
     async fn acquire_claim(&self, claim: Claim, retry: &dyn RetryStrategy) -> Result<Held, Error> {
         let upkeep = self.upkeep()?;
         let span = tracing::debug_span!("lock", name = %self.name);
-        let engine = &self.locks.engine;
+        let engine = &self.scope.engine;
         engine.acquire(claim, upkeep, retry, self.wait).instrument(span).await
     }
 
@@ -78,16 +78,16 @@ impl Front {
 
     /// Who holds it, in a mode.
     pub(super) async fn holder(&self, mode: Mode) -> Result<Option<Occupied>, Error> {
-        Ok(self.locks.engine.backend().holder(&self.full_name()?, mode).await?)
+        Ok(self.scope.engine.backend().holder(&self.full_name()?, mode).await?)
     }
 
     /// Ends what is held in a mode. Says whether something was there.
     pub(super) async fn clear(&self, mode: Mode) -> Result<bool, Error> {
-        Ok(self.locks.engine.backend().clear(&self.full_name()?, mode).await?)
+        Ok(self.scope.engine.backend().clear(&self.full_name()?, mode).await?)
     }
 
     fn full_name(&self) -> Result<Name, Error> {
-        self.locks.name(&self.name)
+        self.scope.name(&self.name)
     }
 
     pub(super) fn upkeep(&self) -> Result<Upkeep, Error> {
@@ -237,4 +237,55 @@ macro_rules! guard {
     };
 }
 
-pub(super) use {guard, settings};
+/// What anyone may see of a lock from outside, and do to it.
+macro_rules! looks {
+    ($this:ident => $mode:expr) => {
+        /// Whether anyone holds the lock, at the moment of asking.
+        ///
+        /// # Errors
+        ///
+        /// [`Backend`](crate::ErrorKind::Backend) if the backend did not answer, or if something stands under
+        /// the name that is not a lock; [`InvalidKey`](crate::ErrorKind::InvalidKey) for a name outside its
+        /// range.
+        ///
+        /// # Cancel safety
+        ///
+        /// Dropping the future changes nothing.
+        pub async fn is_locked(&$this) -> Result<bool, crate::Error> {
+            Ok($this.remaining().await?.is_some())
+        }
+
+        /// How long whoever holds the lock will hold it unless he renews it; none, if nobody does.
+        ///
+        /// # Errors
+        ///
+        /// As [`is_locked`](Self::is_locked).
+        ///
+        /// # Cancel safety
+        ///
+        /// Dropping the future changes nothing.
+        pub async fn remaining(&$this) -> Result<Option<std::time::Duration>, crate::Error> {
+            Ok($this.front.holder($mode).await?.map(|occupied| occupied.remaining))
+        }
+
+        /// Ends the lock, whoever holds it, and clears whatever else stands under its name. Says whether
+        /// something was there.
+        ///
+        /// The holder is told of the loss at his next renewal; until then two may hold it, and only a fence
+        /// protects.
+        ///
+        /// # Errors
+        ///
+        /// [`Backend`](crate::ErrorKind::Backend) if the backend did not answer: it may or may not have been
+        /// ended.
+        ///
+        /// # Cancel safety
+        ///
+        /// If the future is dropped, it may or may not have been ended.
+        pub async fn force_unlock(&$this) -> Result<bool, crate::Error> {
+            $this.front.clear($mode).await
+        }
+    };
+}
+
+pub(super) use {guard, looks, settings};

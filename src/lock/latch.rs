@@ -184,7 +184,7 @@ impl Latch {
 
     async fn wait_for(&self, name: &Name) -> Result<(), Error> {
         let mut waiting = self.waiting(name);
-        let stop = &self.locks.engine.stop;
+        let stop = &self.locks.scope.engine.stop;
         let mut time_up = false;
         loop {
             if stop.is_cancelled() {
@@ -244,7 +244,7 @@ impl Latch {
     }
 
     fn waiting(&self, name: &Name) -> Waiting {
-        let (engine, strategy) = (self.locks.engine.clone(), Retry::on_demand());
+        let (engine, strategy) = (self.locks.scope.engine.clone(), Retry::on_demand());
         Waiting::on(engine, name.clone(), Token::fresh(), &strategy, self.wait_limit)
     }
 
@@ -253,7 +253,7 @@ impl Latch {
     }
 
     fn full_name(&self) -> Result<Name, Error> {
-        self.locks.name(&self.name)
+        self.locks.scope.name(&self.name)
     }
 
     fn not_set(&self) -> Error {

@@ -15,7 +15,10 @@ mod front;
 mod latch;
 mod mutex;
 mod permits;
+mod redlock;
+mod reentrant;
 mod rw;
+mod scope;
 mod semaphore;
 mod several;
 
@@ -25,16 +28,18 @@ pub use self::{
     latch::Latch,
     mutex::{Mutex, MutexGuard},
     permits::{PermitId, Permits},
+    redlock::{Redlock, RedlockGuard, RedlockHolder, RedlockMutex, RedlockReentrantMutex},
+    reentrant::{ReentrantGuard, ReentrantHolder, ReentrantMutex},
     rw::{ReadGuard, RwLock, WriteGuard},
     semaphore::{Semaphore, SemaphorePermit},
     several::{Several, SeveralGuard},
 };
 
+use self::scope::Scope;
 use crate::{
     backend::{DynLatches, Latches},
-    error::Error,
-    key::{Family, Key, Name, Namespace},
-    lease::{Engine, Mode},
+    key::{Family, Key, Namespace},
+    lease::Mode,
 };
 
 /// The front door to the locks of a namespace. Clones are the same.
@@ -55,35 +60,32 @@ use crate::{
 /// ```
 #[derive(Clone)]
 pub struct Locks {
-    engine: Arc<Engine>,
+    scope: Scope,
     latches: Arc<dyn DynLatches>,
-    namespace: Namespace,
-    max_name: usize,
 }
 
 impl Locks {
     /// The locks of the namespace `bellwether` over a backend.
     pub fn new<B: Latches>(backend: B) -> Self {
         let backend = Arc::new(backend);
-        let engine = Engine::new(backend.clone());
-        Self { engine, latches: backend, namespace: Namespace::standard(), max_name: 512 }
+        Self { scope: Scope::over(backend.clone(), Family::Lock), latches: backend }
     }
 
     /// The locks of another namespace over the same backend.
     pub fn namespace(mut self, namespace: Namespace) -> Self {
-        self.namespace = namespace;
+        self.scope.namespace = namespace;
         self
     }
 
     /// The longest name, in bytes: 512 unless set.
     pub fn max_name(mut self, bytes: usize) -> Self {
-        self.max_name = bytes;
+        self.scope.max_name = bytes;
         self
     }
 
     /// A lock that one holder has at a time. Nothing is asked of the backend yet.
     pub fn mutex(&self, name: impl Into<Key>) -> Mutex {
-        Mutex::new(self.clone(), name.into(), Mode::Exclusive)
+        Mutex::new(self.scope.clone(), name.into(), Mode::Exclusive)
     }
 
     /// A lock that one holder has at a time, first come, first served over all processes. Nothing is asked
@@ -94,28 +96,33 @@ impl Locks {
     /// a message every 1.7 s and a round trip for each turn; one whose process died is passed over after at
     /// most 5 s, however many of them died.
     pub fn fair_mutex(&self, name: impl Into<Key>) -> Mutex {
-        Mutex::new(self.clone(), name.into(), Mode::Fair)
+        Mutex::new(self.scope.clone(), name.into(), Mode::Fair)
+    }
+
+    /// A lock that one holder has at a time, as often as he likes. Nothing is asked of the backend yet.
+    pub fn reentrant_mutex(&self, name: impl Into<Key>) -> ReentrantMutex {
+        ReentrantMutex::new(self.scope.clone(), name.into())
     }
 
     /// A lock that many readers or one writer have at a time. Nothing is asked of the backend yet.
     pub fn rw_lock(&self, name: impl Into<Key>) -> RwLock {
-        RwLock::new(self.clone(), name.into())
+        RwLock::new(self.scope.clone(), name.into())
     }
 
     /// So many permits, each of them a lease that is renewed while it is held. Nothing is asked of the
     /// backend yet.
     pub fn semaphore(&self, name: impl Into<Key>, permits: u32) -> Semaphore {
-        Semaphore::new(self.clone(), name.into(), permits)
+        Semaphore::new(self.scope.clone(), name.into(), permits)
     }
 
     /// So many permits, each with an id, that end by themselves. Nothing is asked of the backend yet.
     pub fn permits(&self, name: impl Into<Key>, permits: u32) -> Permits {
-        Permits::new(self.clone(), name.into(), permits)
+        Permits::new(self.scope.clone(), name.into(), permits)
     }
 
     /// The [mutexes](Self::mutex) of several names at once, all or none. Nothing is asked of the backend yet.
     pub fn several<K: Into<Key>>(&self, names: impl IntoIterator<Item = K>) -> Several {
-        Several::new(self.clone(), names.into_iter().map(Into::into).collect())
+        Several::new(self.scope.clone(), names.into_iter().map(Into::into).collect())
     }
 
     /// A count-down latch: set once, counted down by many, waited for by many. Nothing is asked of the backend
@@ -131,18 +138,12 @@ impl Locks {
     ///
     /// If the future is dropped, no acquisition starts all the same; call it again to wait.
     pub async fn shutdown(&self, deadline: Duration) {
-        self.engine.stop.cancel();
-        self.engine.tasks.close();
-        let _ = tokio::time::timeout(deadline, self.engine.tasks.wait()).await;
-    }
-
-    fn name(&self, key: &Key) -> Result<Name, Error> {
-        Name::new(&self.namespace, Family::Lock, key, self.max_name)
+        self.scope.shutdown(deadline).await;
     }
 }
 
 impl fmt::Debug for Locks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Locks").field("namespace", &self.namespace).finish_non_exhaustive()
+        f.debug_struct("Locks").field("namespace", &self.scope.namespace).finish_non_exhaustive()
     }
 }

@@ -1,8 +1,8 @@
-use std::{fmt, time::Duration};
+use std::fmt;
 
 use super::{
-    Locks,
-    front::{Front, guard, settings},
+    front::{Front, guard, looks, settings},
+    scope::Scope,
 };
 use crate::{
     error::Error,
@@ -10,8 +10,8 @@ use crate::{
     lease::{Held, Mode},
 };
 
-/// A lock that one holder has at a time: a name and how it is to be held. Made by [`Locks::mutex`] and
-/// [`Locks::fair_mutex`].
+/// A lock that one holder has at a time: a name and how it is to be held. Made by [`Locks::mutex`](crate::Locks::mutex) and
+/// [`Locks::fair_mutex`](crate::Locks::fair_mutex).
 #[derive(Clone)]
 #[must_use = "a mutex does nothing until it is locked"]
 pub struct Mutex {
@@ -20,8 +20,8 @@ pub struct Mutex {
 }
 
 impl Mutex {
-    pub(super) fn new(locks: Locks, name: Key, mode: Mode) -> Self {
-        Self { front: Front::new(locks, name), mode }
+    pub(super) fn new(scope: Scope, name: Key, mode: Mode) -> Self {
+        Self { front: Front::new(scope, name), mode }
     }
 
     settings!(fenced);
@@ -33,7 +33,7 @@ impl Mutex {
     /// [`Backend`](crate::ErrorKind::Backend) if the backend did not answer,
     /// [`InvalidKey`](crate::ErrorKind::InvalidKey) and
     /// [`InvalidConfig`](crate::ErrorKind::InvalidConfig) for a name or a setting outside its range,
-    /// [`ShutDown`](crate::ErrorKind::ShutDown) after [`Locks::shutdown`].
+    /// [`ShutDown`](crate::ErrorKind::ShutDown) after [`Locks::shutdown`](crate::Locks::shutdown).
     ///
     /// # Cancel safety
     ///
@@ -57,51 +57,7 @@ impl Mutex {
         Ok(self.guard(self.front.acquire(self.mode).await?))
     }
 
-    /// Whether anyone holds the lock, at the moment of asking.
-    ///
-    /// # Errors
-    ///
-    /// [`Backend`](crate::ErrorKind::Backend) if the backend did not answer, or if something stands under
-    /// the name that is not a lock; [`InvalidKey`](crate::ErrorKind::InvalidKey) for a name outside its
-    /// range.
-    ///
-    /// # Cancel safety
-    ///
-    /// Dropping the future changes nothing.
-    pub async fn is_locked(&self) -> Result<bool, Error> {
-        Ok(self.remaining().await?.is_some())
-    }
-
-    /// How long whoever holds the lock will hold it unless he renews it; none, if nobody does.
-    ///
-    /// # Errors
-    ///
-    /// As [`is_locked`](Self::is_locked).
-    ///
-    /// # Cancel safety
-    ///
-    /// Dropping the future changes nothing.
-    pub async fn remaining(&self) -> Result<Option<Duration>, Error> {
-        Ok(self.front.holder(self.mode).await?.map(|occupied| occupied.remaining))
-    }
-
-    /// Ends the lock, whoever holds it, and clears whatever else stands under its name. Says whether
-    /// something was there.
-    ///
-    /// The holder is told of the loss at his next renewal; until then two may hold it, and only the fence
-    /// protects.
-    ///
-    /// # Errors
-    ///
-    /// [`Backend`](crate::ErrorKind::Backend) if the backend did not answer: it may or may not have been
-    /// ended.
-    ///
-    /// # Cancel safety
-    ///
-    /// If the future is dropped, it may or may not have been ended.
-    pub async fn force_unlock(&self) -> Result<bool, Error> {
-        self.front.clear(self.mode).await
-    }
+    looks!(self => self.mode);
 
     fn guard(&self, held: Held) -> MutexGuard {
         MutexGuard { name: self.front.name.clone(), held }

@@ -1,8 +1,8 @@
 use std::{fmt, str::FromStr};
 
 use super::{
-    Locks,
     front::{Front, Refresh, settings},
+    scope::Scope,
     semaphore::mode,
 };
 use crate::{
@@ -12,7 +12,7 @@ use crate::{
 };
 
 /// Permits that live by themselves: each has an id and ends with its lease, whatever becomes of the process
-/// that took it. Made by [`Locks::permits`].
+/// that took it. Made by [`Locks::permits`](crate::Locks::permits).
 ///
 /// For what outlives a call or moves between processes: a permit is taken here, its id stored or sent along,
 /// and given back or extended there. It is not renewed by itself. They are of the same stock as the
@@ -45,8 +45,8 @@ pub struct Permits {
 pub struct PermitId(Token);
 
 impl Permits {
-    pub(super) fn new(locks: Locks, name: Key, limit: u32) -> Self {
-        let mut front = Front::new(locks, name);
+    pub(super) fn new(scope: Scope, name: Key, limit: u32) -> Self {
+        let mut front = Front::new(scope, name);
         front.refresh = Refresh::Never;
         Self { front, limit }
     }
@@ -75,7 +75,7 @@ impl Permits {
     ///
     /// [`Backend`](ErrorKind::Backend) if the backend did not answer,
     /// [`InvalidKey`](ErrorKind::InvalidKey) and [`InvalidConfig`](ErrorKind::InvalidConfig) for a name, a
-    /// number or a setting outside its range, [`ShutDown`](ErrorKind::ShutDown) after [`Locks::shutdown`].
+    /// number or a setting outside its range, [`ShutDown`](ErrorKind::ShutDown) after [`Locks::shutdown`](crate::Locks::shutdown).
     ///
     /// # Cancel safety
     ///
@@ -97,8 +97,8 @@ impl Permits {
     /// If the future is dropped, it may or may not have been extended.
     pub async fn extend(&self, id: PermitId) -> Result<(), Error> {
         let claim = self.claim(id)?;
-        let renewed = self.front.locks.engine.backend().renew(&[claim]).await?;
-        if renewed.first() == Some(&true) { Ok(()) } else { Err(Held::lost()) }
+        let renewed = self.front.scope.engine.backend().renew(&[claim]).await?;
+        if renewed.first() == Some(&Some(true)) { Ok(()) } else { Err(Held::lost()) }
     }
 
     /// Gives a permit back.
@@ -112,7 +112,7 @@ impl Permits {
     ///
     /// If the future is dropped, it is given back all the same.
     pub async fn release(&self, id: PermitId) -> Result<(), Error> {
-        self.front.locks.engine.end(self.claim(id)?).await
+        self.front.scope.engine.end(self.claim(id)?).await
     }
 
     fn claim(&self, PermitId(holder): PermitId) -> Result<Claim, Error> {

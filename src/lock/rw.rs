@@ -1,8 +1,8 @@
 use std::{fmt, sync::Arc};
 
 use super::{
-    Locks,
     front::{Front, guard, settings},
+    scope::Scope,
 };
 use crate::{
     error::Error,
@@ -10,7 +10,7 @@ use crate::{
     lease::{Held, Mode},
 };
 
-/// A lock that many readers or one writer have at a time. Made by [`Locks::rw_lock`].
+/// A lock that many readers or one writer have at a time. Made by [`Locks::rw_lock`](crate::Locks::rw_lock).
 ///
 /// Who waits, waits in one queue over all processes: a reader does not pass a writer that came before it, nor
 /// a writer the readers before it. So neither starves the other.
@@ -24,8 +24,8 @@ pub struct RwLock {
 }
 
 impl RwLock {
-    pub(super) fn new(locks: Locks, name: Key) -> Self {
-        Self { front: Front::new(locks, name) }
+    pub(super) fn new(scope: Scope, name: Key) -> Self {
+        Self { front: Front::new(scope, name) }
     }
 
     settings!(fenced);
@@ -52,7 +52,7 @@ impl RwLock {
     /// [`Backend`](crate::ErrorKind::Backend) if the backend did not answer,
     /// [`InvalidKey`](crate::ErrorKind::InvalidKey) and
     /// [`InvalidConfig`](crate::ErrorKind::InvalidConfig) for a name or a setting outside its range,
-    /// [`ShutDown`](crate::ErrorKind::ShutDown) after [`Locks::shutdown`].
+    /// [`ShutDown`](crate::ErrorKind::ShutDown) after [`Locks::shutdown`](crate::Locks::shutdown).
     ///
     /// # Cancel safety
     ///
@@ -275,5 +275,5 @@ impl fmt::Debug for WriteGuard {
 
 /// Turns a hold into one of the other mode; gives it back if that is refused.
 async fn convert(front: &Front, held: Held, mode: Mode) -> Result<Result<Held, Held>, Error> {
-    front.locks.engine.convert(held, mode, front.retry.try_limit()).await
+    front.scope.engine.convert(held, mode, front.retry.try_limit()).await
 }

@@ -1,8 +1,8 @@
 use std::fmt;
 
 use super::{
-    Locks,
     front::{Front, guard, settings},
+    scope::Scope,
 };
 use crate::{
     error::{Error, ErrorKind},
@@ -13,7 +13,7 @@ use crate::{
 /// As many permits may be taken at once.
 const MOST_AT_ONCE: u32 = 1000;
 
-/// A number of permits, each of them a lease. Made by [`Locks::semaphore`].
+/// A number of permits, each of them a lease. Made by [`Locks::semaphore`](crate::Locks::semaphore).
 ///
 /// The number is not stored anywhere: each caller says how many there are, and takes some only as long as no
 /// more than that are out. So nothing can raise it by mistake, and who changes it changes it in the code;
@@ -29,8 +29,8 @@ pub struct Semaphore {
 }
 
 impl Semaphore {
-    pub(super) fn new(locks: Locks, name: Key, limit: u32) -> Self {
-        Self { front: Front::new(locks, name), limit }
+    pub(super) fn new(scope: Scope, name: Key, limit: u32) -> Self {
+        Self { front: Front::new(scope, name), limit }
     }
 
     settings!();
@@ -84,7 +84,7 @@ impl Semaphore {
     /// [`Backend`](ErrorKind::Backend) if the backend did not answer,
     /// [`InvalidConfig`](ErrorKind::InvalidConfig) if `count` is zero, more than there are permits, or more
     /// than 1,000, and for a setting outside its range, [`InvalidKey`](ErrorKind::InvalidKey) for a name
-    /// outside its range, [`ShutDown`](ErrorKind::ShutDown) after [`Locks::shutdown`].
+    /// outside its range, [`ShutDown`](ErrorKind::ShutDown) after [`Locks::shutdown`](crate::Locks::shutdown).
     ///
     /// # Cancel safety
     ///

@@ -4,8 +4,8 @@ use futures_util::future::{join_all, select_all};
 use tracing::Instrument;
 
 use super::{
-    Locks,
     front::{Front, settings},
+    scope::Scope,
 };
 use crate::{
     error::{Error, ErrorKind},
@@ -16,7 +16,7 @@ use crate::{
 /// As many names may be locked at once: few enough for one script not to hold the server up.
 const MOST: usize = 64;
 
-/// The mutexes of several names, taken all or none. Made by [`Locks::several`].
+/// The mutexes of several names, taken all or none. Made by [`Locks::several`](crate::Locks::several).
 ///
 /// ```
 /// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
@@ -45,9 +45,9 @@ pub struct Several {
 }
 
 impl Several {
-    pub(super) fn new(locks: Locks, names: Vec<Key>) -> Self {
+    pub(super) fn new(scope: Scope, names: Vec<Key>) -> Self {
         let all: Vec<_> = names.iter().map(Key::as_str).collect();
-        Self { front: Front::new(locks, all.join(", ").into()), names }
+        Self { front: Front::new(scope, all.join(", ").into()), names }
     }
 
     settings!(fenced);
@@ -59,7 +59,7 @@ impl Several {
     /// [`Backend`](ErrorKind::Backend) if the backend did not answer, [`InvalidKey`](ErrorKind::InvalidKey) for
     /// a name outside its range, [`InvalidConfig`](ErrorKind::InvalidConfig) for no names, too many, one that is
     /// there twice, or a setting outside its range, [`ShutDown`](ErrorKind::ShutDown) after
-    /// [`Locks::shutdown`].
+    /// [`Locks::shutdown`](crate::Locks::shutdown).
     ///
     /// # Cancel safety
     ///
@@ -92,7 +92,7 @@ impl Several {
         let upkeep = self.front.upkeep()?;
         let (names, claims): (Vec<_>, Vec<_>) = self.claims()?.into_iter().unzip();
         let span = tracing::debug_span!("lock", name = %self.front.name);
-        let acquiring = self.front.locks.engine.acquire_all(claims, upkeep, retry, self.front.wait);
+        let acquiring = self.front.scope.engine.acquire_all(claims, upkeep, retry, self.front.wait);
         let held = acquiring.instrument(span).await?;
         Ok(SeveralGuard { held: names.into_iter().zip(held).collect() })
     }
@@ -112,7 +112,7 @@ impl Several {
             return invalid(format!("a name is there twice: {twice:?}"));
         }
         let claim = |key: Key| {
-            let name = self.front.locks.name(&key)?;
+            let name = self.front.scope.name(&key)?;
             let (lease, fence_life) = (self.front.lease, self.front.fence_life);
             Ok((key, Claim::new(name, Mode::Exclusive, lease, fence_life)))
         };

@@ -1,0 +1,349 @@
+//! Several servers as one backend, which holds what a majority of them holds.
+//!
+//! All are asked at once, and each has the same short time to answer. The engine above it counts the lease
+//! from before the first was asked, so it ends here before it ends on any of them.
+//!
+//! A try that has no majority is undone on each server by itself, at once where it is known to have been
+//! granted, and again after one lease where it is not ([`Share`]). So each try asks under a token of its own:
+//! an undo that comes late must not end what a later try was granted. What the engine calls its token stands
+//! in `held` for that of the try which had a majority.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use futures_util::{
+    FutureExt, StreamExt,
+    future::{BoxFuture, join_all},
+    stream::FuturesUnordered,
+};
+use tokio::{
+    runtime::Handle,
+    time::{Instant, timeout},
+};
+
+use super::share::{Share, in_time};
+use crate::{
+    backend::{Acquired, Changes, DynLeases},
+    error::{BackendError, BackendErrorKind, ErrorKind},
+    key::Name,
+    lease::{Claim, Engine, Grant, Mode, Occupied, Token, drift},
+};
+
+pub(super) struct Majority {
+    /// Each with an engine of its own, for what is undone there.
+    servers: Vec<Arc<Engine>>,
+    /// How long each may take to answer.
+    limit: Duration,
+    /// Under which token the servers know what is held.
+    held: Arc<Mutex<HashMap<Token, Token>>>,
+}
+
+type Answer<'a, T> = BoxFuture<'a, Result<T, BackendError>>;
+
+impl Majority {
+    pub(super) fn new(servers: Vec<Arc<Engine>>, limit: Duration) -> Self {
+        Self { servers, limit, held: Arc::default() }
+    }
+
+    fn needed(&self) -> usize {
+        self.servers.len() / 2 + 1
+    }
+
+    /// Asks all servers at once.
+    async fn each<'a, T, F>(
+        &'a self,
+        ask: impl Fn(&'a dyn DynLeases) -> F,
+    ) -> Vec<Result<T, BackendError>>
+    where
+        F: Future<Output = Result<T, BackendError>>,
+    {
+        let asked =
+            self.servers.iter().map(|server| in_time(self.limit, ask(server.backend().as_ref())));
+        join_all(asked).await
+    }
+
+    /// Asks all servers at once for a share, under one token.
+    async fn shares<'a, T, F>(
+        &'a self,
+        claim: &Claim,
+        ask: impl Fn(&'a dyn DynLeases, Claim) -> F,
+        taken: impl Fn(&T) -> bool,
+    ) -> Try<T>
+    where
+        F: Future<Output = Result<T, BackendError>> + Send + 'a,
+    {
+        let sent = Instant::now();
+        let (ask, taken) = (&ask, &taken);
+        let asked = self.servers.iter().map(|server| async move {
+            let mut share = Share::new(server.clone(), claim.clone());
+            let backend = server.backend().as_ref();
+            let answer = share.ask(self.limit, |claim| ask(backend, claim.clone()), taken).await;
+            (share, answer)
+        });
+        let (shares, answers) = join_all(asked).await.into_iter().unzip();
+        // What is left of the lease when the last one has answered.
+        let in_time = sent.elapsed() + drift(claim.lease) < claim.lease;
+        Try { shares, answers, in_time }
+    }
+
+    /// Keeps what a majority has granted under `theirs`; gives the rest back.
+    async fn settle<T>(
+        &self,
+        tried: Try<T>,
+        ours: Token,
+        theirs: Token,
+    ) -> (bool, Vec<Result<T, BackendError>>) {
+        let (taken, others): (Vec<_>, Vec<_>) = tried.shares.into_iter().partition(Share::is_taken);
+        // Those without an answer are undone by themselves.
+        drop(others);
+        let won = taken.len() >= self.needed() && tried.in_time;
+        if won {
+            taken.into_iter().for_each(Share::keep);
+            self.held().insert(ours, theirs);
+        } else {
+            join_all(taken.into_iter().map(|share| share.give_back(self.limit))).await;
+        }
+        (won, tried.answers)
+    }
+
+    /// The claim of a try: with a token of its own. Its fence means nothing, and is forgotten soon.
+    fn anew(claim: &Claim) -> Claim {
+        Claim { holder: Token::fresh(), fence_life: claim.lease, ..claim.clone() }
+    }
+
+    /// The claim as the servers know it, if it is held.
+    fn theirs(&self, claim: &Claim) -> Option<Claim> {
+        let holder = *self.held().get(&claim.holder)?;
+        Some(Claim { holder, fence_life: claim.lease, ..claim.clone() })
+    }
+
+    fn held(&self) -> MutexGuard<'_, HashMap<Token, Token>> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What so many servers say that have it, and so many that do not; none, if that does not decide.
+    fn decided(&self, yes: usize, no: usize) -> Option<bool> {
+        if yes >= self.needed() {
+            Some(true)
+        } else if self.servers.len() - no < self.needed() {
+            Some(false)
+        } else {
+            None
+        }
+    }
+
+    /// Too few servers answered. What they were asked for is undone on each.
+    fn undecided(&self, errors: impl IntoIterator<Item = BackendError>) -> BackendError {
+        let errors: Vec<_> = errors.into_iter().collect();
+        let foreign = |error: &&BackendError| error.kind() == BackendErrorKind::Foreign;
+        if self.servers.len() - errors.iter().filter(foreign).count() < self.needed()
+            && let Some(error) = errors.iter().find(foreign)
+        {
+            return error.clone();
+        }
+        let why = errors.first().map_or(String::new(), |error| format!(": {error}"));
+        let message = format!("too few of {} servers answered in time{why}", self.servers.len());
+        BackendError::new(BackendErrorKind::Unavailable, message)
+    }
+
+    async fn try_acquire(&self, claim: &Claim) -> Result<Acquired, BackendError> {
+        let theirs = Self::anew(claim);
+        let granted = |answer: &Acquired| matches!(answer, Acquired::Granted(_));
+        let tried = self
+            .shares(&theirs, |server, claim| async move { server.acquire(&claim).await }, granted)
+            .await;
+        let (won, answers) = self.settle(tried, claim.holder, theirs.holder).await;
+        if won {
+            return Ok(Acquired::Granted(Grant::new(0)));
+        }
+        let (mut free, mut held, mut errors) = (0, Vec::new(), Vec::new());
+        for answer in answers {
+            match answer {
+                Ok(Acquired::Granted(_)) => free += 1,
+                Ok(Acquired::Held(occupied)) => held.push(occupied.remaining),
+                Err(error) => errors.push(error),
+            }
+        }
+        held.sort();
+        // So many more must become free, and do so at the latest when the leases there end.
+        match self.needed().checked_sub(free + 1).map(|more| held.get(more)) {
+            Some(Some(remaining)) => Ok(Acquired::Held(occupied(*remaining))),
+            _ => Err(self.undecided(errors)),
+        }
+    }
+
+    async fn try_renew(&self, claims: &[Claim]) -> Result<Vec<Option<bool>>, BackendError> {
+        let known: Vec<_> = claims.iter().map(|claim| self.theirs(claim)).collect();
+        let theirs: Vec<_> = known.iter().flatten().cloned().collect();
+        if theirs.is_empty() {
+            return Ok(vec![Some(false); claims.len()]);
+        }
+        let answers = self.each(|server| server.renew(&theirs)).await;
+        let (answers, errors): (Vec<_>, Vec<_>) = answers.into_iter().partition(Result::is_ok);
+        let mut decided = (0..theirs.len()).map(|at| {
+            let said = answers.iter().flatten().filter_map(|answer| *answer.get(at)?);
+            let (yes, no): (Vec<_>, Vec<_>) = said.partition(|held| *held);
+            self.decided(yes.len(), no.len())
+        });
+        let renewed = known.iter().map(|known| match known {
+            Some(_) => decided.next().flatten(),
+            None => Some(false),
+        });
+        let renewed: Vec<_> = renewed.collect();
+        match renewed.iter().all(Option::is_none) {
+            true => Err(self.undecided(errors.into_iter().filter_map(Result::err))),
+            false => Ok(renewed),
+        }
+    }
+
+    /// What is not released in time is released in the background, on each server by itself.
+    async fn try_release(&self, claim: &Claim) -> Result<bool, BackendError> {
+        let Some(theirs) = self.theirs(claim) else { return Ok(false) };
+        let ended =
+            self.servers.iter().map(|server| timeout(self.limit, server.end(theirs.clone())));
+        let (mut yes, mut no) = (0, 0);
+        for ended in join_all(ended).await {
+            match ended {
+                Ok(Ok(())) => yes += 1,
+                Ok(Err(error)) if error.kind() == ErrorKind::Lost => no += 1,
+                _ => {}
+            }
+        }
+        self.held().remove(&claim.holder);
+        self.decided(yes, no).ok_or_else(|| self.undecided([]))
+    }
+
+    async fn try_pass(&self, from: &Claim, to: &Claim) -> Result<Option<Grant>, BackendError> {
+        let Some(ours) = self.theirs(from) else { return Ok(None) };
+        let theirs = Self::anew(to);
+        let from_ours = &ours;
+        let pass = |server, claim| pass(server, from_ours, claim);
+        let tried = self.shares(&theirs, pass, Option::is_some).await;
+        // Where it may not have passed, it may be held by the one who had it.
+        for (server, answer) in self.servers.iter().zip(&tried.answers) {
+            if answer.is_err() {
+                server.undo(ours.clone(), false, &Handle::current());
+            }
+        }
+        self.held().remove(&from.holder);
+        let (won, answers) = self.settle(tried, to.holder, theirs.holder).await;
+        if won {
+            return Ok(Some(Grant::new(0)));
+        }
+        let no = answers.iter().filter(|answer| matches!(answer, Ok(None))).count();
+        match self.decided(0, no) {
+            Some(_) => Ok(None),
+            None => Err(self.undecided(answers.into_iter().filter_map(Result::err))),
+        }
+    }
+
+    async fn try_holder(&self, name: &Name, mode: Mode) -> Result<Option<Occupied>, BackendError> {
+        let (mut held, mut free, mut errors) = (Vec::new(), 0, Vec::new());
+        for answer in self.each(|server| server.holder(name, mode)).await {
+            match answer {
+                Ok(Some(occupied)) => held.push(occupied.remaining),
+                Ok(None) => free += 1,
+                Err(error) => errors.push(error),
+            }
+        }
+        held.sort();
+        match self.decided(held.len(), free) {
+            // When so many of these have ended that the rest is no majority.
+            Some(true) => Ok(held.get(held.len() - self.needed()).map(|left| occupied(*left))),
+            Some(false) => Ok(None),
+            None => Err(self.undecided(errors)),
+        }
+    }
+
+    async fn try_clear(&self, name: &Name, mode: Mode) -> Result<bool, BackendError> {
+        let answers = self.each(|server| server.clear(name, mode)).await;
+        let (cleared, errors): (Vec<_>, Vec<_>) = answers.into_iter().partition(Result::is_ok);
+        if cleared.len() < self.needed() {
+            return Err(self.undecided(errors.into_iter().filter_map(Result::err)));
+        }
+        Ok(cleared.into_iter().flatten().any(|there| there))
+    }
+
+    async fn try_changes(&self, name: &Name) -> Result<Changes, BackendError> {
+        let mut asked: FuturesUnordered<_> =
+            self.servers.iter().map(|server| server.backend().changes(name)).collect();
+        let (mut each, mut errors) = (Vec::new(), Vec::new());
+        while each.len() < self.needed() {
+            match asked.next().await {
+                Some(Ok(changes)) => each.push(changes),
+                Some(Err(error)) => errors.push(error),
+                None => return Err(self.undecided(errors)),
+            }
+        }
+        // The others need not be waited for long.
+        let rest = async {
+            while let Some(answer) = asked.next().await {
+                each.extend(answer.ok());
+            }
+        };
+        let _ = timeout(self.limit, rest).await;
+        Ok(Changes::join(each, self.needed()))
+    }
+}
+
+async fn pass(
+    server: &dyn DynLeases,
+    from: &Claim,
+    to: Claim,
+) -> Result<Option<Grant>, BackendError> {
+    server.pass(from, &to).await
+}
+
+/// A try at all servers: what was taken, and what each said.
+struct Try<T> {
+    shares: Vec<Share>,
+    answers: Vec<Result<T, BackendError>>,
+    /// Whether it took so little time that something is left of the lease.
+    in_time: bool,
+}
+
+fn occupied(remaining: Duration) -> Occupied {
+    Occupied { fence: 0, remaining, holders: 1 }
+}
+
+impl DynLeases for Majority {
+    fn acquire<'a>(&'a self, claim: &'a Claim) -> Answer<'a, Acquired> {
+        self.try_acquire(claim).boxed()
+    }
+
+    fn renew<'a>(&'a self, claims: &'a [Claim]) -> Answer<'a, Vec<Option<bool>>> {
+        self.try_renew(claims).boxed()
+    }
+
+    fn release<'a>(&'a self, claim: &'a Claim) -> Answer<'a, bool> {
+        self.try_release(claim).boxed()
+    }
+
+    fn pass<'a>(&'a self, from: &'a Claim, to: &'a Claim) -> Answer<'a, Option<Grant>> {
+        self.try_pass(from, to).boxed()
+    }
+
+    fn holder<'a>(&'a self, name: &'a Name, mode: Mode) -> Answer<'a, Option<Occupied>> {
+        self.try_holder(name, mode).boxed()
+    }
+
+    fn clear<'a>(&'a self, name: &'a Name, mode: Mode) -> Answer<'a, bool> {
+        self.try_clear(name, mode).boxed()
+    }
+
+    fn changes<'a>(&'a self, name: &'a Name) -> Answer<'a, Changes> {
+        self.try_changes(name).boxed()
+    }
+
+    fn apart(&self) -> Option<Arc<dyn DynLeases>> {
+        let servers = self.servers.iter().map(|server| {
+            let backend = server.backend();
+            Engine::new(backend.apart().unwrap_or_else(|| backend.clone()))
+        });
+        let held = self.held.clone();
+        Some(Arc::new(Self { servers: servers.collect(), limit: self.limit, held }))
+    }
+}

@@ -1,0 +1,186 @@
+//! A lock over several servers that know nothing of each other: `majority` makes one backend of them, and
+//! everything else is the engine that one server has, too.
+
+mod majority;
+mod mutex;
+mod share;
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use tokio::time::Instant;
+
+pub use self::mutex::{RedlockGuard, RedlockHolder, RedlockMutex, RedlockReentrantMutex};
+
+use self::majority::Majority;
+use super::scope::Scope;
+use crate::{
+    backend::{DynLeases, Leases},
+    error::{Error, ErrorKind},
+    key::{Family, Key, Namespace},
+    lease::Engine,
+    time::after,
+};
+
+/// How long one server may take to answer, unless set.
+const ANSWER_LIMIT: Duration = Duration::from_millis(50);
+
+/// Locks that are held at a majority of independent servers, so that no single one of them is needed.
+/// Clones are the same.
+///
+/// This is the Redlock algorithm of S. Sanfilippo ("Distributed Locks with Redis", redis.io). All servers are
+/// asked at once. What a majority of them grants, in less time than the lease lasts, is held; what is not a
+/// majority is given back, what is not answered is undone as soon as it can be, and once more after one lease.
+/// While a guard lives it is renewed at all of them, and is lost when no majority can have it any more: told
+/// before the lease ends on any server, by its holder's own clock.
+///
+/// ```
+/// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
+/// use bellwether::{MemoryBackend, Redlock};
+///
+/// // Each a `RedisBackend::open(url)?` on a machine of its own.
+/// let servers = [MemoryBackend::new(), MemoryBackend::new(), MemoryBackend::new()];
+/// let redlock = Redlock::new(servers)?;
+/// let guard = redlock.mutex("nightly-report").lock().await?;
+/// tokio::select! {
+///     () = async { /* write the report */ } => {}
+///     () = guard.lost() => { /* stop: someone else may hold the lock by now */ }
+/// }
+/// guard.unlock().await?;
+/// # Ok::<_, bellwether::Error>(()) }).unwrap();
+/// ```
+///
+/// # How many servers
+///
+/// Three, of which one may be away, or five, of which two may. An even number needs one more for its majority
+/// and stands no more failures than the odd one below it. They must be masters of their own: a replica that is
+/// promoted has not seen the last grants. Everyone must name the same servers; and no two of the names may
+/// lead to the same one, which cannot be noticed here.
+///
+/// # There is no fence
+///
+/// [`RedlockGuard`] has no `fence()`. A fence is a number that grows from holder to holder, and the servers
+/// have no such number in common: each counts for itself, and two holders may have been counted by different
+/// majorities. M. Kleppmann showed what follows ("How to do distributed locking", 2016): a holder that stands
+/// still for longer than its lease, by a suspended process or a network that delays its writes, cannot be told
+/// from its successor by what it writes to. S. Sanfilippo answered ("Is Redlock safe?", 2016) that the time
+/// check after the acquisition leaves only pauses after it, that every lock with a lease has those, and that a
+/// unique token is enough where the store can compare and set. Both are right. So:
+///
+/// - Where two holders at once would be a nuisance (work done twice), this lock is fine.
+/// - Where they would do damage, the lock must not be what prevents it: have the store refuse the second, or
+///   use [`Locks`](crate::Locks) over one server and hand its [fence](super::MutexGuard::fence) along.
+///
+/// Like all leases, these depend on clocks that run at nearly the same pace (a hundredth is allowed for), here
+/// on those of a majority of the servers.
+///
+/// # A server that lost its data
+///
+/// A server that crashes and comes back empty has forgotten what it granted, and may grant it again: with one
+/// more it makes a second majority. So keep it away for as long as the longest lease that is in use before it
+/// is started again (or have it write each command to its disk, `appendfsync always`). A lease that was held
+/// there and is renewed elsewhere goes on without it.
+///
+/// # Only mutexes
+///
+/// Two majorities have a server in common, and that one says no: this is all there is, and it is enough for
+/// one holder at a time. It is not for counting. With three permits at each of five servers, five holders can
+/// have three servers each; and a latch that is counted down at different majorities has as many counts as
+/// servers, and may never reach zero at any majority. So there is no semaphore and no latch here.
+///
+/// # Waiting
+///
+/// Of the callers of one process only the first contends, as with [`Locks`](crate::Locks). He is woken when a majority of
+/// the servers pushes that the lock is free, and by timers where they do not; and those of several processes
+/// spread their tries over some milliseconds, for if all ask at once, none may get a majority.
+#[derive(Clone)]
+pub struct Redlock {
+    scope: Scope,
+    servers: Vec<Arc<Engine>>,
+}
+
+impl Redlock {
+    /// Locks over so many servers, in the namespace `bellwether`. Nothing is asked of them yet.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidConfig`](ErrorKind::InvalidConfig) if there is no server.
+    pub fn new<B: Leases>(servers: impl IntoIterator<Item = B>) -> Result<Self, Error> {
+        let servers = servers.into_iter().map(|server| {
+            let server: Arc<dyn DynLeases> = Arc::new(server);
+            Engine::new(server)
+        });
+        let servers: Vec<_> = servers.collect();
+        if servers.is_empty() {
+            return Err(Error::new(ErrorKind::InvalidConfig, "a majority of no servers"));
+        }
+        let majority = Majority::new(servers.clone(), ANSWER_LIMIT);
+        Ok(Self { scope: Scope::over(Arc::new(majority), Family::Redlock), servers })
+    }
+
+    /// How long one server may take to answer before it is passed over: 50 ms unless set.
+    ///
+    /// Short against the lease, for it is spent from it, and each acquisition and each unlock waits so long
+    /// for a server that hangs; long against a round trip. It is the limit for the answer to a batch of
+    /// renewals, too. The [`try_limit`](crate::lease::RetryStrategy::try_limit) of the retry strategy bounds
+    /// the whole try, so set that higher where this is.
+    ///
+    /// Set it first: what was made from this value before keeps the old limit, and a line of its own.
+    pub fn answer_limit(mut self, limit: Duration) -> Self {
+        let majority = Majority::new(self.servers.clone(), limit);
+        self.scope.engine = Engine::new(Arc::new(majority));
+        self
+    }
+
+    /// The locks of another namespace over the same servers.
+    pub fn namespace(mut self, namespace: Namespace) -> Self {
+        self.scope.namespace = namespace;
+        self
+    }
+
+    /// The longest name, in bytes: 512 unless set.
+    pub fn max_name(mut self, bytes: usize) -> Self {
+        self.scope.max_name = bytes;
+        self
+    }
+
+    /// A lock that one holder has at a time. Nothing is asked of the servers yet.
+    ///
+    /// It is no relation of the locks that [`Locks`](crate::Locks) has under the same name at one of the servers.
+    pub fn mutex(&self, name: impl Into<Key>) -> RedlockMutex {
+        RedlockMutex::new(self.scope.clone(), name.into())
+    }
+
+    /// A lock that one holder has at a time, as often as he likes: the same lock as the
+    /// [mutex](Self::mutex) of that name. Nothing is asked of the servers yet.
+    pub fn reentrant_mutex(&self, name: impl Into<Key>) -> RedlockReentrantMutex {
+        RedlockReentrantMutex::new(self.scope.clone(), name.into())
+    }
+
+    /// Ends the work of these locks: no acquisition starts any more, waiting ones fail, and releases that
+    /// are under way may end until `deadline` has passed. What is still held ends with its lease.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, no acquisition starts all the same; call it again to wait.
+    pub async fn shutdown(&self, deadline: Duration) {
+        let end = after(Instant::now(), deadline);
+        // What is undone at each server ends last, for the others make more of it.
+        self.scope.shutdown(deadline).await;
+        for server in &self.servers {
+            server.stop.cancel();
+            server.tasks.close();
+        }
+        for server in &self.servers {
+            let _ = tokio::time::timeout_at(end, server.tasks.wait()).await;
+        }
+    }
+}
+
+impl fmt::Debug for Redlock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Redlock")
+            .field("servers", &self.servers.len())
+            .field("namespace", &self.scope.namespace)
+            .finish_non_exhaustive()
+    }
+}

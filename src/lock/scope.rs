@@ -1,0 +1,35 @@
+use std::{sync::Arc, time::Duration};
+
+use crate::{
+    backend::DynLeases,
+    error::Error,
+    key::{Family, Key, Name, Namespace},
+    lease::Engine,
+};
+
+/// Whose locks they are: the engine, and the names that are theirs.
+#[derive(Clone)]
+pub(super) struct Scope {
+    pub(super) engine: Arc<Engine>,
+    family: Family,
+    pub(super) namespace: Namespace,
+    pub(super) max_name: usize,
+}
+
+impl Scope {
+    pub(super) fn over(backend: Arc<dyn DynLeases>, family: Family) -> Self {
+        let engine = Engine::new(backend);
+        Self { engine, family, namespace: Namespace::standard(), max_name: 512 }
+    }
+
+    pub(super) fn name(&self, key: &Key) -> Result<Name, Error> {
+        Name::new(&self.namespace, self.family, key, self.max_name)
+    }
+
+    /// No acquisition starts any more, waiting ones fail, and releases may end until the deadline.
+    pub(super) async fn shutdown(&self, deadline: Duration) {
+        self.engine.stop.cancel();
+        self.engine.tasks.close();
+        let _ = tokio::time::timeout(deadline, self.engine.tasks.wait()).await;
+    }
+}

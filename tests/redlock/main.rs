@@ -1,0 +1,46 @@
+//! What a lock over a majority of servers promises: in `memory` with paused time and faults that are played,
+//! in `servers` over real ones that are killed, suspended and restarted, in `process` with holders that die.
+#![allow(unreachable_pub, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod memory;
+mod passing;
+mod process;
+mod servers;
+mod stray;
+
+use std::time::Duration;
+
+use bellwether::{
+    Error, ErrorKind, Key,
+    backend::Leases,
+    key::{Family, Name, Namespace},
+    lease::Mode,
+};
+
+const MS: Duration = Duration::from_millis(1);
+
+/// The name of a lock, as each server knows it.
+fn name(key: &str) -> Name {
+    Name::new(&Namespace::standard(), Family::Redlock, &Key::from(key), 512).unwrap()
+}
+
+/// At how many servers somebody holds a share of the lock.
+async fn shares(servers: &[impl Leases], key: &str) -> usize {
+    let mut held = 0;
+    for server in servers {
+        held += usize::from(server.holder(&name(key), Mode::Exclusive).await.unwrap().is_some());
+    }
+    held
+}
+
+fn kind<T>(result: Result<T, Error>) -> ErrorKind {
+    result.map(drop).unwrap_err().kind()
+}
+
+#[test]
+fn worker() {
+    process::work();
+}
