@@ -17,6 +17,7 @@ mod cycle;
 mod follower;
 mod group;
 mod leader;
+mod map;
 mod signal;
 mod work;
 
