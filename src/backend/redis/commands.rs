@@ -57,18 +57,17 @@ enum Link {
     Idle,
     /// An attempt is under way.
     Connecting,
-    Up(Up),
+    Up(Arc<Up>),
     /// The last attempt failed; the next one comes by itself.
     Down(BackendError),
 }
 
-#[derive(Clone)]
 struct Up {
     connection: MultiplexedConnection,
     /// Asks the loop for a new connection in place of this one, and of no later one.
     broken: Arc<Notify>,
     /// Asks the loop whether it still answers.
-    doubted: Arc<Notify>,
+    doubted: Notify,
 }
 
 impl Commands {
@@ -88,7 +87,7 @@ impl Commands {
         let deadline = self.deadline();
         match self.send(&call.by_digest(), deadline).await {
             Err(Failed { no_script: true, .. }) => {
-                Ok(self.send(&call.with_source(), deadline).await?)
+                Ok(Box::pin(self.send(&call.with_source(), deadline)).await?)
             }
             answer => Ok(answer?),
         }
@@ -100,11 +99,9 @@ impl Commands {
 
     /// Gives the present connection up: an answer of it was not one to what was asked.
     pub(super) fn out_of_step(&self) {
-        let up = match &*self.shared.link.borrow() {
-            Link::Up(up) => up.broken.clone(),
-            _ => return,
-        };
-        self.shared.give_up(&up);
+        if let Some(up) = self.present() {
+            self.shared.give_up(&up.broken);
+        }
     }
 
     fn deadline(&self) -> Instant {
@@ -112,9 +109,13 @@ impl Commands {
     }
 
     async fn send(&self, command: &Cmd, deadline: Instant) -> Result<Value, Failed> {
-        let up = self.up(deadline).await?;
+        let (up, since) = match self.present() {
+            Some(up) => (up, deadline - self.shared.options.command_timeout),
+            // In a box, so that the way of a command that need not wait stays small.
+            None => (Box::pin(self.up(deadline)).await?, Instant::now()),
+        };
         let mut connection = up.connection.clone();
-        let unanswered = Unanswered { shared: &self.shared, up: &up, since: Instant::now() };
+        let unanswered = Unanswered { shared: &self.shared, up: &up, since };
         let sending = connection.send_packed_command(command);
         match timeout_at(deadline, sending).await {
             Ok(answer) => {
@@ -145,10 +146,16 @@ impl Commands {
         Failed { no_script, error: BackendError::new(kind, error) }
     }
 
-    async fn up(&self, deadline: Instant) -> Result<Up, BackendError> {
-        if let Link::Up(up) = &*self.shared.link.borrow() {
-            return Ok(up.clone());
+    /// The present connection, if there is one.
+    fn present(&self) -> Option<Arc<Up>> {
+        match &*self.shared.link.borrow() {
+            Link::Up(up) => Some(up.clone()),
+            _ => None,
         }
+    }
+
+    /// The present connection, or the one that the attempt under way makes.
+    async fn up(&self, deadline: Instant) -> Result<Arc<Up>, BackendError> {
         let mut link = self.shared.link.subscribe();
         loop {
             // Not looked at in place: what starts the loop writes what is looked at.
@@ -210,7 +217,8 @@ async fn keep_connected(run: Run) {
         match connect(&shared.client, &shared.options, on_push).await {
             Ok(connection) => {
                 let since = Instant::now();
-                serve(shared, Up { connection, broken, doubted: Arc::default() }).await;
+                let up = Up { connection, broken, doubted: Notify::new() };
+                serve(shared, Arc::new(up)).await;
                 info!("the connection to Redis broke; connecting again");
                 // Callers wait for the first attempt after a break, and fail at once during later ones.
                 shared.link.send_replace(Link::Connecting);
@@ -237,11 +245,10 @@ async fn keep_connected(run: Run) {
 }
 
 /// Returns when the connection is broken.
-async fn serve(shared: &Shared, up: Up) {
-    let (broken, doubted) = (up.broken.clone(), up.doubted.clone());
+async fn serve(shared: &Shared, up: Arc<Up>) {
     let mut preparing = up.connection.clone();
     let mut asked = up.connection.clone();
-    shared.link.send_replace(Link::Up(up));
+    shared.link.send_replace(Link::Up(up.clone()));
     shared.connected.notify_waiters();
     let limit = shared.options.connect_timeout;
     let prepare = async {
@@ -251,14 +258,14 @@ async fn serve(shared: &Shared, up: Up) {
     };
     let questions = async {
         loop {
-            doubted.notified().await;
+            up.doubted.notified().await;
             if !answers(&mut asked, shared.options.command_timeout).await {
                 return;
             }
         }
     };
     tokio::select! {
-        () = broken.notified() => {}
+        () = up.broken.notified() => {}
         () = questions => {}
         () = prepare => {}
     }
