@@ -5,8 +5,8 @@ use std::sync::{
 
 use tokio::sync::Notify;
 
-use super::{Follower, Leader, Mark, map::Map, signal::Signal, work::Work};
-use crate::key::Key;
+use super::{Follower, Leader, Mark, map::Map, work::Work};
+use crate::{key::Key, signal::Signal};
 
 /// What becomes of a load that no caller waits for any more.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

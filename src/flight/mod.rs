@@ -18,7 +18,6 @@ mod follower;
 mod group;
 mod leader;
 mod map;
-mod signal;
 mod work;
 
 pub use self::group::Abandoned;
