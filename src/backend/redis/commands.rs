@@ -17,14 +17,16 @@ use redis::{
     aio::MultiplexedConnection,
 };
 use tokio::{
+    runtime::{self, Handle},
     sync::{Notify, watch},
-    time::{Instant, sleep, timeout, timeout_at},
+    time::{Instant, sleep, sleep_until, timeout, timeout_at},
 };
 use tracing::{info, warn};
 
 use super::{
     RedisOptions,
     connect::{Backoff, connect, prepare},
+    patience::Patience,
     script::Call,
     task::Task,
 };
@@ -45,6 +47,7 @@ struct Shared {
     client: Client,
     options: RedisOptions,
     link: watch::Sender<Link>,
+    patience: Patience,
     /// Who waits for a push learns from here that the server is gone.
     channels: Channels,
     /// Told when there is a connection again.
@@ -68,6 +71,8 @@ struct Up {
     broken: Arc<Notify>,
     /// Asks the loop whether it still answers.
     doubted: Notify,
+    /// Where the loop runs.
+    runtime: runtime::Id,
 }
 
 impl Commands {
@@ -77,24 +82,25 @@ impl Commands {
         channels: Channels,
         connected: Arc<Notify>,
     ) -> Self {
-        let shared =
-            Shared { client, options, link: watch::Sender::new(Link::Idle), channels, connected };
+        let patience = Patience::new(options.command_timeout);
+        let link = watch::Sender::new(Link::Idle);
+        let shared = Shared { client, options, link, patience, channels, connected };
         Self { shared: Arc::new(shared), task: Task::default() }
     }
 
     /// Runs a script, and sends it along if the server does not know it.
     pub(super) async fn call(&self, call: Call<'_>) -> Result<Value, BackendError> {
         let deadline = self.deadline();
-        match self.send(&call.by_digest(), deadline).await {
+        match self.send(&call.by_digest(), deadline, true).await {
             Err(Failed { no_script: true, .. }) => {
-                Ok(Box::pin(self.send(&call.with_source(), deadline)).await?)
+                Ok(Box::pin(self.send(&call.with_source(), deadline, false)).await?)
             }
             answer => Ok(answer?),
         }
     }
 
     pub(super) async fn run(&self, command: &Cmd) -> Result<Value, BackendError> {
-        Ok(self.send(command, self.deadline()).await?)
+        Ok(self.send(command, self.deadline(), true).await?)
     }
 
     /// Gives the present connection up: an answer of it was not one to what was asked.
@@ -108,23 +114,35 @@ impl Commands {
         Instant::now() + self.shared.options.command_timeout
     }
 
-    async fn send(&self, command: &Cmd, deadline: Instant) -> Result<Value, Failed> {
-        let (up, since) = match self.present() {
-            Some(up) => (up, deadline - self.shared.options.command_timeout),
+    /// Sends a command; `whole`, if it has all of its time until the deadline.
+    async fn send(&self, command: &Cmd, deadline: Instant, whole: bool) -> Result<Value, Failed> {
+        let (up, since, whole) = match self.present() {
+            Some(up) => (up, deadline - self.shared.options.command_timeout, whole),
             // In a box, so that the way of a command that need not wait stays small.
-            None => (Box::pin(self.up(deadline)).await?, Instant::now()),
+            None => (Box::pin(self.up(deadline)).await?, Instant::now(), false),
         };
         let mut connection = up.connection.clone();
         let unanswered = Unanswered { shared: &self.shared, up: &up, since };
         let sending = connection.send_packed_command(command);
-        match timeout_at(deadline, sending).await {
-            Ok(answer) => {
+        let over = async {
+            // A loop on another runtime may stand still while this one goes on.
+            match whole && Handle::current().id() == up.runtime {
+                true => self.shared.patience.over().await,
+                false => Box::pin(sleep_until(deadline)).await,
+            }
+        };
+        tokio::select! {
+            biased;
+            answer = sending => {
                 unanswered.answered();
                 answer
                     .and_then(Value::extract_error)
                     .map_err(|error| self.failed(error, &up.broken))
             }
-            Err(elapsed) => Err(BackendError::new(BackendErrorKind::Unknown, elapsed).into()),
+            () = over => {
+                let words = "no answer within the time of a command";
+                Err(BackendError::new(BackendErrorKind::Unknown, words).into())
+            }
         }
     }
 
@@ -164,7 +182,7 @@ impl Commands {
                 Link::Up(up) => return Ok(up),
                 Link::Down(error) => return Err(error),
                 Link::Connecting => {}
-                Link::Idle => self.task.start(|_| keep_connected(Run(self.shared.clone()))),
+                Link::Idle => self.task.start(|_| keep(Run(self.shared.clone()))),
             }
             match timeout_at(deadline, link.changed()).await {
                 Ok(Ok(())) => {}
@@ -202,8 +220,16 @@ impl Drop for Run {
     }
 }
 
-async fn keep_connected(run: Run) {
+async fn keep(run: Run) {
     let shared = &run.0;
+    tokio::select! {
+        () = keep_connected(shared) => {}
+        // Also for what is under way on a connection that was given up.
+        () = shared.patience.tell() => {}
+    }
+}
+
+async fn keep_connected(shared: &Shared) {
     let mut backoff = Backoff::new();
     loop {
         let broken = Arc::new(Notify::new());
@@ -217,7 +243,8 @@ async fn keep_connected(run: Run) {
         match connect(&shared.client, &shared.options, on_push).await {
             Ok(connection) => {
                 let since = Instant::now();
-                let up = Up { connection, broken, doubted: Notify::new() };
+                let runtime = Handle::current().id();
+                let up = Up { connection, broken, doubted: Notify::new(), runtime };
                 serve(shared, Arc::new(up)).await;
                 info!("the connection to Redis broke; connecting again");
                 // Callers wait for the first attempt after a break, and fail at once during later ones.
