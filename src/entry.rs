@@ -94,13 +94,9 @@ impl Entry {
     /// [`Undecodable`] for anything else; any bytes may be given.
     pub fn decode(bytes: &Bytes) -> Result<Self, Undecodable> {
         let header = bytes.get(..HEADER).ok_or(Undecodable)?;
-        let header = std::str::from_utf8(header).map_err(|_| Undecodable)?;
-        if !header.is_ascii() || !header.starts_with("bw1") {
-            return Err(Undecodable);
-        }
-        let kind = match &header[3..4] {
-            "v" => EntryKind::Value,
-            "u" => EntryKind::Uncacheable,
+        let kind = match &header[..4] {
+            b"bw1v" => EntryKind::Value,
+            b"bw1u" => EntryKind::Uncacheable,
             _ => return Err(Undecodable),
         };
         Ok(Self {
@@ -113,11 +109,12 @@ impl Entry {
     }
 }
 
-fn digits(text: &str, radix: u32) -> Result<u64, Undecodable> {
-    if text.starts_with('+') {
-        return Err(Undecodable);
-    }
-    u64::from_str_radix(text, radix).map_err(|_| Undecodable)
+/// At most 16 of them, which a `u64` holds in either radix.
+fn digits(text: &[u8], radix: u32) -> Result<u64, Undecodable> {
+    text.iter().try_fold(0, |number, &digit| {
+        let digit = char::from(digit).to_digit(radix).ok_or(Undecodable)?;
+        Ok(number * u64::from(radix) + u64::from(digit))
+    })
 }
 
 #[cfg(test)]

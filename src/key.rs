@@ -153,21 +153,24 @@ impl Name {
         Self::check(key, limit)?;
         let text = key.as_str();
         let family = match family {
-            Family::Cache => 'c',
-            Family::Lock => 'l',
-            Family::Redlock => 'r',
+            Family::Cache => ":c:{",
+            Family::Lock => ":l:{",
+            Family::Redlock => ":r:{",
         };
         let mut prefix = String::with_capacity(namespace.0.len() + text.len() + 6);
         prefix.push_str(&namespace.0);
-        prefix.extend([':', family, ':', '{']);
-        for character in text.chars() {
-            match character {
-                '%' => prefix.push_str("%25"),
-                '{' => prefix.push_str("%7B"),
-                '}' => prefix.push_str("%7D"),
-                other => prefix.push(other),
-            }
+        prefix.push_str(family);
+        let mut rest = text;
+        while let Some(at) = rest.bytes().position(|byte| matches!(byte, b'%' | b'{' | b'}')) {
+            prefix.push_str(&rest[..at]);
+            prefix.push_str(match rest.as_bytes()[at] {
+                b'%' => "%25",
+                b'{' => "%7B",
+                _ => "%7D",
+            });
+            rest = &rest[at + 1..];
         }
+        prefix.push_str(rest);
         prefix.push_str("}:");
         Ok(Self { prefix: prefix.into(), schema: 0 })
     }

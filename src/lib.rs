@@ -114,6 +114,7 @@ pub mod layer;
 pub mod lease;
 pub mod lock;
 mod observe;
+mod signal;
 mod time;
 
 #[cfg(feature = "redis")]

@@ -33,6 +33,7 @@ pub(crate) trait DynLeases: Send + Sync + 'static {
     fn holder<'a>(&'a self, name: &'a Name, mode: Mode) -> Answer<'a, Option<Occupied>>;
     fn clear<'a>(&'a self, name: &'a Name, mode: Mode) -> Answer<'a, bool>;
     fn changes<'a>(&'a self, name: &'a Name) -> Answer<'a, Changes>;
+    fn time_limit(&self) -> Option<Duration>;
     fn apart(&self) -> Option<Arc<dyn DynLeases>>;
 }
 
@@ -68,6 +69,10 @@ impl<B: Leases> DynLeases for B {
 
     fn changes<'a>(&'a self, name: &'a Name) -> Answer<'a, Changes> {
         Leases::changes(self, name).boxed()
+    }
+
+    fn time_limit(&self) -> Option<Duration> {
+        Leases::time_limit(self)
     }
 
     fn apart(&self) -> Option<Arc<dyn DynLeases>> {

@@ -128,6 +128,12 @@ pub trait Leases: Send + Sync + 'static {
     /// Subscribes to what happens to a name; returns when the server has confirmed the subscription.
     fn changes(&self, name: &Name) -> impl Future<Output = Result<Changes, BackendError>> + Send;
 
+    /// How long an operation takes at most, where the backend sees to that itself: then nobody else sets a
+    /// timer for it.
+    fn time_limit(&self) -> Option<Duration> {
+        None
+    }
+
     /// Another front to the same data, for a runtime that is about to end: what it connects must not be what
     /// others use. None, where that makes no difference.
     fn apart(&self) -> Option<Self>

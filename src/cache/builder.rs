@@ -5,7 +5,7 @@ use std::{
 };
 
 use tokio::sync::Semaphore;
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tokio_util::sync::CancellationToken;
 
 use super::{Abandoned, Cache, Codec, Inner, Json, breaker::Breaker};
 use crate::{
@@ -278,7 +278,6 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
                         in_all: settings.max_waiters,
                     },
                 ),
-                leaders: TaskTracker::new(),
                 closed: AtomicBool::new(false),
                 abort: CancellationToken::new(),
                 loads: Semaphore::new(settings.max_loads),

@@ -26,7 +26,7 @@ use std::{
 };
 
 use tokio::sync::Semaphore;
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tokio_util::sync::CancellationToken;
 
 #[cfg(feature = "postcard")]
 pub use self::codec::Postcard;
@@ -83,8 +83,6 @@ struct Inner<V> {
     codec: Arc<dyn Codec<V>>,
     settings: Settings,
     flights: Arc<Group<Outcome<V>>>,
-    /// The leaders' tasks.
-    leaders: TaskTracker,
     /// Set when no flight may start. (Read by every caller, so not a lock as in a token.)
     closed: AtomicBool,
     /// Set when running loads are to end.
@@ -218,11 +216,10 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
         let inner = &self.inner;
         inner.closed.store(true, Ordering::Release);
         inner.engine.stop.cancel();
-        inner.leaders.close();
         inner.engine.tasks.close();
-        if tokio::time::timeout(deadline, inner.leaders.wait()).await.is_err() {
+        if tokio::time::timeout(deadline, inner.flights.idle()).await.is_err() {
             inner.abort.cancel();
-            inner.leaders.wait().await;
+            inner.flights.idle().await;
         }
         // Releases that a backend does not answer end by themselves, with their leases.
         let limit = 2 * inner.settings.retry.try_limit();

@@ -176,7 +176,11 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
     /// A turn to ask the backend. There is none while it does not answer, so that nobody waits for the
     /// time-outs of others.
     pub(super) async fn turn(&self) -> Option<SemaphorePermit<'_>> {
-        let turn = self.inner.turns.acquire().await.ok();
+        let turns = &self.inner.turns;
+        let turn = match turns.try_acquire() {
+            Ok(turn) => Some(turn),
+            Err(_) => turns.acquire().await.ok(),
+        };
         turn.filter(|_| !self.inner.breaker.is_open())
     }
 

@@ -184,8 +184,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
                 let name = inner.name(&self.key)?;
                 let path = Path::new(inner.clone(), name, self.options, leader, unanswered);
                 let span = tracing::debug_span!("flight", key = %self.key);
-                let task = inner.leaders.track_future(path.run(work).instrument(span));
-                follower.carry(Box::pin(task));
+                follower.carry(Box::pin(path.run(work).instrument(span)));
             }
             return match follower.wait().await {
                 Waited::Outcome(Outcome::Value(value, source)) => {

@@ -1,13 +1,9 @@
 use std::sync::{Arc, atomic::Ordering};
 
-use super::{
-    group::{Flight, Group},
-    work::Task,
-};
+use super::{group::Flight, work::Task};
 
 /// One caller's place in a flight. Dropping it leaves the flight.
 pub(crate) struct Follower<T: Clone> {
-    group: Arc<Group<T>>,
     flight: Arc<Flight<T>>,
     /// How many marks there were when he joined.
     joined: u32,
@@ -25,12 +21,12 @@ pub(crate) enum Waited<T> {
 
 impl<T: Clone> Follower<T> {
     /// To be called under the lock of the map.
-    pub(super) fn new(group: Arc<Group<T>>, flight: Arc<Flight<T>>) -> Self {
+    pub(super) fn new(flight: Arc<Flight<T>>) -> Self {
         flight.followers.fetch_add(1, Ordering::SeqCst);
-        group.enter();
+        flight.group.enter();
         let joined = flight.marks.load(Ordering::Acquire);
         flight.last_joined.fetch_max(joined, Ordering::AcqRel);
-        Self { group, flight, joined, carries: false }
+        Self { flight, joined, carries: false }
     }
 
     /// The number of the flight in the process.
@@ -67,30 +63,41 @@ impl<T: Clone> Follower<T> {
             std::future::poll_fn(|cx| self.flight.work.poll(cx)).await;
         }
         loop {
-            // Made before the look, it also completes if the flight lands between the two.
+            // Who carried the work to its end finds its outcome.
+            if let Some(waited) = self.outcome() {
+                return waited;
+            }
+            // Made before the next look, it also completes if the flight lands between the two.
             let done = self.flight.done.notified();
-            if let Some((outcome, before)) = self.flight.landed.get()
-                && self.joined < before.0
-            {
-                return Waited::Outcome(outcome.clone());
+            if let Some(waited) = self.outcome() {
+                return waited;
             }
-            match self.flight.ended.get() {
-                Some(Some(outcome)) => return Waited::Outcome(outcome.clone()),
-                Some(None) => return Waited::Again,
-                None => done.await,
-            }
+            done.await;
         }
+    }
+
+    /// What the flight has for him, if it has landed.
+    fn outcome(&self) -> Option<Waited<T>> {
+        if let Some((outcome, before)) = self.flight.landed.get()
+            && self.joined < before.0
+        {
+            return Some(Waited::Outcome(outcome.clone()));
+        }
+        Some(match self.flight.ended.get()? {
+            Some(outcome) => Waited::Outcome(outcome.clone()),
+            None => Waited::Again,
+        })
     }
 }
 
 impl<T: Clone> Drop for Follower<T> {
     fn drop(&mut self) {
-        self.group.leave();
+        self.flight.group.leave();
         if self.carries {
             self.flight.work.detach();
         }
         if self.flight.followers.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.group.left(&self.flight);
+            self.flight.group.left(&self.flight);
         }
     }
 }

@@ -3,11 +3,10 @@ use std::sync::{
     atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering},
 };
 
-use dashmap::{DashMap, Entry};
 use tokio::sync::Notify;
 
-use super::{Follower, Leader, Mark, signal::Signal, work::Work};
-use crate::key::Key;
+use super::{Follower, Leader, Mark, map::Map, work::Work};
+use crate::{key::Key, signal::Signal};
 
 /// What becomes of a load that no caller waits for any more.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -22,11 +21,16 @@ pub enum Abandoned {
 
 /// The flights of one cache, at most one for each key.
 pub(crate) struct Group<T> {
-    flights: DashMap<Key, Arc<Flight<T>>>,
+    flights: Map<T>,
     abandoned: Abandoned,
     limits: Limits,
     /// How many followers there are in all flights.
     waiting: AtomicUsize,
+    /// How many leaders are under way, with what they do after they landed.
+    leading: AtomicUsize,
+    /// Someone waits for the last of them.
+    closing: AtomicBool,
+    idle: Notify,
     /// There were so many that the map is worth shrinking.
     swollen: AtomicBool,
 }
@@ -52,6 +56,8 @@ const WORTH_SHRINKING: usize = 4096;
 pub(super) struct Flight<T> {
     pub(super) id: u64,
     pub(super) key: Key,
+    pub(super) hash: u64,
+    pub(super) group: Arc<Group<T>>,
     /// How many marks its leader has set.
     pub(super) marks: AtomicU32,
     /// How many of them there were when the last follower joined.
@@ -74,13 +80,37 @@ pub(super) struct Flight<T> {
 /// Flights are numbered through the process, so that one can wait for one of another cache.
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
+impl<T> Flight<T> {
+    fn new(group: Arc<Group<T>>, key: Key, hash: u64) -> Arc<Self> {
+        Arc::new(Self {
+            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+            key,
+            hash,
+            group,
+            marks: AtomicU32::new(0),
+            last_joined: AtomicU32::new(0),
+            followers: AtomicUsize::new(0),
+            work: Work::default(),
+            detached: AtomicBool::new(false),
+            needed: Signal::default(),
+            unwanted: Signal::default(),
+            landed: OnceLock::new(),
+            ended: OnceLock::new(),
+            done: Notify::new(),
+        })
+    }
+}
+
 impl<T: Clone> Group<T> {
     pub(crate) fn new(abandoned: Abandoned, limits: Limits) -> Arc<Self> {
         Arc::new(Self {
-            flights: DashMap::new(),
+            flights: Map::new(),
             abandoned,
             limits,
             waiting: AtomicUsize::new(0),
+            leading: AtomicUsize::new(0),
+            closing: AtomicBool::new(false),
+            idle: Notify::new(),
             swollen: AtomicBool::new(false),
         })
     }
@@ -100,52 +130,42 @@ impl<T: Clone> Group<T> {
         if self.waiting.load(Ordering::Relaxed) >= in_all {
             return Err(Full::Group(in_all));
         }
+        let hash = self.flights.hash(key);
         let follow = |flight: &Arc<Flight<T>>| {
             let full = flight.followers.load(Ordering::Relaxed) >= per_flight;
-            (!full).then(|| Follower::new(self.clone(), flight.clone()))
+            (!full).then(|| Follower::new(flight.clone()))
+        };
+        let found = |follower: Option<Follower<T>>| {
+            let follower = follower.ok_or(Full::Flight(per_flight))?;
+            // Without the lock: the work may end where it is moved to, and leave the map.
+            follower.depend();
+            Ok((follower, None))
         };
         // Most callers of a hot key find its flight, and need no more than a look for that.
-        if let Some(flight) = self.flights.get(key) {
-            let follower = follow(flight.value());
-            // Without the lock: the work may end where it is moved to, and leave the map.
-            drop(flight);
-            let follower = follower.ok_or(Full::Flight(per_flight))?;
-            follower.depend();
-            return Ok((follower, None));
+        let follower = self.flights.read(hash).find(hash, |flight| flight.key == *key).map(follow);
+        if let Some(follower) = follower {
+            return found(follower);
         }
-        match self.flights.entry(key.clone()) {
-            Entry::Occupied(flight) => {
-                let follower = follow(flight.get());
-                drop(flight);
-                let follower = follower.ok_or(Full::Flight(per_flight))?;
-                follower.depend();
-                Ok((follower, None))
+        let flight = Flight::new(self.clone(), key.clone(), hash);
+        let mut flights = self.flights.write(hash);
+        let follower = match flights.find(hash, |flight| flight.key == *key).map(follow) {
+            Some(follower) => {
+                drop(flights);
+                return found(follower);
             }
-            Entry::Vacant(vacant) => {
-                let flight = Arc::new(Flight {
-                    id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
-                    key: key.clone(),
-                    marks: AtomicU32::new(0),
-                    last_joined: AtomicU32::new(0),
-                    followers: AtomicUsize::new(0),
-                    work: Work::default(),
-                    detached: AtomicBool::new(false),
-                    needed: Signal::default(),
-                    unwanted: Signal::default(),
-                    landed: OnceLock::new(),
-                    ended: OnceLock::new(),
-                    done: Notify::new(),
-                });
-                let follower = Follower::new(self.clone(), flight.clone());
-                vacant.insert(flight.clone());
-                Ok((follower, Some(Leader::new(self.clone(), flight))))
-            }
-        }
+            None => Follower::new(flight.clone()),
+        };
+        flights.insert_unique(hash, flight.clone(), |flight| flight.hash);
+        drop(flights);
+        self.leading.fetch_add(1, Ordering::SeqCst);
+        Ok((follower, Some(Leader::new(flight))))
     }
 
     /// Lets the flight of a key end for those who joined it; who asks from now on starts a new one.
     pub(crate) fn detach(&self, key: &Key) {
-        if let Some((_, flight)) = self.flights.remove(key) {
+        if let Some(flight) =
+            self.flights.remove(self.flights.hash(key), |flight| flight.key == *key)
+        {
             flight.detached.store(true, Ordering::Release);
         }
     }
@@ -156,7 +176,28 @@ impl<T: Clone> Group<T> {
     }
 
     pub(super) fn remove(&self, flight: &Arc<Flight<T>>) {
-        self.flights.remove_if(&flight.key, |_, present| Arc::ptr_eq(present, flight));
+        self.flights.remove(flight.hash, |present| Arc::ptr_eq(present, flight));
+    }
+
+    /// Returns when no leader is under way.
+    pub(crate) async fn idle(&self) {
+        self.closing.store(true, Ordering::SeqCst);
+        loop {
+            // Made before the look, it also completes if the last one ends between the two.
+            let idle = self.idle.notified();
+            if self.leading.load(Ordering::SeqCst) == 0 {
+                return;
+            }
+            idle.await;
+        }
+    }
+
+    /// A leader's work has ended.
+    pub(super) fn led(&self) {
+        let last = self.leading.fetch_sub(1, Ordering::SeqCst) == 1;
+        if last && self.closing.load(Ordering::SeqCst) {
+            self.idle.notify_waiters();
+        }
     }
 
     /// One more waits.
@@ -171,7 +212,7 @@ impl<T: Clone> Group<T> {
     pub(super) fn leave(&self) {
         let last = self.waiting.fetch_sub(1, Ordering::Relaxed) == 1;
         if last && self.swollen.swap(false, Ordering::Relaxed) {
-            self.flights.shrink_to_fit();
+            self.flights.shrink();
         }
     }
 
@@ -184,7 +225,7 @@ impl<T: Clone> Group<T> {
             return;
         }
         // Joining happens under the same lock of the map, so nobody is cancelled who has just joined.
-        let removed = self.flights.remove_if(&flight.key, |_, present| {
+        let removed = self.flights.remove(flight.hash, |present| {
             Arc::ptr_eq(present, flight) && flight.followers.load(Ordering::Acquire) == 0
         });
         if removed.is_some() || flight.detached.load(Ordering::Acquire) {

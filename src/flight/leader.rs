@@ -1,12 +1,11 @@
 use std::sync::{Arc, atomic::Ordering};
 
-use super::group::{Flight, Group};
+use super::group::Flight;
 
 /// The duty to land a flight.
 ///
 /// Dropped without an outcome, it tells its followers that there will be none.
 pub(crate) struct Leader<T: Clone> {
-    group: Arc<Group<T>>,
     flight: Arc<Flight<T>>,
     landed: bool,
 }
@@ -21,8 +20,8 @@ impl Mark {
 }
 
 impl<T: Clone> Leader<T> {
-    pub(super) fn new(group: Arc<Group<T>>, flight: Arc<Flight<T>>) -> Self {
-        Self { group, flight, landed: false }
+    pub(super) fn new(flight: Arc<Flight<T>>) -> Self {
+        Self { flight, landed: false }
     }
 
     /// The number of this flight in the process.
@@ -53,36 +52,40 @@ impl<T: Clone> Leader<T> {
     /// Ends the flight for those who joined before the mark. If others joined later, they are still owed
     /// an outcome.
     pub(crate) fn land(mut self, outcome: T, before: Mark) -> Option<Late<T>> {
-        // First out of the group, so that nobody joins a flight that has landed.
-        self.group.remove(&self.flight);
-        let _ = self.flight.landed.set((outcome, before));
-        let late = Late { flight: self.flight.clone(), landed: false };
-        self.landed = true;
+        let late = self.leave();
         if self.flight.last_joined.load(Ordering::Acquire) < before.0 {
-            late.land(None);
+            // It is for everyone who joined.
+            late.land(Some(outcome));
             return None;
         }
+        let _ = self.flight.landed.set((outcome, before));
         self.flight.done.notify_waiters();
         Some(late)
+    }
+
+    /// Out of the group before anything else, so that nobody joins a flight that has landed.
+    fn leave(&mut self) -> Late<T> {
+        self.landed = true;
+        self.flight.group.remove(&self.flight);
+        Late { flight: self.flight.clone(), landed: false }
     }
 }
 
 impl<T: Clone> Drop for Leader<T> {
     fn drop(&mut self) {
         if !self.landed {
-            self.group.remove(&self.flight);
-            Late { flight: self.flight.clone(), landed: false }.land(None);
+            self.leave().land(None);
         }
     }
 }
 
 /// The duty to those who joined too late for an outcome. Nobody can join any more.
-pub(crate) struct Late<T> {
+pub(crate) struct Late<T: Clone> {
     flight: Arc<Flight<T>>,
     landed: bool,
 }
 
-impl<T> Late<T> {
+impl<T: Clone> Late<T> {
     /// Gives them the answer to a question that was asked after this duty began, or sends them to join
     /// anew.
     pub(crate) fn land(mut self, outcome: Option<T>) {
@@ -96,10 +99,11 @@ impl<T> Late<T> {
     }
 }
 
-impl<T> Drop for Late<T> {
+impl<T: Clone> Drop for Late<T> {
     fn drop(&mut self) {
         if !self.landed {
             self.end(None);
         }
+        self.flight.group.led();
     }
 }

@@ -17,7 +17,7 @@ mod cycle;
 mod follower;
 mod group;
 mod leader;
-mod signal;
+mod map;
 mod work;
 
 pub use self::group::Abandoned;

@@ -139,7 +139,11 @@ impl Engine {
     async fn give_back(self: Arc<Self>, owed: Owed, mut seat: Option<Seat>) -> Result<(), Error> {
         let (given, lent) = match (seat.as_mut().and_then(Seat::next), seat) {
             (Some(next), Some(seat)) => (self.pass(owed.claim(), next, seat).await, None),
-            (_, seat) => (answered(self.backend.release(owed.claim())).await, seat),
+            (_, seat) => (
+                within(ANSWER_LIMIT, self.backend.as_ref(), self.backend.release(owed.claim()))
+                    .await,
+                seat,
+            ),
         };
         // Only now may the next in line contend: those who wait elsewhere were told first.
         drop(lent);
@@ -164,7 +168,9 @@ impl Engine {
         seat: Seat,
     ) -> Result<bool, BackendError> {
         let sent = Instant::now();
-        match answered(self.backend.pass(from, &next.claim)).await {
+        match within(ANSWER_LIMIT, self.backend.as_ref(), self.backend.pass(from, &next.claim))
+            .await
+        {
             Ok(Some(grant)) => {
                 let watch = self.watchdog.watch(next.claim.clone(), next.upkeep, sent);
                 let held = Held::new(self.clone(), grant.fence(), watch, next.runtime.clone());
@@ -252,6 +258,20 @@ pub(crate) async fn answered<T>(
         .unwrap_or_else(|elapsed| Err(BackendError::new(BackendErrorKind::Unknown, elapsed)))
 }
 
+/// What a backend answers within a limit; a backend that keeps the limit by itself needs no timer for it.
+pub(super) async fn within<T>(
+    limit: Duration,
+    backend: &dyn DynLeases,
+    operation: impl Future<Output = Result<T, BackendError>>,
+) -> Result<T, BackendError> {
+    if backend.time_limit().is_some_and(|own| own <= limit) {
+        return operation.await;
+    }
+    timeout(limit, operation)
+        .await
+        .unwrap_or_else(|elapsed| Err(BackendError::new(BackendErrorKind::Unknown, elapsed)))
+}
+
 /// An acquisition under way. Dropped before its outcome is known, it undoes itself.
 pub(crate) struct Pending {
     engine: Arc<Engine>,
@@ -289,10 +309,8 @@ impl Pending {
     {
         self.trying = true;
         let sent = Instant::now();
-        let answer = match timeout(limit, send(&self.claim)).await {
-            Ok(answer) => answer,
-            Err(elapsed) => Err(BackendError::new(BackendErrorKind::Unknown, elapsed)),
-        };
+        let backend = self.engine.backend.as_ref();
+        let answer = within(limit, backend, send(&self.claim)).await;
         self.trying = false;
         self.doubtful |=
             answer.as_ref().is_err_and(|error| error.kind() == BackendErrorKind::Unknown);

@@ -19,7 +19,10 @@ use tokio::{
 };
 use tracing::{debug, warn};
 
-use super::{Claim, Engine, engine::answered};
+use super::{
+    Claim, Engine,
+    engine::{ANSWER_LIMIT, within},
+};
 use crate::{backend::DynLeases, time::after};
 
 /// Between tries of a release. They are short, for when the backend is back, somebody waits for it; and while
@@ -111,7 +114,7 @@ async fn release_until(backend: &dyn DynLeases, claim: &Claim) -> Option<bool> {
     let give_up = after(Instant::now(), claim.lease);
     let mut pause = FIRST_PAUSE;
     loop {
-        match answered(backend.release(claim)).await {
+        match within(ANSWER_LIMIT, backend, backend.release(claim)).await {
             Ok(held) => return Some(held),
             Err(error) if Instant::now() + pause >= give_up => {
                 debug!(name = ?claim.name, %error, "a lease could not be released; it ends by itself");

@@ -1,6 +1,7 @@
 //! Keeps leases alive, and tells their holders when they are lost.
 //!
-//! One task for each engine, and only while something is held. Renewals that fall due together are one
+//! One task for each engine, while something is held and a moment longer, so that who locks and unlocks in turn
+//! does not start it each time. It is woken for what it would not see in time by itself. Renewals that fall due together are one
 //! batch. A renewal that fails is tried again while the lease can still be held: only a refusal or the
 //! deadline is a loss.
 //!
@@ -8,28 +9,31 @@
 //! the drift; so it fires here before the lease ends on the server.
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::BTreeSet,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
 use futures_util::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
+use hashbrown::HashMap;
 use tokio::{
     sync::Notify,
     time::{Instant, sleep_until, timeout},
 };
-use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
 use super::{Claim, Token, Upkeep, drift, engine::ANSWER_LIMIT, line::Seat};
-use crate::{backend::DynLeases, time::after};
+use crate::{backend::DynLeases, signal::Signal, time::after};
+
+/// How long the task stays when nothing is held any more.
+const LINGER: Duration = Duration::from_millis(50);
 
 pub(crate) struct Watchdog(Arc<Shared>);
 
 struct Shared {
     backend: Arc<dyn DynLeases>,
     rounds: Mutex<Rounds>,
-    /// Told when a timer is set that may be earlier than all others.
+    /// Told when the task must look earlier than it would.
     changed: Notify,
 }
 
@@ -39,6 +43,12 @@ struct Rounds {
     /// When to look at which lease: to renew it, or because its deadline has come.
     timers: BTreeSet<(Instant, Token)>,
     running: bool,
+    /// When the task looks by itself; none, if it is about to.
+    looks: Option<Instant>,
+    /// It stays for a moment, with nothing to do.
+    lingers: bool,
+    /// A lease has come since it looked last.
+    came: bool,
 }
 
 /// One held lease, as its holder and the watchdog share it.
@@ -47,7 +57,7 @@ pub(crate) struct Watch {
     upkeep: Upkeep,
     /// When the total hold ends.
     until: Instant,
-    lost: CancellationToken,
+    lost: Signal,
     times: Mutex<Times>,
     /// The holder's seat in the line of this process. Given up with the lease: a holder that is stuck with
     /// a lost lease must not keep those behind him from contending.
@@ -68,14 +78,14 @@ impl Watch {
         loop {
             let deadline = self.deadline();
             tokio::select! {
-                () = self.lost.cancelled() => return,
+                () = self.lost.given() => return,
                 () = sleep_until(deadline) => if self.is_lost() { return },
             }
         }
     }
 
     pub(crate) fn is_lost(&self) -> bool {
-        self.lost.is_cancelled() || self.deadline() <= Instant::now()
+        self.lost.is_given() || self.deadline() <= Instant::now()
     }
 
     pub(crate) fn claim(&self) -> &Claim {
@@ -87,7 +97,7 @@ impl Watch {
     }
 
     pub(crate) fn tell_lost(&self) {
-        self.lost.cancel();
+        self.lost.give();
         drop(self.leave_seat());
     }
 
@@ -139,7 +149,7 @@ impl Watchdog {
         let watch = Arc::new(Watch {
             until: after(sent, upkeep.max_hold),
             upkeep,
-            lost: CancellationToken::new(),
+            lost: Signal::default(),
             seat: Mutex::default(),
             times: Mutex::new(Times { deadline: sent, timer: sent, renewing: false }),
             claim,
@@ -148,14 +158,14 @@ impl Watchdog {
         let look = watch.next_look(sent);
         let mut rounds = self.0.rounds();
         rounds.watched.insert(watch.claim.holder, watch.clone());
-        let first = rounds.set_timer(&watch, look);
+        rounds.set_timer(&watch, look);
+        rounds.came = true;
         if !rounds.running {
             rounds.running = true;
             drop(rounds);
             tokio::spawn(run(Run { shared: self.0.clone(), ended: false }));
-        } else if first {
-            drop(rounds);
-            self.0.changed.notify_one();
+        } else if rounds.looks.is_some_and(|by_itself| look < by_itself) {
+            self.0.tell(rounds);
         }
         watch
     }
@@ -164,9 +174,9 @@ impl Watchdog {
     pub(crate) fn forget(&self, watch: &Watch) {
         let mut rounds = self.0.rounds();
         rounds.forget(watch);
-        if rounds.watched.is_empty() {
-            drop(rounds);
-            self.0.changed.notify_one();
+        // It would sleep on for a lease that is gone.
+        if rounds.watched.is_empty() && rounds.looks.is_some() && !rounds.lingers {
+            self.0.tell(rounds);
         }
     }
 }
@@ -174,6 +184,13 @@ impl Watchdog {
 impl Shared {
     fn rounds(&self) -> MutexGuard<'_, Rounds> {
         self.rounds.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has the task look now.
+    fn tell(&self, mut rounds: MutexGuard<'_, Rounds>) {
+        rounds.looks = None;
+        drop(rounds);
+        self.changed.notify_one();
     }
 
     /// Sorts out what is due. Told losses leave; what is to be renewed is returned.
@@ -240,14 +257,25 @@ impl Shared {
 }
 
 impl Rounds {
-    /// Sets the one timer of a lease; says whether it is the earliest of all.
-    fn set_timer(&mut self, watch: &Watch, at: Instant) -> bool {
+    /// Sets the one timer of a lease.
+    fn set_timer(&mut self, watch: &Watch, at: Instant) {
         let token = watch.claim.holder;
         let mut times = watch.times();
         self.timers.remove(&(times.timer, token));
         times.timer = at;
         self.timers.insert((at, token));
-        self.timers.first() == Some(&(at, token))
+    }
+
+    /// When the task is to look next, after a look at `now`; none, if it has nothing more to do.
+    fn next_look(&mut self, now: Instant) -> Option<Instant> {
+        let came = std::mem::take(&mut self.came);
+        let lingered = std::mem::replace(&mut self.lingers, self.watched.is_empty());
+        self.looks = match self.timers.first() {
+            Some((at, _)) => Some(*at),
+            None if lingered && !came => None,
+            None => Some(now + LINGER),
+        };
+        self.looks
     }
 
     fn forget(&mut self, watch: &Watch) {
@@ -292,15 +320,14 @@ async fn run(mut run: Run) {
         }
         let next = {
             let mut rounds = shared.rounds();
-            if rounds.watched.is_empty() {
+            let Some(next) = rounds.next_look(Instant::now()) else {
                 // Said under the lock, so that a lease that comes now starts a new run.
                 rounds.running = false;
                 run.ended = true;
                 return;
-            }
-            rounds.timers.first().map(|(at, _)| *at)
+            };
+            next
         };
-        let next = next.unwrap_or_else(Instant::now);
         tokio::select! {
             Some(batch) = renewals.next() => shared.renewed(batch),
             () = sleep_until(next) => {}

@@ -17,14 +17,16 @@ use redis::{
     aio::MultiplexedConnection,
 };
 use tokio::{
+    runtime::{self, Handle},
     sync::{Notify, watch},
-    time::{Instant, sleep, timeout, timeout_at},
+    time::{Instant, sleep, sleep_until, timeout, timeout_at},
 };
 use tracing::{info, warn};
 
 use super::{
     RedisOptions,
     connect::{Backoff, connect, prepare},
+    patience::Patience,
     script::Call,
     task::Task,
 };
@@ -45,6 +47,7 @@ struct Shared {
     client: Client,
     options: RedisOptions,
     link: watch::Sender<Link>,
+    patience: Patience,
     /// Who waits for a push learns from here that the server is gone.
     channels: Channels,
     /// Told when there is a connection again.
@@ -57,18 +60,19 @@ enum Link {
     Idle,
     /// An attempt is under way.
     Connecting,
-    Up(Up),
+    Up(Arc<Up>),
     /// The last attempt failed; the next one comes by itself.
     Down(BackendError),
 }
 
-#[derive(Clone)]
 struct Up {
     connection: MultiplexedConnection,
     /// Asks the loop for a new connection in place of this one, and of no later one.
     broken: Arc<Notify>,
     /// Asks the loop whether it still answers.
-    doubted: Arc<Notify>,
+    doubted: Notify,
+    /// Where the loop runs.
+    runtime: runtime::Id,
 }
 
 impl Commands {
@@ -78,52 +82,67 @@ impl Commands {
         channels: Channels,
         connected: Arc<Notify>,
     ) -> Self {
-        let shared =
-            Shared { client, options, link: watch::Sender::new(Link::Idle), channels, connected };
+        let patience = Patience::new(options.command_timeout);
+        let link = watch::Sender::new(Link::Idle);
+        let shared = Shared { client, options, link, patience, channels, connected };
         Self { shared: Arc::new(shared), task: Task::default() }
     }
 
     /// Runs a script, and sends it along if the server does not know it.
     pub(super) async fn call(&self, call: Call<'_>) -> Result<Value, BackendError> {
         let deadline = self.deadline();
-        match self.send(&call.by_digest(), deadline).await {
+        match self.send(&call.by_digest(), deadline, true).await {
             Err(Failed { no_script: true, .. }) => {
-                Ok(self.send(&call.with_source(), deadline).await?)
+                Ok(Box::pin(self.send(&call.with_source(), deadline, false)).await?)
             }
             answer => Ok(answer?),
         }
     }
 
     pub(super) async fn run(&self, command: &Cmd) -> Result<Value, BackendError> {
-        Ok(self.send(command, self.deadline()).await?)
+        Ok(self.send(command, self.deadline(), true).await?)
     }
 
     /// Gives the present connection up: an answer of it was not one to what was asked.
     pub(super) fn out_of_step(&self) {
-        let up = match &*self.shared.link.borrow() {
-            Link::Up(up) => up.broken.clone(),
-            _ => return,
-        };
-        self.shared.give_up(&up);
+        if let Some(up) = self.present() {
+            self.shared.give_up(&up.broken);
+        }
     }
 
     fn deadline(&self) -> Instant {
         Instant::now() + self.shared.options.command_timeout
     }
 
-    async fn send(&self, command: &Cmd, deadline: Instant) -> Result<Value, Failed> {
-        let up = self.up(deadline).await?;
+    /// Sends a command; `whole`, if it has all of its time until the deadline.
+    async fn send(&self, command: &Cmd, deadline: Instant, whole: bool) -> Result<Value, Failed> {
+        let (up, since, whole) = match self.present() {
+            Some(up) => (up, deadline - self.shared.options.command_timeout, whole),
+            // In a box, so that the way of a command that need not wait stays small.
+            None => (Box::pin(self.up(deadline)).await?, Instant::now(), false),
+        };
         let mut connection = up.connection.clone();
-        let unanswered = Unanswered { shared: &self.shared, up: &up, since: Instant::now() };
+        let unanswered = Unanswered { shared: &self.shared, up: &up, since };
         let sending = connection.send_packed_command(command);
-        match timeout_at(deadline, sending).await {
-            Ok(answer) => {
+        let over = async {
+            // A loop on another runtime may stand still while this one goes on.
+            match whole && Handle::current().id() == up.runtime {
+                true => self.shared.patience.over().await,
+                false => Box::pin(sleep_until(deadline)).await,
+            }
+        };
+        tokio::select! {
+            biased;
+            answer = sending => {
                 unanswered.answered();
                 answer
                     .and_then(Value::extract_error)
                     .map_err(|error| self.failed(error, &up.broken))
             }
-            Err(elapsed) => Err(BackendError::new(BackendErrorKind::Unknown, elapsed).into()),
+            () = over => {
+                let words = "no answer within the time of a command";
+                Err(BackendError::new(BackendErrorKind::Unknown, words).into())
+            }
         }
     }
 
@@ -145,10 +164,16 @@ impl Commands {
         Failed { no_script, error: BackendError::new(kind, error) }
     }
 
-    async fn up(&self, deadline: Instant) -> Result<Up, BackendError> {
-        if let Link::Up(up) = &*self.shared.link.borrow() {
-            return Ok(up.clone());
+    /// The present connection, if there is one.
+    fn present(&self) -> Option<Arc<Up>> {
+        match &*self.shared.link.borrow() {
+            Link::Up(up) => Some(up.clone()),
+            _ => None,
         }
+    }
+
+    /// The present connection, or the one that the attempt under way makes.
+    async fn up(&self, deadline: Instant) -> Result<Arc<Up>, BackendError> {
         let mut link = self.shared.link.subscribe();
         loop {
             // Not looked at in place: what starts the loop writes what is looked at.
@@ -157,7 +182,7 @@ impl Commands {
                 Link::Up(up) => return Ok(up),
                 Link::Down(error) => return Err(error),
                 Link::Connecting => {}
-                Link::Idle => self.task.start(|_| keep_connected(Run(self.shared.clone()))),
+                Link::Idle => self.task.start(|_| keep(Run(self.shared.clone()))),
             }
             match timeout_at(deadline, link.changed()).await {
                 Ok(Ok(())) => {}
@@ -195,8 +220,16 @@ impl Drop for Run {
     }
 }
 
-async fn keep_connected(run: Run) {
+async fn keep(run: Run) {
     let shared = &run.0;
+    tokio::select! {
+        () = keep_connected(shared) => {}
+        // Also for what is under way on a connection that was given up.
+        () = shared.patience.tell() => {}
+    }
+}
+
+async fn keep_connected(shared: &Shared) {
     let mut backoff = Backoff::new();
     loop {
         let broken = Arc::new(Notify::new());
@@ -210,7 +243,9 @@ async fn keep_connected(run: Run) {
         match connect(&shared.client, &shared.options, on_push).await {
             Ok(connection) => {
                 let since = Instant::now();
-                serve(shared, Up { connection, broken, doubted: Arc::default() }).await;
+                let runtime = Handle::current().id();
+                let up = Up { connection, broken, doubted: Notify::new(), runtime };
+                serve(shared, Arc::new(up)).await;
                 info!("the connection to Redis broke; connecting again");
                 // Callers wait for the first attempt after a break, and fail at once during later ones.
                 shared.link.send_replace(Link::Connecting);
@@ -237,11 +272,10 @@ async fn keep_connected(run: Run) {
 }
 
 /// Returns when the connection is broken.
-async fn serve(shared: &Shared, up: Up) {
-    let (broken, doubted) = (up.broken.clone(), up.doubted.clone());
+async fn serve(shared: &Shared, up: Arc<Up>) {
     let mut preparing = up.connection.clone();
     let mut asked = up.connection.clone();
-    shared.link.send_replace(Link::Up(up));
+    shared.link.send_replace(Link::Up(up.clone()));
     shared.connected.notify_waiters();
     let limit = shared.options.connect_timeout;
     let prepare = async {
@@ -251,14 +285,14 @@ async fn serve(shared: &Shared, up: Up) {
     };
     let questions = async {
         loop {
-            doubted.notified().await;
+            up.doubted.notified().await;
             if !answers(&mut asked, shared.options.command_timeout).await {
                 return;
             }
         }
     };
     tokio::select! {
-        () = broken.notified() => {}
+        () = up.broken.notified() => {}
         () = questions => {}
         () = prepare => {}
     }

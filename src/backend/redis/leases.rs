@@ -1,5 +1,7 @@
 //! The scripts about leases.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use redis::Value;
 use tokio::time::timeout;
@@ -266,6 +268,11 @@ impl Leases for RedisBackend {
             Ok(answer) => answer.map(|()| changes),
             Err(elapsed) => Err(BackendError::new(BackendErrorKind::Unavailable, elapsed)),
         }
+    }
+
+    /// (A renewal of many leases is several commands at once.)
+    fn time_limit(&self) -> Option<Duration> {
+        Some(self.0.options.command_timeout)
     }
 
     fn apart(&self) -> Option<Self> {

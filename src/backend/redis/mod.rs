@@ -28,6 +28,7 @@ mod commands;
 mod connect;
 mod latches;
 mod leases;
+mod patience;
 mod push;
 mod reply;
 mod script;

@@ -78,28 +78,35 @@ impl Scripts {
 pub(super) struct Call<'a> {
     script: &'a Script,
     key_count: usize,
-    arguments: Vec<Vec<u8>>,
+    /// The keys and the arguments, one behind the other, and where each ends.
+    data: Vec<u8>,
+    ends: Vec<usize>,
 }
 
 impl<'a> Call<'a> {
     pub(super) fn new(script: &'a Script) -> Self {
-        Self { script, key_count: 0, arguments: Vec::new() }
+        Self { script, key_count: 0, data: Vec::with_capacity(256), ends: Vec::with_capacity(8) }
     }
 
     /// Adds a key. All keys come before the first argument.
-    pub(super) fn key(mut self, key: String) -> Self {
+    pub(super) fn key(mut self, key: impl AsRef<[u8]>) -> Self {
         self.key_count += 1;
-        self.arguments.push(key.into_bytes());
-        self
+        self.arg(key)
     }
 
     /// Adds the keys of a name with these suffixes.
-    pub(super) fn keys(self, name: &Name, suffixes: &[&str]) -> Self {
-        suffixes.iter().fold(self, |call, suffix| call.key(name.suffixed(suffix)))
+    pub(super) fn keys(mut self, name: &Name, suffixes: &[&str]) -> Self {
+        for suffix in suffixes {
+            self.key_count += 1;
+            self.data.extend_from_slice(name.prefix().as_bytes());
+            self = self.arg(suffix);
+        }
+        self
     }
 
-    pub(super) fn arg(mut self, argument: impl Into<Vec<u8>>) -> Self {
-        self.arguments.push(argument.into());
+    pub(super) fn arg(mut self, argument: impl AsRef<[u8]>) -> Self {
+        self.data.extend_from_slice(argument.as_ref());
+        self.ends.push(self.data.len());
         self
     }
 
@@ -114,10 +121,13 @@ impl<'a> Call<'a> {
     }
 
     fn command(&self, verb: &str, script: &str) -> Cmd {
-        let mut command = redis::cmd(verb);
-        command.arg(script).arg(self.key_count);
-        for argument in &self.arguments {
-            command.arg(argument.as_slice());
+        let size = verb.len() + script.len() + 4 + self.data.len();
+        let mut command = Cmd::with_capacity(3 + self.ends.len(), size);
+        command.arg(verb).arg(script).arg(self.key_count);
+        let mut start = 0;
+        for end in &self.ends {
+            command.arg(&self.data[start..*end]);
+            start = *end;
         }
         command
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use redis::Value;
+use redis::{Cmd, Value};
 
 use super::{
     RedisBackend, fence, lease, millis, reply,
@@ -31,8 +31,9 @@ impl RedisBackend {
 
 impl Store for RedisBackend {
     async fn get(&self, name: &Name) -> Result<Option<Entry>, BackendError> {
-        let mut get = redis::cmd("GET");
-        get.arg(name.entry());
+        let key = name.entry();
+        let mut get = Cmd::with_capacity(2, 3 + key.len());
+        get.arg("GET").arg(key);
         match self.0.commands.run(&get).await? {
             Value::Nil => Ok(None),
             Value::BulkString(bytes) => reply::entry(bytes).map(Some),
