@@ -338,6 +338,11 @@ impl DynLeases for Majority {
         self.try_changes(name).boxed()
     }
 
+    /// Some operations ask the servers twice, one after the other.
+    fn time_limit(&self) -> Option<Duration> {
+        None
+    }
+
     fn apart(&self) -> Option<Arc<dyn DynLeases>> {
         let servers = self.servers.iter().map(|server| {
             let backend = server.backend();
