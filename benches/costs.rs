@@ -211,15 +211,17 @@ async fn locks(server: &RedisServer) {
     let mutex = locks.mutex("cycle");
     let script = |body: &str| {
         let prelude = include_str!("../src/backend/redis/lua/prelude.lua");
-        Script::new(&format!("{prelude}\n{body}"))
+        let shared = include_str!("../src/backend/redis/lua/shared.lua");
+        Script::new(&format!("{prelude}\n{shared}\n{body}"))
     };
-    let acquire = script(include_str!("../src/backend/redis/lua/acquire.lua"));
-    let release = script(include_str!("../src/backend/redis/lua/release.lua"));
+    let acquire = script(include_str!("../src/backend/redis/lua/acquire_queued.lua"));
+    let release = script(include_str!("../src/backend/redis/lua/release_queued.lua"));
     let delete = Script::new(
         "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end",
     );
     let name = name("bare", Family::Lock);
-    let [lease, fence, channel] = ["l", "f", "c"].map(|suffix| name.suffixed(suffix));
+    let [lease, fence, channel, queue, deadlines] =
+        ["l", "f", "c", "q", "d"].map(|suffix| name.suffixed(suffix));
     let mut connection = connection(server).await;
     let mut figures = [const { Vec::new() }; 3];
     for _ in 0..ROUNDS {
@@ -231,17 +233,24 @@ async fn locks(server: &RedisServer) {
             let _: redis::Value = acquire
                 .key(&lease)
                 .key(&fence)
+                .key(&queue)
+                .key(&deadlines)
                 .arg(&token)
                 .arg(10_000)
                 .arg(86_400_000)
+                .arg(5_000)
+                .arg(1)
                 .invoke_async(&mut connection)
                 .await
                 .unwrap();
             let ended: Vec<i64> = release
                 .key(&lease)
                 .key(&channel)
+                .key(&queue)
+                .key(&deadlines)
                 .arg(&token)
-                .arg("w")
+                .arg(1)
+                .arg(1)
                 .invoke_async(&mut connection)
                 .await
                 .unwrap();

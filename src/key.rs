@@ -136,6 +136,7 @@ pub enum Family {
 pub struct Name {
     prefix: Arc<str>,
     schema: u16,
+    family: Family,
 }
 
 impl Name {
@@ -152,14 +153,14 @@ impl Name {
     ) -> Result<Self, Error> {
         Self::check(key, limit)?;
         let text = key.as_str();
-        let family = match family {
+        let within = match family {
             Family::Cache => ":c:{",
             Family::Lock => ":l:{",
             Family::Redlock => ":r:{",
         };
         let mut prefix = String::with_capacity(namespace.0.len() + text.len() + 6);
         prefix.push_str(&namespace.0);
-        prefix.push_str(family);
+        prefix.push_str(within);
         let mut rest = text;
         while let Some(at) = rest.bytes().position(|byte| matches!(byte, b'%' | b'{' | b'}')) {
             prefix.push_str(&rest[..at]);
@@ -172,7 +173,7 @@ impl Name {
         }
         prefix.push_str(rest);
         prefix.push_str("}:");
-        Ok(Self { prefix: prefix.into(), schema: 0 })
+        Ok(Self { prefix: prefix.into(), schema: 0, family })
     }
 
     /// Whether a key can be a name.
@@ -196,6 +197,11 @@ impl Name {
     /// What every Redis key of this name starts with.
     pub fn prefix(&self) -> &Arc<str> {
         &self.prefix
+    }
+
+    /// What it is the name of.
+    pub fn family(&self) -> Family {
+        self.family
     }
 
     /// The schema whose entries are read and written under this name.

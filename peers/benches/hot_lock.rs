@@ -362,33 +362,25 @@ impl Taker {
 async fn bare_cycle(url: &str) -> Duration {
     let script = |body: &str| {
         let prelude = include_str!("../../src/backend/redis/lua/prelude.lua");
-        Script::new(&format!("{prelude}\n{body}"))
+        let shared = include_str!("../../src/backend/redis/lua/shared.lua");
+        Script::new(&format!("{prelude}\n{shared}\n{body}"))
     };
-    let acquire = script(include_str!("../../src/backend/redis/lua/acquire.lua"));
-    let release = script(include_str!("../../src/backend/redis/lua/release.lua"));
+    let acquire = script(include_str!("../../src/backend/redis/lua/acquire_queued.lua"));
+    let release = script(include_str!("../../src/backend/redis/lua/release_queued.lua"));
     let mut connection =
         Client::open(url).unwrap().get_multiplexed_async_connection().await.unwrap();
     let mut times = Vec::new();
     for _ in 0..2000 {
         let token = uuid::Uuid::new_v4().simple().to_string();
         let from = now();
-        let acquire = acquire
-            .key("bare:l")
-            .key("bare:f")
-            .arg(&token)
-            .arg(10_000)
-            .arg(86_400_000)
-            .invoke_async::<redis::Value>(&mut connection)
-            .await;
-        acquire.unwrap();
-        let released: Vec<i64> = release
-            .key("bare:l")
-            .key("bare:c")
-            .arg(&token)
-            .arg("w")
-            .invoke_async(&mut connection)
-            .await
-            .unwrap();
+        let mut asked = acquire.prepare_invoke();
+        ["bare:l", "bare:f", "bare:q", "bare:d"].iter().for_each(|key| _ = asked.key(key));
+        asked.arg(&token).arg(10_000).arg(86_400_000).arg(5_000).arg(1);
+        asked.invoke_async::<redis::Value>(&mut connection).await.unwrap();
+        let mut given = release.prepare_invoke();
+        ["bare:l", "bare:c", "bare:q", "bare:d"].iter().for_each(|key| _ = given.key(key));
+        let released: Vec<i64> =
+            given.arg(&token).arg(1).arg(1).invoke_async(&mut connection).await.unwrap();
         assert_eq!(released, [1, 0]);
         times.push(Duration::from_nanos(now() - from));
     }

@@ -51,25 +51,39 @@ pub(crate) enum Subscription {
 impl Channels {
     /// Starts to listen.
     pub fn listen(&self, channel: &Arc<str>) -> Changes {
+        let [listener] = self.listeners([channel]);
+        Changes(Source::One(listener))
+    }
+
+    /// Starts to listen to two channels as to one.
+    #[cfg_attr(not(feature = "redis"), allow(dead_code))]
+    pub(crate) fn listen_to_both(&self, one: &Arc<str>, other: &Arc<str>) -> Changes {
+        Changes(Source::Two(Box::new(self.listeners([one, other]))))
+    }
+
+    fn listeners<const N: usize>(&self, channels: [&Arc<str>; N]) -> [Listener; N] {
         let mut topics = self.0.topics();
-        let opened = !topics.contains_key(channel);
-        let topic = topics.entry(channel.clone()).or_insert_with(|| Topic {
-            sender: broadcast::Sender::new(BACKLOG),
-            subscription: watch::Sender::new(Subscription::Asked),
-            listeners: 0,
+        let mut opened = false;
+        let listeners = channels.map(|channel| {
+            opened |= !topics.contains_key(channel);
+            let topic = topics.entry(channel.clone()).or_insert_with(|| Topic {
+                sender: broadcast::Sender::new(BACKLOG),
+                subscription: watch::Sender::new(Subscription::Asked),
+                listeners: 0,
+            });
+            topic.listeners += 1;
+            Listener {
+                receiver: topic.sender.subscribe(),
+                subscription: topic.subscription.subscribe(),
+                channel: channel.clone(),
+                shared: self.0.clone(),
+            }
         });
-        topic.listeners += 1;
-        let changes = Listener {
-            receiver: topic.sender.subscribe(),
-            subscription: topic.subscription.subscribe(),
-            channel: channel.clone(),
-            shared: self.0.clone(),
-        };
         drop(topics);
         if opened {
             self.0.turn();
         }
-        Changes(Source::One(changes))
+        listeners
     }
 
     /// Gives a push to everyone who listens to the channel.
@@ -177,6 +191,8 @@ pub struct Changes(Source);
 
 enum Source {
     One(Listener),
+    /// The channel of all, and that of this process.
+    Two(Box<[Listener; 2]>),
     Several(Joined),
 }
 
@@ -194,6 +210,7 @@ impl Changes {
     pub(crate) fn join(each: Vec<Self>, enough: usize) -> Self {
         let listeners = each.into_iter().flat_map(|changes| match changes.0 {
             Source::One(listener) => vec![listener],
+            Source::Two(both) => Vec::from(*both),
             Source::Several(joined) => joined.into_listeners(),
         });
         Self(Source::Several(Joined::new(listeners.collect(), enough)))
@@ -207,6 +224,13 @@ impl Changes {
     pub async fn next(&mut self) -> Change {
         match &mut self.0 {
             Source::One(listener) => listener.next().await,
+            Source::Two(both) => {
+                let [one, other] = both.as_mut();
+                tokio::select! {
+                    change = one.next() => change,
+                    change = other.next() => change,
+                }
+            }
             Source::Several(joined) => joined.next().await,
         }
     }
@@ -215,6 +239,7 @@ impl Changes {
     pub(crate) fn forget(&mut self) {
         match &mut self.0 {
             Source::One(listener) => listener.forget(),
+            Source::Two(both) => both.iter_mut().for_each(Listener::forget),
             Source::Several(joined) => joined.forget(),
         }
     }
@@ -223,6 +248,7 @@ impl Changes {
     pub(crate) fn is_mute(&self) -> bool {
         match &self.0 {
             Source::One(listener) => listener.is_mute(),
+            Source::Two(both) => both.iter().any(Listener::is_mute),
             Source::Several(joined) => joined.is_mute(),
         }
     }
@@ -232,6 +258,11 @@ impl Changes {
     pub(crate) async fn confirmed(&mut self) -> Result<(), BackendError> {
         match &mut self.0 {
             Source::One(listener) => listener.confirmed().await,
+            Source::Two(both) => {
+                let [one, other] = both.as_mut();
+                one.confirmed().await?;
+                other.confirmed().await
+            }
             // Each was, before it was joined.
             Source::Several(_) => Ok(()),
         }
@@ -288,6 +319,7 @@ impl fmt::Debug for Changes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
             Source::One(listener) => f.debug_tuple("Changes").field(&listener.channel).finish(),
+            Source::Two(both) => f.debug_tuple("Changes").field(&both[0].channel).finish(),
             Source::Several(joined) => f.debug_tuple("Changes").field(joined).finish(),
         }
     }

@@ -1,21 +1,34 @@
-use std::{fmt, str::FromStr, time::Duration};
+use std::{fmt, str::FromStr, sync::LazyLock, time::Duration};
 
 use uuid::Uuid;
 
 use crate::key::Name;
 
-/// Who holds a lease: 122 random bits, made anew for each acquisition.
+/// Who holds a lease: 64 random bits of the process, and 64 that are made anew for each acquisition.
 ///
-/// A token is never used for two acquisitions, so a late release of the first cannot end the second.
+/// A token is never used for two acquisitions, so a late release of the first cannot end the second. By its
+/// first half a backend finds the process that it stands for.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Token(Uuid);
 
 impl Token {
     /// A token that nobody else has.
     pub fn fresh() -> Self {
-        Self(Uuid::new_v4())
+        let low = Uuid::new_v4().as_u64_pair().1;
+        Self(Uuid::from_u64_pair(*PROCESS, low))
+    }
+
+    /// The half of the token that all tokens of this process have.
+    pub(crate) fn process() -> String {
+        format!("{:016x}", *PROCESS)
     }
 }
+
+/// What tells this process from all others.
+static PROCESS: LazyLock<u64> = LazyLock::new(|| {
+    let (high, low) = Uuid::new_v4().as_u64_pair();
+    high ^ low
+});
 
 impl FromStr for Token {
     type Err = uuid::Error;
@@ -44,9 +57,11 @@ impl fmt::Debug for Token {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Mode {
-    /// By one holder at a time.
+    /// By one holder at a time. A claim that is not granted takes a place in a queue, if it
+    /// [waits](Claim::waits), by whose order those who wait are called; whoever asks while the lease is free is
+    /// granted it all the same.
     Exclusive,
-    /// By one holder at a time, first come, first served: a claim that is not granted takes a place in a
+    /// By one holder at a time, first come, first served: a claim that is not granted takes a place in the
     /// queue, if it [waits](Claim::waits), and is granted when it is at the head.
     Fair,
     /// Beside other readers. Readers and writers wait in one queue: a reader is not granted while a writer
@@ -66,7 +81,7 @@ pub enum Mode {
 impl Mode {
     /// Whether claims wait in a queue at the backend.
     pub fn queues(self) -> bool {
-        matches!(self, Self::Fair | Self::Read | Self::Write)
+        !matches!(self, Self::Permit { .. })
     }
 
     /// Whether a hold of this mode may pass to one of the other.

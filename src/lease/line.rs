@@ -67,7 +67,7 @@ pub(crate) enum Place {
 impl Lines {
     /// Takes a place, before the first try or because it `waits` after one.
     pub(crate) fn enter(&self, claim: &Claim, upkeep: Upkeep, waits: bool) -> Place {
-        if claim.mode.queues() {
+        if matches!(claim.mode, Mode::Fair | Mode::Read | Mode::Write) {
             return Place::None;
         }
         let of = (claim.name.clone(), claim.mode);

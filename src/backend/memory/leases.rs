@@ -19,8 +19,7 @@ impl State {
     pub(super) fn acquire(&mut self, claim: &Claim, now: Instant) -> Acquired {
         self.expire(now);
         match claim.mode {
-            Mode::Exclusive => self.acquire_sole(claim, now),
-            Mode::Fair | Mode::Write => self.acquire_queued(claim, now),
+            Mode::Exclusive | Mode::Fair | Mode::Write => self.acquire_queued(claim, now),
             Mode::Read => self.acquire_read(claim, now),
             Mode::Permit { limit, count } => self.acquire_permit(claim, limit, count, now),
         }
@@ -50,7 +49,9 @@ impl State {
             _ => None,
         };
         let first = shared.and_then(|shared| queue(shared, claim.mode).first());
-        let mine = first.is_none_or(|first| first.token == claim.holder);
+        // Those who wait for a mutex are called in their order, and not held to it.
+        let any_order = claim.mode == Mode::Exclusive;
+        let mine = any_order || first.is_none_or(|first| first.token == claim.holder);
         let turn = first.map_or(Duration::ZERO, |first| first.ends - now);
         let occupied = match lease.map(|lease| lease.occupied(now)).or(reading) {
             Some(occupied) => occupied,
@@ -129,27 +130,34 @@ impl State {
             }
             Mode::Read | Mode::Permit { .. } => self.end_hold(claim),
         };
-        if !had && (!placed || lease.is_some()) {
+        // Also one who has no place any more: it may have been called, and leave instead.
+        let shared = self.shared.get(name.prefix());
+        let waited_for = claim.mode.queues()
+            && shared.is_some_and(|shared| queue(shared, claim.mode).first().is_some());
+        if !had && (lease.is_some() || !(placed || waited_for)) {
             return (false, None);
         }
-        (had, self.turn(name, claim.mode))
+        (had, self.turn(claim))
     }
 
     /// Who is told that something has become free.
-    fn turn(&self, name: &Name, mode: Mode) -> Option<Change> {
-        let shared = self.shared.get(name.prefix());
-        let first = match mode {
-            Mode::Exclusive | Mode::Permit { .. } => None,
-            _ => shared.and_then(|shared| queue(shared, mode).first()),
+    fn turn(&mut self, claim: &Claim) -> Option<Change> {
+        let shared = self.shared.get(claim.name.prefix());
+        let first = match claim.mode {
+            Mode::Permit { .. } => None,
+            mode => shared.and_then(|shared| queue(shared, mode).first()),
         };
-        match first {
-            Some(first) if first.alone => {
-                let reading =
-                    mode != Mode::Fair && shared.is_some_and(|shared| !shared.readers.0.is_empty());
-                (!reading).then_some(Change::Turn(first.token))
-            }
-            _ => Some(Change::Wake),
+        let Some(first) = first.filter(|first| first.alone) else { return Some(Change::Wake) };
+        let reads = matches!(claim.mode, Mode::Read | Mode::Write);
+        if reads && shared.is_some_and(|shared| !shared.readers.0.is_empty()) {
+            return None;
         }
+        let called = first.token;
+        if claim.mode == Mode::Exclusive {
+            // Lest one that died be called again.
+            self.leave(&Claim { holder: called, ..claim.clone() });
+        }
+        Some(Change::Turn(called))
     }
 
     /// The grant, and what is to be pushed; none of it, if `from` has nothing to pass.
@@ -212,7 +220,7 @@ impl State {
             let holds = holds.map(|holds| std::mem::take(&mut holds.0)).unwrap_or_default();
             let queue = match mode {
                 Mode::Read | Mode::Write => std::mem::take(&mut shared.read_write.0),
-                Mode::Fair => std::mem::take(&mut shared.fair.0),
+                Mode::Exclusive | Mode::Fair => std::mem::take(&mut shared.sole.0),
                 _ => Vec::new(),
             };
             let hold = |(token, hold): (Token, Hold)| (hold.ends, End::Hold(prefix.clone(), token));
@@ -300,14 +308,14 @@ impl State {
 
 fn queue(shared: &Shared, mode: Mode) -> &Queue {
     match mode {
-        Mode::Fair => &shared.fair,
+        Mode::Exclusive | Mode::Fair => &shared.sole,
         _ => &shared.read_write,
     }
 }
 
 fn queue_mut(shared: &mut Shared, mode: Mode) -> &mut Queue {
     match mode {
-        Mode::Fair => &mut shared.fair,
+        Mode::Exclusive | Mode::Fair => &mut shared.sole,
         _ => &mut shared.read_write,
     }
 }

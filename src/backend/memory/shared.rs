@@ -11,8 +11,8 @@ use crate::lease::{Occupied, Token};
 pub(super) struct Shared {
     pub(super) readers: Holds,
     pub(super) permits: Holds,
-    /// Who waits for the fair lease.
-    pub(super) fair: Queue,
+    /// Who waits for the lease that one has alone.
+    pub(super) sole: Queue,
     /// Who waits to read or to write.
     pub(super) read_write: Queue,
 }
@@ -21,7 +21,7 @@ impl Shared {
     pub(super) fn is_empty(&self) -> bool {
         self.readers.0.is_empty()
             && self.permits.0.is_empty()
-            && self.fair.0.is_empty()
+            && self.sole.0.is_empty()
             && self.read_write.0.is_empty()
     }
 }

@@ -291,7 +291,7 @@ impl State {
                 }
                 End::Place(name, token) => {
                     self.change_shared(&name, |shared| {
-                        shared.fair.leave(token);
+                        shared.sole.leave(token);
                         shared.read_write.leave(token);
                     });
                 }

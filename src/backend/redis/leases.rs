@@ -1,6 +1,6 @@
 //! The scripts about leases.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use redis::Value;
@@ -11,10 +11,10 @@ use super::{
     script::{Call, SCRIPTS},
 };
 use crate::{
-    backend::{Acquired, AcquiredAll, Change, Changes, Claimed, Leases, no_pass, several},
+    backend::{Acquired, AcquiredAll, Changes, Claimed, Leases, no_pass, several},
     error::{BackendError, BackendErrorKind},
-    key::Name,
-    lease::{Claim, Grant, Mode, Occupied, PLACE_LIFE},
+    key::{Family, Name},
+    lease::{Claim, Grant, Mode, Occupied, PLACE_LIFE, Token},
 };
 
 /// As many leases are renewed by one script: few enough not to hold the server up.
@@ -30,8 +30,8 @@ fn place(mode: Mode) -> (&'static str, bool) {
     }
 }
 
-/// The suffixes of a fair lease's queue, and of a read-write lock's queue, readers and waiting writers.
-const FAIR: &[&str] = &["q", "d"];
+/// The suffixes of a lease's queue, and of a read-write lock's queue, readers and waiting writers.
+const QUEUE: &[&str] = &["q", "d"];
 const READ_WRITE: &[&str] = &["rq", "rd", "r", "i"];
 
 /// For how long a claim keeps its place in a queue; `0`, if it takes none.
@@ -40,6 +40,17 @@ fn kept(claim: &Claim) -> String {
         true => millis(PLACE_LIFE),
         false => "0".to_owned(),
     }
+}
+
+/// Whether those who wait are only called in their order, and not held to it.
+fn any_order(claim: &Claim) -> &'static str {
+    if claim.mode == Mode::Exclusive { "1" } else { "0" }
+}
+
+/// Whether one of those who wait is called by a channel of his process, so that the others need not wake. Of
+/// those who wait for an entry, all want to know.
+fn has_own_channels(name: &Name) -> bool {
+    name.family() == Family::Lock
 }
 
 impl RedisBackend {
@@ -95,7 +106,8 @@ impl RedisBackend {
             .arg(claim.holder.to_string())
             .arg(millis(claim.lease))
             .arg(millis(claim.fence_life))
-            .arg(kept(claim));
+            .arg(kept(claim))
+            .arg(any_order(claim));
         self.0.commands.call(call).await
     }
 
@@ -125,14 +137,16 @@ impl RedisBackend {
 
     async fn release_queued(&self, claim: &Claim, queue: &[&str]) -> Result<bool, BackendError> {
         let lease = match claim.mode {
-            Mode::Fair => "l",
+            Mode::Exclusive | Mode::Fair => "l",
             _ => "w",
         };
         let call = Call::new(&SCRIPTS.release_queued)
             .key(claim.name.suffixed(lease))
             .key(self.channel(&claim.name))
             .keys(&claim.name, queue)
-            .arg(claim.holder.to_string());
+            .arg(claim.holder.to_string())
+            .arg(any_order(claim))
+            .arg(if has_own_channels(&claim.name) { "1" } else { "0" });
         self.released(call).await
     }
 
@@ -149,8 +163,7 @@ impl RedisBackend {
 impl Leases for RedisBackend {
     async fn acquire(&self, claim: &Claim) -> Result<Acquired, BackendError> {
         let answer = match claim.mode {
-            Mode::Exclusive => self.acquire_with(claim, None).await?,
-            Mode::Fair => self.acquire_queued(claim, FAIR).await?,
+            Mode::Exclusive | Mode::Fair => self.acquire_queued(claim, QUEUE).await?,
             Mode::Write => self.acquire_queued(claim, READ_WRITE).await?,
             Mode::Read => self.acquire_read(claim).await?,
             Mode::Permit { limit, count } => self.acquire_permit(claim, limit, count).await?,
@@ -203,8 +216,7 @@ impl Leases for RedisBackend {
 
     async fn release(&self, claim: &Claim) -> Result<bool, BackendError> {
         match claim.mode {
-            Mode::Exclusive => self.release_with(claim, Change::Wake.encode()).await,
-            Mode::Fair => self.release_queued(claim, FAIR).await,
+            Mode::Exclusive | Mode::Fair => self.release_queued(claim, QUEUE).await,
             Mode::Read | Mode::Write => self.release_queued(claim, READ_WRITE).await,
             Mode::Permit { count, .. } => self.release_permit(claim, count).await,
         }
@@ -244,8 +256,7 @@ impl Leases for RedisBackend {
     async fn clear(&self, name: &Name, mode: Mode) -> Result<bool, BackendError> {
         let call = Call::new(&SCRIPTS.clear).key(self.channel(name));
         let call = match mode {
-            Mode::Exclusive => call.keys(name, &["l"]),
-            Mode::Fair => call.keys(name, &["l"]).keys(name, FAIR),
+            Mode::Exclusive | Mode::Fair => call.keys(name, &["l"]).keys(name, QUEUE),
             Mode::Read | Mode::Write => call.keys(name, &["w"]).keys(name, READ_WRITE),
             Mode::Permit { .. } => call.keys(name, &["p"]),
         };
@@ -263,7 +274,14 @@ impl Leases for RedisBackend {
             let why = "the last attempt to connect failed";
             return Err(BackendError::new(BackendErrorKind::Unavailable, why));
         }
-        let mut changes = push.channels().listen(&self.channel(name).into());
+        let channel: Arc<str> = self.channel(name).into();
+        let mut changes = match has_own_channels(name) {
+            true => {
+                let own = format!("{channel}:{}", Token::process());
+                push.channels().listen_to_both(&channel, &own.into())
+            }
+            false => push.channels().listen(&channel),
+        };
         match timeout(self.0.options.command_timeout, changes.confirmed()).await {
             Ok(answer) => answer.map(|()| changes),
             Err(elapsed) => Err(BackendError::new(BackendErrorKind::Unavailable, elapsed)),

@@ -14,13 +14,13 @@
 //! | `e` | string, PX | the [entry](crate::entry::Entry); `e1`, `e2`, ... those of other schemas |
 //! | `l` | string, PX | the lease: `token:fence`, so that a resent acquire gets the same fence back |
 //! | `f` | string, PX | the last fence granted or burnt, `:c` behind it once its grant was committed |
-//! | `q`, `d` | sorted sets | who waits for a fair lease: tickets, and until when each place is kept |
+//! | `q`, `d` | sorted sets | who waits for a lock: tickets, and until when each place is kept |
 //! | `w` | string, PX | the writer's lease, as `l` |
 //! | `r` | sorted set | readers, and until when each holds |
 //! | `rq`, `rd`, `i` | sorted sets | who waits to read or write, as `q` and `d`; those of them who wait to write |
 //! | `p` | sorted set | permits that are out, and until when |
 //! | `n` | hash, PX | a latch: what is left, who set it, its time to live, and the ids that were counted |
-//! | `c` | channel | wake-ups and results; `c@3` for database 3, for channels know no databases |
+//! | `c` | channel | wake-ups and results; `c@3` for database 3, for channels know no databases; `c:` and the first half of a token for one process |
 //!
 //! A sorted set lasts as long as the last of its members.
 

@@ -1,28 +1,29 @@
 -- Ends a lease or a reader's hold if its token has it, and its place in the queue, and tells whose turn it is.
 -- KEYS 1 lease, 2 channel, 3 queue, 4 deadlines of its places (read-write only: 5 readers, 6 writers in the queue)
--- ARGV 1 token
+-- ARGV 1 token, 2 1: in any order, so whoever is called loses the place, lest one that died be called again
+--      3 1: each process has a channel of its own, so that the others need not wake
 -- Reply {1 ended or 0 not held by this token, 1 if PUBLISH is forbidden (if anyone was to be told)}
 
-local at = milliseconds()
 local had = 0
-local placed = leave(KEYS[3], KEYS[4], KEYS[6], ARGV[1])
-if KEYS[5] then
-  if is_held(KEYS[5], ARGV[1], 1, at) then had = 1 end
-  redis.call('ZREM', KEYS[5], ARGV[1])
-end
 local token = lease_at(KEYS[1])
 if token == ARGV[1] then
   redis.call('DEL', KEYS[1])
   had = 1
-elseif token then
-  return {had}
+else
+  local placed = leave(KEYS[3], KEYS[4], KEYS[6], ARGV[1])
+  if KEYS[5] then
+    if is_held(KEYS[5], ARGV[1], 1, milliseconds()) then had = 1 end
+    redis.call('ZREM', KEYS[5], ARGV[1])
+  end
+  if token then return {had} end
+  -- Also one who has no place any more: it may have been called, and leave instead.
+  if had == 0 and not placed and redis.call('EXISTS', KEYS[3]) == 0 then return {had} end
 end
-if had == 0 and not placed then return {0} end
 
+if redis.call('EXISTS', KEYS[3]) == 0 then return {had, push(KEYS[2], 'w')} end
+local at = milliseconds()
 local first = first_in(KEYS[3], KEYS[4], KEYS[6], at)
-if first and (not KEYS[6] or redis.call('ZSCORE', KEYS[6], first)) then
-  -- One who waits for all others to leave.
-  if KEYS[5] and holds_at(KEYS[5], at) ~= 0 then return {had} end
-  return {had, push(KEYS[2], 't' .. first)}
-end
-return {had, push(KEYS[2], 'w')}
+if not first or KEYS[6] and not redis.call('ZSCORE', KEYS[6], first) then return {had, push(KEYS[2], 'w')} end
+if KEYS[5] and holds_at(KEYS[5], at) ~= 0 then return {had} end
+if ARGV[2] == '1' then leave(KEYS[3], KEYS[4], KEYS[6], first) end
+return {had, call(KEYS[2], first, ARGV[3])}
