@@ -1,7 +1,7 @@
 //! One lock that everybody wants: how long it lies free between two holders, how evenly it is shared, and
 //! what that costs Redis.
 //!
-//! `cargo bench --manifest-path peers/Cargo.toml [-- seconds] [-- row]`. It starts a Redis server and worker processes. Pin it to one
+//! `cargo bench --manifest-path peers/Cargo.toml [-- [seconds] [row] [processes x tasks]]`. It starts a Redis server and worker processes. Pin it to one
 //! core (`taskset -c 1`) to see the work and not the wake-ups across cores. Each hold lasts 1 ms. The *gap* is
 //! the time from the beginning of a release to the next acquisition by another process; *fair* is the number
 //! of holds of the process with the fewest, divided by that of the one with the most.
@@ -82,10 +82,14 @@ fn main() {
         "{:<24} {:>9} {:>7} {:>14} {:>14} {:>7} {:>10} {:>6}",
         "", "processes", "tasks", "gap, median", "gap, p99", "calls", "holds/s", "fair"
     );
-    for (processes, tasks) in [(4, 8), (10, 20), (1, 64)] {
+    let shape = words.iter().find_map(|word| {
+        let (processes, tasks) = word.split_once('x')?;
+        Some((processes.parse().ok()?, tasks.parse().ok()?))
+    });
+    for (processes, tasks) in shape.map_or(vec![(4, 8), (10, 20), (1, 64)], |shape| vec![shape]) {
         for (at, (name, how)) in ALL.iter().enumerate() {
             let pollers = matches!(how, How::Polling | How::Watching | How::Rslock);
-            if pollers && processes != 4 || only.is_some_and(|only| only != name) {
+            if pollers && processes > 4 || only.is_some_and(|only| only != name) {
                 continue;
             }
             let run = measure(&runtime, &server, at, processes, tasks, seconds);

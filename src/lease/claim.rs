@@ -58,8 +58,8 @@ impl fmt::Debug for Token {
 #[non_exhaustive]
 pub enum Mode {
     /// By one holder at a time. A claim that is not granted takes a place in a queue, if it
-    /// [waits](Claim::waits), by whose order those who wait are called; whoever asks while the lease is free is
-    /// granted it all the same.
+    /// [waits](Claim::waits), by whose order those who wait are called; for whoever is called the lease is kept
+    /// for [`CALL_LIFE`]. Then whoever asks is granted it.
     Exclusive,
     /// By one holder at a time, first come, first served: a claim that is not granted takes a place in the
     /// queue, if it [waits](Claim::waits), and is granted when it is at the head.
@@ -98,6 +98,10 @@ impl Mode {
         matches!(self, Self::Exclusive | Self::Fair | Self::Write)
     }
 }
+
+/// How long a lease is kept for the one who was called: some round trips and a busy moment. If he died, the
+/// others find out when they next ask to keep their places.
+pub const CALL_LIFE: Duration = Duration::from_millis(50);
 
 /// How long a place in a queue is kept unless its claim is sent again: as long as one that died can hold up
 /// those behind it. However many died, their times run together.

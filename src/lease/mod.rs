@@ -23,7 +23,7 @@ mod wait;
 mod watchdog;
 
 pub use self::{
-    claim::{Claim, Grant, Mode, Occupied, PLACE_LIFE, Token},
+    claim::{CALL_LIFE, Claim, Grant, Mode, Occupied, PLACE_LIFE, Token},
     retry::{Retry, RetryStrategy},
 };
 pub(crate) use self::{

@@ -12,7 +12,7 @@ use bellwether::{
 use futures_util::future::join_all;
 
 use crate::harness::{
-    FENCE_LIFE, Harness, TTL, begun, claim, claim_in, granted, held, name, read, value,
+    FENCE_LIFE, Harness, TTL, begun, claim, claim_in, granted, hasty, held, name, read, value,
 };
 
 pub async fn contenders_never_hold_together<H: Harness>(h: &H) {
@@ -23,7 +23,8 @@ pub async fn contenders_never_hold_together<H: Harness>(h: &H) {
         let name = name("k");
         let mut rounds = 0;
         while rounds < 25 {
-            let claim = claim(&name);
+            // A claim of its own for each try, and none of them comes again.
+            let claim = hasty(&name);
             let Acquired::Granted(grant) = backend.acquire(&claim).await.unwrap() else {
                 tokio::task::yield_now().await;
                 continue;

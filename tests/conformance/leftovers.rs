@@ -7,8 +7,8 @@ use bellwether::{
 };
 
 use crate::harness::{
-    FENCE_LIFE, Harness, TTL, begun, claim, claim_in, failure, granted, listen, name, name_in,
-    stored, value,
+    FENCE_LIFE, Harness, TTL, begun, claim, claim_in, failure, granted, hasty, listen, name,
+    name_in, stored, value,
 };
 
 /// One of everything.
@@ -19,7 +19,7 @@ async fn work<H: Harness>(h: &H) {
         let changes = listen(&there, &name).await;
         let held = claim(&name);
         granted(&here, &held).await;
-        there.acquire(&claim(&name)).await.unwrap();
+        there.acquire(&hasty(&name)).await.unwrap();
         here.renew(std::slice::from_ref(&held)).await.unwrap();
         here.release(&held).await.unwrap();
         stored(&here, &name, "loaded").await;

@@ -173,7 +173,7 @@ pub async fn those_who_want_the_same_never_block_each_other<H: Harness>(h: &H) {
             async move {
                 let mut rounds = 0;
                 while rounds < 20 {
-                    let all: Vec<_> = wanted.iter().map(|at| claim(&names[*at])).collect();
+                    let all: Vec<_> = wanted.iter().map(|at| hasty(&names[*at])).collect();
                     let AcquiredAll::Granted(_) = way.acquire(&backend, &all).await else {
                         tokio::task::yield_now().await;
                         continue;

@@ -6,12 +6,12 @@ use tokio::time::Instant;
 
 use super::{
     shared::{Hold, Holds, Place, Queue, Shared},
-    state::{End, Sole, State, sole},
+    state::{CALLED, End, Sole, State, sole},
 };
 use crate::{
     backend::{Acquired, AcquiredAll, Change},
     key::Name,
-    lease::{Claim, Grant, Mode, Occupied, PLACE_LIFE, Token},
+    lease::{CALL_LIFE, Claim, Grant, Mode, Occupied, PLACE_LIFE, Token},
     time::after,
 };
 
@@ -30,12 +30,18 @@ impl State {
         for (at, claim) in claims.iter().enumerate() {
             match self.lease(&claim.name, Sole::Lease) {
                 Some(lease) if lease.holder != claim.holder => {
-                    return AcquiredAll::Held(at, lease.occupied(now));
+                    let occupied = lease.occupied(now);
+                    self.take_place(claim, now);
+                    return AcquiredAll::Held(at, occupied);
                 }
                 _ => {}
             }
         }
-        AcquiredAll::Granted(claims.iter().map(|claim| self.grant(claim, now)).collect())
+        let grants = claims.iter().map(|claim| {
+            self.leave(claim);
+            self.grant(claim, now)
+        });
+        AcquiredAll::Granted(grants.collect())
     }
 
     fn acquire_queued(&mut self, claim: &Claim, now: Instant) -> Acquired {
@@ -123,10 +129,12 @@ impl State {
         let name = &claim.name;
         let placed = self.leave(claim);
         let sole = sole(claim.mode);
-        let lease = self.lease(name, sole).map(|lease| lease.holder);
+        let lease = self.lease(name, sole).map(|lease| (lease.holder, lease.fence));
+        let mine = lease.is_some_and(|(holder, _)| holder == claim.holder);
+        let called = lease == Some((claim.holder, CALLED));
         let had = match claim.mode {
             Mode::Exclusive | Mode::Fair | Mode::Write => {
-                lease == Some(claim.holder) && self.drop_lease(name, sole)
+                mine && self.drop_lease(name, sole) && !called
             }
             Mode::Read | Mode::Permit { .. } => self.end_hold(claim),
         };
@@ -134,14 +142,14 @@ impl State {
         let shared = self.shared.get(name.prefix());
         let waited_for = claim.mode.queues()
             && shared.is_some_and(|shared| queue(shared, claim.mode).first().is_some());
-        if !had && (lease.is_some() || !(placed || waited_for)) {
+        if !had && (lease.is_some() && !called || !(called || placed || waited_for)) {
             return (false, None);
         }
-        (had, self.turn(claim))
+        (had, self.turn(claim, now))
     }
 
     /// Who is told that something has become free.
-    fn turn(&mut self, claim: &Claim) -> Option<Change> {
+    fn turn(&mut self, claim: &Claim, now: Instant) -> Option<Change> {
         let shared = self.shared.get(claim.name.prefix());
         let first = match claim.mode {
             Mode::Permit { .. } => None,
@@ -154,8 +162,10 @@ impl State {
         }
         let called = first.token;
         if claim.mode == Mode::Exclusive {
-            // Lest one that died be called again.
-            self.leave(&Claim { holder: called, ..claim.clone() });
+            // It loses the place, lest one that died be called again.
+            let next = Claim { holder: called, lease: CALL_LIFE, ..claim.clone() };
+            self.leave(&next);
+            self.set_lease(&next, CALLED, now);
         }
         Some(Change::Turn(called))
     }

@@ -44,6 +44,9 @@ pub(super) enum Sole {
     Writer,
 }
 
+/// The fence of a lease that is kept for one who was called, and has not come yet.
+pub(super) const CALLED: u64 = 0;
+
 pub(super) struct Lease {
     pub(super) holder: Token,
     pub(super) fence: u64,
@@ -193,7 +196,8 @@ impl State {
 
     /// Grants a lease that is free or is the claim's own.
     pub(super) fn grant(&mut self, claim: &Claim, now: Instant) -> Grant {
-        if let Some(fence) = self.lease(&claim.name, sole(claim.mode)).map(|lease| lease.fence) {
+        let fence = self.lease(&claim.name, sole(claim.mode)).map(|lease| lease.fence);
+        if let Some(fence) = fence.filter(|fence| *fence != CALLED) {
             self.extend(claim, fence, now);
             return Grant::new(fence);
         }
@@ -227,7 +231,7 @@ impl State {
         self.entries.peek(&slot(name)).map(|stored| &stored.entry)
     }
 
-    fn set_lease(&mut self, claim: &Claim, fence: u64, now: Instant) {
+    pub(super) fn set_lease(&mut self, claim: &Claim, fence: u64, now: Instant) {
         let sole = sole(claim.mode);
         self.drop_lease(&claim.name, sole);
         let held = (claim.name.prefix().clone(), sole);

@@ -14,7 +14,7 @@ use crate::{
     backend::{Acquired, AcquiredAll, Changes, Claimed, Leases, no_pass, several},
     error::{BackendError, BackendErrorKind},
     key::{Family, Name},
-    lease::{Claim, Grant, Mode, Occupied, PLACE_LIFE, Token},
+    lease::{CALL_LIFE, Claim, Grant, Mode, Occupied, PLACE_LIFE, Token},
 };
 
 /// As many leases are renewed by one script: few enough not to hold the server up.
@@ -145,7 +145,7 @@ impl RedisBackend {
             .key(self.channel(&claim.name))
             .keys(&claim.name, queue)
             .arg(claim.holder.to_string())
-            .arg(any_order(claim))
+            .arg(if claim.mode == Mode::Exclusive { millis(CALL_LIFE) } else { "0".to_owned() })
             .arg(if has_own_channels(&claim.name) { "1" } else { "0" });
         self.released(call).await
     }
@@ -179,13 +179,14 @@ impl Leases for RedisBackend {
         several::check(claims)?;
         let mut call = Call::new(&SCRIPTS.acquire_all);
         for claim in claims {
-            call = call.keys(&claim.name, &["l", "f"]);
+            call = call.keys(&claim.name, &["l", "f"]).keys(&claim.name, QUEUE);
         }
         for claim in claims {
             call = call
                 .arg(claim.holder.to_string())
                 .arg(millis(claim.lease))
-                .arg(millis(claim.fence_life));
+                .arg(millis(claim.fence_life))
+                .arg(kept(claim));
         }
         self.understood(reply::acquired_all(self.0.commands.call(call).await?, claims.len()))
     }

@@ -28,7 +28,7 @@ macro_rules! scripts {
 
 scripts! {
     acquire: ["prelude"],
-    acquire_all: ["prelude"],
+    acquire_all: ["prelude", "shared"],
     acquire_queued: ["prelude", "shared"],
     acquire_read: ["prelude", "shared"],
     acquire_permit: ["prelude", "shared"],

@@ -1,12 +1,15 @@
 -- Grants a lease to one holder: a mutex, a fair mutex, and the writer of a read-write lock. Whoever is not granted
--- takes a place in a queue. Fair claims and writers are granted in its order; of a mutex it is only the order in
--- which the waiting ones are called.
+-- takes a place in a queue. Fair claims and writers are granted in its order; of a mutex it is the order in which
+-- the waiting ones are called: for whoever is called the lease is kept for a moment, under the fence 0.
 -- KEYS 1 lease, 2 fence, 3 queue, 4 deadlines of its places (writers only: 5 readers, 6 writers in the queue)
 -- ARGV 1 token, 2 lease ms, 3 fence life ms, 4 ms for which a place is kept (0: none is taken), 5 1: in any order
 -- Reply {'granted', fence, now us} | {'held', fence or 0, ms left, holders, now us}
 
 local token, held, left, foreign = lease_at(KEYS[1])
 if foreign then return foreign end
+
+local called = token == ARGV[1] and held == 0
+if called then token = nil end
 
 if token == ARGV[1] then
   redis.call('PEXPIRE', KEYS[1], ARGV[2])
@@ -25,7 +28,7 @@ if ARGV[5] ~= '1' then
 end
 
 if not token and readers == 0 and (not first or first == ARGV[1]) then
-  if redis.call('EXISTS', KEYS[3]) == 1 then leave(KEYS[3], KEYS[4], KEYS[6], ARGV[1]) end
+  if not called and redis.call('EXISTS', KEYS[3]) == 1 then leave(KEYS[3], KEYS[4], KEYS[6], ARGV[1]) end
   local fence = next_fence(fence_at(KEYS[2]), 0)
   redis.call('SET', KEYS[1], ARGV[1] .. ':' .. digits(fence), 'PX', ARGV[2])
   redis.call('SET', KEYS[2], digits(fence), 'PX', ARGV[3])

@@ -1,14 +1,15 @@
 -- Ends a lease or a reader's hold if its token has it, and its place in the queue, and tells whose turn it is.
 -- KEYS 1 lease, 2 channel, 3 queue, 4 deadlines of its places (read-write only: 5 readers, 6 writers in the queue)
--- ARGV 1 token, 2 1: in any order, so whoever is called loses the place, lest one that died be called again
+-- ARGV 1 token, 2 ms for which the lease is kept for whoever is called, who loses the place, lest one that died be
+--      called again (0: whoever is first in the queue gets it)
 --      3 1: each process has a channel of its own, so that the others need not wake
 -- Reply {1 ended or 0 not held by this token, 1 if PUBLISH is forbidden (if anyone was to be told)}
 
 local had = 0
-local token = lease_at(KEYS[1])
+local token, held = lease_at(KEYS[1])
 if token == ARGV[1] then
   redis.call('DEL', KEYS[1])
-  had = 1
+  if held > 0 then had = 1 end
 else
   local placed = leave(KEYS[3], KEYS[4], KEYS[6], ARGV[1])
   if KEYS[5] then
@@ -25,5 +26,8 @@ local at = milliseconds()
 local first = first_in(KEYS[3], KEYS[4], KEYS[6], at)
 if not first or KEYS[6] and not redis.call('ZSCORE', KEYS[6], first) then return {had, push(KEYS[2], 'w')} end
 if KEYS[5] and holds_at(KEYS[5], at) ~= 0 then return {had} end
-if ARGV[2] == '1' then leave(KEYS[3], KEYS[4], KEYS[6], first) end
+if ARGV[2] ~= '0' then
+  leave(KEYS[3], KEYS[4], KEYS[6], first)
+  redis.pcall('SET', KEYS[1], first .. ':0', 'PX', ARGV[2])
+end
 return {had, call(KEYS[2], first, ARGV[3])}
