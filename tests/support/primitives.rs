@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bellwether::{
     Error, Locks, RedisBackend,
-    lock::{MutexGuard, PermitId, Permits, ReadGuard, SemaphorePermit, WriteGuard},
+    lock::{MutexGuard, PermitId, Permits, ReadGuard, SemaphorePermit, SeveralGuard, WriteGuard},
 };
 use futures_util::future::BoxFuture;
 
@@ -54,6 +54,7 @@ pub struct Pair {
 #[derive(Debug)]
 pub enum Guard {
     Mutex(MutexGuard),
+    Several(SeveralGuard),
     Reader(ReadGuard),
     Writer(WriteGuard),
     Permit(SemaphorePermit),
@@ -69,6 +70,7 @@ impl Guard {
     pub fn is_lost(&self) -> bool {
         match self {
             Self::Mutex(guard) => guard.is_lost(),
+            Self::Several(guard) => guard.is_lost(),
             Self::Reader(guard) => guard.is_lost(),
             Self::Writer(guard) => guard.is_lost(),
             Self::Permit(guard) => guard.is_lost(),
@@ -80,6 +82,7 @@ impl Guard {
     pub async fn lost(&self) {
         match self {
             Self::Mutex(guard) => guard.lost().await,
+            Self::Several(guard) => guard.lost().await,
             Self::Reader(guard) => guard.lost().await,
             Self::Writer(guard) => guard.lost().await,
             Self::Permit(guard) => guard.lost().await,
@@ -99,6 +102,7 @@ impl Guard {
     pub async fn refresh(&self) -> Result<(), Error> {
         match self {
             Self::Mutex(guard) => guard.refresh().await,
+            Self::Several(guard) => guard.refresh().await,
             Self::Reader(guard) => guard.refresh().await,
             Self::Writer(guard) => guard.refresh().await,
             Self::Permit(guard) => guard.refresh().await,
@@ -109,6 +113,7 @@ impl Guard {
     pub async fn give_back(self) -> Result<(), Error> {
         match self {
             Self::Mutex(guard) => guard.unlock().await,
+            Self::Several(guard) => guard.unlock().await,
             Self::Reader(guard) => guard.unlock().await,
             Self::Writer(guard) => guard.unlock().await,
             Self::Permit(guard) => guard.release().await,
@@ -136,6 +141,9 @@ macro_rules! primitive {
 const LOCKED: Primitive =
     primitive!(Guard::Mutex, asked => asked.locks.mutex(asked.name.as_str()), lock(), try_lock);
 const FAIRLY: Primitive = primitive!(Guard::Mutex, asked => asked.locks.fair_mutex(asked.name.as_str()), lock(), try_lock);
+const TOGETHER: Primitive = primitive!(
+    Guard::Several, asked => asked.locks.several([asked.name.as_str(), "beside", "z"]), lock(), try_lock
+);
 const READ: Primitive =
     primitive!(Guard::Reader, asked => asked.locks.rw_lock(asked.name.as_str()), read(), try_read);
 const WRITTEN: Primitive = primitive!(Guard::Writer, asked => asked.locks.rw_lock(asked.name.as_str()), write(), try_write);
@@ -164,6 +172,9 @@ const BY_ID: Primitive = Primitive {
 
 pub const MUTEX: Pair = Pair { one: LOCKED, rival: LOCKED, key: "l" };
 pub const FAIR: Pair = Pair { one: FAIRLY, rival: FAIRLY, key: "l" };
+pub const SEVERAL: Pair = Pair { one: TOGETHER, rival: TOGETHER, key: "l" };
+pub const ONE_OF_THEM: Pair = Pair { one: TOGETHER, rival: LOCKED, key: "l" };
+pub const ALL_WITH_IT: Pair = Pair { one: LOCKED, rival: TOGETHER, key: "l" };
 pub const READER: Pair = Pair { one: READ, rival: WRITTEN, key: "r" };
 pub const WRITER: Pair = Pair { one: WRITTEN, rival: READ, key: "w" };
 pub const WRITERS: Pair = Pair { one: WRITTEN, rival: WRITTEN, key: "w" };
