@@ -94,6 +94,8 @@ impl Guard {
     pub fn fence(&self) -> Option<u64> {
         match self {
             Self::Mutex(guard) => Some(guard.fence()),
+            // The one in the middle is that of the rival.
+            Self::Several(guard) => guard.fences().nth(1).map(|(_, fence)| fence),
             Self::Writer(guard) => Some(guard.fence()),
             Self::Reader(_) | Self::Permit(_) | Self::Id(..) => None,
         }
@@ -141,9 +143,15 @@ macro_rules! primitive {
 const LOCKED: Primitive =
     primitive!(Guard::Mutex, asked => asked.locks.mutex(asked.name.as_str()), lock(), try_lock);
 const FAIRLY: Primitive = primitive!(Guard::Mutex, asked => asked.locks.fair_mutex(asked.name.as_str()), lock(), try_lock);
+/// With one before it and one behind it, in the order in which they are taken.
 const TOGETHER: Primitive = primitive!(
-    Guard::Several, asked => asked.locks.several([asked.name.as_str(), "beside", "z"]), lock(), try_lock
+    Guard::Several, asked => asked.locks.several(together(&asked.name)), lock(), try_lock
 );
+
+fn together(name: &str) -> [String; 3] {
+    [format!("{name}-z"), name.to_owned(), format!("a-{name}")]
+}
+
 const READ: Primitive =
     primitive!(Guard::Reader, asked => asked.locks.rw_lock(asked.name.as_str()), read(), try_read);
 const WRITTEN: Primitive = primitive!(Guard::Writer, asked => asked.locks.rw_lock(asked.name.as_str()), write(), try_write);
@@ -183,9 +191,12 @@ pub const MANY: Pair = Pair { one: SOME, rival: SOME, key: "p" };
 pub const PERMITS: Pair = Pair { one: BY_ID, rival: BY_ID, key: "p" };
 
 /// All of them, by name.
-pub const PAIRS: [(&str, Pair); 8] = [
+pub const PAIRS: [(&str, Pair); 11] = [
     ("mutex", MUTEX),
     ("fair", FAIR),
+    ("several", SEVERAL),
+    ("one_of_them", ONE_OF_THEM),
+    ("all_with_it", ALL_WITH_IT),
     ("reader", READER),
     ("writer", WRITER),
     ("writers", WRITERS),
@@ -196,7 +207,8 @@ pub const PAIRS: [(&str, Pair); 8] = [
 
 /// Whether what the rival of this name takes has a fence, and the one before it has.
 pub fn is_fenced(name: &str) -> bool {
-    matches!(name, "mutex" | "fair" | "writers")
+    let together = matches!(name, "several" | "one_of_them" | "all_with_it");
+    together || matches!(name, "mutex" | "fair" | "writers")
 }
 
 /// Whether it is renewed by itself, and its loss told.
