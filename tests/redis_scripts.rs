@@ -7,9 +7,10 @@ mod support;
 use std::time::Duration;
 
 use bellwether::{
-    Key,
+    Key, Locks,
     backend::{
-        Acquired, Change, Changes, Claimed, Committed, Leases, RedisBackend, RedisOptions, Store,
+        Acquired, AcquiredAll, Change, Changes, Claimed, Committed, Leases, RedisBackend,
+        RedisOptions, Store,
     },
     entry::Entry,
     error::BackendErrorKind,
@@ -132,6 +133,32 @@ async fn a_hit_is_one_command_and_a_rebuild_three() {
     let claims: Vec<_> = (0..250).map(|at| self::claim(&self::name(&format!("k{at}")))).collect();
     backend.renew(&claims).await.unwrap();
     assert_eq!(commands(monitor.calls_from_clients().await), ["EVALSHA"; 3]);
+}
+
+#[tokio::test]
+async fn several_are_acquired_by_one_command() {
+    let server = RedisServer::start().await;
+    let locks = Locks::new(open(&server.url()));
+    let mut raw = server.raw().await;
+    // The connection is in place after this.
+    locks.mutex("a0").lock().await.unwrap().unlock().await.unwrap();
+    let mut monitor = server.monitor().await;
+    let several = locks.several((0..64).map(|n| format!("a{n}"))).lease(LEASE);
+    let guard = several.lock().await.unwrap();
+    assert_eq!(commands(monitor.calls_from_clients().await), ["EVALSHA"]);
+    assert_eq!(raw.keys("*:l").await.len(), 64);
+    assert!(locks.several(["a7", "b"]).try_lock().await.unwrap().is_none());
+    assert_eq!(commands(monitor.calls_from_clients().await), ["EVALSHA"]);
+    guard.unlock().await.unwrap();
+    assert_eq!(commands(monitor.calls_from_clients().await), ["EVALSHA"; 64]);
+    // Nothing is left but the fences of those that were held, each with an end.
+    let keys = raw.keys("*").await;
+    assert_eq!(keys.len(), 64);
+    for key in keys {
+        assert!(key.ends_with("}:f") && raw.pttl(&key).await > 0, "{key}");
+    }
+    raw.run::<()>(&["SCRIPT", "FLUSH"]).await;
+    several.lock().await.unwrap().unlock().await.unwrap();
 }
 
 /// What the connecting sends, now or later, is none of the operations.
@@ -285,6 +312,31 @@ async fn what_is_not_a_lease_is_named_and_left_alone() {
     }
 }
 
+/// Among several names, too: nothing is taken then.
+#[tokio::test]
+async fn what_is_not_a_lease_keeps_several_from_being_acquired() {
+    let server = RedisServer::start().await;
+    let backend = open(&server.url());
+    let mut raw = server.raw().await;
+    let names = ["a", "b", "c"].map(name);
+    let all: Vec<_> = names.iter().map(claim).collect();
+    for foreign in &names {
+        let key = foreign.suffixed("l");
+        for words in [&["SET", &key, "locked"][..], &["HSET", &key, "holder", "1"]] {
+            raw.run::<()>(words).await;
+            let error = backend.acquire_all(&all).await.unwrap_err();
+            assert_eq!(error.kind(), BackendErrorKind::Foreign, "{words:?}: {error}");
+            assert_eq!(raw.keys("*").await, [key.as_str()]);
+            raw.run::<()>(&["DEL", &key]).await;
+        }
+    }
+    let other = claim(&names[2]);
+    begun(&backend, &other).await;
+    let before = raw.keys("*").await;
+    assert!(matches!(backend.acquire_all(&all).await, Ok(AcquiredAll::Held(2, _))));
+    assert_eq!(raw.keys("*").await, before, "who is refused leaves nothing");
+}
+
 /// A fence that cannot be read must not stop the name for ever.
 #[tokio::test]
 async fn what_is_not_a_fence_is_replaced() {
@@ -433,6 +485,25 @@ async fn on_a_full_server_a_put_fails_and_changes_nothing() {
     roomy(&mut raw).await;
     let outcome = backend.commit(&refresh, &grant, &value("loaded"), Some(TTL)).await.unwrap();
     assert_eq!(outcome, Committed::Stored);
+}
+
+/// Several at once are refused whole: no name of them is taken.
+#[tokio::test]
+async fn on_a_full_server_all_or_none_are_acquired() {
+    let server = RedisServer::start().await;
+    let backend = open(&server.url());
+    let mut raw = server.raw().await;
+    let all: Vec<_> = ["a", "b", "c"].map(|key| claim(&name(key))).into();
+    full(&mut raw).await;
+    let error = backend.acquire_all(&all).await.unwrap_err();
+    assert_eq!(error.kind(), BackendErrorKind::Refused, "{error}");
+    assert_eq!(raw.keys("*").await, [""; 0]);
+    roomy(&mut raw).await;
+    // One of them is held already, by the same token.
+    begun(&backend, &all[0]).await;
+    full(&mut raw).await;
+    assert!(matches!(backend.acquire_all(&all).await, Ok(AcquiredAll::Granted(_))));
+    assert_eq!(backend.renew(&all).await.unwrap(), [true; 3]);
 }
 
 // Rights

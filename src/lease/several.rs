@@ -6,16 +6,15 @@
 
 use std::{mem, sync::Arc, time::Duration};
 
-use tokio::{
-    runtime::Handle,
-    time::{Instant, timeout},
-};
+use tokio::{runtime::Handle, time::Instant};
 use tracing::debug;
 
-use super::{Claim, Engine, Grant, Held, RetryStrategy, Token, Turn, Upkeep, Waiting};
+use super::{
+    Claim, Engine, Grant, Held, RetryStrategy, Token, Turn, Upkeep, Waiting, engine::within,
+};
 use crate::{
     backend::AcquiredAll,
-    error::{BackendError, BackendErrorKind, BoxError, Error, ErrorKind},
+    error::{BackendError, BackendErrorKind, Error, ErrorKind},
     key::Name,
 };
 
@@ -103,13 +102,13 @@ impl Pending {
         self.trying = true;
         let sent = Instant::now();
         let limit = limit.saturating_mul(u32::try_from(self.claims.len()).unwrap_or(u32::MAX));
-        let unknown = |why: BoxError| BackendError::new(BackendErrorKind::Unknown, why);
-        let answer = match timeout(limit, self.engine.backend().acquire_all(&self.claims)).await {
-            Ok(Ok(AcquiredAll::Granted(grants))) if grants.len() != self.claims.len() => {
-                Err(unknown("not one grant for each claim".into()))
+        let backend = self.engine.backend().as_ref();
+        let answer = match within(limit, backend, backend.acquire_all(&self.claims)).await {
+            Ok(AcquiredAll::Granted(grants)) if grants.len() != self.claims.len() => {
+                let why = "not one grant for each claim";
+                Err(BackendError::new(BackendErrorKind::Unknown, why))
             }
-            Ok(answer) => answer,
-            Err(elapsed) => Err(unknown(elapsed.into())),
+            answer => answer,
         };
         self.trying = false;
         self.doubtful |=

@@ -18,7 +18,7 @@ async fn operate(locks: &Locks, random: &mut fastrand::Rng) -> Result<(), bellwe
     let name = format!("n{}", random.u8(..5));
     let wait = Duration::from_millis(random.u64(1..60));
     let lease = Duration::from_secs(1);
-    match random.u8(..12) {
+    match random.u8(..13) {
         0 => locks.mutex(name).lease(lease).wait(wait).lock().await?.unlock().await,
         1 => locks.fair_mutex(name).lease(lease).wait(wait).lock().await?.unlock().await,
         2 => locks.rw_lock(name).lease(lease).wait(wait).read().await?.unlock().await,
@@ -46,6 +46,12 @@ async fn operate(locks: &Locks, random: &mut fastrand::Rng) -> Result<(), bellwe
         8 => drop(locks.rw_lock(name).lease(lease).try_write().await?).pipe(Ok),
         9 => drop(locks.fair_mutex(name).lease(lease).try_lock().await?).pipe(Ok),
         10 => locks.semaphore(name, 4).available().await.map(drop),
+        11 => {
+            let names =
+                (0..5).map(|n| format!("n{n}")).filter(|other| *other != name && random.bool());
+            let several = locks.several(names.chain([name.clone()])).lease(lease).wait(wait);
+            several.lock().await?.unlock().await
+        }
         _ => {
             // Whoever waits may be gone in the middle of it.
             let patience = Duration::from_micros(random.u64(1..3000));
@@ -54,6 +60,8 @@ async fn operate(locks: &Locks, random: &mut fastrand::Rng) -> Result<(), bellwe
             let _ = timeout(patience, mutex.lock()).await;
             let _ = timeout(patience, rw_lock.read()).await;
             let _ = timeout(patience, rw_lock.write()).await;
+            let several = locks.several(["n2", "n1", "n0"]).lease(lease);
+            let _ = timeout(patience, several.lock()).await;
             Ok(())
         }
     }

@@ -15,6 +15,7 @@ mod support;
 mod crash;
 mod fleet;
 mod http;
+mod latches;
 mod layer;
 mod locks;
 mod nested;

@@ -49,6 +49,16 @@ pub enum Command {
         rival: bool,
         lease_ms: u64,
     },
+    /// Callers who wait for a latch.
+    Await {
+        name: String,
+        callers: usize,
+    },
+    /// Counts a latch down, one after the other.
+    CountDown {
+        name: String,
+        times: usize,
+    },
     /// Gives back what is held.
     Unlock {
         name: String,
@@ -123,13 +133,38 @@ pub enum Answer {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Event {
     Ready,
-    LoadBegun { key: String, at: u64 },
-    LoadEnded { key: String, at: u64 },
+    LoadBegun {
+        key: String,
+        at: u64,
+    },
+    LoadEnded {
+        key: String,
+        at: u64,
+    },
     Report(Report),
     Done,
-    Held { name: String, fence: u64, at: u64 },
-    Lost { name: String, at: u64 },
-    Unlocked { was_lost: bool, error: Option<String> },
+    Held {
+        name: String,
+        fence: u64,
+        at: u64,
+    },
+    Lost {
+        name: String,
+        at: u64,
+    },
+    /// One more caller waits no longer.
+    Awaited {
+        error: Option<String>,
+        at: u64,
+    },
+    Counted {
+        left: u32,
+        at: u64,
+    },
+    Unlocked {
+        was_lost: bool,
+        error: Option<String>,
+    },
 }
 
 /// How a round went in one process.

@@ -166,6 +166,22 @@ impl Worker {
                     sleep(Duration::from_millis(1)).await;
                 }
             }
+            Command::Await { name, callers } => {
+                for _ in 0..callers {
+                    let latch = self.locks.latch(name.as_str()).wait_limit(WAIT);
+                    tokio::spawn(async move {
+                        let error = latch.wait().await.err();
+                        let error = error.map(|error| format!("{:?}", error.kind()));
+                        tell(Event::Awaited { error, at: now() });
+                    });
+                }
+            }
+            Command::CountDown { name, times } => {
+                for _ in 0..times {
+                    let left = self.locks.latch(name.as_str()).count_down().await.unwrap();
+                    tell(Event::Counted { left, at: now() });
+                }
+            }
             Command::Unlock { name } => {
                 let mut guard = self.held.lock().unwrap().remove(&name).unwrap();
                 let guard = loop {

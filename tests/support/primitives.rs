@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bellwether::{
     Error, Locks, RedisBackend,
-    lock::{MutexGuard, PermitId, Permits, ReadGuard, SemaphorePermit, WriteGuard},
+    lock::{MutexGuard, PermitId, Permits, ReadGuard, SemaphorePermit, SeveralGuard, WriteGuard},
 };
 use futures_util::future::BoxFuture;
 
@@ -54,6 +54,7 @@ pub struct Pair {
 #[derive(Debug)]
 pub enum Guard {
     Mutex(MutexGuard),
+    Several(SeveralGuard),
     Reader(ReadGuard),
     Writer(WriteGuard),
     Permit(SemaphorePermit),
@@ -69,6 +70,7 @@ impl Guard {
     pub fn is_lost(&self) -> bool {
         match self {
             Self::Mutex(guard) => guard.is_lost(),
+            Self::Several(guard) => guard.is_lost(),
             Self::Reader(guard) => guard.is_lost(),
             Self::Writer(guard) => guard.is_lost(),
             Self::Permit(guard) => guard.is_lost(),
@@ -80,6 +82,7 @@ impl Guard {
     pub async fn lost(&self) {
         match self {
             Self::Mutex(guard) => guard.lost().await,
+            Self::Several(guard) => guard.lost().await,
             Self::Reader(guard) => guard.lost().await,
             Self::Writer(guard) => guard.lost().await,
             Self::Permit(guard) => guard.lost().await,
@@ -91,6 +94,8 @@ impl Guard {
     pub fn fence(&self) -> Option<u64> {
         match self {
             Self::Mutex(guard) => Some(guard.fence()),
+            // The one in the middle is that of the rival.
+            Self::Several(guard) => guard.fences().nth(1).map(|(_, fence)| fence),
             Self::Writer(guard) => Some(guard.fence()),
             Self::Reader(_) | Self::Permit(_) | Self::Id(..) => None,
         }
@@ -99,6 +104,7 @@ impl Guard {
     pub async fn refresh(&self) -> Result<(), Error> {
         match self {
             Self::Mutex(guard) => guard.refresh().await,
+            Self::Several(guard) => guard.refresh().await,
             Self::Reader(guard) => guard.refresh().await,
             Self::Writer(guard) => guard.refresh().await,
             Self::Permit(guard) => guard.refresh().await,
@@ -109,6 +115,7 @@ impl Guard {
     pub async fn give_back(self) -> Result<(), Error> {
         match self {
             Self::Mutex(guard) => guard.unlock().await,
+            Self::Several(guard) => guard.unlock().await,
             Self::Reader(guard) => guard.unlock().await,
             Self::Writer(guard) => guard.unlock().await,
             Self::Permit(guard) => guard.release().await,
@@ -136,6 +143,15 @@ macro_rules! primitive {
 const LOCKED: Primitive =
     primitive!(Guard::Mutex, asked => asked.locks.mutex(asked.name.as_str()), lock(), try_lock);
 const FAIRLY: Primitive = primitive!(Guard::Mutex, asked => asked.locks.fair_mutex(asked.name.as_str()), lock(), try_lock);
+/// With one before it and one behind it, in the order in which they are taken.
+const TOGETHER: Primitive = primitive!(
+    Guard::Several, asked => asked.locks.several(together(&asked.name)), lock(), try_lock
+);
+
+fn together(name: &str) -> [String; 3] {
+    [format!("{name}-z"), name.to_owned(), format!("a-{name}")]
+}
+
 const READ: Primitive =
     primitive!(Guard::Reader, asked => asked.locks.rw_lock(asked.name.as_str()), read(), try_read);
 const WRITTEN: Primitive = primitive!(Guard::Writer, asked => asked.locks.rw_lock(asked.name.as_str()), write(), try_write);
@@ -164,6 +180,9 @@ const BY_ID: Primitive = Primitive {
 
 pub const MUTEX: Pair = Pair { one: LOCKED, rival: LOCKED, key: "l" };
 pub const FAIR: Pair = Pair { one: FAIRLY, rival: FAIRLY, key: "l" };
+pub const SEVERAL: Pair = Pair { one: TOGETHER, rival: TOGETHER, key: "l" };
+pub const ONE_OF_THEM: Pair = Pair { one: TOGETHER, rival: LOCKED, key: "l" };
+pub const ALL_WITH_IT: Pair = Pair { one: LOCKED, rival: TOGETHER, key: "l" };
 pub const READER: Pair = Pair { one: READ, rival: WRITTEN, key: "r" };
 pub const WRITER: Pair = Pair { one: WRITTEN, rival: READ, key: "w" };
 pub const WRITERS: Pair = Pair { one: WRITTEN, rival: WRITTEN, key: "w" };
@@ -172,9 +191,12 @@ pub const MANY: Pair = Pair { one: SOME, rival: SOME, key: "p" };
 pub const PERMITS: Pair = Pair { one: BY_ID, rival: BY_ID, key: "p" };
 
 /// All of them, by name.
-pub const PAIRS: [(&str, Pair); 8] = [
+pub const PAIRS: [(&str, Pair); 11] = [
     ("mutex", MUTEX),
     ("fair", FAIR),
+    ("several", SEVERAL),
+    ("one_of_them", ONE_OF_THEM),
+    ("all_with_it", ALL_WITH_IT),
     ("reader", READER),
     ("writer", WRITER),
     ("writers", WRITERS),
@@ -185,7 +207,8 @@ pub const PAIRS: [(&str, Pair); 8] = [
 
 /// Whether what the rival of this name takes has a fence, and the one before it has.
 pub fn is_fenced(name: &str) -> bool {
-    matches!(name, "mutex" | "fair" | "writers")
+    let together = matches!(name, "several" | "one_of_them" | "all_with_it");
+    together || matches!(name, "mutex" | "fair" | "writers")
 }
 
 /// Whether it is renewed by itself, and its loss told.
