@@ -65,7 +65,7 @@ pub trait Leases: Send + Sync + 'static {
     /// the token that has it.
     ///
     /// Where the mode [queues](Mode::queues), a claim that [waits](Claim::waits) keeps its place by being
-    /// sent again within [`PLACE_LIFE`](crate::lease::PLACE_LIFE).
+    /// sent again within its [time](Claim::place_life).
     fn acquire(&self, claim: &Claim)
     -> impl Future<Output = Result<Acquired, BackendError>> + Send;
 

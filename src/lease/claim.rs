@@ -103,8 +103,8 @@ impl Mode {
 /// others find out when they next ask to keep their places.
 pub const CALL_LIFE: Duration = Duration::from_millis(50);
 
-/// How long a place in a queue is kept unless its claim is sent again: as long as one that died can hold up
-/// those behind it. However many died, their times run together.
+/// How long a place in a queue is kept unless its claim is sent again. Where the queue decides who is granted,
+/// one that died holds up those behind it for so long; however many died, their times run together.
 pub const PLACE_LIFE: Duration = Duration::from_secs(5);
 
 /// What is asked of [`Leases`](crate::backend::Leases): the right to act on a name for a limited time.
@@ -129,6 +129,15 @@ pub struct Claim {
 }
 
 impl Claim {
+    /// How long its place in a queue is kept unless it is sent again: [`PLACE_LIFE`], or so long that it need
+    /// not be sent for that alone where the queue is only for being called.
+    pub fn place_life(&self) -> Duration {
+        match self.mode {
+            Mode::Exclusive => Duration::from_secs(12),
+            _ => PLACE_LIFE,
+        }
+    }
+
     /// A claim by a fresh [`Token`], that waits.
     pub fn new(name: Name, mode: Mode, lease: Duration, fence_life: Duration) -> Self {
         Self { name, holder: Token::fresh(), mode, lease, fence_life, waits: true }

@@ -113,7 +113,10 @@ impl Engine {
                 }
                 Ok((Acquired::Held(occupied), _)) => {
                     pending.waits = true;
-                    let keep = if claim.mode.queues() { KEEP_PLACE } else { Duration::MAX };
+                    let keep = match claim.mode {
+                        Mode::Fair | Mode::Read | Mode::Write => KEEP_PLACE,
+                        _ => Duration::MAX,
+                    };
                     (Some(occupied.remaining.min(keep)), not_acquired())
                 }
                 Err(error) if error.kind() == BackendErrorKind::Foreign => return Err(error.into()),

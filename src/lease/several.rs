@@ -4,7 +4,7 @@
 //! is answered, and what is waited for is the one lease that stood in the way. So two who want the same
 //! leases do not wait for each other.
 
-use std::{mem, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, mem, sync::Arc, time::Duration};
 
 use tokio::{runtime::Handle, time::Instant};
 use tracing::debug;
@@ -48,11 +48,13 @@ impl Engine {
                 }
                 Ok((AcquiredAll::Held(at, occupied), _)) => {
                     pending.contend_anew();
-                    let in_the_way = pending.claims.get(at).map(|claim| &claim.name);
-                    if let Some(name) = in_the_way {
-                        waiting.turn_to(name);
+                    pending.placed.insert(at);
+                    let in_the_way = pending.claims.get(at);
+                    if let Some(claim) = in_the_way {
+                        waiting.turn_to(claim);
                     }
-                    (Some(occupied.remaining), not_acquired(in_the_way))
+                    let why = not_acquired(in_the_way.map(|claim| &claim.name));
+                    (Some(occupied.remaining), why)
                 }
                 Err(error) if error.kind() == BackendErrorKind::Foreign => return Err(error.into()),
                 Err(error) => (None, error.into()),
@@ -89,11 +91,20 @@ struct Pending {
     trying: bool,
     /// A try with these tokens ended without an answer, and may yet be granted.
     doubtful: bool,
+    /// Of which there is a place in the queue of who is in the way.
+    placed: BTreeSet<usize>,
 }
 
 impl Pending {
     fn new(engine: Arc<Engine>, claims: Vec<Claim>) -> Self {
-        Self { engine, claims, runtime: Handle::current(), trying: false, doubtful: false }
+        Self {
+            engine,
+            claims,
+            runtime: Handle::current(),
+            trying: false,
+            doubtful: false,
+            placed: BTreeSet::new(),
+        }
     }
 
     /// One try, with the answer and the time at which it was sent. It has `limit` for each claim, for a
@@ -130,6 +141,7 @@ impl Pending {
     /// back before anyone waits, and the next try has tokens of its own.
     fn contend_anew(&mut self) {
         if mem::take(&mut self.doubtful) {
+            self.placed.clear();
             for claim in &mut self.claims {
                 let fresh = Claim { holder: Token::fresh(), ..claim.clone() };
                 self.engine.undo(mem::replace(claim, fresh), true, &self.runtime);
@@ -140,10 +152,13 @@ impl Pending {
 
 impl Drop for Pending {
     fn drop(&mut self) {
-        if self.trying || self.doubtful {
+        let doubtful = self.trying || self.doubtful;
+        if doubtful {
             debug!("an acquisition of several leases with an unknown outcome is undone");
-            for claim in mem::take(&mut self.claims) {
-                self.engine.undo(claim, true, &self.runtime);
+        }
+        for (at, claim) in mem::take(&mut self.claims).into_iter().enumerate() {
+            if doubtful || (claim.waits && self.placed.contains(&at)) {
+                self.engine.undo(claim, doubtful, &self.runtime);
             }
         }
     }

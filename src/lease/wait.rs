@@ -96,7 +96,9 @@ impl Waiting {
 
     /// Waits for another name from now on. The subscription to the last one is kept, for of several names now
     /// one is in the way and now another, and each subscription asks for a try of its own.
-    pub(crate) fn turn_to(&mut self, name: &Name) {
+    pub(crate) fn turn_to(&mut self, claim: &Claim) {
+        let name = &claim.name;
+        self.holder = claim.holder;
         if self.name == *name {
             return;
         }

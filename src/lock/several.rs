@@ -66,7 +66,7 @@ impl Several {
     /// If the future is dropped, what it may have taken is given back.
     pub async fn try_lock(&self) -> Result<Option<SeveralGuard>, Error> {
         let once = Retry::never().try_limit(self.front.retry.try_limit());
-        match self.acquire(&once).await {
+        match self.acquire(&once, false).await {
             Ok(guard) => Ok(Some(guard)),
             Err(error) if error.kind() == ErrorKind::NotAcquired => Ok(None),
             Err(error) => Err(error),
@@ -85,12 +85,12 @@ impl Several {
     ///
     /// If the future is dropped, what it may have taken is given back.
     pub async fn lock(&self) -> Result<SeveralGuard, Error> {
-        self.acquire(self.front.retry.as_ref()).await
+        self.acquire(self.front.retry.as_ref(), true).await
     }
 
-    async fn acquire(&self, retry: &dyn RetryStrategy) -> Result<SeveralGuard, Error> {
+    async fn acquire(&self, retry: &dyn RetryStrategy, waits: bool) -> Result<SeveralGuard, Error> {
         let upkeep = self.front.upkeep()?;
-        let (names, claims): (Vec<_>, Vec<_>) = self.claims()?.into_iter().unzip();
+        let (names, claims): (Vec<_>, Vec<_>) = self.claims(waits)?.into_iter().unzip();
         let span = tracing::debug_span!("lock", name = %self.front.name);
         let acquiring = self.front.scope.engine.acquire_all(claims, upkeep, retry, self.front.wait);
         let held = acquiring.instrument(span).await?;
@@ -98,7 +98,7 @@ impl Several {
     }
 
     /// What to claim, in the order that is the same for everyone.
-    fn claims(&self) -> Result<Vec<(Key, Claim)>, Error> {
+    fn claims(&self, waits: bool) -> Result<Vec<(Key, Claim)>, Error> {
         let invalid = |why| Err(Error::new(ErrorKind::InvalidConfig, why));
         if self.names.is_empty() {
             return invalid("there are no names to lock".to_owned());
@@ -114,7 +114,8 @@ impl Several {
         let claim = |key: Key| {
             let name = self.front.scope.name(&key)?;
             let (lease, fence_life) = (self.front.lease, self.front.fence_life);
-            Ok((key, Claim::new(name, Mode::Exclusive, lease, fence_life)))
+            let claim = Claim::new(name, Mode::Exclusive, lease, fence_life);
+            Ok((key, Claim { waits, ..claim }))
         };
         names.into_iter().map(claim).collect()
     }

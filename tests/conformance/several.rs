@@ -10,7 +10,7 @@ use bellwether::{
 };
 use futures_util::future::join_all;
 
-use crate::harness::{FENCE_LIFE, Harness, LEASE, MOMENT, claim, granted, held, name};
+use crate::harness::{FENCE_LIFE, Harness, LEASE, MOMENT, claim, granted, hasty, held, name};
 
 /// How several are acquired.
 #[derive(Clone, Copy, Debug)]

@@ -11,7 +11,7 @@ use super::{
 use crate::{
     backend::{Acquired, AcquiredAll, Change},
     key::Name,
-    lease::{CALL_LIFE, Claim, Grant, Mode, Occupied, PLACE_LIFE, Token},
+    lease::{CALL_LIFE, Claim, Grant, Mode, Occupied, Token},
     time::after,
 };
 
@@ -277,7 +277,7 @@ impl State {
             return;
         }
         let (name, token) = (claim.name.prefix().clone(), claim.holder);
-        let ends = after(now, PLACE_LIFE);
+        let ends = after(now, claim.place_life());
         let alone = claim.mode != Mode::Read;
         let shared = self.shared.entry(name.clone()).or_default();
         let old = queue_mut(shared, claim.mode).take(Place { token, ends, alone });

@@ -14,7 +14,7 @@ use crate::{
     backend::{Acquired, AcquiredAll, Changes, Claimed, Leases, no_pass, several},
     error::{BackendError, BackendErrorKind},
     key::{Family, Name},
-    lease::{CALL_LIFE, Claim, Grant, Mode, Occupied, PLACE_LIFE, Token},
+    lease::{CALL_LIFE, Claim, Grant, Mode, Occupied, Token},
 };
 
 /// As many leases are renewed by one script: few enough not to hold the server up.
@@ -37,7 +37,7 @@ const READ_WRITE: &[&str] = &["rq", "rd", "r", "i"];
 /// For how long a claim keeps its place in a queue; `0`, if it takes none.
 fn kept(claim: &Claim) -> String {
     match claim.waits {
-        true => millis(PLACE_LIFE),
+        true => millis(claim.place_life()),
         false => "0".to_owned(),
     }
 }

@@ -111,7 +111,8 @@ impl Majority {
 
     /// The claim of a try: with a token of its own. Its fence means nothing, and is forgotten soon.
     fn anew(claim: &Claim) -> Claim {
-        Claim { holder: Token::fresh(), fence_life: claim.lease, ..claim.clone() }
+        // A place in a queue at each server would be of no use: only a majority counts.
+        Claim { holder: Token::fresh(), fence_life: claim.lease, waits: false, ..claim.clone() }
     }
 
     /// The claim as the servers know it, if it is held.

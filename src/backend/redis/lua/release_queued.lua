@@ -1,7 +1,7 @@
 -- Ends a lease or a reader's hold if its token has it, and its place in the queue, and tells whose turn it is.
 -- KEYS 1 lease, 2 channel, 3 queue, 4 deadlines of its places (read-write only: 5 readers, 6 writers in the queue)
--- ARGV 1 token, 2 ms for which the lease is kept for whoever is called, who loses the place, lest one that died be
---      called again (0: whoever is first in the queue gets it)
+-- ARGV 1 token, 2 0: whoever is first in the queue gets it; else ms for which it is kept for who is called, who
+--      loses the place, so that one that died is called once; and one whom nobody hears is passed over,
 --      3 1: each process has a channel of its own, so that the others need not wake
 -- Reply {1 ended or 0 not held by this token, 1 if PUBLISH is forbidden (if anyone was to be told)}
 
@@ -24,10 +24,15 @@ end
 if redis.call('EXISTS', KEYS[3]) == 0 then return {had, push(KEYS[2], 'w')} end
 local at = milliseconds()
 local first = first_in(KEYS[3], KEYS[4], KEYS[6], at)
-if not first or KEYS[6] and not redis.call('ZSCORE', KEYS[6], first) then return {had, push(KEYS[2], 'w')} end
-if KEYS[5] and holds_at(KEYS[5], at) ~= 0 then return {had} end
-if ARGV[2] ~= '0' then
+while first and (not KEYS[6] or redis.call('ZSCORE', KEYS[6], first)) do
+  if KEYS[5] and holds_at(KEYS[5], at) ~= 0 then return {had} end
+  local heard, muted = call(KEYS[2], first, ARGV[3])
+  if ARGV[2] == '0' or muted == 1 then return {had, muted} end
   leave(KEYS[3], KEYS[4], KEYS[6], first)
-  redis.pcall('SET', KEYS[1], first .. ':0', 'PX', ARGV[2])
+  if heard > 0 then
+    redis.pcall('SET', KEYS[1], first .. ':0', 'PX', ARGV[2])
+    return {had, muted}
+  end
+  first = first_in(KEYS[3], KEYS[4], KEYS[6], at)
 end
-return {had, call(KEYS[2], first, ARGV[3])}
+return {had, push(KEYS[2], 'w')}

@@ -59,11 +59,13 @@ local function leave(queue, deadlines, writers, token)
   return redis.call('ZREM', queue, token) == 1
 end
 
--- Calls one who waits, by the channel of its process (the first half of its token) if each has its own. 1 if
--- that is forbidden.
+-- Calls one who waits, by the channel of its process (the first half of its token) if each has its own: how many
+-- heard it, and 1 if it is forbidden.
 local function call(channel, token, own)
   if own == '1' then channel = channel .. ':' .. string.sub(token, 1, 16) end
-  return push(channel, 't' .. token)
+  local heard = redis.pcall('PUBLISH', channel, 't' .. token)
+  if type(heard) == 'table' then return 0, 1 end
+  return heard, 0
 end
 
 -- The first in a queue who is still there, and milliseconds until his place ends. Those before him who did
