@@ -144,7 +144,8 @@ impl Majority {
         {
             return error.clone();
         }
-        let why = errors.first().map_or(String::new(), |error| format!(": {error}"));
+        let why = errors.first().and_then(std::error::Error::source);
+        let why = why.map_or(String::new(), |why| format!(": {why}"));
         let message = format!("too few of {} servers answered in time{why}", self.servers.len());
         BackendError::new(BackendErrorKind::Unavailable, message)
     }
