@@ -205,6 +205,8 @@ impl Majority {
         let Some(theirs) = self.theirs(claim) else { return Ok(false) };
         let ended =
             self.servers.iter().map(|server| timeout(self.limit, server.end(theirs.clone())));
+        // All of them begin before anything is waited for, and end whoever waits.
+        self.held().remove(&claim.holder);
         let (mut yes, mut no) = (0, 0);
         for ended in join_all(ended).await {
             match ended {
@@ -213,7 +215,6 @@ impl Majority {
                 _ => {}
             }
         }
-        self.held().remove(&claim.holder);
         self.decided(yes, no).ok_or_else(|| self.undecided([]))
     }
 
