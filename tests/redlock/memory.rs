@@ -171,6 +171,24 @@ async fn those_who_wait_do_not_wake_each_other_without_end() {
     assert!(begun.elapsed() < 500 * MS, "{:?}", begun.elapsed());
 }
 
+/// A waiter is woken by the pushes of those that push; where too few do, it looks by itself.
+#[tokio::test(start_paused = true)]
+async fn a_waiter_comes_soon_whoever_pushes() {
+    let most = [(0, 5 * MS), (1, 5 * MS), (2, 110 * MS), (3, 110 * MS)];
+    for (mute, most) in most {
+        let servers: [_; 3] = servers();
+        let faults: Vec<_> = (0..mute).map(|at| (at, Op::Changes, Fault::Refuse)).collect();
+        let waiter = Redlock::new(seen(&servers, &faults)).unwrap();
+        let guard = Redlock::new(servers.clone()).unwrap().mutex("m").lock().await.unwrap();
+        let waiting = tokio::spawn(async move { waiter.mutex("m").lock().await.unwrap() });
+        sleep(700 * MS).await;
+        let begun = Instant::now();
+        guard.unlock().await.unwrap();
+        drop(waiting.await.unwrap());
+        assert!(begun.elapsed() <= most, "{mute} are mute: {:?}", begun.elapsed());
+    }
+}
+
 /// What is granted when the lease is as good as over is not held.
 #[tokio::test(start_paused = true)]
 async fn an_acquisition_that_took_as_long_as_the_lease_is_none() {
