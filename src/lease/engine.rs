@@ -113,7 +113,8 @@ impl Engine {
                 }
                 Ok((Acquired::Held(occupied), _)) => {
                     pending.waits = true;
-                    let keep = if claim.mode.queues() { KEEP_PLACE } else { Duration::MAX };
+                    let places = claim.waits && claim.mode.queues();
+                    let keep = if places { KEEP_PLACE } else { Duration::MAX };
                     (Some(occupied.remaining.min(keep)), not_acquired())
                 }
                 Err(error) if error.kind() == BackendErrorKind::Foreign => return Err(error.into()),
