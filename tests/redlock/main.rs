@@ -1,15 +1,19 @@
-//! What a lock over a majority of servers promises: in `memory` with paused time and faults that are played,
-//! in `servers` over real ones that are killed, suspended and restarted, in `process` with holders that die.
+//! What a lock over a majority of servers promises: in `memory`, `loss`, `undo` and `passing` with paused time
+//! and faults that are `played`, in `servers` over real ones that are killed, suspended and restarted, in
+//! `process` with holders that die.
 #![allow(unreachable_pub, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 #[path = "../support/mod.rs"]
 mod support;
 
+mod loss;
 mod memory;
 mod passing;
+mod played;
 mod process;
 mod servers;
 mod stray;
+mod undo;
 
 use std::time::Duration;
 
