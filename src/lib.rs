@@ -87,6 +87,7 @@
 //! | renewal | a third of the lease | two renewals may fail before it is lost |
 //! | load limit, wait limit | 30 s | what an HTTP client waits; a loader that hangs must not block its key |
 //! | command time-out | 250 ms | far above a round trip, and short enough to be late rather than lost |
+//! | answer of one server of a `Redlock` | 50 ms | far above a round trip; a server that hangs costs so much of each lease |
 //! | loads at once | 1,024 in a process | what is beyond queues, for as long as the wait limit |
 //! | callers who wait | 100,000 in a cache, 10,000 for a key | memory must not grow with the patience of clients |
 //! | key | 512 bytes | a URL fits; a key is sent with every command |

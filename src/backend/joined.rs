@@ -82,13 +82,13 @@ impl Joined {
 
     /// Whoever is told looks now, so that all that was pushed until now is seen.
     fn tell(&mut self) {
-        self.tell_at = None;
         self.told = self.told.saturating_add(1);
         self.forget();
     }
 
     /// Passes over what was pushed until now.
     pub(super) fn forget(&mut self) {
+        self.tell_at = None;
         self.heard.fill(false);
         for listener in &mut self.listeners {
             listener.forget();

@@ -8,7 +8,7 @@
 //! # Which lies are allowed
 //!
 //! A backend may fail at any time, and may not know whether what it was asked happened
-//! ([`BackendErrorKind::Unknown`](crate::error::BackendErrorKind::Unknown)). It may lose, double, delay and
+//! ([`BackendErrorKind::Unknown`]). It may lose, double, delay and
 //! reorder pushes. It may forget entries. It may never grant one exclusive lease to two holders while it
 //! keeps its data and its clock, hand out a fence that is not greater than the last one it remembers, let
 //! a commit pass whose fence is not the last one of its name, or write half of an operation.
@@ -107,7 +107,7 @@ pub trait Leases: Send + Sync + 'static {
 
     /// Who holds the lease of a name in a mode, if anyone does.
     ///
-    /// [`BackendErrorKind::Foreign`](crate::error::BackendErrorKind::Foreign) if what stands there is not a
+    /// [`BackendErrorKind::Foreign`] if what stands there is not a
     /// lease.
     fn holder(
         &self,
@@ -149,7 +149,7 @@ pub trait Leases: Send + Sync + 'static {
 /// # Errors
 ///
 /// As those of [`Leases`]. [`get`](Self::get) returns
-/// [`BackendErrorKind::Foreign`](crate::error::BackendErrorKind::Foreign) where what stands under the name
+/// [`BackendErrorKind::Foreign`] where what stands under the name
 /// is not an entry; a commit or a put replaces it.
 ///
 /// # Cancel safety

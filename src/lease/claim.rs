@@ -19,6 +19,7 @@ impl Token {
     }
 
     /// The half of the token that all tokens of this process have.
+    #[cfg_attr(not(feature = "redis"), allow(dead_code))]
     pub(crate) fn process() -> String {
         format!("{:016x}", *PROCESS)
     }

@@ -73,7 +73,9 @@ impl Front {
     }
 
     pub(super) fn claim(&self, mode: Mode) -> Result<Claim, Error> {
-        Ok(Claim::new(self.full_name()?, mode, self.lease, self.fence_life))
+        let mut claim = Claim::new(self.full_name()?, mode, self.lease, self.fence_life);
+        claim.waits = self.scope.queues();
+        Ok(claim)
     }
 
     /// Who holds it, in a mode.

@@ -32,7 +32,7 @@ use crate::{
 /// A holder is a value, not a thread or a task: an async task changes threads, and what it starts are other
 /// tasks. Whoever has a clone of a [`ReentrantHolder`] is that holder.
 ///
-/// It is the same lock as the [mutex](Locks::mutex) of that name: those who take it either way exclude each
+/// It is the same lock as the [mutex](crate::Locks::mutex) of that name: those who take it either way exclude each
 /// other.
 ///
 /// ```

@@ -26,6 +26,12 @@ impl Scope {
         Name::new(&self.namespace, self.family, key, self.max_name)
     }
 
+    /// Whether those who wait take places in queues. Those of several servers would be in as many orders, and
+    /// each server would call another one.
+    pub(super) fn queues(&self) -> bool {
+        self.family == Family::Lock
+    }
+
     /// No acquisition starts any more, waiting ones fail, and releases may end until the deadline.
     pub(super) async fn shutdown(&self, deadline: Duration) {
         self.engine.stop.cancel();

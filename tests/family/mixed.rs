@@ -42,9 +42,9 @@ async fn operate(locks: &Locks, random: &mut fastrand::Rng) -> Result<(), bellwe
             permits.extend(id).await?;
             permits.release(id).await
         }
-        7 => drop(locks.mutex(name).lease(lease).try_lock().await?).pipe(Ok),
-        8 => drop(locks.rw_lock(name).lease(lease).try_write().await?).pipe(Ok),
-        9 => drop(locks.fair_mutex(name).lease(lease).try_lock().await?).pipe(Ok),
+        7 => locks.mutex(name).lease(lease).try_lock().await.map(drop),
+        8 => locks.rw_lock(name).lease(lease).try_write().await.map(drop),
+        9 => locks.fair_mutex(name).lease(lease).try_lock().await.map(drop),
         10 => locks.semaphore(name, 4).available().await.map(drop),
         11 => {
             let names =
@@ -66,14 +66,6 @@ async fn operate(locks: &Locks, random: &mut fastrand::Rng) -> Result<(), bellwe
         }
     }
 }
-
-trait Pipe: Sized {
-    fn pipe<T>(self, then: impl FnOnce(Self) -> T) -> T {
-        then(self)
-    }
-}
-
-impl Pipe for () {}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ten_thousand_operations_leave_nothing_but_fences() {

@@ -1,23 +1,28 @@
-//! What a lock over a majority of servers promises: in `memory` with paused time and faults that are played,
-//! in `servers` over real ones that are killed, suspended and restarted, in `process` with holders that die.
+//! What a lock over a majority of servers promises: in `memory`, `loss`, `undo` and `passing` with paused time
+//! and faults that are `played`, in `servers` over real ones that are killed, suspended and restarted, in
+//! `process` with holders that die.
 #![allow(unreachable_pub, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 #[path = "../support/mod.rs"]
 mod support;
 
+mod loss;
 mod memory;
 mod passing;
+mod played;
 mod process;
 mod servers;
 mod stray;
+mod undo;
 
 use std::time::Duration;
 
 use bellwether::{
-    Error, ErrorKind, Key,
+    Error, ErrorKind, Key, Redlock,
     backend::Leases,
     key::{Family, Name, Namespace},
     lease::Mode,
+    lock::RedlockGuard,
 };
 
 const MS: Duration = Duration::from_millis(1);
@@ -38,6 +43,17 @@ async fn shares(servers: &[impl Leases], key: &str) -> usize {
 
 fn kind<T>(result: Result<T, Error>) -> ErrorKind {
     result.map(drop).unwrap_err().kind()
+}
+
+/// Tries, and again where a busy machine made too few servers answer in time.
+async fn try_lock(redlock: &Redlock, key: &str) -> Option<RedlockGuard> {
+    for _ in 0..50 {
+        match redlock.mutex(key).try_lock().await {
+            Ok(got) => return got,
+            Err(error) => assert_eq!(error.kind(), ErrorKind::Backend),
+        }
+    }
+    panic!("no majority answers");
 }
 
 #[test]

@@ -145,7 +145,8 @@ impl Majority {
         {
             return error.clone();
         }
-        let why = errors.first().map_or(String::new(), |error| format!(": {error}"));
+        let why = errors.first().and_then(std::error::Error::source);
+        let why = why.map_or(String::new(), |why| format!(": {why}"));
         let message = format!("too few of {} servers answered in time{why}", self.servers.len());
         BackendError::new(BackendErrorKind::Unavailable, message)
     }
@@ -205,6 +206,8 @@ impl Majority {
         let Some(theirs) = self.theirs(claim) else { return Ok(false) };
         let ended =
             self.servers.iter().map(|server| timeout(self.limit, server.end(theirs.clone())));
+        // All of them begin before anything is waited for, and end whoever waits.
+        self.held().remove(&claim.holder);
         let (mut yes, mut no) = (0, 0);
         for ended in join_all(ended).await {
             match ended {
@@ -213,7 +216,6 @@ impl Majority {
                 _ => {}
             }
         }
-        self.held().remove(&claim.holder);
         self.decided(yes, no).ok_or_else(|| self.undecided([]))
     }
 
