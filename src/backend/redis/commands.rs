@@ -10,7 +10,7 @@
 //! the wrong command. What is under way on it may still be answered. A command that its caller gave up
 //! earlier puts the connection to the question: a word is sent, and must come back.
 
-use std::{sync::Arc, time::Duration};
+use std::{pin::pin, sync::Arc, time::Duration};
 
 use redis::{
     Client, Cmd, ErrorKind, PushKind, RedisError, RetryMethod, ServerErrorKind, Value,
@@ -123,7 +123,8 @@ impl Commands {
         };
         let mut connection = up.connection.clone();
         let unanswered = Unanswered { shared: &self.shared, up: &up, since };
-        let sending = connection.send_packed_command(command);
+        // In its place, for it is large.
+        let sending = pin!(connection.send_packed_command(command));
         let over = async {
             // A loop on another runtime may stand still while this one goes on.
             match whole && Handle::current().id() == up.runtime {
