@@ -25,7 +25,7 @@ use tracing::{info, warn};
 
 use super::{
     RedisOptions,
-    connect::{Backoff, connect, prepare},
+    connect::{Backoff, Connected, connect, prepare},
     patience::Patience,
     script::Call,
     task::Task,
@@ -66,7 +66,7 @@ enum Link {
 }
 
 struct Up {
-    connection: MultiplexedConnection,
+    connected: Connected,
     /// Asks the loop for a new connection in place of this one, and of no later one.
     broken: Arc<Notify>,
     /// Asks the loop whether it still answers.
@@ -121,7 +121,7 @@ impl Commands {
             // In a box, so that the way of a command that need not wait stays small.
             None => (Box::pin(self.up(deadline)).await?, Instant::now(), false),
         };
-        let mut connection = up.connection.clone();
+        let mut connection = up.connected.connection.clone();
         let unanswered = Unanswered { shared: &self.shared, up: &up, since };
         // In its place, for it is large.
         let sending = pin!(connection.send_packed_command(command));
@@ -242,10 +242,10 @@ async fn keep_connected(shared: &Shared) {
             Ok(())
         };
         match connect(&shared.client, &shared.options, on_push).await {
-            Ok(connection) => {
+            Ok(connected) => {
                 let since = Instant::now();
                 let runtime = Handle::current().id();
-                let up = Up { connection, broken, doubted: Notify::new(), runtime };
+                let up = Up { connected, broken, doubted: Notify::new(), runtime };
                 serve(shared, Arc::new(up)).await;
                 info!("the connection to Redis broke; connecting again");
                 // Callers wait for the first attempt after a break, and fail at once during later ones.
@@ -274,8 +274,8 @@ async fn keep_connected(shared: &Shared) {
 
 /// Returns when the connection is broken.
 async fn serve(shared: &Shared, up: Arc<Up>) {
-    let mut preparing = up.connection.clone();
-    let mut asked = up.connection.clone();
+    let mut preparing = up.connected.connection.clone();
+    let mut asked = up.connected.connection.clone();
     shared.link.send_replace(Link::Up(up.clone()));
     shared.connected.notify_waiters();
     let limit = shared.options.connect_timeout;

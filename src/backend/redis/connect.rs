@@ -2,14 +2,20 @@
 
 use std::time::Duration;
 
+use futures_util::future::select_ok;
 use redis::{
-    AsyncConnectionConfig, Client, ErrorKind, IntoConnectionInfo, ProtocolVersion, PushInfo,
-    RedisError, Value, aio::MultiplexedConnection, io::tcp::TcpSettings,
+    AsyncConnectionConfig, Client, ConnectionAddr, ErrorKind, IntoConnectionInfo, ProtocolVersion,
+    PushInfo, RedisError, Value, aio::MultiplexedConnection, io::tcp::TcpSettings,
 };
-use tokio::time::timeout;
+use socket2::{SockRef, TcpKeepalive};
+use tokio::{
+    net::{TcpStream, lookup_host},
+    time::timeout,
+};
+use tokio_util::task::AbortOnDropHandle;
 use tracing::warn;
 
-use super::{RedisOptions, script::SCRIPTS};
+use super::{RedisOptions, gather::Gathering, script::SCRIPTS};
 use crate::error::{BackendError, BackendErrorKind, Error, ErrorKind as Kind};
 
 /// A client for a URL, with our settings of the protocol and of the socket.
@@ -19,15 +25,24 @@ pub(super) fn client(url: &str) -> Result<Client, Error> {
     };
     let info = url.into_connection_info().map_err(invalid)?;
     let settings = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP3);
-    // A peer that swallows packets is given up after about 15 s even when nothing is being sent.
-    let keepalive = socket2::TcpKeepalive::new()
-        .with_time(Duration::from_secs(5))
-        .with_interval(Duration::from_secs(3));
-    #[cfg(not(any(target_os = "openbsd", target_os = "windows")))]
-    let keepalive = keepalive.with_retries(3);
-    let tcp = TcpSettings::default().set_nodelay(true).set_keepalive(keepalive);
+    let tcp = TcpSettings::default().set_nodelay(true).set_keepalive(keepalive());
     let info = info.set_redis_settings(settings).set_tcp_settings(tcp);
     Client::open(info).map_err(invalid)
+}
+
+/// A peer that swallows packets is given up after about 15 s even when nothing is being sent.
+fn keepalive() -> TcpKeepalive {
+    let keepalive =
+        TcpKeepalive::new().with_time(Duration::from_secs(5)).with_interval(Duration::from_secs(3));
+    #[cfg(not(any(target_os = "openbsd", target_os = "windows")))]
+    let keepalive = keepalive.with_retries(3);
+    keepalive
+}
+
+/// A connection and its driver, which ends with it.
+pub(super) struct Connected {
+    pub(super) connection: MultiplexedConnection,
+    _driver: Option<AbortOnDropHandle<()>>,
 }
 
 /// Connects, and checks that the server can be written to.
@@ -35,22 +50,47 @@ pub(super) async fn connect(
     client: &Client,
     options: &RedisOptions,
     on_push: impl Fn(PushInfo) -> Result<(), ()> + Send + Sync + 'static,
-) -> Result<MultiplexedConnection, BackendError> {
+) -> Result<Connected, BackendError> {
     let config = AsyncConnectionConfig::new()
         .set_connection_timeout(None)
         .set_response_timeout(None)
         .set_pipeline_buffer_size(1024)
         .set_push_sender(on_push);
     let attempt = async {
-        let mut connection = client.get_multiplexed_async_connection_with_config(&config).await?;
-        refuse_replica(&mut connection).await?;
-        Ok::<_, RedisError>(connection)
+        let mut connected = open(client, config).await?;
+        refuse_replica(&mut connected.connection).await?;
+        Ok::<_, RedisError>(connected)
     };
     match timeout(options.connect_timeout, attempt).await {
-        Ok(Ok(connection)) => Ok(connection),
+        Ok(Ok(connected)) => Ok(connected),
         Ok(Err(error)) => Err(BackendError::new(BackendErrorKind::Unavailable, error)),
         Err(elapsed) => Err(BackendError::new(BackendErrorKind::Unavailable, elapsed)),
     }
+}
+
+async fn open(client: &Client, config: AsyncConnectionConfig) -> Result<Connected, RedisError> {
+    let info = client.get_connection_info();
+    let ConnectionAddr::Tcp(host, port) = info.addr() else {
+        // Over TLS the client makes the stream.
+        let connection = client.get_multiplexed_async_connection_with_config(&config).await?;
+        return Ok(Connected { connection, _driver: None });
+    };
+    let addresses = lookup_host((host.as_str(), *port)).await?;
+    let attempts: Vec<_> = addresses.map(|address| Box::pin(TcpStream::connect(address))).collect();
+    if attempts.is_empty() {
+        return Err(RedisError::from((ErrorKind::InvalidClientConfig, "the host has no address")));
+    }
+    let (socket, _others) = select_ok(attempts).await?;
+    socket.set_nodelay(true)?;
+    SockRef::from(&socket).set_tcp_keepalive(&keepalive())?;
+    let (connection, driver) = MultiplexedConnection::new_with_config(
+        info.redis_settings(),
+        Gathering::new(socket),
+        config,
+    )
+    .await?;
+    let driver = AbortOnDropHandle::new(tokio::spawn(driver));
+    Ok(Connected { connection, _driver: Some(driver) })
 }
 
 /// Gives the server its scripts, and warns of a server that may evict leases.

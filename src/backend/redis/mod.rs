@@ -26,6 +26,7 @@
 
 mod commands;
 mod connect;
+mod gather;
 mod latches;
 mod leases;
 mod patience;

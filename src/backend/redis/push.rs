@@ -19,7 +19,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use redis::{Client, Cmd, PushInfo, PushKind, RedisError, Value, aio::MultiplexedConnection};
+use redis::{Client, Cmd, PushInfo, PushKind, RedisError, Value};
 use tokio::{
     sync::{Notify, watch},
     time::{sleep, timeout},
@@ -28,7 +28,7 @@ use tracing::{debug, warn};
 
 use super::{
     RedisOptions,
-    connect::{Backoff, connect},
+    connect::{Backoff, Connected, connect},
     task::Task,
 };
 use crate::{
@@ -118,11 +118,11 @@ async fn keep_subscribed(client: Client, options: RedisOptions, run: Run, mut mi
         }
         let broken = Arc::new(Notify::new());
         match connect(&client, &options, receive(channels.clone(), broken.clone())).await {
-            Ok(connection) => {
+            Ok(connected) => {
                 down(false);
                 backoff = Backoff::new();
                 let link = Link {
-                    connection,
+                    connected,
                     options: &options,
                     subscribed: HashSet::new(),
                     refused: &mut refused,
@@ -172,7 +172,7 @@ fn receive(
 }
 
 struct Link<'a> {
-    connection: MultiplexedConnection,
+    connected: Connected,
     options: &'a RedisOptions,
     subscribed: HashSet<Arc<str>>,
     /// The server refuses subscriptions, and that was told.
@@ -226,7 +226,7 @@ impl Link<'_> {
         let closed: Vec<_> =
             self.subscribed.iter().filter(|channel| !channels.wants(channel)).cloned().collect();
         if !closed.is_empty() {
-            let connection = &mut self.connection;
+            let connection = &mut self.connected.connection;
             let leaving =
                 timeout(self.options.connect_timeout, connection.unsubscribe(texts(&closed)));
             leaving.await.unwrap_or_else(|_| Err(timed_out()))?;
@@ -239,7 +239,7 @@ impl Link<'_> {
 
     /// Subscribes; an answer of the server that refuses it is returned, and no answer is an error.
     async fn subscribe(&mut self, opened: &[Arc<str>]) -> Result<Option<RedisError>, RedisError> {
-        let subscribing = self.connection.subscribe(texts(opened));
+        let subscribing = self.connected.connection.subscribe(texts(opened));
         let answer = timeout(self.options.connect_timeout, subscribing).await;
         match answer.unwrap_or_else(|_| Err(timed_out())) {
             Ok(()) => {
@@ -254,7 +254,7 @@ impl Link<'_> {
     }
 
     async fn send(&mut self, command: &Cmd) -> Result<(), RedisError> {
-        let sending = self.connection.send_packed_command(command);
+        let sending = self.connected.connection.send_packed_command(command);
         let answer = timeout(2 * self.options.command_timeout, sending).await;
         answer.unwrap_or_else(|_| Err(timed_out())).map(drop)
     }
