@@ -2,7 +2,7 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::{
     runtime::Handle,
-    time::{Instant, timeout},
+    time::{Instant, sleep, timeout},
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::debug;
@@ -82,14 +82,14 @@ impl Engine {
                         };
                         match call {
                             Some(Call::Take(held)) => return Ok(held),
-                            Some(Call::Contend { seat: mine, doubtful }) => {
+                            Some(Call::Contend { seat: mut mine, doubtful }) => {
                                 pending.doubtful |= doubtful;
-                                seat = Some(mine);
-                                // The others' turn first, if the last one's turn is over: by the time that
-                                // the subscription is in place, they have tried.
-                                if claim.mode == Mode::Exclusive {
-                                    let _ = waiting.next(Duration::ZERO).await;
+                                if let Some(changes) = mine.kept() {
+                                    // The turn of this process is over, and someone elsewhere was called.
+                                    waiting.adopt(changes);
+                                    sleep(GIVE_WAY).await;
                                 }
+                                seat = Some(mine);
                             }
                             None => return Err(not_acquired()),
                         }
@@ -101,11 +101,13 @@ impl Engine {
             // Why it would be over, if the wait ends now.
             let (remaining, why) = match answer {
                 Ok((Acquired::Granted(grant), sent)) => {
+                    let waited = pending.waits;
                     let held = pending.granted(&grant, upkeep, sent);
                     return Ok(match seat {
                         // Passed on with the lease. Where others may hold beside, the next tries at once.
                         Some(mut seat) if claim.mode == Mode::Exclusive => {
                             seat.begin();
+                            seat.keep(waiting.into_changes().filter(|_| waited));
                             held.seated(seat)
                         }
                         _ => held,
@@ -249,6 +251,10 @@ impl Engine {
 
 /// How often a place in a queue is taken anew: two tries may fail before it is lost.
 const KEEP_PLACE: Duration = Duration::from_millis(1600);
+
+/// How long a process whose turn is over waits before it asks again: so that who was called comes first, and
+/// has the machine to himself. Less than that, and he waits for us; the line may wait as well.
+const GIVE_WAY: Duration = Duration::from_millis(1);
 
 /// A backend bounds its own waits; this is for one that does not.
 pub(super) const ANSWER_LIMIT: Duration = Duration::from_secs(1);

@@ -18,7 +18,7 @@ use std::{
 use tokio::{runtime::Handle, sync::oneshot, time::Instant};
 
 use super::{Claim, Held, Mode, Upkeep};
-use crate::key::Name;
+use crate::{backend::Changes, key::Name};
 
 /// How often a lease passes on within one process before others get their turn.
 const PASSES: u32 = 16;
@@ -54,6 +54,8 @@ pub(crate) struct Seat {
     of: Of,
     passes: u32,
     since: Instant,
+    /// The subscription of who contended, for the next who will.
+    changes: Option<Changes>,
 }
 
 /// A place in a line.
@@ -99,13 +101,24 @@ impl Waiter {
 
 impl Seat {
     fn new(lines: Lines, of: Of) -> Self {
-        Self { lines, of, passes: 0, since: Instant::now() }
+        Self { lines, of, passes: 0, since: Instant::now(), changes: None }
     }
 
     /// The turn of this process begins: the lease was won from others.
     pub(crate) fn begin(&mut self) {
         self.passes = 0;
         self.since = Instant::now();
+    }
+
+    /// Keeps a subscription for the next in line, if there is one.
+    pub(crate) fn keep(&mut self, changes: Option<Changes>) {
+        let waited_for = self.lines.lines().get(&self.of).is_some_and(|line| !line.is_empty());
+        self.changes = changes.filter(|_| waited_for);
+    }
+
+    /// The subscription of the last who contended.
+    pub(crate) fn kept(&mut self) -> Option<Changes> {
+        self.changes.take()
     }
 
     /// The next in line to pass the lease to, while the turn lasts.
@@ -133,7 +146,8 @@ impl Drop for Seat {
         };
         // Without the lock: if he leaves just now, his seat is dropped here in turn.
         drop(lines);
-        let seat = Self::new(self.lines.clone(), self.of.clone());
+        let mut seat = Self::new(self.lines.clone(), self.of.clone());
+        seat.changes = self.changes.take();
         waiter.call(Call::Contend { seat, doubtful: false });
     }
 }

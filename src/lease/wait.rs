@@ -108,6 +108,16 @@ impl Waiting {
         self.changes = known.map(|at| self.others.swap_remove(at).1);
     }
 
+    /// Takes a subscription over, so that none of its own is needed.
+    pub(crate) fn adopt(&mut self, changes: Changes) {
+        self.changes = Some(changes);
+    }
+
+    /// Hands its subscription on.
+    pub(crate) fn into_changes(self) -> Option<Changes> {
+        self.changes
+    }
+
     /// Forgets what was pushed until now: the try that comes next will see what it was about.
     pub(crate) fn forget_pushes(&mut self) {
         let others = self.others.iter_mut().map(|(_, changes)| changes);
