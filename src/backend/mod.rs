@@ -39,7 +39,7 @@ use crate::{
 };
 
 #[cfg(feature = "redis")]
-pub use self::redis::{RedisBackend, RedisOptions};
+pub use self::redis::{RedisBackend, RedisOptions, SentinelMaster};
 pub use self::{
     change::{Change, Failure},
     channels::{Changes, Channels},

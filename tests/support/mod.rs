@@ -18,15 +18,17 @@ mod nursery;
 pub mod primitives;
 pub mod proxy;
 mod raw;
+mod sentinels;
 mod server;
 
 pub use self::{
     monitor::{Call, Monitor},
     raw::Raw,
+    sentinels::Sentinels,
     server::RedisServer,
 };
 
-use std::{future::Future, time::Duration};
+use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
@@ -37,10 +39,7 @@ pub const LIMIT: Duration = Duration::from_secs(20);
 ///
 /// In place of a sleep: a test waits as long as it must on a busy machine, and no longer on a free one.
 #[must_use = "assert it"]
-pub async fn eventually<F>(limit: Duration, mut condition: impl FnMut() -> F) -> bool
-where
-    F: Future<Output = bool>,
-{
+pub async fn eventually(limit: Duration, mut condition: impl AsyncFnMut() -> bool) -> bool {
     let end = Instant::now() + limit;
     loop {
         if condition().await {

@@ -13,7 +13,7 @@
 use std::{sync::Arc, time::Duration};
 
 use redis::{
-    Client, Cmd, ErrorKind, PushKind, RedisError, RetryMethod, ServerErrorKind, Value,
+    Cmd, ErrorKind, PushKind, RedisError, RetryMethod, ServerErrorKind, Value,
     aio::MultiplexedConnection,
 };
 use tokio::{
@@ -28,6 +28,7 @@ use super::{
     connect::{Backoff, connect, prepare},
     patience::Patience,
     script::Call,
+    target::{Place, Target},
     task::Task,
 };
 use crate::{
@@ -44,7 +45,7 @@ pub(super) struct Commands {
 }
 
 struct Shared {
-    client: Client,
+    target: Target,
     options: RedisOptions,
     link: watch::Sender<Link>,
     patience: Patience,
@@ -77,14 +78,14 @@ struct Up {
 
 impl Commands {
     pub(super) fn new(
-        client: Client,
+        target: Target,
         options: RedisOptions,
         channels: Channels,
         connected: Arc<Notify>,
     ) -> Self {
         let patience = Patience::new(options.command_timeout);
         let link = watch::Sender::new(Link::Idle);
-        let shared = Shared { client, options, link, patience, channels, connected };
+        let shared = Shared { target, options, link, patience, channels, connected };
         Self { shared: Arc::new(shared), task: Task::default() }
     }
 
@@ -240,12 +241,12 @@ async fn keep_connected(shared: &Shared) {
             }
             Ok(())
         };
-        match connect(&shared.client, &shared.options, on_push).await {
-            Ok(connection) => {
+        match connect(&shared.target, &shared.options, on_push).await {
+            Ok((connection, place)) => {
                 let since = Instant::now();
                 let runtime = Handle::current().id();
                 let up = Up { connection, broken, doubted: Notify::new(), runtime };
-                serve(shared, Arc::new(up)).await;
+                serve(shared, Arc::new(up), place).await;
                 info!("the connection to Redis broke; connecting again");
                 // Callers wait for the first attempt after a break, and fail at once during later ones.
                 shared.link.send_replace(Link::Connecting);
@@ -271,8 +272,8 @@ async fn keep_connected(shared: &Shared) {
     }
 }
 
-/// Returns when the connection is broken.
-async fn serve(shared: &Shared, up: Arc<Up>) {
+/// Returns when the connection is broken, or the master is elsewhere.
+async fn serve(shared: &Shared, up: Arc<Up>, place: Place) {
     let mut preparing = up.connection.clone();
     let mut asked = up.connection.clone();
     shared.link.send_replace(Link::Up(up.clone()));
@@ -295,6 +296,7 @@ async fn serve(shared: &Shared, up: Arc<Up>) {
         () = up.broken.notified() => {}
         () = questions => {}
         () = prepare => {}
+        () = place.left() => {}
     }
 }
 

@@ -3,54 +3,72 @@
 use std::time::Duration;
 
 use redis::{
-    AsyncConnectionConfig, Client, ErrorKind, IntoConnectionInfo, ProtocolVersion, PushInfo,
-    RedisError, Value, aio::MultiplexedConnection, io::tcp::TcpSettings,
+    AsyncConnectionConfig, Client, ConnectionInfo, ErrorKind, IntoConnectionInfo, ProtocolVersion,
+    PushInfo, RedisError, Value, aio::MultiplexedConnection, io::tcp::TcpSettings,
 };
 use tokio::time::timeout;
 use tracing::warn;
 
-use super::{RedisOptions, script::SCRIPTS};
+use super::{
+    RedisOptions,
+    script::SCRIPTS,
+    target::{Place, Target},
+};
 use crate::error::{BackendError, BackendErrorKind, Error, ErrorKind as Kind};
 
-/// A client for a URL, with our settings of the protocol and of the socket.
-pub(super) fn client(url: &str) -> Result<Client, Error> {
-    let invalid = |error: RedisError| {
-        Error::with_source(Kind::InvalidConfig, "the Redis URL is not valid", error)
-    };
+/// What a URL says, with our settings of the protocol and of the socket.
+pub(super) fn info(url: &str) -> Result<ConnectionInfo, Error> {
     let info = url.into_connection_info().map_err(invalid)?;
     let settings = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP3);
-    // A peer that swallows packets is given up after about 15 s even when nothing is being sent.
+    Ok(info.set_redis_settings(settings).set_tcp_settings(tcp()))
+}
+
+pub(super) fn client(info: ConnectionInfo) -> Result<Client, Error> {
+    Client::open(info).map_err(invalid)
+}
+
+fn invalid(error: RedisError) -> Error {
+    Error::with_source(Kind::InvalidConfig, "the Redis URL is not valid", error)
+}
+
+/// A peer that swallows packets is given up after about 15 s even when nothing is being sent.
+pub(super) fn tcp() -> TcpSettings {
     let keepalive = socket2::TcpKeepalive::new()
         .with_time(Duration::from_secs(5))
         .with_interval(Duration::from_secs(3));
     #[cfg(not(any(target_os = "openbsd", target_os = "windows")))]
     let keepalive = keepalive.with_retries(3);
-    let tcp = TcpSettings::default().set_nodelay(true).set_keepalive(keepalive);
-    let info = info.set_redis_settings(settings).set_tcp_settings(tcp);
-    Client::open(info).map_err(invalid)
+    TcpSettings::default().set_nodelay(true).set_keepalive(keepalive)
 }
 
-/// Connects, and checks that the server can be written to.
+/// Finds the server, connects, and checks that it can be written to.
 pub(super) async fn connect(
-    client: &Client,
+    target: &Target,
     options: &RedisOptions,
     on_push: impl Fn(PushInfo) -> Result<(), ()> + Send + Sync + 'static,
-) -> Result<MultiplexedConnection, BackendError> {
-    let config = AsyncConnectionConfig::new()
-        .set_connection_timeout(None)
-        .set_response_timeout(None)
-        .set_pipeline_buffer_size(1024)
-        .set_push_sender(on_push);
+) -> Result<(MultiplexedConnection, Place), BackendError> {
+    let (client, place) = target.find().await?;
+    let config = config().set_push_sender(on_push);
     let attempt = async {
         let mut connection = client.get_multiplexed_async_connection_with_config(&config).await?;
         refuse_replica(&mut connection).await?;
         Ok::<_, RedisError>(connection)
     };
-    match timeout(options.connect_timeout, attempt).await {
-        Ok(Ok(connection)) => Ok(connection),
-        Ok(Err(error)) => Err(BackendError::new(BackendErrorKind::Unavailable, error)),
-        Err(elapsed) => Err(BackendError::new(BackendErrorKind::Unavailable, elapsed)),
-    }
+    let failed = match timeout(options.connect_timeout, attempt).await {
+        Ok(Ok(connection)) => return Ok((connection, place)),
+        Ok(Err(error)) => BackendError::new(BackendErrorKind::Unavailable, error),
+        Err(elapsed) => BackendError::new(BackendErrorKind::Unavailable, elapsed),
+    };
+    place.doubt();
+    Err(failed)
+}
+
+/// Without limits of the client's own: every wait here has one.
+pub(super) fn config() -> AsyncConnectionConfig {
+    AsyncConnectionConfig::new()
+        .set_connection_timeout(None)
+        .set_response_timeout(None)
+        .set_pipeline_buffer_size(1024)
 }
 
 /// Gives the server its scripts, and warns of a server that may evict leases.
@@ -70,7 +88,9 @@ pub(super) async fn prepare(connection: &mut MultiplexedConnection) {
     }
 }
 
-async fn refuse_replica(connection: &mut MultiplexedConnection) -> Result<(), RedisError> {
+pub(super) async fn refuse_replica(
+    connection: &mut MultiplexedConnection,
+) -> Result<(), RedisError> {
     let role: Result<Value, _> = redis::cmd("ROLE").query_async(connection).await;
     match role {
         Ok(Value::Array(fields)) if fields.first().is_some_and(is_replica) => {

@@ -295,6 +295,6 @@ impl Leases for RedisBackend {
     }
 
     fn apart(&self) -> Option<Self> {
-        Some(Self::over(self.0.client.clone(), self.0.options.clone()))
+        Some(Self::over(self.0.target.clone(), self.0.options.clone()))
     }
 }

@@ -32,14 +32,17 @@ mod patience;
 mod push;
 mod reply;
 mod script;
+mod sentinel;
 mod store;
+mod target;
 mod task;
 
 use std::{fmt, sync::Arc, time::Duration};
 
 use tracing::warn;
 
-use self::{commands::Commands, push::Push};
+pub use self::sentinel::SentinelMaster;
+use self::{commands::Commands, push::Push, sentinel::Sentinel, target::Target};
 use crate::{
     error::{BackendError, BackendErrorKind, Error},
     key::Name,
@@ -53,7 +56,7 @@ use crate::{
 pub struct RedisBackend(Arc<Inner>);
 
 struct Inner {
-    client: redis::Client,
+    target: Target,
     commands: Commands,
     push: Push,
     options: RedisOptions,
@@ -106,20 +109,64 @@ impl RedisBackend {
     ///
     /// As [`open`](Self::open).
     pub fn open_with(url: &str, options: RedisOptions) -> Result<Self, Error> {
-        Ok(Self::over(connect::client(url)?, options))
+        let client = connect::client(connect::info(url)?)?;
+        Ok(Self::over(Target::Server(client), options))
     }
 
-    fn over(client: redis::Client, options: RedisOptions) -> Self {
-        let channel = match client.get_connection_info().redis_settings().db() {
+    /// A backend over the master that sentinels watch.
+    ///
+    /// The URLs are those of the sentinels, with *their* credentials if they ask for any; any one of them that
+    /// answers is enough. `master` is the name under which they watch it, or a [`SentinelMaster`], which also
+    /// has its credentials. The backend asks for the master whenever it connects, and once in a second, and
+    /// follows a failover by itself; who held a lock across one is told at the first contact whether it is lost.
+    ///
+    /// ```
+    /// use bellwether::{RedisBackend, backend::SentinelMaster};
+    ///
+    /// let sentinels = ["redis://10.0.0.1:26379", "redis://10.0.0.2:26379", "redis://10.0.0.3:26379"];
+    /// let backend = RedisBackend::sentinel(sentinels, "mymaster")?;
+    ///
+    /// let master = SentinelMaster::named("mymaster").username("shop").password("secret").database(3);
+    /// let backend = RedisBackend::sentinel(sentinels, master)?;
+    /// # Ok::<_, bellwether::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidConfig`](crate::ErrorKind::InvalidConfig) for a URL that cannot be read, and where
+    /// there is none. Nothing is sent yet.
+    pub fn sentinel<U: AsRef<str>>(
+        sentinels: impl IntoIterator<Item = U>,
+        master: impl Into<SentinelMaster>,
+    ) -> Result<Self, Error> {
+        Self::sentinel_with(sentinels, master, RedisOptions::default())
+    }
+
+    /// As [`sentinel`](Self::sentinel), with settings.
+    ///
+    /// # Errors
+    ///
+    /// As [`sentinel`](Self::sentinel).
+    pub fn sentinel_with<U: AsRef<str>>(
+        sentinels: impl IntoIterator<Item = U>,
+        master: impl Into<SentinelMaster>,
+        options: RedisOptions,
+    ) -> Result<Self, Error> {
+        let sentinel = Sentinel::new(sentinels, master.into())?;
+        Ok(Self::over(Target::Sentinel(Arc::new(sentinel)), options))
+    }
+
+    fn over(target: Target, options: RedisOptions) -> Self {
+        let channel = match target.database() {
             0 => "c".to_owned(),
             database => format!("c@{database}"),
         };
-        let push = Push::new(client.clone(), options.clone());
+        let push = Push::new(target.clone(), options.clone());
         let (channels, connected) = (push.channels().clone(), push.retry().clone());
         Self(Arc::new(Inner {
-            commands: Commands::new(client.clone(), options.clone(), channels, connected),
+            commands: Commands::new(target.clone(), options.clone(), channels, connected),
             push,
-            client,
+            target,
             options,
             channel,
         }))

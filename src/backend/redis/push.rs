@@ -19,7 +19,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use redis::{Client, Cmd, PushInfo, PushKind, RedisError, Value, aio::MultiplexedConnection};
+use redis::{Cmd, PushInfo, PushKind, RedisError, Value, aio::MultiplexedConnection};
 use tokio::{
     sync::{Notify, watch},
     time::{sleep, timeout},
@@ -29,6 +29,7 @@ use tracing::{debug, warn};
 use super::{
     RedisOptions,
     connect::{Backoff, connect},
+    target::{Place, Target},
     task::Task,
 };
 use crate::{
@@ -41,7 +42,7 @@ use crate::{
 const PING_EVERY: Duration = Duration::from_secs(1);
 
 pub(super) struct Push {
-    client: Client,
+    target: Target,
     options: RedisOptions,
     channels: Channels,
     /// The last attempt to connect failed.
@@ -52,9 +53,9 @@ pub(super) struct Push {
 }
 
 impl Push {
-    pub(super) fn new(client: Client, options: RedisOptions) -> Self {
+    pub(super) fn new(target: Target, options: RedisOptions) -> Self {
         Self {
-            client,
+            target,
             options,
             channels: Channels::default(),
             down: Arc::default(),
@@ -85,7 +86,7 @@ impl Push {
                 retry: self.retry.clone(),
             };
             // Who listened while the last task was gone with its runtime may have missed something.
-            keep_subscribed(self.client.clone(), self.options.clone(), run, again)
+            keep_subscribed(self.target.clone(), self.options.clone(), run, again)
         });
     }
 }
@@ -104,7 +105,7 @@ impl Drop for Run {
     }
 }
 
-async fn keep_subscribed(client: Client, options: RedisOptions, run: Run, mut missed: bool) {
+async fn keep_subscribed(target: Target, options: RedisOptions, run: Run, mut missed: bool) {
     let channels = &run.channels;
     let down = |down| run.down.store(down, Ordering::Relaxed);
     let mut turns = channels.turns();
@@ -117,8 +118,8 @@ async fn keep_subscribed(client: Client, options: RedisOptions, run: Run, mut mi
             return;
         }
         let broken = Arc::new(Notify::new());
-        match connect(&client, &options, receive(channels.clone(), broken.clone())).await {
-            Ok(connection) => {
+        match connect(&target, &options, receive(channels.clone(), broken.clone())).await {
+            Ok((connection, place)) => {
                 down(false);
                 backoff = Backoff::new();
                 let link = Link {
@@ -127,7 +128,7 @@ async fn keep_subscribed(client: Client, options: RedisOptions, run: Run, mut mi
                     subscribed: HashSet::new(),
                     refused: &mut refused,
                 };
-                let end = link.serve(channels, &mut turns, &broken, missed).await;
+                let end = link.serve(channels, &mut turns, &broken, place, missed).await;
                 channels.forget_answers();
                 missed = true;
                 // The server may be gone for long: whoever waits looks at once, and finds out.
@@ -180,12 +181,13 @@ struct Link<'a> {
 }
 
 impl Link<'_> {
-    /// Keeps the subscriptions in step; returns when the connection is broken.
+    /// Keeps the subscriptions in step; returns when the connection is broken, or the master is elsewhere.
     async fn serve(
         mut self,
         channels: &Channels,
         turns: &mut watch::Receiver<u64>,
         broken: &Notify,
+        place: Place,
         missed: bool,
     ) -> Result<(), RedisError> {
         turns.mark_unchanged();
@@ -193,6 +195,7 @@ impl Link<'_> {
         if missed {
             channels.wake();
         }
+        let mut left = std::pin::pin!(place.left());
         loop {
             tokio::select! {
                 changed = turns.changed() => match changed {
@@ -200,6 +203,7 @@ impl Link<'_> {
                     Err(_) => return Ok(()),
                 },
                 () = broken.notified() => return Ok(()),
+                () = &mut left => return Ok(()),
                 () = sleep(PING_EVERY) => self.send(&redis::cmd("PING")).await?,
             }
         }
