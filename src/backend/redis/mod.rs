@@ -21,19 +21,25 @@
 //! | `p` | sorted set | permits that are out, and until when |
 //! | `n` | hash, PX | a latch: what is left, who set it, its time to live, and the ids that were counted |
 //! | `c` | channel | wake-ups and results; `c@3` for database 3, for channels know no databases; `c:` and the first half of a token for one process |
+//! | `s` | channel | the same in a cluster, where it is one of the shard |
 //!
 //! A sorted set lasts as long as the last of its members.
 
+mod cluster;
 mod commands;
 mod connect;
 mod latches;
 mod leases;
+mod node;
 mod patience;
 mod push;
+mod replicas;
 mod reply;
 mod script;
 mod sentinel;
+mod servers;
 mod store;
+mod subscribe;
 mod target;
 mod task;
 
@@ -41,8 +47,13 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use tracing::warn;
 
-pub use self::sentinel::SentinelMaster;
-use self::{commands::Commands, push::Push, sentinel::Sentinel, target::Target};
+use self::{
+    cluster::Seeds,
+    sentinel::Sentinel,
+    servers::{Origin, Servers},
+    target::Target,
+};
+pub use self::{replicas::Replicas, sentinel::SentinelMaster};
 use crate::{
     error::{BackendError, BackendErrorKind, Error},
     key::Name,
@@ -56,9 +67,8 @@ use crate::{
 pub struct RedisBackend(Arc<Inner>);
 
 struct Inner {
-    target: Target,
-    commands: Commands,
-    push: Push,
+    origin: Origin,
+    servers: Servers,
     options: RedisOptions,
     /// The suffix of channels.
     channel: String,
@@ -80,6 +90,10 @@ pub struct RedisOptions {
     ///
     /// A push is sent to every waiting process, and a server cuts subscribers that fall behind by 32 MiB.
     pub push_limit: usize,
+    /// How many replicas must have a grant before it counts: none unless set.
+    ///
+    /// For locks that guard more than work; see [`Replicas`] for what it gives, and what it does not.
+    pub replicas: Option<Replicas>,
 }
 
 impl Default for RedisOptions {
@@ -88,6 +102,7 @@ impl Default for RedisOptions {
             command_timeout: Duration::from_millis(250),
             connect_timeout: Duration::from_secs(1),
             push_limit: 64 << 10,
+            replicas: None,
         }
     }
 }
@@ -110,7 +125,7 @@ impl RedisBackend {
     /// As [`open`](Self::open).
     pub fn open_with(url: &str, options: RedisOptions) -> Result<Self, Error> {
         let client = connect::client(connect::info(url)?)?;
-        Ok(Self::over(Target::Server(client), options))
+        Self::over(Origin::One(Target::Server(client)), options)
     }
 
     /// A backend over the master that sentinels watch.
@@ -153,23 +168,65 @@ impl RedisBackend {
         options: RedisOptions,
     ) -> Result<Self, Error> {
         let sentinel = Sentinel::new(sentinels, master.into())?;
-        Ok(Self::over(Target::Sentinel(Arc::new(sentinel)), options))
+        Self::over(Origin::One(Target::Sentinel(Arc::new(sentinel))), options)
     }
 
-    fn over(target: Target, options: RedisOptions) -> Self {
-        let channel = match target.database() {
-            0 => "c".to_owned(),
-            database => format!("c@{database}"),
+    /// A backend over a Redis Cluster, version 7 or later.
+    ///
+    /// The URLs are those of some of its nodes; one that answers is enough to find the others, which are
+    /// connected to as the first one: with its credentials, and with TLS if its URL says so. Slots that move
+    /// and masters that are replaced are followed; what a failover may lose is told in [`failover`].
+    ///
+    /// Pushes go through the node that serves the name, to those who wait and to nobody else (sharded
+    /// pub/sub). A cluster of version 6 has none: there, waiters look by themselves at intervals up to 100 ms.
+    /// While a slot is being moved, what concerns its names is tried again until the command's time is over,
+    /// and then [refused](crate::error::BackendErrorKind::Refused).
+    ///
+    /// ```
+    /// use bellwether::RedisBackend;
+    ///
+    /// let backend = RedisBackend::cluster(["redis://10.0.0.1:6379", "redis://10.0.0.2:6379"])?;
+    /// # Ok::<_, bellwether::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidConfig`](crate::ErrorKind::InvalidConfig) for a URL that cannot be read or names a
+    /// database, and where there is none. Nothing is sent yet.
+    pub fn cluster<U: AsRef<str>>(nodes: impl IntoIterator<Item = U>) -> Result<Self, Error> {
+        Self::cluster_with(nodes, RedisOptions::default())
+    }
+
+    /// As [`cluster`](Self::cluster), with settings.
+    ///
+    /// # Errors
+    ///
+    /// As [`cluster`](Self::cluster).
+    pub fn cluster_with<U: AsRef<str>>(
+        nodes: impl IntoIterator<Item = U>,
+        options: RedisOptions,
+    ) -> Result<Self, Error> {
+        Self::over(Origin::Cluster(Seeds::read(nodes)?), options)
+    }
+
+    fn over(origin: Origin, options: RedisOptions) -> Result<Self, Error> {
+        if let Some(replicas) = options.replicas {
+            replicas.check(&options)?;
+        }
+        Ok(Self::with_connections_of_its_own(origin, options))
+    }
+
+    fn with_connections_of_its_own(origin: Origin, options: RedisOptions) -> Self {
+        let channel = match &origin {
+            // Sharded: the scripts know it by this.
+            Origin::Cluster(_) => "s".to_owned(),
+            Origin::One(target) => match target.database() {
+                0 => "c".to_owned(),
+                database => format!("c@{database}"),
+            },
         };
-        let push = Push::new(target.clone(), options.clone());
-        let (channels, connected) = (push.channels().clone(), push.retry().clone());
-        Self(Arc::new(Inner {
-            commands: Commands::new(target.clone(), options.clone(), channels, connected),
-            push,
-            target,
-            options,
-            channel,
-        }))
+        let servers = Servers::new(origin.clone(), options.clone());
+        Self(Arc::new(Inner { origin, servers, options, channel }))
     }
 
     /// Asks the server for a sign of life.
@@ -182,21 +239,20 @@ impl RedisBackend {
     ///
     /// Nothing is lost when the future is dropped.
     pub async fn ping(&self) -> Result<(), Error> {
-        self.0.commands.run(&redis::cmd("PING")).await?;
-        Ok(())
+        Ok(self.0.servers.ping().await?)
     }
 
     /// What an answer meant. One that cannot be read was an answer to something else.
     fn understood<T>(&self, answer: Result<T, BackendError>) -> Result<T, BackendError> {
         if answer.as_ref().is_err_and(|error| error.kind() == BackendErrorKind::Unknown) {
-            self.0.commands.out_of_step();
+            self.0.servers.out_of_step();
         }
         answer
     }
 
     /// Takes over whether the server refused to publish.
     fn mute(&self, muted: bool) {
-        if self.0.push.channels().mute(muted) && muted {
+        if self.0.servers.channels().mute(muted) && muted {
             warn!("Redis refuses to publish; waiting by timers alone");
         }
     }

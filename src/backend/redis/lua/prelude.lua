@@ -48,9 +48,11 @@ local function next_fence(last, stored)
   return math.max(now(), last + 1, stored + 1)
 end
 
--- Pushes to who waits. A missing right on the channel must not undo what was done before. 1 if it was missing.
+-- Pushes to who waits; in a cluster, where the name of a channel goes on with `s`, to those at this shard of it.
+-- A missing right on the channel must not undo what was done before. 1 if it was missing.
 local function push(channel, message)
-  local pushed = redis.pcall('PUBLISH', channel, message)
+  local command = string.match(channel, '}:(%a)') == 's' and 'SPUBLISH' or 'PUBLISH'
+  local pushed = redis.pcall(command, channel, message)
   return type(pushed) == 'table' and pushed.err and 1 or 0
 end
 
