@@ -11,6 +11,7 @@
     clippy::panic
 )]
 
+mod cluster;
 pub mod faulty;
 mod monitor;
 mod nursery;
@@ -22,6 +23,7 @@ mod sentinels;
 mod server;
 
 pub use self::{
+    cluster::Cluster,
     monitor::{Call, Monitor},
     raw::Raw,
     sentinels::Sentinels,

@@ -52,7 +52,16 @@ impl Raw {
 
     /// The channels that somebody is subscribed to.
     pub async fn pubsub_channels(&mut self) -> Vec<String> {
-        let mut channels: Vec<String> = self.run(&["PUBSUB", "CHANNELS"]).await;
+        self.channels("CHANNELS").await
+    }
+
+    /// The channels of its shard that somebody is subscribed to, at a node of a cluster.
+    pub async fn shard_channels(&mut self) -> Vec<String> {
+        self.channels("SHARDCHANNELS").await
+    }
+
+    async fn channels(&mut self, kind: &str) -> Vec<String> {
+        let mut channels: Vec<String> = self.run(&["PUBSUB", kind]).await;
         channels.sort();
         channels
     }

@@ -181,7 +181,7 @@ impl Drop for RedisServer {
     }
 }
 
-fn free_port() -> u16 {
+pub(super) fn free_port() -> u16 {
     let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a port of the loopback interface");
     listener.local_addr().expect("a bound socket has an address").port()
 }
