@@ -10,13 +10,20 @@ const SLOTS: usize = 16_384;
 
 impl Cluster {
     pub async fn start(masters: usize, replicas: usize) -> Self {
+        Self::start_with(masters, replicas, &[]).await
+    }
+
+    /// Starts it with further arguments for each node.
+    pub async fn start_with(masters: usize, replicas: usize, further: &[&str]) -> Self {
         let mut nodes = Vec::new();
         let mut buses = Vec::new();
         for _ in 0..masters + replicas {
             let bus = free_port().to_string();
             let arguments = ["--cluster-enabled", "yes", "--cluster-node-timeout", "1500"];
             let more = ["--cluster-port", &bus, "--repl-diskless-sync-delay", "0"];
-            nodes.push(RedisServer::start_with(&[&arguments[..], &more[..]].concat()).await);
+            let coverage = ["--cluster-require-full-coverage", "no"];
+            let all = [&arguments[..], &more[..], &coverage[..], further].concat();
+            nodes.push(RedisServer::start_with(&all).await);
             buses.push(bus);
         }
         let cluster = Self { nodes };
@@ -42,16 +49,12 @@ impl Cluster {
             assert!(eventually(LIMIT, all).await, "the nodes do not find each other");
         }
         for at in 0..replicas {
-            let mut raw = cluster.nodes[masters + at].raw().await;
+            let raw = cluster.nodes[masters + at].raw().await;
             let master = &ids[at % masters];
             let known =
                 async || raw.clone().try_run::<()>(&["CLUSTER", "REPLICATE", master]).await.is_ok();
             assert!(eventually(LIMIT, known).await, "a node does not become a replica");
-            let linked = async || {
-                let info: String = raw.run(&["INFO", "replication"]).await;
-                info.contains("master_link_status:up")
-            };
-            assert!(eventually(LIMIT, linked).await, "a replica does not follow");
+            cluster.nodes[at % masters].raw().await.followed_by(at / masters + 1).await;
         }
         for node in &cluster.nodes {
             let raw = node.raw().await;
@@ -75,6 +78,19 @@ impl Cluster {
             }
         }
         None
+    }
+
+    /// A key for each of the masters, by their places.
+    pub async fn key_of_each(&self, masters: usize, form: impl Fn(usize) -> String) -> Vec<String> {
+        let mut keys = vec![None; masters];
+        for at in 0.. {
+            let key = form(at);
+            keys[self.owner(&format!("{{{key}}}")).await].get_or_insert(key);
+            if keys.iter().all(Option::is_some) {
+                break;
+            }
+        }
+        keys.into_iter().flatten().collect()
     }
 
     /// The place of the node that serves a key.

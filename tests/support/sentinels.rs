@@ -18,10 +18,7 @@ impl Sentinels {
             servers.push(RedisServer::start_with(&follow).await);
         }
         // A sentinel looks for replicas once in ten seconds, so they are to be there when it looks first.
-        for replica in &servers[1..] {
-            let raw = replica.raw().await;
-            assert!(eventually(LIMIT, || linked(raw.clone())).await, "a replica does not follow");
-        }
+        servers[0].raw().await.followed_by(replicas).await;
         let configuration = format!(
             "sentinel monitor {name} 127.0.0.1 {port} 2\n\
              sentinel down-after-milliseconds {name} 500\n\
@@ -57,11 +54,6 @@ impl Sentinels {
         let mut servers = self.servers.iter();
         servers.find(|server| server.port() == new).expect("one of the servers")
     }
-}
-
-async fn linked(mut raw: Raw) -> bool {
-    let info: String = raw.run(&["INFO", "replication"]).await;
-    info.contains("master_link_status:up")
 }
 
 /// Whether a sentinel knows as many others, and as many replicas.
