@@ -39,7 +39,7 @@ use crate::{
 };
 
 #[cfg(feature = "redis")]
-pub use self::redis::{RedisBackend, RedisOptions, Replicas, SentinelMaster};
+pub use self::redis::{RedisBackend, RedisOptions, Replicas, SentinelMaster, failover};
 pub use self::{
     change::{Change, Failure},
     channels::{Changes, Channels},

@@ -1,8 +1,9 @@
 //! Leases and entries in a Redis or Valkey server.
 //!
-//! Two connections for each backend: one for commands (`commands`), one for pushes (`push`), each made and
-//! kept by a loop of its own (`connect`). Every operation but a bare `GET` is one script (`lua/`), called
-//! by digest (`script`) and read by `reply`.
+//! Two connections for each server (`node`): one for commands (`commands`), one for pushes (`push`), each made
+//! and kept by a loop of its own (`connect`), to the server that is named or that sentinels name (`target`).
+//! Every operation but a bare `GET` is one script (`lua/`), called by digest (`script`) and read by `reply`.
+//! Whether one server is asked or a cluster is known to `servers` alone.
 //!
 //! # Names
 //!
@@ -28,6 +29,7 @@
 mod cluster;
 mod commands;
 mod connect;
+pub mod failover;
 mod latches;
 mod leases;
 mod node;
@@ -133,7 +135,7 @@ impl RedisBackend {
     /// The URLs are those of the sentinels, with *their* credentials if they ask for any; any one of them that
     /// answers is enough. `master` is the name under which they watch it, or a [`SentinelMaster`], which also
     /// has its credentials. The backend asks for the master whenever it connects, and once in a second, and
-    /// follows a failover by itself; who held a lock across one is told at the first contact whether it is lost.
+    /// follows a failover by itself; what that may lose is told in [`failover`].
     ///
     /// ```
     /// use bellwether::{RedisBackend, backend::SentinelMaster};
