@@ -34,7 +34,7 @@ async fn a_lock_is_held_on_while_its_slot_moves_and_passes_to_who_waits() {
     assert!(eventually(LIMIT, listens).await, "nobody waits");
 
     cluster.begin_to_move("{k}", from, to).await;
-    assert_eq!(cluster.move_keys("{k}", from, to).await, 2);
+    assert!(cluster.move_keys("{k}", from, to).await >= 2);
     // The renewals are sent on by the node that has the keys no more.
     let asked = async || source.errors("ASK").await >= 3;
     assert!(eventually(LIMIT, asked).await, "nothing is sent on");
@@ -43,7 +43,7 @@ async fn a_lock_is_held_on_while_its_slot_moves_and_passes_to_who_waits() {
     let mut source = cluster.nodes[from].raw().await;
     let moved = async || source.errors("MOVED").await >= 1;
     assert!(eventually(LIMIT, moved).await, "the move is not noticed");
-    let listens = async || target.shard_channels().await == ["bellwether:l:{k}:s"];
+    let listens = async || target.shard_channels().await.contains(&"bellwether:l:{k}:s".to_owned());
     assert!(eventually(LIMIT, listens).await, "who waits does not listen at the new owner");
     let mut before = target.pttl(KEY).await;
     let renewed = async || {
@@ -82,8 +82,8 @@ async fn what_a_slot_on_the_move_cannot_do_is_refused_and_works_when_it_has_move
     cluster.move_keys("{k}", from, to).await;
     assert_eq!(backend.renew(std::slice::from_ref(&held)).await.unwrap(), [true]);
     assert!(backend.get(&entry).await.unwrap().is_some());
-    let error = backend.acquire(&claim("k")).await;
-    assert!(matches!(error, Ok(Acquired::Held(_))), "{error:?}");
+    let error = backend.acquire(&claim("k")).await.unwrap_err();
+    assert_eq!(error.kind(), BackendErrorKind::Refused, "{error}");
 
     cluster.end_move("{k}", from, to).await;
     assert!(backend.release(&held).await.unwrap());
