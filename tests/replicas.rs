@@ -15,7 +15,7 @@ use bellwether::{
 };
 use tokio::time::Instant;
 
-use self::support::{Cluster, LIMIT, RedisServer, eventually};
+use self::support::{Cluster, LIMIT, RedisServer, comes_true};
 
 const LEASE: Duration = Duration::from_secs(60);
 /// What a busy machine adds to a time-out.
@@ -87,7 +87,7 @@ async fn what_no_replica_confirms_is_given_back_and_told() {
 
     replica.resume();
     let again = async || backend.acquire(&claim("again")).await.is_ok();
-    assert!(eventually(LIMIT, again).await, "it is not granted again");
+    assert!(comes_true(LIMIT, again).await, "it is not granted again");
 }
 
 #[tokio::test]
@@ -112,7 +112,7 @@ async fn nothing_else_waits_for_a_replica() {
     let acquiring = tokio::spawn(async move { theirs.acquire(&waited_for).await });
     let mut raw = master.raw().await;
     let granted = async || raw.keys("t:l:{k}:l").await.len() == 1;
-    assert!(eventually(LIMIT, granted).await);
+    assert!(comes_true(LIMIT, granted).await);
     backend.ping().await.unwrap();
     assert!(backend.get(&claim("k").name).await.unwrap().is_none());
     assert!(!acquiring.is_finished(), "it did not wait");

@@ -15,7 +15,7 @@ use tokio::time::timeout;
 
 use crate::{
     LEASE, backend, claim, locks, name, patient,
-    support::{Cluster, LIMIT, eventually},
+    support::{Cluster, LIMIT, comes_true},
 };
 
 #[tokio::test]
@@ -42,7 +42,7 @@ async fn leases_on_all_nodes_are_renewed() {
             }
             true
         };
-        assert!(eventually(LIMIT, renewed).await, "not all are renewed");
+        assert!(comes_true(LIMIT, renewed).await, "not all are renewed");
     }
     for (guard, before) in guards.into_iter().zip(before) {
         assert!(!guard.is_lost());
@@ -123,7 +123,7 @@ async fn a_lock_is_handed_over_by_a_push_on_every_node() {
         let owner = &cluster.nodes[cluster.owner(&format!("{{{key}}}")).await];
         let mut raw = owner.raw().await;
         let listens = async || !raw.shard_channels().await.is_empty();
-        assert!(eventually(LIMIT, listens).await, "nobody waits");
+        assert!(comes_true(LIMIT, listens).await, "nobody waits");
         guard.unlock().await.unwrap();
         // Long before its lease would have ended.
         timeout(LIMIT, waiting).await.unwrap().unwrap().unwrap().unlock().await.unwrap();
@@ -139,7 +139,7 @@ async fn one_node_is_enough_to_find_the_others_which_have_its_credentials() {
     assert_eq!(backend.ping().await.unwrap_err().kind(), ErrorKind::Backend, "the first is used");
     let backend = RedisBackend::cluster([url.as_str(), "redis://127.0.0.1:1"]).unwrap();
     let found = async || backend.ping().await.is_ok();
-    assert!(eventually(LIMIT, found).await);
+    assert!(comes_true(LIMIT, found).await);
     for key in cluster.key_of_each(2, |at| format!("k{at}")).await {
         backend.acquire(&claim(&key)).await.unwrap();
     }
@@ -174,7 +174,7 @@ async fn without_channels_of_the_shard_waiters_look_by_themselves() {
     let waiting = tokio::spawn(async move { waiter.lock().await });
     let mut raw = cluster.nodes[0].raw().await;
     let tried = async || raw.errors("ERR").await > 1;
-    assert!(eventually(LIMIT, tried).await, "nobody waits");
+    assert!(comes_true(LIMIT, tried).await, "nobody waits");
     guard.unlock().await.unwrap();
     let next = timeout(LIMIT, waiting).await.expect("no turn").unwrap().unwrap();
     next.unlock().await.unwrap();

@@ -6,7 +6,7 @@ use tokio::time::timeout;
 
 use crate::{
     LEASE, locks,
-    support::{Cluster, LIMIT, Raw, eventually},
+    support::{Cluster, LIMIT, Raw, comes_true},
 };
 
 #[tokio::test]
@@ -26,7 +26,7 @@ async fn a_replica_takes_over_what_is_held_and_waited_for() {
     for (at, key) in keys.iter().enumerate() {
         let mut raw = cluster.nodes[at].raw().await;
         let listens = async || !raw.shard_channels().await.is_empty();
-        assert!(eventually(LIMIT, listens).await, "nobody waits at {at}");
+        assert!(comes_true(LIMIT, listens).await, "nobody waits at {at}");
         let reached: usize = {
             raw.run::<()>(&["SET", &format!("{{{key}}}"), "", "PX", "1000"]).await;
             raw.run(&["WAIT", "1", "10000"]).await
@@ -36,7 +36,7 @@ async fn a_replica_takes_over_what_is_held_and_waited_for() {
     cluster.nodes[0].kill();
     let lease = format!("bellwether:l:{{{}}}:l", keys[0]);
     let replaced = async || cluster.owner_seen_by(1, &lease).await == Some(3);
-    assert!(eventually(2 * LIMIT, replaced).await, "no replica takes over");
+    assert!(comes_true(2 * LIMIT, replaced).await, "no replica takes over");
 
     let mut raw = cluster.nodes[3].raw().await;
     let mut before = raw.pttl(&lease).await;
@@ -44,10 +44,10 @@ async fn a_replica_takes_over_what_is_held_and_waited_for() {
         let now = raw.pttl(&lease).await;
         now > std::mem::replace(&mut before, now)
     };
-    assert!(eventually(LIMIT, renewed).await, "it is not renewed over there");
+    assert!(comes_true(LIMIT, renewed).await, "it is not renewed over there");
     let mut raw = cluster.nodes[3].raw().await;
     let listens = async || !raw.shard_channels().await.is_empty();
-    assert!(eventually(LIMIT, listens).await, "who waits does not listen over there");
+    assert!(comes_true(LIMIT, listens).await, "who waits does not listen over there");
     for (guard, waiting) in guards.into_iter().zip(waiting) {
         assert!(!guard.is_lost());
         assert!(!waiting.is_finished());
@@ -62,14 +62,14 @@ async fn a_replica_takes_over_what_is_held_and_waited_for() {
     cluster.nodes[0].start_again().await;
     let mut raw = cluster.nodes[0].raw().await;
     let replica = async || raw.run::<String>(&["INFO", "replication"]).await.contains("role:slave");
-    assert!(eventually(LIMIT, replica).await);
+    assert!(comes_true(LIMIT, replica).await);
     // Longer than the pause between two attempts to connect.
     let quiet = async || {
         let before = connections(&mut raw).await;
         tokio::time::sleep(Duration::from_millis(600)).await;
         connections(&mut raw).await == before
     };
-    assert!(eventually(LIMIT, quiet).await, "a node without slots is still connected to");
+    assert!(comes_true(LIMIT, quiet).await, "a node without slots is still connected to");
 }
 
 /// How many there have been.

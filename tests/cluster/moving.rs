@@ -13,7 +13,7 @@ use tokio::time::timeout;
 
 use crate::{
     LEASE, backend, claim, locks, name, patient,
-    support::{Cluster, LIMIT, eventually},
+    support::{Cluster, LIMIT, comes_true},
 };
 
 const KEY: &str = "bellwether:l:{k}:l";
@@ -31,26 +31,26 @@ async fn a_lock_is_held_on_while_its_slot_moves_and_passes_to_who_waits() {
     let waiter = there.mutex("k").lease(LEASE).wait(3 * LIMIT);
     let waiting = tokio::spawn(async move { waiter.lock().await });
     let listens = async || !source.clone().shard_channels().await.is_empty();
-    assert!(eventually(LIMIT, listens).await, "nobody waits");
+    assert!(comes_true(LIMIT, listens).await, "nobody waits");
 
     cluster.begin_to_move("{k}", from, to).await;
     assert!(cluster.move_keys("{k}", from, to).await >= 2);
     // The renewals are sent on by the node that has the keys no more.
     let asked = async || source.errors("ASK").await >= 3;
-    assert!(eventually(LIMIT, asked).await, "nothing is sent on");
+    assert!(comes_true(LIMIT, asked).await, "nothing is sent on");
     cluster.end_move("{k}", from, to).await;
 
     let mut source = cluster.nodes[from].raw().await;
     let moved = async || source.errors("MOVED").await >= 1;
-    assert!(eventually(LIMIT, moved).await, "the move is not noticed");
+    assert!(comes_true(LIMIT, moved).await, "the move is not noticed");
     let listens = async || target.shard_channels().await.contains(&"bellwether:l:{k}:s".to_owned());
-    assert!(eventually(LIMIT, listens).await, "who waits does not listen at the new owner");
+    assert!(comes_true(LIMIT, listens).await, "who waits does not listen at the new owner");
     let mut before = target.pttl(KEY).await;
     let renewed = async || {
         let now = target.pttl(KEY).await;
         now > std::mem::replace(&mut before, now)
     };
-    assert!(eventually(LIMIT, renewed).await, "it is not renewed at the new owner");
+    assert!(comes_true(LIMIT, renewed).await, "it is not renewed at the new owner");
     assert!(!guard.is_lost());
     assert!(!waiting.is_finished());
 
@@ -106,7 +106,7 @@ async fn who_listens_is_told_to_look_when_the_slot_has_moved() {
         assert_eq!(timeout(LIMIT, changes.next()).await.unwrap(), Change::Wake);
         let mut raw = cluster.nodes[to].raw().await;
         let listens = async || raw.shard_channels().await.contains(&name("k").suffixed("s"));
-        assert!(eventually(LIMIT, listens).await, "nobody listens there");
+        assert!(comes_true(LIMIT, listens).await, "nobody listens there");
         let burnt = here.invalidate(&name("k"), LEASE).await.unwrap();
         loop {
             match timeout(LIMIT, changes.next()).await.unwrap() {
@@ -119,7 +119,7 @@ async fn who_listens_is_told_to_look_when_the_slot_has_moved() {
     let owner = cluster.owner("{other}").await;
     let mut raw = cluster.nodes[owner].raw().await;
     let listens = async || raw.shard_channels().await.contains(&name("other").suffixed("s"));
-    assert!(eventually(LIMIT, listens).await, "nobody listens there");
+    assert!(comes_true(LIMIT, listens).await, "nobody listens there");
     let burnt = here.invalidate(&name("other"), LEASE).await.unwrap();
     loop {
         match timeout(LIMIT, other.next()).await.unwrap() {

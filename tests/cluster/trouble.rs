@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use crate::{
     backend, claim, locks,
-    support::{Cluster, LIMIT, eventually},
+    support::{Cluster, LIMIT, comes_true},
 };
 
 /// What a busy machine adds to a time-out.
@@ -29,13 +29,13 @@ async fn a_node_that_hangs_costs_the_leases_of_the_others_nothing() {
     for at in [0, 2] {
         // They are renewed as before.
         let renewed = async || guards[at].remaining() > Duration::from_secs(2);
-        assert!(eventually(SLACK, renewed).await);
+        assert!(comes_true(SLACK, renewed).await);
         assert!(!guards[at].is_lost(), "{at}");
     }
     cluster.nodes[1].resume();
     let again =
         async || locks.mutex(keys[1].as_str()).try_lock().await.is_ok_and(|it| it.is_some());
-    assert!(eventually(LIMIT, again).await, "the node is not used again");
+    assert!(comes_true(LIMIT, again).await, "the node is not used again");
 }
 
 /// The cluster refuses everything as long as one slot is nobody's.
@@ -52,7 +52,7 @@ async fn a_cluster_that_is_down_is_an_error_at_once_and_used_again() {
         node.raw().await.run::<()>(&["CLUSTER", "DELSLOTS", "0"]).await;
     }
     let down = async || backend.renew(std::slice::from_ref(&held)).await.is_err();
-    assert!(eventually(LIMIT, down).await, "the cluster is not down");
+    assert!(comes_true(LIMIT, down).await, "the cluster is not down");
     let begun = Instant::now();
     let error = backend.acquire(&claim("k")).await.unwrap_err();
     assert_eq!(error.kind(), BackendErrorKind::Unavailable, "{error}");
@@ -60,6 +60,6 @@ async fn a_cluster_that_is_down_is_an_error_at_once_and_used_again() {
     assert!(begun.elapsed() < Duration::from_millis(250) + SLACK);
     cluster.nodes[0].raw().await.run::<()>(&["CLUSTER", "ADDSLOTS", "0"]).await;
     let up = async || backend.renew(std::slice::from_ref(&held)).await.is_ok();
-    assert!(eventually(LIMIT, up).await, "it is not used again");
+    assert!(comes_true(LIMIT, up).await, "it is not used again");
     assert_eq!(backend.renew(&[held]).await.unwrap(), [true]);
 }

@@ -95,7 +95,7 @@ mod over_redis {
     use super::*;
     use std::sync::{Mutex, PoisonError};
 
-    use crate::support::{Cluster, RedisServer, eventually};
+    use crate::support::{Cluster, RedisServer, comes_true, eventually};
 
     pub struct Redis(RedisServer);
 
@@ -192,7 +192,7 @@ mod over_redis {
             for node in &self.cluster().nodes {
                 let mut raw = node.raw().await;
                 let silent = async || raw.shard_channels().await.is_empty();
-                assert!(eventually(LIMIT, silent).await, "subscriptions are left behind");
+                assert!(comes_true(LIMIT, silent).await, "subscriptions are left behind");
                 assert!(raw.pubsub_channels().await.is_empty(), "pushed to the whole cluster");
             }
         }

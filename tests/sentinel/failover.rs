@@ -5,7 +5,7 @@ use std::time::Duration;
 use bellwether::{Cache, ErrorKind, Locks, RedisBackend};
 use tokio::time::timeout;
 
-use crate::support::{LIMIT, Raw, Sentinels, eventually};
+use crate::support::{LIMIT, Raw, Sentinels, comes_true};
 
 fn backend(set: &Sentinels) -> RedisBackend {
     RedisBackend::sentinel(set.urls(), Sentinels::MASTER).unwrap()
@@ -34,7 +34,7 @@ async fn a_lease_that_was_replicated_is_held_on_and_waiters_get_their_turn() {
     let waiting = tokio::spawn(async move { waiter.lock().await });
     let mut raw = set.servers[0].raw().await;
     let listens = async || !raw.clone().pubsub_channels().await.is_empty();
-    assert!(eventually(LIMIT, listens).await, "nobody waits");
+    assert!(comes_true(LIMIT, listens).await, "nobody waits");
     replicated(&mut raw, 2).await;
 
     set.servers[0].kill();
@@ -46,13 +46,13 @@ async fn a_lease_that_was_replicated_is_held_on_and_waiters_get_their_turn() {
         let now = raw.pttl("bellwether:l:{k}:l").await;
         now > std::mem::replace(&mut before, now)
     };
-    assert!(eventually(LIMIT, &mut renewed).await, "it is not renewed on the new master");
+    assert!(comes_true(LIMIT, &mut renewed).await, "it is not renewed on the new master");
     assert!(!guard.is_lost());
     // A free lock is granted there, this one is not.
     assert!(there.mutex("other").try_lock().await.unwrap().is_some());
     assert!(!waiting.is_finished());
     let listens = async || !new.raw().await.pubsub_channels().await.is_empty();
-    assert!(eventually(LIMIT, listens).await, "who waits does not listen there");
+    assert!(comes_true(LIMIT, listens).await, "who waits does not listen there");
 
     guard.unlock().await.unwrap();
     // By a push: its lease would last for long.
@@ -79,7 +79,7 @@ async fn a_lease_that_was_not_replicated_is_told_lost_and_goes_to_who_waits() {
     let waiter = there.mutex("k").lease(LEASE).wait(3 * LIMIT);
     let waiting = tokio::spawn(async move { waiter.lock().await });
     let listens = async || !raw.clone().pubsub_channels().await.is_empty();
-    assert!(eventually(LIMIT, listens).await, "nobody waits");
+    assert!(comes_true(LIMIT, listens).await, "nobody waits");
 
     set.servers[0].kill();
     set.master_after(set.servers[0].port()).await;
@@ -120,12 +120,12 @@ async fn a_master_that_hangs_is_replaced_and_nobody_returns_to_it() {
         let mut raw = new.raw().await;
         raw.run::<bool>(&["EXISTS", &format!("bellwether:c:{{{key}}}:e")]).await
     };
-    assert!(eventually(LIMIT, stored).await, "nothing is stored on the new master");
+    assert!(comes_true(LIMIT, stored).await, "nothing is stored on the new master");
     let demoted = async || {
         let info: String = old.raw().await.run(&["INFO", "replication"]).await;
         info.contains("role:slave")
     };
-    assert!(eventually(LIMIT, demoted).await);
+    assert!(comes_true(LIMIT, demoted).await);
     load(&here, "after").await.unwrap();
     let mut raw = new.raw().await;
     assert!(raw.run::<bool>(&["EXISTS", "bellwether:c:{after}:e"]).await);

@@ -11,7 +11,7 @@ use bellwether::{
 
 use crate::{
     fake::{Fake, Says},
-    support::{LIMIT, RedisServer, eventually},
+    support::{LIMIT, RedisServer, comes_true},
 };
 
 fn options() -> RedisOptions {
@@ -42,9 +42,9 @@ async fn one_sentinel_that_knows_is_enough_and_is_asked_first_from_then_on() {
     let before = (silent.asked(), ignorant.asked(), knows.asked());
     assert_eq!((before.1, before.2), (1, 1));
     let asked_again = async || knows.asked() > before.2 + 1;
-    assert!(eventually(LIMIT, asked_again).await, "the master is not looked up any more");
+    assert!(comes_true(LIMIT, asked_again).await, "the master is not looked up any more");
     server.raw().await.run::<()>(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]).await;
-    assert!(eventually(LIMIT, || works(&backend)).await);
+    assert!(comes_true(LIMIT, || works(&backend)).await);
     assert_eq!((silent.asked(), ignorant.asked()), (before.0, before.1), "not the one that knows");
 }
 
@@ -60,7 +60,7 @@ async fn a_replica_is_refused_and_the_next_sentinel_asked() {
     assert!(error.to_string().contains("is a read-only replica"), "{error}");
     let current = Fake::start(Says::Master(master.port())).await;
     let backend = RedisBackend::sentinel(&[stale.url(), current.url()], "flock").unwrap();
-    assert!(eventually(LIMIT, || works(&backend)).await, "it stays with the replica");
+    assert!(comes_true(LIMIT, || works(&backend)).await, "it stays with the replica");
     assert!(backend.acquire(&claim("k")).await.is_ok());
 }
 
@@ -73,7 +73,7 @@ async fn sentinels_that_know_nothing_are_an_error_that_says_so() {
     assert!(error.to_string().contains("does not know the master"), "{error}");
     let server = RedisServer::start().await;
     fake.say(Says::Master(server.port()));
-    assert!(eventually(LIMIT, || works(&backend)).await, "it is not found later");
+    assert!(comes_true(LIMIT, || works(&backend)).await, "it is not found later");
 }
 
 #[tokio::test]
@@ -108,11 +108,11 @@ async fn a_living_master_that_was_given_up_is_left() {
     fake.say(Says::Master(new.port()));
     let channel = "t:l:{k}:c".to_owned();
     let moved = async || new.raw().await.pubsub_channels().await.contains(&channel);
-    assert!(eventually(LIMIT, moved).await, "the subscription stays behind");
+    assert!(comes_true(LIMIT, moved).await, "the subscription stays behind");
     // Who listens is told to look, and what is held there is not held here.
     assert_eq!(changes.next().await, bellwether::backend::Change::Wake);
     let lost = async || backend.renew(std::slice::from_ref(&held)).await.unwrap() == [false];
-    assert!(eventually(LIMIT, lost).await, "commands stay behind");
+    assert!(comes_true(LIMIT, lost).await, "commands stay behind");
     assert!(old.raw().await.pubsub_channels().await.is_empty());
 
     // What cannot be used is not changed to.
@@ -122,7 +122,7 @@ async fn a_living_master_that_was_given_up_is_left() {
     let asked = fake.asked();
     fake.say(Says::Master(replica.port()));
     let asked_again = async || fake.asked() >= asked + 4;
-    assert!(eventually(LIMIT, asked_again).await);
+    assert!(comes_true(LIMIT, asked_again).await);
     assert_eq!(backend.renew(&[held]).await.unwrap(), [true]);
 }
 

@@ -1,4 +1,4 @@
-use super::{LIMIT, Raw, RedisServer, eventually, server::free_port};
+use super::{LIMIT, Raw, RedisServer, comes_true, server::free_port};
 
 /// A Redis Cluster: masters that share the slots evenly, and replicas of the first ones.
 pub struct Cluster {
@@ -46,20 +46,20 @@ impl Cluster {
         for node in &cluster.nodes {
             let raw = node.raw().await;
             let all = async || info(raw.clone(), "cluster_known_nodes").await == ids.len();
-            assert!(eventually(LIMIT, all).await, "the nodes do not find each other");
+            assert!(comes_true(LIMIT, all).await, "the nodes do not find each other");
         }
         for at in 0..replicas {
             let raw = cluster.nodes[masters + at].raw().await;
             let master = &ids[at % masters];
             let known =
                 async || raw.clone().try_run::<()>(&["CLUSTER", "REPLICATE", master]).await.is_ok();
-            assert!(eventually(LIMIT, known).await, "a node does not become a replica");
+            assert!(comes_true(LIMIT, known).await, "a node does not become a replica");
             cluster.nodes[at % masters].raw().await.followed_by(at / masters + 1).await;
         }
         for node in &cluster.nodes {
             let raw = node.raw().await;
             let ready = async || complete(raw.clone(), masters, replicas).await;
-            assert!(eventually(LIMIT, ready).await, "the cluster is not complete");
+            assert!(comes_true(LIMIT, ready).await, "the cluster is not complete");
         }
         cluster
     }

@@ -30,7 +30,7 @@ pub use self::{
     server::RedisServer,
 };
 
-use std::time::Duration;
+use std::{future::Future, time::Duration};
 
 use tokio::time::{Instant, sleep};
 
@@ -41,7 +41,10 @@ pub const LIMIT: Duration = Duration::from_secs(20);
 ///
 /// In place of a sleep: a test waits as long as it must on a busy machine, and no longer on a free one.
 #[must_use = "assert it"]
-pub async fn eventually(limit: Duration, mut condition: impl AsyncFnMut() -> bool) -> bool {
+pub async fn eventually<F>(limit: Duration, mut condition: impl FnMut() -> F) -> bool
+where
+    F: Future<Output = bool>,
+{
     let end = Instant::now() + limit;
     loop {
         if condition().await {
@@ -52,4 +55,17 @@ pub async fn eventually(limit: Duration, mut condition: impl AsyncFnMut() -> boo
         }
         sleep(Duration::from_millis(2)).await;
     }
+}
+
+/// As [`eventually`], with a condition that may change what it captures. (Its future cannot be spawned.)
+#[must_use = "assert it"]
+pub async fn comes_true(limit: Duration, mut condition: impl AsyncFnMut() -> bool) -> bool {
+    let end = Instant::now() + limit;
+    while !condition().await {
+        if Instant::now() >= end {
+            return false;
+        }
+        sleep(Duration::from_millis(2)).await;
+    }
+    true
 }

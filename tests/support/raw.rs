@@ -6,7 +6,7 @@ use std::{
 
 use redis::{Client, FromRedisValue, RedisResult, aio::MultiplexedConnection};
 
-use super::{LIMIT, eventually};
+use super::{LIMIT, comes_true};
 
 /// A plain connection, to look at a server and to change it behind the crate's back.
 #[derive(Clone)]
@@ -113,7 +113,7 @@ impl Raw {
             };
             info.lines().filter(heard).count() == replicas
         };
-        assert!(eventually(LIMIT, all).await, "not all replicas follow");
+        assert!(comes_true(LIMIT, all).await, "not all replicas follow");
     }
 
     /// How often the server has answered with an error of this code.

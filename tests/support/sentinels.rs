@@ -1,4 +1,4 @@
-use super::{LIMIT, Raw, RedisServer, eventually};
+use super::{LIMIT, Raw, RedisServer, comes_true};
 
 /// A master with replicas, and three sentinels that watch it under the name [`MASTER`](Self::MASTER).
 pub struct Sentinels {
@@ -33,7 +33,7 @@ impl Sentinels {
         for sentinel in &set.sentinels {
             let raw = sentinel.raw().await;
             let complete = || knows(raw.clone(), 2, replicas);
-            assert!(eventually(LIMIT, complete).await, "the sentinels do not find each other");
+            assert!(comes_true(LIMIT, complete).await, "the sentinels do not find each other");
         }
         set
     }
@@ -48,7 +48,7 @@ impl Sentinels {
         for sentinel in &self.sentinels {
             let raw = sentinel.raw().await;
             let named = || async { named(raw.clone()).await != Some(old) };
-            assert!(eventually(2 * LIMIT, named).await, "no failover happens");
+            assert!(comes_true(2 * LIMIT, named).await, "no failover happens");
             new = named_by(raw.clone()).await;
         }
         let mut servers = self.servers.iter();

@@ -1,5 +1,6 @@
 //! The one seam between what is asked (`leases`, `store`) and who is asked: a server, or a cluster of them.
 
+use futures_util::FutureExt;
 use redis::{Cmd, Value};
 
 use super::{
@@ -24,6 +25,7 @@ pub(super) struct Servers {
     kind: Kind,
 }
 
+/// What is asked of a cluster is boxed, so that the way to a single server stays small.
 enum Kind {
     One { node: Box<Node>, channels: Channels },
     Cluster(Cluster),
@@ -67,7 +69,7 @@ impl Servers {
                 let each = calls.iter().map(|call| self.answer(call, replicas));
                 futures_util::future::try_join_all(each).await?
             }
-            Kind::Cluster(cluster) => cluster.call_each(calls, replicas).await?,
+            Kind::Cluster(cluster) => cluster.call_each(calls, replicas).boxed().await?,
         };
         Ok(answers.into_iter().map(|answer| self.confirmed(answer)).collect())
     }
@@ -96,7 +98,7 @@ impl Servers {
                 let limit = Limit::of(&self.options);
                 Ok(node.commands.run(command, Escort::default(), limit).await?.value)
             }
-            Kind::Cluster(cluster) => Ok(cluster.run(command, key).await?.value),
+            Kind::Cluster(cluster) => Ok(cluster.run(command, key).boxed().await?.value),
         }
     }
 
@@ -107,7 +109,7 @@ impl Servers {
                 node.commands.run(&ping, Escort::default(), Limit::of(&self.options)).await?;
                 Ok(())
             }
-            Kind::Cluster(cluster) => cluster.ping().await,
+            Kind::Cluster(cluster) => cluster.ping().boxed().await,
         }
     }
 
@@ -134,7 +136,7 @@ impl Servers {
     pub(super) async fn attend(&self, channel: &str) -> Result<(), BackendError> {
         match &self.kind {
             Kind::One { node, .. } => node.push.start(),
-            Kind::Cluster(cluster) => cluster.attend(channel).await,
+            Kind::Cluster(cluster) => cluster.attend(channel).boxed().await,
         }
     }
 
@@ -155,7 +157,7 @@ impl Servers {
                 let escort = Escort { asking: false, replicas };
                 Ok(node.connection(replicas).call(call, escort, Limit::of(&self.options)).await?)
             }
-            Kind::Cluster(cluster) => cluster.call(call, replicas).await,
+            Kind::Cluster(cluster) => cluster.call(call, replicas).boxed().await,
         }
     }
 
