@@ -110,10 +110,18 @@ impl Entry {
 }
 
 /// At most 16 of them, which a `u64` holds in either radix.
-fn digits(text: &[u8], radix: u32) -> Result<u64, Undecodable> {
-    text.iter().try_fold(0, |number, &digit| {
-        let digit = char::from(digit).to_digit(radix).ok_or(Undecodable)?;
-        Ok(number * u64::from(radix) + u64::from(digit))
+fn digits(text: &[u8], radix: u8) -> Result<u64, Undecodable> {
+    text.iter().try_fold(0, |number, byte| {
+        let digit = match byte {
+            b'0'..=b'9' => byte - b'0',
+            b'a'..=b'f' => byte - b'a' + 10,
+            _ => return Err(Undecodable),
+        };
+        if digit < radix {
+            Ok(number * u64::from(radix) + u64::from(digit))
+        } else {
+            Err(Undecodable)
+        }
     })
 }
 

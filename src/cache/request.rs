@@ -4,6 +4,7 @@ use std::{
     time::Duration,
 };
 
+use futures_util::FutureExt;
 use tokio::sync::SemaphorePermit;
 use tracing::Instrument;
 
@@ -133,16 +134,20 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     /// # Cancel safety
     ///
     /// As [`Cache::get_or_load`].
-    pub async fn load<F, Fut, E>(self, loader: F) -> Result<Loaded<V>, Error>
+    pub fn load<F, Fut, E>(
+        self,
+        loader: F,
+    ) -> impl Future<Output = Result<Loaded<V>, Error>> + Send + 'static
     where
         F: FnOnce(Lead) -> Fut + Send + 'static,
         Fut: Future<Output = Result<V, E>> + Send + 'static,
         E: Into<BoxError> + 'static,
     {
-        match self.fly(move |lead| load::shared(loader(lead))).await? {
+        // Not an async function: it would keep a copy of what it passes on.
+        self.fly(move |lead| load::shared(loader(lead))).map(|flown| match flown? {
             Flown::Loaded(loaded) => Ok(loaded),
             Flown::Private => Err(Error::new(ErrorKind::Cancelled, "the value was not shared")),
-        }
+        })
     }
 
     /// As [`load`](Self::load), for work whose answer may turn out to be its caller's alone.
@@ -162,7 +167,8 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
                 // A loader that waits for a place that loaders take could wait for itself.
                 let _place = match within {
                     Some(_) => None,
-                    None => Some(inner.place(self.options.wait_limit).await?),
+                    // In a box, so that the way of who follows stays small.
+                    None => Some(Box::pin(inner.place(self.options.wait_limit)).await?),
                 };
                 return Box::pin(alone(inner, work.take(), self.options, within)).await;
             }

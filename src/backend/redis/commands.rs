@@ -10,7 +10,7 @@
 //! the wrong command. What is under way on it may still be answered. A command that its caller gave up
 //! earlier puts the connection to the question: a word is sent, and must come back.
 
-use std::{sync::Arc, time::Duration};
+use std::{pin::pin, sync::Arc, time::Duration};
 
 use redis::{
     Cmd, ErrorKind, PushKind, RedisError, RetryMethod, ServerErrorKind, Value,
@@ -25,7 +25,7 @@ use tracing::{info, warn};
 
 use super::{
     RedisOptions, Replicas,
-    connect::{Backoff, connect, prepare},
+    connect::{Backoff, Connected, connect, prepare},
     node::Signs,
     patience::Patience,
     script::Call,
@@ -62,7 +62,7 @@ enum Link {
 }
 
 struct Up {
-    connection: MultiplexedConnection,
+    connected: Connected,
     /// Asks the loop for a new connection in place of this one, and of no later one.
     broken: Arc<Notify>,
     /// Asks the loop whether it still answers.
@@ -235,7 +235,8 @@ impl Commands {
             None => (Box::pin(self.up(deadline)).await?, Instant::now(), false),
         };
         let unanswered = Unanswered { shared: &self.shared, up: &up, since };
-        let sending = send(up.connection.clone());
+        // In its place, for it is large.
+        let sending = pin!(send(up.connected.connection.clone()));
         let over = async {
             // A loop on another runtime may stand still while this one goes on.
             match whole && Handle::current().id() == up.runtime {
@@ -351,10 +352,10 @@ async fn keep_connected(shared: &Shared) {
             Ok(())
         };
         match connect(&shared.target, &shared.options, on_push).await {
-            Ok((connection, place)) => {
+            Ok((connected, place)) => {
                 let since = Instant::now();
                 let runtime = Handle::current().id();
-                let up = Up { connection, broken, doubted: Notify::new(), runtime };
+                let up = Up { connected, broken, doubted: Notify::new(), runtime };
                 serve(shared, Arc::new(up), place).await;
                 info!("the connection to Redis broke; connecting again");
                 shared.signs.trouble.notify_one();
@@ -385,8 +386,8 @@ async fn keep_connected(shared: &Shared) {
 
 /// Returns when the connection is broken, or the master is elsewhere.
 async fn serve(shared: &Shared, up: Arc<Up>, place: Place) {
-    let mut preparing = up.connection.clone();
-    let mut asked = up.connection.clone();
+    let mut preparing = up.connected.connection.clone();
+    let mut asked = up.connected.connection.clone();
     shared.link.send_replace(Link::Up(up.clone()));
     shared.signs.connected.notify_waiters();
     let limit = shared.options.connect_timeout;

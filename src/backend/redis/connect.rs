@@ -2,15 +2,22 @@
 
 use std::time::Duration;
 
+use futures_util::future::select_ok;
 use redis::{
-    AsyncConnectionConfig, Client, ConnectionInfo, ErrorKind, IntoConnectionInfo, ProtocolVersion,
-    PushInfo, RedisError, Value, aio::MultiplexedConnection, io::tcp::TcpSettings,
+    AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, ErrorKind, IntoConnectionInfo,
+    ProtocolVersion, PushInfo, RedisError, Value, aio::MultiplexedConnection, io::tcp::TcpSettings,
 };
-use tokio::time::timeout;
+use socket2::{SockRef, TcpKeepalive};
+use tokio::{
+    net::{TcpStream, lookup_host},
+    time::timeout,
+};
+use tokio_util::task::AbortOnDropHandle;
 use tracing::warn;
 
 use super::{
     RedisOptions,
+    gather::Gathering,
     script::SCRIPTS,
     target::{Place, Target},
 };
@@ -31,14 +38,23 @@ fn invalid(error: RedisError) -> Error {
     Error::with_source(Kind::InvalidConfig, "the Redis URL is not valid", error)
 }
 
-/// A peer that swallows packets is given up after about 15 s even when nothing is being sent.
 pub(super) fn tcp() -> TcpSettings {
-    let keepalive = socket2::TcpKeepalive::new()
-        .with_time(Duration::from_secs(5))
-        .with_interval(Duration::from_secs(3));
+    TcpSettings::default().set_nodelay(true).set_keepalive(keepalive())
+}
+
+/// A peer that swallows packets is given up after about 15 s even when nothing is being sent.
+fn keepalive() -> TcpKeepalive {
+    let keepalive =
+        TcpKeepalive::new().with_time(Duration::from_secs(5)).with_interval(Duration::from_secs(3));
     #[cfg(not(any(target_os = "openbsd", target_os = "windows")))]
     let keepalive = keepalive.with_retries(3);
-    TcpSettings::default().set_nodelay(true).set_keepalive(keepalive)
+    keepalive
+}
+
+/// A connection and its driver, which ends with it.
+pub(super) struct Connected {
+    pub(super) connection: MultiplexedConnection,
+    _driver: Option<AbortOnDropHandle<()>>,
 }
 
 /// Finds the server, connects, and checks that it can be written to.
@@ -46,21 +62,46 @@ pub(super) async fn connect(
     target: &Target,
     options: &RedisOptions,
     on_push: impl Fn(PushInfo) -> Result<(), ()> + Send + Sync + 'static,
-) -> Result<(MultiplexedConnection, Place), BackendError> {
+) -> Result<(Connected, Place), BackendError> {
     let (client, place) = target.find().await?;
     let config = config().set_push_sender(on_push);
     let attempt = async {
-        let mut connection = client.get_multiplexed_async_connection_with_config(&config).await?;
-        refuse_replica(&mut connection).await?;
-        Ok::<_, RedisError>(connection)
+        let mut connected = open(&client, config).await?;
+        refuse_replica(&mut connected.connection).await?;
+        Ok::<_, RedisError>(connected)
     };
     let failed = match timeout(options.connect_timeout, attempt).await {
-        Ok(Ok(connection)) => return Ok((connection, place)),
+        Ok(Ok(connected)) => return Ok((connected, place)),
         Ok(Err(error)) => BackendError::new(BackendErrorKind::Unavailable, error),
         Err(elapsed) => BackendError::new(BackendErrorKind::Unavailable, elapsed),
     };
     place.doubt();
     Err(failed)
+}
+
+async fn open(client: &Client, config: AsyncConnectionConfig) -> Result<Connected, RedisError> {
+    let info = client.get_connection_info();
+    let ConnectionAddr::Tcp(host, port) = info.addr() else {
+        // Over TLS the client makes the stream.
+        let connection = client.get_multiplexed_async_connection_with_config(&config).await?;
+        return Ok(Connected { connection, _driver: None });
+    };
+    let addresses = lookup_host((host.as_str(), *port)).await?;
+    let attempts: Vec<_> = addresses.map(|address| Box::pin(TcpStream::connect(address))).collect();
+    if attempts.is_empty() {
+        return Err(RedisError::from((ErrorKind::InvalidClientConfig, "the host has no address")));
+    }
+    let (socket, _others) = select_ok(attempts).await?;
+    socket.set_nodelay(true)?;
+    SockRef::from(&socket).set_tcp_keepalive(&keepalive())?;
+    let (connection, driver) = MultiplexedConnection::new_with_config(
+        info.redis_settings(),
+        Gathering::new(socket),
+        config,
+    )
+    .await?;
+    let driver = AbortOnDropHandle::new(tokio::spawn(driver));
+    Ok(Connected { connection, _driver: Some(driver) })
 }
 
 /// Without limits of the client's own: every wait here has one.

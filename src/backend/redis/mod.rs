@@ -30,6 +30,7 @@ mod cluster;
 mod commands;
 mod connect;
 pub mod failover;
+mod gather;
 mod latches;
 mod leases;
 mod node;

@@ -14,6 +14,8 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
+use crate::time::after;
+
 /// As many rounds are in the time of a command.
 const ROUNDS: usize = 16;
 
@@ -61,9 +63,15 @@ impl Patience {
         loop {
             self.rest().await;
             let mut quiet = 0;
+            let step = self.limit / ROUNDS as u32;
             let mut next = Instant::now();
             while quiet <= ROUNDS {
-                next += self.limit / ROUNDS as u32;
+                // After a standstill the rounds that were missed are not made up for: that would end commands
+                // that have just begun.
+                if next.elapsed() > step {
+                    next = Instant::now();
+                }
+                next = after(next, step);
                 sleep_until(next).await;
                 let round = self.round.fetch_add(1, Ordering::SeqCst) + 1;
                 self.over[(round + 1) % (ROUNDS + 1)].notify_waiters();
@@ -110,6 +118,21 @@ mod tests {
                 "{took:?} after {pause} ms"
             );
         }
+    }
+
+    /// A process that was suspended sends its first commands when the rounds are far behind.
+    #[tokio::test(start_paused = true)]
+    async fn a_standstill_does_not_shorten_the_time_of_what_begins_after_it() {
+        let patience = Arc::new(Patience::new(LIMIT));
+        let told = patience.clone();
+        tokio::spawn(async move { told.tell().await });
+        let early = patience.over();
+        tokio::task::yield_now().await;
+        tokio::time::advance(LIMIT * 10).await;
+        let begun = Instant::now();
+        patience.over().await;
+        assert!(begun.elapsed() >= LIMIT * 14 / 16, "{:?}", begun.elapsed());
+        early.await;
     }
 
     #[tokio::test(start_paused = true)]

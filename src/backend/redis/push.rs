@@ -102,11 +102,11 @@ async fn keep_subscribed(target: Target, options: RedisOptions, run: Run) {
         let (broken, leaving) = (Arc::new(Notify::new()), Leaving::default());
         let on_push = receive(signs.channels.clone(), broken.clone(), leaving.clone());
         match connect(&target, &options, on_push).await {
-            Ok((connection, place)) => {
+            Ok((connected, place)) => {
                 down(false);
                 backoff = Backoff::new();
                 let subscriptions =
-                    Subscriptions::new(connection, &options, signs, leaving, &mut refused);
+                    Subscriptions::new(connected, &options, signs, leaving, &mut refused);
                 let end = serve(subscriptions, &mut turns, &broken, place).await;
                 signs.forget_answers();
                 // The server may be gone for long: whoever waits looks at once, and finds out.

@@ -11,12 +11,13 @@ use std::{
     time::Duration,
 };
 
-use redis::{ErrorKind, RedisError, ServerErrorKind, Value, aio::MultiplexedConnection};
+use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 use tokio::time::{sleep, timeout};
 use tracing::warn;
 
 use super::{
     RedisOptions,
+    connect::Connected,
     node::{Scope, Signs},
 };
 use crate::{
@@ -44,7 +45,7 @@ impl Leaving {
 }
 
 pub(super) struct Subscriptions<'a> {
-    connection: MultiplexedConnection,
+    connected: Connected,
     options: &'a RedisOptions,
     signs: &'a Signs,
     subscribed: HashSet<Arc<str>>,
@@ -55,13 +56,13 @@ pub(super) struct Subscriptions<'a> {
 
 impl<'a> Subscriptions<'a> {
     pub(super) fn new(
-        connection: MultiplexedConnection,
+        connected: Connected,
         options: &'a RedisOptions,
         signs: &'a Signs,
         leaving: Leaving,
         refused: &'a mut bool,
     ) -> Self {
-        Self { connection, options, signs, subscribed: HashSet::new(), leaving, refused }
+        Self { connected, options, signs, subscribed: HashSet::new(), leaving, refused }
     }
 
     /// Subscribes to what opened and leaves what closed. Says whether everything is in place now.
@@ -145,13 +146,13 @@ impl<'a> Subscriptions<'a> {
             // Refused or not, the channel is not this node's any more.
             return self.each("SUNSUBSCRIBE", closed).await.map(drop);
         }
-        let leaving = self.connection.unsubscribe(texts(closed));
+        let leaving = self.connected.connection.unsubscribe(texts(closed));
         answered(self.options.connect_timeout, leaving).await
     }
 
     /// Subscribes; an answer of the server that refuses it is returned, and no answer is an error.
     async fn subscribe(&mut self, opened: &[Arc<str>]) -> Result<Option<RedisError>, RedisError> {
-        let subscribing = self.connection.subscribe(texts(opened));
+        let subscribing = self.connected.connection.subscribe(texts(opened));
         match answered(self.options.connect_timeout, subscribing).await {
             Ok(()) => {
                 self.subscribed.extend(opened.iter().cloned());
@@ -174,13 +175,13 @@ impl<'a> Subscriptions<'a> {
         for channel in channels {
             pipeline.cmd(command).arg(channel.as_ref());
         }
-        let sending = self.connection.send_packed_commands(&pipeline, 0, channels.len());
+        let sending = self.connected.connection.send_packed_commands(&pipeline, 0, channels.len());
         answered(self.options.connect_timeout, sending).await
     }
 
     pub(super) async fn ping(&mut self) -> Result<(), RedisError> {
         let ping = redis::cmd("PING");
-        let sending = self.connection.send_packed_command(&ping);
+        let sending = self.connected.connection.send_packed_command(&ping);
         answered(2 * self.options.command_timeout, sending).await.map(drop)
     }
 }
