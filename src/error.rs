@@ -150,6 +150,9 @@ pub enum BackendErrorKind {
     Refused,
     /// What stands under the name is not ours: another type, or bytes that cannot be read.
     Foreign,
+    /// It happened, but fewer replicas confirmed it in time than were asked for. What was granted was given
+    /// back, as far as the server still answered.
+    Unreplicated,
 }
 
 impl BackendError {
@@ -171,6 +174,7 @@ impl fmt::Display for BackendError {
             BackendErrorKind::Unknown => "the backend did not answer in time",
             BackendErrorKind::Refused => "the backend refused",
             BackendErrorKind::Foreign => "something else stands under the name",
+            BackendErrorKind::Unreplicated => "the backend did not make it safe",
         };
         write!(f, "{what}: {}", self.source)
     }

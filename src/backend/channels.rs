@@ -42,9 +42,11 @@ struct Topic {
 #[cfg_attr(not(feature = "redis"), allow(dead_code))]
 #[derive(Clone, Debug)]
 pub(crate) enum Subscription {
-    /// Nothing yet, or no longer anything.
+    /// Nothing yet.
     Asked,
     Confirmed,
+    /// It was in place and is no longer: whoever listens may miss something until it is again.
+    Lost,
     Refused(BackendError),
 }
 
@@ -99,7 +101,7 @@ impl Channels {
     pub(crate) fn mute(&self, mute: bool) -> bool {
         let changed = self.0.mute.swap(mute, Ordering::AcqRel) != mute;
         if changed && mute {
-            self.wake();
+            self.wake(|_| true);
         }
         changed
     }
@@ -109,10 +111,10 @@ impl Channels {
         self.0.mute.load(Ordering::Acquire)
     }
 
-    /// Tells everyone to look again.
+    /// Tells everyone who listens to such a channel to look again.
     #[cfg_attr(not(feature = "redis"), allow(dead_code))]
-    pub(crate) fn wake(&self) {
-        for topic in self.0.topics().values() {
+    pub(crate) fn wake(&self, which: impl Fn(&str) -> bool) {
+        for (_, topic) in self.0.topics().iter().filter(|(channel, _)| which(channel)) {
             let _ = topic.sender.send(Change::Wake);
         }
     }
@@ -126,12 +128,12 @@ impl Channels {
 /// For who keeps a server's subscriptions in step with the channels.
 #[cfg_attr(not(feature = "redis"), allow(dead_code))]
 impl Channels {
-    /// The channels that are listened to and that the server has not refused.
-    pub(crate) fn not_refused(&self) -> Vec<Arc<str>> {
+    /// The channels of these that are listened to and that the server has not refused.
+    pub(crate) fn not_refused(&self, which: impl Fn(&str) -> bool) -> Vec<Arc<str>> {
         let topics = self.0.topics();
         let refused =
             |topic: &Topic| matches!(*topic.subscription.borrow(), Subscription::Refused(_));
-        let channels = topics.iter().filter(|(_, topic)| !refused(topic));
+        let channels = topics.iter().filter(|(channel, topic)| which(channel) && !refused(topic));
         channels.map(|(channel, _)| channel.clone()).collect()
     }
 
@@ -139,8 +141,9 @@ impl Channels {
         self.0.topics().contains_key(channel)
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
-        self.0.topics().is_empty()
+    /// Whether anyone listens to such a channel.
+    pub(crate) fn any(&self, which: impl Fn(&str) -> bool) -> bool {
+        self.0.topics().keys().any(|channel| which(channel))
     }
 
     /// Told whenever a channel opens or closes.
@@ -148,17 +151,32 @@ impl Channels {
         self.0.turns.subscribe()
     }
 
-    /// Says what the server has said of the subscription.
+    /// Has whoever keeps subscriptions in step look at all of them.
+    pub(crate) fn turn(&self) {
+        self.0.turn();
+    }
+
+    /// Says what the server has said of the subscription. Who may have missed something looks again.
     pub(crate) fn answer(&self, channel: &str, answer: Subscription) {
-        if let Some(topic) = self.0.topics().get(channel) {
-            topic.subscription.send_replace(answer);
+        if let Some(topic) = self.0.topics().get(channel)
+            && let Subscription::Lost = topic.subscription.send_replace(answer)
+        {
+            let _ = topic.sender.send(Change::Wake);
         }
     }
 
-    /// Says that no subscription is in place any more, and none refused.
-    pub(crate) fn forget_answers(&self) {
-        for topic in self.0.topics().values() {
-            topic.subscription.send_replace(Subscription::Asked);
+    /// Says that no subscription of these is in place any more, and none refused.
+    pub(crate) fn forget_answers(&self, which: impl Fn(&str) -> bool) {
+        for (_, topic) in self.0.topics().iter().filter(|(channel, _)| which(channel)) {
+            topic.subscription.send_if_modified(|answer| {
+                let now = match answer {
+                    Subscription::Asked | Subscription::Lost => return false,
+                    Subscription::Confirmed => Subscription::Lost,
+                    Subscription::Refused(_) => Subscription::Asked,
+                };
+                *answer = now;
+                true
+            });
         }
     }
 }
@@ -290,7 +308,9 @@ impl Listener {
 
     #[cfg_attr(not(feature = "redis"), allow(dead_code))]
     async fn confirmed(&mut self) -> Result<(), BackendError> {
-        let answered = |answer: &Subscription| !matches!(answer, Subscription::Asked);
+        let open =
+            |answer: &Subscription| matches!(answer, Subscription::Asked | Subscription::Lost);
+        let answered = |answer: &Subscription| !open(answer);
         let answer = self.subscription.wait_for(answered).await.map(|answer| answer.clone());
         match answer {
             Ok(Subscription::Refused(error)) => Err(error),

@@ -34,6 +34,9 @@ pub(crate) trait DynLeases: Send + Sync + 'static {
     fn clear<'a>(&'a self, name: &'a Name, mode: Mode) -> Answer<'a, bool>;
     fn changes<'a>(&'a self, name: &'a Name) -> Answer<'a, Changes>;
     fn time_limit(&self) -> Option<Duration>;
+    fn shard(&self, _name: &Name) -> usize {
+        0
+    }
     fn apart(&self) -> Option<Arc<dyn DynLeases>>;
 }
 
@@ -73,6 +76,10 @@ impl<B: Leases> DynLeases for B {
 
     fn time_limit(&self) -> Option<Duration> {
         Leases::time_limit(self)
+    }
+
+    fn shard(&self, name: &Name) -> usize {
+        Leases::shard(self, name)
     }
 
     fn apart(&self) -> Option<Arc<dyn DynLeases>> {

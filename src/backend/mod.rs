@@ -39,7 +39,7 @@ use crate::{
 };
 
 #[cfg(feature = "redis")]
-pub use self::redis::{RedisBackend, RedisOptions};
+pub use self::redis::{RedisBackend, RedisOptions, Replicas, SentinelMaster, failover};
 pub use self::{
     change::{Change, Failure},
     channels::{Changes, Channels},
@@ -132,6 +132,12 @@ pub trait Leases: Send + Sync + 'static {
     /// timer for it.
     fn time_limit(&self) -> Option<Duration> {
         None
+    }
+
+    /// Which part of the backend keeps a name, where there are several that fail apart, as the nodes of a
+    /// cluster do. What is of different parts is not asked together.
+    fn shard(&self, _name: &Name) -> usize {
+        0
     }
 
     /// Another front to the same data, for a runtime that is about to end: what it connects must not be what

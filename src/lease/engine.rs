@@ -190,7 +190,11 @@ impl Engine {
                 // One of the two may have it: the next claims it with the token that it may have been
                 // passed to.
                 next.call(Call::Contend { seat, doubtful: true });
-                Err(error)
+                match error.kind() {
+                    // It was given away, and only not safely enough for the next one.
+                    BackendErrorKind::Unreplicated => Ok(true),
+                    _ => Err(error),
+                }
             }
         }
     }
@@ -289,7 +293,7 @@ pub(crate) struct Pending {
     /// A try is under way.
     trying: bool,
     /// A try ended without an answer. It may yet be granted, for it may be on its way on a connection
-    /// that broke; so this is never cleared.
+    /// that broke; so this is never cleared. Or it was granted, and perhaps could not be given back.
     doubtful: bool,
     /// Someone is in the way; where the mode has a queue at the backend, there is a place in it.
     waits: bool,
@@ -321,8 +325,9 @@ impl Pending {
         let backend = self.engine.backend.as_ref();
         let answer = within(limit, backend, send(&self.claim)).await;
         self.trying = false;
-        self.doubtful |=
-            answer.as_ref().is_err_and(|error| error.kind() == BackendErrorKind::Unknown);
+        self.doubtful |= answer.as_ref().is_err_and(|error| {
+            matches!(error.kind(), BackendErrorKind::Unknown | BackendErrorKind::Unreplicated)
+        });
         answer.map(|answer| (answer, sent))
     }
 

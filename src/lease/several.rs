@@ -122,8 +122,9 @@ impl Pending {
             answer => answer,
         };
         self.trying = false;
-        self.doubtful |=
-            answer.as_ref().is_err_and(|error| error.kind() == BackendErrorKind::Unknown);
+        self.doubtful |= answer.as_ref().is_err_and(|error| {
+            matches!(error.kind(), BackendErrorKind::Unknown | BackendErrorKind::Unreplicated)
+        });
         answer.map(|answer| (answer, sent))
     }
 

@@ -9,7 +9,7 @@
 //! the drift; so it fires here before the lease ends on the server.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -228,6 +228,15 @@ impl Shared {
         due
     }
 
+    /// A batch for each part of the backend: one that does not answer costs the others nothing.
+    fn by_shard(&self, due: Vec<Arc<Watch>>) -> impl Iterator<Item = Vec<Arc<Watch>>> {
+        let mut shards: BTreeMap<usize, Vec<_>> = BTreeMap::new();
+        for watch in due {
+            shards.entry(self.backend.shard(&watch.claim.name)).or_default().push(watch);
+        }
+        shards.into_values()
+    }
+
     fn renewed(&self, batch: Batch) {
         let mut rounds = self.rounds();
         for (at, watch) in batch.watches.iter().enumerate() {
@@ -314,8 +323,7 @@ async fn run(mut run: Run) {
     let shared = run.shared.clone();
     let mut renewals: FuturesUnordered<BoxFuture<'static, Batch>> = FuturesUnordered::new();
     loop {
-        let due = shared.due();
-        if !due.is_empty() {
+        for due in shared.by_shard(shared.due()) {
             renewals.push(renew(shared.backend.clone(), due).boxed());
         }
         let next = {

@@ -48,8 +48,8 @@ pub trait Harness: Sized {
     fn keys(&self) -> impl Future<Output = Vec<String>>;
 
     /// What must be true after every rule.
-    fn finish(&self) -> impl Future<Output = ()> {
-        async {
+    fn finish(self) -> impl Future<Output = ()> {
+        async move {
             self.nobody_listens().await;
             self.keys().await;
         }
@@ -86,14 +86,16 @@ impl Harness for Memory {
 }
 
 #[cfg(feature = "redis")]
-pub use self::over_redis::Redis;
+pub use self::over_redis::{Clustered, Redis};
 
 #[cfg(feature = "redis")]
 mod over_redis {
     use bellwether::backend::{RedisBackend, RedisOptions};
 
     use super::*;
-    use crate::support::{RedisServer, eventually};
+    use std::sync::{Mutex, PoisonError};
+
+    use crate::support::{Cluster, RedisServer, comes_true, eventually};
 
     pub struct Redis(RedisServer);
 
@@ -105,11 +107,7 @@ mod over_redis {
         }
 
         fn backend(&self) -> RedisBackend {
-            let mut options = RedisOptions::default();
-            // Time-outs are not the matter here, and a busy machine must not make one.
-            options.command_timeout = LIMIT;
-            options.connect_timeout = LIMIT;
-            RedisBackend::open_with(&self.0.url(), options).expect("a URL of the helper")
+            RedisBackend::open_with(&self.0.url(), options()).expect("a URL of the helper")
         }
 
         async fn pass(&self, time: Duration) {
@@ -137,6 +135,89 @@ mod over_redis {
                 assert_ne!(raw.pttl(key).await, -1, "{key} never ends");
             }
             keys
+        }
+    }
+
+    fn options() -> RedisOptions {
+        let mut options = RedisOptions::default();
+        // Time-outs are not the matter here, and a busy machine must not make one.
+        options.command_timeout = LIMIT;
+        options.connect_timeout = LIMIT;
+        options
+    }
+
+    /// A cluster of three masters; none, once it was given back.
+    pub struct Clustered(Option<Cluster>);
+
+    /// Clusters that wait for the next test, empty: to start one takes seconds.
+    static IDLE: Mutex<Vec<Cluster>> = Mutex::new(Vec::new());
+
+    impl Clustered {
+        fn cluster(&self) -> &Cluster {
+            self.0.as_ref().expect("it is given back when the test is over")
+        }
+    }
+
+    impl Harness for Clustered {
+        type Backend = RedisBackend;
+
+        async fn start() -> Self {
+            let idle = IDLE.lock().unwrap_or_else(PoisonError::into_inner).pop();
+            let cluster = match idle {
+                Some(cluster) => cluster,
+                None => Cluster::start(3, 0).await,
+            };
+            Self(Some(cluster))
+        }
+
+        fn backend(&self) -> RedisBackend {
+            let urls = self.cluster().urls();
+            RedisBackend::cluster_with(urls, options()).expect("URLs of the helper")
+        }
+
+        async fn pass(&self, time: Duration) {
+            for node in &self.cluster().nodes {
+                node.raw().await.age(time).await;
+            }
+        }
+
+        async fn forget_fence(&self, name: &Name) {
+            let key = name.suffixed("f");
+            let owner = self.cluster().owner(&key).await;
+            let deleted: u32 = self.cluster().nodes[owner].raw().await.run(&["DEL", &key]).await;
+            assert_eq!(deleted, 1, "there was no fence to forget");
+        }
+
+        async fn nobody_listens(&self) {
+            for node in &self.cluster().nodes {
+                let mut raw = node.raw().await;
+                let silent = async || raw.shard_channels().await.is_empty();
+                assert!(comes_true(LIMIT, silent).await, "subscriptions are left behind");
+                assert!(raw.pubsub_channels().await.is_empty(), "pushed to the whole cluster");
+            }
+        }
+
+        async fn keys(&self) -> Vec<String> {
+            let mut all = Vec::new();
+            for node in &self.cluster().nodes {
+                let mut raw = node.raw().await;
+                let keys = raw.keys("*").await;
+                for key in &keys {
+                    assert_ne!(raw.pttl(key).await, -1, "{key} never ends");
+                }
+                all.extend(keys);
+            }
+            all.sort();
+            all
+        }
+
+        async fn finish(mut self) {
+            self.nobody_listens().await;
+            self.keys().await;
+            for node in &self.cluster().nodes {
+                node.raw().await.run::<()>(&["FLUSHALL"]).await;
+            }
+            IDLE.lock().unwrap_or_else(PoisonError::into_inner).extend(self.0.take());
         }
     }
 }

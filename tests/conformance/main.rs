@@ -51,6 +51,19 @@ macro_rules! rules {
                 }
             )+)+
         }
+
+        #[cfg(feature = "redis")]
+        mod cluster {
+            use crate::harness::{Clustered, Harness};
+            $($(
+                #[tokio::test]
+                async fn $rule() {
+                    let harness = Clustered::start().await;
+                    crate::$file::$rule(&harness).await;
+                    harness.finish().await;
+                }
+            )+)+
+        }
     };
 }
 

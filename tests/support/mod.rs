@@ -11,6 +11,7 @@
     clippy::panic
 )]
 
+mod cluster;
 pub mod faulty;
 mod monitor;
 mod nursery;
@@ -18,11 +19,14 @@ mod nursery;
 pub mod primitives;
 pub mod proxy;
 mod raw;
+mod sentinels;
 mod server;
 
 pub use self::{
+    cluster::Cluster,
     monitor::{Call, Monitor},
     raw::Raw,
+    sentinels::Sentinels,
     server::RedisServer,
 };
 
@@ -51,4 +55,17 @@ where
         }
         sleep(Duration::from_millis(2)).await;
     }
+}
+
+/// As [`eventually`], with a condition that may change what it captures. (Its future cannot be spawned.)
+#[must_use = "assert it"]
+pub async fn comes_true(limit: Duration, mut condition: impl AsyncFnMut() -> bool) -> bool {
+    let end = Instant::now() + limit;
+    while !condition().await {
+        if Instant::now() >= end {
+            return false;
+        }
+        sleep(Duration::from_millis(2)).await;
+    }
+    true
 }

@@ -6,6 +6,8 @@ use std::{
 
 use redis::{Client, FromRedisValue, RedisResult, aio::MultiplexedConnection};
 
+use super::{LIMIT, comes_true};
+
 /// A plain connection, to look at a server and to change it behind the crate's back.
 #[derive(Clone)]
 pub struct Raw(MultiplexedConnection);
@@ -52,7 +54,16 @@ impl Raw {
 
     /// The channels that somebody is subscribed to.
     pub async fn pubsub_channels(&mut self) -> Vec<String> {
-        let mut channels: Vec<String> = self.run(&["PUBSUB", "CHANNELS"]).await;
+        self.channels("CHANNELS").await
+    }
+
+    /// The channels of its shard that somebody is subscribed to, at a node of a cluster.
+    pub async fn shard_channels(&mut self) -> Vec<String> {
+        self.channels("SHARDCHANNELS").await
+    }
+
+    async fn channels(&mut self, kind: &str) -> Vec<String> {
+        let mut channels: Vec<String> = self.run(&["PUBSUB", kind]).await;
         channels.sort();
         channels
     }
@@ -86,6 +97,31 @@ impl Raw {
               end
             end";
         self.run::<()>(&["EVAL", AGE, "0", &time.as_millis().to_string()]).await;
+    }
+
+    /// Waits until as many replicas follow this server and have said so.
+    ///
+    /// The server sends nothing before it has heard from a replica, which may be a second after that is in step.
+    pub async fn followed_by(&mut self, replicas: usize) {
+        let all = async || {
+            self.run::<()>(&["FLUSHALL"]).await;
+            let info: String = self.run(&["INFO", "replication"]).await;
+            let heard = |line: &&str| {
+                line.starts_with("slave")
+                    && line.contains("state=online")
+                    && !line.contains("offset=0,")
+            };
+            info.lines().filter(heard).count() == replicas
+        };
+        assert!(comes_true(LIMIT, all).await, "not all replicas follow");
+    }
+
+    /// How often the server has answered with an error of this code.
+    pub async fn errors(&mut self, code: &str) -> usize {
+        let info: String = self.run(&["INFO", "errorstats"]).await;
+        let start = format!("errorstat_{code}:count=");
+        let count = info.lines().find_map(|line| line.strip_prefix(&start));
+        count.and_then(|count| count.trim().parse().ok()).unwrap_or(0)
     }
 
     /// The process id of the server.

@@ -35,8 +35,21 @@ impl RedisServer {
         Self::start_in(arguments, &[]).await
     }
 
+    /// Starts a sentinel, which keeps what it learns in its configuration.
+    pub async fn start_sentinel(configuration: &str) -> Self {
+        Self::start_from(Some(configuration), &["--sentinel"], &[]).await
+    }
+
     /// As [`start_with`](Self::start_with), with variables of the environment.
     pub async fn start_in(arguments: &[&str], environment: &[(&str, &str)]) -> Self {
+        Self::start_from(None, arguments, environment).await
+    }
+
+    async fn start_from(
+        configuration: Option<&str>,
+        arguments: &[&str],
+        environment: &[(&str, &str)],
+    ) -> Self {
         let owned = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
         let environment: Vec<_> = environment.iter().map(owned).collect();
         let arguments: Vec<_> = arguments.iter().map(|text| (*text).to_owned()).collect();
@@ -44,6 +57,10 @@ impl RedisServer {
         for _ in 0..50 {
             let directory = TempDir::new().expect("a temporary directory");
             let port = free_port();
+            if let Some(configuration) = configuration {
+                std::fs::write(configuration_file(directory.path()), configuration)
+                    .expect("a file of the temporary directory");
+            }
             let child = spawn(port, &arguments, &environment, directory.path());
             let (arguments, environment) = (arguments.clone(), environment.clone());
             let own = Arc::default();
@@ -164,9 +181,13 @@ impl Drop for RedisServer {
     }
 }
 
-fn free_port() -> u16 {
+pub(super) fn free_port() -> u16 {
     let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a port of the loopback interface");
     listener.local_addr().expect("a bound socket has an address").port()
+}
+
+fn configuration_file(directory: &Path) -> PathBuf {
+    directory.join("configuration")
 }
 
 fn log_file(directory: &Path) -> PathBuf {
@@ -191,6 +212,10 @@ fn spawn(
         }
         None => Command::new(server),
     };
+    let configuration = configuration_file(directory);
+    if configuration.exists() {
+        command.arg(configuration);
+    }
     let log = File::options().create(true).append(true).open(log_file(directory)).expect("a log");
     command
         .args(["--port", &port.to_string(), "--bind", "127.0.0.1"])

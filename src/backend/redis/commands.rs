@@ -13,7 +13,7 @@
 use std::{pin::pin, sync::Arc, time::Duration};
 
 use redis::{
-    Client, Cmd, ErrorKind, PushKind, RedisError, RetryMethod, ServerErrorKind, Value,
+    Cmd, ErrorKind, PushKind, RedisError, RetryMethod, ServerErrorKind, Value,
     aio::MultiplexedConnection,
 };
 use tokio::{
@@ -24,16 +24,15 @@ use tokio::{
 use tracing::{info, warn};
 
 use super::{
-    RedisOptions,
+    RedisOptions, Replicas,
     connect::{Backoff, Connected, connect, prepare},
+    node::Signs,
     patience::Patience,
     script::Call,
+    target::{Place, Target},
     task::Task,
 };
-use crate::{
-    backend::Channels,
-    error::{BackendError, BackendErrorKind},
-};
+use crate::error::{BackendError, BackendErrorKind};
 
 /// A connection that has lived so long is replaced without a pause.
 const LONG_LIVED: Duration = Duration::from_secs(1);
@@ -44,14 +43,11 @@ pub(super) struct Commands {
 }
 
 struct Shared {
-    client: Client,
+    target: Target,
     options: RedisOptions,
     link: watch::Sender<Link>,
     patience: Patience,
-    /// Who waits for a push learns from here that the server is gone.
-    channels: Channels,
-    /// Told when there is a connection again.
-    connected: Arc<Notify>,
+    signs: Signs,
 }
 
 #[derive(Clone)]
@@ -75,32 +71,145 @@ struct Up {
     runtime: runtime::Id,
 }
 
+/// How long something may take.
+#[derive(Clone, Copy)]
+pub(super) struct Limit {
+    deadline: Instant,
+    /// All of the time of a command is left, for it has just begun.
+    whole: bool,
+}
+
+impl Limit {
+    /// The time of a command that begins now.
+    pub(super) fn of(options: &RedisOptions) -> Self {
+        Self { deadline: Instant::now() + options.command_timeout, whole: true }
+    }
+
+    /// What is left of it when something was done already.
+    pub(super) fn rest(self) -> Self {
+        Self { whole: false, ..self }
+    }
+
+    pub(super) fn deadline(self) -> Instant {
+        self.deadline
+    }
+}
+
+/// What goes with a command on its connection, with nothing in between.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Escort {
+    /// Before it: that it is sent to a node that is only about to get its slot.
+    pub(super) asking: bool,
+    /// Behind it: so many replicas are to confirm it.
+    pub(super) replicas: Option<Replicas>,
+}
+
+/// An answer, and how many replicas had it confirmed, if that was asked for.
+pub(super) struct Answer {
+    pub(super) value: Value,
+    pub(super) confirmed: usize,
+}
+
 impl Commands {
-    pub(super) fn new(
-        client: Client,
-        options: RedisOptions,
-        channels: Channels,
-        connected: Arc<Notify>,
-    ) -> Self {
+    pub(super) fn new(target: Target, options: RedisOptions, signs: Signs) -> Self {
         let patience = Patience::new(options.command_timeout);
         let link = watch::Sender::new(Link::Idle);
-        let shared = Shared { client, options, link, patience, channels, connected };
+        let shared = Shared { target, options, link, patience, signs };
         Self { shared: Arc::new(shared), task: Task::default() }
     }
 
     /// Runs a script, and sends it along if the server does not know it.
-    pub(super) async fn call(&self, call: Call<'_>) -> Result<Value, BackendError> {
-        let deadline = self.deadline();
-        match self.send(&call.by_digest(), deadline, true).await {
-            Err(Failed { no_script: true, .. }) => {
-                Ok(Box::pin(self.send(&call.with_source(), deadline, false)).await?)
+    pub(super) async fn call(
+        &self,
+        call: &Call<'_>,
+        escort: Escort,
+        limit: Limit,
+    ) -> Result<Answer, Failed> {
+        match self.run(&call.by_digest(), escort, limit).await {
+            Err(Failed { turn: Some(Turn::WithSource), .. }) => {
+                Box::pin(self.run(&call.with_source(), escort, limit.rest())).await
             }
-            answer => Ok(answer?),
+            answer => answer,
         }
     }
 
-    pub(super) async fn run(&self, command: &Cmd) -> Result<Value, BackendError> {
-        Ok(self.send(command, self.deadline(), true).await?)
+    /// Runs scripts by their digests, all in one write.
+    pub(super) async fn call_all(
+        &self,
+        calls: &[&Call<'_>],
+        replicas: Option<Replicas>,
+        limit: Limit,
+    ) -> Result<Vec<Result<Answer, Failed>>, BackendError> {
+        let mut pipeline = redis::pipe();
+        for call in calls {
+            pipeline.add_command(call.by_digest());
+        }
+        if let Some(replicas) = replicas {
+            pipeline.add_command(replicas.wait());
+        }
+        let count = calls.len() + usize::from(replicas.is_some());
+        let sent = self.exchange(limit, |mut connection| async move {
+            connection.send_packed_commands(&pipeline, 0, count).await
+        });
+        let (up, answers) = sent.await?;
+        let mut answers = answers.map_err(|error| self.failed(error, &up).error)?;
+        let confirmed = match replicas {
+            Some(_) => confirmations(answers.pop()),
+            None => 0,
+        };
+        let each = answers.into_iter().map(|value| match value.extract_error() {
+            Ok(value) => Ok(Answer { value, confirmed }),
+            Err(error) => Err(self.failed(error, &up)),
+        });
+        Ok(each.collect())
+    }
+
+    /// Runs a command.
+    pub(super) async fn run(
+        &self,
+        command: &Cmd,
+        escort: Escort,
+        limit: Limit,
+    ) -> Result<Answer, Failed> {
+        if escort.asking || escort.replicas.is_some() {
+            return Box::pin(self.run_escorted(command, escort, limit)).await;
+        }
+        let sent = self.exchange(limit, |mut connection| async move {
+            connection.send_packed_command(command).await
+        });
+        let (up, answer) = sent.await?;
+        match answer.and_then(Value::extract_error) {
+            Ok(value) => Ok(Answer { value, confirmed: 0 }),
+            Err(error) => Err(self.failed(error, &up)),
+        }
+    }
+
+    async fn run_escorted(
+        &self,
+        command: &Cmd,
+        escort: Escort,
+        limit: Limit,
+    ) -> Result<Answer, Failed> {
+        let mut pipeline = redis::pipe();
+        if escort.asking {
+            pipeline.cmd("ASKING");
+        }
+        pipeline.add_command(command.clone());
+        if let Some(replicas) = escort.replicas {
+            pipeline.add_command(replicas.wait());
+        }
+        let skipped = usize::from(escort.asking);
+        let count = 1 + usize::from(escort.replicas.is_some());
+        let sent = self.exchange(limit, |mut connection| async move {
+            connection.send_packed_commands(&pipeline, skipped, count).await
+        });
+        let (up, answers) = sent.await?;
+        let checked = answers.and_then(|answers| {
+            let mut answers = answers.into_iter();
+            let value = answers.next().unwrap_or(Value::Nil).extract_error()?;
+            Ok(Answer { value, confirmed: confirmations(answers.next()) })
+        });
+        checked.map_err(|error| self.failed(error, &up))
     }
 
     /// Gives the present connection up: an answer of it was not one to what was asked.
@@ -110,21 +219,24 @@ impl Commands {
         }
     }
 
-    fn deadline(&self) -> Instant {
-        Instant::now() + self.shared.options.command_timeout
-    }
-
-    /// Sends a command; `whole`, if it has all of its time until the deadline.
-    async fn send(&self, command: &Cmd, deadline: Instant, whole: bool) -> Result<Value, Failed> {
+    /// Sends something by the present connection, which comes back with the answer.
+    async fn exchange<T, F>(
+        &self,
+        limit: Limit,
+        send: impl FnOnce(MultiplexedConnection) -> F,
+    ) -> Result<(Arc<Up>, Result<T, RedisError>), BackendError>
+    where
+        F: Future<Output = Result<T, RedisError>>,
+    {
+        let Limit { deadline, whole } = limit;
         let (up, since, whole) = match self.present() {
             Some(up) => (up, deadline - self.shared.options.command_timeout, whole),
             // In a box, so that the way of a command that need not wait stays small.
             None => (Box::pin(self.up(deadline)).await?, Instant::now(), false),
         };
-        let mut connection = up.connected.connection.clone();
         let unanswered = Unanswered { shared: &self.shared, up: &up, since };
         // In its place, for it is large.
-        let sending = pin!(connection.send_packed_command(command));
+        let sending = pin!(send(up.connected.connection.clone()));
         let over = async {
             // A loop on another runtime may stand still while this one goes on.
             match whole && Handle::current().id() == up.runtime {
@@ -136,33 +248,31 @@ impl Commands {
             biased;
             answer = sending => {
                 unanswered.answered();
-                answer
-                    .and_then(Value::extract_error)
-                    .map_err(|error| self.failed(error, &up.broken))
+                Ok((up, answer))
             }
             () = over => {
                 let words = "no answer within the time of a command";
-                Err(BackendError::new(BackendErrorKind::Unknown, words).into())
+                Err(BackendError::new(BackendErrorKind::Unknown, words))
             }
         }
     }
 
     /// What an error says of its command; and the connection is given up if it says that it must be.
-    fn failed(&self, error: RedisError, broken: &Arc<Notify>) -> Failed {
-        let no_script = error.kind() == ErrorKind::Server(ServerErrorKind::NoScript);
+    fn failed(&self, error: RedisError, up: &Up) -> Failed {
         let replace = matches!(
             error.retry_method(),
             RetryMethod::Reconnect | RetryMethod::ReconnectFromInitialConnections
         );
         if replace || matches!(error.code(), Some("READONLY" | "NOAUTH" | "MASTERDOWN")) {
-            self.shared.give_up(broken);
+            self.shared.give_up(&up.broken);
         }
         let kind = match error.code() {
             Some("FOREIGN" | "WRONGTYPE") => BackendErrorKind::Foreign,
+            Some("CLUSTERDOWN") => BackendErrorKind::Unavailable,
             Some(_) if !replace => BackendErrorKind::Refused,
             _ => BackendErrorKind::Unknown,
         };
-        Failed { no_script, error: BackendError::new(kind, error) }
+        Failed { turn: Turn::after(&error), error: BackendError::new(kind, error) }
     }
 
     /// The present connection, if there is one.
@@ -183,7 +293,7 @@ impl Commands {
                 Link::Up(up) => return Ok(up),
                 Link::Down(error) => return Err(error),
                 Link::Connecting => {}
-                Link::Idle => self.task.start(|_| keep(Run(self.shared.clone()))),
+                Link::Idle => self.task.start(|| keep(Run(self.shared.clone()))),
             }
             match timeout_at(deadline, link.changed()).await {
                 Ok(Ok(())) => {}
@@ -241,13 +351,14 @@ async fn keep_connected(shared: &Shared) {
             }
             Ok(())
         };
-        match connect(&shared.client, &shared.options, on_push).await {
-            Ok(connected) => {
+        match connect(&shared.target, &shared.options, on_push).await {
+            Ok((connected, place)) => {
                 let since = Instant::now();
                 let runtime = Handle::current().id();
                 let up = Up { connected, broken, doubted: Notify::new(), runtime };
-                serve(shared, Arc::new(up)).await;
+                serve(shared, Arc::new(up), place).await;
                 info!("the connection to Redis broke; connecting again");
+                shared.signs.trouble.notify_one();
                 // Callers wait for the first attempt after a break, and fail at once during later ones.
                 shared.link.send_replace(Link::Connecting);
                 backoff = Backoff::new();
@@ -263,8 +374,9 @@ async fn keep_connected(shared: &Shared) {
                     warn!(%error, "no connection to Redis; trying again");
                 }
                 shared.link.send_replace(Link::Down(error));
+                shared.signs.trouble.notify_one();
                 if !told {
-                    shared.channels.wake();
+                    shared.signs.wake();
                 }
             }
         }
@@ -272,12 +384,12 @@ async fn keep_connected(shared: &Shared) {
     }
 }
 
-/// Returns when the connection is broken.
-async fn serve(shared: &Shared, up: Arc<Up>) {
+/// Returns when the connection is broken, or the master is elsewhere.
+async fn serve(shared: &Shared, up: Arc<Up>, place: Place) {
     let mut preparing = up.connected.connection.clone();
     let mut asked = up.connected.connection.clone();
     shared.link.send_replace(Link::Up(up.clone()));
-    shared.connected.notify_waiters();
+    shared.signs.connected.notify_waiters();
     let limit = shared.options.connect_timeout;
     let prepare = async {
         let _ = timeout(limit, prepare(&mut preparing)).await;
@@ -296,6 +408,7 @@ async fn serve(shared: &Shared, up: Arc<Up>) {
         () = up.broken.notified() => {}
         () = questions => {}
         () = prepare => {}
+        () = place.left() => {}
     }
 }
 
@@ -338,16 +451,50 @@ impl Drop for Unanswered<'_> {
     }
 }
 
+/// How many replicas a `WAIT` has counted.
+fn confirmations(wait: Option<Value>) -> usize {
+    match wait {
+        Some(Value::Int(count)) => usize::try_from(count).unwrap_or(0),
+        _ => 0,
+    }
+}
+
 /// A command that failed.
-struct Failed {
-    /// The server does not know the script that the command named.
-    no_script: bool,
-    error: BackendError,
+pub(super) struct Failed {
+    /// What it takes for it to work; nothing, where that is not known.
+    pub(super) turn: Option<Turn>,
+    pub(super) error: BackendError,
+}
+
+/// What to do with a command that a server did not run.
+pub(super) enum Turn {
+    /// Send the script along.
+    WithSource,
+    /// Send it to this server, which has its slot now.
+    Moved(String),
+    /// Send this one there, where its slot is about to go.
+    Ask(String),
+    /// Send it again in a moment: some of its keys are here, and others there already.
+    Later,
+}
+
+impl Turn {
+    fn after(error: &RedisError) -> Option<Self> {
+        let ErrorKind::Server(kind) = error.kind() else { return None };
+        let there = || error.redirect_node().map(|(address, _)| address.to_owned());
+        match kind {
+            ServerErrorKind::NoScript => Some(Self::WithSource),
+            ServerErrorKind::Moved => there().map(Self::Moved),
+            ServerErrorKind::Ask => there().map(Self::Ask),
+            ServerErrorKind::TryAgain => Some(Self::Later),
+            _ => None,
+        }
+    }
 }
 
 impl From<BackendError> for Failed {
     fn from(error: BackendError) -> Self {
-        Self { no_script: false, error }
+        Self { turn: None, error }
     }
 }
 

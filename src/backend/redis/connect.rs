@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use futures_util::future::select_ok;
 use redis::{
-    AsyncConnectionConfig, Client, ConnectionAddr, ErrorKind, IntoConnectionInfo, ProtocolVersion,
-    PushInfo, RedisError, Value, aio::MultiplexedConnection, io::tcp::TcpSettings,
+    AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, ErrorKind, IntoConnectionInfo,
+    ProtocolVersion, PushInfo, RedisError, Value, aio::MultiplexedConnection, io::tcp::TcpSettings,
 };
 use socket2::{SockRef, TcpKeepalive};
 use tokio::{
@@ -15,19 +15,31 @@ use tokio::{
 use tokio_util::task::AbortOnDropHandle;
 use tracing::warn;
 
-use super::{RedisOptions, gather::Gathering, script::SCRIPTS};
+use super::{
+    RedisOptions,
+    gather::Gathering,
+    script::SCRIPTS,
+    target::{Place, Target},
+};
 use crate::error::{BackendError, BackendErrorKind, Error, ErrorKind as Kind};
 
-/// A client for a URL, with our settings of the protocol and of the socket.
-pub(super) fn client(url: &str) -> Result<Client, Error> {
-    let invalid = |error: RedisError| {
-        Error::with_source(Kind::InvalidConfig, "the Redis URL is not valid", error)
-    };
+/// What a URL says, with our settings of the protocol and of the socket.
+pub(super) fn info(url: &str) -> Result<ConnectionInfo, Error> {
     let info = url.into_connection_info().map_err(invalid)?;
     let settings = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP3);
-    let tcp = TcpSettings::default().set_nodelay(true).set_keepalive(keepalive());
-    let info = info.set_redis_settings(settings).set_tcp_settings(tcp);
+    Ok(info.set_redis_settings(settings).set_tcp_settings(tcp()))
+}
+
+pub(super) fn client(info: ConnectionInfo) -> Result<Client, Error> {
     Client::open(info).map_err(invalid)
+}
+
+fn invalid(error: RedisError) -> Error {
+    Error::with_source(Kind::InvalidConfig, "the Redis URL is not valid", error)
+}
+
+pub(super) fn tcp() -> TcpSettings {
+    TcpSettings::default().set_nodelay(true).set_keepalive(keepalive())
 }
 
 /// A peer that swallows packets is given up after about 15 s even when nothing is being sent.
@@ -45,27 +57,26 @@ pub(super) struct Connected {
     _driver: Option<AbortOnDropHandle<()>>,
 }
 
-/// Connects, and checks that the server can be written to.
+/// Finds the server, connects, and checks that it can be written to.
 pub(super) async fn connect(
-    client: &Client,
+    target: &Target,
     options: &RedisOptions,
     on_push: impl Fn(PushInfo) -> Result<(), ()> + Send + Sync + 'static,
-) -> Result<Connected, BackendError> {
-    let config = AsyncConnectionConfig::new()
-        .set_connection_timeout(None)
-        .set_response_timeout(None)
-        .set_pipeline_buffer_size(1024)
-        .set_push_sender(on_push);
+) -> Result<(Connected, Place), BackendError> {
+    let (client, place) = target.find().await?;
+    let config = config().set_push_sender(on_push);
     let attempt = async {
-        let mut connected = open(client, config).await?;
+        let mut connected = open(&client, config).await?;
         refuse_replica(&mut connected.connection).await?;
         Ok::<_, RedisError>(connected)
     };
-    match timeout(options.connect_timeout, attempt).await {
-        Ok(Ok(connected)) => Ok(connected),
-        Ok(Err(error)) => Err(BackendError::new(BackendErrorKind::Unavailable, error)),
-        Err(elapsed) => Err(BackendError::new(BackendErrorKind::Unavailable, elapsed)),
-    }
+    let failed = match timeout(options.connect_timeout, attempt).await {
+        Ok(Ok(connected)) => return Ok((connected, place)),
+        Ok(Err(error)) => BackendError::new(BackendErrorKind::Unavailable, error),
+        Err(elapsed) => BackendError::new(BackendErrorKind::Unavailable, elapsed),
+    };
+    place.doubt();
+    Err(failed)
 }
 
 async fn open(client: &Client, config: AsyncConnectionConfig) -> Result<Connected, RedisError> {
@@ -93,6 +104,14 @@ async fn open(client: &Client, config: AsyncConnectionConfig) -> Result<Connecte
     Ok(Connected { connection, _driver: Some(driver) })
 }
 
+/// Without limits of the client's own: every wait here has one.
+pub(super) fn config() -> AsyncConnectionConfig {
+    AsyncConnectionConfig::new()
+        .set_connection_timeout(None)
+        .set_response_timeout(None)
+        .set_pipeline_buffer_size(1024)
+}
+
 /// Gives the server its scripts, and warns of a server that may evict leases.
 pub(super) async fn prepare(connection: &mut MultiplexedConnection) {
     // Either may be forbidden; then scripts are sent when they are first needed.
@@ -110,7 +129,9 @@ pub(super) async fn prepare(connection: &mut MultiplexedConnection) {
     }
 }
 
-async fn refuse_replica(connection: &mut MultiplexedConnection) -> Result<(), RedisError> {
+pub(super) async fn refuse_replica(
+    connection: &mut MultiplexedConnection,
+) -> Result<(), RedisError> {
     let role: Result<Value, _> = redis::cmd("ROLE").query_async(connection).await;
     match role {
         Ok(Value::Array(fields)) if fields.first().is_some_and(is_replica) => {

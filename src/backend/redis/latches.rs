@@ -16,7 +16,7 @@ use crate::{
 impl RedisBackend {
     /// How far a latch is; and takes over whether anyone can be told.
     async fn countdown(&self, call: Call<'_>) -> Result<Option<Countdown>, BackendError> {
-        let answer = reply::countdown(self.0.commands.call(call).await?);
+        let answer = reply::countdown(self.0.servers.call(call).await?);
         let (countdown, muted) = self.understood(answer)?;
         if let Some(muted) = muted {
             self.mute(muted);
@@ -38,7 +38,7 @@ impl Latches for RedisBackend {
             .arg(id.to_string())
             .arg(count.to_string())
             .arg(millis(ttl));
-        self.understood(reply::flag(self.0.commands.call(call).await?))
+        self.understood(reply::flag(self.0.servers.call(call).await?))
     }
 
     async fn count_down(
@@ -62,6 +62,6 @@ impl Latches for RedisBackend {
 
     async fn clear_latch(&self, name: &Name) -> Result<bool, BackendError> {
         let call = Call::new(&SCRIPTS.clear).key(self.channel(name)).keys(name, &["n"]);
-        self.understood(reply::flag(self.0.commands.call(call).await?))
+        self.understood(reply::flag(self.0.servers.call(call).await?))
     }
 }

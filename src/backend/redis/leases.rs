@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use redis::Value;
+use futures_util::future::join_all;
 use tokio::time::timeout;
 
 use super::{
@@ -11,14 +11,13 @@ use super::{
     script::{Call, SCRIPTS},
 };
 use crate::{
-    backend::{Acquired, AcquiredAll, Changes, Claimed, Leases, no_pass, several},
+    backend::{
+        Acquired, AcquiredAll, Changes, Claimed, Leases, acquire_in_order, no_pass, several,
+    },
     error::{BackendError, BackendErrorKind},
     key::{Family, Name},
     lease::{CALL_LIFE, Claim, Grant, Mode, Occupied, Token},
 };
-
-/// As many leases are renewed by one script: few enough not to hold the server up.
-const RENEW_BATCH: usize = 100;
 
 /// Where what is held in a mode stands: the suffix of its key, and whether it is a set of holds.
 fn place(mode: Mode) -> (&'static str, bool) {
@@ -54,6 +53,22 @@ fn has_own_channels(name: &Name) -> bool {
 }
 
 impl RedisBackend {
+    /// Runs a script that may grant a claim. Where too few replicas confirm that, it is given back.
+    async fn granted(&self, claim: &Claim, call: Call<'_>) -> Result<Claimed, BackendError> {
+        let (answer, confirmed) = self.0.servers.grant(call).await?;
+        let answer = self.understood(reply::claimed(answer))?;
+        if !confirmed && matches!(answer, Claimed::Granted(_)) {
+            return Err(self.unconfirmed(claim).await);
+        }
+        Ok(answer)
+    }
+
+    async fn unconfirmed(&self, claim: &Claim) -> BackendError {
+        // If that fails, too, whoever claimed it undoes it.
+        let _ = self.release(claim).await;
+        unreplicated()
+    }
+
     /// Ends an exclusive lease, and pushes why.
     pub(super) async fn release_with(
         &self,
@@ -70,7 +85,7 @@ impl RedisBackend {
 
     /// Ends what a script ends, and takes over whether anyone can be told.
     async fn released(&self, call: Call<'_>) -> Result<bool, BackendError> {
-        let answer = reply::released(self.0.commands.call(call).await?);
+        let answer = reply::released(self.0.servers.call(call).await?);
         let (held, muted) = self.understood(answer)?;
         if let Some(muted) = muted {
             self.mute(muted);
@@ -83,7 +98,7 @@ impl RedisBackend {
         &self,
         claim: &Claim,
         seen: Option<u64>,
-    ) -> Result<Value, BackendError> {
+    ) -> Result<Claimed, BackendError> {
         let mut call = Call::new(&SCRIPTS.acquire).key(lease(&claim.name)).key(fence(&claim.name));
         if seen.is_some() {
             call = call.key(claim.name.entry());
@@ -95,10 +110,10 @@ impl RedisBackend {
         if let Some(seen) = seen {
             call = call.arg(seen.to_string());
         }
-        self.0.commands.call(call).await
+        self.granted(claim, call).await
     }
 
-    async fn acquire_queued(&self, claim: &Claim, queue: &[&str]) -> Result<Value, BackendError> {
+    async fn acquire_queued(&self, claim: &Claim, queue: &[&str]) -> Result<Claimed, BackendError> {
         let call = Call::new(&SCRIPTS.acquire_queued)
             .key(claim.name.suffixed(place(claim.mode).0))
             .key(fence(&claim.name))
@@ -108,16 +123,16 @@ impl RedisBackend {
             .arg(millis(claim.fence_life))
             .arg(kept(claim))
             .arg(any_order(claim));
-        self.0.commands.call(call).await
+        self.granted(claim, call).await
     }
 
-    async fn acquire_read(&self, claim: &Claim) -> Result<Value, BackendError> {
+    async fn acquire_read(&self, claim: &Claim) -> Result<Claimed, BackendError> {
         let call = Call::new(&SCRIPTS.acquire_read)
             .keys(&claim.name, &["w", "rq", "rd", "r", "i"])
             .arg(claim.holder.to_string())
             .arg(millis(claim.lease))
             .arg(kept(claim));
-        self.0.commands.call(call).await
+        self.granted(claim, call).await
     }
 
     async fn acquire_permit(
@@ -125,14 +140,14 @@ impl RedisBackend {
         claim: &Claim,
         limit: u32,
         count: u32,
-    ) -> Result<Value, BackendError> {
+    ) -> Result<Claimed, BackendError> {
         let call = Call::new(&SCRIPTS.acquire_permit)
             .keys(&claim.name, &["p"])
             .arg(claim.holder.to_string())
             .arg(millis(claim.lease))
             .arg(limit.to_string())
             .arg(count.to_string());
-        self.0.commands.call(call).await
+        self.granted(claim, call).await
     }
 
     async fn release_queued(&self, claim: &Claim, queue: &[&str]) -> Result<bool, BackendError> {
@@ -168,7 +183,7 @@ impl Leases for RedisBackend {
             Mode::Read => self.acquire_read(claim).await?,
             Mode::Permit { limit, count } => self.acquire_permit(claim, limit, count).await?,
         };
-        match self.understood(reply::claimed(answer))? {
+        match answer {
             Claimed::Granted(grant) => Ok(Acquired::Granted(grant)),
             Claimed::Held(occupied) => Ok(Acquired::Held(occupied)),
             Claimed::Newer(_) => Err(reply::unreadable("an entry in answer to an acquire")),
@@ -177,6 +192,9 @@ impl Leases for RedisBackend {
 
     async fn acquire_all(&self, claims: &[Claim]) -> Result<AcquiredAll, BackendError> {
         several::check(claims)?;
+        if !self.0.servers.serve_together(claims.iter().map(|claim| &claim.name)) {
+            return acquire_in_order(self, claims).await;
+        }
         let mut call = Call::new(&SCRIPTS.acquire_all);
         for claim in claims {
             call = call.keys(&claim.name, &["l", "f"]).keys(&claim.name, QUEUE);
@@ -188,11 +206,18 @@ impl Leases for RedisBackend {
                 .arg(millis(claim.fence_life))
                 .arg(kept(claim));
         }
-        self.understood(reply::acquired_all(self.0.commands.call(call).await?, claims.len()))
+        let (answer, confirmed) = self.0.servers.grant(call).await?;
+        let answer = self.understood(reply::acquired_all(answer, claims.len()))?;
+        if !confirmed && matches!(answer, AcquiredAll::Granted(_)) {
+            join_all(claims.iter().map(|claim| self.release(claim))).await;
+            return Err(unreplicated());
+        }
+        Ok(answer)
     }
 
     async fn renew(&self, claims: &[Claim]) -> Result<Vec<bool>, BackendError> {
-        let batches = claims.chunks(RENEW_BATCH).map(async |batch| {
+        let batches = || claims.chunks(self.0.servers.renewed_together());
+        let calls = batches().map(|batch| {
             let mut call = Call::new(&SCRIPTS.renew);
             for claim in batch {
                 call = call.key(claim.name.suffixed(place(claim.mode).0)).key(fence(&claim.name));
@@ -209,10 +234,18 @@ impl Leases for RedisBackend {
                     .arg(millis(claim.fence_life))
                     .arg(members.to_string());
             }
-            self.understood(reply::flags(self.0.commands.call(call).await?, batch.len()))
+            call
         });
-        let renewed = futures_util::future::try_join_all(batches).await?;
-        Ok(renewed.concat())
+        let calls: Vec<_> = calls.collect();
+        let answers = self.0.servers.renew(&calls).await?;
+        let mut renewed = Vec::with_capacity(claims.len());
+        for (batch, (answer, confirmed)) in batches().zip(answers) {
+            renewed.extend(self.understood(reply::flags(answer, batch.len()))?);
+            if !confirmed {
+                return Err(unreplicated());
+            }
+        }
+        Ok(renewed)
     }
 
     async fn release(&self, claim: &Claim) -> Result<bool, BackendError> {
@@ -241,7 +274,12 @@ impl Leases for RedisBackend {
             .arg(to.holder.to_string())
             .arg(millis(to.lease))
             .arg(millis(to.fence_life));
-        self.understood(reply::passed(self.0.commands.call(call).await?))
+        let (answer, confirmed) = self.0.servers.grant(call).await?;
+        let passed = self.understood(reply::passed(answer))?;
+        if !confirmed && passed.is_some() {
+            return Err(self.unconfirmed(to).await);
+        }
+        Ok(passed)
     }
 
     async fn holder(&self, name: &Name, mode: Mode) -> Result<Option<Occupied>, BackendError> {
@@ -251,7 +289,7 @@ impl Leases for RedisBackend {
         } else {
             "0"
         });
-        self.understood(reply::holder(self.0.commands.call(call).await?))
+        self.understood(reply::holder(self.0.servers.call(call).await?))
     }
 
     async fn clear(&self, name: &Name, mode: Mode) -> Result<bool, BackendError> {
@@ -261,29 +299,28 @@ impl Leases for RedisBackend {
             Mode::Read | Mode::Write => call.keys(name, &["w"]).keys(name, READ_WRITE),
             Mode::Permit { .. } => call.keys(name, &["p"]),
         };
-        self.understood(reply::flag(self.0.commands.call(call).await?))
+        self.understood(reply::flag(self.0.servers.call(call).await?))
     }
 
     async fn changes(&self, name: &Name) -> Result<Changes, BackendError> {
-        let push = &self.0.push;
-        if push.channels().is_mute() {
+        let channels = self.0.servers.channels();
+        if channels.is_mute() {
             let why = "the server refuses to publish";
             return Err(BackendError::new(BackendErrorKind::Refused, why));
-        }
-        push.start();
-        if push.is_down() {
-            let why = "the last attempt to connect failed";
-            return Err(BackendError::new(BackendErrorKind::Unavailable, why));
         }
         let channel: Arc<str> = self.channel(name).into();
         let mut changes = match has_own_channels(name) {
             true => {
                 let own = format!("{channel}:{}", Token::process());
-                push.channels().listen_to_both(&channel, &own.into())
+                channels.listen_to_both(&channel, &own.into())
             }
-            false => push.channels().listen(&channel),
+            false => channels.listen(&channel),
         };
-        match timeout(self.0.options.command_timeout, changes.confirmed()).await {
+        let subscribed = async {
+            self.0.servers.attend(&channel).await?;
+            changes.confirmed().await
+        };
+        match timeout(self.0.options.command_timeout, subscribed).await {
             Ok(answer) => answer.map(|()| changes),
             Err(elapsed) => Err(BackendError::new(BackendErrorKind::Unavailable, elapsed)),
         }
@@ -291,10 +328,21 @@ impl Leases for RedisBackend {
 
     /// (A renewal of many leases is several commands at once.)
     fn time_limit(&self) -> Option<Duration> {
-        Some(self.0.options.command_timeout)
+        let give_back = u32::from(self.0.options.replicas.is_some());
+        Some(self.0.options.command_timeout * (1 + give_back))
+    }
+
+    fn shard(&self, name: &Name) -> usize {
+        self.0.servers.shard(name)
     }
 
     fn apart(&self) -> Option<Self> {
-        Some(Self::over(self.0.client.clone(), self.0.options.clone()))
+        let (origin, options) = (self.0.origin.clone(), self.0.options.clone());
+        Some(Self::with_connections_of_its_own(origin, options))
     }
+}
+
+fn unreplicated() -> BackendError {
+    let why = "too few replicas confirmed it in time";
+    BackendError::new(BackendErrorKind::Unreplicated, why)
 }

@@ -1,8 +1,9 @@
 //! Leases and entries in a Redis or Valkey server.
 //!
-//! Two connections for each backend: one for commands (`commands`), one for pushes (`push`), each made and
-//! kept by a loop of its own (`connect`). Every operation but a bare `GET` is one script (`lua/`), called
-//! by digest (`script`) and read by `reply`.
+//! Two connections for each server (`node`): one for commands (`commands`), one for pushes (`push`), each made
+//! and kept by a loop of its own (`connect`), to the server that is named or that sentinels name (`target`).
+//! Every operation but a bare `GET` is one script (`lua/`), called by digest (`script`) and read by `reply`.
+//! Whether one server is asked or a cluster is known to `servers` alone.
 //!
 //! # Names
 //!
@@ -21,26 +22,41 @@
 //! | `p` | sorted set | permits that are out, and until when |
 //! | `n` | hash, PX | a latch: what is left, who set it, its time to live, and the ids that were counted |
 //! | `c` | channel | wake-ups and results; `c@3` for database 3, for channels know no databases; `c:` and the first half of a token for one process |
+//! | `s` | channel | the same in a cluster, where it is one of the shard |
 //!
 //! A sorted set lasts as long as the last of its members.
 
+mod cluster;
 mod commands;
 mod connect;
+pub mod failover;
 mod gather;
 mod latches;
 mod leases;
+mod node;
 mod patience;
 mod push;
+mod replicas;
 mod reply;
 mod script;
+mod sentinel;
+mod servers;
 mod store;
+mod subscribe;
+mod target;
 mod task;
 
 use std::{fmt, sync::Arc, time::Duration};
 
 use tracing::warn;
 
-use self::{commands::Commands, push::Push};
+use self::{
+    cluster::Seeds,
+    sentinel::Sentinel,
+    servers::{Origin, Servers},
+    target::Target,
+};
+pub use self::{replicas::Replicas, sentinel::SentinelMaster};
 use crate::{
     error::{BackendError, BackendErrorKind, Error},
     key::Name,
@@ -54,9 +70,8 @@ use crate::{
 pub struct RedisBackend(Arc<Inner>);
 
 struct Inner {
-    client: redis::Client,
-    commands: Commands,
-    push: Push,
+    origin: Origin,
+    servers: Servers,
     options: RedisOptions,
     /// The suffix of channels.
     channel: String,
@@ -78,6 +93,10 @@ pub struct RedisOptions {
     ///
     /// A push is sent to every waiting process, and a server cuts subscribers that fall behind by 32 MiB.
     pub push_limit: usize,
+    /// How many replicas must have a grant before it counts: none unless set.
+    ///
+    /// For locks that guard more than work; see [`Replicas`] for what it gives, and what it does not.
+    pub replicas: Option<Replicas>,
 }
 
 impl Default for RedisOptions {
@@ -86,6 +105,7 @@ impl Default for RedisOptions {
             command_timeout: Duration::from_millis(250),
             connect_timeout: Duration::from_secs(1),
             push_limit: 64 << 10,
+            replicas: None,
         }
     }
 }
@@ -107,23 +127,109 @@ impl RedisBackend {
     ///
     /// As [`open`](Self::open).
     pub fn open_with(url: &str, options: RedisOptions) -> Result<Self, Error> {
-        Ok(Self::over(connect::client(url)?, options))
+        let client = connect::client(connect::info(url)?)?;
+        Self::over(Origin::One(Target::Server(client)), options)
     }
 
-    fn over(client: redis::Client, options: RedisOptions) -> Self {
-        let channel = match client.get_connection_info().redis_settings().db() {
-            0 => "c".to_owned(),
-            database => format!("c@{database}"),
+    /// A backend over the master that sentinels watch.
+    ///
+    /// The URLs are those of the sentinels, with *their* credentials if they ask for any; any one of them that
+    /// answers is enough. `master` is the name under which they watch it, or a [`SentinelMaster`], which also
+    /// has its credentials. The backend asks for the master whenever it connects, and once in a second, and
+    /// follows a failover by itself; what that may lose is told in [`failover`].
+    ///
+    /// ```
+    /// use bellwether::{RedisBackend, backend::SentinelMaster};
+    ///
+    /// let sentinels = ["redis://10.0.0.1:26379", "redis://10.0.0.2:26379", "redis://10.0.0.3:26379"];
+    /// let backend = RedisBackend::sentinel(sentinels, "mymaster")?;
+    ///
+    /// let master = SentinelMaster::named("mymaster").username("shop").password("secret").database(3);
+    /// let backend = RedisBackend::sentinel(sentinels, master)?;
+    /// # Ok::<_, bellwether::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidConfig`](crate::ErrorKind::InvalidConfig) for a URL that cannot be read, and where
+    /// there is none. Nothing is sent yet.
+    pub fn sentinel<U: AsRef<str>>(
+        sentinels: impl IntoIterator<Item = U>,
+        master: impl Into<SentinelMaster>,
+    ) -> Result<Self, Error> {
+        Self::sentinel_with(sentinels, master, RedisOptions::default())
+    }
+
+    /// As [`sentinel`](Self::sentinel), with settings.
+    ///
+    /// # Errors
+    ///
+    /// As [`sentinel`](Self::sentinel).
+    pub fn sentinel_with<U: AsRef<str>>(
+        sentinels: impl IntoIterator<Item = U>,
+        master: impl Into<SentinelMaster>,
+        options: RedisOptions,
+    ) -> Result<Self, Error> {
+        let sentinel = Sentinel::new(sentinels, master.into())?;
+        Self::over(Origin::One(Target::Sentinel(Arc::new(sentinel))), options)
+    }
+
+    /// A backend over a Redis Cluster, version 7 or later.
+    ///
+    /// The URLs are those of some of its nodes; one that answers is enough to find the others, which are
+    /// connected to as the first one: with its credentials, and with TLS if its URL says so. Slots that move
+    /// and masters that are replaced are followed; what a failover may lose is told in [`failover`].
+    ///
+    /// Pushes go through the node that serves the name, to those who wait and to nobody else (sharded
+    /// pub/sub). A cluster of version 6 has none: there, waiters look by themselves at intervals up to 100 ms.
+    /// While a slot is being moved, what concerns its names is tried again until the command's time is over,
+    /// and then [refused](crate::error::BackendErrorKind::Refused).
+    ///
+    /// ```
+    /// use bellwether::RedisBackend;
+    ///
+    /// let backend = RedisBackend::cluster(["redis://10.0.0.1:6379", "redis://10.0.0.2:6379"])?;
+    /// # Ok::<_, bellwether::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidConfig`](crate::ErrorKind::InvalidConfig) for a URL that cannot be read or names a
+    /// database, and where there is none. Nothing is sent yet.
+    pub fn cluster<U: AsRef<str>>(nodes: impl IntoIterator<Item = U>) -> Result<Self, Error> {
+        Self::cluster_with(nodes, RedisOptions::default())
+    }
+
+    /// As [`cluster`](Self::cluster), with settings.
+    ///
+    /// # Errors
+    ///
+    /// As [`cluster`](Self::cluster).
+    pub fn cluster_with<U: AsRef<str>>(
+        nodes: impl IntoIterator<Item = U>,
+        options: RedisOptions,
+    ) -> Result<Self, Error> {
+        Self::over(Origin::Cluster(Seeds::read(nodes)?), options)
+    }
+
+    fn over(origin: Origin, options: RedisOptions) -> Result<Self, Error> {
+        if let Some(replicas) = options.replicas {
+            replicas.check(&options)?;
+        }
+        Ok(Self::with_connections_of_its_own(origin, options))
+    }
+
+    fn with_connections_of_its_own(origin: Origin, options: RedisOptions) -> Self {
+        let channel = match &origin {
+            // Sharded: the scripts know it by this.
+            Origin::Cluster(_) => "s".to_owned(),
+            Origin::One(target) => match target.database() {
+                0 => "c".to_owned(),
+                database => format!("c@{database}"),
+            },
         };
-        let push = Push::new(client.clone(), options.clone());
-        let (channels, connected) = (push.channels().clone(), push.retry().clone());
-        Self(Arc::new(Inner {
-            commands: Commands::new(client.clone(), options.clone(), channels, connected),
-            push,
-            client,
-            options,
-            channel,
-        }))
+        let servers = Servers::new(origin.clone(), options.clone());
+        Self(Arc::new(Inner { origin, servers, options, channel }))
     }
 
     /// Asks the server for a sign of life.
@@ -136,21 +242,20 @@ impl RedisBackend {
     ///
     /// Nothing is lost when the future is dropped.
     pub async fn ping(&self) -> Result<(), Error> {
-        self.0.commands.run(&redis::cmd("PING")).await?;
-        Ok(())
+        Ok(self.0.servers.ping().await?)
     }
 
     /// What an answer meant. One that cannot be read was an answer to something else.
     fn understood<T>(&self, answer: Result<T, BackendError>) -> Result<T, BackendError> {
         if answer.as_ref().is_err_and(|error| error.kind() == BackendErrorKind::Unknown) {
-            self.0.commands.out_of_step();
+            self.0.servers.out_of_step();
         }
         answer
     }
 
     /// Takes over whether the server refused to publish.
     fn mute(&self, muted: bool) {
-        if self.0.push.channels().mute(muted) && muted {
+        if self.0.servers.channels().mute(muted) && muted {
             warn!("Redis refuses to publish; waiting by timers alone");
         }
     }

@@ -110,6 +110,11 @@ impl<'a> Call<'a> {
         self
     }
 
+    /// What the slot of a cluster is found by: all keys of a call are of one name.
+    pub(super) fn first_key(&self) -> &[u8] {
+        self.ends.first().and_then(|end| self.data.get(..*end)).unwrap_or_default()
+    }
+
     /// The command that names the script by its digest.
     pub(super) fn by_digest(&self) -> Cmd {
         self.command("EVALSHA", &self.script.digest)

@@ -33,8 +33,8 @@ impl Store for RedisBackend {
     async fn get(&self, name: &Name) -> Result<Option<Entry>, BackendError> {
         let key = name.entry();
         let mut get = Cmd::with_capacity(2, 3 + key.len());
-        get.arg("GET").arg(key);
-        match self.0.commands.run(&get).await? {
+        get.arg("GET").arg(&key);
+        match self.0.servers.run(&get, &key).await? {
             Value::Nil => Ok(None),
             Value::BulkString(bytes) => reply::entry(bytes).map(Some),
             other => self.understood(Err(reply::unreadable(&other))),
@@ -42,7 +42,7 @@ impl Store for RedisBackend {
     }
 
     async fn claim(&self, claim: &Claim, seen: u64) -> Result<Claimed, BackendError> {
-        self.understood(reply::claimed(self.acquire_with(claim, Some(seen)).await?))
+        self.acquire_with(claim, Some(seen)).await
     }
 
     async fn commit(
@@ -63,7 +63,7 @@ impl Store for RedisBackend {
             .arg(entry.encode())
             .arg(ttl.map_or_else(|| "0".to_owned(), millis))
             .arg(self.0.options.push_limit.to_string());
-        let answer = reply::committed(self.0.commands.call(call).await?);
+        let answer = reply::committed(self.0.servers.call(call).await?);
         let (outcome, muted) = self.understood(answer)?;
         if let Some(muted) = muted {
             self.mute(muted);
@@ -88,11 +88,11 @@ impl Store for RedisBackend {
             .arg(millis(ttl))
             .arg(millis(fence_life))
             .arg(self.0.options.push_limit.to_string());
-        self.understood(reply::fence(self.0.commands.call(call).await?))
+        self.understood(reply::fence(self.0.servers.call(call).await?))
     }
 
     async fn invalidate(&self, name: &Name, fence_life: Duration) -> Result<u64, BackendError> {
         let call = self.all_keys(Call::new(&SCRIPTS.invalidate), name).arg(millis(fence_life));
-        self.understood(reply::fence(self.0.commands.call(call).await?))
+        self.understood(reply::fence(self.0.servers.call(call).await?))
     }
 }

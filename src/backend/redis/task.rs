@@ -17,17 +17,18 @@ pub(super) struct Task {
 struct Running(Arc<AtomicBool>);
 
 impl Task {
-    /// Starts the task, unless it runs. It is told whether it ran before.
-    pub(super) fn start<F>(&self, task: impl FnOnce(bool) -> F)
+    /// Starts the task, unless it runs.
+    pub(super) fn start<F>(&self, task: impl FnOnce() -> F)
     where
         F: Future<Output = ()> + Send + 'static,
     {
-        if self.running.swap(true, Ordering::AcqRel) {
+        // The look alone is what costs nothing to those who ask with every command.
+        if self.running.load(Ordering::Acquire) || self.running.swap(true, Ordering::AcqRel) {
             return;
         }
         let mut abort = self.abort.lock().unwrap_or_else(PoisonError::into_inner);
         let running = Running(self.running.clone());
-        let task = task(abort.is_some());
+        let task = task();
         let handle = tokio::spawn(async move {
             // Dropped before the task is, polled or not: whoever is told by the task's end can start it
             // again.

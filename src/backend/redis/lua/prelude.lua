@@ -48,9 +48,15 @@ local function next_fence(last, stored)
   return math.max(now(), last + 1, stored + 1)
 end
 
+-- Publishes; in a cluster, where the name of a channel goes on with `s`, to those at this shard of it.
+-- The number who heard it, or an error.
+local function publish(channel, message)
+  return redis.pcall(string.match(channel, '}:(%a)') == 's' and 'SPUBLISH' or 'PUBLISH', channel, message)
+end
+
 -- Pushes to who waits. A missing right on the channel must not undo what was done before. 1 if it was missing.
 local function push(channel, message)
-  local pushed = redis.pcall('PUBLISH', channel, message)
+  local pushed = publish(channel, message)
   return type(pushed) == 'table' and pushed.err and 1 or 0
 end
 

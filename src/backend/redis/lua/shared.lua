@@ -63,7 +63,7 @@ end
 -- heard it, and 1 if it is forbidden.
 local function call(channel, token, own)
   if own == '1' then channel = channel .. ':' .. string.sub(token, 1, 16) end
-  local heard = redis.pcall('PUBLISH', channel, 't' .. token)
+  local heard = publish(channel, 't' .. token)
   if type(heard) == 'table' then return 0, 1 end
   return heard, 0
 end

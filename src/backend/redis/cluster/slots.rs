@@ -1,0 +1,201 @@
+//! Which node of a cluster serves which slot.
+
+use std::{fmt, sync::Arc};
+
+use redis::Value;
+
+const COUNT: usize = 16_384;
+
+/// The slot of a key: that of what stands between its first braces, for every key of ours has such a tag.
+pub(in super::super) fn slot_of(key: &[u8]) -> u16 {
+    let tag = key.iter().position(|byte| *byte == b'{').and_then(|open| {
+        let rest = &key[open + 1..];
+        let length = rest.iter().position(|byte| *byte == b'}')?;
+        (length > 0).then(|| &rest[..length])
+    });
+    crc16(tag.unwrap_or(key)) % COUNT as u16
+}
+
+/// CRC-16/XMODEM, as the cluster specification of Redis has it.
+fn crc16(bytes: &[u8]) -> u16 {
+    bytes.iter().fold(0, |crc: u16, byte| {
+        (0..8).fold(crc ^ (u16::from(*byte) << 8), |crc, _| {
+            if crc & 0x8000 == 0 { crc << 1 } else { (crc << 1) ^ 0x1021 }
+        })
+    })
+}
+
+/// Where a node is.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(in super::super) struct Address {
+    pub(super) host: Arc<str>,
+    pub(super) port: u16,
+}
+
+impl Address {
+    /// Reads `host:port`. A node that does not know its own name says only the port: it is where the answer
+    /// came from.
+    pub(super) fn read(text: &str, from: &str) -> Option<Self> {
+        let (host, port) = text.rsplit_once(':')?;
+        let host = host.trim_start_matches('[').trim_end_matches(']');
+        let host = if host.is_empty() { from } else { host };
+        Some(Self { host: host.into(), port: port.parse().ok()? })
+    }
+
+    /// Reads one node of `CLUSTER SLOTS`.
+    fn of_node(node: &Value, from: &str) -> Option<Self> {
+        let Value::Array(fields) = node else { return None };
+        let (host, port) = (fields.first()?, fields.get(1)?);
+        let host = match host {
+            Value::BulkString(host) => std::str::from_utf8(host).ok()?,
+            Value::Nil => "",
+            _ => return None,
+        };
+        let Value::Int(port) = port else { return None };
+        match host {
+            "?" => None,
+            "" => Some(Self { host: from.into(), port: u16::try_from(*port).ok()? }),
+            host => Some(Self { host: host.into(), port: u16::try_from(*port).ok()? }),
+        }
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.host, self.port)
+    }
+}
+
+#[derive(Clone, PartialEq)]
+pub(in super::super) struct Slots {
+    owners: Vec<Address>,
+    /// For each slot, one more than the index of its owner; zero, if nobody serves it.
+    owner: Box<[u16]>,
+}
+
+impl Slots {
+    fn none() -> Self {
+        Self { owners: Vec::new(), owner: vec![0; COUNT].into() }
+    }
+
+    /// Reads the answer to `CLUSTER SLOTS`; nothing, where it cannot be read or names no slots.
+    pub(super) fn read(answer: &Value, from: &str) -> Option<Self> {
+        let Value::Array(ranges) = answer else { return None };
+        let mut slots = Self::none();
+        for range in ranges {
+            let Value::Array(fields) = range else { return None };
+            let [Value::Int(first), Value::Int(last), master, ..] = fields.as_slice() else {
+                return None;
+            };
+            let (first, last) = (usize::try_from(*first).ok()?, usize::try_from(*last).ok()?);
+            if let Some(master) = Address::of_node(master, from) {
+                let owner = slots.index(master);
+                slots.owner.get_mut(first..=last)?.fill(owner);
+            }
+        }
+        (!slots.owners.is_empty()).then_some(slots)
+    }
+
+    fn index(&mut self, address: Address) -> u16 {
+        let known = self.owners.iter().position(|owner| *owner == address);
+        let at = known.unwrap_or_else(|| {
+            self.owners.push(address);
+            self.owners.len() - 1
+        });
+        u16::try_from(at + 1).unwrap_or(0)
+    }
+
+    /// The same, but for one slot, which has moved.
+    pub(super) fn with(&self, slot: u16, to: Address) -> Self {
+        let mut slots = self.clone();
+        let owner = slots.index(to);
+        if let Some(slot) = slots.owner.get_mut(usize::from(slot)) {
+            *slot = owner;
+        }
+        slots
+    }
+
+    pub(super) fn owner(&self, slot: u16) -> Option<&Address> {
+        self.owners.get(self.number(slot).checked_sub(1)?)
+    }
+
+    /// A number for the owner of a slot; zero, if there is none.
+    pub(super) fn number(&self, slot: u16) -> usize {
+        self.owner.get(usize::from(slot)).copied().unwrap_or(0).into()
+    }
+
+    pub(super) fn owners(&self) -> &[Address] {
+        &self.owners
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(host: &str, port: i64) -> Value {
+        Value::Array(vec![Value::BulkString(host.into()), Value::Int(port)])
+    }
+
+    fn range(first: i64, last: i64, nodes: Vec<Value>) -> Value {
+        let mut fields = vec![Value::Int(first), Value::Int(last)];
+        fields.extend(nodes);
+        Value::Array(fields)
+    }
+
+    /// From the cluster specification, and from `CLUSTER KEYSLOT`.
+    #[test]
+    fn slots_are_those_of_the_specification() {
+        assert_eq!(crc16(b"123456789"), 0x31c3);
+        for (key, slot) in [
+            ("foo", 12182),
+            ("shop:l:{foo}:l", 12182),
+            ("shop:l:{foo}:f", 12182),
+            ("{}:l", slot_of(b"{}:l")),
+            ("a{b}{c}", slot_of(b"b")),
+        ] {
+            assert_eq!(slot_of(key.as_bytes()), slot, "{key}");
+        }
+        assert_eq!(slot_of(b"{}:l"), crc16(b"{}:l") % 16_384);
+    }
+
+    #[test]
+    fn the_answer_is_read() {
+        let answer = Value::Array(vec![
+            range(0, 5460, vec![node("10.0.0.1", 7000), node("10.0.0.4", 7003)]),
+            range(5461, 10_922, vec![node("", 7001)]),
+            range(10_923, 10_923, vec![node("?", 0)]),
+            range(16_383, 16_383, vec![node("10.0.0.1", 7000)]),
+        ]);
+        let Some(slots) = Slots::read(&answer, "asked") else { panic!("it is not read") };
+        let owner = |slot| slots.owner(slot).map(ToString::to_string);
+        assert_eq!(owner(0).as_deref(), Some("10.0.0.1:7000"));
+        assert_eq!(owner(5461).as_deref(), Some("asked:7001"));
+        assert_eq!(owner(10_923), None);
+        assert_eq!(owner(16_382), None);
+        assert_eq!(slots.number(16_383), slots.number(5460));
+        assert_eq!(slots.owners().len(), 2);
+        let moved = Address::read("[::1]:7005", "asked");
+        let Some(moved) = moved else { panic!("it is not read") };
+        let slots = slots.with(5460, moved.clone());
+        assert_eq!(slots.owner(5460), Some(&moved));
+        assert_ne!(slots.owner(5459), Some(&moved));
+    }
+
+    #[test]
+    fn anything_else_is_no_answer() {
+        for answer in [
+            Value::Nil,
+            Value::Array(vec![]),
+            Value::Array(vec![Value::Int(3)]),
+            Value::Array(vec![range(0, 16_384, vec![node("a", 1)])]),
+            Value::Array(vec![range(7, 3, vec![node("a", 1)])]),
+            Value::Array(vec![range(0, 3, vec![])]),
+        ] {
+            assert!(Slots::read(&answer, "asked").is_none(), "{answer:?}");
+        }
+        for text in ["", "host", "host:port", ":70000"] {
+            assert_eq!(Address::read(text, "asked"), None, "{text}");
+        }
+    }
+}

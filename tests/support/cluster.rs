@@ -1,0 +1,173 @@
+use super::{LIMIT, Raw, RedisServer, comes_true, server::free_port};
+
+/// A Redis Cluster: masters that share the slots evenly, and replicas of the first ones.
+pub struct Cluster {
+    /// First the masters, then a replica of the first one, of the second one and so on.
+    pub nodes: Vec<RedisServer>,
+}
+
+const SLOTS: usize = 16_384;
+
+impl Cluster {
+    pub async fn start(masters: usize, replicas: usize) -> Self {
+        Self::start_with(masters, replicas, &[]).await
+    }
+
+    /// Starts it with further arguments for each node.
+    pub async fn start_with(masters: usize, replicas: usize, further: &[&str]) -> Self {
+        let mut nodes = Vec::new();
+        let mut buses = Vec::new();
+        for _ in 0..masters + replicas {
+            let bus = free_port().to_string();
+            let arguments = ["--cluster-enabled", "yes", "--cluster-node-timeout", "1500"];
+            let more = ["--cluster-port", &bus, "--repl-diskless-sync-delay", "0"];
+            let coverage = ["--cluster-require-full-coverage", "no"];
+            let all = [&arguments[..], &more[..], &coverage[..], further].concat();
+            nodes.push(RedisServer::start_with(&all).await);
+            buses.push(bus);
+        }
+        let cluster = Self { nodes };
+        let mut ids = Vec::new();
+        for (at, node) in cluster.nodes.iter().enumerate() {
+            let mut raw = node.raw().await;
+            raw.run::<()>(&["CLUSTER", "SET-CONFIG-EPOCH", &(at + 1).to_string()]).await;
+            if at < masters {
+                let first = (SLOTS * at / masters).to_string();
+                let last = (SLOTS * (at + 1) / masters - 1).to_string();
+                raw.run::<()>(&["CLUSTER", "ADDSLOTSRANGE", &first, &last]).await;
+            }
+            ids.push(raw.run::<String>(&["CLUSTER", "MYID"]).await);
+        }
+        let mut first = cluster.nodes[0].raw().await;
+        for (node, bus) in cluster.nodes.iter().zip(&buses).skip(1) {
+            let port = node.port().to_string();
+            first.run::<()>(&["CLUSTER", "MEET", "127.0.0.1", &port, bus]).await;
+        }
+        for node in &cluster.nodes {
+            let raw = node.raw().await;
+            let all = async || info(raw.clone(), "cluster_known_nodes").await == ids.len();
+            assert!(comes_true(LIMIT, all).await, "the nodes do not find each other");
+        }
+        for at in 0..replicas {
+            let raw = cluster.nodes[masters + at].raw().await;
+            let master = &ids[at % masters];
+            let known =
+                async || raw.clone().try_run::<()>(&["CLUSTER", "REPLICATE", master]).await.is_ok();
+            assert!(comes_true(LIMIT, known).await, "a node does not become a replica");
+            cluster.nodes[at % masters].raw().await.followed_by(at / masters + 1).await;
+        }
+        for node in &cluster.nodes {
+            let raw = node.raw().await;
+            let ready = async || complete(raw.clone(), masters, replicas).await;
+            assert!(comes_true(LIMIT, ready).await, "the cluster is not complete");
+        }
+        cluster
+    }
+
+    pub fn urls(&self) -> Vec<String> {
+        self.nodes.iter().map(RedisServer::url).collect()
+    }
+
+    /// The place of the node that serves a key, as the node of this place sees it.
+    pub async fn owner_seen_by(&self, at: usize, key: &str) -> Option<usize> {
+        let mut raw = self.nodes[at].raw().await;
+        let slot: u16 = raw.run(&["CLUSTER", "KEYSLOT", key]).await;
+        for (first, last, port) in slots(raw).await {
+            if (first..=last).contains(&slot) {
+                return self.nodes.iter().position(|node| node.port() == port);
+            }
+        }
+        None
+    }
+
+    /// A key for each of the masters, by their places.
+    pub async fn key_of_each(&self, masters: usize, form: impl Fn(usize) -> String) -> Vec<String> {
+        let mut keys = vec![None; masters];
+        for at in 0.. {
+            let key = form(at);
+            keys[self.owner(&format!("{{{key}}}")).await].get_or_insert(key);
+            if keys.iter().all(Option::is_some) {
+                break;
+            }
+        }
+        keys.into_iter().flatten().collect()
+    }
+
+    /// The place of the node that serves a key.
+    pub async fn owner(&self, key: &str) -> usize {
+        self.owner_seen_by(0, key).await.expect("every slot is served")
+    }
+
+    /// Begins to move the slot of a key.
+    pub async fn begin_to_move(&self, key: &str, from: usize, to: usize) {
+        let (slot, [from_id, to_id]) = self.slot_and_ids(key, from, to).await;
+        let mut there = self.nodes[to].raw().await;
+        there.run::<()>(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &from_id]).await;
+        let mut here = self.nodes[from].raw().await;
+        here.run::<()>(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &to_id]).await;
+    }
+
+    /// Moves the keys of the slot of a key, after [`begin_to_move`](Self::begin_to_move); says how many.
+    pub async fn move_keys(&self, key: &str, from: usize, to: usize) -> usize {
+        let (slot, _) = self.slot_and_ids(key, from, to).await;
+        let mut here = self.nodes[from].raw().await;
+        let keys: Vec<String> = here.run(&["CLUSTER", "GETKEYSINSLOT", &slot, "1000"]).await;
+        let port = self.nodes[to].port().to_string();
+        for key in &keys {
+            here.run::<()>(&["MIGRATE", "127.0.0.1", &port, key, "0", "5000"]).await;
+        }
+        keys.len()
+    }
+
+    /// Ends a move: the slot is the other node's now.
+    pub async fn end_move(&self, key: &str, from: usize, to: usize) {
+        let (slot, [_, to_id]) = self.slot_and_ids(key, from, to).await;
+        for at in [to, from] {
+            let mut raw = self.nodes[at].raw().await;
+            raw.run::<()>(&["CLUSTER", "SETSLOT", &slot, "NODE", &to_id]).await;
+        }
+    }
+
+    async fn slot_and_ids(&self, key: &str, from: usize, to: usize) -> (String, [String; 2]) {
+        let mut here = self.nodes[from].raw().await;
+        let slot: u16 = here.run(&["CLUSTER", "KEYSLOT", key]).await;
+        let mut there = self.nodes[to].raw().await;
+        let id = ["CLUSTER", "MYID"];
+        (slot.to_string(), [here.run(&id).await, there.run(&id).await])
+    }
+}
+
+/// The ranges of slots, each with the port of its master.
+async fn slots(mut raw: Raw) -> Vec<(u16, u16, u16)> {
+    let ranges: Vec<Vec<redis::Value>> = raw.run(&["CLUSTER", "SLOTS"]).await;
+    let read = |mut fields: Vec<redis::Value>| {
+        fields.truncate(3);
+        let mut fields = fields.into_iter();
+        let mut number = || redis::from_redis_value::<u16>(fields.next()?).ok();
+        let (first, last) = (number()?, number()?);
+        let redis::Value::Array(node) = fields.next()? else { return None };
+        let port = redis::from_redis_value(node.into_iter().nth(1)?).ok()?;
+        Some((first, last, port))
+    };
+    ranges.into_iter().filter_map(read).collect()
+}
+
+async fn complete(mut raw: Raw, masters: usize, replicas: usize) -> bool {
+    let text: String = raw.run(&["CLUSTER", "INFO"]).await;
+    let nodes: String = raw.run(&["CLUSTER", "NODES"]).await;
+    let count = |role: &str| {
+        let has = |line: &&str| line.split(' ').nth(2).is_some_and(|flags| flags.contains(role));
+        nodes.lines().filter(has).count()
+    };
+    text.contains("cluster_state:ok")
+        && count("master") == masters
+        && count("slave") == replicas
+        && slots(raw).await.len() == masters
+}
+
+async fn info(mut raw: Raw, field: &str) -> usize {
+    let text: String = raw.run(&["CLUSTER", "INFO"]).await;
+    let mut lines = text.lines().filter_map(|line| line.split_once(':'));
+    let found = lines.find(|(name, _)| *name == field);
+    found.and_then(|(_, value)| value.trim().parse().ok()).unwrap_or(0)
+}

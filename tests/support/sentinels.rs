@@ -1,0 +1,77 @@
+use super::{LIMIT, Raw, RedisServer, comes_true};
+
+/// A master with replicas, and three sentinels that watch it under the name [`MASTER`](Self::MASTER).
+pub struct Sentinels {
+    /// The first one is the master to begin with.
+    pub servers: Vec<RedisServer>,
+    pub sentinels: Vec<RedisServer>,
+}
+
+impl Sentinels {
+    pub const MASTER: &str = "flock";
+
+    pub async fn start(replicas: usize) -> Self {
+        let mut servers = vec![RedisServer::start_with(&["--repl-diskless-sync-delay", "0"]).await];
+        let port = servers[0].port().to_string();
+        for _ in 0..replicas {
+            let follow = ["--replicaof", "127.0.0.1", &port, "--repl-diskless-sync-delay", "0"];
+            servers.push(RedisServer::start_with(&follow).await);
+        }
+        // A sentinel looks for replicas once in ten seconds, so they are to be there when it looks first.
+        servers[0].raw().await.followed_by(replicas).await;
+        let configuration = format!(
+            "sentinel monitor {name} 127.0.0.1 {port} 2\n\
+             sentinel down-after-milliseconds {name} 500\n\
+             sentinel failover-timeout {name} 3000\n",
+            name = Self::MASTER,
+        );
+        let mut sentinels = Vec::new();
+        for _ in 0..3 {
+            sentinels.push(RedisServer::start_sentinel(&configuration).await);
+        }
+        let set = Self { servers, sentinels };
+        for sentinel in &set.sentinels {
+            let raw = sentinel.raw().await;
+            let complete = || knows(raw.clone(), 2, replicas);
+            assert!(comes_true(LIMIT, complete).await, "the sentinels do not find each other");
+        }
+        set
+    }
+
+    pub fn urls(&self) -> Vec<String> {
+        self.sentinels.iter().map(RedisServer::url).collect()
+    }
+
+    /// Waits until every sentinel names another master than this one; says which.
+    pub async fn master_after(&self, old: u16) -> &RedisServer {
+        let mut new = old;
+        for sentinel in &self.sentinels {
+            let raw = sentinel.raw().await;
+            let named = || async { named(raw.clone()).await != Some(old) };
+            assert!(comes_true(2 * LIMIT, named).await, "no failover happens");
+            new = named_by(raw.clone()).await;
+        }
+        let mut servers = self.servers.iter();
+        servers.find(|server| server.port() == new).expect("one of the servers")
+    }
+}
+
+/// Whether a sentinel knows as many others, and as many replicas.
+async fn knows(mut raw: Raw, others: usize, replicas: usize) -> bool {
+    let fields: Vec<String> = raw.run(&["SENTINEL", "MASTER", Sentinels::MASTER]).await;
+    let field = |name: &str| {
+        let at = fields.iter().position(|field| field == name)?;
+        fields.get(at + 1)?.parse::<usize>().ok()
+    };
+    field("num-other-sentinels") == Some(others) && field("num-slaves") == Some(replicas)
+}
+
+async fn named(mut raw: Raw) -> Option<u16> {
+    let question = ["SENTINEL", "get-master-addr-by-name", Sentinels::MASTER];
+    let address: Option<(String, u16)> = raw.run(&question).await;
+    address.map(|(_, port)| port)
+}
+
+async fn named_by(raw: Raw) -> u16 {
+    named(raw).await.expect("a sentinel names a master")
+}
