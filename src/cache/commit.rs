@@ -9,7 +9,7 @@ use super::{
     Decision, Lead, Source,
     breaker::Answered,
     load::{self, Produced},
-    path::{Landing, Outcome, Path, SECOND_TRY, silence},
+    path::{Landing, Outcome, Path, second_try, silence},
 };
 use crate::{
     backend::{Committed, Failure},
@@ -145,11 +145,12 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
             }
             self.inner.counted(answer)
         };
-        match commit(self.inner.settings.retry.try_limit()).await {
+        let (first, limit) = (Instant::now(), self.inner.settings.retry.try_limit());
+        match commit(limit).await {
             Err(error) if error.kind() == BackendErrorKind::Unknown => {
                 tokio::select! {
                     biased;
-                    answer = commit(SECOND_TRY) => answer,
+                    answer = commit(second_try(first, limit)) => answer,
                     () = self.inner.breaker.opened() => Err(silence()),
                 }
             }

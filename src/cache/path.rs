@@ -10,7 +10,7 @@ use std::{
 };
 
 use futures_util::FutureExt;
-use tokio::sync::SemaphorePermit;
+use tokio::{sync::SemaphorePermit, time::Instant};
 use tracing::debug;
 
 use super::{
@@ -49,8 +49,14 @@ pub(crate) enum OnVerdict {
 }
 
 /// How long the second try of a claim or a commit may take, after the first was not answered: a new
-/// connection and a round trip. It ends early when nobody else is answered either.
-pub(super) const SECOND_TRY: Duration = Duration::from_millis(150);
+/// connection and a round trip; and what the first left of its own time, for one that breaks ends early. It
+/// ends early when nobody else is answered either.
+const SECOND_TRY: Duration = Duration::from_millis(150);
+
+/// The limit of the second try, when the first began at `first`.
+pub(super) fn second_try(first: Instant, limit: Duration) -> Duration {
+    SECOND_TRY + limit.saturating_sub(first.elapsed())
+}
 
 /// One leader on its way.
 pub(super) struct Path<V: Clone> {
@@ -211,13 +217,20 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
         let mut pending = Pending::new(engine.clone(), claim);
         let mut last = false;
         let mut doubted = false;
+        let mut first = Instant::now();
         loop {
             if let Err(error) = self.permit(permit).await {
                 return Step::Land((Outcome::Failed(error), Mark::END));
             }
             let turn = self.turn().await;
             let mark = self.leader.mark();
-            let limit = if doubted { SECOND_TRY } else { retry.try_limit() };
+            let limit = match doubted {
+                true => second_try(first, retry.try_limit()),
+                false => retry.try_limit(),
+            };
+            if !doubted {
+                first = Instant::now();
+            }
             let try_once = |claim| async move {
                 tokio::select! {
                     biased;
