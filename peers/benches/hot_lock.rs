@@ -2,7 +2,8 @@
 //! what that costs Redis.
 //!
 //! `cargo bench --manifest-path peers/Cargo.toml [-- [seconds] [row] [processes x tasks]]`. It starts a Redis server and worker processes. Pin it to one
-//! core (`taskset -c 1`) to see the work and not the wake-ups across cores. Each hold lasts 1 ms. The *gap* is
+//! core (`taskset -c 1`) to see the work and not the wake-ups across cores. Each hold lasts 1 ms, and nothing at all
+//! where there is one process. The *gap* is
 //! the time from the beginning of a release to the next acquisition by another process; *fair* is the number
 //! of holds of the process with the fewest, divided by that of the one with the most.
 #![allow(
@@ -34,8 +35,6 @@ use tokio::{
 
 use self::support::RedisServer;
 
-const HELD: Duration = Duration::from_millis(1);
-
 /// How the lock is taken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum How {
@@ -62,11 +61,12 @@ const ALL: [(&str, How); 6] = [
 
 fn main() {
     let words: Vec<_> = std::env::args().skip(1).collect();
-    if let [word, url, how, tasks, seconds] = words.as_slice()
+    if let [word, url, how, tasks, held, seconds] = words.as_slice()
         && word == "worker"
     {
         let (_, how) = ALL[how.parse::<usize>().unwrap()];
-        return work(url, how, tasks.parse().unwrap(), seconds.parse().unwrap());
+        let held = Duration::from_millis(held.parse().unwrap());
+        return work(url, (how, held), tasks.parse().unwrap(), seconds.parse().unwrap());
     }
     let seconds = words.iter().find_map(|word| word.parse().ok()).unwrap_or(5);
     let only = words.iter().find(|word| ALL.iter().any(|(name, _)| name == word));
@@ -86,10 +86,12 @@ fn main() {
         let (processes, tasks) = word.split_once('x')?;
         Some((processes.parse().ok()?, tasks.parse().ok()?))
     });
-    for (processes, tasks) in shape.map_or(vec![(4, 8), (10, 20), (1, 64)], |shape| vec![shape]) {
+    for (processes, tasks) in
+        shape.map_or(vec![(4, 8), (10, 20), (1, 64), (1, 1)], |shape| vec![shape])
+    {
         for (at, (name, how)) in ALL.iter().enumerate() {
             let pollers = matches!(how, How::Polling | How::Watching | How::Rslock);
-            if pollers && processes > 4 || only.is_some_and(|only| only != name) {
+            if pollers && tasks > 8 || only.is_some_and(|only| only != name) {
                 continue;
             }
             let run = measure(&runtime, &server, at, processes, tasks, seconds);
@@ -142,7 +144,8 @@ fn measure(
         .map(|_| {
             Command::new(std::env::current_exe().unwrap())
                 .args(["worker", &server.url(), &how.to_string()])
-                .args([&tasks.to_string(), &seconds.to_string()])
+                .args([&tasks, &usize::from(processes > 1)].map(ToString::to_string))
+                .arg(seconds.to_string())
                 .stdin(Stdio::piped())
                 .stdout(Stdio::piped())
                 .spawn()
@@ -209,12 +212,12 @@ async fn calls(server: &RedisServer) -> u64 {
 }
 
 /// What a worker process does: it takes the lock again and again, and tells when it held it.
-fn work(url: &str, how: How, tasks: usize, seconds: u64) {
+fn work(url: &str, (how, held): (How, Duration), tasks: usize, seconds: u64) {
     let runtime = runtime();
     let holds = runtime.block_on(async {
         let url = url.to_owned();
         tokio::spawn(async move {
-            let taker = Arc::new(Taker::new(&url, how).await);
+            let taker = Arc::new(Taker::new(&url, how, held).await);
             taker.hold(0).await;
             println!("ready");
             std::io::stdin().read_line(&mut String::new()).unwrap();
@@ -250,6 +253,7 @@ fn work(url: &str, how: How, tasks: usize, seconds: u64) {
 
 struct Taker {
     how: How,
+    held: Duration,
     locks: Vec<Locks>,
     connection: MultiplexedConnection,
     client: Client,
@@ -259,7 +263,7 @@ struct Taker {
 }
 
 impl Taker {
-    async fn new(url: &str, how: How) -> Self {
+    async fn new(url: &str, how: How, held: Duration) -> Self {
         let client = Client::open(url).unwrap();
         let backend = RedisBackend::open(url).unwrap();
         let fronts = if how == How::Contending { 64 } else { 1 };
@@ -267,6 +271,7 @@ impl Taker {
         rslock.set_retry(100_000, Duration::from_millis(1));
         Self {
             how,
+            held,
             locks: (0..fronts).map(|_| Locks::new(backend.clone())).collect(),
             connection: client.get_multiplexed_async_connection().await.unwrap(),
             client,
@@ -289,7 +294,7 @@ impl Taker {
                 };
                 let guard = mutex.lock().await.unwrap();
                 let from = now();
-                sleep(HELD).await;
+                self.held().await;
                 let to = now();
                 guard.unlock().await.unwrap();
                 Some((from, to))
@@ -298,7 +303,7 @@ impl Taker {
                 let lease = Duration::from_secs(10);
                 let lock = self.rslock.acquire_no_guard(b"rslock" as &[u8], lease).await.ok()?;
                 let from = now();
-                sleep(HELD).await;
+                self.held().await;
                 let to = now();
                 self.rslock.unlock(&lock).await;
                 Some((from, to))
@@ -314,7 +319,7 @@ impl Taker {
                     sleep(Duration::from_millis(1)).await;
                 }
                 let from = now();
-                sleep(HELD).await;
+                self.held().await;
                 let to = now();
                 let _: Option<u64> = self
                     .delete
@@ -325,6 +330,12 @@ impl Taker {
                     .unwrap();
                 Some((from, to))
             }
+        }
+    }
+
+    async fn held(&self) {
+        if !self.held.is_zero() {
+            sleep(self.held).await;
         }
     }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::{
     fleet::{Fleet, Played},
     protocol::{Command, Event, Load, Round, Setup, now},
-    support::RedisServer,
+    support::{LIMIT, RedisServer, eventually},
 };
 
 const CALLERS: usize = 100;
@@ -19,18 +19,21 @@ async fn fleet(server: &RedisServer, processes: usize) -> Fleet {
 
 /// Begins a round with one leader, and waits until all others wait for it.
 async fn waiting_for_one(fleet: &mut Fleet, server: &RedisServer, key: &str) -> Played {
-    // Longer than a third of the lease, so that the lease has been renewed when the end comes.
-    let load = Load::Value { ms: 600 };
+    // Longer than a third of the lease, so that the lease has been renewed when the end comes; and so long that
+    // all others wait for it, though the machine be busy.
+    let load = Load::Value { ms: 1500 };
     let all: Vec<_> = (0..fleet.processes()).collect();
     fleet.begin(&all, Round::new(key, CALLERS, load)).await;
     let mut played = Played::default();
     fleet.loads(&mut played, 1).await;
-    let mut raw = server.raw().await;
+    let raw = server.raw().await;
     let others = fleet.processes() - 1;
     let channel = format!("fleet:c:{{{key}}}:c");
-    while raw.run::<(String, usize)>(&["PUBSUB", "NUMSUB", &channel]).await.1 < others {
-        tokio::time::sleep(Duration::from_millis(2)).await;
-    }
+    let all_wait = || {
+        let (mut raw, channel) = (raw.clone(), channel.clone());
+        async move { raw.run::<(String, usize)>(&["PUBSUB", "NUMSUB", &channel]).await.1 >= others }
+    };
+    assert!(eventually(LIMIT, all_wait).await, "the others do not wait");
     tokio::time::sleep(Duration::from_millis(400)).await;
     played
 }

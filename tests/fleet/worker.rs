@@ -12,7 +12,10 @@ use std::{
     time::Duration,
 };
 
-use bellwether::{Cache, Locks, RedisBackend, http_cache, layer::CachedResponse};
+use bellwether::{
+    Cache, Locks, RedisBackend, backend::RedisOptions, http_cache, layer::CachedResponse,
+    lease::Retry,
+};
 use futures_util::future::BoxFuture;
 use tokio::{
     runtime::{Builder, Runtime},
@@ -25,6 +28,9 @@ use super::{
     protocol::{Command, Event, Load, Report, Round, Setup, VARIABLE, now},
     support::primitives::{self, Asked, Guard, WAIT},
 };
+
+/// How long a command may take.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// The text of every panic that is meant to happen.
 pub const CRACK: &str = "the bell cracked";
@@ -96,7 +102,10 @@ struct Worker {
 
 impl Worker {
     async fn new(setup: &Setup) -> Self {
-        let backend = RedisBackend::open(&setup.url).unwrap();
+        // Counts are the matter here, and a busy machine must not make a time-out.
+        let mut options = RedisOptions::default();
+        options.command_timeout = PATIENCE;
+        let backend = RedisBackend::open_with(&setup.url, options).unwrap();
         backend.ping().await.unwrap();
         let client = redis::Client::open(setup.url.as_str()).unwrap();
         Self {
@@ -105,6 +114,7 @@ impl Worker {
                 .lease(Duration::from_millis(setup.lease_ms))
                 .wait_limit(Duration::from_millis(setup.wait_ms))
                 .max_loads(setup.max_loads)
+                .retry(Retry::on_demand().try_limit(PATIENCE))
                 .build()
                 .unwrap(),
             pages: http_cache(backend.clone()).namespace("pages").build().unwrap(),
