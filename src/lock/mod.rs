@@ -10,8 +10,27 @@
 //! data, eviction, a suspended process) the loss is told at the first contact, and only the
 //! [fence](MutexGuard::fence) protects: hand it to whatever the lock guards, and have that refuse a
 //! smaller one than the greatest it has seen.
+//!
+//! Why it takes more than `SETNX` to promise that is told step by step in [`ladder`].
+//!
+//! # One lock for each item
+//!
+//! A name is any text, made where the lock is taken: `locks.mutex(format!("order:{id}"))`. Nothing is
+//! registered, and nothing is to be cleaned up: a lock that nobody holds is at most its last fence, a key that
+//! ends by itself ([after a day](Mutex::fence_life) unless set). So lock the order, not the orders. Names never
+//! share a lock by a hash, so two items never wait for each other by accident, and who holds one may take
+//! another.
+//!
+//! What it saves is waiting. Of 32 tasks that work on one of 64 items at a time, for 1 ms, over 4 backends as 4
+//! processes have them, about 430 get through in a second with one lock for all items, one after the other.
+//! With one for each item 7,000 do, 16 times as many, and then it is the processor that limits them (`cargo
+//! bench --bench fine_grained`, two busy cores; from 11 to 19 times in five runs). A lock that is free costs
+//! two commands to Redis, however many names there are. Those that are held are renewed together, a hundred in
+//! one command (in a cluster each by itself). What must change together is taken together, by
+//! [`Locks::several`].
 
 mod front;
+pub mod ladder;
 mod latch;
 mod mutex;
 mod permits;

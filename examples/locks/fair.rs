@@ -1,0 +1,58 @@
+//! First come, first served.
+
+use std::time::Duration;
+
+use bellwether::BoxError;
+use tokio::{task::JoinSet, time::sleep};
+
+use crate::stage::{PROCESSES, Player, Stage, expect};
+
+/// More than a request takes on its way to the server.
+const APART: Duration = Duration::from_millis(100);
+
+pub(crate) async fn show(stage: &Stage) -> Result<String, BoxError> {
+    let guard = stage.locks.fair_mutex("counter").lock().await?;
+    let mut waiters = stage.actors("fair", "wait").await?;
+    let mut asked = Vec::new();
+    for turn in [2, 0, 1, 1, 0, 2, 0] {
+        waiters[turn].cue(turn + 1).await?;
+        asked.push((turn + 1).to_string());
+        sleep(APART).await;
+    }
+    guard.unlock().await?;
+    for turn in &asked {
+        waiters[turn.parse::<usize>()? - 1].hears("served").await?;
+    }
+    let served = stage.journal().await?;
+    let (asked, served) = (asked.join(" "), served.join(" "));
+    expect(asked == served, || {
+        format!("asked in the order {asked}, served in the order {served}")
+    })?;
+    Ok(format!(
+        "While somebody has the lock, tasks of {PROCESSES} processes ask for it, {APART:?} apart, in the order \
+         {asked}. It is given back, and they are served in the order {served}: first come, first served, over \
+         all processes."
+    ))
+}
+
+pub(crate) async fn play(mut me: Player, _: &str) -> Result<(), BoxError> {
+    let mutex = me.locks.fair_mutex("counter");
+    let mut tasks = JoinSet::new();
+    loop {
+        tokio::select! {
+            turn = me.cue() => {
+                let (turn, pen, mutex) = (turn?, me.pen(), mutex.clone());
+                tasks.spawn(async move {
+                    let guard = mutex.lock().await?;
+                    pen.note(turn).await?;
+                    guard.unlock().await?;
+                    Ok::<_, BoxError>(())
+                });
+            }
+            Some(ended) = tasks.join_next() => {
+                ended??;
+                me.tell("served");
+            }
+        }
+    }
+}

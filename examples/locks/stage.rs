@@ -1,0 +1,193 @@
+//! The processes, from both ends. They are told what to do by lines on their standard input, and answer by lines
+//! on their standard output.
+
+use std::{env, fmt::Display, io, process, process::Stdio, thread};
+
+use bellwether::{BoxError, Locks, RedisBackend};
+use redis::{Client, FromRedisValue, aio::MultiplexedConnection};
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::{
+    io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines},
+    process::{Child, ChildStdin, ChildStdout, Command},
+    sync::mpsc::{UnboundedReceiver, unbounded_channel},
+};
+
+use crate::server::Server;
+
+/// As many processes do the same at the same time, each in as many tasks.
+pub(crate) const PROCESSES: usize = 3;
+pub(crate) const TASKS: usize = 4;
+
+/// The journal: the server says in which order things happened, and no clock is asked.
+const JOURNAL: &str = "journal";
+
+pub(crate) struct Stage {
+    server: Server,
+    redis: MultiplexedConnection,
+    pub(crate) locks: Locks,
+}
+
+impl Stage {
+    pub(crate) async fn set() -> Result<Self, BoxError> {
+        let server = Server::start().await?;
+        let redis = Client::open(server.url())?.get_multiplexed_async_connection().await?;
+        let locks = Locks::new(RedisBackend::open(&server.url())?);
+        Ok(Self { server, redis, locks })
+    }
+
+    pub(crate) fn port(&self) -> u16 {
+        self.server.port
+    }
+
+    /// Starts a process for a part, and waits until it is connected.
+    pub(crate) async fn actor(&self, scene: &str, part: &str) -> Result<Actor, BoxError> {
+        let mut child = Command::new(env::current_exe()?)
+            .args([scene, part, &self.server.url()])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()?;
+        let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
+            return Err("a process has no standard input and output".into());
+        };
+        let mut actor = Actor { child, input, output: BufReader::new(output).lines() };
+        actor.hears("ready").await?;
+        Ok(actor)
+    }
+
+    /// As many as there are [`PROCESSES`], each in the same part.
+    pub(crate) async fn actors(&self, scene: &str, part: &str) -> Result<Vec<Actor>, BoxError> {
+        let mut actors = Vec::new();
+        for _ in 0..PROCESSES {
+            actors.push(self.actor(scene, part).await?);
+        }
+        Ok(actors)
+    }
+
+    /// They begin together, and each is heard to be done.
+    pub(crate) async fn together(&self, scene: &str, part: &str) -> Result<(), BoxError> {
+        let mut actors = self.actors(scene, part).await?;
+        for actor in &mut actors {
+            actor.cue("go").await?;
+        }
+        for actor in &mut actors {
+            actor.hears("done").await?;
+        }
+        Ok(())
+    }
+
+    /// What was written into the journal since it was last read.
+    pub(crate) async fn journal(&self) -> Result<Vec<String>, BoxError> {
+        let lines = self.run("LRANGE", &[JOURNAL, "0", "-1"]).await?;
+        self.run::<()>("DEL", &[JOURNAL]).await?;
+        Ok(lines)
+    }
+
+    pub(crate) async fn run<T: FromRedisValue>(
+        &self,
+        command: &str,
+        arguments: &[&str],
+    ) -> Result<T, BoxError> {
+        Ok(redis::cmd(command).arg(arguments).query_async(&mut self.redis.clone()).await?)
+    }
+}
+
+/// A process, seen from the stage. It is killed when this is dropped.
+pub(crate) struct Actor {
+    child: Child,
+    input: ChildStdin,
+    output: Lines<BufReader<ChildStdout>>,
+}
+
+impl Actor {
+    pub(crate) async fn cue(&mut self, text: impl Display) -> Result<(), BoxError> {
+        self.input.write_all(format!("{text}\n").as_bytes()).await?;
+        Ok(self.input.flush().await?)
+    }
+
+    pub(crate) async fn says(&mut self) -> Result<String, BoxError> {
+        let line = self.output.next_line().await?;
+        line.ok_or_else(|| "a process has ended before its time".into())
+    }
+
+    /// It says this and nothing else.
+    pub(crate) async fn hears(&mut self, expected: &str) -> Result<(), BoxError> {
+        let said = self.says().await?;
+        expect(said == expected, || format!("a process says {said:?} and not {expected:?}"))
+    }
+
+    /// As a power failure does.
+    pub(crate) async fn kill(mut self) -> io::Result<()> {
+        self.child.kill().await
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) -> Result<(), BoxError> {
+        let id = self.child.id().ok_or("a process has ended")?;
+        let id = Pid::from_raw(i32::try_from(id)?).ok_or("no such process")?;
+        Ok(kill_process(id, signal)?)
+    }
+}
+
+/// A process, seen from within.
+pub(crate) struct Player {
+    pub(crate) locks: Locks,
+    pub(crate) redis: MultiplexedConnection,
+    cues: UnboundedReceiver<String>,
+}
+
+impl Player {
+    pub(crate) async fn enter(url: &str) -> Result<Self, BoxError> {
+        let (cue, cues) = unbounded_channel();
+        thread::spawn(move || {
+            for line in io::stdin().lines().map_while(Result::ok) {
+                // It fails only when nobody waits for a cue any more.
+                let _ = cue.send(line);
+            }
+            // The stage is gone, and whoever plays ends with it, whatever he is doing.
+            process::exit(1);
+        });
+        let redis = Client::open(url)?.get_multiplexed_async_connection().await?;
+        let backend = RedisBackend::open(url)?;
+        backend.ping().await?;
+        let me = Self { locks: Locks::new(backend), redis, cues };
+        me.tell("ready");
+        Ok(me)
+    }
+
+    /// Waits for what the stage says.
+    pub(crate) async fn cue(&mut self) -> Result<String, BoxError> {
+        self.cues.recv().await.ok_or_else(|| "the stage is gone".into())
+    }
+
+    pub(crate) fn tell(&self, text: impl Display) {
+        println!("{text}");
+    }
+
+    pub(crate) fn pen(&self) -> Pen {
+        Pen(self.redis.clone())
+    }
+}
+
+/// Writes into the journal and reads and writes numbers, by plain commands.
+#[derive(Clone)]
+pub(crate) struct Pen(MultiplexedConnection);
+
+impl Pen {
+    pub(crate) async fn note(&self, text: impl Display) -> Result<(), BoxError> {
+        let mut note = redis::cmd("RPUSH");
+        Ok(note.arg(JOURNAL).arg(text.to_string()).exec_async(&mut self.0.clone()).await?)
+    }
+
+    /// Adds to a number by a read and a write, between which others may write.
+    pub(crate) async fn add(&self, number: &str, more: i64) -> Result<(), BoxError> {
+        let redis = &mut self.0.clone();
+        let read: Option<i64> = redis::cmd("GET").arg(number).query_async(redis).await?;
+        let sum = read.unwrap_or_default() + more;
+        Ok(redis::cmd("SET").arg(number).arg(sum).exec_async(redis).await?)
+    }
+}
+
+/// What a lock promises.
+pub(crate) fn expect(holds: bool, otherwise: impl FnOnce() -> String) -> Result<(), BoxError> {
+    if holds { Ok(()) } else { Err(otherwise().into()) }
+}
