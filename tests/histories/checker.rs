@@ -15,6 +15,8 @@
 //! | [`Rule::Degraded`] | what was loaded without a lease stays in its process, is not stored, is older than no local write, and is given only to those who all waited at one moment after its load ended |
 //! | [`Rule::Origin`] | a value was loaded or inserted, for this key, and is not answered before that |
 //! | [`Rule::OneHolder`] | two holds of a lock do not overlap, with the exceptions of `OneLoad`; and who gave a lock back as held to the end had it alone |
+//! | [`Rule::NoneBesideWriter`] | nor does a writer's hold overlap a reader's, except while one of the two was told that it is lost, or its holds were deleted, or its process did not run; of one given back as held to the end that is no excuse |
+//! | [`Rule::Limit`] | no more permits are held at once than there are, with the same exceptions |
 //! | [`Rule::Answered`] | every call is answered, and no load fails but by its plan |
 
 use std::{
@@ -23,7 +25,7 @@ use std::{
 };
 
 use super::{
-    history::{Family, History, Process, Source, Time, Value},
+    history::{Family, History, Kind, PERMITS, Process, Source, Time, Value},
     index::{Hold, Index, Known, Load, Read, Taken, Write},
 };
 
@@ -48,6 +50,8 @@ pub enum Rule {
     Degraded,
     Origin,
     OneHolder,
+    NoneBesideWriter,
+    Limit,
     Answered,
 }
 
@@ -89,6 +93,7 @@ pub fn check(history: &History) -> (Vec<Violation>, Tally) {
     checker.reads();
     checker.degraded();
     checker.holds();
+    checker.shared_holds();
     checker.answered();
     (checker.violations, checker.tally)
 }
@@ -386,8 +391,8 @@ impl Checker<'_> {
 
     fn holds(&mut self) {
         let mut names: HashMap<&str, Vec<&Hold>> = HashMap::new();
-        for hold in &self.index.holds {
-            self.tally.add("locks", 1);
+        for hold in self.index.holds.iter().filter(|hold| hold.fence > 0) {
+            self.tally.add(if hold.kind == Kind::Mutex { "locks" } else { "writers" }, 1);
             names.entry(&hold.name).or_default().push(hold);
         }
         for (name, mut holds) in names {
@@ -407,7 +412,8 @@ impl Checker<'_> {
             let grants = self.index.fences.iter();
             let grants = grants.filter(|taken| taken.family == Family::Lock && taken.key == name);
             let granted = Known::new(grants.map(|taken| (taken.answered, taken.fence)));
-            for hold in self.index.holds.iter().filter(|hold| hold.name == name) {
+            let holds = self.index.holds.iter().filter(|hold| hold.name == name && hold.fence > 0);
+            for hold in holds {
                 let Some(until) = hold.held_until else { continue };
                 if let Some(later) = granted.before(until)
                     && *later > hold.fence
@@ -433,6 +439,49 @@ impl Checker<'_> {
             && (older.lost.is_some_and(|lost| lost <= both + SLACK)
                 || self.evicted(Family::Lock, &older.name, from, answered)
                 || self.index.paused(older.process, sent.saturating_sub(SLACK), both + SLACK))
+    }
+
+    fn shared_holds(&mut self) {
+        let mut names: HashMap<&str, Vec<&Hold>> = HashMap::new();
+        for hold in self.index.holds.iter().filter(|hold| hold.kind != Kind::Mutex) {
+            match hold.kind {
+                Kind::Reader => self.tally.add("readers", 1),
+                Kind::Permits(_) => self.tally.add("holds of permits", 1),
+                _ => {}
+            }
+            names.entry(&hold.name).or_default().push(hold);
+        }
+        for mut holds in names.into_values() {
+            holds.sort_by_key(|hold| hold.locked);
+            let mut running: Vec<&Hold> = Vec::new();
+            for hold in holds {
+                running.retain(|other| other.ended > hold.locked);
+                running.push(hold);
+                let valid = running.iter().filter(|other| !self.is_excused(other, hold.locked));
+                let valid: Vec<_> = valid.copied().collect();
+                self.tally.add("holds beside others", usize::from(valid.len() > 1));
+                let any = |kind| valid.iter().any(|hold| hold.kind == kind);
+                let out = valid.iter().map(|hold| match hold.kind {
+                    Kind::Permits(count) => count,
+                    _ => 0,
+                });
+                if any(Kind::Writer) && any(Kind::Reader) {
+                    self.violated(Rule::NoneBesideWriter, format!("{valid:?}"));
+                }
+                if out.sum::<u32>() > PERMITS {
+                    self.violated(Rule::Limit, format!("{valid:?}"));
+                }
+            }
+        }
+    }
+
+    /// Whether a hold may not have been one any more, or not yet been known to be none, at a time at which its
+    /// holder had it.
+    fn is_excused(&self, hold: &Hold, at: Time) -> bool {
+        hold.held_until.is_none()
+            && (hold.lost.is_some_and(|lost| lost <= at + SLACK)
+                || self.evicted(Family::Lock, &hold.name, hold.asked, at)
+                || self.index.paused(hold.process, at.saturating_sub(SLACK), at + SLACK))
     }
 
     fn answered(&mut self) {

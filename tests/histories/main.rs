@@ -147,6 +147,17 @@ async fn an_invalidation_that_a_load_outlives_is_found() {
 }
 
 #[tokio::test]
+async fn a_writer_beside_readers_is_found() {
+    is_found(Break::WriterIgnoresReaders, &[Rule::NoneBesideWriter]).await;
+    is_found(Break::ReaderIgnoresWriter, &[Rule::NoneBesideWriter]).await;
+}
+
+#[tokio::test]
+async fn more_permits_than_there_are_are_found() {
+    is_found(Break::PermitIgnoresLimit, &[Rule::Limit]).await;
+}
+
+#[tokio::test]
 async fn a_release_of_what_another_holds_is_found() {
     is_found(Break::ReleaseIgnoresHolder, &[Rule::OneHolder, Rule::OneLoad]).await;
 }
