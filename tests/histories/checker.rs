@@ -25,12 +25,12 @@ use std::{
 };
 
 use super::{
-    history::{Family, History, Kind, PERMITS, Process, Source, Time, Value},
-    index::{Hold, Index, Known, Load, Read, Taken, Write},
+    history::{Family, History, Process, Source, Time, Value},
+    index::{Index, Known, Load, Read, Taken, Write},
 };
 
 /// Between a timer's end and what it wakes, a busy machine may take this long before it counts as a pause.
-const SLACK: Time = 50_000;
+pub const SLACK: Time = 50_000;
 
 /// A write that was not answered happens within this time, or not at all: its connection breaks, or the
 /// server, which is never stopped for so long, gets to it.
@@ -66,7 +66,7 @@ pub struct Violation {
 pub struct Tally(pub BTreeMap<&'static str, usize>);
 
 impl Tally {
-    fn add(&mut self, what: &'static str, count: usize) {
+    pub fn add(&mut self, what: &'static str, count: usize) {
         *self.0.entry(what).or_default() += count;
     }
 
@@ -98,15 +98,15 @@ pub fn check(history: &History) -> (Vec<Violation>, Tally) {
     (checker.violations, checker.tally)
 }
 
-struct Checker<'a> {
+pub struct Checker<'a> {
     history: &'a History,
-    index: &'a Index,
+    pub index: &'a Index,
     violations: Vec<Violation>,
-    tally: Tally,
+    pub tally: Tally,
 }
 
 impl Checker<'_> {
-    fn violated(&mut self, rule: Rule, text: String) {
+    pub fn violated(&mut self, rule: Rule, text: String) {
         self.violations.push(Violation { rule, text });
     }
 
@@ -257,7 +257,7 @@ impl Checker<'_> {
         }
     }
 
-    fn evicted(&self, family: Family, name: &str, from: Time, to: Time) -> bool {
+    pub fn evicted(&self, family: Family, name: &str, from: Time, to: Time) -> bool {
         self.history.evicted.iter().any(|(of, evicted, before, after)| {
             *of == family && evicted == name && *before <= to && from <= *after
         })
@@ -387,101 +387,6 @@ impl Checker<'_> {
                 }
             }
         }
-    }
-
-    fn holds(&mut self) {
-        let mut names: HashMap<&str, Vec<&Hold>> = HashMap::new();
-        for hold in self.index.holds.iter().filter(|hold| hold.fence > 0) {
-            self.tally.add(if hold.kind == Kind::Mutex { "locks" } else { "writers" }, 1);
-            names.entry(&hold.name).or_default().push(hold);
-        }
-        for (name, mut holds) in names {
-            holds.sort_by_key(|hold| hold.locked);
-            let mut running: Vec<&Hold> = Vec::new();
-            for hold in holds {
-                running.retain(|other| other.ended > hold.locked);
-                for other in &running {
-                    let (older, newer) =
-                        if other.fence <= hold.fence { (*other, hold) } else { (hold, *other) };
-                    if !self.may_share(older, newer) {
-                        self.violated(Rule::OneHolder, format!("{older:?} and {newer:?}"));
-                    }
-                }
-                running.push(hold);
-            }
-            let grants = self.index.fences.iter();
-            let grants = grants.filter(|taken| taken.family == Family::Lock && taken.key == name);
-            let granted = Known::new(grants.map(|taken| (taken.answered, taken.fence)));
-            let holds = self.index.holds.iter().filter(|hold| hold.name == name && hold.fence > 0);
-            for hold in holds {
-                let Some(until) = hold.held_until else { continue };
-                if let Some(later) = granted.before(until)
-                    && *later > hold.fence
-                {
-                    self.violated(Rule::OneHolder, format!("{hold:?} to the end, and {later}"));
-                }
-            }
-        }
-    }
-
-    fn may_share(&self, older: &Hold, newer: &Hold) -> bool {
-        let grant = |hold: &Hold| {
-            let fence = hold.fence;
-            let grants = self.index.fences.iter();
-            grants
-                .filter(move |taken| taken.family == Family::Lock && taken.fence == fence)
-                .find(|taken| taken.key == hold.name)
-        };
-        let both = older.locked.max(newer.locked);
-        let from = grant(older).map_or(0, |taken| taken.sent);
-        let (sent, answered) = grant(newer).map_or((0, both), |taken| (taken.sent, taken.answered));
-        older.fence != newer.fence
-            && (older.lost.is_some_and(|lost| lost <= both + SLACK)
-                || self.evicted(Family::Lock, &older.name, from, answered)
-                || self.index.paused(older.process, sent.saturating_sub(SLACK), both + SLACK))
-    }
-
-    fn shared_holds(&mut self) {
-        let mut names: HashMap<&str, Vec<&Hold>> = HashMap::new();
-        for hold in self.index.holds.iter().filter(|hold| hold.kind != Kind::Mutex) {
-            match hold.kind {
-                Kind::Reader => self.tally.add("readers", 1),
-                Kind::Permits(_) => self.tally.add("holds of permits", 1),
-                _ => {}
-            }
-            names.entry(&hold.name).or_default().push(hold);
-        }
-        for mut holds in names.into_values() {
-            holds.sort_by_key(|hold| hold.locked);
-            let mut running: Vec<&Hold> = Vec::new();
-            for hold in holds {
-                running.retain(|other| other.ended > hold.locked);
-                running.push(hold);
-                let valid = running.iter().filter(|other| !self.is_excused(other, hold.locked));
-                let valid: Vec<_> = valid.copied().collect();
-                self.tally.add("holds beside others", usize::from(valid.len() > 1));
-                let any = |kind| valid.iter().any(|hold| hold.kind == kind);
-                let out = valid.iter().map(|hold| match hold.kind {
-                    Kind::Permits(count) => count,
-                    _ => 0,
-                });
-                if any(Kind::Writer) && any(Kind::Reader) {
-                    self.violated(Rule::NoneBesideWriter, format!("{valid:?}"));
-                }
-                if out.sum::<u32>() > PERMITS {
-                    self.violated(Rule::Limit, format!("{valid:?}"));
-                }
-            }
-        }
-    }
-
-    /// Whether a hold may not have been one any more, or not yet been known to be none, at a time at which its
-    /// holder had it.
-    fn is_excused(&self, hold: &Hold, at: Time) -> bool {
-        hold.held_until.is_none()
-            && (hold.lost.is_some_and(|lost| lost <= at + SLACK)
-                || self.evicted(Family::Lock, &hold.name, hold.asked, at)
-                || self.index.paused(hold.process, at.saturating_sub(SLACK), at + SLACK))
     }
 
     fn answered(&mut self) {

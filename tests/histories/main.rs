@@ -20,6 +20,7 @@ mod broken;
 mod checker;
 mod faults;
 mod history;
+mod holds;
 mod index;
 mod recorder;
 mod round;
@@ -112,7 +113,7 @@ async fn is_found(broken: Break, by: &[Rule]) {
         // The connection of the broken script is not made again.
         let faults = Faults { workers_ms: 400, server_ms: 300, cuts: false };
         (round.broken, round.faults) = (Some(broken), faults);
-        round.load.writes = 30;
+        (round.load.writes, round.load.lockers) = (30, 8);
         let (history, _) = round.play().await;
         let (violations, _) = check(&history);
         if let Some(found) = violations.iter().find(|violation| by.contains(&violation.rule)) {
