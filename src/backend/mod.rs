@@ -83,7 +83,8 @@ pub trait Leases: Send + Sync + 'static {
 
     /// Makes each lease last its full time from now, if its token still has it.
     ///
-    /// One answer for each claim, in their order: whether it is held.
+    /// One answer for each claim, in their order: whether it is held. What is only kept for a claim that was
+    /// [called](Mode::Exclusive) is not.
     fn renew(
         &self,
         claims: &[Claim],

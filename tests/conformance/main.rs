@@ -8,6 +8,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod calls;
 mod commits;
 mod contention;
 mod fair;
@@ -154,6 +155,22 @@ rules! {
         a_grant_sent_twice_is_the_same,
         it_is_the_lease_of_the_mutex,
         a_cleared_lease_has_no_queue,;
+    calls:
+        who_waits_is_called_when_it_is_free,
+        it_is_kept_for_who_was_called,
+        it_is_kept_for_a_moment_only,
+        who_does_not_come_is_not_called_again,
+        who_was_called_has_nothing_before_he_asks,
+        who_is_called_and_leaves_calls_the_next,
+        the_last_who_is_called_and_leaves_leaves_it_free,
+        who_leaves_before_is_not_called,
+        they_are_called_in_their_order,
+        who_does_not_wait_is_not_called,
+        who_did_not_keep_the_place_is_not_called,
+        a_release_sent_twice_calls_once,
+        who_leaves_twice_calls_once,
+        who_was_called_is_granted_once_and_the_same_again,
+        who_wants_several_is_called_for_what_stands_in_the_way,;
     read_write:
         readers_hold_together,
         a_writer_holds_alone,

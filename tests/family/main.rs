@@ -20,7 +20,8 @@ macro_rules! each {
         mod $fault {
             use crate::support::primitives::*;
 
-            each!(@ $file $fault: mutex MUTEX, fair FAIR, several SEVERAL,
+            each!(@ $file $fault: mutex MUTEX, fair FAIR,
+                reentrant REENTRANT, not_reentrant NOT_REENTRANT, several SEVERAL,
                 one_of_them ONE_OF_THEM, all_with_it ALL_WITH_IT, reader READER, writer WRITER, writers WRITERS,
                 semaphore SEMAPHORE, many MANY, permits PERMITS);
         }

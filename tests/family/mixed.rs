@@ -2,23 +2,33 @@
 
 use std::{sync::Arc, time::Duration};
 
-use bellwether::{Locks, RedisBackend, lock::PermitId};
+use bellwether::{
+    ErrorKind::{NotAcquired, NotDone, NotSet},
+    Locks, RedisBackend,
+    lock::PermitId,
+};
 use tokio::{
     task::JoinSet,
     time::{Instant, timeout},
 };
 
-use crate::{faults::nothing_is_left, support::RedisServer};
+use crate::{
+    faults::nothing_is_left,
+    support::{LIMIT, RedisServer, comes_true},
+};
 
 const OPERATIONS: usize = 10_000;
 const TASKS: usize = 24;
+
+/// How long a latch stands when it is done, for who comes late.
+const LATCH: Duration = Duration::from_secs(120);
 
 /// One operation, with whatever follows from it. What was not to be had is an outcome too.
 async fn operate(locks: &Locks, random: &mut fastrand::Rng) -> Result<(), bellwether::Error> {
     let name = format!("n{}", random.u8(..5));
     let wait = Duration::from_millis(random.u64(1..60));
     let lease = Duration::from_secs(1);
-    match random.u8(..13) {
+    match random.u8(..15) {
         0 => locks.mutex(name).lease(lease).wait(wait).lock().await?.unlock().await,
         1 => locks.fair_mutex(name).lease(lease).wait(wait).lock().await?.unlock().await,
         2 => locks.rw_lock(name).lease(lease).wait(wait).read().await?.unlock().await,
@@ -52,6 +62,22 @@ async fn operate(locks: &Locks, random: &mut fastrand::Rng) -> Result<(), bellwe
             let several = locks.several(names.chain([name.clone()])).lease(lease).wait(wait);
             several.lock().await?.unlock().await
         }
+        12 => {
+            let holder = locks.reentrant_mutex(name).lease(lease).wait(wait).holder();
+            let (one, other) = tokio::join!(holder.lock(), holder.lock());
+            let again = one?;
+            other?.unlock().await?;
+            again.unlock().await
+        }
+        13 => {
+            let latch = locks.latch(name).ttl(LATCH);
+            match random.u8(..8) {
+                0 => latch.clear().await.map(drop),
+                1..4 => latch.set(random.u32(1..6)).await.map(drop),
+                4..7 => latch.count_down_by(random.u32(1..3)).await.map(drop),
+                _ => latch.wait_limit(wait).wait().await,
+            }
+        }
         _ => {
             // Whoever waits may be gone in the middle of it.
             let patience = Duration::from_micros(random.u64(1..3000));
@@ -62,6 +88,12 @@ async fn operate(locks: &Locks, random: &mut fastrand::Rng) -> Result<(), bellwe
             let _ = timeout(patience, rw_lock.write()).await;
             let several = locks.several(["n2", "n1", "n0"]).lease(lease);
             let _ = timeout(patience, several.lock()).await;
+            let holder = locks.reentrant_mutex("n1").lease(lease).holder();
+            let _ = timeout(patience, async { tokio::join!(holder.lock(), holder.lock()) }).await;
+            let latch = locks.latch("n1").ttl(LATCH);
+            let _ = timeout(patience / 4, latch.set(3)).await;
+            let _ = timeout(patience / 4, latch.count_down()).await;
+            let _ = timeout(patience, latch.wait()).await;
             Ok(())
         }
     }
@@ -88,7 +120,8 @@ async fn ten_thousand_operations_leave_nothing_but_fences() {
                     Ok(()) => done += 1,
                     Err(error) => {
                         let kind = error.kind();
-                        assert_eq!(kind, bellwether::ErrorKind::NotAcquired, "{error:?}");
+                        let refused = [NotAcquired, NotSet, NotDone].contains(&kind);
+                        assert!(refused, "{error:?}");
                     }
                 }
             }
@@ -98,5 +131,27 @@ async fn ten_thousand_operations_leave_nothing_but_fences() {
     let done: u32 = tasks.join_all().await.into_iter().sum();
     println!("{done} of {OPERATIONS} operations got what they wanted, in {:?}", begun.elapsed());
     assert!(done as usize > OPERATIONS / 4, "{done}");
+    only_latches_stand(&server).await;
+    for name in 0..5 {
+        fleet[0].latch(format!("n{name}")).clear().await.unwrap();
+    }
     nothing_is_left(&server).await;
+}
+
+/// Beside fences nothing but latches is there, which are let stand for their time.
+async fn only_latches_stand(server: &RedisServer) {
+    let mut raw = server.raw().await;
+    // What was dropped in the middle of it is given back by and by.
+    let tidy = async || {
+        let keys = raw.keys("*").await;
+        keys.iter().all(|key| key.ends_with(":f") || key.ends_with(":n"))
+    };
+    let tidy = comes_true(LIMIT, tidy).await;
+    let keys = raw.keys("*").await;
+    assert!(tidy, "left behind: {keys:?}");
+    for latch in keys.iter().filter(|key| key.ends_with(":n")) {
+        let left = raw.pttl(latch).await;
+        let most = i64::try_from(LATCH.as_millis()).unwrap();
+        assert!((1..=most).contains(&left), "{latch} stands for {left} ms");
+    }
 }

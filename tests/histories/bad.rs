@@ -2,7 +2,7 @@
 
 use super::{
     checker::{Rule, check},
-    history::{Answer, Event, Family, History, Line, Process, Source, Time, Value},
+    history::{Answer, Event, Family, History, Kind, Line, PERMITS, Process, Source, Time, Value},
 };
 
 const KEY: &str = "k0";
@@ -71,11 +71,49 @@ impl Written {
 
     /// A lock that is held from one time to another.
     fn held(self, by: Process, hold: u64, fence: u64, from: Time, to: Time) -> Self {
-        let (key, token) = ("m0".to_owned(), format!("{by}/{hold}"));
-        let (family, sent, name) = (Family::Lock, from * 1000 - 500, key.clone());
+        self.alone("m0", Kind::Mutex, by, hold, fence, from, to)
+    }
+
+    /// The same of a read-write lock, by a writer.
+    fn written(self, by: Process, hold: u64, fence: u64, from: Time, to: Time) -> Self {
+        self.alone("w0", Kind::Writer, by, hold, fence, from, to)
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn alone(
+        self,
+        name: &str,
+        kind: Kind,
+        by: Process,
+        hold: u64,
+        fence: u64,
+        from: Time,
+        to: Time,
+    ) -> Self {
+        let (name, token) = (name.to_owned(), format!("{by}/{hold}"));
+        let (family, key, sent) = (Family::Lock, name.clone(), from * 1000 - 500);
         self.line(by, from, Event::Granted { family, key, token, fence, sent })
-            .line(by, from, Event::Locked { hold, name, fence })
+            .line(by, from, Event::Locked { hold, name, kind, fence, asked: sent })
             .line(by, to, Event::Unlocking { hold })
+    }
+
+    /// What others may hold beside it.
+    fn beside(self, kind: Kind, by: Process, hold: u64, from: Time, to: Time) -> Self {
+        let name = if kind == Kind::Reader { "w0" } else { "s0" }.to_owned();
+        let asked = from * 1000 - 500;
+        self.line(by, from, Event::Locked { hold, name, kind, fence: 0, asked }).line(
+            by,
+            to,
+            Event::Unlocking { hold },
+        )
+    }
+
+    fn read_lock(self, by: Process, hold: u64, from: Time, to: Time) -> Self {
+        self.beside(Kind::Reader, by, hold, from, to)
+    }
+
+    fn permits(self, count: u32, by: Process, hold: u64, from: Time, to: Time) -> Self {
+        self.beside(Kind::Permits(count), by, hold, from, to)
     }
 
     /// The rules that it breaks.
@@ -258,6 +296,80 @@ fn two_holders_of_a_lock() {
     assert_eq!(after.breaks(), []);
     let back = Written::default().held(1, 1, 20, 100, 200).held(2, 1, 10, 201, 210);
     assert_eq!(back.breaks(), [Rule::Fences]);
+}
+
+#[test]
+fn writers_of_a_lock() {
+    let twice = || Written::default().written(1, 1, 10, 100, 300).written(2, 1, 20, 200, 210);
+    assert_eq!(twice().breaks(), [Rule::OneHolder]);
+    assert_eq!(twice().line(1, 199, Event::LockLost { hold: 1 }).breaks(), []);
+    let after = Written::default().written(1, 1, 10, 100, 200).written(2, 1, 20, 201, 210);
+    assert_eq!(after.breaks(), []);
+    let back = Written::default().written(1, 1, 20, 100, 200).written(2, 1, 10, 201, 210);
+    assert_eq!(back.breaks(), [Rule::Fences]);
+    // A lock of another name, or of another kind.
+    let apart = Written::default().written(1, 1, 10, 100, 300).held(2, 1, 10, 200, 210);
+    assert_eq!(apart.permits(PERMITS, 3, 1, 200, 210).breaks(), []);
+}
+
+#[test]
+fn a_reader_beside_a_writer() {
+    let readers = Written::default().read_lock(1, 1, 100, 300).read_lock(2, 1, 150, 400);
+    assert_eq!(readers.breaks(), []);
+    let early = || Written::default().read_lock(1, 1, 100, 300).written(2, 1, 20, 200, 210);
+    let late = || Written::default().written(2, 1, 20, 100, 300).read_lock(1, 1, 200, 210);
+    for beside in [early, late] {
+        assert_eq!(beside().breaks(), [Rule::NoneBesideWriter]);
+        // A hold counts as long as its holder may take it for one.
+        assert_eq!(beside().line(1, 199, Event::LockLost { hold: 1 }).breaks(), []);
+        assert_eq!(beside().line(2, 205, Event::Paused { from: 110_000 }).breaks(), []);
+        let before = Event::Paused { from: 110_000 };
+        assert_eq!(beside().line(1, 140, before).breaks(), [Rule::NoneBesideWriter]);
+        let mut evicted = beside();
+        evicted.0.evicted.push((Family::Lock, "w0".to_owned(), 150_000, 151_000));
+        assert_eq!(evicted.breaks(), []);
+        let mut killed = beside();
+        killed.0.killed.push((1, 150_000, 151_000));
+        killed.0.killed.push((2, 150_000, 151_000));
+        assert_eq!(killed.breaks(), []);
+        // It was given back as held to the end, so it was held all the time.
+        let suspended = || {
+            beside().line(1, 290, Event::Paused { from: 110_000 }).line(
+                1,
+                301,
+                Event::Unlocked { hold: 1, held: Some(true) },
+            )
+        };
+        assert_eq!(suspended().breaks(), [Rule::NoneBesideWriter]);
+    }
+    assert_eq!(
+        early().line(1, 290, Event::LockLost { hold: 1 }).breaks(),
+        [Rule::NoneBesideWriter],
+        "it was told too late"
+    );
+    let after = Written::default().read_lock(1, 1, 100, 200).written(2, 1, 20, 201, 210);
+    assert_eq!(after.read_lock(3, 1, 211, 220).breaks(), []);
+}
+
+#[test]
+fn more_permits_than_there_are() {
+    let all = || Written::default().permits(2, 1, 1, 100, 300).permits(1, 2, 1, 150, 300);
+    assert_eq!(all().breaks(), []);
+    assert_eq!(all().permits(1, 3, 1, 300, 400).breaks(), []);
+    let more = || all().permits(1, 3, 1, 200, 250);
+    assert_eq!(more().breaks(), [Rule::Limit]);
+    assert_eq!(more().line(2, 199, Event::LockLost { hold: 1 }).breaks(), []);
+    assert_eq!(more().line(1, 290, Event::Paused { from: 110_000 }).breaks(), []);
+    // One permit less is not enough for two.
+    let two = || all().permits(2, 3, 1, 200, 250);
+    assert_eq!(two().line(2, 199, Event::LockLost { hold: 1 }).breaks(), [Rule::Limit]);
+    assert_eq!(two().line(1, 199, Event::LockLost { hold: 1 }).breaks(), []);
+    let held = Event::Unlocked { hold: 1, held: Some(true) };
+    let suspended = more().line(1, 290, Event::Paused { from: 110_000 }).line(1, 301, held);
+    assert_eq!(suspended.breaks(), [Rule::Limit]);
+    let mut evicted = more();
+    evicted.0.evicted.push((Family::Lock, "s0".to_owned(), 180_000, 181_000));
+    assert_eq!(evicted.breaks(), []);
 }
 
 #[test]

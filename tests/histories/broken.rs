@@ -10,7 +10,7 @@ use bellwether::{
     entry::Entry,
     error::{BackendError, BackendErrorKind},
     key::Name,
-    lease::{Claim, Grant, Occupied},
+    lease::{Claim, Grant, Mode, Occupied},
 };
 use bytes::Bytes;
 use redis::{Value, aio::MultiplexedConnection};
@@ -36,12 +36,21 @@ pub enum Break {
     InvalidationBurnsNothing,
     /// A lease is ended by whoever asks for it.
     ReleaseIgnoresHolder,
+    /// A writer is granted the lock though there are readers.
+    WriterIgnoresReaders,
+    /// A reader is granted the lock though there is a writer.
+    ReaderIgnoresWriter,
+    /// Permits are granted though all are out.
+    PermitIgnoresLimit,
 }
 
 /// The scripts that are not those of the crate.
 pub struct Scripts {
     connection: MultiplexedConnection,
     pub acquire: Option<String>,
+    write: Option<String>,
+    read: Option<String>,
+    permit: Option<String>,
     pub release: Option<String>,
     pub commit: Option<String>,
     pub invalidate: Option<String>,
@@ -49,8 +58,16 @@ pub struct Scripts {
 
 impl Scripts {
     pub fn new(broken: Break, connection: MultiplexedConnection) -> Self {
-        let mut scripts =
-            Self { connection, acquire: None, release: None, commit: None, invalidate: None };
+        let mut scripts = Self {
+            connection,
+            acquire: None,
+            write: None,
+            read: None,
+            permit: None,
+            release: None,
+            commit: None,
+            invalidate: None,
+        };
         match broken {
             Break::CommitIgnoresFence => {
                 let cuts =
@@ -74,6 +91,18 @@ impl Scripts {
                 let check = "if lease_at(KEYS[1]) ~= ARGV[1] then";
                 scripts.release = Some(cut(lua!("release"), &[(check, "if false then")]));
             }
+            Break::WriterIgnoresReaders => {
+                let cuts = [("if not token and readers == 0 and (", "if not token and (")];
+                scripts.write = Some(cut_shared(lua!("acquire_queued"), &cuts));
+            }
+            Break::ReaderIgnoresWriter => {
+                let cuts = [("if not token and not behind then", "if true then")];
+                scripts.read = Some(cut_shared(lua!("acquire_read"), &cuts));
+            }
+            Break::PermitIgnoresLimit => {
+                let cuts = [("or out + count <= limit then", "or true then")];
+                scripts.permit = Some(cut_shared(lua!("acquire_permit"), &cuts));
+            }
         }
         scripts
     }
@@ -94,17 +123,36 @@ impl Scripts {
         answer.map_err(|late| unknown(late.into()))?.map_err(|error| unknown(error.into()))
     }
 
+    /// Whether claims of a mode are acquired by a broken script.
+    pub fn breaks(&self, mode: Mode) -> bool {
+        match mode {
+            Mode::Exclusive => self.acquire.is_some(),
+            Mode::Write => self.write.is_some(),
+            Mode::Read => self.read.is_some(),
+            Mode::Permit { .. } => self.permit.is_some(),
+            _ => false,
+        }
+    }
+
     async fn ask(&self, claim: &Claim, seen: Option<u64>) -> Result<Claimed, BackendError> {
-        let name = &claim.name;
-        let mut keys = vec![name.suffixed("l"), name.suffixed("f")];
-        keys.extend(seen.map(|_| name.entry()));
-        let mut arguments = vec![
-            text(claim.holder),
-            text(claim.lease.as_millis()),
-            text(claim.fence_life.as_millis()),
-        ];
+        let (script, suffixes): (_, &[_]) = match claim.mode {
+            Mode::Write => (&self.write, &["w", "f", "rq", "rd", "r", "i"]),
+            Mode::Read => (&self.read, &["w", "rq", "rd", "r", "i"]),
+            Mode::Permit { .. } => (&self.permit, &["p"]),
+            _ => (&self.acquire, &["l", "f"]),
+        };
+        let mut keys: Vec<_> = suffixes.iter().map(|suffix| claim.name.suffixed(suffix)).collect();
+        keys.extend(seen.map(|_| claim.name.entry()));
+        let mut arguments = vec![text(claim.holder), text(claim.lease.as_millis())];
+        let kept = if claim.waits { claim.place_life().as_millis() } else { 0 };
+        match claim.mode {
+            Mode::Write => arguments.extend([claim.fence_life.as_millis(), kept, 0].map(text)),
+            Mode::Read => arguments.push(text(kept)),
+            Mode::Permit { limit, count } => arguments.extend([limit, count].map(text)),
+            _ => arguments.push(text(claim.fence_life.as_millis())),
+        }
         arguments.extend(seen.map(text));
-        let fields = fields(self.eval(self.acquire.as_ref(), &keys, &arguments).await?);
+        let fields = fields(self.eval(script.as_ref(), &keys, &arguments).await?);
         match fields[0].as_slice() {
             b"granted" => Ok(Claimed::Granted(Grant::new(number(&fields[1])))),
             b"newer" => Ok(Claimed::Newer(Entry::decode(&Bytes::from(fields[1].clone())).unwrap())),
@@ -173,7 +221,15 @@ impl Scripts {
 
 /// The real script with its prelude, and something else in place of some of it.
 fn cut(body: &str, cuts: &[(&str, &str)]) -> String {
-    let mut script = format!("{}\n{body}", lua!("prelude"));
+    cut_whole(format!("{}\n{body}", lua!("prelude")), cuts)
+}
+
+/// The same of a script about shared holds.
+fn cut_shared(body: &str, cuts: &[(&str, &str)]) -> String {
+    cut_whole(format!("{}\n{}\n{body}", lua!("prelude"), lua!("shared")), cuts)
+}
+
+fn cut_whole(mut script: String, cuts: &[(&str, &str)]) -> String {
     for (rule, nothing) in cuts {
         assert_eq!(script.matches(rule).count(), 1, "the rule `{rule}` is not where it was");
         script = script.replace(rule, nothing);

@@ -15,6 +15,8 @@
 //! | [`Rule::Degraded`] | what was loaded without a lease stays in its process, is not stored, is older than no local write, and is given only to those who all waited at one moment after its load ended |
 //! | [`Rule::Origin`] | a value was loaded or inserted, for this key, and is not answered before that |
 //! | [`Rule::OneHolder`] | two holds of a lock do not overlap, with the exceptions of `OneLoad`; and who gave a lock back as held to the end had it alone |
+//! | [`Rule::NoneBesideWriter`] | nor does a writer's hold overlap a reader's, except while one of the two was told that it is lost, or its holds were deleted, or its process did not run; of one given back as held to the end that is no excuse |
+//! | [`Rule::Limit`] | no more permits are held at once than there are, with the same exceptions |
 //! | [`Rule::Answered`] | every call is answered, and no load fails but by its plan |
 
 use std::{
@@ -24,11 +26,11 @@ use std::{
 
 use super::{
     history::{Family, History, Process, Source, Time, Value},
-    index::{Hold, Index, Known, Load, Read, Taken, Write},
+    index::{Index, Known, Load, Read, Taken, Write},
 };
 
 /// Between a timer's end and what it wakes, a busy machine may take this long before it counts as a pause.
-const SLACK: Time = 50_000;
+pub const SLACK: Time = 50_000;
 
 /// A write that was not answered happens within this time, or not at all: its connection breaks, or the
 /// server, which is never stopped for so long, gets to it.
@@ -48,6 +50,8 @@ pub enum Rule {
     Degraded,
     Origin,
     OneHolder,
+    NoneBesideWriter,
+    Limit,
     Answered,
 }
 
@@ -62,7 +66,7 @@ pub struct Violation {
 pub struct Tally(pub BTreeMap<&'static str, usize>);
 
 impl Tally {
-    fn add(&mut self, what: &'static str, count: usize) {
+    pub fn add(&mut self, what: &'static str, count: usize) {
         *self.0.entry(what).or_default() += count;
     }
 
@@ -89,19 +93,20 @@ pub fn check(history: &History) -> (Vec<Violation>, Tally) {
     checker.reads();
     checker.degraded();
     checker.holds();
+    checker.shared_holds();
     checker.answered();
     (checker.violations, checker.tally)
 }
 
-struct Checker<'a> {
+pub struct Checker<'a> {
     history: &'a History,
-    index: &'a Index,
+    pub index: &'a Index,
     violations: Vec<Violation>,
-    tally: Tally,
+    pub tally: Tally,
 }
 
 impl Checker<'_> {
-    fn violated(&mut self, rule: Rule, text: String) {
+    pub fn violated(&mut self, rule: Rule, text: String) {
         self.violations.push(Violation { rule, text });
     }
 
@@ -252,7 +257,7 @@ impl Checker<'_> {
         }
     }
 
-    fn evicted(&self, family: Family, name: &str, from: Time, to: Time) -> bool {
+    pub fn evicted(&self, family: Family, name: &str, from: Time, to: Time) -> bool {
         self.history.evicted.iter().any(|(of, evicted, before, after)| {
             *of == family && evicted == name && *before <= to && from <= *after
         })
@@ -382,57 +387,6 @@ impl Checker<'_> {
                 }
             }
         }
-    }
-
-    fn holds(&mut self) {
-        let mut names: HashMap<&str, Vec<&Hold>> = HashMap::new();
-        for hold in &self.index.holds {
-            self.tally.add("locks", 1);
-            names.entry(&hold.name).or_default().push(hold);
-        }
-        for (name, mut holds) in names {
-            holds.sort_by_key(|hold| hold.locked);
-            let mut running: Vec<&Hold> = Vec::new();
-            for hold in holds {
-                running.retain(|other| other.ended > hold.locked);
-                for other in &running {
-                    let (older, newer) =
-                        if other.fence <= hold.fence { (*other, hold) } else { (hold, *other) };
-                    if !self.may_share(older, newer) {
-                        self.violated(Rule::OneHolder, format!("{older:?} and {newer:?}"));
-                    }
-                }
-                running.push(hold);
-            }
-            let grants = self.index.fences.iter();
-            let grants = grants.filter(|taken| taken.family == Family::Lock && taken.key == name);
-            let granted = Known::new(grants.map(|taken| (taken.answered, taken.fence)));
-            for hold in self.index.holds.iter().filter(|hold| hold.name == name) {
-                let Some(until) = hold.held_until else { continue };
-                if let Some(later) = granted.before(until)
-                    && *later > hold.fence
-                {
-                    self.violated(Rule::OneHolder, format!("{hold:?} to the end, and {later}"));
-                }
-            }
-        }
-    }
-
-    fn may_share(&self, older: &Hold, newer: &Hold) -> bool {
-        let grant = |hold: &Hold| {
-            let fence = hold.fence;
-            let grants = self.index.fences.iter();
-            grants
-                .filter(move |taken| taken.family == Family::Lock && taken.fence == fence)
-                .find(|taken| taken.key == hold.name)
-        };
-        let both = older.locked.max(newer.locked);
-        let from = grant(older).map_or(0, |taken| taken.sent);
-        let (sent, answered) = grant(newer).map_or((0, both), |taken| (taken.sent, taken.answered));
-        older.fence != newer.fence
-            && (older.lost.is_some_and(|lost| lost <= both + SLACK)
-                || self.evicted(Family::Lock, &older.name, from, answered)
-                || self.index.paused(older.process, sent.saturating_sub(SLACK), both + SLACK))
     }
 
     fn answered(&mut self) {

@@ -131,7 +131,17 @@ pub async fn befall_server(
             Fault::CutPushes => cut(&mut raw, "pubsub").await,
             Fault::ForgetScripts => raw.run::<()>(&["SCRIPT", "FLUSH"]).await,
             Fault::Evict(suffix) => {
-                let (family, name, key) = match rng.usize(0..keys + locks) {
+                let (family, name, key) = match rng.usize(0..keys + locks + 2) {
+                    shared if shared >= keys + locks => {
+                        let (name, leases): (_, &[_]) = match shared - keys - locks {
+                            0 => ("w0", &["w", "r"]),
+                            _ => ("s0", &["p"]),
+                        };
+                        let holds = leases[rng.usize(0..leases.len())];
+                        let suffix = if suffix == "l" { holds } else { suffix };
+                        let key = format!("bellwether:l:{{{name}}}:{suffix}");
+                        (Family::Lock, name.to_owned(), key)
+                    }
                     lock if lock >= keys => {
                         let name = format!("m{}", lock - keys);
                         let key = format!("bellwether:l:{{{name}}}:{suffix}");

@@ -100,16 +100,20 @@ pub enum Event {
         fence: u64,
     },
 
+    /// A lock was taken that was asked for at `asked`.
     Locked {
         hold: u64,
         name: String,
+        kind: Kind,
+        /// Zero, where several hold together.
         fence: u64,
+        asked: Time,
     },
     /// The guard was told that the lock is lost.
     LockLost {
         hold: u64,
     },
-    /// It is about to be given back.
+    /// It is about to be given back, or turned into a hold of another kind.
     Unlocking {
         hold: u64,
     },
@@ -151,6 +155,19 @@ pub enum Family {
     Cache,
     Lock,
 }
+
+/// How a lock is held, and beside whom.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Kind {
+    Mutex,
+    Reader,
+    Writer,
+    /// So many of them.
+    Permits(u32),
+}
+
+/// How many permits there are.
+pub const PERMITS: u32 = 3;
 
 /// All that happened in one round, as the one who started the processes collected it.
 #[derive(Clone, Debug, Default)]

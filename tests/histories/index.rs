@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::history::{Answer, Event, Family, History, Process, Source, Time, Value};
+use super::history::{Answer, Event, Family, History, Kind, Process, Source, Time, Value};
 
 /// What is known of one round.
 #[derive(Default)]
@@ -57,7 +57,9 @@ pub struct Read {
 pub struct Hold {
     pub process: Process,
     pub name: String,
+    pub kind: Kind,
     pub fence: u64,
+    pub asked: Time,
     pub locked: Time,
     /// When its holder was told of the loss, or began to give it back, or was killed.
     pub ended: Time,
@@ -155,10 +157,19 @@ impl Index {
                     index.stored.push(Stored { key, fence, sent });
                 }
                 Event::Seen { value, fence, .. } => index.claimed.push((value, fence)),
-                Event::Locked { hold, name, fence } => {
-                    let (ended, lost, held_until) = (end_of(process), None, None);
-                    let locked = at;
-                    let taken = Hold { process, name, fence, locked, ended, lost, held_until };
+                Event::Locked { hold, name, kind, fence, asked } => {
+                    let (locked, ended) = (at, end_of(process));
+                    let taken = Hold {
+                        process,
+                        name,
+                        kind,
+                        fence,
+                        asked,
+                        locked,
+                        ended,
+                        lost: None,
+                        held_until: None,
+                    };
                     holds.insert((process, hold), taken);
                 }
                 Event::LockLost { hold } => {

@@ -1,10 +1,10 @@
 //! Histories of real runs, and whether they keep what is promised.
 //!
-//! Several processes load, insert, invalidate, read and lock a few names over a real server, while
-//! processes are killed and suspended, the server stalls, connections are cut and keys are evicted. Each
-//! process tells what it saw (`history`, `recorder`, `worker`), and when all is over the `checker` looks
-//! for anything that must not be. That it can find it is shown on histories written by hand (`bad`) and on
-//! runs with a script that is broken on purpose (`broken`).
+//! Several processes load, insert, invalidate, read and lock a few names (by mutexes, read-write locks and
+//! semaphores) over a real server, while processes are killed and suspended, the server stalls, connections are
+//! cut and keys are evicted. Each process tells what it saw (`history`, `recorder`, `worker`), and when all is
+//! over the `checker` looks for anything that must not be. That it can find it is shown on histories written by
+//! hand (`bad`) and on runs with a script that is broken on purpose (`broken`).
 //!
 //! A round is planned by its seed: who asks what, which faults there are and after which pauses. The seed
 //! of the first round is printed, and set by `BELLWETHER_SEED`; the others follow it. Played again, a seed
@@ -20,6 +20,7 @@ mod broken;
 mod checker;
 mod faults;
 mod history;
+mod holds;
 mod index;
 mod recorder;
 mod round;
@@ -112,7 +113,7 @@ async fn is_found(broken: Break, by: &[Rule]) {
         // The connection of the broken script is not made again.
         let faults = Faults { workers_ms: 400, server_ms: 300, cuts: false };
         (round.broken, round.faults) = (Some(broken), faults);
-        round.load.writes = 30;
+        (round.load.writes, round.load.lockers) = (30, 8);
         let (history, _) = round.play().await;
         let (violations, _) = check(&history);
         if let Some(found) = violations.iter().find(|violation| by.contains(&violation.rule)) {
@@ -144,6 +145,17 @@ async fn a_fence_that_does_not_grow_is_found() {
 #[tokio::test]
 async fn an_invalidation_that_a_load_outlives_is_found() {
     is_found(Break::InvalidationBurnsNothing, &[Rule::NotBeforeWrite]).await;
+}
+
+#[tokio::test]
+async fn a_writer_beside_readers_is_found() {
+    is_found(Break::WriterIgnoresReaders, &[Rule::NoneBesideWriter]).await;
+    is_found(Break::ReaderIgnoresWriter, &[Rule::NoneBesideWriter]).await;
+}
+
+#[tokio::test]
+async fn more_permits_than_there_are_are_found() {
+    is_found(Break::PermitIgnoresLimit, &[Rule::Limit]).await;
 }
 
 #[tokio::test]

@@ -63,6 +63,9 @@ impl Recorder {
 }
 
 fn granted(family: Family, claim: &Claim, grant: &Grant, sent: Time) {
+    if !claim.mode.is_fenced() {
+        return;
+    }
     let (key, token) = (key(&claim.name), claim.holder.to_string());
     tell(Event::Granted { family, key, token, fence: grant.fence(), sent });
 }
@@ -81,7 +84,7 @@ impl Leases for Recorder {
     async fn acquire(&self, claim: &Claim) -> Result<Acquired, BackendError> {
         let sent = now();
         let answer = match &self.broken {
-            Some(broken) if broken.acquire.is_some() => broken.acquire(claim).await,
+            Some(broken) if broken.breaks(claim.mode) => broken.acquire(claim).await,
             _ => self.inner.acquire(claim).await,
         };
         if let Ok(Acquired::Granted(grant)) = &answer {
@@ -107,7 +110,9 @@ impl Leases for Recorder {
 
     async fn release(&self, claim: &Claim) -> Result<bool, BackendError> {
         match &self.broken {
-            Some(broken) if broken.release.is_some() => broken.release(claim).await,
+            Some(broken) if broken.release.is_some() && claim.mode == Mode::Exclusive => {
+                broken.release(claim).await
+            }
             _ => self.inner.release(claim).await,
         }
     }

@@ -39,7 +39,7 @@ impl Round {
             keys: rng.usize(2..=4),
             locks: 2,
             callers: rng.usize(3..=8),
-            lockers: 2,
+            lockers: 4,
             writes: [0, 5, 30, 200][rng.usize(0..4)],
             lease_ms: 600,
             ttl_ms: [20, 60, 300][rng.usize(0..3)],

@@ -26,8 +26,9 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     broken::{Break, Scripts},
-    history::{Answer, Event, Process, Source, Value, now},
+    history::{Answer, Event, Kind, PERMITS, Process, Source, Value, now},
     recorder::{Recorder, tell},
+    support::primitives::Guard,
 };
 
 /// The variable that makes a process a worker; it holds a [`Setup`].
@@ -248,35 +249,69 @@ impl Worker {
 
     /// Takes a lock, keeps it for a while and gives it back.
     async fn lock(&self, rng: &mut Rng) {
-        let hold = self.number();
-        let name = format!("m{}", rng.usize(0..self.setup.load.locks));
-        let lease = Duration::from_millis(self.setup.load.lease_ms);
-        let mutex = self.locks.mutex(name.as_str()).lease(lease).wait(Duration::from_secs(2));
-        let taking = async {
-            match rng.u8(0..4) {
-                0 => mutex.try_lock().await.ok().flatten(),
-                1 => cut_off(mutex.lock(), rng).await.and_then(Result::ok),
-                _ => mutex.lock().await.ok(),
+        let (name, mut kind) = match rng.u8(0..8) {
+            0..3 => (format!("m{}", rng.usize(0..self.setup.load.locks)), Kind::Mutex),
+            3 => ("w0".to_owned(), Kind::Writer),
+            4..6 => ("w0".to_owned(), Kind::Reader),
+            _ => ("s0".to_owned(), Kind::Permits(rng.u32(1..=PERMITS))),
+        };
+        let mut asked = now();
+        let taking = match rng.u8(0..4) {
+            0 => self.take(&name, kind, false).await,
+            1 => cut_off(self.take(&name, kind, true), rng).await.flatten(),
+            _ => self.take(&name, kind, true).await,
+        };
+        let Some(mut guard) = taking else { return };
+        loop {
+            let (hold, fence) = (self.number(), guard.fence().unwrap_or(0));
+            tell(Event::Locked { hold, name: name.clone(), kind, fence, asked });
+            let takes = Plan::new(rng).takes;
+            tokio::select! {
+                () = sleep(takes) => {}
+                () = guard.lost() => tell(Event::LockLost { hold }),
             }
-        };
-        let Some(guard) = taking.await else { return };
-        tell(Event::Locked { hold, name, fence: guard.fence() });
-        let takes = Plan::new(rng).takes;
-        tokio::select! {
-            () = sleep(takes) => {}
-            () = guard.lost() => tell(Event::LockLost { hold }),
+            tell(Event::Unlocking { hold });
+            asked = now();
+            guard = match (rng.u8(0..8), guard) {
+                (0, guard) => return drop(guard),
+                (1..4, Guard::Writer(writer)) => match writer.downgrade().await {
+                    Ok(reader) => Guard::Reader(reader),
+                    Err(_) => return,
+                },
+                (1..4, Guard::Reader(reader)) => match reader.try_upgrade().await {
+                    Ok(Ok(writer)) => Guard::Writer(writer),
+                    Ok(Err(reader)) => Guard::Reader(reader),
+                    Err(_) => return,
+                },
+                (_, guard) => {
+                    let held = match guard.give_back().await {
+                        Ok(()) => Some(true),
+                        Err(error) if error.kind() == ErrorKind::Lost => Some(false),
+                        Err(_) => None,
+                    };
+                    return tell(Event::Unlocked { hold, held });
+                }
+            };
+            kind = if let Guard::Writer(_) = guard { Kind::Writer } else { Kind::Reader };
         }
-        tell(Event::Unlocking { hold });
-        if rng.u8(0..8) == 0 {
-            drop(guard);
-            return;
-        }
-        let held = match guard.unlock().await {
-            Ok(()) => Some(true),
-            Err(error) if error.kind() == ErrorKind::Lost => Some(false),
-            Err(_) => None,
-        };
-        tell(Event::Unlocked { hold, held });
+    }
+
+    async fn take(&self, name: &str, kind: Kind, waits: bool) -> Option<Guard> {
+        let lease = Duration::from_millis(self.setup.load.lease_ms);
+        let (locks, wait) = (&self.locks, Duration::from_secs(2));
+        let mutex = locks.mutex(name).lease(lease).wait(wait);
+        let rw_lock = locks.rw_lock(name).lease(lease).wait(wait);
+        let semaphore = locks.semaphore(name, PERMITS).lease(lease).wait(wait);
+        Some(match (kind, waits) {
+            (Kind::Mutex, true) => Guard::Mutex(mutex.lock().await.ok()?),
+            (Kind::Mutex, false) => Guard::Mutex(mutex.try_lock().await.ok()??),
+            (Kind::Reader, true) => Guard::Reader(rw_lock.read().await.ok()?),
+            (Kind::Reader, false) => Guard::Reader(rw_lock.try_read().await.ok()??),
+            (Kind::Writer, true) => Guard::Writer(rw_lock.write().await.ok()?),
+            (Kind::Writer, false) => Guard::Writer(rw_lock.try_write().await.ok()??),
+            (Kind::Permits(n), true) => Guard::Permit(semaphore.acquire_many(n).await.ok()?),
+            (Kind::Permits(n), false) => Guard::Permit(semaphore.try_acquire_many(n).await.ok()??),
+        })
     }
 }
 

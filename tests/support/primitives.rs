@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use bellwether::{
     Error, Locks, RedisBackend,
-    lock::{MutexGuard, PermitId, Permits, ReadGuard, SemaphorePermit, SeveralGuard, WriteGuard},
+    lock::{
+        MutexGuard, PermitId, Permits, ReadGuard, ReentrantGuard, SemaphorePermit, SeveralGuard,
+        WriteGuard,
+    },
 };
 use futures_util::future::BoxFuture;
 
@@ -54,6 +57,8 @@ pub struct Pair {
 #[derive(Debug)]
 pub enum Guard {
     Mutex(MutexGuard),
+    /// Held twice by one holder.
+    Twice(ReentrantGuard, ReentrantGuard),
     Several(SeveralGuard),
     Reader(ReadGuard),
     Writer(WriteGuard),
@@ -70,6 +75,7 @@ impl Guard {
     pub fn is_lost(&self) -> bool {
         match self {
             Self::Mutex(guard) => guard.is_lost(),
+            Self::Twice(one, two) => one.is_lost() && two.is_lost(),
             Self::Several(guard) => guard.is_lost(),
             Self::Reader(guard) => guard.is_lost(),
             Self::Writer(guard) => guard.is_lost(),
@@ -82,6 +88,10 @@ impl Guard {
     pub async fn lost(&self) {
         match self {
             Self::Mutex(guard) => guard.lost().await,
+            Self::Twice(one, two) => {
+                one.lost().await;
+                two.lost().await;
+            }
             Self::Several(guard) => guard.lost().await,
             Self::Reader(guard) => guard.lost().await,
             Self::Writer(guard) => guard.lost().await,
@@ -94,6 +104,7 @@ impl Guard {
     pub fn fence(&self) -> Option<u64> {
         match self {
             Self::Mutex(guard) => Some(guard.fence()),
+            Self::Twice(guard, _) => Some(guard.fence()),
             // The one in the middle is that of the rival.
             Self::Several(guard) => guard.fences().nth(1).map(|(_, fence)| fence),
             Self::Writer(guard) => Some(guard.fence()),
@@ -104,6 +115,7 @@ impl Guard {
     pub async fn refresh(&self) -> Result<(), Error> {
         match self {
             Self::Mutex(guard) => guard.refresh().await,
+            Self::Twice(guard, _) => guard.refresh().await,
             Self::Several(guard) => guard.refresh().await,
             Self::Reader(guard) => guard.refresh().await,
             Self::Writer(guard) => guard.refresh().await,
@@ -115,6 +127,10 @@ impl Guard {
     pub async fn give_back(self) -> Result<(), Error> {
         match self {
             Self::Mutex(guard) => guard.unlock().await,
+            Self::Twice(one, two) => {
+                one.unlock().await?;
+                two.unlock().await
+            }
             Self::Several(guard) => guard.unlock().await,
             Self::Reader(guard) => guard.unlock().await,
             Self::Writer(guard) => guard.unlock().await,
@@ -143,6 +159,24 @@ macro_rules! primitive {
 const LOCKED: Primitive =
     primitive!(Guard::Mutex, asked => asked.locks.mutex(asked.name.as_str()), lock(), try_lock);
 const FAIRLY: Primitive = primitive!(Guard::Mutex, asked => asked.locks.fair_mutex(asked.name.as_str()), lock(), try_lock);
+/// By a holder of its own, who takes it a second time.
+const TWICE: Primitive = Primitive {
+    take: |asked| {
+        Box::pin(async move {
+            let mutex = asked.locks.reentrant_mutex(asked.name.as_str()).lease(asked.lease);
+            let holder = mutex.wait(asked.wait).holder();
+            Ok(Guard::Twice(holder.lock().await?, holder.lock().await?))
+        })
+    },
+    attempt: |asked| {
+        Box::pin(async move {
+            let mutex = asked.locks.reentrant_mutex(asked.name.as_str()).lease(asked.lease);
+            let holder = mutex.wait(asked.wait).holder();
+            let Some(guard) = holder.try_lock().await? else { return Ok(None) };
+            Ok(holder.try_lock().await?.map(|again| Guard::Twice(guard, again)))
+        })
+    },
+};
 /// With one before it and one behind it, in the order in which they are taken.
 const TOGETHER: Primitive = primitive!(
     Guard::Several, asked => asked.locks.several(together(&asked.name)), lock(), try_lock
@@ -180,6 +214,8 @@ const BY_ID: Primitive = Primitive {
 
 pub const MUTEX: Pair = Pair { one: LOCKED, rival: LOCKED, key: "l" };
 pub const FAIR: Pair = Pair { one: FAIRLY, rival: FAIRLY, key: "l" };
+pub const REENTRANT: Pair = Pair { one: TWICE, rival: TWICE, key: "l" };
+pub const NOT_REENTRANT: Pair = Pair { one: TWICE, rival: LOCKED, key: "l" };
 pub const SEVERAL: Pair = Pair { one: TOGETHER, rival: TOGETHER, key: "l" };
 pub const ONE_OF_THEM: Pair = Pair { one: TOGETHER, rival: LOCKED, key: "l" };
 pub const ALL_WITH_IT: Pair = Pair { one: LOCKED, rival: TOGETHER, key: "l" };
@@ -191,9 +227,11 @@ pub const MANY: Pair = Pair { one: SOME, rival: SOME, key: "p" };
 pub const PERMITS: Pair = Pair { one: BY_ID, rival: BY_ID, key: "p" };
 
 /// All of them, by name.
-pub const PAIRS: [(&str, Pair); 11] = [
+pub const PAIRS: [(&str, Pair); 13] = [
     ("mutex", MUTEX),
     ("fair", FAIR),
+    ("reentrant", REENTRANT),
+    ("not_reentrant", NOT_REENTRANT),
     ("several", SEVERAL),
     ("one_of_them", ONE_OF_THEM),
     ("all_with_it", ALL_WITH_IT),
@@ -208,7 +246,7 @@ pub const PAIRS: [(&str, Pair); 11] = [
 /// Whether what the rival of this name takes has a fence, and the one before it has.
 pub fn is_fenced(name: &str) -> bool {
     let together = matches!(name, "several" | "one_of_them" | "all_with_it");
-    together || matches!(name, "mutex" | "fair" | "writers")
+    together || matches!(name, "mutex" | "fair" | "reentrant" | "not_reentrant" | "writers")
 }
 
 /// Whether it is renewed by itself, and its loss told.

@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use super::{
     shared::{Hold, Holds, Place, Queue, Shared},
-    state::{CALLED, End, Sole, State, sole},
+    state::{CALLED, End, Lease, Sole, State, sole},
 };
 use crate::{
     backend::{Acquired, AcquiredAll, Change},
@@ -113,8 +113,8 @@ impl State {
         match claim.mode {
             Mode::Exclusive | Mode::Fair | Mode::Write => {
                 let lease = self.lease(&claim.name, sole(claim.mode));
-                let mine = lease.filter(|lease| lease.holder == claim.holder);
-                let Some(fence) = mine.map(|lease| lease.fence) else { return false };
+                let mine = |lease: &&Lease| lease.holder == claim.holder && lease.fence != CALLED;
+                let Some(fence) = lease.filter(mine).map(|lease| lease.fence) else { return false };
                 self.extend(claim, fence, now);
                 true
             }
@@ -180,7 +180,8 @@ impl State {
         self.expire(now);
         let name = &from.name;
         let sole = sole(from.mode);
-        let lease = self.lease(name, sole).map(|lease| (lease.holder, lease.fence));
+        let held = self.lease(name, sole).filter(|lease| lease.fence != CALLED);
+        let lease = held.map(|lease| (lease.holder, lease.fence));
         match (to.mode, lease) {
             (Mode::Read, _) if self.is_held(to) => Some((Grant::new(0), None)),
             (_, Some((holder, fence))) if holder == to.holder => Some((Grant::new(fence), None)),

@@ -4,6 +4,8 @@
 -- Reply {'granted', fence} | {'refused'} if the holder no longer has it
 
 local token, held = lease_at(KEYS[1])
+-- Kept for one who was called (the fence 0) is not held yet.
+if held == 0 then return {'refused'} end
 if token == ARGV[2] then return {'granted', held} end
 if token ~= ARGV[1] then return {'refused'} end
 local fence = next_fence(fence_at(KEYS[2]), 0)

@@ -16,10 +16,14 @@ for one = 1, #KEYS / 2 do
       hold(key, token, count, at, life)
       renewed[one] = 1
     end
-  elseif lease_at(key) == token then
-    redis.call('PEXPIRE', key, life)
-    redis.call('PEXPIRE', KEYS[2 * one], ARGV[4 * one - 1])
-    renewed[one] = 1
+  else
+    local holder, fence = lease_at(key)
+    -- Kept for one who was called (the fence 0) is not held yet.
+    if holder == token and fence > 0 then
+      redis.call('PEXPIRE', key, life)
+      redis.call('PEXPIRE', KEYS[2 * one], ARGV[4 * one - 1])
+      renewed[one] = 1
+    end
   end
 end
 return renewed

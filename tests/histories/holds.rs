@@ -1,0 +1,108 @@
+//! The rules of the locks; the table of all rules is that of the [`checker`](super::checker).
+
+use std::collections::HashMap;
+
+use super::{
+    checker::{Checker, Rule, SLACK},
+    history::{Family, Kind, PERMITS, Time},
+    index::{Hold, Known},
+};
+
+impl Checker<'_> {
+    /// What one has at a time.
+    pub fn holds(&mut self) {
+        let mut names: HashMap<&str, Vec<&Hold>> = HashMap::new();
+        for hold in self.index.holds.iter().filter(|hold| hold.fence > 0) {
+            self.tally.add(if hold.kind == Kind::Mutex { "locks" } else { "writers" }, 1);
+            names.entry(&hold.name).or_default().push(hold);
+        }
+        for (name, mut holds) in names {
+            holds.sort_by_key(|hold| hold.locked);
+            let mut running: Vec<&Hold> = Vec::new();
+            for hold in holds {
+                running.retain(|other| other.ended > hold.locked);
+                for other in &running {
+                    let (older, newer) =
+                        if other.fence <= hold.fence { (*other, hold) } else { (hold, *other) };
+                    if !self.may_share(older, newer) {
+                        self.violated(Rule::OneHolder, format!("{older:?} and {newer:?}"));
+                    }
+                }
+                running.push(hold);
+            }
+            let grants = self.index.fences.iter();
+            let grants = grants.filter(|taken| taken.family == Family::Lock && taken.key == name);
+            let granted = Known::new(grants.map(|taken| (taken.answered, taken.fence)));
+            let holds = self.index.holds.iter().filter(|hold| hold.name == name && hold.fence > 0);
+            for hold in holds {
+                let Some(until) = hold.held_until else { continue };
+                if let Some(later) = granted.before(until)
+                    && *later > hold.fence
+                {
+                    self.violated(Rule::OneHolder, format!("{hold:?} to the end, and {later}"));
+                }
+            }
+        }
+    }
+
+    fn may_share(&self, older: &Hold, newer: &Hold) -> bool {
+        let grant = |hold: &Hold| {
+            let fence = hold.fence;
+            let grants = self.index.fences.iter();
+            grants
+                .filter(move |taken| taken.family == Family::Lock && taken.fence == fence)
+                .find(|taken| taken.key == hold.name)
+        };
+        let both = older.locked.max(newer.locked);
+        let from = grant(older).map_or(0, |taken| taken.sent);
+        let (sent, answered) = grant(newer).map_or((0, both), |taken| (taken.sent, taken.answered));
+        older.fence != newer.fence
+            && (older.lost.is_some_and(|lost| lost <= both + SLACK)
+                || self.evicted(Family::Lock, &older.name, from, answered)
+                || self.index.paused(older.process, sent.saturating_sub(SLACK), both + SLACK))
+    }
+
+    /// What several may have.
+    pub fn shared_holds(&mut self) {
+        let mut names: HashMap<&str, Vec<&Hold>> = HashMap::new();
+        for hold in self.index.holds.iter().filter(|hold| hold.kind != Kind::Mutex) {
+            match hold.kind {
+                Kind::Reader => self.tally.add("readers", 1),
+                Kind::Permits(_) => self.tally.add("holds of permits", 1),
+                _ => {}
+            }
+            names.entry(&hold.name).or_default().push(hold);
+        }
+        for mut holds in names.into_values() {
+            holds.sort_by_key(|hold| hold.locked);
+            let mut running: Vec<&Hold> = Vec::new();
+            for hold in holds {
+                running.retain(|other| other.ended > hold.locked);
+                running.push(hold);
+                let valid = running.iter().filter(|other| !self.is_excused(other, hold.locked));
+                let valid: Vec<_> = valid.copied().collect();
+                self.tally.add("holds beside others", usize::from(valid.len() > 1));
+                let any = |kind| valid.iter().any(|hold| hold.kind == kind);
+                let out = valid.iter().map(|hold| match hold.kind {
+                    Kind::Permits(count) => count,
+                    _ => 0,
+                });
+                if any(Kind::Writer) && any(Kind::Reader) {
+                    self.violated(Rule::NoneBesideWriter, format!("{valid:?}"));
+                }
+                if out.sum::<u32>() > PERMITS {
+                    self.violated(Rule::Limit, format!("{valid:?}"));
+                }
+            }
+        }
+    }
+
+    /// Whether a hold may not have been one any more, or not yet been known to be none, at a time at which its
+    /// holder had it.
+    fn is_excused(&self, hold: &Hold, at: Time) -> bool {
+        hold.held_until.is_none()
+            && (hold.lost.is_some_and(|lost| lost <= at + SLACK)
+                || self.evicted(Family::Lock, &hold.name, hold.asked, at)
+                || self.index.paused(hold.process, at.saturating_sub(SLACK), at + SLACK))
+    }
+}
