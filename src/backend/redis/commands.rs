@@ -1,74 +1,39 @@
 //! The connection for commands.
 //!
-//! A loop keeps it: connect, serve until it breaks, connect again, without end. Whoever sends a command
-//! takes the present connection; if there is none because the last attempt failed, the command fails at
-//! once; if an attempt is under way, it waits for that within its own time-out. So nothing queues up while
-//! the server is away.
+//! A loop keeps it (`link`). Whoever sends a command takes the present connection; if there is none because the
+//! last attempt failed, the command fails at once; if an attempt is under way, it waits for that within its own
+//! time-out. So nothing queues up while the server is away.
 //!
 //! A connection on which one command was not answered in time gets no further ones. It may be dead, and then
 //! a second try must not go the way of the first; or it lost an answer, and then every later one would go to
 //! the wrong command. What is under way on it may still be answered. A command that its caller gave up
 //! earlier puts the connection to the question: a word is sent, and must come back.
 
-use std::{pin::pin, sync::Arc, time::Duration};
+use std::{pin::pin, sync::Arc};
 
 use redis::{
-    Cmd, ErrorKind, PushKind, RedisError, RetryMethod, ServerErrorKind, Value,
-    aio::MultiplexedConnection,
+    Cmd, ErrorKind, RedisError, RetryMethod, ServerErrorKind, Value, aio::MultiplexedConnection,
 };
 use tokio::{
-    runtime::{self, Handle},
-    sync::{Notify, watch},
-    time::{Instant, sleep, sleep_until, timeout, timeout_at},
+    runtime::Handle,
+    sync::watch,
+    time::{Instant, sleep_until, timeout_at},
 };
-use tracing::{info, warn};
 
 use super::{
     RedisOptions, Replicas,
-    connect::{Backoff, Connected, connect, prepare},
+    link::{Link, Run, Shared, Up, keep},
     node::Signs,
     patience::Patience,
     script::Call,
-    target::{Place, Target},
+    target::Target,
     task::Task,
 };
 use crate::error::{BackendError, BackendErrorKind};
 
-/// A connection that has lived so long is replaced without a pause.
-const LONG_LIVED: Duration = Duration::from_secs(1);
-
 pub(super) struct Commands {
     shared: Arc<Shared>,
     task: Task,
-}
-
-struct Shared {
-    target: Target,
-    options: RedisOptions,
-    link: watch::Sender<Link>,
-    patience: Patience,
-    signs: Signs,
-}
-
-#[derive(Clone)]
-enum Link {
-    /// No loop runs.
-    Idle,
-    /// An attempt is under way.
-    Connecting,
-    Up(Arc<Up>),
-    /// The last attempt failed; the next one comes by itself.
-    Down(BackendError),
-}
-
-struct Up {
-    connected: Connected,
-    /// Asks the loop for a new connection in place of this one, and of no later one.
-    broken: Arc<Notify>,
-    /// Asks the loop whether it still answers.
-    doubted: Notify,
-    /// Where the loop runs.
-    runtime: runtime::Id,
 }
 
 /// How long something may take.
@@ -305,124 +270,6 @@ impl Commands {
                 }
             }
         }
-    }
-}
-
-impl Shared {
-    /// Has a connection replaced. From here on nobody takes it any more: who asks waits for the next one.
-    fn give_up(&self, broken: &Arc<Notify>) {
-        self.link.send_if_modified(|link| match link {
-            Link::Up(up) if Arc::ptr_eq(&up.broken, broken) => {
-                *link = Link::Connecting;
-                true
-            }
-            _ => false,
-        });
-        broken.notify_one();
-    }
-}
-
-/// A run of the loop. When it ends, with its runtime, there is no connection any more.
-struct Run(Arc<Shared>);
-
-impl Drop for Run {
-    fn drop(&mut self) {
-        self.0.link.send_replace(Link::Idle);
-    }
-}
-
-async fn keep(run: Run) {
-    let shared = &run.0;
-    tokio::select! {
-        () = keep_connected(shared) => {}
-        // Also for what is under way on a connection that was given up.
-        () = shared.patience.tell() => {}
-    }
-}
-
-async fn keep_connected(shared: &Shared) {
-    let mut backoff = Backoff::new();
-    loop {
-        let broken = Arc::new(Notify::new());
-        let disconnected = broken.clone();
-        let on_push = move |push: redis::PushInfo| {
-            if push.kind == PushKind::Disconnection {
-                disconnected.notify_one();
-            }
-            Ok(())
-        };
-        match connect(&shared.target, &shared.options, on_push).await {
-            Ok((connected, place)) => {
-                let since = Instant::now();
-                let runtime = Handle::current().id();
-                let up = Up { connected, broken, doubted: Notify::new(), runtime };
-                serve(shared, Arc::new(up), place).await;
-                info!("the connection to Redis broke; connecting again");
-                shared.signs.trouble.notify_one();
-                // Callers wait for the first attempt after a break, and fail at once during later ones.
-                shared.link.send_replace(Link::Connecting);
-                backoff = Backoff::new();
-                // Somebody has a second try to make. But a server that accepts connections and breaks them
-                // must not make us spin.
-                if since.elapsed() > LONG_LIVED {
-                    continue;
-                }
-            }
-            Err(error) => {
-                let told = matches!(&*shared.link.borrow(), Link::Down(_));
-                if !told {
-                    warn!(%error, "no connection to Redis; trying again");
-                }
-                shared.link.send_replace(Link::Down(error));
-                shared.signs.trouble.notify_one();
-                if !told {
-                    shared.signs.wake();
-                }
-            }
-        }
-        sleep(backoff.pause()).await;
-    }
-}
-
-/// Returns when the connection is broken, or the master is elsewhere.
-async fn serve(shared: &Shared, up: Arc<Up>, place: Place) {
-    let mut preparing = up.connected.connection.clone();
-    let mut asked = up.connected.connection.clone();
-    shared.link.send_replace(Link::Up(up.clone()));
-    shared.signs.connected.notify_waiters();
-    let limit = shared.options.connect_timeout;
-    let prepare = async {
-        let _ = timeout(limit, prepare(&mut preparing)).await;
-        drop(preparing);
-        std::future::pending::<()>().await
-    };
-    let questions = async {
-        loop {
-            up.doubted.notified().await;
-            if !answers(&mut asked, shared.options.command_timeout).await {
-                return;
-            }
-        }
-    };
-    tokio::select! {
-        () = up.broken.notified() => {}
-        () = questions => {}
-        () = prepare => {}
-        () = place.left() => {}
-    }
-}
-
-/// Whether a word that is sent comes back.
-async fn answers(connection: &mut MultiplexedConnection, limit: Duration) -> bool {
-    let word = fastrand::u64(..).to_string();
-    let mut ping = redis::cmd("PING");
-    ping.arg(&word);
-    match timeout(limit, connection.send_packed_command(&ping)).await {
-        Ok(Ok(Value::BulkString(echo))) => echo == word.as_bytes(),
-        // Forbidden, perhaps; but an answer.
-        Ok(Ok(Value::ServerError(_))) => true,
-        Ok(Err(error)) => error.code().is_some(),
-        _ => false,
     }
 }
 

@@ -33,6 +33,7 @@ pub mod failover;
 mod gather;
 mod latches;
 mod leases;
+mod link;
 mod node;
 mod patience;
 mod push;
