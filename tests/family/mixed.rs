@@ -5,6 +5,7 @@ use std::{sync::Arc, time::Duration};
 use bellwether::{
     ErrorKind::{NotAcquired, NotDone, NotSet},
     Locks, RedisBackend,
+    backend::RedisOptions,
     lock::PermitId,
 };
 use tokio::{
@@ -102,8 +103,11 @@ async fn operate(locks: &Locks, random: &mut fastrand::Rng) -> Result<(), bellwe
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ten_thousand_operations_leave_nothing_but_fences() {
     let server = RedisServer::start().await;
-    let fleet: Arc<[Locks]> =
-        (0..3).map(|_| Locks::new(RedisBackend::open(&server.url()).unwrap())).collect();
+    let mut options = RedisOptions::default();
+    // Time-outs are not the matter here, and a busy machine must not make one.
+    (options.command_timeout, options.connect_timeout) = (LIMIT, LIMIT);
+    let open = || RedisBackend::open_with(&server.url(), options.clone()).unwrap();
+    let fleet: Arc<[Locks]> = (0..3).map(|_| Locks::new(open())).collect();
     let seed = std::env::var("BELLWETHER_SEED").ok().and_then(|seed| seed.parse().ok());
     let seed = seed.unwrap_or_else(|| fastrand::u64(..));
     println!("BELLWETHER_SEED={seed}");
