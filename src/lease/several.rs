@@ -59,14 +59,8 @@ impl Engine {
                 Err(error) if error.kind() == BackendErrorKind::Foreign => return Err(error.into()),
                 Err(error) => (None, error.into()),
             };
-            let waited = async {
-                match remaining {
-                    Some(remaining) => waiting.next(remaining).await,
-                    None => waiting.after_failure().await,
-                }
-            };
             let turn = tokio::select! {
-                turn = waited => turn,
+                turn = waiting.after(remaining) => turn,
                 () = self.stop.cancelled() => return Err(shut_down()),
             };
             if let Turn::TimeUp = turn {

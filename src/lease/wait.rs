@@ -136,6 +136,14 @@ impl Waiting {
         }
     }
 
+    /// After a try: one that found the lease held for another so long, or one that failed.
+    pub(crate) async fn after(&mut self, remaining: Option<Duration>) -> Turn {
+        match remaining {
+            Some(remaining) => self.next(remaining).await,
+            None => self.after_failure().await,
+        }
+    }
+
     /// After a try that found the lease held for another `remaining`.
     pub(crate) async fn next(&mut self, remaining: Duration) -> Turn {
         self.failures = 0;

@@ -201,15 +201,9 @@ impl Latch {
             if time_up {
                 return Err(why);
             }
-            let waited = async {
-                match remaining {
-                    Some(remaining) => waiting.next(remaining).await,
-                    None => waiting.after_failure().await,
-                }
-            };
             tokio::select! {
                 // Then one last look, for the push may have been lost.
-                turn = waited => time_up = matches!(turn, Turn::TimeUp),
+                turn = waiting.after(remaining) => time_up = matches!(turn, Turn::TimeUp),
                 () = stop.cancelled() => return Err(shut_down()),
             }
         }

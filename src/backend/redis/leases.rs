@@ -93,23 +93,20 @@ impl RedisBackend {
         Ok(held)
     }
 
-    /// Acquires an exclusive lease, unless an entry stands that was not seen.
+    /// Acquires the lease of an entry, unless one stands that was not seen.
     pub(super) async fn acquire_with(
         &self,
         claim: &Claim,
-        seen: Option<u64>,
+        seen: u64,
     ) -> Result<Claimed, BackendError> {
-        let mut call = Call::new(&SCRIPTS.acquire).key(lease(&claim.name)).key(fence(&claim.name));
-        if seen.is_some() {
-            call = call.key(claim.name.entry());
-        }
-        call = call
+        let call = Call::new(&SCRIPTS.acquire)
+            .key(lease(&claim.name))
+            .key(fence(&claim.name))
+            .key(claim.name.entry())
             .arg(claim.holder.to_string())
             .arg(millis(claim.lease))
-            .arg(millis(claim.fence_life));
-        if let Some(seen) = seen {
-            call = call.arg(seen.to_string());
-        }
+            .arg(millis(claim.fence_life))
+            .arg(seen.to_string());
         self.granted(claim, call).await
     }
 

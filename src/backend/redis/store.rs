@@ -42,7 +42,7 @@ impl Store for RedisBackend {
     }
 
     async fn claim(&self, claim: &Claim, seen: u64) -> Result<Claimed, BackendError> {
-        self.acquire_with(claim, Some(seen)).await
+        self.acquire_with(claim, seen).await
     }
 
     async fn commit(
