@@ -209,13 +209,21 @@ async fn locks(server: &RedisServer) {
     const CYCLES: u32 = 100;
     let locks = Locks::new(RedisBackend::open(&server.url()).unwrap());
     let mutex = locks.mutex("cycle");
-    let script = |body: &str| {
-        let prelude = include_str!("../src/backend/redis/lua/prelude.lua");
-        let shared = include_str!("../src/backend/redis/lua/shared.lua");
-        Script::new(&format!("{prelude}\n{shared}\n{body}"))
-    };
-    let acquire = script(include_str!("../src/backend/redis/lua/acquire_queued.lua"));
-    let release = script(include_str!("../src/backend/redis/lua/release_queued.lua"));
+    let script = |parts: &[&str]| Script::new(&parts.join("\n"));
+    let prelude = include_str!("../src/backend/redis/lua/prelude.lua");
+    let shared = include_str!("../src/backend/redis/lua/shared.lua");
+    let acquire = script(&[
+        include_str!("../src/backend/redis/lua/acquire_free.lua"),
+        prelude,
+        shared,
+        include_str!("../src/backend/redis/lua/acquire_queued.lua"),
+    ]);
+    let release = script(&[
+        include_str!("../src/backend/redis/lua/release_unwaited.lua"),
+        prelude,
+        shared,
+        include_str!("../src/backend/redis/lua/release_queued.lua"),
+    ]);
     let delete = Script::new(
         "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end",
     );
@@ -243,7 +251,7 @@ async fn locks(server: &RedisServer) {
                 .invoke_async(&mut connection)
                 .await
                 .unwrap();
-            let ended: Vec<i64> = release
+            let ended: i64 = release
                 .key(&lease)
                 .key(&channel)
                 .key(&queue)
@@ -254,7 +262,7 @@ async fn locks(server: &RedisServer) {
                 .invoke_async(&mut connection)
                 .await
                 .unwrap();
-            assert_eq!(ended, [1, 0]);
+            assert_eq!(ended, 3);
         }));
         figures[2].push(timed!(CYCLES, {
             let token = uuid::Uuid::new_v4().simple().to_string();

@@ -152,9 +152,12 @@ impl Scripts {
             _ => arguments.push(text(claim.fence_life.as_millis())),
         }
         arguments.extend(seen.map(text));
-        let fields = fields(self.eval(script.as_ref(), &keys, &arguments).await?);
+        let answer = self.eval(script.as_ref(), &keys, &arguments).await?;
+        if let Value::Int(fence) = answer {
+            return Ok(Claimed::Granted(Grant::new(u64::try_from(fence).unwrap())));
+        }
+        let fields = fields(answer);
         match fields[0].as_slice() {
-            b"granted" => Ok(Claimed::Granted(Grant::new(number(&fields[1])))),
             b"newer" => Ok(Claimed::Newer(Entry::decode(&Bytes::from(fields[1].clone())).unwrap())),
             _ => Ok(Claimed::Held(Occupied {
                 fence: number(&fields[1]),
@@ -180,7 +183,7 @@ impl Scripts {
         let keys = [claim.name.suffixed("l"), claim.name.suffixed("c")];
         let arguments = [text(claim.holder), text("w")];
         let answer = self.eval(self.release.as_ref(), &keys, &arguments).await?;
-        Ok(matches!(answer, Value::Array(fields) if fields.first() == Some(&Value::Int(1))))
+        Ok(matches!(answer, Value::Int(flags) if flags & 1 == 1))
     }
 
     pub async fn commit(

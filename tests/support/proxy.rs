@@ -161,12 +161,18 @@ impl Proxy {
             counters: Counters::default(),
             cut: Notify::new(),
         });
-        let body = |name| shared.bodies.iter().find(|(known, _)| known == name);
-        if let (Some((_, prelude)), Some((_, common))) = (body("prelude"), body("shared")) {
-            for (_, body) in &shared.bodies {
-                shared.learn(&format!("{prelude}\n{body}"));
-                shared.learn(&format!("{prelude}\n{common}\n{body}"));
-            }
+        let body = |name| &shared.bodies.iter().find(|(known, _)| known == name).expect(name).1;
+        let (prelude, common) = (body("prelude"), body("shared"));
+        for (_, body) in &shared.bodies {
+            shared.learn(&format!("{prelude}\n{body}"));
+            shared.learn(&format!("{prelude}\n{common}\n{body}"));
+        }
+        for (front, script) in
+            [("acquire_free", "acquire_queued"), ("release_unwaited", "release_queued")]
+        {
+            shared.learn(
+                &[body(front), prelude, common, body(script)].map(String::as_str).join("\n"),
+            );
         }
         let (end, mut ended) = watch::channel(false);
         let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).expect("a port");

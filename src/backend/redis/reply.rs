@@ -13,9 +13,11 @@ use crate::{
 };
 
 pub(super) fn claimed(value: Value) -> Result<Claimed, BackendError> {
+    if let Value::Int(_) = value {
+        return fence(value).map(|fence| Claimed::Granted(Grant::new(fence)));
+    }
     let mut fields = Fields::new(value)?;
     match fields.word()?.as_str() {
-        "granted" => Ok(Claimed::Granted(Grant::new(fields.number()?))),
         "held" => fields.occupied().map(Claimed::Held),
         "newer" => Ok(Claimed::Newer(entry(fields.bytes()?)?)),
         other => Err(unreadable(other)),
@@ -41,11 +43,9 @@ pub(super) fn acquired_all(value: Value, count: usize) -> Result<AcquiredAll, Ba
 }
 
 pub(super) fn passed(value: Value) -> Result<Option<Grant>, BackendError> {
-    let mut fields = Fields::new(value)?;
-    match fields.word()?.as_str() {
-        "granted" => Ok(Some(Grant::new(fields.number()?))),
-        "refused" => Ok(None),
-        other => Err(unreadable(other)),
+    match value {
+        Value::Nil => Ok(None),
+        value => fence(value).map(|fence| Some(Grant::new(fence))),
     }
 }
 
@@ -86,8 +86,11 @@ pub(super) fn committed(value: Value) -> Result<(Committed, Option<bool>), Backe
 
 /// Whether it was held, and whether the server refused to publish that; nothing, where nobody was told.
 pub(super) fn released(value: Value) -> Result<(bool, Option<bool>), BackendError> {
-    let mut fields = Fields::new(value)?;
-    Ok((fields.number()? == 1, fields.muted()))
+    match value {
+        Value::Int(flags @ 0..=1) => Ok((flags == 1, None)),
+        Value::Int(flags @ 2..=5) => Ok((flags & 1 == 1, Some(flags & 4 == 4))),
+        other => Err(unreadable(&other)),
+    }
 }
 
 pub(super) fn entry(bytes: Vec<u8>) -> Result<Entry, BackendError> {

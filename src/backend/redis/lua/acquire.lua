@@ -1,7 +1,7 @@
 -- Grants a lease: again to the token that has it, or anew, with a new fence, if it is free.
 -- KEYS 1 lease, 2 fence, 3 entry (caches only)
 -- ARGV 1 token, 2 lease ms, 3 fence life ms, 4 fence of the entry that was seen (caches only)
--- Reply {'granted', fence, now us} | {'newer', entry, now us} | {'held', fence, ms left, holders, now us}
+-- Reply the fence, granted | {'newer', entry} | {'held', fence, ms left, holders}
 
 local token, held, left, foreign = lease_at(KEYS[1])
 if foreign then return foreign end
@@ -9,20 +9,20 @@ if foreign then return foreign end
 if token == ARGV[1] then
   redis.call('PEXPIRE', KEYS[1], ARGV[2])
   redis.call('PEXPIRE', KEYS[2], ARGV[3])
-  return {'granted', held, now()}
+  return held
 end
 
 local stored = 0
 if KEYS[3] then
   local entry
   entry, stored = entry_at(KEYS[3])
-  if entry and stored > tonumber(ARGV[4]) then return {'newer', entry, now()} end
+  if entry and stored > tonumber(ARGV[4]) then return {'newer', entry} end
 end
 
-if token then return {'held', held, left, 1, now()} end
+if token then return {'held', held, left, 1} end
 
 local last = fence_at(KEYS[2])
 local fence = next_fence(last, stored)
 redis.call('SET', KEYS[1], ARGV[1] .. ':' .. digits(fence), 'PX', ARGV[2])
 redis.call('SET', KEYS[2], digits(fence), 'PX', ARGV[3])
-return {'granted', fence, now()}
+return fence

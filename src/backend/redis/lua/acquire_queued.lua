@@ -3,7 +3,7 @@
 -- the waiting ones are called: for whoever is called the lease is kept for a moment, under the fence 0.
 -- KEYS 1 lease, 2 fence, 3 queue, 4 deadlines of its places (writers only: 5 readers, 6 writers in the queue)
 -- ARGV 1 token, 2 lease ms, 3 fence life ms, 4 ms for which a place is kept (0: none is taken), 5 1: in any order
--- Reply {'granted', fence, now us} | {'held', fence or 0, ms left, holders, now us}
+-- Reply the fence, granted | {'held', fence or 0, ms left, holders}
 
 local token, held, left, foreign = lease_at(KEYS[1])
 if foreign then return foreign end
@@ -14,7 +14,7 @@ if called then token = nil end
 if token == ARGV[1] then
   redis.call('PEXPIRE', KEYS[1], ARGV[2])
   redis.call('PEXPIRE', KEYS[2], ARGV[3])
-  return {'granted', held, now()}
+  return held
 end
 
 local at, readers, reading, first, kept = nil, 0, 0, nil, 0
@@ -32,7 +32,7 @@ if not token and readers == 0 and (not first or first == ARGV[1]) then
   local fence = next_fence(fence_at(KEYS[2]), 0)
   redis.call('SET', KEYS[1], ARGV[1] .. ':' .. digits(fence), 'PX', ARGV[2])
   redis.call('SET', KEYS[2], digits(fence), 'PX', ARGV[3])
-  return {'granted', fence, now()}
+  return fence
 end
 
 if ARGV[4] ~= '0' then
@@ -40,6 +40,6 @@ if ARGV[4] ~= '0' then
   local take = ARGV[5] == '1' and pcall or function(take, ...) take(...) end
   take(take_place, KEYS[3], KEYS[4], KEYS[6], ARGV[1], at or milliseconds(), ARGV[4])
 end
-if token then return {'held', held, left, 1, now()} end
-if readers > 0 then return {'held', 0, reading, readers, now()} end
-return {'held', 0, kept, 0, now()}
+if token then return {'held', held, left, 1} end
+if readers > 0 then return {'held', 0, reading, readers} end
+return {'held', 0, kept, 0}

@@ -1,7 +1,7 @@
 -- Grants a reader its hold, beside other readers, unless a writer holds the lock or is before it in the queue.
 -- KEYS 1 writer's lease, 2 queue, 3 deadlines of its places, 4 readers, 5 writers in the queue
 -- ARGV 1 token, 2 lease ms, 3 ms for which a place is kept (0: none is taken)
--- Reply {'granted', 0, now us} | {'held', fence or 0, ms left, holders, now us}
+-- Reply 0, granted | {'held', fence or 0, ms left, holders}
 
 local at = milliseconds()
 local readers, _, foreign = holds_at(KEYS[4], at)
@@ -9,7 +9,7 @@ if foreign then return foreign end
 
 if is_held(KEYS[4], ARGV[1], 1, at) then
   hold(KEYS[4], ARGV[1], 1, at, ARGV[2])
-  return {'granted', 0, now()}
+  return 0
 end
 
 local token, held, left
@@ -23,9 +23,9 @@ local behind = writer and not (ticket and tonumber(ticket) < tonumber(redis.call
 if not token and not behind then
   leave(KEYS[2], KEYS[3], nil, ARGV[1])
   hold(KEYS[4], ARGV[1], 1, at, ARGV[2])
-  return {'granted', 0, now()}
+  return 0
 end
 
 if ARGV[3] ~= '0' then take_place(KEYS[2], KEYS[3], nil, ARGV[1], at, ARGV[3]) end
-if token then return {'held', held, left, 1, now()} end
-return {'held', 0, kept, readers, now()}
+if token then return {'held', held, left, 1} end
+return {'held', 0, kept, readers}
