@@ -60,7 +60,13 @@ impl Engine {
         strategy: &dyn RetryStrategy,
         limit: Duration,
     ) -> Result<Held, Error> {
-        let mut waiting = Waiting::new(self.clone(), &claim, strategy, limit);
+        let begun = Instant::now();
+        // Most need not wait.
+        let mut waiting = None;
+        let wait = || {
+            let left = limit.saturating_sub(begun.elapsed());
+            Waiting::new(self.clone(), &claim, strategy, left)
+        };
         let shut_down = || Error::new(ErrorKind::ShutDown, "the locks are shut down");
         let not_acquired = || {
             Error::new(ErrorKind::NotAcquired, "the lock was not acquired before the wait ended")
@@ -76,8 +82,9 @@ impl Engine {
                     Place::None => {}
                     Place::First(first) => seat = Some(first),
                     Place::Behind(called) => {
+                        let waiting = waiting.get_or_insert_with(wait);
                         let call = tokio::select! {
-                            call = waiting.in_line(called) => call,
+                            call = Box::pin(waiting.in_line(called)) => call,
                             () = self.stop.cancelled() => return Err(shut_down()),
                         };
                         match call {
@@ -87,7 +94,7 @@ impl Engine {
                                 if let Some(changes) = mine.kept() {
                                     // The turn of this process is over, and someone elsewhere was called.
                                     waiting.adopt(changes);
-                                    sleep(GIVE_WAY).await;
+                                    Box::pin(sleep(GIVE_WAY)).await;
                                 }
                                 seat = Some(mine);
                             }
@@ -107,7 +114,9 @@ impl Engine {
                         // Passed on with the lease. Where others may hold beside, the next tries at once.
                         Some(mut seat) if claim.mode == Mode::Exclusive => {
                             seat.begin();
-                            seat.keep(waiting.into_changes().filter(|_| waited));
+                            let changes =
+                                waiting.filter(|_| waited).and_then(Waiting::into_changes);
+                            seat.keep(changes);
                             held.seated(seat)
                         }
                         _ => held,
@@ -124,8 +133,10 @@ impl Engine {
                 Err(error) if error.kind() == BackendErrorKind::Foreign => return Err(error.into()),
                 Err(error) => (None, error.into()),
             };
+            let waiting = waiting.get_or_insert_with(wait);
+            // In a box, so that an acquisition that need not wait stays small.
             let turn = tokio::select! {
-                turn = waiting.after(remaining) => turn,
+                turn = Box::pin(waiting.after(remaining)) => turn,
                 () = self.stop.cancelled() => return Err(shut_down()),
             };
             if let Turn::TimeUp = turn {
@@ -137,7 +148,7 @@ impl Engine {
     /// Gives a lease back: to the next in line of this process, or to whoever wins it.
     async fn give_back(self: Arc<Self>, owed: Owed, mut seat: Option<Seat>) -> Result<(), Error> {
         let (given, lent) = match (seat.as_mut().and_then(Seat::next), seat) {
-            (Some(next), Some(seat)) => (self.pass(owed.claim(), next, seat).await, None),
+            (Some(next), Some(seat)) => (Box::pin(self.pass(owed.claim(), next, seat)).await, None),
             (_, seat) => (
                 within(ANSWER_LIMIT, self.backend.as_ref(), self.backend.release(owed.claim()))
                     .await,

@@ -10,11 +10,12 @@
 //! may be more. Where a queue at the backend keeps the order, there is no line.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::VecDeque,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
+use hashbrown::{HashMap, hash_map::Entry};
 use tokio::{runtime::Handle, sync::oneshot, time::Instant};
 
 use super::{Claim, Held, Mode, Upkeep};
@@ -73,18 +74,20 @@ impl Lines {
             return Place::None;
         }
         let of = (claim.name.clone(), claim.mode);
-        let mut lines = self.lines();
-        if let Some(line) = lines.get_mut(&of) {
-            let (call, called) = oneshot::channel();
-            let (claim, runtime) = (claim.clone(), Handle::current());
-            line.push_back(Waiter { claim, upkeep, runtime, call });
-            return Place::Behind(called);
+        match self.lines().entry(of) {
+            Entry::Occupied(mut line) => {
+                let (call, called) = oneshot::channel();
+                let (claim, runtime) = (claim.clone(), Handle::current());
+                line.get_mut().push_back(Waiter { claim, upkeep, runtime, call });
+                Place::Behind(called)
+            }
+            Entry::Vacant(_) if matches!(claim.mode, Mode::Permit { .. }) && !waits => Place::None,
+            Entry::Vacant(line) => {
+                let of = line.key().clone();
+                line.insert(VecDeque::new());
+                Place::First(Seat::new(self.clone(), of))
+            }
         }
-        if matches!(claim.mode, Mode::Permit { .. }) && !waits {
-            return Place::None;
-        }
-        lines.insert(of.clone(), VecDeque::new());
-        Place::First(Seat::new(self.clone(), of))
     }
 
     fn lines(&self) -> MutexGuard<'_, HashMap<Of, VecDeque<Waiter>>> {
@@ -112,8 +115,8 @@ impl Seat {
 
     /// Keeps a subscription for the next in line, if there is one.
     pub(crate) fn keep(&mut self, changes: Option<Changes>) {
-        let waited_for = self.lines.lines().get(&self.of).is_some_and(|line| !line.is_empty());
-        self.changes = changes.filter(|_| waited_for);
+        self.changes = changes
+            .filter(|_| self.lines.lines().get(&self.of).is_some_and(|line| !line.is_empty()));
     }
 
     /// The subscription of the last who contended.

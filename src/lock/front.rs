@@ -1,7 +1,11 @@
 //! What every primitive shares: a name, how its lease is kept, how long to wait for it, and what a guard
 //! tells of it.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use tracing::Instrument;
 
@@ -17,6 +21,8 @@ use crate::{
 pub(super) struct Front {
     pub(super) scope: Scope,
     pub(super) name: Key,
+    /// The name in its namespace, once it was needed.
+    pub(super) full_name: OnceLock<Name>,
     pub(super) lease: Duration,
     pub(super) refresh: Refresh,
     pub(super) max_hold: Duration,
@@ -39,6 +45,7 @@ impl Front {
         Self {
             scope,
             name,
+            full_name: OnceLock::new(),
             lease: Duration::from_secs(10),
             refresh: Refresh::Third,
             max_hold: Duration::MAX,
@@ -73,23 +80,29 @@ impl Front {
     }
 
     pub(super) fn claim(&self, mode: Mode) -> Result<Claim, Error> {
-        let mut claim = Claim::new(self.full_name()?, mode, self.lease, self.fence_life);
+        let mut claim = Claim::new(self.full_name()?.clone(), mode, self.lease, self.fence_life);
         claim.waits = self.scope.queues();
         Ok(claim)
     }
 
     /// Who holds it, in a mode.
     pub(super) async fn holder(&self, mode: Mode) -> Result<Option<Occupied>, Error> {
-        Ok(self.scope.engine.backend().holder(&self.full_name()?, mode).await?)
+        Ok(self.scope.engine.backend().holder(self.full_name()?, mode).await?)
     }
 
     /// Ends what is held in a mode. Says whether something was there.
     pub(super) async fn clear(&self, mode: Mode) -> Result<bool, Error> {
-        Ok(self.scope.engine.backend().clear(&self.full_name()?, mode).await?)
+        Ok(self.scope.engine.backend().clear(self.full_name()?, mode).await?)
     }
 
-    fn full_name(&self) -> Result<Name, Error> {
-        self.scope.name(&self.name)
+    fn full_name(&self) -> Result<&Name, Error> {
+        match self.full_name.get() {
+            Some(name) => Ok(name),
+            None => {
+                let name = self.scope.name(&self.name)?;
+                Ok(self.full_name.get_or_init(|| name))
+            }
+        }
     }
 
     pub(super) fn upkeep(&self) -> Result<Upkeep, Error> {

@@ -90,7 +90,7 @@ impl Commands {
         escort: Escort,
         limit: Limit,
     ) -> Result<Answer, Failed> {
-        match self.run(&call.by_digest(), escort, limit).await {
+        match self.run(call.by_digest(), escort, limit).await {
             Err(Failed { turn: Some(Turn::WithSource), .. }) => {
                 Box::pin(self.run(&call.with_source(), escort, limit.rest())).await
             }
@@ -107,7 +107,7 @@ impl Commands {
     ) -> Result<Vec<Result<Answer, Failed>>, BackendError> {
         let mut pipeline = redis::pipe();
         for call in calls {
-            pipeline.add_command(call.by_digest());
+            pipeline.add_command(call.by_digest().clone());
         }
         if let Some(replicas) = replicas {
             pipeline.add_command(replicas.wait());

@@ -33,10 +33,10 @@ impl Latches for RedisBackend {
         count: u32,
         ttl: Duration,
     ) -> Result<bool, BackendError> {
-        let call = Call::new(&SCRIPTS.set_latch)
+        let call = Call::new(&SCRIPTS.set_latch, 1)
             .keys(name, &["n"])
-            .arg(id.to_string())
-            .arg(count.to_string())
+            .token(id)
+            .arg(count)
             .arg(millis(ttl));
         self.understood(reply::flag(self.0.servers.call(call).await?))
     }
@@ -47,21 +47,18 @@ impl Latches for RedisBackend {
         id: Token,
         by: u32,
     ) -> Result<Option<Countdown>, BackendError> {
-        let call = Call::new(&SCRIPTS.count_down)
-            .keys(name, &["n"])
-            .key(self.channel(name))
-            .arg(id.to_string())
-            .arg(by.to_string());
+        let call =
+            Call::new(&SCRIPTS.count_down, 2).keys(name, &["n", self.channel()]).token(id).arg(by);
         self.countdown(call).await
     }
 
     async fn latch(&self, name: &Name) -> Result<Option<Countdown>, BackendError> {
-        let call = Call::new(&SCRIPTS.count_left).keys(name, &["n"]);
+        let call = Call::new(&SCRIPTS.count_left, 1).keys(name, &["n"]);
         self.countdown(call).await
     }
 
     async fn clear_latch(&self, name: &Name) -> Result<bool, BackendError> {
-        let call = Call::new(&SCRIPTS.clear).key(self.channel(name)).keys(name, &["n"]);
+        let call = Call::new(&SCRIPTS.clear, 2).keys(name, &[self.channel(), "n"]);
         self.understood(reply::flag(self.0.servers.call(call).await?))
     }
 }

@@ -7,7 +7,7 @@ use futures_util::future::join_all;
 use tokio::time::timeout;
 
 use super::{
-    RedisBackend, fence, lease, millis, reply,
+    RedisBackend, millis, reply,
     script::{Call, SCRIPTS},
 };
 use crate::{
@@ -33,17 +33,14 @@ fn place(mode: Mode) -> (&'static str, bool) {
 const QUEUE: &[&str] = &["q", "d"];
 const READ_WRITE: &[&str] = &["rq", "rd", "r", "i"];
 
-/// For how long a claim keeps its place in a queue; `0`, if it takes none.
-fn kept(claim: &Claim) -> String {
-    match claim.waits {
-        true => millis(claim.place_life()),
-        false => "0".to_owned(),
-    }
+/// For how many milliseconds a claim keeps its place in a queue; none, if it takes none.
+fn kept(claim: &Claim) -> u64 {
+    if claim.waits { millis(claim.place_life()) } else { 0 }
 }
 
 /// Whether those who wait are only called in their order, and not held to it.
-fn any_order(claim: &Claim) -> &'static str {
-    if claim.mode == Mode::Exclusive { "1" } else { "0" }
+fn any_order(claim: &Claim) -> u8 {
+    u8::from(claim.mode == Mode::Exclusive)
 }
 
 /// Whether one of those who wait is called by a channel of his process, so that the others need not wake. Of
@@ -58,7 +55,7 @@ impl RedisBackend {
         let (answer, confirmed) = self.0.servers.grant(call).await?;
         let answer = self.understood(reply::claimed(answer))?;
         if !confirmed && matches!(answer, Claimed::Granted(_)) {
-            return Err(self.unconfirmed(claim).await);
+            return Err(Box::pin(self.unconfirmed(claim)).await);
         }
         Ok(answer)
     }
@@ -75,11 +72,10 @@ impl RedisBackend {
         claim: &Claim,
         message: Bytes,
     ) -> Result<bool, BackendError> {
-        let call = Call::new(&SCRIPTS.release)
-            .key(lease(&claim.name))
-            .key(self.channel(&claim.name))
-            .arg(claim.holder.to_string())
-            .arg(message);
+        let call = Call::new(&SCRIPTS.release, 2)
+            .keys(&claim.name, &["l", self.channel()])
+            .token(claim.holder)
+            .arg(&message[..]);
         self.released(call).await
     }
 
@@ -99,23 +95,21 @@ impl RedisBackend {
         claim: &Claim,
         seen: u64,
     ) -> Result<Claimed, BackendError> {
-        let call = Call::new(&SCRIPTS.acquire)
-            .key(lease(&claim.name))
-            .key(fence(&claim.name))
-            .key(claim.name.entry())
-            .arg(claim.holder.to_string())
+        let call = Call::new(&SCRIPTS.acquire, 3)
+            .keys(&claim.name, &["l", "f"])
+            .arg(claim.name.entry())
+            .token(claim.holder)
             .arg(millis(claim.lease))
             .arg(millis(claim.fence_life))
-            .arg(seen.to_string());
+            .arg(seen);
         self.granted(claim, call).await
     }
 
     async fn acquire_queued(&self, claim: &Claim, queue: &[&str]) -> Result<Claimed, BackendError> {
-        let call = Call::new(&SCRIPTS.acquire_queued)
-            .key(claim.name.suffixed(place(claim.mode).0))
-            .key(fence(&claim.name))
+        let call = Call::new(&SCRIPTS.acquire_queued, 2 + queue.len())
+            .keys(&claim.name, &[place(claim.mode).0, "f"])
             .keys(&claim.name, queue)
-            .arg(claim.holder.to_string())
+            .token(claim.holder)
             .arg(millis(claim.lease))
             .arg(millis(claim.fence_life))
             .arg(kept(claim))
@@ -124,9 +118,9 @@ impl RedisBackend {
     }
 
     async fn acquire_read(&self, claim: &Claim) -> Result<Claimed, BackendError> {
-        let call = Call::new(&SCRIPTS.acquire_read)
+        let call = Call::new(&SCRIPTS.acquire_read, 5)
             .keys(&claim.name, &["w", "rq", "rd", "r", "i"])
-            .arg(claim.holder.to_string())
+            .token(claim.holder)
             .arg(millis(claim.lease))
             .arg(kept(claim));
         self.granted(claim, call).await
@@ -138,12 +132,12 @@ impl RedisBackend {
         limit: u32,
         count: u32,
     ) -> Result<Claimed, BackendError> {
-        let call = Call::new(&SCRIPTS.acquire_permit)
+        let call = Call::new(&SCRIPTS.acquire_permit, 1)
             .keys(&claim.name, &["p"])
-            .arg(claim.holder.to_string())
+            .token(claim.holder)
             .arg(millis(claim.lease))
-            .arg(limit.to_string())
-            .arg(count.to_string());
+            .arg(limit)
+            .arg(count);
         self.granted(claim, call).await
     }
 
@@ -152,22 +146,20 @@ impl RedisBackend {
             Mode::Exclusive | Mode::Fair => "l",
             _ => "w",
         };
-        let call = Call::new(&SCRIPTS.release_queued)
-            .key(claim.name.suffixed(lease))
-            .key(self.channel(&claim.name))
+        let call = Call::new(&SCRIPTS.release_queued, 2 + queue.len())
+            .keys(&claim.name, &[lease, self.channel()])
             .keys(&claim.name, queue)
-            .arg(claim.holder.to_string())
-            .arg(if claim.mode == Mode::Exclusive { millis(CALL_LIFE) } else { "0".to_owned() })
-            .arg(if has_own_channels(&claim.name) { "1" } else { "0" });
+            .token(claim.holder)
+            .arg(if claim.mode == Mode::Exclusive { millis(CALL_LIFE) } else { 0 })
+            .arg(u8::from(has_own_channels(&claim.name)));
         self.released(call).await
     }
 
     async fn release_permit(&self, claim: &Claim, count: u32) -> Result<bool, BackendError> {
-        let call = Call::new(&SCRIPTS.release_permit)
-            .keys(&claim.name, &["p"])
-            .key(self.channel(&claim.name))
-            .arg(claim.holder.to_string())
-            .arg(count.to_string());
+        let call = Call::new(&SCRIPTS.release_permit, 2)
+            .keys(&claim.name, &["p", self.channel()])
+            .token(claim.holder)
+            .arg(count);
         self.released(call).await
     }
 }
@@ -192,13 +184,13 @@ impl Leases for RedisBackend {
         if !self.0.servers.serve_together(claims.iter().map(|claim| &claim.name)) {
             return acquire_in_order(self, claims).await;
         }
-        let mut call = Call::new(&SCRIPTS.acquire_all);
+        let mut call = Call::new(&SCRIPTS.acquire_all, 4 * claims.len());
         for claim in claims {
             call = call.keys(&claim.name, &["l", "f"]).keys(&claim.name, QUEUE);
         }
         for claim in claims {
             call = call
-                .arg(claim.holder.to_string())
+                .token(claim.holder)
                 .arg(millis(claim.lease))
                 .arg(millis(claim.fence_life))
                 .arg(kept(claim));
@@ -215,9 +207,9 @@ impl Leases for RedisBackend {
     async fn renew(&self, claims: &[Claim]) -> Result<Vec<bool>, BackendError> {
         let batches = || claims.chunks(self.0.servers.renewed_together());
         let calls = batches().map(|batch| {
-            let mut call = Call::new(&SCRIPTS.renew);
+            let mut call = Call::new(&SCRIPTS.renew, 2 * batch.len());
             for claim in batch {
-                call = call.key(claim.name.suffixed(place(claim.mode).0)).key(fence(&claim.name));
+                call = call.keys(&claim.name, &[place(claim.mode).0, "f"]);
             }
             for claim in batch {
                 let members = match claim.mode {
@@ -226,10 +218,10 @@ impl Leases for RedisBackend {
                     Mode::Permit { count, .. } => count,
                 };
                 call = call
-                    .arg(claim.holder.to_string())
+                    .token(claim.holder)
                     .arg(millis(claim.lease))
                     .arg(millis(claim.fence_life))
-                    .arg(members.to_string());
+                    .arg(members);
             }
             call
         });
@@ -257,18 +249,19 @@ impl Leases for RedisBackend {
         let name = &from.name;
         let call = match (from.mode, to.mode) {
             (Mode::Exclusive | Mode::Fair, Mode::Exclusive | Mode::Fair) => {
-                Call::new(&SCRIPTS.pass).keys(name, &["l", "f"])
+                Call::new(&SCRIPTS.pass, 2).keys(name, &["l", "f"])
             }
-            (Mode::Read, Mode::Write) => Call::new(&SCRIPTS.upgrade).keys(name, &["w", "f", "r"]),
-            (Mode::Write, Mode::Read) => Call::new(&SCRIPTS.downgrade)
-                .key(name.suffixed("w"))
-                .key(self.channel(name))
+            (Mode::Read, Mode::Write) => {
+                Call::new(&SCRIPTS.upgrade, 3).keys(name, &["w", "f", "r"])
+            }
+            (Mode::Write, Mode::Read) => Call::new(&SCRIPTS.downgrade, 2 + READ_WRITE.len())
+                .keys(name, &["w", self.channel()])
                 .keys(name, READ_WRITE),
             _ => return Err(no_pass(from, to)),
         };
         let call = call
-            .arg(from.holder.to_string())
-            .arg(to.holder.to_string())
+            .token(from.holder)
+            .token(to.holder)
             .arg(millis(to.lease))
             .arg(millis(to.fence_life));
         let (answer, confirmed) = self.0.servers.grant(call).await?;
@@ -281,21 +274,19 @@ impl Leases for RedisBackend {
 
     async fn holder(&self, name: &Name, mode: Mode) -> Result<Option<Occupied>, BackendError> {
         let (suffix, is_set) = place(mode);
-        let call = Call::new(&SCRIPTS.holder).key(name.suffixed(suffix)).arg(if is_set {
-            "1"
-        } else {
-            "0"
-        });
+        let call = Call::new(&SCRIPTS.holder, 1).keys(name, &[suffix]).arg(u8::from(is_set));
         self.understood(reply::holder(self.0.servers.call(call).await?))
     }
 
     async fn clear(&self, name: &Name, mode: Mode) -> Result<bool, BackendError> {
-        let call = Call::new(&SCRIPTS.clear).key(self.channel(name));
-        let call = match mode {
-            Mode::Exclusive | Mode::Fair => call.keys(name, &["l"]).keys(name, QUEUE),
-            Mode::Read | Mode::Write => call.keys(name, &["w"]).keys(name, READ_WRITE),
-            Mode::Permit { .. } => call.keys(name, &["p"]),
+        let (held, queue): (_, &[_]) = match mode {
+            Mode::Exclusive | Mode::Fair => ("l", QUEUE),
+            Mode::Read | Mode::Write => ("w", READ_WRITE),
+            Mode::Permit { .. } => ("p", &[]),
         };
+        let call = Call::new(&SCRIPTS.clear, 2 + queue.len())
+            .keys(name, &[self.channel(), held])
+            .keys(name, queue);
         self.understood(reply::flag(self.0.servers.call(call).await?))
     }
 
@@ -305,7 +296,7 @@ impl Leases for RedisBackend {
             let why = "the server refuses to publish";
             return Err(BackendError::new(BackendErrorKind::Refused, why));
         }
-        let channel: Arc<str> = self.channel(name).into();
+        let channel: Arc<str> = name.suffixed(self.channel()).into();
         let mut changes = match has_own_channels(name) {
             true => {
                 let own = format!("{channel}:{}", Token::process());

@@ -58,10 +58,7 @@ use self::{
     target::Target,
 };
 pub use self::{replicas::Replicas, sentinel::SentinelMaster};
-use crate::{
-    error::{BackendError, BackendErrorKind, Error},
-    key::Name,
-};
+use crate::error::{BackendError, BackendErrorKind, Error};
 
 /// Leases and entries in a Redis or Valkey server, from version 6.
 ///
@@ -261,8 +258,9 @@ impl RedisBackend {
         }
     }
 
-    fn channel(&self, name: &Name) -> String {
-        name.suffixed(&self.0.channel)
+    /// What follows a name in the name of its channel.
+    fn channel(&self) -> &str {
+        &self.0.channel
     }
 }
 
@@ -272,15 +270,7 @@ impl fmt::Debug for RedisBackend {
     }
 }
 
-fn lease(name: &Name) -> String {
-    name.suffixed("l")
-}
-
-fn fence(name: &Name) -> String {
-    name.suffixed("f")
-}
-
 /// Whole milliseconds, at least one: Redis refuses a time of zero.
-fn millis(time: Duration) -> String {
-    time.as_millis().clamp(1, 1 << 52).to_string()
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX).clamp(1, 1 << 52)
 }

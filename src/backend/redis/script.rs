@@ -1,8 +1,8 @@
-use std::sync::LazyLock;
+use std::{io::Write, sync::LazyLock};
 
-use redis::Cmd;
+use redis::{Arg, Cmd, RedisWrite, ToRedisArgs};
 
-use crate::key::Name;
+use crate::{key::Name, lease::Token};
 
 /// Names each script once: what is put in front of it, and its file.
 macro_rules! scripts {
@@ -74,65 +74,67 @@ impl Scripts {
     }
 }
 
-/// One call of a script.
+/// One call of a script, by the digest under which a server knows it.
 pub(super) struct Call<'a> {
     script: &'a Script,
-    key_count: usize,
-    /// The keys and the arguments, one behind the other, and where each ends.
-    data: Vec<u8>,
-    ends: Vec<usize>,
+    by_digest: Cmd,
 }
 
+/// How many words stand before the first key.
+const BEFORE_KEYS: usize = 3;
+
 impl<'a> Call<'a> {
-    pub(super) fn new(script: &'a Script) -> Self {
-        Self { script, key_count: 0, data: Vec::with_capacity(256), ends: Vec::with_capacity(8) }
+    /// A call with so many keys, which come before the first argument.
+    pub(super) fn new(script: &'a Script, keys: usize) -> Self {
+        let mut by_digest = Cmd::with_capacity(16, 512);
+        by_digest.arg("EVALSHA").arg(&script.digest).arg(keys);
+        Self { script, by_digest }
     }
 
-    /// Adds a key. All keys come before the first argument.
-    pub(super) fn key(mut self, key: impl AsRef<[u8]>) -> Self {
-        self.key_count += 1;
-        self.arg(key)
+    /// Adds a key, or an argument.
+    pub(super) fn arg(mut self, argument: impl ToRedisArgs) -> Self {
+        self.by_digest.arg(argument);
+        self
     }
 
     /// Adds the keys of a name with these suffixes.
     pub(super) fn keys(mut self, name: &Name, suffixes: &[&str]) -> Self {
         for suffix in suffixes {
-            self.key_count += 1;
-            self.data.extend_from_slice(name.prefix().as_bytes());
-            self = self.arg(suffix);
+            let mut key = self.by_digest.writer_for_next_arg();
+            // What is written to memory is written.
+            let _ = key.write_all(name.prefix().as_bytes());
+            let _ = key.write_all(suffix.as_bytes());
         }
         self
     }
 
-    pub(super) fn arg(mut self, argument: impl AsRef<[u8]>) -> Self {
-        self.data.extend_from_slice(argument.as_ref());
-        self.ends.push(self.data.len());
+    /// Adds who asks, or for whom.
+    pub(super) fn token(mut self, token: Token) -> Self {
+        self.by_digest.write_arg_fmt(token);
         self
     }
 
     /// What the slot of a cluster is found by: all keys of a call are of one name.
     pub(super) fn first_key(&self) -> &[u8] {
-        self.ends.first().and_then(|end| self.data.get(..*end)).unwrap_or_default()
+        match self.by_digest.args_iter().nth(BEFORE_KEYS) {
+            Some(Arg::Simple(key)) => key,
+            _ => &[],
+        }
     }
 
     /// The command that names the script by its digest.
-    pub(super) fn by_digest(&self) -> Cmd {
-        self.command("EVALSHA", &self.script.digest)
+    pub(super) fn by_digest(&self) -> &Cmd {
+        &self.by_digest
     }
 
     /// The command that brings the script along, for a server that has forgotten it.
     pub(super) fn with_source(&self) -> Cmd {
-        self.command("EVAL", &self.script.source)
-    }
-
-    fn command(&self, verb: &str, script: &str) -> Cmd {
-        let size = verb.len() + script.len() + 4 + self.data.len();
-        let mut command = Cmd::with_capacity(3 + self.ends.len(), size);
-        command.arg(verb).arg(script).arg(self.key_count);
-        let mut start = 0;
-        for end in &self.ends {
-            command.arg(&self.data[start..*end]);
-            start = *end;
+        let mut command = redis::cmd("EVAL");
+        command.arg(&self.script.source);
+        for word in self.by_digest.args_iter().skip(2) {
+            if let Arg::Simple(word) = word {
+                command.arg(word);
+            }
         }
         command
     }

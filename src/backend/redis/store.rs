@@ -5,8 +5,8 @@ use std::time::Duration;
 use redis::{Cmd, Value};
 
 use super::{
-    RedisBackend, fence, lease, millis, reply,
-    script::{Call, SCRIPTS},
+    RedisBackend, millis, reply,
+    script::{Call, SCRIPTS, Script},
 };
 use crate::{
     backend::{Change, Claimed, Committed, Failure, Store},
@@ -17,15 +17,15 @@ use crate::{
 };
 
 impl RedisBackend {
-    /// The keys that a write without a load touches.
-    fn all_keys<'a>(&self, call: Call<'a>, name: &Name) -> Call<'a> {
+    /// A write without a load, with the keys that it touches.
+    fn write<'a>(&self, script: &'a Script, name: &Name) -> Call<'a> {
         let [before, after] = name.neighbours();
-        call.key(lease(name))
-            .key(fence(name))
-            .key(name.entry())
-            .key(self.channel(name))
-            .key(before)
-            .key(after)
+        Call::new(script, 6)
+            .keys(name, &["l", "f"])
+            .arg(name.entry())
+            .keys(name, &[self.channel()])
+            .arg(before)
+            .arg(after)
     }
 }
 
@@ -53,16 +53,15 @@ impl Store for RedisBackend {
         ttl: Option<Duration>,
     ) -> Result<Committed, BackendError> {
         let entry = entry.clone().with_fence(grant.fence());
-        let call = Call::new(&SCRIPTS.commit)
-            .key(lease(&claim.name))
-            .key(fence(&claim.name))
-            .key(claim.name.entry())
-            .key(self.channel(&claim.name))
-            .arg(claim.holder.to_string())
-            .arg(grant.fence().to_string())
-            .arg(entry.encode())
-            .arg(ttl.map_or_else(|| "0".to_owned(), millis))
-            .arg(self.0.options.push_limit.to_string());
+        let call = Call::new(&SCRIPTS.commit, 4)
+            .keys(&claim.name, &["l", "f"])
+            .arg(claim.name.entry())
+            .keys(&claim.name, &[self.channel()])
+            .token(claim.holder)
+            .arg(grant.fence())
+            .arg(&entry.encode()[..])
+            .arg(ttl.map_or(0, millis))
+            .arg(self.0.options.push_limit);
         let answer = reply::committed(self.0.servers.call(call).await?);
         let (outcome, muted) = self.understood(answer)?;
         if let Some(muted) = muted {
@@ -83,16 +82,16 @@ impl Store for RedisBackend {
         fence_life: Duration,
     ) -> Result<u64, BackendError> {
         let call = self
-            .all_keys(Call::new(&SCRIPTS.put), name)
-            .arg(entry.encode())
+            .write(&SCRIPTS.put, name)
+            .arg(&entry.encode()[..])
             .arg(millis(ttl))
             .arg(millis(fence_life))
-            .arg(self.0.options.push_limit.to_string());
+            .arg(self.0.options.push_limit);
         self.understood(reply::fence(self.0.servers.call(call).await?))
     }
 
     async fn invalidate(&self, name: &Name, fence_life: Duration) -> Result<u64, BackendError> {
-        let call = self.all_keys(Call::new(&SCRIPTS.invalidate), name).arg(millis(fence_life));
+        let call = self.write(&SCRIPTS.invalidate, name).arg(millis(fence_life));
         self.understood(reply::fence(self.0.servers.call(call).await?))
     }
 }
