@@ -1,6 +1,9 @@
-use std::sync::{Arc, atomic::Ordering};
+use std::{
+    sync::{Arc, atomic::Ordering},
+    task::Poll,
+};
 
-use super::{group::Flight, work::Task};
+use super::{group::Flight, waiters::Slot, work::Task};
 
 /// One caller's place in a flight. Dropping it leaves the flight.
 pub(crate) struct Follower<T: Clone> {
@@ -9,6 +12,8 @@ pub(crate) struct Follower<T: Clone> {
     joined: u32,
     /// He polls the leader's work, until it gets a task.
     carries: bool,
+    /// His place among those who wait for the landing.
+    slot: Option<Slot>,
 }
 
 /// What a follower got.
@@ -25,8 +30,11 @@ impl<T: Clone> Follower<T> {
         flight.followers.fetch_add(1, Ordering::SeqCst);
         flight.group.enter();
         let joined = flight.marks.load(Ordering::Acquire);
-        flight.last_joined.fetch_max(joined, Ordering::AcqRel);
-        Self { flight, joined, carries: false }
+        // Most join at the mark of the one before.
+        if flight.last_joined.load(Ordering::Acquire) < joined {
+            flight.last_joined.fetch_max(joined, Ordering::AcqRel);
+        }
+        Self { flight, joined, carries: false, slot: None }
     }
 
     /// The number of the flight in the process.
@@ -58,32 +66,33 @@ impl<T: Clone> Follower<T> {
     /// # Cancel safety
     ///
     /// Dropping the future leaves the flight, which goes on for the others.
-    pub(crate) async fn wait(self) -> Waited<T> {
+    pub(crate) async fn wait(mut self) -> Waited<T> {
         if self.carries {
             std::future::poll_fn(|cx| self.flight.work.poll(cx)).await;
         }
-        loop {
-            // Who carried the work to its end finds its outcome.
-            if let Some(waited) = self.outcome() {
-                return waited;
+        let waited = std::future::poll_fn(|cx| {
+            let Self { flight, joined, slot, .. } = &mut self;
+            match flight.outcome(*joined) {
+                Some(waited) => Poll::Ready(waited),
+                None => flight.waiters.poll(slot, cx, || flight.outcome(*joined)),
             }
-            // Made before the next look, it also completes if the flight lands between the two.
-            let done = self.flight.done.notified();
-            if let Some(waited) = self.outcome() {
-                return waited;
-            }
-            done.await;
-        }
+        })
+        .await;
+        // Landed, the flight has woken everyone, or is about to.
+        self.slot = None;
+        waited
     }
+}
 
-    /// What the flight has for him, if it has landed.
-    fn outcome(&self) -> Option<Waited<T>> {
-        if let Some((outcome, before)) = self.flight.landed.get()
-            && self.joined < before.0
+impl<T: Clone> Flight<T> {
+    /// What it has for who joined at a mark, if it has landed.
+    fn outcome(&self, joined: u32) -> Option<Waited<T>> {
+        if let Some((outcome, before)) = self.landed.get()
+            && joined < before.0
         {
             return Some(Waited::Outcome(outcome.clone()));
         }
-        Some(match self.flight.ended.get()? {
+        Some(match self.ended.get()? {
             Some(outcome) => Waited::Outcome(outcome.clone()),
             None => Waited::Again,
         })
@@ -92,6 +101,9 @@ impl<T: Clone> Follower<T> {
 
 impl<T: Clone> Drop for Follower<T> {
     fn drop(&mut self) {
+        if let Some(slot) = self.slot {
+            self.flight.waiters.leave(slot);
+        }
         self.flight.group.leave();
         if self.carries {
             self.flight.work.detach();

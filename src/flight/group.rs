@@ -5,7 +5,7 @@ use std::sync::{
 
 use tokio::sync::Notify;
 
-use super::{Follower, Leader, Mark, map::Map, work::Work};
+use super::{Follower, Leader, Mark, map::Map, waiters::Waiters, work::Work};
 use crate::{key::Key, signal::Signal};
 
 /// What becomes of a load that no caller waits for any more.
@@ -74,7 +74,7 @@ pub(super) struct Flight<T> {
     pub(super) landed: OnceLock<(T, Mark)>,
     /// The end, for all others: the outcome of the second question, or nothing.
     pub(super) ended: OnceLock<Option<T>>,
-    pub(super) done: Notify,
+    pub(super) waiters: Waiters,
 }
 
 /// Flights are numbered through the process, so that one can wait for one of another cache.
@@ -96,7 +96,7 @@ impl<T> Flight<T> {
             unwanted: Signal::default(),
             landed: OnceLock::new(),
             ended: OnceLock::new(),
-            done: Notify::new(),
+            waiters: Waiters::default(),
         })
     }
 }

@@ -59,7 +59,7 @@ impl<T: Clone> Leader<T> {
             return None;
         }
         let _ = self.flight.landed.set((outcome, before));
-        self.flight.done.notify_waiters();
+        self.flight.waiters.wake();
         Some(late)
     }
 
@@ -95,7 +95,7 @@ impl<T: Clone> Late<T> {
 
     fn end(&self, outcome: Option<T>) {
         let _ = self.flight.ended.set(outcome);
-        self.flight.done.notify_waiters();
+        self.flight.waiters.wake();
     }
 }
 

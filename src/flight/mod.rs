@@ -18,6 +18,7 @@ mod follower;
 mod group;
 mod leader;
 mod map;
+mod waiters;
 mod work;
 
 pub use self::group::Abandoned;
