@@ -73,19 +73,32 @@ impl Channels {
                 subscription: watch::Sender::new(Subscription::Asked),
                 listeners: 0,
             });
-            topic.listeners += 1;
-            Listener {
-                receiver: topic.sender.subscribe(),
-                subscription: topic.subscription.subscribe(),
-                channel: channel.clone(),
-                shared: self.0.clone(),
-            }
+            topic.listener(channel, &self.0)
         });
         drop(topics);
         if opened {
             self.0.turn();
         }
         listeners
+    }
+
+    /// Listens along where the server has confirmed a subscription to both channels, as to one.
+    #[cfg_attr(not(feature = "redis"), allow(dead_code))]
+    pub(crate) fn listen_along(&self, one: &Arc<str>, other: &Arc<str>) -> Option<Changes> {
+        let mut topics = self.0.topics();
+        let confirmed = |channel| {
+            topics.get(channel).is_some_and(|topic: &Topic| {
+                matches!(*topic.subscription.borrow(), Subscription::Confirmed)
+            })
+        };
+        if ![one, other].into_iter().all(confirmed) {
+            return None;
+        }
+        let mut listener = |channel| Some(topics.get_mut(channel)?.listener(channel, &self.0));
+        // (In two steps, for a listener that is dropped needs the lock.)
+        let (one, other) = (listener(one), listener(other));
+        drop(topics);
+        Some(Changes(Source::Two(Box::new([one?, other?]))))
     }
 
     /// Gives a push to everyone who listens to the channel.
@@ -177,6 +190,18 @@ impl Channels {
                 *answer = now;
                 true
             });
+        }
+    }
+}
+
+impl Topic {
+    fn listener(&mut self, channel: &Arc<str>, shared: &Arc<Shared>) -> Listener {
+        self.listeners += 1;
+        Listener {
+            receiver: self.sender.subscribe(),
+            subscription: self.subscription.subscribe(),
+            channel: channel.clone(),
+            shared: shared.clone(),
         }
     }
 }

@@ -33,6 +33,9 @@ pub(crate) trait DynLeases: Send + Sync + 'static {
     fn holder<'a>(&'a self, name: &'a Name, mode: Mode) -> Answer<'a, Option<Occupied>>;
     fn clear<'a>(&'a self, name: &'a Name, mode: Mode) -> Answer<'a, bool>;
     fn changes<'a>(&'a self, name: &'a Name) -> Answer<'a, Changes>;
+    fn changes_along(&self, _name: &Name) -> Option<Changes> {
+        None
+    }
     fn time_limit(&self) -> Option<Duration>;
     fn shard(&self, _name: &Name) -> usize {
         0
@@ -72,6 +75,10 @@ impl<B: Leases> DynLeases for B {
 
     fn changes<'a>(&'a self, name: &'a Name) -> Answer<'a, Changes> {
         Leases::changes(self, name).boxed()
+    }
+
+    fn changes_along(&self, name: &Name) -> Option<Changes> {
+        Leases::changes_along(self, name)
     }
 
     fn time_limit(&self) -> Option<Duration> {

@@ -129,6 +129,12 @@ pub trait Leases: Send + Sync + 'static {
     /// Subscribes to what happens to a name; returns when the server has confirmed the subscription.
     fn changes(&self, name: &Name) -> impl Future<Output = Result<Changes, BackendError>> + Send;
 
+    /// Another subscription to what happens to a name, if this process has a confirmed one of its kind already:
+    /// who has it before he asks need not ask again after he subscribed. None, unless a backend knows.
+    fn changes_along(&self, _name: &Name) -> Option<Changes> {
+        None
+    }
+
     /// How long an operation takes at most, where the backend sees to that itself: then nobody else sets a
     /// timer for it.
     fn time_limit(&self) -> Option<Duration> {

@@ -85,6 +85,11 @@ impl Mode {
         !matches!(self, Self::Permit { .. })
     }
 
+    /// Whether claims are granted in the order of their queue, and not only called in it.
+    pub(crate) fn is_ordered(self) -> bool {
+        matches!(self, Self::Fair | Self::Read | Self::Write)
+    }
+
     /// Whether a hold of this mode may pass to one of the other.
     pub fn passes_to(self, to: Self) -> bool {
         let alone = |mode| matches!(mode, Self::Exclusive | Self::Fair);

@@ -73,6 +73,13 @@ impl Engine {
         };
         let mut pending = Pending::new(self.clone(), claim.clone());
         let mut seat = None;
+        // Where all wait in one queue, most who come meet others of their process who wait.
+        if claim.waits
+            && claim.mode.is_ordered()
+            && let Some(changes) = self.backend.changes_along(&claim.name)
+        {
+            waiting.get_or_insert_with(wait).adopt(changes);
+        }
         loop {
             if self.stop.is_cancelled() {
                 return Err(shut_down());
@@ -124,9 +131,9 @@ impl Engine {
                 }
                 Ok((Acquired::Held(occupied), _)) => {
                     pending.waits = true;
-                    let keep = match claim.mode {
-                        Mode::Fair | Mode::Read | Mode::Write => KEEP_PLACE,
-                        _ => Duration::MAX,
+                    let keep = match claim.mode.is_ordered() {
+                        true => KEEP_PLACE,
+                        false => Duration::MAX,
                     };
                     (Some(occupied.remaining.min(keep)), not_acquired())
                 }

@@ -70,7 +70,7 @@ pub(crate) enum Place {
 impl Lines {
     /// Takes a place, before the first try or because it `waits` after one.
     pub(crate) fn enter(&self, claim: &Claim, upkeep: Upkeep, waits: bool) -> Place {
-        if matches!(claim.mode, Mode::Fair | Mode::Read | Mode::Write) {
+        if claim.mode.is_ordered() {
             return Place::None;
         }
         let of = (claim.name.clone(), claim.mode);

@@ -49,6 +49,11 @@ fn has_own_channels(name: &Name) -> bool {
     name.family() == Family::Lock
 }
 
+/// The channel of this process beside the one of all.
+fn own_channel(channel: &str) -> Arc<str> {
+    format!("{channel}:{}", Token::process()).into()
+}
+
 impl RedisBackend {
     /// Runs a script that may grant a claim. Where too few replicas confirm that, it is given back.
     async fn granted(&self, claim: &Claim, call: Call<'_>) -> Result<Claimed, BackendError> {
@@ -298,10 +303,7 @@ impl Leases for RedisBackend {
         }
         let channel: Arc<str> = name.suffixed(self.channel()).into();
         let mut changes = match has_own_channels(name) {
-            true => {
-                let own = format!("{channel}:{}", Token::process());
-                channels.listen_to_both(&channel, &own.into())
-            }
+            true => channels.listen_to_both(&channel, &own_channel(&channel)),
             false => channels.listen(&channel),
         };
         let subscribed = async {
@@ -312,6 +314,15 @@ impl Leases for RedisBackend {
             Ok(answer) => answer.map(|()| changes),
             Err(elapsed) => Err(BackendError::new(BackendErrorKind::Unavailable, elapsed)),
         }
+    }
+
+    fn changes_along(&self, name: &Name) -> Option<Changes> {
+        let channels = self.0.servers.channels();
+        if channels.is_mute() || !has_own_channels(name) {
+            return None;
+        }
+        let channel = name.suffixed(self.channel()).into();
+        channels.listen_along(&channel, &own_channel(&channel))
     }
 
     /// (A renewal of many leases is several commands at once.)
