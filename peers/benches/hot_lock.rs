@@ -379,13 +379,13 @@ async fn bare_cycle(url: &str) -> Duration {
     let prelude = include_str!("../../src/backend/redis/lua/prelude.lua");
     let shared = include_str!("../../src/backend/redis/lua/shared.lua");
     let acquire = script(&[
-        include_str!("../../src/backend/redis/lua/acquire_free.lua"),
+        include_str!("../../src/backend/redis/lua/acquire_at_once.lua"),
         prelude,
         shared,
         include_str!("../../src/backend/redis/lua/acquire_queued.lua"),
     ]);
     let release = script(&[
-        include_str!("../../src/backend/redis/lua/release_unwaited.lua"),
+        include_str!("../../src/backend/redis/lua/release_at_once.lua"),
         prelude,
         shared,
         include_str!("../../src/backend/redis/lua/release_queued.lua"),

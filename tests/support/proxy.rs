@@ -168,7 +168,7 @@ impl Proxy {
             shared.learn(&format!("{prelude}\n{common}\n{body}"));
         }
         for (front, script) in
-            [("acquire_free", "acquire_queued"), ("release_unwaited", "release_queued")]
+            [("acquire_at_once", "acquire_queued"), ("release_at_once", "release_queued")]
         {
             shared.learn(
                 &[body(front), prelude, common, body(script)].map(String::as_str).join("\n"),

@@ -1,7 +1,7 @@
--- What most claims meet: nobody holds it, and nobody waits. It stands in front of acquire_queued, whose keys and
--- arguments these are, and of all that it needs, for to make that ready costs more than to grant the lease.
+-- What most claims meet: nobody holds it and nobody waits, or it is kept for who asks. It stands in front of
+-- acquire_queued, whose keys and arguments these are, for what that needs costs more than to grant the lease.
 
-if redis.call('EXISTS', KEYS[1], unpack(KEYS, 3)) == 0 then
+if redis.call('EXISTS', KEYS[1], unpack(KEYS, 3)) == 0 or redis.pcall('GET', KEYS[1]) == ARGV[1] .. ':0' then
   local time, last = redis.call('TIME'), redis.pcall('GET', KEYS[2])
   local now = time[1] .. string.sub('00000' .. time[2], -6)
   if not last or type(last) == 'string' and #last == #now and last < now then
