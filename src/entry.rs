@@ -101,27 +101,24 @@ impl Entry {
         };
         Ok(Self {
             kind,
-            fence: digits(&header[4..20], 10)?,
-            tag: digits(&header[20..28], 16)? as u32,
-            cost: Duration::from_millis(digits(&header[28..36], 16)?),
+            fence: digits::<10>(&header[4..20])?,
+            tag: digits::<16>(&header[20..28])? as u32,
+            cost: Duration::from_millis(digits::<16>(&header[28..36])?),
             payload: bytes.slice(HEADER..),
         })
     }
 }
 
 /// At most 16 of them, which a `u64` holds in either radix.
-fn digits(text: &[u8], radix: u8) -> Result<u64, Undecodable> {
+fn digits<const RADIX: u64>(text: &[u8]) -> Result<u64, Undecodable> {
     text.iter().try_fold(0, |number, byte| {
         let digit = match byte {
             b'0'..=b'9' => byte - b'0',
             b'a'..=b'f' => byte - b'a' + 10,
             _ => return Err(Undecodable),
         };
-        if digit < radix {
-            Ok(number * u64::from(radix) + u64::from(digit))
-        } else {
-            Err(Undecodable)
-        }
+        let digit = u64::from(digit);
+        if digit < RADIX { Ok(number * RADIX + digit) } else { Err(Undecodable) }
     })
 }
 

@@ -1,6 +1,6 @@
 //! Names: what a user calls an entry, and what Redis calls everything that belongs to it.
 
-use std::{fmt, sync::Arc};
+use std::{borrow::Cow, fmt, sync::Arc};
 
 use crate::error::{Error, ErrorKind};
 
@@ -228,10 +228,20 @@ impl Name {
     }
 
     fn entry_of(&self, schema: u16) -> String {
-        match schema {
-            0 => self.suffixed("e"),
-            other => self.suffixed(&format!("e{other}")),
-        }
+        self.suffixed(&entry_suffix(schema))
+    }
+
+    /// What follows the prefix in the Redis key of the entry.
+    #[cfg_attr(not(feature = "redis"), allow(dead_code))]
+    pub(crate) fn entry_suffix(&self) -> Cow<'static, str> {
+        entry_suffix(self.schema)
+    }
+}
+
+fn entry_suffix(schema: u16) -> Cow<'static, str> {
+    match schema {
+        0 => "e".into(),
+        other => format!("e{other}").into(),
     }
 }
 

@@ -101,8 +101,7 @@ impl RedisBackend {
         seen: u64,
     ) -> Result<Claimed, BackendError> {
         let call = Call::new(&SCRIPTS.acquire, 3)
-            .keys(&claim.name, &["l", "f"])
-            .arg(claim.name.entry())
+            .keys(&claim.name, &["l", "f", &claim.name.entry_suffix()])
             .token(claim.holder)
             .arg(millis(claim.lease))
             .arg(millis(claim.fence_life))

@@ -80,6 +80,14 @@ pub(super) struct Call<'a> {
     by_digest: Cmd,
 }
 
+/// Adds a key of a name to a command.
+pub(super) fn write_key(command: &mut Cmd, name: &Name, suffix: &str) {
+    let mut key = command.writer_for_next_arg();
+    // What is written to memory is written.
+    let _ = key.write_all(name.prefix().as_bytes());
+    let _ = key.write_all(suffix.as_bytes());
+}
+
 /// How many words stand before the first key.
 const BEFORE_KEYS: usize = 3;
 
@@ -100,10 +108,7 @@ impl<'a> Call<'a> {
     /// Adds the keys of a name with these suffixes.
     pub(super) fn keys(mut self, name: &Name, suffixes: &[&str]) -> Self {
         for suffix in suffixes {
-            let mut key = self.by_digest.writer_for_next_arg();
-            // What is written to memory is written.
-            let _ = key.write_all(name.prefix().as_bytes());
-            let _ = key.write_all(suffix.as_bytes());
+            write_key(&mut self.by_digest, name, suffix);
         }
         self
     }

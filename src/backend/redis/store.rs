@@ -6,7 +6,7 @@ use redis::{Cmd, Value};
 
 use super::{
     RedisBackend, millis, reply,
-    script::{Call, SCRIPTS, Script},
+    script::{Call, SCRIPTS, Script, write_key},
 };
 use crate::{
     backend::{Change, Claimed, Committed, Failure, Store},
@@ -21,9 +21,7 @@ impl RedisBackend {
     fn write<'a>(&self, script: &'a Script, name: &Name) -> Call<'a> {
         let [before, after] = name.neighbours();
         Call::new(script, 6)
-            .keys(name, &["l", "f"])
-            .arg(name.entry())
-            .keys(name, &[self.channel()])
+            .keys(name, &["l", "f", &name.entry_suffix(), self.channel()])
             .arg(before)
             .arg(after)
     }
@@ -31,10 +29,11 @@ impl RedisBackend {
 
 impl Store for RedisBackend {
     async fn get(&self, name: &Name) -> Result<Option<Entry>, BackendError> {
-        let key = name.entry();
-        let mut get = Cmd::with_capacity(2, 3 + key.len());
-        get.arg("GET").arg(&key);
-        match self.0.servers.run(&get, &key).await? {
+        let mut get = Cmd::with_capacity(2, name.prefix().len() + 16);
+        get.arg("GET");
+        write_key(&mut get, name, &name.entry_suffix());
+        // (The slot of a cluster is found by the prefix as well.)
+        match self.0.servers.run(&get, name.prefix()).await? {
             Value::Nil => Ok(None),
             Value::BulkString(bytes) => reply::entry(bytes).map(Some),
             other => self.understood(Err(reply::unreadable(&other))),
@@ -54,9 +53,7 @@ impl Store for RedisBackend {
     ) -> Result<Committed, BackendError> {
         let entry = entry.clone().with_fence(grant.fence());
         let call = Call::new(&SCRIPTS.commit, 4)
-            .keys(&claim.name, &["l", "f"])
-            .arg(claim.name.entry())
-            .keys(&claim.name, &[self.channel()])
+            .keys(&claim.name, &["l", "f", &claim.name.entry_suffix(), self.channel()])
             .token(claim.holder)
             .arg(grant.fence())
             .arg(&entry.encode()[..])
