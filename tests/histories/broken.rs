@@ -202,12 +202,13 @@ impl Scripts {
             text(ttl.map_or(0, |ttl| ttl.as_millis())),
             text(1 << 16),
         ];
-        let fields = fields(self.eval(self.commit.as_ref(), &keys, &arguments).await?);
-        Ok(match fields[0].as_slice() {
-            b"stored" => Committed::Stored,
-            b"handed" => Committed::HandedOver,
-            b"newer" => Committed::Newer(Entry::decode(&Bytes::from(fields[1].clone())).unwrap()),
-            _ => Committed::Refused,
+        Ok(match self.eval(self.commit.as_ref(), &keys, &arguments).await? {
+            Value::Int(0) => Committed::Refused,
+            Value::Int(flags) if flags & 16 == 16 => Committed::Stored,
+            Value::Int(_) => Committed::HandedOver,
+            newer => {
+                Committed::Newer(Entry::decode(&Bytes::from(fields(newer)[1].clone())).unwrap())
+            }
         })
     }
 

@@ -249,28 +249,43 @@ impl Worker {
 
     /// Takes a lock, keeps it for a while and gives it back.
     async fn lock(&self, rng: &mut Rng) {
-        let (name, mut kind) = match rng.u8(0..8) {
-            0..3 => (format!("m{}", rng.usize(0..self.setup.load.locks)), Kind::Mutex),
-            3 => ("w0".to_owned(), Kind::Writer),
-            4..6 => ("w0".to_owned(), Kind::Reader),
-            _ => ("s0".to_owned(), Kind::Permits(rng.u32(1..=PERMITS))),
+        let mutex = |rng: &mut Rng| format!("m{}", rng.usize(0..self.setup.load.locks));
+        let (name, mut how) = match rng.u8(0..9) {
+            0..2 => (mutex(rng), How::Mutex),
+            2 => (mutex(rng), How::Fair),
+            3 => (String::new(), How::Several),
+            4 => ("w0".to_owned(), How::Writer),
+            5..7 => ("w0".to_owned(), How::Reader),
+            _ => ("s0".to_owned(), How::Permits(rng.u32(1..=PERMITS))),
         };
         let mut asked = now();
         let taking = match rng.u8(0..4) {
-            0 => self.take(&name, kind, false).await,
-            1 => cut_off(self.take(&name, kind, true), rng).await.flatten(),
-            _ => self.take(&name, kind, true).await,
+            0 => self.take(&name, how, false).await,
+            1 => cut_off(self.take(&name, how, true), rng).await.flatten(),
+            _ => self.take(&name, how, true).await,
         };
         let Some(mut guard) = taking else { return };
         loop {
-            let (hold, fence) = (self.number(), guard.fence().unwrap_or(0));
-            tell(Event::Locked { hold, name: name.clone(), kind, fence, asked });
+            let names = match &guard {
+                Guard::Several(all) => {
+                    all.fences().map(|(name, fence)| (name.as_str().to_owned(), fence)).collect()
+                }
+                one => vec![(name.clone(), one.fence().unwrap_or(0))],
+            };
+            let mut holds = Vec::new();
+            for (name, fence) in names {
+                let hold = self.number();
+                tell(Event::Locked { hold, name, kind: how.kind(), fence, asked });
+                holds.push(hold);
+            }
+            let each =
+                |event: &dyn Fn(u64) -> Event| holds.iter().for_each(|hold| tell(event(*hold)));
             let takes = Plan::new(rng).takes;
             tokio::select! {
                 () = sleep(takes) => {}
-                () = guard.lost() => tell(Event::LockLost { hold }),
+                () = guard.lost() => each(&|hold| Event::LockLost { hold }),
             }
-            tell(Event::Unlocking { hold });
+            each(&|hold| Event::Unlocking { hold });
             asked = now();
             guard = match (rng.u8(0..8), guard) {
                 (0, guard) => return drop(guard),
@@ -286,32 +301,65 @@ impl Worker {
                 (_, guard) => {
                     let held = match guard.give_back().await {
                         Ok(()) => Some(true),
-                        Err(error) if error.kind() == ErrorKind::Lost => Some(false),
+                        // Of several, one or the other.
+                        Err(error) if error.kind() == ErrorKind::Lost && holds.len() == 1 => {
+                            Some(false)
+                        }
                         Err(_) => None,
                     };
-                    return tell(Event::Unlocked { hold, held });
+                    return each(&|hold| Event::Unlocked { hold, held });
                 }
             };
-            kind = if let Guard::Writer(_) = guard { Kind::Writer } else { Kind::Reader };
+            how = if let Guard::Writer(_) = guard { How::Writer } else { How::Reader };
         }
     }
 
-    async fn take(&self, name: &str, kind: Kind, waits: bool) -> Option<Guard> {
+    async fn take(&self, name: &str, how: How, waits: bool) -> Option<Guard> {
         let lease = Duration::from_millis(self.setup.load.lease_ms);
         let (locks, wait) = (&self.locks, Duration::from_secs(2));
-        let mutex = locks.mutex(name).lease(lease).wait(wait);
+        let mutex = match how {
+            How::Fair => locks.fair_mutex(name),
+            _ => locks.mutex(name),
+        };
+        let mutex = mutex.lease(lease).wait(wait);
+        let all = (0..self.setup.load.locks).map(|n| format!("m{n}"));
+        let several = locks.several(all).lease(lease).wait(wait);
         let rw_lock = locks.rw_lock(name).lease(lease).wait(wait);
         let semaphore = locks.semaphore(name, PERMITS).lease(lease).wait(wait);
-        Some(match (kind, waits) {
-            (Kind::Mutex, true) => Guard::Mutex(mutex.lock().await.ok()?),
-            (Kind::Mutex, false) => Guard::Mutex(mutex.try_lock().await.ok()??),
-            (Kind::Reader, true) => Guard::Reader(rw_lock.read().await.ok()?),
-            (Kind::Reader, false) => Guard::Reader(rw_lock.try_read().await.ok()??),
-            (Kind::Writer, true) => Guard::Writer(rw_lock.write().await.ok()?),
-            (Kind::Writer, false) => Guard::Writer(rw_lock.try_write().await.ok()??),
-            (Kind::Permits(n), true) => Guard::Permit(semaphore.acquire_many(n).await.ok()?),
-            (Kind::Permits(n), false) => Guard::Permit(semaphore.try_acquire_many(n).await.ok()??),
+        Some(match (how, waits) {
+            (How::Mutex | How::Fair, true) => Guard::Mutex(mutex.lock().await.ok()?),
+            (How::Mutex | How::Fair, false) => Guard::Mutex(mutex.try_lock().await.ok()??),
+            (How::Several, true) => Guard::Several(several.lock().await.ok()?),
+            (How::Several, false) => Guard::Several(several.try_lock().await.ok()??),
+            (How::Reader, true) => Guard::Reader(rw_lock.read().await.ok()?),
+            (How::Reader, false) => Guard::Reader(rw_lock.try_read().await.ok()??),
+            (How::Writer, true) => Guard::Writer(rw_lock.write().await.ok()?),
+            (How::Writer, false) => Guard::Writer(rw_lock.try_write().await.ok()??),
+            (How::Permits(n), true) => Guard::Permit(semaphore.acquire_many(n).await.ok()?),
+            (How::Permits(n), false) => Guard::Permit(semaphore.try_acquire_many(n).await.ok()??),
         })
+    }
+}
+
+/// How a lock is taken. The first three take the same ones.
+#[derive(Clone, Copy)]
+enum How {
+    Mutex,
+    Fair,
+    Several,
+    Writer,
+    Reader,
+    Permits(u32),
+}
+
+impl How {
+    fn kind(self) -> Kind {
+        match self {
+            Self::Mutex | Self::Fair | Self::Several => Kind::Mutex,
+            Self::Writer => Kind::Writer,
+            Self::Reader => Kind::Reader,
+            Self::Permits(count) => Kind::Permits(count),
+        }
     }
 }
 

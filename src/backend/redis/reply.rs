@@ -74,12 +74,18 @@ pub(super) fn countdown(value: Value) -> Result<(Option<Countdown>, Option<bool>
 
 /// The outcome, and whether the server refused to publish it; nothing, where nothing was published.
 pub(super) fn committed(value: Value) -> Result<(Committed, Option<bool>), BackendError> {
+    if let Value::Int(flags) = value {
+        let outcome = match flags >> 3 {
+            0 if flags == 0 => Committed::Refused,
+            1 => Committed::HandedOver,
+            2 => Committed::Stored,
+            _ => return Err(unreadable(flags)),
+        };
+        return Ok((outcome, told(flags & 7)?));
+    }
     let mut fields = Fields::new(value)?;
     match fields.word()?.as_str() {
-        "stored" => Ok((Committed::Stored, fields.muted())),
-        "handed" => Ok((Committed::HandedOver, fields.muted())),
         "newer" => Ok((Committed::Newer(entry(fields.bytes()?)?), None)),
-        "refused" => Ok((Committed::Refused, None)),
         other => Err(unreadable(other)),
     }
 }
@@ -87,9 +93,18 @@ pub(super) fn committed(value: Value) -> Result<(Committed, Option<bool>), Backe
 /// Whether it was held, and whether the server refused to publish that; nothing, where nobody was told.
 pub(super) fn released(value: Value) -> Result<(bool, Option<bool>), BackendError> {
     match value {
-        Value::Int(flags @ 0..=1) => Ok((flags == 1, None)),
-        Value::Int(flags @ 2..=5) => Ok((flags & 1 == 1, Some(flags & 4 == 4))),
+        Value::Int(flags) => Ok((flags & 1 == 1, told(flags & !1)?)),
         other => Err(unreadable(&other)),
+    }
+}
+
+/// What a script says of a push: none was made, or it was, or it is forbidden.
+fn told(flags: i64) -> Result<Option<bool>, BackendError> {
+    match flags {
+        0 => Ok(None),
+        2 => Ok(Some(false)),
+        4 => Ok(Some(true)),
+        other => Err(unreadable(other)),
     }
 }
 
