@@ -228,10 +228,11 @@ impl Commands {
             error.retry_method(),
             RetryMethod::Reconnect | RetryMethod::ReconnectFromInitialConnections
         );
-        if replace || matches!(error.code(), Some("READONLY" | "NOAUTH" | "MASTERDOWN")) {
+        let code = code(&error);
+        if replace || matches!(code, Some("READONLY" | "NOAUTH" | "MASTERDOWN")) {
             self.shared.give_up(&up.broken);
         }
-        let kind = match error.code() {
+        let kind = match code {
             Some("FOREIGN" | "WRONGTYPE") => BackendErrorKind::Foreign,
             Some("CLUSTERDOWN") => BackendErrorKind::Unavailable,
             Some(_) if !replace => BackendErrorKind::Refused,
@@ -296,6 +297,18 @@ impl Drop for Unanswered<'_> {
             self.up.doubted.notify_one();
         }
     }
+}
+
+/// The code of what went wrong. Before version 7, Redis says of whatever fails in a script that the script failed,
+/// and the rest as text: `Error running script (call to f_..): @user_script:9: WRONGTYPE Operation against ..`.
+fn code(error: &RedisError) -> Option<&str> {
+    let code = error.code()?;
+    let called = error.detail().and_then(|text| {
+        let (_, said) = text.strip_prefix("Error running script")?.rsplit_once("@user_script:")?;
+        let said = said.trim_start_matches(|c: char| c.is_ascii_digit() || " :-".contains(c));
+        said.split(' ').next()
+    });
+    Some(called.unwrap_or(code))
 }
 
 /// How many replicas a `WAIT` has counted.

@@ -128,14 +128,25 @@ async fn keep_subscribed(target: Target, options: RedisOptions, run: Run) {
     }
 }
 
-/// Keeps the subscriptions in step; returns when the connection is broken, or the master is elsewhere.
+/// Keeps the subscriptions in step; returns when the connection is broken, or the master is elsewhere. What is still
+/// asked on it then is not waited for: those who listen must be told.
 async fn serve(
-    mut subscriptions: Subscriptions<'_>,
+    subscriptions: Subscriptions<'_>,
     turns: &mut watch::Receiver<u64>,
     broken: &Notify,
     place: Place,
 ) -> Result<(), RedisError> {
-    let mut left = std::pin::pin!(place.left());
+    tokio::select! {
+        end = keep_in_step(subscriptions, turns) => end,
+        () = broken.notified() => Ok(()),
+        () = place.left() => Ok(()),
+    }
+}
+
+async fn keep_in_step(
+    mut subscriptions: Subscriptions<'_>,
+    turns: &mut watch::Receiver<u64>,
+) -> Result<(), RedisError> {
     turns.mark_unchanged();
     let mut complete = subscriptions.reconcile().await?;
     loop {
@@ -144,8 +155,6 @@ async fn serve(
                 Ok(()) => complete = subscriptions.reconcile().await?,
                 Err(_) => return Ok(()),
             },
-            () = broken.notified() => return Ok(()),
-            () = &mut left => return Ok(()),
             () = sleep(AGAIN), if !complete => complete = subscriptions.reconcile().await?,
             () = sleep(PING_EVERY) => subscriptions.ping().await?,
         }
