@@ -41,8 +41,13 @@ impl Waiters {
         }
         let kept = slot.filter(|slot| slot.woken == slots.woken);
         match kept.and_then(|slot| slots.wakers.get_mut(slot.at)) {
-            Some(Some(waker)) => waker.clone_from(cx.waker()),
-            Some(none) => *none = Some(cx.waker().clone()),
+            Some(Some(waker)) if waker.will_wake(cx.waker()) => {}
+            Some(waker) => {
+                let last = waker.replace(cx.waker().clone());
+                // Without the lock, for it may be all that is left of a task that holds a follower.
+                drop(slots);
+                drop(last);
+            }
             None => *slot = Some(slots.take(cx.waker().clone())),
         }
         Poll::Pending
@@ -55,7 +60,6 @@ impl Waiters {
             let waker = slots.wakers.get_mut(slot.at).and_then(Option::take);
             slots.free.push(slot.at);
             drop(slots);
-            // Without the lock, for it may be the last of its task, and the task may hold a follower.
             drop(waker);
         }
     }
