@@ -363,3 +363,30 @@ impl From<Failed> for BackendError {
         failed.error
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What servers of version 6 and 7 say when a command in a script fails.
+    #[test]
+    fn the_code_of_what_failed_in_a_script_is_found() {
+        for (said, expected) in [
+            ("WRONGTYPE Operation against a key holding the wrong kind of value", "WRONGTYPE"),
+            ("FOREIGN bellwether:l:{k}:l holds something that is not a lease", "FOREIGN"),
+            (
+                "ERR Error running script (call to f_32): @user_script:86: WRONGTYPE Operation against a key",
+                "WRONGTYPE",
+            ),
+            (
+                "ERR Error running script (call to f_32): @user_script:12: @user_script: 12: -READONLY You can't write",
+                "READONLY",
+            ),
+            ("ERR unknown command", "ERR"),
+        ] {
+            let line = format!("-{said}\r\n");
+            let error = redis::parse_redis_value(line.as_bytes()).and_then(Value::extract_error);
+            assert_eq!(error.as_ref().err().and_then(code), Some(expected), "{said}");
+        }
+    }
+}
