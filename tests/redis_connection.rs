@@ -20,7 +20,10 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-use self::support::{LIMIT, RedisServer, eventually};
+use self::support::{
+    LIMIT, RedisServer, comes_true, eventually,
+    proxy::{Fault, Proxy},
+};
 
 const LEASE: Duration = Duration::from_secs(60);
 const FENCE_LIFE: Duration = Duration::from_secs(600);
@@ -175,6 +178,32 @@ async fn a_broken_push_connection_wakes_who_listens() {
 }
 
 /// The connection is open and the server says nothing: only our own deadline ends a call.
+/// What is still asked on a connection that broke is not waited for: who listens by it already misses something.
+#[tokio::test]
+async fn a_push_connection_that_breaks_while_it_subscribes_wakes_who_listens() {
+    let server = RedisServer::start().await;
+    let proxy = Proxy::start(server.port());
+    let backend = open(&proxy.url());
+    let mut listening = backend.changes(&name("listening")).await.unwrap();
+    let asked = proxy.once(|request| request.kind == "subscribe", Fault::Silence);
+    let other = backend.clone();
+    let asking = tokio::spawn(async move { other.changes(&name("asking")).await.is_ok() });
+    assert!(eventually(LIMIT, || async { asked.count() == 1 }).await, "nothing is asked");
+    let cut = Instant::now();
+    proxy.cut();
+    assert!(matches!(next(&mut listening).await, Change::Wake));
+    assert!(cut.elapsed() < SLACK, "{:?}", cut.elapsed());
+    asking.await.unwrap();
+    // And it is heard again.
+    let (writer, written) = (open(&server.url()), name("listening"));
+    let heard = async || {
+        let fence = writer.invalidate(&written, FENCE_LIFE).await.unwrap();
+        let pushed = timeout(TIME_OUT, listening.next()).await;
+        matches!(pushed, Ok(Change::Invalidated(pushed)) if pushed == fence)
+    };
+    assert!(comes_true(LIMIT, heard).await, "nothing is pushed any more");
+}
+
 #[tokio::test]
 async fn a_server_that_hangs_costs_each_call_its_time_out_at_most() {
     let server = RedisServer::start().await;

@@ -1,10 +1,10 @@
 //! Histories of real runs, and whether they keep what is promised.
 //!
-//! Several processes load, insert, invalidate, read and lock a few names (by mutexes, fair and several ones,
-//! read-write locks and semaphores) over a real server, while processes are killed and suspended, the server stalls, connections are
-//! cut and keys are evicted. Each process tells what it saw (`history`, `recorder`, `worker`), and when all is
-//! over the `checker` looks for anything that must not be. That it can find it is shown on histories written by
-//! hand (`bad`) and on runs with a script that is broken on purpose (`broken`).
+//! Several processes load, insert, invalidate, read and lock a few names (by mutexes, fair ones, several at once,
+//! read-write locks and semaphores) over a real server, while processes are killed and suspended, the server
+//! stalls, connections are cut and keys are evicted. Each process tells what it saw (`history`, `recorder`,
+//! `worker`), and when all is over the `checker` looks for anything that must not be. That it can find it is
+//! shown on histories written by hand (`bad`) and on runs with a script that is broken on purpose (`broken`).
 //!
 //! A round is planned by its seed: who asks what, which faults there are and after which pauses. The seed
 //! of the first round is printed, and set by `BELLWETHER_SEED`; the others follow it. Played again, a seed
