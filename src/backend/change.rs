@@ -26,6 +26,9 @@ pub enum Change {
     Invalidated(u64),
     /// Whoever waits in a queue with this token is next. The others need not look.
     Turn(Token),
+    /// Whoever waits in a queue with this token [holds the lease now](crate::backend::Leases::release), with this
+    /// fence. The others need not look.
+    Granted(Token, u64),
 }
 
 /// A failed load, as other processes are told of it.
@@ -69,7 +72,8 @@ impl Failure {
 impl Change {
     /// The bytes of a message: a letter, then what it stands for.
     ///
-    /// `w`, `e` and an entry, `f` with a fence, a kind and a text, `i` and a fence, `t` and a token.
+    /// `w`, `e` and an entry, `f` with a fence, a kind and a text, `i` and a fence, `t` and a token, `g` with a
+    /// fence and a token.
     pub fn encode(&self) -> Bytes {
         match self {
             Self::Wake => Bytes::from_static(b"w"),
@@ -91,6 +95,7 @@ impl Change {
             }
             Self::Invalidated(fence) => format!("i{fence:016}").into(),
             Self::Turn(token) => format!("t{token}").into(),
+            Self::Granted(token, fence) => format!("g{fence:016}{token}").into(),
         }
     }
 
@@ -112,6 +117,10 @@ impl Change {
                 }),
                 b'i' => Self::Invalidated(text(1, 17)?.parse().ok()?),
                 b't' => Self::Turn(text(1, bytes.len())?.parse().ok()?),
+                b'g' => {
+                    let fence = text(1, 17)?.parse().ok()?;
+                    Self::Granted(text(17, bytes.len())?.parse().ok()?, fence)
+                }
                 _ => Self::Wake,
             })
         };
@@ -134,6 +143,7 @@ mod tests {
             Change::Failed(Failure::new(1_790_000_000_000_001, &error)),
             Change::Invalidated(3),
             Change::Turn(Token::fresh()),
+            Change::Granted(Token::fresh(), 1_790_000_000_000_001),
         ] {
             assert_eq!(Change::decode(&change.encode()), change);
         }
@@ -141,8 +151,22 @@ mod tests {
 
     #[test]
     fn anything_else_means_look_again() {
-        for bytes in ["", "x", "e", "ebw1v", "f", "f12", "i", "i-", "t", "t12", "f0000000000000001"]
-        {
+        for bytes in [
+            "",
+            "x",
+            "e",
+            "ebw1v",
+            "f",
+            "f12",
+            "i",
+            "i-",
+            "t",
+            "t12",
+            "f0000000000000001",
+            "g",
+            "g0000000000000001",
+            "g000000000000000100",
+        ] {
             assert_eq!(Change::decode(&Bytes::from(bytes)), Change::Wake, "{bytes:?}");
         }
     }

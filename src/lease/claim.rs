@@ -109,7 +109,7 @@ impl Mode {
 /// others find out when they next ask to keep their places.
 pub const CALL_LIFE: Duration = Duration::from_millis(50);
 
-/// How long a place in a queue is kept unless its claim is sent again. Where the queue decides who is granted,
+/// How long a place in a queue is kept at most unless its claim is sent again. Where the queue decides who is granted,
 /// one that died holds up those behind it for so long; however many died, their times run together.
 pub const PLACE_LIFE: Duration = Duration::from_secs(5);
 
@@ -135,12 +135,12 @@ pub struct Claim {
 }
 
 impl Claim {
-    /// How long its place in a queue is kept unless it is sent again: [`PLACE_LIFE`], or so long that it need
-    /// not be sent for that alone where the queue is only for being called.
+    /// How long its place in a queue is kept unless it is sent again: [`PLACE_LIFE`] or its lease, whichever is
+    /// shorter; or so long that it need not be sent for that alone where the queue is only for being called.
     pub fn place_life(&self) -> Duration {
         match self.mode {
             Mode::Exclusive => Duration::from_secs(12),
-            _ => PLACE_LIFE,
+            _ => PLACE_LIFE.min(self.lease),
         }
     }
 

@@ -5,17 +5,16 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
-use tracing::debug;
 
 use super::{
-    Claim, Grant, Held, Mode, RetryStrategy, Token, Turn, Upkeep, Waiting,
+    Claim, Held, Mode, Pending, RetryStrategy, Token, Turn, Upkeep, Waiting,
     finish::Finish,
-    line::{Call, Lines, Place, Seat, Waiter},
+    line::{Call, Entered, Lines, Seat, Waiter},
     owed::{Estate, Owed},
     watchdog::Watchdog,
 };
 use crate::{
-    backend::{Acquired, DynLeases},
+    backend::{Acquired, Change, DynLeases},
     error::{BackendError, BackendErrorKind, Error, ErrorKind},
 };
 
@@ -85,10 +84,10 @@ impl Engine {
                 return Err(shut_down());
             }
             if seat.is_none() {
-                match self.lines.enter(&claim, upkeep, pending.waits) {
-                    Place::None => {}
-                    Place::First(first) => seat = Some(first),
-                    Place::Behind(called) => {
+                match self.lines.enter(&claim, upkeep, pending.is_waiting()) {
+                    Entered::None => {}
+                    Entered::First(first) => seat = Some(first),
+                    Entered::Behind(called) => {
                         let waiting = waiting.get_or_insert_with(wait);
                         let call = tokio::select! {
                             call = Box::pin(waiting.in_line(called)) => call,
@@ -115,7 +114,7 @@ impl Engine {
             // Why it would be over, if the wait ends now.
             let (remaining, why) = match answer {
                 Ok((Acquired::Granted(grant), sent)) => {
-                    let waited = pending.waits;
+                    let waited = pending.is_waiting();
                     let held = pending.granted(&grant, upkeep, sent);
                     return Ok(match seat {
                         // Passed on with the lease. Where others may hold beside, the next tries at once.
@@ -129,10 +128,10 @@ impl Engine {
                         _ => held,
                     });
                 }
-                Ok((Acquired::Held(occupied), _)) => {
-                    pending.waits = true;
+                Ok((Acquired::Held(occupied), sent)) => {
+                    pending.waits(sent, &occupied);
                     let keep = match claim.mode.is_ordered() {
-                        true => KEEP_PLACE,
+                        true => claim.place_life().mul_f64(KEEP_PLACE),
                         false => Duration::MAX,
                     };
                     (Some(occupied.remaining.min(keep)), not_acquired())
@@ -146,8 +145,14 @@ impl Engine {
                 turn = Box::pin(waiting.after(remaining)) => turn,
                 () = self.stop.cancelled() => return Err(shut_down()),
             };
-            if let Turn::TimeUp = turn {
-                return Err(why);
+            match turn {
+                Turn::TimeUp => return Err(why),
+                Turn::Pushed(Change::Granted(_, fence)) => {
+                    if let Some(until) = pending.grants(upkeep, fence) {
+                        return Ok(pending.pushed(fence, upkeep, until));
+                    }
+                }
+                Turn::Pushed(_) | Turn::Again => {}
             }
         }
     }
@@ -265,8 +270,8 @@ impl Engine {
     }
 }
 
-/// How often a place in a queue is taken anew: two tries may fail before it is lost.
-const KEEP_PLACE: Duration = Duration::from_millis(1600);
+/// After which part of its time a place in a queue is taken anew: two tries may fail before it is lost.
+const KEEP_PLACE: f64 = 0.32;
 
 /// How long a process whose turn is over waits before it asks again: so that who was called comes first, and
 /// has the machine to himself. Less than that, and he waits for us; the line may wait as well.
@@ -295,72 +300,4 @@ pub(super) async fn within<T>(
     timeout(limit, operation)
         .await
         .unwrap_or_else(|elapsed| Err(BackendError::new(BackendErrorKind::Unknown, elapsed)))
-}
-
-/// An acquisition under way. Dropped before its outcome is known, it undoes itself.
-pub(crate) struct Pending {
-    engine: Arc<Engine>,
-    claim: Claim,
-    runtime: Handle,
-    /// A try is under way.
-    trying: bool,
-    /// A try ended without an answer. It may yet be granted, for it may be on its way on a connection
-    /// that broke; so this is never cleared. Or it was granted, and perhaps could not be given back.
-    doubtful: bool,
-    /// Someone is in the way; where the mode has a queue at the backend, there is a place in it.
-    waits: bool,
-}
-
-impl Pending {
-    pub(crate) fn new(engine: Arc<Engine>, claim: Claim) -> Self {
-        Self {
-            engine,
-            claim,
-            runtime: Handle::current(),
-            trying: false,
-            doubtful: false,
-            waits: false,
-        }
-    }
-
-    /// One try, with the answer and the time at which it was sent.
-    pub(crate) async fn attempt<'a, T, F>(
-        &'a mut self,
-        limit: Duration,
-        send: impl FnOnce(&'a Claim) -> F,
-    ) -> Result<(T, Instant), BackendError>
-    where
-        F: Future<Output = Result<T, BackendError>> + 'a,
-    {
-        self.trying = true;
-        let sent = Instant::now();
-        let backend = self.engine.backend.as_ref();
-        let answer = within(limit, backend, send(&self.claim)).await;
-        self.trying = false;
-        self.doubtful |= answer.as_ref().is_err_and(|error| {
-            matches!(error.kind(), BackendErrorKind::Unknown | BackendErrorKind::Unreplicated)
-        });
-        answer.map(|answer| (answer, sent))
-    }
-
-    /// The last try, sent at `sent`, was granted.
-    pub(crate) fn granted(mut self, grant: &Grant, upkeep: Upkeep, sent: Instant) -> Held {
-        self.trying = false;
-        self.doubtful = false;
-        self.waits = false;
-        let watch = self.engine.watchdog.watch(self.claim.clone(), upkeep, sent);
-        Held::new(self.engine.clone(), grant.fence(), watch, self.runtime.clone())
-    }
-}
-
-impl Drop for Pending {
-    fn drop(&mut self) {
-        let doubtful = self.trying || self.doubtful;
-        if doubtful {
-            debug!(name = ?self.claim.name, "an acquisition with an unknown outcome is undone");
-        }
-        if doubtful || (self.waits && self.claim.waits && self.claim.mode.queues()) {
-            self.engine.undo(self.claim.clone(), doubtful, &self.runtime);
-        }
-    }
 }

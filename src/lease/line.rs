@@ -59,8 +59,8 @@ pub(crate) struct Seat {
     changes: Option<Changes>,
 }
 
-/// A place in a line.
-pub(crate) enum Place {
+/// Where one is who wanted a place in a line.
+pub(crate) enum Entered {
     /// There is no line to stand in.
     None,
     First(Seat),
@@ -69,9 +69,9 @@ pub(crate) enum Place {
 
 impl Lines {
     /// Takes a place, before the first try or because it `waits` after one.
-    pub(crate) fn enter(&self, claim: &Claim, upkeep: Upkeep, waits: bool) -> Place {
+    pub(crate) fn enter(&self, claim: &Claim, upkeep: Upkeep, waits: bool) -> Entered {
         if claim.mode.is_ordered() {
-            return Place::None;
+            return Entered::None;
         }
         let of = (claim.name.clone(), claim.mode);
         match self.lines().entry(of) {
@@ -79,13 +79,15 @@ impl Lines {
                 let (call, called) = oneshot::channel();
                 let (claim, runtime) = (claim.clone(), Handle::current());
                 line.get_mut().push_back(Waiter { claim, upkeep, runtime, call });
-                Place::Behind(called)
+                Entered::Behind(called)
             }
-            Entry::Vacant(_) if matches!(claim.mode, Mode::Permit { .. }) && !waits => Place::None,
+            Entry::Vacant(_) if matches!(claim.mode, Mode::Permit { .. }) && !waits => {
+                Entered::None
+            }
             Entry::Vacant(line) => {
                 let of = line.key().clone();
                 line.insert(VecDeque::new());
-                Place::First(Seat::new(self.clone(), of))
+                Entered::First(Seat::new(self.clone(), of))
             }
         }
     }

@@ -17,6 +17,8 @@ mod finish;
 mod held;
 mod line;
 mod owed;
+mod pending;
+mod place;
 mod retry;
 mod several;
 mod wait;
@@ -27,8 +29,9 @@ pub use self::{
     retry::{Retry, RetryStrategy},
 };
 pub(crate) use self::{
-    engine::{Engine, Pending, answered},
+    engine::{Engine, answered},
     held::Held,
+    pending::Pending,
     wait::{Turn, Waiting},
     watchdog::Watch,
 };

@@ -185,7 +185,8 @@ impl Waiting {
                 Some(changes) => loop {
                     match changes.next().await {
                         // Another's turn, and nothing to look at.
-                        Change::Turn(token) if token != self.holder => {}
+                        Change::Turn(token) | Change::Granted(token, _)
+                            if token != self.holder => {}
                         change => return change,
                     }
                 },

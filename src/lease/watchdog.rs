@@ -73,6 +73,22 @@ struct Times {
 }
 
 impl Watch {
+    fn new(claim: Claim, upkeep: Upkeep, since: Instant, deadline: Instant) -> Self {
+        let until = after(since, upkeep.max_hold);
+        Self {
+            until,
+            upkeep,
+            lost: Signal::default(),
+            seat: Mutex::default(),
+            times: Mutex::new(Times {
+                deadline: deadline.min(until),
+                timer: since,
+                renewing: false,
+            }),
+            claim,
+        }
+    }
+
     /// Completes when the lease is lost, with or without a watchdog to say so.
     pub(crate) async fn lost(&self) {
         loop {
@@ -146,16 +162,27 @@ impl Watchdog {
 
     /// Starts to watch a lease that was asked for at `sent`.
     pub(crate) fn watch(&self, claim: Claim, upkeep: Upkeep, sent: Instant) -> Arc<Watch> {
-        let watch = Arc::new(Watch {
-            until: after(sent, upkeep.max_hold),
-            upkeep,
-            lost: Signal::default(),
-            seat: Mutex::default(),
-            times: Mutex::new(Times { deadline: sent, timer: sent, renewing: false }),
-            claim,
-        });
+        let watch = Watch::new(claim, upkeep, sent, sent);
         watch.renewed(sent);
         let look = watch.next_look(sent);
+        self.add(watch, look)
+    }
+
+    /// Starts to watch a lease that came without being asked for, and lasts until `deadline`.
+    pub(crate) fn watch_until(
+        &self,
+        claim: Claim,
+        upkeep: Upkeep,
+        deadline: Instant,
+    ) -> Arc<Watch> {
+        let now = Instant::now();
+        let watch = Watch::new(claim, upkeep, now, deadline);
+        let look = watch.next_look(now).min(now + (watch.deadline() - now) / 3);
+        self.add(watch, look)
+    }
+
+    fn add(&self, watch: Watch, look: Instant) -> Arc<Watch> {
+        let watch = Arc::new(watch);
         let mut rounds = self.0.rounds();
         rounds.watched.insert(watch.claim.holder, watch.clone());
         rounds.set_timer(&watch, look);

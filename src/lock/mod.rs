@@ -112,8 +112,9 @@ impl Locks {
     ///
     /// It is the same lock as the [mutex](Self::mutex) of that name, so long as everyone takes it fairly: a
     /// plain `lock` passes those who queue. Each waiter keeps a place in a queue at the server, which costs
-    /// a message every 1.6 s and a round trip for each turn; one whose process died is passed over after at
-    /// most 5 s, however many of them died.
+    /// a command every 1.6 s. An unlock gives the lock to the first of them at once, who is told by a push; if that
+    /// is lost, he finds out with his next command. One whose process died is passed over after at most 5 s, however
+    /// many of them died.
     pub fn fair_mutex(&self, name: impl Into<Key>) -> Mutex {
         Mutex::new(self.scope.clone(), name.into(), Mode::Fair)
     }

@@ -1,7 +1,7 @@
 //! A lease that is granted first come, first served.
 
 use bellwether::{
-    backend::{Change, Leases},
+    backend::{Change, Changes, Leases},
     key::Name,
     lease::{Claim, Mode, PLACE_LIFE},
 };
@@ -10,6 +10,14 @@ use crate::harness::{Harness, LEASE, MOMENT, claim, claim_in, granted, held, lis
 
 fn fair(name: &Name) -> Claim {
     claim_in(Mode::Fair, name)
+}
+
+/// The fence under which a claim is told to hold the lease.
+async fn handed_over(changes: &mut Changes, to: &Claim) -> u64 {
+    match next(changes).await {
+        Change::Granted(token, fence) if token == to.holder => fence,
+        other => panic!("not handed over to {to:?}: {other:?}"),
+    }
 }
 
 fn three(name: &Name) -> [Claim; 3] {
@@ -41,25 +49,80 @@ pub async fn first_come_first_served<H: Harness>(h: &H) {
     }
     for (turn, claim) in waiting.iter().enumerate() {
         assert!(here.release(&holder).await.unwrap());
-        assert_eq!(next(&mut changes).await, Change::Turn(claim.holder));
+        // It holds the lease before it has asked for it again.
+        let before = std::mem::replace(&mut fence, handed_over(&mut changes, claim).await);
+        assert!(fence > before);
         // Those behind, and whoever comes now, wait for the first.
         let late = fair(&name);
         for other in waiting.iter().skip(turn + 1).chain([&late]) {
             let occupied = held(&there, other).await;
-            assert_eq!((occupied.fence, occupied.holders), (0, 0));
+            assert_eq!((occupied.fence, occupied.holders), (fence, 1));
             assert!(occupied.remaining <= PLACE_LIFE && !occupied.remaining.is_zero());
         }
         here.release(&late).await.unwrap();
-        let before = std::mem::replace(&mut fence, granted(&there, claim).await.fence());
-        assert!(fence > before);
-        // Who left before its turn called the first again.
-        while let Ok(change) = tokio::time::timeout(std::time::Duration::ZERO, changes.next()).await
-        {
-            assert_eq!(change, Change::Turn(claim.holder));
-        }
+        assert_eq!(granted(&there, claim).await.fence(), fence);
         holder = claim.clone();
     }
     assert!(here.release(&holder).await.unwrap());
+    assert_eq!(next(&mut changes).await, Change::Wake);
+}
+
+/// Whoever does not listen would not know that it is his.
+pub async fn what_nobody_hears_is_granted_to_nobody<H: Harness>(h: &H) {
+    let backend = h.backend();
+    let name = name("k");
+    let [first, second, third] = three(&name);
+    let fence = granted(&backend, &first).await.fence();
+    held(&backend, &second).await;
+    held(&backend, &third).await;
+    assert!(backend.release(&first).await.unwrap());
+    assert_eq!(backend.holder(&name, Mode::Fair).await.unwrap(), None);
+    // It is the turn of the first all the same.
+    let occupied = held(&backend, &third).await;
+    assert_eq!((occupied.fence, occupied.holders), (0, 0));
+    assert!(occupied.remaining <= PLACE_LIFE && !occupied.remaining.is_zero());
+    assert!(granted(&backend, &second).await.fence() > fence);
+}
+
+pub async fn what_is_handed_over_lasts_as_long_as_the_place<H: Harness>(h: &H) {
+    let backend = h.backend();
+    let name = name("k");
+    let [first, second, third] = three(&name);
+    granted(&backend, &first).await;
+    held(&backend, &second).await;
+    let mut changes = listen(&backend, &name).await;
+    h.pass(PLACE_LIFE / 2).await;
+    held(&backend, &third).await;
+    assert!(backend.release(&first).await.unwrap());
+    let fence = handed_over(&mut changes, &second).await;
+    let occupied = backend.holder(&name, Mode::Fair).await.unwrap().unwrap();
+    assert_eq!((occupied.fence, occupied.holders), (fence, 1));
+    assert!(occupied.remaining <= PLACE_LIFE / 2 && !occupied.remaining.is_zero());
+    // It died: it has no place any more, and the next one is in time for his.
+    h.pass(PLACE_LIFE / 2).await;
+    assert!(granted(&backend, &third).await.fence() > fence);
+    assert_eq!(backend.renew(std::slice::from_ref(&second)).await.unwrap(), [false]);
+    assert!(!backend.release(&second).await.unwrap());
+}
+
+pub async fn what_is_handed_over_is_a_lease<H: Harness>(h: &H) {
+    let backend = h.backend();
+    let name = name("k");
+    let [first, second, third] = three(&name);
+    granted(&backend, &first).await;
+    held(&backend, &second).await;
+    let mut changes = listen(&backend, &name).await;
+    assert!(backend.release(&first).await.unwrap());
+    let fence = handed_over(&mut changes, &second).await;
+    // A release that is sent twice hands over once.
+    assert!(!backend.release(&first).await.unwrap());
+    assert_eq!(backend.renew(std::slice::from_ref(&second)).await.unwrap(), [true]);
+    let occupied = held(&backend, &third).await;
+    assert_eq!(occupied.fence, fence);
+    assert!(occupied.remaining > LEASE - MOMENT, "{occupied:?}");
+    assert!(backend.release(&second).await.unwrap());
+    assert!(handed_over(&mut changes, &third).await > fence);
+    assert!(backend.release(&third).await.unwrap());
 }
 
 pub async fn who_asks_again_keeps_the_place<H: Harness>(h: &H) {
@@ -102,13 +165,12 @@ pub async fn who_leaves_lets_the_next_pass<H: Harness>(h: &H) {
     held(&backend, &second).await;
     held(&backend, &third).await;
     let mut changes = listen(&backend, &name).await;
-    backend.release(&first).await.unwrap();
-    assert_eq!(next(&mut changes).await, Change::Turn(second.holder));
     assert!(!backend.release(&second).await.unwrap());
-    assert_eq!(next(&mut changes).await, Change::Turn(third.holder));
+    backend.release(&first).await.unwrap();
+    let fence = handed_over(&mut changes, &third).await;
     // Sent twice, it leaves once.
     assert!(!backend.release(&second).await.unwrap());
-    granted(&backend, &third).await;
+    assert_eq!(granted(&backend, &third).await.fence(), fence);
 }
 
 pub async fn the_dead_are_passed_over_together<H: Harness>(h: &H) {
@@ -126,8 +188,8 @@ pub async fn the_dead_are_passed_over_together<H: Harness>(h: &H) {
     h.pass(PLACE_LIFE / 2).await;
     let mut changes = listen(&backend, &name).await;
     backend.release(&holder).await.unwrap();
-    assert_eq!(next(&mut changes).await, Change::Turn(alive.holder));
-    granted(&backend, &alive).await;
+    let fence = handed_over(&mut changes, &alive).await;
+    assert_eq!(granted(&backend, &alive).await.fence(), fence);
 }
 
 pub async fn a_grant_sent_twice_is_the_same<H: Harness>(h: &H) {

@@ -148,6 +148,9 @@ rules! {
     fair:
         a_free_lease_is_granted_at_once,
         first_come_first_served,
+        what_nobody_hears_is_granted_to_nobody,
+        what_is_handed_over_lasts_as_long_as_the_place,
+        what_is_handed_over_is_a_lease,
         who_asks_again_keeps_the_place,
         who_does_not_wait_takes_no_place,
         who_leaves_lets_the_next_pass,

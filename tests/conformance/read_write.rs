@@ -90,8 +90,10 @@ pub async fn the_last_reader_calls_the_writer<H: Harness>(h: &H) {
     backend.release(&first).await.unwrap();
     backend.release(&second).await.unwrap();
     // The first release had nothing to tell.
-    assert_eq!(next(&mut changes).await, Change::Turn(third.holder));
-    granted(&backend, &third).await;
+    let Change::Granted(token, fence) = next(&mut changes).await else { panic!("not granted") };
+    assert_eq!(token, third.holder);
+    held(&backend, &reader(&name)).await;
+    assert_eq!(granted(&backend, &third).await.fence(), fence);
 }
 
 pub async fn readers_and_writers_in_their_order<H: Harness>(h: &H) {
@@ -114,9 +116,10 @@ pub async fn readers_and_writers_in_their_order<H: Harness>(h: &H) {
     held(&backend, &late).await;
     backend.release(&first).await.unwrap();
     backend.release(&second).await.unwrap();
-    assert_eq!(next(&mut changes).await, Change::Turn(next_writer.holder));
-    held(&backend, &late).await;
-    granted(&backend, &next_writer).await;
+    let Change::Granted(token, fence) = next(&mut changes).await else { panic!("not granted") };
+    assert_eq!(token, next_writer.holder);
+    assert_eq!(held(&backend, &late).await.fence, fence);
+    assert_eq!(granted(&backend, &next_writer).await.fence(), fence);
     backend.release(&next_writer).await.unwrap();
     assert_eq!(next(&mut changes).await, Change::Wake);
     granted(&backend, &late).await;

@@ -11,7 +11,7 @@ use super::{
 use crate::{
     backend::{Acquired, AcquiredAll, Change},
     key::Name,
-    lease::{CALL_LIFE, Claim, Grant, Mode, Occupied, Token},
+    lease::{CALL_LIFE, Claim, Grant, Mode, Occupied, PLACE_LIFE, Token},
     time::after,
 };
 
@@ -123,8 +123,13 @@ impl State {
         }
     }
 
-    /// Whether it was held, and what is to be pushed.
-    pub(super) fn release(&mut self, claim: &Claim, now: Instant) -> (bool, Option<Change>) {
+    /// Whether it was held, and what is to be pushed, to those who may hear it.
+    pub(super) fn release(
+        &mut self,
+        claim: &Claim,
+        heard: bool,
+        now: Instant,
+    ) -> (bool, Option<Change>) {
         self.expire(now);
         let name = &claim.name;
         let placed = self.leave(claim);
@@ -145,11 +150,11 @@ impl State {
         if !had && (lease.is_some() && !called || !(called || placed || waited_for)) {
             return (false, None);
         }
-        (had, self.turn(claim, now))
+        (had, self.turn(claim, heard, now))
     }
 
     /// Who is told that something has become free.
-    fn turn(&mut self, claim: &Claim, now: Instant) -> Option<Change> {
+    fn turn(&mut self, claim: &Claim, heard: bool, now: Instant) -> Option<Change> {
         let shared = self.shared.get(claim.name.prefix());
         let first = match claim.mode {
             Mode::Permit { .. } => None,
@@ -160,12 +165,16 @@ impl State {
         if reads && shared.is_some_and(|shared| !shared.readers.0.is_empty()) {
             return None;
         }
-        let called = first.token;
+        let (called, kept) = (first.token, (first.ends - now).min(PLACE_LIFE));
         if claim.mode == Mode::Exclusive {
             // It loses the place, lest one that died be called again.
             let next = Claim { holder: called, lease: CALL_LIFE, ..claim.clone() };
             self.leave(&next);
             self.set_lease(&next, CALLED, now);
+        } else if heard {
+            let next = Claim { holder: called, lease: kept, ..claim.clone() };
+            self.leave(&next);
+            return Some(Change::Granted(called, self.grant(&next, now).fence()));
         }
         Some(Change::Turn(called))
     }

@@ -94,7 +94,8 @@ impl Leases for MemoryBackend {
     }
 
     async fn release(&self, claim: &Claim) -> Result<bool, BackendError> {
-        let (held, pushed) = self.state().release(claim, Instant::now());
+        let heard = self.channels.wants(claim.name.prefix());
+        let (held, pushed) = self.state().release(claim, heard, Instant::now());
         if let Some(change) = pushed {
             self.push(&claim.name, change);
         }
@@ -158,7 +159,7 @@ impl Store for MemoryBackend {
     }
 
     async fn fail(&self, claim: &Claim, failure: &Failure) -> Result<bool, BackendError> {
-        let (held, _) = self.state().release(claim, Instant::now());
+        let (held, _) = self.state().release(claim, true, Instant::now());
         if held {
             self.push(&claim.name, Change::Failed(failure.clone()));
         }

@@ -16,7 +16,7 @@ use crate::{
     },
     error::{BackendError, BackendErrorKind},
     key::{Family, Name},
-    lease::{CALL_LIFE, Claim, Grant, Mode, Occupied, Token},
+    lease::{CALL_LIFE, Claim, Grant, Mode, Occupied, PLACE_LIFE, Token},
 };
 
 /// Where what is held in a mode stands: the suffix of its key, and whether it is a set of holds.
@@ -145,17 +145,17 @@ impl RedisBackend {
         self.granted(claim, call).await
     }
 
-    async fn release_queued(&self, claim: &Claim, queue: &[&str]) -> Result<bool, BackendError> {
-        let lease = match claim.mode {
-            Mode::Exclusive | Mode::Fair => "l",
-            _ => "w",
-        };
-        let call = Call::new(&SCRIPTS.release_queued, 2 + queue.len())
-            .keys(&claim.name, &[lease, self.channel()])
-            .keys(&claim.name, queue)
+    async fn release_queued(&self, claim: &Claim, keys: &[&str]) -> Result<bool, BackendError> {
+        let mut call = Call::new(&SCRIPTS.release_queued, keys.len())
+            .keys(&claim.name, keys)
             .token(claim.holder)
-            .arg(if claim.mode == Mode::Exclusive { millis(CALL_LIFE) } else { 0 })
             .arg(u8::from(has_own_channels(&claim.name)));
+        if claim.mode == Mode::Exclusive {
+            return self.released(call.arg(millis(CALL_LIFE))).await;
+        }
+        // What replicas are to confirm, its holder must ask for himself.
+        let granted = if self.0.options.replicas.is_none() { millis(PLACE_LIFE) } else { 0 };
+        call = call.arg(0).arg(granted).arg(millis(claim.fence_life));
         self.released(call).await
     }
 
@@ -242,9 +242,13 @@ impl Leases for RedisBackend {
     }
 
     async fn release(&self, claim: &Claim) -> Result<bool, BackendError> {
+        let channel = self.channel();
         match claim.mode {
-            Mode::Exclusive | Mode::Fair => self.release_queued(claim, QUEUE).await,
-            Mode::Read | Mode::Write => self.release_queued(claim, READ_WRITE).await,
+            Mode::Exclusive => self.release_queued(claim, &["l", channel, "q", "d"]).await,
+            Mode::Fair => self.release_queued(claim, &["l", channel, "q", "d", "f"]).await,
+            Mode::Read | Mode::Write => {
+                self.release_queued(claim, &["w", channel, "rq", "rd", "f", "r", "i"]).await
+            }
             Mode::Permit { count, .. } => self.release_permit(claim, count).await,
         }
     }

@@ -24,10 +24,15 @@ local function members(token, count)
   return all
 end
 
+-- Has a set last for so long from now at least.
+local function keep(set, life)
+  if redis.call('PTTL', set) < tonumber(life) then redis.call('PEXPIRE', set, life) end
+end
+
 -- Makes a hold last so long from now, and the set with it.
 local function hold(set, token, count, at, life)
   for _, member in ipairs(members(token, count)) do redis.call('ZADD', set, at + life, member) end
-  if redis.call('PTTL', set) < tonumber(life) then redis.call('PEXPIRE', set, life) end
+  keep(set, life)
 end
 
 -- Whether all of a hold has not ended yet.
@@ -43,12 +48,12 @@ end
 local function take_place(queue, deadlines, writers, token, at, life)
   local last = redis.call('ZRANGE', queue, -1, -1, 'WITHSCORES')[2]
   redis.call('ZADD', queue, 'NX', (tonumber(last) or 0) + 1, token)
-  redis.call('PEXPIRE', queue, life)
+  keep(queue, life)
   redis.call('ZADD', deadlines, at + life, token)
-  redis.call('PEXPIRE', deadlines, life)
+  keep(deadlines, life)
   if writers then
     redis.call('ZADD', writers, redis.call('ZSCORE', queue, token), token)
-    redis.call('PEXPIRE', writers, life)
+    keep(writers, life)
   end
 end
 
@@ -59,11 +64,11 @@ local function leave(queue, deadlines, writers, token)
   return redis.call('ZREM', queue, token) == 1
 end
 
--- Calls one who waits, by the channel of its process (the first half of its token) if each has its own: how many
+-- Tells one who waits, by the channel of its process (the first half of its token) if each has its own: how many
 -- heard it, and 1 if it is forbidden.
-local function call(channel, token, own)
+local function call(channel, what, token, own)
   if own == '1' then channel = channel .. ':' .. string.sub(token, 1, 16) end
-  local heard = publish(channel, 't' .. token)
+  local heard = publish(channel, what .. token)
   if type(heard) == 'table' then return 0, 1 end
   return heard, 0
 end

@@ -1,0 +1,101 @@
+use std::{sync::Arc, time::Duration};
+
+use tokio::{runtime::Handle, time::Instant};
+use tracing::debug;
+
+use super::{Claim, Engine, Grant, Held, Occupied, Upkeep, Watch, engine::within, place::Place};
+use crate::error::{BackendError, BackendErrorKind};
+
+/// An acquisition under way. Dropped before its outcome is known, it undoes itself.
+pub(crate) struct Pending {
+    engine: Arc<Engine>,
+    claim: Claim,
+    runtime: Handle,
+    /// A try is under way.
+    trying: bool,
+    /// A try ended without an answer. It may yet be granted, for it may be on its way on a connection
+    /// that broke; so this is never cleared. Or it was granted, and perhaps could not be given back.
+    pub(super) doubtful: bool,
+    /// Someone is in the way; where the mode has a queue at the backend, there is a place in it.
+    place: Place,
+}
+
+impl Pending {
+    pub(crate) fn new(engine: Arc<Engine>, claim: Claim) -> Self {
+        Self {
+            engine,
+            claim,
+            runtime: Handle::current(),
+            trying: false,
+            doubtful: false,
+            place: Place::default(),
+        }
+    }
+
+    /// One try, with the answer and the time at which it was sent.
+    pub(crate) async fn attempt<'a, T, F>(
+        &'a mut self,
+        limit: Duration,
+        send: impl FnOnce(&'a Claim) -> F,
+    ) -> Result<(T, Instant), BackendError>
+    where
+        F: Future<Output = Result<T, BackendError>> + 'a,
+    {
+        self.trying = true;
+        let sent = Instant::now();
+        let backend = self.engine.backend().as_ref();
+        let answer = within(limit, backend, send(&self.claim)).await;
+        self.trying = false;
+        self.doubtful |= answer.as_ref().is_err_and(|error| {
+            matches!(error.kind(), BackendErrorKind::Unknown | BackendErrorKind::Unreplicated)
+        });
+        answer.map(|answer| (answer, sent))
+    }
+
+    /// The last try, sent at `sent`, found someone in the way.
+    pub(super) fn waits(&mut self, sent: Instant, occupied: &Occupied) {
+        self.place.keep(&self.claim, sent, occupied.fence);
+    }
+
+    /// Whether a try found someone in the way.
+    pub(super) fn is_waiting(&self) -> bool {
+        self.place.is_taken()
+    }
+
+    /// The last try, sent at `sent`, was granted.
+    pub(crate) fn granted(self, grant: &Grant, upkeep: Upkeep, sent: Instant) -> Held {
+        let watch = self.engine.watchdog.watch(self.claim.clone(), upkeep, sent);
+        self.held(grant.fence(), watch)
+    }
+
+    /// Until when the lease is held, if it is pushed that its place was granted it; none, if it must ask then.
+    pub(super) fn grants(&self, upkeep: Upkeep, fence: u64) -> Option<Instant> {
+        // A try that may be on its way still could be granted it once more, after its end.
+        self.place.grants(&self.claim, upkeep, fence).filter(|_| !self.doubtful)
+    }
+
+    /// Its place was granted the lease, which lasts until then.
+    pub(super) fn pushed(self, fence: u64, upkeep: Upkeep, until: Instant) -> Held {
+        let watch = self.engine.watchdog.watch_until(self.claim.clone(), upkeep, until);
+        self.held(fence, watch)
+    }
+
+    fn held(mut self, fence: u64, watch: Arc<Watch>) -> Held {
+        self.trying = false;
+        self.doubtful = false;
+        self.place = Place::default();
+        Held::new(self.engine.clone(), fence, watch, self.runtime.clone())
+    }
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        let doubtful = self.trying || self.doubtful;
+        if doubtful {
+            debug!(name = ?self.claim.name, "an acquisition with an unknown outcome is undone");
+        }
+        if doubtful || (self.place.is_taken() && self.claim.waits && self.claim.mode.queues()) {
+            self.engine.undo(self.claim.clone(), doubtful, &self.runtime);
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! A fair lock that is given back belongs to the first in the queue at once: what it costs, and what of it is believed.
+#![cfg(feature = "redis")]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod support;
+
+use std::{sync::Arc, time::Duration};
+
+use bellwether::{
+    Locks, RedisBackend,
+    backend::RedisOptions,
+    lock::{Mutex, MutexGuard},
+};
+use tokio::{
+    task::JoinHandle,
+    time::{Instant, sleep, timeout},
+};
+
+use self::support::{
+    LIMIT, Raw, RedisServer, comes_true, eventually,
+    proxy::{Proxy, PushFault},
+};
+
+const LEASE: Duration = Duration::from_secs(60);
+const MS: Duration = Duration::from_millis(1);
+
+/// The lock of one process, with connections of its own.
+fn lock(url: &str) -> Mutex {
+    let mut options = RedisOptions::default();
+    // A busy machine must not make a time-out.
+    options.command_timeout = LIMIT;
+    options.connect_timeout = LIMIT;
+    let locks = Locks::new(RedisBackend::open_with(url, options).unwrap());
+    locks.fair_mutex("k").lease(LEASE).wait(LIMIT)
+}
+
+/// Waits for the lock, in a task.
+fn waiting(lock: &Mutex) -> JoinHandle<MutexGuard> {
+    let lock = lock.clone();
+    tokio::spawn(async move { lock.lock().await.unwrap() })
+}
+
+async fn got(waiting: JoinHandle<MutexGuard>) -> MutexGuard {
+    timeout(LIMIT, waiting).await.expect("nobody gets it").unwrap()
+}
+
+/// The one key of ours that ends so.
+async fn key(raw: &mut Raw, suffix: &str) -> String {
+    let mut keys = raw.keys(&format!("*{suffix}")).await;
+    assert_eq!(keys.len(), 1, "{keys:?}");
+    keys.remove(0)
+}
+
+/// Returns when so many wait in the queue, and every one of them listens.
+async fn queued(raw: &mut Raw, count: usize) {
+    let all = comes_true(LIMIT, async || match raw.keys("*:q").await.first() {
+        Some(queue) => raw.run::<usize>(&["ZCARD", queue]).await == count,
+        None => false,
+    });
+    assert!(all.await, "they do not queue");
+}
+
+/// Who is first in the queue.
+async fn first(raw: &mut Raw) -> String {
+    let queue = key(raw, ":q").await;
+    raw.run::<Vec<String>>(&["ZRANGE", &queue, "0", "0"]).await.remove(0)
+}
+
+async fn scripts_called(raw: &mut Raw) -> u64 {
+    let info: String = raw.run(&["INFO", "commandstats"]).await;
+    let line = info.lines().find(|line| line.starts_with("cmdstat_evalsha:"));
+    let calls = line.and_then(|line| line.split_once("calls=")?.1.split(',').next()?.parse().ok());
+    calls.unwrap_or(0)
+}
+
+/// Each question and each release is a command, and nothing else is, but for subscribing.
+#[tokio::test]
+async fn a_hold_is_two_commands() {
+    const HOLDS: usize = 20;
+    let server = RedisServer::start().await;
+    let locks = [lock(&server.url()), lock(&server.url())];
+    let mut monitor = server.monitor().await;
+    let tasks = (0..6).map(|task| {
+        let lock = locks[task % 2].clone();
+        tokio::spawn(async move {
+            for _ in 0..HOLDS {
+                lock.lock().await.unwrap().unlock().await.unwrap();
+            }
+        })
+    });
+    for task in tasks.collect::<Vec<_>>() {
+        timeout(LIMIT, task).await.unwrap().unwrap();
+    }
+    let calls = monitor.calls_from_clients().await;
+    let scripts = calls.iter().filter(|call| call.command.starts_with("EVAL")).count();
+    // Who was there before his process had subscribed asked twice.
+    assert!((12 * HOLDS..=12 * HOLDS + 12).contains(&scripts), "{scripts}");
+}
+
+/// The lease is his for as long as his place was; so it must be renewed long before its own time.
+#[tokio::test]
+async fn what_is_handed_over_is_renewed_in_time() {
+    let server = RedisServer::start().await;
+    let (one, other) = (lock(&server.url()), lock(&server.url()));
+    let mut raw = server.raw().await;
+    let held = one.lock().await.unwrap();
+    let fence = held.fence();
+    let second = waiting(&other);
+    queued(&mut raw, 1).await;
+    held.unlock().await.unwrap();
+    let held = got(second).await;
+    assert!(held.fence() > fence);
+    let lease = key(&mut raw, ":l").await;
+    let value: String = raw.run(&["GET", &lease]).await;
+    assert!(value.ends_with(&format!(":{:016}", held.fence())), "{value}");
+    assert!(!held.remaining().is_zero());
+    let renewed = comes_true(3 * LIMIT, async || raw.pttl(&lease).await > 50_000).await;
+    assert!(renewed, "{} ms are left", raw.pttl(&lease).await);
+    assert!(!held.is_lost());
+    held.unlock().await.unwrap();
+}
+
+/// Whoever is not told asks when he next keeps his place, and has it then.
+#[tokio::test]
+async fn a_push_that_is_lost_costs_until_the_next_question() {
+    let server = RedisServer::start().await;
+    let proxy = Proxy::start(server.port());
+    let (one, other) = (lock(&server.url()), lock(&proxy.url()));
+    let mut raw = server.raw().await;
+    let held = one.lock().await.unwrap();
+    let second = waiting(&other);
+    queued(&mut raw, 1).await;
+    proxy.pushes(Some(PushFault::Drop));
+    let begun = Instant::now();
+    held.unlock().await.unwrap();
+    got(second).await.unlock().await.unwrap();
+    assert!(begun.elapsed() < 4000 * MS, "{:?}", begun.elapsed());
+}
+
+/// A push of an earlier hold is late, and comes when its reader waits for the next one.
+///
+/// Its fence is not greater than that of the holder whom he met. He asks, and is not granted.
+#[tokio::test]
+async fn a_push_that_is_older_than_the_holder_is_not_believed() {
+    let server = RedisServer::start().await;
+    let (one, other) = (lock(&server.url()), lock(&server.url()));
+    let mut raw = server.raw().await;
+    let held = one.lock().await.unwrap();
+    let second = waiting(&other);
+    queued(&mut raw, 1).await;
+    let token = first(&mut raw).await;
+    let listens = comes_true(LIMIT, async || {
+        raw.pubsub_channels().await.iter().any(|channel| channel.ends_with(&token[..16]))
+    });
+    assert!(listens.await, "nobody listens");
+    let channels = raw.pubsub_channels().await;
+    let own = channels.iter().find(|channel| channel.ends_with(&token[..16])).unwrap();
+    // He has asked again after he subscribed.
+    assert!(comes_true(LIMIT, async || scripts_called(&mut raw).await >= 3).await);
+    for fence in [held.fence(), held.fence() - 1, 0] {
+        let before = scripts_called(&mut raw).await;
+        let heard: u32 = raw.run(&["PUBLISH", own, &format!("g{fence:016}{token}")]).await;
+        assert!(heard > 0);
+        assert!(comes_true(LIMIT, async || scripts_called(&mut raw).await > before).await);
+        assert!(!second.is_finished(), "two have it");
+    }
+    held.unlock().await.unwrap();
+    got(second).await.unlock().await.unwrap();
+}
+
+/// He leaves just when it is handed over to him: nobody may be left with a lease that he does not know of.
+#[tokio::test]
+async fn who_leaves_as_it_is_handed_over_leaves_it_to_the_next() {
+    let server = RedisServer::start().await;
+    let locks: Arc<[Mutex; 3]> = Arc::new([(); 3].map(|()| lock(&server.url())));
+    let mut raw = server.raw().await;
+    for round in 0..50_u32 {
+        let held = locks[0].lock().await.unwrap();
+        let second = waiting(&locks[1]);
+        queued(&mut raw, 1).await;
+        let third = waiting(&locks[2]);
+        queued(&mut raw, 2).await;
+        let begun = Instant::now();
+        let unlocking = tokio::spawn(held.unlock());
+        sleep(MS * (round % 5) / 4).await;
+        second.abort();
+        if let Ok(held) = second.await {
+            held.unlock().await.unwrap();
+        }
+        unlocking.await.unwrap().unwrap();
+        got(third).await.unlock().await.unwrap();
+        // Not by the end of anything.
+        assert!(begun.elapsed() < 1500 * MS, "{:?}", begun.elapsed());
+    }
+    let clean = || {
+        let mut raw = raw.clone();
+        async move { raw.keys("*").await.iter().all(|key| key.ends_with(":f")) }
+    };
+    assert!(eventually(LIMIT, clean).await, "{:?}", raw.keys("*").await);
+}
