@@ -296,6 +296,15 @@ impl Changes {
         }
     }
 
+    /// Whether it was in place, and is not at the moment.
+    pub(crate) fn is_lost(&self) -> bool {
+        match &self.0 {
+            Source::One(listener) => listener.is_lost(),
+            Source::Two(both) => both.iter().any(Listener::is_lost),
+            Source::Several(joined) => joined.is_lost(),
+        }
+    }
+
     /// Returns when the server has confirmed the subscription, or refused it.
     #[cfg_attr(not(feature = "redis"), allow(dead_code))]
     pub(crate) async fn confirmed(&mut self) -> Result<(), BackendError> {
@@ -329,6 +338,10 @@ impl Listener {
 
     pub(super) fn is_mute(&self) -> bool {
         self.shared.mute.load(Ordering::Acquire)
+    }
+
+    pub(super) fn is_lost(&self) -> bool {
+        matches!(*self.subscription.borrow(), Subscription::Lost)
     }
 
     #[cfg_attr(not(feature = "redis"), allow(dead_code))]

@@ -101,7 +101,16 @@ impl Joined {
 
     /// Whether too few of them will ever tell something.
     pub(super) fn is_mute(&self) -> bool {
-        self.listeners.iter().filter(|listener| !listener.is_mute()).count() < self.enough
+        self.too_few(|listener| !listener.is_mute())
+    }
+
+    /// Whether too few of them can tell something at the moment.
+    pub(super) fn is_lost(&self) -> bool {
+        self.too_few(|listener| !listener.is_lost())
+    }
+
+    fn too_few(&self, can_tell: impl Fn(&Listener) -> bool) -> bool {
+        self.listeners.iter().filter(|listener| can_tell(listener)).count() < self.enough
     }
 }
 

@@ -20,7 +20,7 @@
 //! [`Store::put`] and [`Store::invalidate`], where it is one more write of the same.
 
 mod change;
-mod channels;
+pub(crate) mod channels;
 mod erased;
 mod joined;
 mod latches;

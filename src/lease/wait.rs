@@ -4,8 +4,8 @@
 //! is in the way, 5 s, the next wait of the strategy, or the end of the wait. The second try closes the gap
 //! in which a release could fall between the first try and the subscription.
 //!
-//! Where no subscription is to be had (the server forbids it, or its connection is broken), the looks come
-//! at growing intervals instead. A server that forbids pushes makes waiters a tenth of a second late then,
+//! Where no subscription is to be had (the server forbids it, or its connection is broken), or the one that was
+//! there is not restored yet, the looks come at growing intervals instead. A server that forbids pushes makes waiters a tenth of a second late then,
 //! and not a lease.
 
 use std::{mem, sync::Arc, time::Duration};
@@ -174,7 +174,7 @@ impl Waiting {
         }
         let jitter = JITTER.mul_f64(fastrand::f64());
         let mut look = told + remaining.saturating_add(jitter).min(LONGEST_SLEEP);
-        if self.changes.is_none() {
+        if self.changes.as_ref().is_none_or(Changes::is_lost) {
             let interval = FIRST_LOOK.saturating_mul(1 << self.looks.min(6)).min(LONGEST_LOOK);
             self.looks += 1;
             look = look.min(Instant::now() + interval.mul_f64(0.5 + fastrand::f64() / 2.0));
@@ -185,8 +185,8 @@ impl Waiting {
                 Some(changes) => loop {
                     match changes.next().await {
                         // Another's turn, and nothing to look at.
-                        Change::Turn(token) | Change::Granted(token, _)
-                            if token != self.holder => {}
+                        Change::Turn(token) | Change::Granted(token, _) if token != self.holder => {
+                        }
                         change => return change,
                     }
                 },
@@ -235,7 +235,7 @@ impl Waiting {
 mod tests {
     use super::*;
     use crate::{
-        backend::{Acquired, Leases},
+        backend::{Acquired, Channels, Leases, channels::Subscription},
         error::{BackendError, BackendErrorKind},
         key::{Family, Key, Namespace},
         lease::{Grant, Mode, Occupied, Retry},
@@ -243,10 +243,10 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// Gives no subscription, and takes its time to say so.
-    struct Mute;
+    /// Gives a subscription, or takes its time to say that there is none.
+    struct Pushes(Option<Channels>);
 
-    impl Leases for Mute {
+    impl Leases for Pushes {
         async fn acquire(&self, _: &Claim) -> Result<Acquired, BackendError> {
             std::future::pending().await
         }
@@ -271,10 +271,21 @@ mod tests {
             std::future::pending().await
         }
 
-        async fn changes(&self, _: &Name) -> Result<Changes, BackendError> {
+        async fn changes(&self, name: &Name) -> Result<Changes, BackendError> {
+            if let Some(channels) = &self.0 {
+                return Ok(channels.listen(name.prefix()));
+            }
             tokio::time::sleep(250 * MS).await;
             Err(BackendError::new(BackendErrorKind::Unavailable, "no push connection"))
         }
+    }
+
+    fn waiting(pushes: Pushes) -> Result<(Waiting, Name), crate::Error> {
+        let name = Name::new(&Namespace::standard(), Family::Lock, &Key::from("k"), 512)?;
+        let claim = Claim::new(name.clone(), Mode::Exclusive, 5000 * MS, 5000 * MS);
+        let engine = Engine::new(Arc::new(pushes));
+        let strategy = Retry::on_demand();
+        Ok((Waiting::new(engine, &claim, &strategy, Duration::from_secs(60)), name))
     }
 
     /// Nobody will push anything, so the waiter looks by itself: soon after the attempt to subscribe, which
@@ -282,11 +293,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn without_a_subscription_the_looks_come_at_growing_intervals() -> Result<(), crate::Error>
     {
-        let name = Name::new(&Namespace::standard(), Family::Lock, &Key::from("k"), 512)?;
-        let claim = Claim::new(name, Mode::Exclusive, 5000 * MS, 5000 * MS);
-        let engine = Engine::new(Arc::new(Mute));
-        let strategy = Retry::on_demand();
-        let mut waiting = Waiting::new(engine, &claim, &strategy, Duration::from_secs(60));
+        let (mut waiting, _) = waiting(Pushes(None))?;
         let told = Instant::now();
         assert!(matches!(waiting.next(5000 * MS).await, Turn::Again));
         // A timer fires within the millisecond after its time.
@@ -304,6 +311,29 @@ mod tests {
         let before = Instant::now();
         waiting.next(MS).await;
         assert!(before.elapsed() <= 250 * MS + JITTER + 2 * MS, "{:?}", before.elapsed());
+        Ok(())
+    }
+
+    /// The connection for pushes broke, and is not made anew at once. Who waits was woken by that, looked, and
+    /// saw the lease held; that it is released now, nobody tells him. He looks by himself, until it is restored.
+    #[tokio::test(start_paused = true)]
+    async fn while_a_subscription_is_lost_the_looks_come_at_intervals() -> Result<(), crate::Error>
+    {
+        let channels = Channels::default();
+        let (mut waiting, name) = waiting(Pushes(Some(channels.clone())))?;
+        assert!(matches!(waiting.next(5000 * MS).await, Turn::Again), "it has subscribed");
+        channels.answer(name.prefix(), Subscription::Confirmed);
+        channels.forget_answers(|_| true);
+        for _ in 0..8 {
+            let before = Instant::now();
+            assert!(matches!(waiting.next(5000 * MS).await, Turn::Again));
+            assert!(before.elapsed() <= LONGEST_LOOK + MS, "{:?}", before.elapsed());
+        }
+        channels.answer(name.prefix(), Subscription::Confirmed);
+        assert!(matches!(waiting.next(5000 * MS).await, Turn::Pushed(Change::Wake)));
+        let before = Instant::now();
+        assert!(matches!(waiting.next(4000 * MS).await, Turn::Again));
+        assert!(before.elapsed() >= 4000 * MS, "{:?}", before.elapsed());
         Ok(())
     }
 }

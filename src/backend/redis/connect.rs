@@ -1,15 +1,17 @@
 //! Making a connection, and the pauses between failed attempts.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use futures_util::future::select_ok;
 use redis::{
     AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, ErrorKind, IntoConnectionInfo,
-    ProtocolVersion, PushInfo, RedisError, Value, aio::MultiplexedConnection, io::tcp::TcpSettings,
+    ProtocolVersion, PushInfo, PushKind, RedisError, Value, aio::MultiplexedConnection,
+    io::tcp::TcpSettings,
 };
 use socket2::{SockRef, TcpKeepalive};
 use tokio::{
     net::{TcpStream, lookup_host},
+    sync::Notify,
     time::timeout,
 };
 use tokio_util::task::AbortOnDropHandle;
@@ -57,16 +59,24 @@ pub(super) struct Connected {
     _driver: Option<AbortOnDropHandle<()>>,
 }
 
-/// Finds the server, connects, and checks that it can be written to.
+/// Finds the server, connects, and checks that it can be written to. Tells `broken` when the connection has ended.
 pub(super) async fn connect(
     target: &Target,
     options: &RedisOptions,
-    on_push: impl Fn(PushInfo) -> Result<(), ()> + Send + Sync + 'static,
+    broken: Arc<Notify>,
+    on_push: impl Fn(PushInfo) + Send + Sync + 'static,
 ) -> Result<(Connected, Place), BackendError> {
     let (client, place) = target.find().await?;
-    let config = config().set_push_sender(on_push);
+    let ended = broken.clone();
+    let config = config().set_push_sender(move |push: PushInfo| {
+        match push.kind {
+            PushKind::Disconnection => ended.notify_one(),
+            _ => on_push(push),
+        }
+        Ok::<(), ()>(())
+    });
     let attempt = async {
-        let mut connected = open(&client, config).await?;
+        let mut connected = open(&client, config, broken).await?;
         refuse_replica(&mut connected.connection).await?;
         Ok::<_, RedisError>(connected)
     };
@@ -79,7 +89,11 @@ pub(super) async fn connect(
     Err(failed)
 }
 
-async fn open(client: &Client, config: AsyncConnectionConfig) -> Result<Connected, RedisError> {
+async fn open(
+    client: &Client,
+    config: AsyncConnectionConfig,
+    broken: Arc<Notify>,
+) -> Result<Connected, RedisError> {
     let info = client.get_connection_info();
     let ConnectionAddr::Tcp(host, port) = info.addr() else {
         // Over TLS the client makes the stream.
@@ -100,6 +114,11 @@ async fn open(client: &Client, config: AsyncConnectionConfig) -> Result<Connecte
         config,
     )
     .await?;
+    let driver = async move {
+        driver.await;
+        // It may end without having said so, where what failed was a write.
+        broken.notify_one();
+    };
     let driver = AbortOnDropHandle::new(tokio::spawn(driver));
     Ok(Connected { connection, _driver: Some(driver) })
 }

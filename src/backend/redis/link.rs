@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use redis::{PushKind, Value, aio::MultiplexedConnection};
+use redis::{Value, aio::MultiplexedConnection};
 use tokio::{
     runtime::{self, Handle},
     sync::{Notify, watch},
@@ -88,14 +88,7 @@ async fn keep_connected(shared: &Shared) {
     let mut backoff = Backoff::new();
     loop {
         let broken = Arc::new(Notify::new());
-        let disconnected = broken.clone();
-        let on_push = move |push: redis::PushInfo| {
-            if push.kind == PushKind::Disconnection {
-                disconnected.notify_one();
-            }
-            Ok(())
-        };
-        match connect(&shared.target, &shared.options, on_push).await {
+        match connect(&shared.target, &shared.options, broken.clone(), |_| ()).await {
             Ok((connected, place)) => {
                 let since = Instant::now();
                 let runtime = Handle::current().id();

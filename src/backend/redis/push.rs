@@ -101,7 +101,7 @@ async fn keep_subscribed(target: Target, options: RedisOptions, run: Run) {
         }
         let (broken, leaving) = (Arc::new(Notify::new()), Leaving::default());
         let on_push = receive(signs.channels.clone(), broken.clone(), leaving.clone());
-        match connect(&target, &options, on_push).await {
+        match connect(&target, &options, broken.clone(), on_push).await {
             Ok((connected, place)) => {
                 down(false);
                 backoff = Backoff::new();
@@ -166,11 +166,10 @@ fn receive(
     channels: Channels,
     broken: Arc<Notify>,
     leaving: Leaving,
-) -> impl Fn(PushInfo) -> Result<(), ()> + Send + Sync + 'static {
+) -> impl Fn(PushInfo) + Send + Sync + 'static {
     move |push| {
         let mut data = push.data.into_iter();
         match push.kind {
-            PushKind::Disconnection => broken.notify_one(),
             PushKind::Message | PushKind::SMessage => {
                 if let (Some(Value::BulkString(channel)), Some(Value::BulkString(message))) =
                     (data.next(), data.next())
@@ -189,6 +188,5 @@ fn receive(
             }
             _ => {}
         }
-        Ok(())
     }
 }
