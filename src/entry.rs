@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::{Buf, BufMut, Bytes, BytesMut};
 
 /// A value with the fence under which it was written.
 ///
@@ -87,40 +87,53 @@ impl Entry {
         bytes.freeze()
     }
 
-    /// Reads what [`encode`](Self::encode) wrote. The payload shares the memory of `bytes`.
+    /// Reads what [`encode`](Self::encode) wrote. The payload keeps the memory of `bytes`.
     ///
     /// # Errors
     ///
     /// [`Undecodable`] for anything else; any bytes may be given.
-    pub fn decode(bytes: &Bytes) -> Result<Self, Undecodable> {
+    pub fn decode(mut bytes: Bytes) -> Result<Self, Undecodable> {
         let header = bytes.get(..HEADER).ok_or(Undecodable)?;
         let kind = match &header[..4] {
             b"bw1v" => EntryKind::Value,
             b"bw1u" => EntryKind::Uncacheable,
             _ => return Err(Undecodable),
         };
+        let fence = digits::<10>(&header[4..20])?;
+        let tag_and_cost = digits::<16>(&header[20..36])?;
+        // What is taken out as a part of it would cost a counter.
+        bytes.advance(HEADER);
         Ok(Self {
             kind,
-            fence: digits::<10>(&header[4..20])?,
-            tag: digits::<16>(&header[20..28])? as u32,
-            cost: Duration::from_millis(digits::<16>(&header[28..36])?),
-            payload: bytes.slice(HEADER..),
+            fence,
+            tag: (tag_and_cost >> 32) as u32,
+            cost: Duration::from_millis(tag_and_cost & u64::from(u32::MAX)),
+            payload: bytes,
         })
     }
 }
 
-/// At most 16 of them, which a `u64` holds in either radix.
+/// 16 of them, which a `u64` holds in either radix.
 fn digits<const RADIX: u64>(text: &[u8]) -> Result<u64, Undecodable> {
-    text.iter().try_fold(0, |number, byte| {
-        let digit = match byte {
-            b'0'..=b'9' => byte - b'0',
-            b'a'..=b'f' => byte - b'a' + 10,
-            _ => return Err(Undecodable),
-        };
-        let digit = u64::from(digit);
-        if digit < RADIX { Ok(number * RADIX + digit) } else { Err(Undecodable) }
-    })
+    let (mut number, mut all) = (0, true);
+    for byte in text {
+        let digit = DIGITS[usize::from(*byte)];
+        all &= u64::from(digit) < RADIX;
+        number = number * RADIX + u64::from(digit & 15);
+    }
+    if all { Ok(number) } else { Err(Undecodable) }
 }
+
+/// What each byte is worth as a digit; more than any is worth, if it is none.
+const DIGITS: [u8; 256] = {
+    let mut digits = [u8::MAX; 256];
+    let mut worth = 0;
+    while worth < 16 {
+        digits[b"0123456789abcdef"[worth as usize] as usize] = worth;
+        worth += 1;
+    }
+    digits
+};
 
 #[cfg(test)]
 mod tests {
@@ -130,21 +143,21 @@ mod tests {
     fn what_is_encoded_is_decoded() {
         let entry = Entry::value(7, Duration::from_millis(210), Bytes::from_static(b"\0\xffv"))
             .with_fence(1_790_000_000_000_001);
-        assert_eq!(Entry::decode(&entry.encode()), Ok(entry));
+        assert_eq!(Entry::decode(entry.encode()), Ok(entry));
         let verdict = Entry::uncacheable(Duration::ZERO).with_fence(1);
-        assert_eq!(Entry::decode(&verdict.encode()), Ok(verdict));
+        assert_eq!(Entry::decode(verdict.encode()), Ok(verdict));
     }
 
     #[test]
     fn any_other_bytes_are_refused() {
         let good = Entry::value(7, Duration::ZERO, Bytes::from_static(b"v")).encode();
         for cut in 0..HEADER {
-            assert_eq!(Entry::decode(&good.slice(..cut)), Err(Undecodable));
+            assert_eq!(Entry::decode(good.slice(..cut)), Err(Undecodable));
         }
         for at in 0..HEADER {
             let mut bad = good.to_vec();
             bad[at] = b'\xc3';
-            assert_eq!(Entry::decode(&bad.into()), Err(Undecodable), "byte {at}");
+            assert_eq!(Entry::decode(bad.into()), Err(Undecodable), "byte {at}");
         }
     }
 }

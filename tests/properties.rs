@@ -152,17 +152,17 @@ proptest! {
 
     #[test]
     fn an_entry_is_read_as_it_was_written(entry in entry()) {
-        prop_assert_eq!(Entry::decode(&entry.encode()), Ok(entry.clone()));
+        prop_assert_eq!(Entry::decode(entry.encode()), Ok(entry.clone()));
         let change = Change::Entry(entry);
         prop_assert_eq!(Change::decode(&change.encode()), change);
     }
 
     #[test]
     fn any_bytes_are_an_entry_or_none(bytes in bytes()) {
-        if let Ok(entry) = Entry::decode(&bytes) {
+        if let Ok(entry) = Entry::decode(bytes.clone()) {
             prop_assert!(bytes.starts_with(b"bw1"));
             prop_assert!(matches!(entry.kind, EntryKind::Value | EntryKind::Uncacheable));
-            prop_assert_eq!(Entry::decode(&entry.encode()), Ok(entry));
+            prop_assert_eq!(Entry::decode(entry.encode()), Ok(entry));
         }
     }
 

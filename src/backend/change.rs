@@ -104,7 +104,7 @@ impl Change {
         let read = || {
             let text = |from: usize, to: usize| std::str::from_utf8(bytes.get(from..to)?).ok();
             Some(match bytes.first()? {
-                b'e' => Self::Entry(Entry::decode(&bytes.slice(1..)).ok()?),
+                b'e' => Self::Entry(Entry::decode(bytes.slice(1..)).ok()?),
                 b'f' => Self::Failed(Failure {
                     fence: text(1, 17)?.parse().ok()?,
                     kind: match bytes.get(17)? {

@@ -11,7 +11,7 @@ use tokio::{
 use crate::{
     support::primitives::{Asked, Guard, Pair},
     support::{
-        LIMIT, Raw, RedisServer, eventually,
+        LIMIT, Raw, RedisServer, comes_true, eventually,
         proxy::{Fault, Proxy, PushFault, Request},
     },
 };
@@ -131,6 +131,11 @@ pub async fn a_server_that_is_killed_and_starts_empty(pair: Pair) {
         assert!(begun.elapsed() < LEASE, "{:?}", begun.elapsed());
     }
     let got = timeout(LIMIT, waiting).await.expect("the rival never gets it").unwrap();
+    // Of the two, either may be connected first; until it is, a call is answered that the server is not there.
+    let told = comes_true(LIMIT, async || {
+        held.refresh().await.is_err_and(|error| error.kind() == ErrorKind::Lost)
+    });
+    assert!(told.await, "the loss is not told");
     assert_eq!(held.give_back().await.unwrap_err().kind(), ErrorKind::Lost);
     got.give_back().await.unwrap();
     nothing_is_left(&server).await;

@@ -158,7 +158,7 @@ impl Scripts {
         }
         let fields = fields(answer);
         match fields[0].as_slice() {
-            b"newer" => Ok(Claimed::Newer(Entry::decode(&Bytes::from(fields[1].clone())).unwrap())),
+            b"newer" => Ok(Claimed::Newer(Entry::decode(Bytes::from(fields[1].clone())).unwrap())),
             _ => Ok(Claimed::Held(Occupied {
                 fence: number(&fields[1]),
                 remaining: Duration::from_millis(number(&fields[2])),
@@ -207,7 +207,7 @@ impl Scripts {
             Value::Int(flags) if flags & 16 == 16 => Committed::Stored,
             Value::Int(_) => Committed::HandedOver,
             newer => {
-                Committed::Newer(Entry::decode(&Bytes::from(fields(newer)[1].clone())).unwrap())
+                Committed::Newer(Entry::decode(Bytes::from(fields(newer)[1].clone())).unwrap())
             }
         })
     }

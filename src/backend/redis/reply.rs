@@ -109,7 +109,7 @@ fn told(flags: i64) -> Result<Option<bool>, BackendError> {
 }
 
 pub(super) fn entry(bytes: Vec<u8>) -> Result<Entry, BackendError> {
-    Entry::decode(&Bytes::from(bytes))
+    Entry::decode(Bytes::from(bytes))
         .map_err(|error| BackendError::new(BackendErrorKind::Foreign, error))
 }
 
