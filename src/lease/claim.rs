@@ -18,6 +18,14 @@ impl Token {
         Self(Uuid::from_u64_pair(*PROCESS, low))
     }
 
+    /// The 32 hexadecimal digits that it is written with.
+    #[cfg_attr(not(feature = "redis"), allow(dead_code))]
+    pub(crate) fn digits(self) -> [u8; 32] {
+        let mut digits = [0; 32];
+        self.0.as_simple().encode_lower(&mut digits);
+        digits
+    }
+
     /// The half of the token that all tokens of this process have.
     #[cfg_attr(not(feature = "redis"), allow(dead_code))]
     pub(crate) fn process() -> String {

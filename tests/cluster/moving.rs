@@ -6,7 +6,7 @@ use bellwether::{
     Locks,
     backend::{Acquired, Change, Leases, Store},
     entry::Entry,
-    error::BackendErrorKind,
+    error::{BackendError, BackendErrorKind},
 };
 use bytes::Bytes;
 use tokio::time::timeout;
@@ -60,6 +60,17 @@ async fn a_lock_is_held_on_while_its_slot_moves_and_passes_to_who_waits() {
     assert!(cluster.nodes[from].raw().await.shard_channels().await.is_empty());
 }
 
+/// Whether something is refused. It is asked for as long as a command has time, so on a busy machine the last try may
+/// be one without an answer.
+async fn refused(error: impl AsyncFn() -> BackendError) -> bool {
+    comes_true(LIMIT, async || match error().await.kind() {
+        BackendErrorKind::Refused => true,
+        BackendErrorKind::Unknown => false,
+        other => panic!("{other:?}"),
+    })
+    .await
+}
+
 /// Some keys of a name are here, and others there: no script can run, and nothing is half done.
 #[tokio::test]
 async fn what_a_slot_on_the_move_cannot_do_is_refused_and_works_when_it_has_moved() {
@@ -73,8 +84,7 @@ async fn what_a_slot_on_the_move_cannot_do_is_refused_and_works_when_it_has_move
     let to = 1 - from;
     cluster.begin_to_move("{k}", from, to).await;
     let before = cluster.nodes[from].raw().await.keys("*").await;
-    let error = backend.release(&held).await.unwrap_err();
-    assert_eq!(error.kind(), BackendErrorKind::Refused, "{error}");
+    assert!(refused(async || backend.release(&held).await.unwrap_err()).await);
     assert_eq!(cluster.nodes[from].raw().await.keys("*").await, before);
     // What has all its keys at one place goes on: here, and then there.
     assert_eq!(backend.renew(std::slice::from_ref(&held)).await.unwrap(), [true]);
@@ -82,8 +92,7 @@ async fn what_a_slot_on_the_move_cannot_do_is_refused_and_works_when_it_has_move
     cluster.move_keys("{k}", from, to).await;
     assert_eq!(backend.renew(std::slice::from_ref(&held)).await.unwrap(), [true]);
     assert!(backend.get(&entry).await.unwrap().is_some());
-    let error = backend.acquire(&claim("k")).await.unwrap_err();
-    assert_eq!(error.kind(), BackendErrorKind::Refused, "{error}");
+    assert!(refused(async || backend.acquire(&claim("k")).await.unwrap_err()).await);
 
     cluster.end_move("{k}", from, to).await;
     assert!(backend.release(&held).await.unwrap());

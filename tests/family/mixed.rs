@@ -28,7 +28,8 @@ const LATCH: Duration = Duration::from_secs(120);
 async fn operate(locks: &Locks, random: &mut fastrand::Rng) -> Result<(), bellwether::Error> {
     let name = format!("n{}", random.u8(..5));
     let wait = Duration::from_millis(random.u64(1..60));
-    let lease = Duration::from_secs(1);
+    // Longer than a busy machine stands still.
+    let lease = Duration::from_secs(5);
     match random.u8(..15) {
         0 => locks.mutex(name).lease(lease).wait(wait).lock().await?.unlock().await,
         1 => locks.fair_mutex(name).lease(lease).wait(wait).lock().await?.unlock().await,

@@ -109,10 +109,9 @@ impl RedisBackend {
         self.granted(claim, call).await
     }
 
-    async fn acquire_queued(&self, claim: &Claim, queue: &[&str]) -> Result<Claimed, BackendError> {
-        let call = Call::new(&SCRIPTS.acquire_queued, 2 + queue.len())
-            .keys(&claim.name, &[place(claim.mode).0, "f"])
-            .keys(&claim.name, queue)
+    async fn acquire_queued(&self, claim: &Claim, keys: &[&str]) -> Result<Claimed, BackendError> {
+        let call = Call::new(&SCRIPTS.acquire_queued, keys.len())
+            .keys(&claim.name, keys)
             .token(claim.holder)
             .arg(millis(claim.lease))
             .arg(millis(claim.fence_life))
@@ -171,8 +170,10 @@ impl RedisBackend {
 impl Leases for RedisBackend {
     async fn acquire(&self, claim: &Claim) -> Result<Acquired, BackendError> {
         let answer = match claim.mode {
-            Mode::Exclusive | Mode::Fair => self.acquire_queued(claim, QUEUE).await?,
-            Mode::Write => self.acquire_queued(claim, READ_WRITE).await?,
+            Mode::Exclusive | Mode::Fair => {
+                self.acquire_queued(claim, &["l", "f", "q", "d"]).await?
+            }
+            Mode::Write => self.acquire_queued(claim, &["w", "f", "rq", "rd", "r", "i"]).await?,
             Mode::Read => self.acquire_read(claim).await?,
             Mode::Permit { limit, count } => self.acquire_permit(claim, limit, count).await?,
         };
