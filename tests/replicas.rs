@@ -7,7 +7,7 @@ use std::{error::Error as _, time::Duration};
 
 use bellwether::{
     Cache, ErrorKind, Key, Locks, RedisBackend,
-    backend::{Acquired, Leases, RedisOptions, Replicas, Store},
+    backend::{Acquired, Change, Leases, RedisOptions, Replicas, Store},
     cache::Source,
     error::{BackendError, BackendErrorKind},
     key::{Family, Name, Namespace},
@@ -118,6 +118,27 @@ async fn nothing_else_waits_for_a_replica() {
     assert!(!acquiring.is_finished(), "it did not wait");
     replica.resume();
     assert!(matches!(acquiring.await.unwrap().unwrap(), Acquired::Granted(_)));
+}
+
+/// A release may grant a fair lock to the next in its queue. What replicas are to confirm, he must ask for himself.
+#[tokio::test]
+async fn nothing_is_granted_to_who_has_not_asked_for_it() {
+    let (master, _replica) = pair().await;
+    let backend = RedisBackend::open_with(&master.url(), options(1)).unwrap();
+    let fair = || {
+        let mut fair = claim("k");
+        fair.mode = Mode::Fair;
+        fair
+    };
+    let (first, second) = (fair(), fair());
+    assert!(matches!(backend.acquire(&first).await.unwrap(), Acquired::Granted(_)));
+    assert!(matches!(backend.acquire(&second).await.unwrap(), Acquired::Held(_)));
+    let mut changes = backend.changes(&first.name).await.unwrap();
+    assert!(backend.release(&first).await.unwrap());
+    let change = tokio::time::timeout(LIMIT, changes.next()).await.unwrap();
+    assert_eq!(change, Change::Turn(second.holder));
+    assert_eq!(backend.holder(&second.name, Mode::Fair).await.unwrap(), None);
+    assert!(matches!(backend.acquire(&second).await.unwrap(), Acquired::Granted(_)));
 }
 
 #[tokio::test]

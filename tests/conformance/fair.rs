@@ -84,6 +84,25 @@ pub async fn what_nobody_hears_is_granted_to_nobody<H: Harness>(h: &H) {
     assert!(granted(&backend, &second).await.fence() > fence);
 }
 
+/// Whoever waits for several leases at once has no use for one of them, and holds none while he waits.
+pub async fn who_is_only_called_is_handed_nothing_over<H: Harness>(h: &H) {
+    let backend = h.backend();
+    let name = name("k");
+    let [first, second, _] = three(&name);
+    let plain = claim(&name);
+    granted(&backend, &first).await;
+    held(&backend, &plain).await;
+    held(&backend, &second).await;
+    let mut changes = listen(&backend, &name).await;
+    assert!(backend.release(&first).await.unwrap());
+    assert_eq!(next(&mut changes).await, Change::Turn(plain.holder));
+    assert_eq!(backend.holder(&name, Mode::Fair).await.unwrap(), None);
+    // He leaves, and the next one has his turn.
+    assert!(!backend.release(&plain).await.unwrap());
+    assert_eq!(next(&mut changes).await, Change::Turn(second.holder));
+    granted(&backend, &second).await;
+}
+
 pub async fn what_is_handed_over_lasts_as_long_as_the_place<H: Harness>(h: &H) {
     let backend = h.backend();
     let name = name("k");

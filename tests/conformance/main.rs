@@ -149,6 +149,7 @@ rules! {
         a_free_lease_is_granted_at_once,
         first_come_first_served,
         what_nobody_hears_is_granted_to_nobody,
+        who_is_only_called_is_handed_nothing_over,
         what_is_handed_over_lasts_as_long_as_the_place,
         what_is_handed_over_is_a_lease,
         who_asks_again_keeps_the_place,

@@ -166,12 +166,13 @@ impl State {
             return None;
         }
         let (called, kept) = (first.token, (first.ends - now).min(PLACE_LIFE));
+        let granted = heard && !first.called;
         if claim.mode == Mode::Exclusive {
             // It loses the place, lest one that died be called again.
             let next = Claim { holder: called, lease: CALL_LIFE, ..claim.clone() };
             self.leave(&next);
             self.set_lease(&next, CALLED, now);
-        } else if heard {
+        } else if granted {
             let next = Claim { holder: called, lease: kept, ..claim.clone() };
             self.leave(&next);
             return Some(Change::Granted(called, self.grant(&next, now).fence()));
@@ -288,9 +289,9 @@ impl State {
         }
         let (name, token) = (claim.name.prefix().clone(), claim.holder);
         let ends = after(now, claim.place_life());
-        let alone = claim.mode != Mode::Read;
+        let (alone, called) = (claim.mode != Mode::Read, claim.mode == Mode::Exclusive);
         let shared = self.shared.entry(name.clone()).or_default();
-        let old = queue_mut(shared, claim.mode).take(Place { token, ends, alone });
+        let old = queue_mut(shared, claim.mode).take(Place { token, ends, alone, called });
         if let Some(old) = old {
             self.ends.remove(&(old, End::Place(name.clone(), token)));
         }

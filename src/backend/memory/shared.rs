@@ -68,6 +68,8 @@ pub(super) struct Place {
     pub(super) ends: Instant,
     /// Waits for all others to leave.
     pub(super) alone: bool,
+    /// Is only to be called, and not granted anything before he asks.
+    pub(super) called: bool,
 }
 
 impl Queue {

@@ -37,8 +37,9 @@ end
 
 if ARGV[4] ~= '0' then
   -- A full server refuses the place. Where it is only for being called, one does without.
-  local take = ARGV[5] == '1' and pcall or function(take, ...) take(...) end
-  take(take_place, KEYS[3], KEYS[4], KEYS[6], ARGV[1], at or milliseconds(), ARGV[4])
+  local called = ARGV[5] == '1'
+  local take = called and pcall or function(take, ...) take(...) end
+  take(take_place, KEYS[3], KEYS[4], KEYS[6], ARGV[1], at or milliseconds(), ARGV[4], called)
 end
 if token then return {'held', held, left, 1} end
 if readers > 0 then return {'held', 0, reading, readers} end

@@ -25,8 +25,9 @@ else
 end
 
 -- Grants the lease to the first in the queue, for as long as he would have kept his place, which he knows; and takes
--- it back, if nobody hears of it. Nothing, if that can not be.
+-- it back, if nobody hears of it. Nothing, if that can not be, or if he is only to be called.
 local function hand_over(first, kept)
+  if kept % 1 ~= 0 then return nil end
   kept = math.min(kept, tonumber(ARGV[4]))
   local fence = digits(next_fence(fence_at(KEYS[5]), 0))
   if kept < 1 or redis.pcall('SET', KEYS[5], fence, 'PX', ARGV[5]).err

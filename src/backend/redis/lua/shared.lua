@@ -44,12 +44,13 @@ local function is_held(set, token, count, at)
   return true
 end
 
--- Takes a place in a queue, or keeps the one that was taken before.
-local function take_place(queue, deadlines, writers, token, at, life)
+-- Takes a place in a queue, or keeps the one that was taken before. Of one who is only to be called it ends half a
+-- millisecond late: by that he is known.
+local function take_place(queue, deadlines, writers, token, at, life, called)
   local last = redis.call('ZRANGE', queue, -1, -1, 'WITHSCORES')[2]
   redis.call('ZADD', queue, 'NX', (tonumber(last) or 0) + 1, token)
   keep(queue, life)
-  redis.call('ZADD', deadlines, at + life, token)
+  redis.call('ZADD', deadlines, at + life + (called and 0.5 or 0), token)
   keep(deadlines, life)
   if writers then
     redis.call('ZADD', writers, redis.call('ZSCORE', queue, token), token)
