@@ -17,7 +17,7 @@ use std::{
 use bellwether::{
     ErrorKind, Locks, MemoryBackend,
     key::Namespace,
-    lease::{Retry, RetryStrategy},
+    lease::{PLACE_LIFE, Retry, RetryStrategy},
 };
 use tokio::{
     task::JoinHandle,
@@ -146,6 +146,38 @@ async fn a_failed_renewal_is_tried_again_while_the_lease_lasts() {
     let renewals = faulty.count(Op::Renew);
     sleep(5 * LEASE).await;
     assert_eq!(faulty.count(Op::Renew), renewals, "the watchdog outlives the unlock");
+}
+
+/// A fair lock that is handed over lasts as long as the place in the queue would have, whatever its lease. So a renewal
+/// that fails is tried again within that, and not when it would be in time for the lease.
+#[tokio::test(start_paused = true)]
+async fn what_was_handed_over_outlives_renewals_that_fail() {
+    let mut failures = 3;
+    let faulty = Faulty::new(move |op| {
+        (op == Op::Renew && failures > 0).then(|| {
+            failures -= 1;
+            Fault::Refuse
+        })
+    });
+    let lease = Duration::from_secs(60);
+    let held = Locks::new(faulty.inner.clone()).fair_mutex("m").lock().await.unwrap();
+    let next = Locks::new(faulty.clone()).fair_mutex("m").lease(lease);
+    let waiting = tokio::spawn(async move { next.lock().await.unwrap() });
+    // It asks, subscribes and asks again.
+    while faulty.count(Op::Acquire) < 2 {
+        sleep(MS).await;
+    }
+    held.unlock().await.unwrap();
+    let guard = waiting.await.unwrap();
+    assert_eq!(faulty.count(Op::Acquire), 2, "it need not ask for what it was told that it has");
+    assert!(guard.remaining() < PLACE_LIFE, "{:?}", guard.remaining());
+    while faulty.count(Op::Renew) < 4 && !guard.is_lost() {
+        sleep(MS).await;
+    }
+    sleep(MS).await;
+    assert!(!guard.is_lost());
+    assert!(guard.remaining() > lease / 2, "{:?}", guard.remaining());
+    guard.unlock().await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]

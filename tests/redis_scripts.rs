@@ -312,6 +312,58 @@ async fn what_is_not_a_lease_is_named_and_left_alone() {
     }
 }
 
+/// It was put there while two waited. The first of them is told and leaves; that must not give what is there to the
+/// second, who still waits and listens.
+#[tokio::test]
+async fn what_is_not_a_lease_is_not_handed_on() {
+    let server = RedisServer::start().await;
+    let backend = open(&server.url());
+    let mut raw = server.raw().await;
+    for (mode, suffix) in [(Mode::Exclusive, "l"), (Mode::Fair, "l"), (Mode::Write, "w")] {
+        let name = name(&format!("{mode:?}"));
+        let [holder, first, second] =
+            [(); 3].map(|()| Claim::new(name.clone(), mode, LEASE, FENCE_LIFE));
+        let _listening = backend.changes(&name).await.unwrap();
+        backend.acquire(&holder).await.unwrap();
+        for waiting in [&first, &second] {
+            assert!(matches!(backend.acquire(waiting).await.unwrap(), Acquired::Held(_)));
+        }
+        let key = name.suffixed(suffix);
+        for words in [&["SET", &key, "locked"][..], &["HSET", &key, "holder", "1"]] {
+            raw.run::<()>(&["DEL", &key]).await;
+            raw.run::<()>(words).await;
+            let before: Vec<u8> = raw.run(&["DUMP", &key]).await;
+            let error = backend.acquire(&first).await.unwrap_err();
+            assert_eq!(error.kind(), BackendErrorKind::Foreign, "{mode:?}, {words:?}: {error}");
+            assert!(!backend.release(&first).await.unwrap());
+            assert!(!backend.release(&holder).await.unwrap());
+            let now: Vec<u8> = raw.run(&["DUMP", &key]).await;
+            assert_eq!(now, before, "{mode:?}, {words:?} was touched");
+        }
+    }
+}
+
+/// Whoever waits in order asks again to keep his place, and a full server lets him.
+#[tokio::test]
+async fn places_are_kept_on_a_full_server() {
+    let server = RedisServer::start().await;
+    let backend = open(&server.url());
+    let mut raw = server.raw().await;
+    for mode in [Mode::Fair, Mode::Write] {
+        let name = name(&format!("{mode:?}"));
+        let [holder, first, second] =
+            [(); 3].map(|()| Claim::new(name.clone(), mode, LEASE, FENCE_LIFE));
+        backend.acquire(&holder).await.unwrap();
+        assert!(matches!(backend.acquire(&first).await.unwrap(), Acquired::Held(_)));
+        full(&mut raw).await;
+        assert!(matches!(backend.acquire(&first).await.unwrap(), Acquired::Held(_)));
+        roomy(&mut raw).await;
+        assert!(backend.release(&holder).await.unwrap());
+        assert!(matches!(backend.acquire(&second).await.unwrap(), Acquired::Held(_)));
+        assert!(matches!(backend.acquire(&first).await.unwrap(), Acquired::Granted(_)));
+    }
+}
+
 /// Among several names, too: nothing is taken then.
 #[tokio::test]
 async fn what_is_not_a_lease_keeps_several_from_being_acquired() {

@@ -182,13 +182,11 @@ impl Channels {
     pub(crate) fn forget_answers(&self, which: impl Fn(&str) -> bool) {
         for (_, topic) in self.0.topics().iter().filter(|(channel, _)| which(channel)) {
             topic.subscription.send_if_modified(|answer| {
-                let now = match answer {
-                    Subscription::Asked | Subscription::Lost => return false,
-                    Subscription::Confirmed => Subscription::Lost,
-                    Subscription::Refused(_) => Subscription::Asked,
-                };
-                *answer = now;
-                true
+                let answered = matches!(answer, Subscription::Confirmed | Subscription::Refused(_));
+                if answered {
+                    *answer = Subscription::Lost;
+                }
+                answered
             });
         }
     }
@@ -296,7 +294,7 @@ impl Changes {
         }
     }
 
-    /// Whether it was in place, and is not at the moment.
+    /// Whether it was in place, and is not any more.
     pub(crate) fn is_lost(&self) -> bool {
         match &self.0 {
             Source::One(listener) => listener.is_lost(),
@@ -341,7 +339,7 @@ impl Listener {
     }
 
     pub(super) fn is_lost(&self) -> bool {
-        matches!(*self.subscription.borrow(), Subscription::Lost)
+        matches!(*self.subscription.borrow(), Subscription::Lost | Subscription::Refused(_))
     }
 
     #[cfg_attr(not(feature = "redis"), allow(dead_code))]

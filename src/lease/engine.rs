@@ -130,11 +130,7 @@ impl Engine {
                 }
                 Ok((Acquired::Held(occupied), sent)) => {
                     pending.waits(sent, &occupied);
-                    let keep = match claim.mode.is_ordered() {
-                        true => claim.place_life().mul_f64(KEEP_PLACE),
-                        false => Duration::MAX,
-                    };
-                    (Some(occupied.remaining.min(keep)), not_acquired())
+                    (Some(occupied.remaining), not_acquired())
                 }
                 Err(error) if error.kind() == BackendErrorKind::Foreign => return Err(error.into()),
                 Err(error) => (None, error.into()),
@@ -269,9 +265,6 @@ impl Engine {
         self.tasks.spawn_on(Owed::new(self.clone(), claim, doubtful).pay(), runtime);
     }
 }
-
-/// After which part of its time a place in a queue is taken anew: two tries may fail before it is lost.
-const KEEP_PLACE: f64 = 0.32;
 
 /// How long a process whose turn is over waits before it asks again: so that who was called comes first, and
 /// has the machine to himself. Less than that, and he waits for us; the line may wait as well.

@@ -29,8 +29,10 @@ const JITTER: Duration = Duration::from_millis(90);
 /// Without a subscription: the first interval between looks, doubled up to the longest.
 const FIRST_LOOK: Duration = Duration::from_millis(10);
 const LONGEST_LOOK: Duration = Duration::from_millis(100);
-/// How long after a refused subscription the next one is asked for.
+/// How long after a refused or a lost subscription the next one is asked for.
 const RESUBSCRIBE: Duration = Duration::from_secs(1);
+/// After which part of its time a place in a queue is taken anew: two tries may fail before it is lost.
+const KEEP_PLACE: f64 = 0.32;
 
 pub(crate) struct Waiting {
     engine: Arc<Engine>,
@@ -40,6 +42,8 @@ pub(crate) struct Waiting {
     changes: Option<Changes>,
     /// Subscriptions to what was waited for before, and may be again.
     others: Vec<(Name, Changes)>,
+    /// The longest time without a look, whatever pushes and leases say: a place in a queue may have to be kept.
+    longest: Duration,
     /// Looks without a subscription so far, and when to ask for one again.
     looks: u32,
     subscribe_at: Option<Instant>,
@@ -67,7 +71,11 @@ impl Waiting {
         strategy: &dyn RetryStrategy,
         limit: Duration,
     ) -> Self {
-        Self::on(engine, claim.name.clone(), claim.holder, strategy, limit)
+        let mut waiting = Self::on(engine, claim.name.clone(), claim.holder, strategy, limit);
+        if claim.mode.is_ordered() {
+            waiting.longest = claim.place_life().mul_f64(KEEP_PLACE);
+        }
+        waiting
     }
 
     /// For what is waited for without a claim.
@@ -85,6 +93,7 @@ impl Waiting {
             holder,
             changes: None,
             others: Vec::new(),
+            longest: LONGEST_SLEEP,
             looks: 0,
             subscribe_at: None,
             waits: strategy.waits(),
@@ -154,6 +163,13 @@ impl Waiting {
             self.changes = None;
             self.subscribe_at = Some(told + RESUBSCRIBE);
         }
+        match self.changes.as_ref().is_some_and(Changes::is_lost) {
+            // Whoever was to restore it may be gone; who asks anew has it done.
+            true if self.subscribe_at.is_some_and(|at| at <= told) => self.changes = None,
+            true => drop(self.subscribe_at.get_or_insert(told + RESUBSCRIBE)),
+            false if self.changes.is_some() => self.subscribe_at = None,
+            false => {}
+        }
         if self.changes.is_none() && self.subscribe_at.is_none_or(|at| at <= told) {
             let backend = self.engine.backend().clone();
             tokio::select! {
@@ -173,7 +189,7 @@ impl Waiting {
             }
         }
         let jitter = JITTER.mul_f64(fastrand::f64());
-        let mut look = told + remaining.saturating_add(jitter).min(LONGEST_SLEEP);
+        let mut look = told + remaining.saturating_add(jitter).min(self.longest);
         if self.changes.as_ref().is_none_or(Changes::is_lost) {
             let interval = FIRST_LOOK.saturating_mul(1 << self.looks.min(6)).min(LONGEST_LOOK);
             self.looks += 1;

@@ -283,8 +283,10 @@ impl Shared {
                     rounds.forget(watch);
                 }
                 _ => {
-                    let pause = (watch.claim.lease / 20).max(Duration::from_millis(10));
-                    let look = watch.deadline().min(Instant::now() + pause);
+                    let (now, deadline) = (Instant::now(), watch.deadline());
+                    // (What is left may be less than a lease, of one that was granted for less.)
+                    let pause = (watch.claim.lease / 20).min((deadline - now) / 8);
+                    let look = deadline.min(now + pause.max(Duration::from_millis(10)));
                     rounds.set_timer(watch, look);
                 }
             }

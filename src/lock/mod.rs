@@ -114,7 +114,8 @@ impl Locks {
     /// plain `lock` passes those who queue. Each waiter keeps a place in a queue at the server, which costs
     /// a command every 1.6 s. An unlock gives the lock to the first of them at once, who is told by a push; if that
     /// is lost, he finds out with his next command. One whose process died is passed over after at most 5 s, however
-    /// many of them died.
+    /// many of them died. What is given so lasts no longer than the place did, 5 s at most, until it is renewed
+    /// after a second or two: so [`remaining`](crate::lock::MutexGuard::remaining) begins with less than the lease.
     pub fn fair_mutex(&self, name: impl Into<Key>) -> Mutex {
         Mutex::new(self.scope.clone(), name.into(), Mode::Fair)
     }

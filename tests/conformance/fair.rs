@@ -3,7 +3,7 @@
 use bellwether::{
     backend::{Change, Changes, Leases},
     key::Name,
-    lease::{Claim, Mode, PLACE_LIFE},
+    lease::{CALL_LIFE, Claim, Mode, PLACE_LIFE},
 };
 
 use crate::harness::{Harness, LEASE, MOMENT, claim, claim_in, granted, held, listen, name, next};
@@ -96,10 +96,27 @@ pub async fn who_is_only_called_is_handed_nothing_over<H: Harness>(h: &H) {
     let mut changes = listen(&backend, &name).await;
     assert!(backend.release(&first).await.unwrap());
     assert_eq!(next(&mut changes).await, Change::Turn(plain.holder));
-    assert_eq!(backend.holder(&name, Mode::Fair).await.unwrap(), None);
+    assert_eq!(backend.renew(std::slice::from_ref(&plain)).await.unwrap(), [false]);
+    granted(&backend, &plain).await;
     // He leaves, and the next one has his turn.
-    assert!(!backend.release(&plain).await.unwrap());
+    assert!(backend.release(&plain).await.unwrap());
     assert_eq!(next(&mut changes).await, Change::Turn(second.holder));
+    granted(&backend, &second).await;
+}
+
+/// He may have died, or wait for something else by now.
+pub async fn who_is_only_called_holds_nobody_up<H: Harness>(h: &H) {
+    let backend = h.backend();
+    let name = name("k");
+    let [first, second, _] = three(&name);
+    let plain = claim(&name);
+    granted(&backend, &first).await;
+    held(&backend, &plain).await;
+    held(&backend, &second).await;
+    let mut changes = listen(&backend, &name).await;
+    assert!(backend.release(&first).await.unwrap());
+    assert_eq!(next(&mut changes).await, Change::Turn(plain.holder));
+    h.pass(CALL_LIFE).await;
     granted(&backend, &second).await;
 }
 

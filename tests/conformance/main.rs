@@ -150,6 +150,7 @@ rules! {
         first_come_first_served,
         what_nobody_hears_is_granted_to_nobody,
         who_is_only_called_is_handed_nothing_over,
+        who_is_only_called_holds_nobody_up,
         what_is_handed_over_lasts_as_long_as_the_place,
         what_is_handed_over_is_a_lease,
         who_asks_again_keeps_the_place,

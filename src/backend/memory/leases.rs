@@ -153,31 +153,37 @@ impl State {
         (had, self.turn(claim, heard, now))
     }
 
-    /// Who is told that something has become free.
+    /// Who is told that something has become free, where anyone hears it.
     fn turn(&mut self, claim: &Claim, heard: bool, now: Instant) -> Option<Change> {
-        let shared = self.shared.get(claim.name.prefix());
-        let first = match claim.mode {
-            Mode::Permit { .. } => None,
-            mode => shared.and_then(|shared| queue(shared, mode).first()),
-        };
-        let Some(first) = first.filter(|first| first.alone) else { return Some(Change::Wake) };
-        let reads = matches!(claim.mode, Mode::Read | Mode::Write);
-        if reads && shared.is_some_and(|shared| !shared.readers.0.is_empty()) {
-            return None;
-        }
-        let (called, kept) = (first.token, (first.ends - now).min(PLACE_LIFE));
-        let granted = heard && !first.called;
-        if claim.mode == Mode::Exclusive {
-            // It loses the place, lest one that died be called again.
-            let next = Claim { holder: called, lease: CALL_LIFE, ..claim.clone() };
+        loop {
+            let shared = self.shared.get(claim.name.prefix());
+            let first = match claim.mode {
+                Mode::Permit { .. } => None,
+                mode => shared.and_then(|shared| queue(shared, mode).first()),
+            };
+            let Some(first) = first.filter(|first| first.alone) else { return Some(Change::Wake) };
+            let reads = matches!(claim.mode, Mode::Read | Mode::Write);
+            if reads && shared.is_some_and(|shared| !shared.readers.0.is_empty()) {
+                return None;
+            }
+            let (token, kept) = (first.token, (first.ends - now).min(PLACE_LIFE));
+            let called = claim.mode == Mode::Exclusive || first.called;
+            if !called && !heard {
+                return Some(Change::Turn(token));
+            }
+            let next = Claim { holder: token, ..claim.clone() };
             self.leave(&next);
-            self.set_lease(&next, CALLED, now);
-        } else if granted {
-            let next = Claim { holder: called, lease: kept, ..claim.clone() };
-            self.leave(&next);
-            return Some(Change::Granted(called, self.grant(&next, now).fence()));
+            if !called {
+                let fence_life = self.fence_left(&next.name, now).max(claim.fence_life);
+                let fence = self.grant(&Claim { lease: kept, fence_life, ..next }, now).fence();
+                return Some(Change::Granted(token, fence));
+            }
+            // It lost the place, lest one that died be called again; and one whom nobody hears is passed over.
+            if heard {
+                self.set_lease(&Claim { lease: CALL_LIFE, ..next }, CALLED, now);
+                return Some(Change::Turn(token));
+            }
         }
-        Some(Change::Turn(called))
     }
 
     /// The grant, and what is to be pushed; none of it, if `from` has nothing to pass.

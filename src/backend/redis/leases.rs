@@ -148,13 +148,13 @@ impl RedisBackend {
         let mut call = Call::new(&SCRIPTS.release_queued, keys.len())
             .keys(&claim.name, keys)
             .token(claim.holder)
-            .arg(u8::from(has_own_channels(&claim.name)));
-        if claim.mode == Mode::Exclusive {
-            return self.released(call.arg(millis(CALL_LIFE))).await;
+            .arg(u8::from(has_own_channels(&claim.name)))
+            .arg(millis(CALL_LIFE));
+        if claim.mode != Mode::Exclusive {
+            // What replicas are to confirm, its holder must ask for himself.
+            let granted = if self.0.options.replicas.is_none() { millis(PLACE_LIFE) } else { 0 };
+            call = call.arg(granted).arg(millis(claim.fence_life));
         }
-        // What replicas are to confirm, its holder must ask for himself.
-        let granted = if self.0.options.replicas.is_none() { millis(PLACE_LIFE) } else { 0 };
-        call = call.arg(0).arg(granted).arg(millis(claim.fence_life));
         self.released(call).await
     }
 

@@ -81,8 +81,9 @@ struct Run {
 
 impl Drop for Run {
     fn drop(&mut self) {
-        self.signs.forget_answers();
         self.down.store(false, Ordering::Relaxed);
+        self.signs.forget_answers();
+        self.signs.wake();
     }
 }
 
@@ -100,7 +101,8 @@ async fn keep_subscribed(target: Target, options: RedisOptions, run: Run) {
             return;
         }
         let (broken, leaving) = (Arc::new(Notify::new()), Leaving::default());
-        let on_push = receive(signs.channels.clone(), broken.clone(), leaving.clone());
+        let asks = options.replicas.is_some();
+        let on_push = receive(signs.channels.clone(), broken.clone(), leaving.clone(), asks);
         match connect(&target, &options, broken.clone(), on_push).await {
             Ok((connected, place)) => {
                 down(false);
@@ -161,11 +163,12 @@ async fn keep_in_step(
     }
 }
 
-/// Hands each push to those who wait for it.
+/// Hands each push to those who wait for it. Who must have replicas confirm what he is granted `asks` for it.
 fn receive(
     channels: Channels,
     broken: Arc<Notify>,
     leaving: Leaving,
+    asks: bool,
 ) -> impl Fn(PushInfo) + Send + Sync + 'static {
     move |push| {
         let mut data = push.data.into_iter();
@@ -175,7 +178,11 @@ fn receive(
                     (data.next(), data.next())
                     && let Ok(channel) = std::str::from_utf8(&channel)
                 {
-                    channels.push(channel, Change::decode(&Bytes::from(message)));
+                    let change = match Change::decode(&Bytes::from(message)) {
+                        Change::Granted(token, _) if asks => Change::Turn(token),
+                        change => change,
+                    };
+                    channels.push(channel, change);
                 }
             }
             // Unasked for, it says that the channel's slot is somewhere else now. The client library takes

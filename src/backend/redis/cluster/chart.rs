@@ -57,10 +57,12 @@ impl Chart {
             return;
         }
         if let Map::Known(before) = before {
-            self.channels.forget_answers(|channel| {
+            let moved = |channel: &str| {
                 let slot = slot_of(channel.as_bytes());
                 before.owner(slot) != now.owner(slot)
-            });
+            };
+            self.channels.forget_answers(moved);
+            self.channels.wake(moved);
         }
         self.channels.turn();
     }
@@ -75,7 +77,9 @@ impl Chart {
             _ => false,
         });
         if changed {
-            self.channels.forget_answers(|channel| slot_of(channel.as_bytes()) == slot);
+            let moved = |channel: &str| slot_of(channel.as_bytes()) == slot;
+            self.channels.forget_answers(moved);
+            self.channels.wake(moved);
             self.channels.turn();
         }
         self.trouble.notify_one();

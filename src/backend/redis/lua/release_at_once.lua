@@ -3,9 +3,9 @@
 
 local value = redis.pcall('GET', KEYS[1])
 if type(value) == 'string' and string.find(value, '^' .. ARGV[1] .. ':%d*[1-9]%d*$')
-  and (ARGV[3] ~= '0' or redis.call('EXISTS', KEYS[3]) == 0) and redis.call('PTTL', KEYS[1]) >= 0 then
+  and (not ARGV[4] or redis.call('EXISTS', KEYS[3]) == 0) and redis.call('PTTL', KEYS[1]) >= 0 then
   local publish = string.match(KEYS[2], '}:(%a)') == 's' and 'SPUBLISH' or 'PUBLISH'
-  while ARGV[3] ~= '0' do
+  while not ARGV[4] do
     local first = redis.call('ZPOPMIN', KEYS[3])[1]
     if not first then break end
     local ends = redis.call('ZSCORE', KEYS[4], first)

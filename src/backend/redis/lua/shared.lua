@@ -47,6 +47,9 @@ end
 -- Takes a place in a queue, or keeps the one that was taken before. Of one who is only to be called it ends half a
 -- millisecond late: by that he is known.
 local function take_place(queue, deadlines, writers, token, at, life, called)
+  -- A place that was taken before is kept on a full server, too: in a script that has written, every write is let
+  -- through, and this one needs no memory.
+  if redis.call('ZSCORE', queue, token) then redis.call('ZREM', deadlines, token) end
   local last = redis.call('ZRANGE', queue, -1, -1, 'WITHSCORES')[2]
   redis.call('ZADD', queue, 'NX', (tonumber(last) or 0) + 1, token)
   keep(queue, life)
