@@ -60,7 +60,7 @@ use self::{
 pub use self::{replicas::Replicas, sentinel::SentinelMaster};
 use crate::error::{BackendError, BackendErrorKind, Error};
 
-/// Leases and entries in a Redis or Valkey server, from version 6.
+/// Leases and entries in a Redis server from version 6, or a Valkey server.
 ///
 /// Clones share their connections. It connects by itself when it is first used, and again whenever a
 /// connection breaks, without end; so a service boots while Redis is down.
