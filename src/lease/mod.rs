@@ -1,9 +1,9 @@
 //! The engine under every primitive: the right to act on a name for a limited time.
 //!
 //! A [`Claim`] asks for a lease, a [`Grant`] with its fence proves it. The engine tries, waits and tries
-//! again (`wait`), keeps what it holds alive and tells its holder when it is lost (`watchdog`), gives it
-//! back, and undoes every acquisition whose outcome it does not know (`engine`, `owed`). What it hands out is a
-//! `Held` (`held`), which the locks and the caches wrap.
+//! again (`pending`, `place`, `wait`), keeps what it holds alive and tells its holder when it is lost (`watchdog`,
+//! `watch`), gives it back, and undoes every acquisition whose outcome it does not know (`engine`, `owed`). What it
+//! hands out is a `Held` (`held`), which the locks and the caches wrap.
 //!
 //! # What a lease promises
 //!
@@ -22,6 +22,7 @@ mod place;
 mod retry;
 mod several;
 mod wait;
+mod watch;
 mod watchdog;
 
 pub use self::{
@@ -33,7 +34,7 @@ pub(crate) use self::{
     held::Held,
     pending::Pending,
     wait::{Turn, Waiting},
-    watchdog::Watch,
+    watch::Watch,
 };
 
 use std::time::Duration;
