@@ -148,6 +148,16 @@ async fn a_failed_renewal_is_tried_again_while_the_lease_lasts() {
     assert_eq!(faulty.count(Op::Renew), renewals, "the watchdog outlives the unlock");
 }
 
+/// The backend hangs beyond the lease, and hangs still when the lock is given back: what the caller must know is that
+/// he has lost it.
+#[tokio::test(start_paused = true)]
+async fn a_loss_that_is_known_is_what_an_unlock_tells() {
+    let faulty = Faulty::new(|op| (op != Op::Acquire).then_some(Fault::Hang));
+    let guard = Locks::new(faulty).mutex("m").lease(LEASE).lock().await.unwrap();
+    guard.lost().await;
+    assert_eq!(guard.unlock().await.unwrap_err().kind(), ErrorKind::Lost);
+}
+
 /// A fair lock that is handed over lasts as long as the place in the queue would have, whatever its lease. So a renewal
 /// that fails is tried again within that, and not when it would be in time for the lease.
 #[tokio::test(start_paused = true)]

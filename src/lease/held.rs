@@ -74,7 +74,9 @@ impl Held {
     pub(crate) async fn release(mut self) -> Result<(), Error> {
         self.released = true;
         self.engine.watchdog.forget(&self.watch);
-        self.give_back().await
+        let lost = self.watch.is_lost();
+        // That the backend does not answer says less than that the lease is lost, where that is known.
+        self.give_back().await.map_err(|error| if lost { Self::lost() } else { error })
     }
 
     fn give_back(&self) -> Finish<Result<(), Error>> {
