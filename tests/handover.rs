@@ -51,7 +51,7 @@ async fn key(raw: &mut Raw, suffix: &str) -> String {
     keys.remove(0)
 }
 
-/// Returns when so many wait in the queue, and every one of them listens.
+/// Returns when so many wait in the queue.
 async fn queued(raw: &mut Raw, count: usize) {
     let all = comes_true(LIMIT, async || match raw.keys("*:q").await.first() {
         Some(queue) => raw.run::<usize>(&["ZCARD", queue]).await == count,

@@ -129,16 +129,20 @@ async fn a_loss_is_told_before_anyone_else_gets_in() {
     }
 }
 
-/// One renewal that fails is no loss: the lease is still held, and the next one comes in time.
-#[tokio::test(start_paused = true)]
-async fn a_failed_renewal_is_tried_again_while_the_lease_lasts() {
-    let mut failures = 3;
-    let faulty = Faulty::new(move |op| {
+/// So many renewals fail, and then all succeed.
+fn first_renewals_fail(mut failures: u32) -> Faulty {
+    Faulty::new(move |op| {
         (op == Op::Renew && failures > 0).then(|| {
             failures -= 1;
             Fault::Refuse
         })
-    });
+    })
+}
+
+/// One renewal that fails is no loss: the lease is still held, and the next one comes in time.
+#[tokio::test(start_paused = true)]
+async fn a_failed_renewal_is_tried_again_while_the_lease_lasts() {
+    let faulty = first_renewals_fail(3);
     let guard = Locks::new(faulty.clone()).mutex("m").lease(LEASE).lock().await.unwrap();
     sleep(5 * LEASE).await;
     assert!(!guard.is_lost());
@@ -162,13 +166,7 @@ async fn a_loss_that_is_known_is_what_an_unlock_tells() {
 /// that fails is tried again within that, and not when it would be in time for the lease.
 #[tokio::test(start_paused = true)]
 async fn what_was_handed_over_outlives_renewals_that_fail() {
-    let mut failures = 3;
-    let faulty = Faulty::new(move |op| {
-        (op == Op::Renew && failures > 0).then(|| {
-            failures -= 1;
-            Fault::Refuse
-        })
-    });
+    let faulty = first_renewals_fail(3);
     let lease = Duration::from_secs(60);
     let held = Locks::new(faulty.inner.clone()).fair_mutex("m").lock().await.unwrap();
     let next = Locks::new(faulty.clone()).fair_mutex("m").lease(lease);

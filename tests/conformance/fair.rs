@@ -84,18 +84,24 @@ pub async fn what_nobody_hears_is_granted_to_nobody<H: Harness>(h: &H) {
     assert!(granted(&backend, &second).await.fence() > fence);
 }
 
-/// Whoever waits for several leases at once has no use for one of them, and holds none while he waits.
-pub async fn who_is_only_called_is_handed_nothing_over<H: Harness>(h: &H) {
-    let backend = h.backend();
+/// A fair holder gave the lease back while one waited who is only to be called, and behind him a fair one.
+async fn one_called_before_one_in_order(backend: &impl Leases) -> (Claim, Claim, Changes) {
     let name = name("k");
     let [first, second, _] = three(&name);
     let plain = claim(&name);
-    granted(&backend, &first).await;
-    held(&backend, &plain).await;
-    held(&backend, &second).await;
-    let mut changes = listen(&backend, &name).await;
+    granted(backend, &first).await;
+    held(backend, &plain).await;
+    held(backend, &second).await;
+    let mut changes = listen(backend, &name).await;
     assert!(backend.release(&first).await.unwrap());
     assert_eq!(next(&mut changes).await, Change::Turn(plain.holder));
+    (plain, second, changes)
+}
+
+/// Whoever waits for several leases at once has no use for one of them, and holds none while he waits.
+pub async fn who_is_only_called_is_handed_nothing_over<H: Harness>(h: &H) {
+    let backend = h.backend();
+    let (plain, second, mut changes) = one_called_before_one_in_order(&backend).await;
     assert_eq!(backend.renew(std::slice::from_ref(&plain)).await.unwrap(), [false]);
     granted(&backend, &plain).await;
     // He leaves, and the next one has his turn.
@@ -107,15 +113,7 @@ pub async fn who_is_only_called_is_handed_nothing_over<H: Harness>(h: &H) {
 /// He may have died, or wait for something else by now.
 pub async fn who_is_only_called_holds_nobody_up<H: Harness>(h: &H) {
     let backend = h.backend();
-    let name = name("k");
-    let [first, second, _] = three(&name);
-    let plain = claim(&name);
-    granted(&backend, &first).await;
-    held(&backend, &plain).await;
-    held(&backend, &second).await;
-    let mut changes = listen(&backend, &name).await;
-    assert!(backend.release(&first).await.unwrap());
-    assert_eq!(next(&mut changes).await, Change::Turn(plain.holder));
+    let (_, second, _changes) = one_called_before_one_in_order(&backend).await;
     h.pass(CALL_LIFE).await;
     granted(&backend, &second).await;
 }
