@@ -6,7 +6,7 @@
 //! run goes first, once for each write. Where there is one command at a time, nothing waits.
 
 use std::{
-    io::{self, IoSlice},
+    io,
     pin::Pin,
     task::{Context, Poll, ready},
 };
@@ -36,13 +36,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Gathering<S> {
         }
         Poll::Ready(())
     }
-
-    fn wrote(&mut self) {
-        self.unanswered = true;
-        self.waited = false;
-    }
 }
 
+/// Not vectored: the client writes from one buffer, and a plain write costs less.
 impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Gathering<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
@@ -51,23 +47,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Gathering<S> {
     ) -> Poll<io::Result<usize>> {
         ready!(self.poll_others(cx));
         let written = ready!(Pin::new(&mut self.stream).poll_write(cx, bytes));
-        self.wrote();
+        self.unanswered = true;
+        self.waited = false;
         Poll::Ready(written)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        slices: &[IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        ready!(self.poll_others(cx));
-        let written = ready!(Pin::new(&mut self.stream).poll_write_vectored(cx, slices));
-        self.wrote();
-        Poll::Ready(written)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
