@@ -216,16 +216,16 @@ fn round_trip<V: Clone + Debug + PartialEq, C: Codec<V>>(
     damage: Option<(prop::sample::Index, u8)>,
 ) -> Result<(), TestCaseError> {
     let encoded = codec.encode(value).unwrap();
-    prop_assert_eq!(&codec.decode(&encoded).unwrap(), value);
+    prop_assert_eq!(&codec.decode(encoded.clone()).unwrap(), value);
     let mut damaged = encoded.to_vec();
     if let Some((at, byte)) = damage
         && !damaged.is_empty()
     {
         let at = at.index(damaged.len());
         damaged[at] = byte;
-        let _ = codec.decode(&damaged.clone().into());
+        let _ = codec.decode(damaged.clone().into());
         damaged.truncate(at);
-        let _ = codec.decode(&damaged.into());
+        let _ = codec.decode(damaged.into());
     }
     Ok(())
 }
@@ -243,12 +243,12 @@ proptest! {
 
     #[test]
     fn any_bytes_are_a_value_or_an_error(bytes in bytes(), brackets in 0..2000_usize) {
-        let _ = Codec::<Product>::decode(&Json, &bytes);
-        let _ = Codec::<Product>::decode(&Postcard, &bytes);
-        prop_assert_eq!(&Codec::<Bytes>::decode(&Raw, &bytes).unwrap(), &bytes);
-        let _ = Codec::<Part>::decode(&Postcard, &vec![2; brackets].into());
+        let _ = Codec::<Product>::decode(&Json, bytes.clone());
+        let _ = Codec::<Product>::decode(&Postcard, bytes.clone());
+        prop_assert_eq!(&Codec::<Bytes>::decode(&Raw, bytes.clone()).unwrap(), &bytes);
+        let _ = Codec::<Part>::decode(&Postcard, vec![2; brackets].into());
         let nested = Bytes::from("[".repeat(brackets));
-        prop_assert!(Codec::<serde_json::Value>::decode(&Json, &nested).is_err());
+        prop_assert!(Codec::<serde_json::Value>::decode(&Json, nested).is_err());
     }
 }
 

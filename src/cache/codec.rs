@@ -25,7 +25,7 @@ pub trait Codec<V>: Send + Sync + 'static {
     /// # Errors
     ///
     /// If the bytes are not a value; the entry then counts as missing.
-    fn decode(&self, bytes: &Bytes) -> Result<V, BoxError>;
+    fn decode(&self, bytes: Bytes) -> Result<V, BoxError>;
 }
 
 /// JSON, the default: readable in Redis, and tolerant of fields that come and go.
@@ -41,8 +41,8 @@ impl<V: Serialize + DeserializeOwned> Codec<V> for Json {
         Ok(serde_json::to_vec(value)?.into())
     }
 
-    fn decode(&self, bytes: &Bytes) -> Result<V, BoxError> {
-        Ok(serde_json::from_slice(bytes)?)
+    fn decode(&self, bytes: Bytes) -> Result<V, BoxError> {
+        Ok(serde_json::from_slice(&bytes)?)
     }
 }
 
@@ -61,8 +61,8 @@ impl<V: Serialize + DeserializeOwned> Codec<V> for Postcard {
         Ok(postcard::to_stdvec(value)?.into())
     }
 
-    fn decode(&self, bytes: &Bytes) -> Result<V, BoxError> {
-        let (value, rest) = postcard::take_from_bytes(bytes)?;
+    fn decode(&self, bytes: Bytes) -> Result<V, BoxError> {
+        let (value, rest) = postcard::take_from_bytes(&bytes)?;
         match rest.is_empty() {
             true => Ok(value),
             false => Err("bytes are left over".into()),
@@ -83,8 +83,8 @@ impl Codec<Bytes> for Raw {
         Ok(value.clone())
     }
 
-    fn decode(&self, bytes: &Bytes) -> Result<Bytes, BoxError> {
-        Ok(bytes.clone())
+    fn decode(&self, bytes: Bytes) -> Result<Bytes, BoxError> {
+        Ok(bytes)
     }
 }
 
@@ -97,7 +97,7 @@ impl Codec<Vec<u8>> for Raw {
         Ok(Bytes::copy_from_slice(value))
     }
 
-    fn decode(&self, bytes: &Bytes) -> Result<Vec<u8>, BoxError> {
-        Ok(bytes.to_vec())
+    fn decode(&self, bytes: Bytes) -> Result<Vec<u8>, BoxError> {
+        Ok(bytes.into())
     }
 }

@@ -15,10 +15,10 @@ pub(super) enum Decision<V> {
 /// What an entry is good for, in this process with its schema and codec.
 ///
 /// Without freshness windows an entry that exists is fresh: the server drops it when its time is over.
-pub(super) fn decide<V: 'static>(entry: &Entry, tag: u32, codec: &dyn Codec<V>) -> Decision<V> {
+pub(super) fn decide<V: 'static>(entry: Entry, tag: u32, codec: &dyn Codec<V>) -> Decision<V> {
     match entry.kind {
         EntryKind::Uncacheable => Decision::Verdict,
-        EntryKind::Value if entry.tag == tag => match codec.decode(&entry.payload) {
+        EntryKind::Value if entry.tag == tag => match codec.decode(entry.payload) {
             Ok(value) => Decision::Fresh(value),
             Err(_) => Decision::Miss { seen: entry.fence },
         },

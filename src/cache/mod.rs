@@ -283,12 +283,9 @@ impl<V: Clone + Send + Sync + 'static> Inner<V> {
     }
 
     fn decide(&self, entry: Entry) -> Decision<V> {
-        let decision = decide::decide(&entry, self.tag(), self.codec.as_ref());
-        if matches!(decision, Decision::Miss { .. }) {
-            tracing::debug!(
-                fence = entry.fence,
-                "an entry that cannot be decoded counts as missing"
-            );
+        let decision = decide::decide(entry, self.tag(), self.codec.as_ref());
+        if let Decision::Miss { seen } = decision {
+            tracing::debug!(fence = seen, "an entry that cannot be decoded counts as missing");
             self.counters.undecodable.add();
         }
         decision
