@@ -151,64 +151,70 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     }
 
     /// As [`load`](Self::load), for work whose answer may turn out to be its caller's alone.
-    pub(crate) async fn fly<F, Fut>(self, work: F) -> Result<Flown<V>, Error>
+    pub(crate) fn fly<F, Fut>(
+        self,
+        work: F,
+    ) -> impl Future<Output = Result<Flown<V>, Error>> + Send + 'static
     where
         F: FnOnce(Lead) -> Fut + Send + 'static,
         Fut: Future<Output = Result<Produced<V>, Error>> + Send + 'static,
     {
-        let inner = &self.cache.inner;
-        // Only who leads needs the name; whether the key is good, everyone is told.
-        Name::check(&self.key, inner.settings.max_key)?;
-        let within = flight::current();
         let mut work = Some(work);
-        let mut unanswered = false;
-        loop {
-            if inner.closed.load(Ordering::Acquire) {
-                // A loader that waits for a place that loaders take could wait for itself.
-                let _place = match within {
-                    Some(_) => None,
-                    // In a box, so that the way of who follows stays small.
-                    None => Some(Box::pin(inner.place(self.options.wait_limit)).await?),
-                };
-                return Box::pin(alone(inner, work.take(), self.options, within)).await;
-            }
-            let (mut follower, leader) = inner.flights.join(&self.key).map_err(overloaded)?;
-            // A loader that waits for a flight that waits for it would wait for ever.
-            let edge = within.map(|from| flight::nested(from, follower.flight()));
-            match edge {
-                Some(None) => {
-                    tracing::debug!(key = %self.key, "a loader came back to a key that waits for it");
-                    drop(follower);
+        // As above.
+        async move {
+            let inner = &self.cache.inner;
+            // Only who leads needs the name; whether the key is good, everyone is told.
+            Name::check(&self.key, inner.settings.max_key)?;
+            let within = flight::current();
+            let mut unanswered = false;
+            loop {
+                if inner.closed.load(Ordering::Acquire) {
+                    // A loader that waits for a place that loaders take could wait for itself.
+                    let _place = match within {
+                        Some(_) => None,
+                        // In a box, so that the way of who follows stays small.
+                        None => Some(Box::pin(inner.place(self.options.wait_limit)).await?),
+                    };
                     return Box::pin(alone(inner, work.take(), self.options, within)).await;
                 }
-                Some(Some(_)) => follower.is_loader(),
-                None => {}
-            }
-            let led = leader.is_some();
-            if let Some(leader) = leader {
-                let Some(work) = work.take() else { return Err(cut_off()) };
-                let name = inner.name(&self.key)?;
-                let path = Path::new(inner.clone(), name, self.options, leader, unanswered);
-                let span = tracing::debug_span!("flight", key = %self.key);
-                follower.carry(Box::pin(path.run(work).instrument(span)));
-            }
-            return match follower.wait().await {
-                Waited::Outcome(Outcome::Value(value, source)) => {
-                    let source = match source {
-                        Source::Led if !led => Source::Followed,
-                        source => source,
-                    };
-                    inner.count(source);
-                    Ok(Flown::Loaded(Loaded { value, source }))
+                let (mut follower, leader) = inner.flights.join(&self.key).map_err(overloaded)?;
+                // A loader that waits for a flight that waits for it would wait for ever.
+                let edge = within.map(|from| flight::nested(from, follower.flight()));
+                match edge {
+                    Some(None) => {
+                        tracing::debug!(key = %self.key, "a loader came back to a key that waits for it");
+                        drop((follower, leader));
+                        return Box::pin(alone(inner, work.take(), self.options, within)).await;
+                    }
+                    Some(Some(_)) => follower.is_loader(),
+                    None => {}
                 }
-                Waited::Outcome(Outcome::Private) => Ok(Flown::Private),
-                Waited::Outcome(Outcome::Failed(error)) => Err(error),
-                Waited::Outcome(Outcome::Unanswered) => {
-                    unanswered = true;
-                    continue;
+                let led = leader.is_some();
+                if let Some(leader) = leader {
+                    let Some(work) = work.take() else { return Err(cut_off()) };
+                    let name = inner.name(&self.key)?;
+                    let path = Path::new(inner.clone(), name, self.options, leader, unanswered);
+                    let span = tracing::debug_span!("flight", key = %self.key);
+                    follower.carry(Box::pin(path.run(work).instrument(span)));
                 }
-                Waited::Again => continue,
-            };
+                return match follower.wait().await {
+                    Waited::Outcome(Outcome::Value(value, source)) => {
+                        let source = match source {
+                            Source::Led if !led => Source::Followed,
+                            source => source,
+                        };
+                        inner.count(source);
+                        Ok(Flown::Loaded(Loaded { value, source }))
+                    }
+                    Waited::Outcome(Outcome::Private) => Ok(Flown::Private),
+                    Waited::Outcome(Outcome::Failed(error)) => Err(error),
+                    Waited::Outcome(Outcome::Unanswered) => {
+                        unanswered = true;
+                        continue;
+                    }
+                    Waited::Again => continue,
+                };
+            }
         }
     }
 }

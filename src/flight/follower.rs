@@ -66,12 +66,16 @@ impl<T: Clone> Follower<T> {
     /// # Cancel safety
     ///
     /// Dropping the future leaves the flight, which goes on for the others.
-    pub(crate) async fn wait(mut self) -> Waited<T> {
+    pub(crate) async fn wait(&mut self) -> Waited<T> {
         if self.carries {
             std::future::poll_fn(|cx| self.flight.work.poll(cx)).await;
+            let last = Arc::get_mut(&mut self.flight);
+            if let Some(waited) = last.and_then(|flight| flight.take(self.joined)) {
+                return waited;
+            }
         }
         let waited = std::future::poll_fn(|cx| {
-            let Self { flight, joined, slot, .. } = &mut self;
+            let Self { flight, joined, slot, .. } = &mut *self;
             match flight.outcome(*joined) {
                 Some(waited) => Poll::Ready(waited),
                 None => flight.waiters.poll(slot, cx, || flight.outcome(*joined)),
@@ -85,6 +89,14 @@ impl<T: Clone> Follower<T> {
 }
 
 impl<T: Clone> Flight<T> {
+    /// As [`outcome`](Self::outcome), for the only one who has the flight, and so needs no copy.
+    fn take(&mut self, joined: u32) -> Option<Waited<T>> {
+        match self.landed.take() {
+            Some((outcome, before)) if joined < before.0 => Some(Waited::Outcome(outcome)),
+            _ => Some(self.ended.take()?.map_or(Waited::Again, Waited::Outcome)),
+        }
+    }
+
     /// What it has for who joined at a mark, if it has landed.
     fn outcome(&self, joined: u32) -> Option<Waited<T>> {
         if let Some((outcome, before)) = self.landed.get()
