@@ -7,7 +7,7 @@ use std::{
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
-use super::{Abandoned, Cache, Codec, Inner, Json, breaker::Breaker};
+use super::{Abandoned, Cache, Codec, Inner, Json, part::Parts};
 use crate::{
     backend::DynStore,
     error::{Error, ErrorKind},
@@ -16,11 +16,6 @@ use crate::{
     lease::{Engine, Retry, RetryStrategy, Upkeep},
     observe::{Counters, Once},
 };
-
-/// So many flights ask the backend at once, the others queue: enough to keep a connection busy, and few
-/// enough that the answer comes well within the time-out, which must tell of the server and not of our
-/// own queue. Ten thousand cold keys at once would otherwise look like a server that is down.
-const TURNS: usize = 128;
 
 /// Builds a [`Cache`]. Every setting has a default; [`build`](Self::build) checks them together.
 #[must_use = "a builder does nothing until it is built"]
@@ -282,8 +277,7 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
                 abort: CancellationToken::new(),
                 loads: Semaphore::new(settings.max_loads),
                 counters: Counters::default(),
-                breaker: Breaker::default(),
-                turns: Semaphore::new(TURNS),
+                parts: Parts::new(),
                 undecodable: Once::default(),
                 unstorable: Once::default(),
                 settings,

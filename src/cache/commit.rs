@@ -33,7 +33,7 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
         let produced = load::run(work, lead.clone(), limit, Some(self.leader.id())).await;
         let cost = begun.elapsed();
         // The lease is renewed until it is our turn.
-        let _turn = self.turn().await;
+        let _turn = self.part.turn().await;
         held.closing();
         let settings = &self.inner.settings;
         match produced {
@@ -118,7 +118,7 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
             }
             Err(error) => {
                 counters.unstored.add();
-                self.inner.breaker.failed(&error);
+                self.part.breaker.failed(&error);
                 // It may have been refused, for an invalidation that those who joined later know of.
                 let late = Outcome::Value(value.clone(), Source::Degraded);
                 let _ = self.for_late.set(late);
@@ -141,7 +141,7 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
                 Err(BackendError::new(BackendErrorKind::Unknown, elapsed))
             });
             if answer.is_ok() {
-                self.inner.breaker.answered(Answered::Write);
+                self.part.breaker.answered(Answered::Write);
             }
             self.inner.counted(answer)
         };
@@ -151,7 +151,7 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
                 tokio::select! {
                     biased;
                     answer = commit(second_try(first, limit)) => answer,
-                    () = self.inner.breaker.opened() => Err(silence()),
+                    () = self.part.breaker.opened() => Err(silence()),
                 }
             }
             answer => answer,

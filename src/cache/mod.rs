@@ -13,6 +13,7 @@ mod commit;
 mod decide;
 mod lead;
 mod load;
+mod part;
 mod path;
 mod request;
 
@@ -41,7 +42,7 @@ pub use crate::{flight::Abandoned, observe::Stats};
 #[cfg(feature = "http")]
 pub(crate) use self::{load::Produced, path::OnVerdict, request::Flown};
 
-use self::{breaker::Breaker, builder::Settings, decide::Decision, path::Outcome};
+use self::{builder::Settings, decide::Decision, part::Parts, path::Outcome};
 use crate::{
     backend::{DynStore, Store},
     entry::Entry,
@@ -89,9 +90,7 @@ struct Inner<V> {
     abort: CancellationToken,
     loads: Semaphore,
     counters: Counters,
-    breaker: Breaker,
-    /// Turns to ask the backend.
-    turns: Semaphore,
+    parts: Parts,
     /// Each is told loudly once, and counted from then on.
     undecodable: Once,
     unstorable: Once,

@@ -17,6 +17,7 @@ use super::{
     Decision, Inner, Lead, Source,
     breaker::Answered,
     load::{self, Produced},
+    part::Part,
     request::Options,
 };
 use crate::{
@@ -62,6 +63,8 @@ pub(super) fn second_try(first: Instant, limit: Duration) -> Duration {
 pub(super) struct Path<V: Clone> {
     pub(super) inner: Arc<Inner<V>>,
     name: Name,
+    /// What of the backend keeps the name.
+    pub(super) part: Arc<Part>,
     pub(super) options: Options,
     pub(super) leader: Leader<Outcome<V>>,
     /// What those are served who joined too late for the outcome, if the backend cannot be asked for it.
@@ -91,7 +94,8 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
         leader: Leader<Outcome<V>>,
         alone: bool,
     ) -> Self {
-        Self { inner, name, options, leader, for_late: OnceLock::new(), alone }
+        let part = inner.parts.of(inner.store.shard(&name));
+        Self { inner, name, part, options, leader, for_late: OnceLock::new(), alone }
     }
 
     /// Goes the way to its end.
@@ -111,7 +115,7 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
             return late.land(Some(outcome));
         }
         // Were they only sent to join anew, each would wait for another time-out.
-        late.land(match self.inner.ask(&self.name).await {
+        late.land(match self.inner.ask(&self.part, &self.name).await {
             None | Some(Err(_)) => Some(Outcome::Unanswered),
             Some(Ok(Decision::Fresh(value))) => Some(Outcome::Value(value, Source::Hit)),
             Some(Ok(_)) => None,
@@ -171,23 +175,12 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
 
     /// Looks into the backend; the fence of what it saw, if that is not the end of the way.
     async fn look(&self) -> Result<u64, Step<V>> {
-        let _turn = self.turn().await;
+        let _turn = self.part.turn().await;
         let mark = self.leader.mark();
-        match self.inner.ask(&self.name).await {
+        match self.inner.ask(&self.part, &self.name).await {
             Some(Ok(decision)) => self.serve(decision, Source::Hit, mark),
             None | Some(Err(_)) => Err(Step::Alone),
         }
-    }
-
-    /// A turn to ask the backend. There is none while it does not answer, so that nobody waits for the
-    /// time-outs of others.
-    pub(super) async fn turn(&self) -> Option<SemaphorePermit<'_>> {
-        let turns = &self.inner.turns;
-        let turn = match turns.try_acquire() {
-            Ok(turn) => Some(turn),
-            Err(_) => turns.acquire().await.ok(),
-        };
-        turn.filter(|_| !self.inner.breaker.is_open())
     }
 
     /// Serves what an entry is good for; the fence to claim with, if it is not good enough.
@@ -222,7 +215,7 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
             if let Err(error) = self.permit(permit).await {
                 return Step::Land((Outcome::Failed(error), Mark::END));
             }
-            let turn = self.turn().await;
+            let turn = self.part.turn().await;
             let mark = self.leader.mark();
             let limit = match doubted {
                 true => second_try(first, retry.try_limit()),
@@ -235,13 +228,13 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
                 tokio::select! {
                     biased;
                     answer = self.inner.store.claim(claim, seen) => answer,
-                    () = self.inner.breaker.opened(), if doubted => Err(silence()),
+                    () = self.part.breaker.opened(), if doubted => Err(silence()),
                 }
             };
             let answer = pending.attempt(limit, try_once).await;
             drop(turn);
             if answer.is_ok() {
-                self.inner.breaker.answered(Answered::Write);
+                self.part.breaker.answered(Answered::Write);
             }
             let occupied = match self.inner.counted(answer) {
                 Ok((Claimed::Granted(grant), sent)) => {
@@ -263,7 +256,7 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
                     continue;
                 }
                 Err(error) => {
-                    self.inner.breaker.failed(&error);
+                    self.part.breaker.failed(&error);
                     return Step::Alone;
                 }
             };
@@ -277,7 +270,7 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
             debug!(fence = occupied.fence, remaining = ?occupied.remaining, "another process loads");
             let turn = tokio::select! {
                 turn = waiting.next(occupied.remaining) => turn,
-                () = self.inner.breaker.opened() => {
+                () = self.part.breaker.opened() => {
                     debug!("nothing can be pushed any more");
                     return Step::Alone;
                 }
@@ -323,14 +316,14 @@ pub(super) fn silence() -> BackendError {
 
 impl<V: Clone + Send + Sync + 'static> Inner<V> {
     /// What stands under a name; nothing, if the backend is not to be asked now.
-    async fn ask(&self, name: &Name) -> Option<Result<Decision<V>, BackendError>> {
-        if !self.breaker.admits() {
+    async fn ask(&self, part: &Part, name: &Name) -> Option<Result<Decision<V>, BackendError>> {
+        if !part.breaker.admits() {
             return None;
         }
         let answer = self.look(name).await;
         match &answer {
-            Ok(_) => self.breaker.answered(Answered::Read),
-            Err(error) => self.breaker.failed(error),
+            Ok(_) => part.breaker.answered(Answered::Read),
+            Err(error) => part.breaker.failed(error),
         }
         Some(answer)
     }

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use bellwether::{backend::Leases, error::BackendErrorKind};
-use tokio::time::Instant;
+use bellwether::{Cache, backend::Leases, cache::Source, error::BackendErrorKind};
+use tokio::time::{Instant, sleep};
+use tokio_util::sync::CancellationToken;
 
 use crate::{
     backend, claim, locks,
@@ -12,6 +13,8 @@ use crate::{
 
 /// What a busy machine adds to a time-out.
 const SLACK: Duration = Duration::from_secs(2);
+/// The time of a command.
+const TIMEOUT: Duration = Duration::from_millis(250);
 
 #[tokio::test]
 async fn a_node_that_hangs_costs_the_leases_of_the_others_nothing() {
@@ -36,6 +39,78 @@ async fn a_node_that_hangs_costs_the_leases_of_the_others_nothing() {
     let again =
         async || locks.mutex(keys[1].as_str()).try_lock().await.is_ok_and(|it| it.is_some());
     assert!(comes_true(LIMIT, again).await, "the node is not used again");
+}
+
+/// One breaker stood before all nodes. Every answer of the others closed it, and of a node that hung three failures
+/// in a row, which with one node of three come soon, opened it for all: the cache of the whole cluster went on and
+/// off, and each turn was a line in the log.
+#[tokio::test]
+async fn a_node_that_hangs_costs_the_entries_of_the_others_nothing() {
+    let cluster = Cluster::start_with(3, 0, &["--cluster-node-timeout", "60000"]).await;
+    let cache = Cache::<String>::builder(backend(&cluster)).build().unwrap();
+    let of_each = cluster.key_of_each(3, |at| format!("k{at}")).await;
+    for key in &of_each {
+        assert_eq!(ask(&cache, key).await.0, Source::Led);
+    }
+    // More than may ask a part of the backend at once.
+    let mut hanging = Vec::new();
+    for at in 0.. {
+        let key = format!("h{at}");
+        if cluster.owner(&format!("{{{key}}}")).await == 1 {
+            hanging.push(key);
+        }
+        if hanging.len() == 150 {
+            break;
+        }
+    }
+    cluster.nodes[1].stop_signal();
+    let stop = CancellationToken::new();
+    let callers: Vec<_> = hanging
+        .into_iter()
+        .map(|key| {
+            let (cache, stop) = (cache.clone(), stop.clone());
+            tokio::spawn(async move {
+                let mut slowest = Duration::ZERO;
+                while !stop.is_cancelled() {
+                    slowest = slowest.max(ask(&cache, &key).await.1);
+                    sleep(Duration::from_millis(5)).await;
+                }
+                slowest
+            })
+        })
+        .collect();
+    // From before the first time-out to long after it.
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_secs(2) {
+        for at in [0, 2] {
+            let (source, took) = ask(&cache, &of_each[at]).await;
+            assert_eq!(source, Source::Hit, "after {:?}", begun.elapsed());
+            assert!(took < TIMEOUT, "{took:?} after {:?}", begun.elapsed());
+        }
+        sleep(Duration::from_millis(1)).await;
+    }
+    // Who asks the one that hangs waits for it no more.
+    for _ in 0..100 {
+        let (source, took) = ask(&cache, &of_each[1]).await;
+        assert_eq!(source, Source::Degraded);
+        assert!(took < TIMEOUT, "{took:?}");
+    }
+    stop.cancel();
+    for caller in callers {
+        let slowest = caller.await.unwrap();
+        assert!(slowest < TIMEOUT + Duration::from_millis(200) + SLACK, "{slowest:?}");
+    }
+    cluster.nodes[1].resume();
+    let again = async || ask(&cache, &of_each[1]).await.0 == Source::Hit;
+    assert!(comes_true(LIMIT, again).await, "the node is not used again");
+}
+
+/// Where the value of a key came from, and how long that took.
+async fn ask(cache: &Cache<String>, key: &str) -> (Source, Duration) {
+    let begun = Instant::now();
+    let load = |_| async { Ok::<_, std::io::Error>("x".to_owned()) };
+    let loaded = cache.request(key).load(load).await.unwrap();
+    (loaded.source(), begun.elapsed())
 }
 
 /// The cluster refuses everything as long as one slot is nobody's.

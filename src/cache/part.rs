@@ -1,0 +1,62 @@
+//! The parts of a backend that fail apart: a server is one, of a cluster each node. What is known of one of them
+//! says nothing of another, and who waits for one that hangs takes no turn from those who ask another.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, PoisonError, RwLock},
+};
+
+use tokio::sync::{Semaphore, SemaphorePermit};
+
+use super::breaker::Breaker;
+
+/// So many flights ask a part at once, the others queue: enough to keep a connection busy, and few enough that
+/// the answer comes well within the time-out, which must tell of the server and not of our own queue. Ten
+/// thousand cold keys at once would otherwise look like a server that is down.
+const TURNS: usize = 128;
+
+pub(super) struct Part {
+    pub(super) breaker: Breaker,
+    turns: Semaphore,
+}
+
+impl Part {
+    fn new(number: usize) -> Self {
+        Self { breaker: Breaker::new(number), turns: Semaphore::new(TURNS) }
+    }
+
+    /// A turn to ask it. There is none while it does not answer, so that nobody waits for the time-outs of
+    /// others.
+    pub(super) async fn turn(&self) -> Option<SemaphorePermit<'_>> {
+        let turn = match self.turns.try_acquire() {
+            Ok(turn) => Some(turn),
+            Err(_) => self.turns.acquire().await.ok(),
+        };
+        turn.filter(|_| !self.breaker.is_open())
+    }
+}
+
+/// All parts, by the numbers that the backend gives them.
+pub(super) struct Parts {
+    /// The one that most backends have.
+    first: Arc<Part>,
+    others: RwLock<HashMap<usize, Arc<Part>>>,
+}
+
+impl Parts {
+    pub(super) fn new() -> Self {
+        Self { first: Arc::new(Part::new(0)), others: RwLock::default() }
+    }
+
+    pub(super) fn of(&self, number: usize) -> Arc<Part> {
+        if number == 0 {
+            return self.first.clone();
+        }
+        let known =
+            self.others.read().unwrap_or_else(PoisonError::into_inner).get(&number).cloned();
+        known.unwrap_or_else(|| {
+            let mut others = self.others.write().unwrap_or_else(PoisonError::into_inner);
+            others.entry(number).or_insert_with(|| Arc::new(Part::new(number))).clone()
+        })
+    }
+}
