@@ -70,7 +70,7 @@
 //! | an answer of Redis is lost | the claim or the commit is repeated, and recognised by its token |
 //! | a push is lost | the waiter looks when the lease would end, and every 5 s |
 //! | Redis forbids to publish or to subscribe | waiters look at intervals up to 100 ms; a process knows of it after its first commit |
-//! | Redis is silent | after three time-outs no request waits for it any more, nor for another process; one flight in 250 ms tries |
+//! | Redis is silent | after three time-outs no request waits for it any more, nor for another process; one flight in 250 ms tries. Of a cluster, this is so of each node by itself |
 //! | Redis forgets what it held | loads under way are not stored, and whoever waits for them looks again |
 //! | the server's clock is set | forward, leases end early and are lost; back, what nobody releases or renews lasts longer by the step |
 //! | the runtime of a load is dropped | its lease is released by a thread of its own, if the process lives on |
@@ -99,7 +99,7 @@
 //! # Features
 //!
 //! All but the engine and the memory backend can be left out: `redis`, `tower`, `http`, `axum`, `postcard`.
-//! Enabling one never changes what the others do.
+//! `tls` (`rediss://`, by rustls) is to be asked for. Enabling one never changes what the others do.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(docsrs, feature(doc_cfg))]

@@ -10,7 +10,7 @@ use serde_json::Value;
 #[test]
 fn the_declared_rust_version_is_what_the_dependencies_demand() {
     let metadata = Command::new(env!("CARGO"))
-        .args(["metadata", "--format-version=1", "--all-features", "--offline"])
+        .args(["metadata", "--format-version=1", "--all-features", "--locked"])
         .args(["--manifest-path", concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml")])
         .output()
         .unwrap();

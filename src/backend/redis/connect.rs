@@ -28,8 +28,23 @@ use crate::error::{BackendError, BackendErrorKind, Error, ErrorKind as Kind};
 /// What a URL says, with our settings of the protocol and of the socket.
 pub(super) fn info(url: &str) -> Result<ConnectionInfo, Error> {
     let info = url.into_connection_info().map_err(invalid)?;
+    #[cfg(feature = "tls")]
+    if matches!(info.addr(), ConnectionAddr::TcpTls { .. }) {
+        provide_cryptography();
+    }
     let settings = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP3);
     Ok(info.set_redis_settings(settings).set_tcp_settings(tcp()))
+}
+
+/// The client library panics where a process has not settled which cryptography rustls is to use, and the features of
+/// all crates together do not either. Whoever settled it is not overruled.
+#[cfg(feature = "tls")]
+pub(super) fn provide_cryptography() {
+    use rustls::crypto::{CryptoProvider, ring};
+    if CryptoProvider::get_default().is_none() {
+        // Another may be a moment faster.
+        let _ = ring::default_provider().install_default();
+    }
 }
 
 pub(super) fn client(info: ConnectionInfo) -> Result<Client, Error> {

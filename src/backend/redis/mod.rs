@@ -111,6 +111,9 @@ impl Default for RedisOptions {
 impl RedisBackend {
     /// A backend over one server: `redis://[user[:password]@]host[:port][/database]`.
     ///
+    /// With the feature `tls`, `rediss://` speaks TLS. The certificates that the system trusts are trusted, or those
+    /// in the file that the variable `SSL_CERT_FILE` names.
+    ///
     /// # Errors
     ///
     /// [`ErrorKind::InvalidConfig`](crate::ErrorKind::InvalidConfig) for a URL that cannot be read. Nothing
@@ -126,7 +129,7 @@ impl RedisBackend {
     /// As [`open`](Self::open).
     pub fn open_with(url: &str, options: RedisOptions) -> Result<Self, Error> {
         let client = connect::client(connect::info(url)?)?;
-        Self::over(Origin::One(Target::Server(client)), options)
+        Self::over(Origin::One(Target::Server(Box::new(client))), options)
     }
 
     /// A backend over the master that sentinels watch.

@@ -68,9 +68,11 @@ impl SentinelMaster {
         self
     }
 
-    /// Connects to the master by TLS, for which the `redis` crate needs one of its features.
+    /// Connects to the master by TLS, with the certificates that the system trusts.
+    #[cfg(feature = "tls")]
     #[must_use]
     pub fn tls(mut self) -> Self {
+        connect::provide_cryptography();
         self.tls = true;
         self
     }

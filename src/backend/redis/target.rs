@@ -10,7 +10,7 @@ use crate::error::BackendError;
 #[derive(Clone)]
 pub(super) enum Target {
     /// This one.
-    Server(Client),
+    Server(Box<Client>),
     /// Whichever the sentinels call the master at the time.
     Sentinel(Arc<Sentinel>),
 }
@@ -25,7 +25,7 @@ impl Target {
     /// The server to connect to now.
     pub(super) async fn find(&self) -> Result<(Client, Place), BackendError> {
         match self {
-            Self::Server(client) => Ok((client.clone(), Place::Fixed)),
+            Self::Server(client) => Ok(((**client).clone(), Place::Fixed)),
             Self::Sentinel(sentinel) => {
                 let (client, sighting) = sentinel.find().await?;
                 Ok((client, Place::Master(sighting)))

@@ -50,7 +50,7 @@ use crate::{
 #[derive(Clone)]
 pub(super) struct Seeds {
     clients: Vec<Client>,
-    template: ConnectionInfo,
+    template: Box<ConnectionInfo>,
 }
 
 pub(super) struct Cluster {
@@ -88,7 +88,7 @@ impl Seeds {
         let invalid = |why| Error::new(ErrorKind::InvalidConfig, why);
         let infos = urls.into_iter().map(|url| connect::info(url.as_ref()));
         let infos = infos.collect::<Result<Vec<_>, _>>()?;
-        let Some(template) = infos.first().cloned() else {
+        let Some(template) = infos.first().cloned().map(Box::new) else {
             return Err(invalid("no node of the cluster is named"));
         };
         for info in &infos {
@@ -109,7 +109,7 @@ impl Cluster {
         let shared = Shared {
             chart: Arc::new(Chart::new()),
             seeds: seeds.clients,
-            template: seeds.template,
+            template: *seeds.template,
             options,
             nodes: Mutex::default(),
         };
@@ -310,7 +310,7 @@ impl Shared {
         if let Some(member) = self.nodes().get(address) {
             return Ok(member.clone());
         }
-        let target = Target::Server(self.client(address)?);
+        let target = Target::Server(Box::new(self.client(address)?));
         let signs = Signs {
             channels: self.chart.channels.clone(),
             scope: Scope::Share(Share { chart: self.chart.clone(), address: address.clone() }),
