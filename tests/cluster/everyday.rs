@@ -146,6 +146,32 @@ async fn one_node_is_enough_to_find_the_others_which_have_its_credentials() {
     assert!(!format!("{backend:?}").contains("secret"));
 }
 
+/// Nodes that go by their names, as where certificates have names; and nodes that do not know how others reach them,
+/// and so are where the answer came from.
+#[tokio::test]
+async fn nodes_are_found_as_they_announce_themselves() {
+    for endpoint in ["hostname", "unknown-endpoint"] {
+        let announced = ["--cluster-announce-hostname", "localhost"];
+        let preferred = ["--cluster-preferred-endpoint-type", endpoint];
+        let cluster = Cluster::start_with(2, 0, &[announced, preferred].concat()).await;
+        let backend = RedisBackend::cluster([cluster.nodes[0].url()]).unwrap();
+        let keys = cluster.key_of_each(2, |at| format!("k{at}")).await;
+        let held: Vec<_> = keys.iter().map(|key| claim(key)).collect();
+        for claim in &held {
+            backend.acquire(claim).await.unwrap();
+        }
+        // What tells where a slot went says it in the same way.
+        let slot = format!("{{{}}}", keys[0]);
+        cluster.begin_to_move(&slot, 0, 1).await;
+        cluster.move_keys(&slot, 0, 1).await;
+        cluster.end_move(&slot, 0, 1).await;
+        assert_eq!(backend.renew(&held).await.unwrap(), [true, true], "{endpoint}");
+        for claim in &held {
+            assert!(backend.release(claim).await.unwrap(), "{endpoint}");
+        }
+    }
+}
+
 #[tokio::test]
 async fn what_names_no_cluster_is_refused() {
     let none: [&str; 0] = [];
