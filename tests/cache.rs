@@ -674,6 +674,53 @@ async fn a_backend_out_of_order_costs_one_load_for_each_process() {
     }
 }
 
+/// The second look, for those who joined late, was not answered, and they were sent to join anew. Another flight had
+/// begun to look meanwhile, and they waited for its time-out, too. (Found by a server that hung under load.)
+#[tokio::test(start_paused = true)]
+async fn nobody_waits_for_two_time_outs() {
+    let faulty = Faulty::new(|_| None);
+    let [cache, _] = two_over(&faulty);
+    cache.insert("k", &"stored".to_owned()).await.unwrap();
+    let mut looked = false;
+    faulty.plan(move |op| match op {
+        Op::Get if looked => Some(Fault::Hang),
+        Op::Get => {
+            looked = true;
+            Some(Fault::Late(10 * MS))
+        }
+        _ => None,
+    });
+    let origin = Origin::default();
+    let first = ask(&cache, &origin, 20 * MS);
+    settle().await;
+    let late = timed(ask(&cache, &origin, 20 * MS));
+    assert_eq!(first.await.unwrap().unwrap().source(), Source::Hit);
+    // The flight is over but for those who joined late; so this is the next one, which looks for itself.
+    sleep(200 * MS).await;
+    let next: Vec<_> = (0..3).map(|_| timed(ask(&cache, &origin, 20 * MS))).collect();
+    let (source, took) = late.await;
+    assert_eq!((source, origin.loads()), (Source::Degraded, 1));
+    // A time-out and the load.
+    assert!(took <= 285 * MS, "{took:?}");
+    for next in next {
+        // They need not wait for theirs: it is known what it brings.
+        let (source, took) = next.await;
+        assert_eq!(source, Source::Degraded);
+        assert!(took <= 85 * MS, "{took:?}");
+    }
+    assert_eq!(origin.loads(), 1);
+}
+
+/// Where what was asked for came from, and how long it took.
+fn timed(asked: JoinHandle<Answer>) -> impl Future<Output = (Source, Duration)> {
+    let begun = Instant::now();
+    let answered = tokio::spawn(async move { (asked.await, begun.elapsed()) });
+    async move {
+        let (answer, took) = answered.await.unwrap();
+        (answer.unwrap().unwrap().source(), took)
+    }
+}
+
 /// The acquisition was done, its answer never came, and nobody tries again: the task that no caller owns
 /// gives the lease back.
 #[tokio::test(start_paused = true)]

@@ -177,7 +177,8 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
     async fn look(&self) -> Result<u64, Step<V>> {
         let _turn = self.part.turn().await;
         let mark = self.leader.mark();
-        match self.inner.ask(&self.part, &self.name).await {
+        let asked = self.inner.ask(&self.part, &self.name);
+        match self.leader.unless_hurried(asked).await.flatten() {
             Some(Ok(decision)) => self.serve(decision, Source::Hit, mark),
             None | Some(Err(_)) => Err(Step::Alone),
         }

@@ -190,6 +190,9 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
                     None => {}
                 }
                 let led = leader.is_some();
+                if unanswered && !led {
+                    follower.hurry();
+                }
                 if let Some(leader) = leader {
                     let Some(work) = work.take() else { return Err(cut_off()) };
                     let name = inner.name(&self.key)?;

@@ -56,6 +56,11 @@ impl<T: Clone> Follower<T> {
         self.flight.work.detach();
     }
 
+    /// Says that he has waited for an answer in vain already.
+    pub(crate) fn hurry(&self) {
+        self.flight.work.hurry();
+    }
+
     /// Says that it is a loader that will wait.
     pub(crate) fn is_loader(&self) {
         self.flight.needed.give();

@@ -1,4 +1,8 @@
-use std::sync::{Arc, atomic::Ordering};
+use std::{
+    pin::pin,
+    sync::{Arc, atomic::Ordering},
+    task::Poll,
+};
 
 use super::group::Flight;
 
@@ -37,6 +41,21 @@ impl<T: Clone> Leader<T> {
     /// Returns when the leader's work has a task of its own (see [`work`](super::work)).
     pub(crate) async fn own_task(&self) {
         self.flight.work.own_task().await;
+    }
+
+    /// What a question brings; nothing, once someone waits who has waited for an answer in vain already.
+    pub(crate) async fn unless_hurried<F: Future>(&self, question: F) -> Option<F::Output> {
+        let mut question = pin!(question);
+        std::future::poll_fn(|cx| {
+            if let Poll::Ready(answer) = question.as_mut().poll(cx) {
+                return Poll::Ready(Some(answer));
+            }
+            match self.flight.work.is_hurried(cx.waker()) {
+                true => Poll::Ready(None),
+                false => Poll::Pending,
+            }
+        })
+        .await
     }
 
     /// Completes when a loader waits for this flight.

@@ -13,6 +13,7 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
+use futures_util::task::AtomicWaker;
 use tokio::runtime::Handle;
 
 pub(crate) type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
@@ -24,6 +25,10 @@ pub(super) struct Work {
     is_carried: AtomicBool,
     /// The work has asked for a task.
     asks: AtomicBool,
+    /// Someone waits who has waited for an answer in vain already.
+    hurried: AtomicBool,
+    /// Wakes the work's own task for that.
+    hurry: AtomicWaker,
 }
 
 struct Carried {
@@ -82,6 +87,21 @@ impl Work {
             }
         })
         .await;
+    }
+
+    /// Has the work wait for no answer any more. Where it is carried it must have been detached before.
+    pub(super) fn hurry(&self) {
+        self.hurried.store(true, Ordering::SeqCst);
+        self.hurry.wake();
+    }
+
+    /// To be asked by the work itself; wakes it when it is hurried later.
+    pub(super) fn is_hurried(&self, waker: &Waker) -> bool {
+        // Whoever hurries it has detached it, and in its own task it is polled anew.
+        if !self.is_carried.load(Ordering::SeqCst) {
+            self.hurry.register(waker);
+        }
+        self.hurried.load(Ordering::SeqCst)
     }
 
     fn spawn(&self, carried: Option<Carried>) {
