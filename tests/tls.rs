@@ -12,10 +12,15 @@ use std::{
     net::TcpListener,
     path::{Path, PathBuf},
     process::{Command, Stdio},
-    time::Duration,
 };
 
-use bellwether::{Cache, ErrorKind, Locks, RedisBackend, cache::Source};
+use bellwether::{
+    Cache, ErrorKind, Locks, RedisBackend,
+    backend::{Change, Leases},
+    cache::Source,
+    key::{Family, Name, Namespace},
+    lease::{Claim, Mode},
+};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use tempfile::TempDir;
 use tokio::time::timeout;
@@ -100,6 +105,10 @@ async fn the_client() {
             let told = format!("{error:?}");
             assert!(told.contains("invalid peer certificate"), "{told}");
         }
+        "insecure" => {
+            let error = RedisBackend::open(&format!("{url}#insecure")).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidConfig);
+        }
         other => panic!("{other}"),
     }
 }
@@ -107,6 +116,12 @@ async fn the_client() {
 /// Entries, locks, pushes, and connections that are made anew.
 async fn works(open: impl Fn() -> RedisBackend, url: Option<&str>) {
     let [here, there] = [open(), open()];
+    let name = Name::new(&Namespace::standard(), Family::Lock, &"pushed".into(), 512).unwrap();
+    let claim = Claim::new(name, Mode::Exclusive, LIMIT, LIMIT);
+    let mut changes = there.changes(&claim.name).await.unwrap();
+    here.acquire(&claim).await.unwrap();
+    assert!(here.release(&claim).await.unwrap());
+    assert_eq!(timeout(LIMIT, changes.next()).await.unwrap(), Change::Wake);
     let cache = Cache::<String>::builder(here.clone()).build().unwrap();
     for expected in [Source::Led, Source::Hit] {
         let load = |_| async { Ok::<_, std::io::Error>("x".to_owned()) };
@@ -130,7 +145,7 @@ async fn works(open: impl Fn() -> RedisBackend, url: Option<&str>) {
     }
     let fence = held.fence();
     held.unlock().await.unwrap();
-    assert!(timeout(Duration::from_secs(5), waiting).await.unwrap().unwrap() > fence);
+    assert!(timeout(LIMIT, waiting).await.unwrap().unwrap() > fence);
 }
 
 #[tokio::test]
@@ -140,6 +155,7 @@ async fn a_server_is_spoken_to_over_tls() {
     let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
     let _server = RedisServer::start_with(&arguments).await;
     client("server", port, &certificates.root()).await;
+    client("insecure", port, &certificates.root()).await;
     client("refused", port, &Certificates::new().root()).await;
 }
 

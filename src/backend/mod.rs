@@ -148,7 +148,8 @@ pub trait Leases: Send + Sync + 'static {
     }
 
     /// Which part of the backend keeps a name, where there are several that fail apart, as the nodes of a
-    /// cluster do. What is of different parts is not asked together.
+    /// cluster do: a few numbers, each of which stands for the same part for good. What is of different parts is
+    /// not asked together, and a failure of one says nothing of another.
     fn shard(&self, _name: &Name) -> usize {
         0
     }

@@ -26,9 +26,8 @@ const PAUSE: Duration = Duration::from_millis(250);
 /// After this long a probe counts as lost: its flight was cancelled.
 const PROBE_LIMIT: Duration = Duration::from_secs(1);
 
+#[derive(Default)]
 pub(super) struct Breaker {
-    /// The number of the part, for who reads the log.
-    part: usize,
     state: Mutex<State>,
     /// Something failed since the last answer. Without it nobody needs the lock, which all flights share.
     troubled: AtomicBool,
@@ -61,11 +60,6 @@ pub(super) enum Answered {
 }
 
 impl Breaker {
-    pub(super) fn new(part: usize) -> Self {
-        let (state, troubled, opened) = Default::default();
-        Self { part, state, troubled, opened }
-    }
-
     /// Whether this flight may ask the backend.
     pub(super) fn admits(&self) -> bool {
         if !self.is_troubled() {
@@ -121,7 +115,7 @@ impl Breaker {
         self.troubled.store(state.told.is_some(), Ordering::Release);
         if over {
             drop(state);
-            info!(part = self.part, "the backend works again");
+            info!("the backend works again");
         }
     }
 
@@ -147,11 +141,12 @@ impl Breaker {
         }
         if !told {
             drop(state);
-            warn!(%error, part = self.part, "degraded: one load for each process and key, and nothing is stored");
+            warn!(%error, "degraded: one load for each process and key, and nothing is stored");
         }
     }
 
-    fn is_troubled(&self) -> bool {
+    /// Whether something failed since the last answer.
+    pub(super) fn is_troubled(&self) -> bool {
         self.troubled.load(Ordering::Acquire)
     }
 
@@ -170,7 +165,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn it_opens_after_a_few_failures_and_lets_one_probe_through_at_a_time() {
-        let breaker = Breaker::new(0);
+        let breaker = Breaker::default();
         for _ in 0..FAILURES {
             assert!(breaker.admits());
             breaker.failed(&silence());
@@ -188,7 +183,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_probe_that_is_cancelled_does_not_keep_it_open_for_ever() {
-        let breaker = Breaker::new(0);
+        let breaker = Breaker::default();
         (0..FAILURES).for_each(|_| breaker.failed(&silence()));
         tokio::time::sleep(PAUSE).await;
         assert!(breaker.admits());
@@ -198,7 +193,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_server_that_answers_with_errors_is_still_asked() {
-        let breaker = Breaker::new(0);
+        let breaker = Breaker::default();
         for _ in 0..10 {
             breaker.failed(&BackendError::new(BackendErrorKind::Refused, "OOM"));
         }
@@ -208,7 +203,7 @@ mod tests {
     /// Told anew with each request, a full server would fill the log: it can be read, and refuses a claim.
     #[tokio::test(start_paused = true)]
     async fn a_server_that_can_only_be_read_is_one_trouble() {
-        let breaker = Breaker::new(0);
+        let breaker = Breaker::default();
         let told = || breaker.state().told.is_some();
         breaker.failed(&BackendError::new(BackendErrorKind::Refused, "OOM"));
         breaker.answered(Answered::Read);
@@ -222,7 +217,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn whoever_waits_is_told_that_it_opens() {
-        let breaker = std::sync::Arc::new(Breaker::new(0));
+        let breaker = std::sync::Arc::new(Breaker::default());
         let theirs = breaker.clone();
         let waiting = tokio::spawn(async move { theirs.opened().await });
         tokio::time::sleep(PAUSE).await;

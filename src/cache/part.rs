@@ -15,14 +15,17 @@ use super::breaker::Breaker;
 /// thousand cold keys at once would otherwise look like a server that is down.
 const TURNS: usize = 128;
 
+/// When there are so many, those of which nothing need be known are forgotten: nodes come and go.
+const WORTH_CLEARING: usize = 64;
+
 pub(super) struct Part {
     pub(super) breaker: Breaker,
     turns: Semaphore,
 }
 
 impl Part {
-    fn new(number: usize) -> Self {
-        Self { breaker: Breaker::new(number), turns: Semaphore::new(TURNS) }
+    fn new() -> Self {
+        Self { breaker: Breaker::default(), turns: Semaphore::new(TURNS) }
     }
 
     /// A turn to ask it. There is none while it does not answer, so that nobody waits for the time-outs of
@@ -45,7 +48,7 @@ pub(super) struct Parts {
 
 impl Parts {
     pub(super) fn new() -> Self {
-        Self { first: Arc::new(Part::new(0)), others: RwLock::default() }
+        Self { first: Arc::new(Part::new()), others: RwLock::default() }
     }
 
     pub(super) fn of(&self, number: usize) -> Arc<Part> {
@@ -56,7 +59,10 @@ impl Parts {
             self.others.read().unwrap_or_else(PoisonError::into_inner).get(&number).cloned();
         known.unwrap_or_else(|| {
             let mut others = self.others.write().unwrap_or_else(PoisonError::into_inner);
-            others.entry(number).or_insert_with(|| Arc::new(Part::new(number))).clone()
+            if others.len() >= WORTH_CLEARING {
+                others.retain(|_, part| Arc::strong_count(part) > 1 || part.breaker.is_troubled());
+            }
+            others.entry(number).or_insert_with(|| Arc::new(Part::new())).clone()
         })
     }
 }

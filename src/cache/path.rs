@@ -35,8 +35,8 @@ pub(super) enum Outcome<V> {
     /// Everyone for himself.
     Private,
     Failed(Error),
-    /// For those who joined late: the backend did not say what they may have, so load without it.
-    Unanswered,
+    /// For those who joined late: the backend did not say for so long what they may have, so load without it.
+    Unanswered(Duration),
 }
 
 /// What to do while the verdict stands that what a key loads cannot be shared.
@@ -114,9 +114,10 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
         if let Some(outcome) = self.for_late.into_inner() {
             return late.land(Some(outcome));
         }
+        let begun = Instant::now();
         // Were they only sent to join anew, each would wait for another time-out.
         late.land(match self.inner.ask(&self.part, &self.name).await {
-            None | Some(Err(_)) => Some(Outcome::Unanswered),
+            None | Some(Err(_)) => Some(Outcome::Unanswered(begun.elapsed())),
             Some(Ok(Decision::Fresh(value))) => Some(Outcome::Value(value, Source::Hit)),
             Some(Ok(_)) => None,
         });

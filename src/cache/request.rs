@@ -166,7 +166,8 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
             // Only who leads needs the name; whether the key is good, everyone is told.
             Name::check(&self.key, inner.settings.max_key)?;
             let within = flight::current();
-            let mut unanswered = false;
+            // For how long he waited for an answer that did not come.
+            let mut unanswered = None;
             loop {
                 if inner.closed.load(Ordering::Acquire) {
                     // A loader that waits for a place that loaders take could wait for itself.
@@ -190,13 +191,15 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
                     None => {}
                 }
                 let led = leader.is_some();
-                if unanswered && !led {
+                let patience = inner.settings.retry.try_limit() / 2;
+                if !led && unanswered.is_some_and(|waited| waited > patience) {
                     follower.hurry();
                 }
                 if let Some(leader) = leader {
                     let Some(work) = work.take() else { return Err(cut_off()) };
                     let name = inner.name(&self.key)?;
-                    let path = Path::new(inner.clone(), name, self.options, leader, unanswered);
+                    let path =
+                        Path::new(inner.clone(), name, self.options, leader, unanswered.is_some());
                     let span = tracing::debug_span!("flight", key = %self.key);
                     follower.carry(Box::pin(path.run(work).instrument(span)));
                 }
@@ -211,11 +214,14 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
                     }
                     Waited::Outcome(Outcome::Private) => Ok(Flown::Private),
                     Waited::Outcome(Outcome::Failed(error)) => Err(error),
-                    Waited::Outcome(Outcome::Unanswered) => {
-                        unanswered = true;
+                    Waited::Outcome(Outcome::Unanswered(waited)) => {
+                        unanswered = Some(waited);
                         continue;
                     }
-                    Waited::Again => continue,
+                    Waited::Again => {
+                        unanswered = None;
+                        continue;
+                    }
                 };
             }
         }

@@ -14,6 +14,8 @@ pub(crate) struct Follower<T: Clone> {
     carries: bool,
     /// His place among those who wait for the landing.
     slot: Option<Slot>,
+    /// He has what he waited for.
+    served: bool,
 }
 
 /// What a follower got.
@@ -34,7 +36,7 @@ impl<T: Clone> Follower<T> {
         if flight.last_joined.load(Ordering::Acquire) < joined {
             flight.last_joined.fetch_max(joined, Ordering::AcqRel);
         }
-        Self { flight, joined, carries: false, slot: None }
+        Self { flight, joined, carries: false, slot: None, served: false }
     }
 
     /// The number of the flight in the process.
@@ -76,6 +78,7 @@ impl<T: Clone> Follower<T> {
             std::future::poll_fn(|cx| self.flight.work.poll(cx)).await;
             let last = Arc::get_mut(&mut self.flight);
             if let Some(waited) = last.and_then(|flight| flight.take(self.joined)) {
+                self.served = true;
                 return waited;
             }
         }
@@ -89,6 +92,7 @@ impl<T: Clone> Follower<T> {
         .await;
         // Landed, the flight has woken everyone, or is about to.
         self.slot = None;
+        self.served = true;
         waited
     }
 }
@@ -125,7 +129,7 @@ impl<T: Clone> Drop for Follower<T> {
         if self.carries {
             self.flight.work.detach();
         }
-        if self.flight.followers.fetch_sub(1, Ordering::AcqRel) == 1 {
+        if self.flight.followers.fetch_sub(1, Ordering::AcqRel) == 1 && !self.served {
             self.flight.group.left(&self.flight);
         }
     }

@@ -46,13 +46,16 @@ impl<T: Clone> Leader<T> {
     /// What a question brings; nothing, once someone waits who has waited for an answer in vain already.
     pub(crate) async fn unless_hurried<F: Future>(&self, question: F) -> Option<F::Output> {
         let mut question = pin!(question);
+        if self.flight.work.is_hurried() {
+            return None;
+        }
         std::future::poll_fn(|cx| {
             if let Poll::Ready(answer) = question.as_mut().poll(cx) {
                 return Poll::Ready(Some(answer));
             }
-            match self.flight.work.is_hurried(cx.waker()) {
-                true => Poll::Ready(None),
-                false => Poll::Pending,
+            match self.flight.work.poll_hurried(cx) {
+                Poll::Ready(()) => Poll::Ready(None),
+                Poll::Pending => Poll::Pending,
             }
         })
         .await

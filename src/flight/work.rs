@@ -95,13 +95,20 @@ impl Work {
         self.hurry.wake();
     }
 
-    /// To be asked by the work itself; wakes it when it is hurried later.
-    pub(super) fn is_hurried(&self, waker: &Waker) -> bool {
+    pub(super) fn is_hurried(&self) -> bool {
+        self.hurried.load(Ordering::SeqCst)
+    }
+
+    /// To be polled by the work itself; ready when it is hurried.
+    pub(super) fn poll_hurried(&self, cx: &Context<'_>) -> Poll<()> {
         // Whoever hurries it has detached it, and in its own task it is polled anew.
         if !self.is_carried.load(Ordering::SeqCst) {
-            self.hurry.register(waker);
+            self.hurry.register(cx.waker());
         }
-        self.hurried.load(Ordering::SeqCst)
+        match self.is_hurried() {
+            true => Poll::Ready(()),
+            false => Poll::Pending,
+        }
     }
 
     fn spawn(&self, carried: Option<Carried>) {

@@ -2,7 +2,12 @@
 
 use std::time::Duration;
 
-use bellwether::{Cache, backend::Leases, cache::Source, error::BackendErrorKind};
+use bellwether::{
+    Cache, RedisBackend,
+    backend::{Leases, RedisOptions},
+    cache::Source,
+    error::BackendErrorKind,
+};
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
@@ -13,8 +18,8 @@ use crate::{
 
 /// What a busy machine adds to a time-out.
 const SLACK: Duration = Duration::from_secs(2);
-/// The time of a command.
-const TIMEOUT: Duration = Duration::from_millis(250);
+/// The time of a command: no busy machine takes so long.
+const TIMEOUT: Duration = Duration::from_secs(1);
 
 #[tokio::test]
 async fn a_node_that_hangs_costs_the_leases_of_the_others_nothing() {
@@ -47,7 +52,10 @@ async fn a_node_that_hangs_costs_the_leases_of_the_others_nothing() {
 #[tokio::test]
 async fn a_node_that_hangs_costs_the_entries_of_the_others_nothing() {
     let cluster = Cluster::start_with(3, 0, &["--cluster-node-timeout", "60000"]).await;
-    let cache = Cache::<String>::builder(backend(&cluster)).build().unwrap();
+    let mut options = RedisOptions::default();
+    options.command_timeout = TIMEOUT;
+    let backend = RedisBackend::cluster_with(cluster.urls(), options).unwrap();
+    let cache = Cache::<String>::builder(backend).build().unwrap();
     let of_each = cluster.key_of_each(3, |at| format!("k{at}")).await;
     for key in &of_each {
         assert_eq!(ask(&cache, key).await.0, Source::Led);
@@ -81,7 +89,7 @@ async fn a_node_that_hangs_costs_the_entries_of_the_others_nothing() {
         .collect();
     // From before the first time-out to long after it.
     let begun = Instant::now();
-    while begun.elapsed() < Duration::from_secs(2) {
+    while begun.elapsed() < 3 * TIMEOUT {
         for at in [0, 2] {
             let (source, took) = ask(&cache, &of_each[at]).await;
             assert_eq!(source, Source::Hit, "after {:?}", begun.elapsed());
@@ -89,12 +97,14 @@ async fn a_node_that_hangs_costs_the_entries_of_the_others_nothing() {
         }
         sleep(Duration::from_millis(1)).await;
     }
-    // Who asks the one that hangs waits for it no more.
+    // Who asks the one that hangs waits for it no more, but for the one who tries for all.
+    let mut slow = 0;
     for _ in 0..100 {
         let (source, took) = ask(&cache, &of_each[1]).await;
         assert_eq!(source, Source::Degraded);
-        assert!(took < TIMEOUT, "{took:?}");
+        slow += usize::from(took >= TIMEOUT / 2);
     }
+    assert!(slow <= 3, "{slow} of 100");
     stop.cancel();
     for caller in callers {
         let slowest = caller.await.unwrap();

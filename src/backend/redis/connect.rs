@@ -27,10 +27,18 @@ use crate::error::{BackendError, BackendErrorKind, Error, ErrorKind as Kind};
 
 /// What a URL says, with our settings of the protocol and of the socket.
 pub(super) fn info(url: &str) -> Result<ConnectionInfo, Error> {
+    let refused = |why| Err(Error::new(Kind::InvalidConfig, why));
+    if !cfg!(feature = "tls") && ["rediss:", "valkeys:"].iter().any(|tls| url.starts_with(tls)) {
+        return refused("for a URL with TLS, enable the feature `tls` of bellwether");
+    }
     let info = url.into_connection_info().map_err(invalid)?;
-    #[cfg(feature = "tls")]
-    if matches!(info.addr(), ConnectionAddr::TcpTls { .. }) {
-        provide_cryptography();
+    match info.addr() {
+        ConnectionAddr::TcpTls { insecure: true, .. } => {
+            return refused("TLS that trusts any certificate is not offered");
+        }
+        #[cfg(feature = "tls")]
+        ConnectionAddr::TcpTls { .. } => provide_cryptography(),
+        _ => {}
     }
     let settings = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP3);
     Ok(info.set_redis_settings(settings).set_tcp_settings(tcp()))

@@ -111,8 +111,10 @@ impl Default for RedisOptions {
 impl RedisBackend {
     /// A backend over one server: `redis://[user[:password]@]host[:port][/database]`.
     ///
-    /// With the feature `tls`, `rediss://` speaks TLS. The certificates that the system trusts are trusted, or those
-    /// in the file that the variable `SSL_CERT_FILE` names.
+    /// With the feature `tls`, `rediss://` speaks TLS by rustls. The certificates that the system trusts are trusted,
+    /// or those in the file that the variable `SSL_CERT_FILE` names. A certificate of our own is not shown, so the
+    /// server must not ask for one (`tls-auth-clients`). A process that settles for itself which cryptography rustls
+    /// uses does so before this is called; else it is *ring*.
     ///
     /// # Errors
     ///
@@ -178,7 +180,8 @@ impl RedisBackend {
     /// A backend over a Redis Cluster, version 7 or later.
     ///
     /// The URLs are those of some of its nodes; one that answers is enough to find the others, which are
-    /// connected to as the first one: with its credentials, and with TLS if its URL says so. Slots that move
+    /// connected to as the first one: with its credentials, and with TLS if its URL says so (their certificates
+    /// must then have the names or addresses that the nodes announce). Slots that move
     /// and masters that are replaced are followed; what a failover may lose is told in [`failover`].
     ///
     /// Pushes go through the node that serves the name, to those who wait and to nobody else (sharded

@@ -68,7 +68,8 @@ impl SentinelMaster {
         self
     }
 
-    /// Connects to the master by TLS, with the certificates that the system trusts.
+    /// Connects to the master by TLS, as [`RedisBackend::open`](super::RedisBackend::open) does. Its certificate must
+    /// have the name or the address that the sentinels announce.
     #[cfg(feature = "tls")]
     #[must_use]
     pub fn tls(mut self) -> Self {

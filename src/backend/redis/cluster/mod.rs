@@ -15,6 +15,7 @@ mod slots;
 
 use std::{
     collections::HashMap,
+    mem::discriminant,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -94,6 +95,11 @@ impl Seeds {
         for info in &infos {
             if info.redis_settings().db() != 0 {
                 return Err(invalid("a cluster has no databases but 0"));
+            }
+            if discriminant(info.addr()) != discriminant(template.addr()) {
+                return Err(invalid(
+                    "some nodes of the cluster are named with TLS, and others without",
+                ));
             }
             if matches!(info.addr(), ConnectionAddr::Unix(_)) {
                 return Err(invalid("the nodes of a cluster are not reached by a socket file"));

@@ -1,6 +1,10 @@
 //! Which node of a cluster serves which slot.
 
-use std::{fmt, sync::Arc};
+use std::{
+    fmt,
+    hash::{DefaultHasher, Hash, Hasher},
+    sync::Arc,
+};
 
 use redis::Value;
 
@@ -40,6 +44,13 @@ impl Address {
         let host = host.trim_start_matches('[').trim_end_matches(']');
         let host = if host.is_empty() { from } else { host };
         Some(Self { host: host.into(), port: port.parse().ok()? })
+    }
+
+    /// A number that it keeps, whatever the other nodes are; never zero.
+    fn number(&self) -> usize {
+        let mut hasher = DefaultHasher::new();
+        self.hash(&mut hasher);
+        hasher.finish() as usize | 1
     }
 
     /// Reads one node of `CLUSTER SLOTS`.
@@ -116,12 +127,13 @@ impl Slots {
     }
 
     pub(super) fn owner(&self, slot: u16) -> Option<&Address> {
-        self.owners.get(self.number(slot).checked_sub(1)?)
+        let owner = self.owner.get(usize::from(slot))?;
+        self.owners.get(usize::from(*owner).checked_sub(1)?)
     }
 
-    /// A number for the owner of a slot; zero, if there is none.
+    /// A number for the owner of a slot, whatever else it owns; zero, if there is none.
     pub(super) fn number(&self, slot: u16) -> usize {
-        self.owner.get(usize::from(slot)).copied().unwrap_or(0).into()
+        self.owner(slot).map_or(0, Address::number)
     }
 
     pub(super) fn owners(&self) -> &[Address] {
