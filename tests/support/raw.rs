@@ -4,9 +4,14 @@ use std::{
     time::Duration,
 };
 
-use redis::{Client, FromRedisValue, RedisResult, aio::MultiplexedConnection};
+use redis::{
+    AsyncConnectionConfig, Client, FromRedisValue, RedisResult, aio::MultiplexedConnection,
+};
 
 use super::{LIMIT, comes_true};
+
+/// How long an answer may take.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// A plain connection, to look at a server and to change it behind the crate's back.
 #[derive(Clone)]
@@ -14,7 +19,10 @@ pub struct Raw(MultiplexedConnection);
 
 impl Raw {
     pub(super) async fn connect(url: &str, own: &Arc<Mutex<HashSet<String>>>) -> RedisResult<Self> {
-        let connection = Client::open(url)?.get_multiplexed_async_connection().await?;
+        // The client's own limit is half a second: a look through all keys takes longer on a busy machine.
+        let config = AsyncConnectionConfig::new().set_response_timeout(Some(PATIENCE));
+        let client = Client::open(url)?;
+        let connection = client.get_multiplexed_async_connection_with_config(&config).await?;
         let mut raw = Self(connection);
         let info: String = raw.try_run(&["CLIENT", "INFO"]).await?;
         if let Some(address) = info.split(' ').find_map(|field| field.strip_prefix("addr=")) {
@@ -38,6 +46,12 @@ impl Raw {
     pub async fn try_run<T: FromRedisValue>(&mut self, words: &[&str]) -> RedisResult<T> {
         let mut command = redis::cmd(words[0]);
         command.arg(&words[1..]).query_async(&mut self.0).await
+    }
+
+    /// Whether the server still reads what it kept; until then it refuses nearly everything.
+    pub async fn is_loading(&mut self) -> bool {
+        let info = self.try_run::<String>(&["INFO", "persistence"]).await;
+        info.is_ok_and(|info| info.lines().any(|line| line == "loading:1"))
     }
 
     /// The keys of a pattern, in order.

@@ -161,6 +161,7 @@ impl RedisServer {
             // Who answers is compared too: the server of another test may have taken the port.
             if let Ok(mut raw) = Raw::connect(&self.own_url(), &self.own).await
                 && raw.process().await == Some(self.pid())
+                && !raw.is_loading().await
             {
                 return true;
             }
