@@ -167,12 +167,14 @@ impl Proxy {
             shared.learn(&format!("{prelude}\n{body}"));
             shared.learn(&format!("{prelude}\n{common}\n{body}"));
         }
-        for (front, script) in
-            [("acquire_at_once", "acquire_queued"), ("release_at_once", "release_queued")]
-        {
-            shared.learn(
-                &[body(front), prelude, common, body(script)].map(String::as_str).join("\n"),
-            );
+        for parts in [
+            &["acquire_at_once", "prelude", "acquire"][..],
+            &["acquire_at_once", "prelude", "shared", "acquire_queued"],
+            &["release_at_once", "prelude", "shared", "release_queued"],
+            &["commit_at_once", "prelude", "commit"],
+        ] {
+            let parts: Vec<_> = parts.iter().map(|name| body(name).as_str()).collect();
+            shared.learn(&parts.join("\n"));
         }
         let (end, mut ended) = watch::channel(false);
         let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).expect("a port");

@@ -27,7 +27,7 @@ macro_rules! scripts {
 }
 
 scripts! {
-    acquire: ["prelude"],
+    acquire: ["acquire_at_once", "prelude"],
     acquire_all: ["prelude", "shared"],
     acquire_queued: ["acquire_at_once", "prelude", "shared"],
     acquire_read: ["prelude", "shared"],
@@ -44,7 +44,7 @@ scripts! {
     set_latch: ["prelude", "latch"],
     count_down: ["prelude", "latch"],
     count_left: ["prelude", "latch"],
-    commit: ["prelude"],
+    commit: ["commit_at_once", "prelude"],
     put: ["prelude"],
     invalidate: ["prelude"],
 }
