@@ -50,6 +50,9 @@ enum How {
     Rslock,
 }
 
+/// How long each hold of a contended lock lasts.
+const HELD: Duration = Duration::from_millis(1);
+
 const ALL: [(&str, How); 6] = [
     ("mutex", How::Mutex),
     ("fair mutex", How::Fair),
@@ -65,18 +68,23 @@ fn main() {
         && word == "worker"
     {
         let (_, how) = ALL[how.parse::<usize>().unwrap()];
-        let held = Duration::from_millis(held.parse().unwrap());
+        let held = HELD * held.parse().unwrap();
         return work(url, (how, held), tasks.parse().unwrap(), seconds.parse().unwrap());
     }
     let seconds = words.iter().find_map(|word| word.parse().ok()).unwrap_or(5);
     let only = words.iter().find(|word| ALL.iter().any(|(name, _)| name == word));
     let runtime = runtime();
     let server = runtime.block_on(RedisServer::start());
+    let url = server.url();
     let bare = runtime.block_on(async {
-        let url = server.url();
-        tokio::spawn(async move { bare_cycle(&url).await }).await.unwrap()
+        tokio::spawn(async move {
+            uncontended(&url).await;
+            bare_cycle(&url).await
+        })
+        .await
+        .unwrap()
     });
-    println!("a bare lock and unlock, uncontended: {:.0} us", micros(bare));
+    println!("a bare lock and unlock around a hold: {:.0} us", micros(bare));
     println!();
     println!(
         "{:<24} {:>9} {:>7} {:>14} {:>14} {:>7} {:>10} {:>6}",
@@ -86,9 +94,7 @@ fn main() {
         let (processes, tasks) = word.split_once('x')?;
         Some((processes.parse().ok()?, tasks.parse().ok()?))
     });
-    for (processes, tasks) in
-        shape.map_or(vec![(4, 8), (10, 20), (1, 64), (1, 1)], |shape| vec![shape])
-    {
+    for (processes, tasks) in shape.map_or(vec![(4, 8), (10, 20), (1, 64)], |shape| vec![shape]) {
         for (at, (name, how)) in ALL.iter().enumerate() {
             let pollers = matches!(how, How::Polling | How::Watching | How::Rslock);
             if pollers && tasks > 8 || only.is_some_and(|only| only != name) {
@@ -373,7 +379,34 @@ impl Taker {
     }
 }
 
-/// The two scripts, one after the other, with nothing around them.
+/// A lock that nobody else wants, and that is given back at once: the mean of many short turns.
+async fn uncontended(url: &str) {
+    const TURNS: u32 = 1000;
+    const CYCLES: u32 = 10;
+    let contenders = [How::Mutex, How::Fair, How::Rslock, How::Polling];
+    let mut takers = Vec::new();
+    for how in contenders {
+        takers.push((Taker::new(url, how, Duration::ZERO).await, Duration::ZERO));
+    }
+    for _ in 0..TURNS {
+        for (taker, took) in &mut takers {
+            let from = now();
+            for _ in 0..CYCLES {
+                taker.hold(0).await;
+            }
+            *took += Duration::from_nanos(now() - from);
+        }
+    }
+    println!("lock and unlock, uncontended");
+    for (taker, took) in takers {
+        let (name, _) = ALL.iter().find(|(_, how)| *how == taker.how).unwrap();
+        println!("{name:<24} {:>9.1} us", micros(took / (TURNS * CYCLES)));
+    }
+    println!();
+}
+
+/// The two scripts with nothing around them but a hold, as long as those of the contenders, which is not counted: the
+/// processor falls asleep in it, and what comes next takes longer.
 async fn bare_cycle(url: &str) -> Duration {
     let script = |parts: &[&str]| Script::new(&parts.join("\n"));
     let prelude = include_str!("../../src/backend/redis/lua/prelude.lua");
@@ -393,19 +426,22 @@ async fn bare_cycle(url: &str) -> Duration {
     let mut connection =
         Client::open(url).unwrap().get_multiplexed_async_connection().await.unwrap();
     let mut times = Vec::new();
-    for _ in 0..2000 {
+    for _ in 0..1000 {
         let token = uuid::Uuid::new_v4().simple().to_string();
         let from = now();
         let mut asked = acquire.prepare_invoke();
         ["bare:l", "bare:f", "bare:q", "bare:d"].iter().for_each(|key| _ = asked.key(key));
         asked.arg(&token).arg(10_000).arg(86_400_000).arg(5_000).arg(1);
         asked.invoke_async::<redis::Value>(&mut connection).await.unwrap();
+        let took = now() - from;
+        sleep(HELD).await;
+        let from = now();
         let mut given = release.prepare_invoke();
         ["bare:l", "bare:c", "bare:q", "bare:d"].iter().for_each(|key| _ = given.key(key));
         let released: i64 =
             given.arg(&token).arg(1).arg(1).invoke_async(&mut connection).await.unwrap();
         assert_eq!(released, 3);
-        times.push(Duration::from_nanos(now() - from));
+        times.push(Duration::from_nanos(took + now() - from));
     }
     times.sort_unstable();
     times[times.len() / 2]
