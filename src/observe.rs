@@ -41,7 +41,7 @@ counters! {
     loads,
     /// Loads that failed, panicked, or took too long.
     failures,
-    /// Loaded values that were written.
+    /// Loaded values that were written, or that such a value cannot be shared.
     stored,
     /// Loaded values that the backend refused, because the key was invalidated or the lease lost meanwhile.
     refused,

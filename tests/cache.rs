@@ -19,7 +19,10 @@ use std::{
 
 use bellwether::{
     BoxError, Cache, Error, ErrorKind, MemoryBackend,
+    backend::{Acquired, Leases},
     cache::{Abandoned, Lead, Loaded, Raw, Source},
+    key::{Family, Key, Name, Namespace},
+    lease::{Claim, Mode},
 };
 use tokio::{
     sync::Notify,
@@ -716,6 +719,50 @@ async fn two_time_outs_with(callers: usize) {
         assert!(took <= 85 * MS, "{took:?}");
     }
     assert_eq!(origin.loads(), 1);
+}
+
+/// Another process had the lease, and its server began to hang. Just before the others here had waited for their
+/// time-outs, and nobody asked any more, the one who waited looked again, and waited for a time-out of his own. (Found by
+/// a server that hung under load.)
+#[tokio::test(start_paused = true)]
+async fn who_claims_does_not_wait_when_nobody_is_answered() {
+    let faulty = Faulty::new(|_| None);
+    let [cache, _] = two_over(&faulty);
+    let name = Name::new(&Namespace::standard(), Family::Cache, &Key::from("k"), 512).unwrap();
+    let holder = Claim::new(name, Mode::Exclusive, 100 * MS, 100 * MS);
+    assert!(matches!(faulty.acquire(&holder).await.unwrap(), Acquired::Granted(_)));
+    let origin = Origin::default();
+    let waiting = timed(ask(&cache, &origin, 20 * MS));
+    settle().await;
+    faulty.plan(|op| [Op::Get, Op::Claim].contains(&op).then_some(Fault::Hang));
+    for other in 0..3 {
+        let request = cache.request(format!("other-{other}"));
+        tokio::spawn(request.load(origin.loader(20 * MS)));
+    }
+    // The lease ends after 100 ms, and its waiter looks within the 90 ms after that.
+    let (source, took) = waiting.await;
+    assert_eq!(source, Source::Degraded);
+    assert!(took <= 285 * MS, "{took:?}");
+}
+
+/// All places to load were taken, and whoever asked was refused when his wait ended, though another process had loaded
+/// meanwhile. (Found by reading.)
+#[tokio::test(start_paused = true)]
+async fn who_finds_no_place_to_load_is_served_what_another_process_loaded() {
+    let backend = MemoryBackend::new();
+    let narrow: Cache<String> =
+        Cache::builder(backend.clone()).max_loads(1).wait_limit(200 * MS).build().unwrap();
+    let other: Cache<String> = Cache::builder(backend).build().unwrap();
+    let origin = Origin::default();
+    let slow = tokio::spawn(narrow.request("slow").load(origin.loader(1000 * MS)));
+    settle().await;
+    let asked = ask(&narrow, &origin, MS);
+    let refused = tokio::spawn(narrow.request("nobody has it").load(origin.loader(MS)));
+    settle().await;
+    assert_eq!(ask(&other, &origin, MS).await.unwrap().unwrap().source(), Source::Led);
+    assert_eq!(asked.await.unwrap().unwrap().source(), Source::HandedOver);
+    assert_eq!(refused.await.unwrap().unwrap_err().kind(), ErrorKind::Overloaded);
+    slow.await.unwrap().unwrap();
 }
 
 /// Where what was asked for came from, and how long it took.

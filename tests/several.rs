@@ -335,6 +335,55 @@ async fn what_a_lost_answer_took_is_given_back_before_the_wait() {
     }
 }
 
+/// Of two, one was granted and the other was held; the release of the first was not answered, and came late, over a
+/// connection that had broken. Meanwhile the next try was granted both, with the same tokens: the late release ended
+/// what that one held, and somebody else got in. (Found by reading.)
+#[tokio::test(start_paused = true)]
+async fn a_release_that_comes_late_ends_nothing_of_the_next_try() {
+    let backend = MemoryBackend::new();
+    let others = Locks::new(backend.clone());
+    let [_, way] = ways(&backend);
+    let in_the_way = locked(&others, "b").await;
+    let mut astray = Some(Fault::Astray(400 * MS));
+    way.plan(move |op| if op == Op::Release { astray.take() } else { None });
+    let waiting = taking(&Locks::new(way), ["a", "b"]);
+    sleep(10 * MS).await;
+    in_the_way.unlock().await.unwrap();
+    let (guard, _) = waiting.await.unwrap();
+    let guard = guard.unwrap();
+    for _ in 0..100 {
+        assert!(others.mutex("a").try_lock().await.unwrap().is_none(), "two have it");
+        sleep(10 * MS).await;
+    }
+    guard.unlock().await.unwrap();
+}
+
+/// One waited for several, first for b, whose holder called it when it gave b back; so b was kept for it for a moment.
+/// But meanwhile a was in its way, and it waited for that. Nobody called the next who wanted b, who slept on for
+/// seconds beside a free lock. (Found by reading.)
+#[tokio::test(start_paused = true)]
+async fn who_was_called_and_waits_for_another_has_the_next_called() {
+    let backend = MemoryBackend::new();
+    let others: Vec<_> = (0..3).map(|_| Locks::new(backend.clone())).collect();
+    for way in ways(&backend) {
+        let b = locked(&others[0], "b").await;
+        let several = taking(&Locks::new(way), ["a", "b"]);
+        sleep(MS).await;
+        let mutex = others[1].mutex("b").lease(LEASE);
+        let next = tokio::spawn(async move { (mutex.lock().await.unwrap(), Instant::now()) });
+        sleep(MS).await;
+        let a = locked(&others[2], "a").await;
+        let freed = Instant::now();
+        b.unlock().await.unwrap();
+        let (b, at) = next.await.unwrap();
+        // For so long a lease is kept for who was called.
+        assert!(at - freed <= 55 * MS, "{:?}", at - freed);
+        b.unlock().await.unwrap();
+        a.unlock().await.unwrap();
+        several.await.unwrap().0.unwrap().unlock().await.unwrap();
+    }
+}
+
 /// A caller leaves at any point: whoever comes next has them as soon as it is known what was taken.
 #[tokio::test(start_paused = true)]
 async fn who_leaves_gives_all_back() {

@@ -185,7 +185,7 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
         self
     }
 
-    /// How many callers may wait in this process at once, for loads of all keys: 100,000 unless set.
+    /// How many callers may wait in this process at once, for values of all keys: 100,000 unless set.
     ///
     /// Further ones are [`Overloaded`](ErrorKind::Overloaded) at once. Each caller who waits keeps a request
     /// and its connection open; a service that takes on more than it can bear loses those as well.

@@ -49,7 +49,8 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
                             false => debug!(%error, "a value is returned and not stored"),
                         }
                         self.inner.counters.unstorable.add();
-                        (Entry::uncacheable(cost), Some(settings.verdict_ttl))
+                        let ttl = (!keeping.do_not_store).then_some(settings.verdict_ttl);
+                        (Entry::uncacheable(cost), ttl)
                     }
                 };
                 self.commit(held, entry, ttl, value, granted).await
@@ -59,7 +60,10 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
                 let grant = Grant::new(held.fence());
                 let remembered = !lead.keeping().do_not_store;
                 let ttl = remembered.then_some(settings.verdict_ttl);
-                let _ = self.try_commit(&held, &grant, &verdict, ttl).await.map(|_| held.settled());
+                let told = self.try_commit(&held, &grant, &verdict, ttl).await;
+                if let Ok(Committed::Stored | Committed::HandedOver) = told {
+                    held.settled();
+                }
                 (Outcome::Private, Mark::END)
             }
             Err(error) => {

@@ -105,7 +105,8 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// The value of a key: a stored one, or what the one loader of the fleet makes of it now.
     ///
     /// The loader runs only if this caller is the one who leads. It runs in a task of its own, in this
-    /// caller's tracing span, and must not block its thread.
+    /// caller's tracing span, and must not block its thread. (After a [shutdown](Self::shutdown), and where a loader
+    /// comes back to the key that it loads, it runs for its caller alone, and ends with him.)
     ///
     /// # Errors
     ///
@@ -213,7 +214,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// If the future is dropped, no new flight starts all the same; call it again to wait.
     pub async fn shutdown(&self, deadline: Duration) {
         let inner = &self.inner;
-        inner.closed.store(true, Ordering::Release);
+        inner.closed.store(true, Ordering::SeqCst);
         inner.engine.stop.cancel();
         inner.engine.tasks.close();
         if tokio::time::timeout(deadline, inner.flights.idle()).await.is_err() {
@@ -221,7 +222,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
             inner.flights.idle().await;
         }
         // Releases that a backend does not answer end by themselves, with their leases.
-        let limit = 2 * inner.settings.retry.try_limit();
+        let limit = inner.settings.retry.try_limit().saturating_mul(2);
         let _ = tokio::time::timeout(limit, inner.engine.tasks.wait()).await;
     }
 

@@ -12,7 +12,8 @@ use super::breaker::Breaker;
 
 /// So many flights ask a part at once, the others queue: enough to keep a connection busy, and few enough that
 /// the answer comes well within the time-out, which must tell of the server and not of our own queue. Ten
-/// thousand cold keys at once would otherwise look like a server that is down.
+/// thousand cold keys at once would otherwise look like a server that is down. As many more may be had at once by who
+/// looks first: those are kept by callers who poll their look themselves, and may stop doing so.
 const TURNS: usize = 128;
 
 /// When there are so many, those of which nothing need be known are forgotten: nodes come and go.
@@ -21,21 +22,30 @@ const WORTH_CLEARING: usize = 64;
 pub(super) struct Part {
     pub(super) breaker: Breaker,
     turns: Semaphore,
+    at_once: Semaphore,
 }
 
 impl Part {
     fn new() -> Self {
-        Self { breaker: Breaker::default(), turns: Semaphore::new(TURNS) }
+        let [turns, at_once] = [0, 1].map(|_| Semaphore::new(TURNS));
+        Self { breaker: Breaker::default(), turns, at_once }
     }
 
-    /// A turn to ask it. There is none while it does not answer, so that nobody waits for the time-outs of
-    /// others.
+    /// A turn to ask it, for work in a task of its own. There is none while it does not answer, so that nobody waits
+    /// for the time-outs of others.
     pub(super) async fn turn(&self) -> Option<SemaphorePermit<'_>> {
         let turn = match self.turns.try_acquire() {
             Ok(turn) => Some(turn),
             Err(_) => self.turns.acquire().await.ok(),
         };
         turn.filter(|_| !self.breaker.is_open())
+    }
+
+    /// A turn to ask it that need not be waited for; none, if there is none. (The inner one is as of
+    /// [`turn`](Self::turn).)
+    pub(super) fn turn_at_once(&self) -> Option<Option<SemaphorePermit<'_>>> {
+        let turn = self.at_once.try_acquire().ok()?;
+        Some(Some(turn).filter(|_| !self.breaker.is_open()))
     }
 }
 

@@ -56,7 +56,7 @@ const SECOND_TRY: Duration = Duration::from_millis(150);
 
 /// The limit of the second try, when the first began at `first`.
 pub(super) fn second_try(first: Instant, limit: Duration) -> Duration {
-    SECOND_TRY + limit.saturating_sub(first.elapsed())
+    limit.saturating_sub(first.elapsed()).saturating_add(SECOND_TRY)
 }
 
 /// One leader on its way.
@@ -176,7 +176,14 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
 
     /// Looks into the backend; the fence of what it saw, if that is not the end of the way.
     async fn look(&self) -> Result<u64, Step<V>> {
-        let _turn = self.part.turn().await;
+        let _turn = match self.part.turn_at_once() {
+            Some(turn) => turn,
+            None => {
+                // A caller who polls it may stop doing so, and in the queue he would stand in everyone's way.
+                self.leader.own_task().await;
+                self.part.turn().await
+            }
+        };
         let mark = self.leader.mark();
         let asked = self.inner.ask(&self.part, &self.name);
         match self.leader.unless_hurried(asked).await.flatten() {
@@ -215,7 +222,7 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
         let mut first = Instant::now();
         loop {
             if let Err(error) = self.permit(permit).await {
-                return Step::Land((Outcome::Failed(error), Mark::END));
+                return Step::Land(self.crowded_out(error).await);
             }
             let turn = self.part.turn().await;
             let mark = self.leader.mark();
@@ -230,7 +237,8 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
                 tokio::select! {
                     biased;
                     answer = self.inner.store.claim(claim, seen) => answer,
-                    () = self.part.breaker.opened(), if doubted => Err(silence()),
+                    // Others have waited for a time-out already.
+                    () = self.part.breaker.opened() => Err(silence()),
                 }
             };
             let answer = pending.attempt(limit, try_once).await;
@@ -253,7 +261,11 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
                 }
                 Ok((Claimed::Held(occupied), _)) => occupied,
                 // Perhaps only the answer was lost: the same token again, so that a grant is recognised.
-                Err(error) if error.kind() == BackendErrorKind::Unknown && !doubted => {
+                Err(error)
+                    if error.kind() == BackendErrorKind::Unknown
+                        && !doubted
+                        && !self.part.breaker.is_open() =>
+                {
                     doubted = true;
                     continue;
                 }
@@ -292,6 +304,15 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
                 Turn::Pushed(_) | Turn::Again => {}
                 Turn::TimeUp => last = true,
             }
+        }
+    }
+
+    /// There is no place to load; but another process may have loaded meanwhile.
+    async fn crowded_out(&self, error: Error) -> Landing<V> {
+        let mark = self.leader.mark();
+        match self.inner.ask(&self.part, &self.name).await {
+            Some(Ok(Decision::Fresh(value))) => (Outcome::Value(value, Source::HandedOver), mark),
+            _ => (Outcome::Failed(error), Mark::END),
         }
     }
 

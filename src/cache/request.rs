@@ -169,14 +169,16 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
             // For how long he waited for an answer that did not come.
             let mut unanswered = None;
             loop {
-                if inner.closed.load(Ordering::Acquire) {
+                if inner.closed.load(Ordering::SeqCst) {
                     // A loader that waits for a place that loaders take could wait for itself.
                     let _place = match within {
                         Some(_) => None,
                         // In a box, so that the way of who follows stays small.
                         None => Some(Box::pin(inner.place(self.options.wait_limit)).await?),
                     };
-                    return Box::pin(alone(inner, work.take(), self.options, within)).await;
+                    // With a number, so that the loads that this one waits for need no place.
+                    let number = within.or_else(|| Some(flight::next_id()));
+                    return Box::pin(alone(inner, work.take(), self.options, number)).await;
                 }
                 let (mut follower, leader) = inner.flights.join(&self.key).map_err(overloaded)?;
                 // A loader that waits for a flight that waits for it would wait for ever.
@@ -196,6 +198,10 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
                     follower.hurry();
                 }
                 if let Some(leader) = leader {
+                    // Shut down since the look above, the cache may have seen no leader, and waits for none.
+                    if inner.closed.load(Ordering::SeqCst) {
+                        continue;
+                    }
                     let Some(work) = work.take() else { return Err(cut_off()) };
                     let name = inner.name(&self.key)?;
                     let path =

@@ -48,8 +48,9 @@ impl<T: Clone> Follower<T> {
     pub(crate) fn carry(&mut self, task: Task) {
         self.carries = true;
         self.flight.work.carry(task);
-        if self.flight.followers.load(Ordering::SeqCst) > 1 {
-            self.flight.work.detach();
+        let flight = &self.flight;
+        if flight.followers.load(Ordering::SeqCst) > 1 || flight.group.must_run(flight) {
+            flight.work.detach();
         }
     }
 

@@ -80,10 +80,15 @@ pub(super) struct Flight<T> {
 /// Flights are numbered through the process, so that one can wait for one of another cache.
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
+/// The number of a flight, or of a load that is none.
+pub(crate) fn next_id() -> u64 {
+    NEXT_ID.fetch_add(1, Ordering::Relaxed)
+}
+
 impl<T> Flight<T> {
     fn new(group: Arc<Group<T>>, key: Key, hash: u64) -> Arc<Self> {
         Arc::new(Self {
-            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+            id: next_id(),
             key,
             hash,
             group,
@@ -163,10 +168,17 @@ impl<T: Clone> Group<T> {
 
     /// Lets the flight of a key end for those who joined it; who asks from now on starts a new one.
     pub(crate) fn detach(&self, key: &Key) {
-        if let Some(flight) =
-            self.flights.remove(self.flights.hash(key), |flight| flight.key == *key)
-        {
-            flight.detached.store(true, Ordering::Release);
+        let detached = self.flights.remove(self.flights.hash(key), |flight| {
+            let found = flight.key == *key;
+            if found {
+                // Under the lock, for whoever leaves last looks at it if the flight is not there any more.
+                flight.detached.store(true, Ordering::SeqCst);
+            }
+            found
+        });
+        if let Some(flight) = detached {
+            // Who closes the group does not find it any more.
+            flight.work.detach();
         }
     }
 
@@ -179,9 +191,12 @@ impl<T: Clone> Group<T> {
         self.flights.remove(flight.hash, |present| Arc::ptr_eq(present, flight));
     }
 
-    /// Returns when no leader is under way.
+    /// Returns when no leader is under way. None waits for a caller to poll his work any more.
     pub(crate) async fn idle(&self) {
         self.closing.store(true, Ordering::SeqCst);
+        for flight in self.flights.all() {
+            flight.work.detach();
+        }
         loop {
             // Made before the look, it also completes if the last one ends between the two.
             let idle = self.idle.notified();
@@ -190,6 +205,11 @@ impl<T: Clone> Group<T> {
             }
             idle.await;
         }
+    }
+
+    /// Whether no caller is to carry its work: someone waits for the last leader, or nobody finds it any more.
+    pub(super) fn must_run(&self, flight: &Flight<T>) -> bool {
+        self.closing.load(Ordering::SeqCst) || flight.detached.load(Ordering::SeqCst)
     }
 
     /// A leader's work has ended.
@@ -228,7 +248,7 @@ impl<T: Clone> Group<T> {
         let removed = self.flights.remove(flight.hash, |present| {
             Arc::ptr_eq(present, flight) && flight.followers.load(Ordering::Acquire) == 0
         });
-        if removed.is_some() || flight.detached.load(Ordering::Acquire) {
+        if removed.is_some() || flight.detached.load(Ordering::SeqCst) {
             flight.unwanted.give();
         }
     }

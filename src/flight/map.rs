@@ -61,6 +61,16 @@ impl<T> Map<T> {
             .sum()
     }
 
+    /// Those that are there now.
+    pub(super) fn all(&self) -> Vec<Arc<Flight<T>>> {
+        let shards = self.shards.iter();
+        let read = |shard: &Shard<T>| {
+            let table = shard.0.read().unwrap_or_else(PoisonError::into_inner);
+            table.iter().cloned().collect::<Vec<_>>()
+        };
+        shards.flat_map(read).collect()
+    }
+
     pub(super) fn shrink(&self) {
         for shard in &self.shards {
             let mut table = shard.0.write().unwrap_or_else(PoisonError::into_inner);

@@ -25,6 +25,6 @@ pub use self::group::Abandoned;
 pub(crate) use self::{
     cycle::{current, nested, within},
     follower::{Follower, Waited},
-    group::{Full, Group, Limits},
+    group::{Full, Group, Limits, next_id},
     leader::{Leader, Mark},
 };

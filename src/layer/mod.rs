@@ -27,7 +27,7 @@
 //! # Readiness
 //!
 //! The services of this layer are always ready, and each request that reaches the inner service, shared or
-//! passed through, goes to a clone of it that is made ready first. So a stored answer waits for nothing,
+//! passed through, goes to a clone of it that is made ready first. So a stored answer does not wait for it,
 //! and nobody holds a place in the inner service while he waits for another's answer: over a
 //! `ConcurrencyLimit` of one nothing can block.
 //!

@@ -54,7 +54,7 @@ impl Engine {
     /// When the future is dropped, whatever it may have acquired is released by a task of the engine's.
     pub(crate) async fn acquire(
         self: &Arc<Self>,
-        claim: Claim,
+        mut claim: Claim,
         upkeep: Upkeep,
         strategy: &dyn RetryStrategy,
         limit: Duration,
@@ -62,9 +62,9 @@ impl Engine {
         let begun = Instant::now();
         // Most need not wait.
         let mut waiting = None;
-        let wait = || {
+        let wait = |claim: &Claim| {
             let left = limit.saturating_sub(begun.elapsed());
-            Waiting::new(self.clone(), &claim, strategy, left)
+            Waiting::new(self.clone(), claim, strategy, left)
         };
         let shut_down = || Error::new(ErrorKind::ShutDown, "the locks are shut down");
         let not_acquired = || {
@@ -77,7 +77,7 @@ impl Engine {
             && claim.mode.is_ordered()
             && let Some(changes) = self.backend.changes_along(&claim.name)
         {
-            waiting.get_or_insert_with(wait).adopt(changes);
+            waiting.get_or_insert_with(|| wait(&claim)).adopt(changes);
         }
         loop {
             if self.stop.is_cancelled() {
@@ -88,15 +88,22 @@ impl Engine {
                     Entered::None => {}
                     Entered::First(first) => seat = Some(first),
                     Entered::Behind(called) => {
-                        let waiting = waiting.get_or_insert_with(wait);
+                        let waiting = waiting.get_or_insert_with(|| wait(&claim));
                         let call = tokio::select! {
                             call = Box::pin(waiting.in_line(called)) => call,
                             () = self.stop.cancelled() => return Err(shut_down()),
                         };
                         match call {
                             Some(Call::Take(held)) => return Ok(held),
-                            Some(Call::Contend { seat: mut mine, doubtful }) => {
-                                pending.doubtful |= doubtful;
+                            Some(Call::Contend { seat: mut mine, passed }) => {
+                                match passed {
+                                    None => {}
+                                    Some(BackendErrorKind::Unreplicated) => {
+                                        claim = pending.contend_anew().clone();
+                                        waiting.turn_to(&claim);
+                                    }
+                                    Some(_) => pending.doubtful = true,
+                                }
                                 if let Some(changes) = mine.kept() {
                                     // The turn of this process is over, and someone elsewhere was called.
                                     waiting.adopt(changes);
@@ -133,9 +140,15 @@ impl Engine {
                     (Some(occupied.remaining), not_acquired())
                 }
                 Err(error) if error.kind() == BackendErrorKind::Foreign => return Err(error.into()),
-                Err(error) => (None, error.into()),
+                Err(error) => {
+                    if error.kind() == BackendErrorKind::Unreplicated {
+                        claim = pending.contend_anew().clone();
+                    }
+                    (None, error.into())
+                }
             };
-            let waiting = waiting.get_or_insert_with(wait);
+            let waiting = waiting.get_or_insert_with(|| wait(&claim));
+            waiting.turn_to(&claim);
             // In a box, so that an acquisition that need not wait stays small.
             let turn = tokio::select! {
                 turn = Box::pin(waiting.after(remaining)) => turn,
@@ -196,13 +209,13 @@ impl Engine {
                 Ok(true)
             }
             Ok(None) => {
-                next.call(Call::Contend { seat, doubtful: false });
+                next.call(Call::Contend { seat, passed: None });
                 Ok(false)
             }
             Err(error) => {
                 // One of the two may have it: the next claims it with the token that it may have been
-                // passed to.
-                next.call(Call::Contend { seat, doubtful: true });
+                // passed to, unless it was given back under that.
+                next.call(Call::Contend { seat, passed: Some(error.kind()) });
                 match error.kind() {
                     // It was given away, and only not safely enough for the next one.
                     BackendErrorKind::Unreplicated => Ok(true),

@@ -19,7 +19,7 @@ use hashbrown::{HashMap, hash_map::Entry};
 use tokio::{runtime::Handle, sync::oneshot, time::Instant};
 
 use super::{Claim, Held, Mode, Upkeep};
-use crate::{backend::Changes, key::Name};
+use crate::{backend::Changes, error::BackendErrorKind, key::Name};
 
 /// How often a lease passes on within one process before others get their turn.
 const PASSES: u32 = 16;
@@ -45,8 +45,8 @@ pub(crate) struct Waiter {
 pub(crate) enum Call {
     /// The lease is his.
     Take(Held),
-    /// It is his turn to contend. If the lease may have been passed to him already, it is doubtful.
-    Contend { seat: Seat, doubtful: bool },
+    /// It is his turn to contend. If the lease may have been passed to him already: how that failed.
+    Contend { seat: Seat, passed: Option<BackendErrorKind> },
 }
 
 /// The right to contend for a lease, or to hold it, for this process.
@@ -78,7 +78,12 @@ impl Lines {
             Entry::Occupied(mut line) => {
                 let (call, called) = oneshot::channel();
                 let (claim, runtime) = (claim.clone(), Handle::current());
-                line.get_mut().push_back(Waiter { claim, upkeep, runtime, call });
+                let line = line.get_mut();
+                // Those who left are not kept for as long as the lease is held.
+                if line.len() == line.capacity() {
+                    line.retain(|waiter| !waiter.call.is_closed());
+                }
+                line.push_back(Waiter { claim, upkeep, runtime, call });
                 Entered::Behind(called)
             }
             Entry::Vacant(_) if matches!(claim.mode, Mode::Permit { .. }) && !waits => {
@@ -153,6 +158,34 @@ impl Drop for Seat {
         drop(lines);
         let mut seat = Self::new(self.lines.clone(), self.of.clone());
         seat.changes = self.changes.take();
-        waiter.call(Call::Contend { seat, doubtful: false });
+        waiter.call(Call::Contend { seat, passed: None });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::key::{Family, Key, Namespace};
+
+    /// One holds it for long, and others try again and again.
+    #[tokio::test]
+    async fn those_who_left_are_not_kept_while_it_is_held() -> Result<(), crate::Error> {
+        let name = Name::new(&Namespace::standard(), Family::Lock, &Key::from("k"), 512)?;
+        let claim = Claim::new(name.clone(), Mode::Exclusive, TURN, TURN);
+        let upkeep = Upkeep { refresh: None, max_hold: Duration::MAX };
+        let lines = Lines::default();
+        let Entered::First(seat) = lines.enter(&claim, upkeep, false) else {
+            panic!("nobody is there")
+        };
+        let Entered::Behind(stays) = lines.enter(&claim, upkeep, false) else { panic!("no line") };
+        for _ in 0..10_000 {
+            drop(lines.enter(&claim, upkeep, false));
+        }
+        let of = (name, Mode::Exclusive);
+        assert!(lines.lines().get(&of).is_some_and(|line| line.len() < 16));
+        drop(seat);
+        assert!(matches!(stays.await, Ok(Call::Contend { .. })));
+        assert!(lines.lines().is_empty());
+        Ok(())
     }
 }

@@ -12,9 +12,10 @@ use std::{
     time::Duration,
 };
 
-use futures_util::future::join_all;
+use futures_util::{StreamExt, stream::FuturesUnordered};
 use tokio::{
     runtime::Builder,
+    sync::Notify,
     time::{Instant, sleep},
 };
 use tracing::{debug, warn};
@@ -46,7 +47,11 @@ struct Debt {
 
 /// What no runtime does any more.
 #[derive(Default)]
-pub(super) struct Estate(Mutex<Unpaid>);
+pub(super) struct Estate {
+    unpaid: Mutex<Unpaid>,
+    /// Told when there is more.
+    came: Notify,
+}
 
 #[derive(Default)]
 struct Unpaid {
@@ -131,6 +136,7 @@ fn inherit(engine: &Arc<Engine>, debt: Debt) {
     let mut unpaid = engine.estate.unpaid();
     unpaid.debts.push(debt);
     if std::mem::replace(&mut unpaid.running, true) {
+        engine.estate.came.notify_one();
         return;
     }
     let heir = engine.clone();
@@ -149,22 +155,30 @@ fn work(engine: Arc<Engine>) {
     };
     // With connections of its own: one that is made here ends here, and others may be in use elsewhere.
     let backend = engine.backend().apart().unwrap_or_else(|| engine.backend().clone());
-    loop {
-        let debts = {
-            let mut unpaid = engine.estate.unpaid();
-            let debts = std::mem::take(&mut unpaid.debts);
-            if debts.is_empty() {
-                unpaid.running = false;
-                return;
+    runtime.block_on(async {
+        let mut paying = FuturesUnordered::new();
+        loop {
+            {
+                let mut unpaid = engine.estate.unpaid();
+                let debts = unpaid.debts.drain(..);
+                let (engine, backend) = (&engine, backend.as_ref());
+                paying.extend(debts.map(|debt| async move { debt.pay(engine, backend).await }));
+                if paying.is_empty() {
+                    unpaid.running = false;
+                    return;
+                }
             }
-            debts
-        };
-        runtime.block_on(join_all(debts.iter().map(|debt| debt.pay(&engine, backend.as_ref()))));
-    }
+            // One that takes its time keeps no other waiting.
+            tokio::select! {
+                _ = paying.next() => {}
+                () = engine.estate.came.notified() => {}
+            }
+        }
+    });
 }
 
 impl Estate {
     fn unpaid(&self) -> MutexGuard<'_, Unpaid> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.unpaid.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

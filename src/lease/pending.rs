@@ -3,7 +3,9 @@ use std::{sync::Arc, time::Duration};
 use tokio::{runtime::Handle, time::Instant};
 use tracing::debug;
 
-use super::{Claim, Engine, Grant, Held, Occupied, Upkeep, Watch, engine::within, place::Place};
+use super::{
+    Claim, Engine, Grant, Held, Occupied, Token, Upkeep, Watch, engine::within, place::Place,
+};
 use crate::error::{BackendError, BackendErrorKind};
 
 /// An acquisition under way. Dropped before its outcome is known, it undoes itself.
@@ -50,6 +52,15 @@ impl Pending {
             matches!(error.kind(), BackendErrorKind::Unknown | BackendErrorKind::Unreplicated)
         });
         answer.map(|answer| (answer, sent))
+    }
+
+    /// What was granted is given back: the next try has a token of its own, for the release may come late. It is undone
+    /// here as well.
+    pub(super) fn contend_anew(&mut self) -> &Claim {
+        let fresh = Claim { holder: Token::fresh(), ..self.claim.clone() };
+        self.doubtful = true;
+        *self = Self::new(self.engine.clone(), fresh);
+        &self.claim
     }
 
     /// The last try, sent at `sent`, found someone in the way.

@@ -72,7 +72,8 @@ impl Retry {
         Self { pace, times: None, within: None, try_limit: Duration::from_millis(250) }
     }
 
-    /// Try when a push says so, when the lease that is in the way ends, and every 5 s. The default.
+    /// Try when a push says so, when the lease that is in the way ends, and every 5 s, or as often as a place in an
+    /// order must be kept. The default.
     pub const fn on_demand() -> Self {
         Self::new(Pace::OnDemand)
     }

@@ -6,11 +6,16 @@
 
 use std::{collections::BTreeSet, mem, sync::Arc, time::Duration};
 
-use tokio::{runtime::Handle, time::Instant};
+use futures_util::future::join_all;
+use tokio::{
+    runtime::Handle,
+    time::{Instant, sleep_until},
+};
 use tracing::debug;
 
 use super::{
-    Claim, Engine, Grant, Held, RetryStrategy, Token, Turn, Upkeep, Waiting, engine::within,
+    CALL_LIFE, Claim, Engine, Grant, Held, RetryStrategy, Token, Turn, Upkeep, Waiting,
+    engine::{ANSWER_LIMIT, within},
 };
 use crate::{
     backend::AcquiredAll,
@@ -47,7 +52,9 @@ impl Engine {
                     return Ok(pending.granted(&grants, upkeep, sent));
                 }
                 Ok((AcquiredAll::Held(at, occupied), _)) => {
-                    pending.contend_anew();
+                    if pending.contend_anew() {
+                        continue;
+                    }
                     pending.placed.insert(at);
                     let in_the_way = pending.claims.get(at);
                     if let Some(claim) = in_the_way {
@@ -57,11 +64,22 @@ impl Engine {
                     (Some(occupied.remaining), why)
                 }
                 Err(error) if error.kind() == BackendErrorKind::Foreign => return Err(error.into()),
-                Err(error) => (None, error.into()),
+                Err(error) => {
+                    pending.contend_anew();
+                    (None, error.into())
+                }
             };
-            let turn = tokio::select! {
-                turn = waiting.after(remaining) => turn,
-                () = self.stop.cancelled() => return Err(shut_down()),
+            let forgotten = Instant::now() + CALL_LIFE;
+            let turn = loop {
+                tokio::select! {
+                    turn = waiting.after(remaining) => break turn,
+                    () = self.stop.cancelled() => return Err(shut_down()),
+                    () = sleep_until(forgotten), if pending.placed.len() > 1 => {
+                        if pending.leave_others(waiting.name()).await {
+                            break Turn::Again;
+                        }
+                    }
+                }
             };
             if let Turn::TimeUp = turn {
                 return Err(why);
@@ -132,16 +150,33 @@ impl Pending {
         held.collect()
     }
 
-    /// Someone is in the way. Of an earlier try that was not answered something may be held: that is given
-    /// back before anyone waits, and the next try has tokens of its own.
-    fn contend_anew(&mut self) {
-        if mem::take(&mut self.doubtful) {
+    /// Leaves the queues of all but the one who is in the way. For who was called in one of them the lease is kept for
+    /// a moment; that is over, and the next who waits there is to be called. Says whether to begin anew, for it is not
+    /// known whether they were left.
+    async fn leave_others(&mut self, in_the_way: &Name) -> bool {
+        let backend = self.engine.backend().as_ref();
+        let placed = self.placed.iter().filter_map(|at| self.claims.get(*at));
+        let others = placed.filter(|claim| claim.name != *in_the_way);
+        let left = others.map(|claim| within(ANSWER_LIMIT, backend, backend.release(claim)));
+        let left = join_all(left).await;
+        self.doubtful |= left.iter().any(Result::is_err);
+        let is_in_the_way = |claim: &Claim| claim.name == *in_the_way;
+        self.placed.retain(|at| self.claims.get(*at).is_some_and(is_in_the_way));
+        self.contend_anew()
+    }
+
+    /// Of a try that was not answered something may be held, or on its way to be given back: the next one has
+    /// tokens of its own, for a late release must not end what it is granted. Says whether that is so.
+    fn contend_anew(&mut self) -> bool {
+        let doubtful = mem::take(&mut self.doubtful);
+        if doubtful {
             self.placed.clear();
             for claim in &mut self.claims {
                 let fresh = Claim { holder: Token::fresh(), ..claim.clone() };
                 self.engine.undo(mem::replace(claim, fresh), true, &self.runtime);
             }
         }
+        doubtful
     }
 }
 

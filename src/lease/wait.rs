@@ -117,6 +117,11 @@ impl Waiting {
         self.changes = known.map(|at| self.others.swap_remove(at).1);
     }
 
+    /// What is waited for.
+    pub(crate) fn name(&self) -> &Name {
+        &self.name
+    }
+
     /// Takes a subscription over, so that none of its own is needed.
     pub(crate) fn adopt(&mut self, changes: Changes) {
         self.changes = Some(changes);

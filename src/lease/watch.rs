@@ -1,6 +1,9 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use tokio::time::{Instant, sleep_until};
+use tokio::{
+    runtime::Handle,
+    time::{Instant, sleep_until},
+};
 
 use super::{Claim, Upkeep, drift, line::Seat};
 use crate::{signal::Signal, time::after};
@@ -11,6 +14,8 @@ pub(crate) struct Watch {
     pub(super) upkeep: Upkeep,
     /// When the total hold ends.
     pub(super) until: Instant,
+    /// Of who acquired it.
+    pub(super) runtime: Handle,
     lost: Signal,
     times: Mutex<Times>,
     /// The holder's seat in the line of this process. Given up with the lease: a holder that is stuck with
@@ -31,6 +36,7 @@ impl Watch {
         let until = after(since, upkeep.max_hold);
         Self {
             until,
+            runtime: Handle::current(),
             upkeep,
             lost: Signal::default(),
             seat: Mutex::default(),

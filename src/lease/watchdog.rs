@@ -10,7 +10,10 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -87,7 +90,7 @@ impl Watchdog {
         if !rounds.running {
             rounds.running = true;
             drop(rounds);
-            tokio::spawn(run(Run { shared: self.0.clone(), ended: false }));
+            tokio::spawn(run(Run::new(&self.0)));
         } else if rounds.looks.is_some_and(|by_itself| look < by_itself) {
             self.0.tell(rounds);
         }
@@ -226,10 +229,18 @@ struct Batch {
     answer: Option<Vec<Option<bool>>>,
 }
 
-/// The run of the task. However it ends (the runtime may go away), the next lease starts a new one.
+/// The run of the task. Where its runtime goes away, it goes on in that of a lease that is still held.
 struct Run {
     shared: Arc<Shared>,
     ended: bool,
+    /// It is being spawned.
+    spawning: Arc<AtomicBool>,
+}
+
+impl Run {
+    fn new(shared: &Arc<Shared>) -> Self {
+        Self { shared: shared.clone(), ended: false, spawning: Arc::default() }
+    }
 }
 
 impl Drop for Run {
@@ -239,8 +250,28 @@ impl Drop for Run {
         }
         let mut rounds = self.shared.rounds();
         rounds.running = false;
+        if self.spawning.load(Ordering::SeqCst) {
+            return;
+        }
+        let mut runtimes = Vec::with_capacity(rounds.watched.len());
         for watch in rounds.watched.values() {
             watch.times().renewing = false;
+            runtimes.push(watch.runtime.clone());
+        }
+        drop(rounds);
+        for runtime in runtimes {
+            let mut rounds = self.shared.rounds();
+            if rounds.running {
+                return;
+            }
+            rounds.running = true;
+            drop(rounds);
+            let next = Self::new(&self.shared);
+            let spawning = next.spawning.clone();
+            spawning.store(true, Ordering::SeqCst);
+            // A runtime that is gone, as this one is, drops it at once.
+            runtime.spawn(run(next));
+            spawning.store(false, Ordering::SeqCst);
         }
     }
 }

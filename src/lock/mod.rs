@@ -153,7 +153,7 @@ impl Locks {
     }
 
     /// Ends the work of these locks: no acquisition starts any more, waiting ones fail, and releases that
-    /// are under way may end until `deadline` has passed. What is still held ends with its lease.
+    /// are under way may end until `deadline` has passed. Guards keep what they hold, until they are dropped.
     ///
     /// # Cancel safety
     ///

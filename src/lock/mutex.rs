@@ -26,7 +26,8 @@ impl Mutex {
 
     settings!(fenced);
 
-    /// Takes the lock if it is free; none, if someone else holds it.
+    /// Takes the lock if it is free; none, if someone else holds it, or another caller of this process is about to
+    /// take it.
     ///
     /// # Errors
     ///

@@ -60,6 +60,34 @@ async fn a_lock_is_held_on_while_its_slot_moves_and_passes_to_who_waits() {
     assert!(cluster.nodes[from].raw().await.shard_channels().await.is_empty());
 }
 
+/// A permit has no fence; a script that names two keys of which one is not there is refused while a slot moves, and with
+/// it all renewals that were sent together. (Found by reading.)
+#[tokio::test]
+async fn a_permit_is_renewed_while_its_slot_moves() {
+    let cluster = Cluster::start(3, 0).await;
+    let locks = locks(&cluster);
+    let refresh = Duration::from_millis(100);
+    let permit =
+        locks.semaphore("k", 1).lease(LEASE).refresh_every(refresh).acquire().await.unwrap();
+    let key = "bellwether:l:{k}:p";
+    let from = cluster.owner(key).await;
+    let to = (from + 1) % 3;
+    cluster.begin_to_move("{k}", from, to).await;
+    for (node, moved) in [(from, 0), (to, 1)] {
+        assert_eq!(if moved == 1 { cluster.move_keys("{k}", from, to).await } else { 0 }, moved);
+        let mut raw = cluster.nodes[node].raw().await;
+        let mut before = raw.pttl(key).await;
+        let renewed = async || {
+            let now = raw.pttl(key).await;
+            now > std::mem::replace(&mut before, now)
+        };
+        assert!(comes_true(LIMIT, renewed).await, "it is not renewed, with {moved} keys moved");
+    }
+    cluster.end_move("{k}", from, to).await;
+    assert!(!permit.is_lost());
+    permit.release().await.unwrap();
+}
+
 /// Whether something is refused. It is asked for as long as a command has time, so on a busy machine the last try may
 /// be one without an answer.
 async fn refused(error: impl AsyncFn() -> BackendError) -> bool {

@@ -51,6 +51,8 @@ pub enum Fault {
     Double,
     /// It is done after this long, and then answered.
     Late(Duration),
+    /// No answer comes, and a release is done after this long, whoever waits for it.
+    Astray(Duration),
 }
 
 /// Which fault befalls an operation, if any.
@@ -107,15 +109,23 @@ impl Faulty {
         self.done.lock().unwrap().iter().filter(|done| **done == op).count()
     }
 
-    async fn befall<T, F>(
+    async fn befall<T, F>(&self, op: Op, operation: impl FnMut() -> F) -> Result<T, BackendError>
+    where
+        F: Future<Output = Result<T, BackendError>>,
+    {
+        let fault = (self.plan.lock().unwrap())(op);
+        self.suffer(fault, op, operation).await
+    }
+
+    async fn suffer<T, F>(
         &self,
+        fault: Option<Fault>,
         op: Op,
         mut operation: impl FnMut() -> F,
     ) -> Result<T, BackendError>
     where
         F: Future<Output = Result<T, BackendError>>,
     {
-        let fault = (self.plan.lock().unwrap())(op);
         let done = || self.done.lock().unwrap().push(op);
         match fault {
             None => {
@@ -130,7 +140,7 @@ impl Faulty {
                 let _ = operation().await;
                 silence().await
             }
-            Some(Fault::Hang) => silence().await,
+            Some(Fault::Hang | Fault::Astray(_)) => silence().await,
             Some(Fault::Double) => {
                 done();
                 let first = operation().await?;
@@ -163,7 +173,15 @@ impl Leases for Faulty {
     }
 
     async fn release(&self, claim: &Claim) -> Result<bool, BackendError> {
-        self.befall(Op::Release, || self.inner.release(claim)).await
+        let fault = (self.plan.lock().unwrap())(Op::Release);
+        if let Some(Fault::Astray(wait)) = fault {
+            let (inner, claim) = (self.inner.clone(), claim.clone());
+            tokio::spawn(async move {
+                tokio::time::sleep(wait).await;
+                let _ = inner.release(&claim).await;
+            });
+        }
+        self.suffer(fault, Op::Release, || self.inner.release(claim)).await
     }
 
     async fn pass(&self, from: &Claim, to: &Claim) -> Result<Option<Grant>, BackendError> {

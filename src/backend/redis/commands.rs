@@ -29,7 +29,10 @@ use super::{
     target::Target,
     task::Task,
 };
-use crate::error::{BackendError, BackendErrorKind};
+use crate::{
+    error::{BackendError, BackendErrorKind},
+    time::after,
+};
 
 pub(super) struct Commands {
     shared: Arc<Shared>,
@@ -47,7 +50,7 @@ pub(super) struct Limit {
 impl Limit {
     /// The time of a command that begins now.
     pub(super) fn of(options: &RedisOptions) -> Self {
-        Self { deadline: Instant::now() + options.command_timeout, whole: true }
+        Self { deadline: after(Instant::now(), options.command_timeout), whole: true }
     }
 
     /// What is left of it when something was done already.

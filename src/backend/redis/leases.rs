@@ -214,7 +214,9 @@ impl Leases for RedisBackend {
         let calls = batches().map(|batch| {
             let mut call = Call::new(&SCRIPTS.renew, 2 * batch.len());
             for claim in batch {
-                call = call.keys(&claim.name, &[place(claim.mode).0, "f"]);
+                // (A set of holds has no fence; and where a slot moves, of two keys either both must be there or none.)
+                let (held, is_set) = place(claim.mode);
+                call = call.keys(&claim.name, &[held, if is_set { held } else { "f" }]);
             }
             for claim in batch {
                 let members = match claim.mode {
@@ -332,7 +334,7 @@ impl Leases for RedisBackend {
     /// (A renewal of many leases is several commands at once.)
     fn time_limit(&self) -> Option<Duration> {
         let give_back = u32::from(self.0.options.replicas.is_some());
-        Some(self.0.options.command_timeout * (1 + give_back))
+        Some(self.0.options.command_timeout.saturating_mul(1 + give_back))
     }
 
     fn shard(&self, name: &Name) -> usize {

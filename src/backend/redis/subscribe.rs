@@ -182,7 +182,7 @@ impl<'a> Subscriptions<'a> {
     pub(super) async fn ping(&mut self) -> Result<(), RedisError> {
         let ping = redis::cmd("PING");
         let sending = self.connected.connection.send_packed_command(&ping);
-        answered(2 * self.options.command_timeout, sending).await.map(drop)
+        answered(self.options.command_timeout.saturating_mul(2), sending).await.map(drop)
     }
 }
 

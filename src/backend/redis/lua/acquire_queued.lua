@@ -27,7 +27,7 @@ if ARGV[5] ~= '1' then
   first, kept = first_in(KEYS[3], KEYS[4], KEYS[6], at)
 end
 
-if not token and readers == 0 and (not first or first == ARGV[1]) then
+if not token and readers == 0 and (called or not first or first == ARGV[1]) then
   if not called and redis.call('EXISTS', KEYS[3]) == 1 then leave(KEYS[3], KEYS[4], KEYS[6], ARGV[1]) end
   local fence = next_fence(fence_at(KEYS[2]), 0)
   redis.call('SET', KEYS[1], ARGV[1] .. ':' .. digits(fence), 'PX', ARGV[2])

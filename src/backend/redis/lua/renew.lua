@@ -1,6 +1,6 @@
 -- Makes leases and holds last their full time from now. A full server refuses nothing of it: in a script that
 -- has written, every write is let through, and the first here is one that needs no memory.
--- KEYS for each: lease or set of holds, fence (of what has none, any other)
+-- KEYS for each: lease or set of holds, fence (of a set, which has none, itself)
 -- ARGV for each: token, lease ms, fence life ms, 0 a lease or how many members of a set
 -- Reply for each: 1 renewed, 0 not held by this token
 
