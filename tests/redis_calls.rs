@@ -140,6 +140,29 @@ async fn where_all_are_dead_it_is_free_at_once() {
     granted(&backend, &claim(&name)).await;
 }
 
+/// Who is called has lost his place; if he is one of those who are held to their order, another is before him then. He is
+/// granted it all the same, by the long way through the script as well, which it takes when the server's clock is behind
+/// the last fence.
+#[tokio::test]
+async fn who_is_called_is_granted_though_another_is_before_him() {
+    let server = RedisServer::start().await;
+    let backend = open(&server.url());
+    let name = name();
+    let holder = claim(&name);
+    let [called, next_one] = [0, 1].map(|_| Claim::new(name.clone(), Mode::Fair, LEASE, 2 * LEASE));
+    let mut changes = backend.changes(&name).await.unwrap();
+    let fence = granted(&backend, &holder).await.fence();
+    held(&backend, &called).await;
+    held(&backend, &next_one).await;
+    let ahead = (fence + 3_600_000_000).to_string();
+    let mut raw = server.raw().await;
+    raw.run::<()>(&["SET", &name.suffixed("f"), &ahead, "PX", "60000"]).await;
+    assert!(backend.release(&holder).await.unwrap());
+    assert_eq!(next(&mut changes).await, Change::Turn(called.holder));
+    assert_eq!(granted(&backend, &called).await.fence(), fence + 3_600_000_001);
+    held(&backend, &next_one).await;
+}
+
 /// The others do not wake for a call that is not for them.
 #[tokio::test]
 async fn only_the_process_of_who_is_called_is_told() {

@@ -123,6 +123,18 @@ async fn a_server_that_was_never_there_is_an_error_and_found_later() {
 }
 
 #[tokio::test]
+async fn endless_time_outs_are_no_panic() {
+    let server = RedisServer::start().await;
+    let mut options = RedisOptions::default();
+    (options.command_timeout, options.connect_timeout) = (Duration::MAX, Duration::MAX);
+    let backend = RedisBackend::open_with(&server.url(), options).unwrap();
+    let locks = bellwether::Locks::new(backend.clone());
+    locks.several(["a", "b"]).lock().await.unwrap().unlock().await.unwrap();
+    drop(backend.changes(&name("k")).await.unwrap());
+    locks.shutdown(LIMIT).await;
+}
+
+#[tokio::test]
 async fn a_killed_server_is_an_error_and_used_again_when_it_returns() {
     let mut server = RedisServer::start().await;
     let backend = open(&server.url());

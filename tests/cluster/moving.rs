@@ -73,17 +73,22 @@ async fn a_permit_is_renewed_while_its_slot_moves() {
     let from = cluster.owner(key).await;
     let to = (from + 1) % 3;
     cluster.begin_to_move("{k}", from, to).await;
-    for (node, moved) in [(from, 0), (to, 1)] {
-        assert_eq!(if moved == 1 { cluster.move_keys("{k}", from, to).await } else { 0 }, moved);
+    let is_renewed = async |node: usize| {
         let mut raw = cluster.nodes[node].raw().await;
         let mut before = raw.pttl(key).await;
         let renewed = async || {
             let now = raw.pttl(key).await;
             now > std::mem::replace(&mut before, now)
         };
-        assert!(comes_true(LIMIT, renewed).await, "it is not renewed, with {moved} keys moved");
-    }
+        comes_true(LIMIT, renewed).await
+    };
+    assert!(is_renewed(from).await, "it is not renewed while its slot moves");
+    assert_eq!(cluster.move_keys("{k}", from, to).await, 1);
+    let mut source = cluster.nodes[from].raw().await;
+    let asked = async || source.errors("ASK").await >= 3;
+    assert!(comes_true(LIMIT, asked).await, "nothing is sent on");
     cluster.end_move("{k}", from, to).await;
+    assert!(is_renewed(to).await, "it is not renewed at the new owner");
     assert!(!permit.is_lost());
     permit.release().await.unwrap();
 }

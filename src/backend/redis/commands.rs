@@ -197,8 +197,9 @@ impl Commands {
         F: Future<Output = Result<T, RedisError>>,
     {
         let Limit { deadline, whole } = limit;
+        let begun = deadline.checked_sub(self.shared.options.command_timeout);
         let (up, since, whole) = match self.present() {
-            Some(up) => (up, deadline - self.shared.options.command_timeout, whole),
+            Some(up) => (up, begun.unwrap_or_else(Instant::now), whole),
             // In a box, so that the way of a command that need not wait stays small.
             None => (Box::pin(self.up(deadline)).await?, Instant::now(), false),
         };
