@@ -52,9 +52,9 @@
 //!    ([`Source::Degraded`](cache::Source::Degraded)).
 //! 6. Nothing private is shared over HTTP: what may be given to another request is decided before it is.
 //! 7. A waiter never depends on a push alone, and never tries more often than pushes, the remaining time of
-//!    the lease in its way, and 5 s demand. (Who keeps a place in an order, as of a fair mutex, asks every 1.6 s;
-//!    where Redis forbids pushes, or the connection for them is broken, a waiter looks at growing intervals up
-//!    to 100 ms.)
+//!    the lease in its way, and 5 s demand. (Who keeps a place in an order, as of a fair mutex, asks
+//!    three times in 5 s, or in a shorter lease. Where Redis forbids pushes, or the connection for them is broken,
+//!    a waiter looks at growing intervals up to 100 ms.)
 //! 8. A holder's deadline fires before the server lets anyone else in, while its process runs and the server
 //!    keeps its data and its clock. Otherwise (failover, restart without its data, eviction, forced unlock, a
 //!    suspended process) the loss is told at the first contact, and only the fence protects.

@@ -225,6 +225,9 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
                 return Step::Land(self.crowded_out(error).await);
             }
             let turn = self.part.turn().await;
+            if self.part.breaker.is_open() {
+                return Step::Alone;
+            }
             let mark = self.leader.mark();
             let limit = match doubted {
                 true => second_try(first, retry.try_limit()),
@@ -270,7 +273,10 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
                     continue;
                 }
                 Err(error) => {
-                    self.part.breaker.failed(&error);
+                    // Where it is open, this one may have been cut short, and says nothing.
+                    if !self.part.breaker.is_open() {
+                        self.part.breaker.failed(&error);
+                    }
                     return Step::Alone;
                 }
             };
@@ -309,6 +315,7 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
 
     /// There is no place to load; but another process may have loaded meanwhile.
     async fn crowded_out(&self, error: Error) -> Landing<V> {
+        let _turn = self.part.turn().await;
         let mark = self.leader.mark();
         match self.inner.ask(&self.part, &self.name).await {
             Some(Ok(Decision::Fresh(value))) => (Outcome::Value(value, Source::HandedOver), mark),

@@ -248,7 +248,10 @@ impl<T: Clone> Group<T> {
         let removed = self.flights.remove(flight.hash, |present| {
             Arc::ptr_eq(present, flight) && flight.followers.load(Ordering::Acquire) == 0
         });
-        if removed.is_some() || flight.detached.load(Ordering::SeqCst) {
+        // Nobody joins a detached one; but someone may have joined just before.
+        let detached = || flight.detached.load(Ordering::SeqCst);
+        let empty = || flight.followers.load(Ordering::SeqCst) == 0;
+        if removed.is_some() || detached() && empty() {
             flight.unwanted.give();
         }
     }

@@ -6,8 +6,8 @@ use crate::key::Name;
 
 /// Who holds a lease: 64 random bits of the process, and 64 that are made anew for each acquisition.
 ///
-/// A token is never used for two acquisitions, nor again once it was given back, so a late release cannot end what
-/// came after it. By its first half a backend finds the process that it stands for.
+/// A token is never used for two acquisitions, nor again if it was given back without an answer, so a late release
+/// cannot end what came after it. By its first half a backend finds the process that it stands for.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Token(Uuid);
 

@@ -94,8 +94,8 @@ impl Engine {
                             () = self.stop.cancelled() => return Err(shut_down()),
                         };
                         match call {
-                            Some(Call::Take(held)) => return Ok(held),
-                            Some(Call::Contend { seat: mut mine, passed }) => {
+                            Some(Ok(Call::Take(held))) => return Ok(held),
+                            Some(Ok(Call::Contend { seat: mut mine, passed })) => {
                                 match passed {
                                     None => {}
                                     Some(BackendErrorKind::Unreplicated) => {
@@ -110,6 +110,12 @@ impl Engine {
                                     Box::pin(sleep(GIVE_WAY)).await;
                                 }
                                 seat = Some(mine);
+                            }
+                            // Whoever was passing it on to him is gone, with his runtime. It may be his.
+                            Some(Err(_)) => {
+                                claim = pending.contend_anew().clone();
+                                waiting.turn_to(&claim);
+                                continue;
                             }
                             None => return Err(not_acquired()),
                         }
@@ -203,7 +209,12 @@ impl Engine {
             .await
         {
             Ok(Some(grant)) => {
-                let watch = self.watchdog.watch(next.claim.clone(), next.upkeep, sent);
+                let watch = self.watchdog.watch(
+                    next.claim.clone(),
+                    next.upkeep,
+                    next.runtime.clone(),
+                    sent,
+                );
                 let held = Held::new(self.clone(), grant.fence(), watch, next.runtime.clone());
                 next.call(Call::Take(held.seated(seat)));
                 Ok(true)

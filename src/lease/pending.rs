@@ -54,8 +54,8 @@ impl Pending {
         answer.map(|answer| (answer, sent))
     }
 
-    /// What was granted is given back: the next try has a token of its own, for the release may come late. It is undone
-    /// here as well.
+    /// What may have been granted is given back: the next try has a token of its own, for the release may come late. It
+    /// is undone here as well.
     pub(super) fn contend_anew(&mut self) -> &Claim {
         let fresh = Claim { holder: Token::fresh(), ..self.claim.clone() };
         self.doubtful = true;
@@ -75,7 +75,8 @@ impl Pending {
 
     /// The last try, sent at `sent`, was granted.
     pub(crate) fn granted(self, grant: &Grant, upkeep: Upkeep, sent: Instant) -> Held {
-        let watch = self.engine.watchdog.watch(self.claim.clone(), upkeep, sent);
+        let watch =
+            self.engine.watchdog.watch(self.claim.clone(), upkeep, self.runtime.clone(), sent);
         self.held(grant.fence(), watch)
     }
 
@@ -87,7 +88,12 @@ impl Pending {
 
     /// Its place was granted the lease, which lasts until then.
     pub(super) fn pushed(self, fence: u64, upkeep: Upkeep, until: Instant) -> Held {
-        let watch = self.engine.watchdog.watch_until(self.claim.clone(), upkeep, until);
+        let watch = self.engine.watchdog.watch_until(
+            self.claim.clone(),
+            upkeep,
+            self.runtime.clone(),
+            until,
+        );
         self.held(fence, watch)
     }
 

@@ -41,6 +41,8 @@ impl Engine {
         let shut_down = || Error::new(ErrorKind::ShutDown, "the locks are shut down");
         let mut waiting = Waiting::new(self.clone(), first, strategy, limit);
         let mut pending = Pending::new(self.clone(), claims);
+        // When it leaves the queues of those who are no longer in the way.
+        let mut leaves = None;
         loop {
             if self.stop.is_cancelled() {
                 return Err(shut_down());
@@ -69,18 +71,23 @@ impl Engine {
                     (None, error.into())
                 }
             };
-            let forgotten = Instant::now() + CALL_LIFE;
+            // (Not counted anew with each turn, for they may come more often.)
+            let until = *leaves.get_or_insert_with(|| Instant::now() + CALL_LIFE);
             let turn = loop {
                 tokio::select! {
                     turn = waiting.after(remaining) => break turn,
                     () = self.stop.cancelled() => return Err(shut_down()),
-                    () = sleep_until(forgotten), if pending.placed.len() > 1 => {
+                    () = sleep_until(until), if pending.placed.len() > 1 => {
+                        leaves = None;
                         if pending.leave_others(waiting.name()).await {
                             break Turn::Again;
                         }
                     }
                 }
             };
+            if pending.placed.len() < 2 {
+                leaves = None;
+            }
             if let Turn::TimeUp = turn {
                 return Err(why);
             }
@@ -144,7 +151,7 @@ impl Pending {
     fn granted(mut self, grants: &[Grant], upkeep: Upkeep, sent: Instant) -> Vec<Held> {
         self.doubtful = false;
         let held = mem::take(&mut self.claims).into_iter().zip(grants).map(|(claim, grant)| {
-            let watch = self.engine.watchdog.watch(claim, upkeep, sent);
+            let watch = self.engine.watchdog.watch(claim, upkeep, self.runtime.clone(), sent);
             Held::new(self.engine.clone(), grant.fence(), watch, self.runtime.clone())
         });
         held.collect()

@@ -11,7 +11,7 @@
 use std::{mem, sync::Arc, time::Duration};
 
 use tokio::{
-    sync::oneshot,
+    sync::oneshot::{self, error::RecvError},
     time::{Instant, sleep_until},
 };
 
@@ -138,13 +138,16 @@ impl Waiting {
         self.changes.iter_mut().chain(others).for_each(Changes::forget);
     }
 
-    /// Waits in a line to be called; none, if the wait is over first.
-    pub(crate) async fn in_line(&mut self, mut called: oneshot::Receiver<Call>) -> Option<Call> {
+    /// Waits in a line to be called; none, if the wait is over first. An error, if nobody calls any more.
+    pub(crate) async fn in_line(
+        &mut self,
+        mut called: oneshot::Receiver<Call>,
+    ) -> Option<Result<Call, RecvError>> {
         loop {
             let wake = self.until()?.min(self.deadline);
             tokio::select! {
                 biased;
-                call = &mut called => return call.ok(),
+                call = &mut called => return Some(call),
                 () = sleep_until(wake) => if let Turn::TimeUp = self.woken(wake) { return None },
             }
         }

@@ -14,7 +14,7 @@ pub(crate) struct Watch {
     pub(super) upkeep: Upkeep,
     /// When the total hold ends.
     pub(super) until: Instant,
-    /// Of who acquired it.
+    /// Of whose it is.
     pub(super) runtime: Handle,
     lost: Signal,
     times: Mutex<Times>,
@@ -32,11 +32,17 @@ pub(super) struct Times {
 }
 
 impl Watch {
-    pub(super) fn new(claim: Claim, upkeep: Upkeep, since: Instant, deadline: Instant) -> Self {
+    pub(super) fn new(
+        claim: Claim,
+        upkeep: Upkeep,
+        runtime: Handle,
+        since: Instant,
+        deadline: Instant,
+    ) -> Self {
         let until = after(since, upkeep.max_hold);
         Self {
             until,
-            runtime: Handle::current(),
+            runtime,
             upkeep,
             lost: Signal::default(),
             seat: Mutex::default(),

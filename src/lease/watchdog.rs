@@ -20,6 +20,7 @@ use std::{
 use futures_util::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
 use hashbrown::HashMap;
 use tokio::{
+    runtime::Handle,
     sync::Notify,
     time::{Instant, sleep_until, timeout},
 };
@@ -60,9 +61,15 @@ impl Watchdog {
         Self(Arc::new(Shared { backend, rounds, changed: Notify::new() }))
     }
 
-    /// Starts to watch a lease that was asked for at `sent`.
-    pub(crate) fn watch(&self, claim: Claim, upkeep: Upkeep, sent: Instant) -> Arc<Watch> {
-        let watch = Watch::new(claim, upkeep, sent, sent);
+    /// Starts to watch a lease that was asked for at `sent`, by or for someone in this runtime.
+    pub(crate) fn watch(
+        &self,
+        claim: Claim,
+        upkeep: Upkeep,
+        runtime: Handle,
+        sent: Instant,
+    ) -> Arc<Watch> {
+        let watch = Watch::new(claim, upkeep, runtime, sent, sent);
         watch.renewed(sent);
         let look = watch.next_look(sent);
         self.add(watch, look)
@@ -73,10 +80,11 @@ impl Watchdog {
         &self,
         claim: Claim,
         upkeep: Upkeep,
+        runtime: Handle,
         deadline: Instant,
     ) -> Arc<Watch> {
         let now = Instant::now();
-        let watch = Watch::new(claim, upkeep, now, deadline);
+        let watch = Watch::new(claim, upkeep, runtime, now, deadline);
         let look = watch.next_look(now).min(now + (watch.deadline() - now) / 3);
         self.add(watch, look)
     }
@@ -253,19 +261,22 @@ impl Drop for Run {
         if self.spawning.load(Ordering::SeqCst) {
             return;
         }
-        let mut runtimes = Vec::with_capacity(rounds.watched.len());
-        for watch in rounds.watched.values() {
-            watch.times().renewing = false;
-            runtimes.push(watch.runtime.clone());
+        // What was being renewed is to be renewed at once.
+        let renewing = |watch: &&Arc<Watch>| std::mem::take(&mut watch.times().renewing);
+        let cut_off: Vec<_> = rounds.watched.values().filter(renewing).cloned().collect();
+        for watch in cut_off {
+            rounds.set_timer(&watch, Instant::now());
         }
         drop(rounds);
-        for runtime in runtimes {
+        let mut tried = Vec::new();
+        loop {
             let mut rounds = self.shared.rounds();
-            if rounds.running {
-                return;
-            }
+            let mut runtimes = rounds.watched.values().map(|watch| &watch.runtime);
+            let other = runtimes.find(|runtime| !tried.contains(&runtime.id())).cloned();
+            let Some(runtime) = other.filter(|_| !rounds.running) else { return };
             rounds.running = true;
             drop(rounds);
+            tried.push(runtime.id());
             let next = Self::new(&self.shared);
             let spawning = next.spawning.clone();
             spawning.store(true, Ordering::SeqCst);

@@ -1,22 +1,23 @@
-//! Futures that are not polled to their end, nor dropped: they must stand in nobody's way.
+//! Who depended on someone that stopped: a caller who polls his future no more, a runtime that went away.
 //!
 //! A request is polled by its caller for a while, and he may stop: a stream of requests whose consumer does something
-//! else, a `select!` whose other branch has won. Time is paused.
+//! else, a `select!` whose other branch has won. What is done for all in the task of one ends with his runtime.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod support;
 
 use std::{pin::pin, time::Duration};
 
-use bellwether::{BoxError, Cache, Locks, MemoryBackend};
+use bellwether::{BoxError, Cache, Locks, MemoryBackend, lock::MutexGuard};
 use futures_util::{StreamExt, future::select_all, poll, stream::FuturesUnordered};
 use tokio::{
     runtime::Runtime,
+    task::JoinHandle,
     time::{Instant, timeout},
 };
 
 use self::support::{
-    LIMIT,
+    LIMIT, comes_true,
     faulty::{Fault, Faulty, Op},
 };
 
@@ -107,4 +108,56 @@ fn leases_are_renewed_though_the_runtime_of_the_first_is_gone() {
             guard.unlock().await.unwrap();
         }
     });
+}
+
+/// As above, of a lease that was passed on in the runtime that went away. (Found by reading.)
+#[test]
+fn a_lease_that_was_passed_on_is_renewed_where_it_was_passed_to() {
+    let lease = 400 * MS;
+    let locks = Locks::new(MemoryBackend::new());
+    let [first, second] = [0, 1].map(|_| Runtime::new().unwrap());
+    let (held, next) = waits_behind(&locks, &first, &second, lease);
+    first.block_on(held.unlock()).unwrap();
+    let guard = second.block_on(next).unwrap();
+    drop(first);
+    second.block_on(async {
+        assert!(timeout(3 * lease, guard.lost()).await.is_err(), "it is not renewed any more");
+        guard.unlock().await.unwrap();
+    });
+}
+
+/// A lock was passed on, and before that was answered the runtime was gone in which it was done. The next in line was
+/// told that his time was over, and nobody gave back what he had been passed. (Found by reading.)
+#[test]
+fn who_was_being_passed_a_lock_by_a_runtime_that_went_away_has_it_soon() {
+    let faulty = Faulty::once(Op::Pass, Fault::LoseReply);
+    let locks = Locks::new(faulty.clone());
+    let [first, second] = [0, 1].map(|_| Runtime::new().unwrap());
+    let (held, next) = waits_behind(&locks, &first, &second, 10_000 * MS);
+    first.spawn(held.unlock());
+    second.block_on(async {
+        assert!(comes_true(LIMIT, async || faulty.count(Op::Pass) == 1).await);
+        let begun = Instant::now();
+        first.shutdown_background();
+        let guard = timeout(LIMIT, next).await.expect("he never has it").unwrap();
+        assert!(begun.elapsed() < 2000 * MS, "{:?}", begun.elapsed());
+        guard.unlock().await.unwrap();
+        assert!(!locks.mutex("k").is_locked().await.unwrap());
+    });
+}
+
+/// One has a lock in one runtime, and another stands in line for it in another.
+fn waits_behind(
+    locks: &Locks,
+    first: &Runtime,
+    second: &Runtime,
+    lease: Duration,
+) -> (MutexGuard, JoinHandle<MutexGuard>) {
+    let mutex = || locks.mutex("k").lease(lease).wait(LIMIT);
+    let held = first.block_on(async { mutex().lock().await.unwrap() });
+    let mutex = mutex();
+    let mut waiting = Box::pin(async move { mutex.lock().await.unwrap() });
+    // Polled once, it stands in line.
+    assert!(second.block_on(async { poll!(waiting.as_mut()) }).is_pending());
+    (held, second.spawn(waiting))
 }
