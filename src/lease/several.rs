@@ -54,9 +54,6 @@ impl Engine {
                     return Ok(pending.granted(&grants, upkeep, sent));
                 }
                 Ok((AcquiredAll::Held(at, occupied), _)) => {
-                    if pending.contend_anew() {
-                        continue;
-                    }
                     pending.placed.insert(at);
                     let in_the_way = pending.claims.get(at);
                     if let Some(claim) = in_the_way {

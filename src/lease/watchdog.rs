@@ -61,7 +61,7 @@ impl Watchdog {
         Self(Arc::new(Shared { backend, rounds, changed: Notify::new() }))
     }
 
-    /// Starts to watch a lease that was asked for at `sent`, by or for someone in this runtime.
+    /// Starts to watch a lease that was asked for at `sent`; whose it is lives in that runtime.
     pub(crate) fn watch(
         &self,
         claim: Claim,
