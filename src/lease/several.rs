@@ -2,7 +2,8 @@
 //!
 //! Nothing is held while waiting: a try that does not get all has given back what it got by the time that it
 //! is answered, and what is waited for is the one lease that stood in the way. So two who want the same
-//! leases do not wait for each other.
+//! leases do not wait for each other. (One that was in the way before may be kept for who was called, for
+//! [`CALL_LIFE`].)
 
 use std::{collections::BTreeSet, mem, sync::Arc, time::Duration};
 
