@@ -252,8 +252,8 @@ async fn locks(server: &RedisServer) {
                 .arg(&token)
                 .arg(10_000)
                 .arg(86_400_000)
-                .arg(5_000)
-                .arg(1)
+                .arg(12_000)
+                .arg(2)
                 .invoke_async(&mut connection)
                 .await
                 .unwrap();
@@ -262,9 +262,13 @@ async fn locks(server: &RedisServer) {
                 .key(&channel)
                 .key(&queue)
                 .key(&deadlines)
+                .key(&fence)
                 .arg(&token)
                 .arg(1)
-                .arg(1)
+                .arg(50)
+                .arg(2_000)
+                .arg(86_400_000)
+                .arg(3_000)
                 .invoke_async(&mut connection)
                 .await
                 .unwrap();

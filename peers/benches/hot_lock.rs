@@ -431,15 +431,17 @@ async fn bare_cycle(url: &str) -> Duration {
         let from = now();
         let mut asked = acquire.prepare_invoke();
         ["bare:l", "bare:f", "bare:q", "bare:d"].iter().for_each(|key| _ = asked.key(key));
-        asked.arg(&token).arg(10_000).arg(86_400_000).arg(5_000).arg(1);
+        asked.arg(&token).arg(10_000).arg(86_400_000).arg(12_000).arg(2);
         asked.invoke_async::<redis::Value>(&mut connection).await.unwrap();
         let took = now() - from;
         sleep(HELD).await;
         let from = now();
         let mut given = release.prepare_invoke();
-        ["bare:l", "bare:c", "bare:q", "bare:d"].iter().for_each(|key| _ = given.key(key));
-        let released: i64 =
-            given.arg(&token).arg(1).arg(1).invoke_async(&mut connection).await.unwrap();
+        ["bare:l", "bare:c", "bare:q", "bare:d", "bare:f"]
+            .iter()
+            .for_each(|key| _ = given.key(key));
+        given.arg(&token).arg(1).arg(50).arg(2_000).arg(86_400_000).arg(3_000);
+        let released: i64 = given.invoke_async(&mut connection).await.unwrap();
         assert_eq!(released, 3);
         times.push(Duration::from_nanos(took + now() - from));
     }

@@ -1,5 +1,7 @@
 //! What is pushed to those who wait for a name.
 
+use std::time::Duration;
+
 use bytes::{BufMut, Bytes, BytesMut};
 
 use crate::{
@@ -26,9 +28,21 @@ pub enum Change {
     Invalidated(u64),
     /// Whoever waits in a queue with this token is next. The others need not look.
     Turn(Token),
-    /// Whoever waits in a queue with this token [holds the lease now](crate::backend::Leases::release), with this
-    /// fence. The others need not look.
-    Granted(Token, u64),
+    /// Whoever waits in a queue with this token [holds the lease now](crate::lease::Claim::takes_handover). The others
+    /// need not look.
+    Granted(Handover),
+}
+
+/// A lease that a release granted to one who waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Handover {
+    /// Who has it now.
+    pub holder: Token,
+    /// The fence of the grant.
+    pub fence: u64,
+    /// When it ends unless it is renewed, counted from when its holder took his place in the queue. (He knows when
+    /// that was, and of no other moment that he has in common with the server.)
+    pub ends: Duration,
 }
 
 /// A failed load, as other processes are told of it.
@@ -73,7 +87,7 @@ impl Change {
     /// The bytes of a message: a letter, then what it stands for.
     ///
     /// `w`, `e` and an entry, `f` with a fence, a kind and a text, `i` and a fence, `t` and a token, `g` with a
-    /// fence and a token.
+    /// fence, a token and milliseconds.
     pub fn encode(&self) -> Bytes {
         match self {
             Self::Wake => Bytes::from_static(b"w"),
@@ -95,7 +109,9 @@ impl Change {
             }
             Self::Invalidated(fence) => format!("i{fence:016}").into(),
             Self::Turn(token) => format!("t{token}").into(),
-            Self::Granted(token, fence) => format!("g{fence:016}{token}").into(),
+            Self::Granted(Handover { holder, fence, ends }) => {
+                format!("g{fence:016}{holder}{}", ends.as_millis()).into()
+            }
         }
     }
 
@@ -117,10 +133,11 @@ impl Change {
                 }),
                 b'i' => Self::Invalidated(text(1, 17)?.parse().ok()?),
                 b't' => Self::Turn(text(1, bytes.len())?.parse().ok()?),
-                b'g' => {
-                    let fence = text(1, 17)?.parse().ok()?;
-                    Self::Granted(text(17, bytes.len())?.parse().ok()?, fence)
-                }
+                b'g' => Self::Granted(Handover {
+                    fence: text(1, 17)?.parse().ok()?,
+                    holder: text(17, 49)?.parse().ok()?,
+                    ends: Duration::from_millis(text(49, bytes.len())?.parse().ok()?),
+                }),
                 _ => Self::Wake,
             })
         };
@@ -130,8 +147,6 @@ impl Change {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     #[test]
@@ -143,7 +158,11 @@ mod tests {
             Change::Failed(Failure::new(1_790_000_000_000_001, &error)),
             Change::Invalidated(3),
             Change::Turn(Token::fresh()),
-            Change::Granted(Token::fresh(), 1_790_000_000_000_001),
+            Change::Granted(Handover {
+                holder: Token::fresh(),
+                fence: 1_790_000_000_000_001,
+                ends: Duration::from_millis(2001),
+            }),
         ] {
             assert_eq!(Change::decode(&change.encode()), change);
         }
@@ -166,6 +185,8 @@ mod tests {
             "g",
             "g0000000000000001",
             "g000000000000000100",
+            "g0000000000000001000102030405060708090a0b0c0d0e0f",
+            "g0000000000000001000102030405060708090a0b0c0d0e0f-1",
         ] {
             assert_eq!(Change::decode(&Bytes::from(bytes)), Change::Wake, "{bytes:?}");
         }

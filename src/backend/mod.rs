@@ -41,7 +41,7 @@ use crate::{
 #[cfg(feature = "redis")]
 pub use self::redis::{RedisBackend, RedisOptions, Replicas, SentinelMaster, failover};
 pub use self::{
-    change::{Change, Failure},
+    change::{Change, Failure, Handover},
     channels::{Changes, Channels},
     latches::{Countdown, Latches},
     memory::MemoryBackend,
@@ -93,11 +93,8 @@ pub trait Leases: Send + Sync + 'static {
     /// Ends the lease if the claim's token has it, and its place in the queue, and wakes whose turn it is.
     /// Says whether it had the lease.
     ///
-    /// Where the queue decides who is granted, whoever is first in it and wants to be alone, with a fair claim or
-    /// as a writer, may be granted the lease with this, if it is likely that he hears of it ([`Change::Granted`]):
-    /// until his place would have ended, which it does with that, and for no longer than
-    /// [`PLACE_LIFE`](crate::lease::PLACE_LIFE). Never one with an [exclusive](Mode::Exclusive) claim: he may wait for
-    /// another lease by now.
+    /// Whoever is first in the queue and [takes it](Claim::takes_handover) may be granted the lease with this, if it is
+    /// likely that he hears of it ([`Change::Granted`]); his place ends with that.
     fn release(&self, claim: &Claim) -> impl Future<Output = Result<bool, BackendError>> + Send;
 
     /// Passes a lease from its holder to another claim of the same name in one step, with a new fence; none,

@@ -67,8 +67,8 @@ impl fmt::Debug for Token {
 #[non_exhaustive]
 pub enum Mode {
     /// By one holder at a time. A claim that is not granted takes a place in a queue, if it
-    /// [waits](Claim::waits), by whose order those who wait are called; for whoever is called the lease is kept
-    /// for [`CALL_LIFE`]. Then whoever asks is granted it.
+    /// [waits](Claim::waits); in its order a release [hands the lease over](Claim::takes_handover) to those who wait, or
+    /// calls them: for whoever is called the lease is kept for [`CALL_LIFE`]. Then whoever asks is granted it.
     Exclusive,
     /// By one holder at a time, first come, first served: a claim that is not granted takes a place in the
     /// queue, if it [waits](Claim::waits), and is granted when it is at the head.
@@ -117,6 +117,10 @@ impl Mode {
 /// others find out when they next ask to keep their places.
 pub const CALL_LIFE: Duration = Duration::from_millis(50);
 
+/// How long the lease of whoever it was [handed over](Claim::takes_handover) to lasts unless he renews it: he has not
+/// asked for it just now, and if he died meanwhile, he holds up the others for so long.
+pub const HANDOVER_LIFE: Duration = Duration::from_secs(2);
+
 /// How long a place in a queue is kept at most unless its claim is sent again. Where the queue decides who is granted,
 /// one that died holds up those behind it for so long; however many died, their times run together.
 pub const PLACE_LIFE: Duration = Duration::from_secs(5);
@@ -140,6 +144,12 @@ pub struct Claim {
     pub fence_life: Duration,
     /// Whether it takes a place in the queue, where the mode has one and it is not granted at once.
     pub waits: bool,
+    /// Whether a release may grant it the lease while it waits, and push that
+    /// ([`Change::Granted`](crate::backend::Change::Granted)): for [`HANDOVER_LIFE`] at most, and no longer than its
+    /// place would have been kept. Otherwise it is told that it is its turn, and asks.
+    ///
+    /// Not for who may have no use for it by then, nor if its own lease is shorter than [`PLACE_LIFE`].
+    pub takes_handover: bool,
 }
 
 impl Claim {
@@ -152,10 +162,17 @@ impl Claim {
         }
     }
 
-    /// A claim by a fresh [`Token`], that waits.
+    /// A claim by a fresh [`Token`], that waits; what is granted in an order may be handed over to it.
     pub fn new(name: Name, mode: Mode, lease: Duration, fence_life: Duration) -> Self {
-        Self { name, holder: Token::fresh(), mode, lease, fence_life, waits: true }
+        let takes_handover = mode.is_ordered() && takes_handover(mode, lease);
+        let holder = Token::fresh();
+        Self { name, holder, mode, lease, fence_life, waits: true, takes_handover }
     }
+}
+
+/// Whether it serves who waits so, and nobody is worse off, that a release hands the lease over to him.
+pub(super) fn takes_handover(mode: Mode, lease: Duration) -> bool {
+    mode.is_fenced() && lease >= PLACE_LIFE
 }
 
 /// Proof that a claim was granted. It is not `Clone`: one grant, one commit.

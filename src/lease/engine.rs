@@ -8,6 +8,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
     Claim, Held, Mode, Pending, RetryStrategy, Token, Turn, Upkeep, Waiting,
+    claim::takes_handover,
     finish::Finish,
     line::{Call, Entered, Lines, Seat, Waiter},
     owed::{Estate, Owed},
@@ -60,6 +61,9 @@ impl Engine {
         limit: Duration,
     ) -> Result<Held, Error> {
         let begun = Instant::now();
+        // What is not renewed lasts for its own time.
+        claim.takes_handover =
+            claim.waits && upkeep.refresh.is_some() && takes_handover(claim.mode, claim.lease);
         // Most need not wait.
         let mut waiting = None;
         let wait = |claim: &Claim| {
@@ -127,22 +131,11 @@ impl Engine {
             // Why it would be over, if the wait ends now.
             let (remaining, why) = match answer {
                 Ok((Acquired::Granted(grant), sent)) => {
-                    let waited = pending.is_waiting();
-                    let held = pending.granted(&grant, upkeep, sent);
-                    return Ok(match seat {
-                        // Passed on with the lease. Where others may hold beside, the next tries at once.
-                        Some(mut seat) if claim.mode == Mode::Exclusive => {
-                            seat.begin();
-                            let changes =
-                                waiting.filter(|_| waited).and_then(Waiting::into_changes);
-                            seat.keep(changes);
-                            held.seated(seat)
-                        }
-                        _ => held,
-                    });
+                    let waiting = waiting.filter(|_| pending.is_waiting());
+                    return Ok(pending.granted(&grant, upkeep, sent).at(seat, waiting));
                 }
-                Ok((Acquired::Held(occupied), sent)) => {
-                    pending.waits(sent, &occupied);
+                Ok((Acquired::Held(occupied), _)) => {
+                    pending.waits(&occupied);
                     (Some(occupied.remaining), not_acquired())
                 }
                 Err(error) if error.kind() == BackendErrorKind::Foreign => return Err(error.into()),
@@ -153,18 +146,19 @@ impl Engine {
                     (None, error.into())
                 }
             };
-            let waiting = waiting.get_or_insert_with(|| wait(&claim));
-            waiting.turn_to(&claim);
+            let waits = waiting.get_or_insert_with(|| wait(&claim));
+            waits.turn_to(&claim);
             // In a box, so that an acquisition that need not wait stays small.
             let turn = tokio::select! {
-                turn = Box::pin(waiting.after(remaining)) => turn,
+                turn = Box::pin(waits.after(remaining)) => turn,
                 () = self.stop.cancelled() => return Err(shut_down()),
             };
             match turn {
                 Turn::TimeUp => return Err(why),
-                Turn::Pushed(Change::Granted(_, fence)) => {
-                    if let Some(until) = pending.grants(upkeep, fence) {
-                        return Ok(pending.pushed(fence, upkeep, until));
+                Turn::Pushed(Change::Granted(handover)) => {
+                    if let Some(until) = pending.handed(&handover) {
+                        let held = pending.pushed(handover.fence, upkeep, until);
+                        return Ok(held.at(seat, waiting));
                     }
                 }
                 Turn::Pushed(_) | Turn::Again => {}

@@ -5,7 +5,7 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-use super::{Claim, Engine, Token, Watch, finish::Finish, line::Seat};
+use super::{Claim, Engine, Mode, Token, Waiting, Watch, finish::Finish, line::Seat};
 use crate::error::{Error, ErrorKind};
 
 /// A lease that is held. Dropped, it is released by a task that no caller owns.
@@ -26,6 +26,20 @@ impl Held {
     pub(crate) fn seated(self, seat: Seat) -> Self {
         self.watch.take_seat(seat);
         self
+    }
+
+    /// The same lease, by whom the line of its process was kept up to now. What he listened to while he waited goes on
+    /// with it.
+    pub(super) fn at(self, seat: Option<Seat>, waited: Option<Waiting>) -> Self {
+        match seat {
+            // Passed on with the lease. Where others may hold beside, the next tries at once.
+            Some(mut seat) if self.claim().mode == Mode::Exclusive => {
+                seat.begin();
+                seat.keep(waited.and_then(Waiting::into_changes));
+                self.seated(seat)
+            }
+            _ => self,
+        }
     }
 
     pub(crate) fn claim(&self) -> &Claim {

@@ -26,7 +26,7 @@ mod watch;
 mod watchdog;
 
 pub use self::{
-    claim::{CALL_LIFE, Claim, Grant, Mode, Occupied, PLACE_LIFE, Token},
+    claim::{CALL_LIFE, Claim, Grant, HANDOVER_LIFE, Mode, Occupied, PLACE_LIFE, Token},
     retry::{Retry, RetryStrategy},
 };
 pub(crate) use self::{

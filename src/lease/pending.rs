@@ -6,7 +6,10 @@ use tracing::debug;
 use super::{
     Claim, Engine, Grant, Held, Occupied, Token, Upkeep, Watch, engine::within, place::Place,
 };
-use crate::error::{BackendError, BackendErrorKind};
+use crate::{
+    backend::Handover,
+    error::{BackendError, BackendErrorKind},
+};
 
 /// An acquisition under way. Dropped before its outcome is known, it undoes itself.
 pub(crate) struct Pending {
@@ -45,6 +48,7 @@ impl Pending {
     {
         self.trying = true;
         let sent = Instant::now();
+        self.place.asked(sent);
         let backend = self.engine.backend().as_ref();
         let answer = within(limit, backend, send(&self.claim)).await;
         self.trying = false;
@@ -63,9 +67,9 @@ impl Pending {
         &self.claim
     }
 
-    /// The last try, sent at `sent`, found someone in the way.
-    pub(super) fn waits(&mut self, sent: Instant, occupied: &Occupied) {
-        self.place.keep(&self.claim, sent, occupied.fence);
+    /// The last try found someone in the way.
+    pub(super) fn waits(&mut self, occupied: &Occupied) {
+        self.place.keep(occupied.fence);
     }
 
     /// Whether a try found someone in the way.
@@ -80,13 +84,13 @@ impl Pending {
         self.held(grant.fence(), watch)
     }
 
-    /// Until when the lease is held, if it is pushed that its place was granted it; none, if it must ask then.
-    pub(super) fn grants(&self, upkeep: Upkeep, fence: u64) -> Option<Instant> {
+    /// Until when the lease is held that was handed over to it; none, if it must ask.
+    pub(super) fn handed(&self, handover: &Handover) -> Option<Instant> {
         // A try that may be on its way still could be granted it once more, after its end.
-        self.place.grants(&self.claim, upkeep, fence).filter(|_| !self.doubtful)
+        self.place.handed(handover).filter(|_| self.claim.takes_handover && !self.doubtful)
     }
 
-    /// Its place was granted the lease, which lasts until then.
+    /// The lease was handed over to it, and lasts until then.
     pub(super) fn pushed(self, fence: u64, upkeep: Upkeep, until: Instant) -> Held {
         let watch = self.engine.watchdog.watch_until(
             self.claim.clone(),

@@ -1,105 +1,93 @@
+use std::time::Duration;
+
 use tokio::time::Instant;
 
-use super::{Claim, Upkeep, drift};
-use crate::time::after;
+use super::{HANDOVER_LIFE, drift};
+use crate::{backend::Handover, time::after};
 
 /// A place in a queue at the backend, as far as who waits in it knows of it.
 ///
-/// A release may grant the lease to whoever is first in the queue, until his place would have ended. So he who knows
-/// until when his place is kept, knows until when the lease is his, and need not ask for it.
+/// A release may hand the lease over to whoever is first in the queue. It says when that ends, counted from when the place
+/// was taken: so he who knows since when he waits, knows until when the lease is his, and need not ask for it.
 ///
-/// The invariant is that of the watchdog: `until` is a monotonic time taken *before* the request was sent that kept
-/// the place, plus the time for which a place is kept, less the drift. And the place was kept all the time: if it may
-/// have ended in between, so may a grant, and word of that may be on its way still. Nor is a grant believed that is
-/// older than a holder who was met.
+/// The invariant is that of the watchdog: what is counted from is a monotonic time taken *before* the first request was
+/// sent that may have taken the place. So a push that is late tells of a lease that has ended. Nor is one believed that
+/// is older than a holder who was met.
 #[derive(Default)]
 pub(super) struct Place {
-    until: Option<Instant>,
-    /// It may have ended once.
-    lapsed: bool,
+    /// When it was first asked for.
+    since: Option<Instant>,
+    /// A request found someone in the way.
+    taken: bool,
     /// The greatest fence that was in the way.
     met: u64,
 }
 
 impl Place {
-    /// The place is taken or kept, by a request sent at `sent` that met a holder with this fence.
-    pub(super) fn keep(&mut self, claim: &Claim, sent: Instant, met: u64) {
+    /// A request is sent that may take the place.
+    pub(super) fn asked(&mut self, sent: Instant) {
+        self.since.get_or_insert(sent);
+    }
+
+    /// A request met a holder with this fence, and has taken or kept the place.
+    pub(super) fn keep(&mut self, met: u64) {
+        self.taken = true;
         self.met = self.met.max(met);
-        self.lapsed |= self.until.is_some_and(|until| until <= Instant::now());
-        let life = claim.place_life();
-        self.until = Some(after(sent, life.saturating_sub(drift(life))));
     }
 
     pub(super) fn is_taken(&self) -> bool {
-        self.until.is_some()
+        self.taken
     }
 
-    /// Until when a lease that was granted to the place with this fence is held without another question; none, if
-    /// there must be one, for it is not worth it or not safe.
-    pub(super) fn grants(&self, claim: &Claim, upkeep: Upkeep, fence: u64) -> Option<Instant> {
-        let life = claim.place_life();
-        let left = |until: &Instant| until.saturating_duration_since(Instant::now());
-        let worth = |until: &Instant| upkeep.refresh.is_some() && left(until) >= life / 2;
-        let safe = claim.mode.is_ordered() && !self.lapsed && fence > self.met;
-        self.until.filter(worth).filter(|_| safe)
+    /// Until when a lease that was handed over is held without another question; none, if there must be one, for it is
+    /// not worth it or not safe.
+    pub(super) fn handed(&self, handover: &Handover) -> Option<Instant> {
+        let trusted = handover.ends.saturating_sub(drift(handover.ends));
+        let until = after(self.since?, trusted);
+        let left: Duration = until.saturating_duration_since(Instant::now());
+        (left >= HANDOVER_LIFE / 2 && handover.fence > self.met).then_some(until)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
-    use crate::{
-        key::{Family, Key, Name, Namespace},
-        lease::{Mode, PLACE_LIFE},
-    };
+    use crate::lease::Token;
 
-    const UPKEEP: Upkeep =
-        Upkeep { refresh: Some(Duration::from_secs(10)), max_hold: Duration::MAX };
-
-    fn claim(mode: Mode, lease: Duration) -> Claim {
-        let name = Name::new(&Namespace::standard(), Family::Lock, &Key::from("k"), 512).unwrap();
-        Claim::new(name, mode, lease, lease)
+    fn handover(fence: u64, ends: Duration) -> Handover {
+        Handover { holder: Token::fresh(), fence, ends }
     }
 
+    /// He asks, and is answered late; he is first in the queue after a while, and the push is late as well.
     #[tokio::test(start_paused = true)]
-    async fn a_grant_lasts_no_longer_than_the_place_that_was_asked_for() {
-        let fair = claim(Mode::Fair, 2 * PLACE_LIFE);
+    async fn a_handover_is_counted_from_before_the_first_question() {
         let mut place = Place::default();
-        assert_eq!(place.grants(&fair, UPKEEP, 8), None);
+        assert_eq!(place.handed(&handover(8, HANDOVER_LIFE)), None);
         let sent = Instant::now();
-        // The answer comes late.
-        tokio::time::sleep(PLACE_LIFE / 4).await;
-        place.keep(&fair, sent, 7);
-        let until = place.grants(&fair, UPKEEP, 8).unwrap();
-        assert!(until < sent + PLACE_LIFE);
-        assert_eq!(place.grants(&fair, UPKEEP, 7), None, "that one was met");
-        tokio::time::sleep(PLACE_LIFE / 2).await;
-        assert_eq!(place.grants(&fair, UPKEEP, 8), None, "too little is left");
+        place.asked(sent);
+        tokio::time::sleep(HANDOVER_LIFE / 4).await;
+        place.keep(7);
+        assert!(place.is_taken());
+        // He asks again, which keeps the place.
+        place.asked(Instant::now());
+        let until = place.handed(&handover(8, HANDOVER_LIFE)).unwrap();
+        assert!(until < sent + HANDOVER_LIFE);
+        assert_eq!(place.handed(&handover(7, HANDOVER_LIFE)), None, "that one was met");
+        tokio::time::sleep(HANDOVER_LIFE / 2).await;
+        assert_eq!(place.handed(&handover(8, HANDOVER_LIFE)), None, "too little is left");
+        let until = place.handed(&handover(9, 2 * HANDOVER_LIFE)).unwrap();
+        assert!(until < sent + 2 * HANDOVER_LIFE && until > sent + HANDOVER_LIFE);
     }
 
+    /// Two clocks that both count the wait run apart by up to a hundredth of it.
     #[tokio::test(start_paused = true)]
-    async fn a_place_that_may_have_ended_grants_nothing_any_more() {
-        let fair = claim(Mode::Fair, 2 * PLACE_LIFE);
+    async fn after_a_long_wait_he_asks() {
         let mut place = Place::default();
-        place.keep(&fair, Instant::now(), 7);
-        tokio::time::sleep(PLACE_LIFE / 3).await;
-        place.keep(&fair, Instant::now(), 7);
-        assert!(place.grants(&fair, UPKEEP, 8).is_some());
-        tokio::time::sleep(PLACE_LIFE).await;
-        place.keep(&fair, Instant::now(), 7);
-        assert_eq!(place.grants(&fair, UPKEEP, 8), None);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn who_is_not_renewed_or_only_called_asks() {
-        let mut place = Place::default();
-        let now = Instant::now();
-        let fair = claim(Mode::Fair, PLACE_LIFE);
-        place.keep(&fair, now, 7);
-        assert!(place.grants(&fair, UPKEEP, 8).is_some());
-        assert_eq!(place.grants(&fair, Upkeep { refresh: None, ..UPKEEP }, 8), None);
-        assert_eq!(place.grants(&claim(Mode::Exclusive, 3 * PLACE_LIFE), UPKEEP, 8), None);
+        place.asked(Instant::now());
+        place.keep(7);
+        let long = 110 * HANDOVER_LIFE / 2;
+        tokio::time::sleep(long).await;
+        assert_eq!(place.handed(&handover(8, long + HANDOVER_LIFE)), None);
+        assert!(place.handed(&handover(8, long + 2 * HANDOVER_LIFE)).is_some());
     }
 }

@@ -17,7 +17,7 @@ use tokio::{
 
 use super::{Claim, Engine, RetryStrategy, Token, line::Call};
 use crate::{
-    backend::{Change, Changes},
+    backend::{Change, Changes, Handover},
     key::Name,
     time::after,
 };
@@ -209,8 +209,8 @@ impl Waiting {
                 Some(changes) => loop {
                     match changes.next().await {
                         // Another's turn, and nothing to look at.
-                        Change::Turn(token) | Change::Granted(token, _) if token != self.holder => {
-                        }
+                        Change::Turn(holder) | Change::Granted(Handover { holder, .. })
+                            if holder != self.holder => {}
                         change => return change,
                     }
                 },

@@ -31,6 +31,8 @@ use crate::backend::DynLeases;
 
 /// How long the task stays when nothing is held any more.
 const LINGER: Duration = Duration::from_millis(50);
+/// After how long what was handed over is renewed. Most who hold what others want have given it back by then.
+const SOON: Duration = Duration::from_millis(100);
 
 pub(crate) struct Watchdog(Arc<Shared>);
 
@@ -75,7 +77,7 @@ impl Watchdog {
         self.add(watch, look)
     }
 
-    /// Starts to watch a lease that came without being asked for, and lasts until `deadline`.
+    /// Starts to watch a lease that was handed over, and lasts until `deadline`. It is renewed soon, for it is short.
     pub(crate) fn watch_until(
         &self,
         claim: Claim,
@@ -85,7 +87,7 @@ impl Watchdog {
     ) -> Arc<Watch> {
         let now = Instant::now();
         let watch = Watch::new(claim, upkeep, runtime, now, deadline);
-        let look = watch.next_look(now).min(now + (watch.deadline() - now) / 3);
+        let look = watch.next_look(now).min(now + SOON);
         self.add(watch, look)
     }
 

@@ -9,9 +9,9 @@ use super::{
     state::{CALLED, End, Lease, Sole, State, sole},
 };
 use crate::{
-    backend::{Acquired, AcquiredAll, Change},
+    backend::{Acquired, AcquiredAll, Change, Handover},
     key::Name,
-    lease::{CALL_LIFE, Claim, Grant, Mode, Occupied, PLACE_LIFE, Token},
+    lease::{CALL_LIFE, Claim, Grant, HANDOVER_LIFE, Mode, Occupied, Token},
     time::after,
 };
 
@@ -166,17 +166,19 @@ impl State {
             if reads && shared.is_some_and(|shared| !shared.readers.0.is_empty()) {
                 return None;
             }
-            let (token, kept) = (first.token, (first.ends - now).min(PLACE_LIFE));
-            let called = claim.mode == Mode::Exclusive || first.called;
-            if !called && !heard {
+            let token = first.token;
+            let (ordered, takes_handover) = (first.ordered, first.takes_handover);
+            let lease = (first.ends - now).min(HANDOVER_LIFE);
+            let ends = now - first.since + lease;
+            if ordered && !(heard && takes_handover) {
                 return Some(Change::Turn(token));
             }
             let next = Claim { holder: token, ..claim.clone() };
             self.leave(&next);
-            if !called {
+            if heard && takes_handover {
                 let fence_life = self.fence_left(&next.name, now).max(claim.fence_life);
-                let fence = self.grant(&Claim { lease: kept, fence_life, ..next }, now).fence();
-                return Some(Change::Granted(token, fence));
+                let fence = self.grant(&Claim { lease, fence_life, ..next }, now).fence();
+                return Some(Change::Granted(Handover { holder: token, fence, ends }));
             }
             // It lost the place, lest one that died be called again; and one whom nobody hears is passed over.
             if heard {
@@ -295,9 +297,16 @@ impl State {
         }
         let (name, token) = (claim.name.prefix().clone(), claim.holder);
         let ends = after(now, claim.place_life());
-        let (alone, called) = (claim.mode != Mode::Read, claim.mode == Mode::Exclusive);
+        let place = Place {
+            token,
+            since: now,
+            ends,
+            alone: claim.mode != Mode::Read,
+            ordered: claim.mode != Mode::Exclusive,
+            takes_handover: claim.takes_handover,
+        };
         let shared = self.shared.entry(name.clone()).or_default();
-        let old = queue_mut(shared, claim.mode).take(Place { token, ends, alone, called });
+        let old = queue_mut(shared, claim.mode).take(place);
         if let Some(old) = old {
             self.ends.remove(&(old, End::Place(name.clone(), token)));
         }

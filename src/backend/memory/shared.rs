@@ -65,11 +65,14 @@ pub(super) struct Queue(pub(super) Vec<Place>);
 
 pub(super) struct Place {
     pub(super) token: Token,
+    /// When it was taken.
+    pub(super) since: Instant,
     pub(super) ends: Instant,
     /// Waits for all others to leave.
     pub(super) alone: bool,
-    /// Is only to be called, and not granted anything before he asks.
-    pub(super) called: bool,
+    /// Is held to the order, and not passed over when he does not hear.
+    pub(super) ordered: bool,
+    pub(super) takes_handover: bool,
 }
 
 impl Queue {

@@ -16,7 +16,7 @@ use crate::{
     },
     error::{BackendError, BackendErrorKind},
     key::{Family, Name},
-    lease::{CALL_LIFE, Claim, Grant, Mode, Occupied, PLACE_LIFE, Token},
+    lease::{CALL_LIFE, Claim, Grant, HANDOVER_LIFE, Mode, Occupied, PLACE_LIFE, Token},
 };
 
 /// Where what is held in a mode stands: the suffix of its key, and whether it is a set of holds.
@@ -38,9 +38,9 @@ fn kept(claim: &Claim) -> u64 {
     if claim.waits { millis(claim.place_life()) } else { 0 }
 }
 
-/// Whether those who wait are only called in their order, and not held to it.
-fn any_order(claim: &Claim) -> u8 {
-    u8::from(claim.mode == Mode::Exclusive)
+/// How a claim waits, as the scripts know it by: 1 it is only to be called; 2 it is not held to the order.
+fn how(claim: &Claim) -> u8 {
+    u8::from(!claim.takes_handover) | u8::from(claim.mode == Mode::Exclusive) << 1
 }
 
 /// Whether one of those who wait is called by a channel of his process, so that the others need not wake. Of
@@ -116,7 +116,7 @@ impl RedisBackend {
             .arg(millis(claim.lease))
             .arg(millis(claim.fence_life))
             .arg(kept(claim))
-            .arg(any_order(claim));
+            .arg(how(claim));
         self.granted(claim, call).await
     }
 
@@ -145,16 +145,16 @@ impl RedisBackend {
     }
 
     async fn release_queued(&self, claim: &Claim, keys: &[&str]) -> Result<bool, BackendError> {
-        let mut call = Call::new(&SCRIPTS.release_queued, keys.len())
+        // What replicas are to confirm, its holder must ask for himself.
+        let handed_over = if self.0.options.replicas.is_none() { millis(HANDOVER_LIFE) } else { 0 };
+        let call = Call::new(&SCRIPTS.release_queued, keys.len())
             .keys(&claim.name, keys)
             .token(claim.holder)
             .arg(u8::from(has_own_channels(&claim.name)))
-            .arg(millis(CALL_LIFE));
-        if claim.mode != Mode::Exclusive {
-            // What replicas are to confirm, its holder must ask for himself.
-            let granted = if self.0.options.replicas.is_none() { millis(PLACE_LIFE) } else { 0 };
-            call = call.arg(granted).arg(millis(claim.fence_life));
-        }
+            .arg(millis(CALL_LIFE))
+            .arg(handed_over)
+            .arg(millis(claim.fence_life))
+            .arg(millis(PLACE_LIFE - HANDOVER_LIFE));
         self.released(call).await
     }
 
@@ -247,8 +247,9 @@ impl Leases for RedisBackend {
     async fn release(&self, claim: &Claim) -> Result<bool, BackendError> {
         let channel = self.channel();
         match claim.mode {
-            Mode::Exclusive => self.release_queued(claim, &["l", channel, "q", "d"]).await,
-            Mode::Fair => self.release_queued(claim, &["l", channel, "q", "d", "f"]).await,
+            Mode::Exclusive | Mode::Fair => {
+                self.release_queued(claim, &["l", channel, "q", "d", "f"]).await
+            }
             Mode::Read | Mode::Write => {
                 self.release_queued(claim, &["w", channel, "rq", "rd", "f", "r", "i"]).await
             }

@@ -13,7 +13,7 @@ for one = 1, count do
   if foreign then return foreign end
   if token and token ~= mine then
     -- A full server refuses the place; it is only for being called.
-    if kept ~= '0' then pcall(take_place, queue, deadlines, nil, mine, milliseconds(), kept, true) end
+    if kept ~= '0' then pcall(take_place, queue, deadlines, nil, mine, milliseconds(), kept, 3) end
     return {'held', one - 1, fence, left, 1}
   end
   -- Kept for one who was called (the fence 0) is not granted yet.

@@ -1,8 +1,9 @@
 -- Grants a lease to one holder: a mutex, a fair mutex, and the writer of a read-write lock. Whoever is not granted
 -- takes a place in a queue. Fair claims and writers are granted in its order; of a mutex it is the order in which
--- the waiting ones are called: for whoever is called the lease is kept for a moment, under the fence 0.
+-- it is handed over to the waiting ones, or they are called: for whoever is called it is kept for a moment, under the
+-- fence 0.
 -- KEYS 1 lease, 2 fence, 3 queue, 4 deadlines of its places (writers only: 5 readers, 6 writers in the queue)
--- ARGV 1 token, 2 lease ms, 3 fence life ms, 4 ms for which a place is kept (0: none is taken), 5 1: in any order
+-- ARGV 1 token, 2 lease ms, 3 fence life ms, 4 ms for which a place is kept (0: none is taken), 5 how he waits (shared)
 -- Reply the fence, granted | {'held', fence or 0, ms left, holders}
 
 local token, held, left, foreign = lease_at(KEYS[1])
@@ -18,7 +19,7 @@ if token == ARGV[1] then
 end
 
 local at, readers, reading, first, kept = nil, 0, 0, nil, 0
-if ARGV[5] ~= '1' then
+if tonumber(ARGV[5]) < 2 then
   at = milliseconds()
   if KEYS[5] then
     readers, reading, foreign = holds_at(KEYS[5], at)
@@ -36,10 +37,9 @@ if not token and readers == 0 and (called or not first or first == ARGV[1]) then
 end
 
 if ARGV[4] ~= '0' then
-  -- A full server refuses the place. Where it is only for being called, one does without.
-  local called = ARGV[5] == '1'
-  local take = called and pcall or function(take, ...) take(...) end
-  take(take_place, KEYS[3], KEYS[4], KEYS[6], ARGV[1], at or milliseconds(), ARGV[4], called)
+  -- A full server refuses the place. Where he is not held to it, he does without.
+  local take = tonumber(ARGV[5]) < 2 and function(take, ...) take(...) end or pcall
+  take(take_place, KEYS[3], KEYS[4], KEYS[6], ARGV[1], at or milliseconds(), ARGV[4], ARGV[5])
 end
 if token then return {'held', held, left, 1} end
 if readers > 0 then return {'held', 0, reading, readers} end

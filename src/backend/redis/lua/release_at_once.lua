@@ -1,27 +1,44 @@
--- What most releases meet: it is held, and nobody waits, or of a mutex who waits is to be called. It stands in front
--- of release_queued, whose keys and arguments these are, for what that needs costs more than to end the lease.
+-- What most releases meet: it is held, and nobody waits, or of a mutex or a fair one who waits hears of it. It stands in
+-- front of release_queued, whose keys and arguments these are, for what that needs costs more than to end the lease.
 
 local value = redis.pcall('GET', KEYS[1])
-if type(value) == 'string' and string.find(value, '^' .. ARGV[1] .. ':%d*[1-9]%d*$')
-  and (not ARGV[4] or redis.call('EXISTS', KEYS[3]) == 0) and redis.call('PTTL', KEYS[1]) >= 0 then
+local held = type(value) == 'string' and string.match(value, '^' .. ARGV[1] .. ':(%d*[1-9]%d*)$')
+if held and (not KEYS[6] and ARGV[4] ~= '0' or redis.call('EXISTS', KEYS[3]) == 0) then
   local publish = string.match(KEYS[2], '}:(%a)') == 's' and 'SPUBLISH' or 'PUBLISH'
-  while not ARGV[4] do
-    local first = redis.call('ZPOPMIN', KEYS[3])[1]
-    if not first then break end
-    local ends = redis.call('ZSCORE', KEYS[4], first)
-    redis.call('ZREM', KEYS[4], first)
-    local time = redis.call('TIME')
-    if ends and tonumber(ends) > time[1] * 1000 + time[2] / 1000 then
-      local own = ARGV[2] == '1' and ':' .. string.sub(first, 1, 16) or ''
-      local heard = redis.pcall(publish, KEYS[2] .. own, 't' .. first)
-      if heard ~= 0 then
-        local kept = type(heard) == 'number' and redis.pcall('SET', KEYS[1], first .. ':0', 'PX', ARGV[3])
-        if not kept or kept.err then redis.call('DEL', KEYS[1]) end
-        return 1 + (type(heard) == 'number' and 2 or 4)
+  local first = redis.call('ZPOPMIN', KEYS[3])
+  while first[1] do
+    local token, time = first[1], redis.call('TIME')
+    local at, ticket = time[1] * 1000 + math.floor(time[2] / 1000), tonumber(first[2])
+    local waited, how, life = at - math.floor(ticket / 1000), ticket % 4, tonumber(ARGV[4])
+    if waited > tonumber(ARGV[6]) then life = math.min(life, (redis.call('ZSCORE', KEYS[4], token) or 0) - at) end
+    local heard = 0
+    if life > 0 and how ~= 1 then
+      local message, value = 't' .. token, token .. ':0'
+      if how ~= 3 then
+        local fence = time[1] .. string.sub('00000' .. time[2], -6)
+        if fence <= held then fence = string.format('%016.0f', held + 1) end
+        message, value = 'g' .. fence .. token .. waited + life, token .. ':' .. fence
+      end
+      heard = redis.pcall(publish, KEYS[2] .. (ARGV[2] == '1' and ':' .. string.sub(token, 1, 16) or ''), message)
+      if type(heard) == 'number' and heard > 0 then
+        if how ~= 3 then redis.call('SET', KEYS[5], string.sub(value, -16), 'PX', ARGV[5]) end
+        redis.call('SET', KEYS[1], value, 'PX', how ~= 3 and life or ARGV[3])
+        redis.call('ZREM', KEYS[4], token)
+        return 3
       end
     end
+    -- Whoever is held to the order keeps the place, and nobody loses it where nobody may be told.
+    if life > 0 and (how < 2 or heard ~= 0) then
+      redis.call('ZADD', KEYS[3], first[2], token)
+      redis.call('PEXPIRE', KEYS[3], math.max(redis.call('PTTL', KEYS[4]), 1))
+      break
+    end
+    redis.call('ZREM', KEYS[4], token)
+    first = redis.call('ZPOPMIN', KEYS[3])
   end
-  redis.call('DEL', KEYS[1])
-  local heard = redis.pcall(publish, KEYS[2], 'w')
-  return 1 + (type(heard) == 'number' and 2 or 4)
+  if not first[1] then
+    redis.call('DEL', KEYS[1])
+    local heard = redis.pcall(publish, KEYS[2], 'w')
+    return 1 + (type(heard) == 'number' and 2 or 4)
+  end
 end

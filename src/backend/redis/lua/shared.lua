@@ -44,16 +44,18 @@ local function is_held(set, token, count, at)
   return true
 end
 
--- Takes a place in a queue, or keeps the one that was taken before. Of one who is only to be called it ends half a
--- millisecond late: by that he is known.
-local function take_place(queue, deadlines, writers, token, at, life, called)
+-- Takes a place in a queue, or keeps the one that was taken before. The ticket is the microsecond in which it was taken,
+-- or one behind the last in the queue; and its last two bits say how he waits: 1 he is only to be called, and not handed
+-- the lease; 2 he is not held to the order, and passed over when he does not hear.
+local function take_place(queue, deadlines, writers, token, at, life, how)
   -- A place that was taken before is kept on a full server, too: in a script that has written, every write is let
   -- through, and this one needs no memory.
   if redis.call('ZSCORE', queue, token) then redis.call('ZREM', deadlines, token) end
   local last = redis.call('ZRANGE', queue, -1, -1, 'WITHSCORES')[2]
-  redis.call('ZADD', queue, 'NX', (tonumber(last) or 0) + 1, token)
+  local ticket = math.max(at * 1000, last and last - last % 4 + 4 or 0) + (how or 0)
+  redis.call('ZADD', queue, 'NX', ticket, token)
   keep(queue, life)
-  redis.call('ZADD', deadlines, at + life + (called and 0.5 or 0), token)
+  redis.call('ZADD', deadlines, at + life, token)
   keep(deadlines, life)
   if writers then
     redis.call('ZADD', writers, redis.call('ZSCORE', queue, token), token)
@@ -70,21 +72,21 @@ end
 
 -- Tells one who waits, by the channel of its process (the first half of its token) if each has its own: how many
 -- heard it, and 1 if it is forbidden.
-local function call(channel, what, token, own)
+local function call(channel, token, own, message)
   if own == '1' then channel = channel .. ':' .. string.sub(token, 1, 16) end
-  local heard = publish(channel, what .. token)
+  local heard = publish(channel, message)
   if type(heard) == 'table' then return 0, 1 end
   return heard, 0
 end
 
--- The first in a queue who is still there, and milliseconds until his place ends. Those before him who did
+-- The first in a queue who is still there, milliseconds until his place ends, and his ticket. Those before him who did
 -- not keep theirs are dropped. (Of the writers in a queue: theirs is `queue`, and the whole one `writers`.)
 local function first_in(queue, deadlines, writers, at)
   while true do
-    local first = redis.call('ZRANGE', queue, 0, 0)[1]
-    if not first then return nil end
-    local ends = redis.call('ZSCORE', deadlines, first)
-    if ends and tonumber(ends) > at then return first, tonumber(ends) - at end
-    leave(queue, deadlines, writers, first)
+    local first = redis.call('ZRANGE', queue, 0, 0, 'WITHSCORES')
+    if not first[1] then return nil end
+    local ends = redis.call('ZSCORE', deadlines, first[1])
+    if ends and tonumber(ends) > at then return first[1], tonumber(ends) - at, tonumber(first[2]) end
+    leave(queue, deadlines, writers, first[1])
   end
 end
