@@ -66,6 +66,9 @@ impl Limit {
 /// What goes with a command on its connection, with nothing in between.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Escort {
+    /// Before it: a `PING`. A server writes to whoever it owes something last first, so an answer that is owed already
+    /// lets those hear first whom the script tells.
+    pub(super) last: bool,
     /// Before it: that it is sent to a node that is only about to get its slot.
     pub(super) asking: bool,
     /// Behind it: so many replicas are to confirm it.
@@ -93,6 +96,7 @@ impl Commands {
         escort: Escort,
         limit: Limit,
     ) -> Result<Answer, Failed> {
+        let escort = Escort { last: call.is_answered_last(), ..escort };
         match self.run(call.by_digest(), escort, limit).await {
             Err(Failed { turn: Some(Turn::WithSource), .. }) => {
                 Box::pin(self.run(&call.with_source(), escort, limit.rest())).await
@@ -139,7 +143,7 @@ impl Commands {
         escort: Escort,
         limit: Limit,
     ) -> Result<Answer, Failed> {
-        if escort.asking || escort.replicas.is_some() {
+        if escort.last || escort.asking || escort.replicas.is_some() {
             return Box::pin(self.run_escorted(command, escort, limit)).await;
         }
         let sent = self.exchange(limit, |mut connection| async move {
@@ -159,6 +163,9 @@ impl Commands {
         limit: Limit,
     ) -> Result<Answer, Failed> {
         let mut pipeline = redis::pipe();
+        if escort.last {
+            pipeline.cmd("PING");
+        }
         if escort.asking {
             pipeline.cmd("ASKING");
         }
@@ -166,7 +173,7 @@ impl Commands {
         if let Some(replicas) = escort.replicas {
             pipeline.add_command(replicas.wait());
         }
-        let skipped = usize::from(escort.asking);
+        let skipped = usize::from(escort.last) + usize::from(escort.asking);
         let count = 1 + usize::from(escort.replicas.is_some());
         let sent = self.exchange(limit, |mut connection| async move {
             connection.send_packed_commands(&pipeline, skipped, count).await

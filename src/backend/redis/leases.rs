@@ -155,7 +155,10 @@ impl RedisBackend {
             .arg(handed_over)
             .arg(millis(claim.fence_life))
             .arg(millis(PLACE_LIFE - HANDOVER_LIFE));
-        self.released(call).await
+        // Where one of this process waited or waits, others do, too.
+        let channel = claim.name.suffixed(self.channel());
+        let contended = self.0.servers.channels().wants(&channel);
+        self.released(call.answered_last(contended)).await
     }
 
     async fn release_permit(&self, claim: &Claim, count: u32) -> Result<bool, BackendError> {

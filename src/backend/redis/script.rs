@@ -78,6 +78,7 @@ impl Scripts {
 pub(super) struct Call<'a> {
     script: &'a Script,
     by_digest: Cmd,
+    answered_last: bool,
 }
 
 /// Adds a key of a name to a command.
@@ -96,7 +97,16 @@ impl<'a> Call<'a> {
     pub(super) fn new(script: &'a Script, keys: usize) -> Self {
         let mut by_digest = Cmd::with_capacity(16, 512);
         by_digest.arg("EVALSHA").arg(&script.digest).arg(keys);
-        Self { script, by_digest }
+        Self { script, by_digest, answered_last: false }
+    }
+
+    /// The same call, whose caller can wait until those have heard whom it tells.
+    pub(super) fn answered_last(self, answered_last: bool) -> Self {
+        Self { answered_last, ..self }
+    }
+
+    pub(super) fn is_answered_last(&self) -> bool {
+        self.answered_last
     }
 
     /// Adds a key, or an argument.

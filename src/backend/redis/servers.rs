@@ -154,7 +154,7 @@ impl Servers {
     ) -> Result<Answer, BackendError> {
         match &self.kind {
             Kind::One { node, .. } => {
-                let escort = Escort { asking: false, replicas };
+                let escort = Escort { replicas, ..Escort::default() };
                 Ok(node.connection(replicas).call(call, escort, Limit::of(&self.options)).await?)
             }
             Kind::Cluster(cluster) => cluster.call(call, replicas).boxed().await,

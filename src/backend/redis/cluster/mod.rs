@@ -296,11 +296,11 @@ impl Request<'_> {
     async fn send(self, member: &Member, asking: bool, limit: Limit) -> Result<Answer, Failed> {
         match self {
             Self::Run(command) => {
-                let escort = Escort { asking, replicas: None };
+                let escort = Escort { asking, ..Escort::default() };
                 member.node.commands.run(command, escort, limit).await
             }
             Self::Call(call, replicas) => {
-                let escort = Escort { asking, replicas };
+                let escort = Escort { asking, replicas, ..Escort::default() };
                 member.connection(replicas).call(call, escort, limit).await
             }
         }
