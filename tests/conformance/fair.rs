@@ -1,23 +1,19 @@
 //! A lease that is granted first come, first served.
 
+use std::time::Duration;
+
 use bellwether::{
     backend::{Change, Changes, Leases},
     key::Name,
-    lease::{CALL_LIFE, Claim, Mode, PLACE_LIFE},
+    lease::{CALL_LIFE, Claim, HANDOVER_LIFE, Mode, PLACE_LIFE},
 };
 
-use crate::harness::{Harness, LEASE, MOMENT, claim, claim_in, granted, held, listen, name, next};
+use crate::harness::{
+    Harness, LEASE, MOMENT, claim, claim_in, granted, handed_over, held, listen, name, next,
+};
 
 fn fair(name: &Name) -> Claim {
     claim_in(Mode::Fair, name)
-}
-
-/// The fence under which a claim is told to hold the lease.
-async fn handed_over(changes: &mut Changes, to: &Claim) -> u64 {
-    match next(changes).await {
-        Change::Granted(token, fence) if token == to.holder => fence,
-        other => panic!("not handed over to {to:?}: {other:?}"),
-    }
 }
 
 fn three(name: &Name) -> [Claim; 3] {
@@ -50,7 +46,7 @@ pub async fn first_come_first_served<H: Harness>(h: &H) {
     for (turn, claim) in waiting.iter().enumerate() {
         assert!(here.release(&holder).await.unwrap());
         // It holds the lease before it has asked for it again.
-        let before = std::mem::replace(&mut fence, handed_over(&mut changes, claim).await);
+        let before = std::mem::replace(&mut fence, handed_over(&mut changes, claim).await.fence);
         assert!(fence > before);
         // Those behind, and whoever comes now, wait for the first.
         let late = fair(&name);
@@ -106,8 +102,8 @@ pub async fn who_is_only_called_is_handed_nothing_over<H: Harness>(h: &H) {
     granted(&backend, &plain).await;
     // He leaves, and the next one has his turn.
     assert!(backend.release(&plain).await.unwrap());
-    assert_eq!(next(&mut changes).await, Change::Turn(second.holder));
-    granted(&backend, &second).await;
+    let fence = handed_over(&mut changes, &second).await.fence;
+    assert_eq!(granted(&backend, &second).await.fence(), fence);
 }
 
 /// He may have died, or wait for something else by now.
@@ -118,25 +114,34 @@ pub async fn who_is_only_called_holds_nobody_up<H: Harness>(h: &H) {
     granted(&backend, &second).await;
 }
 
-pub async fn what_is_handed_over_lasts_as_long_as_the_place<H: Harness>(h: &H) {
+/// Whoever it was handed over to died: he has no place any more, and the next one is in time for his.
+async fn handed_over_to_one_that_died<H: Harness>(h: &H, waited: Duration, lasts: Duration) {
     let backend = h.backend();
     let name = name("k");
     let [first, second, third] = three(&name);
     granted(&backend, &first).await;
     held(&backend, &second).await;
     let mut changes = listen(&backend, &name).await;
-    h.pass(PLACE_LIFE / 2).await;
+    h.pass(waited).await;
     held(&backend, &third).await;
     assert!(backend.release(&first).await.unwrap());
-    let fence = handed_over(&mut changes, &second).await;
+    let fence = handed_over(&mut changes, &second).await.fence;
     let occupied = backend.holder(&name, Mode::Fair).await.unwrap().unwrap();
     assert_eq!((occupied.fence, occupied.holders), (fence, 1));
-    assert!(occupied.remaining <= PLACE_LIFE / 2 && !occupied.remaining.is_zero());
-    // It died: it has no place any more, and the next one is in time for his.
-    h.pass(PLACE_LIFE / 2).await;
+    assert!(occupied.remaining <= lasts && !occupied.remaining.is_zero(), "{occupied:?}");
+    h.pass(lasts).await;
     assert!(granted(&backend, &third).await.fence() > fence);
     assert_eq!(backend.renew(std::slice::from_ref(&second)).await.unwrap(), [false]);
     assert!(!backend.release(&second).await.unwrap());
+}
+
+pub async fn what_is_handed_over_lasts_for_its_time<H: Harness>(h: &H) {
+    handed_over_to_one_that_died(h, PLACE_LIFE / 10, HANDOVER_LIFE).await;
+}
+
+/// So all who died hold the others up for one such time together.
+pub async fn it_lasts_no_longer_than_the_place<H: Harness>(h: &H) {
+    handed_over_to_one_that_died(h, PLACE_LIFE - HANDOVER_LIFE / 2, HANDOVER_LIFE / 2).await;
 }
 
 pub async fn what_is_handed_over_is_a_lease<H: Harness>(h: &H) {
@@ -147,7 +152,7 @@ pub async fn what_is_handed_over_is_a_lease<H: Harness>(h: &H) {
     held(&backend, &second).await;
     let mut changes = listen(&backend, &name).await;
     assert!(backend.release(&first).await.unwrap());
-    let fence = handed_over(&mut changes, &second).await;
+    let fence = handed_over(&mut changes, &second).await.fence;
     // A release that is sent twice hands over once.
     assert!(!backend.release(&first).await.unwrap());
     assert_eq!(backend.renew(std::slice::from_ref(&second)).await.unwrap(), [true]);
@@ -155,7 +160,7 @@ pub async fn what_is_handed_over_is_a_lease<H: Harness>(h: &H) {
     assert_eq!(occupied.fence, fence);
     assert!(occupied.remaining > LEASE - MOMENT, "{occupied:?}");
     assert!(backend.release(&second).await.unwrap());
-    assert!(handed_over(&mut changes, &third).await > fence);
+    assert!(handed_over(&mut changes, &third).await.fence > fence);
     assert!(backend.release(&third).await.unwrap());
 }
 
@@ -201,7 +206,7 @@ pub async fn who_leaves_lets_the_next_pass<H: Harness>(h: &H) {
     let mut changes = listen(&backend, &name).await;
     assert!(!backend.release(&second).await.unwrap());
     backend.release(&first).await.unwrap();
-    let fence = handed_over(&mut changes, &third).await;
+    let fence = handed_over(&mut changes, &third).await.fence;
     // Sent twice, it leaves once.
     assert!(!backend.release(&second).await.unwrap());
     assert_eq!(granted(&backend, &third).await.fence(), fence);
@@ -222,7 +227,7 @@ pub async fn the_dead_are_passed_over_together<H: Harness>(h: &H) {
     h.pass(PLACE_LIFE / 2).await;
     let mut changes = listen(&backend, &name).await;
     backend.release(&holder).await.unwrap();
-    let fence = handed_over(&mut changes, &alive).await;
+    let fence = handed_over(&mut changes, &alive).await.fence;
     assert_eq!(granted(&backend, &alive).await.fence(), fence);
 }
 

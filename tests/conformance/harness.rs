@@ -4,7 +4,7 @@ use std::{future::Future, time::Duration};
 
 use bellwether::{
     Key, MemoryBackend,
-    backend::{Acquired, Change, Changes, Claimed, Failure, Latches, Leases, Store},
+    backend::{Acquired, Change, Changes, Claimed, Failure, Handover, Latches, Leases, Store},
     entry::Entry,
     key::{Family, Name, Namespace},
     lease::{Claim, Grant, Mode, Occupied},
@@ -276,6 +276,14 @@ pub async fn held(backend: &impl Leases, claim: &Claim) -> Occupied {
     match backend.acquire(claim).await {
         Ok(Acquired::Held(occupied)) => occupied,
         other => panic!("{claim:?} was not held up: {other:?}"),
+    }
+}
+
+/// How a claim is told that it was handed the lease.
+pub async fn handed_over(changes: &mut Changes, to: &Claim) -> Handover {
+    match next(changes).await {
+        Change::Granted(handover) if handover.holder == to.holder => handover,
+        other => panic!("not handed over to {to:?}: {other:?}"),
     }
 }
 

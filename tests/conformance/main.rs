@@ -13,6 +13,7 @@ mod commits;
 mod contention;
 mod fair;
 mod fences;
+mod handover;
 mod harness;
 mod latches;
 mod leases;
@@ -151,7 +152,8 @@ rules! {
         what_nobody_hears_is_granted_to_nobody,
         who_is_only_called_is_handed_nothing_over,
         who_is_only_called_holds_nobody_up,
-        what_is_handed_over_lasts_as_long_as_the_place,
+        what_is_handed_over_lasts_for_its_time,
+        it_lasts_no_longer_than_the_place,
         what_is_handed_over_is_a_lease,
         who_asks_again_keeps_the_place,
         who_does_not_wait_takes_no_place,
@@ -176,6 +178,18 @@ rules! {
         who_leaves_twice_calls_once,
         who_was_called_is_granted_once_and_the_same_again,
         who_wants_several_is_called_for_what_stands_in_the_way,;
+    handover:
+        who_waits_for_a_mutex_is_handed_it,
+        it_is_handed_over_in_turn,
+        when_it_ends_is_counted_from_the_place,
+        who_is_only_called_waits_beside_them,
+        nobody_is_handed_what_he_does_not_hear_of,
+        a_release_sent_twice_hands_over_once,
+        who_was_handed_it_and_leaves_hands_it_on,
+        what_was_handed_over_ends_by_itself,
+        a_place_that_was_not_kept_is_handed_nothing,
+        what_was_passed_on_is_handed_over,
+        a_handover_is_granted_again_to_who_asks,;
     read_write:
         readers_hold_together,
         a_writer_holds_alone,

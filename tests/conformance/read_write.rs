@@ -7,7 +7,9 @@ use bellwether::{
     lease::{Claim, Mode, PLACE_LIFE},
 };
 
-use crate::harness::{Harness, LEASE, MOMENT, claim, claim_in, granted, held, listen, name, next};
+use crate::harness::{
+    Harness, LEASE, MOMENT, claim, claim_in, granted, handed_over, held, listen, name, next,
+};
 
 fn reader(name: &Name) -> Claim {
     claim_in(Mode::Read, name)
@@ -90,8 +92,7 @@ pub async fn the_last_reader_calls_the_writer<H: Harness>(h: &H) {
     backend.release(&first).await.unwrap();
     backend.release(&second).await.unwrap();
     // The first release had nothing to tell.
-    let Change::Granted(token, fence) = next(&mut changes).await else { panic!("not granted") };
-    assert_eq!(token, third.holder);
+    let fence = handed_over(&mut changes, &third).await.fence;
     held(&backend, &reader(&name)).await;
     assert_eq!(granted(&backend, &third).await.fence(), fence);
 }
@@ -116,8 +117,7 @@ pub async fn readers_and_writers_in_their_order<H: Harness>(h: &H) {
     held(&backend, &late).await;
     backend.release(&first).await.unwrap();
     backend.release(&second).await.unwrap();
-    let Change::Granted(token, fence) = next(&mut changes).await else { panic!("not granted") };
-    assert_eq!(token, next_writer.holder);
+    let fence = handed_over(&mut changes, &next_writer).await.fence;
     assert_eq!(held(&backend, &late).await.fence, fence);
     assert_eq!(granted(&backend, &next_writer).await.fence(), fence);
     backend.release(&next_writer).await.unwrap();

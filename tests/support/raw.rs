@@ -97,10 +97,9 @@ impl Raw {
               if redis.call('TYPE', key).ok == 'zset' then
                 local members = redis.call('ZRANGE', key, 0, -1, 'WITHSCORES')
                 for at = 1, #members, 2 do
-                  -- A moment, and no ticket.
-                  if tonumber(members[at + 1]) > 1e12 then
-                    redis.call('ZINCRBY', key, -ARGV[1], members[at])
-                  end
+                  -- A moment in milliseconds, or a ticket in microseconds.
+                  local unit = tonumber(members[at + 1]) > 1e14 and 1000 or 1
+                  redis.call('ZINCRBY', key, -ARGV[1] * unit, members[at])
                 end
               end
               local left = redis.call('PTTL', key)

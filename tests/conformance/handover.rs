@@ -1,0 +1,232 @@
+//! Who waits for a plain mutex, and takes it, is handed it with the release, in turn and without another question.
+
+use std::time::Duration;
+
+use bellwether::{
+    backend::{Change, Leases},
+    key::{Family, Name},
+    lease::{Claim, HANDOVER_LIFE, Mode},
+};
+
+use crate::harness::{
+    Harness, LEASE, MOMENT, claim, claim_in, granted, handed_over, hasty, held, listen, name_in,
+    next,
+};
+
+fn lock() -> Name {
+    name_in("conformance", Family::Lock, "k")
+}
+
+/// Claims that take it.
+fn claims<const N: usize>(name: &Name) -> [Claim; N] {
+    std::array::from_fn(|_| {
+        let mut claim = claim(name);
+        claim.takes_handover = true;
+        claim
+    })
+}
+
+pub async fn who_waits_for_a_mutex_is_handed_it<H: Harness>(h: &H) {
+    let backend = h.backend();
+    let name = lock();
+    let [holder, waiting] = claims(&name);
+    let last = granted(&backend, &holder).await.fence();
+    held(&backend, &waiting).await;
+    let mut changes = listen(&backend, &name).await;
+    assert!(backend.release(&holder).await.unwrap());
+    let fence = handed_over(&mut changes, &waiting).await.fence;
+    assert!(fence > last);
+    let occupied = held(&backend, &hasty(&name)).await;
+    assert_eq!((occupied.fence, occupied.holders), (fence, 1));
+    assert!(occupied.remaining <= HANDOVER_LIFE, "{occupied:?}");
+    // It is a lease as any other.
+    assert_eq!(backend.renew(std::slice::from_ref(&waiting)).await.unwrap(), [true]);
+    let occupied = held(&backend, &hasty(&name)).await;
+    assert!(occupied.remaining > LEASE - MOMENT, "{occupied:?}");
+    assert!(backend.release(&waiting).await.unwrap());
+    assert_eq!(next(&mut changes).await, Change::Wake, "nobody waits any more");
+    assert!(granted(&backend, &hasty(&name)).await.fence() > fence);
+}
+
+pub async fn it_is_handed_over_in_turn<H: Harness>(h: &H) {
+    let (here, there) = (h.backend(), h.backend());
+    let name = lock();
+    let [mut holder] = claims(&name);
+    let mut fence = granted(&here, &holder).await.fence();
+    let waiting = claims::<5>(&name);
+    for claim in &waiting {
+        held(&here, claim).await;
+    }
+    // Who asks again keeps the place.
+    for claim in waiting.iter().rev() {
+        held(&there, claim).await;
+    }
+    let mut changes = listen(&there, &name).await;
+    for claim in waiting {
+        assert!(here.release(&holder).await.unwrap());
+        let before = std::mem::replace(&mut fence, handed_over(&mut changes, &claim).await.fence);
+        assert!(fence > before);
+        holder = claim;
+    }
+    assert!(here.release(&holder).await.unwrap());
+    assert_eq!(next(&mut changes).await, Change::Wake, "nobody waits any more");
+}
+
+/// Who waits knows when he took the place. That he asked again since does not matter.
+pub async fn when_it_ends_is_counted_from_the_place<H: Harness>(h: &H) {
+    let backend = h.backend();
+    let name = lock();
+    let [holder, waiting] = claims(&name);
+    granted(&backend, &holder).await;
+    let mut changes = listen(&backend, &name).await;
+    held(&backend, &waiting).await;
+    let waits = Duration::from_millis(1200);
+    h.pass(waits).await;
+    held(&backend, &waiting).await;
+    h.pass(3 * waits).await;
+    assert!(backend.release(&holder).await.unwrap());
+    let ends = handed_over(&mut changes, &waiting).await.ends;
+    assert!(ends >= 4 * waits + HANDOVER_LIFE && ends < 4 * waits + HANDOVER_LIFE + MOMENT);
+}
+
+pub async fn who_is_only_called_waits_beside_them<H: Harness>(h: &H) {
+    let backend = h.backend();
+    let name = lock();
+    let [holder, second, fourth] = claims(&name);
+    let third = claim(&name);
+    let fair = claim_in(Mode::Fair, &name);
+    granted(&backend, &holder).await;
+    for claim in [&second, &third, &fourth, &fair] {
+        held(&backend, claim).await;
+    }
+    let mut changes = listen(&backend, &name).await;
+    backend.release(&holder).await.unwrap();
+    let mut fence = handed_over(&mut changes, &second).await.fence;
+    let mut grown = |next: u64| assert!(std::mem::replace(&mut fence, next) < next);
+    backend.release(&second).await.unwrap();
+    assert_eq!(next(&mut changes).await, Change::Turn(third.holder));
+    grown(granted(&backend, &third).await.fence());
+    backend.release(&third).await.unwrap();
+    grown(handed_over(&mut changes, &fourth).await.fence);
+    backend.release(&fourth).await.unwrap();
+    grown(handed_over(&mut changes, &fair).await.fence);
+    assert!(backend.release(&fair).await.unwrap());
+}
+
+/// He is passed over, and it is free.
+pub async fn nobody_is_handed_what_he_does_not_hear_of<H: Harness>(h: &H) {
+    let backend = h.backend();
+    let name = lock();
+    let [holder, gone, other] = claims(&name);
+    let fence = granted(&backend, &holder).await.fence();
+    held(&backend, &gone).await;
+    assert!(backend.release(&holder).await.unwrap());
+    assert_eq!(backend.holder(&name, Mode::Exclusive).await.unwrap(), None);
+    assert!(granted(&backend, &other).await.fence() > fence);
+    // He is back, and takes a place anew.
+    held(&backend, &gone).await;
+    let mut changes = listen(&backend, &name).await;
+    assert!(backend.release(&other).await.unwrap());
+    assert!(handed_over(&mut changes, &gone).await.fence > fence);
+}
+
+pub async fn a_release_sent_twice_hands_over_once<H: Harness>(h: &H) {
+    let backend = h.backend();
+    let name = lock();
+    let [holder, second, third] = claims(&name);
+    granted(&backend, &holder).await;
+    held(&backend, &second).await;
+    held(&backend, &third).await;
+    let mut changes = listen(&backend, &name).await;
+    assert!(backend.release(&holder).await.unwrap());
+    assert!(!backend.release(&holder).await.unwrap());
+    let fence = handed_over(&mut changes, &second).await.fence;
+    assert_eq!(held(&backend, &hasty(&name)).await.fence, fence);
+    assert!(backend.release(&second).await.unwrap());
+    assert!(!backend.release(&second).await.unwrap());
+    assert!(handed_over(&mut changes, &third).await.fence > fence);
+    assert!(backend.release(&third).await.unwrap());
+}
+
+/// His wait is over in the moment in which it is handed over to him.
+pub async fn who_was_handed_it_and_leaves_hands_it_on<H: Harness>(h: &H) {
+    let backend = h.backend();
+    let name = lock();
+    let [holder, second, third, fourth] = claims(&name);
+    granted(&backend, &holder).await;
+    for claim in [&second, &third, &fourth] {
+        held(&backend, claim).await;
+    }
+    let mut changes = listen(&backend, &name).await;
+    // One leaves before.
+    assert!(!backend.release(&third).await.unwrap());
+    assert!(backend.release(&holder).await.unwrap());
+    let fence = handed_over(&mut changes, &second).await.fence;
+    assert!(backend.release(&second).await.unwrap());
+    assert!(handed_over(&mut changes, &fourth).await.fence > fence);
+}
+
+pub async fn what_was_handed_over_ends_by_itself<H: Harness>(h: &H) {
+    let backend = h.backend();
+    let name = lock();
+    let [holder, dead, next_one] = claims(&name);
+    granted(&backend, &holder).await;
+    held(&backend, &dead).await;
+    held(&backend, &next_one).await;
+    let mut changes = listen(&backend, &name).await;
+    assert!(backend.release(&holder).await.unwrap());
+    let fence = handed_over(&mut changes, &dead).await.fence;
+    h.pass(HANDOVER_LIFE).await;
+    assert_eq!(backend.renew(std::slice::from_ref(&dead)).await.unwrap(), [false]);
+    assert!(granted(&backend, &next_one).await.fence() > fence);
+    assert!(!backend.release(&dead).await.unwrap());
+    assert!(backend.release(&next_one).await.unwrap());
+}
+
+pub async fn a_place_that_was_not_kept_is_handed_nothing<H: Harness>(h: &H) {
+    let backend = h.backend();
+    let name = lock();
+    let [holder, gone, waiting] = claims(&name);
+    granted(&backend, &holder).await;
+    held(&backend, &gone).await;
+    h.pass(gone.place_life() / 2).await;
+    held(&backend, &waiting).await;
+    h.pass(gone.place_life() / 2).await;
+    let mut changes = listen(&backend, &name).await;
+    assert!(backend.release(&holder).await.unwrap());
+    handed_over(&mut changes, &waiting).await;
+}
+
+/// In a process the lease goes from one to the next; and then to another process.
+pub async fn what_was_passed_on_is_handed_over<H: Harness>(h: &H) {
+    let backend = h.backend();
+    let name = lock();
+    let [holder, next_one, waiting] = claims(&name);
+    granted(&backend, &holder).await;
+    held(&backend, &waiting).await;
+    let mut changes = listen(&backend, &name).await;
+    let passed = backend.pass(&holder, &next_one).await.unwrap().unwrap().fence();
+    assert!(!backend.release(&holder).await.unwrap());
+    assert!(backend.release(&next_one).await.unwrap());
+    assert!(handed_over(&mut changes, &waiting).await.fence > passed);
+    let [last] = claims(&name);
+    assert!(backend.pass(&waiting, &last).await.unwrap().is_some(), "it is his to pass on");
+    assert!(backend.release(&last).await.unwrap());
+}
+
+/// He did not believe it, or had asked before it came.
+pub async fn a_handover_is_granted_again_to_who_asks<H: Harness>(h: &H) {
+    let backend = h.backend();
+    let name = lock();
+    let [holder, waiting] = claims(&name);
+    granted(&backend, &holder).await;
+    held(&backend, &waiting).await;
+    let mut changes = listen(&backend, &name).await;
+    assert!(backend.release(&holder).await.unwrap());
+    let fence = handed_over(&mut changes, &waiting).await.fence;
+    h.pass(HANDOVER_LIFE / 4).await;
+    assert_eq!(granted(&backend, &waiting).await.fence(), fence);
+    let occupied = held(&backend, &hasty(&name)).await;
+    assert!(occupied.remaining > LEASE - MOMENT, "{occupied:?}");
+    assert!(backend.release(&waiting).await.unwrap());
+}
