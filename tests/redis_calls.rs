@@ -140,27 +140,37 @@ async fn where_all_are_dead_it_is_free_at_once() {
     granted(&backend, &claim(&name)).await;
 }
 
-/// Who is called has lost his place; if he is one of those who are held to their order, another is before him then. He is
-/// granted it all the same, by the long way through the script as well, which it takes when the server's clock is behind
-/// the last fence.
+/// The server's clock is behind the last fence, so none of the scripts takes its short way. Who is called has lost his
+/// place, and one who is held to the order is before him then; he is granted it all the same.
 #[tokio::test]
-async fn who_is_called_is_granted_though_another_is_before_him() {
+async fn fences_grow_though_the_clock_is_behind_them() {
     let server = RedisServer::start().await;
     let backend = open(&server.url());
     let name = name();
-    let holder = claim(&name);
-    let [called, next_one] = [0, 1].map(|_| Claim::new(name.clone(), Mode::Fair, LEASE, 2 * LEASE));
+    let (holder, called) = (claim(&name), claim(&name));
+    let fair = || Claim::new(name.clone(), Mode::Fair, LEASE, 2 * LEASE);
+    let (second, third) = (fair(), fair());
     let mut changes = backend.changes(&name).await.unwrap();
-    let fence = granted(&backend, &holder).await.fence();
-    held(&backend, &called).await;
-    held(&backend, &next_one).await;
-    let ahead = (fence + 3_600_000_000).to_string();
     let mut raw = server.raw().await;
-    raw.run::<()>(&["SET", &name.suffixed("f"), &ahead, "PX", "60000"]).await;
+    let time: Vec<u64> = raw.run(&["TIME"]).await;
+    let ahead = 1_000_000 * (time[0] + 3600);
+    raw.run::<()>(&["SET", &name.suffixed("f"), &ahead.to_string(), "PX", "60000"]).await;
+    assert_eq!(granted(&backend, &holder).await.fence(), ahead + 1);
+    for claim in [&called, &second, &third] {
+        held(&backend, claim).await;
+    }
     assert!(backend.release(&holder).await.unwrap());
     assert_eq!(next(&mut changes).await, Change::Turn(called.holder));
-    assert_eq!(granted(&backend, &called).await.fence(), fence + 3_600_000_001);
-    held(&backend, &next_one).await;
+    assert_eq!(granted(&backend, &called).await.fence(), ahead + 2);
+    assert!(backend.release(&called).await.unwrap());
+    let mut handed_over = async |to: &Claim| match next(&mut changes).await {
+        Change::Granted(handover) if handover.holder == to.holder => handover.fence,
+        other => panic!("not handed over: {other:?}"),
+    };
+    assert_eq!(handed_over(&second).await, ahead + 3);
+    assert!(backend.release(&second).await.unwrap());
+    assert_eq!(handed_over(&third).await, ahead + 4);
+    assert_eq!(raw.run::<u64>(&["GET", &name.suffixed("f")]).await, ahead + 4);
 }
 
 /// The others do not wake for a call that is not for them.

@@ -293,12 +293,13 @@ async fn what_is_not_a_lease_is_named_and_left_alone() {
     let key = name.suffixed("l");
     let claim = claim(&name);
     let ours = format!("{}:0000000000000007", claim.holder);
-    for words in [
-        &["SET", &key, "locked", "PX", "60000"][..],
+    let words: [&[&str]; 4] = [
+        &["SET", &key, "locked", "PX", "60000"],
         &["SET", &key, "locked"],
-        &["SET", &key, &ours],
         &["HSET", &key, "holder", "1"],
-    ] {
+        &["SET", &key, &ours],
+    ];
+    for (at, words) in words.into_iter().enumerate() {
         raw.run::<()>(words).await;
         let before: Vec<u8> = raw.run(&["DUMP", &key]).await;
         let error = backend.acquire(&claim).await.unwrap_err();
@@ -306,6 +307,12 @@ async fn what_is_not_a_lease_is_named_and_left_alone() {
         let error = backend.claim(&claim, 0).await.unwrap_err();
         assert_eq!(error.kind(), BackendErrorKind::Foreign, "{words:?}: {error}");
         assert_eq!(backend.renew(std::slice::from_ref(&claim)).await.unwrap(), [false]);
+        if at == 3 {
+            // Somebody took its end from a lock that is held. It is its holder's all the same to give back.
+            assert!(backend.release(&claim).await.unwrap());
+            assert_eq!(raw.keys(&key).await, [""; 0]);
+            return;
+        }
         assert!(!backend.release(&claim).await.unwrap());
         assert_eq!(raw.run::<Vec<u8>>(&["DUMP", &key]).await, before, "{words:?} was touched");
         raw.run::<()>(&["DEL", &key]).await;

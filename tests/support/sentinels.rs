@@ -42,17 +42,32 @@ impl Sentinels {
         self.sentinels.iter().map(RedisServer::url).collect()
     }
 
-    /// Waits until every sentinel names another master than this one; says which.
+    /// Waits until every sentinel names the same other master than this one, and all other servers follow it; says which
+    /// it is.
+    ///
+    /// On a busy machine two sentinels may each make a master of another replica, and agree only then.
     pub async fn master_after(&self, old: u16) -> &RedisServer {
-        let mut new = old;
-        for sentinel in &self.sentinels {
-            let raw = sentinel.raw().await;
-            let named = || async { named(raw.clone()).await != Some(old) };
-            assert!(comes_true(2 * LIMIT, named).await, "no failover happens");
-            new = named_by(raw.clone()).await;
-        }
+        let settled = async || self.followed_after(old).await.is_some();
+        assert!(comes_true(2 * LIMIT, settled).await, "no failover happens");
+        let new = named(self.sentinels[0].raw().await).await;
         let mut servers = self.servers.iter();
-        servers.find(|server| server.port() == new).expect("one of the servers")
+        servers.find(|server| Some(server.port()) == new).expect("one of the servers")
+    }
+
+    async fn followed_after(&self, old: u16) -> Option<u16> {
+        let new = named(self.sentinels[0].raw().await).await.filter(|new| *new != old)?;
+        for sentinel in &self.sentinels {
+            named(sentinel.raw().await).await.filter(|named| *named == new)?;
+        }
+        let others = |server: &&RedisServer| ![old, new].contains(&server.port());
+        for server in self.servers.iter().filter(others) {
+            let info: String = server.raw().await.try_run(&["INFO", "replication"]).await.ok()?;
+            let says = |line: &str| info.lines().any(|said| said == line);
+            if !says(&format!("master_port:{new}")) || !says("master_link_status:up") {
+                return None;
+            }
+        }
+        Some(new)
     }
 }
 
@@ -70,8 +85,4 @@ async fn named(mut raw: Raw) -> Option<u16> {
     let question = ["SENTINEL", "get-master-addr-by-name", Sentinels::MASTER];
     let address: Option<(String, u16)> = raw.run(&question).await;
     address.map(|(_, port)| port)
-}
-
-async fn named_by(raw: Raw) -> u16 {
-    named(raw).await.expect("a sentinel names a master")
 }
