@@ -1,4 +1,4 @@
-//! A fair lock that is given back belongs to the first in the queue at once: what it costs, and what of it is believed.
+//! A lock that is given back belongs to the first in the queue at once: what it costs, and what of it is believed.
 #![cfg(feature = "redis")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -9,6 +9,7 @@ use std::{sync::Arc, time::Duration};
 use bellwether::{
     Locks, RedisBackend,
     backend::RedisOptions,
+    lease::HANDOVER_LIFE,
     lock::{Mutex, MutexGuard},
 };
 use tokio::{
@@ -24,14 +25,26 @@ use self::support::{
 const LEASE: Duration = Duration::from_secs(60);
 const MS: Duration = Duration::from_millis(1);
 
-/// The lock of one process, with connections of its own.
-fn lock(url: &str) -> Mutex {
+/// A lock of one process, with connections of its own.
+type Lock = fn(&str) -> Mutex;
+
+/// Whoever waits keeps asking for the place, in the one; in the other he asks seldom.
+const BOTH: [Lock; 2] = [fair, plain];
+
+fn fair(url: &str) -> Mutex {
+    locks(url).fair_mutex("k").lease(LEASE).wait(LIMIT)
+}
+
+fn plain(url: &str) -> Mutex {
+    locks(url).mutex("k").lease(LEASE).wait(LIMIT)
+}
+
+fn locks(url: &str) -> Locks {
     let mut options = RedisOptions::default();
     // A busy machine must not make a time-out.
     options.command_timeout = LIMIT;
     options.connect_timeout = LIMIT;
-    let locks = Locks::new(RedisBackend::open_with(url, options).unwrap());
-    locks.fair_mutex("k").lease(LEASE).wait(LIMIT)
+    Locks::new(RedisBackend::open_with(url, options).unwrap())
 }
 
 /// Waits for the lock, in a task.
@@ -75,10 +88,10 @@ async fn scripts_called(raw: &mut Raw) -> u64 {
 
 /// Each question and each release is a command, and nothing else is, but for subscribing.
 #[tokio::test]
-async fn a_hold_is_two_commands() {
+async fn a_fair_hold_is_two_commands() {
     const HOLDS: usize = 20;
     let server = RedisServer::start().await;
-    let locks = [lock(&server.url()), lock(&server.url())];
+    let locks = [fair(&server.url()), fair(&server.url())];
     let mut monitor = server.monitor().await;
     let tasks = (0..6).map(|task| {
         let lock = locks[task % 2].clone();
@@ -97,9 +110,44 @@ async fn a_hold_is_two_commands() {
     assert!((12 * HOLDS..=12 * HOLDS + 12).contains(&scripts), "{scripts}");
 }
 
-/// The lease is his for as long as his place was; so it must be renewed long before its own time.
+/// Who waits for a mutex has it without another question.
+#[tokio::test]
+async fn a_mutex_is_handed_over_with_one_command() {
+    let server = RedisServer::start().await;
+    let mut raw = server.raw().await;
+    let end = Instant::now() + LIMIT;
+    loop {
+        let (one, other) = (plain(&server.url()), plain(&server.url()));
+        let before = scripts_called(&mut raw).await;
+        let held = one.lock().await.unwrap();
+        let second = waiting(&other);
+        // He asks, subscribes and asks again.
+        assert!(comes_true(LIMIT, async || scripts_called(&mut raw).await >= before + 3).await);
+        let before = scripts_called(&mut raw).await;
+        let begun = Instant::now();
+        held.unlock().await.unwrap();
+        let held = got(second).await;
+        let since = scripts_called(&mut raw).await - before;
+        let took = begun.elapsed();
+        held.unlock().await.unwrap();
+        // Later than that, it may have been renewed.
+        if took < 80 * MS {
+            assert_eq!(since, 1);
+            return;
+        }
+        assert!(Instant::now() < end, "the machine is too busy");
+    }
+}
+
+/// It lasts for a short time only; so it must be renewed long before its own.
 #[tokio::test]
 async fn what_is_handed_over_is_renewed_in_time() {
+    for lock in BOTH {
+        handed_over_and_renewed(lock).await;
+    }
+}
+
+async fn handed_over_and_renewed(lock: Lock) {
     let server = RedisServer::start().await;
     let (one, other) = (lock(&server.url()), lock(&server.url()));
     let mut raw = server.raw().await;
@@ -120,9 +168,16 @@ async fn what_is_handed_over_is_renewed_in_time() {
     held.unlock().await.unwrap();
 }
 
-/// Whoever is not told asks when he next keeps his place, and has it then.
+/// Whoever is not told has it when he next asks: who keeps his place does so every 1.6 s, and otherwise it is 5 s.
 #[tokio::test]
 async fn a_push_that_is_lost_costs_until_the_next_question() {
+    let (fair, plain) = (a_push_is_lost(fair), a_push_is_lost(plain));
+    let (fair, plain) = tokio::join!(fair, plain);
+    assert!(fair < 4000 * MS, "{fair:?}");
+    assert!(plain < 8000 * MS, "{plain:?}");
+}
+
+async fn a_push_is_lost(lock: Lock) -> Duration {
     let server = RedisServer::start().await;
     let proxy = Proxy::start(server.port());
     let (one, other) = (lock(&server.url()), lock(&proxy.url()));
@@ -134,14 +189,74 @@ async fn a_push_that_is_lost_costs_until_the_next_question() {
     let begun = Instant::now();
     held.unlock().await.unwrap();
     got(second).await.unlock().await.unwrap();
-    assert!(begun.elapsed() < 4000 * MS, "{:?}", begun.elapsed());
+    begun.elapsed()
+}
+
+/// He was handed it, and word of that comes so late that it has ended, and someone else holds it. Nothing of what he
+/// knows has changed since he asked; but since when he waits he knows.
+#[tokio::test]
+async fn a_push_that_comes_after_the_end_is_not_believed() {
+    let server = RedisServer::start().await;
+    let proxy = Proxy::start(server.port());
+    let (one, other, third) = (plain(&server.url()), plain(&proxy.url()), plain(&server.url()));
+    let mut raw = server.raw().await;
+    let held = one.lock().await.unwrap();
+    let asked = Instant::now();
+    let second = waiting(&other);
+    assert!(comes_true(LIMIT, async || scripts_called(&mut raw).await >= 3).await);
+    proxy.pushes(Some(PushFault::Delay(HANDOVER_LIFE + 700 * MS)));
+    held.unlock().await.unwrap();
+    let handed_over = Instant::now();
+    let lease = key(&mut raw, ":l").await;
+    assert!(raw.pttl(&lease).await <= 2000);
+    assert!(third.try_lock().await.unwrap().is_none());
+    let mut held = None;
+    while held.is_none() {
+        held = third.try_lock().await.unwrap();
+        sleep(10 * MS).await;
+    }
+    let held = held.unwrap();
+    assert!(handed_over.elapsed() >= HANDOVER_LIFE - 10 * MS);
+    let before = scripts_called(&mut raw).await;
+    // It comes, and he asks.
+    assert!(comes_true(LIMIT, async || scripts_called(&mut raw).await > before).await);
+    assert!(!second.is_finished(), "two have it");
+    assert!(asked.elapsed() < 4500 * MS, "he has asked by himself, so this says nothing");
+    proxy.pushes(None);
+    held.unlock().await.unwrap();
+    got(second).await.unlock().await.unwrap();
+}
+
+/// Little is left of it when he hears of it. He asks, and has it for its full time.
+#[tokio::test]
+async fn a_push_that_comes_late_is_a_question() {
+    for lock in BOTH {
+        let server = RedisServer::start().await;
+        let proxy = Proxy::start(server.port());
+        let (one, other) = (lock(&server.url()), lock(&proxy.url()));
+        let mut raw = server.raw().await;
+        let held = one.lock().await.unwrap();
+        let second = waiting(&other);
+        assert!(comes_true(LIMIT, async || scripts_called(&mut raw).await >= 3).await);
+        proxy.pushes(Some(PushFault::Delay(HANDOVER_LIFE / 2 + 200 * MS)));
+        held.unlock().await.unwrap();
+        let held = got(second).await;
+        assert!(held.remaining() > LEASE / 2, "{:?}", held.remaining());
+        held.unlock().await.unwrap();
+    }
 }
 
 /// A push of an earlier hold is late, and comes when its reader waits for the next one.
 ///
-/// Its fence is not greater than that of the holder whom he met. He asks, and is not granted.
+/// Its fence is not greater than that of the holder whom he met, or it has ended. He asks, and is not granted.
 #[tokio::test]
 async fn a_push_that_is_older_than_the_holder_is_not_believed() {
+    for lock in BOTH {
+        an_older_push_comes(lock).await;
+    }
+}
+
+async fn an_older_push_comes(lock: Lock) {
     let server = RedisServer::start().await;
     let (one, other) = (lock(&server.url()), lock(&server.url()));
     let mut raw = server.raw().await;
@@ -157,9 +272,16 @@ async fn a_push_that_is_older_than_the_holder_is_not_believed() {
     let own = channels.iter().find(|channel| channel.ends_with(&token[..16])).unwrap();
     // He has asked again after he subscribed.
     assert!(comes_true(LIMIT, async || scripts_called(&mut raw).await >= 3).await);
+    let mut told = Vec::new();
     for fence in [held.fence(), held.fence() - 1, 0] {
+        told.push(format!("g{fence:016}{token}60000"));
+    }
+    for ends in ["0", "999", "-5", ""] {
+        told.push(format!("g{:016}{token}{ends}", held.fence() + 1));
+    }
+    for message in told {
         let before = scripts_called(&mut raw).await;
-        let heard: u32 = raw.run(&["PUBLISH", own, &format!("g{fence:016}{token}")]).await;
+        let heard: u32 = raw.run(&["PUBLISH", own, &message]).await;
         assert!(heard > 0);
         assert!(comes_true(LIMIT, async || scripts_called(&mut raw).await > before).await);
         assert!(!second.is_finished(), "two have it");
@@ -171,6 +293,12 @@ async fn a_push_that_is_older_than_the_holder_is_not_believed() {
 /// He leaves just when it is handed over to him: nobody may be left with a lease that he does not know of.
 #[tokio::test]
 async fn who_leaves_as_it_is_handed_over_leaves_it_to_the_next() {
+    for lock in BOTH {
+        leaves_as_it_is_handed_over(lock).await;
+    }
+}
+
+async fn leaves_as_it_is_handed_over(lock: Lock) {
     let server = RedisServer::start().await;
     let locks: Arc<[Mutex; 3]> = Arc::new([(); 3].map(|()| lock(&server.url())));
     let mut raw = server.raw().await;
