@@ -212,7 +212,8 @@ async fn calls(server: &RedisServer) -> u64 {
             .unwrap_or(0)
     };
     // SET and GET are sent by those who poll; of ours, scripts call them.
-    let scripts = ["evalsha", "eval", "subscribe", "unsubscribe", "watch", "exec", "multi"];
+    let scripts =
+        ["evalsha", "eval", "ping", "subscribe", "unsubscribe", "watch", "exec", "multi"];
     let sent: u64 = scripts.iter().map(|command| count(command)).sum();
     sent + raw.run::<Option<u64>>(&["GET", "polled"]).await.unwrap_or(0)
 }

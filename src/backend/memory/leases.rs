@@ -176,8 +176,7 @@ impl State {
             let next = Claim { holder: token, ..claim.clone() };
             self.leave(&next);
             if heard && takes_handover {
-                let fence_life = self.fence_left(&next.name, now).max(claim.fence_life);
-                let fence = self.grant(&Claim { lease, fence_life, ..next }, now).fence();
+                let fence = self.grant(&Claim { lease, ..next }, now).fence();
                 return Some(Change::Granted(Handover { holder: token, fence, ends }));
             }
             // It lost the place, lest one that died be called again; and one whom nobody hears is passed over.

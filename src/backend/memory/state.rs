@@ -227,11 +227,6 @@ impl State {
         clock.max(last + 1).max(stored + 1)
     }
 
-    /// How long the last fence of a name is remembered.
-    pub(super) fn fence_left(&self, name: &Name, now: Instant) -> Duration {
-        self.fences.get(name.prefix()).map_or(Duration::ZERO, |fence| fence.ends - now)
-    }
-
     fn stored(&self, name: &Name) -> Option<&Entry> {
         self.entries.peek(&slot(name)).map(|stored| &stored.entry)
     }

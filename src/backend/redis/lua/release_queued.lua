@@ -32,8 +32,7 @@ local at = milliseconds()
 local function hand_over(first, kept, ticket)
   local life = math.min(kept, tonumber(ARGV[4]))
   local fence = digits(next_fence(fence_at(KEYS[5]), 0))
-  local fence_life = math.max(redis.call('PTTL', KEYS[5]), tonumber(ARGV[5]))
-  if life < 1 or redis.pcall('SET', KEYS[5], fence, 'PX', fence_life).err
+  if life < 1 or redis.pcall('SET', KEYS[5], fence, 'PX', ARGV[5]).err
     or redis.pcall('SET', KEYS[1], first .. ':' .. fence, 'PX', life).err then return nil end
   local ends = at - math.floor(ticket / 1000) + life
   local heard, muted = call(KEYS[2], first, ARGV[2], 'g' .. fence .. first .. ends)
