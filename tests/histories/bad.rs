@@ -2,7 +2,9 @@
 
 use super::{
     checker::{Rule, check},
-    history::{Answer, Event, Family, History, Kind, Line, PERMITS, Process, Source, Time, Value},
+    history::{
+        Answer, COUNT, Event, Family, History, Kind, Line, PERMITS, Process, Source, Time, Value,
+    },
 };
 
 const KEY: &str = "k0";
@@ -370,6 +372,37 @@ fn more_permits_than_there_are() {
     let mut evicted = more();
     evicted.0.evicted.push((Family::Lock, "s0".to_owned(), 180_000, 181_000));
     assert_eq!(evicted.breaks(), []);
+}
+
+#[test]
+fn latches_that_count_wrong() {
+    let name = || "l1".to_owned();
+    let set = |did| Event::LatchSet { name: name(), did };
+    let begins = || Event::CountingDown { name: name() };
+    let left = |left| Event::CountedDown { name: name(), left };
+    let done = || Event::LatchDone { name: name() };
+    let steps = |count: u32| {
+        let set = Written::default().line(1, 10, set(true)).line(2, 11, set(false));
+        (0..count).fold(set, |all, step| all.line(1, 20 + u64::from(step), begins()))
+    };
+    let all = || steps(COUNT).line(1, 30, left(COUNT - 1)).line(1, 31, left(0));
+    assert_eq!(all().line(2, 40, done()).breaks(), []);
+    assert_eq!(all().line(1, 41, left(0)).breaks(), [], "it stays at zero");
+    assert_eq!(all().line(2, 22, done()).breaks(), [Rule::Latch], "before the end");
+    assert_eq!(all().line(2, 12, set(true)).breaks(), [Rule::Latch], "set twice");
+    assert_eq!(
+        all().line(2, 32, left(COUNT - 1)).breaks(),
+        [Rule::Latch],
+        "two steps count as one"
+    );
+    let few = || steps(COUNT - 1);
+    assert_eq!(few().line(1, 30, left(1)).breaks(), []);
+    assert_eq!(few().line(1, 30, left(0)).breaks(), [Rule::Latch], "one step counted twice");
+    assert_eq!(few().line(1, 30, left(COUNT)).breaks(), [Rule::Latch], "one did not count");
+    assert_eq!(few().line(1, 30, done()).breaks(), [Rule::Latch]);
+    let missing = |asked| Event::LatchMissing { name: name(), asked };
+    assert_eq!(few().line(2, 12, missing(9_000)).breaks(), []);
+    assert_eq!(few().line(2, 12, missing(11_000)).breaks(), [Rule::Latch]);
 }
 
 #[test]

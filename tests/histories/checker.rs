@@ -17,6 +17,7 @@
 //! | [`Rule::OneHolder`] | two holds of a lock do not overlap, with the exceptions of `OneLoad`; and who gave a lock back as held to the end had it alone |
 //! | [`Rule::NoneBesideWriter`] | nor does a writer's hold overlap a reader's, except while one of the two was told that it is lost, or its holds were deleted, or its process did not run; of one given back as held to the end that is no excuse |
 //! | [`Rule::Limit`] | no more permits are held at once than there are, with the same exceptions |
+//! | [`Rule::Latch`] | a latch is set once and not missed afterwards, each step counts once, and it is done after as many as it was set to |
 //! | [`Rule::Answered`] | every call is answered, and no load fails but by its plan |
 
 use std::{
@@ -52,6 +53,7 @@ pub enum Rule {
     OneHolder,
     NoneBesideWriter,
     Limit,
+    Latch,
     Answered,
 }
 
@@ -94,6 +96,7 @@ pub fn check(history: &History) -> (Vec<Violation>, Tally) {
     checker.degraded();
     checker.holds();
     checker.shared_holds();
+    checker.latches();
     checker.answered();
     (checker.violations, checker.tally)
 }

@@ -123,6 +123,30 @@ pub enum Event {
         held: Option<bool>,
     },
 
+    /// A latch is set: by who says so, or by another before.
+    LatchSet {
+        name: String,
+        did: bool,
+    },
+    /// A latch is about to be counted down by one.
+    CountingDown {
+        name: String,
+    },
+    /// That was answered with what is left.
+    CountedDown {
+        name: String,
+        left: u32,
+    },
+    /// Who waited for a latch was told that it is done.
+    LatchDone {
+        name: String,
+    },
+    /// What was asked at `asked` was answered that there is no such latch.
+    LatchMissing {
+        name: String,
+        asked: Time,
+    },
+
     /// Everyone has their answer, after this much work.
     Done {
         stats: String,
@@ -165,6 +189,9 @@ pub enum Kind {
     /// So many of them.
     Permits(u32),
 }
+
+/// What a latch is set to.
+pub const COUNT: u32 = 5;
 
 /// How many permits there are.
 pub const PERMITS: u32 = 3;

@@ -1,6 +1,6 @@
 //! The rules of the locks; the table of all rules is that of the [`checker`](super::checker).
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use super::{
     checker::{Checker, Rule, SLACK},
@@ -32,9 +32,11 @@ impl Checker<'_> {
             }
             let grants = self.index.fences.iter();
             let grants = grants.filter(|taken| taken.family == Family::Lock && taken.key == name);
+            let asked_for: HashSet<_> = grants.clone().map(|taken| taken.fence).collect();
             let granted = Known::new(grants.map(|taken| (taken.answered, taken.fence)));
             let holds = self.index.holds.iter().filter(|hold| hold.name == name && hold.fence > 0);
             for hold in holds {
+                self.tally.add("handed over", usize::from(!asked_for.contains(&hold.fence)));
                 let Some(until) = hold.held_until else { continue };
                 if let Some(later) = granted.before(until)
                     && *later > hold.fence
@@ -54,8 +56,10 @@ impl Checker<'_> {
                 .find(|taken| taken.key == hold.name)
         };
         let both = older.locked.max(newer.locked);
-        let from = grant(older).map_or(0, |taken| taken.sent);
-        let (sent, answered) = grant(newer).map_or((0, both), |taken| (taken.sent, taken.answered));
+        let from = grant(older).map_or(older.asked, |taken| taken.sent);
+        // What was handed over was granted at some time since it was asked for.
+        let (sent, answered) =
+            grant(newer).map_or((newer.asked, both), |taken| (taken.sent, taken.answered));
         older.fence != newer.fence
             && (older.lost.is_some_and(|lost| lost <= both + SLACK)
                 || self.evicted(Family::Lock, &older.name, from, answered)

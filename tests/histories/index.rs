@@ -12,6 +12,7 @@ pub struct Index {
     pub writes: Vec<Write>,
     pub reads: Vec<Read>,
     pub holds: Vec<Hold>,
+    pub latches: HashMap<String, Latch>,
     /// Whatever took a fence.
     pub fences: Vec<Taken>,
     pub stored: Vec<Stored>,
@@ -66,6 +67,20 @@ pub struct Hold {
     pub lost: Option<Time>,
     /// It was given back at this time, and had been held to the end.
     pub held_until: Option<Time>,
+}
+
+/// What was seen of a latch.
+#[derive(Clone, Debug, Default)]
+pub struct Latch {
+    /// When it was said to be set, and whether by whom that was said to.
+    pub set: Vec<(Time, bool)>,
+    /// When a step began.
+    pub steps: Vec<Time>,
+    /// What was left after a step, and when that was said.
+    pub left: Vec<(Time, u32)>,
+    pub done: Vec<Time>,
+    /// When it was asked for that was not there.
+    pub missed: Vec<Time>,
 }
 
 /// A grant, or a write without a load.
@@ -172,6 +187,13 @@ impl Index {
                     };
                     holds.insert((process, hold), taken);
                 }
+                Event::LatchSet { name, did } => {
+                    index.latch(name).set.push((at, did));
+                }
+                Event::CountingDown { name } => index.latch(name).steps.push(at),
+                Event::CountedDown { name, left } => index.latch(name).left.push((at, left)),
+                Event::LatchDone { name } => index.latch(name).done.push(at),
+                Event::LatchMissing { name, asked } => index.latch(name).missed.push(asked),
                 Event::LockLost { hold } => {
                     if let Some(hold) = holds.get_mut(&(process, hold)) {
                         hold.lost = Some(at);
@@ -197,6 +219,10 @@ impl Index {
         index.writes = writes.into_values().collect();
         index.holds = holds.into_values().collect();
         index
+    }
+
+    fn latch(&mut self, name: String) -> &mut Latch {
+        self.latches.entry(name).or_default()
     }
 
     /// Whether a process did not run at some moment between two times.

@@ -22,6 +22,7 @@ mod faults;
 mod history;
 mod holds;
 mod index;
+mod latches;
 mod recorder;
 mod round;
 mod worker;

@@ -15,6 +15,7 @@ use std::{
 use bellwether::{
     BoxError, Cache, Error, ErrorKind, Locks, RedisBackend,
     cache::{Abandoned, Lead, Loaded, Source as From},
+    lease::PLACE_LIFE,
 };
 use fastrand::Rng;
 use serde::{Deserialize, Serialize};
@@ -26,7 +27,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     broken::{Break, Scripts},
-    history::{Answer, Event, Kind, PERMITS, Process, Source, Value, now},
+    history::{Answer, COUNT, Event, Kind, PERMITS, Process, Source, Time, Value, now},
     recorder::{Recorder, tell},
     support::primitives::Guard,
 };
@@ -250,6 +251,9 @@ impl Worker {
     /// Takes a lock, keeps it for a while and gives it back.
     async fn lock(&self, rng: &mut Rng) {
         let mutex = |rng: &mut Rng| format!("m{}", rng.usize(0..self.setup.load.locks));
+        if rng.u8(0..10) == 0 {
+            return self.latch(rng).await;
+        }
         let (name, mut how) = match rng.u8(0..9) {
             0..2 => (mutex(rng), How::Mutex),
             2 => (mutex(rng), How::Fair),
@@ -314,8 +318,60 @@ impl Worker {
         }
     }
 
+    /// Sets the latch of the hour, counts it down and waits for it. At any time all have the same one, so that its end
+    /// may come.
+    async fn latch(&self, rng: &mut Rng) {
+        const HOUR: u64 = 1_000_000;
+        let name = format!("l{}", now() / HOUR);
+        let latch = self.locks.latch(name.as_str()).wait_limit(Duration::from_secs(2));
+        if rng.bool()
+            && let Ok(did) = latch.set(COUNT).await
+        {
+            tell(Event::LatchSet { name: name.clone(), did });
+        }
+        for _ in 0..rng.u8(0..3) {
+            tell(Event::CountingDown { name: name.clone() });
+            let asked = now();
+            let stepping = latch.count_down();
+            let stepped = match rng.u8(0..4) {
+                0 => cut_off(stepping, rng).await,
+                _ => Some(stepping.await),
+            };
+            match stepped {
+                Some(Ok(left)) => tell(Event::CountedDown { name: name.clone(), left }),
+                Some(Err(error)) => self.missing(&name, asked, &error),
+                None => {}
+            }
+        }
+        let asked = now();
+        match cut_off(latch.wait(), rng).await {
+            Some(Ok(())) => tell(Event::LatchDone { name }),
+            Some(Err(error)) => self.missing(&name, asked, &error),
+            None => {}
+        }
+    }
+
+    fn missing(&self, name: &str, asked: Time, error: &Error) {
+        if error.kind() == ErrorKind::NotSet {
+            tell(Event::LatchMissing { name: name.to_owned(), asked });
+        }
+    }
+
+    /// Of some names, in each round of others, the lease is so long that it is handed over to who waits.
+    fn lease(&self, name: &str) -> Duration {
+        let long = match name {
+            "m0" | "s0" => 0,
+            "w0" => u64::from(self.setup.process) % 2,
+            _ => 1,
+        };
+        match self.setup.seed % 2 == long {
+            true => PLACE_LIFE,
+            false => Duration::from_millis(self.setup.load.lease_ms),
+        }
+    }
+
     async fn take(&self, name: &str, how: How, waits: bool) -> Option<Guard> {
-        let lease = Duration::from_millis(self.setup.load.lease_ms);
+        let lease = self.lease(name);
         let (locks, wait) = (&self.locks, Duration::from_secs(2));
         let mutex = match how {
             How::Fair => locks.fair_mutex(name),
