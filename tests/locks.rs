@@ -450,3 +450,18 @@ async fn a_pass_whose_answer_is_lost_orphans_nothing() {
         second.unlock().await.unwrap();
     }
 }
+
+/// A reader whose hold is gone asks to become the writer beside another reader. That he is refused says too little: he
+/// would go on reading what may be written.
+#[tokio::test(start_paused = true)]
+async fn who_is_refused_an_upgrade_learns_of_a_loss() {
+    let (here, there) = two();
+    let reader = here.rw_lock("m").read().await.unwrap();
+    let other = there.rw_lock("m").read().await.unwrap();
+    let reader = reader.try_upgrade().await.unwrap().unwrap_err();
+    assert!(there.rw_lock("m").force_unlock().await.unwrap());
+    drop(there.rw_lock("m").read().await.unwrap());
+    assert_eq!(reader.try_upgrade().await.unwrap_err().kind(), ErrorKind::Lost);
+    assert_eq!(other.unlock().await.unwrap_err().kind(), ErrorKind::Lost);
+    there.rw_lock("m").write().await.unwrap().unlock().await.unwrap();
+}

@@ -230,7 +230,7 @@ impl Engine {
         }
     }
 
-    /// Turns a hold into one of another mode in one step; gives it back if that is refused.
+    /// Turns a hold into one of another mode in one step; gives it back if others are in the way.
     ///
     /// # Cancel safety
     ///
@@ -252,7 +252,13 @@ impl Engine {
                     held.settled();
                     return Ok(Ok(pending.granted(&grant, upkeep, sent)));
                 }
-                Ok((None, _)) => return Ok(Err(held)),
+                // Others are in the way, or it is lost; which of them, it says itself.
+                Ok((None, _)) => {
+                    return match held.refresh().await {
+                        Err(error) if error.kind() == ErrorKind::Lost => Err(error),
+                        _ => Ok(Err(held)),
+                    };
+                }
                 // It may have been done: the same token asks once more.
                 Err(error) if error.kind() == BackendErrorKind::Unknown && tries < 2 => {}
                 Err(error) => return Err(error.into()),

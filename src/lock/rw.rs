@@ -168,8 +168,8 @@ impl ReadGuard {
     ///
     /// # Errors
     ///
-    /// [`Backend`](crate::ErrorKind::Backend) if the backend did not answer. Which of the two is held is not
-    /// known then, and both are given up.
+    /// [`Lost`](crate::ErrorKind::Lost) if it was no longer held. [`Backend`](crate::ErrorKind::Backend) if the
+    /// backend did not answer. Which of the two is held is not known then, and both are given up.
     ///
     /// # Cancel safety
     ///
