@@ -102,12 +102,14 @@
 //!
 //! Here the lock is asked for once more after the subscription is in place. There is a timer behind each push, at
 //! the end of the lease that is in the way; and where pushes are forbidden, there are looks at growing intervals.
-//! The server knows who waits and calls one of them, in their order, and who leaves or died is passed over.
+//! The server knows who waits and gives it to one of them, in their order, and who leaves or died is passed over. What is
+//! pushed is believed only for as long as it is true by the reader's own clock.
 //!
 //! Tests: `tests/locks.rs` `one_holder_at_a_time_and_fences_that_grow`, which leaves no time for a timer;
 //! `tests/family/faults.rs` `pushes_that_are_lost`, `a_user_who_may_not_publish`, `a_user_who_may_not_subscribe`;
 //! `tests/conformance/pushes.rs` `listening_churns_without_a_gap`; `tests/conformance/fair.rs`
-//! `first_come_first_served`, `the_dead_are_passed_over_together`.
+//! `first_come_first_served`, `the_dead_are_passed_over_together`; `tests/handover.rs`
+//! `a_push_that_comes_after_the_end_is_not_believed`.
 //!
 //! # 9. Renewing by itself
 //!

@@ -103,6 +103,12 @@ impl Locks {
     }
 
     /// A lock that one holder has at a time. Nothing is asked of the backend yet.
+    ///
+    /// What is free goes to whoever asks. An unlock hands it over: to the next who waits in this process, up to 16 times
+    /// or for 50 ms, and then to the process that has waited longest, which is told by a push; if that is lost, it finds
+    /// out within 5 s. A process that died is passed over at once; one that stands still in that moment costs the others
+    /// 2 s, for what was handed over lasts no longer until it is renewed, after a tenth of a second: so
+    /// [`remaining`](crate::lock::MutexGuard::remaining) begins with less than the lease.
     pub fn mutex(&self, name: impl Into<Key>) -> Mutex {
         Mutex::new(self.scope.clone(), name.into(), Mode::Exclusive)
     }
@@ -112,10 +118,9 @@ impl Locks {
     ///
     /// It is the same lock as the [mutex](Self::mutex) of that name, so long as everyone takes it fairly: a
     /// plain `lock` passes those who queue. Each waiter keeps a place in a queue at the server, which costs
-    /// a command every 1.6 s. An unlock gives the lock to the first of them at once, who is told by a push; if that
+    /// a command every 1.6 s. An unlock hands the lock over to the first of them, as that of a mutex does; if the push
     /// is lost, he finds out with his next command. One whose process died is passed over after at most 5 s, however
-    /// many of them died. What is given so lasts no longer than the place did, 5 s at most, until it is renewed
-    /// after a second or two: so [`remaining`](crate::lock::MutexGuard::remaining) begins with less than the lease.
+    /// many of them died.
     pub fn fair_mutex(&self, name: impl Into<Key>) -> Mutex {
         Mutex::new(self.scope.clone(), name.into(), Mode::Fair)
     }
