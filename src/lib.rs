@@ -73,7 +73,7 @@
 //! | Redis forbids to publish or to subscribe | waiters look at intervals up to 100 ms; a process knows of it after its first commit |
 //! | Redis is silent | after three time-outs no request waits for it any more, nor for another process; one flight in 250 ms tries. Of a cluster, this is so of each node by itself |
 //! | Redis forgets what it held | loads under way are not stored, and whoever waits for them looks again |
-//! | the server's clock is set | forward, leases end early and are lost; back, what nobody releases or renews lasts longer by the step |
+//! | the server's clock is set | forward, leases end early and are lost; back, what nobody releases or renews lasts longer by the step. If it is set forward while a push is late that hands a lock over, the loss of that is told up to 2 s late |
 //! | the runtime of a load is dropped | its lease is released by a thread of its own, if the process lives on |
 //! | too many callers wait | further ones are [`Overloaded`](ErrorKind::Overloaded) at once |
 //! | Redis is full | values are handed over and not stored; invalidations work |
@@ -84,7 +84,7 @@
 //! | setting | value | why |
 //! |---|---|---|
 //! | lease of a load | 5 s | how long everyone waits for a process that died; long loads renew it |
-//! | lease of a lock | 10 s | a lock guards more than a load does; a pause of a few seconds loses it no sooner |
+//! | lease of a lock | 10 s | a lock guards more than a load does; a pause of a few seconds loses it no sooner (but 2 s, in the first tenth of a second after an [unlock handed it over](Locks::mutex)) |
 //! | renewal | a third of the lease | two renewals may fail before it is lost |
 //! | load limit, wait limit | 30 s | what an HTTP client waits; a loader that hangs must not block its key |
 //! | command time-out | 250 ms | far above a round trip, and short enough to be late rather than lost |

@@ -17,7 +17,7 @@ use std::{
 use bellwether::{
     ErrorKind, Locks, MemoryBackend,
     key::Namespace,
-    lease::{PLACE_LIFE, Retry, RetryStrategy},
+    lease::{HANDOVER_LIFE, Retry, RetryStrategy},
 };
 use tokio::{
     task::JoinHandle,
@@ -162,8 +162,8 @@ async fn a_loss_that_is_known_is_what_an_unlock_tells() {
     assert_eq!(guard.unlock().await.unwrap_err().kind(), ErrorKind::Lost);
 }
 
-/// A fair lock that is handed over lasts as long as the place in the queue would have, whatever its lease. So a renewal
-/// that fails is tried again within that, and not when it would be in time for the lease.
+/// A lock that is handed over lasts for a short time, whatever its lease. So a renewal that fails is tried again within
+/// that, and not when it would be in time for the lease.
 #[tokio::test(start_paused = true)]
 async fn what_was_handed_over_outlives_renewals_that_fail() {
     let faulty = first_renewals_fail(3);
@@ -178,7 +178,7 @@ async fn what_was_handed_over_outlives_renewals_that_fail() {
     held.unlock().await.unwrap();
     let guard = waiting.await.unwrap();
     assert_eq!(faulty.count(Op::Acquire), 2, "it need not ask for what it was told that it has");
-    assert!(guard.remaining() < PLACE_LIFE, "{:?}", guard.remaining());
+    assert!(guard.remaining() < HANDOVER_LIFE, "{:?}", guard.remaining());
     while faulty.count(Op::Renew) < 4 && !guard.is_lost() {
         sleep(MS).await;
     }

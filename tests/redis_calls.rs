@@ -168,9 +168,12 @@ async fn fences_grow_though_the_clock_is_behind_them() {
         other => panic!("not handed over: {other:?}"),
     };
     assert_eq!(handed_over(&second).await, ahead + 3);
+    // The writer of that name takes fences from the same row.
+    let writer = Claim::new(name.clone(), Mode::Write, LEASE, 2 * LEASE);
+    assert_eq!(granted(&backend, &writer).await.fence(), ahead + 4);
     assert!(backend.release(&second).await.unwrap());
-    assert_eq!(handed_over(&third).await, ahead + 4);
-    assert_eq!(raw.run::<u64>(&["GET", &name.suffixed("f")]).await, ahead + 4);
+    assert_eq!(handed_over(&third).await, ahead + 5);
+    assert_eq!(raw.run::<u64>(&["GET", &name.suffixed("f")]).await, ahead + 5);
 }
 
 /// The others do not wake for a call that is not for them.

@@ -117,8 +117,10 @@ impl Mode {
 /// others find out when they next ask to keep their places.
 pub const CALL_LIFE: Duration = Duration::from_millis(50);
 
-/// How long the lease of whoever it was [handed over](Claim::takes_handover) to lasts unless he renews it: he has not
-/// asked for it just now, and if he died meanwhile, he holds up the others for so long.
+/// How long a lease that was [handed over](Claim::takes_handover) lasts unless it is renewed: whoever it was handed to
+/// has not asked for it just now, and if he stands still or is cut off, he holds up the others for so long. (One who
+/// is gone with his connection is passed over at once; while somebody is subscribed to a pattern of channels, Redis
+/// can not tell that.)
 pub const HANDOVER_LIFE: Duration = Duration::from_secs(2);
 
 /// How long a place in a queue is kept at most unless its claim is sent again. Where the queue decides who is granted,
@@ -140,7 +142,8 @@ pub struct Claim {
     pub mode: Mode,
     /// How long the lease lasts unless it is renewed.
     pub lease: Duration,
-    /// How long the last fence of the name is remembered after it was granted or renewed.
+    /// How long the last fence of the name is remembered after it was granted or renewed; after it was handed over, it is
+    /// the time of who did that.
     pub fence_life: Duration,
     /// Whether it takes a place in the queue, where the mode has one and it is not granted at once.
     pub waits: bool,
@@ -154,12 +157,17 @@ pub struct Claim {
 
 impl Claim {
     /// How long its place in a queue is kept unless it is sent again: [`PLACE_LIFE`] or its lease, whichever is
-    /// shorter; or so long that it need not be sent for that alone where the queue is only for being called.
+    /// shorter; or so long that it need not be sent for that alone where nobody is held to the order.
     pub fn place_life(&self) -> Duration {
         match self.mode {
             Mode::Exclusive => Duration::from_secs(12),
             _ => PLACE_LIFE.min(self.lease),
         }
+    }
+
+    /// Whether a release may hand the lease over to it.
+    pub(crate) fn can_be_handed_it(&self) -> bool {
+        self.takes_handover && takes_handover(self.mode, self.lease)
     }
 
     /// A claim by a fresh [`Token`], that waits; what is granted in an order may be handed over to it.

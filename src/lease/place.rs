@@ -42,9 +42,12 @@ impl Place {
     /// Until when a lease that was handed over is held without another question; none, if there must be one, for it is
     /// not worth it or not safe.
     pub(super) fn handed(&self, handover: &Handover) -> Option<Instant> {
-        let trusted = handover.ends.saturating_sub(drift(handover.ends));
-        let until = after(self.since?, trusted);
-        let left: Duration = until.saturating_duration_since(Instant::now());
+        let trusted = |time: Duration| time.saturating_sub(drift(time));
+        let now = Instant::now();
+        // Never for longer than what comes without delay, should the server's clock be set forward while he waits, or his
+        // own stand still.
+        let until = after(self.since?, trusted(handover.ends)).min(now + trusted(HANDOVER_LIFE));
+        let left = until.saturating_duration_since(now);
         (left >= HANDOVER_LIFE / 2 && handover.fence > self.met).then_some(until)
     }
 }
@@ -77,6 +80,18 @@ mod tests {
         assert_eq!(place.handed(&handover(8, HANDOVER_LIFE)), None, "too little is left");
         let until = place.handed(&handover(9, 2 * HANDOVER_LIFE)).unwrap();
         assert!(until < sent + 2 * HANDOVER_LIFE && until > sent + HANDOVER_LIFE);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn it_is_trusted_for_no_longer_than_it_lasts() {
+        let mut place = Place::default();
+        place.asked(Instant::now());
+        place.keep(7);
+        let now = Instant::now();
+        for ends in [2 * HANDOVER_LIFE, Duration::from_secs(3600), Duration::MAX] {
+            let until = place.handed(&handover(8, ends)).unwrap();
+            assert!(until < now + HANDOVER_LIFE && until > now + HANDOVER_LIFE / 2);
+        }
     }
 
     /// Two clocks that both count the wait run apart by up to a hundredth of it.

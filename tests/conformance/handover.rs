@@ -214,6 +214,30 @@ pub async fn what_was_passed_on_is_handed_over<H: Harness>(h: &H) {
     assert!(backend.release(&last).await.unwrap());
 }
 
+/// He had a place when the lease was passed on to him. It ends with that, and is not handed to him, nor to nobody, when
+/// he or who had it from him is through with it.
+pub async fn nobody_is_handed_what_he_has_had<H: Harness>(h: &H) {
+    let backend = h.backend();
+    let name = lock();
+    let [holder, waiting, last] = claims(&name);
+    let mut changes = listen(&backend, &name).await;
+    granted(&backend, &holder).await;
+    held(&backend, &waiting).await;
+    assert!(backend.pass(&holder, &waiting).await.unwrap().is_some());
+    assert!(backend.release(&waiting).await.unwrap());
+    assert_eq!(next(&mut changes).await, Change::Wake);
+
+    let [holder, waiting] = claims(&name);
+    granted(&backend, &holder).await;
+    held(&backend, &waiting).await;
+    let fence = backend.pass(&holder, &waiting).await.unwrap().unwrap().fence();
+    assert_eq!(granted(&backend, &waiting).await.fence(), fence);
+    assert!(backend.pass(&waiting, &last).await.unwrap().is_some());
+    assert!(backend.release(&last).await.unwrap());
+    assert_eq!(next(&mut changes).await, Change::Wake);
+    granted(&backend, &hasty(&name)).await;
+}
+
 /// He did not believe it, or had asked before it came.
 pub async fn a_handover_is_granted_again_to_who_asks<H: Harness>(h: &H) {
     let backend = h.backend();

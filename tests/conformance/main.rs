@@ -189,6 +189,7 @@ rules! {
         what_was_handed_over_ends_by_itself,
         a_place_that_was_not_kept_is_handed_nothing,
         what_was_passed_on_is_handed_over,
+        nobody_is_handed_what_he_has_had,
         a_handover_is_granted_again_to_who_asks,;
     read_write:
         readers_hold_together,

@@ -47,6 +47,7 @@ impl State {
     fn acquire_queued(&mut self, claim: &Claim, now: Instant) -> Acquired {
         let lease = self.lease(&claim.name, sole(claim.mode));
         if lease.is_some_and(|lease| lease.holder == claim.holder) {
+            self.leave(claim);
             return Acquired::Granted(self.grant(claim, now));
         }
         let shared = self.shared.get(claim.name.prefix());
@@ -302,7 +303,7 @@ impl State {
             ends,
             alone: claim.mode != Mode::Read,
             ordered: claim.mode != Mode::Exclusive,
-            takes_handover: claim.takes_handover,
+            takes_handover: claim.can_be_handed_it(),
         };
         let shared = self.shared.entry(name.clone()).or_default();
         let old = queue_mut(shared, claim.mode).take(place);

@@ -40,7 +40,7 @@ fn kept(claim: &Claim) -> u64 {
 
 /// How a claim waits, as the scripts know it by: 1 it is only to be called; 2 it is not held to the order.
 fn how(claim: &Claim) -> u8 {
-    u8::from(!claim.takes_handover) | u8::from(claim.mode == Mode::Exclusive) << 1
+    u8::from(!claim.can_be_handed_it()) | u8::from(claim.mode == Mode::Exclusive) << 1
 }
 
 /// Whether one of those who wait is called by a channel of his process, so that the others need not wake. Of

@@ -33,8 +33,8 @@ for one = 1, count do
     fence = next_fence(fence_at(last), 0)
     redis.call('SET', lease, mine .. ':' .. digits(fence), 'PX', life)
     redis.call('SET', last, digits(fence), 'PX', fence_life)
-    if redis.call('EXISTS', queue) == 1 then leave(queue, deadlines, nil, mine) end
   end
+  if redis.call('EXISTS', queue) == 1 then leave(queue, deadlines, nil, mine) end
   reply[one + 1] = fence
 end
 return reply

@@ -13,6 +13,8 @@ local called = token == ARGV[1] and held == 0
 if called then token = nil end
 
 if token == ARGV[1] then
+  -- It may have been passed the lease while it waited.
+  if redis.call('EXISTS', KEYS[3]) == 1 then leave(KEYS[3], KEYS[4], KEYS[6], ARGV[1]) end
   redis.call('PEXPIRE', KEYS[1], ARGV[2])
   redis.call('PEXPIRE', KEYS[2], ARGV[3])
   return held

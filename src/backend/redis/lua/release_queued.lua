@@ -9,11 +9,11 @@
 
 local had = 0
 local token, held, _, foreign = lease_at(KEYS[1])
+local placed = leave(KEYS[3], KEYS[4], KEYS[7], ARGV[1])
 if token == ARGV[1] then
   redis.call('DEL', KEYS[1])
   if held > 0 then had = 1 end
 else
-  local placed = leave(KEYS[3], KEYS[4], KEYS[7], ARGV[1])
   if KEYS[6] then
     if is_held(KEYS[6], ARGV[1], 1, milliseconds()) then had = 1 end
     redis.call('ZREM', KEYS[6], ARGV[1])
@@ -34,7 +34,7 @@ local function hand_over(first, kept, ticket)
   local fence = digits(next_fence(fence_at(KEYS[5]), 0))
   if life < 1 or redis.pcall('SET', KEYS[5], fence, 'PX', ARGV[5]).err
     or redis.pcall('SET', KEYS[1], first .. ':' .. fence, 'PX', life).err then return nil end
-  local ends = at - math.floor(ticket / 1000) + life
+  local ends = math.max(at - math.floor(ticket / 1000) + life, 0)
   local heard, muted = call(KEYS[2], first, ARGV[2], 'g' .. fence .. first .. ends)
   if heard > 0 then leave(KEYS[3], KEYS[4], KEYS[7], first) else redis.call('DEL', KEYS[1]) end
   return heard, muted
