@@ -170,9 +170,7 @@ macro_rules! settings {
     (bounded) => {
         /// How long the lease lasts unless it is renewed: 10 s unless set. From 20 ms to a day.
         ///
-        /// This is how long everyone waits for a holder that died. What an unlock of another process hands over
-        /// lasts 2 s, until it is renewed for the first time a tenth of a second later; a lease under 5 s, or one
-        /// that is not renewed, is not handed over.
+        /// This is how long everyone waits for a holder that died.
         pub fn lease(mut self, lease: std::time::Duration) -> Self {
             self.front.lease = lease;
             self
