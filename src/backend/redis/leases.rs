@@ -155,9 +155,9 @@ impl RedisBackend {
             .arg(handed_over)
             .arg(millis(claim.fence_life))
             .arg(millis(PLACE_LIFE - HANDOVER_LIFE));
-        // Where one of this process waited or waits, others do, too.
-        let channel = claim.name.suffixed(self.channel());
-        let contended = self.0.servers.channels().wants(&channel);
+        // Where one of this process waited or waits, others do, too. (Of a fair one every release would be two commands.)
+        let contended = claim.mode == Mode::Exclusive
+            && self.0.servers.channels().wants(&claim.name.suffixed(self.channel()));
         self.released(call.answered_last(contended)).await
     }
 
