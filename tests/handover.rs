@@ -139,6 +139,37 @@ async fn a_mutex_is_handed_over_with_one_command() {
     }
 }
 
+/// A server writes first to whom it owes something last. So that who waits hears before the last holder is answered, he is
+/// owed an answer before the release begins; where nobody waits, that is a command for nothing.
+#[tokio::test]
+async fn a_release_that_others_wait_for_is_answered_last() {
+    let server = RedisServer::start().await;
+    let mut raw = server.raw().await;
+    let one = locks(&server.url());
+    let (lock, alone) = (one.mutex("k").lease(LEASE).wait(LIMIT), one.mutex("alone").lease(LEASE));
+    let other = plain(&server.url());
+    let held = other.lock().await.unwrap();
+    let second = waiting(&lock);
+    queued(&mut raw, 1).await;
+    held.unlock().await.unwrap();
+    let held = got(second).await;
+    let third = waiting(&other);
+    queued(&mut raw, 1).await;
+    let mut monitor = server.monitor().await;
+    let mut is_last = async || {
+        let calls = monitor.calls_from_clients().await;
+        let at = calls.iter().rposition(|call| call.command == "EVALSHA").unwrap();
+        let mut before = calls[..at].iter().rev();
+        let before = before.find(|call| call.client == calls[at].client);
+        before.is_some_and(|call| call.command == "PING")
+    };
+    alone.lock().await.unwrap().unlock().await.unwrap();
+    assert!(!is_last().await);
+    held.unlock().await.unwrap();
+    assert!(is_last().await);
+    got(third).await.unlock().await.unwrap();
+}
+
 /// It lasts for a short time only; so it must be renewed long before its own.
 #[tokio::test]
 async fn what_is_handed_over_is_renewed_in_time() {

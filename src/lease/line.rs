@@ -120,10 +120,9 @@ impl Seat {
         self.since = Instant::now();
     }
 
-    /// Keeps a subscription for the next in line, if there is one.
+    /// Keeps a subscription for the next in line. (If none comes, it is ended with the hold, and not while others wait.)
     pub(crate) fn keep(&mut self, changes: Option<Changes>) {
-        self.changes = changes
-            .filter(|_| self.lines.lines().get(&self.of).is_some_and(|line| !line.is_empty()));
+        self.changes = changes;
     }
 
     /// The subscription of the last who contended.
