@@ -268,7 +268,7 @@ async fn locks(server: &RedisServer) {
                 .arg(50)
                 .arg(2_000)
                 .arg(86_400_000)
-                .arg(3_000)
+                .arg(10_000)
                 .invoke_async(&mut connection)
                 .await
                 .unwrap();

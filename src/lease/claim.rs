@@ -151,7 +151,7 @@ pub struct Claim {
     /// ([`Change::Granted`](crate::backend::Change::Granted)): for [`HANDOVER_LIFE`] at most, and no longer than its
     /// place would have been kept. Otherwise it is told that it is its turn, and asks.
     ///
-    /// Not for who may have no use for it by then, nor if its own lease is shorter than [`PLACE_LIFE`].
+    /// Not for who may have no use for it by then, nor if its own lease is shorter than that.
     pub takes_handover: bool,
 }
 
@@ -165,11 +165,6 @@ impl Claim {
         }
     }
 
-    /// Whether a release may hand the lease over to it.
-    pub(crate) fn can_be_handed_it(&self) -> bool {
-        self.takes_handover && takes_handover(self.mode, self.lease)
-    }
-
     /// A claim by a fresh [`Token`], that waits; what is granted in an order may be handed over to it.
     pub fn new(name: Name, mode: Mode, lease: Duration, fence_life: Duration) -> Self {
         let takes_handover = mode.is_ordered() && takes_handover(mode, lease);
@@ -180,7 +175,7 @@ impl Claim {
 
 /// Whether it serves who waits so, and nobody is worse off, that a release hands the lease over to him.
 pub(super) fn takes_handover(mode: Mode, lease: Duration) -> bool {
-    mode.is_fenced() && lease >= PLACE_LIFE
+    mode.is_fenced() && lease >= HANDOVER_LIFE
 }
 
 /// Proof that a claim was granted. It is not `Clone`: one grant, one commit.

@@ -108,7 +108,7 @@ impl Locks {
     /// or for 50 ms, and then to the process that has waited longest, which is told by a push; if that is lost, it finds
     /// out within 5 s. A process that died is passed over at once; one that stands still in that moment costs the others
     /// 2 s, for what was handed over lasts no longer until it is renewed, after a tenth of a second: so
-    /// [`remaining`](crate::lock::MutexGuard::remaining) begins with less than the lease. A lease under 5 s, or one that
+    /// [`remaining`](crate::lock::MutexGuard::remaining) begins with less than the lease. A lease under 2 s, or one that
     /// is not renewed, is not handed over: who waits is told, and asks.
     pub fn mutex(&self, name: impl Into<Key>) -> Mutex {
         Mutex::new(self.scope.clone(), name.into(), Mode::Exclusive)

@@ -17,7 +17,7 @@ use crate::{
 };
 
 const MS: Duration = Duration::from_millis(1);
-const LEASE: Duration = Duration::from_millis(1500);
+const LEASE: Duration = Duration::from_millis(2000);
 
 /// Nothing of ours but fences, each with an end, and no subscription.
 pub async fn nothing_is_left(server: &RedisServer) {

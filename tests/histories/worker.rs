@@ -15,7 +15,7 @@ use std::{
 use bellwether::{
     BoxError, Cache, Error, ErrorKind, Locks, RedisBackend,
     cache::{Abandoned, Lead, Loaded, Source as From},
-    lease::PLACE_LIFE,
+    lease::HANDOVER_LIFE,
 };
 use fastrand::Rng;
 use serde::{Deserialize, Serialize};
@@ -365,7 +365,7 @@ impl Worker {
             _ => 1,
         };
         match self.setup.seed % 2 == long {
-            true => PLACE_LIFE,
+            true => HANDOVER_LIFE,
             false => Duration::from_millis(self.setup.load.lease_ms),
         }
     }

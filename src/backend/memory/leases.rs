@@ -303,7 +303,7 @@ impl State {
             ends,
             alone: claim.mode != Mode::Read,
             ordered: claim.mode != Mode::Exclusive,
-            takes_handover: claim.can_be_handed_it(),
+            takes_handover: claim.takes_handover,
         };
         let shared = self.shared.entry(name.clone()).or_default();
         let old = queue_mut(shared, claim.mode).take(place);

@@ -16,7 +16,7 @@ use crate::{
     },
     error::{BackendError, BackendErrorKind},
     key::{Family, Name},
-    lease::{CALL_LIFE, Claim, Grant, HANDOVER_LIFE, Mode, Occupied, PLACE_LIFE, Token},
+    lease::{CALL_LIFE, Claim, Grant, HANDOVER_LIFE, Mode, Occupied, Token},
 };
 
 /// Where what is held in a mode stands: the suffix of its key, and whether it is a set of holds.
@@ -40,7 +40,7 @@ fn kept(claim: &Claim) -> u64 {
 
 /// How a claim waits, as the scripts know it by: 1 it is only to be called; 2 it is not held to the order.
 fn how(claim: &Claim) -> u8 {
-    u8::from(!claim.can_be_handed_it()) | u8::from(claim.mode == Mode::Exclusive) << 1
+    u8::from(!claim.takes_handover) | u8::from(claim.mode == Mode::Exclusive) << 1
 }
 
 /// Whether one of those who wait is called by a channel of his process, so that the others need not wake. Of
@@ -154,7 +154,7 @@ impl RedisBackend {
             .arg(millis(CALL_LIFE))
             .arg(handed_over)
             .arg(millis(claim.fence_life))
-            .arg(millis(PLACE_LIFE - HANDOVER_LIFE));
+            .arg(millis(claim.place_life().saturating_sub(HANDOVER_LIFE)));
         // Where one of this process waited or waits, others do, too. (Of a fair one every release would be two commands.)
         let contended = claim.mode == Mode::Exclusive
             && self.0.servers.channels().wants(&claim.name.suffixed(self.channel()));

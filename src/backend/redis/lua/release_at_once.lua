@@ -10,7 +10,7 @@ if held and (not KEYS[6] and ARGV[4] ~= '0' or redis.call('EXISTS', KEYS[3]) == 
     local token, time = first[1], redis.call('TIME')
     local at, ticket = time[1] * 1000 + math.floor(time[2] / 1000), tonumber(first[2])
     local waited, how, life = at - math.floor(ticket / 1000), ticket % 4, tonumber(ARGV[4])
-    if waited > tonumber(ARGV[6]) then life = math.min(life, (redis.call('ZSCORE', KEYS[4], token) or 0) - at) end
+    if how < 2 or waited > tonumber(ARGV[6]) then life = math.min(life, (redis.call('ZSCORE', KEYS[4], token) or 0) - at) end
     -- (A place of its own it may have, if it was passed the lease while it waited.)
     if token == ARGV[1] then life = 0 end
     local known, heard = how ~= 1, 0

@@ -4,7 +4,8 @@
 --      3 ms for which the lease is kept for who is called and not held to the order, who loses the place, so that one
 --      that died is called once,
 --      4 ms for which it is handed over to whoever waits for that (0: he is called), 5 fence life ms,
---      6 ms after which a place may end before what is handed over (in front of this, they are looked at only then)
+--      6 ms after which a place of who is not held to the order may end before what is handed over (in front of this, it
+--      is looked at only then)
 -- Reply 1 ended or 0 not held by this token, plus what was told
 
 local had = 0
