@@ -70,7 +70,7 @@
 //! |---|---|---|
 //! | `WATCH`, polling | 110 | 1.4 ms |
 //! | `SET NX PX`, polling (step 7) | 33 | 0.26 ms |
-//! | [`mutex`](crate::Locks::mutex) | 1.1 | 0.41 ms |
+//! | [`mutex`](crate::Locks::mutex) | 1.1 | 0.25 ms |
 //!
 //! Here nothing is optimistic: a script never has to start again, and of the callers of one process one asks.
 //!
