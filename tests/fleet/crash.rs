@@ -157,7 +157,9 @@ async fn a_server_that_hangs_costs_a_burst_one_time_out() {
     println!("5,000 keys while the server hangs: {:?}", played.took());
     assert_eq!((played.errors(), played.begun.len()), (0, 5_000));
     assert_eq!(played.source("Degraded"), 5_000);
-    // It takes 2.2 or 3.0 s on two cores. If 128 at a time waited for a time-out each, it would be ten.
+    // It takes 2.2 s, or 3.0 on a machine that needs 250 ms for the loads: then one of them is the breaker's probe, and
+    // waits for a connection that is not made within its second. If 128 at a time waited for a time-out each, it would
+    // be ten.
     assert!(played.took() < Duration::from_secs(5), "{:?}", played.took());
 }
 
