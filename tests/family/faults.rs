@@ -1,8 +1,9 @@
 //! The server fails, or the way to it.
 
-use std::time::Duration;
+use std::{slice::from_ref, time::Duration};
 
 use bellwether::{ErrorKind, error::BackendError};
+use futures_util::future::join_all;
 use tokio::{
     task::JoinHandle,
     time::{Instant, sleep, timeout},
@@ -27,12 +28,12 @@ pub async fn nothing_is_left(server: &RedisServer) {
         async move {
             let keys = raw.keys("*").await;
             let fences = keys.iter().all(|key| key.ends_with(":f"));
-            fences && raw.pubsub_channels().await.is_empty()
+            fences && raw.all_channels().await.is_empty()
         }
     };
     let kept = eventually(LIMIT, clean).await;
     let mut raw = raw.clone();
-    let (keys, channels) = (raw.keys("*").await, raw.pubsub_channels().await);
+    let (keys, channels) = (raw.keys("*").await, raw.all_channels().await);
     assert!(kept, "left behind: {keys:?}, {channels:?}");
     for key in keys {
         assert_ne!(raw.pttl(&key).await, -1, "{key} never ends");
@@ -40,36 +41,38 @@ pub async fn nothing_is_left(server: &RedisServer) {
 }
 
 /// One has it, and its rival waits for it.
-struct Scene {
-    held: Guard,
-    waiting: JoinHandle<Guard>,
+pub struct Scene {
+    pub held: Guard,
+    pub waiting: JoinHandle<Guard>,
 }
 
-async fn scene(pair: Pair, raw: &mut Raw, a: &Asked, b: &Asked) -> Scene {
+pub async fn scene(pair: Pair, servers: &[RedisServer], a: &Asked, b: &Asked) -> Scene {
     let held = (pair.one.take)(a.clone()).await.unwrap();
-    let before = executed(raw).await;
+    let mut raws = join_all(servers.iter().map(RedisServer::raw)).await;
+    let before = executed(&mut raws).await;
     let asked = b.clone();
     let waiting = tokio::spawn(async move { (pair.rival.take)(asked).await.unwrap() });
     // It has asked, subscribed and asked again when so much was done.
-    let looked = || {
-        let mut raw = raw.clone();
-        async move { executed(&mut raw).await >= before + 2 }
-    };
-    assert!(eventually(LIMIT, looked).await, "the rival does not ask");
+    let looked = async || executed(&mut raws).await >= before + 2;
+    assert!(comes_true(LIMIT, looked).await, "the rival does not ask");
     Scene { held, waiting }
 }
 
 /// How many scripts were called by their digests so far.
-async fn executed(raw: &mut Raw) -> u64 {
-    let info: String = raw.run(&["INFO", "commandstats"]).await;
-    let line = info.lines().find(|line| line.starts_with("cmdstat_evalsha:"));
-    let calls = line.and_then(|line| line.split_once("calls=")?.1.split(',').next()?.parse().ok());
-    calls.unwrap_or(0)
+async fn executed(raws: &mut [Raw]) -> u64 {
+    let mut executed = 0;
+    for raw in raws {
+        let info: String = raw.run(&["INFO", "commandstats"]).await;
+        let line = info.lines().find(|line| line.starts_with("cmdstat_evalsha:"));
+        let calls = line.and_then(|line| line.split_once("calls=")?.1.split(',').next());
+        executed += calls.map_or(0, |calls| calls.parse::<u64>().unwrap());
+    }
+    executed
 }
 
 impl Scene {
     /// The first one's loss is told, and only then the rival has it. Both give theirs back.
-    async fn lost_before_the_rival_has_it(self, within: Duration) {
+    pub async fn lost_before_the_rival_has_it(self, within: Duration) {
         let begun = Instant::now();
         let Self { held, waiting } = self;
         if held.is_watched() {
@@ -84,7 +87,7 @@ impl Scene {
     }
 
     /// It is given back, and the rival has it within a time.
-    async fn handed_over(self, within: Duration) {
+    pub async fn handed_over(self, within: Duration) {
         let Self { held, waiting } = self;
         assert!(!held.is_lost());
         assert!(!waiting.is_finished(), "two have it");
@@ -99,9 +102,8 @@ impl Scene {
 
 pub async fn a_server_that_hangs_beyond_the_lease(pair: Pair) {
     let server = RedisServer::start().await;
-    let mut raw = server.raw().await;
     let (a, b) = (Asked::new(&server.url(), "k", LEASE), Asked::new(&server.url(), "k", LEASE));
-    let scene = scene(pair, &mut raw, &a, &b).await;
+    let scene = scene(pair, from_ref(&server), &a, &b).await;
     let watched = scene.held.is_watched();
     server.stop_signal();
     let hung = Instant::now();
@@ -119,9 +121,8 @@ pub async fn a_server_that_hangs_beyond_the_lease(pair: Pair) {
 
 pub async fn a_server_that_is_killed_and_starts_empty(pair: Pair) {
     let mut server = RedisServer::start().await;
-    let mut raw = server.raw().await;
     let (a, b) = (Asked::new(&server.url(), "k", LEASE), Asked::new(&server.url(), "k", LEASE));
-    let Scene { held, waiting } = scene(pair, &mut raw, &a, &b).await;
+    let Scene { held, waiting } = scene(pair, from_ref(&server), &a, &b).await;
     server.restart().await;
     // The server does not keep its data, so there may be two; but the loss is told at the first contact,
     // which is the next renewal.
@@ -144,10 +145,9 @@ pub async fn a_server_that_is_killed_and_starts_empty(pair: Pair) {
 pub async fn a_server_that_is_killed_and_starts_with_its_data(pair: Pair) {
     let mut server =
         RedisServer::start_with(&["--appendonly", "yes", "--appendfsync", "always"]).await;
-    let mut raw = server.raw().await;
     let lease = 4 * LEASE;
     let (a, b) = (Asked::new(&server.url(), "k", lease), Asked::new(&server.url(), "k", lease));
-    let scene = scene(pair, &mut raw, &a, &b).await;
+    let scene = scene(pair, from_ref(&server), &a, &b).await;
     server.kill();
     server.start_again().await;
     // It is held as before. The first call after a restart may meet the connection that broke.
@@ -159,11 +159,10 @@ pub async fn a_server_that_is_killed_and_starts_with_its_data(pair: Pair) {
 
 pub async fn pushes_that_are_lost(pair: Pair) {
     let server = RedisServer::start().await;
-    let mut raw = server.raw().await;
     let proxy = Proxy::start(server.port());
     proxy.pushes(Some(PushFault::Drop));
     let (a, b) = (Asked::new(&server.url(), "k", LEASE), Asked::new(&proxy.url(), "k", LEASE));
-    let scene = scene(pair, &mut raw, &a, &b).await;
+    let scene = scene(pair, from_ref(&server), &a, &b).await;
     // It looks again when the lease would have ended.
     scene.handed_over(LEASE + 500 * MS).await;
     nothing_is_left(&server).await;
@@ -176,7 +175,7 @@ async fn without(pair: Pair, right: &str) {
     raw.run::<()>(&user).await;
     let url = server.url_of("app:secret", 0);
     let (a, b) = (Asked::new(&url, "k", LEASE), Asked::new(&url, "k", LEASE));
-    let scene = scene(pair, &mut raw, &a, &b).await;
+    let scene = scene(pair, from_ref(&server), &a, &b).await;
     scene.handed_over(LEASE + 500 * MS).await;
     nothing_is_left(&server).await;
 }
@@ -194,7 +193,7 @@ pub async fn a_server_that_is_full(pair: Pair) {
     let server = RedisServer::start().await;
     let mut raw = server.raw().await;
     let (a, b) = (Asked::new(&server.url(), "k", LEASE), Asked::new(&server.url(), "k", LEASE));
-    let scene = scene(pair, &mut raw, &a, &b).await;
+    let scene = scene(pair, from_ref(&server), &a, &b).await;
     raw.config_set("maxmemory", "1").await;
     for _ in 0..4 {
         sleep(LEASE / 2).await;
@@ -248,11 +247,10 @@ pub async fn an_acquire_whose_answer_is_lost(pair: Pair) {
 
 pub async fn an_acquire_that_arrives_twice(pair: Pair) {
     let server = RedisServer::start().await;
-    let mut raw = server.raw().await;
     let proxy = Proxy::start(server.port());
     let hits = proxy.when(|request| acquires(request) || releases(request), Fault::Double);
     let (a, b) = (Asked::new(&proxy.url(), "k", LEASE), Asked::new(&proxy.url(), "k", LEASE));
-    let scene = scene(pair, &mut raw, &a, &b).await;
+    let scene = scene(pair, from_ref(&server), &a, &b).await;
     scene.handed_over(LEASE).await;
     assert!(hits.count() >= 4, "{}", hits.count());
     nothing_is_left(&server).await;
@@ -282,12 +280,11 @@ pub async fn a_release_whose_answer_is_lost(pair: Pair) {
 /// One command after the other meets a connection that ends, before or after it was done.
 pub async fn a_connection_that_is_cut_at_each_command(pair: Pair) {
     let server = RedisServer::start().await;
-    let mut raw = server.raw().await;
     let proxy = Proxy::start(server.port());
     let (a, b) = (Asked::new(&proxy.url(), "k", LEASE), Asked::new(&proxy.url(), "k", LEASE));
     for fault in [Fault::Cut, Fault::CutInHalf, Fault::CutBefore] {
         proxy.when_times(6, |request| acquires(request) || releases(request), fault);
-        let Scene { held, waiting } = scene(pair, &mut raw, &a, &b).await;
+        let Scene { held, waiting } = scene(pair, from_ref(&server), &a, &b).await;
         assert!(!waiting.is_finished(), "two have it");
         let _ = held.give_back().await;
         let got = timeout(LIMIT, waiting).await.expect("the rival never gets it").unwrap();

@@ -11,6 +11,7 @@
 mod support;
 
 mod cancel;
+mod cluster;
 mod faults;
 mod mixed;
 
@@ -38,6 +39,10 @@ each! {
     cancel:
         a_wait_that_is_dropped_leaves_nothing,
         a_try_that_is_dropped_leaves_nothing,;
+    cluster:
+        names_with_braces,
+        a_node_that_hangs_beyond_the_lease,
+        a_slot_that_moves,;
     faults:
         a_server_that_hangs_beyond_the_lease,
         a_server_that_is_killed_and_starts_empty,

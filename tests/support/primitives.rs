@@ -25,8 +25,11 @@ pub struct Asked {
 
 impl Asked {
     pub fn new(url: &str, name: &str, lease: Duration) -> Self {
-        let locks = Locks::new(RedisBackend::open(url).unwrap());
-        Self { locks, name: name.to_owned(), lease, wait: WAIT }
+        Self::of(RedisBackend::open(url).unwrap(), name, lease)
+    }
+
+    pub fn of(backend: RedisBackend, name: &str, lease: Duration) -> Self {
+        Self { locks: Locks::new(backend), name: name.to_owned(), lease, wait: WAIT }
     }
 
     pub fn within(mut self, wait: Duration) -> Self {

@@ -76,6 +76,13 @@ impl Raw {
         self.channels("SHARDCHANNELS").await
     }
 
+    /// Of both kinds.
+    pub async fn all_channels(&mut self) -> Vec<String> {
+        let mut channels = self.pubsub_channels().await;
+        channels.extend(self.shard_channels().await);
+        channels
+    }
+
     async fn channels(&mut self, kind: &str) -> Vec<String> {
         let mut channels: Vec<String> = self.run(&["PUBSUB", kind]).await;
         channels.sort();
