@@ -242,10 +242,11 @@ async fn a_push_that_comes_after_the_end_is_not_believed() {
     assert!(raw.pttl(&lease).await <= 2000);
     assert!(third.try_lock().await.unwrap().is_none());
     let mut held = None;
-    while held.is_none() {
+    let ended = async || {
         held = third.try_lock().await.unwrap();
-        sleep(10 * MS).await;
-    }
+        held.is_some()
+    };
+    assert!(comes_true(LIMIT, ended).await, "what was handed over does not end");
     let held = held.unwrap();
     assert!(handed_over.elapsed() >= HANDOVER_LIFE - 10 * MS);
     let before = scripts_called(&mut raw).await;

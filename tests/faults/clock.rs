@@ -10,8 +10,8 @@ use bellwether::{Cache, Locks, RedisBackend, cache::Source};
 use tokio::time::{Instant, timeout};
 
 use super::{
-    connected, gated, listeners,
-    support::{LIMIT, Raw, RedisServer},
+    connected, gated, someone_waits,
+    support::{LIMIT, Raw, RedisServer, comes_true},
     turn, value,
     worker::FakeClock,
     works_again,
@@ -105,11 +105,8 @@ async fn a_forgotten_fence_lets_no_older_value_in() {
     let before = gate.begun.await.unwrap().fence().unwrap();
     scene.set(-HOUR).await;
     let mut renewed = scene.server.raw().await;
-    let end = Instant::now() + LIMIT;
-    while renewed.pttl("t:c:{k}:f").await > 60_000 {
-        assert!(Instant::now() < end, "it is not renewed");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    let mended = async || renewed.pttl("t:c:{k}:f").await <= 60_000;
+    assert!(comes_true(LIMIT, mended).await, "it is not renewed");
     scene.set(0).await;
     let (loader, newer) = gated("new");
     let other = tokio::spawn(scene.caches[1].request("k").load(loader));
@@ -160,14 +157,11 @@ async fn a_step_back_lets_nobody_else_in() {
         let lead = gate.begun.await.unwrap();
         scene.set(ahead).await;
         let waiting = tokio::spawn(scene.caches[1].request(&key).load(value("beside")));
-        while listeners(&mut scene.raw, &key).await == 0 {}
+        someone_waits(&mut scene.raw, &key).await;
         // A renewal sets the right time again.
         let lease = format!("t:c:{{{key}}}:l");
-        let end = Instant::now() + LIMIT;
-        while scene.raw.pttl(&lease).await > 5_000 {
-            assert!(Instant::now() < end, "the lease still lasts an hour");
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        let mended = async || scene.raw.pttl(&lease).await <= 5_000;
+        assert!(comes_true(LIMIT, mended).await, "the lease still lasts an hour");
         tokio::select! {
             () = lead.lost() => panic!("the lease was lost"),
             () = std::future::ready(()) => {}

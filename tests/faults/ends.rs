@@ -9,7 +9,7 @@ use tokio::{
 };
 
 use super::{
-    MS, connected, gated, listeners,
+    MS, connected, gated, someone_waits,
     support::{LIMIT, RedisServer, eventually},
     turn, value,
 };
@@ -36,7 +36,7 @@ async fn a_cache_that_is_shut_down_in_mid_load_hands_over_at_once() {
         let _lead = gate.begun.await.unwrap();
         let (loader, taken_over) = gated("of the other");
         let waiting = tokio::spawn(b.request(&key).load(loader));
-        while listeners(&mut raw, &key).await == 0 {}
+        someone_waits(&mut raw, &key).await;
         let told = Instant::now();
         let (_, lead) = tokio::join!(a.shutdown(Duration::ZERO), taken_over.begun);
         delays.push(told.elapsed());
@@ -71,7 +71,7 @@ fn a_runtime_that_is_dropped_in_mid_load_hands_over_at_once() {
         let _lead = going.block_on(gate.begun).unwrap();
         let (loader, taken_over) = gated("of the other");
         let waiting = staying.spawn(b.request(&key).load(loader));
-        staying.block_on(async { while listeners(&mut raw, &key).await == 0 {} });
+        staying.block_on(someone_waits(&mut raw, &key));
         let dropped = Instant::now();
         going.shutdown_background();
         let lead = staying.block_on(taken_over.begun).unwrap();

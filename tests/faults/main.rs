@@ -47,7 +47,7 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-use self::support::{LIMIT, Raw, eventually};
+use self::support::{LIMIT, Raw, comes_true, eventually};
 
 const MS: Duration = Duration::from_millis(1);
 /// How soon after its return a server is used as before.
@@ -100,6 +100,12 @@ fn gated(text: impl Into<String>) -> (impl FnOnce(Lead) -> Loading + Send + 'sta
 async fn listeners(raw: &mut Raw, key: &str) -> usize {
     let channel = format!("t:c:{{{key}}}:c");
     raw.run::<(String, usize)>(&["PUBSUB", "NUMSUB", &channel]).await.1
+}
+
+/// Waits until somebody waits for what another loads.
+async fn someone_waits(raw: &mut Raw, key: &str) {
+    let waits = async || listeners(raw, key).await > 0;
+    assert!(comes_true(LIMIT, waits).await, "nobody waits for {key}");
 }
 
 /// Everything is as if nothing had happened: one loads under the lease, the other finds what is stored, and

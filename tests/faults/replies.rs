@@ -17,7 +17,7 @@ use tokio::{
 use super::{
     MS, connected,
     support::{
-        LIMIT, RedisServer, eventually,
+        LIMIT, RedisServer, comes_true, eventually,
         proxy::{Fault, Proxy, kind, kind_of},
     },
     turn, value, works_again,
@@ -91,12 +91,9 @@ async fn befall(
     let mut raw = server.raw().await;
     assert_eq!(b.get(&key).await.unwrap().as_deref(), Some("value 0"), "{case}");
     let lease = raw.pttl(&format!("t:c:{{{key}}}:l")).await;
-    let mut free = async || raw.pttl(&format!("t:c:{{{key}}}:l")).await == -2;
-    let end = Instant::now() + LIMIT / 20;
-    while !free().await {
-        assert!(Instant::now() < end, "{case}: the lease is still there, for {lease} ms");
-        sleep(MS).await;
-    }
+    let free = async || raw.pttl(&format!("t:c:{{{key}}}:l")).await == -2;
+    let freed = comes_true(LIMIT / 20, free).await;
+    assert!(freed, "{case}: the lease is still there, for {lease} ms");
     works_again(&mut raw, [a, b], Duration::from_secs(2)).await;
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::{
     fleet::{Fleet, Played},
     protocol::{Command, Event, Load, Round, Setup, now},
-    support::{LIMIT, RedisServer, eventually},
+    support::{LIMIT, RedisServer, comes_true, eventually},
 };
 
 const CALLERS: usize = 100;
@@ -34,7 +34,13 @@ async fn waiting_for_one(fleet: &mut Fleet, server: &RedisServer, key: &str) -> 
         async move { raw.run::<(String, usize)>(&["PUBSUB", "NUMSUB", &channel]).await.1 >= others }
     };
     assert!(eventually(LIMIT, all_wait).await, "the others do not wait");
-    tokio::time::sleep(Duration::from_millis(400)).await;
+    let mut raw = raw;
+    let mut before = i64::MAX;
+    let renewed = async || {
+        let left = raw.pttl(&format!("fleet:c:{{{key}}}:l")).await;
+        left > std::mem::replace(&mut before, left)
+    };
+    assert!(comes_true(LIMIT, renewed).await, "the lease is not renewed");
     played
 }
 

@@ -116,7 +116,6 @@ async fn a_suspended_holder_learns_of_its_loss() {
     for _ in 0..3 {
         let mut fleet = fleet(&server, 2).await;
         let before = hold_everything(&mut fleet).await;
-        tokio::time::sleep(Duration::from_millis(100)).await;
         fleet.stop_signal(0);
         for (name, (fence, _)) in held(&mut fleet, 1).await {
             let fenced = primitives::is_fenced(&name);
