@@ -86,6 +86,26 @@ async fn scripts_called(raw: &mut Raw) -> u64 {
     calls.unwrap_or(0)
 }
 
+/// One has it, and another, whose way to the server may be disturbed, waits.
+struct Scene {
+    server: RedisServer,
+    proxy: Proxy,
+    raw: Raw,
+    held: MutexGuard,
+    second: JoinHandle<MutexGuard>,
+}
+
+async fn scene(lock: Lock) -> Scene {
+    let server = RedisServer::start().await;
+    let proxy = Proxy::start(server.port());
+    let mut raw = server.raw().await;
+    let held = lock(&server.url()).lock().await.unwrap();
+    let second = waiting(&lock(&proxy.url()));
+    // He asks, subscribes and asks again.
+    assert!(comes_true(LIMIT, async || scripts_called(&mut raw).await >= 3).await);
+    Scene { server, proxy, raw, held, second }
+}
+
 /// Each question and each release is a command, and nothing else is, but for subscribing.
 #[tokio::test]
 async fn a_fair_hold_is_two_commands() {
@@ -179,13 +199,8 @@ async fn what_is_handed_over_is_renewed_in_time() {
 }
 
 async fn handed_over_and_renewed(lock: Lock) {
-    let server = RedisServer::start().await;
-    let (one, other) = (lock(&server.url()), lock(&server.url()));
-    let mut raw = server.raw().await;
-    let held = one.lock().await.unwrap();
+    let Scene { server: _server, proxy: _proxy, mut raw, held, second } = scene(lock).await;
     let fence = held.fence();
-    let second = waiting(&other);
-    queued(&mut raw, 1).await;
     held.unlock().await.unwrap();
     let held = got(second).await;
     assert!(held.fence() > fence);
@@ -209,13 +224,7 @@ async fn a_push_that_is_lost_costs_until_the_next_question() {
 }
 
 async fn a_push_is_lost(lock: Lock) -> Duration {
-    let server = RedisServer::start().await;
-    let proxy = Proxy::start(server.port());
-    let (one, other) = (lock(&server.url()), lock(&proxy.url()));
-    let mut raw = server.raw().await;
-    let held = one.lock().await.unwrap();
-    let second = waiting(&other);
-    queued(&mut raw, 1).await;
+    let Scene { server: _server, proxy, raw: _, held, second } = scene(lock).await;
     proxy.pushes(Some(PushFault::Drop));
     let begun = Instant::now();
     held.unlock().await.unwrap();
@@ -227,14 +236,9 @@ async fn a_push_is_lost(lock: Lock) -> Duration {
 /// knows has changed since he asked; but since when he waits he knows.
 #[tokio::test]
 async fn a_push_that_comes_after_the_end_is_not_believed() {
-    let server = RedisServer::start().await;
-    let proxy = Proxy::start(server.port());
-    let (one, other, third) = (plain(&server.url()), plain(&proxy.url()), plain(&server.url()));
-    let mut raw = server.raw().await;
-    let held = one.lock().await.unwrap();
     let asked = Instant::now();
-    let second = waiting(&other);
-    assert!(comes_true(LIMIT, async || scripts_called(&mut raw).await >= 3).await);
+    let Scene { server, proxy, mut raw, held, second } = scene(plain).await;
+    let third = plain(&server.url());
     proxy.pushes(Some(PushFault::Delay(HANDOVER_LIFE + 700 * MS)));
     held.unlock().await.unwrap();
     let handed_over = Instant::now();
@@ -263,13 +267,7 @@ async fn a_push_that_comes_after_the_end_is_not_believed() {
 #[tokio::test]
 async fn a_push_that_comes_late_is_a_question() {
     for lock in BOTH {
-        let server = RedisServer::start().await;
-        let proxy = Proxy::start(server.port());
-        let (one, other) = (lock(&server.url()), lock(&proxy.url()));
-        let mut raw = server.raw().await;
-        let held = one.lock().await.unwrap();
-        let second = waiting(&other);
-        assert!(comes_true(LIMIT, async || scripts_called(&mut raw).await >= 3).await);
+        let Scene { server: _server, proxy, raw: _, held, second } = scene(lock).await;
         proxy.pushes(Some(PushFault::Delay(HANDOVER_LIFE / 2 + 200 * MS)));
         held.unlock().await.unwrap();
         let held = got(second).await;
@@ -289,12 +287,7 @@ async fn a_push_that_is_older_than_the_holder_is_not_believed() {
 }
 
 async fn an_older_push_comes(lock: Lock) {
-    let server = RedisServer::start().await;
-    let (one, other) = (lock(&server.url()), lock(&server.url()));
-    let mut raw = server.raw().await;
-    let held = one.lock().await.unwrap();
-    let second = waiting(&other);
-    queued(&mut raw, 1).await;
+    let Scene { server: _server, proxy: _proxy, mut raw, held, second } = scene(lock).await;
     let token = first(&mut raw).await;
     let listens = comes_true(LIMIT, async || {
         raw.pubsub_channels().await.iter().any(|channel| channel.ends_with(&token[..16]))
@@ -302,8 +295,6 @@ async fn an_older_push_comes(lock: Lock) {
     assert!(listens.await, "nobody listens");
     let channels = raw.pubsub_channels().await;
     let own = channels.iter().find(|channel| channel.ends_with(&token[..16])).unwrap();
-    // He has asked again after he subscribed.
-    assert!(comes_true(LIMIT, async || scripts_called(&mut raw).await >= 3).await);
     let mut told = Vec::new();
     for fence in [held.fence(), held.fence() - 1, 0] {
         told.push(format!("g{fence:016}{token}60000"));
