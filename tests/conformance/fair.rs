@@ -114,6 +114,24 @@ pub async fn who_is_only_called_holds_nobody_up<H: Harness>(h: &H) {
     granted(&backend, &second).await;
 }
 
+/// A holder died without a release, and so did a waiter of a mutex, who asks seldom and whose place is kept for long. Of
+/// those who wait fairly the first was held up by that place, though the lease was free.
+pub async fn who_is_not_held_to_the_order_holds_nobody_to_it<H: Harness>(h: &H) {
+    let backend = h.backend();
+    let name = name("k");
+    let [mut first, second, third] = three(&name);
+    first.lease = HANDOVER_LIFE;
+    granted(&backend, &first).await;
+    held(&backend, &claim(&name)).await;
+    held(&backend, &second).await;
+    held(&backend, &third).await;
+    h.pass(HANDOVER_LIFE).await;
+    let occupied = held(&backend, &third).await;
+    assert_eq!((occupied.fence, occupied.holders), (0, 0));
+    assert!(occupied.remaining <= PLACE_LIFE, "{occupied:?}");
+    granted(&backend, &second).await;
+}
+
 /// Whoever it was handed over to died: he has no place any more, and the next one is in time for his.
 async fn handed_over_to_one_that_died<H: Harness>(h: &H, waited: Duration, lasts: Duration) {
     let backend = h.backend();

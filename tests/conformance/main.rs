@@ -152,6 +152,7 @@ rules! {
         what_nobody_hears_is_granted_to_nobody,
         who_is_only_called_is_handed_nothing_over,
         who_is_only_called_holds_nobody_up,
+        who_is_not_held_to_the_order_holds_nobody_to_it,
         what_is_handed_over_lasts_for_its_time,
         it_lasts_no_longer_than_the_place,
         what_is_handed_over_is_a_lease,

@@ -55,8 +55,8 @@ impl State {
             Mode::Write => shared.and_then(|shared| shared.readers.occupied(now)),
             _ => None,
         };
-        let first = shared.and_then(|shared| queue(shared, claim.mode).first());
-        // Those who wait for a mutex are called in their order, and not held to it.
+        let first = shared.and_then(|shared| queue(shared, claim.mode).first_ordered());
+        // Those who wait for a mutex are called in their order, and not held to it; nor is anyone to them.
         let any_order = claim.mode == Mode::Exclusive;
         let mine = any_order || first.is_none_or(|first| first.token == claim.holder);
         let turn = first.map_or(Duration::ZERO, |first| first.ends - now);

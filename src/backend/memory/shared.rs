@@ -80,6 +80,11 @@ impl Queue {
         self.0.first()
     }
 
+    /// The first who is held to the order.
+    pub(super) fn first_ordered(&self) -> Option<&Place> {
+        self.0.iter().find(|place| place.ordered)
+    }
+
     /// The first who waits for all others to leave, before a token or, if that has no place, in all.
     pub(super) fn alone_before(&self, token: Token) -> Option<&Place> {
         let before = self.0.iter().take_while(|place| place.token != token);

@@ -27,7 +27,8 @@ if tonumber(ARGV[5]) < 2 then
     readers, reading, foreign = holds_at(KEYS[5], at)
     if foreign then return foreign end
   end
-  first, kept = first_in(KEYS[3], KEYS[4], KEYS[6], at)
+  -- Who is not held to the order holds nobody to it.
+  first, kept = first_in(KEYS[3], KEYS[4], KEYS[6], at, true)
 end
 
 if not token and readers == 0 and (called or not first or first == ARGV[1]) then

@@ -44,8 +44,8 @@ local function is_held(set, token, count, at)
   return true
 end
 
--- Takes a place in a queue, or keeps the one that was taken before. The ticket is the microsecond in which it was taken,
--- or one behind the last in the queue; and its last two bits say how he waits: 1 he is only to be called, and not handed
+-- Takes a place in a queue, or keeps the one that was taken before. The ticket is the millisecond in which it was taken,
+-- in microseconds, or one behind the last in the queue; and its last two bits say how he waits: 1 he is only to be called, and not handed
 -- the lease; 2 he is not held to the order, and passed over when he does not hear.
 local function take_place(queue, deadlines, writers, token, at, life, how)
   -- A place that was taken before is kept on a full server, too: in a script that has written, every write is let
@@ -79,14 +79,21 @@ local function call(channel, token, own, message)
   return heard, 0
 end
 
--- The first in a queue who is still there, milliseconds until his place ends, and his ticket. Those before him who did
--- not keep theirs are dropped. (Of the writers in a queue: theirs is `queue`, and the whole one `writers`.)
-local function first_in(queue, deadlines, writers, at)
+-- The first in a queue who is still there (and, if so wanted, held to the order), milliseconds until his place ends, and
+-- his ticket. Those before him who did not keep theirs are dropped. (Of the writers in a queue: theirs is `queue`, and the
+-- whole one `writers`.)
+local function first_in(queue, deadlines, writers, at, ordered)
+  local place = 0
   while true do
-    local first = redis.call('ZRANGE', queue, 0, 0, 'WITHSCORES')
+    local first = redis.call('ZRANGE', queue, place, place, 'WITHSCORES')
     if not first[1] then return nil end
-    local ends = redis.call('ZSCORE', deadlines, first[1])
-    if ends and tonumber(ends) > at then return first[1], tonumber(ends) - at, tonumber(first[2]) end
-    leave(queue, deadlines, writers, first[1])
+    local ends, ticket = redis.call('ZSCORE', deadlines, first[1]), tonumber(first[2])
+    if not ends or tonumber(ends) <= at then
+      leave(queue, deadlines, writers, first[1])
+    elseif ordered and ticket % 4 > 1 then
+      place = place + 1
+    else
+      return first[1], tonumber(ends) - at, ticket
+    end
   end
 end
