@@ -136,11 +136,36 @@ async fn the_undo_of_a_failed_try_spares_the_next_one() {
     let mut refused = [Some(Fault::Refuse), None].into_iter();
     seen[2].plan(move |op| if op == Op::Acquire { refused.next().flatten() } else { None });
     let lease = Duration::from_secs(1);
-    let guard = Redlock::new(seen).unwrap().mutex("m").lease(lease).lock().await.unwrap();
+    let guard = Redlock::new(seen.clone()).unwrap().mutex("m").lease(lease).lock().await.unwrap();
     assert_eq!(shares(&servers, "m").await, 3);
-    servers[1].release(&other).await.unwrap();
     sleep(5 * lease).await;
-    assert_eq!(shares(&servers, "m").await, 2, "its two, and no more");
     assert!(!guard.is_lost());
+    servers[1].release(&other).await.unwrap();
+    assert_eq!(shares(&servers, "m").await, 2);
+    // Nor was it ended and taken once more.
+    assert_eq!(seen[0].count(Op::Acquire), 1);
     guard.unlock().await.unwrap();
+}
+
+/// A share that was missing is asked for by a renewal, and is granted when the lock was given back.
+#[tokio::test(start_paused = true)]
+async fn a_share_that_comes_after_the_unlock_is_given_back() {
+    let servers: [_; 3] = servers();
+    let late = |(at, inner): (usize, &MemoryBackend)| {
+        let by = if at == 0 { 300 * MS } else { Duration::ZERO };
+        Stray { inner: inner.clone(), by }
+    };
+    let redlock = Redlock::new(servers.iter().enumerate().map(late)).unwrap();
+    let lease = Duration::from_secs(60);
+    let guard = redlock.mutex("m").lease(lease).lock().await.unwrap();
+    // What came too late to count is undone by itself.
+    sleep(lease / 4).await;
+    assert_eq!(shares(&servers, "m").await, 2);
+    guard.refresh().await.unwrap();
+    guard.unlock().await.unwrap();
+    assert_eq!(shares(&servers, "m").await, 0);
+    sleep(301 * MS).await;
+    assert_eq!(shares(&servers, "m").await, 1, "it does not come late");
+    sleep(lease / 15).await;
+    assert_eq!(shares(&servers, "m").await, 0);
 }

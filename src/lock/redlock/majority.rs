@@ -3,6 +3,10 @@
 //! All are asked at once, and each has the same short time to answer. The engine above it counts the lease
 //! from before the first was asked, so it ends here before it ends on any of them.
 //!
+//! A renewal that a majority confirms also takes the lease at those that answer that they have it not: they were away
+//! when it was acquired, or have started anew since. Otherwise it would be lost when servers are restarted one after
+//! another, though a majority is there all the time.
+//!
 //! A try that has no majority is undone on each server by itself, at once where it is known to have been
 //! granted, and again after one lease where it is not ([`Share`]). So each try asks under a token of its own:
 //! an undo that comes late must not end what a later try was granted. What the engine calls its token stands
@@ -37,8 +41,8 @@ pub(super) struct Majority {
     servers: Vec<Arc<Engine>>,
     /// How long each may take to answer.
     limit: Duration,
-    /// Under which token the servers know what is held.
-    held: Arc<Mutex<HashMap<Token, Token>>>,
+    /// Under which token each server knows what is held.
+    held: Arc<Mutex<HashMap<Token, Vec<Token>>>>,
 }
 
 type Answer<'a, T> = BoxFuture<'a, Result<T, BackendError>>;
@@ -69,7 +73,7 @@ impl Majority {
     async fn shares<'a, T, F>(
         &'a self,
         claim: &Claim,
-        ask: impl Fn(&'a dyn DynLeases, Claim) -> F,
+        ask: impl Fn(usize, &'a dyn DynLeases, Claim) -> F,
         taken: impl Fn(&T) -> bool,
     ) -> Try<T>
     where
@@ -77,10 +81,11 @@ impl Majority {
     {
         let sent = Instant::now();
         let (ask, taken) = (&ask, &taken);
-        let asked = self.servers.iter().map(|server| async move {
+        let asked = self.servers.iter().enumerate().map(|(at, server)| async move {
             let mut share = Share::new(server.clone(), claim.clone());
             let backend = server.backend().as_ref();
-            let answer = share.ask(self.limit, |claim| ask(backend, claim.clone()), taken).await;
+            let answer =
+                share.ask(self.limit, |claim| ask(at, backend, claim.clone()), taken).await;
             (share, answer)
         });
         let (shares, answers) = join_all(asked).await.into_iter().unzip();
@@ -102,7 +107,7 @@ impl Majority {
         let won = taken.len() >= self.needed() && tried.in_time;
         if won {
             taken.into_iter().for_each(Share::keep);
-            self.held().insert(ours, theirs);
+            self.held().insert(ours, vec![theirs; self.servers.len()]);
         } else {
             join_all(taken.into_iter().map(|share| share.give_back(self.limit))).await;
         }
@@ -115,13 +120,34 @@ impl Majority {
         Claim { holder: Token::fresh(), fence_life: claim.lease, waits: false, ..claim.clone() }
     }
 
-    /// The claim as the servers know it, if it is held.
-    fn theirs(&self, claim: &Claim) -> Option<Claim> {
-        let holder = *self.held().get(&claim.holder)?;
-        Some(Claim { holder, fence_life: claim.lease, ..claim.clone() })
+    /// A claim as each server knows it.
+    fn known(claim: &Claim, holders: &[Token]) -> Vec<Claim> {
+        let claim = Claim { fence_life: claim.lease, waits: false, ..claim.clone() };
+        holders.iter().map(|holder| Claim { holder: *holder, ..claim.clone() }).collect()
     }
 
-    fn held(&self) -> MutexGuard<'_, HashMap<Token, Token>> {
+    /// The claim as each server knows it, if it is held.
+    fn theirs(&self, claim: &Claim) -> Option<Vec<Claim>> {
+        Some(Self::known(claim, self.held().get(&claim.holder)?))
+    }
+
+    /// Takes what a majority has at another server, too.
+    async fn complete(&self, claim: &Claim, at: usize) {
+        let theirs = Self::anew(claim);
+        let Some(server) = self.servers.get(at) else { return };
+        let mut share = Share::new(server.clone(), theirs.clone());
+        let granted = |answer: &Acquired| matches!(answer, Acquired::Granted(_));
+        let asked = share.ask(self.limit, |claim| server.backend().acquire(claim), granted);
+        if asked.await.is_ok_and(|answer| granted(&answer))
+            && let Some(known) = self.held().get_mut(&claim.holder).and_then(|all| all.get_mut(at))
+        {
+            *known = theirs.holder;
+            share.keep();
+        }
+        // Otherwise it is undone: what was given back meanwhile must not be taken.
+    }
+
+    fn held(&self) -> MutexGuard<'_, HashMap<Token, Vec<Token>>> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -136,7 +162,7 @@ impl Majority {
         }
     }
 
-    /// Too few servers answered. What they were asked for is undone on each.
+    /// Those that answered are no majority for anything. What they were asked for is undone on each.
     fn undecided(&self, errors: impl IntoIterator<Item = BackendError>) -> BackendError {
         let errors: Vec<_> = errors.into_iter().collect();
         let foreign = |error: &&BackendError| error.kind() == BackendErrorKind::Foreign;
@@ -147,7 +173,10 @@ impl Majority {
         }
         let why = errors.first().and_then(std::error::Error::source);
         let why = why.map_or(String::new(), |why| format!(": {why}"));
-        let message = format!("too few of {} servers answered in time{why}", self.servers.len());
+        let (all, silent) = (self.servers.len(), errors.len());
+        let message = format!(
+            "{silent} of {all} servers gave no answer in time{why}, and the others no majority"
+        );
         BackendError::new(BackendErrorKind::Unavailable, message)
     }
 
@@ -155,7 +184,11 @@ impl Majority {
         let theirs = Self::anew(claim);
         let granted = |answer: &Acquired| matches!(answer, Acquired::Granted(_));
         let tried = self
-            .shares(&theirs, |server, claim| async move { server.acquire(&claim).await }, granted)
+            .shares(
+                &theirs,
+                |_, server, claim| async move { server.acquire(&claim).await },
+                granted,
+            )
             .await;
         let (won, answers) = self.settle(tried, claim.holder, theirs.holder).await;
         if won {
@@ -178,60 +211,75 @@ impl Majority {
     }
 
     async fn try_renew(&self, claims: &[Claim]) -> Result<Vec<Option<bool>>, BackendError> {
-        let known: Vec<_> = claims.iter().map(|claim| self.theirs(claim)).collect();
-        let theirs: Vec<_> = known.iter().flatten().cloned().collect();
-        if theirs.is_empty() {
+        let known = claims.iter().filter_map(|claim| Some((claim, self.theirs(claim)?)));
+        let (held, theirs): (Vec<_>, Vec<_>) = known.unzip();
+        if held.is_empty() {
             return Ok(vec![Some(false); claims.len()]);
         }
-        let answers = self.each(|server| server.renew(&theirs)).await;
-        let (answers, errors): (Vec<_>, Vec<_>) = answers.into_iter().partition(Result::is_ok);
-        let mut decided = (0..theirs.len()).map(|at| {
-            let said = answers.iter().flatten().filter_map(|answer| *answer.get(at)?);
-            let (yes, no): (Vec<_>, Vec<_>) = said.partition(|held| *held);
-            self.decided(yes.len(), no.len())
+        let asked = self.servers.iter().enumerate().map(|(at, server)| {
+            let there = theirs.iter().filter_map(|each| each.get(at).cloned());
+            let there: Vec<_> = there.collect();
+            in_time(self.limit, async move { server.backend().renew(&there).await })
         });
-        let renewed = known.iter().map(|known| match known {
-            Some(_) => decided.next().flatten(),
-            None => Some(false),
-        });
+        let answers = join_all(asked).await;
+        let mut decided = HashMap::new();
+        let mut missing = Vec::new();
+        for (which, claim) in held.into_iter().enumerate() {
+            let said = answers.iter().map(|answer| *answer.as_ref().ok()?.get(which)?);
+            let said: Vec<_> = said.enumerate().collect();
+            let that = |what| said.iter().filter(move |(_, said)| *said == Some(what));
+            let known = self.decided(that(true).count(), that(false).count());
+            if known == Some(true) {
+                missing.extend(that(false).map(|(at, _)| self.complete(claim, *at)));
+            }
+            decided.insert(claim.holder, known);
+        }
+        join_all(missing).await;
+        // What is not known is not held.
+        let renewed =
+            claims.iter().map(|claim| decided.get(&claim.holder).map_or(Some(false), |it| *it));
         let renewed: Vec<_> = renewed.collect();
         match renewed.iter().all(Option::is_none) {
-            true => Err(self.undecided(errors.into_iter().filter_map(Result::err))),
+            true => Err(self.undecided(answers.into_iter().filter_map(Result::err))),
             false => Ok(renewed),
         }
     }
 
     /// What is not released in time is released in the background, on each server by itself.
     async fn try_release(&self, claim: &Claim) -> Result<bool, BackendError> {
-        let Some(theirs) = self.theirs(claim) else { return Ok(false) };
-        let ended =
-            self.servers.iter().map(|server| timeout(self.limit, server.end(theirs.clone())));
+        let Some(holders) = self.held().remove(&claim.holder) else { return Ok(false) };
         // All of them begin before anything is waited for, and end whoever waits.
-        self.held().remove(&claim.holder);
-        let (mut yes, mut no) = (0, 0);
+        let ended = self.servers.iter().zip(Self::known(claim, &holders));
+        let ended = ended.map(|(server, theirs)| timeout(self.limit, server.end(theirs)));
+        let (mut yes, mut no, mut errors) = (0, 0, Vec::new());
         for ended in join_all(ended).await {
             match ended {
                 Ok(Ok(())) => yes += 1,
                 Ok(Err(error)) if error.kind() == ErrorKind::Lost => no += 1,
-                _ => {}
+                Ok(Err(error)) => errors.push(BackendError::new(BackendErrorKind::Unknown, error)),
+                Err(elapsed) => {
+                    errors.push(BackendError::new(BackendErrorKind::Unknown, elapsed));
+                }
             }
         }
-        self.decided(yes, no).ok_or_else(|| self.undecided([]))
+        self.decided(yes, no).ok_or_else(|| self.undecided(errors))
     }
 
     async fn try_pass(&self, from: &Claim, to: &Claim) -> Result<Option<Grant>, BackendError> {
         let Some(ours) = self.theirs(from) else { return Ok(None) };
         let theirs = Self::anew(to);
         let from_ours = &ours;
-        let pass = |server, claim| pass(server, from_ours, claim);
+        let pass = |at, server, claim| pass(server, from_ours.get(at), claim);
         let tried = self.shares(&theirs, pass, Option::is_some).await;
         // Where it may not have passed, it may be held by the one who had it.
-        for (server, answer) in self.servers.iter().zip(&tried.answers) {
-            if answer.is_err() {
-                server.undo(ours.clone(), false, &Handle::current());
+        let now = self.held().remove(&from.holder);
+        let now = now.unwrap_or_else(|| ours.iter().map(|claim| claim.holder).collect());
+        let there = self.servers.iter().zip(&ours).zip(Self::known(from, &now));
+        for (((server, asked), now), answer) in there.zip(&tried.answers) {
+            if answer.is_err() || now.holder != asked.holder {
+                server.undo(now, false, &Handle::current());
             }
         }
-        self.held().remove(&from.holder);
         let (won, answers) = self.settle(tried, to.holder, theirs.holder).await;
         if won {
             return Ok(Some(Grant::new(0)));
@@ -294,10 +342,13 @@ impl Majority {
 
 async fn pass(
     server: &dyn DynLeases,
-    from: &Claim,
+    from: Option<&Claim>,
     to: Claim,
 ) -> Result<Option<Grant>, BackendError> {
-    server.pass(from, &to).await
+    match from {
+        Some(from) => server.pass(from, &to).await,
+        None => Ok(None),
+    }
 }
 
 /// A try at all servers: what was taken, and what each said.

@@ -42,7 +42,15 @@ impl Share {
         let answer = in_time(limit, send(&self.claim)).await;
         self.owes = match &answer {
             Ok(answer) if taken(answer) => Owes::Release,
-            Err(error) if error.kind() == BackendErrorKind::Unknown => Owes::Doubt,
+            // (What was given back for want of replicas may not have been.)
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    BackendErrorKind::Unknown | BackendErrorKind::Unreplicated
+                ) =>
+            {
+                Owes::Doubt
+            }
             _ => Owes::Nothing,
         };
         answer
