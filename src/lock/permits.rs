@@ -8,7 +8,7 @@ use super::{
 use crate::{
     error::{Error, ErrorKind},
     key::Key,
-    lease::{Claim, Held, Token},
+    lease::{Claim, Held, Mode, Token},
 };
 
 /// Permits that live by themselves: each has an id and ends with its lease, whatever becomes of the process
@@ -117,7 +117,9 @@ impl Permits {
 
     fn claim(&self, PermitId(holder): PermitId) -> Result<Claim, Error> {
         self.front.upkeep()?;
-        Ok(Claim { holder, ..self.front.claim(mode(self.limit, 1)?)? })
+        // What is out can be kept and given back, whatever the limit is now.
+        let mode = Mode::Permit { limit: self.limit, count: 1 };
+        Ok(Claim { holder, ..self.front.claim(mode)? })
     }
 }
 

@@ -105,7 +105,7 @@ impl Semaphore {
     ///
     /// Dropping the future changes nothing.
     pub async fn available(&self) -> Result<u32, Error> {
-        let out = self.front.holder(self.mode(1)?).await?.map_or(0, |occupied| occupied.holders);
+        let out = self.front.holder(self.any()).await?.map_or(0, |occupied| occupied.holders);
         Ok(self.limit.saturating_sub(out))
     }
 
@@ -123,11 +123,16 @@ impl Semaphore {
     ///
     /// If the future is dropped, it may or may not have been done.
     pub async fn force_release(&self) -> Result<bool, Error> {
-        self.front.clear(self.mode(1)?).await
+        self.front.clear(self.any()).await
     }
 
     fn mode(&self, count: u32) -> Result<Mode, Error> {
         mode(self.limit, count)
+    }
+
+    /// The mode of what is out, whatever the limit.
+    fn any(&self) -> Mode {
+        Mode::Permit { limit: self.limit, count: 1 }
     }
 
     fn permit(&self, held: Held, count: u32) -> SemaphorePermit {
