@@ -831,6 +831,29 @@ async fn without_pushes_a_waiter_is_served_when_the_lease_ends_or_after_five_sec
     assert!(begun.elapsed() <= Duration::from_millis(5200), "{:?}", begun.elapsed());
 }
 
+/// The first claim is on its way for longer than it has time. The second one is granted, and what was loaded under it is
+/// stored; when that is gone, the first one arrives, and nobody knows that it holds the lease.
+#[tokio::test(start_paused = true)]
+async fn a_claim_that_arrives_after_the_commit_is_undone() {
+    let lease = Duration::from_secs(10);
+    let mut astray = Some(Fault::Astray(700 * MS));
+    let faulty = Faulty::new(move |op| if op == Op::Claim { astray.take() } else { None });
+    let build =
+        |faulty| Cache::<String>::builder(faulty).lease(lease).ttl(20 * MS).build().unwrap();
+    let other = build(Faulty::over(faulty.inner.clone(), |_| None));
+    let origin = Origin::default();
+    let begun = Instant::now();
+    let led = ask(&build(faulty.clone()), &origin, MS).await.unwrap().unwrap();
+    assert_eq!(led.source(), Source::Led);
+    assert!(begun.elapsed() < 650 * MS, "it has arrived already: {:?}", begun.elapsed());
+    sleep((701 * MS).saturating_sub(begun.elapsed())).await;
+    let name = Name::new(&Namespace::standard(), Family::Cache, &Key::from("k"), 512).unwrap();
+    assert!(faulty.inner.holder(&name, Mode::Exclusive).await.unwrap().is_some());
+    let led = ask(&other, &origin, MS).await.unwrap().unwrap();
+    assert_eq!((led.source(), origin.loads()), (Source::Led, 2));
+    assert!(begun.elapsed() < lease / 8, "{:?}", begun.elapsed());
+}
+
 #[tokio::test(start_paused = true)]
 async fn insert_and_invalidate_say_when_they_failed() {
     let faulty = Faulty::new(|_| Some(Fault::Refuse));

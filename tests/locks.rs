@@ -343,6 +343,65 @@ async fn a_fixed_lease_ends_by_itself_and_unlock_says_so() {
     assert_eq!(guard.unlock().await.unwrap_err().kind(), ErrorKind::Lost);
 }
 
+/// It was told to be lost, and may yet stand at the server: an unlock that said that all was well would belie that.
+#[tokio::test(start_paused = true)]
+async fn what_was_told_to_be_lost_is_not_given_back_as_if_held() {
+    let (here, there) = two();
+    let hold = LEASE + LEASE / 2;
+    let guard = here.mutex("m").lease(LEASE).max_hold(hold).lock().await.unwrap();
+    timeout(hold, guard.lost()).await.unwrap();
+    assert!(there.mutex("m").is_locked().await.unwrap());
+    assert_eq!(guard.unlock().await.unwrap_err().kind(), ErrorKind::Lost);
+    assert!(there.mutex("m").try_lock().await.unwrap().is_some());
+}
+
+/// The first try is on its way for longer than it has time. The second one is granted, and what it got is given back;
+/// then the first one arrives, and nobody knows that it holds the lock.
+#[tokio::test(start_paused = true)]
+async fn a_try_that_arrives_after_the_unlock_is_undone() {
+    let mut astray = Some(Fault::Astray(400 * MS));
+    let faulty = Faulty::new(move |op| if op == Op::Acquire { astray.take() } else { None });
+    let others = Locks::new(faulty.inner.clone());
+    let begun = Instant::now();
+    let guard = Locks::new(faulty).mutex("m").lease(LEASE).lock().await.unwrap();
+    guard.unlock().await.unwrap();
+    assert!(begun.elapsed() < 400 * MS, "it has arrived already");
+    sleep((401 * MS).saturating_sub(begun.elapsed())).await;
+    assert!(others.mutex("m").is_locked().await.unwrap());
+    others.mutex("m").lock().await.unwrap().unlock().await.unwrap();
+    assert!(begun.elapsed() < LEASE / 8, "{:?}", begun.elapsed());
+}
+
+/// Someone is stuck with a lease that is not renewed, and so does not learn that it was ended. Those of his process
+/// waited for its end behind him, though the lock was free.
+#[tokio::test(start_paused = true)]
+async fn a_fixed_lease_that_was_ended_blocks_nobody_of_its_process() {
+    let (here, there) = two();
+    let _stuck = here.mutex("m").lease(360 * LEASE).fixed_lease().lock().await.unwrap();
+    let waiting = tokio::spawn({
+        let mutex = here.mutex("m");
+        async move { mutex.lock().await.unwrap() }
+    });
+    sleep(MS).await;
+    assert!(there.mutex("m").force_unlock().await.unwrap());
+    let guard = timeout(MS, waiting).await.expect("he waits for who has nothing").unwrap();
+    guard.unlock().await.unwrap();
+    here.mutex("m").try_lock().await.unwrap().unwrap().unlock().await.unwrap();
+}
+
+/// No permits are to be had; but those that are out can be counted and given back.
+#[tokio::test(start_paused = true)]
+async fn a_limit_of_zero_closes_a_semaphore_and_keeps_nothing() {
+    let (here, there) = two();
+    let id = here.permits("s", 1).acquire().await.unwrap();
+    let closed = there.semaphore("s", 0);
+    assert_eq!(closed.available().await.unwrap(), 0);
+    assert_eq!(closed.try_acquire().await.unwrap_err().kind(), ErrorKind::InvalidConfig);
+    there.permits("s", 0).extend(id).await.unwrap();
+    there.permits("s", 0).release(id).await.unwrap();
+    assert!(!closed.force_release().await.unwrap());
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_lock_can_be_looked_at_and_ended_from_outside() {
     let (here, there) = two();

@@ -61,6 +61,7 @@ impl Engine {
         limit: Duration,
     ) -> Result<Held, Error> {
         let begun = Instant::now();
+        let name = claim.name.clone();
         // What is not renewed lasts for its own time.
         claim.takes_handover =
             claim.waits && upkeep.refresh.is_some() && takes_handover(claim.mode, claim.lease);
@@ -72,7 +73,9 @@ impl Engine {
         };
         let shut_down = || Error::new(ErrorKind::ShutDown, "the locks are shut down");
         let not_acquired = || {
-            Error::new(ErrorKind::NotAcquired, "the lock was not acquired before the wait ended")
+            let name = name.prefix().trim_end_matches(':');
+            let why = format!("{name} was not acquired before the wait ended");
+            Error::new(ErrorKind::NotAcquired, why)
         };
         let mut pending = Pending::new(self.clone(), claim.clone());
         let mut seat = None;
@@ -180,7 +183,10 @@ impl Engine {
         drop(lent);
         match given {
             Ok(held) => {
-                owed.paid();
+                match owed.is_doubtful() {
+                    true => drop(self.tasks.spawn(owed.pay_late())),
+                    false => owed.paid(),
+                }
                 held.then_some(()).ok_or_else(Held::lost)
             }
             Err(error) => {
@@ -270,16 +276,16 @@ impl Engine {
     ///
     /// Dropping the future does not stop the release.
     pub(crate) async fn end(self: &Arc<Self>, claim: Claim) -> Result<(), Error> {
-        self.give_back_on(claim, None, Handle::current()).await
+        let owed = Owed::new(self.clone(), claim, false);
+        self.give_back_on(owed, None, Handle::current()).await
     }
 
     pub(super) fn give_back_on(
         self: &Arc<Self>,
-        claim: Claim,
+        owed: Owed,
         seat: Option<Seat>,
         runtime: Handle,
     ) -> Finish<Result<(), Error>> {
-        let owed = Owed::new(self.clone(), claim, false);
         let give_back = self.tasks.track_future(self.clone().give_back(owed, seat));
         Finish::new(give_back, runtime)
     }

@@ -5,7 +5,7 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-use super::{Claim, Engine, Mode, Token, Waiting, Watch, finish::Finish, line::Seat};
+use super::{Claim, Engine, Mode, Token, Waiting, Watch, finish::Finish, line::Seat, owed::Owed};
 use crate::error::{Error, ErrorKind};
 
 /// A lease that is held. Dropped, it is released by a task that no caller owns.
@@ -14,17 +14,27 @@ pub(crate) struct Held {
     fence: u64,
     watch: Arc<Watch>,
     runtime: Handle,
+    /// A try of its acquisition had no answer, and may be granted once more when this is given back.
+    doubtful: bool,
     released: bool,
 }
 
 impl Held {
     pub(crate) fn new(engine: Arc<Engine>, fence: u64, watch: Arc<Watch>, runtime: Handle) -> Self {
-        Self { engine, fence, watch, runtime, released: false }
+        Self { engine, fence, watch, runtime, doubtful: false, released: false }
     }
 
-    /// The same lease, to be passed on in its line.
+    pub(super) fn doubted(mut self, doubtful: bool) -> Self {
+        self.doubtful = doubtful;
+        self
+    }
+
+    /// The same lease, to be passed on in its line. Who does not renew it would not learn that it was ended from outside,
+    /// so he does not hold up the others of his process.
     pub(crate) fn seated(self, seat: Seat) -> Self {
-        self.watch.take_seat(seat);
+        if self.watch.is_renewed() {
+            self.watch.take_seat(seat);
+        }
         self
     }
 
@@ -89,13 +99,14 @@ impl Held {
         self.released = true;
         self.engine.watchdog.forget(&self.watch);
         let lost = self.watch.is_lost();
-        // That the backend does not answer says less than that the lease is lost, where that is known.
-        self.give_back().await.map_err(|error| if lost { Self::lost() } else { error })
+        // A loss that was told stays one, whatever the server says.
+        let given_back = self.give_back().await;
+        if lost { Err(Self::lost()) } else { given_back }
     }
 
     fn give_back(&self) -> Finish<Result<(), Error>> {
-        let (claim, runtime) = (self.claim().clone(), self.runtime.clone());
-        self.engine.give_back_on(claim, self.watch.leave_seat(), runtime)
+        let owed = Owed::new(self.engine.clone(), self.claim().clone(), self.doubtful);
+        self.engine.give_back_on(owed, self.watch.leave_seat(), self.runtime.clone())
     }
 
     /// Leaves the lease to itself, and says who has it.
@@ -119,6 +130,10 @@ impl Held {
     pub(crate) fn settled(mut self) {
         self.released = true;
         self.engine.watchdog.forget(&self.watch);
+        if self.doubtful {
+            let owed = Owed::new(self.engine.clone(), self.claim().clone(), true);
+            self.engine.tasks.spawn_on(owed.pay_late(), &self.runtime);
+        }
     }
 }
 

@@ -16,7 +16,7 @@ use futures_util::{StreamExt, stream::FuturesUnordered};
 use tokio::{
     runtime::Builder,
     sync::Notify,
-    time::{Instant, sleep},
+    time::{Instant, sleep, sleep_until},
 };
 use tracing::{debug, warn};
 
@@ -30,6 +30,9 @@ use crate::{backend::DynLeases, time::after};
 /// it is known to be away, a try costs nothing.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_millis(80);
+
+/// A release is repeated after these parts of the lease where the acquisition may arrive after it.
+const LATE: [u32; 3] = [16, 4, 1];
 
 /// A release that must happen.
 pub(super) struct Owed {
@@ -70,6 +73,16 @@ impl Owed {
         self.paid = true;
     }
 
+    /// It was paid but for what may arrive late.
+    pub(super) async fn pay_late(mut self) {
+        self.debt.pay_late(&self.engine, self.engine.backend().as_ref()).await;
+        self.paid = true;
+    }
+
+    pub(super) fn is_doubtful(&self) -> bool {
+        self.debt.doubtful
+    }
+
     pub(super) fn claim(&self) -> &Claim {
         &self.debt.claim
     }
@@ -96,19 +109,24 @@ impl Drop for Owed {
 
 impl Debt {
     /// Releases what may be held.
-    ///
-    /// An acquisition that is still on its way on a connection that broke can arrive after the first
-    /// release; so where nothing was found to release, the release is repeated when one lease has passed.
     async fn pay(&self, engine: &Engine, backend: &dyn DynLeases) {
-        let released = release_until(backend, &self.claim).await;
-        if !self.doubtful || released == Some(true) {
-            return;
+        release_until(backend, &self.claim).await;
+        if self.doubtful {
+            self.pay_late(engine, backend).await;
         }
-        tokio::select! {
-            () = sleep(self.claim.lease) => {
-                release_until(backend, &self.claim).await;
+    }
+
+    /// Releases what may come to be held: an acquisition that is still on its way on a connection that broke can arrive
+    /// after the release. Most that are late are so by a moment, and the last comes within one lease.
+    async fn pay_late(&self, engine: &Engine, backend: &dyn DynLeases) {
+        let released = Instant::now();
+        for part in LATE {
+            tokio::select! {
+                () = sleep_until(after(released, self.claim.lease / part)) => {
+                    release_until(backend, &self.claim).await;
+                }
+                () = engine.stop.cancelled() => return,
             }
-            () = engine.stop.cancelled() => {}
         }
     }
 }

@@ -19,7 +19,8 @@ pub(crate) struct Pending {
     /// A try is under way.
     trying: bool,
     /// A try ended without an answer. It may yet be granted, for it may be on its way on a connection
-    /// that broke; so this is never cleared. Or it was granted, and perhaps could not be given back.
+    /// that broke, even after another try was; so this is never cleared. Or it was granted, and perhaps could not be
+    /// given back.
     pub(super) doubtful: bool,
     /// Someone is in the way; where the mode has a queue at the backend, there is a place in it.
     place: Place,
@@ -103,9 +104,10 @@ impl Pending {
 
     fn held(mut self, fence: u64, watch: Arc<Watch>) -> Held {
         self.trying = false;
-        self.doubtful = false;
         self.place = Place::default();
-        Held::new(self.engine.clone(), fence, watch, self.runtime.clone())
+        // It is the holder's now to see to what may yet arrive.
+        let doubtful = std::mem::take(&mut self.doubtful);
+        Held::new(self.engine.clone(), fence, watch, self.runtime.clone()).doubted(doubtful)
     }
 }
 

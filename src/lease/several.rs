@@ -94,7 +94,7 @@ impl Engine {
 }
 
 fn not_acquired(in_the_way: Option<&Name>) -> Error {
-    let name = in_the_way.map_or("one", |name| name.prefix());
+    let name = in_the_way.map_or("one", |name| name.prefix().trim_end_matches(':'));
     let why = format!("the locks were not acquired before the wait ended: {name} was held");
     Error::new(ErrorKind::NotAcquired, why)
 }

@@ -78,6 +78,10 @@ impl Watch {
         self.upkeep
     }
 
+    pub(super) fn is_renewed(&self) -> bool {
+        self.upkeep.refresh.is_some()
+    }
+
     pub(crate) fn tell_lost(&self) {
         self.lost.give();
         drop(self.leave_seat());

@@ -178,12 +178,11 @@ impl fmt::Debug for ReentrantGuard {
 /// Gives one guard's share of a lease back, and the lease with the last one.
 pub(super) async fn give_back(held: Arc<Held>) -> Result<(), Error> {
     let lost = held.watch().is_lost();
-    let given_back = match Arc::into_inner(held) {
+    match Arc::into_inner(held) {
         Some(last) => last.release().await,
+        None if lost => Err(Held::lost()),
         None => Ok(()),
-    };
-    // Those before the last one were told so; the last one is told the same, whatever the server says.
-    if lost { Err(Held::lost()) } else { given_back }
+    }
 }
 
 /// A holder: what he has, or is about to have.
@@ -240,9 +239,9 @@ impl Reentry {
                     // It began earlier, or would not wait. This one's patience is not over.
                     Ok(Err(error)) if is_his_own(&error) && Instant::now() < deadline => {}
                     Ok(outcome) => return outcome,
-                    Err(_) => return Err(not_acquired()),
+                    Err(_) => return Err(not_acquired(self.name())),
                 },
-                Entry::Refused => return Err(not_acquired()),
+                Entry::Refused => return Err(not_acquired(self.name())),
             }
         }
     }
@@ -293,7 +292,10 @@ impl Inner {
             let front = Front { wait: limit, ..self.front.clone() };
             let held = match waits {
                 true => front.acquire(Mode::Exclusive).await?,
-                false => front.try_acquire(Mode::Exclusive).await?.ok_or_else(not_acquired)?,
+                false => front
+                    .try_acquire(Mode::Exclusive)
+                    .await?
+                    .ok_or_else(|| not_acquired(&front.name))?,
             };
             let held = Arc::new(held);
             self.state().held = Arc::downgrade(&held);
@@ -317,6 +319,7 @@ fn is_his_own(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::NotAcquired | ErrorKind::Backend | ErrorKind::Panicked)
 }
 
-fn not_acquired() -> Error {
-    Error::new(ErrorKind::NotAcquired, "the lock was not acquired before the wait ended")
+fn not_acquired(name: &Key) -> Error {
+    let why = format!("{} was not acquired before the wait ended", name.as_str());
+    Error::new(ErrorKind::NotAcquired, why)
 }

@@ -2,6 +2,7 @@ use std::{fmt, sync::Arc};
 
 use super::{
     front::{Front, guard, settings},
+    reentrant::give_back,
     scope::Scope,
 };
 use crate::{
@@ -198,12 +199,7 @@ impl ReadGuard {
     ///
     /// If the future is dropped, the lock is given back all the same.
     pub async fn unlock(self) -> Result<(), Error> {
-        let lost = self.held.watch().is_lost();
-        match Arc::into_inner(self.held) {
-            Some(held) => held.release().await,
-            None if lost => Err(Held::lost()),
-            None => Ok(()),
-        }
+        give_back(self.held).await
     }
 }
 

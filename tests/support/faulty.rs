@@ -51,7 +51,7 @@ pub enum Fault {
     Double,
     /// It is done after this long, and then answered.
     Late(Duration),
-    /// No answer comes, and a release is done after this long, whoever waits for it.
+    /// No answer comes; and an acquisition, a claim or a release is done after this long, whoever waits for it.
     Astray(Duration),
 }
 
@@ -117,6 +117,27 @@ impl Faulty {
         self.suffer(fault, op, operation).await
     }
 
+    /// As [`befall`](Self::befall), of what may be on its way for long.
+    async fn stray<T, F>(
+        &self,
+        op: Op,
+        operation: impl Fn(MemoryBackend) -> F + Clone + Send + 'static,
+    ) -> Result<T, BackendError>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, BackendError>> + Send,
+    {
+        let fault = (self.plan.lock().unwrap())(op);
+        if let Some(Fault::Astray(wait)) = fault {
+            let (inner, operation) = (self.inner.clone(), operation.clone());
+            tokio::spawn(async move {
+                tokio::time::sleep(wait).await;
+                let _ = operation(inner).await;
+            });
+        }
+        self.suffer(fault, op, || operation(self.inner.clone())).await
+    }
+
     async fn suffer<T, F>(
         &self,
         fault: Option<Fault>,
@@ -158,7 +179,12 @@ impl Faulty {
 
 impl Leases for Faulty {
     async fn acquire(&self, claim: &Claim) -> Result<Acquired, BackendError> {
-        self.befall(Op::Acquire, || self.inner.acquire(claim)).await
+        let claim = claim.clone();
+        let acquire = move |inner: MemoryBackend| {
+            let claim = claim.clone();
+            async move { inner.acquire(&claim).await }
+        };
+        self.stray(Op::Acquire, acquire).await
     }
 
     async fn acquire_all(&self, claims: &[Claim]) -> Result<AcquiredAll, BackendError> {
@@ -173,15 +199,12 @@ impl Leases for Faulty {
     }
 
     async fn release(&self, claim: &Claim) -> Result<bool, BackendError> {
-        let fault = (self.plan.lock().unwrap())(Op::Release);
-        if let Some(Fault::Astray(wait)) = fault {
-            let (inner, claim) = (self.inner.clone(), claim.clone());
-            tokio::spawn(async move {
-                tokio::time::sleep(wait).await;
-                let _ = inner.release(&claim).await;
-            });
-        }
-        self.suffer(fault, Op::Release, || self.inner.release(claim)).await
+        let claim = claim.clone();
+        let release = move |inner: MemoryBackend| {
+            let claim = claim.clone();
+            async move { inner.release(&claim).await }
+        };
+        self.stray(Op::Release, release).await
     }
 
     async fn pass(&self, from: &Claim, to: &Claim) -> Result<Option<Grant>, BackendError> {
@@ -208,7 +231,12 @@ impl Store for Faulty {
     }
 
     async fn claim(&self, claim: &Claim, seen: u64) -> Result<Claimed, BackendError> {
-        self.befall(Op::Claim, || self.inner.claim(claim, seen)).await
+        let claim = claim.clone();
+        let claims = move |inner: MemoryBackend| {
+            let claim = claim.clone();
+            async move { inner.claim(&claim, seen).await }
+        };
+        self.stray(Op::Claim, claims).await
     }
 
     async fn commit(
