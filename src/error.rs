@@ -77,7 +77,8 @@ impl Error {
 
     /// The loader's own error, if it was returned in this process and is an `E`.
     ///
-    /// An error of a load that another process led is a kind and a text only.
+    /// An error of a load that another process led is a kind and a text only. Nor is one found that came as an
+    /// `anyhow::Error`: the box that this becomes hides the type within.
     ///
     /// ```
     /// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {

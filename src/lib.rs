@@ -29,13 +29,14 @@
 //! | run without a server, or test | [`MemoryBackend`] |
 //! | share a fleet's work | `RedisBackend` (feature `redis`) |
 //!
-//! Everything here runs on a [tokio](https://docs.rs/tokio) runtime with its time enabled, and panics outside
-//! of one, as tokio does.
+//! Everything here runs on a [tokio](https://docs.rs/tokio) runtime with its time enabled (and its IO, for
+//! `RedisBackend`), and panics outside of one, as tokio does.
 //!
 //! # What holds
 //!
 //! 1. At most one load of a key runs at a time in the fleet, while Redis answers and no lease is lost or key
-//!    invalidated. A value from an older fence never replaces one from a newer, nor outlives an invalidation:
+//!    invalidated, but for those that run without a lease: they say [`Degraded`](cache::Source::Degraded), and why
+//!    they do is told there. A value from an older fence never replaces one from a newer, nor outlives an invalidation:
 //!    who asks after [`Cache::invalidate`] returned, in any process, is served nothing older. Only what says
 //!    that it is [`Degraded`](cache::Source::Degraded) may come from a load that was under way when its
 //!    caller asked: its process cannot know of an invalidation in another.
@@ -66,7 +67,7 @@
 //! | what | then |
 //! |---|---|
 //! | a caller goes away | nothing: the load runs in a task of its own |
-//! | a loader fails, panics or takes too long | everyone who waits, in every process, gets that failure; nobody retries it for them |
+//! | a loader fails, panics or takes too long | everyone who waits, in every process, gets that failure; nobody retries it for them (an HTTP answer of `5xx` or `429` is no such failure: who waits sends his own request) |
 //! | the leading process dies | its lease ends within the [lease time](cache::Builder::lease); one of those who wait loads |
 //! | an answer of Redis is lost | the claim or the commit is repeated, and recognised by its token |
 //! | a push is lost | the waiter looks when the lease would end, and every 5 s |
@@ -87,10 +88,10 @@
 //! | lease of a lock | 10 s | a lock guards more than a load does; a pause of a few seconds loses it no sooner (but 2 s, in the first tenth of a second after an [unlock handed it over](Locks::mutex)) |
 //! | renewal | a third of the lease | two renewals may fail before it is lost |
 //! | load limit, wait limit | 30 s | what an HTTP client waits; a loader that hangs must not block its key |
-//! | command time-out | 250 ms | far above a round trip, and short enough to be late rather than lost |
+//! | command time-out, and one try to claim, store or lock ([`try_limit`](lease::RetryStrategy::try_limit)) | 250 ms each | far above a round trip, and short enough to be late rather than lost |
 //! | answer of one server of a `Redlock` | 50 ms | far above a round trip; a server that hangs costs so much of each lease |
-//! | loads at once | 1,024 in a process | what is beyond queues, for as long as the wait limit |
-//! | callers who wait | 100,000 in a cache, 10,000 for a key | memory must not grow with the patience of clients |
+//! | loads at once | 1,024 in a cache of one process | what is beyond queues, for as long as the wait limit |
+//! | callers who wait | 100,000 in a cache of one process, 10,000 for a key of it | memory must not grow with the patience of clients |
 //! | key | 512 bytes | a URL fits; a key is sent with every command |
 //! | value | 8 MiB | a larger one holds up a single-threaded server |
 //! | HTTP body | 1 MiB | each load holds so much memory; a larger answer streams to its own caller |

@@ -51,7 +51,8 @@ counters! {
     unstorable,
     /// Entries that could not be decoded, and so counted as missing.
     undecodable,
-    /// Operations of the backend that failed.
+    /// Looks, claims, commits, writes and invalidations that the backend refused or did not answer. (What keeps
+    /// and ends leases is not counted.)
     backend_errors,
 }
 

@@ -108,6 +108,9 @@ impl<V: Clone + Send + Sync + 'static> Builder<V> {
 
 impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
     /// The word in front of every name, one to 64 letters, digits, `.`, `_` or `-`: `bellwether` unless set.
+    ///
+    /// All caches of one namespace and [schema](Self::schema) must have one type of value: a `Cache` of
+    /// another type reads the bytes of this one as its own.
     pub fn namespace(mut self, word: impl Into<String>) -> Self {
         self.namespace = Some(word.into());
         self
@@ -140,7 +143,7 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
         self
     }
 
-    /// How long the lease of a load lasts unless it is renewed: 5 s unless set. At least 20 ms.
+    /// How long the lease of a load lasts unless it is renewed: 5 s unless set. From 20 ms to a day.
     ///
     /// This is how long the fleet waits for a process that died while it was loading. A load that takes
     /// longer is no problem, for its lease is renewed while it runs.
@@ -150,14 +153,14 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
     }
 
     /// How often the lease of a running load is renewed: a third of the lease unless set, so that two
-    /// renewals may fail before it is lost.
+    /// renewals may fail before it is lost. From 1 ms to under the lease.
     pub fn refresh_every(mut self, interval: Duration) -> Self {
         self.refresh = Some(interval);
         self
     }
 
-    /// How long one load may take: 30 s unless set. What takes longer is cancelled and fails, or a loader
-    /// that hangs would block its key in the whole fleet.
+    /// How long one load may take: 30 s unless set. At least 1 ms. What takes longer is cancelled and fails, or
+    /// a loader that hangs would block its key in the whole fleet.
     pub fn load_limit(mut self, limit: Duration) -> Self {
         self.settings.load_limit = limit;
         self
@@ -170,13 +173,14 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
         self
     }
 
-    /// When to look again while another process loads: [on demand](Retry::on_demand) unless set.
+    /// When to look again while another process loads: [on demand](Retry::on_demand) unless set. The end of
+    /// the strategy is the end of the wait, as the [wait limit](Self::wait_limit) is.
     pub fn retry(mut self, strategy: impl RetryStrategy) -> Self {
         self.settings.retry = Arc::new(strategy);
         self
     }
 
-    /// How many loads may run at once in this process: 1,024 unless set.
+    /// How many loads of this cache may run at once in this process: 1,024 unless set.
     ///
     /// Further ones queue for as long as the wait limit, and are [`Overloaded`](ErrorKind::Overloaded)
     /// then. Loads that a loader asks for do not count, or they could wait for each other.
@@ -185,7 +189,8 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
         self
     }
 
-    /// How many callers may wait in this process at once, for values of all keys: 100,000 unless set.
+    /// How many callers may wait at once in this process for values of this cache, of all keys: 100,000 unless
+    /// set.
     ///
     /// Further ones are [`Overloaded`](ErrorKind::Overloaded) at once. Each caller who waits keeps a request
     /// and its connection open; a service that takes on more than it can bear loses those as well.
@@ -194,7 +199,8 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
         self
     }
 
-    /// How many callers may wait in this process at once for the load of one key: 10,000 unless set.
+    /// How many callers may wait at once in this process for the load of one key of this cache: 10,000 unless
+    /// set.
     ///
     /// Further ones are [`Overloaded`](ErrorKind::Overloaded) at once, so that one key whose load hangs does
     /// not use up what [all keys](Self::max_waiters) share.
@@ -209,7 +215,8 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
         self
     }
 
-    /// The largest encoded value, in bytes: 8 MiB unless set. A larger one is returned and not stored.
+    /// The largest encoded value, in bytes: 8 MiB unless set. A larger one that is loaded is returned and not
+    /// stored, and leaves the [verdict](Self::verdict_ttl) that it cannot be shared.
     pub fn max_value(mut self, bytes: usize) -> Self {
         self.settings.max_value = bytes;
         self
@@ -222,7 +229,10 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
         self
     }
 
-    /// For how long it is remembered that what a key loads cannot be shared: 10 s unless set.
+    /// For how long it is remembered that what a key loads cannot be shared: 10 s unless set. At least 1 ms.
+    ///
+    /// While this verdict stands, each process loads the key for itself (and over HTTP each caller), at the same
+    /// time as the others.
     pub fn verdict_ttl(mut self, ttl: Duration) -> Self {
         self.settings.verdict_ttl = ttl;
         self
@@ -232,7 +242,8 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidConfig`] if a setting is outside its range.
+    /// [`ErrorKind::InvalidConfig`] if a setting is outside its range; a cap on loads or callers and the limit of
+    /// keys or values are at least 1.
     pub fn build(self) -> Result<Cache<V>, Error>
     where
         C: Codec<V>,

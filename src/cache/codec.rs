@@ -17,7 +17,8 @@ pub trait Codec<V>: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// If the value has no encoding; it is then returned to the callers and not stored.
+    /// If the value has no encoding; it is then returned to the callers and not stored, as one that is
+    /// [too large](super::Builder::max_value).
     fn encode(&self, value: &V) -> Result<Bytes, BoxError>;
 
     /// The value of bytes that [`encode`](Self::encode) made, here or elsewhere.

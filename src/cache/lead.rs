@@ -32,8 +32,8 @@ impl Lead {
     /// The fence of this load: a number that is greater than that of every earlier load of this key.
     ///
     /// A system that remembers the greatest fence it has seen, and refuses smaller ones, is safe from a
-    /// loader that was suspended and comes back late. None, if the load runs without a lease because the
-    /// backend is out of order.
+    /// loader that was suspended and comes back late. None, if the load runs without a lease;
+    /// [`Source::Degraded`](super::Source::Degraded) says why one does.
     pub fn fence(&self) -> Option<u64> {
         self.0.lease.as_ref().map(|(fence, _)| *fence)
     }
@@ -51,7 +51,8 @@ impl Lead {
         }
     }
 
-    /// Keeps the value for this long instead of what the cache or the request says.
+    /// Keeps the value for this long instead of what the cache or the request says. Zero keeps it for 1 ms at
+    /// most; [`do_not_store`](Self::do_not_store) stores nothing.
     pub fn expire_after(&self, ttl: Duration) {
         self.keep(|keeping| keeping.ttl = Some(ttl));
     }

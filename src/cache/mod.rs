@@ -113,8 +113,11 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// [`Load`](ErrorKind::Load), [`Panicked`](ErrorKind::Panicked) and
     /// [`LoadTimeout`](ErrorKind::LoadTimeout) say how the one load failed; everyone who waited for it gets
     /// the same. [`InvalidKey`](ErrorKind::InvalidKey) for an empty or long key,
-    /// [`Overloaded`](ErrorKind::Overloaded) at the cap on concurrent loads. A backend that is down is no
-    /// error: the value is loaded then, once in this process, and not stored.
+    /// [`Overloaded`](ErrorKind::Overloaded) at a cap on [loads](Builder::max_loads) or on callers who wait
+    /// ([in all](Builder::max_waiters), [for a key](Builder::max_waiters_per_key)),
+    /// [`Cancelled`](ErrorKind::Cancelled) if the cache was [shut down](Self::shutdown) or the runtime of the
+    /// load went away meanwhile. A backend that is down is no error: the value is loaded then, once in this
+    /// process, and not stored.
     ///
     /// # Cancel safety
     ///
@@ -211,7 +214,8 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, no new flight starts all the same; call it again to wait.
+    /// If the future is dropped after it was first polled, no new flight starts all the same; call it again to
+    /// wait.
     pub async fn shutdown(&self, deadline: Duration) {
         let inner = &self.inner;
         inner.closed.store(true, Ordering::SeqCst);

@@ -55,9 +55,10 @@ pub enum Source {
     /// Another process made it meanwhile.
     HandedOver,
     /// It was loaded without a lease and not stored: the backend did not answer, the wait for another
-    /// process was over, what this key loads cannot be shared, or the loader came back to its own key. Or
-    /// it was loaded under a lease, the backend did not answer when it was to be stored, and this caller
-    /// asked after the load had begun.
+    /// process was over (by the wait limit or the retry strategy), a
+    /// [verdict](super::Builder::verdict_ttl) stands, the loader came back to its own key, or the cache was
+    /// shut down. Or it was loaded under a lease, the backend did not answer when it was to be stored, and
+    /// this caller asked after the load had begun.
     ///
     /// It may come from a load that was under way in this process when its caller asked, and so be older
     /// than an invalidation in another process that had returned by then.
@@ -101,7 +102,8 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         Self { cache, key, options }
     }
 
-    /// How long the value is kept, if this caller is the one who loads it.
+    /// How long the value is kept, if this caller is the one who loads it. Zero keeps it for 1 ms at most;
+    /// what is not to be stored says [`do_not_store`](Lead::do_not_store).
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.options.ttl = ttl;
         self

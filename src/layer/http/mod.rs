@@ -75,8 +75,9 @@ impl BellwetherLayer<Http> {
     ///
     /// A request takes part if it is a `GET` without a body; without `Authorization`,
     /// `Proxy-Authorization`, `Cookie`, `Range`, `Upgrade`, and any `If-…`; without `no-cache` or `no-store`
-    /// in its `Cache-Control` or `Pragma`; and if its host is clear: one `Host` of letters, digits, `-`,
-    /// `.`, `_` and a port, that does not contradict the URI.
+    /// in its `Cache-Control` or `Pragma`; and if its host is clear: at most one `Host`, of letters, digits,
+    /// `-`, `.`, `_` and a port, that does not contradict the URI. (Requests that name no host at all share
+    /// among themselves, as for an empty one.)
     ///
     /// An answer is shared if it is a `200` whose body is complete and within the
     /// [limit](Self::max_body); without `Set-Cookie`, `Vary`, `Content-Range` and trailers; without
