@@ -17,7 +17,8 @@
 //! on what it waits for.
 //!
 //! Every operation may be sent twice: the second does nothing that the first did not do, except for
-//! [`Store::put`] and [`Store::invalidate`], where it is one more write of the same.
+//! [`Store::put`] and [`Store::invalidate`], where it is one more write of the same, and for [`Leases::clear`] and
+//! [`Latches::clear_latch`], where it ends what came to stand there in between.
 
 mod change;
 pub(crate) mod channels;

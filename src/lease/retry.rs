@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
-/// How long to wait between tries, and how many of them there are.
+/// How long to wait between tries at most, and when to give up.
 ///
 /// Waiting does not mean polling: whoever waits is woken by a push when the lease is released, and by a
 /// timer when it runs out. The waits of a strategy are upper bounds in between, and its end is the end of
-/// the wait. A push wakes early without using up a wait.
+/// the wait. What wakes earlier uses up no wait: a push, the end of the lease in the way, the look every 5 s,
+/// and the pause after a try that failed.
 ///
 /// A closure that makes an iterator of waits is a strategy, so one of your own is a few lines:
 ///
@@ -24,9 +25,13 @@ pub trait RetryStrategy: Send + Sync + 'static {
     /// A fresh run of waits, for one acquisition. When it ends, the acquisition has failed.
     fn waits(&self) -> Box<dyn Iterator<Item = Duration> + Send>;
 
-    /// How long one try may take before it is repeated, with the same token: 250 ms unless set.
+    /// How long one try may take before it is repeated: 250 ms unless set; for
+    /// [several locks](crate::Locks::several) so long for each name.
     ///
-    /// A try that was granted late is recognised by the next one, and undone if there is none.
+    /// It is repeated with the same token, so a try that was granted late is recognised by the next one, and
+    /// undone if there is none. (Several locks, those of a [`Redlock`](crate::Redlock), and what too few
+    /// [replicas](crate::error::BackendErrorKind::Unreplicated) confirmed are tried again with new tokens, and
+    /// what was granted late is undone.)
     fn try_limit(&self) -> Duration {
         Duration::from_millis(250)
     }
@@ -95,7 +100,9 @@ impl Retry {
         Self::new(Pace::Exponential { base, cap })
     }
 
-    /// At most so many waits, and so one try more than that.
+    /// At most so many waits. There may be more tries, for what wakes earlier uses up none (see
+    /// [`RetryStrategy`]). A wait [on demand](Self::on_demand) has no end, so of those only 0 is a
+    /// limit.
     pub const fn times(mut self, times: usize) -> Self {
         self.times = Some(times);
         self

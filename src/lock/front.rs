@@ -148,7 +148,7 @@ macro_rules! settings {
         crate::lock::front::settings!(bounded);
 
         /// How often the lease is renewed while its guard lives: a third of the lease unless set, so that
-        /// two renewals may fail before it is lost.
+        /// two renewals may fail before it is lost. From 1 ms to under the lease.
         pub fn refresh_every(mut self, interval: std::time::Duration) -> Self {
             self.front.refresh = crate::lock::front::Refresh::Every(interval);
             self
@@ -161,7 +161,7 @@ macro_rules! settings {
         }
 
         /// How long one guard may hold in all: without limit unless set. Then the lease is lost, so that a
-        /// holder that is stuck does not keep it for ever.
+        /// holder that is stuck does not keep it for ever. Not under the lease.
         pub fn max_hold(mut self, limit: std::time::Duration) -> Self {
             self.front.max_hold = limit;
             self
@@ -191,7 +191,8 @@ macro_rules! settings {
     (fenced) => {
         crate::lock::front::settings!();
 
-        /// How long the last fence is remembered after the lock was last held: 24 h unless set.
+        /// How long the last fence is remembered after the lock was granted or last renewed: 24 h unless set. Not
+        /// under the lease.
         ///
         /// For this long, fences grow even if the server's clock is set back.
         pub fn fence_life(mut self, life: std::time::Duration) -> Self {
@@ -283,16 +284,16 @@ macro_rules! looks {
             Ok($this.front.holder($mode).await?.map(|occupied| occupied.remaining))
         }
 
-        /// Ends the lock, whoever holds it, and clears whatever else stands under its name. Says whether
-        /// something was there.
+        /// Ends the lock, whoever holds it, or whatever else stands in its place. Says whether something was
+        /// there. Locks [of another kind](crate::lock#which-locks-of-one-name-are-one) under the name stay.
         ///
-        /// The holder is told of the loss at his next renewal; until then two may hold it, and only a fence
-        /// protects.
+        /// The holder is told of the loss at his next renewal, with a [fixed lease](Self::fixed_lease) at its
+        /// end; until then two may hold it, and only a fence protects.
         ///
         /// # Errors
         ///
         /// [`Backend`](crate::ErrorKind::Backend) if the backend did not answer: it may or may not have been
-        /// ended.
+        /// ended; [`InvalidKey`](crate::ErrorKind::InvalidKey) for a name outside its range.
         ///
         /// # Cancel safety
         ///

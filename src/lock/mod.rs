@@ -7,19 +7,19 @@
 //!
 //! While a guard's [`lost`](MutexGuard::lost) has not completed, nobody else holds the lock, as long as
 //! this process runs and the server keeps its data and its clock. Otherwise (failover, restart without its
-//! data, eviction, a suspended process) the loss is told at the first contact, and only the
-//! [fence](MutexGuard::fence) protects: hand it to whatever the lock guards, and have that refuse a
-//! smaller one than the greatest it has seen.
+//! data, eviction, a [forced unlock](Mutex::force_unlock), a suspended process) the loss is told at the first
+//! contact, and only the [fence](MutexGuard::fence) protects: hand it to whatever the lock guards, and have that
+//! refuse a smaller one than the greatest it has seen.
 //!
 //! Why it takes more than `SETNX` to promise that is told step by step in [`ladder`].
 //!
 //! # One lock for each item
 //!
 //! A name is any text, made where the lock is taken: `locks.mutex(format!("order:{id}"))`. Nothing is
-//! registered, and nothing is to be cleaned up: a lock that nobody holds is at most its last fence, a key that
-//! ends by itself ([after a day](Mutex::fence_life) unless set). So lock the order, not the orders. Names never
-//! share a lock by a hash, so two items never wait for each other by accident, and who holds one may take
-//! another.
+//! registered, and nothing is to be cleaned up: a lock that nobody holds is at most its last fence, a key of about
+//! 140 bytes that ends by itself ([after a day](Mutex::fence_life) unless set). So lock the order, not the orders.
+//! Names never share a lock by a hash, so two items never wait for each other by accident, and who holds one may
+//! take another.
 //!
 //! What it saves is waiting. Of 32 tasks that work on one of 64 items at a time, for 1 ms, over 4 backends as 4
 //! processes have them, about 430 get through in a second with one lock for all items, one after the other.
@@ -28,6 +28,20 @@
 //! two commands to Redis, however many names there are. Those that are held are renewed together, a hundred in
 //! one command (in a cluster each by itself). What must change together is taken together, by
 //! [`Locks::several`].
+//!
+//! # Which locks of one name are one
+//!
+//! In one namespace, the [mutex](Locks::mutex), the [fair](Locks::fair_mutex) and the
+//! [reentrant](Locks::reentrant_mutex) one of a name, and [several](Locks::several) with that name among theirs, are
+//! one lock: whoever holds it either way excludes the others. The [semaphore](Locks::semaphore) and the
+//! [permits](Locks::permits) of a name are one stock. Each of these, the [read-write lock](Locks::rw_lock), the
+//! [latch](Locks::latch) and the locks of a [`Redlock`] know nothing of the others of that name.
+//!
+//! # What is dropped
+//!
+//! A guard that is dropped gives back in the background. A program that ends at once, as with a guard that lives to
+//! the end of `main`, may be gone by then, and others wait for the rest of the lease. So a program that is about to
+//! end calls `unlock` (or `release`), or drops its guards and waits for [`Locks::shutdown`].
 
 mod front;
 pub mod ladder;
@@ -85,6 +99,9 @@ pub struct Locks {
 
 impl Locks {
     /// The locks of the namespace `bellwether` over a backend.
+    ///
+    /// Make one for the process, and clone it: only the callers of one `Locks` and its clones stand in one line,
+    /// have their leases renewed together, and are [shut down](Self::shutdown) together.
     pub fn new<B: Latches>(backend: B) -> Self {
         let backend = Arc::new(backend);
         Self { scope: Scope::over(backend.clone(), Family::Lock), latches: backend }
@@ -163,7 +180,8 @@ impl Locks {
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, no acquisition starts all the same; call it again to wait.
+    /// If the future is dropped after it was first polled, no acquisition starts all the same; call it again to
+    /// wait.
     pub async fn shutdown(&self, deadline: Duration) {
         self.scope.shutdown(deadline).await;
     }

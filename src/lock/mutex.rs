@@ -73,7 +73,7 @@ impl fmt::Debug for Mutex {
 
 /// A [`Mutex`] that is held.
 ///
-/// Its lease is renewed while it lives. Dropped, it is released in the background;
+/// Its lease is renewed while it lives. Dropped, it is released [in the background](super#what-is-dropped);
 /// [`unlock`](Self::unlock) also says whether it was held to the end.
 #[must_use = "a dropped guard gives the lock back"]
 pub struct MutexGuard {

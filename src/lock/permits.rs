@@ -69,13 +69,14 @@ impl Permits {
         Ok(PermitId(held.detach()))
     }
 
-    /// Takes a permit; none, if all are out.
+    /// Takes a permit; none, if all are out, or another caller of this process waits for one.
     ///
     /// # Errors
     ///
     /// [`Backend`](ErrorKind::Backend) if the backend did not answer,
     /// [`InvalidKey`](ErrorKind::InvalidKey) and [`InvalidConfig`](ErrorKind::InvalidConfig) for a name, a
-    /// number or a setting outside its range, [`ShutDown`](ErrorKind::ShutDown) after [`Locks::shutdown`](crate::Locks::shutdown).
+    /// number or a setting outside its range, [`ShutDown`](ErrorKind::ShutDown) after
+    /// [`Locks::shutdown`](crate::Locks::shutdown).
     ///
     /// # Cancel safety
     ///
@@ -90,7 +91,8 @@ impl Permits {
     /// # Errors
     ///
     /// [`Lost`](ErrorKind::Lost) if it had ended. [`Backend`](ErrorKind::Backend) if the backend did not
-    /// answer: it may or may not have been extended.
+    /// answer: it may or may not have been extended. [`InvalidKey`](ErrorKind::InvalidKey) and
+    /// [`InvalidConfig`](ErrorKind::InvalidConfig) as of [`try_acquire`](Self::try_acquire).
     ///
     /// # Cancel safety
     ///
@@ -107,10 +109,12 @@ impl Permits {
     ///
     /// [`Lost`](ErrorKind::Lost) if it had ended. [`Backend`](ErrorKind::Backend) if the backend did not
     /// answer; the release is then repeated in the background, and the permit ends by itself at the latest.
+    /// [`InvalidKey`](ErrorKind::InvalidKey) and [`InvalidConfig`](ErrorKind::InvalidConfig) as of
+    /// [`try_acquire`](Self::try_acquire).
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, it is given back all the same.
+    /// If the future is dropped after it was first polled, it is given back all the same.
     pub async fn release(&self, id: PermitId) -> Result<(), Error> {
         self.front.scope.engine.end(self.claim(id)?).await
     }

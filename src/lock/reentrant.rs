@@ -136,8 +136,9 @@ impl fmt::Debug for ReentrantHolder {
 
 /// A [`ReentrantMutex`] that is held, once more for each guard and each clone of it.
 ///
-/// The last one that is [unlocked](Self::unlock) or dropped gives the lock back. All of them stand for one
-/// lease: it is renewed while any of them lives, has one fence, and when it is lost, each of them tells.
+/// The last one that is [unlocked](Self::unlock) or [dropped](super#what-is-dropped) gives the lock back. All of
+/// them stand for one lease: it is renewed while any of them lives, has one fence, and when it is lost, each of them
+/// tells.
 #[derive(Clone)]
 #[must_use = "a dropped guard gives the lock back"]
 pub struct ReentrantGuard {

@@ -92,9 +92,9 @@ impl RwLock {
     ///
     /// # Errors
     ///
-    /// [`Backend`](crate::ErrorKind::Backend) if the backend did not answer, or if something stands under
-    /// the name that is not a lock; [`InvalidKey`](crate::ErrorKind::InvalidKey) for a name outside its
-    /// range.
+    /// [`Backend`](crate::ErrorKind::Backend) if the backend did not answer, or if something stands in the
+    /// place of the readers that is not a lock (in that of the writer it is not looked at);
+    /// [`InvalidKey`](crate::ErrorKind::InvalidKey) for a name outside its range.
     ///
     /// # Cancel safety
     ///
@@ -107,7 +107,7 @@ impl RwLock {
     ///
     /// # Errors
     ///
-    /// As [`readers`](Self::readers).
+    /// As [`readers`](Self::readers), with the places exchanged.
     ///
     /// # Cancel safety
     ///
@@ -116,16 +116,17 @@ impl RwLock {
         Ok(self.front.holder(Mode::Write).await?.is_some())
     }
 
-    /// Ends the lock, whoever has it, readers or writer, and clears whatever else stands under its name; who
-    /// waits takes a new place in the queue. Says whether something was there.
+    /// Ends the lock, whoever has it, readers or writer, or whatever else stands in its place; who waits takes a
+    /// new place in the queue. Says whether something was there. Locks
+    /// [of another kind](super#which-locks-of-one-name-are-one) under the name stay.
     ///
-    /// The holders are told of the loss at their next renewal; until then others may hold it beside them, and
-    /// only the writer's fence protects.
+    /// The holders are told of the loss at their next renewal, with a [fixed lease](Self::fixed_lease) at its
+    /// end; until then others may hold it beside them, and only the writer's fence protects.
     ///
     /// # Errors
     ///
     /// [`Backend`](crate::ErrorKind::Backend) if the backend did not answer: it may or may not have been
-    /// ended.
+    /// ended; [`InvalidKey`](crate::ErrorKind::InvalidKey) for a name outside its range.
     ///
     /// # Cancel safety
     ///
@@ -151,7 +152,8 @@ impl fmt::Debug for RwLock {
 
 /// An [`RwLock`] that is held beside other readers.
 ///
-/// Clones share one hold, which ends with the last of them. Its lease is renewed while one lives.
+/// Clones share one hold, which ends with the last of them, [in the background](super#what-is-dropped) if that is
+/// dropped. Its lease is renewed while one lives.
 #[derive(Clone)]
 #[must_use = "a dropped guard gives the lock back"]
 pub struct ReadGuard {
@@ -214,7 +216,7 @@ impl fmt::Debug for ReadGuard {
 
 /// An [`RwLock`] that is held alone.
 ///
-/// Its lease is renewed while it lives. Dropped, it is released in the background;
+/// Its lease is renewed while it lives. Dropped, it is released [in the background](super#what-is-dropped);
 /// [`unlock`](Self::unlock) also says whether it was held to the end.
 #[must_use = "a dropped guard gives the lock back"]
 pub struct WriteGuard {

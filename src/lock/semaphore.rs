@@ -19,8 +19,9 @@ const MOST_AT_ONCE: u32 = 1000;
 /// more than that are out. So nothing can raise it by mistake, and who changes it changes it in the code;
 /// while processes with the old and the new number run side by side, each keeps to its own.
 ///
-/// Those of one process who wait do so in line. Between processes whoever comes first when permits come back
-/// gets them, so one that wants many may wait for long where others take few.
+/// Those of one process who wait for the same number of permits do so in line. Between processes, and between
+/// those who want different numbers, whoever comes first when permits come back gets them, so one that wants
+/// many may wait for long where others take few.
 #[derive(Clone)]
 #[must_use = "a semaphore does nothing until permits are acquired"]
 pub struct Semaphore {
@@ -48,7 +49,7 @@ impl Semaphore {
         self.acquire_many(1).await
     }
 
-    /// Takes a permit; none, if all are out.
+    /// Takes a permit; none, if all are out, or another caller of this process waits for one.
     ///
     /// # Errors
     ///
@@ -77,7 +78,8 @@ impl Semaphore {
         Ok(self.permit(held, count))
     }
 
-    /// Takes so many permits at once, all or none; none, if too many are out.
+    /// Takes so many permits at once, all or none; none, if too many are out, or another caller of this process
+    /// waits for as many.
     ///
     /// # Errors
     ///
@@ -109,15 +111,16 @@ impl Semaphore {
         Ok(self.limit.saturating_sub(out))
     }
 
-    /// Takes all permits back, whoever has them, and clears whatever else stands under the name. Says
-    /// whether something was there.
+    /// Takes all permits back, whoever has them, or clears whatever else stands in their place. Says whether
+    /// something was there. Locks [of another kind](super#which-locks-of-one-name-are-one) under the name stay.
     ///
-    /// Those who had them are told of the loss at their next renewal; until then more may be out than there
-    /// are.
+    /// Those who had them are told of the loss at their next renewal, with a
+    /// [fixed lease](Self::fixed_lease) at its end; until then more may be out than there are.
     ///
     /// # Errors
     ///
-    /// [`Backend`](ErrorKind::Backend) if the backend did not answer: it may or may not have been done.
+    /// [`Backend`](ErrorKind::Backend) if the backend did not answer: it may or may not have been done;
+    /// [`InvalidKey`](ErrorKind::InvalidKey) for a name outside its range.
     ///
     /// # Cancel safety
     ///
@@ -159,8 +162,9 @@ impl fmt::Debug for Semaphore {
 
 /// Permits of a [`Semaphore`].
 ///
-/// Their lease is renewed while they live. Dropped, they are given back in the background;
-/// [`release`](Self::release) also says whether they were held to the end.
+/// Their lease is renewed while they live. Dropped, they are given back
+/// [in the background](super#what-is-dropped); [`release`](Self::release) also says whether they were held to
+/// the end.
 #[must_use = "dropped permits are given back"]
 pub struct SemaphorePermit {
     name: Key,

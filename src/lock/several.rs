@@ -129,8 +129,8 @@ impl fmt::Debug for Several {
 
 /// [`Several`] locks that are held.
 ///
-/// Their leases are renewed together while it lives. Dropped, they are released in the background;
-/// [`unlock`](Self::unlock) also says whether all were held to the end.
+/// Their leases are renewed together while it lives. Dropped, they are released
+/// [in the background](super#what-is-dropped); [`unlock`](Self::unlock) also says whether all were held to the end.
 #[must_use = "a dropped guard gives the locks back"]
 pub struct SeveralGuard {
     /// In the order of the names; never empty.

@@ -82,7 +82,9 @@ pub struct RedisOptions {
     /// How long one command may take, the wait for a connection included: 250 ms unless set.
     ///
     /// Long enough for a pause of the server, short enough that a request that meets a dead one is late
-    /// and not lost.
+    /// and not lost. What claims, stores, invalidates or locks is bounded by the retry strategy's
+    /// [`try_limit`](crate::lease::RetryStrategy::try_limit) as well, 250 ms unless set, so raise both; renewals and
+    /// releases by 1 s.
     pub command_timeout: Duration,
     /// How long an attempt to connect may take: 1 s unless set.
     pub connect_timeout: Duration,

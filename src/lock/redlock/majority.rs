@@ -1,7 +1,8 @@
 //! Several servers as one backend, which holds what a majority of them holds.
 //!
 //! All are asked at once, and each has the same short time to answer. The engine above it counts the lease
-//! from before the first was asked, so it ends here before it ends on any of them.
+//! from before the first was asked, so it ends here before it ends on any that granted or renewed it then:
+//! a majority, without one of which nobody else has one. (On a server that missed a renewal it ends sooner.)
 //!
 //! A renewal that a majority confirms also takes the lease at those that answer that they have it not: they were away
 //! when it was acquired, or have started anew since. Otherwise it would be lost when servers are restarted one after

@@ -31,7 +31,7 @@ const ANSWER_LIMIT: Duration = Duration::from_millis(50);
 /// asked at once. What a majority of them grants, in less time than the lease lasts, is held; what is not a
 /// majority is given back, what is not answered is undone as soon as it can be, and once more after one lease.
 /// While a guard lives it is renewed at all of them, and is lost when no majority can have it any more: told
-/// before the lease ends on any server, by its holder's own clock.
+/// by its holder's own clock, before anyone else can have a majority.
 ///
 /// ```
 /// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
@@ -161,7 +161,8 @@ impl Redlock {
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, no acquisition starts all the same; call it again to wait.
+    /// If the future is dropped after it was first polled, no acquisition starts all the same; call it again to
+    /// wait.
     pub async fn shutdown(&self, deadline: Duration) {
         let end = after(Instant::now(), deadline);
         // What is undone at each server ends last, for the others make more of it.

@@ -150,7 +150,8 @@ impl fmt::Debug for RedlockHolder {
 /// A [`RedlockMutex`] or [`RedlockReentrantMutex`] that is held at a majority of servers.
 ///
 /// It has no fence (see [`Redlock`](super::Redlock#there-is-no-fence)). Its lease is renewed while it or a
-/// clone of it lives; the last one that is [unlocked](Self::unlock) or dropped gives the lock back.
+/// clone of it lives; the last one that is [unlocked](Self::unlock) or [dropped](crate::lock#what-is-dropped) gives
+/// the lock back.
 #[derive(Clone)]
 #[must_use = "a dropped guard gives the lock back"]
 pub struct RedlockGuard {
