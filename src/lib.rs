@@ -35,8 +35,8 @@
 //! # What holds
 //!
 //! 1. At most one load of a key runs at a time in the fleet, while Redis answers and no lease is lost or key
-//!    invalidated, but for those that run without a lease: they say [`Degraded`](cache::Source::Degraded), and why
-//!    they do is told there. A value from an older fence never replaces one from a newer, nor outlives an invalidation:
+//!    invalidated, but for those that run without a lease ([`Degraded`](cache::Source::Degraded) says when). A value
+//!    from an older fence never replaces one from a newer, nor outlives an invalidation:
 //!    who asks after [`Cache::invalidate`] returned, in any process, is served nothing older. Only what says
 //!    that it is [`Degraded`](cache::Source::Degraded) may come from a load that was under way when its
 //!    caller asked: its process cannot know of an invalidation in another.

@@ -103,7 +103,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     }
 
     /// How long the value is kept, if this caller is the one who loads it. Zero keeps it for 1 ms at most;
-    /// what is not to be stored says [`do_not_store`](Lead::do_not_store).
+    /// [`Lead::do_not_store`] stores nothing.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.options.ttl = ttl;
         self

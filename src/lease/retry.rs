@@ -101,8 +101,7 @@ impl Retry {
     }
 
     /// At most so many waits. There may be more tries, for what wakes earlier uses up none (see
-    /// [`RetryStrategy`]). A wait [on demand](Self::on_demand) has no end, so of those only 0 is a
-    /// limit.
+    /// [`RetryStrategy`]). A wait [on demand](Self::on_demand) has no end, so of those only 0 is a limit.
     pub const fn times(mut self, times: usize) -> Self {
         self.times = Some(times);
         self
