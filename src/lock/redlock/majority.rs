@@ -9,9 +9,9 @@
 //! another, though a majority is there all the time.
 //!
 //! A try that has no majority is undone on each server by itself, at once where it is known to have been
-//! granted, and again after one lease where it is not ([`Share`]). So each try asks under a token of its own:
+//! granted, and again until one lease has passed where it is not ([`Share`]). So each try asks under a token of its own:
 //! an undo that comes late must not end what a later try was granted. What the engine calls its token stands
-//! in `held` for that of the try which had a majority.
+//! in `held` for those under which each server knows the lease.
 
 use std::{
     collections::HashMap,

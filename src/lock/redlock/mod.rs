@@ -29,7 +29,7 @@ const ANSWER_LIMIT: Duration = Duration::from_millis(50);
 ///
 /// This is the Redlock algorithm of S. Sanfilippo ("Distributed Locks with Redis", redis.io). All servers are
 /// asked at once. What a majority of them grants, in less time than the lease lasts, is held; what is not a
-/// majority is given back, what is not answered is undone as soon as it can be, and once more after one lease.
+/// majority is given back, what is not answered is undone as soon as it can be, and again until one lease has passed.
 /// While a guard lives it is renewed at all of them, and is lost when no majority can have it any more: told
 /// by its holder's own clock, before anyone else can have a majority.
 ///
@@ -77,8 +77,11 @@ const ANSWER_LIMIT: Duration = Duration::from_millis(50);
 ///
 /// A server that crashes and comes back empty has forgotten what it granted, and may grant it again: with one
 /// more it makes a second majority. So keep it away for as long as the longest lease that is in use before it
-/// is started again (or have it write each command to its disk, `appendfsync always`). A lease that was held
-/// there and is renewed elsewhere goes on without it.
+/// is started again (or have it write each command to its disk, `appendfsync always`).
+///
+/// A lock that is held at a majority of the others goes on, and the next renewal takes it at that server, too, as it
+/// does where a server was away when the lock was taken. So servers can be restarted one after another, with a
+/// renewal in between, and what is renewed stays held.
 ///
 /// # Only mutexes
 ///
