@@ -10,8 +10,13 @@ end
 -- Counts what has not ended, and drops what has: how many, and milliseconds until the last one ends; or an
 -- error, if it is not a set of ours.
 local function holds_at(set, at)
-  if redis.call('ZREMRANGEBYSCORE', set, '-inf', at) == 0 and redis.call('PTTL', set) == -1 then
+  local ended = redis.pcall('ZREMRANGEBYSCORE', set, '-inf', at)
+  if ended == 0 and redis.call('PTTL', set) == -1 then
     return nil, nil, redis.error_reply('FOREIGN ' .. set .. ' holds something that never ends')
+  end
+  if type(ended) == 'table' then
+    local other = string.find(ended.err, 'WRONGTYPE')
+    return nil, nil, other and redis.error_reply('FOREIGN ' .. set .. ' holds something that is not a hold') or ended
   end
   local last = redis.call('ZRANGE', set, -1, -1, 'WITHSCORES')[2]
   return redis.call('ZCARD', set), last and tonumber(last) - at or 0
