@@ -110,7 +110,7 @@ impl Drop for Owed {
 impl Debt {
     /// Releases what may be held.
     async fn pay(&self, engine: &Engine, backend: &dyn DynLeases) {
-        release_until(backend, &self.claim).await;
+        release_until(backend, &self.claim, after(Instant::now(), self.claim.lease)).await;
         if self.doubtful {
             self.pay_late(engine, backend).await;
         }
@@ -120,10 +120,11 @@ impl Debt {
     /// after the release. Most that are late are so by a moment, and the last comes within one lease.
     async fn pay_late(&self, engine: &Engine, backend: &dyn DynLeases) {
         let released = Instant::now();
+        let then = |part| after(released, self.claim.lease / part);
         for part in LATE {
             tokio::select! {
-                () = sleep_until(after(released, self.claim.lease / part)) => {
-                    release_until(backend, &self.claim).await;
+                () = sleep_until(then(part)) => {
+                    release_until(backend, &self.claim, then(1)).await;
                 }
                 () = engine.stop.cancelled() => return,
             }
@@ -131,17 +132,15 @@ impl Debt {
     }
 }
 
-/// Releases, and tries again until the lease must have ended by itself. Says whether it was held, if that
-/// became known.
-async fn release_until(backend: &dyn DynLeases, claim: &Claim) -> Option<bool> {
-    let give_up = after(Instant::now(), claim.lease);
+/// Releases, and tries again until the lease must have ended by itself.
+async fn release_until(backend: &dyn DynLeases, claim: &Claim, end: Instant) {
     let mut pause = FIRST_PAUSE;
     loop {
         match within(ANSWER_LIMIT, backend, backend.release(claim)).await {
-            Ok(held) => return Some(held),
-            Err(error) if Instant::now() + pause >= give_up => {
+            Ok(_) => return,
+            Err(error) if Instant::now() + pause >= end => {
                 debug!(name = ?claim.name, %error, "a lease could not be released; it ends by itself");
-                return None;
+                return;
             }
             Err(error) => debug!(name = ?claim.name, %error, "release failed; trying again"),
         }
