@@ -8,16 +8,11 @@
 //! when it was acquired, or have started anew since. Otherwise it would be lost when servers are restarted one after
 //! another, though a majority is there all the time.
 //!
-//! A try that has no majority is undone on each server by itself, at once where it is known to have been
-//! granted, and again until one lease has passed where it is not ([`Share`]). So each try asks under a token of its own:
-//! an undo that comes late must not end what a later try was granted. What the engine calls its token stands
-//! in `held` for those under which each server knows the lease.
+//! A try that has no majority is undone on each server by itself, at once where it is known to have been granted, and
+//! again until one lease has passed where it is not ([`Share`]). So each try asks under a token of its own: an undo that
+//! comes late must not end what a later try was granted. Which tokens stand for that of the engine, is [`Known`].
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use futures_util::{
     FutureExt, StreamExt,
@@ -29,7 +24,10 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-use super::share::{Share, in_time};
+use super::{
+    known::Known,
+    share::{Share, in_time},
+};
 use crate::{
     backend::{Acquired, Changes, DynLeases},
     error::{BackendError, BackendErrorKind, ErrorKind},
@@ -42,8 +40,7 @@ pub(super) struct Majority {
     servers: Vec<Arc<Engine>>,
     /// How long each may take to answer.
     limit: Duration,
-    /// Under which token each server knows what is held.
-    held: Arc<Mutex<HashMap<Token, Vec<Token>>>>,
+    held: Arc<Known>,
 }
 
 type Answer<'a, T> = BoxFuture<'a, Result<T, BackendError>>;
@@ -108,7 +105,7 @@ impl Majority {
         let won = taken.len() >= self.needed() && tried.in_time;
         if won {
             taken.into_iter().for_each(Share::keep);
-            self.held().insert(ours, vec![theirs; self.servers.len()]);
+            self.held.insert(ours, vec![theirs; self.servers.len()]);
         } else {
             join_all(taken.into_iter().map(|share| share.give_back(self.limit))).await;
         }
@@ -121,17 +118,6 @@ impl Majority {
         Claim { holder: Token::fresh(), fence_life: claim.lease, waits: false, ..claim.clone() }
     }
 
-    /// A claim as each server knows it.
-    fn known(claim: &Claim, holders: &[Token]) -> Vec<Claim> {
-        let claim = Claim { fence_life: claim.lease, waits: false, ..claim.clone() };
-        holders.iter().map(|holder| Claim { holder: *holder, ..claim.clone() }).collect()
-    }
-
-    /// The claim as each server knows it, if it is held.
-    fn theirs(&self, claim: &Claim) -> Option<Vec<Claim>> {
-        Some(Self::known(claim, self.held().get(&claim.holder)?))
-    }
-
     /// Takes what a majority has at another server, too.
     async fn complete(&self, claim: &Claim, at: usize) {
         let theirs = Self::anew(claim);
@@ -139,17 +125,12 @@ impl Majority {
         let mut share = Share::new(server.clone(), theirs.clone());
         let granted = |answer: &Acquired| matches!(answer, Acquired::Granted(_));
         let asked = share.ask(self.limit, |claim| server.backend().acquire(claim), granted);
+        // Otherwise it is undone: what was given back meanwhile must not be taken.
         if asked.await.is_ok_and(|answer| granted(&answer))
-            && let Some(known) = self.held().get_mut(&claim.holder).and_then(|all| all.get_mut(at))
+            && self.held.replace(claim.holder, at, theirs.holder)
         {
-            *known = theirs.holder;
             share.keep();
         }
-        // Otherwise it is undone: what was given back meanwhile must not be taken.
-    }
-
-    fn held(&self) -> MutexGuard<'_, HashMap<Token, Vec<Token>>> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What so many servers say that have it, and so many that do not; none, if that does not decide.
@@ -212,7 +193,7 @@ impl Majority {
     }
 
     async fn try_renew(&self, claims: &[Claim]) -> Result<Vec<Option<bool>>, BackendError> {
-        let known = claims.iter().filter_map(|claim| Some((claim, self.theirs(claim)?)));
+        let known = claims.iter().filter_map(|claim| Some((claim, self.held.of(claim)?)));
         let (held, theirs): (Vec<_>, Vec<_>) = known.unzip();
         if held.is_empty() {
             return Ok(vec![Some(false); claims.len()]);
@@ -248,9 +229,9 @@ impl Majority {
 
     /// What is not released in time is released in the background, on each server by itself.
     async fn try_release(&self, claim: &Claim) -> Result<bool, BackendError> {
-        let Some(holders) = self.held().remove(&claim.holder) else { return Ok(false) };
+        let Some(theirs) = self.held.remove(claim) else { return Ok(false) };
         // All of them begin before anything is waited for, and end whoever waits.
-        let ended = self.servers.iter().zip(Self::known(claim, &holders));
+        let ended = self.servers.iter().zip(theirs);
         let ended = ended.map(|(server, theirs)| timeout(self.limit, server.end(theirs)));
         let (mut yes, mut no, mut errors) = (0, 0, Vec::new());
         for ended in join_all(ended).await {
@@ -267,15 +248,14 @@ impl Majority {
     }
 
     async fn try_pass(&self, from: &Claim, to: &Claim) -> Result<Option<Grant>, BackendError> {
-        let Some(ours) = self.theirs(from) else { return Ok(None) };
+        let Some(ours) = self.held.of(from) else { return Ok(None) };
         let theirs = Self::anew(to);
         let from_ours = &ours;
         let pass = |at, server, claim| pass(server, from_ours.get(at), claim);
         let tried = self.shares(&theirs, pass, Option::is_some).await;
         // Where it may not have passed, it may be held by the one who had it.
-        let now = self.held().remove(&from.holder);
-        let now = now.unwrap_or_else(|| ours.iter().map(|claim| claim.holder).collect());
-        let there = self.servers.iter().zip(&ours).zip(Self::known(from, &now));
+        let now = self.held.remove(from).unwrap_or_else(|| ours.clone());
+        let there = self.servers.iter().zip(&ours).zip(now);
         for (((server, asked), now), answer) in there.zip(&tried.answers) {
             if answer.is_err() || now.holder != asked.holder {
                 server.undo(now, false, &Handle::current());

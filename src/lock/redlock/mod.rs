@@ -1,6 +1,7 @@
 //! A lock over several servers that know nothing of each other: `majority` makes one backend of them, and
 //! everything else is the engine that one server has, too.
 
+mod known;
 mod majority;
 mod mutex;
 mod share;
