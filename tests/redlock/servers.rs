@@ -16,7 +16,7 @@ use tokio::{
 use super::{
     MS, kind,
     support::{
-        LIMIT, RedisServer, eventually,
+        LIMIT, RedisServer, comes_true, eventually,
         proxy::{Fault, Proxy, Request},
     },
     try_lock,
@@ -188,6 +188,25 @@ async fn a_crowd_goes_on_without_a_minority() {
         // What was on its way to those that hung arrived when they ran again.
         assert!(eventually(2 * LEASE + LIMIT / 4, || nothing_held(&servers)).await);
     }
+}
+
+/// Each comes back empty, as one that keeps nothing on its disk does when it is updated.
+#[tokio::test]
+async fn servers_are_restarted_one_after_another_while_it_is_held() {
+    let mut servers = start(3).await;
+    let redlock = client(&servers).await;
+    let other = client(&servers).await;
+    let guard = lock(&redlock, "m").await;
+    for at in [0, 1, 2, 0] {
+        servers[at].restart().await;
+        let raw = servers[at].raw().await;
+        let there = async || !raw.clone().keys("*:l").await.is_empty();
+        assert!(comes_true(LIMIT, there).await, "it is not held at the one that came back");
+        assert!(try_lock(&other, "m").await.is_none());
+        assert!(!guard.is_lost());
+    }
+    guard.unlock().await.unwrap();
+    assert!(eventually(LIMIT, || nothing_held(&servers)).await);
 }
 
 #[tokio::test]
