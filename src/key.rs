@@ -179,10 +179,10 @@ impl Name {
     /// Whether a key can be a name.
     pub(crate) fn check(key: &Key, limit: usize) -> Result<(), Error> {
         match key.as_str().len() {
-            0 => Err(Error::new(ErrorKind::InvalidKey, "the key is empty")),
+            0 => Err(Error::new(ErrorKind::InvalidKey, "the key or name is empty")),
             length if length > limit => Err(Error::new(
                 ErrorKind::InvalidKey,
-                format!("the key has {length} bytes, more than the limit of {limit}"),
+                format!("the key or name has {length} bytes, more than the limit of {limit}"),
             )),
             _ => Ok(()),
         }

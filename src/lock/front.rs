@@ -128,7 +128,14 @@ impl Front {
             (self.fence_life >= self.lease, "the fence is forgotten before the lease ends"),
         ];
         match rules.iter().find(|(kept, _)| !kept) {
-            Some((_, broken)) => Err(Error::new(ErrorKind::InvalidConfig, *broken)),
+            Some((_, broken)) => {
+                let (lease, fence_life, max_hold) = (self.lease, self.fence_life, self.max_hold);
+                let why = format!(
+                    "{broken} (of {:?}: lease {lease:?}, refresh {refresh:?}, cap {max_hold:?}, fence {fence_life:?})",
+                    self.name.as_str()
+                );
+                Err(Error::new(ErrorKind::InvalidConfig, why))
+            }
             None => Ok(Upkeep { refresh, max_hold: self.max_hold }),
         }
     }
