@@ -372,6 +372,24 @@ async fn a_try_that_arrives_after_the_unlock_is_undone() {
     assert!(begun.elapsed() < LEASE / 8, "{:?}", begun.elapsed());
 }
 
+/// The same of a permit, whose id may be anywhere by then.
+#[tokio::test(start_paused = true)]
+async fn a_try_that_arrives_after_its_permit_was_given_back_is_undone() {
+    let mut astray = Some(Fault::Astray(400 * MS));
+    let faulty = Faulty::new(move |op| if op == Op::Acquire { astray.take() } else { None });
+    let others = Locks::new(faulty.inner.clone()).permits("s", 1);
+    let begun = Instant::now();
+    let permits = Locks::new(faulty).permits("s", 1).lease(LEASE);
+    let id = permits.acquire().await.unwrap();
+    permits.release(id).await.unwrap();
+    assert!(begun.elapsed() < 400 * MS, "it has arrived already");
+    sleep((401 * MS).saturating_sub(begun.elapsed())).await;
+    assert!(others.try_acquire().await.unwrap().is_none());
+    let id = others.acquire().await.unwrap();
+    others.release(id).await.unwrap();
+    assert!(begun.elapsed() < LEASE / 8, "{:?}", begun.elapsed());
+}
+
 /// Someone is stuck with a lease that is not renewed, and so does not learn that it was ended. Those of his process
 /// waited for its end behind him, though the lock was free.
 #[tokio::test(start_paused = true)]

@@ -143,7 +143,15 @@ impl Engine {
                 }
                 Err(error) if error.kind() == BackendErrorKind::Foreign => return Err(error.into()),
                 Err(error) => {
-                    if error.kind() == BackendErrorKind::Unreplicated {
+                    let anew = match error.kind() {
+                        BackendErrorKind::Unreplicated => true,
+                        // A permit may leave with its id, and then nobody would see to what comes late.
+                        BackendErrorKind::Unknown => {
+                            matches!(claim.mode, Mode::Permit { .. }) && upkeep.refresh.is_none()
+                        }
+                        _ => false,
+                    };
+                    if anew {
                         claim = pending.contend_anew().clone();
                     }
                     (None, error.into())

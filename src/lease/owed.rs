@@ -31,8 +31,10 @@ use crate::{backend::DynLeases, time::after};
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_millis(80);
 
-/// A release is repeated after these parts of the lease where the acquisition may arrive after it.
-const LATE: [u32; 3] = [16, 4, 1];
+/// A release is repeated after these parts of the lease, or these times if they are shorter, where the acquisition may
+/// arrive after it.
+const LATE: [(u32, Duration); 3] =
+    [(16, Duration::from_secs(1)), (4, Duration::from_secs(10)), (1, Duration::from_secs(60))];
 
 /// A release that must happen.
 pub(super) struct Owed {
@@ -117,14 +119,14 @@ impl Debt {
     }
 
     /// Releases what may come to be held: an acquisition that is still on its way on a connection that broke can arrive
-    /// after the release. Most that are late are so by a moment, and the last comes within one lease.
+    /// after the release. Most that are late are so by a moment.
     async fn pay_late(&self, engine: &Engine, backend: &dyn DynLeases) {
         let released = Instant::now();
-        let then = |part| after(released, self.claim.lease / part);
-        for part in LATE {
+        for (part, most) in LATE {
+            let then = after(released, most.min(self.claim.lease / part));
             tokio::select! {
-                () = sleep_until(then(part)) => {
-                    release_until(backend, &self.claim, then(1)).await;
+                () = sleep_until(then) => {
+                    release_until(backend, &self.claim, after(released, self.claim.lease)).await;
                 }
                 () = engine.stop.cancelled() => return,
             }

@@ -97,12 +97,16 @@ async fn servers_that_forget_one_after_another_are_no_loss() {
 async fn a_share_that_someone_else_has_is_not_taken_from_him() {
     let servers: [_; 3] = servers();
     let other = occupy(&servers[0], "m", 10 * LEASE).await;
-    let redlock = Redlock::new(servers.clone()).unwrap();
+    let seen = seen(&servers, &[]);
+    let redlock = Redlock::new(seen.clone()).unwrap();
     let guard = redlock.mutex("m").lease(LEASE).lock().await.unwrap();
     sleep(5 * LEASE).await;
-    guard.unlock().await.unwrap();
+    assert!(seen[0].count(Op::Acquire) > 3, "it is not asked for");
     assert!(servers[0].release(&other).await.unwrap());
-    assert_eq!(shares(&servers, "m").await, 0);
+    assert_eq!(shares(&servers, "m").await, 2);
+    sleep(LEASE).await;
+    assert_eq!(shares(&servers, "m").await, 3);
+    assert!(!guard.is_lost());
 }
 
 /// What is not known of one lease of a batch does not cost the others anything.

@@ -161,11 +161,49 @@ async fn a_share_that_comes_after_the_unlock_is_given_back() {
     // What came too late to count is undone by itself.
     sleep(lease / 4).await;
     assert_eq!(shares(&servers, "m").await, 2);
-    guard.refresh().await.unwrap();
+    for _ in 0..2 {
+        guard.refresh().await.unwrap();
+    }
     guard.unlock().await.unwrap();
     assert_eq!(shares(&servers, "m").await, 0);
     sleep(301 * MS).await;
     assert_eq!(shares(&servers, "m").await, 1, "it does not come late");
-    sleep(lease / 15).await;
+    sleep(Duration::from_secs(1)).await;
     assert_eq!(shares(&servers, "m").await, 0);
+}
+
+/// The same, where it is granted in time.
+#[tokio::test(start_paused = true)]
+async fn a_share_that_is_granted_after_the_unlock_is_given_back() {
+    let servers: [_; 3] = servers();
+    let seen = seen(&servers, &[]);
+    let mut faults = [Fault::Refuse, Fault::Late(ANSWER / 2)].into_iter();
+    seen[0].plan(move |op| if op == Op::Acquire { faults.next() } else { None });
+    let redlock = Redlock::new(seen.clone()).unwrap();
+    let guard = redlock.mutex("m").lease(LEASE).lock().await.unwrap();
+    for _ in 0..2 {
+        guard.refresh().await.unwrap();
+    }
+    guard.unlock().await.unwrap();
+    assert_eq!(seen[0].count(Op::Acquire), 0);
+    sleep(ANSWER).await;
+    assert_eq!((seen[0].count(Op::Acquire), shares(&servers, "m").await), (1, 0));
+}
+
+/// A share arrives when it is being undone already, again and again. It was counted while it was there, and when it was gone
+/// a server that ended was one too many.
+#[tokio::test(start_paused = true)]
+async fn a_share_that_is_undone_is_not_counted() {
+    let servers: [_; 3] = servers();
+    let seen = seen(&servers, &[]);
+    let second = Duration::from_secs(1);
+    let mut astray = Some(Fault::Astray(3 * second));
+    seen[0].plan(move |op| if op == Op::Acquire { astray.take() } else { None });
+    let redlock = Redlock::new(seen.clone()).unwrap();
+    let guard = redlock.mutex("m").lease(10 * second).lock().await.unwrap();
+    sleep(15 * second).await;
+    assert_eq!(shares(&servers, "m").await, 3);
+    seen[1].plan(|_| Some(Fault::Refuse));
+    sleep(25 * second).await;
+    assert!(!guard.is_lost());
 }

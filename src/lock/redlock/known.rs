@@ -7,13 +7,26 @@ use std::{
 
 use crate::lease::{Claim, Token};
 
-/// What is held, by the engine's token of it: the tokens at the servers, in their order.
+/// What is held, by the engine's token of it: the shares at the servers, in their order.
 #[derive(Default)]
-pub(super) struct Known(Mutex<HashMap<Token, Vec<Token>>>);
+pub(super) struct Known(Mutex<HashMap<Token, Vec<Holder>>>);
+
+#[derive(Clone, Copy)]
+pub(super) struct Holder {
+    token: Token,
+    /// At the last renewal the server said that it has it not.
+    missing: bool,
+}
+
+impl From<Token> for Holder {
+    fn from(token: Token) -> Self {
+        Self { token, missing: false }
+    }
+}
 
 impl Known {
-    pub(super) fn insert(&self, ours: Token, theirs: Vec<Token>) {
-        self.all().insert(ours, theirs);
+    pub(super) fn insert(&self, ours: Token, theirs: impl IntoIterator<Item = Token>) {
+        self.all().insert(ours, theirs.into_iter().map(Holder::from).collect());
     }
 
     /// The claim as each server knows it, if it is held.
@@ -26,19 +39,35 @@ impl Known {
         self.all().remove(&claim.holder).map(|theirs| at_each(claim, &theirs))
     }
 
+    /// Takes over what the servers say of it. Returns those that say for the second time in a row that they have it not.
+    pub(super) fn said(&self, ours: Token, said: &[Option<bool>]) -> Vec<usize> {
+        let mut all = self.all();
+        let theirs = all.get_mut(&ours).map_or(&mut [][..], Vec::as_mut_slice);
+        let mut twice = Vec::new();
+        for (at, (holder, said)) in theirs.iter_mut().zip(said).enumerate() {
+            if let Some(has) = said
+                && std::mem::replace(&mut holder.missing, !has)
+                && !has
+            {
+                twice.push(at);
+            }
+        }
+        twice
+    }
+
     /// From now on one server knows it under another token. Says whether it is held.
     pub(super) fn replace(&self, ours: Token, at: usize, theirs: Token) -> bool {
         let mut all = self.all();
         let known = all.get_mut(&ours).and_then(|each| each.get_mut(at));
-        known.map(|known| *known = theirs).is_some()
+        known.map(|known| *known = theirs.into()).is_some()
     }
 
-    fn all(&self) -> MutexGuard<'_, HashMap<Token, Vec<Token>>> {
+    fn all(&self) -> MutexGuard<'_, HashMap<Token, Vec<Holder>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn at_each(claim: &Claim, theirs: &[Token]) -> Vec<Claim> {
+fn at_each(claim: &Claim, theirs: &[Holder]) -> Vec<Claim> {
     let claim = Claim { fence_life: claim.lease, waits: false, ..claim.clone() };
-    theirs.iter().map(|holder| Claim { holder: *holder, ..claim.clone() }).collect()
+    theirs.iter().map(|holder| Claim { holder: holder.token, ..claim.clone() }).collect()
 }

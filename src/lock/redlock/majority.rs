@@ -4,9 +4,10 @@
 //! from before the first was asked, so it ends here before it ends on any that granted or renewed it then:
 //! a majority, without one of which nobody else has one. (On a server that missed a renewal it ends sooner.)
 //!
-//! A renewal that a majority confirms also takes the lease at those that answer that they have it not: they were away
-//! when it was acquired, or have started anew since. Otherwise it would be lost when servers are restarted one after
-//! another, though a majority is there all the time.
+//! A renewal that a majority confirms also takes the lease at those that answer for the second time that they have it
+//! not: they were away when it was acquired, or have started anew since. Otherwise it would be lost when servers are
+//! restarted one after another, though a majority is there all the time. (Those that say so for the first time may be
+//! the first of all, which somebody is about to [clear](DynLeases::clear).)
 //!
 //! A try that has no majority is undone on each server by itself, at once where it is known to have been granted, and
 //! again until one lease has passed where it is not ([`Share`]). So each try asks under a token of its own: an undo that
@@ -99,13 +100,19 @@ impl Majority {
         ours: Token,
         theirs: Token,
     ) -> (bool, Vec<Result<T, BackendError>>) {
+        // What has no answer is undone under its token, so it must not be counted under that.
+        let holders = tried.shares.iter().map(|share| match share.is_taken() {
+            true => theirs,
+            false => Token::fresh(),
+        });
+        let holders: Vec<_> = holders.collect();
         let (taken, others): (Vec<_>, Vec<_>) = tried.shares.into_iter().partition(Share::is_taken);
         // Those without an answer are undone by themselves.
         drop(others);
         let won = taken.len() >= self.needed() && tried.in_time;
         if won {
             taken.into_iter().for_each(Share::keep);
-            self.held.insert(ours, vec![theirs; self.servers.len()]);
+            self.held.insert(ours, holders);
         } else {
             join_all(taken.into_iter().map(|share| share.give_back(self.limit))).await;
         }
@@ -118,19 +125,22 @@ impl Majority {
         Claim { holder: Token::fresh(), fence_life: claim.lease, waits: false, ..claim.clone() }
     }
 
-    /// Takes what a majority has at another server, too.
-    async fn complete(&self, claim: &Claim, at: usize) {
-        let theirs = Self::anew(claim);
-        let Some(server) = self.servers.get(at) else { return };
-        let mut share = Share::new(server.clone(), theirs.clone());
-        let granted = |answer: &Acquired| matches!(answer, Acquired::Granted(_));
-        let asked = share.ask(self.limit, |claim| server.backend().acquire(claim), granted);
-        // Otherwise it is undone: what was given back meanwhile must not be taken.
-        if asked.await.is_ok_and(|answer| granted(&answer))
-            && self.held.replace(claim.holder, at, theirs.holder)
-        {
-            share.keep();
-        }
+    /// Takes what a majority has at another server, too, in a task of its own: nobody waits for it.
+    fn complete(&self, claim: &Claim, at: usize) {
+        let Some(server) = self.servers.get(at).cloned() else { return };
+        let (ours, theirs) = (claim.holder, Self::anew(claim));
+        let (held, limit) = (self.held.clone(), self.limit);
+        server.clone().tasks.spawn(async move {
+            let mut share = Share::new(server.clone(), theirs.clone());
+            let granted = |answer: &Acquired| matches!(answer, Acquired::Granted(_));
+            let asked = share.ask(limit, |claim| server.backend().acquire(claim), granted);
+            // Otherwise it is undone: what was given back meanwhile must not be taken.
+            if asked.await.is_ok_and(|answer| granted(&answer))
+                && held.replace(ours, at, theirs.holder)
+            {
+                share.keep();
+            }
+        });
     }
 
     /// What so many servers say that have it, and so many that do not; none, if that does not decide.
@@ -205,18 +215,17 @@ impl Majority {
         });
         let answers = join_all(asked).await;
         let mut decided = HashMap::new();
-        let mut missing = Vec::new();
         for (which, claim) in held.into_iter().enumerate() {
             let said = answers.iter().map(|answer| *answer.as_ref().ok()?.get(which)?);
-            let said: Vec<_> = said.enumerate().collect();
-            let that = |what| said.iter().filter(move |(_, said)| *said == Some(what));
-            let known = self.decided(that(true).count(), that(false).count());
+            let said: Vec<_> = said.collect();
+            let count = |what| said.iter().filter(|said| **said == Some(what)).count();
+            let known = self.decided(count(true), count(false));
+            let missing = self.held.said(claim.holder, &said);
             if known == Some(true) {
-                missing.extend(that(false).map(|(at, _)| self.complete(claim, *at)));
+                missing.into_iter().for_each(|at| self.complete(claim, at));
             }
             decided.insert(claim.holder, known);
         }
-        join_all(missing).await;
         // What is not known is not held.
         let renewed =
             claims.iter().map(|claim| decided.get(&claim.holder).map_or(Some(false), |it| *it));

@@ -30,7 +30,7 @@ const ANSWER_LIMIT: Duration = Duration::from_millis(50);
 ///
 /// This is the Redlock algorithm of S. Sanfilippo ("Distributed Locks with Redis", redis.io). All servers are
 /// asked at once. What a majority of them grants, in less time than the lease lasts, is held; what is not a
-/// majority is given back, what is not answered is undone as soon as it can be, and again until one lease has passed.
+/// majority is given back, what is not answered is undone as soon as it can be, and again until one lease (at most a minute) has passed.
 /// While a guard lives it is renewed at all of them, and is lost when no majority can have it any more: told
 /// by its holder's own clock, before anyone else can have a majority.
 ///
@@ -80,9 +80,9 @@ const ANSWER_LIMIT: Duration = Duration::from_millis(50);
 /// more it makes a second majority. So keep it away for as long as the longest lease that is in use before it
 /// is started again (or have it write each command to its disk, `appendfsync always`).
 ///
-/// A lock that is held at a majority of the others goes on, and the next renewal takes it at that server, too, as it
-/// does where a server was away when the lock was taken. So servers can be restarted one after another, with a
-/// renewal in between, and what is renewed stays held.
+/// A lock that is held at a majority of the others goes on, and the second renewal from then on takes it at that
+/// server, too, as it does where a server was away when the lock was taken. So servers can be restarted one after
+/// another, with two renewals in between (a lease, unless their interval is set), and what is renewed stays held.
 ///
 /// # Only mutexes
 ///
