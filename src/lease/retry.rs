@@ -29,9 +29,9 @@ pub trait RetryStrategy: Send + Sync + 'static {
     /// [several locks](crate::Locks::several) so long for each name.
     ///
     /// It is repeated with the same token, so a try that was granted late is recognised by the next one, and
-    /// undone if there is none. (Several locks, those of a [`Redlock`](crate::Redlock), and what too few
-    /// [replicas](crate::error::BackendErrorKind::Unreplicated) confirmed are tried again with new tokens, and
-    /// what was granted late is undone.)
+    /// undone if there is none. (Several locks, [permits](crate::Locks::permits), the locks of a
+    /// [`Redlock`](crate::Redlock), and what too few [replicas](crate::error::BackendErrorKind::Unreplicated)
+    /// confirmed are tried again with new tokens, and what was granted late is undone.)
     fn try_limit(&self) -> Duration {
         Duration::from_millis(250)
     }
