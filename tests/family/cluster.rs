@@ -1,18 +1,13 @@
 //! The same on a cluster of three masters. (The names before and behind the one in question are on any of them.)
 
-use std::time::Duration;
-
 use bellwether::{ErrorKind, RedisBackend};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::timeout;
 
 use crate::{
-    faults::{Scene, nothing_is_left, scene},
+    faults::{LEASE, Scene, nothing_is_left, scene},
     support::primitives::{Asked, Pair},
     support::{Cluster, LIMIT, comes_true},
 };
-
-const MS: Duration = Duration::from_millis(1);
-const LEASE: Duration = Duration::from_millis(2000);
 
 /// A cluster in which nobody is replaced, and two who ask for a name.
 async fn cluster(name: &str) -> (Cluster, Asked, Asked) {
@@ -45,17 +40,9 @@ pub async fn names_with_braces(pair: Pair) {
 
 pub async fn a_node_that_hangs_beyond_the_lease(pair: Pair) {
     let (cluster, a, b) = cluster("k").await;
-    let Scene { held, waiting } = scene(pair, &cluster.nodes, &a, &b).await;
-    let node = &cluster.nodes[cluster.owner("{k}").await];
-    node.stop_signal();
-    let hung = Instant::now();
-    if held.is_watched() {
-        timeout(LIMIT, held.lost()).await.expect("the loss is not told");
-        assert!(hung.elapsed() <= LEASE + 50 * MS, "{:?}", hung.elapsed());
-    }
-    assert!(!waiting.is_finished());
-    sleep((LEASE + 100 * MS).saturating_sub(hung.elapsed())).await;
-    node.resume();
+    let scene = scene(pair, &cluster.nodes, &a, &b).await;
+    scene.outlast(&cluster.nodes[cluster.owner("{k}").await]).await;
+    let Scene { held, waiting } = scene;
     // Of several, those on other nodes are held until they are given back.
     let told = async || held.refresh().await.is_err_and(|error| error.kind() == ErrorKind::Lost);
     assert!(comes_true(LIMIT, told).await, "the loss is not told");
@@ -68,13 +55,13 @@ pub async fn a_node_that_hangs_beyond_the_lease(pair: Pair) {
 /// It is held on, and who waits has it from the node that has the slot then.
 pub async fn a_slot_that_moves(pair: Pair) {
     let (cluster, a, b) = cluster("k").await;
-    let Scene { held, waiting } = scene(pair, &cluster.nodes, &a, &b).await;
+    let scene = scene(pair, &cluster.nodes, &a, &b).await;
     let from = cluster.owner("{k}").await;
     let to = (from + 1) % 3;
     cluster.begin_to_move("{k}", from, to).await;
     assert!(cluster.move_keys("{k}", from, to).await >= 1);
     cluster.end_move("{k}", from, to).await;
-    held.refresh().await.unwrap();
-    Scene { held, waiting }.handed_over(LEASE).await;
+    scene.held.refresh().await.unwrap();
+    scene.handed_over(LEASE).await;
     nothing_is_left_anywhere(&cluster).await;
 }

@@ -18,7 +18,7 @@ use crate::{
 };
 
 const MS: Duration = Duration::from_millis(1);
-const LEASE: Duration = Duration::from_millis(2000);
+pub const LEASE: Duration = Duration::from_millis(2000);
 
 /// Nothing of ours but fences, each with an end, and no subscription.
 pub async fn nothing_is_left(server: &RedisServer) {
@@ -71,8 +71,21 @@ async fn executed(raws: &mut [Raw]) -> u64 {
 }
 
 impl Scene {
+    /// A server hangs for longer than the lease. The loss is told while nobody can ask anyone, and the rival has nothing.
+    pub async fn outlast(&self, server: &RedisServer) {
+        server.stop_signal();
+        let hung = Instant::now();
+        if self.held.is_watched() {
+            timeout(LIMIT, self.held.lost()).await.expect("the loss is not told");
+            assert!(hung.elapsed() <= LEASE + 50 * MS, "{:?}", hung.elapsed());
+        }
+        assert!(!self.waiting.is_finished());
+        sleep((LEASE + 100 * MS).saturating_sub(hung.elapsed())).await;
+        server.resume();
+    }
+
     /// The first one's loss is told, and only then the rival has it. Both give theirs back.
-    pub async fn lost_before_the_rival_has_it(self, within: Duration) {
+    async fn lost_before_the_rival_has_it(self, within: Duration) {
         let begun = Instant::now();
         let Self { held, waiting } = self;
         if held.is_watched() {
@@ -104,17 +117,7 @@ pub async fn a_server_that_hangs_beyond_the_lease(pair: Pair) {
     let server = RedisServer::start().await;
     let (a, b) = (Asked::new(&server.url(), "k", LEASE), Asked::new(&server.url(), "k", LEASE));
     let scene = scene(pair, from_ref(&server), &a, &b).await;
-    let watched = scene.held.is_watched();
-    server.stop_signal();
-    let hung = Instant::now();
-    if watched {
-        // Told while nobody can ask anyone.
-        timeout(LIMIT, scene.held.lost()).await.expect("the loss is not told");
-        assert!(hung.elapsed() <= LEASE + 50 * MS, "{:?}", hung.elapsed());
-    }
-    assert!(!scene.waiting.is_finished());
-    sleep((LEASE + 100 * MS).saturating_sub(hung.elapsed())).await;
-    server.resume();
+    scene.outlast(&server).await;
     scene.lost_before_the_rival_has_it(3 * LEASE).await;
     nothing_is_left(&server).await;
 }

@@ -134,10 +134,9 @@ impl Majority {
             let mut share = Share::new(server.clone(), theirs.clone());
             let granted = |answer: &Acquired| matches!(answer, Acquired::Granted(_));
             let asked = share.ask(limit, |claim| server.backend().acquire(claim), granted);
+            drop(asked.await);
             // Otherwise it is undone: what was given back meanwhile must not be taken.
-            if asked.await.is_ok_and(|answer| granted(&answer))
-                && held.replace(ours, at, theirs.holder)
-            {
+            if share.is_taken() && held.replace(ours, at, theirs.holder) {
                 share.keep();
             }
         });
