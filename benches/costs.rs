@@ -26,11 +26,9 @@ use std::{
 
 use bellwether::{
     BoxError, Cache, Locks, MemoryBackend, RedisBackend,
-    backend::{Acquired, Change, Leases, Store},
+    backend::{Acquired, Change, Claim, Entry, Leases, Mode, Store},
     cache::Raw,
-    entry::Entry,
     key::{Family, Key, Name, Namespace},
-    lease::{Claim, Mode},
 };
 use bytes::Bytes;
 use cpu_time::ProcessTime;

@@ -108,7 +108,6 @@
 
 pub mod backend;
 pub mod cache;
-pub mod entry;
 pub mod error;
 mod flight;
 pub mod key;

@@ -19,10 +19,9 @@ use std::{
 
 use bellwether::{
     BoxError, Cache, Error, ErrorKind, MemoryBackend,
-    backend::{Acquired, Leases},
+    backend::{Acquired, Claim, Leases, Mode},
     cache::{Abandoned, Lead, Loaded, Raw, Source},
     key::{Family, Key, Name, Namespace},
-    lease::{Claim, Mode},
 };
 use tokio::{
     sync::Notify,

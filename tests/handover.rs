@@ -8,8 +8,7 @@ use std::{sync::Arc, time::Duration};
 
 use bellwether::{
     Locks, RedisBackend,
-    backend::RedisOptions,
-    lease::HANDOVER_LIFE,
+    backend::{HANDOVER_LIFE, RedisOptions},
     lock::{Mutex, MutexGuard},
 };
 use tokio::{

@@ -16,8 +16,9 @@ use std::{
 
 use bellwether::{
     ErrorKind, Locks, MemoryBackend,
+    backend::HANDOVER_LIFE,
     key::Namespace,
-    lease::{HANDOVER_LIFE, Retry, RetryStrategy},
+    lease::{Retry, RetryStrategy},
 };
 use tokio::{
     task::JoinHandle,

@@ -5,11 +5,9 @@ use std::time::Duration;
 
 use bellwether::{
     Key, MemoryBackend,
-    backend::{Acquired, Claimed, Committed, Leases, Store},
-    entry::Entry,
+    backend::{Acquired, Claim, Claimed, Committed, Entry, Leases, Mode, Store},
     error::BackendErrorKind,
     key::{Family, Name, Namespace},
-    lease::{Claim, Mode},
 };
 use bytes::Bytes;
 

@@ -20,11 +20,10 @@ use std::{
 
 use bellwether::{
     BoxError, Cache, ErrorKind, Key, MemoryBackend,
-    backend::{Change, Leases},
+    backend::{Change, Entry, EntryKind, Leases, Mode},
     cache::{Abandoned, Codec, Json, Lead, Postcard, Raw, Source},
-    entry::{Entry, EntryKind},
     key::{Family, Name, Namespace},
-    lease::{Mode, Retry, RetryStrategy},
+    lease::{Retry, RetryStrategy},
 };
 use bytes::Bytes;
 use proptest::{

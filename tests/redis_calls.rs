@@ -8,9 +8,8 @@ use std::time::Duration;
 
 use bellwether::{
     Key,
-    backend::{Acquired, Change, Changes, Leases, RedisBackend, RedisOptions},
+    backend::{Acquired, Change, Changes, Claim, Grant, Leases, Mode, RedisBackend, RedisOptions},
     key::{Family, Name, Namespace},
-    lease::{Claim, Grant, Mode},
 };
 use futures_util::StreamExt;
 use redis::aio::PubSub;
@@ -45,7 +44,7 @@ fn process(number: u8) -> String {
 /// A claim by a holder in another process.
 fn claim_of(process: &str, name: &Name) -> Claim {
     let mut claim = claim(name);
-    claim.holder = format!("{process}{}", &claim.holder.to_string()[16..]).parse().unwrap();
+    claim.owner = format!("{process}{}", &claim.owner.to_string()[16..]).parse().unwrap();
     claim
 }
 
@@ -111,10 +110,10 @@ async fn the_dead_are_passed_over_at_once() {
     held(&backend, &claim_of(&process(20), &name)).await;
     held(&backend, &behind).await;
     assert!(backend.release(&holder).await.unwrap());
-    assert_eq!(next(&mut changes).await, Change::Turn(alive.holder));
+    assert_eq!(next(&mut changes).await, Change::Turn(alive.owner));
     let fence = granted(&backend, &alive).await.fence();
     assert!(backend.release(&alive).await.unwrap());
-    assert_eq!(next(&mut changes).await, Change::Turn(behind.holder));
+    assert_eq!(next(&mut changes).await, Change::Turn(behind.owner));
     assert!(granted(&backend, &behind).await.fence() > fence);
     // They have lost their places, and are not in the way of what comes.
     let places: u32 = server.raw().await.run(&["ZCARD", &name.suffixed("q")]).await;
@@ -160,11 +159,11 @@ async fn fences_grow_though_the_clock_is_behind_them() {
         held(&backend, claim).await;
     }
     assert!(backend.release(&holder).await.unwrap());
-    assert_eq!(next(&mut changes).await, Change::Turn(called.holder));
+    assert_eq!(next(&mut changes).await, Change::Turn(called.owner));
     assert_eq!(granted(&backend, &called).await.fence(), ahead + 2);
     assert!(backend.release(&called).await.unwrap());
     let mut handed_over = async |to: &Claim| match next(&mut changes).await {
-        Change::Granted(handover) if handover.holder == to.holder => handover.fence,
+        Change::Granted(handover) if handover.owner == to.owner => handover.fence,
         other => panic!("not handed over: {other:?}"),
     };
     assert_eq!(handed_over(&second).await, ahead + 3);
@@ -196,7 +195,7 @@ async fn only_the_process_of_who_is_called_is_told() {
     for (turn, claim) in claims.iter().enumerate() {
         assert!(backend.release(&last).await.unwrap());
         let mut expected = vec![Vec::new(); 3];
-        expected[turn] = vec![format!("t{}", claim.holder)];
+        expected[turn] = vec![format!("t{}", claim.owner)];
         assert_eq!(pushed(&server, &mut processes, &name).await, expected);
         granted(&backend, claim).await;
         last = claim.clone();

@@ -8,11 +8,11 @@ use std::{future::Future, time::Duration};
 
 use bellwether::{
     ErrorKind, Key,
-    backend::{Acquired, Change, Changes, Leases, RedisBackend, RedisOptions, Store},
-    entry::Entry,
+    backend::{
+        Acquired, Change, Changes, Claim, Entry, Leases, Mode, RedisBackend, RedisOptions, Store,
+    },
     error::{BackendError, BackendErrorKind},
     key::{Family, Name, Namespace},
-    lease::{Claim, Mode},
 };
 use bytes::Bytes;
 use tokio::{
@@ -83,7 +83,7 @@ async fn invalidation(changes: &mut Changes) -> u64 {
 async fn everything_fails(backend: &RedisBackend) -> Vec<BackendError> {
     let name = name("k");
     let claim = claim(&name);
-    let grant = bellwether::lease::Grant::new(7);
+    let grant = bellwether::backend::Grant::new(7);
     let mut errors = Vec::new();
     macro_rules! fails {
         ($($call:expr),+ $(,)?) => {$(

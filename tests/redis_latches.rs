@@ -8,10 +8,9 @@ use std::time::Duration;
 
 use bellwether::{
     ErrorKind, Key, Locks,
-    backend::{Latches, RedisBackend, RedisOptions},
+    backend::{Latches, Owner, RedisBackend, RedisOptions},
     error::BackendErrorKind,
     key::{Family, Name, Namespace},
-    lease::Token,
 };
 
 use tokio::time::Instant;
@@ -47,12 +46,12 @@ async fn on_a_full_server_steps_are_counted_and_nothing_is_set() {
     let backend = open(&server);
     let mut raw = server.raw().await;
     let (name, other) = (name("k"), name("other"));
-    assert!(backend.set_latch(&name, Token::fresh(), 3, TTL).await.unwrap());
+    assert!(backend.set_latch(&name, Owner::fresh(), 3, TTL).await.unwrap());
     raw.config_set("maxmemory", "1").await;
-    let error = backend.set_latch(&other, Token::fresh(), 3, TTL).await.unwrap_err();
+    let error = backend.set_latch(&other, Owner::fresh(), 3, TTL).await.unwrap_err();
     assert_eq!(error.kind(), BackendErrorKind::Refused, "{error}");
-    let id = Token::fresh();
-    for (id, left) in [(id, 2), (id, 2), (Token::fresh(), 1), (Token::fresh(), 0), (id, 0)] {
+    let id = Owner::fresh();
+    for (id, left) in [(id, 2), (id, 2), (Owner::fresh(), 1), (Owner::fresh(), 0), (id, 0)] {
         assert_eq!(backend.count_down(&name, id, 1).await.unwrap().unwrap().left, left);
         assert_eq!(backend.latch(&name).await.unwrap().unwrap().left, left);
     }
@@ -87,8 +86,8 @@ async fn what_is_not_a_latch_is_named_and_left_alone_until_it_is_cleared() {
         }
         let before: Vec<u8> = raw.run(&["DUMP", &key]).await;
         let errors = [
-            backend.set_latch(&name, Token::fresh(), 1, TTL).await.unwrap_err(),
-            backend.count_down(&name, Token::fresh(), 1).await.unwrap_err(),
+            backend.set_latch(&name, Owner::fresh(), 1, TTL).await.unwrap_err(),
+            backend.count_down(&name, Owner::fresh(), 1).await.unwrap_err(),
             backend.latch(&name).await.unwrap_err(),
         ];
         for error in errors {

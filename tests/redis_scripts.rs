@@ -9,13 +9,11 @@ use std::time::Duration;
 use bellwether::{
     Key, Locks,
     backend::{
-        Acquired, AcquiredAll, Change, Changes, Claimed, Committed, Leases, RedisBackend,
-        RedisOptions, Store,
+        Acquired, AcquiredAll, Change, Changes, Claim, Claimed, Committed, Entry, Grant, Leases,
+        Mode, RedisBackend, RedisOptions, Store,
     },
-    entry::Entry,
     error::BackendErrorKind,
     key::{Family, Name, Namespace},
-    lease::{Claim, Grant, Mode},
 };
 use bytes::Bytes;
 use tokio::time::{Instant, timeout};
@@ -292,7 +290,7 @@ async fn what_is_not_a_lease_is_named_and_left_alone() {
     let name = name("line\r\nbreak");
     let key = name.suffixed("l");
     let claim = claim(&name);
-    let ours = format!("{}:0000000000000007", claim.holder);
+    let ours = format!("{}:0000000000000007", claim.owner);
     let words: [&[&str]; 4] = [
         &["SET", &key, "locked", "PX", "60000"],
         &["SET", &key, "locked"],

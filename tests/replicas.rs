@@ -7,11 +7,10 @@ use std::{error::Error as _, time::Duration};
 
 use bellwether::{
     Cache, ErrorKind, Key, Locks, RedisBackend,
-    backend::{Acquired, Change, Leases, RedisOptions, Replicas, Store},
+    backend::{Acquired, Change, Claim, Leases, Mode, RedisOptions, Replicas, Store},
     cache::Source,
     error::{BackendError, BackendErrorKind},
     key::{Family, Name, Namespace},
-    lease::{Claim, Mode},
 };
 use tokio::time::Instant;
 
@@ -82,7 +81,7 @@ async fn what_no_replica_confirms_is_given_back_and_told() {
     // What is not granted needs nobody.
     let stranger = claim("s");
     assert!(!backend.release(&stranger).await.unwrap());
-    raw.run::<()>(&["SET", "t:l:{s}:l", &format!("{}:7", claim("x").holder), "PX", "60000"]).await;
+    raw.run::<()>(&["SET", "t:l:{s}:l", &format!("{}:7", claim("x").owner), "PX", "60000"]).await;
     assert!(matches!(backend.acquire(&stranger).await.unwrap(), Acquired::Held(_)));
 
     replica.resume();
@@ -136,7 +135,7 @@ async fn nothing_is_granted_to_who_has_not_asked_for_it() {
     let mut changes = backend.changes(&first.name).await.unwrap();
     assert!(backend.release(&first).await.unwrap());
     let change = tokio::time::timeout(LIMIT, changes.next()).await.unwrap();
-    assert_eq!(change, Change::Turn(second.holder));
+    assert_eq!(change, Change::Turn(second.owner));
     assert_eq!(backend.holder(&second.name, Mode::Fair).await.unwrap(), None);
     assert!(matches!(backend.acquire(&second).await.unwrap(), Acquired::Granted(_)));
 }

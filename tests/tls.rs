@@ -16,10 +16,9 @@ use std::{
 
 use bellwether::{
     Cache, ErrorKind, Locks, RedisBackend,
-    backend::{Change, Leases},
+    backend::{Change, Claim, Leases, Mode},
     cache::Source,
     key::{Family, Name, Namespace},
-    lease::{Claim, Mode},
 };
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use tempfile::TempDir;

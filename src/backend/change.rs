@@ -5,9 +5,8 @@ use std::time::Duration;
 use bytes::{BufMut, Bytes, BytesMut};
 
 use crate::{
-    entry::Entry,
+    backend::{Entry, Owner},
     error::{Error, ErrorKind},
-    lease::Token,
 };
 
 /// Something that happened to a name.
@@ -27,8 +26,8 @@ pub enum Change {
     /// The entry was removed, and this fence burnt.
     Invalidated(u64),
     /// Whoever waits in a queue with this token is next. The others need not look.
-    Turn(Token),
-    /// Whoever waits in a queue with this token [holds the lease now](crate::lease::Claim::takes_handover). The others
+    Turn(Owner),
+    /// Whoever waits in a queue with this token [holds the lease now](crate::backend::Claim::takes_handover). The others
     /// need not look.
     Granted(Handover),
 }
@@ -37,7 +36,7 @@ pub enum Change {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Handover {
     /// Who has it now.
-    pub holder: Token,
+    pub owner: Owner,
     /// The fence of the grant.
     pub fence: u64,
     /// When it ends unless it is renewed, counted from when its holder took his place in the queue. (He knows when
@@ -109,8 +108,8 @@ impl Change {
             }
             Self::Invalidated(fence) => format!("i{fence:016}").into(),
             Self::Turn(token) => format!("t{token}").into(),
-            Self::Granted(Handover { holder, fence, ends }) => {
-                format!("g{fence:016}{holder}{}", ends.as_millis()).into()
+            Self::Granted(Handover { owner, fence, ends }) => {
+                format!("g{fence:016}{owner}{}", ends.as_millis()).into()
             }
         }
     }
@@ -135,7 +134,7 @@ impl Change {
                 b't' => Self::Turn(text(1, bytes.len())?.parse().ok()?),
                 b'g' => Self::Granted(Handover {
                     fence: text(1, 17)?.parse().ok()?,
-                    holder: text(17, 49)?.parse().ok()?,
+                    owner: text(17, 49)?.parse().ok()?,
                     ends: Duration::from_millis(text(49, bytes.len())?.parse().ok()?),
                 }),
                 _ => Self::Wake,
@@ -157,9 +156,9 @@ mod tests {
             Change::Entry(Entry::value(1, Duration::ZERO, Bytes::from_static(b"v")).with_fence(9)),
             Change::Failed(Failure::new(1_790_000_000_000_001, &error)),
             Change::Invalidated(3),
-            Change::Turn(Token::fresh()),
+            Change::Turn(Owner::fresh()),
             Change::Granted(Handover {
-                holder: Token::fresh(),
+                owner: Owner::fresh(),
                 fence: 1_790_000_000_000_001,
                 ends: Duration::from_millis(2001),
             }),

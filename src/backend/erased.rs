@@ -11,10 +11,9 @@ use super::{
     Acquired, AcquiredAll, Changes, Claimed, Committed, Countdown, Failure, Latches, Leases, Store,
 };
 use crate::{
-    entry::Entry,
+    backend::{Claim, Entry, Grant, Mode, Occupied, Owner},
     error::{BackendError, BackendErrorKind},
     key::Name,
-    lease::{Claim, Grant, Mode, Occupied, Token},
 };
 
 type Answer<'a, T> = BoxFuture<'a, Result<T, BackendError>>;
@@ -157,14 +156,14 @@ pub(crate) trait DynLatches: Send + Sync + 'static {
     fn set_latch<'a>(
         &'a self,
         name: &'a Name,
-        id: Token,
+        id: Owner,
         count: u32,
         ttl: Duration,
     ) -> Answer<'a, bool>;
     fn count_down<'a>(
         &'a self,
         name: &'a Name,
-        id: Token,
+        id: Owner,
         by: u32,
     ) -> Answer<'a, Option<Countdown>>;
     fn latch<'a>(&'a self, name: &'a Name) -> Answer<'a, Option<Countdown>>;
@@ -175,7 +174,7 @@ impl<B: Latches> DynLatches for B {
     fn set_latch<'a>(
         &'a self,
         name: &'a Name,
-        id: Token,
+        id: Owner,
         count: u32,
         ttl: Duration,
     ) -> Answer<'a, bool> {
@@ -185,7 +184,7 @@ impl<B: Latches> DynLatches for B {
     fn count_down<'a>(
         &'a self,
         name: &'a Name,
-        id: Token,
+        id: Owner,
         by: u32,
     ) -> Answer<'a, Option<Countdown>> {
         Latches::count_down(self, name, id, by).boxed()

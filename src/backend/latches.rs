@@ -1,7 +1,7 @@
 use std::{future::Future, time::Duration};
 
 use super::Leases;
-use crate::{error::BackendError, key::Name, lease::Token};
+use crate::{backend::Owner, error::BackendError, key::Name};
 
 /// Count-down latches: set once, counted down by many, waited for by many.
 ///
@@ -26,7 +26,7 @@ pub trait Latches: Leases {
     fn set_latch(
         &self,
         name: &Name,
-        id: Token,
+        id: Owner,
         count: u32,
         ttl: Duration,
     ) -> impl Future<Output = Result<bool, BackendError>> + Send;
@@ -38,7 +38,7 @@ pub trait Latches: Leases {
     fn count_down(
         &self,
         name: &Name,
-        id: Token,
+        id: Owner,
         by: u32,
     ) -> impl Future<Output = Result<Option<Countdown>, BackendError>> + Send;
 

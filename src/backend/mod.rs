@@ -22,10 +22,13 @@
 
 mod change;
 pub(crate) mod channels;
+mod claim;
+mod entry;
 mod erased;
 mod joined;
 mod latches;
 mod memory;
+mod owner;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
 mod several;
@@ -33,10 +36,8 @@ mod several;
 use std::{future::Future, time::Duration};
 
 use crate::{
-    entry::Entry,
     error::{BackendError, BackendErrorKind},
     key::Name,
-    lease::{Claim, Grant, Mode, Occupied},
 };
 
 #[cfg(feature = "redis")]
@@ -44,8 +45,11 @@ pub use self::redis::{RedisBackend, RedisOptions, Replicas, SentinelMaster, fail
 pub use self::{
     change::{Change, Failure, Handover},
     channels::{Changes, Channels},
+    claim::{CALL_LIFE, Claim, Grant, HANDOVER_LIFE, Mode, Occupied, PLACE_LIFE},
+    entry::{Entry, EntryKind, Undecodable},
     latches::{Countdown, Latches},
     memory::MemoryBackend,
+    owner::Owner,
     several::{AcquiredAll, acquire_in_order},
 };
 

@@ -2,8 +2,8 @@ use futures_util::future::join_all;
 
 use super::{Acquired, Leases};
 use crate::{
+    backend::{Claim, Grant, Mode, Occupied},
     error::{BackendError, BackendErrorKind},
-    lease::{Claim, Grant, Mode, Occupied},
 };
 
 /// The answer to [`Leases::acquire_all`].

@@ -1,4 +1,4 @@
-//! A circuit breaker over a [part](super::part) of the backend, so that a broken server costs a request nothing after the first few.
+//! A circuit breaker over a [shard](super::shard) of the backend, so that a broken server costs a request nothing after the first few.
 //!
 //! Closed, everyone asks the backend. After [`FAILURES`] in a row it opens: nobody asks, and every flight
 //! loads for its process alone; who waits for another process stops waiting, for nothing can be pushed.

@@ -7,7 +7,7 @@ use std::{
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
-use super::{Abandoned, Cache, Codec, Inner, Json, part::Parts};
+use super::{Abandoned, Cache, Codec, Inner, Json, shard::Shards};
 use crate::{
     backend::DynStore,
     error::{Error, ErrorKind},
@@ -33,7 +33,7 @@ pub(super) struct Settings {
     pub(super) namespace: Namespace,
     pub(super) schema: u16,
     pub(super) ttl: Duration,
-    pub(super) verdict_ttl: Duration,
+    pub(super) uncacheable_ttl: Duration,
     pub(super) lease: Duration,
     pub(super) refresh: Duration,
     pub(super) load_limit: Duration,
@@ -87,7 +87,7 @@ impl<V: Clone + Send + Sync + 'static> Builder<V> {
                 namespace: Namespace::standard(),
                 schema: 0,
                 ttl: Duration::from_secs(60),
-                verdict_ttl: Duration::from_secs(10),
+                uncacheable_ttl: Duration::from_secs(10),
                 lease: Duration::from_secs(5),
                 refresh: Duration::ZERO,
                 load_limit: Duration::from_secs(30),
@@ -216,7 +216,7 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
     }
 
     /// The largest encoded value, in bytes: 8 MiB unless set. A larger one that is loaded is returned and not
-    /// stored, and leaves the [verdict](Self::verdict_ttl) that it cannot be shared.
+    /// stored, and leaves the [verdict](Self::uncacheable_ttl) that it cannot be shared.
     pub fn max_value(mut self, bytes: usize) -> Self {
         self.settings.max_value = bytes;
         self
@@ -233,8 +233,8 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
     ///
     /// While this verdict stands, each process loads the key for itself (and over HTTP each caller), at the same
     /// time as the others.
-    pub fn verdict_ttl(mut self, ttl: Duration) -> Self {
-        self.settings.verdict_ttl = ttl;
+    pub fn uncacheable_ttl(mut self, ttl: Duration) -> Self {
+        self.settings.uncacheable_ttl = ttl;
         self
     }
 
@@ -256,7 +256,7 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
         let millisecond = Duration::from_millis(1);
         let rules = [
             (settings.ttl >= millisecond, "the TTL is under 1 ms"),
-            (settings.verdict_ttl >= millisecond, "the TTL of verdicts is under 1 ms"),
+            (settings.uncacheable_ttl >= millisecond, "the TTL of verdicts is under 1 ms"),
             (settings.lease >= 20 * millisecond, "the lease is under 20 ms"),
             (settings.lease <= Duration::from_secs(86_400), "the lease is over a day"),
             (settings.refresh >= millisecond, "the refresh interval is under 1 ms"),
@@ -288,7 +288,7 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
                 abort: CancellationToken::new(),
                 loads: Semaphore::new(settings.max_loads),
                 counters: Counters::default(),
-                parts: Parts::new(),
+                shards: Shards::new(),
                 undecodable: Once::default(),
                 unstorable: Once::default(),
                 settings,

@@ -12,11 +12,10 @@ use super::{
     path::{Landing, Outcome, Path, second_try, silence},
 };
 use crate::{
-    backend::{Committed, Failure},
-    entry::Entry,
+    backend::{Committed, Entry, Failure, Grant},
     error::{BackendError, BackendErrorKind, Error},
     flight::Mark,
-    lease::{Grant, Held},
+    lease::Held,
 };
 
 impl<V: Clone + Send + Sync + 'static> Path<V> {
@@ -33,7 +32,7 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
         let produced = load::run(work, lead.clone(), limit, Some(self.leader.id())).await;
         let cost = begun.elapsed();
         // The lease is renewed until it is our turn.
-        let _turn = self.part.turn().await;
+        let _turn = self.shard.turn().await;
         held.closing();
         let settings = &self.inner.settings;
         match produced {
@@ -49,22 +48,22 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
                             false => debug!(%error, "a value is returned and not stored"),
                         }
                         self.inner.counters.unstorable.add();
-                        let ttl = (!keeping.do_not_store).then_some(settings.verdict_ttl);
+                        let ttl = (!keeping.do_not_store).then_some(settings.uncacheable_ttl);
                         (Entry::uncacheable(cost), ttl)
                     }
                 };
                 self.commit(held, entry, ttl, value, granted).await
             }
-            Ok(Produced::Private) => {
+            Ok(Produced::Uncacheable) => {
                 let verdict = Entry::uncacheable(cost);
                 let grant = Grant::new(held.fence());
                 let remembered = !lead.keeping().do_not_store;
-                let ttl = remembered.then_some(settings.verdict_ttl);
+                let ttl = remembered.then_some(settings.uncacheable_ttl);
                 let told = self.try_commit(&held, &grant, &verdict, ttl).await;
                 if let Ok(Committed::Stored | Committed::HandedOver) = told {
                     held.settled();
                 }
-                (Outcome::Private, Mark::END)
+                (Outcome::Uncacheable, Mark::END)
             }
             Err(error) => {
                 self.inner.counters.failures.add();
@@ -122,7 +121,7 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
             }
             Err(error) => {
                 counters.unstored.add();
-                self.part.breaker.failed(&error);
+                self.shard.breaker.failed(&error);
                 // It may have been refused, for an invalidation that those who joined later know of.
                 let late = Outcome::Value(value.clone(), Source::Degraded);
                 let _ = self.for_late.set(late);
@@ -145,7 +144,7 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
                 Err(BackendError::new(BackendErrorKind::Unknown, elapsed))
             });
             if answer.is_ok() {
-                self.part.breaker.answered(Answered::Write);
+                self.shard.breaker.answered(Answered::Write);
             }
             self.inner.counted(answer)
         };
@@ -155,7 +154,7 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
                 tokio::select! {
                     biased;
                     answer = commit(second_try(first, limit)) => answer,
-                    () = self.part.breaker.opened() => Err(silence()),
+                    () = self.shard.breaker.opened() => Err(silence()),
                 }
             }
             answer => answer,
@@ -173,7 +172,7 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
         let produced = load::run(work, Lead::new(None), limit, Some(self.leader.id())).await;
         let outcome = match produced {
             Ok(Produced::Value(value)) => Outcome::Value(value, Source::Degraded),
-            Ok(Produced::Private) => Outcome::Private,
+            Ok(Produced::Uncacheable) => Outcome::Uncacheable,
             Err(error) => {
                 self.inner.counters.failures.add();
                 Outcome::Failed(error)

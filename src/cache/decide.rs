@@ -1,5 +1,5 @@
 use super::Codec;
-use crate::entry::{Entry, EntryKind};
+use crate::backend::{Entry, EntryKind};
 
 /// What an entry is good for.
 pub(super) enum Decision<V> {
@@ -9,7 +9,7 @@ pub(super) enum Decision<V> {
     /// there, 0 if nothing does.
     Miss { seen: u64 },
     /// What is loaded cannot be shared, so nobody need wait for anybody.
-    Verdict,
+    Uncacheable,
 }
 
 /// What an entry is good for, in this process with its schema and codec.
@@ -17,7 +17,7 @@ pub(super) enum Decision<V> {
 /// Without freshness windows an entry that exists is fresh: the server drops it when its time is over.
 pub(super) fn decide<V: 'static>(entry: Entry, tag: u32, codec: &dyn Codec<V>) -> Decision<V> {
     match entry.kind {
-        EntryKind::Uncacheable => Decision::Verdict,
+        EntryKind::Uncacheable => Decision::Uncacheable,
         EntryKind::Value if entry.tag == tag => match codec.decode(entry.payload) {
             Ok(value) => Decision::Fresh(value),
             Err(_) => Decision::Miss { seen: entry.fence },

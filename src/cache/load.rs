@@ -17,7 +17,7 @@ pub(crate) enum Produced<V> {
     Value(V),
     /// An answer that belongs to its caller alone, who has it already.
     #[cfg_attr(not(feature = "http"), allow(dead_code))]
-    Private,
+    Uncacheable,
 }
 
 /// A loader as users write it, with errors of any kind.

@@ -13,9 +13,9 @@ mod commit;
 mod decide;
 mod lead;
 mod load;
-mod part;
 mod path;
 mod request;
+mod shard;
 
 use std::{
     fmt,
@@ -40,12 +40,11 @@ pub use self::{
 pub use crate::{flight::Abandoned, observe::Stats};
 
 #[cfg(feature = "http")]
-pub(crate) use self::{load::Produced, path::OnVerdict, request::Flown};
+pub(crate) use self::{load::Produced, path::OnUncacheable, request::Flown};
 
-use self::{builder::Settings, decide::Decision, part::Parts, path::Outcome};
+use self::{builder::Settings, decide::Decision, path::Outcome, shard::Shards};
 use crate::{
-    backend::{DynStore, Store},
-    entry::Entry,
+    backend::{DynStore, Entry, Store},
     error::{BackendError, BackendErrorKind, BoxError, Error, ErrorKind},
     flight::Group,
     key::{Family, Key, Name},
@@ -90,7 +89,7 @@ struct Inner<V> {
     abort: CancellationToken,
     loads: Semaphore,
     counters: Counters,
-    parts: Parts,
+    shards: Shards,
     /// Each is told loudly once, and counted from then on.
     undecodable: Once,
     unstorable: Once,
@@ -151,7 +150,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
         let name = self.inner.name(&key.into())?;
         match self.inner.look(&name).await? {
             Decision::Fresh(value) => Ok(Some(value)),
-            Decision::Miss { .. } | Decision::Verdict => Ok(None),
+            Decision::Miss { .. } | Decision::Uncacheable => Ok(None),
         }
     }
 

@@ -17,15 +17,15 @@ use super::{
     Decision, Inner, Lead, Source,
     breaker::Answered,
     load::{self, Produced},
-    part::Part,
     request::Options,
+    shard::Shard,
 };
 use crate::{
-    backend::{Change, Claimed},
+    backend::{Change, Claim, Claimed, Mode},
     error::{BackendError, BackendErrorKind, Error, ErrorKind},
     flight::{Leader, Mark},
     key::Name,
-    lease::{Claim, Held, Mode, Pending, Turn, Waiting},
+    lease::{Held, Pending, Turn, Waiting},
 };
 
 /// What a flight lands with.
@@ -33,7 +33,7 @@ use crate::{
 pub(super) enum Outcome<V> {
     Value(V, Source),
     /// Everyone for himself.
-    Private,
+    Uncacheable,
     Failed(Error),
     /// For those who joined late: the backend did not say for so long what they may have, so load without it.
     Unanswered(Duration),
@@ -41,12 +41,12 @@ pub(super) enum Outcome<V> {
 
 /// What to do while the verdict stands that what a key loads cannot be shared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum OnVerdict {
+pub(crate) enum OnUncacheable {
     /// The callers of this process share one load.
     Coalesce,
-    /// Everyone for himself.
+    /// Each caller loads for itself.
     #[cfg_attr(not(feature = "http"), allow(dead_code))]
-    Private,
+    Pass,
 }
 
 /// How long the second try of a claim or a commit may take, after the first was not answered: a new
@@ -64,7 +64,7 @@ pub(super) struct Path<V: Clone> {
     pub(super) inner: Arc<Inner<V>>,
     name: Name,
     /// What of the backend keeps the name.
-    pub(super) part: Arc<Part>,
+    pub(super) shard: Arc<Shard>,
     pub(super) options: Options,
     pub(super) leader: Leader<Outcome<V>>,
     /// What those are served who joined too late for the outcome, if the backend cannot be asked for it.
@@ -94,8 +94,8 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
         leader: Leader<Outcome<V>>,
         alone: bool,
     ) -> Self {
-        let part = inner.parts.of(inner.store.shard(&name));
-        Self { inner, name, part, options, leader, for_late: OnceLock::new(), alone }
+        let shard = inner.shards.of(inner.store.shard(&name));
+        Self { inner, name, shard, options, leader, for_late: OnceLock::new(), alone }
     }
 
     /// Goes the way to its end.
@@ -116,7 +116,7 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
         }
         let begun = Instant::now();
         // Were they only sent to join anew, each would wait for another time-out.
-        late.land(match self.inner.ask(&self.part, &self.name).await {
+        late.land(match self.inner.ask(&self.shard, &self.name).await {
             None | Some(Err(_)) => Some(Outcome::Unanswered(begun.elapsed())),
             Some(Ok(Decision::Fresh(value))) => Some(Outcome::Value(value, Source::Hit)),
             Some(Ok(_)) => None,
@@ -176,16 +176,16 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
 
     /// Looks into the backend; the fence of what it saw, if that is not the end of the way.
     async fn look(&self) -> Result<u64, Step<V>> {
-        let _turn = match self.part.turn_at_once() {
+        let _turn = match self.shard.turn_at_once() {
             Some(turn) => turn,
             None => {
                 // A caller who polls it may stop doing so, and in the queue he would stand in everyone's way.
                 self.leader.own_task().await;
-                self.part.turn().await
+                self.shard.turn().await
             }
         };
         let mark = self.leader.mark();
-        let asked = self.inner.ask(&self.part, &self.name);
+        let asked = self.inner.ask(&self.shard, &self.name);
         match self.leader.unless_hurried(asked).await.flatten() {
             Some(Ok(decision)) => self.serve(decision, Source::Hit, mark),
             None | Some(Err(_)) => Err(Step::Alone),
@@ -196,9 +196,9 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
     fn serve(&self, decision: Decision<V>, source: Source, mark: Mark) -> Result<u64, Step<V>> {
         match decision {
             Decision::Fresh(value) => Err(Step::Land((Outcome::Value(value, source), mark))),
-            Decision::Verdict => Err(match self.options.on_verdict {
-                OnVerdict::Coalesce => Step::Alone,
-                OnVerdict::Private => Step::Land((Outcome::Private, Mark::END)),
+            Decision::Uncacheable => Err(match self.options.on_uncacheable {
+                OnUncacheable::Coalesce => Step::Alone,
+                OnUncacheable::Pass => Step::Land((Outcome::Uncacheable, Mark::END)),
             }),
             Decision::Miss { seen } => Ok(seen),
         }
@@ -224,8 +224,8 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
             if let Err(error) = self.permit(permit).await {
                 return Step::Land(self.crowded_out(error).await);
             }
-            let turn = self.part.turn().await;
-            if self.part.breaker.is_open() {
+            let turn = self.shard.turn().await;
+            if self.shard.breaker.is_open() {
                 return Step::Alone;
             }
             let mark = self.leader.mark();
@@ -241,13 +241,13 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
                     biased;
                     answer = self.inner.store.claim(claim, seen) => answer,
                     // Others have waited for a time-out already.
-                    () = self.part.breaker.opened() => Err(silence()),
+                    () = self.shard.breaker.opened() => Err(silence()),
                 }
             };
             let answer = pending.attempt(limit, try_once).await;
             drop(turn);
             if answer.is_ok() {
-                self.part.breaker.answered(Answered::Write);
+                self.shard.breaker.answered(Answered::Write);
             }
             let occupied = match self.inner.counted(answer) {
                 Ok((Claimed::Granted(grant), sent)) => {
@@ -267,15 +267,15 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
                 Err(error)
                     if error.kind() == BackendErrorKind::Unknown
                         && !doubted
-                        && !self.part.breaker.is_open() =>
+                        && !self.shard.breaker.is_open() =>
                 {
                     doubted = true;
                     continue;
                 }
                 Err(error) => {
                     // Where it is open, this one may have been cut short, and says nothing.
-                    if !self.part.breaker.is_open() {
-                        self.part.breaker.failed(&error);
+                    if !self.shard.breaker.is_open() {
+                        self.shard.breaker.failed(&error);
                     }
                     return Step::Alone;
                 }
@@ -290,7 +290,7 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
             debug!(fence = occupied.fence, remaining = ?occupied.remaining, "another process loads");
             let turn = tokio::select! {
                 turn = waiting.next(occupied.remaining) => turn,
-                () = self.part.breaker.opened() => {
+                () = self.shard.breaker.opened() => {
                     debug!("nothing can be pushed any more");
                     return Step::Alone;
                 }
@@ -315,9 +315,9 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
 
     /// There is no place to load; but another process may have loaded meanwhile.
     async fn crowded_out(&self, error: Error) -> Landing<V> {
-        let _turn = self.part.turn().await;
+        let _turn = self.shard.turn().await;
         let mark = self.leader.mark();
-        match self.inner.ask(&self.part, &self.name).await {
+        match self.inner.ask(&self.shard, &self.name).await {
             Some(Ok(Decision::Fresh(value))) => (Outcome::Value(value, Source::HandedOver), mark),
             _ => (Outcome::Failed(error), Mark::END),
         }
@@ -346,14 +346,14 @@ pub(super) fn silence() -> BackendError {
 
 impl<V: Clone + Send + Sync + 'static> Inner<V> {
     /// What stands under a name; nothing, if the backend is not to be asked now.
-    async fn ask(&self, part: &Part, name: &Name) -> Option<Result<Decision<V>, BackendError>> {
-        if !part.breaker.admits() {
+    async fn ask(&self, shard: &Shard, name: &Name) -> Option<Result<Decision<V>, BackendError>> {
+        if !shard.breaker.admits() {
             return None;
         }
         let answer = self.look(name).await;
         match &answer {
-            Ok(_) => part.breaker.answered(Answered::Read),
-            Err(error) => part.breaker.failed(error),
+            Ok(_) => shard.breaker.answered(Answered::Read),
+            Err(error) => shard.breaker.failed(error),
         }
         Some(answer)
     }

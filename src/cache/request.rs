@@ -11,7 +11,7 @@ use tracing::Instrument;
 use super::{
     Cache, Inner, Lead,
     load::{self, Produced},
-    path::{OnVerdict, Outcome, Path},
+    path::{OnUncacheable, Outcome, Path},
 };
 use crate::{
     error::{BoxError, Error, ErrorKind},
@@ -32,7 +32,7 @@ pub(super) struct Options {
     pub(super) ttl: Duration,
     pub(super) load_limit: Duration,
     pub(super) wait_limit: Duration,
-    pub(super) on_verdict: OnVerdict,
+    pub(super) on_uncacheable: OnUncacheable,
 }
 
 /// A value, and where it came from.
@@ -56,7 +56,7 @@ pub enum Source {
     HandedOver,
     /// It was loaded without a lease and not stored: the backend did not answer, the wait for another
     /// process was over (by the wait limit or the retry strategy), a
-    /// [verdict](super::Builder::verdict_ttl) stands, the loader came back to its own key, or the cache was
+    /// [verdict](super::Builder::uncacheable_ttl) stands, the loader came back to its own key, or the cache was
     /// shut down. Or it was loaded under a lease, the backend did not answer when it was to be stored, and
     /// this caller asked after the load had begun.
     ///
@@ -87,7 +87,7 @@ pub(crate) enum Flown<V> {
     Loaded(Loaded<V>),
     /// Everyone for himself.
     #[cfg_attr(not(feature = "http"), allow(dead_code))]
-    Private,
+    Uncacheable,
 }
 
 impl<V: Clone + Send + Sync + 'static> Request<V> {
@@ -97,7 +97,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
             ttl: settings.ttl,
             load_limit: settings.load_limit,
             wait_limit: settings.wait_limit,
-            on_verdict: OnVerdict::Coalesce,
+            on_uncacheable: OnUncacheable::Coalesce,
         };
         Self { cache, key, options }
     }
@@ -122,8 +122,8 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     }
 
     #[cfg(feature = "http")]
-    pub(crate) fn on_verdict(mut self, on_verdict: OnVerdict) -> Self {
-        self.options.on_verdict = on_verdict;
+    pub(crate) fn on_uncacheable(mut self, on_uncacheable: OnUncacheable) -> Self {
+        self.options.on_uncacheable = on_uncacheable;
         self
     }
 
@@ -148,7 +148,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         // Not an async function: it would keep a copy of what it passes on.
         self.fly(move |lead| load::shared(loader(lead))).map(|flown| match flown? {
             Flown::Loaded(loaded) => Ok(loaded),
-            Flown::Private => Err(Error::new(ErrorKind::Cancelled, "the value was not shared")),
+            Flown::Uncacheable => Err(Error::new(ErrorKind::Cancelled, "the value was not shared")),
         })
     }
 
@@ -220,7 +220,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
                         inner.count(source);
                         Ok(Flown::Loaded(Loaded { value, source }))
                     }
-                    Waited::Outcome(Outcome::Private) => Ok(Flown::Private),
+                    Waited::Outcome(Outcome::Uncacheable) => Ok(Flown::Uncacheable),
                     Waited::Outcome(Outcome::Failed(error)) => Err(error),
                     Waited::Outcome(Outcome::Unanswered(waited)) => {
                         unanswered = Some(waited);
@@ -255,7 +255,7 @@ where
             inner.count(Source::Degraded);
             Ok(Flown::Loaded(Loaded { value, source: Source::Degraded }))
         }
-        Ok(Produced::Private) => Ok(Flown::Private),
+        Ok(Produced::Uncacheable) => Ok(Flown::Uncacheable),
         Err(error) => {
             inner.counters.failures.add();
             Err(error)

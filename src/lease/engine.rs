@@ -7,8 +7,7 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
-    Claim, Held, Mode, Pending, RetryStrategy, Token, Turn, Upkeep, Waiting,
-    claim::takes_handover,
+    Claim, Held, Mode, Owner, Pending, RetryStrategy, Turn, Upkeep, Waiting,
     finish::Finish,
     line::{Call, Entered, Lines, Seat, Waiter},
     owed::{Estate, Owed},
@@ -64,7 +63,7 @@ impl Engine {
         let name = claim.name.clone();
         // What is not renewed lasts for its own time.
         claim.takes_handover =
-            claim.waits && upkeep.refresh.is_some() && takes_handover(claim.mode, claim.lease);
+            claim.waits && upkeep.refresh.is_some() && claim.mode.takes_handover(claim.lease);
         // Most need not wait.
         let mut waiting = None;
         let wait = |claim: &Claim| {
@@ -256,7 +255,7 @@ impl Engine {
         limit: Duration,
     ) -> Result<Result<Held, Held>, Error> {
         let (from, upkeep) = (held.claim().clone(), held.watch().upkeep());
-        let claim = Claim { holder: Token::fresh(), mode, ..from.clone() };
+        let claim = Claim { owner: Owner::fresh(), mode, ..from.clone() };
         let mut pending = Pending::new(self.clone(), claim);
         let mut tries = 0;
         loop {

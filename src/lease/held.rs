@@ -5,7 +5,7 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-use super::{Claim, Engine, Mode, Token, Waiting, Watch, finish::Finish, line::Seat, owed::Owed};
+use super::{Claim, Engine, Mode, Owner, Waiting, Watch, finish::Finish, line::Seat, owed::Owed};
 use crate::error::{Error, ErrorKind};
 
 /// A lease that is held. Dropped, it is released by a task that no caller owns.
@@ -110,10 +110,10 @@ impl Held {
     }
 
     /// Leaves the lease to itself, and says who has it.
-    pub(crate) fn detach(mut self) -> Token {
+    pub(crate) fn detach(mut self) -> Owner {
         self.released = true;
         self.engine.watchdog.forget(&self.watch);
-        self.claim().holder
+        self.claim().owner
     }
 
     /// Stops the renewals: the lease is about to end with the operation that it was for, and a renewal

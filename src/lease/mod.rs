@@ -11,7 +11,6 @@
 //! keeps its data and its clock. Otherwise (failover, restart without its data, eviction, forced unlock, a
 //! suspended process) the loss is told at the first contact, and only the fence protects.
 
-mod claim;
 mod engine;
 mod finish;
 mod held;
@@ -25,10 +24,7 @@ mod wait;
 mod watch;
 mod watchdog;
 
-pub use self::{
-    claim::{CALL_LIFE, Claim, Grant, HANDOVER_LIFE, Mode, Occupied, PLACE_LIFE, Token},
-    retry::{Retry, RetryStrategy},
-};
+pub use self::retry::{Retry, RetryStrategy};
 pub(crate) use self::{
     engine::{Engine, answered},
     held::Held,
@@ -38,6 +34,8 @@ pub(crate) use self::{
 };
 
 use std::time::Duration;
+
+use crate::backend::{CALL_LIFE, Claim, Grant, HANDOVER_LIFE, Mode, Occupied, Owner};
 
 /// How a lease is kept while it is held.
 #[derive(Clone, Copy, Debug)]

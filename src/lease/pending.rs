@@ -4,7 +4,7 @@ use tokio::{runtime::Handle, time::Instant};
 use tracing::debug;
 
 use super::{
-    Claim, Engine, Grant, Held, Occupied, Token, Upkeep, Watch, engine::within, place::Place,
+    Claim, Engine, Grant, Held, Occupied, Owner, Upkeep, Watch, engine::within, place::Place,
 };
 use crate::{
     backend::Handover,
@@ -62,7 +62,7 @@ impl Pending {
     /// What may have been granted is given back: the next try has a token of its own, for the release may come late. It
     /// is undone here as well.
     pub(super) fn contend_anew(&mut self) -> &Claim {
-        let fresh = Claim { holder: Token::fresh(), ..self.claim.clone() };
+        let fresh = Claim { owner: Owner::fresh(), ..self.claim.clone() };
         self.doubtful = true;
         *self = Self::new(self.engine.clone(), fresh);
         &self.claim

@@ -55,10 +55,10 @@ impl Place {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lease::Token;
+    use crate::backend::Owner;
 
     fn handover(fence: u64, ends: Duration) -> Handover {
-        Handover { holder: Token::fresh(), fence, ends }
+        Handover { owner: Owner::fresh(), fence, ends }
     }
 
     /// He asks, and is answered late; he is first in the queue after a while, and the push is late as well.

@@ -15,7 +15,7 @@ use tokio::{
 use tracing::debug;
 
 use super::{
-    CALL_LIFE, Claim, Engine, Grant, Held, RetryStrategy, Token, Turn, Upkeep, Waiting,
+    CALL_LIFE, Claim, Engine, Grant, Held, Owner, RetryStrategy, Turn, Upkeep, Waiting,
     engine::{ANSWER_LIMIT, within},
 };
 use crate::{
@@ -177,7 +177,7 @@ impl Pending {
         if doubtful {
             self.placed.clear();
             for claim in &mut self.claims {
-                let fresh = Claim { holder: Token::fresh(), ..claim.clone() };
+                let fresh = Claim { owner: Owner::fresh(), ..claim.clone() };
                 self.engine.undo(mem::replace(claim, fresh), true, &self.runtime);
             }
         }

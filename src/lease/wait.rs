@@ -15,7 +15,7 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-use super::{Claim, Engine, RetryStrategy, Token, line::Call};
+use super::{Claim, Engine, Owner, RetryStrategy, line::Call};
 use crate::{
     backend::{Change, Changes, Handover},
     key::Name,
@@ -38,7 +38,7 @@ pub(crate) struct Waiting {
     engine: Arc<Engine>,
     /// What is waited for, and who waits.
     name: Name,
-    holder: Token,
+    owner: Owner,
     changes: Option<Changes>,
     /// Subscriptions to what was waited for before, and may be again.
     others: Vec<(Name, Changes)>,
@@ -71,7 +71,7 @@ impl Waiting {
         strategy: &dyn RetryStrategy,
         limit: Duration,
     ) -> Self {
-        let mut waiting = Self::on(engine, claim.name.clone(), claim.holder, strategy, limit);
+        let mut waiting = Self::on(engine, claim.name.clone(), claim.owner, strategy, limit);
         if claim.mode.is_ordered() {
             waiting.longest = claim.place_life().mul_f64(KEEP_PLACE);
         }
@@ -82,7 +82,7 @@ impl Waiting {
     pub(crate) fn on(
         engine: Arc<Engine>,
         name: Name,
-        holder: Token,
+        owner: Owner,
         strategy: &dyn RetryStrategy,
         limit: Duration,
     ) -> Self {
@@ -90,7 +90,7 @@ impl Waiting {
         Self {
             engine,
             name,
-            holder,
+            owner,
             changes: None,
             others: Vec::new(),
             longest: LONGEST_SLEEP,
@@ -107,7 +107,7 @@ impl Waiting {
     /// one is in the way and now another, and each subscription asks for a try of its own.
     pub(crate) fn turn_to(&mut self, claim: &Claim) {
         let name = &claim.name;
-        self.holder = claim.holder;
+        self.owner = claim.owner;
         if self.name == *name {
             return;
         }
@@ -209,8 +209,8 @@ impl Waiting {
                 Some(changes) => loop {
                     match changes.next().await {
                         // Another's turn, and nothing to look at.
-                        Change::Turn(holder) | Change::Granted(Handover { holder, .. })
-                            if holder != self.holder => {}
+                        Change::Turn(owner) | Change::Granted(Handover { owner, .. })
+                            if owner != self.owner => {}
                         change => return change,
                     }
                 },
@@ -259,10 +259,10 @@ impl Waiting {
 mod tests {
     use super::*;
     use crate::{
-        backend::{Acquired, Channels, Leases, channels::Subscription},
+        backend::{Acquired, Channels, Grant, Leases, Mode, Occupied, channels::Subscription},
         error::{BackendError, BackendErrorKind},
         key::{Family, Key, Namespace},
-        lease::{Grant, Mode, Occupied, Retry},
+        lease::Retry,
     };
 
     const MS: Duration = Duration::from_millis(1);

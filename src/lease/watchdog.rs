@@ -26,7 +26,7 @@ use tokio::{
 };
 use tracing::{debug, warn};
 
-use super::{Claim, Token, Upkeep, Watch, engine::ANSWER_LIMIT};
+use super::{Claim, Owner, Upkeep, Watch, engine::ANSWER_LIMIT};
 use crate::backend::DynLeases;
 
 /// How long the task stays when nothing is held any more.
@@ -45,9 +45,9 @@ struct Shared {
 
 #[derive(Default)]
 struct Rounds {
-    watched: HashMap<Token, Arc<Watch>>,
+    watched: HashMap<Owner, Arc<Watch>>,
     /// When to look at which lease: to renew it, or because its deadline has come.
-    timers: BTreeSet<(Instant, Token)>,
+    timers: BTreeSet<(Instant, Owner)>,
     running: bool,
     /// When the task looks by itself; none, if it is about to.
     looks: Option<Instant>,
@@ -94,7 +94,7 @@ impl Watchdog {
     fn add(&self, watch: Watch, look: Instant) -> Arc<Watch> {
         let watch = Arc::new(watch);
         let mut rounds = self.0.rounds();
-        rounds.watched.insert(watch.claim.holder, watch.clone());
+        rounds.watched.insert(watch.claim.owner, watch.clone());
         rounds.set_timer(&watch, look);
         rounds.came = true;
         if !rounds.running {
@@ -178,7 +178,7 @@ impl Shared {
         let mut rounds = self.rounds();
         for (at, watch) in batch.watches.iter().enumerate() {
             watch.times().renewing = false;
-            if !rounds.watched.contains_key(&watch.claim.holder) {
+            if !rounds.watched.contains_key(&watch.claim.owner) {
                 continue;
             }
             match &batch.answer {
@@ -207,7 +207,7 @@ impl Shared {
 impl Rounds {
     /// Sets the one timer of a lease.
     fn set_timer(&mut self, watch: &Watch, at: Instant) {
-        let token = watch.claim.holder;
+        let token = watch.claim.owner;
         let mut times = watch.times();
         self.timers.remove(&(times.timer, token));
         times.timer = at;
@@ -227,7 +227,7 @@ impl Rounds {
     }
 
     fn forget(&mut self, watch: &Watch) {
-        let token = watch.claim.holder;
+        let token = watch.claim.owner;
         self.watched.remove(&token);
         self.timers.remove(&(watch.times().timer, token));
     }

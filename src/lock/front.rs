@@ -11,9 +11,10 @@ use tracing::Instrument;
 
 use super::scope::Scope;
 use crate::{
+    backend::{Claim, Mode, Occupied},
     error::{Error, ErrorKind},
     key::{Key, Name},
-    lease::{Claim, Held, Mode, Occupied, Retry, RetryStrategy, Upkeep},
+    lease::{Held, Retry, RetryStrategy, Upkeep},
 };
 
 /// A name and how it is to be held.

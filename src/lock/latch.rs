@@ -5,10 +5,10 @@ use tracing::Instrument;
 
 use super::Locks;
 use crate::{
-    backend::Countdown,
+    backend::{Countdown, Owner},
     error::{BackendError, BackendErrorKind, Error, ErrorKind},
     key::{Key, Name},
-    lease::{Retry, Token, Turn, Waiting, answered},
+    lease::{Retry, Turn, Waiting, answered},
 };
 
 /// The largest count. Each step is remembered until nothing is left, so that it counts once though it be sent
@@ -85,7 +85,7 @@ impl Latch {
             let why = "the time to live is not from 1 s to 30 days";
             return Err(Error::new(ErrorKind::InvalidConfig, why));
         }
-        let id = Token::fresh();
+        let id = Owner::fresh();
         let set = || self.locks.latches.set_latch(&name, id, count, self.ttl);
         self.send(&name, "set", set).await
     }
@@ -120,7 +120,7 @@ impl Latch {
     /// As [`count_down`](Self::count_down).
     pub async fn count_down_by(&self, count: u32) -> Result<u32, Error> {
         let (name, count) = (self.full_name()?, in_range(count)?);
-        let id = Token::fresh();
+        let id = Owner::fresh();
         let step = || self.locks.latches.count_down(&name, id, count);
         let countdown: Option<Countdown> = self.send(&name, "counted", step).await?;
         Ok(countdown.ok_or_else(|| self.not_set())?.left)
@@ -239,7 +239,7 @@ impl Latch {
 
     fn waiting(&self, name: &Name) -> Waiting {
         let (engine, strategy) = (self.locks.scope.engine.clone(), Retry::on_demand());
-        Waiting::on(engine, name.clone(), Token::fresh(), &strategy, self.wait_limit)
+        Waiting::on(engine, name.clone(), Owner::fresh(), &strategy, self.wait_limit)
     }
 
     fn span(&self) -> tracing::Span {

@@ -70,9 +70,8 @@ pub use self::{
 
 use self::scope::Scope;
 use crate::{
-    backend::{DynLatches, Latches},
+    backend::{DynLatches, Latches, Mode},
     key::{Family, Key, Namespace},
-    lease::Mode,
 };
 
 /// The front door to the locks of a namespace. Clones are the same.

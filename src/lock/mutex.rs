@@ -4,11 +4,7 @@ use super::{
     front::{Front, guard, looks, settings},
     scope::Scope,
 };
-use crate::{
-    error::Error,
-    key::Key,
-    lease::{Held, Mode},
-};
+use crate::{backend::Mode, error::Error, key::Key, lease::Held};
 
 /// A lock that one holder has at a time: a name and how it is to be held. Made by [`Locks::mutex`](crate::Locks::mutex) and
 /// [`Locks::fair_mutex`](crate::Locks::fair_mutex).

@@ -6,9 +6,10 @@ use super::{
     semaphore::mode,
 };
 use crate::{
+    backend::{Claim, Mode, Owner},
     error::{Error, ErrorKind},
     key::Key,
-    lease::{Claim, Held, Mode, Token},
+    lease::Held,
 };
 
 /// Permits that live by themselves: each has an id and ends with its lease, whatever becomes of the process
@@ -42,7 +43,7 @@ pub struct Permits {
 ///
 /// Its text has 32 hexadecimal digits and is read again by [`str::parse`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct PermitId(Token);
+pub struct PermitId(Owner);
 
 impl Permits {
     pub(super) fn new(scope: Scope, name: Key, limit: u32) -> Self {
@@ -119,11 +120,11 @@ impl Permits {
         self.front.scope.engine.end(self.claim(id)?).await
     }
 
-    fn claim(&self, PermitId(holder): PermitId) -> Result<Claim, Error> {
+    fn claim(&self, PermitId(owner): PermitId) -> Result<Claim, Error> {
         self.front.upkeep()?;
         // What is out can be kept and given back, whatever the limit is now.
         let mode = Mode::Permit { limit: self.limit, count: 1 };
-        Ok(Claim { holder, ..self.front.claim(mode)? })
+        Ok(Claim { owner, ..self.front.claim(mode)? })
     }
 }
 

@@ -21,9 +21,10 @@ use super::{
     scope::Scope,
 };
 use crate::{
+    backend::Mode,
     error::{Error, ErrorKind},
     key::Key,
-    lease::{Held, Mode},
+    lease::Held,
     time::after,
 };
 

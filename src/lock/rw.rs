@@ -5,11 +5,7 @@ use super::{
     reentrant::give_back,
     scope::Scope,
 };
-use crate::{
-    error::Error,
-    key::Key,
-    lease::{Held, Mode},
-};
+use crate::{backend::Mode, error::Error, key::Key, lease::Held};
 
 /// A lock that many readers or one writer have at a time. Made by [`Locks::rw_lock`](crate::Locks::rw_lock).
 ///

@@ -5,9 +5,10 @@ use super::{
     scope::Scope,
 };
 use crate::{
+    backend::Mode,
     error::{Error, ErrorKind},
     key::Key,
-    lease::{Held, Mode},
+    lease::Held,
 };
 
 /// As many permits may be taken at once.

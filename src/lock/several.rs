@@ -8,9 +8,10 @@ use super::{
     scope::Scope,
 };
 use crate::{
+    backend::{Claim, Mode},
     error::{Error, ErrorKind},
     key::Key,
-    lease::{Claim, Held, Mode, Retry, RetryStrategy},
+    lease::{Held, Retry, RetryStrategy},
 };
 
 /// As many names may be locked at once: few enough for one script not to hold the server up.

@@ -15,9 +15,8 @@ use std::time::Duration;
 
 use bellwether::{
     Key, Locks, RedisBackend,
-    backend::RedisOptions,
+    backend::{Claim, Mode, RedisOptions},
     key::{Family, Name, Namespace},
-    lease::{Claim, Mode},
 };
 
 use crate::support::{Cluster, LIMIT};

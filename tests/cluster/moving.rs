@@ -4,8 +4,7 @@ use std::time::Duration;
 
 use bellwether::{
     Locks,
-    backend::{Acquired, Change, Leases, Store},
-    entry::Entry,
+    backend::{Acquired, Change, Entry, Leases, Store},
     error::{BackendError, BackendErrorKind},
 };
 use bytes::Bytes;

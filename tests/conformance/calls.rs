@@ -4,9 +4,8 @@
 use std::time::Duration;
 
 use bellwether::{
-    backend::{Acquired, AcquiredAll, Change, Changes, Leases},
+    backend::{Acquired, AcquiredAll, CALL_LIFE, Change, Changes, Claim, Leases, Mode, Occupied},
     key::{Family, Name},
-    lease::{CALL_LIFE, Claim, Mode, Occupied},
 };
 use tokio::time::{Instant, timeout};
 
@@ -47,7 +46,7 @@ async fn called<H: Harness>(h: &H, name: &Name, waiting: &Claim) -> Instant {
     held(&backend, waiting).await;
     let begun = Instant::now();
     assert!(backend.release(&holder).await.unwrap());
-    assert_eq!(next(&mut changes).await, Change::Turn(waiting.holder));
+    assert_eq!(next(&mut changes).await, Change::Turn(waiting.owner));
     begun
 }
 
@@ -116,7 +115,7 @@ pub async fn it_is_kept_for_a_moment_only<H: Harness>(h: &H) {
     let mut changes = listen(&backend, &name).await;
     assert_eq!(held(&backend, &waiting).await.fence, fence);
     assert!(backend.release(&stranger).await.unwrap());
-    assert_eq!(next(&mut changes).await, Change::Turn(waiting.holder));
+    assert_eq!(next(&mut changes).await, Change::Turn(waiting.owner));
     assert!(granted(&backend, &waiting).await.fence() > fence);
 }
 
@@ -160,9 +159,9 @@ pub async fn who_is_called_and_leaves_calls_the_next<H: Harness>(h: &H) {
     held(&backend, &third).await;
     let mut changes = listen(&backend, &name).await;
     assert!(backend.release(&holder).await.unwrap());
-    assert_eq!(next(&mut changes).await, Change::Turn(second.holder));
+    assert_eq!(next(&mut changes).await, Change::Turn(second.owner));
     assert!(!backend.release(&second).await.unwrap());
-    assert_eq!(next(&mut changes).await, Change::Turn(third.holder));
+    assert_eq!(next(&mut changes).await, Change::Turn(third.owner));
     granted(&backend, &third).await;
 }
 
@@ -197,7 +196,7 @@ pub async fn who_leaves_before_is_not_called<H: Harness>(h: &H) {
     let mut changes = listen(&backend, &name).await;
     assert!(!backend.release(&second).await.unwrap());
     assert!(backend.release(&holder).await.unwrap());
-    assert_eq!(next(&mut changes).await, Change::Turn(third.holder));
+    assert_eq!(next(&mut changes).await, Change::Turn(third.owner));
     granted(&backend, &third).await;
 }
 
@@ -217,7 +216,7 @@ pub async fn they_are_called_in_their_order<H: Harness>(h: &H) {
     let mut changes = listen(&there, &name).await;
     for claim in waiting {
         assert!(here.release(&holder).await.unwrap());
-        assert_eq!(next(&mut changes).await, Change::Turn(claim.holder));
+        assert_eq!(next(&mut changes).await, Change::Turn(claim.owner));
         let before = std::mem::replace(&mut fence, granted(&there, &claim).await.fence());
         assert!(fence > before);
         holder = claim;
@@ -249,7 +248,7 @@ pub async fn who_did_not_keep_the_place_is_not_called<H: Harness>(h: &H) {
     h.pass(gone.place_life() / 2).await;
     let mut changes = listen(&backend, &name).await;
     assert!(backend.release(&holder).await.unwrap());
-    assert_eq!(next(&mut changes).await, Change::Turn(waiting.holder));
+    assert_eq!(next(&mut changes).await, Change::Turn(waiting.owner));
 }
 
 pub async fn a_release_sent_twice_calls_once<H: Harness>(h: &H) {
@@ -266,7 +265,7 @@ pub async fn a_release_sent_twice_calls_once<H: Harness>(h: &H) {
         let on_time = begun.elapsed() < CALL_LIFE;
         let called = pushed(&backend, &mut changes, &name).await;
         let begun = if on_time { Instant::now() } else { begun };
-        (begun, (again, called == [Change::Turn(second.holder)]))
+        (begun, (again, called == [Change::Turn(second.owner)]))
     })
     .await;
     assert!(!again && called);
@@ -288,7 +287,7 @@ pub async fn who_leaves_twice_calls_once<H: Harness>(h: &H) {
         let on_time = begun.elapsed() < CALL_LIFE;
         let called = pushed(&backend, &mut changes, &name).await;
         let begun = if on_time { Instant::now() } else { begun };
-        (begun, called == [second.holder, third.holder].map(Change::Turn))
+        (begun, called == [second.owner, third.owner].map(Change::Turn))
     })
     .await;
     assert!(called);
@@ -321,7 +320,7 @@ pub async fn who_wants_several_is_called_for_what_stands_in_the_way<H: Harness>(
     }
     let mut changes = listen(&backend, &taken).await;
     assert!(backend.release(&holder).await.unwrap());
-    assert_eq!(next(&mut changes).await, Change::Turn(both[1].holder));
+    assert_eq!(next(&mut changes).await, Change::Turn(both[1].owner));
     match backend.acquire_all(&both).await.unwrap() {
         AcquiredAll::Granted(grants) => assert!(grants[1].fence() > fence && grants[0].fence() > 0),
         other => panic!("not granted: {other:?}"),

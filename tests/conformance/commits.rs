@@ -2,10 +2,7 @@
 
 use std::time::Duration;
 
-use bellwether::{
-    backend::{Change, Claimed, Committed, Leases, Store},
-    entry::{Entry, EntryKind},
-};
+use bellwether::backend::{Change, Claimed, Committed, Entry, EntryKind, Leases, Store};
 use bytes::Bytes;
 
 use crate::harness::{
@@ -233,7 +230,7 @@ pub async fn a_commit_replaces_the_entry_and_its_time<H: Harness>(h: &H) {
     assert_eq!(read(&backend, &name).await.as_deref(), Some("second"));
 }
 
-pub async fn a_verdict_is_an_entry_too<H: Harness>(h: &H) {
+pub async fn an_uncacheable_entry_is_an_entry_too<H: Harness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     let first = claim(&name);

@@ -5,10 +5,7 @@ use std::sync::{
     atomic::{AtomicBool, AtomicI32, Ordering},
 };
 
-use bellwether::{
-    backend::{Acquired, Claimed, Committed, Leases, Store},
-    lease::{Claim, Mode},
-};
+use bellwether::backend::{Acquired, Claim, Claimed, Committed, Leases, Mode, Store};
 use futures_util::future::join_all;
 
 use crate::harness::{

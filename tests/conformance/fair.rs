@@ -3,9 +3,8 @@
 use std::time::Duration;
 
 use bellwether::{
-    backend::{Change, Changes, Leases},
+    backend::{CALL_LIFE, Change, Changes, Claim, HANDOVER_LIFE, Leases, Mode, PLACE_LIFE},
     key::Name,
-    lease::{CALL_LIFE, Claim, HANDOVER_LIFE, Mode, PLACE_LIFE},
 };
 
 use crate::harness::{
@@ -90,7 +89,7 @@ async fn one_called_before_one_in_order(backend: &impl Leases) -> (Claim, Claim,
     held(backend, &second).await;
     let mut changes = listen(backend, &name).await;
     assert!(backend.release(&first).await.unwrap());
-    assert_eq!(next(&mut changes).await, Change::Turn(plain.holder));
+    assert_eq!(next(&mut changes).await, Change::Turn(plain.owner));
     (plain, second, changes)
 }
 

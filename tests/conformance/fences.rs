@@ -1,9 +1,6 @@
 //! Fences only grow: over everything that ends a lease, and over their own loss.
 
-use bellwether::{
-    backend::{Committed, Leases, Store},
-    lease::Grant,
-};
+use bellwether::backend::{Committed, Grant, Leases, Store};
 
 use crate::harness::{
     FENCE_LIFE, Harness, LEASE, MOMENT, TTL, begun, claim, granted, name, stored, value,

@@ -3,9 +3,8 @@
 use std::time::Duration;
 
 use bellwether::{
-    backend::{Change, Leases},
+    backend::{Change, Claim, HANDOVER_LIFE, Leases, Mode},
     key::{Family, Name},
-    lease::{Claim, HANDOVER_LIFE, Mode},
 };
 
 use crate::harness::{
@@ -104,7 +103,7 @@ pub async fn who_is_only_called_waits_beside_them<H: Harness>(h: &H) {
     let mut fence = handed_over(&mut changes, &second).await.fence;
     let mut grown = |next: u64| assert!(std::mem::replace(&mut fence, next) < next);
     backend.release(&second).await.unwrap();
-    assert_eq!(next(&mut changes).await, Change::Turn(third.holder));
+    assert_eq!(next(&mut changes).await, Change::Turn(third.owner));
     grown(granted(&backend, &third).await.fence());
     backend.release(&third).await.unwrap();
     grown(handed_over(&mut changes, &fourth).await.fence);

@@ -4,10 +4,11 @@ use std::{future::Future, time::Duration};
 
 use bellwether::{
     Key, MemoryBackend,
-    backend::{Acquired, Change, Changes, Claimed, Failure, Handover, Latches, Leases, Store},
-    entry::Entry,
+    backend::{
+        Acquired, Change, Changes, Claim, Claimed, Entry, Failure, Grant, Handover, Latches,
+        Leases, Mode, Occupied, Store,
+    },
     key::{Family, Name, Namespace},
-    lease::{Claim, Grant, Mode, Occupied},
 };
 use bytes::Bytes;
 use tokio::time::timeout;
@@ -282,7 +283,7 @@ pub async fn held(backend: &impl Leases, claim: &Claim) -> Occupied {
 /// How a claim is told that it was handed the lease.
 pub async fn handed_over(changes: &mut Changes, to: &Claim) -> Handover {
     match next(changes).await {
-        Change::Granted(handover) if handover.holder == to.holder => handover,
+        Change::Granted(handover) if handover.owner == to.owner => handover,
         other => panic!("not handed over to {to:?}: {other:?}"),
     }
 }

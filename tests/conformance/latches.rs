@@ -3,20 +3,19 @@
 use std::time::Duration;
 
 use bellwether::{
-    backend::{Change, Countdown, Latches, Leases},
+    backend::{Change, Countdown, Latches, Leases, Mode, Owner},
     key::Name,
-    lease::{Mode, Token},
 };
 use futures_util::future::join_all;
 
 use crate::harness::{Harness, MOMENT, TTL, claim, granted, listen, name, next};
 
 async fn set(backend: &impl Latches, name: &Name, count: u32) {
-    assert!(backend.set_latch(name, Token::fresh(), count, TTL).await.unwrap());
+    assert!(backend.set_latch(name, Owner::fresh(), count, TTL).await.unwrap());
 }
 
 async fn count(backend: &impl Latches, name: &Name, by: u32) -> Option<u32> {
-    let countdown = backend.count_down(name, Token::fresh(), by).await.unwrap();
+    let countdown = backend.count_down(name, Owner::fresh(), by).await.unwrap();
     countdown.map(|countdown| countdown.left)
 }
 
@@ -56,7 +55,7 @@ pub async fn a_latch_that_was_never_set_is_not_at_zero<H: Harness>(h: &H) {
 pub async fn a_latch_is_set_once<H: Harness>(h: &H) {
     let (here, there) = (h.backend(), h.backend());
     let name = name("k");
-    let (first, second) = (Token::fresh(), Token::fresh());
+    let (first, second) = (Owner::fresh(), Owner::fresh());
     assert!(here.set_latch(&name, first, 2, TTL).await.unwrap());
     for then in [1, 0] {
         assert_eq!(count(&here, &name, 1).await, Some(then));
@@ -71,7 +70,7 @@ pub async fn a_step_sent_twice_counts_once<H: Harness>(h: &H) {
     let (here, there) = (h.backend(), h.backend());
     let name = name("k");
     set(&here, &name, 3).await;
-    let (one, two, three) = (Token::fresh(), Token::fresh(), Token::fresh());
+    let (one, two, three) = (Owner::fresh(), Owner::fresh(), Owner::fresh());
     let step = async |id, by| there.count_down(&name, id, by).await.unwrap().unwrap().left;
     assert_eq!(step(one, 1).await, 2);
     assert_eq!(step(one, 1).await, 2);
@@ -90,7 +89,7 @@ pub async fn an_unfinished_latch_ends_with_its_time<H: Harness>(h: &H) {
     assert!(is_about(look(&backend, &name).await.unwrap().remaining, TTL));
     h.pass(TTL / 2).await;
     // A step makes it last no longer.
-    let step = backend.count_down(&name, Token::fresh(), 1).await.unwrap().unwrap();
+    let step = backend.count_down(&name, Owner::fresh(), 1).await.unwrap().unwrap();
     assert!(is_about(step.remaining, TTL / 2), "{step:?}");
     assert!(is_about(look(&backend, &name).await.unwrap().remaining, TTL / 2));
     h.pass(TTL / 2).await;
@@ -106,7 +105,7 @@ pub async fn a_finished_latch_stands_for_its_time_again<H: Harness>(h: &H) {
     let name = name("k");
     set(&backend, &name, 1).await;
     h.pass(TTL / 2).await;
-    let id = Token::fresh();
+    let id = Owner::fresh();
     for _ in 0..2 {
         let done = backend.count_down(&name, id, 1).await.unwrap().unwrap();
         assert!(done.left == 0 && is_about(done.remaining, TTL), "{done:?}");
@@ -114,7 +113,7 @@ pub async fn a_finished_latch_stands_for_its_time_again<H: Harness>(h: &H) {
     h.pass(TTL / 2).await;
     // What is sent late keeps it no longer.
     backend.count_down(&name, id, 1).await.unwrap();
-    assert!(!backend.set_latch(&name, Token::fresh(), 1, TTL).await.unwrap());
+    assert!(!backend.set_latch(&name, Owner::fresh(), 1, TTL).await.unwrap());
     let late = look(&backend, &name).await.unwrap();
     assert!(late.left == 0 && is_about(late.remaining, TTL / 2), "{late:?}");
     h.pass(TTL / 2).await;
@@ -128,8 +127,8 @@ pub async fn zero_is_pushed_once_and_the_steps_are_not<H: Harness>(h: &H) {
     let name = name("k");
     set(&here, &name, 3).await;
     let mut changes = listen(&there, &name).await;
-    let last = Token::fresh();
-    for id in [Token::fresh(), Token::fresh(), last, last, Token::fresh()] {
+    let last = Owner::fresh();
+    for id in [Owner::fresh(), Owner::fresh(), last, last, Owner::fresh()] {
         here.count_down(&name, id, 1).await.unwrap();
     }
     // Pushes keep their order, so what comes before this one was all.
@@ -146,7 +145,7 @@ pub async fn a_latch_that_is_cleared_is_not_set_and_wakes<H: Harness>(h: &H) {
     let name = name("k");
     assert!(!there.clear_latch(&name).await.unwrap());
     set(&here, &name, 2).await;
-    let id = Token::fresh();
+    let id = Owner::fresh();
     here.count_down(&name, id, 1).await.unwrap();
     let mut changes = listen(&here, &name).await;
     assert!(there.clear_latch(&name).await.unwrap());
@@ -177,7 +176,7 @@ pub async fn no_step_is_lost_and_none_counted_twice<H: Harness>(h: &H) {
     let name = name("k");
     set(&backends[0], &name, 101).await;
     let steps = (0..100).flat_map(|at| {
-        let (id, backends, name) = (Token::fresh(), &backends, &name);
+        let (id, backends, name) = (Owner::fresh(), &backends, &name);
         [at, at + 1].map(|by| async move { backends[by % 4].count_down(name, id, 1).await })
     });
     let counted = join_all(steps).await;

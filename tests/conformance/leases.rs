@@ -1,9 +1,6 @@
 //! Who holds a name, and for how long.
 
-use bellwether::{
-    backend::{Change, Leases, Store},
-    lease::Claim,
-};
+use bellwether::backend::{Change, Claim, Leases, Store};
 
 use crate::harness::{
     FENCE_LIFE, Harness, LEASE, MOMENT, begun, claim, granted, held, listen, name, next,

@@ -1,9 +1,8 @@
 //! What stays when the work is done: entries and fences, each with an end.
 
 use bellwether::{
-    backend::{Leases, Store},
+    backend::{Leases, Mode, Store},
     key::Family,
-    lease::Mode,
 };
 
 use crate::harness::{

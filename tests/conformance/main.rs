@@ -116,7 +116,7 @@ rules! {
         a_forgotten_fence_is_not_brought_back_by_its_holder,
         an_entry_ends_with_its_time,
         a_commit_replaces_the_entry_and_its_time,
-        a_verdict_is_an_entry_too,
+        an_uncacheable_entry_is_an_entry_too,
         a_failure_ends_the_lease_and_stores_nothing,
         large_entries_come_back_whole,;
     writes:

@@ -1,9 +1,6 @@
 //! A lease that passes from hand to hand, and one that is looked at or ended from outside.
 
-use bellwether::{
-    backend::{Change, Leases},
-    lease::{Claim, Mode},
-};
+use bellwether::backend::{Change, Claim, Leases, Mode};
 
 use crate::harness::{Harness, LEASE, MOMENT, claim, granted, held, listen, name, next};
 

@@ -1,9 +1,8 @@
 //! Permits: so many at a time.
 
 use bellwether::{
-    backend::{Change, Leases},
+    backend::{Change, Claim, Leases, Mode},
     key::Name,
-    lease::{Claim, Mode},
 };
 
 use crate::harness::{Harness, LEASE, MOMENT, claim, claim_in, granted, held, listen, name, next};

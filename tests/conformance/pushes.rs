@@ -4,10 +4,7 @@
 
 use std::time::Duration;
 
-use bellwether::{
-    backend::{Change, Committed, Leases, Store},
-    entry::Entry,
-};
+use bellwether::backend::{Change, Committed, Entry, Leases, Store};
 use bytes::Bytes;
 
 use crate::harness::{

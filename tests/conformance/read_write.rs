@@ -1,10 +1,9 @@
 //! A lease that readers share, or a writer has alone.
 
 use bellwether::{
-    backend::{Change, Leases},
+    backend::{Change, Claim, Leases, Mode, PLACE_LIFE},
     error::BackendErrorKind,
     key::Name,
-    lease::{Claim, Mode, PLACE_LIFE},
 };
 
 use crate::harness::{

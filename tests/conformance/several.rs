@@ -3,10 +3,9 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use bellwether::{
-    backend::{Acquired, AcquiredAll, Leases, acquire_in_order},
+    backend::{Acquired, AcquiredAll, Claim, Leases, Mode, Occupied, acquire_in_order},
     error::BackendErrorKind,
     key::Name,
-    lease::{Claim, Mode, Occupied},
 };
 use futures_util::future::join_all;
 

@@ -6,11 +6,9 @@
 use std::{str::FromStr, time::Duration};
 
 use bellwether::{
-    backend::{Acquired, Claimed, Committed},
-    entry::Entry,
+    backend::{Acquired, Claim, Claimed, Committed, Entry, Grant, Mode, Occupied},
     error::{BackendError, BackendErrorKind},
     key::Name,
-    lease::{Claim, Grant, Mode, Occupied},
 };
 use bytes::Bytes;
 use redis::{Value, aio::MultiplexedConnection};
@@ -143,7 +141,7 @@ impl Scripts {
         };
         let mut keys: Vec<_> = suffixes.iter().map(|suffix| claim.name.suffixed(suffix)).collect();
         keys.extend(seen.map(|_| claim.name.entry()));
-        let mut arguments = vec![text(claim.holder), text(claim.lease.as_millis())];
+        let mut arguments = vec![text(claim.owner), text(claim.lease.as_millis())];
         let kept = if claim.waits { claim.place_life().as_millis() } else { 0 };
         match claim.mode {
             Mode::Write => arguments.extend([claim.fence_life.as_millis(), kept, 0].map(text)),
@@ -181,7 +179,7 @@ impl Scripts {
 
     pub async fn release(&self, claim: &Claim) -> Result<bool, BackendError> {
         let keys = [claim.name.suffixed("l"), claim.name.suffixed("c")];
-        let arguments = [text(claim.holder), text("w")];
+        let arguments = [text(claim.owner), text("w")];
         let answer = self.eval(self.release.as_ref(), &keys, &arguments).await?;
         Ok(matches!(answer, Value::Int(flags) if flags & 1 == 1))
     }
@@ -196,7 +194,7 @@ impl Scripts {
         let name = &claim.name;
         let keys = [name.suffixed("l"), name.suffixed("f"), name.entry(), name.suffixed("c")];
         let arguments = [
-            text(claim.holder),
+            text(claim.owner),
             text(grant.fence()),
             entry.clone().with_fence(grant.fence()).encode().to_vec(),
             text(ttl.map_or(0, |ttl| ttl.as_millis())),

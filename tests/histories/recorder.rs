@@ -11,13 +11,11 @@ use std::{
 use bellwether::{
     RedisBackend,
     backend::{
-        Acquired, AcquiredAll, Changes, Claimed, Committed, Countdown, Failure, Latches, Leases,
-        Store,
+        Acquired, AcquiredAll, Changes, Claim, Claimed, Committed, Countdown, Entry, Failure,
+        Grant, Latches, Leases, Mode, Occupied, Owner, Store,
     },
-    entry::Entry,
     error::BackendError,
     key::Name,
-    lease::{Claim, Grant, Mode, Occupied, Token},
 };
 
 use super::{
@@ -66,7 +64,7 @@ fn granted(family: Family, claim: &Claim, grant: &Grant, sent: Time) {
     if !claim.mode.is_fenced() {
         return;
     }
-    let (key, token) = (key(&claim.name), claim.holder.to_string());
+    let (key, token) = (key(&claim.name), claim.owner.to_string());
     tell(Event::Granted { family, key, token, fence: grant.fence(), sent });
 }
 
@@ -224,7 +222,7 @@ impl Latches for Recorder {
     async fn set_latch(
         &self,
         name: &Name,
-        id: Token,
+        id: Owner,
         count: u32,
         ttl: Duration,
     ) -> Result<bool, BackendError> {
@@ -234,7 +232,7 @@ impl Latches for Recorder {
     async fn count_down(
         &self,
         name: &Name,
-        id: Token,
+        id: Owner,
         by: u32,
     ) -> Result<Option<Countdown>, BackendError> {
         self.inner.count_down(name, id, by).await

@@ -14,8 +14,8 @@ use std::{
 
 use bellwether::{
     BoxError, Cache, Error, ErrorKind, Locks, RedisBackend,
+    backend::HANDOVER_LIFE,
     cache::{Abandoned, Lead, Loaded, Source as From},
-    lease::HANDOVER_LIFE,
 };
 use fastrand::Rng;
 use serde::{Deserialize, Serialize};

@@ -9,4 +9,4 @@ mod keys;
 mod origin;
 mod routers;
 mod rules;
-mod verdicts;
+mod uncacheable;

@@ -1,6 +1,9 @@
 //! When a holder is told that the lock is lost, and when not.
 
-use bellwether::{ErrorKind, Redlock, backend::Leases, lease::Mode};
+use bellwether::{
+    ErrorKind, Redlock,
+    backend::{Leases, Mode},
+};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::{

@@ -19,9 +19,8 @@ use std::time::Duration;
 
 use bellwether::{
     Error, ErrorKind, Key, Redlock,
-    backend::Leases,
+    backend::{Leases, Mode},
     key::{Family, Name, Namespace},
-    lease::Mode,
     lock::RedlockGuard,
 };
 

@@ -4,8 +4,7 @@ use std::time::Duration;
 
 use bellwether::{
     MemoryBackend,
-    backend::Leases,
-    lease::{Claim, Mode},
+    backend::{Claim, Leases, Mode},
 };
 
 use super::{

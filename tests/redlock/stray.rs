@@ -4,10 +4,9 @@ use std::time::Duration;
 
 use bellwether::{
     MemoryBackend,
-    backend::{Acquired, Changes, Leases},
+    backend::{Acquired, Changes, Claim, Grant, Leases, Mode, Occupied},
     error::{BackendError, BackendErrorKind},
     key::Name,
-    lease::{Claim, Grant, Mode, Occupied},
 };
 
 #[derive(Clone)]

@@ -4,9 +4,8 @@ use std::time::Duration;
 
 use bellwether::{
     ErrorKind, RedisBackend,
-    backend::{Leases, RedisOptions, SentinelMaster},
+    backend::{Claim, Leases, Mode, RedisOptions, SentinelMaster},
     key::{Family, Key, Name, Namespace},
-    lease::{Claim, Mode},
 };
 
 use crate::{

@@ -8,13 +8,11 @@ use std::{
 use bellwether::{
     MemoryBackend,
     backend::{
-        Acquired, AcquiredAll, Changes, Claimed, Committed, Countdown, Failure, Latches, Leases,
-        Store, acquire_in_order,
+        Acquired, AcquiredAll, Changes, Claim, Claimed, Committed, Countdown, Entry, Failure,
+        Grant, Latches, Leases, Mode, Occupied, Owner, Store, acquire_in_order,
     },
-    entry::Entry,
     error::{BackendError, BackendErrorKind},
     key::Name,
-    lease::{Claim, Grant, Mode, Occupied, Token},
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -272,7 +270,7 @@ impl Latches for Faulty {
     async fn set_latch(
         &self,
         name: &Name,
-        id: Token,
+        id: Owner,
         count: u32,
         ttl: Duration,
     ) -> Result<bool, BackendError> {
@@ -282,7 +280,7 @@ impl Latches for Faulty {
     async fn count_down(
         &self,
         name: &Name,
-        id: Token,
+        id: Owner,
         by: u32,
     ) -> Result<Option<Countdown>, BackendError> {
         self.befall(Op::CountDown, || self.inner.count_down(name, id, by)).await

@@ -9,21 +9,20 @@ use super::{
     state::{End, State},
 };
 use crate::{
-    backend::{Change, Countdown, Latches},
+    backend::{Change, Countdown, Latches, Owner},
     error::BackendError,
     key::Name,
-    lease::Token,
     time::after,
 };
 
 pub(super) struct Latch {
     left: u32,
     /// The setting that made it.
-    set: Token,
+    set: Owner,
     ttl: Duration,
     ends: Instant,
     /// What was counted; nothing any more, once none is left.
-    counted: HashSet<Token>,
+    counted: HashSet<Owner>,
 }
 
 impl Latch {
@@ -36,7 +35,7 @@ impl State {
     fn set_latch(
         &mut self,
         name: &Name,
-        set: Token,
+        set: Owner,
         left: u32,
         ttl: Duration,
         now: Instant,
@@ -55,7 +54,7 @@ impl State {
     fn count_down(
         &mut self,
         name: &Name,
-        id: Token,
+        id: Owner,
         by: u32,
         now: Instant,
     ) -> Option<(Countdown, bool)> {
@@ -102,7 +101,7 @@ impl Latches for MemoryBackend {
     async fn set_latch(
         &self,
         name: &Name,
-        id: Token,
+        id: Owner,
         count: u32,
         ttl: Duration,
     ) -> Result<bool, BackendError> {
@@ -112,7 +111,7 @@ impl Latches for MemoryBackend {
     async fn count_down(
         &self,
         name: &Name,
-        id: Token,
+        id: Owner,
         by: u32,
     ) -> Result<Option<Countdown>, BackendError> {
         let counted = self.state().count_down(name, id, by, Instant::now());

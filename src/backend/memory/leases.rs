@@ -9,9 +9,11 @@ use super::{
     state::{CALLED, End, Lease, Sole, State, sole},
 };
 use crate::{
-    backend::{Acquired, AcquiredAll, Change, Handover},
+    backend::{
+        Acquired, AcquiredAll, CALL_LIFE, Change, Claim, Grant, HANDOVER_LIFE, Handover, Mode,
+        Occupied, Owner,
+    },
     key::Name,
-    lease::{CALL_LIFE, Claim, Grant, HANDOVER_LIFE, Mode, Occupied, Token},
     time::after,
 };
 
@@ -29,7 +31,7 @@ impl State {
         self.expire(now);
         for (at, claim) in claims.iter().enumerate() {
             match self.lease(&claim.name, Sole::Lease) {
-                Some(lease) if lease.holder != claim.holder => {
+                Some(lease) if lease.owner != claim.owner => {
                     let occupied = lease.occupied(now);
                     self.take_place(claim, now);
                     return AcquiredAll::Held(at, occupied);
@@ -46,7 +48,7 @@ impl State {
 
     fn acquire_queued(&mut self, claim: &Claim, now: Instant) -> Acquired {
         let lease = self.lease(&claim.name, sole(claim.mode));
-        if lease.is_some_and(|lease| lease.holder == claim.holder) {
+        if lease.is_some_and(|lease| lease.owner == claim.owner) {
             self.leave(claim);
             return Acquired::Granted(self.grant(claim, now));
         }
@@ -58,7 +60,7 @@ impl State {
         let first = shared.and_then(|shared| queue(shared, claim.mode).first_ordered());
         // Those who wait for a mutex are called in their order, and not held to it; nor is anyone to them.
         let any_order = claim.mode == Mode::Exclusive;
-        let mine = any_order || first.is_none_or(|first| first.token == claim.holder);
+        let mine = any_order || first.is_none_or(|first| first.token == claim.owner);
         let turn = first.map_or(Duration::ZERO, |first| first.ends - now);
         let occupied = match lease.map(|lease| lease.occupied(now)).or(reading) {
             Some(occupied) => occupied,
@@ -75,9 +77,9 @@ impl State {
     fn acquire_read(&mut self, claim: &Claim, now: Instant) -> Acquired {
         let lease = self.lease(&claim.name, Sole::Writer).map(|lease| lease.occupied(now));
         let shared = self.shared.get(claim.name.prefix());
-        let reads = shared.is_some_and(|shared| shared.readers.0.contains_key(&claim.holder));
+        let reads = shared.is_some_and(|shared| shared.readers.0.contains_key(&claim.owner));
         let readers = shared.map_or(0, |shared| shared.readers.count());
-        let before = shared.and_then(|shared| shared.read_write.alone_before(claim.holder));
+        let before = shared.and_then(|shared| shared.read_write.alone_before(claim.owner));
         let before = before.map(|writer| Occupied {
             fence: 0,
             remaining: writer.ends - now,
@@ -101,7 +103,7 @@ impl State {
         let permits = self.shared.get(claim.name.prefix()).map_or(&none, |shared| &shared.permits);
         let out = permits.count();
         let wanted = out.saturating_add(count);
-        if permits.0.contains_key(&claim.holder) || wanted <= limit {
+        if permits.0.contains_key(&claim.owner) || wanted <= limit {
             self.hold(claim, count, now);
             return Acquired::Granted(Grant::new(0));
         }
@@ -114,7 +116,7 @@ impl State {
         match claim.mode {
             Mode::Exclusive | Mode::Fair | Mode::Write => {
                 let lease = self.lease(&claim.name, sole(claim.mode));
-                let mine = |lease: &&Lease| lease.holder == claim.holder && lease.fence != CALLED;
+                let mine = |lease: &&Lease| lease.owner == claim.owner && lease.fence != CALLED;
                 let Some(fence) = lease.filter(mine).map(|lease| lease.fence) else { return false };
                 self.extend(claim, fence, now);
                 true
@@ -135,9 +137,9 @@ impl State {
         let name = &claim.name;
         let placed = self.leave(claim);
         let sole = sole(claim.mode);
-        let lease = self.lease(name, sole).map(|lease| (lease.holder, lease.fence));
-        let mine = lease.is_some_and(|(holder, _)| holder == claim.holder);
-        let called = lease == Some((claim.holder, CALLED));
+        let lease = self.lease(name, sole).map(|lease| (lease.owner, lease.fence));
+        let mine = lease.is_some_and(|(holder, _)| holder == claim.owner);
+        let called = lease == Some((claim.owner, CALLED));
         let had = match claim.mode {
             Mode::Exclusive | Mode::Fair | Mode::Write => {
                 mine && self.drop_lease(name, sole) && !called
@@ -174,11 +176,11 @@ impl State {
             if ordered && !(heard && takes_handover) {
                 return Some(Change::Turn(token));
             }
-            let next = Claim { holder: token, ..claim.clone() };
+            let next = Claim { owner: token, ..claim.clone() };
             self.leave(&next);
             if heard && takes_handover {
                 let fence = self.grant(&Claim { lease, ..next }, now).fence();
-                return Some(Change::Granted(Handover { holder: token, fence, ends }));
+                return Some(Change::Granted(Handover { owner: token, fence, ends }));
             }
             // It lost the place, lest one that died be called again; and one whom nobody hears is passed over.
             if heard {
@@ -199,11 +201,11 @@ impl State {
         let name = &from.name;
         let sole = sole(from.mode);
         let held = self.lease(name, sole).filter(|lease| lease.fence != CALLED);
-        let lease = held.map(|lease| (lease.holder, lease.fence));
+        let lease = held.map(|lease| (lease.owner, lease.fence));
         match (to.mode, lease) {
             (Mode::Read, _) if self.is_held(to) => Some((Grant::new(0), None)),
-            (_, Some((holder, fence))) if holder == to.holder => Some((Grant::new(fence), None)),
-            (Mode::Read, Some((holder, _))) if holder == from.holder => {
+            (_, Some((holder, fence))) if holder == to.owner => Some((Grant::new(fence), None)),
+            (Mode::Read, Some((holder, _))) if holder == from.owner => {
                 self.drop_lease(name, sole);
                 self.hold(to, 1, now);
                 let first = self.shared.get(name.prefix())?.read_write.first();
@@ -217,7 +219,7 @@ impl State {
                     (self.grant(to, now), None)
                 })
             }
-            (Mode::Exclusive | Mode::Fair, Some((holder, _))) if holder == from.holder => {
+            (Mode::Exclusive | Mode::Fair, Some((holder, _))) if holder == from.owner => {
                 self.drop_lease(name, sole);
                 Some((self.grant(to, now), None))
             }
@@ -252,7 +254,7 @@ impl State {
                 Mode::Exclusive | Mode::Fair => std::mem::take(&mut shared.sole.0),
                 _ => Vec::new(),
             };
-            let hold = |(token, hold): (Token, Hold)| (hold.ends, End::Hold(prefix.clone(), token));
+            let hold = |(token, hold): (Owner, Hold)| (hold.ends, End::Hold(prefix.clone(), token));
             ended.extend(holds.into_iter().map(hold));
             let place = |place: Place| (place.ends, End::Place(prefix.clone(), place.token));
             ended.extend(queue.into_iter().map(place));
@@ -266,12 +268,12 @@ impl State {
 
     fn is_held(&self, claim: &Claim) -> bool {
         let shared = self.shared.get(claim.name.prefix());
-        shared.is_some_and(|shared| holds(shared, claim.mode).0.contains_key(&claim.holder))
+        shared.is_some_and(|shared| holds(shared, claim.mode).0.contains_key(&claim.owner))
     }
 
     /// Makes a hold last its full time from now.
     fn hold(&mut self, claim: &Claim, count: u32, now: Instant) -> bool {
-        let (name, token) = (claim.name.prefix().clone(), claim.holder);
+        let (name, token) = (claim.name.prefix().clone(), claim.owner);
         let ends = after(now, claim.lease);
         let shared = self.shared.entry(name.clone()).or_default();
         if let Some(old) = holds_mut(shared, claim.mode).0.insert(token, Hold { ends, count }) {
@@ -283,10 +285,10 @@ impl State {
 
     fn end_hold(&mut self, claim: &Claim) -> bool {
         let name = claim.name.prefix();
-        let ended = self
-            .change_shared(name, |shared| holds_mut(shared, claim.mode).0.remove(&claim.holder));
+        let ended =
+            self.change_shared(name, |shared| holds_mut(shared, claim.mode).0.remove(&claim.owner));
         match ended.flatten() {
-            Some(hold) => self.ends.remove(&(hold.ends, End::Hold(name.clone(), claim.holder))),
+            Some(hold) => self.ends.remove(&(hold.ends, End::Hold(name.clone(), claim.owner))),
             None => false,
         }
     }
@@ -295,7 +297,7 @@ impl State {
         if !claim.waits {
             return;
         }
-        let (name, token) = (claim.name.prefix().clone(), claim.holder);
+        let (name, token) = (claim.name.prefix().clone(), claim.owner);
         let ends = after(now, claim.place_life());
         let place = Place {
             token,
@@ -320,9 +322,9 @@ impl State {
         }
         let name = claim.name.prefix();
         let left =
-            self.change_shared(name, |shared| queue_mut(shared, claim.mode).leave(claim.holder));
+            self.change_shared(name, |shared| queue_mut(shared, claim.mode).leave(claim.owner));
         match left.flatten() {
-            Some(ends) => self.ends.remove(&(ends, End::Place(name.clone(), claim.holder))),
+            Some(ends) => self.ends.remove(&(ends, End::Place(name.clone(), claim.owner))),
             None => false,
         }
     }

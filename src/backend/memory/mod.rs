@@ -22,10 +22,9 @@ use super::{
     Acquired, AcquiredAll, Change, Changes, Channels, Claimed, Committed, Failure, Leases, Store,
 };
 use crate::{
-    entry::Entry,
+    backend::{Claim, Entry, Grant, Mode, Occupied},
     error::{BackendError, BackendErrorKind},
     key::Name,
-    lease::{Claim, Grant, Mode, Occupied},
 };
 
 /// Leases and entries in this process: the embedded default, and a stand-in for Redis in tests.

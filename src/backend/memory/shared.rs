@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use tokio::time::Instant;
 
-use crate::lease::{Occupied, Token};
+use crate::backend::{Occupied, Owner};
 
 /// What of one name several may have at a time.
 #[derive(Default)]
@@ -28,7 +28,7 @@ impl Shared {
 
 /// Who holds, until when, and how many each counts for.
 #[derive(Default)]
-pub(super) struct Holds(pub(super) HashMap<Token, Hold>);
+pub(super) struct Holds(pub(super) HashMap<Owner, Hold>);
 
 pub(super) struct Hold {
     pub(super) ends: Instant,
@@ -64,7 +64,7 @@ impl Holds {
 pub(super) struct Queue(pub(super) Vec<Place>);
 
 pub(super) struct Place {
-    pub(super) token: Token,
+    pub(super) token: Owner,
     /// When it was taken.
     pub(super) since: Instant,
     pub(super) ends: Instant,
@@ -86,7 +86,7 @@ impl Queue {
     }
 
     /// The first who waits for all others to leave, before a token or, if that has no place, in all.
-    pub(super) fn alone_before(&self, token: Token) -> Option<&Place> {
+    pub(super) fn alone_before(&self, token: Owner) -> Option<&Place> {
         let before = self.0.iter().take_while(|place| place.token != token);
         before.into_iter().find(|place| place.alone)
     }
@@ -103,7 +103,7 @@ impl Queue {
         }
     }
 
-    pub(super) fn leave(&mut self, token: Token) -> Option<Instant> {
+    pub(super) fn leave(&mut self, token: Owner) -> Option<Instant> {
         let at = self.0.iter().position(|place| place.token == token)?;
         Some(self.0.remove(at).ends)
     }

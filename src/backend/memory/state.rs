@@ -9,10 +9,8 @@ use tokio::time::Instant;
 
 use super::{latches::Latch, shared::Shared};
 use crate::{
-    backend::{Acquired, Claimed, Committed},
-    entry::Entry,
+    backend::{Acquired, Claim, Claimed, Committed, Entry, Grant, Mode, Occupied, Owner},
     key::Name,
-    lease::{Claim, Grant, Mode, Occupied, Token},
     time::after,
 };
 
@@ -48,7 +46,7 @@ pub(super) enum Sole {
 pub(super) const CALLED: u64 = 0;
 
 pub(super) struct Lease {
-    pub(super) holder: Token,
+    pub(super) owner: Owner,
     pub(super) fence: u64,
     pub(super) ends: Instant,
 }
@@ -68,8 +66,8 @@ struct Stored {
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum End {
     Lease(Held),
-    Hold(Arc<str>, Token),
-    Place(Arc<str>, Token),
+    Hold(Arc<str>, Owner),
+    Place(Arc<str>, Owner),
     Latch(Arc<str>),
     Fence(Arc<str>),
     Entry(Slot),
@@ -99,7 +97,7 @@ impl State {
 
     pub(super) fn claim(&mut self, claim: &Claim, seen: u64, now: Instant) -> Claimed {
         self.expire(now);
-        let mine = self.lease(&claim.name, Sole::Lease).is_some_and(|l| l.holder == claim.holder);
+        let mine = self.lease(&claim.name, Sole::Lease).is_some_and(|l| l.owner == claim.owner);
         if !mine
             && let Some(entry) = self.stored(&claim.name)
             && entry.fence > seen
@@ -144,7 +142,7 @@ impl State {
         }
         let ends = self.fences.get(name).map_or(now, |fence| fence.ends);
         self.set_fence(name, entry.fence, true, ends);
-        if self.lease(&claim.name, Sole::Lease).is_some_and(|l| l.holder == claim.holder) {
+        if self.lease(&claim.name, Sole::Lease).is_some_and(|l| l.owner == claim.owner) {
             self.drop_lease(&claim.name, Sole::Lease);
         }
         let Some(ttl) = ttl else { return (Committed::HandedOver, true) };
@@ -189,7 +187,7 @@ impl State {
     /// Grants a lease that is free, and grants it again to the token that has it.
     pub(super) fn acquire_sole(&mut self, claim: &Claim, now: Instant) -> Acquired {
         match self.lease(&claim.name, sole(claim.mode)) {
-            Some(lease) if lease.holder != claim.holder => Acquired::Held(lease.occupied(now)),
+            Some(lease) if lease.owner != claim.owner => Acquired::Held(lease.occupied(now)),
             _ => Acquired::Granted(self.grant(claim, now)),
         }
     }
@@ -237,7 +235,7 @@ impl State {
         let held = (claim.name.prefix().clone(), sole);
         let ends = after(now, claim.lease);
         self.ends.insert((ends, End::Lease(held.clone())));
-        self.leases.insert(held, Lease { holder: claim.holder, fence, ends });
+        self.leases.insert(held, Lease { owner: claim.owner, fence, ends });
     }
 
     pub(super) fn drop_lease(&mut self, name: &Name, sole: Sole) -> bool {

@@ -7,10 +7,9 @@ use super::{
     script::{Call, SCRIPTS},
 };
 use crate::{
-    backend::{Countdown, Latches},
+    backend::{Countdown, Latches, Owner},
     error::BackendError,
     key::Name,
-    lease::Token,
 };
 
 impl RedisBackend {
@@ -29,7 +28,7 @@ impl Latches for RedisBackend {
     async fn set_latch(
         &self,
         name: &Name,
-        id: Token,
+        id: Owner,
         count: u32,
         ttl: Duration,
     ) -> Result<bool, BackendError> {
@@ -44,7 +43,7 @@ impl Latches for RedisBackend {
     async fn count_down(
         &self,
         name: &Name,
-        id: Token,
+        id: Owner,
         by: u32,
     ) -> Result<Option<Countdown>, BackendError> {
         let call =

@@ -12,11 +12,11 @@ use super::{
 };
 use crate::{
     backend::{
-        Acquired, AcquiredAll, Changes, Claimed, Leases, acquire_in_order, no_pass, several,
+        Acquired, AcquiredAll, CALL_LIFE, Changes, Claim, Claimed, Grant, HANDOVER_LIFE, Leases,
+        Mode, Occupied, Owner, acquire_in_order, no_pass, several,
     },
     error::{BackendError, BackendErrorKind},
     key::{Family, Name},
-    lease::{CALL_LIFE, Claim, Grant, HANDOVER_LIFE, Mode, Occupied, Token},
 };
 
 /// Where what is held in a mode stands: the suffix of its key, and whether it is a set of holds.
@@ -51,7 +51,7 @@ fn has_own_channels(name: &Name) -> bool {
 
 /// The channel of this process beside the one of all.
 fn own_channel(channel: &str) -> Arc<str> {
-    format!("{channel}:{}", Token::process()).into()
+    format!("{channel}:{}", Owner::process()).into()
 }
 
 impl RedisBackend {
@@ -79,7 +79,7 @@ impl RedisBackend {
     ) -> Result<bool, BackendError> {
         let call = Call::new(&SCRIPTS.release, 2)
             .keys(&claim.name, &["l", self.channel()])
-            .token(claim.holder)
+            .token(claim.owner)
             .arg(&message[..]);
         self.released(call).await
     }
@@ -102,7 +102,7 @@ impl RedisBackend {
     ) -> Result<Claimed, BackendError> {
         let call = Call::new(&SCRIPTS.acquire, 3)
             .keys(&claim.name, &["l", "f", &claim.name.entry_suffix()])
-            .token(claim.holder)
+            .token(claim.owner)
             .arg(millis(claim.lease))
             .arg(millis(claim.fence_life))
             .arg(seen);
@@ -112,7 +112,7 @@ impl RedisBackend {
     async fn acquire_queued(&self, claim: &Claim, keys: &[&str]) -> Result<Claimed, BackendError> {
         let call = Call::new(&SCRIPTS.acquire_queued, keys.len())
             .keys(&claim.name, keys)
-            .token(claim.holder)
+            .token(claim.owner)
             .arg(millis(claim.lease))
             .arg(millis(claim.fence_life))
             .arg(kept(claim))
@@ -123,7 +123,7 @@ impl RedisBackend {
     async fn acquire_read(&self, claim: &Claim) -> Result<Claimed, BackendError> {
         let call = Call::new(&SCRIPTS.acquire_read, 5)
             .keys(&claim.name, &["w", "rq", "rd", "r", "i"])
-            .token(claim.holder)
+            .token(claim.owner)
             .arg(millis(claim.lease))
             .arg(kept(claim));
         self.granted(claim, call).await
@@ -137,7 +137,7 @@ impl RedisBackend {
     ) -> Result<Claimed, BackendError> {
         let call = Call::new(&SCRIPTS.acquire_permit, 1)
             .keys(&claim.name, &["p"])
-            .token(claim.holder)
+            .token(claim.owner)
             .arg(millis(claim.lease))
             .arg(limit)
             .arg(count);
@@ -149,7 +149,7 @@ impl RedisBackend {
         let handed_over = if self.0.options.replicas.is_none() { millis(HANDOVER_LIFE) } else { 0 };
         let call = Call::new(&SCRIPTS.release_queued, keys.len())
             .keys(&claim.name, keys)
-            .token(claim.holder)
+            .token(claim.owner)
             .arg(u8::from(has_own_channels(&claim.name)))
             .arg(millis(CALL_LIFE))
             .arg(handed_over)
@@ -164,7 +164,7 @@ impl RedisBackend {
     async fn release_permit(&self, claim: &Claim, count: u32) -> Result<bool, BackendError> {
         let call = Call::new(&SCRIPTS.release_permit, 2)
             .keys(&claim.name, &["p", self.channel()])
-            .token(claim.holder)
+            .token(claim.owner)
             .arg(count);
         self.released(call).await
     }
@@ -198,7 +198,7 @@ impl Leases for RedisBackend {
         }
         for claim in claims {
             call = call
-                .token(claim.holder)
+                .token(claim.owner)
                 .arg(millis(claim.lease))
                 .arg(millis(claim.fence_life))
                 .arg(kept(claim));
@@ -228,7 +228,7 @@ impl Leases for RedisBackend {
                     Mode::Permit { count, .. } => count,
                 };
                 call = call
-                    .token(claim.holder)
+                    .token(claim.owner)
                     .arg(millis(claim.lease))
                     .arg(millis(claim.fence_life))
                     .arg(members);
@@ -274,11 +274,8 @@ impl Leases for RedisBackend {
                 .keys(name, READ_WRITE),
             _ => return Err(no_pass(from, to)),
         };
-        let call = call
-            .token(from.holder)
-            .token(to.holder)
-            .arg(millis(to.lease))
-            .arg(millis(to.fence_life));
+        let call =
+            call.token(from.owner).token(to.owner).arg(millis(to.lease)).arg(millis(to.fence_life));
         let (answer, confirmed) = self.0.servers.grant(call).await?;
         let passed = self.understood(reply::passed(answer))?;
         if !confirmed && passed.is_some() {

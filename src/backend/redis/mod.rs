@@ -12,7 +12,7 @@
 //!
 //! | suffix | type | holds |
 //! |---|---|---|
-//! | `e` | string, PX | the [entry](crate::entry::Entry); `e1`, `e2`, ... those of other schemas |
+//! | `e` | string, PX | the [entry](crate::backend::Entry); `e1`, `e2`, ... those of other schemas |
 //! | `l` | string, PX | the lease: `token:fence`, so that a resent acquire gets the same fence back |
 //! | `f` | string, PX | the last fence granted or burnt, `:c` behind it once its grant was committed |
 //! | `q`, `d` | sorted sets | who waits for a lock: tickets, and until when each place is kept |

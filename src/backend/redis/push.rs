@@ -179,7 +179,7 @@ fn receive(
                     && let Ok(channel) = std::str::from_utf8(&channel)
                 {
                     let change = match Change::decode(&Bytes::from(message)) {
-                        Change::Granted(handover) if asks => Change::Turn(handover.holder),
+                        Change::Granted(handover) if asks => Change::Turn(handover.owner),
                         change => change,
                     };
                     channels.push(channel, change);

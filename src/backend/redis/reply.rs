@@ -6,10 +6,8 @@ use bytes::Bytes;
 use redis::Value;
 
 use crate::{
-    backend::{AcquiredAll, Claimed, Committed, Countdown},
-    entry::Entry,
+    backend::{AcquiredAll, Claimed, Committed, Countdown, Entry, Grant, Occupied},
     error::{BackendError, BackendErrorKind},
-    lease::{Grant, Occupied},
 };
 
 pub(super) fn claimed(value: Value) -> Result<Claimed, BackendError> {

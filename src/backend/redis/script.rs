@@ -2,7 +2,7 @@ use std::{io::Write, sync::LazyLock};
 
 use redis::{Arg, Cmd, RedisWrite, ToRedisArgs};
 
-use crate::{key::Name, lease::Token};
+use crate::{backend::Owner, key::Name};
 
 /// Names each script once: what is put in front of it, and its file.
 macro_rules! scripts {
@@ -130,7 +130,7 @@ impl<'a> Call<'a> {
     }
 
     /// Adds who asks, or for whom.
-    pub(super) fn token(mut self, token: Token) -> Self {
+    pub(super) fn token(mut self, token: Owner) -> Self {
         self.by_digest.arg(&token.digits()[..]);
         self
     }

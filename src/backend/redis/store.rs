@@ -9,11 +9,9 @@ use super::{
     script::{Call, SCRIPTS, Script, write_key},
 };
 use crate::{
-    backend::{Change, Claimed, Committed, Failure, Store},
-    entry::Entry,
+    backend::{Change, Claim, Claimed, Committed, Entry, Failure, Grant, Store},
     error::BackendError,
     key::Name,
-    lease::{Claim, Grant},
 };
 
 impl RedisBackend {
@@ -54,7 +52,7 @@ impl Store for RedisBackend {
         let entry = entry.clone().with_fence(grant.fence());
         let call = Call::new(&SCRIPTS.commit, 4)
             .keys(&claim.name, &["l", "f", &claim.name.entry_suffix(), self.channel()])
-            .token(claim.holder)
+            .token(claim.owner)
             .arg(grant.fence())
             .arg(&entry.encode()[..])
             .arg(ttl.map_or(0, millis))

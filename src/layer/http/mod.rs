@@ -104,7 +104,7 @@ impl BellwetherLayer<Http> {
     ///
     /// Mostly its headers tell, at once: its caller gets it untouched and streaming, everyone who waited,
     /// here and in other processes, sends his own request, all in parallel; and for the cache's
-    /// [`verdict_ttl`](crate::cache::Builder::verdict_ttl) it is remembered that nobody need wait for
+    /// [`uncacheable_ttl`](crate::cache::Builder::uncacheable_ttl) it is remembered that nobody need wait for
     /// anybody. The same happens when a body grows over the limit, or is not complete by seven eighths of
     /// the cache's [load limit](crate::cache::Builder::load_limit): what was read of it goes to its caller
     /// in front of the rest. So a service that streams without end should say so, by its content type or

@@ -40,7 +40,7 @@ pub(super) enum Answer {
     /// It may be shared, if its body turns out to be complete and within the limit.
     Shareable(Freshness),
     /// It is its caller's own, and the next one will be too.
-    Private,
+    Uncacheable,
     /// It is its caller's own, but the next one may well be shareable: the service is in trouble.
     Failing,
 }
@@ -74,7 +74,7 @@ pub(super) fn answer(parts: &response::Parts, least: u64, limit: u64) -> Answer 
         Some(freshness) if plain && length() && connection(headers).is_some() => {
             Answer::Shareable(freshness)
         }
-        _ => Answer::Private,
+        _ => Answer::Uncacheable,
     }
 }
 

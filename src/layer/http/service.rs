@@ -12,7 +12,7 @@ use super::{
     rules::{Answer, answer, request_is_shareable},
 };
 use crate::{
-    cache::{Flown, Lead, OnVerdict, Produced},
+    cache::{Flown, Lead, OnUncacheable, Produced},
     error::{Error, ErrorKind},
     key::Key,
     layer::{Bellwether, ResponseFuture, future::oneshot},
@@ -84,14 +84,14 @@ where
         let (http, inner, own) = (http.clone(), inner.clone(), own.clone());
         move |lead| lead_with(http, inner, own, lead)
     };
-    let flown = http.0.cache.request(key).on_verdict(OnVerdict::Private).fly(work).await;
+    let flown = http.0.cache.request(key).on_uncacheable(OnUncacheable::Pass).fly(work).await;
     let whole = |response: Response<_>| Ok(response.map(ResponseBody::whole));
     match (own.take(), flown) {
         (State::Answered(answer), _) => answer,
         (_, Ok(Flown::Loaded(loaded))) => whole(loaded.value().replay(loaded.source())),
-        (State::Asked(request), Ok(Flown::Private)) => pass(inner, request).await,
+        (State::Asked(request), Ok(Flown::Uncacheable)) => pass(inner, request).await,
         (_, Err(error)) => whole((http.0.on_error)(&error)),
-        (State::Taken, Ok(Flown::Private)) => whole((http.0.on_error)(&gone())),
+        (State::Taken, Ok(Flown::Uncacheable)) => whole((http.0.on_error)(&gone())),
     }
 }
 
@@ -126,7 +126,7 @@ where
                 lead.do_not_store();
             }
             own.answer(Ok(Response::from_parts(parts, ResponseBody::untouched(body))));
-            return Ok(Produced::Private);
+            return Ok(Produced::Uncacheable);
         }
     };
     let body = match collect(body, limit, until).await {
@@ -148,7 +148,7 @@ where
         }
     };
     own.answer(Ok(Response::from_parts(parts, body)));
-    Ok(Produced::Private)
+    Ok(Produced::Uncacheable)
 }
 
 fn gone() -> Error {

@@ -30,10 +30,10 @@ use super::{
     share::{Share, in_time},
 };
 use crate::{
-    backend::{Acquired, Changes, DynLeases},
+    backend::{Acquired, Changes, Claim, DynLeases, Grant, Mode, Occupied, Owner},
     error::{BackendError, BackendErrorKind, ErrorKind},
     key::Name,
-    lease::{Claim, Engine, Grant, Mode, Occupied, Token, drift},
+    lease::{Engine, drift},
 };
 
 pub(super) struct Majority {
@@ -97,13 +97,13 @@ impl Majority {
     async fn settle<T>(
         &self,
         tried: Try<T>,
-        ours: Token,
-        theirs: Token,
+        ours: Owner,
+        theirs: Owner,
     ) -> (bool, Vec<Result<T, BackendError>>) {
         // What has no answer is undone under its token, so it must not be counted under that.
         let holders = tried.shares.iter().map(|share| match share.is_taken() {
             true => theirs,
-            false => Token::fresh(),
+            false => Owner::fresh(),
         });
         let holders: Vec<_> = holders.collect();
         let (taken, others): (Vec<_>, Vec<_>) = tried.shares.into_iter().partition(Share::is_taken);
@@ -122,13 +122,13 @@ impl Majority {
     /// The claim of a try: with a token of its own. Its fence means nothing, and is forgotten soon.
     fn anew(claim: &Claim) -> Claim {
         // A place in a queue at each server would be of no use: only a majority counts.
-        Claim { holder: Token::fresh(), fence_life: claim.lease, waits: false, ..claim.clone() }
+        Claim { owner: Owner::fresh(), fence_life: claim.lease, waits: false, ..claim.clone() }
     }
 
     /// Takes what a majority has at another server, too, in a task of its own: nobody waits for it.
     fn complete(&self, claim: &Claim, at: usize) {
         let Some(server) = self.servers.get(at).cloned() else { return };
-        let (ours, theirs) = (claim.holder, Self::anew(claim));
+        let (ours, theirs) = (claim.owner, Self::anew(claim));
         let (held, limit) = (self.held.clone(), self.limit);
         server.clone().tasks.spawn(async move {
             let mut share = Share::new(server.clone(), theirs.clone());
@@ -136,7 +136,7 @@ impl Majority {
             let asked = share.ask(limit, |claim| server.backend().acquire(claim), granted);
             drop(asked.await);
             // Otherwise it is undone: what was given back meanwhile must not be taken.
-            if share.is_taken() && held.replace(ours, at, theirs.holder) {
+            if share.is_taken() && held.replace(ours, at, theirs.owner) {
                 share.keep();
             }
         });
@@ -181,7 +181,7 @@ impl Majority {
                 granted,
             )
             .await;
-        let (won, answers) = self.settle(tried, claim.holder, theirs.holder).await;
+        let (won, answers) = self.settle(tried, claim.owner, theirs.owner).await;
         if won {
             return Ok(Acquired::Granted(Grant::new(0)));
         }
@@ -219,15 +219,15 @@ impl Majority {
             let said: Vec<_> = said.collect();
             let count = |what| said.iter().filter(|said| **said == Some(what)).count();
             let known = self.decided(count(true), count(false));
-            let missing = self.held.said(claim.holder, &said);
+            let missing = self.held.said(claim.owner, &said);
             if known == Some(true) {
                 missing.into_iter().for_each(|at| self.complete(claim, at));
             }
-            decided.insert(claim.holder, known);
+            decided.insert(claim.owner, known);
         }
         // What is not known is not held.
         let renewed =
-            claims.iter().map(|claim| decided.get(&claim.holder).map_or(Some(false), |it| *it));
+            claims.iter().map(|claim| decided.get(&claim.owner).map_or(Some(false), |it| *it));
         let renewed: Vec<_> = renewed.collect();
         match renewed.iter().all(Option::is_none) {
             true => Err(self.undecided(answers.into_iter().filter_map(Result::err))),
@@ -265,11 +265,11 @@ impl Majority {
         let now = self.held.remove(from).unwrap_or_else(|| ours.clone());
         let there = self.servers.iter().zip(&ours).zip(now);
         for (((server, asked), now), answer) in there.zip(&tried.answers) {
-            if answer.is_err() || now.holder != asked.holder {
+            if answer.is_err() || now.owner != asked.owner {
                 server.undo(now, false, &Handle::current());
             }
         }
-        let (won, answers) = self.settle(tried, to.holder, theirs.holder).await;
+        let (won, answers) = self.settle(tried, to.owner, theirs.owner).await;
         if won {
             return Ok(Some(Grant::new(0)));
         }

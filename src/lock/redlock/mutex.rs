@@ -5,11 +5,7 @@ use super::super::{
     reentrant::{Reentry, give_back},
     scope::Scope,
 };
-use crate::{
-    error::Error,
-    key::Key,
-    lease::{Held, Mode},
-};
+use crate::{backend::Mode, error::Error, key::Key, lease::Held};
 
 /// A lock that one holder has at a time, at a majority of servers. Made by
 /// [`Redlock::mutex`](super::Redlock::mutex).

@@ -3,8 +3,9 @@ use std::{sync::Arc, time::Duration};
 use tokio::{runtime::Handle, time::timeout};
 
 use crate::{
+    backend::Claim,
     error::{BackendError, BackendErrorKind},
-    lease::{Claim, Engine},
+    lease::Engine,
 };
 
 /// What one try may have taken at one server. Dropped before it is [kept](Self::keep), it is undone there.

@@ -93,7 +93,7 @@ async fn each_keeps_his_own_request() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_verdict_is_remembered_in_the_fleet_and_ends() {
+async fn an_uncacheable_answer_is_remembered_in_the_fleet_and_ends() {
     let (inner, calls) = origin(|call, _| {
         let mut response = Response::new(Body::from(call.to_string()));
         if call == 1 {
@@ -129,7 +129,7 @@ async fn a_failing_service_is_shared_again_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_keys_verdict_is_not_anothers() {
+async fn an_uncacheable_key_leaves_others_alone() {
     let (inner, calls) = origin(|call, request| {
         let mut response = Response::new(Body::from(call.to_string()));
         if request.uri() == "/own" {

@@ -1,4 +1,4 @@
-//! The parts of a backend that fail apart: a server is one, of a cluster each node. What is known of one of them
+//! The shards of a backend that fail apart: a server is one, of a cluster each node. What is known of one of them
 //! says nothing of another, and who waits for one that hangs takes no turn from those who ask another.
 
 use std::{
@@ -10,7 +10,7 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 
 use super::breaker::Breaker;
 
-/// So many flights ask a part at once, the others queue: enough to keep a connection busy, and few enough that
+/// So many flights ask a shard at once, the others queue: enough to keep a connection busy, and few enough that
 /// the answer comes well within the time-out, which must tell of the server and not of our own queue. Ten
 /// thousand cold keys at once would otherwise look like a server that is down. As many more may be had at once by who
 /// looks first: those are kept by callers who poll their look themselves, and may stop doing so.
@@ -19,13 +19,13 @@ const TURNS: usize = 128;
 /// When there are so many, those of which nothing need be known are forgotten: nodes come and go.
 const WORTH_CLEARING: usize = 64;
 
-pub(super) struct Part {
+pub(super) struct Shard {
     pub(super) breaker: Breaker,
     turns: Semaphore,
     at_once: Semaphore,
 }
 
-impl Part {
+impl Shard {
     fn new() -> Self {
         let [turns, at_once] = [0, 1].map(|_| Semaphore::new(TURNS));
         Self { breaker: Breaker::default(), turns, at_once }
@@ -49,19 +49,19 @@ impl Part {
     }
 }
 
-/// All parts, by the numbers that the backend gives them.
-pub(super) struct Parts {
+/// All shards, by the numbers that the backend gives them.
+pub(super) struct Shards {
     /// The one that most backends have.
-    first: Arc<Part>,
-    others: RwLock<HashMap<usize, Arc<Part>>>,
+    first: Arc<Shard>,
+    others: RwLock<HashMap<usize, Arc<Shard>>>,
 }
 
-impl Parts {
+impl Shards {
     pub(super) fn new() -> Self {
-        Self { first: Arc::new(Part::new()), others: RwLock::default() }
+        Self { first: Arc::new(Shard::new()), others: RwLock::default() }
     }
 
-    pub(super) fn of(&self, number: usize) -> Arc<Part> {
+    pub(super) fn of(&self, number: usize) -> Arc<Shard> {
         if number == 0 {
             return self.first.clone();
         }
@@ -70,9 +70,10 @@ impl Parts {
         known.unwrap_or_else(|| {
             let mut others = self.others.write().unwrap_or_else(PoisonError::into_inner);
             if others.len() >= WORTH_CLEARING {
-                others.retain(|_, part| Arc::strong_count(part) > 1 || part.breaker.is_troubled());
+                others
+                    .retain(|_, shard| Arc::strong_count(shard) > 1 || shard.breaker.is_troubled());
             }
-            others.entry(number).or_insert_with(|| Arc::new(Part::new())).clone()
+            others.entry(number).or_insert_with(|| Arc::new(Shard::new())).clone()
         })
     }
 }

@@ -1,63 +1,7 @@
-use std::{fmt, str::FromStr, sync::LazyLock, time::Duration};
+use std::time::Duration;
 
-use uuid::Uuid;
-
+use super::Owner;
 use crate::key::Name;
-
-/// Who holds a lease: 64 random bits of the process, and 64 that are made anew for each acquisition.
-///
-/// A token is never used for two acquisitions, nor again if it was given back without an answer, so a late release
-/// cannot end what came after it. By its first half a backend finds the process that it stands for.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Token(Uuid);
-
-impl Token {
-    /// A token that nobody else has.
-    pub fn fresh() -> Self {
-        let low = Uuid::new_v4().as_u64_pair().1;
-        Self(Uuid::from_u64_pair(*PROCESS, low))
-    }
-
-    /// The 32 hexadecimal digits that it is written with.
-    #[cfg_attr(not(feature = "redis"), allow(dead_code))]
-    pub(crate) fn digits(self) -> [u8; 32] {
-        let mut digits = [0; 32];
-        self.0.as_simple().encode_lower(&mut digits);
-        digits
-    }
-
-    /// The half of the token that all tokens of this process have.
-    #[cfg_attr(not(feature = "redis"), allow(dead_code))]
-    pub(crate) fn process() -> String {
-        format!("{:016x}", *PROCESS)
-    }
-}
-
-/// What tells this process from all others.
-static PROCESS: LazyLock<u64> = LazyLock::new(|| {
-    let (high, low) = Uuid::new_v4().as_u64_pair();
-    high ^ low
-});
-
-impl FromStr for Token {
-    type Err = uuid::Error;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        Uuid::try_parse(text).map(Self)
-    }
-}
-
-impl fmt::Display for Token {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.as_simple().fmt(f)
-    }
-}
-
-impl fmt::Debug for Token {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Token({self})")
-    }
-}
 
 /// How a lease is held, and beside whom.
 ///
@@ -107,6 +51,11 @@ impl Mode {
         }
     }
 
+    /// Whether a release may hand a lease of this duration to a waiter, without harm to the others.
+    pub(crate) fn takes_handover(self, lease: Duration) -> bool {
+        self.is_fenced() && lease >= HANDOVER_LIFE
+    }
+
     /// Whether each grant carries a fence of its own. Where several hold together, it is zero.
     pub fn is_fenced(self) -> bool {
         matches!(self, Self::Exclusive | Self::Fair | Self::Write)
@@ -137,7 +86,7 @@ pub struct Claim {
     /// What the lease is for.
     pub name: Name,
     /// Who will hold it.
-    pub holder: Token,
+    pub owner: Owner,
     /// How it will be held.
     pub mode: Mode,
     /// How long the lease lasts unless it is renewed.
@@ -165,17 +114,12 @@ impl Claim {
         }
     }
 
-    /// A claim by a fresh [`Token`], that waits; what is granted in an order may be handed over to it.
+    /// A claim by a fresh [`Owner`], that waits; what is granted in an order may be handed over to it.
     pub fn new(name: Name, mode: Mode, lease: Duration, fence_life: Duration) -> Self {
-        let takes_handover = mode.is_ordered() && takes_handover(mode, lease);
-        let holder = Token::fresh();
-        Self { name, holder, mode, lease, fence_life, waits: true, takes_handover }
+        let takes_handover = mode.is_ordered() && mode.takes_handover(lease);
+        let owner = Owner::fresh();
+        Self { name, owner, mode, lease, fence_life, waits: true, takes_handover }
     }
-}
-
-/// Whether it serves who waits so, and nobody is worse off, that a release hands the lease over to him.
-pub(super) fn takes_handover(mode: Mode, lease: Duration) -> bool {
-    mode.is_fenced() && lease >= HANDOVER_LIFE
 }
 
 /// Proof that a claim was granted. It is not `Clone`: one grant, one commit.
