@@ -83,7 +83,7 @@ async fn run() -> Result<(), BoxError> {
         Err(ErrorKind::Lost) => println!("  and once more by unlock()"),
         other => return Err(format!("unlock() said {other:?}").into()),
     }
-    let mutex = clients[1].mutex("till").wait(Duration::from_secs(1));
+    let mutex = clients[1].mutex("till").wait_limit(Duration::from_secs(1));
     match mutex.lock().await {
         Err(error) if error.kind() == ErrorKind::Backend => {
             println!("  another client has waited for a second: {error}");

@@ -31,11 +31,11 @@ type Lock = fn(&str) -> Mutex;
 const BOTH: [Lock; 2] = [fair, plain];
 
 fn fair(url: &str) -> Mutex {
-    locks(url).fair_mutex("k").lease(LEASE).wait(LIMIT)
+    locks(url).fair_mutex("k").lease(LEASE).wait_limit(LIMIT)
 }
 
 fn plain(url: &str) -> Mutex {
-    locks(url).mutex("k").lease(LEASE).wait(LIMIT)
+    locks(url).mutex("k").lease(LEASE).wait_limit(LIMIT)
 }
 
 fn locks(url: &str) -> Locks {
@@ -165,7 +165,8 @@ async fn a_release_that_others_wait_for_is_answered_last() {
     let server = RedisServer::start().await;
     let mut raw = server.raw().await;
     let one = locks(&server.url());
-    let (lock, alone) = (one.mutex("k").lease(LEASE).wait(LIMIT), one.mutex("alone").lease(LEASE));
+    let (lock, alone) =
+        (one.mutex("k").lease(LEASE).wait_limit(LIMIT), one.mutex("alone").lease(LEASE));
     let other = plain(&server.url());
     let held = other.lock().await.unwrap();
     let second = waiting(&lock);

@@ -17,8 +17,8 @@ use std::{
 use bellwether::{
     ErrorKind, Locks, MemoryBackend,
     backend::HANDOVER_LIFE,
-    key::Namespace,
     lease::{Retry, RetryStrategy},
+    lock::Upgrade,
 };
 use tokio::{
     task::JoinHandle,
@@ -80,7 +80,7 @@ async fn a_wait_ends_at_its_limit_or_with_its_strategy() {
     let (here, there) = two();
     let _guard = here.mutex("m").lock().await.unwrap();
     let waits: [(_, Duration); 4] = [
-        (there.mutex("m").wait(700 * MS), 700 * MS),
+        (there.mutex("m").wait_limit(700 * MS), 700 * MS),
         (there.mutex("m").retry(Retry::fixed(100 * MS).times(3)), 300 * MS),
         (there.mutex("m").retry(Retry::fixed(100 * MS).within(250 * MS)), 250 * MS),
         (there.mutex("m").retry(|| [40 * MS, 20 * MS].into_iter()), 60 * MS),
@@ -124,7 +124,7 @@ async fn a_loss_is_told_before_anyone_else_gets_in() {
         let (acquired, other) = next.await.unwrap();
         assert!(lost < acquired, "{fault:?}");
         assert!(other.fence() > guard.fence());
-        assert_eq!(guard.refresh().await.unwrap_err().kind(), ErrorKind::Lost);
+        assert_eq!(guard.renew().await.unwrap_err().kind(), ErrorKind::Lost);
         assert_eq!(guard.unlock().await.unwrap_err().kind(), ErrorKind::Lost);
         assert!(!other.is_lost());
     }
@@ -272,7 +272,7 @@ async fn a_backend_out_of_order_is_told_with_its_source() {
     let begun = Instant::now();
     assert_eq!(locks.mutex("m").try_lock().await.unwrap_err().kind(), ErrorKind::Backend);
     assert_eq!(begun.elapsed(), Duration::ZERO);
-    let error = locks.mutex("m").wait(2 * LEASE).lock().await.unwrap_err();
+    let error = locks.mutex("m").wait_limit(2 * LEASE).lock().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Backend);
     assert!(std::error::Error::source(&error).is_some());
     assert!(begun.elapsed() <= 2 * LEASE + 10 * MS);
@@ -302,7 +302,7 @@ async fn shutdown_ends_waits_and_starts_nothing() {
 async fn names_namespaces_and_settings_are_checked() {
     let backend = MemoryBackend::new();
     let locks = Locks::new(backend.clone());
-    let other = Locks::new(backend).namespace(Namespace::new("other").unwrap());
+    let other = Locks::new(backend).namespace("other");
     let _guard = locks.mutex("{m}").lock().await.unwrap();
     assert!(other.mutex("{m}").try_lock().await.unwrap().is_some());
     for name in [String::new(), "n".repeat(513)] {
@@ -310,7 +310,7 @@ async fn names_namespaces_and_settings_are_checked() {
     }
     for mutex in [
         locks.mutex("m").lease(Duration::ZERO),
-        locks.mutex("m").refresh_every(LEASE),
+        locks.mutex("m").renew_every(LEASE),
         locks.mutex("m").max_hold(MS),
         locks.mutex("m").fence_life(MS),
     ] {
@@ -323,7 +323,7 @@ async fn endless_times_are_no_panic() {
     let locks = Locks::new(MemoryBackend::new());
     let mutex = locks
         .mutex("m")
-        .wait(Duration::MAX)
+        .wait_limit(Duration::MAX)
         .max_hold(Duration::MAX)
         .fence_life(Duration::MAX)
         .retry(Retry::fixed(Duration::MAX));
@@ -416,7 +416,7 @@ async fn a_limit_of_zero_closes_a_semaphore_and_keeps_nothing() {
     let closed = there.semaphore("s", 0);
     assert_eq!(closed.available().await.unwrap(), 0);
     assert_eq!(closed.try_acquire().await.unwrap_err().kind(), ErrorKind::InvalidConfig);
-    there.permits("s", 0).extend(id).await.unwrap();
+    there.permits("s", 0).renew(id).await.unwrap();
     there.permits("s", 0).release(id).await.unwrap();
     assert!(!closed.force_release().await.unwrap());
 }
@@ -428,7 +428,7 @@ async fn a_lock_can_be_looked_at_and_ended_from_outside() {
     assert!(!looked.is_locked().await.unwrap() && !looked.force_unlock().await.unwrap());
     let guard = here.mutex("m").lease(LEASE).lock().await.unwrap();
     assert!(looked.is_locked().await.unwrap());
-    assert_eq!(looked.remaining().await.unwrap(), Some(LEASE));
+    assert_eq!(looked.expires_in().await.unwrap(), Some(LEASE));
     assert!(looked.force_unlock().await.unwrap());
     let other = looked.lock().await.unwrap();
     assert!(other.fence() > guard.fence());
@@ -536,7 +536,9 @@ async fn who_is_refused_an_upgrade_learns_of_a_loss() {
     let (here, there) = two();
     let reader = here.rw_lock("m").read().await.unwrap();
     let other = there.rw_lock("m").read().await.unwrap();
-    let reader = reader.try_upgrade().await.unwrap().unwrap_err();
+    let Upgrade::Refused(reader) = reader.try_upgrade().await.unwrap() else {
+        panic!("upgraded beside another reader");
+    };
     assert!(there.rw_lock("m").force_unlock().await.unwrap());
     drop(there.rw_lock("m").read().await.unwrap());
     assert_eq!(reader.try_upgrade().await.unwrap_err().kind(), ErrorKind::Lost);

@@ -154,7 +154,7 @@ async fn who_waits_together_is_served_together() {
 async fn nobody_gives_up_with_anothers_patience() {
     let locks = Locks::new(MemoryBackend::new());
     let _other = locks.mutex("m").lock().await.unwrap();
-    let holder = locks.reentrant_mutex("m").wait(700 * MS).holder();
+    let holder = locks.reentrant_mutex("m").wait_limit(700 * MS).holder();
     let begun = Instant::now();
     let first = locking(&holder);
     sleep(500 * MS).await;
@@ -193,7 +193,7 @@ async fn a_loss_is_told_by_every_guard_and_not_joined() {
     let anew = holder.lock().await.unwrap();
     assert!(anew.fence() > cloned.fence() && !anew.is_lost());
     assert_eq!(holder.lock().await.unwrap().fence(), anew.fence());
-    assert_eq!(kind(cloned.refresh().await), ErrorKind::Lost);
+    assert_eq!(kind(cloned.renew().await), ErrorKind::Lost);
     for guard in old.into_iter().chain([cloned]) {
         assert_eq!(kind(guard.unlock().await), ErrorKind::Lost);
     }
@@ -208,9 +208,9 @@ async fn a_lease_ended_from_outside_is_taken_anew() {
     let mutex = Locks::new(backend.clone()).reentrant_mutex("m").lease(LEASE);
     let holder = mutex.holder();
     let guard = holder.lock().await.unwrap();
-    assert_eq!(mutex.remaining().await.unwrap(), Some(LEASE));
+    assert_eq!(mutex.expires_in().await.unwrap(), Some(LEASE));
     assert!(Locks::new(backend).reentrant_mutex("m").force_unlock().await.unwrap());
-    assert_eq!(kind(guard.refresh().await), ErrorKind::Lost);
+    assert_eq!(kind(guard.renew().await), ErrorKind::Lost);
     let anew = holder.lock().await.unwrap();
     assert!(anew.fence() > guard.fence());
     assert_eq!(kind(guard.unlock().await), ErrorKind::Lost);

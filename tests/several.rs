@@ -42,7 +42,7 @@ fn taking<const N: usize>(
     locks: &Locks,
     names: [&str; N],
 ) -> JoinHandle<(Result<SeveralGuard, Error>, Instant)> {
-    let several = locks.several(names).lease(LEASE).wait(Duration::MAX);
+    let several = locks.several(names).lease(LEASE).wait_limit(Duration::MAX);
     tokio::spawn(async move { (several.lock().await, Instant::now()) })
 }
 
@@ -120,7 +120,7 @@ async fn a_wait_ends_at_its_limit_and_says_what_stood_in_the_way() {
     let others = Locks::new(backend.clone());
     let _held = locked(&others, "b").await;
     for way in ways(&backend) {
-        let several = Locks::new(way).several(NAMES).wait(700 * MS);
+        let several = Locks::new(way).several(NAMES).wait_limit(700 * MS);
         let begun = Instant::now();
         let error = several.lock().await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::NotAcquired);
@@ -210,7 +210,7 @@ async fn while_nothing_changes_it_looks_every_five_seconds() {
     let backend = MemoryBackend::new();
     let _held = locked(&Locks::new(backend.clone()), "a").await;
     for way in ways(&backend) {
-        let several = Locks::new(way.clone()).several(NAMES).wait(Duration::from_secs(60));
+        let several = Locks::new(way.clone()).several(NAMES).wait_limit(Duration::from_secs(60));
         assert_eq!(several.lock().await.unwrap_err().kind(), ErrorKind::NotAcquired);
         let tries = way.count(Op::AcquireAll) + way.count(Op::Acquire);
         assert!(tries <= 15, "{tries}");
@@ -229,7 +229,7 @@ async fn the_loss_of_one_is_told_and_the_others_are_given_back() {
     assert!(next.fence() > guard.fence("b").unwrap());
     // The others are still held until it lets go.
     assert!(others.mutex("a").try_lock().await.unwrap().is_none());
-    assert_eq!(guard.refresh().await.unwrap_err().kind(), ErrorKind::Lost);
+    assert_eq!(guard.renew().await.unwrap_err().kind(), ErrorKind::Lost);
     assert_eq!(guard.unlock().await.unwrap_err().kind(), ErrorKind::Lost);
     assert!(are_free(&others, &["a", "c"]).await && !next.is_lost());
 }
@@ -283,7 +283,7 @@ async fn a_try_that_goes_wrong_is_made_good() {
                 let begun = Instant::now();
                 let guard = locks.several(NAMES).lease(LEASE).lock().await.unwrap();
                 assert!(begun.elapsed() < LEASE / 10, "{fault:?} {wrong}: {:?}", begun.elapsed());
-                guard.refresh().await.unwrap();
+                guard.renew().await.unwrap();
                 guard.unlock().await.unwrap();
                 assert!(are_free(&others, &NAMES).await, "{fault:?} {wrong}");
                 locks.shutdown(LEASE).await;
@@ -436,7 +436,7 @@ async fn an_unlock_that_is_dropped_or_fails_is_done_all_the_same() {
 #[tokio::test(start_paused = true)]
 async fn a_backend_out_of_order_is_told_and_shutdown_ends_waits() {
     let locks = Locks::new(Faulty::new(|_| Some(Fault::Refuse)));
-    let error = locks.several(NAMES).wait(2 * LEASE).lock().await.unwrap_err();
+    let error = locks.several(NAMES).wait_limit(2 * LEASE).lock().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Backend);
     assert!(std::error::Error::source(&error).is_some());
 

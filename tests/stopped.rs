@@ -153,7 +153,7 @@ fn waits_behind(
     second: &Runtime,
     lease: Duration,
 ) -> (MutexGuard, JoinHandle<MutexGuard>) {
-    let mutex = || locks.mutex("k").lease(lease).wait(LIMIT);
+    let mutex = || locks.mutex("k").lease(lease).wait_limit(LIMIT);
     let held = first.block_on(async { mutex().lock().await.unwrap() });
     let mutex = mutex();
     let mut waiting = Box::pin(async move { mutex.lock().await.unwrap() });

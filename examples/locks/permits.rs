@@ -28,7 +28,7 @@ pub(crate) async fn show(stage: &Stage) -> Result<String, BoxError> {
     let begun = Instant::now();
     permits.acquire().await?;
     let free = begun.elapsed();
-    let extended = permits.extend(id.parse::<PermitId>()?).await.map_err(|error| error.kind());
+    let extended = permits.renew(id.parse::<PermitId>()?).await.map_err(|error| error.kind());
     expect(matches!(extended, Err(ErrorKind::Lost)), || format!("extended: {extended:?}"))?;
     Ok(format!(
         "A process takes the only permit, tells its id ({}...) and is killed. Another one is told the id and \
@@ -46,7 +46,7 @@ pub(crate) async fn play(mut me: Player, part: &str) -> Result<(), BoxError> {
     }
     loop {
         let id: PermitId = me.cue().await?.parse()?;
-        permits.extend(id).await?;
+        permits.renew(id).await?;
         me.tell("extended");
     }
 }

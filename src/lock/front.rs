@@ -25,16 +25,16 @@ pub(super) struct Front {
     /// The name in its namespace, once it was needed.
     pub(super) full_name: OnceLock<Name>,
     pub(super) lease: Duration,
-    pub(super) refresh: Refresh,
+    pub(super) renewal: Renewal,
     pub(super) max_hold: Duration,
-    pub(super) wait: Duration,
+    pub(super) wait_limit: Duration,
     pub(super) retry: Arc<dyn RetryStrategy>,
     pub(super) fence_life: Duration,
 }
 
 /// How often a lease is renewed.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Refresh {
+pub(super) enum Renewal {
     /// Three times in its length.
     Third,
     Every(Duration),
@@ -48,9 +48,9 @@ impl Front {
             name,
             full_name: OnceLock::new(),
             lease: Duration::from_secs(10),
-            refresh: Refresh::Third,
+            renewal: Renewal::Third,
             max_hold: Duration::MAX,
-            wait: Duration::from_secs(30),
+            wait_limit: Duration::from_secs(30),
             retry: Arc::new(Retry::on_demand()),
             fence_life: Duration::from_secs(86_400),
         }
@@ -77,7 +77,7 @@ impl Front {
         let upkeep = self.upkeep()?;
         let span = tracing::debug_span!("lock", name = %self.name);
         let engine = &self.scope.engine;
-        engine.acquire(claim, upkeep, retry, self.wait).instrument(span).await
+        engine.acquire(claim, upkeep, retry, self.wait_limit).instrument(span).await
     }
 
     pub(super) fn claim(&self, mode: Mode) -> Result<Claim, Error> {
@@ -107,10 +107,10 @@ impl Front {
     }
 
     pub(super) fn upkeep(&self) -> Result<Upkeep, Error> {
-        let refresh = match self.refresh {
-            Refresh::Third => Some(self.lease / 3),
-            Refresh::Every(interval) => Some(interval),
-            Refresh::Never => None,
+        let refresh = match self.renewal {
+            Renewal::Third => Some(self.lease / 3),
+            Renewal::Every(interval) => Some(interval),
+            Renewal::Never => None,
         };
         let millisecond = Duration::from_millis(1);
         let day = Duration::from_secs(86_400);
@@ -145,9 +145,25 @@ impl Front {
         f.debug_struct(what)
             .field("name", &self.name)
             .field("lease", &self.lease)
-            .field("wait", &self.wait)
+            .field("wait_limit", &self.wait_limit)
             .finish_non_exhaustive()
     }
+}
+
+/// Shows a guard: its fence, where there is one.
+pub(super) fn debug_guard(
+    f: &mut fmt::Formatter<'_>,
+    what: &str,
+    name: &Key,
+    held: &Held,
+) -> fmt::Result {
+    let mut shown = f.debug_struct(what);
+    shown.field("name", name);
+    // A majority of servers has no fence, and grants zero.
+    if held.fence() > 0 {
+        shown.field("fence", &held.fence());
+    }
+    shown.field("remaining", &held.remaining()).finish()
 }
 
 /// The settings of a primitive, which has a `front`.
@@ -157,14 +173,14 @@ macro_rules! settings {
 
         /// How often the lease is renewed while its guard lives: a third of the lease unless set, so that
         /// two renewals may fail before it is lost. From 1 ms to under the lease.
-        pub fn refresh_every(mut self, interval: std::time::Duration) -> Self {
-            self.front.refresh = crate::lock::front::Refresh::Every(interval);
+        pub fn renew_every(mut self, interval: std::time::Duration) -> Self {
+            self.front.renewal = crate::lock::front::Renewal::Every(interval);
             self
         }
 
         /// Never renews the lease: it ends by itself after the lease time, and is lost then.
         pub fn fixed_lease(mut self) -> Self {
-            self.front.refresh = crate::lock::front::Refresh::Never;
+            self.front.renewal = crate::lock::front::Renewal::Never;
             self
         }
 
@@ -185,8 +201,8 @@ macro_rules! settings {
         }
 
         /// How long to wait while others stand in the way: 30 s unless set.
-        pub fn wait(mut self, limit: std::time::Duration) -> Self {
-            self.front.wait = limit;
+        pub fn wait_limit(mut self, limit: std::time::Duration) -> Self {
+            self.front.wait_limit = limit;
             self
         }
 
@@ -197,8 +213,6 @@ macro_rules! settings {
         }
     };
     (fenced) => {
-        crate::lock::front::settings!();
-
         /// How long the last fence is remembered after the lock was granted or last renewed: 24 h unless set. Not
         /// under the lease.
         ///
@@ -244,13 +258,11 @@ macro_rules! guard {
         /// # Cancel safety
         ///
         /// If the future is dropped, the lease may or may not have been renewed.
-        pub async fn refresh(&self) -> Result<(), crate::Error> {
+        pub async fn renew(&self) -> Result<(), crate::Error> {
             self.held.refresh().await
         }
     };
     (fenced) => {
-        crate::lock::front::guard!();
-
         /// A number that is greater than that of every earlier holder of this lock.
         ///
         /// The idea is from M. Kleppmann, "How to do distributed locking" (2016): what the lock guards
@@ -276,7 +288,7 @@ macro_rules! looks {
         ///
         /// Dropping the future changes nothing.
         pub async fn is_locked(&$this) -> Result<bool, crate::Error> {
-            Ok($this.remaining().await?.is_some())
+            Ok($this.expires_in().await?.is_some())
         }
 
         /// How long whoever holds the lock will hold it unless he renews it; none, if nobody does.
@@ -288,7 +300,7 @@ macro_rules! looks {
         /// # Cancel safety
         ///
         /// Dropping the future changes nothing.
-        pub async fn remaining(&$this) -> Result<Option<std::time::Duration>, crate::Error> {
+        pub async fn expires_in(&$this) -> Result<Option<std::time::Duration>, crate::Error> {
             Ok($this.front.holder($mode).await?.map(|occupied| occupied.remaining))
         }
 

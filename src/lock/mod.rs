@@ -43,6 +43,7 @@
 //! the end of `main`, may be gone by then, and others wait for the rest of the lease. So a program that is about to
 //! end calls `unlock` (or `release`), or drops its guards and waits for [`Locks::shutdown`].
 
+mod fencing;
 mod front;
 pub mod ladder;
 mod latch;
@@ -58,12 +59,13 @@ mod several;
 use std::{fmt, sync::Arc, time::Duration};
 
 pub use self::{
+    fencing::{Fenced, Unfenced},
     latch::Latch,
     mutex::{Mutex, MutexGuard},
     permits::{PermitId, Permits},
-    redlock::{Redlock, RedlockGuard, RedlockHolder, RedlockMutex, RedlockReentrantMutex},
+    redlock::Redlock,
     reentrant::{ReentrantGuard, ReentrantHolder, ReentrantMutex},
-    rw::{ReadGuard, RwLock, WriteGuard},
+    rw::{ReadGuard, RwLock, Upgrade, WriteGuard},
     semaphore::{Semaphore, SemaphorePermit},
     several::{Several, SeveralGuard},
 };
@@ -71,7 +73,7 @@ pub use self::{
 use self::scope::Scope;
 use crate::{
     backend::{DynLatches, Latches, Mode},
-    key::{Family, Key, Namespace},
+    key::{Family, Key},
 };
 
 /// The front door to the locks of a namespace. Clones are the same.
@@ -107,8 +109,11 @@ impl Locks {
     }
 
     /// The locks of another namespace over the same backend.
-    pub fn namespace(mut self, namespace: Namespace) -> Self {
-        self.scope.namespace = namespace;
+    ///
+    /// One to 64 letters, digits, `.`, `_` or `-`. Whatever is asked of these locks with another one is
+    /// [`InvalidConfig`](crate::ErrorKind::InvalidConfig).
+    pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
+        self.scope = self.scope.namespace(namespace.into());
         self
     }
 

@@ -1,33 +1,41 @@
-use std::fmt;
+use std::{fmt, marker::PhantomData};
 
 use super::{
-    front::{Front, guard, looks, settings},
+    fencing::Fenced,
+    front::{Front, debug_guard, guard, looks, settings},
     scope::Scope,
 };
 use crate::{backend::Mode, error::Error, key::Key, lease::Held};
 
-/// A lock that one holder has at a time: a name and how it is to be held. Made by [`Locks::mutex`](crate::Locks::mutex) and
-/// [`Locks::fair_mutex`](crate::Locks::fair_mutex).
-#[derive(Clone)]
+/// A lock that one holder has at a time: a name and how it is to be held. Made by
+/// [`Locks::mutex`](crate::Locks::mutex), [`Locks::fair_mutex`](crate::Locks::fair_mutex), and, without a fencing
+/// token, by [`Redlock::mutex`](crate::Redlock::mutex).
 #[must_use = "a mutex does nothing until it is locked"]
-pub struct Mutex {
+pub struct Mutex<F = Fenced> {
     front: Front,
     mode: Mode,
+    fencing: PhantomData<fn() -> F>,
 }
 
 impl Mutex {
+    settings!(fenced);
+}
+
+impl<F> Mutex<F> {
     pub(super) fn new(scope: Scope, name: Key, mode: Mode) -> Self {
-        Self { front: Front::new(scope, name), mode }
+        Self { front: Front::new(scope, name), mode, fencing: PhantomData }
     }
 
-    settings!(fenced);
+    settings!();
 
     /// Takes the lock if it is free; none, if someone else holds it, or another caller of this process is about to
-    /// take it.
+    /// take it. None also, if several try at a [`Redlock`](crate::Redlock) at the same moment, and none of them has a
+    /// majority.
     ///
     /// # Errors
     ///
-    /// [`Backend`](crate::ErrorKind::Backend) if the backend did not answer,
+    /// [`Backend`](crate::ErrorKind::Backend) if the backend did not answer, or too few servers of a
+    /// [`Redlock`](crate::Redlock),
     /// [`InvalidKey`](crate::ErrorKind::InvalidKey) and
     /// [`InvalidConfig`](crate::ErrorKind::InvalidConfig) for a name or a setting outside its range,
     /// [`ShutDown`](crate::ErrorKind::ShutDown) after [`Locks::shutdown`](crate::Locks::shutdown).
@@ -35,7 +43,7 @@ impl Mutex {
     /// # Cancel safety
     ///
     /// If the future is dropped, what it may have taken is given back.
-    pub async fn try_lock(&self) -> Result<Option<MutexGuard>, Error> {
+    pub async fn try_lock(&self) -> Result<Option<MutexGuard<F>>, Error> {
         Ok(self.front.try_acquire(self.mode).await?.map(|held| self.guard(held)))
     }
 
@@ -50,18 +58,24 @@ impl Mutex {
     /// # Cancel safety
     ///
     /// If the future is dropped, what it may have taken is given back.
-    pub async fn lock(&self) -> Result<MutexGuard, Error> {
+    pub async fn lock(&self) -> Result<MutexGuard<F>, Error> {
         Ok(self.guard(self.front.acquire(self.mode).await?))
     }
 
     looks!(self => self.mode);
 
-    fn guard(&self, held: Held) -> MutexGuard {
-        MutexGuard { name: self.front.name.clone(), held }
+    fn guard(&self, held: Held) -> MutexGuard<F> {
+        MutexGuard { name: self.front.name.clone(), held, fencing: PhantomData }
     }
 }
 
-impl fmt::Debug for Mutex {
+impl<F> Clone for Mutex<F> {
+    fn clone(&self) -> Self {
+        Self { front: self.front.clone(), mode: self.mode, fencing: PhantomData }
+    }
+}
+
+impl<F> fmt::Debug for Mutex<F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.front.debug(f, "Mutex")
     }
@@ -72,13 +86,18 @@ impl fmt::Debug for Mutex {
 /// Its lease is renewed while it lives. Dropped, it is released [in the background](super#what-is-dropped);
 /// [`unlock`](Self::unlock) also says whether it was held to the end.
 #[must_use = "a dropped guard gives the lock back"]
-pub struct MutexGuard {
+pub struct MutexGuard<F = Fenced> {
     name: Key,
     held: Held,
+    fencing: PhantomData<fn() -> F>,
 }
 
 impl MutexGuard {
     guard!(fenced);
+}
+
+impl<F> MutexGuard<F> {
+    guard!();
 
     /// Gives the lock back.
     ///
@@ -96,12 +115,8 @@ impl MutexGuard {
     }
 }
 
-impl fmt::Debug for MutexGuard {
+impl<F> fmt::Debug for MutexGuard<F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MutexGuard")
-            .field("name", &self.name)
-            .field("fence", &self.fence())
-            .field("remaining", &self.remaining())
-            .finish()
+        debug_guard(f, "MutexGuard", &self.name, &self.held)
     }
 }

@@ -1,7 +1,7 @@
 use std::{fmt, str::FromStr};
 
 use super::{
-    front::{Front, Refresh, settings},
+    front::{Front, Renewal, settings},
     scope::Scope,
     semaphore::mode,
 };
@@ -28,7 +28,7 @@ use crate::{
 /// let id = exports.acquire().await?.to_string();
 /// // In another process, a minute later at most:
 /// let id: PermitId = id.parse()?;
-/// exports.extend(id).await?;
+/// exports.renew(id).await?;
 /// exports.release(id).await?;
 /// # Ok::<_, bellwether::Error>(()) }).unwrap();
 /// ```
@@ -48,7 +48,7 @@ pub struct PermitId(Owner);
 impl Permits {
     pub(super) fn new(scope: Scope, name: Key, limit: u32) -> Self {
         let mut front = Front::new(scope, name);
-        front.refresh = Refresh::Never;
+        front.renewal = Renewal::Never;
         Self { front, limit }
     }
 
@@ -98,7 +98,7 @@ impl Permits {
     /// # Cancel safety
     ///
     /// If the future is dropped, it may or may not have been extended.
-    pub async fn extend(&self, id: PermitId) -> Result<(), Error> {
+    pub async fn renew(&self, id: PermitId) -> Result<(), Error> {
         let claim = self.claim(id)?;
         let renewed = self.front.scope.engine.backend().renew(&[claim]).await?;
         if renewed.first() == Some(&Some(true)) { Ok(()) } else { Err(Held::lost()) }

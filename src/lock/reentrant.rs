@@ -5,6 +5,7 @@
 
 use std::{
     fmt,
+    marker::PhantomData,
     panic::AssertUnwindSafe,
     sync::{Arc, Mutex as Locked, MutexGuard as Unlocked, PoisonError, Weak},
     time::Duration,
@@ -17,7 +18,8 @@ use futures_util::{
 use tokio::time::{Instant, timeout_at};
 
 use super::{
-    front::{Front, guard, looks, settings},
+    fencing::Fenced,
+    front::{Front, debug_guard, guard, looks, settings},
     scope::Scope,
 };
 use crate::{
@@ -56,28 +58,38 @@ use crate::{
 /// transfer(&locks.reentrant_mutex("account:7").holder()).await?;
 /// # Ok::<_, bellwether::Error>(()) }).unwrap();
 /// ```
-#[derive(Clone)]
 #[must_use = "a mutex does nothing until a holder of it locks it"]
-pub struct ReentrantMutex {
+pub struct ReentrantMutex<F = Fenced> {
     front: Front,
+    fencing: PhantomData<fn() -> F>,
 }
 
 impl ReentrantMutex {
+    settings!(fenced);
+}
+
+impl<F> ReentrantMutex<F> {
     pub(super) fn new(scope: Scope, name: Key) -> Self {
-        Self { front: Front::new(scope, name) }
+        Self { front: Front::new(scope, name), fencing: PhantomData }
     }
 
-    settings!(fenced);
+    settings!();
 
     /// A new holder, who has nothing yet.
-    pub fn holder(&self) -> ReentrantHolder {
-        ReentrantHolder(Reentry::new(self.front.clone()))
+    pub fn holder(&self) -> ReentrantHolder<F> {
+        ReentrantHolder { reentry: Reentry::new(self.front.clone()), fencing: PhantomData }
     }
 
     looks!(self => Mode::Exclusive);
 }
 
-impl fmt::Debug for ReentrantMutex {
+impl<F> Clone for ReentrantMutex<F> {
+    fn clone(&self) -> Self {
+        Self { front: self.front.clone(), fencing: PhantomData }
+    }
+}
+
+impl<F> fmt::Debug for ReentrantMutex<F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.front.debug(f, "ReentrantMutex")
     }
@@ -85,11 +97,13 @@ impl fmt::Debug for ReentrantMutex {
 
 /// One holder of a [`ReentrantMutex`]. Clones are the same holder; two holders exclude each other, also in
 /// one process.
-#[derive(Clone)]
 #[must_use = "a holder does nothing until it locks"]
-pub struct ReentrantHolder(Reentry);
+pub struct ReentrantHolder<F = Fenced> {
+    reentry: Reentry,
+    fencing: PhantomData<fn() -> F>,
+}
 
-impl ReentrantHolder {
+impl<F> ReentrantHolder<F> {
     /// Takes the lock if it is free, or if this holder has it; none, if someone else has it, or if this
     /// holder waits for it elsewhere.
     ///
@@ -102,8 +116,8 @@ impl ReentrantHolder {
     ///
     /// If the future is dropped, what it may have taken is given back, unless others of this holder wait
     /// for the same.
-    pub async fn try_lock(&self) -> Result<Option<ReentrantGuard>, Error> {
-        Ok(self.0.try_lock().await?.map(|held| self.guard(held)))
+    pub async fn try_lock(&self) -> Result<Option<ReentrantGuard<F>>, Error> {
+        Ok(self.reentry.try_lock().await?.map(|held| self.guard(held)))
     }
 
     /// Takes the lock, and waits for it while someone else holds it. If this holder has it, another guard of
@@ -120,18 +134,24 @@ impl ReentrantHolder {
     ///
     /// If the future is dropped, what it may have taken is given back, unless others of this holder wait
     /// for the same: the acquisition goes on for them.
-    pub async fn lock(&self) -> Result<ReentrantGuard, Error> {
-        Ok(self.guard(self.0.lock().await?))
+    pub async fn lock(&self) -> Result<ReentrantGuard<F>, Error> {
+        Ok(self.guard(self.reentry.lock().await?))
     }
 
-    fn guard(&self, held: Arc<Held>) -> ReentrantGuard {
-        ReentrantGuard { name: self.0.name().clone(), held }
+    fn guard(&self, held: Arc<Held>) -> ReentrantGuard<F> {
+        ReentrantGuard { name: self.reentry.name().clone(), held, fencing: PhantomData }
     }
 }
 
-impl fmt::Debug for ReentrantHolder {
+impl<F> Clone for ReentrantHolder<F> {
+    fn clone(&self) -> Self {
+        Self { reentry: self.reentry.clone(), fencing: PhantomData }
+    }
+}
+
+impl<F> fmt::Debug for ReentrantHolder<F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.debug(f, "ReentrantHolder")
+        self.reentry.debug(f, "ReentrantHolder")
     }
 }
 
@@ -140,15 +160,19 @@ impl fmt::Debug for ReentrantHolder {
 /// The last one that is [unlocked](Self::unlock) or [dropped](super#what-is-dropped) gives the lock back. All of
 /// them stand for one lease: it is renewed while any of them lives, has one fence, and when it is lost, each of them
 /// tells.
-#[derive(Clone)]
 #[must_use = "a dropped guard gives the lock back"]
-pub struct ReentrantGuard {
+pub struct ReentrantGuard<F = Fenced> {
     name: Key,
     held: Arc<Held>,
+    fencing: PhantomData<fn() -> F>,
 }
 
 impl ReentrantGuard {
     guard!(fenced);
+}
+
+impl<F> ReentrantGuard<F> {
+    guard!();
 
     /// Gives the lock back, if this is the last guard of its lease.
     ///
@@ -167,13 +191,15 @@ impl ReentrantGuard {
     }
 }
 
-impl fmt::Debug for ReentrantGuard {
+impl<F> Clone for ReentrantGuard<F> {
+    fn clone(&self) -> Self {
+        Self { name: self.name.clone(), held: self.held.clone(), fencing: PhantomData }
+    }
+}
+
+impl<F> fmt::Debug for ReentrantGuard<F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ReentrantGuard")
-            .field("name", &self.name)
-            .field("fence", &self.fence())
-            .field("remaining", &self.remaining())
-            .finish()
+        debug_guard(f, "ReentrantGuard", &self.name, &self.held)
     }
 }
 
@@ -231,7 +257,7 @@ impl Reentry {
     }
 
     pub(super) async fn lock(&self) -> Result<Arc<Held>, Error> {
-        let deadline = after(Instant::now(), self.0.front.wait);
+        let deadline = after(Instant::now(), self.0.front.wait_limit);
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             match self.enter(true, left) {
@@ -249,7 +275,7 @@ impl Reentry {
     }
 
     pub(super) async fn try_lock(&self) -> Result<Option<Arc<Held>>, Error> {
-        let acquisition = match self.enter(false, self.0.front.wait) {
+        let acquisition = match self.enter(false, self.0.front.wait_limit) {
             Entry::Has(held) => return Ok(Some(held)),
             Entry::Begins(acquisition) | Entry::Joins(acquisition) => acquisition,
             Entry::Refused => return Ok(None),
@@ -291,7 +317,7 @@ impl Reentry {
 impl Inner {
     fn acquire(self: Arc<Self>, waits: bool, limit: Duration) -> Acquiring {
         let acquiring = async move {
-            let front = Front { wait: limit, ..self.front.clone() };
+            let front = Front { wait_limit: limit, ..self.front.clone() };
             let held = match waits {
                 true => front.acquire(Mode::Exclusive).await?,
                 false => front

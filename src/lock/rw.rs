@@ -1,7 +1,7 @@
 use std::{fmt, sync::Arc};
 
 use super::{
-    front::{Front, guard, settings},
+    front::{Front, debug_guard, guard, settings},
     reentrant::give_back,
     scope::Scope,
 };
@@ -25,6 +25,7 @@ impl RwLock {
         Self { front: Front::new(scope, name) }
     }
 
+    settings!();
     settings!(fenced);
 
     /// Takes the lock beside other readers, and waits while a writer has it or is before us.
@@ -173,15 +174,15 @@ impl ReadGuard {
     /// # Cancel safety
     ///
     /// If the future is dropped, both are given up.
-    pub async fn try_upgrade(self) -> Result<Result<WriteGuard, Self>, Error> {
+    pub async fn try_upgrade(self) -> Result<Upgrade, Error> {
         let front = self.front;
         let held = match Arc::try_unwrap(self.held) {
             Ok(held) => held,
-            Err(held) => return Ok(Err(Self { front, held })),
+            Err(held) => return Ok(Upgrade::Refused(Self { front, held })),
         };
         Ok(match convert(&front, held, Mode::Write).await? {
-            Ok(held) => Ok(WriteGuard { front, held }),
-            Err(held) => Err(Self { front, held: Arc::new(held) }),
+            Ok(held) => Upgrade::Done(WriteGuard { front, held }),
+            Err(held) => Upgrade::Refused(Self { front, held: Arc::new(held) }),
         })
     }
 
@@ -203,11 +204,18 @@ impl ReadGuard {
 
 impl fmt::Debug for ReadGuard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ReadGuard")
-            .field("name", &self.front.name)
-            .field("remaining", &self.remaining())
-            .finish()
+        debug_guard(f, "ReadGuard", &self.front.name, &self.held)
     }
+}
+
+/// The outcome of [`ReadGuard::try_upgrade`]. Either way the lock is held.
+#[derive(Debug)]
+#[must_use = "a dropped guard gives the lock back"]
+pub enum Upgrade {
+    /// The reader is the writer now.
+    Done(WriteGuard),
+    /// Other readers hold the lock, and the reader is what it was.
+    Refused(ReadGuard),
 }
 
 /// An [`RwLock`] that is held alone.
@@ -221,6 +229,7 @@ pub struct WriteGuard {
 }
 
 impl WriteGuard {
+    guard!();
     guard!(fenced);
 
     /// Makes this writer a reader, with nobody in between, and lets the readers in that are next.
@@ -259,11 +268,7 @@ impl WriteGuard {
 
 impl fmt::Debug for WriteGuard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("WriteGuard")
-            .field("name", &self.front.name)
-            .field("fence", &self.fence())
-            .field("remaining", &self.remaining())
-            .finish()
+        debug_guard(f, "WriteGuard", &self.front.name, &self.held)
     }
 }
 

@@ -51,6 +51,7 @@ impl Several {
         Self { front: Front::new(scope, all.join(", ").into()), names }
     }
 
+    settings!();
     settings!(fenced);
 
     /// Takes the locks if all of them are free; none, if someone else holds one.
@@ -93,7 +94,8 @@ impl Several {
         let upkeep = self.front.upkeep()?;
         let (names, claims): (Vec<_>, Vec<_>) = self.claims(waits)?.into_iter().unzip();
         let span = tracing::debug_span!("lock", name = %self.front.name);
-        let acquiring = self.front.scope.engine.acquire_all(claims, upkeep, retry, self.front.wait);
+        let acquiring =
+            self.front.scope.engine.acquire_all(claims, upkeep, retry, self.front.wait_limit);
         let held = acquiring.instrument(span).await?;
         Ok(SeveralGuard { held: names.into_iter().zip(held).collect() })
     }
@@ -169,7 +171,7 @@ impl SeveralGuard {
     /// # Cancel safety
     ///
     /// If the future is dropped, each lease may or may not have been renewed.
-    pub async fn refresh(&self) -> Result<(), Error> {
+    pub async fn renew(&self) -> Result<(), Error> {
         all(join_all(self.held.iter().map(|(_, held)| held.refresh())).await)
     }
 

@@ -24,8 +24,7 @@ async fn leases_on_all_nodes_are_renewed() {
     let locks = Locks::new(patient(&cluster));
     let names: Vec<_> = (0..300).map(|at| format!("k{at}")).collect();
     let guards = join_all(names.iter().map(async |name| {
-        let lock =
-            locks.mutex(name.as_str()).lease(LEASE).refresh_every(Duration::from_millis(200));
+        let lock = locks.mutex(name.as_str()).lease(LEASE).renew_every(Duration::from_millis(200));
         lock.lock().await.unwrap()
     }));
     let guards = guards.await;
@@ -118,7 +117,7 @@ async fn a_lock_is_handed_over_by_a_push_on_every_node() {
     let (here, there) = (locks(&cluster), locks(&cluster));
     for key in cluster.key_of_each(3, |at| format!("k{at}")).await {
         let guard = here.mutex(key.as_str()).lease(LEASE).lock().await.unwrap();
-        let waiter = there.mutex(key.as_str()).lease(LEASE).wait(2 * LIMIT);
+        let waiter = there.mutex(key.as_str()).lease(LEASE).wait_limit(2 * LIMIT);
         let waiting = tokio::spawn(async move { waiter.lock().await });
         let owner = &cluster.nodes[cluster.owner(&format!("{{{key}}}")).await];
         let mut raw = owner.raw().await;
@@ -199,7 +198,7 @@ async fn without_channels_of_the_shard_waiters_look_by_themselves() {
     let (here, there) = (backend(&cluster), locks(&cluster));
     assert!(here.changes(&name("k")).await.is_err());
     let guard = Locks::new(here).mutex("k").lease(LEASE).lock().await.unwrap();
-    let waiter = there.mutex("k").lease(LEASE).wait(2 * LIMIT);
+    let waiter = there.mutex("k").lease(LEASE).wait_limit(2 * LIMIT);
     let waiting = tokio::spawn(async move { waiter.lock().await });
     let mut raw = cluster.nodes[0].raw().await;
     let tried = async || raw.errors("ERR").await > 1;

@@ -18,9 +18,9 @@ async fn a_replica_takes_over_what_is_held_and_waited_for() {
     let mut guards = Vec::new();
     let mut waiting = Vec::new();
     for key in &keys {
-        let lock = here.mutex(key.as_str()).lease(LEASE).refresh_every(refresh);
+        let lock = here.mutex(key.as_str()).lease(LEASE).renew_every(refresh);
         guards.push(lock.lock().await.unwrap());
-        let waiter = there.mutex(key.as_str()).lease(LEASE).wait(4 * LIMIT);
+        let waiter = there.mutex(key.as_str()).lease(LEASE).wait_limit(4 * LIMIT);
         waiting.push(tokio::spawn(async move { waiter.lock().await }));
     }
     for (at, key) in keys.iter().enumerate() {

@@ -22,12 +22,12 @@ async fn a_lock_is_held_on_while_its_slot_moves_and_passes_to_who_waits() {
     let cluster = Cluster::start(3, 0).await;
     let (here, there) = (locks(&cluster), locks(&cluster));
     let refresh = Duration::from_millis(100);
-    let guard = here.mutex("k").lease(LEASE).refresh_every(refresh).lock().await.unwrap();
+    let guard = here.mutex("k").lease(LEASE).renew_every(refresh).lock().await.unwrap();
     let from = cluster.owner(KEY).await;
     let to = (from + 1) % 3;
     let mut source = cluster.nodes[from].raw().await;
     let mut target = cluster.nodes[to].raw().await;
-    let waiter = there.mutex("k").lease(LEASE).wait(3 * LIMIT);
+    let waiter = there.mutex("k").lease(LEASE).wait_limit(3 * LIMIT);
     let waiting = tokio::spawn(async move { waiter.lock().await });
     let listens = async || !source.clone().shard_channels().await.is_empty();
     assert!(comes_true(LIMIT, listens).await, "nobody waits");
@@ -66,8 +66,7 @@ async fn a_permit_is_renewed_while_its_slot_moves() {
     let cluster = Cluster::start(3, 0).await;
     let locks = locks(&cluster);
     let refresh = Duration::from_millis(100);
-    let permit =
-        locks.semaphore("k", 1).lease(LEASE).refresh_every(refresh).acquire().await.unwrap();
+    let permit = locks.semaphore("k", 1).lease(LEASE).renew_every(refresh).acquire().await.unwrap();
     let key = "bellwether:l:{k}:p";
     let from = cluster.owner(key).await;
     let to = (from + 1) % 3;
@@ -181,7 +180,7 @@ async fn contenders_never_hold_together_while_the_slot_moves_to_and_fro() {
             tokio::spawn(async move {
                 let mut last = 0;
                 for _ in 0..40 {
-                    let guard = locks.mutex("k").wait(3 * LIMIT).lock().await.unwrap();
+                    let guard = locks.mutex("k").wait_limit(3 * LIMIT).lock().await.unwrap();
                     assert!(!inside.swap(true, std::sync::atomic::Ordering::SeqCst));
                     assert!(guard.fence() > last);
                     last = guard.fence();

@@ -30,7 +30,7 @@ async fn a_node_that_hangs_costs_the_leases_of_the_others_nothing() {
     for key in &keys {
         // So short that the first renewal that fails for all would lose them.
         let lock = locks.mutex(key.as_str()).lease(Duration::from_secs(3));
-        guards.push(lock.refresh_every(Duration::from_millis(500)).lock().await.unwrap());
+        guards.push(lock.renew_every(Duration::from_millis(500)).lock().await.unwrap());
     }
     cluster.nodes[1].stop_signal();
     guards[1].lost().await;

@@ -44,7 +44,7 @@ pub async fn a_node_that_hangs_beyond_the_lease(pair: Pair) {
     scene.outlast(&cluster.nodes[cluster.owner("{k}").await]).await;
     let Scene { held, waiting } = scene;
     // Of several, those on other nodes are held until they are given back.
-    let told = async || held.refresh().await.is_err_and(|error| error.kind() == ErrorKind::Lost);
+    let told = async || held.renew().await.is_err_and(|error| error.kind() == ErrorKind::Lost);
     assert!(comes_true(LIMIT, told).await, "the loss is not told");
     assert_eq!(held.give_back().await.unwrap_err().kind(), ErrorKind::Lost);
     let got = timeout(2 * LEASE, waiting).await.expect("the rival never gets it").unwrap();
@@ -61,7 +61,7 @@ pub async fn a_slot_that_moves(pair: Pair) {
     cluster.begin_to_move("{k}", from, to).await;
     assert!(cluster.move_keys("{k}", from, to).await >= 1);
     cluster.end_move("{k}", from, to).await;
-    scene.held.refresh().await.unwrap();
+    scene.held.renew().await.unwrap();
     scene.handed_over(LEASE).await;
     nothing_is_left_anywhere(&cluster).await;
 }

@@ -137,7 +137,7 @@ pub async fn a_server_that_is_killed_and_starts_empty(pair: Pair) {
     let got = timeout(LIMIT, waiting).await.expect("the rival never gets it").unwrap();
     // Of the two, either may be connected first; until it is, a call is answered that the server is not there.
     let told = comes_true(LIMIT, async || {
-        held.refresh().await.is_err_and(|error| error.kind() == ErrorKind::Lost)
+        held.renew().await.is_err_and(|error| error.kind() == ErrorKind::Lost)
     });
     assert!(told.await, "the loss is not told");
     assert_eq!(held.give_back().await.unwrap_err().kind(), ErrorKind::Lost);
@@ -154,7 +154,7 @@ pub async fn a_server_that_is_killed_and_starts_with_its_data(pair: Pair) {
     server.kill();
     server.start_again().await;
     // It is held as before. The first call after a restart may meet the connection that broke.
-    let kept = || async { scene.held.refresh().await.is_ok() };
+    let kept = || async { scene.held.renew().await.is_ok() };
     assert!(eventually(LIMIT, kept).await, "it is not held any more");
     scene.handed_over(LEASE).await;
     nothing_is_left(&server).await;
@@ -200,7 +200,7 @@ pub async fn a_server_that_is_full(pair: Pair) {
     raw.config_set("maxmemory", "1").await;
     for _ in 0..4 {
         sleep(LEASE / 2).await;
-        scene.held.refresh().await.unwrap();
+        scene.held.renew().await.unwrap();
     }
     assert!(!scene.waiting.is_finished(), "two have it");
     scene.held.give_back().await.unwrap();

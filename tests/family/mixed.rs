@@ -6,7 +6,7 @@ use bellwether::{
     ErrorKind::{Backend, NotAcquired, NotDone, NotSet},
     Locks, RedisBackend,
     backend::RedisOptions,
-    lock::PermitId,
+    lock::{PermitId, Upgrade},
 };
 use tokio::{
     task::JoinSet,
@@ -31,27 +31,27 @@ async fn operate(locks: &Locks, random: &mut fastrand::Rng) -> Result<(), bellwe
     // Longer than a busy machine stands still.
     let lease = Duration::from_secs(5);
     match random.u8(..15) {
-        0 => locks.mutex(name).lease(lease).wait(wait).lock().await?.unlock().await,
-        1 => locks.fair_mutex(name).lease(lease).wait(wait).lock().await?.unlock().await,
-        2 => locks.rw_lock(name).lease(lease).wait(wait).read().await?.unlock().await,
-        3 => locks.rw_lock(name).lease(lease).wait(wait).write().await?.unlock().await,
+        0 => locks.mutex(name).lease(lease).wait_limit(wait).lock().await?.unlock().await,
+        1 => locks.fair_mutex(name).lease(lease).wait_limit(wait).lock().await?.unlock().await,
+        2 => locks.rw_lock(name).lease(lease).wait_limit(wait).read().await?.unlock().await,
+        3 => locks.rw_lock(name).lease(lease).wait_limit(wait).write().await?.unlock().await,
         4 => {
-            let guard = locks.rw_lock(name).lease(lease).wait(wait).write().await?;
+            let guard = locks.rw_lock(name).lease(lease).wait_limit(wait).write().await?;
             let guard = guard.downgrade().await?;
             match guard.try_upgrade().await? {
-                Ok(writer) => writer.unlock().await,
-                Err(reader) => reader.unlock().await,
+                Upgrade::Done(writer) => writer.unlock().await,
+                Upgrade::Refused(reader) => reader.unlock().await,
             }
         }
         5 => {
             let count = random.u32(1..4);
-            let semaphore = locks.semaphore(name, 4).lease(lease).wait(wait);
+            let semaphore = locks.semaphore(name, 4).lease(lease).wait_limit(wait);
             semaphore.acquire_many(count).await?.release().await
         }
         6 => {
-            let permits = locks.permits(name, 4).lease(lease).wait(wait);
+            let permits = locks.permits(name, 4).lease(lease).wait_limit(wait);
             let id: PermitId = permits.acquire().await?.to_string().parse()?;
-            permits.extend(id).await?;
+            permits.renew(id).await?;
             permits.release(id).await
         }
         7 => locks.mutex(name).lease(lease).try_lock().await.map(drop),
@@ -61,11 +61,11 @@ async fn operate(locks: &Locks, random: &mut fastrand::Rng) -> Result<(), bellwe
         11 => {
             let names =
                 (0..5).map(|n| format!("n{n}")).filter(|other| *other != name && random.bool());
-            let several = locks.several(names.chain([name.clone()])).lease(lease).wait(wait);
+            let several = locks.several(names.chain([name.clone()])).lease(lease).wait_limit(wait);
             several.lock().await?.unlock().await
         }
         12 => {
-            let holder = locks.reentrant_mutex(name).lease(lease).wait(wait).holder();
+            let holder = locks.reentrant_mutex(name).lease(lease).wait_limit(wait).holder();
             let (one, other) = tokio::join!(holder.lock(), holder.lock());
             let again = one?;
             other?.unlock().await?;

@@ -16,6 +16,7 @@ use bellwether::{
     BoxError, Cache, Error, ErrorKind, Locks, RedisBackend,
     backend::HANDOVER_LIFE,
     cache::{Abandoned, Lead, Loaded, Source as From},
+    lock::Upgrade,
 };
 use fastrand::Rng;
 use serde::{Deserialize, Serialize};
@@ -298,8 +299,8 @@ impl Worker {
                     Err(_) => return,
                 },
                 (1..4, Guard::Reader(reader)) => match reader.try_upgrade().await {
-                    Ok(Ok(writer)) => Guard::Writer(writer),
-                    Ok(Err(reader)) => Guard::Reader(reader),
+                    Ok(Upgrade::Done(writer)) => Guard::Writer(writer),
+                    Ok(Upgrade::Refused(reader)) => Guard::Reader(reader),
                     Err(_) => return,
                 },
                 (_, guard) => {
@@ -377,11 +378,11 @@ impl Worker {
             How::Fair => locks.fair_mutex(name),
             _ => locks.mutex(name),
         };
-        let mutex = mutex.lease(lease).wait(wait);
+        let mutex = mutex.lease(lease).wait_limit(wait);
         let all = (0..self.setup.load.locks).map(|n| format!("m{n}"));
-        let several = locks.several(all).lease(lease).wait(wait);
-        let rw_lock = locks.rw_lock(name).lease(lease).wait(wait);
-        let semaphore = locks.semaphore(name, PERMITS).lease(lease).wait(wait);
+        let several = locks.several(all).lease(lease).wait_limit(wait);
+        let rw_lock = locks.rw_lock(name).lease(lease).wait_limit(wait);
+        let semaphore = locks.semaphore(name, PERMITS).lease(lease).wait_limit(wait);
         Some(match (how, waits) {
             (How::Mutex | How::Fair, true) => Guard::Mutex(mutex.lock().await.ok()?),
             (How::Mutex | How::Fair, false) => Guard::Mutex(mutex.try_lock().await.ok()??),

@@ -29,7 +29,7 @@ async fn a_loss_is_told_before_anyone_else_gets_in() {
         let (acquired, other) = next.await.unwrap();
         assert!(lost < acquired, "{fault:?}");
         assert!(acquired - lost < LEASE / 50, "{:?}", acquired - lost);
-        assert_eq!(kind(guard.refresh().await), ErrorKind::Lost);
+        assert_eq!(kind(guard.renew().await), ErrorKind::Lost);
         assert_eq!(kind(guard.unlock().await), ErrorKind::Lost);
         sleep(3 * LEASE).await;
         assert!(!other.is_lost());

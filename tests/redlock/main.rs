@@ -21,7 +21,7 @@ use bellwether::{
     Error, ErrorKind, Key, Redlock,
     backend::{Leases, Mode},
     key::{Family, Name, Namespace},
-    lock::RedlockGuard,
+    lock::{MutexGuard, Unfenced},
 };
 
 const MS: Duration = Duration::from_millis(1);
@@ -45,7 +45,7 @@ fn kind<T>(result: Result<T, Error>) -> ErrorKind {
 }
 
 /// Tries, and again where a busy machine made too few servers answer in time.
-async fn try_lock(redlock: &Redlock, key: &str) -> Option<RedlockGuard> {
+async fn try_lock(redlock: &Redlock, key: &str) -> Option<MutexGuard<Unfenced>> {
     for _ in 0..50 {
         match redlock.mutex(key).try_lock().await {
             Ok(got) => return got,

@@ -75,7 +75,7 @@ async fn what_is_no_majority_is_given_back_and_waited_for() {
     assert_eq!(shares(&servers, "m").await, 2);
     assert_eq!(begun.elapsed(), Duration::ZERO);
     assert!(redlock.mutex("m").is_locked().await.unwrap());
-    assert_eq!(redlock.mutex("m").remaining().await.unwrap(), Some(3000 * MS));
+    assert_eq!(redlock.mutex("m").expires_in().await.unwrap(), Some(3000 * MS));
     let guard = redlock.mutex("m").lock().await.unwrap();
     let elapsed = begun.elapsed();
     assert!(elapsed >= 3000 * MS && elapsed <= 3100 * MS, "{elapsed:?}");
@@ -136,7 +136,7 @@ async fn an_acquisition_that_took_as_long_as_the_lease_is_none() {
     let servers: [_; 3] = servers();
     let late = Fault::Late(99 * MS);
     let slow = seen(&servers, &[(0, Op::Acquire, late), (1, Op::Acquire, late)]);
-    let redlock = Redlock::new(slow).unwrap().answer_limit(150 * MS);
+    let redlock = Redlock::with_answer_limit(slow, 150 * MS).unwrap();
     let mutex = redlock.mutex("m").retry(Retry::never());
     assert_eq!(kind(mutex.clone().lease(100 * MS).lock().await), ErrorKind::Backend);
     assert_eq!(shares(&servers, "m").await, 0);

@@ -2,7 +2,10 @@
 
 use std::{sync::Arc, time::Duration};
 
-use bellwether::{ErrorKind, MemoryBackend, Redlock, lock::RedlockGuard};
+use bellwether::{
+    ErrorKind, MemoryBackend, Redlock,
+    lock::{MutexGuard, Unfenced},
+};
 use tokio::{
     task::{JoinHandle, yield_now},
     time::{Instant, sleep},
@@ -21,7 +24,7 @@ fn three() -> ([MemoryBackend; 3], Vec<Faulty>) {
     (servers, seen)
 }
 
-async fn next_in_line(redlock: &Redlock) -> JoinHandle<RedlockGuard> {
+async fn next_in_line(redlock: &Redlock) -> JoinHandle<MutexGuard<Unfenced>> {
     let mutex = redlock.mutex("m").lease(LEASE);
     let waiting = tokio::spawn(async move { mutex.lock().await.unwrap() });
     yield_now().await;

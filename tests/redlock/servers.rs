@@ -6,7 +6,10 @@ use std::{
     time::Duration,
 };
 
-use bellwether::{ErrorKind, RedisBackend, Redlock, lock::RedlockGuard};
+use bellwether::{
+    ErrorKind, RedisBackend, Redlock,
+    lock::{MutexGuard, Unfenced},
+};
 use futures_util::future::join_all;
 use tokio::{
     task::JoinHandle,
@@ -33,26 +36,26 @@ async fn start(count: usize) -> Vec<RedisServer> {
 
 /// As a process of its own would see the servers.
 async fn client(servers: &[RedisServer]) -> Redlock {
-    client_of(&urls(servers)).await
+    client_of(&urls(servers), ANSWER).await
 }
 
 fn urls(servers: &[RedisServer]) -> Vec<String> {
     servers.iter().map(RedisServer::url).collect()
 }
 
-async fn client_of(urls: &[String]) -> Redlock {
+async fn client_of(urls: &[String], answer_limit: Duration) -> Redlock {
     let backends: Vec<_> = urls.iter().map(|url| RedisBackend::open(url).unwrap()).collect();
     // Connected, if there is someone to connect to.
     join_all(backends.iter().map(RedisBackend::ping)).await;
-    Redlock::new(backends).unwrap().answer_limit(ANSWER)
+    Redlock::with_answer_limit(backends, answer_limit).unwrap()
 }
 
-async fn lock(redlock: &Redlock, name: &str) -> RedlockGuard {
+async fn lock(redlock: &Redlock, name: &str) -> MutexGuard<Unfenced> {
     timeout(LIMIT, redlock.mutex(name).lease(LEASE).lock()).await.unwrap().unwrap()
 }
 
 /// Gives it back while servers come and go: it may be held by a majority of which one has just gone.
-async fn unlock(guard: RedlockGuard) {
+async fn unlock(guard: MutexGuard<Unfenced>) {
     if let Err(error) = guard.unlock().await {
         assert_eq!(error.kind(), ErrorKind::Backend);
     }
@@ -195,7 +198,7 @@ async fn a_crowd_goes_on_without_a_minority() {
 async fn servers_are_restarted_one_after_another_while_it_is_held() {
     let mut servers = start(3).await;
     // No server hangs; and on a busy machine, too, none is to be given up.
-    let redlock = client(&servers).await.answer_limit(LIMIT);
+    let redlock = client_of(&urls(&servers), LIMIT).await;
     let other = client(&servers).await;
     let guard = lock(&redlock, "m").await;
     let everywhere = async |servers: &[RedisServer]| {
@@ -220,7 +223,7 @@ async fn servers_are_restarted_one_after_another_while_it_is_held() {
 #[tokio::test]
 async fn a_server_that_hangs_delays_by_its_time_out() {
     let servers = start(3).await;
-    let redlock = client(&servers).await.answer_limit(50 * MS);
+    let redlock = client_of(&urls(&servers), 50 * MS).await;
     let other = client(&servers).await;
     servers[2].stop_signal();
     let begun = Instant::now();
@@ -243,7 +246,7 @@ async fn a_server_that_answers_late_is_passed_over_and_left_with_nothing() {
     let proxy = Proxy::start(servers[0].port());
     let mut seen = urls(&servers);
     seen[0] = proxy.url();
-    let redlock = client_of(&seen).await.answer_limit(50 * MS);
+    let redlock = client_of(&seen, 50 * MS).await;
     let acquires = |request: &Request| request.kind.starts_with("acquire");
     proxy.when(acquires, Fault::Delay(120 * MS));
     for _ in 0..5 {
@@ -291,7 +294,7 @@ async fn two_of_three_away_hold_nothing_and_leave_nothing() {
             if dead { server.kill() } else { server.stop_signal() }
         }
         assert_eq!(kind(redlock.mutex("m").try_lock().await), ErrorKind::Backend);
-        let mutex = redlock.mutex("m").lease(LEASE).wait(Duration::from_secs(1));
+        let mutex = redlock.mutex("m").lease(LEASE).wait_limit(Duration::from_secs(1));
         let begun = Instant::now();
         assert_eq!(kind(mutex.lock().await), ErrorKind::Backend);
         assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());

@@ -22,7 +22,7 @@ async fn without_a_majority_nothing_is_held_nor_left() {
         assert_eq!(kind(redlock.mutex("m").try_lock().await), ErrorKind::Backend);
         assert_eq!(shares(&servers[..1], "m").await, 0, "{fault:?}");
         let begun = Instant::now();
-        let mutex = redlock.mutex("m").lease(LEASE).wait(Duration::from_secs(2));
+        let mutex = redlock.mutex("m").lease(LEASE).wait_limit(Duration::from_secs(2));
         assert_eq!(kind(mutex.lock().await), ErrorKind::Backend);
         assert!(begun.elapsed() <= Duration::from_secs(2) + 2 * ANSWER);
         // What had no answer is undone at once, too.
@@ -162,7 +162,7 @@ async fn a_share_that_comes_after_the_unlock_is_given_back() {
     sleep(lease / 4).await;
     assert_eq!(shares(&servers, "m").await, 2);
     for _ in 0..2 {
-        guard.refresh().await.unwrap();
+        guard.renew().await.unwrap();
     }
     guard.unlock().await.unwrap();
     assert_eq!(shares(&servers, "m").await, 0);
@@ -182,7 +182,7 @@ async fn a_share_that_is_granted_after_the_unlock_is_given_back() {
     let redlock = Redlock::new(seen.clone()).unwrap();
     let guard = redlock.mutex("m").lease(LEASE).lock().await.unwrap();
     for _ in 0..2 {
-        guard.refresh().await.unwrap();
+        guard.renew().await.unwrap();
     }
     guard.unlock().await.unwrap();
     assert_eq!(seen[0].count(Op::Acquire), 0);

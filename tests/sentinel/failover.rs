@@ -28,9 +28,9 @@ const LEASE: Duration = Duration::from_secs(30);
 async fn a_lease_that_was_replicated_is_held_on_and_waiters_get_their_turn() {
     let mut set = Sentinels::start(2).await;
     let (here, there) = (locks(&set), locks(&set));
-    let guard = here.mutex("k").lease(LEASE).refresh_every(LEASE / 60).lock().await.unwrap();
+    let guard = here.mutex("k").lease(LEASE).renew_every(LEASE / 60).lock().await.unwrap();
     let fence = guard.fence();
-    let waiter = there.mutex("k").lease(LEASE).wait(3 * LIMIT);
+    let waiter = there.mutex("k").lease(LEASE).wait_limit(3 * LIMIT);
     let waiting = tokio::spawn(async move { waiter.lock().await });
     let mut raw = set.servers[0].raw().await;
     let listens = async || !raw.clone().pubsub_channels().await.is_empty();
@@ -78,8 +78,8 @@ async fn a_lease_that_was_not_replicated_is_told_lost_and_goes_to_who_waits() {
     raw.run::<()>(&["ACL", "SETUSER", "default", "-psync", "-replconf"]).await;
     raw.run::<()>(&["CLIENT", "KILL", "TYPE", "replica"]).await;
 
-    let guard = here.mutex("k").lease(LEASE).refresh_every(LEASE / 60).lock().await.unwrap();
-    let waiter = there.mutex("k").lease(LEASE).wait(3 * LIMIT);
+    let guard = here.mutex("k").lease(LEASE).renew_every(LEASE / 60).lock().await.unwrap();
+    let waiter = there.mutex("k").lease(LEASE).wait_limit(3 * LIMIT);
     let waiting = tokio::spawn(async move { waiter.lock().await });
     let listens = async || !raw.clone().pubsub_channels().await.is_empty();
     assert!(comes_true(LIMIT, listens).await, "nobody waits");

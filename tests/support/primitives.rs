@@ -115,15 +115,15 @@ impl Guard {
         }
     }
 
-    pub async fn refresh(&self) -> Result<(), Error> {
+    pub async fn renew(&self) -> Result<(), Error> {
         match self {
-            Self::Mutex(guard) => guard.refresh().await,
-            Self::Twice(guard, _) => guard.refresh().await,
-            Self::Several(guard) => guard.refresh().await,
-            Self::Reader(guard) => guard.refresh().await,
-            Self::Writer(guard) => guard.refresh().await,
-            Self::Permit(guard) => guard.refresh().await,
-            Self::Id(permits, id) => permits.extend(*id).await,
+            Self::Mutex(guard) => guard.renew().await,
+            Self::Twice(guard, _) => guard.renew().await,
+            Self::Several(guard) => guard.renew().await,
+            Self::Reader(guard) => guard.renew().await,
+            Self::Writer(guard) => guard.renew().await,
+            Self::Permit(guard) => guard.renew().await,
+            Self::Id(permits, id) => permits.renew(*id).await,
         }
     }
 
@@ -148,11 +148,11 @@ macro_rules! primitive {
     ($guard:expr, $asked:ident => $front:expr, $take:ident($($argument:expr)?), $attempt:ident) => {
         Primitive {
             take: |$asked| Box::pin(async move {
-                let front = $front.lease($asked.lease).wait($asked.wait);
+                let front = $front.lease($asked.lease).wait_limit($asked.wait);
                 Ok($guard(front.$take($($argument)?).await?))
             }),
             attempt: |$asked| Box::pin(async move {
-                let front = $front.lease($asked.lease).wait($asked.wait);
+                let front = $front.lease($asked.lease).wait_limit($asked.wait);
                 Ok(front.$attempt($($argument)?).await?.map($guard))
             }),
         }
@@ -167,14 +167,14 @@ const TWICE: Primitive = Primitive {
     take: |asked| {
         Box::pin(async move {
             let mutex = asked.locks.reentrant_mutex(asked.name.as_str()).lease(asked.lease);
-            let holder = mutex.wait(asked.wait).holder();
+            let holder = mutex.wait_limit(asked.wait).holder();
             Ok(Guard::Twice(holder.lock().await?, holder.lock().await?))
         })
     },
     attempt: |asked| {
         Box::pin(async move {
             let mutex = asked.locks.reentrant_mutex(asked.name.as_str()).lease(asked.lease);
-            let holder = mutex.wait(asked.wait).holder();
+            let holder = mutex.wait_limit(asked.wait).holder();
             let Some(guard) = holder.try_lock().await? else { return Ok(None) };
             Ok(holder.try_lock().await?.map(|again| Guard::Twice(guard, again)))
         })
@@ -203,7 +203,7 @@ const BY_ID: Primitive = Primitive {
     take: |asked| {
         Box::pin(async move {
             let permits = asked.locks.permits(asked.name.as_str(), 1).lease(asked.lease);
-            let permits = permits.wait(asked.wait);
+            let permits = permits.wait_limit(asked.wait);
             Ok(Guard::Id(permits.clone(), permits.acquire().await?))
         })
     },

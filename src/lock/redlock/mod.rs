@@ -3,21 +3,18 @@
 
 mod known;
 mod majority;
-mod mutex;
 mod share;
 
 use std::{fmt, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-pub use self::mutex::{RedlockGuard, RedlockHolder, RedlockMutex, RedlockReentrantMutex};
-
 use self::majority::Majority;
-use super::scope::Scope;
+use super::{Mutex, ReentrantMutex, Unfenced, scope::Scope};
 use crate::{
-    backend::{DynLeases, Leases},
+    backend::{DynLeases, Leases, Mode},
     error::{Error, ErrorKind},
-    key::{Family, Key, Namespace},
+    key::{Family, Key},
     lease::Engine,
     time::after,
 };
@@ -59,7 +56,7 @@ const ANSWER_LIMIT: Duration = Duration::from_millis(50);
 ///
 /// # There is no fence
 ///
-/// [`RedlockGuard`] has no `fence()`. A fence is a number that grows from holder to holder, and the servers
+/// Its guards have no `fence()`: they are [`Unfenced`]. A fence is a number that grows from holder to holder, and the servers
 /// have no such number in common: each counts for itself, and two holders may have been counted by different
 /// majorities. M. Kleppmann showed what follows ("How to do distributed locking", 2016): a holder that stands
 /// still for longer than its lease, by a suspended process or a network that delays its writes, cannot be told
@@ -109,6 +106,23 @@ impl Redlock {
     ///
     /// [`InvalidConfig`](ErrorKind::InvalidConfig) if there is no server.
     pub fn new<B: Leases>(servers: impl IntoIterator<Item = B>) -> Result<Self, Error> {
+        Self::with_answer_limit(servers, ANSWER_LIMIT)
+    }
+
+    /// As [`new`](Self::new), with a limit for one server to answer before it is passed over: 50 ms unless set.
+    ///
+    /// Short against the lease, for it is spent from it, and each acquisition and each unlock waits so long
+    /// for a server that hangs; long against a round trip. It is the limit for the answer to a batch of
+    /// renewals, too. The [`try_limit`](crate::lease::RetryStrategy::try_limit) of the retry strategy bounds
+    /// the whole try, so set that higher where this is.
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Self::new).
+    pub fn with_answer_limit<B: Leases>(
+        servers: impl IntoIterator<Item = B>,
+        limit: Duration,
+    ) -> Result<Self, Error> {
         let servers = servers.into_iter().map(|server| {
             let server: Arc<dyn DynLeases> = Arc::new(server);
             Engine::new(server)
@@ -117,27 +131,16 @@ impl Redlock {
         if servers.is_empty() {
             return Err(Error::new(ErrorKind::InvalidConfig, "a majority of no servers"));
         }
-        let majority = Majority::new(servers.clone(), ANSWER_LIMIT);
+        let majority = Majority::new(servers.clone(), limit);
         Ok(Self { scope: Scope::over(Arc::new(majority), Family::Redlock), servers })
     }
 
-    /// How long one server may take to answer before it is passed over: 50 ms unless set.
-    ///
-    /// Short against the lease, for it is spent from it, and each acquisition and each unlock waits so long
-    /// for a server that hangs; long against a round trip. It is the limit for the answer to a batch of
-    /// renewals, too. The [`try_limit`](crate::lease::RetryStrategy::try_limit) of the retry strategy bounds
-    /// the whole try, so set that higher where this is.
-    ///
-    /// Set it first: what was made from this value before keeps the old limit, and a line of its own.
-    pub fn answer_limit(mut self, limit: Duration) -> Self {
-        let majority = Majority::new(self.servers.clone(), limit);
-        self.scope.engine = Engine::new(Arc::new(majority));
-        self
-    }
-
     /// The locks of another namespace over the same servers.
-    pub fn namespace(mut self, namespace: Namespace) -> Self {
-        self.scope.namespace = namespace;
+    ///
+    /// One to 64 letters, digits, `.`, `_` or `-`. Whatever is asked of these locks with another one is
+    /// [`InvalidConfig`](crate::ErrorKind::InvalidConfig).
+    pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
+        self.scope = self.scope.namespace(namespace.into());
         self
     }
 
@@ -150,14 +153,14 @@ impl Redlock {
     /// A lock that one holder has at a time. Nothing is asked of the servers yet.
     ///
     /// It is no relation of the locks that [`Locks`](crate::Locks) has under the same name at one of the servers.
-    pub fn mutex(&self, name: impl Into<Key>) -> RedlockMutex {
-        RedlockMutex::new(self.scope.clone(), name.into())
+    pub fn mutex(&self, name: impl Into<Key>) -> Mutex<Unfenced> {
+        Mutex::new(self.scope.clone(), name.into(), Mode::Exclusive)
     }
 
     /// A lock that one holder has at a time, as often as he likes: the same lock as the
     /// [mutex](Self::mutex) of that name. Nothing is asked of the servers yet.
-    pub fn reentrant_mutex(&self, name: impl Into<Key>) -> RedlockReentrantMutex {
-        RedlockReentrantMutex::new(self.scope.clone(), name.into())
+    pub fn reentrant_mutex(&self, name: impl Into<Key>) -> ReentrantMutex<Unfenced> {
+        ReentrantMutex::new(self.scope.clone(), name.into())
     }
 
     /// Ends the work of these locks: no acquisition starts any more, waiting ones fail, and releases that
