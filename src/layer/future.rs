@@ -7,15 +7,15 @@ use std::{
 
 use tower_service::Service;
 
-/// The answer to a request of a [`Bellwether`](super::Bellwether) service.
+/// Resolves to the response of a [`Bellwether`](super::Bellwether) service.
 ///
-/// Dropping it costs no other caller anything.
+/// Dropping it never affects another caller.
 #[must_use = "futures do nothing unless they are polled"]
 pub struct ResponseFuture<Res, E>(Pin<Box<dyn Future<Output = Result<Res, E>> + Send>>);
 
 impl<Res, E> ResponseFuture<Res, E> {
-    pub(super) fn new(answer: impl Future<Output = Result<Res, E>> + Send + 'static) -> Self {
-        Self(Box::pin(answer))
+    pub(super) fn new(response: impl Future<Output = Result<Res, E>> + Send + 'static) -> Self {
+        Self(Box::pin(response))
     }
 }
 
@@ -33,14 +33,14 @@ impl<Res, E> fmt::Debug for ResponseFuture<Res, E> {
     }
 }
 
-/// Calls a clone of a service, once it is ready.
+/// Makes a clone of a service ready, then calls it.
 pub(super) async fn oneshot<S, Req>(mut clone: S, request: Req) -> Result<S::Response, S::Error>
 where
     S: Service<Req>,
 {
     poll_fn(|context| clone.poll_ready(context)).await?;
-    let answer = clone.call(request);
-    // A clone that lived on could keep what it holds from others.
+    let response = clone.call(request);
+    // The clone may hold a permit or a slot of the inner service. It must not outlive the call.
     drop(clone);
-    answer.await
+    response.await
 }

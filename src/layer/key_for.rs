@@ -1,9 +1,9 @@
 use crate::key::Key;
 
-/// Names what a request asks for.
+/// Derives the key under which the response to a request is shared.
 ///
-/// Two requests with one key get one answer, so everything that decides the answer belongs into it.
-/// Implemented for functions from `&Req` to `Option<Key>`.
+/// Two requests with one key get one response. So the key must contain everything that the response
+/// depends on. The trait is implemented for functions from `&Req` to `Option<Key>`.
 ///
 /// ```
 /// use bellwether::{Key, layer::KeyFor};
@@ -19,7 +19,7 @@ use crate::key::Key;
 ///
 /// impl KeyFor<Query> for ByTenant {
 ///     fn key_for(&self, query: &Query) -> Option<Key> {
-///         // Who wants it fresh asks for himself.
+///         // A request for fresh data is never shared.
 ///         (!query.fresh).then(|| Key::from(format!("{}:{}", query.tenant, query.id)))
 ///     }
 /// }
@@ -28,7 +28,8 @@ use crate::key::Key;
 /// assert_eq!(ByTenant.key_for(&query), Some(Key::from("7:42")));
 /// ```
 pub trait KeyFor<Req> {
-    /// The key of a request; none, if it is to reach the service for itself alone.
+    /// Returns the key of a request. Returns `None` if the request is not to be shared: it then
+    /// passes through to the inner service.
     fn key_for(&self, request: &Req) -> Option<Key>;
 }
 

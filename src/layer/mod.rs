@@ -1,8 +1,10 @@
-//! Wrap a service: of all who send it one request at once, in the whole fleet, one reaches it.
+//! A [`tower`](https://docs.rs/tower) layer: of many equal requests in the fleet, one reaches the
+//! service.
 //!
-//! [`BellwetherLayer::new`] is for any tower service whose answers can be cloned and stored as they are,
-//! with keys that a [`KeyFor`] makes. With the feature `http`, `BellwetherLayer::http` is for HTTP services, axum's
-//! routers among them: it finds the key itself, and shares only what may be shared.
+//! [`BellwetherLayer::new`] is for any tower service whose responses can be cloned and stored as
+//! they are. A [`KeyFor`] derives the key of each request. With the feature `http`,
+//! `BellwetherLayer::http` is for HTTP services, such as axum's routers. It derives the key itself,
+//! and shares only responses that may be shared.
 //!
 //! ```
 //! # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
@@ -26,35 +28,42 @@
 //!
 //! # Readiness
 //!
-//! The services of this layer are always ready, and each request that reaches the inner service, shared or
-//! passed through, goes to a clone of it that is made ready first. So a stored answer does not wait for it,
-//! and nobody holds a place in the inner service while he waits for another's answer: over a
-//! `ConcurrencyLimit` of one nothing can block.
+//! A service of this layer is always ready. Each request that reaches the inner service goes to a
+//! fresh clone of it, and that clone is made ready first. This holds for shared requests and for
+//! requests that pass through. So a stored response never waits for the inner service. And a caller
+//! that waits for another caller's response holds no readiness: a `ConcurrencyLimit` of one below
+//! cannot deadlock.
 //!
-//! The price is that layers *outside* of this one no longer see that the inner service is busy: an outer
-//! `LoadShed` sheds nothing, and an outer `Buffer` does not fill; requests queue at the inner service's
-//! own `poll_ready` instead, inside their futures. What stands in for that is the cap on loads of the
-//! [cache](crate::cache::Builder::max_loads): further loads queue, and are
-//! [`Overloaded`](crate::ErrorKind::Overloaded) at the wait limit. Requests that pass through are not
-//! counted there; put a `ConcurrencyLimit` or a `LoadShed` *inside* of this layer to bound them.
+//! The price: layers *outside* of this one no longer see that the inner service is busy. An outer
+//! `LoadShed` sheds nothing, and an outer `Buffer` does not fill. Requests queue at the
+//! `poll_ready` of the inner service instead, inside their futures.
+//!
+//! The cap on loads of the [cache](crate::cache::Builder::max_loads) takes over this job. Loads
+//! beyond the cap queue, and fail with [`Overloaded`](crate::ErrorKind::Overloaded) at the wait
+//! limit. The cap does not count requests that pass through. To bound these, put a
+//! `ConcurrencyLimit` or a `LoadShed` *inside* of this layer.
 //!
 //! # What is shared
 //!
-//! The cache that a layer is made of is all that its clones, and the services made by them, share; so a
-//! layer may be applied route by route. Two layers over one cache must make different keys for different
-//! things.
+//! All clones of a layer, and all services that they make, share the cache of that layer and
+//! nothing else. So a layer may be applied route by route. Two layers over one cache must derive
+//! different keys for different responses.
 //!
-//! A request that leads runs in a task of its own, in its caller's tracing span: neither this caller's
-//! going away nor his task-local values reach it.
+//! A request that leads runs in a task of its own, in the tracing span of its caller. The
+//! cancellation of this caller does not reach it, and neither do the caller's task-local values.
 //!
-//! # One layer, two services
+//! # One layer, two modes
 //!
-//! [`BellwetherLayer`] and [`Bellwether`] are one type each; what they do with a request is the parameter,
-//! [`Values`] or `Http`. There is no trait between them that turns answers into values and back: the two
-//! agree in nothing but the oneshot. For [`Values`] the answer *is* the value and errors are
-//! [`Error`](crate::Error)s; an HTTP answer may turn out to be its caller's own at its headers or in the
-//! middle of its body, errors stay the service's, and whether a request takes part is seen from the
-//! request as a whole. A trait wide enough for both had a method for each line of either.
+//! [`BellwetherLayer`] and [`Bellwether`] are one type each. Their mode, [`Values`] or `Http`,
+//! decides what happens to a request. No trait stands between the two modes, because they agree
+//! only in how they call the inner service:
+//!
+//! - In [`Values`], the response *is* the cached value, and errors are [`Error`](crate::Error)s.
+//! - In `Http`, the whole request decides whether it takes part. A response may turn out to be
+//!   uncacheable at its headers or in the middle of its body. Errors stay those of the inner
+//!   service.
+//!
+//! A trait that serves both would need one method for each line of either.
 
 mod future;
 #[cfg(feature = "http")]

@@ -1,21 +1,21 @@
 use tower_layer::Layer;
 
-/// Wraps services so that equal requests share one answer (see the [module](super)).
+/// Wraps services so that equal requests share one response.
 ///
-/// Clones, and the services made by them, share one cache. `M` says what is shared, and how:
-/// [`Values`](super::Values) or `Http`.
+/// All clones of a layer, and all services that they make, share one cache. The mode `M` decides
+/// what is shared and how: [`Values`](super::Values) or `Http`. The [module](super) has an example.
 #[derive(Clone, Debug)]
 pub struct BellwetherLayer<M> {
     pub(super) mode: M,
 }
 
-/// The service that a [`BellwetherLayer`] makes of an inner one.
+/// Shares the responses of an inner service. A [`BellwetherLayer`] makes it.
 ///
 /// It is always ready; [readiness](super#readiness) says what that means for the layers around it.
-/// Clones share one cache, as far as the clones of `S` share anything.
+/// Clones share one cache. Each clone has its own clone of `S`.
 #[derive(Clone, Debug)]
 pub struct Bellwether<S, M> {
-    /// Only ever cloned, so that no readiness is held here.
+    /// Never called itself, only cloned. So this service holds no readiness of the inner service.
     pub(super) inner: S,
     pub(super) mode: M,
 }

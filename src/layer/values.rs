@@ -11,7 +11,7 @@ use crate::{
     error::{BoxError, Error},
 };
 
-/// What [`BellwetherLayer::new`] shares: answers as they are, under keys of `K`.
+/// Shares responses as they are, under keys that `K` derives. The mode of [`BellwetherLayer::new`].
 #[derive(Clone)]
 pub struct Values<V, K> {
     cache: Cache<V>,
@@ -19,22 +19,26 @@ pub struct Values<V, K> {
 }
 
 impl<V, K> BellwetherLayer<Values<V, K>> {
-    /// A layer for services that answer with a `V`.
+    /// Creates a layer for services whose response is a `V`.
     ///
-    /// `key` names what a request asks for; a request without a key passes through.
+    /// `key` derives the key of a request. A request without a key passes through.
     ///
-    /// An answer is stored for as long as the cache keeps values. One that belongs to its caller alone must
-    /// not come under a shared key: what may be shared is decided here before the service is asked.
+    /// The cache keeps a response as long as any other value. The key alone decides whether a
+    /// response is shared, before the inner service is called. So a response that is meant for one
+    /// caller must not come under a key that another caller can have.
+    ///
+    /// The [module](super) has an example.
     ///
     /// # Errors
     ///
-    /// The service's error is [`Error`]. One of the inner service is of the kind
-    /// [`Load`](crate::ErrorKind::Load); [`load_ref`](Error::load_ref) gives it to everyone who waited for the
-    /// same answer in this process. The other kinds are those of [`Cache::get_or_load`].
+    /// The service's error is [`Error`]. An error of the inner service has the kind
+    /// [`Load`](crate::ErrorKind::Load). [`load_ref`](Error::load_ref) returns it to every caller
+    /// in this process that waited for the same response. The other kinds are those of
+    /// [`Cache::get_or_load`].
     ///
     /// # Cancel safety
     ///
-    /// That of [`Cache::get_or_load`]; a request that passes through ends with its caller.
+    /// Same as [`Cache::get_or_load`]. A request that passes through is cancelled with its caller.
     pub fn new(cache: Cache<V>, key: K) -> Self {
         Self { mode: Values { cache, key } }
     }
@@ -59,7 +63,7 @@ where
     type Error = Error;
     type Future = ResponseFuture<V, Error>;
 
-    /// Always ready: the inner service is made ready by who reaches it.
+    /// Always returns ready. Each call makes its own clone of the inner service ready.
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Error>> {
         Poll::Ready(Ok(()))
     }
@@ -68,9 +72,9 @@ where
         let inner = self.inner.clone();
         match self.mode.key.key_for(&request) {
             Some(key) => {
-                let sought = self.mode.cache.request(key);
-                let answer = sought.load(move |_lead| oneshot(inner, request));
-                ResponseFuture::new(async { Ok(answer.await?.into_value()) })
+                let cached = self.mode.cache.request(key);
+                let loaded = cached.load(move |_lead| oneshot(inner, request));
+                ResponseFuture::new(async { Ok(loaded.await?.into_value()) })
             }
             None => {
                 ResponseFuture::new(async { oneshot(inner, request).await.map_err(Error::load) })

@@ -6,51 +6,51 @@ use std::{
 
 use bytes::{Buf, Bytes};
 use http_body::{Body, Frame, SizeHint};
-use pin_project_lite::pin_project;
+use pin_project::pin_project;
 
-pin_project! {
-    /// The body of an answer: one that is shared, or the inner service's own.
-    ///
-    /// Its errors are those of the inner body.
-    pub struct ResponseBody<B: Body> {
-        #[pin]
-        state: State<B>,
-    }
+/// The body of a response: either shared bytes, or the body of the inner service.
+///
+/// Its errors are those of the inner body.
+#[pin_project]
+pub struct ResponseBody<B: Body> {
+    #[pin]
+    source: BodySource<B>,
 }
 
-pin_project! {
-    #[project = StateProjection]
-    enum State<B: Body> {
-        /// All bytes are here.
-        Whole { bytes: Option<Bytes> },
-        /// The inner body, untouched.
-        Untouched { #[pin] body: B },
-        /// The inner body, of which a part was collected already.
-        Begun { begun: Begun<B> },
-    }
+#[pin_project(project = BodySourceProjection)]
+enum BodySource<B: Body> {
+    /// All bytes are here.
+    Whole { bytes: Option<Bytes> },
+    /// The inner body, of which nothing was read.
+    Untouched {
+        #[pin]
+        body: B,
+    },
+    /// The inner body, of which a part was collected.
+    Partial { body: PartialBody<B> },
 }
 
 /// A body of which a part was collected.
-pub(super) struct Begun<B: Body> {
-    /// What was collected.
+pub(super) struct PartialBody<B: Body> {
+    /// The part that was collected.
     pub(super) collected: Bytes,
-    /// What came after it and was not collected.
+    /// The frame or error that follows it. It was read but not collected.
     pub(super) next: Option<Result<Frame<Bytes>, B::Error>>,
-    /// The rest, unless it has ended.
+    /// The rest, or `None` at the end of the body.
     pub(super) rest: Option<Pin<Box<B>>>,
 }
 
 impl<B: Body> ResponseBody<B> {
     pub(super) fn whole(bytes: Bytes) -> Self {
-        Self { state: State::Whole { bytes: Some(bytes).filter(|bytes| !bytes.is_empty()) } }
+        Self { source: BodySource::Whole { bytes: Some(bytes).filter(|bytes| !bytes.is_empty()) } }
     }
 
     pub(super) fn untouched(body: B) -> Self {
-        Self { state: State::Untouched { body } }
+        Self { source: BodySource::Untouched { body } }
     }
 
-    pub(super) fn begun(begun: Begun<B>) -> Self {
-        Self { state: State::Begun { begun } }
+    pub(super) fn partial(body: PartialBody<B>) -> Self {
+        Self { source: BodySource::Partial { body } }
     }
 }
 
@@ -62,41 +62,37 @@ impl<B: Body> Body for ResponseBody<B> {
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
-        match self.project().state.project() {
-            StateProjection::Whole { bytes } => {
+        match self.project().source.project() {
+            BodySourceProjection::Whole { bytes } => {
                 Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes))))
             }
-            StateProjection::Untouched { body } => {
+            BodySourceProjection::Untouched { body } => {
                 body.poll_frame(context).map(|frame| frame.map(|frame| frame.map(in_bytes)))
             }
-            StateProjection::Begun { begun } => begun.poll_frame(context),
+            BodySourceProjection::Partial { body } => body.poll_frame(context),
         }
     }
 
     fn is_end_stream(&self) -> bool {
-        match &self.state {
-            State::Whole { bytes } => bytes.is_none(),
-            State::Untouched { body } => body.is_end_stream(),
-            State::Begun { begun } => {
-                begun.collected.is_empty()
-                    && begun.next.is_none()
-                    && begun.rest.as_ref().is_none_or(|rest| rest.is_end_stream())
-            }
+        match &self.source {
+            BodySource::Whole { bytes } => bytes.is_none(),
+            BodySource::Untouched { body } => body.is_end_stream(),
+            BodySource::Partial { body } => body.is_end_stream(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
-        match &self.state {
-            State::Whole { bytes } => {
+        match &self.source {
+            BodySource::Whole { bytes } => {
                 SizeHint::with_exact(bytes.as_ref().map_or(0, Bytes::len) as u64)
             }
-            State::Untouched { body } => body.size_hint(),
-            State::Begun { begun } => begun.size_hint(),
+            BodySource::Untouched { body } => body.size_hint(),
+            BodySource::Partial { body } => body.size_hint(),
         }
     }
 }
 
-impl<B: Body> Begun<B> {
+impl<B: Body> PartialBody<B> {
     fn poll_frame(
         &mut self,
         context: &mut Context<'_>,
@@ -115,6 +111,12 @@ impl<B: Body> Begun<B> {
         Poll::Ready(frame.map(|frame| frame.map(in_bytes)))
     }
 
+    fn is_end_stream(&self) -> bool {
+        self.collected.is_empty()
+            && self.next.is_none()
+            && self.rest.as_ref().is_none_or(|rest| rest.is_end_stream())
+    }
+
     fn size_hint(&self) -> SizeHint {
         let next = match &self.next {
             Some(Ok(frame)) => frame.data_ref().map_or(0, Bytes::len),
@@ -131,18 +133,18 @@ impl<B: Body> Begun<B> {
     }
 }
 
-/// The same frame, its data as one piece.
+/// Copies the data of a frame into one `Bytes`. `Bytes` itself is not copied.
 pub(super) fn in_bytes<D: Buf>(frame: Frame<D>) -> Frame<Bytes> {
     frame.map_data(|mut data| data.copy_to_bytes(data.remaining()))
 }
 
 impl<B: Body> fmt::Debug for ResponseBody<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let state = match &self.state {
-            State::Whole { .. } => "Whole",
-            State::Untouched { .. } => "Untouched",
-            State::Begun { .. } => "Begun",
+        let source = match &self.source {
+            BodySource::Whole { .. } => "Whole",
+            BodySource::Untouched { .. } => "Untouched",
+            BodySource::Partial { .. } => "Partial",
         };
-        f.debug_struct("ResponseBody").field("state", &state).finish_non_exhaustive()
+        f.debug_struct("ResponseBody").field("source", &source).finish_non_exhaustive()
     }
 }

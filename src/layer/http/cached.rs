@@ -16,61 +16,62 @@ use crate::{
     error::BoxError,
 };
 
-/// An answer that is shared: its status, its headers and its whole body. Cheap to clone.
+/// Holds a response that is shared: its status, its headers and its whole body.
 ///
-/// Headers that belong to one connection are not part of it, nor are extensions and the HTTP version.
+/// It has no headers of a single connection, no extensions and no HTTP version. It is cheap to
+/// clone.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CachedResponse(Arc<Inner>);
+pub struct CachedResponse(Arc<Stored>);
 
 #[derive(Debug, PartialEq, Eq)]
-struct Inner {
+struct Stored {
     status: StatusCode,
     headers: HeaderMap,
     body: Bytes,
-    /// How old it was when it was received, in seconds.
+    /// The age of the response when it arrived, in seconds.
     age: u64,
-    /// When it was received: milliseconds of wall-clock time, since 1970. It only tells clients about how
-    /// old the answer is, and decides nothing here.
+    /// The wall-clock time of arrival, in milliseconds since 1970. It only feeds the `Age` header.
+    /// Nothing here depends on it.
     received: u64,
 }
 
 impl CachedResponse {
-    /// The status code.
+    /// Returns the status code.
     pub fn status(&self) -> StatusCode {
         self.0.status
     }
 
-    /// The headers, without `Age`.
+    /// Returns the headers, without `Age`.
     pub fn headers(&self) -> &HeaderMap {
         &self.0.headers
     }
 
-    /// The whole body.
+    /// Returns the whole body.
     pub fn body(&self) -> &Bytes {
         &self.0.body
     }
 
-    /// None, if the body is not as long as the headers say.
+    /// Returns `None` if the length of the body contradicts `Content-Length`.
     pub(super) fn new(parts: &Parts, body: Bytes, age: u64) -> Option<Self> {
         let mut headers = parts.headers.clone();
         match rules::content_length(&headers) {
-            Ok(said) if said.is_none_or(|said| said == body.len() as u64) => {}
+            Ok(length) if length.is_none_or(|length| length == body.len() as u64) => {}
             _ => return None,
         }
         rules::strip(&mut headers);
         headers.remove(AGE);
-        Some(Self(Arc::new(Inner { status: parts.status, headers, body, age, received: now() })))
+        Some(Self(Arc::new(Stored { status: parts.status, headers, body, age, received: now() })))
     }
 
-    /// The answer for one caller.
+    /// Builds the response for one caller, with its `Age`.
     pub(super) fn replay(&self, source: Source) -> Response<Bytes> {
-        let inner = &self.0;
-        let mut response = Response::new(inner.body.clone());
-        *response.status_mut() = inner.status;
-        *response.headers_mut() = inner.headers.clone();
-        if inner.age > 0 || source == Source::Hit {
-            let stored = Duration::from_millis(now().saturating_sub(inner.received));
-            let age = inner.age.saturating_add(stored.as_secs());
+        let stored = &self.0;
+        let mut response = Response::new(stored.body.clone());
+        *response.status_mut() = stored.status;
+        *response.headers_mut() = stored.headers.clone();
+        if stored.age > 0 || source == Source::Hit {
+            let kept = Duration::from_millis(now().saturating_sub(stored.received));
+            let age = stored.age.saturating_add(kept.as_secs());
             response.headers_mut().insert(AGE, age.into());
         }
         response
@@ -78,12 +79,13 @@ impl CachedResponse {
 }
 
 fn now() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+    let elapsed = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Begins to build the cache for [`BellwetherLayer::http`](crate::BellwetherLayer::http): one of
-/// [`CachedResponse`]s, with the [`ResponseCodec`].
+/// Returns a builder of the cache for [`BellwetherLayer::http`](crate::BellwetherLayer::http).
+///
+/// The cache holds [`CachedResponse`]s and encodes them with the [`ResponseCodec`].
 ///
 /// ```
 /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
@@ -101,19 +103,28 @@ pub fn http_cache<B: Store>(backend: B) -> Builder<CachedResponse, ResponseCodec
     Cache::builder(backend).codec(ResponseCodec)
 }
 
-/// HTTP answers to bytes and back.
+/// Encodes [`CachedResponse`]s as bytes, and decodes them.
 ///
-/// A version, status, age and time of receipt, the number of headers, each header with the length of its
-/// name and of its value, and the body up to the end. Numbers are big-endian.
+/// All numbers are big-endian:
+///
+/// | field | type |
+/// |---|---|
+/// | version of this format | `u8` |
+/// | status | `u16` |
+/// | age on arrival, in seconds | `u64` |
+/// | time of arrival, in milliseconds since 1970 | `u64` |
+/// | number of headers | `u32` |
+/// | each header: length of its name, the name, length of its value, the value | `u16`, `u32` |
+/// | body | the remaining bytes |
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ResponseCodec;
 
 const VERSION: u8 = 1;
 
-/// The bytes are not an answer of this version.
+/// The bytes are not a response of this version.
 #[derive(Debug, Error)]
-#[error("the bytes are not an HTTP answer in a format that this version reads")]
-struct Undecodable;
+#[error("the bytes are not an HTTP response in a format that this version reads")]
+struct UnreadableResponse;
 
 impl Codec<CachedResponse> for ResponseCodec {
     fn tag(&self) -> u16 {
@@ -121,28 +132,28 @@ impl Codec<CachedResponse> for ResponseCodec {
     }
 
     fn encode(&self, value: &CachedResponse) -> Result<Bytes, BoxError> {
-        let inner = &value.0;
+        let stored = &value.0;
         let headers: usize =
-            inner.headers.iter().map(|(name, value)| 6 + name.as_str().len() + value.len()).sum();
-        let mut bytes = BytesMut::with_capacity(23 + headers + inner.body.len());
+            stored.headers.iter().map(|(name, value)| 6 + name.as_str().len() + value.len()).sum();
+        let mut bytes = BytesMut::with_capacity(23 + headers + stored.body.len());
         bytes.put_u8(VERSION);
-        bytes.put_u16(inner.status.as_u16());
-        bytes.put_u64(inner.age);
-        bytes.put_u64(inner.received);
-        bytes.put_u32(u32::try_from(inner.headers.len())?);
-        for (name, value) in &inner.headers {
+        bytes.put_u16(stored.status.as_u16());
+        bytes.put_u64(stored.age);
+        bytes.put_u64(stored.received);
+        bytes.put_u32(u32::try_from(stored.headers.len())?);
+        for (name, value) in &stored.headers {
             bytes.put_u16(u16::try_from(name.as_str().len())?);
             bytes.put_slice(name.as_str().as_bytes());
             bytes.put_u32(u32::try_from(value.len())?);
             bytes.put_slice(value.as_bytes());
         }
-        bytes.put_slice(&inner.body);
+        bytes.put_slice(&stored.body);
         Ok(bytes.freeze())
     }
 
     fn decode(&self, mut rest: Bytes) -> Result<CachedResponse, BoxError> {
         if rest.try_get_u8()? != VERSION {
-            return Err(Undecodable.into());
+            return Err(UnreadableResponse.into());
         }
         let status = StatusCode::from_u16(rest.try_get_u16()?)?;
         let age = rest.try_get_u64()?;
@@ -156,14 +167,14 @@ impl Codec<CachedResponse> for ResponseCodec {
             let value = HeaderValue::from_maybe_shared(take(&mut rest, length)?)?;
             headers.try_append(name, value)?;
         }
-        Ok(CachedResponse(Arc::new(Inner { status, headers, body: rest, age, received })))
+        Ok(CachedResponse(Arc::new(Stored { status, headers, body: rest, age, received })))
     }
 }
 
-fn take(rest: &mut Bytes, length: usize) -> Result<Bytes, Undecodable> {
+fn take(rest: &mut Bytes, length: usize) -> Result<Bytes, UnreadableResponse> {
     match length <= rest.len() {
         true => Ok(rest.split_to(length)),
-        false => Err(Undecodable),
+        false => Err(UnreadableResponse),
     }
 }
 
@@ -174,7 +185,7 @@ mod tests {
     use super::*;
 
     fn headers() -> impl Strategy<Value = HeaderMap> {
-        // Any value that a header may have, text or not; few names, so that some are repeated.
+        // Values are any bytes that a header may have. The short names make some headers repeat.
         let value = vec(prop_oneof![Just(b'\t'), 32..127_u8, 128..=255_u8], 0..40);
         vec(("[a-c]|[!#$%&'*+.^_`|~0-9A-Za-z-]{1,20}", value), 0..12).prop_map(|headers| {
             let mut map = HeaderMap::new();
@@ -192,25 +203,25 @@ mod tests {
             |(status, headers, body, age, received)| {
                 let status = StatusCode::from_u16(status).unwrap();
                 let body = body.into();
-                CachedResponse(Arc::new(Inner { status, headers, body, age, received }))
+                CachedResponse(Arc::new(Stored { status, headers, body, age, received }))
             },
         )
     }
 
     proptest! {
         #[test]
-        fn what_was_encoded_is_decoded(response in response()) {
+        fn an_encoded_response_is_decoded(response in response()) {
             let bytes = ResponseCodec.encode(&response).unwrap();
             prop_assert_eq!(ResponseCodec.decode(bytes).unwrap(), response);
         }
 
         #[test]
-        fn any_bytes_are_an_answer_or_an_error(bytes in vec(any::<u8>(), 0..200)) {
+        fn any_bytes_are_a_response_or_an_error(bytes in vec(any::<u8>(), 0..200)) {
             let _ = ResponseCodec.decode(bytes.into());
         }
 
         #[test]
-        fn damaged_bytes_are_an_answer_or_an_error(
+        fn damaged_bytes_are_a_response_or_an_error(
             response in response(),
             cut in any::<prop::sample::Index>(),
             at in any::<prop::sample::Index>(),
@@ -222,20 +233,21 @@ mod tests {
             let at = at.index(damaged.len());
             damaged[at] = byte;
             if let Ok(response) = ResponseCodec.decode(damaged.into()) {
-                // What it says can be said to a client.
+                // A decoded response can be sent to a client.
                 let _ = response.replay(Source::Hit);
             }
         }
 
         #[test]
-        fn different_answers_have_different_bytes(one in response(), other in response()) {
+        fn different_responses_have_different_bytes(one in response(), other in response()) {
             prop_assume!(one != other);
-            prop_assert_ne!(ResponseCodec.encode(&one).unwrap(), ResponseCodec.encode(&other).unwrap());
+            let [one, other] = [one, other].map(|response| ResponseCodec.encode(&response).unwrap());
+            prop_assert_ne!(one, other);
         }
     }
 
     #[test]
-    fn a_header_count_beyond_all_bounds_is_an_error() {
+    fn an_excessive_header_count_is_an_error() {
         let mut bytes = BytesMut::from(&[VERSION, 0, 200][..]);
         bytes.put_bytes(0, 16);
         bytes.put_u32(u32::MAX);

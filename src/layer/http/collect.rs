@@ -1,49 +1,50 @@
 use bytes::{Bytes, BytesMut};
-use http_body::Body;
+use http_body::{Body, Frame};
 use http_body_util::BodyExt;
 use tokio::time::{Instant, timeout_at};
 
-use super::body::{Begun, in_bytes};
+use super::body::{PartialBody, in_bytes};
 
-/// How the collecting of a body ended.
+/// How the collection of a body ended.
 pub(super) enum Collected<B: Body> {
-    /// Here it is.
+    /// The body is complete.
     Whole(Bytes),
-    /// It is too large or too slow, or it has trailers.
-    Unfit(Begun<B>),
-    /// It failed on the way; the error is what comes next.
-    Failed(Begun<B>),
+    /// The body is too large or too slow, or it has trailers.
+    Unfit(PartialBody<B>),
+    /// The body failed. Its error is the next item of the partial body.
+    Failed(PartialBody<B>),
 }
 
-/// Collects a body of at most `limit` bytes that is complete in time. What was read of another one is
-/// not lost.
-pub(super) async fn collect<B: Body>(body: B, limit: u64, until: Instant) -> Collected<B> {
+/// Collects a body of at most `limit` bytes that is complete by `deadline`.
+///
+/// A partial body keeps every byte that was read.
+pub(super) async fn collect<B: Body>(body: B, limit: u64, deadline: Instant) -> Collected<B> {
     let mut body = Box::pin(body);
     let mut collected = BytesMut::new();
-    loop {
-        let next = match timeout_at(until, body.frame()).await {
-            Ok(Some(Ok(frame))) => match in_bytes(frame).into_data() {
-                Ok(data) if (collected.len() as u64).saturating_add(data.len() as u64) <= limit => {
-                    append(&mut collected, data);
-                    continue;
-                }
-                Ok(data) => Some(Ok(http_body::Frame::data(data))),
-                Err(trailers) => Some(Ok(trailers)),
-            },
-            Ok(Some(Err(error))) => Some(Err(error)),
+    let next = loop {
+        let frame = match timeout_at(deadline, body.frame()).await {
+            Ok(Some(Ok(frame))) => in_bytes(frame),
+            Ok(Some(Err(error))) => break Some(Err(error)),
             Ok(None) => return Collected::Whole(collected.freeze()),
-            Err(_too_slow) => None,
+            Err(_elapsed) => break None,
         };
-        let failed = matches!(next, Some(Err(_)));
-        let begun = Begun { collected: collected.freeze(), next, rest: Some(body) };
-        return match failed {
-            true => Collected::Failed(begun),
-            false => Collected::Unfit(begun),
-        };
+        match frame.into_data() {
+            Ok(data) if (collected.len() as u64).saturating_add(data.len() as u64) <= limit => {
+                append(&mut collected, data);
+            }
+            Ok(data) => break Some(Ok(Frame::data(data))),
+            Err(trailers) => break Some(Ok(trailers)),
+        }
+    };
+    let failed = matches!(next, Some(Err(_)));
+    let partial = PartialBody { collected: collected.freeze(), next, rest: Some(body) };
+    match failed {
+        true => Collected::Failed(partial),
+        false => Collected::Unfit(partial),
     }
 }
 
-/// One piece, so that many small ones do not take many times their size.
+/// Appends to one contiguous buffer. A list of small `Bytes` would take many times their size.
 fn append(collected: &mut BytesMut, data: Bytes) {
     match data.try_into_mut() {
         Ok(data) if collected.is_empty() => *collected = data,

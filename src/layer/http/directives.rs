@@ -1,10 +1,10 @@
-//! Headers that hold lists: `Cache-Control` and `Connection`.
+//! Parses headers that hold lists: `Cache-Control` and `Connection`.
 
 use std::borrow::Cow;
 
 use http::header::{CACHE_CONTROL, CONNECTION, HeaderMap, HeaderName};
 
-/// What `Cache-Control` says, of what matters here.
+/// The directives of `Cache-Control` that decide about sharing.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Directives {
     pub(super) no_store: bool,
@@ -17,47 +17,49 @@ pub(super) struct Directives {
 }
 
 impl Directives {
-    /// Reads all `Cache-Control` lines together; none if one of them cannot be read, or if they
-    /// contradict each other.
-    pub(super) fn read(headers: &HeaderMap) -> Option<Self> {
+    /// Parses all `Cache-Control` lines as one list.
+    ///
+    /// Returns `None` if a line cannot be parsed, or if two directives contradict each other.
+    pub(super) fn parse(headers: &HeaderMap) -> Option<Self> {
         let mut directives = Self::default();
         for line in headers.get_all(CACHE_CONTROL) {
-            let mut rest = skip(line.to_str().ok()?, ", \t");
+            let mut rest = trim_start(line.to_str().ok()?, ", \t");
             while !rest.is_empty() {
                 let (name, after) = token(rest)?;
                 let (value, after) = match after.strip_prefix('=') {
                     Some(after) => value(after).map(|(value, after)| (Some(value), after))?,
                     None => (None, after),
                 };
-                directives.take(name, value.as_deref())?;
-                rest = skip(after, " \t");
+                directives.set(name, value.as_deref())?;
+                rest = trim_start(after, " \t");
                 if !rest.is_empty() && !rest.starts_with(',') {
                     return None;
                 }
-                rest = skip(rest, ", \t");
+                rest = trim_start(rest, ", \t");
             }
         }
         Some(directives)
     }
 
-    fn take(&mut self, name: &str, value: Option<&str>) -> Option<()> {
+    fn set(&mut self, name: &str, value: Option<&str>) -> Option<()> {
         match name.to_ascii_lowercase().as_str() {
             "no-store" => self.no_store = true,
             "no-cache" => self.no_cache = true,
             "private" => self.private = true,
-            "max-age" => once(&mut self.max_age, seconds(value?)?)?,
-            "s-maxage" => once(&mut self.s_maxage, seconds(value?)?)?,
+            "max-age" => set_once(&mut self.max_age, seconds(value?)?)?,
+            "s-maxage" => set_once(&mut self.s_maxage, seconds(value?)?)?,
             _ => {}
         }
         Some(())
     }
 }
 
-/// The header names in `Connection`; none if it cannot be read.
+/// Parses the header names in `Connection`. Returns `None` if one is not a header name.
 pub(super) fn connection(headers: &HeaderMap) -> Option<Vec<HeaderName>> {
     let mut names = Vec::new();
     for line in headers.get_all(CONNECTION) {
-        for option in line.to_str().ok()?.split(',').map(|option| skip_around(option, " \t")) {
+        for option in line.to_str().ok()?.split(',') {
+            let option = option.trim_matches([' ', '\t']);
             if !option.is_empty() {
                 names.push(HeaderName::from_bytes(option.as_bytes()).ok()?);
             }
@@ -66,14 +68,14 @@ pub(super) fn connection(headers: &HeaderMap) -> Option<Vec<HeaderName>> {
     Some(names)
 }
 
-/// A number of seconds: digits alone. One that is too large is as good as for ever.
+/// Parses a number of seconds, digits only. A number beyond `u64` becomes `u64::MAX`.
 pub(super) fn seconds(text: &str) -> Option<u64> {
     let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     digits.then(|| text.parse().unwrap_or(u64::MAX))
 }
 
-/// Sets what may be said twice, but not in two ways.
-fn once(field: &mut Option<u64>, seconds: u64) -> Option<()> {
+/// Sets a directive that may be repeated, but only with the same value.
+fn set_once(field: &mut Option<u64>, seconds: u64) -> Option<()> {
     (*field.get_or_insert(seconds) == seconds).then_some(())
 }
 
@@ -82,7 +84,7 @@ fn token(text: &str) -> Option<(&str, &str)> {
     (end > 0).then(|| text.split_at(end))
 }
 
-/// A token or a quoted string.
+/// Parses a token or a quoted string. Returns it with the rest of the line.
 fn value(text: &str) -> Option<(Cow<'_, str>, &str)> {
     let Some(quoted) = text.strip_prefix('"') else {
         let (value, after) = token(text)?;
@@ -103,12 +105,8 @@ fn is_token(character: char) -> bool {
     character.is_ascii_alphanumeric() || "!#$%&'*+-.^_`|~".contains(character)
 }
 
-fn skip<'a>(text: &'a str, what: &str) -> &'a str {
-    text.trim_start_matches(|character| what.contains(character))
-}
-
-fn skip_around<'a>(text: &'a str, what: &str) -> &'a str {
-    text.trim_matches(|character| what.contains(character))
+fn trim_start<'a>(text: &'a str, characters: &str) -> &'a str {
+    text.trim_start_matches(|character| characters.contains(character))
 }
 
 #[cfg(test)]
@@ -117,30 +115,30 @@ mod tests {
 
     use super::*;
 
-    fn read(lines: &[&str]) -> Option<Directives> {
+    fn parse(lines: &[&str]) -> Option<Directives> {
         let mut headers = HeaderMap::new();
         for line in lines {
             headers.append(CACHE_CONTROL, HeaderValue::from_bytes(line.as_bytes()).unwrap());
         }
-        Directives::read(&headers)
+        Directives::parse(&headers)
     }
 
     #[test]
-    fn all_lines_are_one_list() {
+    fn all_lines_form_one_list() {
         let none = Directives::default();
-        assert_eq!(read(&[]), Some(none));
-        let found = read(&["public, MAX-AGE=60,,", " ,\tS-MaxAge=\"5\" , x=\"a,no-store\\\"\""]);
+        assert_eq!(parse(&[]), Some(none));
+        let found = parse(&["public, MAX-AGE=60,,", " ,\tS-MaxAge=\"5\" , x=\"a,no-store\\\"\""]);
         let both = Directives { max_age: Some(60), s_maxage: Some(5), ..Directives::default() };
         assert_eq!(found, Some(both));
-        assert!(read(&["max-age=1", "No-Store"]).unwrap().no_store);
-        assert!(read(&["private=\"set-cookie, x\", max-age=1"]).unwrap().private);
-        assert!(read(&["no-cache=\"x\""]).unwrap().no_cache);
-        assert_eq!(read(&["max-age=99999999999999999999"]).unwrap().max_age, Some(u64::MAX));
-        assert_eq!(read(&["max-age=5, max-age=5"]).unwrap().max_age, Some(5));
+        assert!(parse(&["max-age=1", "No-Store"]).unwrap().no_store);
+        assert!(parse(&["private=\"set-cookie, x\", max-age=1"]).unwrap().private);
+        assert!(parse(&["no-cache=\"x\""]).unwrap().no_cache);
+        assert_eq!(parse(&["max-age=99999999999999999999"]).unwrap().max_age, Some(u64::MAX));
+        assert_eq!(parse(&["max-age=5, max-age=5"]).unwrap().max_age, Some(5));
     }
 
     #[test]
-    fn what_cannot_be_read_is_told() {
+    fn a_malformed_line_is_refused() {
         for line in [
             "max-age",
             "max-age=",
@@ -156,7 +154,7 @@ mod tests {
             "x=\"a\\",
             "no-störe",
         ] {
-            assert_eq!(read(&[line]), None, "{line}");
+            assert_eq!(parse(&[line]), None, "{line}");
         }
     }
 }

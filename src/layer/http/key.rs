@@ -1,9 +1,11 @@
-//! What an HTTP request asks for, in one text.
+//! Derives the key of an HTTP request.
 //!
-//! `GET <scheme> <host> <length>:<what it varies by> <path and query>[ <path and query that is routed]`. No
-//! two requests that differ in one of these have the same text: neither scheme, nor host, nor path can
-//! have a space, what it varies by is led by its length, and a path begins with a slash where a length
-//! begins with a digit.
+//! The text of a key is `GET <scheme> <host>[ <length>:<part>]... <original path and query>[
+//! <routed path and query>]`. A `<part>` is the result of one `vary_by` function.
+//!
+//! Two requests that differ in one of these fields never have the same text. Scheme, host and path
+//! cannot contain a space. Each part follows its own length. A path begins with a slash, a length
+//! with a digit.
 
 use std::fmt::Write;
 
@@ -18,7 +20,9 @@ use sha2::{Digest, Sha256};
 use super::VaryBy;
 use crate::key::Key;
 
-/// The key of a GET, of at most `limit` bytes.
+/// Returns the key of a `GET`, of at most `limit` bytes.
+///
+/// Returns `None` if the host is not clear, if there is no path, or if even a digest is too long.
 pub(super) fn key(parts: &Parts, vary_by: &[VaryBy], limit: usize) -> Option<Key> {
     let host = host(&parts.uri, &parts.headers)?;
     let scheme = parts.uri.scheme_str().unwrap_or_default().to_ascii_lowercase();
@@ -41,18 +45,19 @@ pub(super) fn key(parts: &Parts, vary_by: &[VaryBy], limit: usize) -> Option<Key
     (text.len() <= limit).then(|| Key::from(text))
 }
 
-/// No key that is not too long begins like this.
+/// Shortens a key that is too long. The key of another request starts with `GET`, never with
+/// `sha256:`.
 fn digest(text: &str) -> String {
     let mut key = String::from("sha256:");
     for byte in Sha256::digest(text) {
-        // Writing to a string does not fail.
+        // Writing to a `String` cannot fail.
         let _ = write!(key, "{byte:02x}");
     }
     key
 }
 
-/// The path before a router stripped its prefix: `/a/items` and `/b/items` may both be routed as
-/// `/items`.
+/// Returns the path before `Router::nest` removed a prefix. Without it, `/a/items` and `/b/items`
+/// would both have the key of `/items`, and one response would be served for the other.
 #[cfg(feature = "axum")]
 fn original(parts: &Parts) -> Option<&PathAndQuery> {
     match parts.extensions.get::<axum::extract::OriginalUri>() {
@@ -70,7 +75,9 @@ fn path(uri: &Uri) -> Option<&PathAndQuery> {
     uri.path_and_query().filter(|path| path.as_str().starts_with('/'))
 }
 
-/// The host that is asked, which may be nobody's in particular; none if that is not clear.
+/// Returns the requested host, or an empty one if the request names none.
+///
+/// Returns `None` if the host has an invalid character, or if the request names two.
 fn host(uri: &Uri, headers: &HeaderMap) -> Option<String> {
     let mut hosts = headers.get_all(HOST).iter();
     let (header, second) = (hosts.next(), hosts.next());
@@ -86,7 +93,7 @@ fn host(uri: &Uri, headers: &HeaderMap) -> Option<String> {
         None => None,
     };
     match (authority, header) {
-        // The service may read either, so neither alone would tell what it answers.
+        // The inner service may read either, so neither alone decides its response.
         (Some(authority), Some(header)) if authority != header => None,
         (authority, header) => Some(authority.or(header).unwrap_or_default()),
     }

@@ -1,16 +1,22 @@
 //! The layer for HTTP services.
 //!
-//! `rules` say which requests and answers may be shared, `directives` read the headers that the rules
-//! ask for, `key` names what a request asks for. `service` goes the way of one request; `own` is what its
-//! caller and the flight that he may lead hold together. `collect` reads the body of an answer that may be
-//! shared, [`ResponseBody`] is what callers get, and [`CachedResponse`] is what is stored.
+//! `service` handles one request, from its arrival to its response. It uses:
+//!
+//! - `rules`, the requests and responses that may be shared, with the header parsers in
+//!   `directives`;
+//! - `key`, the key of a request;
+//! - `exchange`, the state that a caller shares with the flight that it may lead;
+//! - `collect`, which reads the body of a response that may be shared.
+//!
+//! [`ResponseBody`] is the body that callers receive, [`CachedResponse`] the response that is
+//! stored.
 
 mod body;
 mod cached;
 mod collect;
 mod directives;
+mod exchange;
 mod key;
-mod own;
 mod rules;
 mod service;
 
@@ -18,6 +24,7 @@ use std::{fmt, sync::Arc};
 
 use bytes::Bytes;
 use http::{HeaderValue, Response, StatusCode, header::CACHE_CONTROL, request::Parts};
+use tokio::time::Instant;
 
 pub use self::{
     body::ResponseBody,
@@ -29,27 +36,37 @@ use crate::{
     cache::Cache,
     error::{Error, ErrorKind},
     key::Key,
+    time::after,
 };
 
-/// What [`BellwetherLayer::http`] shares: complete answers to plain `GET`s.
+/// Shares complete responses to plain `GET`s. The mode of [`BellwetherLayer::http`].
 ///
-/// Clones are the same cache and settings.
+/// Clones share one cache and have the same settings.
 #[derive(Clone)]
-pub struct Http(Arc<Settings>);
+pub struct Http(Arc<HttpSettings>);
 
 #[derive(Clone)]
-struct Settings {
+struct HttpSettings {
     cache: Cache<CachedResponse>,
     max_body: u64,
     vary_by: Vec<VaryBy>,
     on_error: OnError,
 }
 
+impl HttpSettings {
+    /// Returns the largest body that may be shared, and when a load that starts now stops to read it.
+    fn body_bounds(&self) -> (u64, Instant) {
+        let limit = self.max_body.min(self.cache.value_limit() as u64);
+        // The last eighth of the load limit is for handing over a body that is incomplete by then.
+        (limit, after(Instant::now(), self.cache.load_limit() / 8 * 7))
+    }
+}
+
 type VaryBy = Arc<dyn Fn(&Parts) -> String + Send + Sync>;
 type OnError = Arc<dyn Fn(&Error) -> Response<Bytes> + Send + Sync>;
 
 impl BellwetherLayer<Http> {
-    /// A layer for HTTP services: axum, hyper, or any that takes a `Request` and answers a `Response`.
+    /// Creates a layer for HTTP services: axum, hyper, or any service from `Request` to `Response`.
     ///
     /// ```
     /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
@@ -70,85 +87,120 @@ impl BellwetherLayer<Http> {
     ///
     /// # What is shared
     ///
-    /// Only what the following allows. Everything else passes through as if the layer were not there, its
-    /// bodies streaming.
+    /// Sharing follows an allow-list. Every other request passes through as if the layer were not
+    /// there, and its response body streams.
     ///
-    /// A request takes part if it is a `GET` without a body; without `Authorization`,
-    /// `Proxy-Authorization`, `Cookie`, `Range`, `Upgrade`, and any `If-…`; without `no-cache` or `no-store`
-    /// in its `Cache-Control` or `Pragma`; and if its host is clear: at most one `Host`, of letters, digits,
-    /// `-`, `.`, `_` and a port, that does not contradict the URI. (Requests that name no host at all share
-    /// among themselves, as for an empty one.)
+    /// A request takes part if all of these hold:
     ///
-    /// An answer is shared if it is a `200` whose body is complete and within the
-    /// [limit](Self::max_body); without `Set-Cookie`, `Vary`, `Content-Range` and trailers; without
-    /// `no-store`, `no-cache`, `private`, `max-age=0` and `s-maxage=0`; not out of date by its `Age`; not
-    /// with `Expires` alone, which would need clocks that agree; and if it is no `text/event-stream` or
-    /// `multipart/x-mixed-replace`. Headers that cannot be read count as a no. Headers of the connection
-    /// are not shared, nor are extensions.
+    /// - It is a `GET` without a body.
+    /// - It has no `Authorization`, `Proxy-Authorization`, `Cookie`, `Range`, `Upgrade`, nor any
+    ///   `If-…` header.
+    /// - Its `Cache-Control` and `Pragma` contain neither `no-cache` nor `no-store`.
+    /// - Its host is clear: it has at most one `Host`, which does not contradict the URI. A host
+    ///   consists of letters, digits, `-`, `.`, `_` and a port. Requests without a host share among
+    ///   themselves.
     ///
-    /// So put compression and CORS *outside* of this layer (in axum, add them after it): they set `Vary`,
-    /// and what has `Vary` is not shared.
+    /// A response is shared if all of these hold:
     ///
-    /// # For how long
+    /// - It is a `200` whose body is complete and within the [limit](Self::max_body).
+    /// - It has no `Set-Cookie`, no `Vary`, no `Content-Range` and no trailers.
+    /// - It has no `no-store`, `no-cache`, `private`, `max-age=0` or `s-maxage=0`.
+    /// - Its `Age` is below its lifetime.
+    /// - It does not have `Expires` as its only lifetime, which would need clocks that agree.
+    /// - It is no `text/event-stream` and no `multipart/x-mixed-replace`.
     ///
-    /// As long as the cache keeps values, or for the answer's own `s-maxage`, else its `max-age`, less its
-    /// `Age`, if that is shorter. A stored answer is served with its `Age`.
+    /// A header that cannot be parsed forbids sharing. Headers of the connection and extensions are
+    /// not shared.
     ///
-    /// # Under which key
+    /// Compression and CORS set `Vary`, and a response with `Vary` is not shared. So put them
+    /// *outside* of this layer. In axum, add them after it.
     ///
-    /// Scheme, host, and path with query; with the feature `axum` the path before
-    /// [nesting](axum::Router::nest) took its prefix off. A key that is too long for the cache is replaced
-    /// by its SHA-256. Whatever else decides the answer must be said with [`vary_by`](Self::vary_by).
+    /// # Freshness
     ///
-    /// # When an answer turns out not to be shareable
+    /// A response is kept as long as the cache keeps values. If its own lifetime is shorter, that
+    /// one applies: `s-maxage`, else `max-age`, less its `Age`. A stored response is served with
+    /// its `Age`.
     ///
-    /// Mostly its headers tell, at once: its caller gets it untouched and streaming, everyone who waited,
-    /// here and in other processes, sends his own request, all in parallel; and for the cache's
-    /// [`uncacheable_ttl`](crate::cache::Builder::uncacheable_ttl) it is remembered that nobody need wait for
-    /// anybody. The same happens when a body grows over the limit, or is not complete by seven eighths of
-    /// the cache's [load limit](crate::cache::Builder::load_limit): what was read of it goes to its caller
-    /// in front of the rest. So a service that streams without end should say so, by its content type or
-    /// by `no-store`, or its first caller waits that long for nothing.
+    /// # The key
     ///
-    /// After a `5xx` or a `429` everyone sends his own request too, but it is not remembered: the service
-    /// will recover, and sharing helps it to.
+    /// The key consists of scheme, host, and path with query. A key that is too long for the cache
+    /// is replaced by its SHA-256. Everything else that the response depends on must be added with
+    /// [`vary_by`](Self::vary_by).
+    ///
+    /// With the feature `axum`, the path is the one before [nesting](axum::Router::nest) removed a
+    /// prefix. The feature works for routers of axum 0.8. Under nested routers of any other version
+    /// or framework, add the original path with [`vary_by`](Self::vary_by). Otherwise `/a/items`
+    /// and `/b/items` share one response.
+    ///
+    /// # Uncacheable responses
+    ///
+    /// The headers mostly show at once that a response is uncacheable. Its caller then receives it
+    /// untouched and streaming. All waiters, in every process, send their own requests in parallel.
+    /// For the [`uncacheable_ttl`](crate::cache::Builder::uncacheable_ttl) of the cache, callers of
+    /// this key do not wait for each other.
+    ///
+    /// The same happens to a body that grows over the limit, or that is incomplete by seven eighths
+    /// of the [load limit](crate::cache::Builder::load_limit). Its caller receives the part that
+    /// was read, then the rest. So the first caller of an endless stream waits that long for
+    /// nothing. To avoid this, mark such streams by their content type or with `no-store`.
+    ///
+    /// After a `5xx` or a `429` the waiters send their own requests too, but the cache does not
+    /// remember it. The service will recover, and sharing helps it to recover.
     ///
     /// # Errors
     ///
-    /// The service's error is that of the inner service. Who led gets it as it is, and so he gets an answer
-    /// whose body breaks off, as far as it came. Who waited for him gets an answer of this layer: `502 Bad
-    /// Gateway` if the load failed or panicked, `504 Gateway Timeout` if it took longer than the load
-    /// limit, `503 Service Unavailable` if too many loads are running or the cache was shut down;
-    /// [`on_error`](Self::on_error) replaces them. A panic, a time-out or a shutdown gives the one who led
-    /// this answer as well.
+    /// The service's error is that of the inner service. A leader receives that error as it is. It
+    /// also receives a response whose body fails, up to the point of failure. The waiters, and a
+    /// leader whose load panicked, timed out or was shut down, receive a response of this layer:
+    ///
+    /// - `502 Bad Gateway` if the load failed or panicked;
+    /// - `504 Gateway Timeout` if it took longer than the load limit;
+    /// - `503 Service Unavailable` if too many loads are running, or if the cache was shut down.
+    ///
+    /// [`on_error`](Self::on_error) replaces these responses.
     ///
     /// # Cancel safety
     ///
-    /// A caller who goes away costs no other anything: a request that leads runs on in a task of its own,
-    /// one that passes through ends with its caller.
+    /// A cancelled caller never affects another caller. A request that leads continues in a task of
+    /// its own. A request that passes through is cancelled with its caller.
     pub fn http(cache: Cache<CachedResponse>) -> Self {
-        let settings =
-            Settings { cache, max_body: 1 << 20, vary_by: Vec::new(), on_error: Arc::new(refuse) };
+        let settings = HttpSettings {
+            cache,
+            max_body: 1 << 20,
+            vary_by: Vec::new(),
+            on_error: Arc::new(error_response),
+        };
         Self { mode: Http(Arc::new(settings)) }
     }
 
-    /// The largest body that is shared, in bytes: 1 MiB unless set.
+    /// Sets the largest body that is shared, in bytes. Defaults to 1 MiB.
     ///
-    /// Each load that is under way holds so much memory at most. The cache's
-    /// [`max_value`](crate::cache::Builder::max_value), 8 MiB unless set, bounds it too.
+    /// Each running load holds at most this much memory. The
+    /// [`max_value`](crate::cache::Builder::max_value) of the cache, 8 MiB by default, is a limit
+    /// too.
+    ///
+    /// ```
+    /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
+    /// use bellwether::{BellwetherLayer, MemoryBackend, http_cache};
+    ///
+    /// let cache = http_cache(MemoryBackend::new()).build()?;
+    /// let layer = BellwetherLayer::http(cache).max_body(256 << 10);
+    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
+    /// ```
     pub fn max_body(mut self, bytes: u64) -> Self {
         self.settings().max_body = bytes;
         self
     }
 
-    /// Makes something else a part of the key: whatever decides the answer beside host, path and query.
+    /// Adds a part to the key: anything that the response depends on beside host, path and query.
     ///
-    /// This layer cannot know what the inner service looks at. A header of its own, `X-Forwarded-Host`,
-    /// `Accept-Language` if the answer has no `Vary`, a client certificate, an extension that an outer
-    /// layer has set: if it changes the answer and is not said here, one caller gets what is another's.
-    /// Called several times, all of it is part of the key; the parts are joined so that they cannot be
-    /// taken for each other. The text stands in the names that the backend sees, so return a hash of what
-    /// is secret.
+    /// The layer cannot know which parts of a request the inner service reads. Examples are a
+    /// header of its own, `X-Forwarded-Host`, a client certificate, an extension that an outer
+    /// layer set, and `Accept-Language` for a response without `Vary`. If the response depends on
+    /// such a part and the key does not contain it, one caller receives the response of another.
+    ///
+    /// Each call adds one part. The parts are joined so that no two lists of parts have the same
+    /// key. The backend sees the text of a part in its key names, so return a hash of a secret.
     ///
     /// ```
     /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
@@ -156,7 +208,7 @@ impl BellwetherLayer<Http> {
     /// use http::request::Parts;
     ///
     /// let layer = BellwetherLayer::http(http_cache(MemoryBackend::new()).build()?)
-    ///     // Each tenant has products of his own.
+    ///     // Each tenant has its own products.
     ///     .vary_by(|parts: &Parts| match parts.headers.get("x-tenant") {
     ///         Some(tenant) => String::from_utf8_lossy(tenant.as_bytes()).into_owned(),
     ///         None => String::new(),
@@ -168,25 +220,56 @@ impl BellwetherLayer<Http> {
         self
     }
 
-    /// What callers are answered whose load failed: 502, 503 or 504 without a body unless set.
+    /// Sets the response to callers whose load failed. Defaults to an empty 502, 503 or 504.
+    ///
+    /// ```
+    /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
+    /// use bellwether::{BellwetherLayer, MemoryBackend, http_cache};
+    /// use bytes::Bytes;
+    /// use http::{Response, StatusCode};
+    ///
+    /// let cache = http_cache(MemoryBackend::new()).build()?;
+    /// let layer = BellwetherLayer::http(cache).on_error(|_error| {
+    ///     let mut response = Response::new(Bytes::from("try again later"));
+    ///     *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
+    ///     response
+    /// });
+    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
+    /// ```
     pub fn on_error(
         mut self,
-        answer: impl Fn(&Error) -> Response<Bytes> + Send + Sync + 'static,
+        response: impl Fn(&Error) -> Response<Bytes> + Send + Sync + 'static,
     ) -> Self {
-        self.settings().on_error = Arc::new(answer);
+        self.settings().on_error = Arc::new(response);
         self
     }
 
-    /// The key under which the answer to a request with these parts is shared, to
-    /// [invalidate](Cache::invalidate) it; none, if its host is not clear or it has no path.
+    /// Returns the key under which the response to a request with these parts is shared.
     ///
-    /// The method and the other headers are not looked at, so this is the key of a `GET` even for the
-    /// `PUT` that makes its answer outdated.
+    /// Use it to [invalidate](Cache::invalidate) that response. The key does not depend on the
+    /// method, nor on headers other than `Host`. So a `PUT` that outdates the response to a `GET`
+    /// has the same key, unless a [`vary_by`](Self::vary_by) part differs.
+    ///
+    /// Returns `None` if the host is not clear or the request has no path.
+    ///
+    /// ```
+    /// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
+    /// use bellwether::{BellwetherLayer, MemoryBackend, http_cache};
+    /// use http::Request;
+    ///
+    /// let cache = http_cache(MemoryBackend::new()).build()?;
+    /// let layer = BellwetherLayer::http(cache.clone());
+    /// let put = Request::put("http://shop.example/products/42").body(()).unwrap();
+    /// if let Some(key) = layer.key(&put.into_parts().0) {
+    ///     cache.invalidate(key).await?;
+    /// }
+    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
+    /// ```
     pub fn key(&self, parts: &Parts) -> Option<Key> {
         self.mode.key_for(parts)
     }
 
-    fn settings(&mut self) -> &mut Settings {
+    fn settings(&mut self) -> &mut HttpSettings {
         Arc::make_mut(&mut self.mode.0)
     }
 }
@@ -197,8 +280,8 @@ impl KeyFor<Parts> for Http {
     }
 }
 
-/// What callers are answered whose load failed, unless something else was set.
-fn refuse(error: &Error) -> Response<Bytes> {
+/// The default response to callers whose load failed.
+fn error_response(error: &Error) -> Response<Bytes> {
     let status = match error.kind() {
         ErrorKind::LoadTimeout => StatusCode::GATEWAY_TIMEOUT,
         ErrorKind::Overloaded | ErrorKind::Cancelled | ErrorKind::ShutDown => {

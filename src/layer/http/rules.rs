@@ -1,7 +1,7 @@
-//! What may be shared: an allow-list, for requests and for answers.
+//! Decides what may be shared: an allow-list for requests and one for responses.
 //!
-//! Everything is decided before anything is stored or handed to another request. What these rules do not
-//! know, or cannot read, is not shared.
+//! The rules decide before a response is stored or handed to another request. A response is not
+//! shared if it has a property that the rules do not know, or a header that they cannot parse.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use http_body::Body;
 
 use super::directives::{Directives, connection, seconds};
 
-/// Whether a request may be answered with what another one was answered, if the answer may be shared.
+/// Returns whether a request may receive the response to another request, if that may be shared.
 pub(super) fn request_is_shareable<B: Body>(parts: &request::Parts, body: &B) -> bool {
     let headers = &parts.headers;
     let forbidden = |name: &HeaderName| {
@@ -30,34 +30,34 @@ pub(super) fn request_is_shareable<B: Body>(parts: &request::Parts, body: &B) ->
         && (body.is_end_stream() || body.size_hint().exact() == Some(0))
         && !headers.keys().any(forbidden)
         && connection(headers).is_some_and(|names| !upgrade(names))
-        && Directives::read(headers).is_some_and(|asked| !asked.no_cache && !asked.no_store)
+        && Directives::parse(headers).is_some_and(|wanted| !wanted.no_cache && !wanted.no_store)
         && !pragma(headers)
 }
 
-/// What becomes of an answer, as its headers tell.
+/// The classes of responses, judged by their status and headers.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Answer {
-    /// It may be shared, if its body turns out to be complete and within the limit.
+pub(super) enum ResponseClass {
+    /// May be shared if its body is complete and within the limit.
     Shareable(Freshness),
-    /// It is its caller's own, and the next one will be too.
+    /// For its caller alone. The next response will probably be so too.
     Uncacheable,
-    /// It is its caller's own, but the next one may well be shareable: the service is in trouble.
+    /// For its caller alone. The service has a problem, and the next response may be shareable.
     Failing,
 }
 
-/// For how long an answer is good.
+/// How long a response may be shared.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Freshness {
-    /// From now on, if the answer says it.
+    /// The remaining time, or `None` if the response does not limit it.
     pub(super) lifetime: Option<Duration>,
-    /// How old it is already, in seconds.
+    /// The age of the response when it arrived, in seconds.
     pub(super) age: u64,
 }
 
-/// Whether an answer may be shared whose body is at least `least` and may be at most `limit` bytes.
-pub(super) fn answer(parts: &response::Parts, least: u64, limit: u64) -> Answer {
+/// Classifies a response whose body has at least `least` bytes. `limit` is the largest shared body.
+pub(super) fn classify(parts: &response::Parts, least: u64, limit: u64) -> ResponseClass {
     if parts.status.is_server_error() || parts.status == StatusCode::TOO_MANY_REQUESTS {
-        return Answer::Failing;
+        return ResponseClass::Failing;
     }
     let headers = &parts.headers;
     let forbidden = [SET_COOKIE, VARY, CONTENT_RANGE, TRAILER];
@@ -72,16 +72,16 @@ pub(super) fn answer(parts: &response::Parts, least: u64, limit: u64) -> Answer 
     };
     match freshness(headers) {
         Some(freshness) if plain && length() && connection(headers).is_some() => {
-            Answer::Shareable(freshness)
+            ResponseClass::Shareable(freshness)
         }
-        _ => Answer::Uncacheable,
+        _ => ResponseClass::Uncacheable,
     }
 }
 
-/// None, if it may not be stored, or if it is not fresh.
+/// Returns `None` if the response must not be stored or is not fresh.
 fn freshness(headers: &HeaderMap) -> Option<Freshness> {
-    let said = Directives::read(headers)?;
-    if said.no_store || said.no_cache || said.private {
+    let directives = Directives::parse(headers)?;
+    if directives.no_store || directives.no_cache || directives.private {
         return None;
     }
     let mut ages = headers.get_all(AGE).iter();
@@ -90,21 +90,21 @@ fn freshness(headers: &HeaderMap) -> Option<Freshness> {
         (Some(age), None) => seconds(age.to_str().ok()?)?,
         _ => return None,
     };
-    // Both, for a max-age of nothing is a no even where a shared cache is told otherwise.
-    let lifetime = match (said.s_maxage, said.max_age) {
+    // `max-age=0` forbids sharing, even next to a larger `s-maxage`.
+    let lifetime = match (directives.s_maxage, directives.max_age) {
         (Some(0), _) | (_, Some(0)) => return None,
         (Some(seconds), _) | (None, Some(seconds)) => Some(seconds.checked_sub(age)?),
-        // A date, to be compared with a clock that may be wrong.
+        // A date would have to be compared with a clock that may be wrong.
         (None, None) if headers.contains_key(EXPIRES) => return None,
         (None, None) => None,
     };
     (lifetime != Some(0)).then(|| Freshness { lifetime: lifetime.map(Duration::from_secs), age })
 }
 
-/// The header says two things, or nothing that can be read.
+/// The header is there twice, or is not a number.
 pub(super) struct Contradiction;
 
-/// How many bytes the body has, if the headers say it.
+/// Returns the length of the body if the headers have it.
 pub(super) fn content_length(headers: &HeaderMap) -> Result<Option<u64>, Contradiction> {
     let mut lengths = headers.get_all(CONTENT_LENGTH).iter();
     match (lengths.next(), lengths.next()) {
@@ -116,7 +116,7 @@ pub(super) fn content_length(headers: &HeaderMap) -> Result<Option<u64>, Contrad
     }
 }
 
-/// Takes away what belongs to one connection.
+/// Removes the headers that belong to one connection.
 pub(super) fn strip(headers: &mut HeaderMap) {
     for name in connection(headers).unwrap_or_default() {
         headers.remove(name);
@@ -146,7 +146,7 @@ fn pragma(headers: &HeaderMap) -> bool {
     headers.get_all(PRAGMA).iter().any(no_cache)
 }
 
-/// A kind of body that is not meant to end.
+/// Returns whether the content type is one of streams without an end.
 fn endless(headers: &HeaderMap) -> bool {
     let streams = |line: &HeaderValue| {
         let line = line.as_bytes().to_ascii_lowercase();

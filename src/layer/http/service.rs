@@ -1,4 +1,7 @@
-use std::task::{Context, Poll};
+use std::{
+    task::{Context, Poll},
+    time::Duration,
+};
 
 use http::{Request, Response};
 use http_body::Body;
@@ -8,19 +11,18 @@ use tower_service::Service;
 use super::{
     CachedResponse, Http, KeyFor, ResponseBody,
     collect::{Collected, collect},
-    own::{Own, State},
-    rules::{Answer, answer, request_is_shareable},
+    exchange::{Exchange, ExchangeState},
+    rules::{ResponseClass, classify, request_is_shareable},
 };
 use crate::{
     cache::{Flown, Lead, OnUncacheable, Produced},
     error::{Error, ErrorKind},
     key::Key,
     layer::{Bellwether, ResponseFuture, future::oneshot},
-    time::after,
 };
 
-/// What a caller of the layer gets.
-type Answered<B, E> = Result<Response<ResponseBody<B>>, E>;
+/// The result that a caller of the layer receives.
+type CallResult<B, E> = Result<Response<ResponseBody<B>>, E>;
 
 impl<S, B, ResBody> Service<Request<B>> for Bellwether<S, Http>
 where
@@ -35,7 +37,7 @@ where
     type Error = S::Error;
     type Future = ResponseFuture<Self::Response, S::Error>;
 
-    /// Always ready: the inner service is made ready by who reaches it.
+    /// Always returns ready. Each call makes its own clone of the inner service ready.
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
         Poll::Ready(Ok(()))
     }
@@ -50,13 +52,13 @@ where
         let request = Request::from_parts(parts, body);
         match key {
             Some(key) => ResponseFuture::new(share(self.mode.clone(), key, inner, request)),
-            None => ResponseFuture::new(pass(inner, request)),
+            None => ResponseFuture::new(pass_through(inner, request)),
         }
     }
 }
 
-/// Answers a request as if the layer were not there.
-async fn pass<S, B, ResBody>(inner: S, request: Request<B>) -> Answered<ResBody, S::Error>
+/// Calls the inner service as if the layer were not there.
+async fn pass_through<S, B, ResBody>(inner: S, request: Request<B>) -> CallResult<ResBody, S::Error>
 where
     S: Service<Request<B>, Response = Response<ResBody>>,
     ResBody: Body,
@@ -64,13 +66,13 @@ where
     Ok(oneshot(inner, request).await?.map(ResponseBody::untouched))
 }
 
-/// Answers a request with what is shared, if it turns out that it is.
+/// Answers a request with the shared response, or with the caller's own if it is uncacheable.
 async fn share<S, B, ResBody>(
     http: Http,
     key: Key,
     inner: S,
     request: Request<B>,
-) -> Answered<ResBody, S::Error>
+) -> CallResult<ResBody, S::Error>
 where
     B: Body + Send + 'static,
     S: Service<Request<B>, Response = Response<ResBody>> + Clone + Send + 'static,
@@ -79,78 +81,101 @@ where
     ResBody: Body + Send + 'static,
     ResBody::Error: Send,
 {
-    let own = Own::new(request);
-    let work = {
-        let (http, inner, own) = (http.clone(), inner.clone(), own.clone());
-        move |lead| lead_with(http, inner, own, lead)
+    let exchange = Exchange::new(request);
+    let load = {
+        let (http, inner, exchange) = (http.clone(), inner.clone(), exchange.clone());
+        move |lead| produce(http, inner, exchange, lead)
     };
-    let flown = http.0.cache.request(key).on_uncacheable(OnUncacheable::Pass).fly(work).await;
+    let flown = http.0.cache.request(key).on_uncacheable(OnUncacheable::Pass).fly(load).await;
     let whole = |response: Response<_>| Ok(response.map(ResponseBody::whole));
-    match (own.take(), flown) {
-        (State::Answered(answer), _) => answer,
+    match (exchange.take(), flown) {
+        (ExchangeState::Answered(response), _) => response,
         (_, Ok(Flown::Loaded(loaded))) => whole(loaded.value().replay(loaded.source())),
-        (State::Asked(request), Ok(Flown::Uncacheable)) => pass(inner, request).await,
+        (ExchangeState::Pending(request), Ok(Flown::Uncacheable)) => {
+            pass_through(inner, request).await
+        }
         (_, Err(error)) => whole((http.0.on_error)(&error)),
-        (State::Taken, Ok(Flown::Uncacheable)) => whole((http.0.on_error)(&gone())),
+        (ExchangeState::Taken, Ok(Flown::Uncacheable)) => whole((http.0.on_error)(&lost())),
     }
 }
 
-/// What the leader's task does: asks the service, and finds out whether the answer may be shared.
-async fn lead_with<S, B, ResBody>(
+/// Calls the inner service for the leader, and decides whether its response may be shared.
+async fn produce<S, B, ResBody>(
     http: Http,
     inner: S,
-    own: Own<Request<B>, Answered<ResBody, S::Error>>,
+    exchange: Exchange<Request<B>, CallResult<ResBody, S::Error>>,
     lead: Lead,
 ) -> Result<Produced<CachedResponse>, Error>
 where
     S: Service<Request<B>, Response = Response<ResBody>>,
     ResBody: Body,
 {
-    let cache = &http.0.cache;
-    // The rest of the load limit is for handing on what was read by then.
-    let until = after(Instant::now(), cache.load_limit() / 8 * 7);
-    let State::Asked(request) = own.take() else { return Err(gone()) };
+    let (limit, deadline) = http.0.body_bounds();
+    let ExchangeState::Pending(request) = exchange.take() else { return Err(lost()) };
     let response = match oneshot(inner, request).await {
         Ok(response) => response,
         Err(error) => {
-            own.answer(Err(error));
-            return Err(Error::new(ErrorKind::Load, "the service failed"));
+            exchange.answer(Err(error));
+            return Err(Error::new(ErrorKind::Load, "the inner service returned an error"));
         }
     };
-    let (parts, body) = response.into_parts();
-    let limit = http.0.max_body.min(cache.value_limit() as u64);
-    let freshness = match answer(&parts, body.size_hint().lower(), limit) {
-        Answer::Shareable(freshness) => freshness,
-        unshareable => {
-            if unshareable == Answer::Failing {
-                lead.do_not_store();
+    match receive(response, limit, deadline).await {
+        Received::Shareable(response, lifetime) => {
+            if let Some(lifetime) = lifetime {
+                lead.expire_after(lifetime.min(http.0.cache.ttl()));
             }
-            own.answer(Ok(Response::from_parts(parts, ResponseBody::untouched(body))));
-            return Ok(Produced::Uncacheable);
+            return Ok(Produced::Value(response));
         }
-    };
-    let body = match collect(body, limit, until).await {
-        Collected::Whole(bytes) => {
-            match CachedResponse::new(&parts, bytes.clone(), freshness.age) {
-                Some(response) => {
-                    if let Some(lifetime) = freshness.lifetime {
-                        lead.expire_after(lifetime.min(cache.ttl()));
-                    }
-                    return Ok(Produced::Value(response));
-                }
-                None => ResponseBody::whole(bytes),
-            }
+        Received::Uncacheable(response) => exchange.answer(Ok(response)),
+        Received::Failing(response) => {
+            lead.do_not_store();
+            exchange.answer(Ok(response));
         }
-        Collected::Unfit(begun) => ResponseBody::begun(begun),
-        Collected::Failed(begun) => {
-            own.answer(Ok(Response::from_parts(parts, ResponseBody::begun(begun))));
-            return Err(Error::new(ErrorKind::Load, "the body of the answer broke off"));
+        Received::Broken(response) => {
+            exchange.answer(Ok(response));
+            return Err(Error::new(ErrorKind::Load, "the response body ended with an error"));
         }
-    };
-    own.answer(Ok(Response::from_parts(parts, body)));
+    }
     Ok(Produced::Uncacheable)
 }
 
-fn gone() -> Error {
-    Error::new(ErrorKind::Cancelled, "the request was lost with the task that ran it")
+/// A response of the inner service, read as far as its use demands.
+enum Received<B: Body> {
+    /// May be shared, for the given time if its headers limit it.
+    Shareable(CachedResponse, Option<Duration>),
+    /// For its caller alone.
+    Uncacheable(Response<ResponseBody<B>>),
+    /// For its caller alone. The next response may be shareable.
+    Failing(Response<ResponseBody<B>>),
+    /// For its caller alone. Its body ends with an error.
+    Broken(Response<ResponseBody<B>>),
+}
+
+/// Collects the body if the headers allow sharing, otherwise leaves it untouched.
+async fn receive<B: Body>(response: Response<B>, limit: u64, deadline: Instant) -> Received<B> {
+    let (parts, body) = response.into_parts();
+    let untouched = |parts, body| Response::from_parts(parts, ResponseBody::untouched(body));
+    let freshness = match classify(&parts, body.size_hint().lower(), limit) {
+        ResponseClass::Shareable(freshness) => freshness,
+        ResponseClass::Uncacheable => return Received::Uncacheable(untouched(parts, body)),
+        ResponseClass::Failing => return Received::Failing(untouched(parts, body)),
+    };
+    let partial = |parts, body| Response::from_parts(parts, ResponseBody::partial(body));
+    match collect(body, limit, deadline).await {
+        Collected::Whole(bytes) => {
+            match CachedResponse::new(&parts, bytes.clone(), freshness.age) {
+                Some(response) => Received::Shareable(response, freshness.lifetime),
+                None => {
+                    let body = ResponseBody::whole(bytes);
+                    Received::Uncacheable(Response::from_parts(parts, body))
+                }
+            }
+        }
+        Collected::Unfit(body) => Received::Uncacheable(partial(parts, body)),
+        Collected::Failed(body) => Received::Broken(partial(parts, body)),
+    }
+}
+
+fn lost() -> Error {
+    Error::new(ErrorKind::Cancelled, "the task that ran the request was cancelled")
 }
