@@ -1,14 +1,15 @@
-//! Names: what a user calls an entry, and what Redis calls everything that belongs to it.
+//! Keys and names: a [`Key`] is what a user calls an entry or a lock. A [`Name`] is derived from
+//! it, and starts the Redis keys of everything that belongs to that entry or lock.
 
 use std::{borrow::Cow, fmt, sync::Arc};
 
 use crate::error::{Error, ErrorKind};
 
-/// The name of one entry or lock, made once and cheap to clone.
+/// Identifies one entry or lock. It is cheap to clone.
 ///
-/// Any text that is not empty is a key; how long it may be is a setting of the cache or of the locks
-/// (512 bytes unless another limit is set). Nothing in it has a meaning: braces are escaped before
-/// they reach Redis, so a key can neither choose nor split its slot in a cluster.
+/// A key is any text that is not empty. Its longest length is a setting of the cache or of the
+/// locks, and defaults to 512 bytes. No character has a special meaning. Braces are escaped before
+/// they reach Redis, so a key cannot choose its slot in a cluster.
 ///
 /// ```
 /// use bellwether::Key;
@@ -20,7 +21,7 @@ use crate::error::{Error, ErrorKind};
 pub struct Key(Arc<str>);
 
 impl Key {
-    /// The text of the key.
+    /// Returns the text of the key.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -80,24 +81,32 @@ impl fmt::Display for Key {
     }
 }
 
-/// A short word in front of every name, so that two services share one Redis without meeting.
+/// Separates the names of services that share one Redis. It is the first part of every name.
 ///
-/// One to 64 letters, digits, `.`, `_` or `-`.
+/// A namespace consists of 1 to 64 ASCII letters, digits, `.`, `_` or `-`.
+///
+/// ```
+/// use bellwether::key::Namespace;
+///
+/// assert_eq!(Namespace::new("bellwether")?, Namespace::standard());
+/// assert!(Namespace::new("a:b").is_err());
+/// # Ok::<_, bellwether::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Namespace(Arc<str>);
 
 impl Namespace {
-    /// The namespace that is used where none is named: `bellwether`.
+    /// Returns the default namespace, `bellwether`.
     pub fn standard() -> Self {
         Self("bellwether".into())
     }
 
-    /// Checks and takes a namespace.
+    /// Creates a namespace from a word.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidConfig`] if the word is empty, longer than 64 bytes, or has another character
-    /// than letters, digits, `.`, `_` and `-`.
+    /// [`ErrorKind::InvalidConfig`] if the word is empty, is longer than 64 bytes, or has a
+    /// character other than ASCII letters, digits, `.`, `_` and `-`.
     pub fn new(word: &str) -> Result<Self, Error> {
         let fits = !word.is_empty()
             && word.len() <= 64
@@ -109,17 +118,20 @@ impl Namespace {
         } else {
             Err(Error::new(
                 ErrorKind::InvalidConfig,
-                format!("the namespace {word:?} is not 1 to 64 letters, digits, '.', '_' or '-'"),
+                format!(
+                    "invalid namespace {word:?}: use 1 to 64 ASCII letters, digits, '.', '_' or '-'"
+                ),
             ))
         }
     }
 }
 
-/// What a name names. A cache and a lock of one name never meet.
+/// The kinds of things that have a name. A cache entry and a lock with one key have different
+/// names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Family {
-    /// An entry of a cache.
+    /// A cache entry.
     Cache,
     /// A lock.
     Lock,
@@ -127,11 +139,29 @@ pub enum Family {
     Redlock,
 }
 
-/// A [`Key`] within a [`Namespace`] and a [`Family`]: what a backend is asked about.
+/// Identifies an entry or a lock to a backend: a [`Key`] within a [`Namespace`] and a [`Family`].
 ///
-/// Every Redis key of one name starts with [`Name::prefix`], `namespace:family:{key}:`, and so lies in
-/// the one slot that the text in the braces decides. `%`, `{` and `}` in the key are written as `%25`,
-/// `%7B` and `%7D`; the mapping is one to one, so two keys never share a name.
+/// Every Redis key of one name starts with [`Name::prefix`], `namespace:family:{key}:`. So all of
+/// them are in one cluster slot, which the text in the braces decides. In this text, `%`, `{` and
+/// `}` become `%25`, `%7B` and `%7D`. Two keys never have the same name.
+///
+/// ```
+/// use bellwether::{Key, key::{Family, Name, Namespace}};
+///
+/// let name = Name::new(&Namespace::standard(), Family::Cache, &Key::from("product:42"), 512)?;
+/// assert_eq!(&**name.prefix(), "bellwether:c:{product:42}:");
+/// assert_eq!(name.entry(), "bellwether:c:{product:42}:e");
+/// assert_eq!(name.suffixed("l"), "bellwether:c:{product:42}:l");
+/// assert_eq!(name.family(), Family::Cache);
+///
+/// let second = name.with_schema(2);
+/// assert_eq!(second.schema(), 2);
+/// assert_eq!(second.entry(), "bellwether:c:{product:42}:e2");
+/// let [older, newer] = second.neighbours();
+/// assert_eq!(older, "bellwether:c:{product:42}:e1");
+/// assert_eq!(newer, "bellwether:c:{product:42}:e3");
+/// # Ok::<_, bellwether::Error>(())
+/// ```
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Name {
     prefix: Arc<str>,
@@ -140,7 +170,7 @@ pub struct Name {
 }
 
 impl Name {
-    /// Checks a key and derives its name.
+    /// Checks a key of at most `limit` bytes, and derives its name.
     ///
     /// # Errors
     ///
@@ -152,64 +182,53 @@ impl Name {
         limit: usize,
     ) -> Result<Self, Error> {
         Self::check(key, limit)?;
-        let text = key.as_str();
-        let within = match family {
+        let family_tag = match family {
             Family::Cache => ":c:{",
             Family::Lock => ":l:{",
             Family::Redlock => ":r:{",
         };
-        let mut prefix = String::with_capacity(namespace.0.len() + text.len() + 6);
+        let mut prefix = String::with_capacity(namespace.0.len() + key.0.len() + 6);
         prefix.push_str(&namespace.0);
-        prefix.push_str(within);
-        let mut rest = text;
-        while let Some(at) = rest.bytes().position(|byte| matches!(byte, b'%' | b'{' | b'}')) {
-            prefix.push_str(&rest[..at]);
-            prefix.push_str(match rest.as_bytes()[at] {
-                b'%' => "%25",
-                b'{' => "%7B",
-                _ => "%7D",
-            });
-            rest = &rest[at + 1..];
-        }
-        prefix.push_str(rest);
+        prefix.push_str(family_tag);
+        push_escaped(&mut prefix, &key.0);
         prefix.push_str("}:");
         Ok(Self { prefix: prefix.into(), schema: 0, family })
     }
 
-    /// Whether a key can be a name.
+    /// Checks that a key is not empty and has at most `limit` bytes.
     pub(crate) fn check(key: &Key, limit: usize) -> Result<(), Error> {
         match key.as_str().len() {
-            0 => Err(Error::new(ErrorKind::InvalidKey, "the key or name is empty")),
+            0 => Err(Error::new(ErrorKind::InvalidKey, "empty key: give it at least one byte")),
             length if length > limit => Err(Error::new(
                 ErrorKind::InvalidKey,
-                format!("the key or name has {length} bytes, more than the limit of {limit}"),
+                format!("key of {length} bytes: shorten it, or raise the limit of {limit} bytes"),
             )),
             _ => Ok(()),
         }
     }
 
-    /// The same name, with the entries of another schema (see [`schema`](crate::cache::Builder::schema)).
+    /// Returns the same name with the entries of another [schema](crate::cache::Builder::schema).
     pub fn with_schema(mut self, schema: u16) -> Self {
         self.schema = schema;
         self
     }
 
-    /// What every Redis key of this name starts with.
+    /// Returns the start of every Redis key of this name.
     pub fn prefix(&self) -> &Arc<str> {
         &self.prefix
     }
 
-    /// What it is the name of.
+    /// Returns the kind of thing that has this name.
     pub fn family(&self) -> Family {
         self.family
     }
 
-    /// The schema whose entries are read and written under this name.
+    /// Returns the schema of the entries under this name. Defaults to 0.
     pub fn schema(&self) -> u16 {
         self.schema
     }
 
-    /// A Redis key of this name.
+    /// Returns the Redis key of this name with a suffix.
     pub fn suffixed(&self, suffix: &str) -> String {
         let mut text = String::with_capacity(self.prefix.len() + suffix.len());
         text.push_str(&self.prefix);
@@ -217,12 +236,12 @@ impl Name {
         text
     }
 
-    /// The Redis key of the entry.
+    /// Returns the Redis key of the entry.
     pub fn entry(&self) -> String {
         self.entry_of(self.schema)
     }
 
-    /// The Redis keys of the entries of the schemas before and after this one.
+    /// Returns the Redis keys of the entries of the previous and the next schema.
     pub fn neighbours(&self) -> [String; 2] {
         [self.entry_of(self.schema.wrapping_sub(1)), self.entry_of(self.schema.wrapping_add(1))]
     }
@@ -231,11 +250,26 @@ impl Name {
         self.suffixed(&entry_suffix(schema))
     }
 
-    /// What follows the prefix in the Redis key of the entry.
+    /// Returns the part of the Redis key of the entry that follows the prefix.
     #[cfg_attr(not(feature = "redis"), allow(dead_code))]
     pub(crate) fn entry_suffix(&self) -> Cow<'static, str> {
         entry_suffix(self.schema)
     }
+}
+
+/// Appends the text of a key, without braces. `%` is escaped too, so the mapping is one to one.
+fn push_escaped(prefix: &mut String, text: &str) {
+    let mut rest = text;
+    while let Some(at) = rest.bytes().position(|byte| matches!(byte, b'%' | b'{' | b'}')) {
+        prefix.push_str(&rest[..at]);
+        prefix.push_str(match rest.as_bytes()[at] {
+            b'%' => "%25",
+            b'{' => "%7B",
+            _ => "%7D",
+        });
+        rest = &rest[at + 1..];
+    }
+    prefix.push_str(rest);
 }
 
 fn entry_suffix(schema: u16) -> Cow<'static, str> {
@@ -275,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn a_namespace_is_one_short_word() {
+    fn an_invalid_namespace_is_refused() {
         for bad in ["", "a:b", "a b", "{a}", &"n".repeat(65)] {
             assert!(Namespace::new(bad).is_err(), "{bad:?} was taken");
         }

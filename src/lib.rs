@@ -1,8 +1,12 @@
-//! One rebuild in the whole fleet.
+//! One rebuild in the whole fleet: a cache, a tower layer and locks over Redis leases.
 //!
-//! When a hot cache entry expires, a thousand requests in fifty processes rebuild it at once, and the
-//! database falls over. Here one of them does: callers of one process share one **flight**, its leader takes
-//! a **lease** in Redis, one process of the fleet loads, and everyone else is served its result by a push.
+//! When a hot cache entry expires, a thousand requests in fifty processes rebuild it at once, and
+//! the database fails. With this crate, one of them rebuilds it:
+//!
+//! - The callers of one process share one **flight**.
+//! - The leader of the flight takes a **lease** in Redis, so one process of the fleet runs the
+//!   load.
+//! - A push hands its result over to all other callers in all processes.
 //!
 //! ```
 //! # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
@@ -14,94 +18,153 @@
 //!     .ttl(Duration::from_secs(60))
 //!     .build()?;
 //!
-//! let load = || cache.request("product:42").load(|_lead| async { Ok::<_, std::io::Error>("bell".to_owned()) });
-//! assert_eq!(load().await?.source(), Source::Led);
-//! assert_eq!(load().await?.source(), Source::Hit);
+//! for source in [Source::Led, Source::Hit] {
+//!     let load = |_lead| async { Ok::<_, std::io::Error>("bell".to_owned()) };
+//!     let product = cache.request("product:42").load(load).await?;
+//!     assert_eq!(product.value(), "bell");
+//!     assert_eq!(product.source(), source);
+//! }
 //! # Ok::<_, bellwether::Error>(()) }).unwrap();
 //! ```
 //!
-//! | to do this | use |
+//! | task | type |
 //! |---|---|
-//! | guard one expensive function | [`Cache::get_or_load`], [`Cache::request`] |
-//! | wrap a service | `BellwetherLayer` (feature `tower`, and `http` for HTTP services) |
+//! | guard an expensive function | [`Cache::get_or_load`], [`Cache::request`] |
+//! | wrap a service | `BellwetherLayer` (feature `tower`; `http` for HTTP services) |
 //! | take a lock, or wait for others to finish | [`Locks`] |
 //! | take a lock that outlives any one server | [`Redlock`] |
 //! | run without a server, or test | [`MemoryBackend`] |
-//! | share a fleet's work | `RedisBackend` (feature `redis`) |
+//! | share the work of a fleet | `RedisBackend` (feature `redis`) |
 //!
-//! Everything here runs on a [tokio](https://docs.rs/tokio) runtime with its time enabled (and its IO, for
-//! `RedisBackend`), and panics outside of one, as tokio does.
+//! The crate runs on a [tokio](https://docs.rs/tokio) runtime with its time enabled. `RedisBackend`
+//! also needs its IO enabled. Outside of such a runtime, the crate panics as tokio does.
 //!
-//! # What holds
+//! # Guarantees
 //!
-//! 1. At most one load of a key runs at a time in the fleet, while Redis answers and no lease is lost or key
-//!    invalidated, but for those that run without a lease ([`Degraded`](cache::Source::Degraded) says when). A value
-//!    from an older fence never replaces one from a newer, nor outlives an invalidation:
-//!    who asks after [`Cache::invalidate`] returned, in any process, is served nothing older. Only what says
-//!    that it is [`Degraded`](cache::Source::Degraded) may come from a load that was under way when its
-//!    caller asked: its process cannot know of an invalidation in another.
-//! 2. No caller's cancellation, panic or time-out costs another caller anything: the flight runs on, or is
-//!    handed over. What no caller waits for any more either [finishes or is
-//!    cancelled](cache::Builder::when_abandoned).
-//! 3. Nested loads never deadlock. A loader that comes back to its own key, directly or through others, loads
-//!    without storing. (A circle between processes, or through a task that a loader spawned, ends at the wait
-//!    limit.)
-//! 4. Memory, keys, subscriptions and tasks return to zero when the work is done; only fences remain in Redis
-//!    for a while, each with a time to live.
-//! 5. A cache never makes a service less available than it is without it. Redis slow, down, full or
-//!    forbidding means one load for each process and key, with a cap on all, and nothing stored
-//!    ([`Source::Degraded`](cache::Source::Degraded)).
-//! 6. Nothing private is shared over HTTP: what may be given to another request is decided before it is.
-//! 7. A waiter never depends on a push alone, and never tries more often than pushes, the remaining time of
-//!    the lease in its way, and 5 s demand. (Who keeps a place in an order, as of a fair mutex, asks
-//!    three times in 5 s, or in a shorter lease. Where Redis forbids pushes, or the connection for them is broken,
-//!    a waiter looks at growing intervals up to 100 ms.)
-//! 8. A holder's deadline fires before the server lets anyone else in, while its process runs and the server
-//!    keeps its data and its clock. Otherwise (failover, restart without its data, eviction, forced unlock, a
-//!    suspended process) the loss is told at the first contact, and only the fence protects.
-//! 9. A deploy costs nobody a lease: [`Cache::shutdown`] starts no flights, lets running ones end, then
-//!    cancels and releases.
+//! 1. **One load.** At most one load of a key runs at a time in the fleet. This holds while Redis
+//!    answers, no lease is lost and the key is not invalidated. Loads without a lease are not
+//!    counted; [`Degraded`](cache::Source::Degraded) lists them.
 //!
-//! # When something fails
+//!    A value from an older fence never replaces one from a newer fence, and never outlives an
+//!    invalidation. Callers that ask after [`Cache::invalidate`] returned, in any process, receive
+//!    nothing older. The one exception is a value marked [`Degraded`](cache::Source::Degraded). It
+//!    may come from a load that was running when its caller asked, because a process cannot know of
+//!    an invalidation in another one.
+//! 2. **Isolated callers.** The cancellation, panic or time-out of a caller never affects another
+//!    caller. The flight continues, or is handed over. A load without callers [finishes or is
+//!    cancelled](cache::Builder::when_abandoned), as configured.
+//! 3. **No deadlock of nested loads.** A loader that comes back to its own key, directly or through
+//!    other loaders, loads without storing. A cycle between processes, or through a task that a
+//!    loader spawned, ends at the wait limit.
+//! 4. **No leaks.** Memory, keys, subscriptions and tasks return to zero when the work is done.
+//!    Only fences remain in Redis for a while, each with a time to live.
+//! 5. **Availability.** A cache never makes a service less available than the service is without
+//!    it. If Redis is slow, down, full or forbids commands, each process runs one load per key. A
+//!    cap limits all loads, and [nothing is stored](cache::Source::Degraded).
+//! 6. **Privacy.** No private HTTP response is shared. The layer decides whether a response may be
+//!    shared before it hands it to another request.
+//! 7. **No dependence on pushes.** A waiter never depends on a push alone. It tries again after a
+//!    push, at the end of the lease in its way, and every 5 s, but not more often. There are two
+//!    exceptions:
 //!
-//! | what | then |
-//! |---|---|
-//! | a caller goes away | nothing: the load runs in a task of its own |
-//! | a loader fails, panics or takes too long | everyone who waits, in every process, gets that failure; nobody retries it for them (an HTTP answer of `5xx` or `429` is no such failure: who waits sends his own request) |
-//! | the leading process dies | its lease ends within the [lease time](cache::Builder::lease); one of those who wait loads |
-//! | an answer of Redis is lost | the claim or the commit is repeated, and recognised by its token |
-//! | a push is lost | the waiter looks when the lease would end, and every 5 s |
-//! | Redis forbids to publish or to subscribe | waiters look at intervals up to 100 ms; a process knows of it after its first commit |
-//! | Redis is silent | after three time-outs no request waits for it any more, nor for another process; one flight in 250 ms tries. Of a cluster, this is so of each node by itself |
-//! | Redis forgets what it held | loads under way are not stored, and whoever waits for them looks again |
-//! | the server's clock is set | forward, leases end early and are lost; back, what nobody releases or renews lasts longer by the step. If it is set forward while a push is late that hands a lock over, the loss of that is told up to 2 s late |
-//! | the runtime of a load is dropped | its lease is released by a thread of its own, if the process lives on |
-//! | too many callers wait | further ones are [`Overloaded`](ErrorKind::Overloaded) at once |
-//! | Redis is full | values are handed over and not stored; invalidations work |
-//! | Redis evicts leases | two may load at once; the older one's value is not stored. Use `maxmemory-policy noeviction` |
+//!    - A waiter that keeps its queue entry, as for a fair mutex, asks three times in 5 s. Under a
+//!      shorter lease, it asks three times per lease.
+//!    - Without pushes, a waiter looks at growing intervals up to 100 ms. This is so if Redis
+//!      forbids pushes or if their connection is broken.
+//! 8. **Deadlines.** The deadline of a holder fires before the server grants the lease to another
+//!    owner. This holds while the process of the holder runs and the server keeps its data and its
+//!    clock.
+//!
+//!    It does not hold after a failover, a restart without data, an eviction, a forced unlock, or
+//!    in a suspended process. Then the holder learns of the loss at its first contact with the
+//!    server, and only the fence protects.
+//! 9. **Deploys.** A shutdown costs no other process a lease. [`Cache::shutdown`] starts no new
+//!    flights, lets running ones end, then cancels and releases the rest.
+//!
+//! # Failures
+//!
+//! - **A caller is cancelled.** Nothing else happens: the load runs in a task of its own.
+//! - **A loader fails, panics or takes too long.** All its waiters, in every process, receive that
+//!   failure. No waiter retries the load. An HTTP response of `5xx` or `429` is not such a failure:
+//!   each waiter then sends its own request.
+//! - **The leading process dies.** Its lease ends within the [lease time](cache::Builder::lease).
+//!   One of the waiters then loads.
+//! - **A reply of Redis is lost.** The claim or the commit is repeated, and Redis recognises it by
+//!   its owner.
+//! - **A push is lost.** The waiter looks at the end of the lease, and every 5 s.
+//! - **Redis forbids to publish or to subscribe.** Waiters look at intervals up to 100 ms. A
+//!   process learns of it at its first commit.
+//! - **Redis is silent.** After three time-outs, requests no longer wait for Redis or for other
+//!   processes. One flight in 250 ms tries again. In a cluster, this applies to each node by
+//!   itself.
+//! - **Redis loses its data.** Running loads are not stored, and their waiters look again.
+//! - **The clock of the server is set forward.** Leases end early and are lost. If a push that
+//!   hands a lock over is late at this moment, its loss is reported up to 2 s late.
+//! - **The clock of the server is set back.** Leases that are neither released nor renewed last
+//!   longer by the step.
+//! - **The runtime of a load is dropped.** If the process continues, a separate thread releases the
+//!   lease.
+//! - **Too many callers wait.** Further callers fail with [`Overloaded`](ErrorKind::Overloaded) at
+//!   once.
+//! - **Redis is full.** Values are handed over but not stored. Invalidations still work.
+//! - **Redis evicts leases.** Two processes may load at once. The older value is not stored. Set
+//!   `maxmemory-policy noeviction` to prevent it.
 //!
 //! # Defaults
 //!
-//! | setting | value | why |
-//! |---|---|---|
-//! | lease of a load | 5 s | how long everyone waits for a process that died; long loads renew it |
-//! | lease of a lock | 10 s | a lock guards more than a load does; a pause of a few seconds loses it no sooner (but 2 s, in the first tenth of a second after an [unlock handed it over](Locks::mutex)) |
-//! | renewal | a third of the lease | two renewals may fail before it is lost |
-//! | load limit, wait limit | 30 s | what an HTTP client waits; a loader that hangs must not block its key |
-//! | command time-out, and one try to claim, store or lock ([`try_limit`](lease::RetryStrategy::try_limit)) | 250 ms each | far above a round trip, and short enough to be late rather than lost |
-//! | answer of one server of a `Redlock` | 50 ms | far above a round trip; a server that hangs costs so much of each lease |
-//! | loads at once | 1,024 in a cache of one process | what is beyond queues, for as long as the wait limit |
-//! | callers who wait | 100,000 in a cache of one process, 10,000 for a key of it | memory must not grow with the patience of clients |
-//! | key | 512 bytes | a URL fits; a key is sent with every command |
-//! | value | 8 MiB | a larger one holds up a single-threaded server |
-//! | HTTP body | 1 MiB | each load holds so much memory; a larger answer streams to its own caller |
-//! | pushed entry | 64 KiB | a push goes to every process that waits; they fetch a larger one |
-//! | memory backend | 64 MiB of entries | leases are never evicted |
+//! | setting | value |
+//! |---|---|
+//! | lease of a load | 5 s |
+//! | lease of a lock | 10 s |
+//! | renewal | a third of the lease |
+//! | load limit, wait limit | 30 s |
+//! | command time-out | 250 ms |
+//! | one attempt to claim, store or lock ([`try_limit`]) | 250 ms |
+//! | answer of one server of a `Redlock` | 50 ms |
+//! | loads at once | 1,024 per cache and process |
+//! | waiting callers | 100,000 per cache and process, 10,000 per key |
+//! | key | 512 bytes |
+//! | value | 8 MiB |
+//! | HTTP body | 1 MiB |
+//! | pushed entry | 64 KiB |
+//! | memory backend | 64 MiB of entries |
+//!
+//! [`try_limit`]: lease::RetryStrategy::try_limit
+//!
+//! The reasons:
+//!
+//! - **Lease of a load:** the waiters of a dead process wait this long. Long loads renew their
+//!   lease.
+//! - **Lease of a lock:** a lock guards more than a load does, and survives a pause of a few
+//!   seconds. In the first tenth of a second after [an unlock handed it over](Locks::mutex), it
+//!   survives a pause of 2 s.
+//! - **Renewal:** two renewals may fail before the lease is lost.
+//! - **Load limit, wait limit:** HTTP clients wait about this long. A loader that hangs must not
+//!   block its key.
+//! - **Time-outs:** far above a round trip. Yet a caller is late rather than lost.
+//! - **`Redlock`:** far above a round trip. A server that hangs costs this much of each lease.
+//! - **Loads at once:** further loads queue, up to the wait limit.
+//! - **Waiting callers:** memory must not grow with the patience of clients.
+//! - **Key:** a URL fits. Every command carries the key.
+//! - **Value:** a larger one blocks a single-threaded server.
+//! - **HTTP body:** each load holds this much memory. A larger response streams to its own caller.
+//! - **Pushed entry:** a push goes to every process that waits. These fetch a larger entry
+//!   themselves.
+//! - **Memory backend:** it evicts entries at its limit, but never leases.
 //!
 //! # Features
 //!
-//! All but the engine and the memory backend can be left out: `redis`, `tower`, `http`, `axum`, `postcard`.
-//! `tls` (`rediss://`, by rustls) is to be asked for. Enabling one never changes what the others do.
+//! All features but `tls` are on by default. The engine and the memory backend need none of them.
+//! Enabling a feature never changes the behaviour of another one.
+//!
+//! | feature | adds |
+//! |---|---|
+//! | `redis` | `RedisBackend` |
+//! | `tls` | `rediss://` URLs, by rustls |
+//! | `tower` | `BellwetherLayer::new`, for any tower service |
+//! | `http` | `BellwetherLayer::http`, for HTTP services |
+//! | `axum` | keys of the HTTP layer that are safe under axum's `Router::nest` |
+//! | `postcard` | the Postcard codec |
 
 #![forbid(unsafe_code)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
