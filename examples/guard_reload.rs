@@ -100,7 +100,7 @@ async fn one_error_for_a_hundred(cache: &Cache<String>) -> Result<(), BoxError> 
     println!("{} tasks have an error; the function failed {} time(s)", errors.len(), count(&runs));
     if let Some(error) = errors.first() {
         let cause = error.load_ref::<io::Error>().map(io::Error::kind);
-        println!("  it is {:?}, its own error {cause:?}: {error}\n", error.kind());
+        println!("  it is {:?}, its own error {cause:?}: {error:#}\n", error.kind());
     }
     Ok(())
 }

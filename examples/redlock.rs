@@ -43,7 +43,7 @@ async fn main() -> ExitCode {
     match ended {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("redlock: {error}");
+            eprintln!("redlock: {error:#}");
             ExitCode::FAILURE
         }
     }
@@ -86,7 +86,7 @@ async fn run() -> Result<(), BoxError> {
     let mutex = clients[1].mutex("till").wait_limit(Duration::from_secs(1));
     match mutex.lock().await {
         Err(error) if error.kind() == ErrorKind::Backend => {
-            println!("  another client has waited for a second: {error}");
+            println!("  another client has waited for a second: {error:#}");
         }
         other => return Err(format!("one of three is no majority, but: {other:?}").into()),
     }

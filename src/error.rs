@@ -1,13 +1,29 @@
-//! What callers are told when something did not work.
+//! Errors: what failed, and what is known of it.
 
-use std::{fmt, sync::Arc};
+use std::{error::Error as StdError, fmt, sync::Arc};
 
 /// Any error, as loaders and codecs return it.
-pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
+pub type BoxError = Box<dyn StdError + Send + Sync>;
 
-/// Why a call failed: a [kind](Error::kind), a sentence, and where there is one a source.
+/// The reason why a call failed: a [kind](Self::kind), a sentence and, where there is one, a source.
 ///
-/// Cheap to clone: a failed load reaches everyone who waited for it as one shared error.
+/// Cloning is cheap: all waiters for a failed load get the same error.
+///
+/// `{}` shows the sentence alone, and [`source`](StdError::source) has the rest. `{:#}` shows the sentence
+/// and all its sources in one line, for logs.
+///
+/// ```
+/// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
+/// use bellwether::{BoxError, Cache, ErrorKind, MemoryBackend};
+///
+/// let cache: Cache<String> = Cache::builder(MemoryBackend::new()).build()?;
+/// let load = cache.get_or_load("k", |_lead| async { Err(BoxError::from("no such product")) });
+/// let error = load.await.unwrap_err();
+/// assert_eq!(error.kind(), ErrorKind::Load);
+/// assert_eq!(error.to_string(), "the load failed");
+/// assert_eq!(format!("{error:#}"), "the load failed: no such product");
+/// # Ok::<_, bellwether::Error>(()) }).unwrap();
+/// ```
 #[derive(Clone)]
 pub struct Error(Arc<Inner>);
 
@@ -17,7 +33,7 @@ struct Inner {
     source: Option<BoxError>,
 }
 
-/// What went wrong, coarsely enough to decide what to do next.
+/// The category of an [`Error`], for the caller to decide what to do next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
@@ -27,21 +43,21 @@ pub enum ErrorKind {
     Panicked,
     /// The loader took longer than the load limit.
     LoadTimeout,
-    /// The load was cancelled: nobody waited for it any more, or its runtime or its cache was shut down.
+    /// The load was cancelled: no caller waited for it any more, or its runtime or its cache was shut down.
     Cancelled,
-    /// A cap was reached: too many loads at once, or too many callers who wait.
+    /// A cap was reached: too many loads at once, or too many waiters.
     Overloaded,
     /// The lock was not acquired before the wait limit or the retry strategy ended.
     NotAcquired,
-    /// There is no such latch: it was never set, its time is over, or it was cleared.
+    /// The latch does not exist: it was never set, its time is over, or it was cleared.
     NotSet,
     /// The latch was not counted down to zero before the wait limit ended.
     NotDone,
-    /// The lease was lost before this call; someone else may hold it by now.
+    /// The lease was lost before this call. Another holder may have the lock.
     Lost,
     /// The backend did not answer, or refused. The source is a [`BackendError`].
     Backend,
-    /// The value could not be encoded, or what was handed over could not be decoded.
+    /// The value could not be encoded, or the value that was handed over could not be decoded.
     Codec,
     /// The key is empty or too long.
     InvalidKey,
@@ -64,21 +80,20 @@ impl Error {
         Self(Arc::new(Inner { kind, message: message.into(), source: Some(source.into()) }))
     }
 
-    /// What a loader returned.
+    /// Wraps the error that a loader returned.
     pub(crate) fn load(error: impl Into<BoxError>) -> Self {
-        let error = error.into();
-        Self::with_source(ErrorKind::Load, format!("the load failed: {error}"), error)
+        Self::with_source(ErrorKind::Load, "the load failed", error)
     }
 
-    /// What went wrong, to match on.
+    /// Returns the kind of the failure, to match on.
     pub fn kind(&self) -> ErrorKind {
         self.0.kind
     }
 
-    /// The loader's own error, if it was returned in this process and is an `E`.
+    /// Returns the loader's own error, if it was returned in this process and is an `E`.
     ///
-    /// An error of a load that another process led is a kind and a text only. Nor is one found that came as an
-    /// `anyhow::Error`: the box that this becomes hides the type within.
+    /// An error of a load that another process led is a kind and a text only. An error that came as an
+    /// `anyhow::Error` is not found either, because its box hides the type within.
     ///
     /// ```
     /// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
@@ -93,7 +108,7 @@ impl Error {
     /// assert_eq!(error.load_ref::<io::Error>().unwrap().kind(), io::ErrorKind::NotFound);
     /// # Ok::<_, bellwether::Error>(()) }).unwrap();
     /// ```
-    pub fn load_ref<E: std::error::Error + 'static>(&self) -> Option<&E> {
+    pub fn load_ref<E: StdError + 'static>(&self) -> Option<&E> {
         match self.0.kind {
             ErrorKind::Load => self.0.source.as_ref()?.downcast_ref(),
             _ => None,
@@ -113,12 +128,13 @@ impl fmt::Debug for Error {
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0.message)
+        f.write_str(&self.0.message)?;
+        write_sources_if_alternate(f, self)
     }
 }
 
-impl std::error::Error for Error {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+impl StdError for Error {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
         match &self.0.source {
             Some(source) => Some(source.as_ref()),
             None => None,
@@ -128,15 +144,18 @@ impl std::error::Error for Error {
 
 impl From<BackendError> for Error {
     fn from(error: BackendError) -> Self {
-        Self::with_source(ErrorKind::Backend, error.to_string(), error)
+        Self::with_source(ErrorKind::Backend, "the call to the backend failed", error)
     }
 }
 
-/// What a backend says when an operation did not work.
+/// The reason why an operation of a backend failed.
+///
+/// `{}` shows what is known of the operation, and [`source`](StdError::source) has the cause. `{:#}` shows both
+/// in one line, for logs.
 #[derive(Clone, Debug)]
 pub struct BackendError {
     kind: BackendErrorKind,
-    source: Arc<dyn std::error::Error + Send + Sync>,
+    source: Arc<dyn StdError + Send + Sync>,
 }
 
 /// What is known of an operation that failed.
@@ -149,20 +168,28 @@ pub enum BackendErrorKind {
     Unknown,
     /// The server answered with an error, so nothing changed.
     Refused,
-    /// What stands under the name is not ours: another type, or bytes that cannot be read.
+    /// The data under the name is of another type, or cannot be read: this crate did not write it.
     Foreign,
-    /// It happened, but fewer replicas confirmed it in time than were asked for. What was granted was given
-    /// back, as far as the server still answered.
+    /// It happened, but fewer replicas confirmed it in time than were asked for. A grant was given back, as far
+    /// as the server still answered.
     Unreplicated,
 }
 
 impl BackendError {
-    /// An error of a kind, with what caused it.
+    /// Creates an error of a kind from its cause.
+    ///
+    /// ```
+    /// use bellwether::error::{BackendError, BackendErrorKind};
+    ///
+    /// let error = BackendError::new(BackendErrorKind::Refused, "OOM command not allowed");
+    /// assert_eq!(error.kind(), BackendErrorKind::Refused);
+    /// assert!(format!("{error:#}").ends_with(": OOM command not allowed"));
+    /// ```
     pub fn new(kind: BackendErrorKind, source: impl Into<BoxError>) -> Self {
         Self { kind, source: Arc::from(source.into()) }
     }
 
-    /// What is known of the operation.
+    /// Returns what is known of the operation.
     pub fn kind(&self) -> BackendErrorKind {
         self.kind
     }
@@ -170,19 +197,77 @@ impl BackendError {
 
 impl fmt::Display for BackendError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let what = match self.kind {
-            BackendErrorKind::Unavailable => "the backend is not reachable",
-            BackendErrorKind::Unknown => "the backend did not answer in time",
-            BackendErrorKind::Refused => "the backend refused",
-            BackendErrorKind::Foreign => "something else stands under the name",
-            BackendErrorKind::Unreplicated => "the backend did not make it safe",
-        };
-        write!(f, "{what}: {}", self.source)
+        f.write_str(match self.kind {
+            BackendErrorKind::Unavailable => {
+                "the backend is not reachable, so the operation was not sent"
+            }
+            BackendErrorKind::Unknown => {
+                "the backend gave no usable answer in time, so the operation may have happened"
+            }
+            BackendErrorKind::Refused => "the backend refused the operation, so nothing changed",
+            BackendErrorKind::Foreign => {
+                "the name holds data that this crate did not write; delete it or use another name"
+            }
+            BackendErrorKind::Unreplicated => {
+                "the operation happened, but too few replicas confirmed it in time"
+            }
+        })?;
+        write_sources_if_alternate(f, self)
     }
 }
 
-impl std::error::Error for BackendError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+impl StdError for BackendError {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
         Some(self.source.as_ref())
+    }
+}
+
+fn write_sources_if_alternate(f: &mut fmt::Formatter<'_>, error: &dyn StdError) -> fmt::Result {
+    match error.source() {
+        Some(source) if f.alternate() => write!(f, ": {}", Chain(source)),
+        _ => Ok(()),
+    }
+}
+
+/// Shows an error and its sources in one line, the outermost first.
+///
+/// An error of another crate may repeat its source in its own text. Such a source is left out.
+pub(crate) struct Chain<'a>(pub(crate) &'a dyn StdError);
+
+impl fmt::Display for Chain<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut shown = self.0.to_string();
+        f.write_str(&shown)?;
+        let mut next = self.0.source();
+        while let Some(source) = next {
+            let text = source.to_string();
+            if !shown.contains(&text) {
+                write!(f, ": {text}")?;
+                shown = text;
+            }
+            next = source.source();
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("read failed: {0}")]
+    struct Repeats(#[source] std::io::Error);
+
+    #[test]
+    fn a_display_shows_no_source_and_an_alternate_display_shows_each_once() {
+        let refused = std::io::Error::other("connection refused");
+        let error = BackendError::new(BackendErrorKind::Unavailable, Repeats(refused));
+        let error = Error::from(error);
+        assert_eq!(error.to_string(), "the call to the backend failed");
+        let all = "the call to the backend failed: the backend is not reachable, so the operation \
+                   was not sent: read failed: connection refused";
+        assert_eq!(format!("{error:#}"), all);
+        assert_eq!(Chain(&error).to_string(), all);
     }
 }

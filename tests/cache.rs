@@ -230,7 +230,7 @@ async fn a_failed_load_fails_everyone_who_waits_and_nobody_later() {
     for answer in asked {
         let error = answer.await.unwrap().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Load);
-        assert!(error.to_string().contains("no such product: 42"), "{error}");
+        assert!(format!("{error:#}").contains("no such product: 42"), "{error}");
         if let Some(own) = error.load_ref::<NoSuchProduct>() {
             assert_eq!(own, &NoSuchProduct(42));
             assert!(std::error::Error::source(&error).is_some());

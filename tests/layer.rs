@@ -71,7 +71,7 @@ async fn without_a_key_each_request_reaches_the_service() {
     handle.next_request().await.unwrap().1.send_error("broken");
     let error = failing.await.unwrap().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Load);
-    assert!(error.to_string().contains("broken"), "{error}");
+    assert!(format!("{error:#}").contains("broken"), "{error}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -255,7 +255,7 @@ async fn a_wrong_password_is_an_error_and_recovered_from() {
     }
     let error = backend.ping().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Backend);
-    assert!(error.to_string().contains("WRONGPASS"), "it does not say why: {error}");
+    assert!(format!("{error:#}").contains("WRONGPASS"), "it does not say why: {error}");
     server.raw().await.config_set("requirepass", "new").await;
     assert!(eventually(RECOVERY, || works(&backend)).await, "it does not recover");
     // The push connection has a back-off of its own.

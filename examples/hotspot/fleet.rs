@@ -119,7 +119,7 @@ fn start_embedded(
         Builder::new_multi_thread().worker_threads(1).thread_name(name).enable_all().build()?;
     runtime.spawn(async move {
         if let Err(error) = replica::serve(settings, listener, shared).await {
-            eprintln!("hotspot: a replica ended: {error}");
+            eprintln!("hotspot: a replica ended: {error:#}");
         }
     });
     Ok((Member::Embedded(Embedded(Some(runtime))), address))

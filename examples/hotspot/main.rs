@@ -45,7 +45,7 @@ async fn main() -> ExitCode {
     match run().await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("hotspot: {error}");
+            eprintln!("hotspot: {error:#}");
             ExitCode::FAILURE
         }
     }
@@ -58,7 +58,7 @@ async fn run() -> Result<(), Failure> {
     }
     if let Some(url) = &options.redis {
         let ping = RedisBackend::open(url)?.ping().await;
-        ping.map_err(|error| format!("--redis: {error}"))?;
+        ping.map_err(|error| format!("--redis: {error:#}"))?;
     }
     chart::prepare(&options.chart)?;
 

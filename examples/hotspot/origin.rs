@@ -88,7 +88,7 @@ impl Origin {
         let address = listener.local_addr()?;
         let server = tokio::spawn(async move {
             if let Err(error) = axum::serve(listener, app).await {
-                eprintln!("hotspot: the origin ended: {error}");
+                eprintln!("hotspot: the origin ended: {error:#}");
             }
         });
         Ok(Self { address, database, server })

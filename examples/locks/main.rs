@@ -48,7 +48,7 @@ async fn main() -> ExitCode {
     match ended {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("locks: {error}");
+            eprintln!("locks: {error:#}");
             ExitCode::FAILURE
         }
     }

@@ -6,7 +6,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 
 use crate::{
     backend::{Entry, Owner},
-    error::{Error, ErrorKind},
+    error::{Chain, Error, ErrorKind},
 };
 
 /// Something that happened to a name.
@@ -57,10 +57,11 @@ const LONGEST_MESSAGE: usize = 1024;
 impl Failure {
     /// The failure of the load that ran under `fence`.
     pub(crate) fn new(fence: u64, error: &Error) -> Self {
-        let mut message = error.to_string();
-        if let Some(source) = std::error::Error::source(error) {
-            message = source.to_string();
-        }
+        let mut message = match std::error::Error::source(error) {
+            // The process that reads this adds that the load failed.
+            Some(cause) if error.kind() == ErrorKind::Load => Chain(cause).to_string(),
+            _ => Chain(error).to_string(),
+        };
         let ends = message.char_indices().map(|(at, character)| at + character.len_utf8());
         let cut = ends.take_while(|end| *end <= LONGEST_MESSAGE).last().unwrap_or(0);
         message.truncate(cut);

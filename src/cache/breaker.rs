@@ -141,7 +141,7 @@ impl Breaker {
         }
         if !told {
             drop(state);
-            warn!(%error, "degraded: one load for each process and key, and nothing is stored");
+            warn!(error = %crate::error::Chain(&error), "degraded: one load for each process and key, and nothing is stored");
         }
     }
 

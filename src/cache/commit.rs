@@ -44,8 +44,12 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
                     Ok(entry) => (entry, Some(ttl)),
                     Err(error) => {
                         match self.inner.unstorable.first() {
-                            true => warn!(%error, "a value is returned and not stored"),
-                            false => debug!(%error, "a value is returned and not stored"),
+                            true => {
+                                warn!(error = %crate::error::Chain(&error), "a value is returned and not stored")
+                            }
+                            false => {
+                                debug!(error = %crate::error::Chain(&error), "a value is returned and not stored")
+                            }
                         }
                         self.inner.counters.unstorable.add();
                         let ttl = (!keeping.do_not_store).then_some(settings.uncacheable_ttl);

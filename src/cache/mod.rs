@@ -265,8 +265,10 @@ impl<V: Clone + Send + Sync + 'static> Inner<V> {
             Err(error) if error.kind() == BackendErrorKind::Foreign => {
                 let words = "what stands under the name counts as missing";
                 match self.undecodable.first() {
-                    true => tracing::warn!(?name, %error, "{words}"),
-                    false => tracing::debug!(?name, %error, "{words}"),
+                    true => tracing::warn!(?name, error = %crate::error::Chain(&error), "{words}"),
+                    false => {
+                        tracing::debug!(?name, error = %crate::error::Chain(&error), "{words}")
+                    }
                 }
                 self.counters.undecodable.add();
                 Ok(Decision::Miss { seen: 0 })

@@ -141,10 +141,12 @@ async fn release_until(backend: &dyn DynLeases, claim: &Claim, end: Instant) {
         match within(ANSWER_LIMIT, backend, backend.release(claim)).await {
             Ok(_) => return,
             Err(error) if Instant::now() + pause >= end => {
-                debug!(name = ?claim.name, %error, "a lease could not be released; it ends by itself");
+                debug!(name = ?claim.name, error = %crate::error::Chain(&error), "a lease could not be released; it ends by itself");
                 return;
             }
-            Err(error) => debug!(name = ?claim.name, %error, "release failed; trying again"),
+            Err(error) => {
+                debug!(name = ?claim.name, error = %crate::error::Chain(&error), "release failed; trying again")
+            }
         }
         sleep(pause).await;
         pause = (pause * 2).min(LONGEST_PAUSE);

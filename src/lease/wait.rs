@@ -188,7 +188,7 @@ impl Waiting {
                             return Turn::Again;
                         }
                         Err(error) => {
-                            tracing::debug!(name = ?self.name, %error, "no subscription; looking");
+                            tracing::debug!(name = ?self.name, error = %crate::error::Chain(&error), "no subscription; looking");
                             self.subscribe_at = Some(Instant::now() + RESUBSCRIBE);
                         }
                     }

@@ -324,7 +324,7 @@ async fn renew(backend: Arc<dyn DynLeases>, watches: Vec<Arc<Watch>>) -> Batch {
     let answer = match timeout(limit, backend.renew(&claims)).await {
         Ok(Ok(answer)) => Some(answer),
         Ok(Err(error)) => {
-            debug!(%error, leases = claims.len(), "renewal failed");
+            debug!(error = %crate::error::Chain(&error), leases = claims.len(), "renewal failed");
             None
         }
         Err(_) => None,

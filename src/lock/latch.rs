@@ -229,7 +229,7 @@ impl Latch {
                     || matches!(waiting.after_failure().await, Turn::TimeUp);
                 if over {
                     let known = if doubtful { "it may or may not have been" } else { "it was not" };
-                    let why = format!("{known} {done}: {error}");
+                    let why = format!("{known} {done}");
                     return Err(Error::with_source(ErrorKind::Backend, why, error));
                 }
             }

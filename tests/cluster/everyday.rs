@@ -187,7 +187,7 @@ async fn what_names_no_cluster_is_refused() {
     let single = crate::support::RedisServer::start().await;
     let backend = RedisBackend::cluster([single.url()]).unwrap();
     let error = backend.ping().await.unwrap_err();
-    assert!(error.to_string().contains("cluster support disabled"), "{error}");
+    assert!(format!("{error:#}").contains("cluster support disabled"), "{error}");
 }
 
 /// A cluster of version 6 knows neither command.

@@ -141,7 +141,7 @@ async fn a_cluster_that_is_down_is_an_error_at_once_and_used_again() {
     let begun = Instant::now();
     let error = backend.acquire(&claim("k")).await.unwrap_err();
     assert_eq!(error.kind(), BackendErrorKind::Unavailable, "{error}");
-    assert!(error.to_string().contains("The cluster is down"), "{error}");
+    assert!(format!("{error:#}").contains("The cluster is down"), "{error}");
     assert!(begun.elapsed() < Duration::from_millis(250) + SLACK);
     cluster.nodes[0].raw().await.run::<()>(&["CLUSTER", "ADDSLOTS", "0"]).await;
     let up = async || backend.renew(std::slice::from_ref(&held)).await.is_ok();

@@ -331,7 +331,7 @@ pub async fn what_others_left_under_the_name(pair: Pair) {
             let source = std::error::Error::source(&error).unwrap();
             let backend = source.downcast_ref::<BackendError>().unwrap();
             assert_eq!(backend.kind(), bellwether::error::BackendErrorKind::Foreign, "{error}");
-            assert!(error.to_string().contains(&key), "it does not say where: {error}");
+            assert!(format!("{error:#}").contains(&key), "it does not say where: {error}");
         }
         assert!(begun.elapsed() < LEASE, "{words:?}: {:?}", begun.elapsed());
         assert_eq!(raw.run::<u32>(&["EXISTS", &key]).await, 1, "it was overwritten");

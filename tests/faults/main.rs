@@ -150,11 +150,11 @@ async fn work(raw: &mut Raw, [a, b]: [&Cache<String>; 2], key: &str) -> Result<(
     // It looks once more before it waits, and that is not to be seen from outside.
     tokio::time::sleep(20 * MS).await;
     let _ = gate.open.send(());
-    let led = leading.await.unwrap().map_err(|error| error.to_string())?;
+    let led = leading.await.unwrap().map_err(|error| format!("{error:#}"))?;
     let opened = Instant::now();
-    let waited = waiting.await.unwrap().map_err(|error| error.to_string())?;
+    let waited = waiting.await.unwrap().map_err(|error| format!("{error:#}"))?;
     let found = b.request(key).load(value("of the other"));
-    let found = found.await.map_err(|error| error.to_string())?;
+    let found = found.await.map_err(|error| format!("{error:#}"))?;
     let sources = (led.source(), waited.source(), found.source());
     match sources {
         (Source::Led, Source::HandedOver, Source::Hit) if opened.elapsed() < 1000 * MS => Ok(()),

@@ -268,7 +268,7 @@ impl Worker {
                         Some(failed) => format!(" [{}]", failed.0),
                         None => String::new(),
                     };
-                    let error = format!("{:?}: {error}{concrete}", error.kind());
+                    let error = format!("{:?}: {error:#}{concrete}", error.kind());
                     *report.errors.entry(error).or_default() += 1;
                 }
             }

@@ -211,7 +211,7 @@ impl Worker {
             Some(value) => self.cache.insert(key, value).await,
             None => self.cache.invalidate(key).await,
         };
-        let error = written.err().map(|error| format!("{:?}: {error}", error.kind()));
+        let error = written.err().map(|error| format!("{:?}: {error:#}", error.kind()));
         tell(Event::WriteAnswered { write, error });
     }
 
@@ -478,8 +478,8 @@ fn answer(loaded: Result<Loaded<Value>, Error>) -> Answer {
             };
             Answer::Value { value: loaded.into_value(), source }
         }
-        Err(error) if error.to_string().contains(PLANNED) => Answer::Failed,
-        Err(error) => Answer::Error(format!("{:?}: {error}", error.kind())),
+        Err(error) if format!("{error:#}").contains(PLANNED) => Answer::Failed,
+        Err(error) => Answer::Error(format!("{:?}: {error:#}", error.kind())),
     }
 }
 
@@ -487,7 +487,7 @@ fn answer(loaded: Result<Loaded<Value>, Error>) -> Answer {
 fn unavailable(error: Error) -> Answer {
     match error.kind() {
         ErrorKind::Backend => Answer::Nothing,
-        kind => Answer::Error(format!("{kind:?}: {error}")),
+        kind => Answer::Error(format!("{kind:?}: {error:#}")),
     }
 }
 

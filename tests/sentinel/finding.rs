@@ -56,7 +56,7 @@ async fn a_replica_is_refused_and_the_next_sentinel_asked() {
     let alone = RedisBackend::sentinel(&[stale.url()], "flock").unwrap();
     let error = alone.ping().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Backend);
-    assert!(error.to_string().contains("is a read-only replica"), "{error}");
+    assert!(format!("{error:#}").contains("is a read-only replica"), "{error}");
     let current = Fake::start(Says::Master(master.port())).await;
     let backend = RedisBackend::sentinel(&[stale.url(), current.url()], "flock").unwrap();
     assert!(comes_true(LIMIT, || works(&backend)).await, "it stays with the replica");
@@ -69,7 +69,7 @@ async fn sentinels_that_know_nothing_are_an_error_that_says_so() {
     let backend = RedisBackend::sentinel(&[fake.url()], "flock").unwrap();
     let error = backend.ping().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Backend);
-    assert!(error.to_string().contains("does not know the master"), "{error}");
+    assert!(format!("{error:#}").contains("does not know the master"), "{error}");
     let server = RedisServer::start().await;
     fake.say(Says::Master(server.port()));
     assert!(comes_true(LIMIT, || works(&backend)).await, "it is not found later");
@@ -90,7 +90,7 @@ async fn sentinels_and_master_have_credentials_of_their_own() {
 
     let without = RedisBackend::sentinel(&[watched.url()], master).unwrap();
     let error = without.ping().await.unwrap_err();
-    assert!(error.to_string().contains("NOAUTH"), "{error}");
+    assert!(format!("{error:#}").contains("NOAUTH"), "{error}");
     let wrong = RedisBackend::sentinel(&[url], "flock").unwrap();
     assert_eq!(wrong.ping().await.unwrap_err().kind(), ErrorKind::Backend);
 }

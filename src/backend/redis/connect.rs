@@ -60,7 +60,7 @@ pub(super) fn client(info: ConnectionInfo) -> Result<Client, Error> {
 }
 
 fn invalid(error: RedisError) -> Error {
-    Error::with_source(Kind::InvalidConfig, format!("the Redis URL is not valid: {error}"), error)
+    Error::with_source(Kind::InvalidConfig, "the Redis URL is not valid", error)
 }
 
 pub(super) fn tcp() -> TcpSettings {

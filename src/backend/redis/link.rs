@@ -108,7 +108,7 @@ async fn keep_connected(shared: &Shared) {
             Err(error) => {
                 let told = matches!(&*shared.link.borrow(), Link::Down(_));
                 if !told {
-                    warn!(%error, "no connection to Redis; trying again");
+                    warn!(error = %crate::error::Chain(&error), "no connection to Redis; trying again");
                 }
                 shared.link.send_replace(Link::Down(error));
                 shared.signs.trouble.notify_one();

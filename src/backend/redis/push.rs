@@ -114,12 +114,12 @@ async fn keep_subscribed(target: Target, options: RedisOptions, run: Run) {
                 // The server may be gone for long: whoever waits looks at once, and finds out.
                 signs.wake();
                 if let Err(error) = end {
-                    debug!(%error, "the push connection to Redis broke; connecting again");
+                    debug!(error = %crate::error::Chain(&error), "the push connection to Redis broke; connecting again");
                 }
             }
             Err(error) => {
                 down(true);
-                debug!(%error, "no push connection to Redis; trying again");
+                debug!(error = %crate::error::Chain(&error), "no push connection to Redis; trying again");
             }
         }
         signs.trouble.notify_one();

@@ -134,7 +134,7 @@ impl<'a> Subscriptions<'a> {
 
     fn refuse(&mut self, channel: &str, refusal: RedisError) {
         if !std::mem::replace(self.refused, true) {
-            warn!(error = %refusal, "Redis refuses subscriptions; waiting by timers alone");
+            warn!(error = %crate::error::Chain(&refusal), "Redis refuses subscriptions; waiting by timers alone");
         }
         let refusal = BackendError::new(BackendErrorKind::Refused, refusal);
         self.signs.channels.answer(channel, Subscription::Refused(refusal));

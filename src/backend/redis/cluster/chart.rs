@@ -96,7 +96,7 @@ impl Chart {
             down
         });
         if down && !told {
-            warn!(%error, "no node of the cluster answers; trying again");
+            warn!(error = %crate::error::Chain(&error), "no node of the cluster answers; trying again");
             self.channels.wake(|_| true);
         }
     }

@@ -45,7 +45,7 @@ pub(super) async fn keep(run: Run) {
                 shared.settle();
             }
             Err(error) => {
-                debug!(%error, "no node says where the slots of the cluster are; trying again");
+                debug!(error = %crate::error::Chain(&error), "no node says where the slots of the cluster are; trying again");
                 chart.failed(BackendError::new(BackendErrorKind::Unavailable, error));
                 sleep(backoff.pause()).await;
             }
