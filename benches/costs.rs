@@ -6,17 +6,7 @@
 //! The contenders of a row take short turns, many of them, and each figure is the mean of all. (On two cores a
 //! round trip takes either some 30 us, where the scheduler has client and server share one, or some 130 us, and
 //! stays with it for a while. A median of few long turns falls anywhere in between.)
-#![allow(
-    dead_code,
-    missing_docs,
-    unreachable_pub,
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic
-)]
-
-#[path = "../tests/support/mod.rs"]
-mod support;
+#![allow(missing_docs, unreachable_pub, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::{
     future::Future,
@@ -33,13 +23,12 @@ use bellwether::{
 use bytes::Bytes;
 use cpu_time::ProcessTime;
 use redis::{Script, aio::MultiplexedConnection};
+use testkit::RedisServer;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
     time::sleep,
 };
-
-use self::support::RedisServer;
 
 const ROUNDS: usize = 61;
 

@@ -3,28 +3,17 @@
 //! `cargo bench --bench fine_grained [-- seconds]`. It starts a Redis server. So many tasks, over a handful of
 //! connections as separate processes have them, work on items that they pick at random, each under its lock,
 //! which is held for 1 ms. The two ways take turns in one run.
-#![allow(
-    dead_code,
-    missing_docs,
-    unreachable_pub,
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic
-)]
-
-#[path = "../tests/support/mod.rs"]
-mod support;
+#![allow(missing_docs, unreachable_pub, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::time::Duration;
 
 use bellwether::{Locks, RedisBackend};
+use testkit::RedisServer;
 use tokio::{
     runtime::Builder,
     task::JoinSet,
     time::{Instant, sleep},
 };
-
-use self::support::RedisServer;
 
 const TASKS: usize = 32;
 const ITEMS: usize = 64;

@@ -2,32 +2,25 @@
 //!
 //! `cargo bench --bench handoff [-- rounds]`. It starts a Redis server and worker processes, as the suite
 //! `fleet` does, and prints a table. All processes share this machine's cores.
-#![allow(
-    dead_code,
-    missing_docs,
-    unreachable_pub,
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic
-)]
+#![allow(missing_docs, unreachable_pub, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+#[allow(dead_code, reason = "the suite `fleet` uses the rest")]
 #[path = "../tests/fleet/fleet.rs"]
 mod fleet;
 #[path = "../tests/fleet/http.rs"]
 mod http;
 #[path = "../tests/fleet/protocol.rs"]
 mod protocol;
-#[path = "../tests/support/mod.rs"]
-mod support;
 #[path = "../tests/fleet/worker.rs"]
 mod worker;
 
 use std::{collections::BTreeMap, time::Duration};
 
+use testkit::RedisServer;
+
 use self::{
     fleet::Fleet,
     protocol::{Load, Round, Setup},
-    support::RedisServer,
 };
 
 fn main() {

@@ -15,9 +15,6 @@
     clippy::panic
 )]
 
-#[path = "../../tests/support/mod.rs"]
-mod support;
-
 use std::{
     io::{BufRead, BufReader, Read, Write},
     process::{Child, Command, Stdio},
@@ -32,8 +29,7 @@ use tokio::{
     runtime::{Builder, Runtime},
     time::sleep,
 };
-
-use self::support::RedisServer;
+use testkit::RedisServer;
 
 /// How the lock is taken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

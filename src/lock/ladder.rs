@@ -20,7 +20,7 @@
 //!
 //! Here whatever must happen together is one script, and no key is without an end at any time.
 //!
-//! Tests: `tests/family/faults.rs` `a_connection_that_is_cut_at_each_command`, which cuts before and after each one
+//! Tests: `tests/redis/family/faults.rs` `a_connection_that_is_cut_at_each_command`, which cuts before and after each one
 //! and looks for keys with no end.
 //!
 //! # 3. The end as the value: `SETNX lock <now + 10 s>`, and `GETSET` when it has passed
@@ -32,7 +32,7 @@
 //! Here only the server's clock ends a lease. A holder's own deadline is a duration, measured by a clock that
 //! nobody sets, from before the command was sent.
 //!
-//! Tests: `tests/faults/holder.rs` `a_holder_whose_clock_is_set_holds_its_lease`; `tests/redis_scripts.rs`
+//! Tests: `tests/faults/holder.rs` `a_holder_whose_clock_is_set_holds_its_lease`; `tests/redis/scripts.rs`
 //! `the_servers_clock_ends_leases_and_entries`; `tests/conformance/leases.rs`
 //! `a_renewed_lease_lasts_its_full_time_from_then`.
 //!
@@ -74,7 +74,7 @@
 //!
 //! Here nothing is optimistic: a script never has to start again, and of the callers of one process one asks.
 //!
-//! Tests: `tests/locks.rs` `the_callers_of_one_process_are_served_in_order_and_one_contends`,
+//! Tests: `tests/memory/locks.rs` `the_callers_of_one_process_are_served_in_order_and_one_contends`,
 //! `a_line_gives_other_processes_their_turn`.
 //!
 //! # 7. A compare-and-delete script, and `SET NX PX` in a loop
@@ -89,9 +89,9 @@
 //! is given back: by a caller that is dropped at any of its awaits, and by a guard that is dropped. A release is
 //! sent until it is answered, or its lease has ended.
 //!
-//! Tests: `tests/family/faults.rs` `an_acquire_whose_answer_is_lost`, `an_acquire_that_arrives_twice`,
-//! `a_release_whose_answer_is_lost`; `tests/family/cancel.rs` `a_wait_that_is_dropped_leaves_nothing`,
-//! `a_try_that_is_dropped_leaves_nothing`; `tests/locks.rs` `a_release_whose_caller_leaves_is_done_all_the_same`.
+//! Tests: `tests/redis/family/faults.rs` `an_acquire_whose_answer_is_lost`, `an_acquire_that_arrives_twice`,
+//! `a_release_whose_answer_is_lost`; `tests/redis/family/cancel.rs` `a_wait_that_is_dropped_leaves_nothing`,
+//! `a_try_that_is_dropped_leaves_nothing`; `tests/memory/locks.rs` `a_release_whose_caller_leaves_is_done_all_the_same`.
 //!
 //! # 8. Waiting for a push
 //!
@@ -105,10 +105,10 @@
 //! The server knows who waits and gives it to one of them, in their order, and who leaves or died is passed over. What is
 //! pushed is believed only for as long as it is true by the reader's own clock.
 //!
-//! Tests: `tests/locks.rs` `one_holder_at_a_time_and_fences_that_grow`, which leaves no time for a timer;
-//! `tests/family/faults.rs` `pushes_that_are_lost`, `a_user_who_may_not_publish`, `a_user_who_may_not_subscribe`;
+//! Tests: `tests/memory/locks.rs` `one_holder_at_a_time_and_fences_that_grow`, which leaves no time for a timer;
+//! `tests/redis/family/faults.rs` `pushes_that_are_lost`, `a_user_who_may_not_publish`, `a_user_who_may_not_subscribe`;
 //! `tests/conformance/pushes.rs` `listening_churns_without_a_gap`; `tests/conformance/fair.rs`
-//! `first_come_first_served`, `the_dead_are_passed_over_together`; `tests/handover.rs`
+//! `first_come_first_served`, `the_dead_are_passed_over_together`; `tests/redis/handover.rs`
 //! `a_push_that_comes_after_the_end_is_not_believed`.
 //!
 //! # 9. Renewing by itself
@@ -122,9 +122,9 @@
 //! [`lost`](super::MutexGuard::lost) completes: at the holder's own deadline, which is before the server lets
 //! anyone else in.
 //!
-//! Tests: `tests/locks.rs` `a_lease_is_renewed_for_as_long_as_its_guard_lives`,
+//! Tests: `tests/memory/locks.rs` `a_lease_is_renewed_for_as_long_as_its_guard_lives`,
 //! `a_failed_renewal_is_tried_again_while_the_lease_lasts`, `a_stuck_holder_loses_the_lock_at_the_cap_on_its_hold`,
-//! `a_loss_is_told_before_anyone_else_gets_in`; `tests/family/faults.rs` `a_server_that_hangs_beyond_the_lease`.
+//! `a_loss_is_told_before_anyone_else_gets_in`; `tests/redis/family/faults.rs` `a_server_that_hangs_beyond_the_lease`.
 //!
 //! # 10. Fences
 //!
@@ -139,7 +139,7 @@
 //!
 //! Tests: `tests/fleet/locks.rs` `a_suspended_holder_learns_of_its_loss`, `no_update_is_lost`;
 //! `tests/conformance/fences.rs` `they_grow_over_expiries`, `they_grow_though_the_last_one_is_forgotten`;
-//! `tests/redis_scripts.rs` `fences_grow_though_the_clock_steps_back`.
+//! `tests/redis/scripts.rs` `fences_grow_though_the_clock_steps_back`.
 //!
 //! # 11. The server dies
 //!
@@ -152,7 +152,7 @@
 //! [`Redlock`](crate::Redlock) asks a majority of independent servers, for those who want a lock that outlives any
 //! one of them and can do without a fence.
 //!
-//! Tests: `tests/sentinel/failover.rs` `a_lease_that_was_not_replicated_is_told_lost_and_goes_to_who_waits`,
-//! `a_lease_that_was_replicated_is_held_on_and_waiters_get_their_turn`; `tests/replicas.rs`
-//! `what_no_replica_confirms_is_given_back_and_told`; `tests/family/faults.rs`
-//! `a_server_that_is_killed_and_starts_empty`; `tests/redlock/servers.rs` `a_holder_knows_before_another_gets_in`.
+//! Tests: `tests/redis/sentinel/failover.rs` `a_lease_that_was_not_replicated_is_told_lost_and_goes_to_who_waits`,
+//! `a_lease_that_was_replicated_is_held_on_and_waiters_get_their_turn`; `tests/redis/replicas.rs`
+//! `what_no_replica_confirms_is_given_back_and_told`; `tests/redis/family/faults.rs`
+//! `a_server_that_is_killed_and_starts_empty`; `tests/redis/redlock/servers.rs` `a_holder_knows_before_another_gets_in`.

@@ -7,12 +7,10 @@ use bellwether::{
     backend::{Acquired, AcquiredAll, CALL_LIFE, Change, Changes, Claim, Leases, Mode, Occupied},
     key::{Family, Name},
 };
+use testkit::LIMIT;
 use tokio::time::{Instant, timeout};
 
-use crate::{
-    harness::{Harness, LEASE, MOMENT, claim, granted, hasty, held, listen, name_in, next},
-    support::LIMIT,
-};
+use crate::harness::{Harness, LEASE, MOMENT, claim, granted, hasty, held, listen, name_in, next};
 
 /// Of a lock; for who waits for an entry is never called.
 fn lock(key: &str) -> Name {

@@ -11,9 +11,8 @@ use bellwether::{
     key::{Family, Name, Namespace},
 };
 use bytes::Bytes;
+use testkit::LIMIT;
 use tokio::time::timeout;
-
-use crate::support::LIMIT;
 
 /// The lease of the claims here: long, so that none ends by itself on a machine that is busy.
 pub const LEASE: Duration = Duration::from_secs(60);
@@ -86,17 +85,15 @@ impl Harness for Memory {
     }
 }
 
-#[cfg(feature = "redis")]
 pub use self::over_redis::{Clustered, Redis};
 
-#[cfg(feature = "redis")]
 mod over_redis {
     use bellwether::backend::{RedisBackend, RedisOptions};
 
     use super::*;
     use std::sync::{Mutex, PoisonError};
 
-    use crate::support::{Cluster, RedisServer, comes_true, eventually};
+    use testkit::{Cluster, RedisServer, comes_true, eventually};
 
     pub struct Redis(RedisServer);
 

@@ -5,9 +5,6 @@
 //! (foreign bytes, a full server, a weight limit) is tested elsewhere.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, unreachable_pub)]
 
-#[path = "../support/mod.rs"]
-mod support;
-
 mod calls;
 mod commits;
 mod contention;
@@ -41,7 +38,6 @@ macro_rules! rules {
             )+)+
         }
 
-        #[cfg(feature = "redis")]
         mod redis {
             use crate::harness::{Harness, Redis};
             $($(
@@ -54,7 +50,6 @@ macro_rules! rules {
             )+)+
         }
 
-        #[cfg(feature = "redis")]
         mod cluster {
             use crate::harness::{Clustered, Harness};
             $($(

@@ -3,13 +3,10 @@
 use std::{panic, time::Duration};
 
 use bellwether::{BoxError, Cache, ErrorKind, RedisBackend, cache::Abandoned};
+use testkit::{LIMIT, Raw, RedisServer, eventually};
 use tokio::{runtime::Handle, task::JoinSet, time::sleep};
 
-use super::{
-    MS,
-    support::{LIMIT, Raw, RedisServer, eventually},
-    turn, works_again,
-};
+use super::{MS, turn, works_again};
 
 /// The text of every panic that is meant to happen.
 const CRACK: &str = "the bell cracked";

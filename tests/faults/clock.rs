@@ -7,15 +7,10 @@
 use std::time::Duration;
 
 use bellwether::{Cache, Locks, RedisBackend, cache::Source};
+use testkit::{LIMIT, Raw, RedisServer, comes_true};
 use tokio::time::{Instant, timeout};
 
-use super::{
-    connected, gated, someone_waits,
-    support::{LIMIT, Raw, RedisServer, comes_true},
-    turn, value,
-    worker::FakeClock,
-    works_again,
-};
+use super::{connected, gated, someone_waits, turn, value, worker::FakeClock, works_again};
 
 const HOUR: i64 = 3600;
 

@@ -3,16 +3,13 @@
 use std::time::Duration;
 
 use bellwether::{Cache, ErrorKind, cache::Source};
+use testkit::{LIMIT, RedisServer, eventually};
 use tokio::{
     runtime::{Builder, Runtime},
     time::Instant,
 };
 
-use super::{
-    MS, connected, gated, someone_waits,
-    support::{LIMIT, RedisServer, eventually},
-    turn, value,
-};
+use super::{MS, connected, gated, someone_waits, turn, value};
 
 /// How soon another process begins. The best of some rounds is held to it, for others share the machine.
 const TAKEN_OVER: Duration = Duration::from_millis(100);

@@ -3,12 +3,11 @@
 use std::{collections::HashMap, time::Duration};
 
 use bellwether::{Cache, RedisBackend, cache::Source};
+use testkit::{LIMIT, RedisServer, eventually};
 use tokio::time::Instant;
 
 use super::{
-    MS, gated,
-    support::{LIMIT, RedisServer, eventually},
-    turn, value,
+    MS, gated, turn, value,
     worker::{FakeClock, Worker},
 };
 

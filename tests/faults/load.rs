@@ -9,13 +9,14 @@ use std::{
 };
 
 use bellwether::{BoxError, Cache, cache::Source};
+use testkit::LIMIT;
 use tokio::{
     sync::Notify,
     task::{JoinHandle, JoinSet},
     time::{Instant, MissedTickBehavior, interval, sleep},
 };
 
-use super::{MS, support::LIMIT};
+use super::MS;
 
 /// What a load takes.
 pub const TAKES: Duration = Duration::from_millis(30);

@@ -1,7 +1,7 @@
 //! Faults of servers, networks, clocks and callers, and what is promised while and after they happen.
 //!
 //! Two backends share nothing, so two caches over them are two processes of a fleet; where a process itself
-//! must suffer, a worker is started (`worker`). What comes between is `support::proxy`, and what a server
+//! must suffer, a worker is started (`worker`). What comes between is `testkit::proxy`, and what a server
 //! does by itself is done to a real one.
 //!
 //! | what happens | module |
@@ -17,11 +17,7 @@
 //! | a server that is killed every few seconds, under load | `steady` |
 //!
 //! Times are asserted with what the machine itself was late by (`load::Control`) taken off.
-#![cfg(feature = "redis")]
 #![allow(unreachable_pub, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
-
-#[path = "../support/mod.rs"]
-mod support;
 
 mod burst;
 mod clock;
@@ -42,12 +38,11 @@ use bellwether::{
     BoxError, Cache, RedisBackend,
     cache::{Lead, Source},
 };
+use testkit::{LIMIT, Raw, comes_true, eventually};
 use tokio::{
     sync::{Mutex, MutexGuard, oneshot},
     time::{Instant, timeout},
 };
-
-use self::support::{LIMIT, Raw, comes_true, eventually};
 
 const MS: Duration = Duration::from_millis(1);
 /// How soon after its return a server is used as before.

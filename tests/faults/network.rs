@@ -3,14 +3,14 @@
 use std::{sync::atomic::Ordering, time::Duration};
 
 use bellwether::{Cache, cache::Source};
+use testkit::{
+    RedisServer,
+    proxy::{Mode, Proxy},
+};
 
 use super::{
     RECOVERY, connected,
     load::{Load, TAKES},
-    support::{
-        RedisServer,
-        proxy::{Mode, Proxy},
-    },
     turn, works_again,
 };
 

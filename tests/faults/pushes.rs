@@ -9,19 +9,16 @@ use std::{
 };
 
 use bellwether::{BoxError, Cache, RedisBackend, cache::Source};
+use testkit::{
+    LIMIT, RedisServer, eventually,
+    proxy::{Proxy, PushFault},
+};
 use tokio::{
     task::JoinSet,
     time::{Instant, sleep},
 };
 
-use super::{
-    MS, connected, gated, listeners,
-    support::{
-        LIMIT, RedisServer, eventually,
-        proxy::{Proxy, PushFault},
-    },
-    turn, value,
-};
+use super::{MS, connected, gated, listeners, turn, value};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_any_push_waiters_are_served_within_the_lease() {

@@ -9,19 +9,16 @@ use std::{
 };
 
 use bellwether::{BoxError, Cache, RedisBackend, cache::Source};
+use testkit::{
+    LIMIT, RedisServer, comes_true, eventually,
+    proxy::{Fault, Proxy, kind, kind_of},
+};
 use tokio::{
     task::JoinSet,
     time::{Instant, sleep},
 };
 
-use super::{
-    MS, connected,
-    support::{
-        LIMIT, RedisServer, comes_true, eventually,
-        proxy::{Fault, Proxy, kind, kind_of},
-    },
-    turn, value, works_again,
-};
+use super::{MS, connected, turn, value, works_again};
 
 const FAULTS: [Fault; 8] = [
     Fault::Silence,

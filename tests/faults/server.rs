@@ -6,13 +6,12 @@
 use std::time::Duration;
 
 use bellwether::{Cache, cache::Source};
+use testkit::{Raw, RedisServer};
 
 use super::{
     RECOVERY, connected,
     load::{Load, Outcome, TAKES},
-    log,
-    support::{Raw, RedisServer},
-    turn, works_again,
+    log, turn, works_again,
 };
 
 /// Requests in a second, to each of the two.

@@ -7,9 +7,10 @@
 use std::time::Duration;
 
 use bellwether::cache::Source;
+use testkit::RedisServer;
 use tokio::time::{Instant, sleep_until};
 
-use super::{RECOVERY, connected, load::Load, support::RedisServer, turn, works_again};
+use super::{RECOVERY, connected, load::Load, turn, works_again};
 
 fn setting(name: &str, usual: u32) -> u32 {
     std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(usual)

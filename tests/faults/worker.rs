@@ -13,6 +13,7 @@ use std::{
 };
 
 use bellwether::{BoxError, Cache, RedisBackend, cache::Lead};
+use testkit::LIMIT;
 use tokio::{
     io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines},
     process::{Child, ChildStdin, ChildStdout, Command},
@@ -20,8 +21,6 @@ use tokio::{
     task::JoinSet,
     time::timeout,
 };
-
-use super::support::LIMIT;
 
 const VARIABLE: &str = "BELLWETHER_FAULTS_WORKER";
 const CALLERS: usize = 3;
@@ -36,8 +35,7 @@ pub struct Worker {
 impl Worker {
     /// Starts a process that loads the key `k` under leases of this length.
     pub async fn start(url: &str, lease: Duration, environment: &HashMap<String, String>) -> Self {
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["worker_process", "--exact", "--nocapture", "--test-threads=1"])
+        let mut child = Command::from(testkit::rerun("worker_process"))
             .env(VARIABLE, format!("{} {url}", lease.as_millis()))
             .envs(environment)
             .stdin(Stdio::piped())

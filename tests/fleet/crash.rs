@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
+use testkit::{LIMIT, RedisServer, comes_true, eventually};
+
 use super::{
     fleet::{Fleet, Played},
     protocol::{Command, Event, Load, Round, Setup, now},
-    support::{LIMIT, RedisServer, comes_true, eventually},
 };
 
 const CALLERS: usize = 100;

@@ -2,6 +2,7 @@
 
 use std::{process::Stdio, time::Duration};
 
+use testkit::LIMIT;
 use tokio::{
     io::{AsyncBufReadExt, AsyncWriteExt, BufReader},
     process::{Child, ChildStdin, Command as Program},
@@ -9,10 +10,7 @@ use tokio::{
     time::timeout,
 };
 
-use super::{
-    protocol::{Answer, Command, Event, Report, Requests, Round, Setup, VARIABLE, now},
-    support::LIMIT,
-};
+use super::protocol::{Answer, Command, Event, Report, Requests, Round, Setup, VARIABLE, now};
 
 /// One fleet at a time: they measure times, and a second one would take the processor from the first.
 static TURN: Mutex<()> = Mutex::const_new(());
@@ -46,8 +44,7 @@ impl Fleet {
         let turn = TURN.lock().await;
         let (tell, events) = mpsc::unbounded_channel();
         let workers = (0..processes).map(|number| {
-            let mut child = Program::new(std::env::current_exe().unwrap())
-                .args(["worker", "--exact", "--nocapture", "--test-threads=1"])
+            let mut child = Program::from(testkit::rerun("worker"))
                 .env(VARIABLE, serde_json::to_string(setup).unwrap())
                 .stdin(Stdio::piped())
                 .stdout(Stdio::piped())

@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use bellwether::{Locks, RedisBackend, lock::Latch};
+use testkit::{LIMIT, RedisServer, eventually};
 
 use super::{
     fleet::Fleet,
     protocol::{Command, Event, Setup, now},
-    support::{LIMIT, RedisServer, eventually},
 };
 
 const CALLERS: usize = 25;

@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
+use testkit::RedisServer;
+
 use super::{
     fleet::Fleet,
     protocol::{Answer, Setup},
-    support::RedisServer,
 };
 
 #[tokio::test]

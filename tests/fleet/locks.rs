@@ -2,13 +2,14 @@
 
 use std::{collections::HashMap, time::Duration};
 
+use testkit::{
+    RedisServer,
+    primitives::{self, PAIRS},
+};
+
 use super::{
     fleet::Fleet,
     protocol::{Command, Event, Setup, now},
-    support::{
-        RedisServer,
-        primitives::{self, PAIRS},
-    },
 };
 
 const LEASE_MS: u64 = 1_000;

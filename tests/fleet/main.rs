@@ -9,9 +9,6 @@
 //! rounds, and printed (`--nocapture`); the strict figures are those of the bench `handoff`.
 #![allow(unreachable_pub, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-#[path = "../support/mod.rs"]
-mod support;
-
 mod crash;
 mod fleet;
 mod http;

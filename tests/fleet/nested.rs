@@ -2,10 +2,11 @@
 
 use std::time::Instant;
 
+use testkit::RedisServer;
+
 use super::{
     fleet::{Fleet, Played},
     protocol::{Load, Round, Setup},
-    support::RedisServer,
 };
 
 /// Far more than the cap on the loads that run at once in a process.

@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use testkit::RedisServer;
+
 use super::{
     fleet::{Fleet, Played},
     protocol::{Load, Round, Setup},
-    support::RedisServer,
     worker::CRACK,
 };
 

@@ -17,6 +17,7 @@ use bellwether::{
     lease::Retry,
 };
 use futures_util::future::BoxFuture;
+use testkit::primitives::{self, Asked, Guard, WAIT};
 use tokio::{
     runtime::{Builder, Runtime},
     sync::{Barrier, mpsc},
@@ -26,7 +27,6 @@ use tokio::{
 use super::{
     http,
     protocol::{Command, Event, Load, Report, Round, Setup, VARIABLE, now},
-    support::primitives::{self, Asked, Guard, WAIT},
 };
 
 /// How long a command may take.

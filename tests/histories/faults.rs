@@ -7,6 +7,7 @@
 use std::time::Duration;
 
 use fastrand::Rng;
+use testkit::{Raw, RedisServer};
 use tokio::{
     sync::Mutex,
     time::{Instant, sleep, sleep_until},
@@ -15,7 +16,6 @@ use tokio::{
 use super::{
     history::{Family, Time, now},
     round::Fleet,
-    support::{Raw, RedisServer},
 };
 
 /// What may befall, and after which pauses.

@@ -12,9 +12,6 @@
 //! `BELLWETHER_HISTORIES_SECONDS` says how long to play.
 #![allow(unreachable_pub, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-#[path = "../support/mod.rs"]
-mod support;
-
 mod bad;
 mod broken;
 mod checker;

@@ -4,6 +4,7 @@ use std::{process::Stdio, time::Duration};
 
 use fastrand::Rng;
 use rustix::process::{Pid, Signal, kill_process};
+use testkit::{LIMIT, RedisServer};
 use tokio::{
     io::{AsyncBufReadExt, AsyncWriteExt, BufReader},
     process::{Child, ChildStdin, Command},
@@ -15,7 +16,6 @@ use super::{
     broken::Break,
     faults::{Faults, befall_server, befall_workers},
     history::{Event, History, Line, Process, Time, now},
-    support::{LIMIT, RedisServer},
     worker::{Setup, VARIABLE, Workload},
 };
 
@@ -110,8 +110,7 @@ impl Fleet {
     fn spawn(&mut self) -> Worker {
         self.setup.process += 1;
         let process = self.setup.process;
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["worker", "--exact", "--nocapture", "--test-threads=1"])
+        let mut child = Command::from(testkit::rerun("worker"))
             .env(VARIABLE, self.setup.to_string())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

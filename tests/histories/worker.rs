@@ -20,6 +20,7 @@ use bellwether::{
 };
 use fastrand::Rng;
 use serde::{Deserialize, Serialize};
+use testkit::primitives::Guard;
 use tokio::{
     task::JoinSet,
     time::{Instant, sleep, timeout},
@@ -30,7 +31,6 @@ use super::{
     broken::{Break, Scripts},
     history::{Answer, COUNT, Event, Kind, PERMITS, Process, Source, Time, Value, now},
     recorder::{Recorder, tell},
-    support::primitives::Guard,
 };
 
 /// The variable that makes a process a worker; it holds a [`Setup`].

@@ -1,0 +1,158 @@
+//! A cache stampede, seen; and seen stopped.
+//!
+//! ```text
+//! cargo run --release -p hotspot
+//! cargo run --release -p hotspot -- --redis redis://127.0.0.1/ --processes 4 --kill-leader
+//! ```
+//!
+//! `clients` send real HTTP to the `replica`s of a `fleet`, which load from the slow `origin`. This runs
+//! three ways in turn; `figures` are what each came to, `report` and `chart` show them, and `takeover` is
+//! what happens when the leader is killed.
+
+mod chart;
+mod clients;
+mod figures;
+mod fleet;
+mod options;
+mod origin;
+mod replica;
+mod report;
+mod takeover;
+
+use std::{
+    convert::Infallible,
+    io::{self, Write},
+    process::ExitCode,
+    time::{Duration, Instant},
+};
+
+use bellwether::RedisBackend;
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::{
+    figures::Figures,
+    fleet::Fleet,
+    options::{Options, Role},
+    origin::Origin,
+    replica::{Settings, Way},
+};
+
+/// Whatever went wrong; it is printed in one line.
+pub(crate) type Failure = Box<dyn std::error::Error + Send + Sync>;
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    match run().await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("hotspot: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn run() -> Result<(), Failure> {
+    let options = Options::read()?;
+    if let Some(Role::Replica) = options.role {
+        return replica::serve_as_process().await;
+    }
+    if let Some(url) = &options.redis {
+        let ping = RedisBackend::open(url)?.ping().await;
+        ping.map_err(|error| format!("--redis: {error:#}"))?;
+    }
+    chart::prepare(&options.chart)?;
+
+    let progress = progress(&options)?;
+    let mut ways = Vec::new();
+    for way in Way::ALL {
+        ways.push(run_way(&options, way, &progress).await?);
+    }
+    progress.finish_and_clear();
+    chart::draw(&options, &ways)?;
+    show(&options, &ways)
+}
+
+/// Runs one way from its first request to its last.
+async fn run_way(options: &Options, way: Way, progress: &ProgressBar) -> Result<Figures, Failure> {
+    let origin = Origin::start(options.load_time).await?;
+    let replicas = replicas(options, way, &origin);
+    let fleet = Fleet::start(replicas, options.processes.is_some()).await?;
+
+    let begun = Instant::now();
+    let hammer = clients::hammer(options, fleet.doors());
+    let kill = async {
+        match (way, options.kill_leader) {
+            (Way::Bellwether, true) => takeover::kill_leader(options, &origin, &fleet).await,
+            _ => Ok(None),
+        }
+    };
+    let (tally, takeover) = tokio::select! {
+        both = async { tokio::try_join!(hammer, kill) } => both?,
+        never = show_progress(progress, way, &origin) => match never {},
+    };
+    Ok(Figures::new(options, way, begun, &origin, &tally, takeover))
+}
+
+fn replicas(options: &Options, way: Way, origin: &Origin) -> Vec<Settings> {
+    // A namespace for each run, so that it meets nothing that an earlier one left.
+    let namespace = format!("hotspot-{:08x}", fastrand::u32(..));
+    let settings = |number| Settings {
+        number,
+        way,
+        origin: origin.address,
+        redis: options.redis.clone(),
+        namespace: namespace.clone(),
+        ttl: options.ttl,
+        lease: options.lease(),
+    };
+    (0..options.fleet_size()).map(settings).collect()
+}
+
+/// A bar of tenths of seconds; hidden where standard error is not a terminal.
+fn progress(options: &Options) -> Result<ProgressBar, Failure> {
+    let style = "{msg:<36} {wide_bar} {elapsed} of about {len}s";
+    let seconds = options.seconds * Way::ALL.len() as u64;
+    let bar = ProgressBar::new(seconds).with_style(ProgressStyle::with_template(style)?);
+    Ok(bar)
+}
+
+async fn show_progress(progress: &ProgressBar, way: Way, origin: &Origin) -> Infallible {
+    let mut tick = tokio::time::interval(Duration::from_millis(100));
+    loop {
+        tick.tick().await;
+        progress.set_position(progress.elapsed().as_secs());
+        progress.set_message(format!("{}: {} origin loads", way.title(), origin.count()));
+    }
+}
+
+fn show(options: &Options, ways: &[Figures]) -> Result<(), Failure> {
+    let sentences = report::sentences(options, ways);
+    if options.json {
+        let document = serde_json::json!({
+            "replicas": options.fleet_size(),
+            "processes": options.processes.is_some(),
+            "backend": if options.redis.is_some() { "redis" } else { "memory" },
+            "clients": options.clients,
+            "keys": options.keys,
+            "seconds": options.seconds,
+            "ttl_ms": options.ttl.as_secs_f64() * 1e3,
+            "load_time_ms": options.load_time.as_secs_f64() * 1e3,
+            "lease_ms": options.lease().as_secs_f64() * 1e3,
+            "ways": ways,
+            "summary": sentences,
+            "chart": options.chart,
+        });
+        return print(&serde_json::to_string_pretty(&document)?);
+    }
+    let table = report::table(options, ways);
+    let chart = options.chart.display();
+    print(&format!("{table}\n{sentences}\n\nThe chart is in {chart}"))
+}
+
+/// Prints; whoever reads may have read enough.
+fn print(text: &str) -> Result<(), Failure> {
+    match writeln!(io::stdout(), "{text}") {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),
+        _ => Ok(()),
+    }
+}

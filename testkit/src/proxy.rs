@@ -1,0 +1,694 @@
+//! A proxy between a client and a real Redis server that understands what passes, and can spoil it.
+//!
+//! It reads frames of RESP2 and RESP3 in both directions, so that it can lose *one* answer, double *one*
+//! command or reorder *two* pushes, and leave all else as it is. A [rule](Proxy::when) names the commands
+//! that it befalls by what they are ([`kind`]: `get`, `claim`, `commit`, `renew`, ...) and by their keys.
+//!
+//! It runs on a thread of its own, so that a busy test does not slow it down, and ends when it is dropped.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    path::Path,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
+    thread,
+    time::Duration,
+};
+
+use bytes::{Bytes, BytesMut};
+use redis::Value;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{
+        TcpListener, TcpStream,
+        tcp::{OwnedReadHalf, OwnedWriteHalf},
+    },
+    sync::{Mutex as AsyncMutex, Notify, watch},
+    time::sleep,
+};
+
+/// What befalls a command or its answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// The command is done. Its answer never comes, nor does any later one on this connection.
+    Silence,
+    /// The command is done, and its answer is left out: each later answer goes to the wrong command.
+    Swallow,
+    /// The answer comes late, and all that stand behind it do, too.
+    Delay(Duration),
+    /// The server gets the command twice; the client gets one answer.
+    Double,
+    /// The command is done, and the connection ends in place of its answer.
+    Cut,
+    /// The connection ends in the middle of the answer.
+    CutInHalf,
+    /// The connection ends in place of sending the command.
+    CutBefore,
+}
+
+/// What befalls pushed messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PushFault {
+    Drop,
+    /// Each comes this much later, and overtakes nothing.
+    Delay(Duration),
+    Double,
+    /// Two in a row change places. A single one comes after a moment.
+    Reorder,
+}
+
+/// What the proxy does with connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    Pass,
+    /// New connections are closed at once.
+    Refuse,
+    /// New connections are accepted, and everything is swallowed. A connection that lost something in
+    /// this mode stays silent for good, as one does that a gateway has forgotten.
+    Stall,
+}
+
+/// A command on its way.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// `claim`, `acquire`, `commit`, `release`, `fail`, or another script by its file; else the command in
+    /// small letters.
+    pub kind: String,
+    pub words: Vec<Bytes>,
+    pub keys: Vec<String>,
+}
+
+type Matcher = Box<dyn Fn(&Request) -> bool + Send + Sync>;
+
+struct Rule {
+    matches: Matcher,
+    fault: Fault,
+    left: AtomicUsize,
+    hits: Arc<AtomicUsize>,
+}
+
+/// What a rule has done.
+#[derive(Clone)]
+pub struct Hits(Arc<AtomicUsize>);
+
+impl Hits {
+    pub fn count(&self) -> usize {
+        self.0.load(Ordering::SeqCst)
+    }
+}
+
+/// Commands of a kind.
+pub fn kind(kind: &str) -> impl Fn(&Request) -> bool + Send + Sync + 'static {
+    let kind = kind.to_owned();
+    move |request| request.kind == kind
+}
+
+/// Commands of a kind on a cache key or a lock.
+pub fn kind_of(kind: &str, key: &str) -> impl Fn(&Request) -> bool + Send + Sync + 'static {
+    let (kind, key) = (kind.to_owned(), format!("{{{key}}}"));
+    move |request| request.kind == kind && request.keys.iter().any(|name| name.contains(&key))
+}
+
+/// What has passed, and what was done to it.
+#[derive(Debug, Default)]
+pub struct Counters {
+    pub connections: AtomicU64,
+    pub refused: AtomicU64,
+    pub replies: AtomicU64,
+    pub pushes: AtomicU64,
+    pub pushes_spoilt: AtomicU64,
+    pub swallowed: AtomicU64,
+    pub delayed: AtomicU64,
+    pub doubled: AtomicU64,
+    pub cut: AtomicU64,
+}
+
+struct Shared {
+    server: u16,
+    mode: Mutex<Mode>,
+    rules: Mutex<Vec<Arc<Rule>>>,
+    pushes: Mutex<Option<PushFault>>,
+    scripts: Mutex<HashMap<String, String>>,
+    bodies: Vec<(String, String)>,
+    seen: Mutex<HashMap<String, u64>>,
+    counters: Counters,
+    /// Told to end the connections that are open at that moment.
+    cut: Notify,
+}
+
+/// See the [module](self).
+pub struct Proxy {
+    port: u16,
+    shared: Arc<Shared>,
+    end: watch::Sender<bool>,
+    thread: Option<thread::JoinHandle<()>>,
+}
+
+impl Proxy {
+    /// A proxy before a server on a port of the loopback interface.
+    pub fn start(server: u16) -> Self {
+        let bodies = scripts();
+        let shared = Arc::new(Shared {
+            server,
+            mode: Mutex::new(Mode::Pass),
+            rules: Mutex::default(),
+            pushes: Mutex::default(),
+            scripts: Mutex::default(),
+            bodies,
+            seen: Mutex::default(),
+            counters: Counters::default(),
+            cut: Notify::new(),
+        });
+        let body = |name| &shared.bodies.iter().find(|(known, _)| known == name).expect(name).1;
+        let (prelude, common) = (body("prelude"), body("shared"));
+        for (_, body) in &shared.bodies {
+            shared.learn(&format!("{prelude}\n{body}"));
+            shared.learn(&format!("{prelude}\n{common}\n{body}"));
+        }
+        for parts in [
+            &["acquire_at_once", "prelude", "acquire"][..],
+            &["acquire_at_once", "prelude", "shared", "acquire_queued"],
+            &["release_at_once", "prelude", "shared", "release_queued"],
+            &["commit_at_once", "prelude", "commit"],
+        ] {
+            let parts: Vec<_> = parts.iter().map(|name| body(name).as_str()).collect();
+            shared.learn(&parts.join("\n"));
+        }
+        let (end, mut ended) = watch::channel(false);
+        let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).expect("a port");
+        listener.set_nonblocking(true).expect("a socket that does not block");
+        let port = listener.local_addr().expect("a bound socket has an address").port();
+        let theirs = shared.clone();
+        let thread = thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            runtime.expect("a runtime").block_on(async move {
+                let listener = TcpListener::from_std(listener).expect("a listener");
+                tokio::select! {
+                    () = accept(listener, theirs) => {}
+                    _ = ended.wait_for(|end| *end) => {}
+                }
+            });
+        });
+        Self { port, shared, end, thread: Some(thread) }
+    }
+
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    pub fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}/", self.port)
+    }
+
+    /// From now on this befalls each matching command, until [`clear`](Self::clear).
+    pub fn when(
+        &self,
+        matches: impl Fn(&Request) -> bool + Send + Sync + 'static,
+        fault: Fault,
+    ) -> Hits {
+        self.when_times(usize::MAX, matches, fault)
+    }
+
+    /// This befalls the next matching command.
+    pub fn once(
+        &self,
+        matches: impl Fn(&Request) -> bool + Send + Sync + 'static,
+        fault: Fault,
+    ) -> Hits {
+        self.when_times(1, matches, fault)
+    }
+
+    pub fn when_times(
+        &self,
+        times: usize,
+        matches: impl Fn(&Request) -> bool + Send + Sync + 'static,
+        fault: Fault,
+    ) -> Hits {
+        let hits = Arc::new(AtomicUsize::new(0));
+        let rule = Rule {
+            matches: Box::new(matches),
+            fault,
+            left: AtomicUsize::new(times),
+            hits: hits.clone(),
+        };
+        self.shared.rules.lock().unwrap().push(Arc::new(rule));
+        Hits(hits)
+    }
+
+    /// From now on this befalls each pushed message.
+    pub fn pushes(&self, fault: Option<PushFault>) {
+        *self.shared.pushes.lock().unwrap() = fault;
+    }
+
+    pub fn mode(&self, mode: Mode) {
+        *self.shared.mode.lock().unwrap() = mode;
+    }
+
+    /// Ends every connection that is open.
+    pub fn cut(&self) {
+        self.shared.cut.notify_waiters();
+    }
+
+    /// Ends all rules.
+    pub fn clear(&self) {
+        self.shared.rules.lock().unwrap().clear();
+        self.pushes(None);
+        self.mode(Mode::Pass);
+    }
+
+    pub fn counters(&self) -> &Counters {
+        &self.shared.counters
+    }
+
+    /// How many commands of a kind clients have sent.
+    pub fn seen(&self, kind: &str) -> u64 {
+        self.shared.seen.lock().unwrap().get(kind).copied().unwrap_or(0)
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        self.end.send_replace(true);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+async fn accept(listener: TcpListener, shared: Arc<Shared>) {
+    loop {
+        let Ok((client, _)) = listener.accept().await else { continue };
+        let mode = *shared.mode.lock().unwrap();
+        if mode == Mode::Refuse {
+            shared.counters.refused.fetch_add(1, Ordering::SeqCst);
+            continue;
+        }
+        shared.counters.connections.fetch_add(1, Ordering::SeqCst);
+        let shared = shared.clone();
+        tokio::spawn(async move {
+            let server = match mode {
+                Mode::Stall => None,
+                _ => TcpStream::connect(("127.0.0.1", shared.server)).await.ok(),
+            };
+            let cut = shared.cut.notified();
+            tokio::select! {
+                () = Connection::run(client, server, mode == Mode::Stall, shared.clone()) => {}
+                () = cut => {}
+            }
+        });
+    }
+}
+
+/// What is to be done with the next answer.
+#[derive(Debug)]
+enum Expected {
+    Answer(Option<Fault>),
+    /// The confirmations of so many subscriptions, which are pushes; or one answer that refuses them.
+    Subscriptions(usize),
+    /// The second answer to a command that was doubled.
+    Second,
+}
+
+struct Connection {
+    shared: Arc<Shared>,
+    expected: Mutex<VecDeque<Expected>>,
+    to_client: AsyncMutex<OwnedWriteHalf>,
+    held: AsyncMutex<Option<Bytes>>,
+    silent: Mutex<bool>,
+}
+
+impl Connection {
+    async fn run(client: TcpStream, server: Option<TcpStream>, stalled: bool, shared: Arc<Shared>) {
+        let _ = client.set_nodelay(true);
+        if stalled {
+            let (mut from_client, _keep) = client.into_split();
+            let mut swallowed = vec![0; 4096];
+            while from_client.read(&mut swallowed).await.is_ok_and(|read| read > 0) {
+                shared.counters.swallowed.fetch_add(1, Ordering::SeqCst);
+            }
+            return;
+        }
+        let Some(server) = server else { return };
+        let _ = server.set_nodelay(true);
+        let (from_client, to_client) = client.into_split();
+        let (from_server, to_server) = server.into_split();
+        let connection = Arc::new(Self {
+            shared,
+            expected: Mutex::default(),
+            to_client: AsyncMutex::new(to_client),
+            held: AsyncMutex::new(None),
+            silent: Mutex::new(false),
+        });
+        tokio::select! {
+            () = connection.requests(from_client, to_server) => {}
+            () = connection.answers(from_server) => {}
+        }
+    }
+
+    fn is_silent(&self) -> bool {
+        let mut silent = self.silent.lock().unwrap();
+        *silent |= *self.shared.mode.lock().unwrap() == Mode::Stall;
+        *silent
+    }
+
+    async fn requests(&self, mut from: OwnedReadHalf, mut to: OwnedWriteHalf) {
+        let mut buffer = BytesMut::new();
+        loop {
+            while let Some(frame) = take_frame(&mut buffer) {
+                let request = self.shared.request(&frame);
+                *self.shared.seen.lock().unwrap().entry(request.kind.clone()).or_default() += 1;
+                if self.is_silent() {
+                    self.shared.counters.swallowed.fetch_add(1, Ordering::SeqCst);
+                    continue;
+                }
+                let fault = self.shared.fault(&request);
+                if fault == Some(Fault::CutBefore) {
+                    self.shared.counters.cut.fetch_add(1, Ordering::SeqCst);
+                    return;
+                }
+                let subscribing = matches!(
+                    request.kind.as_str(),
+                    "subscribe" | "unsubscribe" | "ssubscribe" | "sunsubscribe"
+                );
+                {
+                    let mut expected = self.expected.lock().unwrap();
+                    match subscribing {
+                        true => expected
+                            .push_back(Expected::Subscriptions(request.words.len().max(2) - 1)),
+                        false => expected.push_back(Expected::Answer(fault)),
+                    }
+                    if fault == Some(Fault::Double) && !subscribing {
+                        expected.push_back(Expected::Second);
+                    }
+                }
+                if to.write_all(&frame).await.is_err() {
+                    return;
+                }
+                if fault == Some(Fault::Double) && !subscribing {
+                    self.shared.counters.doubled.fetch_add(1, Ordering::SeqCst);
+                    if to.write_all(&frame).await.is_err() {
+                        return;
+                    }
+                }
+            }
+            if !from.read_buf(&mut buffer).await.is_ok_and(|read| read > 0) {
+                return;
+            }
+        }
+    }
+
+    async fn answers(self: &Arc<Self>, mut from: OwnedReadHalf) {
+        let mut buffer = BytesMut::new();
+        loop {
+            while let Some(frame) = take_frame(&mut buffer) {
+                let passes = match frame.first() {
+                    Some(b'>') => self.push(frame).await,
+                    _ => self.answer(frame).await,
+                };
+                if !passes {
+                    return;
+                }
+            }
+            if !from.read_buf(&mut buffer).await.is_ok_and(|read| read > 0) {
+                return;
+            }
+        }
+    }
+
+    /// `false` if the connection is to end.
+    async fn answer(&self, frame: Bytes) -> bool {
+        let counters = &self.shared.counters;
+        let expected = self.expected.lock().unwrap().pop_front();
+        if self.is_silent() {
+            counters.swallowed.fetch_add(1, Ordering::SeqCst);
+            return true;
+        }
+        let fault = match expected {
+            Some(Expected::Answer(fault)) => fault,
+            Some(Expected::Second) => return true,
+            Some(Expected::Subscriptions(_)) | None => None,
+        };
+        counters.replies.fetch_add(1, Ordering::SeqCst);
+        match fault {
+            None | Some(Fault::Double | Fault::CutBefore) => self.write(&frame).await,
+            Some(Fault::Silence) => {
+                counters.swallowed.fetch_add(1, Ordering::SeqCst);
+                *self.silent.lock().unwrap() = true;
+                true
+            }
+            Some(Fault::Swallow) => {
+                counters.swallowed.fetch_add(1, Ordering::SeqCst);
+                true
+            }
+            Some(Fault::Delay(time)) => {
+                counters.delayed.fetch_add(1, Ordering::SeqCst);
+                sleep(time).await;
+                self.write(&frame).await
+            }
+            Some(Fault::Cut) => {
+                counters.cut.fetch_add(1, Ordering::SeqCst);
+                false
+            }
+            Some(Fault::CutInHalf) => {
+                counters.cut.fetch_add(1, Ordering::SeqCst);
+                self.write(&frame.slice(..frame.len() / 2)).await;
+                false
+            }
+        }
+    }
+
+    async fn push(self: &Arc<Self>, frame: Bytes) -> bool {
+        let words = words(&frame);
+        let is = |what: &[u8]| words.first().is_some_and(|word| word.as_ref() == what);
+        if !is(b"message") && !is(b"smessage") {
+            self.confirmed();
+            return self.is_silent() || self.write(&frame).await;
+        }
+        let counters = &self.shared.counters;
+        counters.pushes.fetch_add(1, Ordering::SeqCst);
+        if self.is_silent() {
+            return true;
+        }
+        let fault = *self.shared.pushes.lock().unwrap();
+        if fault.is_some() {
+            counters.pushes_spoilt.fetch_add(1, Ordering::SeqCst);
+        }
+        match fault {
+            None => self.write(&frame).await,
+            Some(PushFault::Drop) => true,
+            Some(PushFault::Double) => self.write(&frame).await && self.write(&frame).await,
+            Some(PushFault::Delay(time)) => {
+                let connection = self.clone();
+                tokio::spawn(async move {
+                    sleep(time).await;
+                    connection.write(&frame).await;
+                });
+                true
+            }
+            Some(PushFault::Reorder) => {
+                let earlier = self.held.lock().await.take();
+                if let Some(earlier) = earlier {
+                    return self.write(&frame).await && self.write(&earlier).await;
+                }
+                *self.held.lock().await = Some(frame);
+                let connection = self.clone();
+                tokio::spawn(async move {
+                    sleep(Duration::from_millis(100)).await;
+                    let held = connection.held.lock().await.take();
+                    if let Some(held) = held {
+                        connection.write(&held).await;
+                    }
+                });
+                true
+            }
+        }
+    }
+
+    /// A subscription began or ended.
+    fn confirmed(&self) {
+        let mut expected = self.expected.lock().unwrap();
+        if let Some(Expected::Subscriptions(left)) = expected.front_mut() {
+            *left -= 1;
+            if *left == 0 {
+                expected.pop_front();
+            }
+        }
+    }
+
+    async fn write(&self, frame: &[u8]) -> bool {
+        self.to_client.lock().await.write_all(frame).await.is_ok()
+    }
+}
+
+impl Shared {
+    /// The fault that befalls a command; each rule counts what it befell.
+    fn fault(&self, request: &Request) -> Option<Fault> {
+        let rules = self.rules.lock().unwrap().clone();
+        let rule = rules.iter().find(|rule| {
+            let take = |left: usize| left.checked_sub(1);
+            (rule.matches)(request)
+                && rule.left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, take).is_ok()
+        })?;
+        rule.hits.fetch_add(1, Ordering::SeqCst);
+        Some(rule.fault)
+    }
+
+    fn request(&self, frame: &Bytes) -> Request {
+        let words = words(frame);
+        let text = |at: usize| {
+            words.get(at).map(|word| String::from_utf8_lossy(word).into_owned()).unwrap_or_default()
+        };
+        let command = text(0).to_lowercase();
+        let mut request = Request { kind: command.clone(), words: words.clone(), keys: Vec::new() };
+        match command.as_str() {
+            "script" => self.learn(&text(2)),
+            "eval" | "evalsha" => {
+                let digest = match command.as_str() {
+                    "eval" => {
+                        self.learn(&text(1));
+                        sha1(text(1).as_bytes())
+                    }
+                    _ => text(1),
+                };
+                let keys: usize = text(2).parse().unwrap_or(0);
+                request.keys = (3..3 + keys).map(text).collect();
+                if let Some(script) = self.scripts.lock().unwrap().get(&digest) {
+                    request.kind.clone_from(script);
+                }
+                if request.kind == "acquire" && keys == 3 {
+                    request.kind = "claim".to_owned();
+                }
+                if request.kind == "release" && text(3 + keys + 1).starts_with('f') {
+                    request.kind = "fail".to_owned();
+                }
+            }
+            _ => request.keys = words.get(1).map(|_| text(1)).into_iter().collect(),
+        }
+        request
+    }
+
+    /// Remembers the digest of a script that is brought along.
+    fn learn(&self, source: &str) {
+        let known = self.bodies.iter().filter(|(_, body)| source.ends_with(body.as_str()));
+        if let Some((name, _)) = known.max_by_key(|(_, body)| body.len()) {
+            self.scripts.lock().unwrap().insert(sha1(source.as_bytes()), name.clone());
+        }
+    }
+}
+
+/// The scripts of the crate, by the names of their files.
+fn scripts() -> Vec<(String, String)> {
+    fn gather(folder: &Path, found: &mut Vec<(String, String)>) {
+        for file in std::fs::read_dir(folder).expect("the scripts of the crate").flatten() {
+            let path = file.path();
+            match path.extension().and_then(|end| end.to_str()) {
+                Some("lua") => {
+                    let name = path.file_stem().unwrap().to_string_lossy().into_owned();
+                    found.push((name, std::fs::read_to_string(&path).unwrap()));
+                }
+                _ if path.is_dir() => gather(&path, found),
+                _ => {}
+            }
+        }
+    }
+    let mut found = Vec::new();
+    gather(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../src/backend/redis/lua"), &mut found);
+    found
+}
+
+/// Takes a whole frame from the front of a buffer.
+fn take_frame(buffer: &mut BytesMut) -> Option<Bytes> {
+    let end = frame_end(buffer, 0)?;
+    Some(buffer.split_to(end).freeze())
+}
+
+/// Where the frame that begins at `at` ends; nothing, if it is not whole yet.
+fn frame_end(bytes: &[u8], at: usize) -> Option<usize> {
+    let line = at + bytes.get(at..)?.windows(2).position(|two| two == b"\r\n")? + 2;
+    let number = || std::str::from_utf8(&bytes[at + 1..line - 2]).ok()?.parse::<i64>().ok();
+    match bytes[at] {
+        b'$' | b'!' | b'=' => {
+            let length = number().expect("a length");
+            let end = if length < 0 { line } else { line + length as usize + 2 };
+            (bytes.len() >= end).then_some(end)
+        }
+        kind @ (b'*' | b'~' | b'>' | b'%' | b'|') => {
+            let count = number().expect("a count").max(0);
+            // An attribute stands before what it belongs to.
+            let count = match kind {
+                b'%' => 2 * count,
+                b'|' => 2 * count + 1,
+                _ => count,
+            };
+            let mut end = line;
+            for _ in 0..count {
+                end = frame_end(bytes, end)?;
+            }
+            Some(end)
+        }
+        _ => Some(line),
+    }
+}
+
+/// The strings in a frame.
+fn words(frame: &[u8]) -> Vec<Bytes> {
+    let values = match redis::parse_redis_value(frame) {
+        Ok(Value::Array(values)) => values,
+        Ok(Value::Push { kind, data }) => {
+            let mut values = vec![Value::BulkString(kind.to_string().into_bytes())];
+            values.extend(data);
+            values
+        }
+        _ => Vec::new(),
+    };
+    let word = |value| match value {
+        Value::BulkString(bytes) => Bytes::from(bytes),
+        Value::SimpleString(text) => Bytes::from(text),
+        other => Bytes::from(format!("{other:?}")),
+    };
+    values.into_iter().map(word).collect()
+}
+
+/// FIPS 180-4, for the digests by which a server knows its scripts.
+fn sha1(message: &[u8]) -> String {
+    let mut state: [u32; 5] = [0x67452301, 0xefcdab89, 0x98badcfe, 0x10325476, 0xc3d2e1f0];
+    let mut padded = message.to_vec();
+    padded.push(0x80);
+    while padded.len() % 64 != 56 {
+        padded.push(0);
+    }
+    padded.extend((8 * message.len() as u64).to_be_bytes());
+    for block in padded.chunks_exact(64) {
+        let mut schedule = [0_u32; 80];
+        for (at, word) in block.chunks_exact(4).enumerate() {
+            schedule[at] = u32::from_be_bytes([word[0], word[1], word[2], word[3]]);
+        }
+        for at in 16..80 {
+            schedule[at] =
+                (schedule[at - 3] ^ schedule[at - 8] ^ schedule[at - 14] ^ schedule[at - 16])
+                    .rotate_left(1);
+        }
+        let [mut a, mut b, mut c, mut d, mut e] = state;
+        for (at, word) in schedule.iter().enumerate() {
+            let (mixed, constant) = match at {
+                0..20 => ((b & c) | (!b & d), 0x5a827999),
+                20..40 => (b ^ c ^ d, 0x6ed9eba1),
+                40..60 => ((b & c) | (b & d) | (c & d), 0x8f1bbcdc),
+                _ => (b ^ c ^ d, 0xca62c1d6_u32),
+            };
+            let sum = a
+                .rotate_left(5)
+                .wrapping_add(mixed)
+                .wrapping_add(e)
+                .wrapping_add(constant)
+                .wrapping_add(*word);
+            (e, d, c, b, a) = (d, c, b.rotate_left(30), a, sum);
+        }
+        for (sum, part) in state.iter_mut().zip([a, b, c, d, e]) {
+            *sum = sum.wrapping_add(part);
+        }
+    }
+    state.iter().map(|word| format!("{word:08x}")).collect()
+}

@@ -1,0 +1,1029 @@
+//! What a cache promises, in one process: caches over one memory backend stand for the processes.
+//!
+//! Time is paused, so every wait here is exact and takes no time.
+
+use std::{
+    collections::HashMap,
+    fmt,
+    future::Future,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use bellwether::{
+    BoxError, Cache, Error, ErrorKind, MemoryBackend,
+    backend::{Acquired, Claim, Leases, Mode},
+    cache::{Abandoned, Lead, Loaded, Raw, Source},
+    key::{Family, Key, Name, Namespace},
+};
+use testkit::faulty::{Fault, Faulty, Op};
+use tokio::{
+    sync::Notify,
+    task::JoinHandle,
+    time::{Instant, sleep, timeout},
+};
+
+const MS: Duration = Duration::from_millis(1);
+
+#[derive(Debug, PartialEq)]
+struct NoSuchProduct(u32);
+
+impl fmt::Display for NoSuchProduct {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "no such product: {}", self.0)
+    }
+}
+
+impl std::error::Error for NoSuchProduct {}
+
+type Answer = Result<Loaded<String>, Error>;
+
+/// Counts its loads; each takes a time and makes a value of its own number.
+#[derive(Clone, Default)]
+struct Origin {
+    begun: Arc<AtomicUsize>,
+    running: Arc<AtomicUsize>,
+    most: Arc<AtomicUsize>,
+}
+
+impl Origin {
+    fn loads(&self) -> usize {
+        self.begun.load(Ordering::SeqCst)
+    }
+
+    /// The most loads that ran at the same time.
+    fn most(&self) -> usize {
+        self.most.load(Ordering::SeqCst)
+    }
+
+    fn running(&self) -> usize {
+        self.running.load(Ordering::SeqCst)
+    }
+
+    fn loader(
+        &self,
+        takes: Duration,
+    ) -> impl FnOnce(
+        Lead,
+    ) -> std::pin::Pin<Box<dyn Future<Output = Result<String, BoxError>> + Send>>
+    + Send
+    + 'static {
+        let origin = self.clone();
+        move |_lead| {
+            Box::pin(async move {
+                let number = origin.begun.fetch_add(1, Ordering::SeqCst) + 1;
+                let running = Running::new(origin);
+                sleep(takes).await;
+                drop(running);
+                Ok(format!("value {number}"))
+            })
+        }
+    }
+}
+
+struct Running(Origin);
+
+impl Running {
+    fn new(origin: Origin) -> Self {
+        let now = origin.running.fetch_add(1, Ordering::SeqCst) + 1;
+        origin.most.fetch_max(now, Ordering::SeqCst);
+        Self(origin)
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.running.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+fn fleet(size: usize) -> (MemoryBackend, Vec<Cache<String>>) {
+    let backend = MemoryBackend::new();
+    let caches = (0..size).map(|_| Cache::builder(backend.clone()).build().unwrap()).collect();
+    (backend, caches)
+}
+
+fn ask(cache: &Cache<String>, origin: &Origin, takes: Duration) -> JoinHandle<Answer> {
+    let request = cache.request("k");
+    let loader = origin.loader(takes);
+    tokio::spawn(request.load(loader))
+}
+
+/// Lets every task run that can.
+async fn settle() {
+    sleep(MS).await;
+}
+
+async fn sources(asked: Vec<JoinHandle<Answer>>) -> HashMap<Source, usize> {
+    let mut sources = HashMap::new();
+    for answer in asked {
+        *sources.entry(answer.await.unwrap().unwrap().source()).or_default() += 1;
+    }
+    sources
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_a_thousand_callers_in_four_processes_one_loads() {
+    let (_, caches) = fleet(4);
+    let origin = Origin::default();
+    let asked = (0..1000).map(|n| ask(&caches[n % 4], &origin, 200 * MS)).collect();
+    let sources = sources(asked).await;
+    assert_eq!(origin.loads(), 1);
+    assert_eq!(sources[&Source::Led], 1);
+    assert_eq!(sources[&Source::Followed], 249);
+    assert!(!sources.contains_key(&Source::Degraded));
+    assert_eq!(caches.iter().map(|cache| cache.stats().flights).sum::<u64>(), 0);
+    assert_eq!(ask(&caches[3], &origin, MS).await.unwrap().unwrap().source(), Source::Hit);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_entry_ends_with_its_ttl_and_is_loaded_once_more() {
+    let (_, caches) = fleet(1);
+    let origin = Origin::default();
+    let request = caches[0].request("k").ttl(500 * MS);
+    request.load(origin.loader(MS)).await.unwrap();
+    sleep(499 * MS).await;
+    assert_eq!(caches[0].get("k").await.unwrap().as_deref(), Some("value 1"));
+    sleep(2 * MS).await;
+    assert_eq!(caches[0].get("k").await.unwrap(), None);
+    ask(&caches[0], &origin, MS).await.unwrap().unwrap();
+    assert_eq!(origin.loads(), 2);
+}
+
+/// The caller that led went away, as a client that hangs up does. Where the load is polled by its caller,
+/// it stops there, and everyone who follows hangs or starts anew.
+#[tokio::test(start_paused = true)]
+async fn a_leader_whose_caller_leaves_costs_nobody_anything() {
+    let (_, caches) = fleet(2);
+    let origin = Origin::default();
+    let first = ask(&caches[0], &origin, 200 * MS);
+    settle().await;
+    let rest: Vec<_> = (0..20).map(|n| ask(&caches[n % 2], &origin, 200 * MS)).collect();
+    settle().await;
+    first.abort();
+    let begun = Instant::now();
+    let sources = sources(rest).await;
+    assert!(begun.elapsed() < 200 * MS);
+    assert_eq!(origin.loads(), 1);
+    assert!(!sources.contains_key(&Source::Led) && !sources.contains_key(&Source::Degraded));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_load_that_nobody_waits_for_fills_the_cache() {
+    let (_, caches) = fleet(1);
+    let origin = Origin::default();
+    ask(&caches[0], &origin, 200 * MS).abort();
+    let caller = ask(&caches[0], &origin, 200 * MS);
+    settle().await;
+    caller.abort();
+    sleep(200 * MS).await;
+    assert_eq!(caches[0].get("k").await.unwrap().as_deref(), Some("value 1"));
+    assert_eq!((origin.loads(), origin.running()), (1, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_load_that_nobody_waits_for_is_cancelled_where_that_is_wanted() {
+    let backend = MemoryBackend::new();
+    let build = || {
+        let builder = Cache::<String>::builder(backend.clone());
+        builder.when_abandoned(Abandoned::Cancel).build().unwrap()
+    };
+    let (here, there) = (build(), build());
+    let origin = Origin::default();
+    let callers: Vec<_> = (0..5).map(|_| ask(&here, &origin, 200 * MS)).collect();
+    settle().await;
+    let waiting = ask(&there, &origin, 200 * MS);
+    settle().await;
+    callers.iter().skip(1).for_each(JoinHandle::abort);
+    settle().await;
+    assert_eq!(origin.running(), 1, "cancelled while one caller still waits");
+    callers[0].abort();
+    settle().await;
+    // The other process takes over at once, and not when the lease ends.
+    assert_eq!((origin.loads(), origin.running()), (2, 1));
+    assert_eq!(waiting.await.unwrap().unwrap().source(), Source::Led);
+    assert_eq!(here.stats().flights, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failed_load_fails_everyone_who_waits_and_nobody_later() {
+    let (_, caches) = fleet(2);
+    let begun = Arc::new(AtomicUsize::new(0));
+    let fail = |cache: &Cache<String>| {
+        let begun = begun.clone();
+        tokio::spawn(cache.request("k").load(move |_| async move {
+            begun.fetch_add(1, Ordering::SeqCst);
+            sleep(50 * MS).await;
+            Err::<String, _>(NoSuchProduct(42))
+        }))
+    };
+    let asked: Vec<_> = (0..40).map(|n| fail(&caches[n % 2])).collect();
+    let mut local = 0;
+    for answer in asked {
+        let error = answer.await.unwrap().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Load);
+        assert!(format!("{error:#}").contains("no such product: 42"), "{error}");
+        if let Some(own) = error.load_ref::<NoSuchProduct>() {
+            assert_eq!(own, &NoSuchProduct(42));
+            assert!(std::error::Error::source(&error).is_some());
+            local += 1;
+        }
+    }
+    assert_eq!((begun.load(Ordering::SeqCst), local), (1, 20));
+    let origin = Origin::default();
+    assert_eq!(ask(&caches[1], &origin, MS).await.unwrap().unwrap().value(), "value 1");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_panic_is_an_outcome_before_and_after_the_first_await() {
+    let (_, caches) = fleet(2);
+    for late in [false, true] {
+        let panics = |cache: &Cache<String>| {
+            tokio::spawn(cache.request("k").load(move |_| {
+                assert!(late, "too early");
+                async move {
+                    sleep(50 * MS).await;
+                    if late {
+                        panic!("too late");
+                    }
+                    Ok::<_, BoxError>(String::new())
+                }
+            }))
+        };
+        let asked: Vec<_> =
+            (0..10).map(|n| panics(&caches[n % if late { 2 } else { 1 }])).collect();
+        for answer in asked {
+            let error = answer.await.unwrap().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Panicked);
+            assert!(error.to_string().contains("too "), "{error}");
+        }
+    }
+    assert_eq!(caches[0].stats().flights, 0);
+    assert!(caches[0].request("k").load(Origin::default().loader(MS)).await.is_ok());
+}
+
+/// A loader that hangs under a healthy watchdog would block its key in the whole fleet.
+#[tokio::test(start_paused = true)]
+async fn a_load_that_hangs_ends_at_the_load_limit() {
+    let (_, caches) = fleet(2);
+    let begun = Instant::now();
+    let hang = |cache: &Cache<String>| {
+        let request = cache.request("k").load_limit(Duration::from_secs(12));
+        tokio::spawn(request.load(|_| std::future::pending::<Result<String, BoxError>>()))
+    };
+    let asked = [hang(&caches[0]), hang(&caches[0]), hang(&caches[1])];
+    for answer in asked {
+        assert_eq!(answer.await.unwrap().unwrap_err().kind(), ErrorKind::LoadTimeout);
+    }
+    assert!(begun.elapsed() < Duration::from_secs(13), "{:?}", begun.elapsed());
+    assert!(ask(&caches[1], &Origin::default(), MS).await.unwrap().is_ok());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_load_longer_than_its_lease_keeps_it() {
+    let (_, caches) = fleet(2);
+    let origin = Origin::default();
+    let asked = vec![
+        ask(&caches[0], &origin, Duration::from_secs(25)),
+        ask(&caches[1], &origin, Duration::from_secs(25)),
+    ];
+    let sources = sources(asked).await;
+    assert_eq!(origin.loads(), 1);
+    assert_eq!((sources[&Source::Led], sources[&Source::HandedOver]), (1, 1));
+}
+
+/// The load began before the invalidation, and so did those who waited for it; who asked after it must not
+/// get what it made.
+#[tokio::test(start_paused = true)]
+async fn who_asks_after_an_invalidation_is_served_nothing_older() {
+    for elsewhere in [false, true] {
+        let (_, caches) = fleet(2);
+        let origin = Origin::default();
+        let early = ask(&caches[0], &origin, 100 * MS);
+        settle().await;
+        caches[usize::from(elsewhere)].invalidate("k").await.unwrap();
+        let late: Vec<_> = (0..4).map(|n| ask(&caches[n % 2], &origin, 100 * MS)).collect();
+        assert_eq!(early.await.unwrap().unwrap().value(), "value 1");
+        for answer in late {
+            assert_eq!(answer.await.unwrap().unwrap().value(), "value 2");
+        }
+        assert_eq!(origin.loads(), 2);
+        assert_eq!(caches[0].get("k").await.unwrap().as_deref(), Some("value 2"));
+        assert_eq!(caches[0].stats().refused, 1);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_load_never_overwrites_what_was_inserted_meanwhile() {
+    let (_, caches) = fleet(2);
+    let origin = Origin::default();
+    let early = [ask(&caches[0], &origin, 100 * MS), ask(&caches[1], &origin, 100 * MS)];
+    settle().await;
+    caches[1].insert("k", &"inserted".to_owned()).await.unwrap();
+    for answer in early {
+        let answer = answer.await.unwrap().unwrap();
+        assert_eq!((answer.value().as_str(), answer.source()), ("inserted", Source::HandedOver));
+    }
+    assert_eq!(caches[0].get("k").await.unwrap().as_deref(), Some("inserted"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_loader_learns_that_its_lease_is_lost() {
+    let (_, caches) = fleet(1);
+    let told = Arc::new(Notify::new());
+    let telling = told.clone();
+    let load = tokio::spawn(caches[0].request("k").load(move |lead: Lead| async move {
+        lead.lost().await;
+        telling.notify_one();
+        Ok::<_, BoxError>("late".to_owned())
+    }));
+    settle().await;
+    caches[0].invalidate("k").await.unwrap();
+    // At the next renewal, a third of the lease later.
+    timeout(Duration::from_millis(1700), told.notified()).await.unwrap();
+    assert_eq!(load.await.unwrap().unwrap().value(), "late");
+    assert_eq!(caches[0].get("k").await.unwrap(), None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lead_says_how_its_value_is_kept() {
+    let (_, caches) = fleet(2);
+    let unstored = |cache: &Cache<String>| {
+        tokio::spawn(cache.request("k").load(|lead: Lead| async move {
+            assert!(lead.fence().is_some());
+            lead.do_not_store();
+            sleep(50 * MS).await;
+            Ok::<_, BoxError>("passing".to_owned())
+        }))
+    };
+    for answer in [unstored(&caches[0]), unstored(&caches[1])] {
+        assert_eq!(answer.await.unwrap().unwrap().value(), "passing");
+    }
+    assert_eq!(caches[0].get("k").await.unwrap(), None);
+    let short = caches[0].request("k").load(|lead: Lead| async move {
+        lead.clone().expire_after(100 * MS);
+        Ok::<_, BoxError>("short".to_owned())
+    });
+    short.await.unwrap();
+    sleep(99 * MS).await;
+    assert!(caches[0].get("k").await.unwrap().is_some());
+    sleep(2 * MS).await;
+    assert!(caches[0].get("k").await.unwrap().is_none());
+}
+
+/// What cannot be stored is not handed over either; then those who wait in other processes must not load
+/// one after the other.
+#[tokio::test(start_paused = true)]
+async fn a_value_over_the_limit_is_returned_and_nobody_queues_for_it() {
+    let backend = MemoryBackend::new();
+    let caches: Vec<Cache<String>> =
+        (0..5).map(|_| Cache::builder(backend.clone()).max_value(4).build().unwrap()).collect();
+    let origin = Origin::default();
+    let begun = Instant::now();
+    let asked = caches.iter().map(|cache| ask(cache, &origin, 100 * MS)).collect();
+    sources(asked).await;
+    assert!(begun.elapsed() < 250 * MS, "{:?}", begun.elapsed());
+    assert_eq!(origin.loads(), 5);
+    assert_eq!(caches[0].get("k").await.unwrap(), None);
+    assert_eq!(caches.iter().map(|cache| cache.stats().unstorable).sum::<u64>(), 1);
+    let error = caches[0].insert("k", &"too long".to_owned()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Codec);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_waiter_at_its_limit_loads_for_itself_and_stores_nothing() {
+    let (_, caches) = fleet(2);
+    let slow = Origin::default();
+    let leading = ask(&caches[0], &slow, Duration::from_secs(20));
+    settle().await;
+    let begun = Instant::now();
+    let own = Origin::default();
+    let request = caches[1].request("k").wait_limit(Duration::from_secs(7));
+    let answer = request.load(own.loader(MS)).await.unwrap();
+    assert_eq!(answer.source(), Source::Degraded);
+    assert!((7000..7200).contains(&begun.elapsed().as_millis()), "{:?}", begun.elapsed());
+    assert_eq!(caches[1].get("k").await.unwrap(), None);
+    assert_eq!(leading.await.unwrap().unwrap().source(), Source::Led);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_loader_that_comes_back_to_its_own_key_loads_without_storing() {
+    let (_, caches) = fleet(1);
+    let cache = caches[0].clone();
+    let inner = cache.clone();
+    let answer = cache.request("k").load(move |_| async move {
+        let own = inner.request("k").load(|_| async { Ok::<_, BoxError>("inner".to_owned()) });
+        let own = own.await?;
+        assert_eq!(own.source(), Source::Degraded);
+        Ok::<_, Error>(format!("outer of {}", own.value()))
+    });
+    let answer = timeout(Duration::from_secs(1), answer).await.unwrap().unwrap();
+    assert_eq!(answer.value(), "outer of inner");
+    assert_eq!(cache.get("k").await.unwrap().as_deref(), Some("outer of inner"));
+}
+
+fn crossed(cache: Cache<String>, own: &'static str, other: &'static str) -> JoinHandle<Answer> {
+    tokio::spawn(cache.clone().request(own).load(move |_| async move {
+        sleep(10 * MS).await;
+        let other = cache
+            .request(other)
+            .load(move |_| async move { Ok::<_, BoxError>(format!("{other} alone")) });
+        let other = other.await?;
+        Ok::<_, Error>(format!("{own} of {}", other.value()))
+    }))
+}
+
+#[tokio::test(start_paused = true)]
+async fn two_loaders_that_ask_for_each_other_do_not_wait_for_ever() {
+    let (_, caches) = fleet(1);
+    let begun = Instant::now();
+    let asked = [crossed(caches[0].clone(), "a", "b"), crossed(caches[0].clone(), "b", "a")];
+    for answer in asked {
+        assert!(answer.await.unwrap().is_ok());
+    }
+    assert!(begun.elapsed() < 100 * MS, "{:?}", begun.elapsed());
+    assert_eq!(caches[0].stats().flights, 0);
+}
+
+/// All places are taken by loaders that wait for one key. If its load queued for a place, or anyone else's
+/// who came first and leads it, nobody would ever give one back.
+#[tokio::test(start_paused = true)]
+async fn loads_that_loaders_wait_for_never_queue_behind_them() {
+    let cache: Cache<String> = Cache::builder(MemoryBackend::new()).max_loads(2).build().unwrap();
+    let origin = Origin::default();
+    let outer: Vec<_> = (0..50)
+        .map(|n| {
+            let (cache, origin) = (cache.clone(), origin.clone());
+            tokio::spawn(cache.clone().request(format!("outer {n}")).load(move |_| async move {
+                sleep(5 * MS).await;
+                cache.get_or_load("inner", origin.loader(10 * MS)).await
+            }))
+        })
+        .collect();
+    settle().await;
+    // It queues for a place before any loader needs it.
+    let plain = tokio::spawn(cache.request("inner").load(origin.loader(10 * MS)));
+    for answer in outer {
+        answer.await.unwrap().unwrap();
+    }
+    plain.await.unwrap().unwrap();
+    assert_eq!(origin.loads(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_cap_on_loads_holds_and_says_so() {
+    let cache: Cache<String> = Cache::builder(MemoryBackend::new())
+        .max_loads(3)
+        .wait_limit(Duration::from_secs(1))
+        .build()
+        .unwrap();
+    let origin = Origin::default();
+    let asked: Vec<_> =
+        (0..12).map(|n| tokio::spawn(cache.request(n).load(origin.loader(400 * MS)))).collect();
+    let mut overloaded = 0;
+    for answer in asked {
+        match answer.await.unwrap() {
+            Ok(_) => {}
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::Overloaded);
+                overloaded += 1;
+            }
+        }
+    }
+    assert_eq!((origin.most(), overloaded), (3, 3));
+}
+
+#[tokio::test(start_paused = true)]
+async fn shutdown_lets_running_loads_end() {
+    let (_, caches) = fleet(1);
+    let origin = Origin::default();
+    let running = ask(&caches[0], &origin, 300 * MS);
+    settle().await;
+    let begun = Instant::now();
+    caches[0].shutdown(Duration::from_secs(5)).await;
+    assert!(begun.elapsed() < 310 * MS);
+    assert_eq!(running.await.unwrap().unwrap().source(), Source::Led);
+    // Who still asks is served, without a flight.
+    assert_eq!(ask(&caches[0], &origin, MS).await.unwrap().unwrap().source(), Source::Degraded);
+}
+
+#[tokio::test(start_paused = true)]
+async fn shutdown_cancels_what_takes_longer_and_the_next_process_begins_at_once() {
+    let (_, caches) = fleet(2);
+    let origin = Origin::default();
+    let running = ask(&caches[0], &origin, Duration::from_secs(20));
+    settle().await;
+    let waiting = ask(&caches[1], &origin, MS);
+    settle().await;
+    caches[0].shutdown(200 * MS).await;
+    let begun = Instant::now();
+    assert_eq!(running.await.unwrap().unwrap_err().kind(), ErrorKind::Cancelled);
+    assert_eq!(waiting.await.unwrap().unwrap().source(), Source::Led);
+    assert!(begun.elapsed() < 100 * MS, "{:?}", begun.elapsed());
+}
+
+/// The leader's task lives on a runtime that is dropped; those who follow it live on another.
+#[test]
+fn a_runtime_that_goes_away_hands_its_flights_over() {
+    let cache: Cache<String> =
+        Cache::builder(MemoryBackend::new()).lease(200 * MS).build().unwrap();
+    let leading = tokio::runtime::Runtime::new().unwrap();
+    let origin = Origin::default();
+    let first = leading.spawn(cache.request("k").load(origin.loader(Duration::from_secs(60))));
+    // On one thread, so that who is spawned has joined the flight after a yield.
+    let staying = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let next = Origin::default();
+    let mut second = None;
+    staying.block_on(async {
+        while origin.running() == 0 {
+            tokio::task::yield_now().await;
+        }
+        second = Some(tokio::spawn(cache.request("k").load(next.loader(MS))));
+        tokio::task::yield_now().await;
+    });
+    leading.shutdown_background();
+    let answer = staying.block_on(async {
+        timeout(Duration::from_secs(5), second.unwrap()).await.expect("took over").unwrap().unwrap()
+    });
+    assert_eq!(answer.source(), Source::Led);
+    assert!(staying.block_on(first).is_err());
+    assert_eq!(cache.stats().flights, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_cannot_be_decoded_counts_as_missing() {
+    let backend = MemoryBackend::new();
+    let words: Cache<String> = Cache::builder(backend.clone()).build().unwrap();
+    let numbers: Cache<u64> = Cache::builder(backend.clone()).build().unwrap();
+    let bytes: Cache<Vec<u8>> = Cache::builder(backend.clone()).codec(Raw).build().unwrap();
+    words.insert("k", &"seven".to_owned()).await.unwrap();
+    assert_eq!(numbers.get("k").await.unwrap(), None);
+    assert_eq!(bytes.get("k").await.unwrap(), None);
+    let number = numbers.get_or_load("k", |_| async { Ok::<_, BoxError>(7) }).await.unwrap();
+    assert_eq!((number, numbers.get("k").await.unwrap()), (7, Some(7)));
+    assert_eq!((numbers.stats().undecodable, bytes.stats().undecodable), (2, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn two_schemas_do_not_overwrite_each_other_and_an_invalidation_removes_both() {
+    let backend = MemoryBackend::new();
+    let of = |schema| Cache::<String>::builder(backend.clone()).schema(schema).build().unwrap();
+    let (old, new) = (of(6), of(7));
+    old.get_or_load("k", |_| async { Ok::<_, BoxError>("old".to_owned()) }).await.unwrap();
+    new.get_or_load("k", |_| async { Ok::<_, BoxError>("new".to_owned()) }).await.unwrap();
+    assert_eq!(old.get("k").await.unwrap().as_deref(), Some("old"));
+    assert_eq!(new.get("k").await.unwrap().as_deref(), Some("new"));
+    new.invalidate("k").await.unwrap();
+    assert_eq!((old.get("k").await.unwrap(), new.get("k").await.unwrap()), (None, None));
+}
+
+#[tokio::test(start_paused = true)]
+async fn bad_keys_and_settings_are_refused_with_a_kind() {
+    let build = || Cache::<String>::builder(MemoryBackend::new());
+    let day = Duration::from_secs(100_000);
+    for builder in [
+        build().namespace("a:b"),
+        build().ttl(Duration::ZERO),
+        build().lease(Duration::ZERO),
+        build().lease(day),
+        build().lease(100 * MS).refresh_every(100 * MS),
+        build().load_limit(Duration::ZERO),
+        build().max_loads(0),
+        build().max_loads(usize::MAX),
+        build().max_key(0),
+        build().max_value(0),
+    ] {
+        assert_eq!(builder.build().unwrap_err().kind(), ErrorKind::InvalidConfig);
+    }
+    let cache = build().build().unwrap();
+    for key in [String::new(), "k".repeat(513)] {
+        let load = cache.get_or_load(&key, |_| async { Ok::<_, BoxError>(String::new()) });
+        assert_eq!(load.await.unwrap_err().kind(), ErrorKind::InvalidKey);
+        assert_eq!(cache.get(&key).await.unwrap_err().kind(), ErrorKind::InvalidKey);
+        assert_eq!(cache.invalidate(&key).await.unwrap_err().kind(), ErrorKind::InvalidKey);
+    }
+}
+
+/// Times as long as can be written must not overflow a sum.
+#[tokio::test(start_paused = true)]
+async fn endless_times_are_no_panic() {
+    let cache: Cache<String> = Cache::builder(MemoryBackend::new())
+        .ttl(Duration::MAX)
+        .load_limit(Duration::MAX)
+        .wait_limit(Duration::MAX)
+        .build()
+        .unwrap();
+    let origin = Origin::default();
+    assert_eq!(ask(&cache, &origin, MS).await.unwrap().unwrap().source(), Source::Led);
+    assert_eq!(ask(&cache, &origin, MS).await.unwrap().unwrap().source(), Source::Hit);
+}
+
+fn two_over(faulty: &Faulty) -> [Cache<String>; 2] {
+    [0, 1].map(|_| Cache::builder(faulty.clone()).build().unwrap())
+}
+
+/// Only the answer was lost, and the lease is ours: if the leader loaded without it, another process
+/// would load beside it as soon as it ended.
+#[tokio::test(start_paused = true)]
+async fn a_claim_whose_answer_is_lost_is_recognised_when_it_is_sent_again() {
+    let faulty = Faulty::once(Op::Claim, Fault::LoseReply);
+    let caches = two_over(&faulty);
+    let origin = Origin::default();
+    let asked = (0..20).map(|n| ask(&caches[n % 2], &origin, 500 * MS)).collect();
+    let sources = sources(asked).await;
+    assert_eq!((origin.loads(), sources[&Source::Led]), (1, 1));
+    assert!(!sources.contains_key(&Source::Degraded));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_commit_whose_answer_is_lost_is_stored_once() {
+    for fault in [Fault::LoseReply, Fault::Double, Fault::Late(100 * MS), Fault::Late(400 * MS)] {
+        let faulty = Faulty::once(Op::Commit, fault);
+        let caches = two_over(&faulty);
+        let origin = Origin::default();
+        let asked = (0..20).map(|n| ask(&caches[n % 2], &origin, 500 * MS)).collect();
+        let sources = sources(asked).await;
+        assert_eq!((origin.loads(), sources[&Source::Led]), (1, 1), "{fault:?}");
+        assert_eq!(caches[0].get("k").await.unwrap().as_deref(), Some("value 1"));
+        assert_eq!(caches.iter().map(|cache| cache.stats().stored).sum::<u64>(), 1);
+    }
+}
+
+/// Everything fails or hangs: one load for each process, within the time-outs, and nothing stored.
+#[tokio::test(start_paused = true)]
+async fn a_backend_out_of_order_costs_one_load_for_each_process() {
+    for fault in [Fault::Refuse, Fault::Hang] {
+        let faulty = Faulty::new(move |_| Some(fault));
+        let caches = two_over(&faulty);
+        let origin = Origin::default();
+        let begun = Instant::now();
+        let asked = (0..100).map(|n| ask(&caches[n % 2], &origin, 100 * MS)).collect();
+        let sources = sources(asked).await;
+        assert_eq!(sources, HashMap::from([(Source::Degraded, 100)]));
+        assert_eq!(origin.loads(), 2);
+        assert!(begun.elapsed() <= 351 * MS, "{:?}", begun.elapsed());
+        faulty.plan(|_| None);
+        assert_eq!(caches[0].get("k").await.unwrap(), None);
+        assert_eq!(ask(&caches[0], &origin, MS).await.unwrap().unwrap().source(), Source::Led);
+    }
+}
+
+/// The second look, for those who joined late, was not answered, and they were sent to join anew. Another flight had
+/// begun to look meanwhile, and they waited for its time-out, too. (Found by a server that hung under load.)
+#[tokio::test(start_paused = true)]
+async fn nobody_waits_for_two_time_outs() {
+    // One alone is polled by its caller until somebody joins; three have a task already.
+    for callers in [1, 3] {
+        two_time_outs_with(callers).await;
+    }
+}
+
+async fn two_time_outs_with(callers: usize) {
+    let faulty = Faulty::new(|_| None);
+    let [cache, _] = two_over(&faulty);
+    cache.insert("k", &"stored".to_owned()).await.unwrap();
+    let mut looked = false;
+    faulty.plan(move |op| match op {
+        Op::Get if looked => Some(Fault::Hang),
+        Op::Get => {
+            looked = true;
+            Some(Fault::Late(10 * MS))
+        }
+        _ => None,
+    });
+    let origin = Origin::default();
+    let first = ask(&cache, &origin, 20 * MS);
+    settle().await;
+    let late = timed(ask(&cache, &origin, 20 * MS));
+    assert_eq!(first.await.unwrap().unwrap().source(), Source::Hit);
+    // The flight is over but for those who joined late; so this is the next one, which looks for itself.
+    sleep(200 * MS).await;
+    let next: Vec<_> = (0..callers).map(|_| timed(ask(&cache, &origin, 20 * MS))).collect();
+    let (source, took) = late.await;
+    assert_eq!((source, origin.loads()), (Source::Degraded, 1));
+    // A time-out and the load.
+    assert!(took <= 285 * MS, "{took:?}");
+    for next in next {
+        // They need not wait for theirs: it is known what it brings.
+        let (source, took) = next.await;
+        assert_eq!(source, Source::Degraded);
+        assert!(took <= 85 * MS, "{took:?}");
+    }
+    assert_eq!(origin.loads(), 1);
+}
+
+/// Another process had the lease, and its server began to hang. Just before the others here had waited for their
+/// time-outs, and nobody asked any more, the one who waited looked again, and waited for a time-out of his own. (Found by
+/// a server that hung under load.)
+#[tokio::test(start_paused = true)]
+async fn who_claims_does_not_wait_when_nobody_is_answered() {
+    let faulty = Faulty::new(|_| None);
+    let [cache, _] = two_over(&faulty);
+    let name = Name::new(&Namespace::standard(), Family::Cache, &Key::from("k"), 512).unwrap();
+    let holder = Claim::new(name, Mode::Exclusive, 100 * MS, 100 * MS);
+    assert!(matches!(faulty.acquire(&holder).await.unwrap(), Acquired::Granted(_)));
+    let origin = Origin::default();
+    let waiting = timed(ask(&cache, &origin, 20 * MS));
+    settle().await;
+    faulty.plan(|op| [Op::Get, Op::Claim].contains(&op).then_some(Fault::Hang));
+    for other in 0..3 {
+        let request = cache.request(format!("other-{other}"));
+        tokio::spawn(request.load(origin.loader(20 * MS)));
+    }
+    // The lease ends after 100 ms, and its waiter looks within the 90 ms after that.
+    let (source, took) = waiting.await;
+    assert_eq!(source, Source::Degraded);
+    assert!(took <= 285 * MS, "{took:?}");
+}
+
+/// All places to load were taken, and whoever asked was refused when his wait ended, though another process had loaded
+/// meanwhile. (Found by reading.)
+#[tokio::test(start_paused = true)]
+async fn who_finds_no_place_to_load_is_served_what_another_process_loaded() {
+    let backend = MemoryBackend::new();
+    let narrow: Cache<String> =
+        Cache::builder(backend.clone()).max_loads(1).wait_limit(200 * MS).build().unwrap();
+    let other: Cache<String> = Cache::builder(backend).build().unwrap();
+    let origin = Origin::default();
+    let slow = tokio::spawn(narrow.request("slow").load(origin.loader(1000 * MS)));
+    settle().await;
+    let asked = ask(&narrow, &origin, MS);
+    let refused = tokio::spawn(narrow.request("nobody has it").load(origin.loader(MS)));
+    settle().await;
+    assert_eq!(ask(&other, &origin, MS).await.unwrap().unwrap().source(), Source::Led);
+    assert_eq!(asked.await.unwrap().unwrap().source(), Source::HandedOver);
+    assert_eq!(refused.await.unwrap().unwrap_err().kind(), ErrorKind::Overloaded);
+    slow.await.unwrap().unwrap();
+}
+
+/// Where what was asked for came from, and how long it took.
+fn timed(asked: JoinHandle<Answer>) -> impl Future<Output = (Source, Duration)> {
+    let begun = Instant::now();
+    let answered = tokio::spawn(async move { (asked.await, begun.elapsed()) });
+    async move {
+        let (answer, took) = answered.await.unwrap();
+        (answer.unwrap().unwrap().source(), took)
+    }
+}
+
+/// The acquisition was done, its answer never came, and nobody tries again: the task that no caller owns
+/// gives the lease back.
+#[tokio::test(start_paused = true)]
+async fn a_claim_of_unknown_outcome_leaves_no_orphan() {
+    let faulty = Faulty::new(|op| (op == Op::Claim).then_some(Fault::LoseReply));
+    let caches = two_over(&faulty);
+    let origin = Origin::default();
+    let answer = ask(&caches[0], &origin, MS).await.unwrap().unwrap();
+    assert_eq!(answer.source(), Source::Degraded);
+    faulty.plan(|_| None);
+    settle().await;
+    let begun = Instant::now();
+    assert_eq!(ask(&caches[1], &origin, MS).await.unwrap().unwrap().source(), Source::Led);
+    assert!(begun.elapsed() < 10 * MS, "waited for an orphan: {:?}", begun.elapsed());
+}
+
+/// A commit that never arrives: the callers have their value all the same, and the next one loads anew.
+#[tokio::test(start_paused = true)]
+async fn a_commit_that_fails_costs_no_caller_the_value() {
+    let faulty = Faulty::new(|op| (op == Op::Commit).then_some(Fault::Hang));
+    let caches = two_over(&faulty);
+    let origin = Origin::default();
+    let answer = ask(&caches[0], &origin, MS).await.unwrap().unwrap();
+    assert_eq!((answer.value().as_str(), answer.source()), ("value 1", Source::Led));
+    assert_eq!(caches[0].stats().unstored, 1);
+    faulty.plan(|_| None);
+    assert_eq!(ask(&caches[1], &origin, MS).await.unwrap().unwrap().value(), "value 2");
+}
+
+/// A commit that is not answered may have been refused, for an invalidation by another process: who asked
+/// after that is not told that the value is good. (Found by the histories.)
+#[tokio::test(start_paused = true)]
+async fn a_commit_that_fails_promises_nothing_to_who_asked_after_the_load_began() {
+    let faulty = Faulty::new(|op| (op == Op::Commit).then_some(Fault::Hang));
+    let caches = two_over(&faulty);
+    let origin = Origin::default();
+    let early = ask(&caches[0], &origin, 100 * MS);
+    settle().await;
+    caches[1].invalidate("k").await.unwrap();
+    let late = ask(&caches[0], &origin, 100 * MS);
+    let sources = [early.await, late.await].map(|answer| answer.unwrap().unwrap().source());
+    assert_eq!((origin.loads(), sources), (1, [Source::Led, Source::Degraded]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_pushes_a_waiter_is_served_when_the_lease_ends_or_after_five_seconds() {
+    let faulty = Faulty::new(|op| (op == Op::Changes).then_some(Fault::Refuse));
+    let caches = two_over(&faulty);
+    let origin = Origin::default();
+    let begun = Instant::now();
+    let asked = vec![ask(&caches[0], &origin, 200 * MS), ask(&caches[1], &origin, 200 * MS)];
+    let sources = sources(asked).await;
+    assert_eq!((origin.loads(), sources[&Source::HandedOver]), (1, 1));
+    assert!(begun.elapsed() <= Duration::from_millis(5200), "{:?}", begun.elapsed());
+}
+
+/// The first claim is on its way for longer than it has time. The second one is granted, and what was loaded under it is
+/// stored; when that is gone, the first one arrives, and nobody knows that it holds the lease.
+#[tokio::test(start_paused = true)]
+async fn a_claim_that_arrives_after_the_commit_is_undone() {
+    let lease = Duration::from_secs(10);
+    let mut astray = Some(Fault::Astray(700 * MS));
+    let faulty = Faulty::new(move |op| if op == Op::Claim { astray.take() } else { None });
+    let build =
+        |faulty| Cache::<String>::builder(faulty).lease(lease).ttl(20 * MS).build().unwrap();
+    let other = build(Faulty::over(faulty.inner.clone(), |_| None));
+    let origin = Origin::default();
+    let begun = Instant::now();
+    let led = ask(&build(faulty.clone()), &origin, MS).await.unwrap().unwrap();
+    assert_eq!(led.source(), Source::Led);
+    assert!(begun.elapsed() < 650 * MS, "it has arrived already: {:?}", begun.elapsed());
+    sleep((701 * MS).saturating_sub(begun.elapsed())).await;
+    let name = Name::new(&Namespace::standard(), Family::Cache, &Key::from("k"), 512).unwrap();
+    assert!(faulty.inner.holder(&name, Mode::Exclusive).await.unwrap().is_some());
+    let led = ask(&other, &origin, MS).await.unwrap().unwrap();
+    assert_eq!((led.source(), origin.loads()), (Source::Led, 2));
+    assert!(begun.elapsed() < lease / 8, "{:?}", begun.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn insert_and_invalidate_say_when_they_failed() {
+    let faulty = Faulty::new(|_| Some(Fault::Refuse));
+    let [cache, _] = two_over(&faulty);
+    for error in [
+        cache.insert("k", &String::new()).await.unwrap_err(),
+        cache.invalidate("k").await.unwrap_err(),
+        cache.get("k").await.unwrap_err(),
+    ] {
+        assert_eq!(error.kind(), ErrorKind::Backend);
+        assert!(std::error::Error::source(&error).is_some());
+    }
+}
+
+/// A caller may be dropped at any await: here after each number of polls that a request can take. Whatever
+/// it leaves behind, the next caller is served at once and nothing remains.
+#[tokio::test(start_paused = true)]
+async fn dropping_a_request_at_any_await_leaves_nothing_behind() {
+    for polls in 0..12 {
+        for policy in [Abandoned::Finish, Abandoned::Cancel] {
+            let faulty = Faulty::new(|op| {
+                // Every operation takes a moment, so that there is an await to be dropped at.
+                (op != Op::Release).then_some(Fault::Late(5 * MS))
+            });
+            let build = || {
+                let builder = Cache::<String>::builder(faulty.clone());
+                builder.when_abandoned(policy).build().unwrap()
+            };
+            let [here, there] = [build(), build()];
+            let origin = Origin::default();
+            let mut request = Box::pin(here.request("k").load(origin.loader(20 * MS)));
+            for _ in 0..polls {
+                tokio::select! {
+                    biased;
+                    answer = &mut request => {
+                        answer.unwrap();
+                        break;
+                    }
+                    () = sleep(4 * MS) => {}
+                }
+            }
+            drop(request);
+            settle().await;
+            let begun = Instant::now();
+            let answer = ask(&there, &origin, 20 * MS).await.unwrap().unwrap();
+            assert_ne!(answer.source(), Source::Degraded);
+            assert!(begun.elapsed() < 200 * MS, "{polls} polls: {:?}", begun.elapsed());
+            assert_eq!(origin.most(), 1, "{polls} polls");
+            assert_eq!((here.stats().flights, there.stats().flights), (0, 0));
+        }
+    }
+}
+
+/// A type whose encoding panics, as a careless codec may.
+#[derive(Clone, Debug, serde::Deserialize)]
+struct Hostile;
+
+impl serde::Serialize for Hostile {
+    fn serialize<S: serde::Serializer>(&self, _: S) -> Result<S::Ok, S::Error> {
+        panic!("not this one")
+    }
+}
+
+/// The panic came outside the loader. Had it only ended the leader's task, each follower would have led in
+/// turn, and panicked in turn.
+#[tokio::test(start_paused = true)]
+async fn a_panic_of_a_codec_is_an_outcome_for_everyone_too() {
+    let cache: Cache<Hostile> = Cache::builder(MemoryBackend::new()).build().unwrap();
+    let begun = Arc::new(AtomicUsize::new(0));
+    let asked: Vec<_> = (0..10)
+        .map(|_| {
+            let begun = begun.clone();
+            tokio::spawn(cache.request("k").load(move |_| async move {
+                begun.fetch_add(1, Ordering::SeqCst);
+                sleep(MS).await;
+                Ok::<_, BoxError>(Hostile)
+            }))
+        })
+        .collect();
+    for answer in asked {
+        assert_eq!(answer.await.unwrap().unwrap_err().kind(), ErrorKind::Panicked);
+    }
+    assert_eq!(begun.load(Ordering::SeqCst), 1);
+}
+
+/// A server that swallows everything would add its time-out to every request.
+#[tokio::test(start_paused = true)]
+async fn a_backend_that_stays_silent_costs_nothing_after_the_first_few_requests() {
+    let faulty = Faulty::new(|_| Some(Fault::Hang));
+    let [cache, _] = two_over(&faulty);
+    let origin = Origin::default();
+    for _ in 0..3 {
+        ask(&cache, &origin, MS).await.unwrap().unwrap();
+    }
+    for _ in 0..50 {
+        let begun = Instant::now();
+        ask(&cache, &origin, MS).await.unwrap().unwrap();
+        assert!(begun.elapsed() <= 3 * MS, "{:?}", begun.elapsed());
+    }
+    // It comes back without help, and without a stampede.
+    faulty.plan(|_| None);
+    sleep(300 * MS).await;
+    let loads = origin.loads();
+    let asked = (0..100).map(|_| ask(&cache, &origin, 10 * MS)).collect();
+    let sources = sources(asked).await;
+    assert_eq!((origin.loads() - loads, sources[&Source::Led]), (1, 1));
+}
+
+/// A load that hangs would gather callers without end, and each of them keeps a request and a connection.
+#[tokio::test(start_paused = true)]
+async fn callers_beyond_the_limits_are_told_at_once_and_cost_nobody_anything() {
+    let build = || Cache::<String>::builder(MemoryBackend::new());
+    let per_key = build().max_waiters_per_key(10).build().unwrap();
+    let in_all = build().max_waiters(10).build().unwrap();
+    for (cache, other_key_too) in [(&per_key, false), (&in_all, true)] {
+        let origin = Origin::default();
+        let waiting: Vec<_> = (0..10).map(|_| ask(cache, &origin, 200 * MS)).collect();
+        settle().await;
+        let begun = Instant::now();
+        for _ in 0..3 {
+            let error = ask(cache, &origin, MS).await.unwrap().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Overloaded);
+            assert!(error.to_string().contains("10 callers"), "{error}");
+        }
+        let other = cache.request("other").load(origin.loader(Duration::ZERO)).await;
+        assert_eq!(other.is_err(), other_key_too);
+        assert!(begun.elapsed() <= 2 * MS, "{:?}", begun.elapsed());
+        // A caller who leaves makes room for one.
+        waiting[9].abort();
+        settle().await;
+        let late = ask(cache, &origin, MS);
+        settle().await;
+        assert!(ask(cache, &origin, MS).await.unwrap().is_err());
+        for answer in waiting.into_iter().take(9).chain([late]) {
+            assert_eq!(answer.await.unwrap().unwrap().value(), "value 1");
+        }
+        // And none of it is left behind.
+        for _ in 0..3 {
+            assert!(ask(cache, &origin, MS).await.unwrap().is_ok());
+        }
+        assert_eq!(cache.stats().flights, 0);
+    }
+    for builder in [build().max_waiters(0), build().max_waiters_per_key(0)] {
+        assert_eq!(builder.build().unwrap_err().kind(), ErrorKind::InvalidConfig);
+    }
+}
+
+/// Who asks a cache that is shut down loads for himself, and all of them together could be a stampede.
+#[tokio::test(start_paused = true)]
+async fn loads_after_a_shutdown_are_capped_too() {
+    let cache: Cache<String> = Cache::builder(MemoryBackend::new()).max_loads(4).build().unwrap();
+    cache.shutdown(Duration::ZERO).await;
+    let origin = Origin::default();
+    let asked = (0..20).map(|_| ask(&cache, &origin, 100 * MS)).collect();
+    assert_eq!(sources(asked).await, HashMap::from([(Source::Degraded, 20)]));
+    assert_eq!((origin.loads(), origin.most()), (20, 4));
+}
+
+/// Whoever waits for another process would sleep until the end of its lease, while others of his own have
+/// found out long since that nothing can be pushed any more.
+#[tokio::test(start_paused = true)]
+async fn waiters_do_not_sleep_through_an_outage() {
+    let faulty = Faulty::new(|_| None);
+    let [here, there] = two_over(&faulty);
+    let (slow, own) = (Origin::default(), Origin::default());
+    let leading = ask(&here, &slow, Duration::from_secs(20));
+    settle().await;
+    let begun = Instant::now();
+    let waiting = ask(&there, &own, MS);
+    settle().await;
+    faulty.plan(|_| Some(Fault::Refuse));
+    for number in 0..3 {
+        let request = there.request(format!("other {number}"));
+        request.load(Origin::default().loader(MS)).await.unwrap();
+    }
+    assert_eq!(waiting.await.unwrap().unwrap().source(), Source::Degraded);
+    assert!(begun.elapsed() < 20 * MS, "{:?}", begun.elapsed());
+    leading.abort();
+}

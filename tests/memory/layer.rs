@@ -1,0 +1,323 @@
+//! `BellwetherLayer::new` over services that are strict about their contract.
+
+use std::{
+    convert::Infallible,
+    future::{Ready, ready},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use bellwether::{BellwetherLayer, Cache, ErrorKind, Key, MemoryBackend, cache::Abandoned};
+use tokio::time::{Instant, sleep, timeout};
+use tower::{
+    BoxError, Layer, Service, ServiceBuilder, ServiceExt, limit::ConcurrencyLimitLayer, service_fn,
+};
+use tower_test::mock::{self, Handle, Mock};
+
+type Request = &'static str;
+
+fn cache(backend: &MemoryBackend) -> Cache<String> {
+    Cache::builder(backend.clone()).build().unwrap()
+}
+
+fn keyed(request: &Request) -> Option<Key> {
+    (!request.starts_with("own")).then(|| Key::from(*request))
+}
+
+fn over_mock(
+    cache: Cache<String>,
+) -> (
+    impl Service<Request, Response = String, Error = bellwether::Error, Future: Send> + Clone,
+    Handle<Request, String>,
+) {
+    let (inner, handle): (Mock<Request, String>, _) = mock::pair();
+    (BellwetherLayer::new(cache, keyed).layer(inner), handle)
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_200_callers_one_reaches_the_service() {
+    let (service, mut handle) = over_mock(cache(&MemoryBackend::new()));
+    let callers: Vec<_> = (0..200).map(|_| tokio::spawn(service.clone().oneshot("a"))).collect();
+    let (request, answer) = handle.next_request().await.unwrap();
+    assert_eq!(request, "a");
+    sleep(Duration::from_millis(50)).await;
+    answer.send_response("A".to_owned());
+    for caller in callers {
+        assert_eq!(caller.await.unwrap().unwrap(), "A");
+    }
+    assert_eq!(service.clone().oneshot("a").await.unwrap(), "A");
+    assert!(timeout(Duration::from_secs(1), handle.next_request()).await.is_err());
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_a_key_each_request_reaches_the_service() {
+    let (service, mut handle) = over_mock(cache(&MemoryBackend::new()));
+    let callers: Vec<_> = (0..3).map(|_| tokio::spawn(service.clone().oneshot("own"))).collect();
+    for _ in 0..3 {
+        let (request, answer) = handle.next_request().await.unwrap();
+        assert_eq!(request, "own");
+        answer.send_response("mine".to_owned());
+    }
+    for caller in callers {
+        assert_eq!(caller.await.unwrap().unwrap(), "mine");
+    }
+    let failing = tokio::spawn(service.oneshot("own"));
+    handle.next_request().await.unwrap().1.send_error("broken");
+    let error = failing.await.unwrap().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Load);
+    assert!(format!("{error:#}").contains("broken"), "{error}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_layer_is_ready_though_the_service_is_not() {
+    let (mut service, mut handle) = over_mock(cache(&MemoryBackend::new()));
+    handle.allow(0);
+    let waiting = tokio::spawn(service.ready().await.unwrap().call("a"));
+    sleep(Duration::from_secs(1)).await;
+    assert!(!waiting.is_finished());
+    handle.allow(1);
+    handle.next_request().await.unwrap().1.send_response("A".to_owned());
+    assert_eq!(waiting.await.unwrap().unwrap(), "A");
+    // No readiness is left, and a hit needs none.
+    assert_eq!(service.ready().await.unwrap().call("a").await.unwrap(), "A");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_callers_leaving_costs_nobody_anything() {
+    let (service, mut handle) = over_mock(cache(&MemoryBackend::new()));
+    let leader = tokio::spawn(service.clone().oneshot("a"));
+    let (_, answer) = handle.next_request().await.unwrap();
+    let follower = tokio::spawn(service.clone().oneshot("a"));
+    sleep(Duration::from_millis(10)).await;
+    leader.abort();
+    sleep(Duration::from_millis(10)).await;
+    answer.send_response("A".to_owned());
+    assert_eq!(follower.await.unwrap().unwrap(), "A");
+    assert!(timeout(Duration::from_secs(1), handle.next_request()).await.is_err());
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_nobody_waits_for_is_cancelled_if_told_so() {
+    let dropped = Arc::new(AtomicBool::new(false));
+    struct Told(Arc<AtomicBool>);
+    impl Drop for Told {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::SeqCst);
+        }
+    }
+    let cache: Cache<String> =
+        Cache::builder(MemoryBackend::new()).when_abandoned(Abandoned::Cancel).build().unwrap();
+    let told = dropped.clone();
+    let service = BellwetherLayer::new(cache, keyed).layer(service_fn(move |_: Request| {
+        let told = Told(told.clone());
+        async move {
+            std::future::pending::<()>().await;
+            drop(told);
+            Ok::<_, Infallible>(String::new())
+        }
+    }));
+    assert!(timeout(Duration::from_secs(1), service.oneshot("a")).await.is_err());
+    sleep(Duration::from_millis(10)).await;
+    assert!(dropped.load(Ordering::SeqCst));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_error_of_the_service_reaches_everyone_who_waited() {
+    #[derive(Debug, thiserror::Error)]
+    #[error("no product {0}")]
+    struct NoProduct(u32);
+
+    let calls = Arc::new(AtomicUsize::new(0));
+    let counted = calls.clone();
+    let service = BellwetherLayer::new(cache(&MemoryBackend::new()), keyed).layer(service_fn(
+        move |_: Request| {
+            counted.fetch_add(1, Ordering::SeqCst);
+            async {
+                sleep(Duration::from_millis(50)).await;
+                Err::<String, _>(NoProduct(42))
+            }
+        },
+    ));
+    let callers: Vec<_> = (0..10).map(|_| tokio::spawn(service.clone().oneshot("a"))).collect();
+    for caller in callers {
+        let error = caller.await.unwrap().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Load);
+        assert_eq!(error.load_ref::<NoProduct>().unwrap().0, 42);
+    }
+    assert_eq!(calls.load(Ordering::SeqCst), 1);
+    // Nothing of it is remembered.
+    assert!(service.oneshot("a").await.is_err());
+    assert_eq!(calls.load(Ordering::SeqCst), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_boxed_error_keeps_its_type() {
+    let (service, mut handle) = over_mock(cache(&MemoryBackend::new()));
+    let caller = tokio::spawn(service.oneshot("a"));
+    handle.next_request().await.unwrap().1.send_error(std::io::Error::other("disk"));
+    let error = caller.await.unwrap().unwrap_err();
+    assert_eq!(error.load_ref::<std::io::Error>().unwrap().to_string(), "disk");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_panic_of_the_service_is_an_error_and_the_next_call_a_new_one() {
+    let calls = Arc::new(AtomicUsize::new(0));
+    let counted = calls.clone();
+    let service = BellwetherLayer::new(cache(&MemoryBackend::new()), keyed).layer(service_fn(
+        move |_: Request| {
+            let first = counted.fetch_add(1, Ordering::SeqCst) == 0;
+            async move {
+                sleep(Duration::from_millis(50)).await;
+                assert!(!first, "the first call");
+                Ok::<_, Infallible>("A".to_owned())
+            }
+        },
+    ));
+    let callers: Vec<_> = (0..10).map(|_| tokio::spawn(service.clone().oneshot("a"))).collect();
+    for caller in callers {
+        assert_eq!(caller.await.unwrap().unwrap_err().kind(), ErrorKind::Panicked);
+    }
+    assert_eq!(service.oneshot("a").await.unwrap(), "A");
+}
+
+/// tower-http-cache hangs here, hitbox-tower panics: the permit is held by one who waits, or was never
+/// taken.
+#[tokio::test(start_paused = true)]
+async fn over_a_concurrency_limit_of_one_nothing_blocks() {
+    let (inner, mut handle): (Mock<Request, String>, _) = mock::pair();
+    let mut service = ServiceBuilder::new()
+        .layer(BellwetherLayer::new(cache(&MemoryBackend::new()), keyed))
+        .layer(ConcurrencyLimitLayer::new(1))
+        .service(inner);
+    let mut callers = Vec::new();
+    for request in ["a", "b", "own 1", "a", "b", "own 2"] {
+        callers.push(tokio::spawn(service.ready().await.unwrap().call(request)));
+    }
+    for _ in 0..4 {
+        let (request, answer) =
+            timeout(Duration::from_secs(5), handle.next_request()).await.unwrap().unwrap();
+        answer.send_response(request.to_uppercase());
+    }
+    let mut answers = Vec::new();
+    for caller in callers {
+        answers.push(timeout(Duration::from_secs(5), caller).await.unwrap().unwrap().unwrap());
+    }
+    assert_eq!(answers, ["A", "B", "OWN 1", "A", "B", "OWN 2"]);
+    // Readiness that was got and not used holds nothing.
+    let _ready = service.ready().await.unwrap().clone();
+    let other = tokio::spawn(service.ready().await.unwrap().call("c"));
+    handle.next_request().await.unwrap().1.send_response("C".to_owned());
+    assert_eq!(other.await.unwrap().unwrap(), "C");
+}
+
+/// A service that takes its contract seriously: a clone is not ready.
+#[derive(Default)]
+struct Strict {
+    ready: bool,
+}
+
+impl Clone for Strict {
+    fn clone(&self) -> Self {
+        Self { ready: false }
+    }
+}
+
+impl Service<Request> for Strict {
+    type Response = String;
+    type Error = Infallible;
+    type Future = Ready<Result<String, Infallible>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        // Ready at the second look only.
+        if std::mem::replace(&mut self.ready, true) {
+            return Poll::Ready(Ok(()));
+        }
+        context.waker().wake_by_ref();
+        Poll::Pending
+    }
+
+    fn call(&mut self, request: Request) -> Self::Future {
+        assert!(self.ready, "called without being ready");
+        self.ready = false;
+        ready(Ok(request.to_uppercase()))
+    }
+}
+
+#[tokio::test]
+async fn a_clone_is_made_ready_before_it_is_called() {
+    let mut service =
+        BellwetherLayer::new(cache(&MemoryBackend::new()), keyed).layer(Strict::default());
+    for request in ["a", "a", "own", "own"] {
+        assert_eq!(
+            service.ready().await.unwrap().call(request).await.unwrap(),
+            request.to_uppercase()
+        );
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_service_that_never_gets_ready_ends_at_the_load_limit() {
+    let cache: Cache<String> =
+        Cache::builder(MemoryBackend::new()).load_limit(Duration::from_secs(1)).build().unwrap();
+    let (service, mut handle) = over_mock(cache);
+    handle.allow(0);
+    let error = service.oneshot("a").await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::LoadTimeout);
+}
+
+#[tokio::test(start_paused = true)]
+async fn layers_over_one_cache_share_and_two_caches_are_a_fleet() {
+    let backend = MemoryBackend::new();
+    let layer = BellwetherLayer::new(cache(&backend), keyed);
+    let calls = Arc::new(AtomicUsize::new(0));
+    let counted = calls.clone();
+    let inner = service_fn(move |request: Request| {
+        counted.fetch_add(1, Ordering::SeqCst);
+        async move {
+            sleep(Duration::from_millis(50)).await;
+            Ok::<_, BoxError>(request.to_uppercase())
+        }
+    });
+    let services = [
+        layer.layer(inner.clone()),
+        layer.clone().layer(inner.clone()),
+        BellwetherLayer::new(cache(&backend), keyed).layer(inner.clone()),
+    ];
+    let begun = Instant::now();
+    let callers: Vec<_> = (0..30)
+        .map(|caller| tokio::spawn(services[caller % services.len()].clone().oneshot("a")))
+        .collect();
+    for caller in callers {
+        assert_eq!(caller.await.unwrap().unwrap(), "A");
+    }
+    assert_eq!(calls.load(Ordering::SeqCst), 1);
+    assert!(begun.elapsed() < Duration::from_millis(200), "{:?}", begun.elapsed());
+}
+
+/// Applied twice over one cache, the inner layer's flight would wait for the outer's, which waits for it.
+#[tokio::test(start_paused = true)]
+async fn a_layer_within_itself_does_not_wait_for_itself() {
+    let layer = BellwetherLayer::new(cache(&MemoryBackend::new()), keyed);
+    let service = ServiceBuilder::new().layer(layer.clone()).layer(layer).service(service_fn(
+        |request: Request| async move { Ok::<_, BoxError>(request.to_uppercase()) },
+    ));
+    let answer = timeout(Duration::from_secs(5), service.oneshot("a")).await.unwrap();
+    assert_eq!(answer.unwrap(), "A");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_outer_buffer_and_load_shed_still_work() {
+    let (inner, mut handle): (Mock<Request, String>, _) = mock::pair();
+    let mut service = ServiceBuilder::new()
+        .buffer(8)
+        .load_shed()
+        .layer(BellwetherLayer::new(cache(&MemoryBackend::new()), keyed))
+        .service(inner);
+    let caller = tokio::spawn(service.ready().await.unwrap().call("a"));
+    handle.next_request().await.unwrap().1.send_response("A".to_owned());
+    assert_eq!(caller.await.unwrap().unwrap(), "A");
+}

@@ -1,0 +1,542 @@
+//! What a lock promises, in one process: `Locks` over one memory backend stand for the processes.
+//!
+//! Time is paused, so every wait here is exact and takes no time.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use bellwether::{
+    ErrorKind, Locks, MemoryBackend,
+    backend::HANDOVER_LIFE,
+    lease::{Retry, RetryStrategy},
+    lock::Upgrade,
+};
+use testkit::faulty::{Fault, Faulty, Op};
+use tokio::{
+    task::JoinHandle,
+    time::{Instant, sleep, timeout},
+};
+
+const MS: Duration = Duration::from_millis(1);
+const LEASE: Duration = Duration::from_secs(10);
+
+fn two() -> (Locks, Locks) {
+    let backend = MemoryBackend::new();
+    (Locks::new(backend.clone()), Locks::new(backend))
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_holder_at_a_time_and_fences_that_grow() {
+    let backend = MemoryBackend::new();
+    let inside = Arc::new(AtomicUsize::new(0));
+    let last = Arc::new(std::sync::Mutex::new(0));
+    let tasks: Vec<_> = (0..40)
+        .map(|_| {
+            let locks = Locks::new(backend.clone());
+            let (inside, last) = (inside.clone(), last.clone());
+            tokio::spawn(async move {
+                let guard = locks.mutex("m").lock().await.unwrap();
+                assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
+                let before = std::mem::replace(&mut *last.lock().unwrap(), guard.fence());
+                assert!(guard.fence() > before);
+                sleep(10 * MS).await;
+                inside.fetch_sub(1, Ordering::SeqCst);
+                guard.unlock().await.unwrap();
+            })
+        })
+        .collect();
+    let begun = Instant::now();
+    for task in tasks {
+        task.await.unwrap();
+    }
+    // By pushes alone: no timer adds to the time that it was held.
+    assert!(begun.elapsed() < 450 * MS, "{:?}", begun.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn try_lock_says_no_and_does_not_wait() {
+    let (here, there) = two();
+    let guard = here.mutex("m").try_lock().await.unwrap().unwrap();
+    let begun = Instant::now();
+    assert!(there.mutex("m").try_lock().await.unwrap().is_none());
+    assert!(there.mutex("another").try_lock().await.unwrap().is_some());
+    assert_eq!(begun.elapsed(), Duration::ZERO);
+    guard.unlock().await.unwrap();
+    assert!(there.mutex("m").try_lock().await.unwrap().is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_wait_ends_at_its_limit_or_with_its_strategy() {
+    let (here, there) = two();
+    let _guard = here.mutex("m").lock().await.unwrap();
+    let waits: [(_, Duration); 4] = [
+        (there.mutex("m").wait_limit(700 * MS), 700 * MS),
+        (there.mutex("m").retry(Retry::fixed(100 * MS).times(3)), 300 * MS),
+        (there.mutex("m").retry(Retry::fixed(100 * MS).within(250 * MS)), 250 * MS),
+        (there.mutex("m").retry(|| [40 * MS, 20 * MS].into_iter()), 60 * MS),
+    ];
+    for (mutex, expected) in waits {
+        let begun = Instant::now();
+        assert_eq!(mutex.lock().await.unwrap_err().kind(), ErrorKind::NotAcquired);
+        // The timer of a paused clock rounds each wait up to a millisecond.
+        let elapsed = begun.elapsed();
+        assert!(elapsed >= expected && elapsed <= expected + 5 * MS, "{elapsed:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lease_is_renewed_for_as_long_as_its_guard_lives() {
+    let (here, there) = two();
+    let guard = here.mutex("m").lease(LEASE).lock().await.unwrap();
+    sleep(20 * LEASE).await;
+    assert!(!guard.is_lost() && guard.remaining() > LEASE / 2);
+    assert!(there.mutex("m").try_lock().await.unwrap().is_none());
+    drop(guard);
+    // Released in the background, and not when the lease ends.
+    let begun = Instant::now();
+    there.mutex("m").lock().await.unwrap().unlock().await.unwrap();
+    assert!(begun.elapsed() < 10 * MS);
+}
+
+/// The holder's renewals do not come through. Its deadline must fire before another gets the lock.
+#[tokio::test(start_paused = true)]
+async fn a_loss_is_told_before_anyone_else_gets_in() {
+    for fault in [Fault::Refuse, Fault::Hang] {
+        let backend = MemoryBackend::new();
+        let cut_off = Faulty::over(backend.clone(), move |op| (op == Op::Renew).then_some(fault));
+        let guard = Locks::new(cut_off).mutex("m").lease(LEASE).lock().await.unwrap();
+        let next = tokio::spawn(async move {
+            let guard = Locks::new(backend).mutex("m").lock().await.unwrap();
+            (Instant::now(), guard)
+        });
+        timeout(LEASE, guard.lost()).await.unwrap();
+        let lost = Instant::now();
+        let (acquired, other) = next.await.unwrap();
+        assert!(lost < acquired, "{fault:?}");
+        assert!(other.fence() > guard.fence());
+        assert_eq!(guard.renew().await.unwrap_err().kind(), ErrorKind::Lost);
+        assert_eq!(guard.unlock().await.unwrap_err().kind(), ErrorKind::Lost);
+        assert!(!other.is_lost());
+    }
+}
+
+/// So many renewals fail, and then all succeed.
+fn first_renewals_fail(mut failures: u32) -> Faulty {
+    Faulty::new(move |op| {
+        (op == Op::Renew && failures > 0).then(|| {
+            failures -= 1;
+            Fault::Refuse
+        })
+    })
+}
+
+/// One renewal that fails is no loss: the lease is still held, and the next one comes in time.
+#[tokio::test(start_paused = true)]
+async fn a_failed_renewal_is_tried_again_while_the_lease_lasts() {
+    let faulty = first_renewals_fail(3);
+    let guard = Locks::new(faulty.clone()).mutex("m").lease(LEASE).lock().await.unwrap();
+    sleep(5 * LEASE).await;
+    assert!(!guard.is_lost());
+    guard.unlock().await.unwrap();
+    let renewals = faulty.count(Op::Renew);
+    sleep(5 * LEASE).await;
+    assert_eq!(faulty.count(Op::Renew), renewals, "the watchdog outlives the unlock");
+}
+
+/// The backend hangs beyond the lease, and hangs still when the lock is given back: what the caller must know is that
+/// he has lost it.
+#[tokio::test(start_paused = true)]
+async fn a_loss_that_is_known_is_what_an_unlock_tells() {
+    let faulty = Faulty::new(|op| (op != Op::Acquire).then_some(Fault::Hang));
+    let guard = Locks::new(faulty).mutex("m").lease(LEASE).lock().await.unwrap();
+    guard.lost().await;
+    assert_eq!(guard.unlock().await.unwrap_err().kind(), ErrorKind::Lost);
+}
+
+/// A lock that is handed over lasts for a short time, whatever its lease. So a renewal that fails is tried again within
+/// that, and not when it would be in time for the lease.
+#[tokio::test(start_paused = true)]
+async fn what_was_handed_over_outlives_renewals_that_fail() {
+    let faulty = first_renewals_fail(3);
+    let lease = Duration::from_secs(60);
+    let held = Locks::new(faulty.inner.clone()).fair_mutex("m").lock().await.unwrap();
+    let next = Locks::new(faulty.clone()).fair_mutex("m").lease(lease);
+    let waiting = tokio::spawn(async move { next.lock().await.unwrap() });
+    // It asks, subscribes and asks again.
+    while faulty.count(Op::Acquire) < 2 {
+        sleep(MS).await;
+    }
+    held.unlock().await.unwrap();
+    let guard = waiting.await.unwrap();
+    assert_eq!(faulty.count(Op::Acquire), 2, "it need not ask for what it was told that it has");
+    assert!(guard.remaining() < HANDOVER_LIFE, "{:?}", guard.remaining());
+    while faulty.count(Op::Renew) < 4 && !guard.is_lost() {
+        sleep(MS).await;
+    }
+    sleep(MS).await;
+    assert!(!guard.is_lost());
+    assert!(guard.remaining() > lease / 2, "{:?}", guard.remaining());
+    guard.unlock().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_thousand_locks_are_renewed_together() {
+    let faulty = Faulty::new(|_| None);
+    let locks = Locks::new(faulty.clone());
+    let mut guards = Vec::new();
+    for n in 0..1000 {
+        guards.push(locks.mutex(n).lease(LEASE).lock().await.unwrap());
+    }
+    sleep(3 * LEASE + LEASE / 6).await;
+    assert!(guards.iter().all(|guard| !guard.is_lost()));
+    // Nine ticks of a third of the lease each.
+    assert!((8..=12).contains(&faulty.count(Op::Renew)), "{}", faulty.count(Op::Renew));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stuck_holder_loses_the_lock_at_the_cap_on_its_hold() {
+    let (here, there) = two();
+    let mutex = here.mutex("m").lease(LEASE).max_hold(3 * LEASE);
+    let guard = mutex.lock().await.unwrap();
+    let begun = Instant::now();
+    guard.lost().await;
+    assert_eq!(begun.elapsed().as_secs(), 30);
+    drop(there.mutex("m").lock().await.unwrap());
+    assert!(begun.elapsed() <= 4 * LEASE + 100 * MS);
+}
+
+/// The answer of an acquisition is lost, the next try carries the same token, and is told of the grant.
+#[tokio::test(start_paused = true)]
+async fn a_grant_whose_answer_was_lost_is_recognised() {
+    let faulty = Faulty::once(Op::Acquire, Fault::LoseReply);
+    let guard = Locks::new(faulty).mutex("m").lease(LEASE).lock().await.unwrap();
+    assert!(!guard.is_lost());
+    guard.unlock().await.unwrap();
+}
+
+/// A caller that gives up while its acquisition is on the way leaves no lease that blocks everyone.
+#[tokio::test(start_paused = true)]
+async fn an_acquisition_that_is_dropped_is_undone() {
+    for (fault, within) in [(Fault::LoseReply, 10 * MS), (Fault::Late(50 * MS), LEASE + 100 * MS)] {
+        let backend = MemoryBackend::new();
+        let faulty = Faulty::over(backend.clone(), move |op| (op == Op::Acquire).then_some(fault));
+        let mutex = Locks::new(faulty).mutex("m").lease(LEASE);
+        assert!(timeout(30 * MS, mutex.lock()).await.is_err());
+        let begun = Instant::now();
+        drop(Locks::new(backend).mutex("m").lock().await.unwrap());
+        assert!(begun.elapsed() <= within, "{fault:?}: {:?}", begun.elapsed());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_release_that_fails_is_repeated_and_said() {
+    let mut failures = 2;
+    let faulty = Faulty::new(move |op| {
+        (op == Op::Release && failures > 0).then(|| {
+            failures -= 1;
+            Fault::Refuse
+        })
+    });
+    let locks = Locks::new(faulty);
+    let guard = locks.mutex("m").lease(LEASE).lock().await.unwrap();
+    assert_eq!(guard.unlock().await.unwrap_err().kind(), ErrorKind::Backend);
+    let begun = Instant::now();
+    drop(locks.mutex("m").lock().await.unwrap());
+    assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_release_whose_caller_leaves_is_done_all_the_same() {
+    let faulty = Faulty::new(|op| (op == Op::Release).then_some(Fault::Late(20 * MS)));
+    let locks = Locks::new(faulty);
+    let guard = locks.mutex("m").lease(LEASE).lock().await.unwrap();
+    assert!(timeout(5 * MS, guard.unlock()).await.is_err());
+    let begun = Instant::now();
+    drop(locks.mutex("m").lock().await.unwrap());
+    assert!(begun.elapsed() <= 25 * MS);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_backend_out_of_order_is_told_with_its_source() {
+    let locks = Locks::new(Faulty::new(|_| Some(Fault::Refuse)));
+    let begun = Instant::now();
+    assert_eq!(locks.mutex("m").try_lock().await.unwrap_err().kind(), ErrorKind::Backend);
+    assert_eq!(begun.elapsed(), Duration::ZERO);
+    let error = locks.mutex("m").wait_limit(2 * LEASE).lock().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Backend);
+    assert!(std::error::Error::source(&error).is_some());
+    assert!(begun.elapsed() <= 2 * LEASE + 10 * MS);
+}
+
+#[tokio::test(start_paused = true)]
+async fn shutdown_ends_waits_and_starts_nothing() {
+    let (here, there) = two();
+    let guard = here.mutex("m").lock().await.unwrap();
+    let waiting = tokio::spawn({
+        let mutex = there.mutex("m");
+        async move { mutex.lock().await }
+    });
+    sleep(MS).await;
+    there.shutdown(Duration::from_secs(1)).await;
+    let begun = Instant::now();
+    assert_eq!(waiting.await.unwrap().unwrap_err().kind(), ErrorKind::ShutDown);
+    assert_eq!(begun.elapsed(), Duration::ZERO);
+    assert_eq!(there.mutex("n").lock().await.unwrap_err().kind(), ErrorKind::ShutDown);
+    drop(guard);
+    here.shutdown(Duration::from_secs(1)).await;
+    let third = here.mutex("m").try_lock().await;
+    assert_eq!(third.unwrap_err().kind(), ErrorKind::ShutDown);
+}
+
+#[tokio::test(start_paused = true)]
+async fn names_namespaces_and_settings_are_checked() {
+    let backend = MemoryBackend::new();
+    let locks = Locks::new(backend.clone());
+    let other = Locks::new(backend).namespace("other");
+    let _guard = locks.mutex("{m}").lock().await.unwrap();
+    assert!(other.mutex("{m}").try_lock().await.unwrap().is_some());
+    for name in [String::new(), "n".repeat(513)] {
+        assert_eq!(locks.mutex(name).lock().await.unwrap_err().kind(), ErrorKind::InvalidKey);
+    }
+    for mutex in [
+        locks.mutex("m").lease(Duration::ZERO),
+        locks.mutex("m").renew_every(LEASE),
+        locks.mutex("m").max_hold(MS),
+        locks.mutex("m").fence_life(MS),
+    ] {
+        assert_eq!(mutex.lock().await.unwrap_err().kind(), ErrorKind::InvalidConfig);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn endless_times_are_no_panic() {
+    let locks = Locks::new(MemoryBackend::new());
+    let mutex = locks
+        .mutex("m")
+        .wait_limit(Duration::MAX)
+        .max_hold(Duration::MAX)
+        .fence_life(Duration::MAX)
+        .retry(Retry::fixed(Duration::MAX));
+    let guard = mutex.lock().await.unwrap();
+    let waiting = tokio::spawn(async move { mutex.lock().await.is_ok() });
+    sleep(MS).await;
+    guard.unlock().await.unwrap();
+    assert!(waiting.await.unwrap());
+    assert_eq!(Retry::fixed(Duration::MAX).within(MS).waits().count(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_fixed_lease_ends_by_itself_and_unlock_says_so() {
+    let (here, there) = two();
+    let guard = here.mutex("m").lease(LEASE).fixed_lease().lock().await.unwrap();
+    timeout(LEASE, guard.lost()).await.unwrap();
+    drop(there.mutex("m").lock().await.unwrap());
+    assert_eq!(guard.unlock().await.unwrap_err().kind(), ErrorKind::Lost);
+}
+
+/// It was told to be lost, and may yet stand at the server: an unlock that said that all was well would belie that.
+#[tokio::test(start_paused = true)]
+async fn what_was_told_to_be_lost_is_not_given_back_as_if_held() {
+    let (here, there) = two();
+    let hold = LEASE + LEASE / 2;
+    let guard = here.mutex("m").lease(LEASE).max_hold(hold).lock().await.unwrap();
+    timeout(hold, guard.lost()).await.unwrap();
+    assert!(there.mutex("m").is_locked().await.unwrap());
+    assert_eq!(guard.unlock().await.unwrap_err().kind(), ErrorKind::Lost);
+    assert!(there.mutex("m").try_lock().await.unwrap().is_some());
+}
+
+/// The first try is on its way for longer than it has time. The second one is granted, and what it got is given back;
+/// then the first one arrives, and nobody knows that it holds the lock.
+#[tokio::test(start_paused = true)]
+async fn a_try_that_arrives_after_the_unlock_is_undone() {
+    let mut astray = Some(Fault::Astray(400 * MS));
+    let faulty = Faulty::new(move |op| if op == Op::Acquire { astray.take() } else { None });
+    let others = Locks::new(faulty.inner.clone());
+    let begun = Instant::now();
+    let guard = Locks::new(faulty).mutex("m").lease(LEASE).lock().await.unwrap();
+    guard.unlock().await.unwrap();
+    assert!(begun.elapsed() < 400 * MS, "it has arrived already");
+    sleep((401 * MS).saturating_sub(begun.elapsed())).await;
+    assert!(others.mutex("m").is_locked().await.unwrap());
+    others.mutex("m").lock().await.unwrap().unlock().await.unwrap();
+    assert!(begun.elapsed() < LEASE / 8, "{:?}", begun.elapsed());
+}
+
+/// The same of a permit, whose id may be anywhere by then.
+#[tokio::test(start_paused = true)]
+async fn a_try_that_arrives_after_its_permit_was_given_back_is_undone() {
+    let mut astray = Some(Fault::Astray(400 * MS));
+    let faulty = Faulty::new(move |op| if op == Op::Acquire { astray.take() } else { None });
+    let others = Locks::new(faulty.inner.clone()).permits("s", 1);
+    let begun = Instant::now();
+    let permits = Locks::new(faulty).permits("s", 1).lease(LEASE);
+    let id = permits.acquire().await.unwrap();
+    permits.release(id).await.unwrap();
+    assert!(begun.elapsed() < 400 * MS, "it has arrived already");
+    sleep((401 * MS).saturating_sub(begun.elapsed())).await;
+    assert!(others.try_acquire().await.unwrap().is_none());
+    let id = others.acquire().await.unwrap();
+    others.release(id).await.unwrap();
+    assert!(begun.elapsed() < LEASE / 8, "{:?}", begun.elapsed());
+}
+
+/// Someone is stuck with a lease that is not renewed, and so does not learn that it was ended. Those of his process
+/// waited for its end behind him, though the lock was free.
+#[tokio::test(start_paused = true)]
+async fn a_fixed_lease_that_was_ended_blocks_nobody_of_its_process() {
+    let (here, there) = two();
+    let _stuck = here.mutex("m").lease(360 * LEASE).fixed_lease().lock().await.unwrap();
+    let waiting = tokio::spawn({
+        let mutex = here.mutex("m");
+        async move { mutex.lock().await.unwrap() }
+    });
+    sleep(MS).await;
+    assert!(there.mutex("m").force_unlock().await.unwrap());
+    let guard = timeout(MS, waiting).await.expect("he waits for who has nothing").unwrap();
+    guard.unlock().await.unwrap();
+    here.mutex("m").try_lock().await.unwrap().unwrap().unlock().await.unwrap();
+}
+
+/// No permits are to be had; but those that are out can be counted and given back.
+#[tokio::test(start_paused = true)]
+async fn a_limit_of_zero_closes_a_semaphore_and_keeps_nothing() {
+    let (here, there) = two();
+    let id = here.permits("s", 1).acquire().await.unwrap();
+    let closed = there.semaphore("s", 0);
+    assert_eq!(closed.available().await.unwrap(), 0);
+    assert_eq!(closed.try_acquire().await.unwrap_err().kind(), ErrorKind::InvalidConfig);
+    there.permits("s", 0).renew(id).await.unwrap();
+    there.permits("s", 0).release(id).await.unwrap();
+    assert!(!closed.force_release().await.unwrap());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lock_can_be_looked_at_and_ended_from_outside() {
+    let (here, there) = two();
+    let looked = there.mutex("m");
+    assert!(!looked.is_locked().await.unwrap() && !looked.force_unlock().await.unwrap());
+    let guard = here.mutex("m").lease(LEASE).lock().await.unwrap();
+    assert!(looked.is_locked().await.unwrap());
+    assert_eq!(looked.expires_in().await.unwrap(), Some(LEASE));
+    assert!(looked.force_unlock().await.unwrap());
+    let other = looked.lock().await.unwrap();
+    assert!(other.fence() > guard.fence());
+    timeout(LEASE / 2, guard.lost()).await.unwrap();
+    assert_eq!(guard.unlock().await.unwrap_err().kind(), ErrorKind::Lost);
+    assert!(!other.is_lost());
+}
+
+fn waiting(locks: &Locks, order: &Arc<std::sync::Mutex<Vec<usize>>>, n: usize) -> JoinHandle<()> {
+    let (mutex, order) = (locks.mutex("m"), order.clone());
+    tokio::spawn(async move {
+        let guard = mutex.lock().await.unwrap();
+        order.lock().unwrap().push(n);
+        sleep(MS).await;
+        guard.unlock().await.unwrap();
+    })
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_callers_of_one_process_are_served_in_order_and_one_contends() {
+    let faulty = Faulty::new(|_| None);
+    let locks = Locks::new(faulty.clone());
+    let order = Arc::default();
+    let mut tasks = Vec::new();
+    for n in 0..10 {
+        tasks.push(waiting(&locks, &order, n));
+        tokio::task::yield_now().await;
+    }
+    for task in tasks {
+        task.await.unwrap();
+    }
+    assert_eq!(*order.lock().unwrap(), (0..10).collect::<Vec<_>>());
+    let calls = [Op::Acquire, Op::Pass, Op::Release].map(|op| faulty.count(op));
+    assert_eq!(calls, [1, 9, 1]);
+}
+
+/// A process with a long line would keep the lock for itself as long as the line does not end.
+#[tokio::test(start_paused = true)]
+async fn a_line_gives_other_processes_their_turn() {
+    let (here, there) = two();
+    let order = Arc::default();
+    let mut tasks: Vec<_> = (0..100).map(|n| waiting(&here, &order, n)).collect();
+    sleep(5 * MS).await;
+    tasks.push(waiting(&there, &order, 1000));
+    for task in tasks {
+        task.await.unwrap();
+    }
+    let at = order.lock().unwrap().iter().position(|n| *n == 1000).unwrap();
+    assert!((5..=40).contains(&at), "its turn came after {at} others");
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_leaves_the_line_holds_nobody_up() {
+    let (here, _) = two();
+    let order: Arc<std::sync::Mutex<Vec<usize>>> = Arc::default();
+    let first = here.mutex("m").lock().await.unwrap();
+    let leaving = waiting(&here, &order, 1);
+    tokio::task::yield_now().await;
+    let staying = waiting(&here, &order, 2);
+    sleep(MS).await;
+    leaving.abort();
+    let begun = Instant::now();
+    first.unlock().await.unwrap();
+    staying.await.unwrap();
+    assert!(begun.elapsed() < 5 * MS);
+    assert_eq!(*order.lock().unwrap(), [2]);
+}
+
+/// The holder is stuck with a lease that was lost. Those behind it in the line must not wait for it.
+#[tokio::test(start_paused = true)]
+async fn a_holder_that_lost_the_lock_does_not_block_its_own_process() {
+    let (here, _) = two();
+    let stuck = here.mutex("m").lease(LEASE).fixed_lease().lock().await.unwrap();
+    let begun = Instant::now();
+    let next = here.mutex("m").lock().await.unwrap();
+    assert!(begun.elapsed() <= LEASE + 100 * MS, "{:?}", begun.elapsed());
+    assert!(stuck.is_lost() && !next.is_lost());
+}
+
+/// The answer to the passing is lost: whichever of the two has the lease, the next in line gets it, and at
+/// once.
+#[tokio::test(start_paused = true)]
+async fn a_pass_whose_answer_is_lost_orphans_nothing() {
+    for fault in [Fault::LoseReply, Fault::Hang, Fault::Refuse] {
+        let faulty = Faulty::once(Op::Pass, fault);
+        let locks = Locks::new(faulty);
+        let first = locks.mutex("m").lease(LEASE).lock().await.unwrap();
+        let second = tokio::spawn({
+            let mutex = locks.mutex("m").lease(LEASE);
+            async move { mutex.lock().await }
+        });
+        sleep(MS).await;
+        let begun = Instant::now();
+        assert_eq!(first.unlock().await.unwrap_err().kind(), ErrorKind::Backend);
+        let second = second.await.unwrap().unwrap();
+        assert!(begun.elapsed() < Duration::from_secs(2), "{fault:?}: {:?}", begun.elapsed());
+        second.unlock().await.unwrap();
+    }
+}
+
+/// A reader whose hold is gone asks to become the writer beside another reader. That he is refused says too little: he
+/// would go on reading what may be written.
+#[tokio::test(start_paused = true)]
+async fn who_is_refused_an_upgrade_learns_of_a_loss() {
+    let (here, there) = two();
+    let reader = here.rw_lock("m").read().await.unwrap();
+    let other = there.rw_lock("m").read().await.unwrap();
+    let Upgrade::Refused(reader) = reader.try_upgrade().await.unwrap() else {
+        panic!("upgraded beside another reader");
+    };
+    assert!(there.rw_lock("m").force_unlock().await.unwrap());
+    drop(there.rw_lock("m").read().await.unwrap());
+    assert_eq!(reader.try_upgrade().await.unwrap_err().kind(), ErrorKind::Lost);
+    assert_eq!(other.unlock().await.unwrap_err().kind(), ErrorKind::Lost);
+    there.rw_lock("m").write().await.unwrap().unlock().await.unwrap();
+}

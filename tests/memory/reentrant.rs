@@ -1,0 +1,287 @@
+//! What a reentrant mutex promises. Time is paused; `Locks` over one memory backend stand for processes.
+
+use std::{iter, sync::Arc, time::Duration};
+
+use bellwether::{
+    Error, ErrorKind, Locks, MemoryBackend,
+    lease::Retry,
+    lock::{ReentrantGuard, ReentrantHolder},
+};
+use testkit::faulty::{Fault, Faulty, Op};
+use tokio::{
+    task::{JoinHandle, yield_now},
+    time::{Instant, sleep, timeout},
+};
+
+const MS: Duration = Duration::from_millis(1);
+const LEASE: Duration = Duration::from_secs(10);
+
+fn locking(holder: &ReentrantHolder) -> JoinHandle<Result<ReentrantGuard, Error>> {
+    let holder = holder.clone();
+    tokio::spawn(async move { holder.lock().await })
+}
+
+fn kind<T>(result: Result<T, Error>) -> ErrorKind {
+    result.map(drop).unwrap_err().kind()
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_last_guard_gives_the_one_lease_back() {
+    let faulty = Faulty::new(|_| None);
+    let locks = Locks::new(faulty.clone());
+    let mutex = locks.reentrant_mutex("m").lease(LEASE);
+    let holder = mutex.holder();
+    let first = holder.lock().await.unwrap();
+    let again = holder.clone().lock().await.unwrap();
+    let tried = holder.try_lock().await.unwrap().unwrap();
+    let cloned = again.clone();
+    assert!([&again, &tried, &cloned].iter().all(|guard| guard.fence() == first.fence()));
+    // It is renewed for all of them.
+    sleep(5 * LEASE).await;
+    assert_eq!(faulty.count(Op::Acquire), 1);
+    let renewals = faulty.count(Op::Renew);
+    assert!((14..=16).contains(&renewals), "{renewals} renewals of one lease");
+    first.unlock().await.unwrap();
+    drop(again);
+    tried.unlock().await.unwrap();
+    assert!(mutex.is_locked().await.unwrap() && !cloned.is_lost());
+    assert_eq!(faulty.count(Op::Release), 0);
+    cloned.unlock().await.unwrap();
+    assert!(!mutex.is_locked().await.unwrap());
+    assert_eq!(faulty.count(Op::Release), 1);
+    // And from the beginning.
+    let fence = faulty.count(Op::Acquire);
+    drop(holder.lock().await.unwrap());
+    assert_eq!(faulty.count(Op::Acquire), fence + 1);
+    let begun = Instant::now();
+    drop(locks.mutex("m").lock().await.unwrap());
+    assert!(begun.elapsed() < 10 * MS, "a dropped guard gives it back at once");
+}
+
+#[tokio::test(start_paused = true)]
+async fn holders_exclude_each_other_and_the_mutex_of_that_name() {
+    let backend = MemoryBackend::new();
+    let (here, there) = (Locks::new(backend.clone()), Locks::new(backend));
+    let mutex = here.reentrant_mutex("m");
+    let (one, another) = (mutex.holder(), mutex.holder());
+    let elsewhere = there.reentrant_mutex("m").holder();
+    let guard = one.lock().await.unwrap();
+    assert!(another.try_lock().await.unwrap().is_none());
+    assert!(elsewhere.try_lock().await.unwrap().is_none());
+    assert!(there.mutex("m").try_lock().await.unwrap().is_none());
+    let fence = guard.fence();
+    let waiting = [locking(&another), locking(&elsewhere)];
+    sleep(MS).await;
+    guard.unlock().await.unwrap();
+    for waiting in waiting {
+        let guard = waiting.await.unwrap().unwrap();
+        assert!(guard.fence() > fence);
+        guard.unlock().await.unwrap();
+    }
+    let plain = there.mutex("m").lock().await.unwrap();
+    assert!(one.try_lock().await.unwrap().is_none());
+    plain.unlock().await.unwrap();
+}
+
+/// Two tasks of a holder wait behind a stranger, and one more caller behind them. The first of the two goes
+/// away: the second keeps the place in the line, and nothing is asked a second time.
+#[tokio::test(start_paused = true)]
+async fn who_waits_together_shares_an_acquisition_and_who_leaves_costs_nothing() {
+    let faulty = Faulty::new(|_| None);
+    let locks = Locks::new(faulty.clone());
+    for leaver in [0, 1] {
+        let holder = locks.reentrant_mutex("m").holder();
+        let stranger = locks.mutex("m").lock().await.unwrap();
+        let asked = faulty.count(Op::Acquire);
+        let mut two = Vec::new();
+        for _ in 0..2 {
+            two.push(locking(&holder));
+            yield_now().await;
+        }
+        let behind = tokio::spawn({
+            let mutex = locks.mutex("m");
+            async move { mutex.lock().await.unwrap().fence() }
+        });
+        sleep(MS).await;
+        // While others of the holder wait, one that would not wait is told no.
+        assert!(holder.try_lock().await.unwrap().is_none());
+        two.remove(leaver).abort();
+        sleep(MS).await;
+        let fence = stranger.fence();
+        stranger.unlock().await.unwrap();
+        let guard = two.remove(0).await.unwrap().unwrap();
+        assert!(guard.fence() > fence);
+        let fence = guard.fence();
+        guard.unlock().await.unwrap();
+        assert!(behind.await.unwrap() > fence, "it was before the other in the line");
+        assert_eq!(faulty.count(Op::Acquire), asked, "the lease was passed on");
+        sleep(MS).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_waits_together_is_served_together() {
+    let faulty = Faulty::new(|op| (op == Op::Acquire).then_some(Fault::Late(20 * MS)));
+    let locks = Locks::new(faulty.clone());
+    let holder = locks.reentrant_mutex("m").holder();
+    let tasks: Vec<_> = (0..50).map(|_| locking(&holder)).collect();
+    let tried = holder.try_lock().await;
+    let mut guards = vec![];
+    for task in tasks {
+        guards.push(task.await.unwrap().unwrap());
+    }
+    assert!(guards.iter().all(|guard| guard.fence() == guards[0].fence()));
+    assert_eq!(faulty.count(Op::Acquire), 1);
+    // It came first, and the others joined it.
+    assert_eq!(tried.unwrap().unwrap().fence(), guards[0].fence());
+    drop(guards);
+    // All of them leave while it is on its way: it is undone.
+    let tasks: Vec<_> = (0..5).map(|_| locking(&holder)).collect();
+    sleep(5 * MS).await;
+    tasks.iter().for_each(JoinHandle::abort);
+    let begun = Instant::now();
+    drop(Locks::new(faulty.inner).mutex("m").lock().await.unwrap());
+    assert!(begun.elapsed() < LEASE + 100 * MS);
+}
+
+/// Whoever joins an acquisition that ends before his own patience goes on by himself.
+#[tokio::test(start_paused = true)]
+async fn nobody_gives_up_with_anothers_patience() {
+    let locks = Locks::new(MemoryBackend::new());
+    let _other = locks.mutex("m").lock().await.unwrap();
+    let holder = locks.reentrant_mutex("m").wait_limit(700 * MS).holder();
+    let begun = Instant::now();
+    let first = locking(&holder);
+    sleep(500 * MS).await;
+    let second = locking(&holder);
+    assert_eq!(kind(first.await.unwrap()), ErrorKind::NotAcquired);
+    let elapsed = begun.elapsed();
+    assert!(elapsed >= 700 * MS && elapsed < 710 * MS, "{elapsed:?}");
+    assert_eq!(kind(second.await.unwrap()), ErrorKind::NotAcquired);
+    let elapsed = begun.elapsed();
+    assert!(elapsed >= 1200 * MS && elapsed < 1210 * MS, "{elapsed:?}");
+    // One who joins a try that does not wait waits all the same.
+    let faulty = Faulty::new(|op| (op == Op::Acquire).then_some(Fault::Late(20 * MS)));
+    let held = Locks::new(faulty.inner.clone()).mutex("m").lock().await.unwrap();
+    let holder = Locks::new(faulty).reentrant_mutex("m").holder();
+    let (tried, waited) = tokio::join!(holder.try_lock(), async {
+        let waiting = locking(&holder);
+        sleep(100 * MS).await;
+        held.unlock().await.unwrap();
+        waiting.await.unwrap()
+    });
+    assert!(tried.unwrap().is_none());
+    assert!(waited.is_ok());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_loss_is_told_by_every_guard_and_not_joined() {
+    let faulty = Faulty::new(|op| (op == Op::Renew).then_some(Fault::Refuse));
+    let holder = Locks::new(faulty.clone()).reentrant_mutex("m").lease(LEASE).holder();
+    let old: Vec<_> = [holder.lock().await.unwrap(), holder.lock().await.unwrap()].into();
+    let cloned = old[0].clone();
+    for guard in old.iter().chain([&cloned]) {
+        timeout(LEASE, guard.lost()).await.unwrap();
+        assert!(guard.is_lost() && guard.remaining().is_zero());
+    }
+    faulty.plan(|_| None);
+    let anew = holder.lock().await.unwrap();
+    assert!(anew.fence() > cloned.fence() && !anew.is_lost());
+    assert_eq!(holder.lock().await.unwrap().fence(), anew.fence());
+    assert_eq!(kind(cloned.renew().await), ErrorKind::Lost);
+    for guard in old.into_iter().chain([cloned]) {
+        assert_eq!(kind(guard.unlock().await), ErrorKind::Lost);
+    }
+    sleep(3 * LEASE).await;
+    assert!(!anew.is_lost(), "what old guards do is not about the new lease");
+    anew.unlock().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lease_ended_from_outside_is_taken_anew() {
+    let backend = MemoryBackend::new();
+    let mutex = Locks::new(backend.clone()).reentrant_mutex("m").lease(LEASE);
+    let holder = mutex.holder();
+    let guard = holder.lock().await.unwrap();
+    assert_eq!(mutex.expires_in().await.unwrap(), Some(LEASE));
+    assert!(Locks::new(backend).reentrant_mutex("m").force_unlock().await.unwrap());
+    assert_eq!(kind(guard.renew().await), ErrorKind::Lost);
+    let anew = holder.lock().await.unwrap();
+    assert!(anew.fence() > guard.fence());
+    assert_eq!(kind(guard.unlock().await), ErrorKind::Lost);
+    anew.unlock().await.unwrap();
+}
+
+/// A strategy is anyone's code.
+#[tokio::test(start_paused = true)]
+async fn a_strategy_that_panics_is_an_error_for_each_caller() {
+    let locks = Locks::new(MemoryBackend::new());
+    let other = locks.mutex("m").lock().await.unwrap();
+    let crack = || iter::from_fn(|| -> Option<Duration> { panic!("the strategy cracked") });
+    let holder = locks.reentrant_mutex("m").retry(crack).holder();
+    let tasks: Vec<_> = (0..3).map(|_| locking(&holder)).collect();
+    for task in tasks {
+        assert_eq!(kind(task.await.unwrap()), ErrorKind::Panicked);
+    }
+    other.unlock().await.unwrap();
+    assert!(holder.try_lock().await.unwrap().is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn settings_names_and_shutdown_are_told() {
+    let locks = Locks::new(MemoryBackend::new());
+    let invalid = locks.reentrant_mutex("m").lease(Duration::ZERO).holder();
+    assert_eq!(kind(invalid.lock().await), ErrorKind::InvalidConfig);
+    assert_eq!(kind(locks.reentrant_mutex("").holder().try_lock().await), ErrorKind::InvalidKey);
+    let _other = locks.mutex("m").lock().await.unwrap();
+    let holder = locks.reentrant_mutex("m").retry(Retry::fixed(10 * MS).times(3)).holder();
+    let begun = Instant::now();
+    assert_eq!(kind(holder.lock().await), ErrorKind::NotAcquired);
+    assert!(begun.elapsed() <= 35 * MS);
+    let holder = locks.reentrant_mutex("m").holder();
+    let waiting: Vec<_> = (0..3).map(|_| locking(&holder)).collect();
+    sleep(MS).await;
+    locks.shutdown(Duration::from_secs(1)).await;
+    for waiting in waiting {
+        assert_eq!(kind(waiting.await.unwrap()), ErrorKind::ShutDown);
+    }
+}
+
+/// Tasks of one holder come and go on several threads, beside another holder: what they hold together is
+/// held by one of the two.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn holders_exclude_each_other_on_many_threads() {
+    let locks = Locks::new(MemoryBackend::new());
+    let inside = Arc::new([const { std::sync::atomic::AtomicUsize::new(0) }; 2]);
+    let mut tasks = Vec::new();
+    for one in 0..2 {
+        let holder = locks.reentrant_mutex("m").holder();
+        for _ in 0..8 {
+            let (holder, inside) = (holder.clone(), inside.clone());
+            tasks.push(tokio::spawn(async move {
+                use std::sync::atomic::Ordering::SeqCst;
+                for round in 0..100 {
+                    if round % 7 == 3 {
+                        let _ = timeout(MS / 20, holder.lock()).await;
+                        continue;
+                    }
+                    let guard = holder.lock().await.unwrap();
+                    inside[one].fetch_add(1, SeqCst);
+                    assert_eq!(inside[1 - one].load(SeqCst), 0);
+                    yield_now().await;
+                    assert_eq!(inside[1 - one].load(SeqCst), 0);
+                    inside[one].fetch_sub(1, SeqCst);
+                    match round % 2 {
+                        0 => guard.unlock().await.unwrap(),
+                        _ => drop(guard),
+                    }
+                    // So that the other holder gets it.
+                    sleep(MS).await;
+                }
+            }));
+        }
+    }
+    for task in tasks {
+        timeout(testkit::LIMIT, task).await.unwrap().unwrap();
+    }
+}

@@ -1,0 +1,120 @@
+//! The weight limit of the memory backend: entries make room, leases and fences never do.
+
+use std::time::Duration;
+
+use bellwether::{
+    Key, MemoryBackend,
+    backend::{Acquired, Claim, Claimed, Committed, Entry, Leases, Mode, Store},
+    error::BackendErrorKind,
+    key::{Family, Name, Namespace},
+};
+use bytes::Bytes;
+
+const LEASE: Duration = Duration::from_secs(60);
+const FENCE_LIFE: Duration = Duration::from_secs(600);
+const TTL: Duration = Duration::from_secs(120);
+/// Of ten entries of 100 bytes, their headers counted.
+const LIMIT: usize = 1000;
+
+fn name(key: &str) -> Name {
+    Name::new(&Namespace::standard(), Family::Cache, &Key::from(key), 512).unwrap()
+}
+
+fn claim(name: &Name) -> Claim {
+    Claim::new(name.clone(), Mode::Exclusive, LEASE, FENCE_LIFE)
+}
+
+/// An entry of so many bytes.
+fn entry(weight: usize) -> Entry {
+    let header = Entry::uncacheable(Duration::ZERO).weight();
+    Entry::value(7, Duration::ZERO, Bytes::from(vec![b'v'; weight - header]))
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_entries_that_nobody_asked_for_longest_make_room() {
+    let backend = MemoryBackend::with_weight(LIMIT);
+    let names: Vec<_> = (0..11).map(|at| name(&format!("k{at}"))).collect();
+    for name in &names[..10] {
+        backend.put(name, &entry(100), TTL, FENCE_LIFE).await.unwrap();
+    }
+    assert_eq!(backend.weight(), LIMIT);
+    assert!(backend.get(&names[0]).await.unwrap().is_some());
+    backend.put(&names[10], &entry(100), TTL, FENCE_LIFE).await.unwrap();
+    assert_eq!(backend.weight(), LIMIT);
+    assert!(backend.get(&names[0]).await.unwrap().is_some());
+    assert!(backend.get(&names[1]).await.unwrap().is_none());
+    // One large entry may take the place of many.
+    backend.put(&names[1], &entry(LIMIT), TTL, FENCE_LIFE).await.unwrap();
+    assert_eq!(backend.weight(), LIMIT);
+    assert!(backend.get(&names[0]).await.unwrap().is_none());
+    assert!(backend.get(&names[1]).await.unwrap().is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn leases_and_fences_make_no_room() {
+    let backend = MemoryBackend::with_weight(LIMIT);
+    let mut held = Vec::new();
+    for at in 0..1000 {
+        let claim = claim(&name(&format!("held{at}")));
+        let Claimed::Granted(grant) = backend.claim(&claim, 0).await.unwrap() else { panic!() };
+        held.push((claim, grant));
+    }
+    for at in 0..100 {
+        backend.put(&name(&format!("k{at}")), &entry(900), TTL, FENCE_LIFE).await.unwrap();
+    }
+    for (claim, grant) in held {
+        let stranger = self::claim(&claim.name);
+        assert!(matches!(backend.acquire(&stranger).await, Ok(Acquired::Held(_))));
+        let outcome = backend.commit(&claim, &grant, &entry(100), Some(TTL)).await.unwrap();
+        assert_eq!(outcome, Committed::Stored);
+    }
+    assert_eq!(backend.weight(), LIMIT);
+}
+
+/// As on a Redis server that is full: the value is handed over, and what stood there goes, being older.
+#[tokio::test(start_paused = true)]
+async fn a_commit_that_is_too_large_hands_over_and_drops_what_is_older() {
+    let backend = MemoryBackend::with_weight(LIMIT);
+    let name = name("k");
+    let seen = backend.put(&name, &entry(100), TTL, FENCE_LIFE).await.unwrap();
+    let refresh = claim(&name);
+    let Claimed::Granted(grant) = backend.claim(&refresh, seen).await.unwrap() else { panic!() };
+    for _ in 0..2 {
+        let outcome = backend.commit(&refresh, &grant, &entry(LIMIT + 1), Some(TTL)).await.unwrap();
+        assert_eq!(outcome, Committed::HandedOver);
+    }
+    assert_eq!(backend.get(&name).await.unwrap(), None);
+    assert_eq!(backend.weight(), 0);
+}
+
+/// As on a Redis server that is full: who put it is told, and the load under way is not cut off for nothing.
+#[tokio::test(start_paused = true)]
+async fn a_put_that_is_too_large_fails_and_changes_nothing() {
+    let backend = MemoryBackend::with_weight(LIMIT);
+    let name = name("k");
+    let seen = backend.put(&name, &entry(100), TTL, FENCE_LIFE).await.unwrap();
+    let refresh = claim(&name);
+    let Claimed::Granted(grant) = backend.claim(&refresh, seen).await.unwrap() else { panic!() };
+    let error = backend.put(&name, &entry(LIMIT + 1), TTL, FENCE_LIFE).await.unwrap_err();
+    assert_eq!(error.kind(), BackendErrorKind::Refused);
+    assert_eq!(backend.get(&name).await.unwrap(), Some(entry(100).with_fence(seen)));
+    let outcome = backend.commit(&refresh, &grant, &entry(200), Some(TTL)).await.unwrap();
+    assert_eq!(outcome, Committed::Stored);
+    assert_eq!(backend.weight(), 200);
+}
+
+/// What nobody asks for again must not stay for ever.
+#[tokio::test(start_paused = true)]
+async fn what_has_ended_weighs_nothing() {
+    let backend = MemoryBackend::with_weight(LIMIT);
+    for at in 0..5 {
+        backend.put(&name(&format!("k{at}")), &entry(100), TTL, FENCE_LIFE).await.unwrap();
+    }
+    backend.put(&name("k0"), &entry(200), TTL * 2, FENCE_LIFE).await.unwrap();
+    assert_eq!(backend.weight(), 600);
+    tokio::time::advance(TTL).await;
+    assert_eq!(backend.get(&name("other")).await.unwrap(), None);
+    assert_eq!(backend.weight(), 200);
+    backend.invalidate(&name("k0"), FENCE_LIFE).await.unwrap();
+    assert_eq!(backend.weight(), 0);
+}

@@ -1,0 +1,201 @@
+//! Whom a Redis server calls, when the lock that several processes wait for is free.
+
+use std::time::Duration;
+
+use bellwether::{
+    Key,
+    backend::{Acquired, Change, Changes, Claim, Grant, Leases, Mode, RedisBackend, RedisOptions},
+    key::{Family, Name, Namespace},
+};
+use futures_util::StreamExt;
+use redis::aio::PubSub;
+use testkit::{LIMIT, RedisServer};
+use tokio::time::timeout;
+
+const LEASE: Duration = Duration::from_secs(60);
+
+fn open(url: &str) -> RedisBackend {
+    let mut options = RedisOptions::default();
+    // A busy machine must not make a time-out.
+    options.command_timeout = LIMIT;
+    options.connect_timeout = LIMIT;
+    RedisBackend::open_with(url, options).unwrap()
+}
+
+fn name() -> Name {
+    Name::new(&Namespace::new("t").unwrap(), Family::Lock, &Key::from("k"), 512).unwrap()
+}
+
+/// A claim by a holder in this process.
+fn claim(name: &Name) -> Claim {
+    Claim::new(name.clone(), Mode::Exclusive, LEASE, 2 * LEASE)
+}
+
+/// The first half of the tokens of a process that is not this one.
+fn process(number: u8) -> String {
+    format!("{number:016x}")
+}
+
+/// A claim by a holder in another process.
+fn claim_of(process: &str, name: &Name) -> Claim {
+    let mut claim = claim(name);
+    claim.owner = format!("{process}{}", &claim.owner.to_string()[16..]).parse().unwrap();
+    claim
+}
+
+async fn granted(backend: &RedisBackend, claim: &Claim) -> Grant {
+    match backend.acquire(claim).await {
+        Ok(Acquired::Granted(grant)) => grant,
+        other => panic!("{claim:?} was not granted: {other:?}"),
+    }
+}
+
+async fn held(backend: &RedisBackend, claim: &Claim) {
+    let answer = backend.acquire(claim).await.unwrap();
+    assert!(matches!(answer, Acquired::Held(_)), "{answer:?}");
+}
+
+async fn next(changes: &mut Changes) -> Change {
+    timeout(LIMIT, changes.next()).await.expect("nothing was pushed")
+}
+
+/// The channels to which another process listens: that of all, and its own.
+async fn listening(server: &RedisServer, process: &str, name: &Name) -> PubSub {
+    let client = redis::Client::open(server.url()).unwrap();
+    let mut pushes = client.get_async_pubsub().await.unwrap();
+    let channel = name.suffixed("c");
+    pushes.subscribe(&[channel.clone(), format!("{channel}:{process}")]).await.unwrap();
+    pushes
+}
+
+/// What each of other processes was pushed until now.
+async fn pushed(server: &RedisServer, processes: &mut [PubSub], name: &Name) -> Vec<Vec<String>> {
+    // A mark comes behind all that was pushed before.
+    let mut raw = server.raw().await;
+    raw.run::<()>(&["PUBLISH", &name.suffixed("c"), "mark"]).await;
+    let mut all = Vec::new();
+    for pushes in processes {
+        let mut messages = pushes.on_message();
+        let mut own = Vec::new();
+        loop {
+            let message = timeout(LIMIT, messages.next()).await.expect("no mark").unwrap();
+            match message.get_payload::<String>().unwrap().as_str() {
+                "mark" => break,
+                message => own.push(message.to_owned()),
+            }
+        }
+        all.push(own);
+    }
+    all
+}
+
+/// A process that died in the line is not waited for: nobody is subscribed to its channel.
+#[tokio::test]
+async fn the_dead_are_passed_over_at_once() {
+    let server = RedisServer::start().await;
+    let backend = open(&server.url());
+    let name = name();
+    let (holder, alive, behind) = (claim(&name), claim(&name), claim(&name));
+    let mut changes = backend.changes(&name).await.unwrap();
+    granted(&backend, &holder).await;
+    for number in 1..20 {
+        held(&backend, &claim_of(&process(number), &name)).await;
+    }
+    held(&backend, &alive).await;
+    held(&backend, &claim_of(&process(20), &name)).await;
+    held(&backend, &behind).await;
+    assert!(backend.release(&holder).await.unwrap());
+    assert_eq!(next(&mut changes).await, Change::Turn(alive.owner));
+    let fence = granted(&backend, &alive).await.fence();
+    assert!(backend.release(&alive).await.unwrap());
+    assert_eq!(next(&mut changes).await, Change::Turn(behind.owner));
+    assert!(granted(&backend, &behind).await.fence() > fence);
+    // They have lost their places, and are not in the way of what comes.
+    let places: u32 = server.raw().await.run(&["ZCARD", &name.suffixed("q")]).await;
+    assert_eq!(places, 0);
+}
+
+/// Where nobody who waits is alive, whoever else listens is told that it is free, and nothing is kept.
+#[tokio::test]
+async fn where_all_are_dead_it_is_free_at_once() {
+    let server = RedisServer::start().await;
+    let backend = open(&server.url());
+    let name = name();
+    let holder = claim(&name);
+    let mut changes = backend.changes(&name).await.unwrap();
+    granted(&backend, &holder).await;
+    for number in 1..4 {
+        held(&backend, &claim_of(&process(number), &name)).await;
+    }
+    assert!(backend.release(&holder).await.unwrap());
+    assert_eq!(next(&mut changes).await, Change::Wake);
+    let mut raw = server.raw().await;
+    assert_eq!(raw.keys("*").await, [name.suffixed("f")]);
+    granted(&backend, &claim(&name)).await;
+}
+
+/// The server's clock is behind the last fence, so none of the scripts takes its short way. Who is called has lost his
+/// place, and one who is held to the order is before him then; he is granted it all the same.
+#[tokio::test]
+async fn fences_grow_though_the_clock_is_behind_them() {
+    let server = RedisServer::start().await;
+    let backend = open(&server.url());
+    let name = name();
+    let (holder, called) = (claim(&name), claim(&name));
+    let fair = || Claim::new(name.clone(), Mode::Fair, LEASE, 2 * LEASE);
+    let (second, third) = (fair(), fair());
+    let mut changes = backend.changes(&name).await.unwrap();
+    let mut raw = server.raw().await;
+    let time: Vec<u64> = raw.run(&["TIME"]).await;
+    let ahead = 1_000_000 * (time[0] + 3600);
+    raw.run::<()>(&["SET", &name.suffixed("f"), &ahead.to_string(), "PX", "60000"]).await;
+    assert_eq!(granted(&backend, &holder).await.fence(), ahead + 1);
+    for claim in [&called, &second, &third] {
+        held(&backend, claim).await;
+    }
+    assert!(backend.release(&holder).await.unwrap());
+    assert_eq!(next(&mut changes).await, Change::Turn(called.owner));
+    assert_eq!(granted(&backend, &called).await.fence(), ahead + 2);
+    assert!(backend.release(&called).await.unwrap());
+    let mut handed_over = async |to: &Claim| match next(&mut changes).await {
+        Change::Granted(handover) if handover.owner == to.owner => handover.fence,
+        other => panic!("not handed over: {other:?}"),
+    };
+    assert_eq!(handed_over(&second).await, ahead + 3);
+    // The writer of that name takes fences from the same row.
+    let writer = Claim::new(name.clone(), Mode::Write, LEASE, 2 * LEASE);
+    assert_eq!(granted(&backend, &writer).await.fence(), ahead + 4);
+    assert!(backend.release(&second).await.unwrap());
+    assert_eq!(handed_over(&third).await, ahead + 5);
+    assert_eq!(raw.run::<u64>(&["GET", &name.suffixed("f")]).await, ahead + 5);
+}
+
+/// The others do not wake for a call that is not for them.
+#[tokio::test]
+async fn only_the_process_of_who_is_called_is_told() {
+    let server = RedisServer::start().await;
+    let backend = open(&server.url());
+    let name = name();
+    let holder = claim(&name);
+    let claims = [1, 2, 3].map(|number| claim_of(&process(number), &name));
+    let mut processes = Vec::new();
+    for number in 1..=3 {
+        processes.push(listening(&server, &process(number), &name).await);
+    }
+    granted(&backend, &holder).await;
+    for claim in &claims {
+        held(&backend, claim).await;
+    }
+    let mut last = holder;
+    for (turn, claim) in claims.iter().enumerate() {
+        assert!(backend.release(&last).await.unwrap());
+        let mut expected = vec![Vec::new(); 3];
+        expected[turn] = vec![format!("t{}", claim.owner)];
+        assert_eq!(pushed(&server, &mut processes, &name).await, expected);
+        granted(&backend, claim).await;
+        last = claim.clone();
+    }
+    // When nobody is left to be called, everyone is told.
+    assert!(backend.release(&last).await.unwrap());
+    assert_eq!(pushed(&server, &mut processes, &name).await, [["w"]; 3]);
+}

@@ -1,0 +1,207 @@
+//! Several nodes, and nothing wrong with any of them.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use bellwether::{
+    Cache, ErrorKind, Locks, RedisBackend,
+    backend::{Change, Leases},
+};
+use futures_util::future::join_all;
+use testkit::{Cluster, LIMIT, comes_true};
+use tokio::time::timeout;
+
+use super::{LEASE, backend, claim, locks, name, patient};
+
+#[tokio::test]
+async fn leases_on_all_nodes_are_renewed() {
+    let cluster = Cluster::start(3, 0).await;
+    let locks = Locks::new(patient(&cluster));
+    let names: Vec<_> = (0..300).map(|at| format!("k{at}")).collect();
+    let guards = join_all(names.iter().map(async |name| {
+        let lock = locks.mutex(name.as_str()).lease(LEASE).renew_every(Duration::from_millis(200));
+        lock.lock().await.unwrap()
+    }));
+    let guards = guards.await;
+    let before: Vec<_> = guards.iter().map(|guard| guard.fence()).collect();
+    for node in &cluster.nodes {
+        let mut raw = node.raw().await;
+        assert!(raw.keys("*:l").await.len() > 50, "not all nodes have their share");
+        raw.age(LEASE / 2).await;
+        let renewed = async || {
+            for key in raw.keys("*:l").await {
+                if raw.pttl(&key).await < (LEASE * 3 / 4).as_millis() as i64 {
+                    return false;
+                }
+            }
+            true
+        };
+        assert!(comes_true(LIMIT, renewed).await, "not all are renewed");
+    }
+    for (guard, before) in guards.into_iter().zip(before) {
+        assert!(!guard.is_lost());
+        assert_eq!(guard.fence(), before);
+        guard.unlock().await.unwrap();
+    }
+    for node in &cluster.nodes {
+        assert_eq!(node.raw().await.keys("*:l").await, [""; 0]);
+    }
+}
+
+/// Twelve names or so for each node, as many in one backend as in the other, and every push arrives.
+#[tokio::test]
+async fn pushes_go_through_the_node_that_serves_the_name_and_no_other() {
+    let cluster = Cluster::start(3, 0).await;
+    let (here, there) = (patient(&cluster), patient(&cluster));
+    let mut listeners = Vec::new();
+    for at in 0..36 {
+        let claim = claim(&format!("k{at}"));
+        let changes = there.changes(&claim.name).await.unwrap();
+        listeners.push((claim, changes));
+    }
+    // Of each name the channel of all, and that of this process.
+    let mut all = 0;
+    for (at, node) in cluster.nodes.iter().enumerate() {
+        let channels = node.raw().await.shard_channels().await;
+        all += channels.len();
+        for channel in channels {
+            assert_eq!(cluster.owner(&channel).await, at, "{channel}");
+        }
+    }
+    assert_eq!(all, 2 * 36);
+    for (claim, changes) in &mut listeners {
+        here.acquire(claim).await.unwrap();
+        assert!(here.release(claim).await.unwrap());
+        assert_eq!(timeout(LIMIT, changes.next()).await.unwrap(), Change::Wake);
+    }
+}
+
+#[tokio::test]
+async fn a_load_is_led_once_though_two_processes_ask() {
+    let cluster = Cluster::start(3, 0).await;
+    let build = || Cache::<String>::builder(patient(&cluster)).build().unwrap();
+    let caches = [build(), build()];
+    let loads: Arc<Mutex<HashMap<String, usize>>> = Arc::default();
+    let mut callers = Vec::new();
+    for at in 0..60 {
+        for cache in caches.iter().cycle().take(6) {
+            let (cache, loads, key) = (cache.clone(), loads.clone(), format!("k{at}"));
+            callers.push(tokio::spawn(async move {
+                let mine = key.clone();
+                let load = move |_| async move {
+                    *loads.lock().unwrap().entry(mine.clone()).or_default() += 1;
+                    // Long enough for the other process to ask meanwhile.
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                    Ok::<_, std::io::Error>(mine)
+                };
+                assert_eq!(cache.get_or_load(key.as_str(), load).await.unwrap(), key);
+            }));
+        }
+    }
+    for caller in callers {
+        caller.await.unwrap();
+    }
+    let loads = loads.lock().unwrap();
+    assert_eq!(loads.len(), 60);
+    assert!(loads.values().all(|count| *count == 1), "{loads:?}");
+}
+
+#[tokio::test]
+async fn a_lock_is_handed_over_by_a_push_on_every_node() {
+    let cluster = Cluster::start(3, 0).await;
+    let (here, there) = (locks(&cluster), locks(&cluster));
+    for key in cluster.key_of_each(3, |at| format!("k{at}")).await {
+        let guard = here.mutex(key.as_str()).lease(LEASE).lock().await.unwrap();
+        let waiter = there.mutex(key.as_str()).lease(LEASE).wait_limit(2 * LIMIT);
+        let waiting = tokio::spawn(async move { waiter.lock().await });
+        let owner = &cluster.nodes[cluster.owner(&format!("{{{key}}}")).await];
+        let mut raw = owner.raw().await;
+        let listens = async || !raw.shard_channels().await.is_empty();
+        assert!(comes_true(LIMIT, listens).await, "nobody waits");
+        guard.unlock().await.unwrap();
+        // Long before its lease would have ended.
+        timeout(LIMIT, waiting).await.unwrap().unwrap().unwrap().unlock().await.unwrap();
+    }
+}
+
+/// One node is named, by a URL with the password that all of them ask for.
+#[tokio::test]
+async fn one_node_is_enough_to_find_the_others_which_have_its_credentials() {
+    let cluster = Cluster::start_with(2, 0, &["--requirepass", "secret"]).await;
+    let url = cluster.nodes[1].url_of(":secret", 0);
+    let backend = RedisBackend::cluster(["redis://127.0.0.1:1", &url]).unwrap();
+    assert_eq!(backend.ping().await.unwrap_err().kind(), ErrorKind::Backend, "the first is used");
+    let backend = RedisBackend::cluster([url.as_str(), "redis://127.0.0.1:1"]).unwrap();
+    let found = async || backend.ping().await.is_ok();
+    assert!(comes_true(LIMIT, found).await);
+    for key in cluster.key_of_each(2, |at| format!("k{at}")).await {
+        backend.acquire(&claim(&key)).await.unwrap();
+    }
+    assert!(!format!("{backend:?}").contains("secret"));
+}
+
+/// Nodes that go by their names, as where certificates have names; and nodes that do not know how others reach them,
+/// and so are where the answer came from.
+#[tokio::test]
+async fn nodes_are_found_as_they_announce_themselves() {
+    for endpoint in ["hostname", "unknown-endpoint"] {
+        let announced = ["--cluster-announce-hostname", "localhost"];
+        let preferred = ["--cluster-preferred-endpoint-type", endpoint];
+        let cluster = Cluster::start_with(2, 0, &[announced, preferred].concat()).await;
+        let backend = RedisBackend::cluster([cluster.nodes[0].url()]).unwrap();
+        let keys = cluster.key_of_each(2, |at| format!("k{at}")).await;
+        let held: Vec<_> = keys.iter().map(|key| claim(key)).collect();
+        for claim in &held {
+            // A node hears late how another one announces itself.
+            let found = async || backend.acquire(claim).await.is_ok();
+            assert!(comes_true(LIMIT, found).await, "{endpoint}");
+        }
+        // What tells where a slot went says it in the same way.
+        let slot = format!("{{{}}}", keys[0]);
+        cluster.begin_to_move(&slot, 0, 1).await;
+        cluster.move_keys(&slot, 0, 1).await;
+        cluster.end_move(&slot, 0, 1).await;
+        assert_eq!(backend.renew(&held).await.unwrap(), [true, true], "{endpoint}");
+        for claim in &held {
+            assert!(backend.release(claim).await.unwrap(), "{endpoint}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_names_no_cluster_is_refused() {
+    let none: [&str; 0] = [];
+    for error in [
+        RedisBackend::cluster(none).unwrap_err(),
+        RedisBackend::cluster(["redis://127.0.0.1:1/3"]).unwrap_err(),
+        RedisBackend::cluster(["redis://127.0.0.1:1", "http://x"]).unwrap_err(),
+        RedisBackend::cluster(["redis://127.0.0.1:1", "rediss://127.0.0.1:1"]).unwrap_err(),
+    ] {
+        assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{error}");
+    }
+    let single = testkit::RedisServer::start().await;
+    let backend = RedisBackend::cluster([single.url()]).unwrap();
+    let error = backend.ping().await.unwrap_err();
+    assert!(format!("{error:#}").contains("cluster support disabled"), "{error}");
+}
+
+/// A cluster of version 6 knows neither command.
+#[tokio::test]
+async fn without_channels_of_the_shard_waiters_look_by_themselves() {
+    let old = ["--rename-command", "SPUBLISH", "", "--rename-command", "SSUBSCRIBE", ""];
+    let cluster = Cluster::start_with(1, 0, &old).await;
+    let (here, there) = (backend(&cluster), locks(&cluster));
+    assert!(here.changes(&name("k")).await.is_err());
+    let guard = Locks::new(here).mutex("k").lease(LEASE).lock().await.unwrap();
+    let waiter = there.mutex("k").lease(LEASE).wait_limit(2 * LIMIT);
+    let waiting = tokio::spawn(async move { waiter.lock().await });
+    let mut raw = cluster.nodes[0].raw().await;
+    let tried = async || raw.errors("ERR").await > 1;
+    assert!(comes_true(LIMIT, tried).await, "nobody waits");
+    guard.unlock().await.unwrap();
+    let next = timeout(LIMIT, waiting).await.expect("no turn").unwrap().unwrap();
+    next.unlock().await.unwrap();
+}

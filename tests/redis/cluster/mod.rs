@@ -1,0 +1,44 @@
+//! What is true of a Redis Cluster alone: several nodes, slots that move, masters that are replaced.
+//!
+//! That it keeps the rules of every backend is tested in `conformance`.
+
+mod everyday;
+mod failover;
+mod moving;
+mod trouble;
+
+use std::time::Duration;
+
+use bellwether::{
+    Key, Locks, RedisBackend,
+    backend::{Claim, Mode, RedisOptions},
+    key::{Family, Name, Namespace},
+};
+use testkit::{Cluster, LIMIT};
+
+const LEASE: Duration = Duration::from_secs(60);
+
+/// A backend whose commands have the usual time.
+fn backend(cluster: &Cluster) -> RedisBackend {
+    RedisBackend::cluster(cluster.urls()).unwrap()
+}
+
+/// A backend for what no time-out is the matter of.
+fn patient(cluster: &Cluster) -> RedisBackend {
+    let mut options = RedisOptions::default();
+    options.command_timeout = LIMIT;
+    options.connect_timeout = LIMIT;
+    RedisBackend::cluster_with(cluster.urls(), options).unwrap()
+}
+
+fn locks(cluster: &Cluster) -> Locks {
+    Locks::new(backend(cluster))
+}
+
+fn name(key: &str) -> Name {
+    Name::new(&Namespace::new("t").unwrap(), Family::Lock, &Key::from(key), 512).unwrap()
+}
+
+fn claim(key: &str) -> Claim {
+    Claim::new(name(key), Mode::Exclusive, LEASE, LEASE)
+}

@@ -1,0 +1,203 @@
+//! A slot moves from one node to another while its names are in use.
+
+use std::time::Duration;
+
+use bellwether::{
+    Locks,
+    backend::{Acquired, Change, Entry, Leases, Store},
+    error::{BackendError, BackendErrorKind},
+};
+use bytes::Bytes;
+use testkit::{Cluster, LIMIT, comes_true};
+use tokio::time::timeout;
+
+use super::{LEASE, backend, claim, locks, name, patient};
+
+const KEY: &str = "bellwether:l:{k}:l";
+
+#[tokio::test]
+async fn a_lock_is_held_on_while_its_slot_moves_and_passes_to_who_waits() {
+    let cluster = Cluster::start(3, 0).await;
+    let (here, there) = (locks(&cluster), locks(&cluster));
+    let refresh = Duration::from_millis(100);
+    let guard = here.mutex("k").lease(LEASE).renew_every(refresh).lock().await.unwrap();
+    let from = cluster.owner(KEY).await;
+    let to = (from + 1) % 3;
+    let mut source = cluster.nodes[from].raw().await;
+    let mut target = cluster.nodes[to].raw().await;
+    let waiter = there.mutex("k").lease(LEASE).wait_limit(3 * LIMIT);
+    let waiting = tokio::spawn(async move { waiter.lock().await });
+    let listens = async || !source.clone().shard_channels().await.is_empty();
+    assert!(comes_true(LIMIT, listens).await, "nobody waits");
+
+    cluster.begin_to_move("{k}", from, to).await;
+    assert!(cluster.move_keys("{k}", from, to).await >= 2);
+    // The renewals are sent on by the node that has the keys no more.
+    let asked = async || source.errors("ASK").await >= 3;
+    assert!(comes_true(LIMIT, asked).await, "nothing is sent on");
+    cluster.end_move("{k}", from, to).await;
+
+    let mut source = cluster.nodes[from].raw().await;
+    let moved = async || source.errors("MOVED").await >= 1;
+    assert!(comes_true(LIMIT, moved).await, "the move is not noticed");
+    let listens = async || target.shard_channels().await.contains(&"bellwether:l:{k}:s".to_owned());
+    assert!(comes_true(LIMIT, listens).await, "who waits does not listen at the new owner");
+    let mut before = target.pttl(KEY).await;
+    let renewed = async || {
+        let now = target.pttl(KEY).await;
+        now > std::mem::replace(&mut before, now)
+    };
+    assert!(comes_true(LIMIT, renewed).await, "it is not renewed at the new owner");
+    assert!(!guard.is_lost());
+    assert!(!waiting.is_finished());
+
+    guard.unlock().await.unwrap();
+    let next = timeout(LIMIT, waiting).await.expect("no turn").unwrap().unwrap();
+    next.unlock().await.unwrap();
+    assert!(cluster.nodes[from].raw().await.shard_channels().await.is_empty());
+}
+
+/// A permit has no fence; a script that names two keys of which one is not there is refused while a slot moves, and with
+/// it all renewals that were sent together. (Found by reading.)
+#[tokio::test]
+async fn a_permit_is_renewed_while_its_slot_moves() {
+    let cluster = Cluster::start(3, 0).await;
+    let locks = locks(&cluster);
+    let refresh = Duration::from_millis(100);
+    let permit = locks.semaphore("k", 1).lease(LEASE).renew_every(refresh).acquire().await.unwrap();
+    let key = "bellwether:l:{k}:p";
+    let from = cluster.owner(key).await;
+    let to = (from + 1) % 3;
+    cluster.begin_to_move("{k}", from, to).await;
+    let is_renewed = async |node: usize| {
+        let mut raw = cluster.nodes[node].raw().await;
+        let mut before = raw.pttl(key).await;
+        let renewed = async || {
+            let now = raw.pttl(key).await;
+            now > std::mem::replace(&mut before, now)
+        };
+        comes_true(LIMIT, renewed).await
+    };
+    assert!(is_renewed(from).await, "it is not renewed while its slot moves");
+    assert_eq!(cluster.move_keys("{k}", from, to).await, 1);
+    let mut source = cluster.nodes[from].raw().await;
+    let asked = async || source.errors("ASK").await >= 3;
+    assert!(comes_true(LIMIT, asked).await, "nothing is sent on");
+    cluster.end_move("{k}", from, to).await;
+    assert!(is_renewed(to).await, "it is not renewed at the new owner");
+    assert!(!permit.is_lost());
+    permit.release().await.unwrap();
+}
+
+/// Whether something is refused. It is asked for as long as a command has time, so on a busy machine the last try may
+/// be one without an answer.
+async fn refused(error: impl AsyncFn() -> BackendError) -> bool {
+    comes_true(LIMIT, async || match error().await.kind() {
+        BackendErrorKind::Refused => true,
+        BackendErrorKind::Unknown => false,
+        other => panic!("{other:?}"),
+    })
+    .await
+}
+
+/// Some keys of a name are here, and others there: no script can run, and nothing is half done.
+#[tokio::test]
+async fn what_a_slot_on_the_move_cannot_do_is_refused_and_works_when_it_has_moved() {
+    let cluster = Cluster::start(2, 0).await;
+    let backend = backend(&cluster);
+    let (held, entry) = (claim("k"), name("k"));
+    let value = Entry::value(7, Duration::ZERO, Bytes::from_static(b"v"));
+    backend.put(&entry, &value, LEASE, LEASE).await.unwrap();
+    assert!(matches!(backend.acquire(&held).await.unwrap(), Acquired::Granted(_)));
+    let from = cluster.owner("{k}").await;
+    let to = 1 - from;
+    cluster.begin_to_move("{k}", from, to).await;
+    let before = cluster.nodes[from].raw().await.keys("*").await;
+    assert!(refused(async || backend.release(&held).await.unwrap_err()).await);
+    assert_eq!(cluster.nodes[from].raw().await.keys("*").await, before);
+    // What has all its keys at one place goes on: here, and then there.
+    assert_eq!(backend.renew(std::slice::from_ref(&held)).await.unwrap(), [true]);
+    assert!(backend.get(&entry).await.unwrap().is_some());
+    cluster.move_keys("{k}", from, to).await;
+    assert_eq!(backend.renew(std::slice::from_ref(&held)).await.unwrap(), [true]);
+    assert!(backend.get(&entry).await.unwrap().is_some());
+    assert!(refused(async || backend.acquire(&claim("k")).await.unwrap_err()).await);
+
+    cluster.end_move("{k}", from, to).await;
+    assert!(backend.release(&held).await.unwrap());
+    assert!(matches!(backend.acquire(&claim("k")).await.unwrap(), Acquired::Granted(_)));
+}
+
+/// A push that was lost on the way of the slot must not be waited for.
+#[tokio::test]
+async fn who_listens_is_told_to_look_when_the_slot_has_moved() {
+    let cluster = Cluster::start(2, 0).await;
+    let (here, there) = (patient(&cluster), patient(&cluster));
+    let mut changes = there.changes(&name("k")).await.unwrap();
+    let mut other = there.changes(&name("other")).await.unwrap();
+    for _ in 0..4 {
+        let from = cluster.owner("{k}").await;
+        let to = 1 - from;
+        cluster.begin_to_move("{k}", from, to).await;
+        cluster.move_keys("{k}", from, to).await;
+        cluster.end_move("{k}", from, to).await;
+        assert_eq!(timeout(LIMIT, changes.next()).await.unwrap(), Change::Wake);
+        let mut raw = cluster.nodes[to].raw().await;
+        let listens = async || raw.shard_channels().await.contains(&name("k").suffixed("s"));
+        assert!(comes_true(LIMIT, listens).await, "nobody listens there");
+        let burnt = here.invalidate(&name("k"), LEASE).await.unwrap();
+        loop {
+            match timeout(LIMIT, changes.next()).await.unwrap() {
+                Change::Wake => {}
+                change => break assert_eq!(change, Change::Invalidated(burnt)),
+            }
+        }
+    }
+    // It stayed where it is, but its node's connection for pushes was made anew.
+    let owner = cluster.owner("{other}").await;
+    let mut raw = cluster.nodes[owner].raw().await;
+    let listens = async || raw.shard_channels().await.contains(&name("other").suffixed("s"));
+    assert!(comes_true(LIMIT, listens).await, "nobody listens there");
+    let burnt = here.invalidate(&name("other"), LEASE).await.unwrap();
+    loop {
+        match timeout(LIMIT, other.next()).await.unwrap() {
+            Change::Wake => {}
+            change => break assert_eq!(change, Change::Invalidated(burnt)),
+        }
+    }
+}
+
+/// Slots move to and fro while locks are taken and given back: nobody holds together, nobody waits for ever.
+#[tokio::test]
+async fn contenders_never_hold_together_while_the_slot_moves_to_and_fro() {
+    let cluster = Cluster::start(2, 0).await;
+    let inside = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let contenders: Vec<_> = (0..4)
+        .map(|_| {
+            let (locks, inside) = (Locks::new(backend(&cluster)), inside.clone());
+            tokio::spawn(async move {
+                let mut last = 0;
+                for _ in 0..40 {
+                    let guard = locks.mutex("k").wait_limit(3 * LIMIT).lock().await.unwrap();
+                    assert!(!inside.swap(true, std::sync::atomic::Ordering::SeqCst));
+                    assert!(guard.fence() > last);
+                    last = guard.fence();
+                    tokio::task::yield_now().await;
+                    inside.store(false, std::sync::atomic::Ordering::SeqCst);
+                    // Refused while the slot is on the move, it is given back by itself.
+                    let _ = guard.unlock().await;
+                }
+            })
+        })
+        .collect();
+    while !contenders.iter().all(tokio::task::JoinHandle::is_finished) {
+        let from = cluster.owner("{k}").await;
+        cluster.begin_to_move("{k}", from, 1 - from).await;
+        cluster.move_keys("{k}", from, 1 - from).await;
+        cluster.end_move("{k}", from, 1 - from).await;
+        tokio::time::sleep(Duration::from_millis(30)).await;
+    }
+    for contender in contenders {
+        contender.await.unwrap();
+    }
+}

@@ -1,0 +1,148 @@
+//! A node that hangs, and a cluster that is down: what that costs whoever does not need it.
+
+use std::time::Duration;
+
+use bellwether::{
+    Cache, RedisBackend,
+    backend::{Leases, RedisOptions},
+    cache::Source,
+    error::BackendErrorKind,
+};
+use testkit::{Cluster, LIMIT, comes_true};
+use tokio::time::{Instant, sleep};
+use tokio_util::sync::CancellationToken;
+
+use super::{backend, claim, locks};
+
+/// What a busy machine adds to a time-out.
+const SLACK: Duration = Duration::from_secs(2);
+/// The time of a command: no busy machine takes so long.
+const TIMEOUT: Duration = Duration::from_secs(1);
+
+#[tokio::test]
+async fn a_node_that_hangs_costs_the_leases_of_the_others_nothing() {
+    let cluster = Cluster::start_with(3, 0, &["--cluster-node-timeout", "60000"]).await;
+    let locks = locks(&cluster);
+    let keys = cluster.key_of_each(3, |at| format!("k{at}")).await;
+    let mut guards = Vec::new();
+    for key in &keys {
+        // So short that the first renewal that fails for all would lose them.
+        let lock = locks.mutex(key.as_str()).lease(Duration::from_secs(3));
+        guards.push(lock.renew_every(Duration::from_millis(500)).lock().await.unwrap());
+    }
+    cluster.nodes[1].stop_signal();
+    guards[1].lost().await;
+    for at in [0, 2] {
+        // They are renewed as before.
+        let renewed = async || guards[at].remaining() > Duration::from_secs(2);
+        assert!(comes_true(SLACK, renewed).await);
+        assert!(!guards[at].is_lost(), "{at}");
+    }
+    cluster.nodes[1].resume();
+    let again =
+        async || locks.mutex(keys[1].as_str()).try_lock().await.is_ok_and(|it| it.is_some());
+    assert!(comes_true(LIMIT, again).await, "the node is not used again");
+}
+
+/// One breaker stood before all nodes. Every answer of the others closed it, and of a node that hung three failures
+/// in a row, which with one node of three come soon, opened it for all: the cache of the whole cluster went on and
+/// off, and each turn was a line in the log.
+#[tokio::test]
+async fn a_node_that_hangs_costs_the_entries_of_the_others_nothing() {
+    let cluster = Cluster::start_with(3, 0, &["--cluster-node-timeout", "60000"]).await;
+    let mut options = RedisOptions::default();
+    options.command_timeout = TIMEOUT;
+    let backend = RedisBackend::cluster_with(cluster.urls(), options).unwrap();
+    let cache = Cache::<String>::builder(backend).build().unwrap();
+    let of_each = cluster.key_of_each(3, |at| format!("k{at}")).await;
+    for key in &of_each {
+        assert_eq!(ask(&cache, key).await.0, Source::Led);
+    }
+    // More than may ask a part of the backend at once.
+    let mut hanging = Vec::new();
+    for at in 0.. {
+        let key = format!("h{at}");
+        if cluster.owner(&format!("{{{key}}}")).await == 1 {
+            hanging.push(key);
+        }
+        if hanging.len() == 150 {
+            break;
+        }
+    }
+    cluster.nodes[1].stop_signal();
+    let stop = CancellationToken::new();
+    let callers: Vec<_> = hanging
+        .into_iter()
+        .map(|key| {
+            let (cache, stop) = (cache.clone(), stop.clone());
+            tokio::spawn(async move {
+                let mut slowest = Duration::ZERO;
+                while !stop.is_cancelled() {
+                    slowest = slowest.max(ask(&cache, &key).await.1);
+                    sleep(Duration::from_millis(5)).await;
+                }
+                slowest
+            })
+        })
+        .collect();
+    // From before the first time-out to long after it.
+    let begun = Instant::now();
+    while begun.elapsed() < 3 * TIMEOUT {
+        for at in [0, 2] {
+            let (source, took) = ask(&cache, &of_each[at]).await;
+            assert_eq!(source, Source::Hit, "after {:?}", begun.elapsed());
+            assert!(took < TIMEOUT, "{took:?} after {:?}", begun.elapsed());
+        }
+        sleep(Duration::from_millis(1)).await;
+    }
+    // Who asks the one that hangs waits for it no more, but for the one who tries for all.
+    let mut slow = 0;
+    for _ in 0..100 {
+        let (source, took) = ask(&cache, &of_each[1]).await;
+        assert_eq!(source, Source::Degraded);
+        slow += usize::from(took >= TIMEOUT / 2);
+    }
+    assert!(slow <= 3, "{slow} of 100");
+    stop.cancel();
+    for caller in callers {
+        let slowest = caller.await.unwrap();
+        assert!(slowest < TIMEOUT + Duration::from_millis(200) + SLACK, "{slowest:?}");
+    }
+    cluster.nodes[1].resume();
+    let again = async || ask(&cache, &of_each[1]).await.0 == Source::Hit;
+    assert!(comes_true(LIMIT, again).await, "the node is not used again");
+}
+
+/// Where the value of a key came from, and how long that took.
+async fn ask(cache: &Cache<String>, key: &str) -> (Source, Duration) {
+    let begun = Instant::now();
+    let load = |_| async { Ok::<_, std::io::Error>("x".to_owned()) };
+    let loaded = cache.request(key).load(load).await.unwrap();
+    (loaded.source(), begun.elapsed())
+}
+
+/// The cluster refuses everything as long as one slot is nobody's.
+#[tokio::test]
+async fn a_cluster_that_is_down_is_an_error_at_once_and_used_again() {
+    let cluster = Cluster::start(2, 0).await;
+    let backend = backend(&cluster);
+    let held = claim("k");
+    backend.acquire(&held).await.unwrap();
+    for node in &cluster.nodes {
+        node.raw().await.config_set("cluster-require-full-coverage", "yes").await;
+    }
+    for node in &cluster.nodes {
+        node.raw().await.run::<()>(&["CLUSTER", "DELSLOTS", "0"]).await;
+    }
+    let down = async || backend.renew(std::slice::from_ref(&held)).await.is_err();
+    assert!(comes_true(LIMIT, down).await, "the cluster is not down");
+    let begun = Instant::now();
+    let error = backend.acquire(&claim("k")).await.unwrap_err();
+    assert_eq!(error.kind(), BackendErrorKind::Unavailable, "{error}");
+    assert!(format!("{error:#}").contains("The cluster is down"), "{error}");
+    assert!(begun.elapsed() < Duration::from_millis(250) + SLACK);
+    cluster.nodes[0].raw().await.run::<()>(&["CLUSTER", "ADDSLOTS", "0"]).await;
+    let up = async || backend.renew(std::slice::from_ref(&held)).await.is_ok();
+    assert!(comes_true(LIMIT, up).await, "it is not used again");
+    assert_eq!(backend.renew(&[held]).await.unwrap(), [true]);
+}

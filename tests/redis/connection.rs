@@ -1,0 +1,355 @@
+//! Servers that die, hang, change their password and come back, and runtimes that go away.
+
+use std::{future::Future, time::Duration};
+
+use bellwether::{
+    ErrorKind, Key,
+    backend::{
+        Acquired, Change, Changes, Claim, Entry, Leases, Mode, RedisBackend, RedisOptions, Store,
+    },
+    error::{BackendError, BackendErrorKind},
+    key::{Family, Name, Namespace},
+};
+use bytes::Bytes;
+use testkit::{
+    LIMIT, RedisServer, comes_true, eventually,
+    proxy::{Fault, Proxy},
+};
+use tokio::{
+    runtime::{Builder, Runtime},
+    time::{Instant, timeout},
+};
+
+const LEASE: Duration = Duration::from_secs(60);
+const FENCE_LIFE: Duration = Duration::from_secs(600);
+const TTL: Duration = Duration::from_secs(120);
+/// The command time-out where one is waited out.
+const TIME_OUT: Duration = Duration::from_millis(250);
+/// What a busy machine adds to a time-out.
+const SLACK: Duration = Duration::from_secs(2);
+/// How soon after its return a server is used again: half a second of back-off, and an attempt.
+const RECOVERY: Duration = Duration::from_secs(2);
+
+fn name(key: &str) -> Name {
+    Name::new(&Namespace::new("t").unwrap(), Family::Cache, &Key::from(key), 512).unwrap()
+}
+
+fn claim(name: &Name) -> Claim {
+    Claim::new(name.clone(), Mode::Exclusive, LEASE, FENCE_LIFE)
+}
+
+fn value(text: &str) -> Entry {
+    Entry::value(7, Duration::ZERO, Bytes::copy_from_slice(text.as_bytes()))
+}
+
+async fn next(changes: &mut Changes) -> Change {
+    timeout(LIMIT, changes.next()).await.expect("nothing was pushed")
+}
+
+/// A backend with the command time-out that is waited out, and a time to connect that no call may take.
+fn open(url: &str) -> RedisBackend {
+    let mut options = RedisOptions::default();
+    options.command_timeout = TIME_OUT;
+    options.connect_timeout = LIMIT;
+    RedisBackend::open_with(url, options).unwrap()
+}
+
+async fn works(backend: &RedisBackend) -> bool {
+    backend.ping().await.is_ok()
+}
+
+/// Whether somebody listens to one channel or more.
+async fn subscribed(server: &RedisServer) -> bool {
+    !server.raw().await.pubsub_channels().await.is_empty()
+}
+
+/// A burnt fence that arrives, with earlier wakes left out.
+async fn invalidation(changes: &mut Changes) -> u64 {
+    loop {
+        match next(changes).await {
+            Change::Invalidated(fence) => break fence,
+            Change::Wake => {}
+            other => panic!("neither woken nor invalidated: {other:?}"),
+        }
+    }
+}
+
+/// Every operation once, each within the time-out, and each with an error.
+async fn everything_fails(backend: &RedisBackend) -> Vec<BackendError> {
+    let name = name("k");
+    let claim = claim(&name);
+    let grant = bellwether::backend::Grant::new(7);
+    let mut errors = Vec::new();
+    macro_rules! fails {
+        ($($call:expr),+ $(,)?) => {$(
+            let call = within_time_out($call).await;
+            errors.push(call.expect_err(concat!(stringify!($call), " worked")));
+        )+};
+    }
+    fails!(
+        backend.get(&name),
+        backend.claim(&claim, 0),
+        backend.acquire(&claim),
+        backend.renew(std::slice::from_ref(&claim)),
+        backend.commit(&claim, &grant, &value("v"), Some(TTL)),
+        backend.release(&claim),
+        backend.put(&name, &value("v"), TTL, FENCE_LIFE),
+        backend.invalidate(&name, FENCE_LIFE),
+        backend.changes(&name),
+    );
+    errors
+}
+
+async fn within_time_out<T>(call: impl Future<Output = T>) -> T {
+    timeout(TIME_OUT + SLACK, call).await.expect("it took longer than the command time-out")
+}
+
+#[tokio::test]
+async fn a_server_that_was_never_there_is_an_error_and_found_later() {
+    let mut server = RedisServer::start().await;
+    server.kill();
+    let backend = open(&server.url());
+    for error in everything_fails(&backend).await {
+        assert_eq!(error.kind(), BackendErrorKind::Unavailable, "{error}");
+    }
+    assert_eq!(backend.ping().await.unwrap_err().kind(), ErrorKind::Backend);
+    server.start_again().await;
+    assert!(eventually(RECOVERY, || works(&backend)).await, "it was not found");
+}
+
+#[tokio::test]
+async fn endless_time_outs_are_no_panic() {
+    let server = RedisServer::start().await;
+    let mut options = RedisOptions::default();
+    (options.command_timeout, options.connect_timeout) = (Duration::MAX, Duration::MAX);
+    let backend = RedisBackend::open_with(&server.url(), options).unwrap();
+    let locks = bellwether::Locks::new(backend.clone());
+    locks.several(["a", "b"]).lock().await.unwrap().unlock().await.unwrap();
+    drop(backend.changes(&name("k")).await.unwrap());
+    locks.shutdown(LIMIT).await;
+}
+
+#[tokio::test]
+async fn a_killed_server_is_an_error_and_used_again_when_it_returns() {
+    let mut server = RedisServer::start().await;
+    let backend = open(&server.url());
+    let name = name("k");
+    assert!(eventually(LIMIT, || works(&backend)).await);
+    let mut changes = backend.changes(&name).await.unwrap();
+    for _ in 0..3 {
+        server.kill();
+        everything_fails(&backend).await;
+        server.start_again().await;
+        assert!(eventually(RECOVERY, || works(&backend)).await, "it was not used again");
+        let held = claim(&name);
+        assert!(matches!(backend.acquire(&held).await, Ok(Acquired::Granted(_))));
+        assert!(backend.release(&held).await.unwrap());
+        // Who listened before listens again, and was told to look meanwhile.
+        assert_eq!(next(&mut changes).await, Change::Wake);
+        assert!(eventually(LIMIT, || subscribed(&server)).await);
+        let burnt = backend.invalidate(&name, FENCE_LIFE).await.unwrap();
+        assert_eq!(invalidation(&mut changes).await, burnt);
+    }
+}
+
+/// A release is pushed while the push connection is broken. Nobody repeats it, so the reconnecting must
+/// wake everyone.
+#[tokio::test]
+async fn a_broken_push_connection_wakes_who_listens() {
+    let server = RedisServer::start().await;
+    let backend = open(&server.url());
+    assert!(eventually(LIMIT, || works(&backend)).await);
+    let mut all = Vec::new();
+    for at in 0..20 {
+        all.push(backend.changes(&name(&format!("k{at}"))).await.unwrap());
+    }
+    let mut raw = server.raw().await;
+    for _ in 0..3 {
+        let killed: u32 = raw.run(&["CLIENT", "KILL", "TYPE", "pubsub"]).await;
+        assert_eq!(killed, 1);
+        // Once when it breaks, and once when the subscriptions are restored.
+        for _ in 0..2 {
+            for changes in &mut all {
+                assert_eq!(next(changes).await, Change::Wake);
+            }
+        }
+    }
+    let burnt = backend.invalidate(&name("k7"), FENCE_LIFE).await.unwrap();
+    assert_eq!(invalidation(&mut all[7]).await, burnt);
+    drop(all);
+    let silent = || {
+        let mut raw = raw.clone();
+        async move { raw.pubsub_channels().await.is_empty() }
+    };
+    assert!(eventually(LIMIT, silent).await, "subscriptions are left behind");
+}
+
+/// What is still asked on a connection that broke is not waited for: who listens by it already misses something.
+#[tokio::test]
+async fn a_push_connection_that_breaks_while_it_subscribes_wakes_who_listens() {
+    let server = RedisServer::start().await;
+    let proxy = Proxy::start(server.port());
+    let backend = open(&proxy.url());
+    let mut listening = backend.changes(&name("listening")).await.unwrap();
+    let asked = proxy.once(|request| request.kind == "subscribe", Fault::Silence);
+    let other = backend.clone();
+    let asking = tokio::spawn(async move { other.changes(&name("asking")).await.is_ok() });
+    assert!(eventually(LIMIT, || async { asked.count() == 1 }).await, "nothing is asked");
+    let cut = Instant::now();
+    proxy.cut();
+    assert!(matches!(next(&mut listening).await, Change::Wake));
+    assert!(cut.elapsed() < SLACK, "{:?}", cut.elapsed());
+    asking.await.unwrap();
+    // And it is heard again.
+    let (writer, written) = (open(&server.url()), name("listening"));
+    let heard = async || {
+        let fence = writer.invalidate(&written, FENCE_LIFE).await.unwrap();
+        // Behind what was pushed before, if that was not lost.
+        let pushed = async { while listening.next().await != Change::Invalidated(fence) {} };
+        timeout(TIME_OUT, pushed).await.is_ok()
+    };
+    assert!(comes_true(LIMIT, heard).await, "nothing is pushed any more");
+}
+
+/// The connection is open and the server says nothing: only our own deadline ends a call.
+#[tokio::test]
+async fn a_server_that_hangs_costs_each_call_its_time_out_at_most() {
+    let server = RedisServer::start().await;
+    let backend = open(&server.url());
+    assert!(eventually(LIMIT, || works(&backend)).await);
+    let listened = name("listened");
+    let mut changes = backend.changes(&listened).await.unwrap();
+    for _ in 0..2 {
+        server.stop_signal();
+        for error in everything_fails(&backend).await {
+            let kind = error.kind();
+            assert!(
+                matches!(kind, BackendErrorKind::Unknown | BackendErrorKind::Unavailable),
+                "{error}"
+            );
+        }
+        server.resume();
+        assert!(eventually(RECOVERY, || works(&backend)).await, "it was not used again");
+    }
+    // What was asked for while it hung may be done now; nothing of it stays subscribed.
+    assert!(eventually(LIMIT, || subscribed(&server)).await);
+    let burnt = backend.invalidate(&listened, FENCE_LIFE).await.unwrap();
+    assert_eq!(invalidation(&mut changes).await, burnt);
+    let mut raw = server.raw().await;
+    let only = async || raw.pubsub_channels().await == [listened.suffixed("c")];
+    assert!(comes_true(LIMIT, only).await, "a subscription is left behind");
+}
+
+/// After an authentication error a connection manager of the client library never recovers.
+#[tokio::test]
+async fn a_wrong_password_is_an_error_and_recovered_from() {
+    let server = RedisServer::start_with(&["--requirepass", "old"]).await;
+    let backend = open(&server.url_of(":new", 0));
+    for error in everything_fails(&backend).await {
+        assert_eq!(error.kind(), BackendErrorKind::Unavailable, "{error}");
+    }
+    let error = backend.ping().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Backend);
+    assert!(format!("{error:#}").contains("WRONGPASS"), "it does not say why: {error}");
+    server.raw().await.config_set("requirepass", "new").await;
+    assert!(eventually(RECOVERY, || works(&backend)).await, "it does not recover");
+    // The push connection has a back-off of its own.
+    let listens = async || backend.changes(&name("k")).await.is_ok();
+    assert!(eventually(RECOVERY, listens).await, "pushes do not recover");
+    let mut changes = backend.changes(&name("k")).await.unwrap();
+    let burnt = backend.invalidate(&name("k"), FENCE_LIFE).await.unwrap();
+    assert_eq!(next(&mut changes).await, Change::Invalidated(burnt));
+}
+
+/// The password changes while connected, and every connection is cut.
+#[tokio::test]
+async fn a_password_that_changes_back_is_recovered_from() {
+    let server = RedisServer::start_with(&["--requirepass", "old"]).await;
+    let backend = open(&server.url_of(":old", 0));
+    assert!(eventually(LIMIT, || works(&backend)).await);
+    let mut raw = server.raw().await;
+    raw.config_set("requirepass", "new").await;
+    raw.run::<()>(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]).await;
+    let refused = || async { !works(&backend).await };
+    assert!(eventually(LIMIT, refused).await, "the new password is not needed");
+    raw.config_set("requirepass", "old").await;
+    assert!(eventually(RECOVERY, || works(&backend)).await, "it does not recover");
+}
+
+fn runtime() -> Runtime {
+    Builder::new_current_thread().enable_all().build().unwrap()
+}
+
+/// The connections are tasks of the runtime on which they were first needed; with `#[tokio::test]` and a
+/// backend in a static, that runtime ends with the first test.
+#[test]
+fn a_second_runtime_goes_on_where_the_first_one_ended() {
+    let first = runtime();
+    let server = first.block_on(RedisServer::start());
+    let backend = open(&server.url());
+    let name = name("k");
+    let mut changes = first.block_on(async {
+        assert!(eventually(LIMIT, || works(&backend)).await);
+        backend.changes(&name).await.unwrap()
+    });
+    drop(first);
+    for _ in 0..3 {
+        let next_one = runtime();
+        next_one.block_on(async {
+            assert!(eventually(RECOVERY, || works(&backend)).await, "it does not work there");
+            let mut anew = backend.changes(&name).await.unwrap();
+            // Who listened all along may have missed something, and is told so.
+            assert_eq!(next(&mut changes).await, Change::Wake);
+            let burnt = backend.invalidate(&name, FENCE_LIFE).await.unwrap();
+            assert_eq!(invalidation(&mut anew).await, burnt);
+            assert_eq!(invalidation(&mut changes).await, burnt);
+        });
+    }
+}
+
+/// While the first runtime is going away, another one is in the middle of its calls.
+#[test]
+fn a_runtime_that_ends_beside_another_costs_it_one_recovery() {
+    let server = runtime().block_on(RedisServer::start());
+    for _ in 0..10 {
+        let backend = open(&server.url());
+        let first = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        first.block_on(async { assert!(eventually(LIMIT, || works(&backend)).await) });
+        let theirs = backend.clone();
+        let other = std::thread::spawn(move || {
+            runtime().block_on(async {
+                let mut failed = false;
+                for _ in 0..200 {
+                    failed |= !works(&theirs).await;
+                }
+                let recovered = eventually(RECOVERY, || works(&theirs)).await;
+                (failed, recovered)
+            })
+        });
+        drop(first);
+        let (_, recovered) = other.join().unwrap();
+        assert!(recovered, "the other runtime does not recover");
+    }
+}
+
+/// Dropping the last clone ends its connections.
+#[tokio::test]
+async fn a_dropped_backend_leaves_no_connection() {
+    let server = RedisServer::start().await;
+    let mut raw = server.raw().await;
+    let mut connections = async || -> u32 {
+        let info: String = raw.run(&["INFO", "clients"]).await;
+        let line = info.lines().find_map(|line| line.strip_prefix("connected_clients:")).unwrap();
+        line.trim().parse().unwrap()
+    };
+    let before = connections().await;
+    let mut options = RedisOptions::default();
+    options.command_timeout = LIMIT;
+    let backend = RedisBackend::open_with(&server.url(), options).unwrap();
+    backend.ping().await.unwrap();
+    let changes = backend.changes(&name("k")).await.unwrap();
+    assert_eq!(connections().await, before + 2);
+    drop((backend, changes));
+    let closed = comes_true(LIMIT, async || connections().await <= before);
+    assert!(closed.await, "connections are left behind");
+}

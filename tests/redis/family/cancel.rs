@@ -1,0 +1,103 @@
+//! A caller goes away, at each point at which it waits for something.
+
+use std::{
+    future::{Future, poll_fn},
+    pin::pin,
+    task::Poll,
+    time::Duration,
+};
+
+use testkit::primitives::{Asked, Pair};
+use testkit::{LIMIT, RedisServer};
+use tokio::time::{Instant, timeout};
+
+use super::faults::nothing_is_left;
+
+const LEASE: Duration = Duration::from_secs(2);
+/// A future that is not woken for so long waits for something that will not come.
+const PARKED: Duration = Duration::from_millis(150);
+
+/// How far a future went before it was dropped.
+enum Went<T> {
+    Through(T),
+    /// It was polled so often, and dropped.
+    SoFar,
+    /// It waits, and was dropped.
+    Parked,
+}
+
+async fn dropped_after<T>(polls: usize, future: impl Future<Output = T>) -> Went<T> {
+    let mut future = pin!(future);
+    let mut left = polls;
+    let polled = poll_fn(|cx| {
+        if left == 0 {
+            return Poll::Ready(None);
+        }
+        left -= 1;
+        future.as_mut().poll(cx).map(Some)
+    });
+    match timeout(PARKED, polled).await {
+        Ok(Some(output)) => Went::Through(output),
+        Ok(None) => Went::SoFar,
+        Err(_) => Went::Parked,
+    }
+}
+
+/// Someone else holds it. However far the wait had come, whoever comes next gets it within one lease.
+pub async fn a_wait_that_is_dropped_leaves_nothing(pair: Pair) {
+    let server = RedisServer::start().await;
+    let asked = |locks: &Asked| locks.clone();
+    let (a, b, c) = (
+        Asked::new(&server.url(), "k", LEASE),
+        Asked::new(&server.url(), "k", LEASE),
+        Asked::new(&server.url(), "k", LEASE),
+    );
+    for polls in 1..40 {
+        let held = (pair.one.take)(asked(&a)).await.unwrap();
+        let went = dropped_after(polls, (pair.rival.take)(asked(&b))).await;
+        assert!(!matches!(went, Went::Through(_)), "two have it");
+        held.give_back().await.unwrap();
+        let asking = Instant::now();
+        let next = timeout(LIMIT, (pair.one.take)(asked(&c))).await.unwrap().unwrap();
+        let took = asking.elapsed();
+        assert!(took < LEASE + 500 * Duration::from_millis(1), "{polls} polls: {took:?}");
+        next.give_back().await.unwrap();
+        if matches!(went, Went::Parked) {
+            assert!(polls > 2, "it was parked before it had asked");
+            nothing_is_left(&server).await;
+            return;
+        }
+    }
+    panic!("it was never parked");
+}
+
+/// It is free. However far the acquisition had come, whoever comes next gets it within one lease.
+pub async fn a_try_that_is_dropped_leaves_nothing(pair: Pair) {
+    let server = RedisServer::start().await;
+    let (a, b) = (Asked::new(&server.url(), "k", LEASE), Asked::new(&server.url(), "k", LEASE));
+    for polls in 1..40 {
+        let went = dropped_after(polls, (pair.one.attempt)(a.clone())).await;
+        let through = match went {
+            Went::Through(taken) => {
+                // Dropped as it is, it is given back; but what has an id is kept until it ends.
+                let guard = taken.unwrap().expect("it was free");
+                match guard.is_watched() {
+                    true => drop(guard),
+                    false => guard.give_back().await.unwrap(),
+                }
+                true
+            }
+            _ => false,
+        };
+        let asking = Instant::now();
+        let next = timeout(LIMIT, (pair.rival.take)(b.clone())).await.unwrap().unwrap();
+        let took = asking.elapsed();
+        assert!(took < LEASE + 500 * Duration::from_millis(1), "{polls} polls: {took:?}");
+        next.give_back().await.unwrap();
+        if through {
+            nothing_is_left(&server).await;
+            return;
+        }
+    }
+    panic!("it was never through");
+}

@@ -1,0 +1,345 @@
+//! The server fails, or the way to it.
+
+use std::{slice::from_ref, time::Duration};
+
+use bellwether::{ErrorKind, error::BackendError};
+use futures_util::future::join_all;
+use testkit::primitives::{Asked, Guard, Pair, Primitive};
+use testkit::{
+    LIMIT, Raw, RedisServer, comes_true, eventually,
+    proxy::{Fault, Proxy, PushFault, Request},
+};
+use tokio::{
+    task::JoinHandle,
+    time::{Instant, sleep, timeout},
+};
+
+const MS: Duration = Duration::from_millis(1);
+pub const LEASE: Duration = Duration::from_millis(2000);
+
+/// Nothing of ours but fences, each with an end, and no subscription.
+pub async fn nothing_is_left(server: &RedisServer) {
+    let raw = server.raw().await;
+    let clean = || {
+        let mut raw = raw.clone();
+        async move {
+            let keys = raw.keys("*").await;
+            let fences = keys.iter().all(|key| key.ends_with(":f"));
+            fences && raw.all_channels().await.is_empty()
+        }
+    };
+    let kept = eventually(LIMIT, clean).await;
+    let mut raw = raw.clone();
+    let (keys, channels) = (raw.keys("*").await, raw.all_channels().await);
+    assert!(kept, "left behind: {keys:?}, {channels:?}");
+    for key in keys {
+        assert_ne!(raw.pttl(&key).await, -1, "{key} never ends");
+    }
+}
+
+/// One has it, and its rival waits for it.
+pub struct Scene {
+    pub held: Guard,
+    pub waiting: JoinHandle<Guard>,
+}
+
+pub async fn scene(pair: Pair, servers: &[RedisServer], a: &Asked, b: &Asked) -> Scene {
+    let held = (pair.one.take)(a.clone()).await.unwrap();
+    let mut raws = join_all(servers.iter().map(RedisServer::raw)).await;
+    let before = executed(&mut raws).await;
+    let asked = b.clone();
+    let waiting = tokio::spawn(async move { (pair.rival.take)(asked).await.unwrap() });
+    // It has asked, subscribed and asked again when so much was done.
+    let looked = async || executed(&mut raws).await >= before + 2;
+    assert!(comes_true(LIMIT, looked).await, "the rival does not ask");
+    Scene { held, waiting }
+}
+
+/// How many scripts were called by their digests so far.
+async fn executed(raws: &mut [Raw]) -> u64 {
+    let mut executed = 0;
+    for raw in raws {
+        let info: String = raw.run(&["INFO", "commandstats"]).await;
+        let line = info.lines().find(|line| line.starts_with("cmdstat_evalsha:"));
+        let calls = line.and_then(|line| line.split_once("calls=")?.1.split(',').next());
+        executed += calls.map_or(0, |calls| calls.parse::<u64>().unwrap());
+    }
+    executed
+}
+
+impl Scene {
+    /// A server hangs for longer than the lease. The loss is told while nobody can ask anyone, and the rival has nothing.
+    pub async fn outlast(&self, server: &RedisServer) {
+        server.stop_signal();
+        let hung = Instant::now();
+        if self.held.is_watched() {
+            timeout(LIMIT, self.held.lost()).await.expect("the loss is not told");
+            assert!(hung.elapsed() <= LEASE + 50 * MS, "{:?}", hung.elapsed());
+        }
+        assert!(!self.waiting.is_finished());
+        sleep((LEASE + 100 * MS).saturating_sub(hung.elapsed())).await;
+        server.resume();
+    }
+
+    /// The first one's loss is told, and only then the rival has it. Both give theirs back.
+    async fn lost_before_the_rival_has_it(self, within: Duration) {
+        let begun = Instant::now();
+        let Self { held, waiting } = self;
+        if held.is_watched() {
+            timeout(LIMIT, held.lost()).await.expect("the loss is not told");
+        }
+        let got = timeout(LIMIT, waiting).await.expect("the rival never gets it").unwrap();
+        let took = begun.elapsed();
+        assert!(took < within, "the rival got it after {took:?}");
+        let error = held.give_back().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Lost, "{error}");
+        got.give_back().await.unwrap();
+    }
+
+    /// It is given back, and the rival has it within a time.
+    pub async fn handed_over(self, within: Duration) {
+        let Self { held, waiting } = self;
+        assert!(!held.is_lost());
+        assert!(!waiting.is_finished(), "two have it");
+        let begun = Instant::now();
+        held.give_back().await.unwrap();
+        let got = timeout(LIMIT, waiting).await.expect("the rival never gets it").unwrap();
+        let took = begun.elapsed();
+        assert!(took < within, "the rival got it after {took:?}");
+        got.give_back().await.unwrap();
+    }
+}
+
+pub async fn a_server_that_hangs_beyond_the_lease(pair: Pair) {
+    let server = RedisServer::start().await;
+    let (a, b) = (Asked::new(&server.url(), "k", LEASE), Asked::new(&server.url(), "k", LEASE));
+    let scene = scene(pair, from_ref(&server), &a, &b).await;
+    scene.outlast(&server).await;
+    scene.lost_before_the_rival_has_it(3 * LEASE).await;
+    nothing_is_left(&server).await;
+}
+
+pub async fn a_server_that_is_killed_and_starts_empty(pair: Pair) {
+    let mut server = RedisServer::start().await;
+    let (a, b) = (Asked::new(&server.url(), "k", LEASE), Asked::new(&server.url(), "k", LEASE));
+    let Scene { held, waiting } = scene(pair, from_ref(&server), &a, &b).await;
+    server.restart().await;
+    // The server does not keep its data, so there may be two; but the loss is told at the first contact,
+    // which is the next renewal.
+    let begun = Instant::now();
+    if held.is_watched() {
+        timeout(LIMIT, held.lost()).await.expect("the loss is not told");
+        assert!(begun.elapsed() < LEASE, "{:?}", begun.elapsed());
+    }
+    let got = timeout(LIMIT, waiting).await.expect("the rival never gets it").unwrap();
+    // Of the two, either may be connected first; until it is, a call is answered that the server is not there.
+    let told = comes_true(LIMIT, async || {
+        held.renew().await.is_err_and(|error| error.kind() == ErrorKind::Lost)
+    });
+    assert!(told.await, "the loss is not told");
+    assert_eq!(held.give_back().await.unwrap_err().kind(), ErrorKind::Lost);
+    got.give_back().await.unwrap();
+    nothing_is_left(&server).await;
+}
+
+pub async fn a_server_that_is_killed_and_starts_with_its_data(pair: Pair) {
+    let mut server =
+        RedisServer::start_with(&["--appendonly", "yes", "--appendfsync", "always"]).await;
+    let lease = 4 * LEASE;
+    let (a, b) = (Asked::new(&server.url(), "k", lease), Asked::new(&server.url(), "k", lease));
+    let scene = scene(pair, from_ref(&server), &a, &b).await;
+    server.kill();
+    server.start_again().await;
+    // It is held as before. The first call after a restart may meet the connection that broke.
+    let kept = || async { scene.held.renew().await.is_ok() };
+    assert!(eventually(LIMIT, kept).await, "it is not held any more");
+    scene.handed_over(LEASE).await;
+    nothing_is_left(&server).await;
+}
+
+pub async fn pushes_that_are_lost(pair: Pair) {
+    let server = RedisServer::start().await;
+    let proxy = Proxy::start(server.port());
+    proxy.pushes(Some(PushFault::Drop));
+    let (a, b) = (Asked::new(&server.url(), "k", LEASE), Asked::new(&proxy.url(), "k", LEASE));
+    let scene = scene(pair, from_ref(&server), &a, &b).await;
+    // It looks again when the lease would have ended.
+    scene.handed_over(LEASE + 500 * MS).await;
+    nothing_is_left(&server).await;
+}
+
+async fn without(pair: Pair, right: &str) {
+    let server = RedisServer::start().await;
+    let mut raw = server.raw().await;
+    let user = ["ACL", "SETUSER", "app", "reset", "on", ">secret", "~*", "&*", "+@all", right];
+    raw.run::<()>(&user).await;
+    let url = server.url_of("app:secret", 0);
+    let (a, b) = (Asked::new(&url, "k", LEASE), Asked::new(&url, "k", LEASE));
+    let scene = scene(pair, from_ref(&server), &a, &b).await;
+    scene.handed_over(LEASE + 500 * MS).await;
+    nothing_is_left(&server).await;
+}
+
+pub async fn a_user_who_may_not_publish(pair: Pair) {
+    without(pair, "-publish").await;
+}
+
+pub async fn a_user_who_may_not_subscribe(pair: Pair) {
+    without(pair, "-subscribe").await;
+}
+
+/// What is held is kept and can be given back; what is asked for is refused in time, or granted.
+pub async fn a_server_that_is_full(pair: Pair) {
+    let server = RedisServer::start().await;
+    let mut raw = server.raw().await;
+    let (a, b) = (Asked::new(&server.url(), "k", LEASE), Asked::new(&server.url(), "k", LEASE));
+    let scene = scene(pair, from_ref(&server), &a, &b).await;
+    raw.config_set("maxmemory", "1").await;
+    for _ in 0..4 {
+        sleep(LEASE / 2).await;
+        scene.held.renew().await.unwrap();
+    }
+    assert!(!scene.waiting.is_finished(), "two have it");
+    scene.held.give_back().await.unwrap();
+    let begun = Instant::now();
+    let late = Asked::new(&server.url(), "other", LEASE).within(500 * MS);
+    match (pair.one.take)(late).await {
+        Ok(guard) => guard.give_back().await.unwrap(),
+        Err(error) => assert_eq!(error.kind(), ErrorKind::Backend, "{error}"),
+    }
+    assert!(begun.elapsed() < 1500 * MS, "{:?}", begun.elapsed());
+    raw.config_set("maxmemory", "0").await;
+    let got = timeout(LIMIT, scene.waiting).await.expect("the rival never gets it").unwrap();
+    got.give_back().await.unwrap();
+    nothing_is_left(&server).await;
+}
+
+/// Tries, and again where a busy machine took longer to connect than a command may.
+async fn tried(primitive: Primitive, asked: &Asked) -> Option<Guard> {
+    for _ in 0..50 {
+        match (primitive.attempt)(asked.clone()).await {
+            Ok(got) => return got,
+            Err(error) => assert_eq!(error.kind(), ErrorKind::Backend, "{error}"),
+        }
+    }
+    panic!("the server does not answer");
+}
+
+fn acquires(request: &Request) -> bool {
+    request.kind.starts_with("acquire")
+}
+
+fn releases(request: &Request) -> bool {
+    request.kind.starts_with("release")
+}
+
+/// The same token asks again, and is recognised.
+pub async fn an_acquire_whose_answer_is_lost(pair: Pair) {
+    let server = RedisServer::start().await;
+    for fault in [Fault::Silence, Fault::Swallow, Fault::Delay(400 * MS), Fault::Cut] {
+        let proxy = Proxy::start(server.port());
+        let asked = Asked::new(&proxy.url(), "k", LEASE);
+        let hits = proxy.once(acquires, fault);
+        let begun = Instant::now();
+        let guard = timeout(LIMIT, (pair.one.take)(asked)).await.unwrap().unwrap();
+        let took = begun.elapsed();
+        assert!(hits.count() == 1 && took < LEASE, "{fault:?}: {took:?}");
+        let rival = Asked::new(&server.url(), "k", LEASE);
+        assert!(tried(pair.rival, &rival).await.is_none(), "two have it");
+        guard.give_back().await.unwrap();
+        let begun = Instant::now();
+        let next = timeout(LIMIT, (pair.rival.take)(rival)).await.unwrap().unwrap();
+        let took = begun.elapsed();
+        assert!(took < LEASE + 500 * MS, "{fault:?}: {took:?}");
+        next.give_back().await.unwrap();
+    }
+    nothing_is_left(&server).await;
+}
+
+pub async fn an_acquire_that_arrives_twice(pair: Pair) {
+    let server = RedisServer::start().await;
+    let proxy = Proxy::start(server.port());
+    let hits = proxy.when(|request| acquires(request) || releases(request), Fault::Double);
+    let (a, b) = (Asked::new(&proxy.url(), "k", LEASE), Asked::new(&proxy.url(), "k", LEASE));
+    let scene = scene(pair, from_ref(&server), &a, &b).await;
+    scene.handed_over(LEASE).await;
+    assert!(hits.count() >= 4, "{}", hits.count());
+    nothing_is_left(&server).await;
+}
+
+/// Its caller is told that it is not known, and it is given back all the same.
+pub async fn a_release_whose_answer_is_lost(pair: Pair) {
+    let server = RedisServer::start().await;
+    for fault in [Fault::Silence, Fault::Cut, Fault::CutBefore] {
+        let proxy = Proxy::start(server.port());
+        let asked = Asked::new(&proxy.url(), "k", LEASE);
+        let guard = (pair.one.take)(asked).await.unwrap();
+        let hits = proxy.once(releases, fault);
+        let error = guard.give_back().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Backend, "{fault:?}: {error}");
+        assert_eq!(hits.count(), 1);
+        let begun = Instant::now();
+        let rival = Asked::new(&server.url(), "k", LEASE);
+        let next = timeout(LIMIT, (pair.rival.take)(rival)).await.unwrap().unwrap();
+        let took = begun.elapsed();
+        assert!(took < LEASE + 500 * MS, "{fault:?}: {took:?}");
+        next.give_back().await.unwrap();
+    }
+    nothing_is_left(&server).await;
+}
+
+/// One command after the other meets a connection that ends, before or after it was done.
+pub async fn a_connection_that_is_cut_at_each_command(pair: Pair) {
+    let server = RedisServer::start().await;
+    let proxy = Proxy::start(server.port());
+    let (a, b) = (Asked::new(&proxy.url(), "k", LEASE), Asked::new(&proxy.url(), "k", LEASE));
+    for fault in [Fault::Cut, Fault::CutInHalf, Fault::CutBefore] {
+        proxy.when_times(6, |request| acquires(request) || releases(request), fault);
+        let Scene { held, waiting } = scene(pair, from_ref(&server), &a, &b).await;
+        assert!(!waiting.is_finished(), "two have it");
+        let _ = held.give_back().await;
+        let got = timeout(LIMIT, waiting).await.expect("the rival never gets it").unwrap();
+        let _ = got.give_back().await;
+        proxy.clear();
+    }
+    nothing_is_left(&server).await;
+}
+
+/// Something without an end, or of another type: reported at once, not waited for, and not overwritten.
+pub async fn what_others_left_under_the_name(pair: Pair) {
+    let server = RedisServer::start().await;
+    let mut raw = server.raw().await;
+    let key = format!("bellwether:l:{{k}}:{}", pair.key);
+    let wrong: [&[&str]; 3] =
+        [&["SET", &key, "1"], &["HSET", &key, "field", "1"], &["RPUSH", &key, "1"]];
+    let endless: &[&str] = match pair.key {
+        "r" | "p" => &["ZADD", &key, "inf", "somebody"],
+        _ => &["SET", &key, "0123456789abcdef0123456789abcdef:1"],
+    };
+    for words in wrong.into_iter().chain([endless]) {
+        raw.run::<()>(words).await;
+        let asked = Asked::new(&server.url(), "k", LEASE);
+        let begun = Instant::now();
+        for error in [
+            (pair.one.take)(asked.clone()).await.unwrap_err(),
+            (pair.one.attempt)(asked.clone()).await.unwrap_err(),
+        ] {
+            assert_eq!(error.kind(), ErrorKind::Backend, "{error}");
+            let source = std::error::Error::source(&error).unwrap();
+            let backend = source.downcast_ref::<BackendError>().unwrap();
+            assert_eq!(backend.kind(), bellwether::error::BackendErrorKind::Foreign, "{error}");
+            assert!(format!("{error:#}").contains(&key), "it does not say where: {error}");
+        }
+        assert!(begun.elapsed() < LEASE, "{words:?}: {:?}", begun.elapsed());
+        assert_eq!(raw.run::<u32>(&["EXISTS", &key]).await, 1, "it was overwritten");
+        assert_eq!(raw.pttl(&key).await, -1, "it was given an end");
+        let cleared = match pair.key {
+            "l" => asked.locks.fair_mutex("k").force_unlock().await,
+            "p" => asked.locks.semaphore("k", 1).force_release().await,
+            _ => asked.locks.rw_lock("k").force_unlock().await,
+        };
+        assert!(cleared.unwrap());
+        (pair.one.take)(asked).await.unwrap().give_back().await.unwrap();
+    }
+    nothing_is_left(&server).await;
+}

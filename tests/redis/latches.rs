@@ -1,0 +1,209 @@
+//! What is true of latches in a Redis server alone: its memory, its commands, and what others keep in it.
+
+use std::time::Duration;
+
+use bellwether::{
+    ErrorKind, Key, Locks,
+    backend::{Latches, Owner, RedisBackend, RedisOptions},
+    error::BackendErrorKind,
+    key::{Family, Name, Namespace},
+};
+
+use testkit::{Call, LIMIT, RedisServer, eventually};
+use tokio::time::Instant;
+
+const TTL: Duration = Duration::from_secs(120);
+
+fn open(server: &RedisServer) -> RedisBackend {
+    let mut options = RedisOptions::default();
+    // A busy machine must not make a time-out.
+    options.command_timeout = LIMIT;
+    options.connect_timeout = LIMIT;
+    RedisBackend::open_with(&server.url(), options).unwrap()
+}
+
+fn name(key: &str) -> Name {
+    Name::new(&Namespace::standard(), Family::Lock, &Key::from(key), 512).unwrap()
+}
+
+/// What the connecting sends, now or later, is none of the operations.
+fn commands(calls: Vec<Call>) -> Vec<String> {
+    let of_connecting = ["SCRIPT", "INFO", "ROLE", "CLIENT", "HELLO", "PING"];
+    let commands = calls.into_iter().map(|call| call.command);
+    commands.filter(|command| !of_connecting.contains(&command.as_str())).collect()
+}
+
+/// Who does a part of the work must be able to say so on a server that is full. What is counted grows by a
+/// few bytes for each step of a latch that was set when there was room.
+#[tokio::test]
+async fn on_a_full_server_steps_are_counted_and_nothing_is_set() {
+    let server = RedisServer::start().await;
+    let backend = open(&server);
+    let mut raw = server.raw().await;
+    let (name, other) = (name("k"), name("other"));
+    assert!(backend.set_latch(&name, Owner::fresh(), 3, TTL).await.unwrap());
+    raw.config_set("maxmemory", "1").await;
+    let error = backend.set_latch(&other, Owner::fresh(), 3, TTL).await.unwrap_err();
+    assert_eq!(error.kind(), BackendErrorKind::Refused, "{error}");
+    let id = Owner::fresh();
+    for (id, left) in [(id, 2), (id, 2), (Owner::fresh(), 1), (Owner::fresh(), 0), (id, 0)] {
+        assert_eq!(backend.count_down(&name, id, 1).await.unwrap().unwrap().left, left);
+        assert_eq!(backend.latch(&name).await.unwrap().unwrap().left, left);
+    }
+    assert_eq!(raw.keys("*").await, [name.suffixed("n")]);
+    assert!(raw.pttl(&name.suffixed("n")).await > 100_000);
+    assert!(backend.clear_latch(&name).await.unwrap());
+    assert_eq!(raw.keys("*").await, [""; 0]);
+}
+
+#[tokio::test]
+async fn what_is_not_a_latch_is_named_and_left_alone_until_it_is_cleared() {
+    let server = RedisServer::start().await;
+    let backend = open(&server);
+    let latch = Locks::new(backend.clone()).latch("line\r\nbreak");
+    let mut raw = server.raw().await;
+    let name = name("line\r\nbreak");
+    let key = name.suffixed("n");
+    let whole = ["HSET", &key, "left", "7", "set", "ab", "ttl", "60000"];
+    let foreign: [(&[&str], bool); 6] = [
+        (&["SET", &key, "7"], true),
+        (&["RPUSH", &key, "left", "7"], true),
+        (&["HSET", &key, "field", "value"], true),
+        (&["HSET", &key, "left", "many", "set", "ab", "ttl", "60000"], true),
+        (&whole[..6], true),
+        // One of ours, but for its end.
+        (&whole, false),
+    ];
+    for (words, ends) in foreign {
+        raw.run::<()>(words).await;
+        if ends {
+            raw.run::<()>(&["PEXPIRE", &key, "60000"]).await;
+        }
+        let before: Vec<u8> = raw.run(&["DUMP", &key]).await;
+        let errors = [
+            backend.set_latch(&name, Owner::fresh(), 1, TTL).await.unwrap_err(),
+            backend.count_down(&name, Owner::fresh(), 1).await.unwrap_err(),
+            backend.latch(&name).await.unwrap_err(),
+        ];
+        for error in errors {
+            assert_eq!(error.kind(), BackendErrorKind::Foreign, "{words:?}: {error}");
+        }
+        // The front does not try again, and does not wait.
+        for error in [latch.set(1).await.unwrap_err(), latch.wait().await.unwrap_err()] {
+            assert_eq!(error.kind(), ErrorKind::Backend, "{words:?}: {error}");
+        }
+        assert_eq!(raw.run::<Vec<u8>>(&["DUMP", &key]).await, before, "{words:?} was touched");
+        assert!(latch.clear().await.unwrap());
+        assert!(latch.set(1).await.unwrap(), "{words:?}");
+        assert!(latch.clear().await.unwrap());
+    }
+}
+
+#[tokio::test]
+async fn each_step_is_one_command_and_a_wait_is_four() {
+    let server = RedisServer::start().await;
+    let (here, there) = (Locks::new(open(&server)), Locks::new(open(&server)));
+    let (here, there) = (here.latch("k"), there.latch("k"));
+    // The connections are in place after this.
+    there.set(1).await.unwrap();
+    assert!(there.count_down().await.is_ok() && here.clear().await.unwrap());
+    let mut monitor = server.monitor().await;
+    here.set(2).await.unwrap();
+    here.count_down().await.unwrap();
+    here.left().await.unwrap();
+    assert_eq!(commands(monitor.calls_from_clients().await), ["EVALSHA"; 3]);
+    let waiter = tokio::spawn(async move {
+        there.wait().await.unwrap();
+        // Who comes late asks once.
+        there.wait().await
+    });
+    // A look, the subscription, a look.
+    let mut sent = Vec::new();
+    while sent.len() < 3 {
+        sent.extend(commands(monitor.calls_from_clients().await));
+    }
+    assert_eq!(sent, ["EVALSHA", "SUBSCRIBE", "EVALSHA"]);
+    here.count_down().await.unwrap();
+    waiter.await.unwrap().unwrap();
+    let mut raw = server.raw().await;
+    let silent = || {
+        let mut raw = raw.clone();
+        async move { raw.pubsub_channels().await.is_empty() }
+    };
+    assert!(eventually(LIMIT, silent).await, "subscriptions are left behind");
+    let mut sent = commands(monitor.calls_from_clients().await);
+    sent.sort();
+    // The last step, the look after the push, that of who comes late, and the end of the subscription.
+    assert_eq!(sent, ["EVALSHA", "EVALSHA", "EVALSHA", "UNSUBSCRIBE"]);
+    assert_eq!(raw.keys("*").await, [name("k").suffixed("n")]);
+}
+
+#[tokio::test]
+async fn what_stays_of_a_latch_is_small_and_ends() {
+    let server = RedisServer::start().await;
+    let latch = Locks::new(open(&server)).latch("k").ttl(TTL);
+    let mut raw = server.raw().await;
+    let key = name("k").suffixed("n");
+    latch.set(200).await.unwrap();
+    let steps = (0..199).map(|_| latch.count_down());
+    futures_util::future::try_join_all(steps).await.unwrap();
+    assert_eq!(raw.run::<u32>(&["HLEN", &key]).await, 202, "each step is remembered");
+    assert_eq!(latch.count_down().await.unwrap(), 0);
+    assert_eq!(raw.run::<u32>(&["HLEN", &key]).await, 3);
+    let ends = raw.pttl(&key).await;
+    assert!((100_000..=120_000).contains(&ends), "{ends}");
+    raw.age(TTL).await;
+    assert_eq!(latch.wait().await.unwrap_err().kind(), ErrorKind::NotSet);
+    assert_eq!(raw.keys("*").await, [""; 0]);
+}
+
+/// A server that was restarted without its data. Who waits learns that the latch is gone, and does not wait
+/// for a zero that nobody can count to.
+#[tokio::test]
+async fn who_waits_is_told_when_the_server_has_forgotten_the_latch() {
+    let mut server = RedisServer::start().await;
+    // With the usual time-outs, for this one is about them.
+    let latch = Locks::new(RedisBackend::open(&server.url()).unwrap()).latch("k");
+    latch.set(2).await.unwrap();
+    latch.count_down().await.unwrap();
+    let waiter = tokio::spawn({
+        let latch = latch.clone();
+        async move { latch.wait().await }
+    });
+    let mut raw = server.raw().await;
+    let listening = || {
+        let mut raw = raw.clone();
+        async move { !raw.pubsub_channels().await.is_empty() }
+    };
+    assert!(eventually(LIMIT, listening).await);
+    server.restart().await;
+    assert_eq!(waiter.await.unwrap().unwrap_err().kind(), ErrorKind::NotSet);
+    assert_eq!(latch.count_down().await.unwrap_err().kind(), ErrorKind::NotSet);
+    raw = server.raw().await;
+    assert_eq!(raw.keys("*").await, [""; 0]);
+}
+
+/// Who counts learns that nobody can be told, and those of his process who wait look by themselves from then
+/// on.
+#[tokio::test]
+async fn without_the_right_to_publish_ones_own_process_is_told() {
+    let server = RedisServer::start().await;
+    let mut raw = server.raw().await;
+    let rights = ["on", ">secret", "~*", "&*", "+@all", "-publish"];
+    raw.run::<()>(&[&["ACL", "SETUSER", "app"][..], &rights].concat()).await;
+    let latch = Locks::new(RedisBackend::open(&server.url_of("app:secret", 0)).unwrap()).latch("k");
+    latch.set(1).await.unwrap();
+    let waiter = tokio::spawn({
+        let latch = latch.clone();
+        async move { latch.wait().await }
+    });
+    let listening = || {
+        let mut raw = raw.clone();
+        async move { !raw.pubsub_channels().await.is_empty() }
+    };
+    assert!(eventually(LIMIT, listening).await);
+    let begun = Instant::now();
+    assert_eq!(latch.count_down().await.unwrap(), 0);
+    waiter.await.unwrap().unwrap();
+    assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
+}

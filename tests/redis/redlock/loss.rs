@@ -1,0 +1,145 @@
+//! When a holder is told that the lock is lost, and when not.
+
+use bellwether::{
+    ErrorKind, Redlock,
+    backend::{Leases, Mode},
+};
+use testkit::faulty::{Fault, Faulty, Op};
+use tokio::time::{Instant, sleep, timeout};
+
+use super::{
+    kind, name,
+    played::{LEASE, occupy, seen, servers},
+    shares,
+};
+
+/// The holder's renewals come through to a minority only. It is told before another gets the lock.
+#[tokio::test(start_paused = true)]
+async fn a_loss_is_told_before_anyone_else_gets_in() {
+    for fault in [Fault::Refuse, Fault::Hang] {
+        let servers: [_; 3] = servers();
+        let cut_off = seen(&servers, &[(0, Op::Renew, fault), (2, Op::Renew, fault)]);
+        let guard = Redlock::new(cut_off).unwrap().mutex("m").lease(LEASE).lock().await.unwrap();
+        let next = tokio::spawn(async move {
+            let guard = Redlock::new(servers).unwrap().mutex("m").lock().await.unwrap();
+            (Instant::now(), guard)
+        });
+        timeout(LEASE, guard.lost()).await.unwrap();
+        let lost = Instant::now();
+        let (acquired, other) = next.await.unwrap();
+        assert!(lost < acquired, "{fault:?}");
+        assert!(acquired - lost < LEASE / 50, "{:?}", acquired - lost);
+        assert_eq!(kind(guard.renew().await), ErrorKind::Lost);
+        assert_eq!(kind(guard.unlock().await), ErrorKind::Lost);
+        sleep(3 * LEASE).await;
+        assert!(!other.is_lost());
+    }
+}
+
+/// Each renewal fails somewhere, and none at a majority.
+#[tokio::test(start_paused = true)]
+async fn renewals_that_fail_in_turn_are_no_loss() {
+    let servers: [_; 5] = servers();
+    let seen: Vec<_> =
+        servers.iter().map(|server| Faulty::over(server.clone(), |_| None)).collect();
+    for (at, server) in seen.iter().enumerate() {
+        let mut renewals = 0;
+        server.plan(move |op| {
+            renewals += usize::from(op == Op::Renew);
+            let fails = op == Op::Renew && [at, at + 1].contains(&(renewals % 5));
+            fails.then_some(if renewals % 2 == 0 { Fault::Hang } else { Fault::LoseReply })
+        });
+    }
+    let guard = Redlock::new(seen.clone()).unwrap().mutex("m").lease(LEASE).lock().await.unwrap();
+    sleep(20 * LEASE).await;
+    assert!(!guard.is_lost());
+    guard.unlock().await.unwrap();
+    let renewals = seen[0].count(Op::Renew);
+    sleep(5 * LEASE).await;
+    assert_eq!(seen[0].count(Op::Renew), renewals, "the watchdog outlives the unlock");
+}
+
+/// Two of three forget the lock, as servers do that come back empty: told at the next renewal.
+#[tokio::test(start_paused = true)]
+async fn a_majority_that_forgot_is_told_at_the_next_renewal() {
+    let servers: [_; 3] = servers();
+    let redlock = Redlock::new(servers.clone()).unwrap();
+    let guard = redlock.mutex("m").lease(LEASE).lock().await.unwrap();
+    for server in &servers[..2] {
+        server.clear(&name("m"), Mode::Exclusive).await.unwrap();
+    }
+    timeout(LEASE / 2, guard.lost()).await.unwrap();
+    assert_eq!(kind(guard.unlock().await), ErrorKind::Lost);
+    assert_eq!(shares(&servers, "m").await, 0);
+}
+
+/// Servers that are updated one after another come back empty, and one was away when the lock was taken. The lock was
+/// lost with the second of them, though at every moment two of three had it.
+#[tokio::test(start_paused = true)]
+async fn servers_that_forget_one_after_another_are_no_loss() {
+    let servers: [_; 3] = servers();
+    let seen = seen(&servers, &[]);
+    let mut away = Some(Fault::Hang);
+    seen[2].plan(move |op| if op == Op::Acquire { away.take() } else { None });
+    let redlock = Redlock::new(seen).unwrap();
+    let guard = redlock.mutex("m").lease(LEASE).lock().await.unwrap();
+    assert_eq!(shares(&servers, "m").await, 2);
+    for server in servers.iter().chain(&servers) {
+        sleep(LEASE).await;
+        assert_eq!(shares(&servers, "m").await, 3);
+        server.clear(&name("m"), Mode::Exclusive).await.unwrap();
+    }
+    sleep(LEASE).await;
+    assert!(!guard.is_lost());
+    guard.unlock().await.unwrap();
+    assert_eq!(shares(&servers, "m").await, 0);
+}
+
+/// Where someone else has a share meanwhile, it stays his.
+#[tokio::test(start_paused = true)]
+async fn a_share_that_someone_else_has_is_not_taken_from_him() {
+    let servers: [_; 3] = servers();
+    let other = occupy(&servers[0], "m", 10 * LEASE).await;
+    let seen = seen(&servers, &[]);
+    let redlock = Redlock::new(seen.clone()).unwrap();
+    let guard = redlock.mutex("m").lease(LEASE).lock().await.unwrap();
+    sleep(5 * LEASE).await;
+    assert!(seen[0].count(Op::Acquire) > 3, "it is not asked for");
+    assert!(servers[0].release(&other).await.unwrap());
+    assert_eq!(shares(&servers, "m").await, 2);
+    sleep(LEASE).await;
+    assert_eq!(shares(&servers, "m").await, 3);
+    assert!(!guard.is_lost());
+}
+
+/// What is not known of one lease of a batch does not cost the others anything.
+#[tokio::test(start_paused = true)]
+async fn a_lease_in_doubt_does_not_take_others_with_it() {
+    let servers: [_; 3] = servers();
+    let seen = seen(&servers, &[]);
+    let redlock = Redlock::new(seen.clone()).unwrap();
+    let doubtful = redlock.mutex("doubtful").lease(LEASE).lock().await.unwrap();
+    let sound = redlock.mutex("sound").lease(LEASE).lock().await.unwrap();
+    servers[0].clear(&name("doubtful"), Mode::Exclusive).await.unwrap();
+    seen[1].plan(|_| Some(Fault::Hang));
+    let begun = Instant::now();
+    doubtful.lost().await;
+    // It may be held at the silent one, so it lasts as long as that would have it.
+    assert!(begun.elapsed() > LEASE * 9 / 10 && begun.elapsed() < LEASE);
+    sleep(5 * LEASE).await;
+    assert!(!sound.is_lost());
+    sound.unlock().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_fixed_lease_ends_by_itself() {
+    let servers: [_; 3] = servers();
+    let redlock = Redlock::new(servers.clone()).unwrap();
+    let guard = redlock.mutex("m").lease(LEASE).fixed_lease().lock().await.unwrap();
+    let begun = Instant::now();
+    guard.lost().await;
+    // A hundredth and 2 ms are not trusted.
+    assert!(begun.elapsed() < LEASE && begun.elapsed() >= LEASE * 98 / 100);
+    drop(Redlock::new(servers).unwrap().mutex("m").lock().await.unwrap());
+    assert_eq!(kind(guard.unlock().await), ErrorKind::Lost);
+}

@@ -1,0 +1,196 @@
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use bellwether::{ErrorKind, MemoryBackend, Redlock, lease::Retry};
+use testkit::faulty::{Fault, Op};
+use tokio::time::{Instant, sleep, timeout};
+
+use super::{
+    MS, kind,
+    played::{ANSWER, LEASE, dead, occupy, seen, servers},
+    shares,
+};
+
+#[tokio::test(start_paused = true)]
+async fn one_holder_at_a_time_and_nothing_left() {
+    for count in [1, 3, 5] {
+        let servers: Vec<_> = (0..count).map(|_| MemoryBackend::new()).collect();
+        let inside = Arc::new(AtomicUsize::new(0));
+        let begun = Instant::now();
+        // Some of them in one process, and some in others.
+        let processes: Vec<_> = (0..6).map(|_| Redlock::new(servers.clone()).unwrap()).collect();
+        let tasks = (0..60).map(|n| {
+            let (redlock, inside) = (processes[n % 6].clone(), inside.clone());
+            tokio::spawn(async move {
+                let guard = redlock.mutex("m").lock().await.unwrap();
+                assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
+                sleep(5 * MS).await;
+                inside.fetch_sub(1, Ordering::SeqCst);
+                guard.unlock().await.unwrap();
+            })
+        });
+        for task in tasks.collect::<Vec<_>>() {
+            task.await.unwrap();
+        }
+        // By pushes: the end of no lease was waited for, nor the 5 s after which everyone looks.
+        assert!(begun.elapsed() < Duration::from_secs(2), "{count}: {:?}", begun.elapsed());
+        assert_eq!(shares(&servers, "m").await, 0);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_minority_of_dead_servers_is_passed_over() {
+    for (count, away) in [(3, 1), (5, 2)] {
+        for fault in [Fault::Refuse, Fault::Hang] {
+            let servers: Vec<_> = (0..count).map(|_| MemoryBackend::new()).collect();
+            let which: Vec<_> = (0..away).collect();
+            let redlock = Redlock::new(dead(&servers, &which, fault)).unwrap();
+            let other = Redlock::new(dead(&servers, &which, fault)).unwrap();
+            let begun = Instant::now();
+            let guard = redlock.mutex("m").lease(LEASE).lock().await.unwrap();
+            assert!(begun.elapsed() <= ANSWER + 2 * MS, "{:?}", begun.elapsed());
+            assert!(other.mutex("m").try_lock().await.unwrap().is_none());
+            sleep(10 * LEASE).await;
+            assert!(!guard.is_lost() && guard.remaining() > LEASE / 2);
+            guard.unlock().await.unwrap();
+            assert!(other.mutex("m").try_lock().await.unwrap().is_some());
+        }
+    }
+}
+
+/// Two of three are held by others, one is free: it is given back, and the wait is for the next to end.
+#[tokio::test(start_paused = true)]
+async fn what_is_no_majority_is_given_back_and_waited_for() {
+    let servers: [_; 3] = servers();
+    occupy(&servers[0], "m", 7000 * MS).await;
+    occupy(&servers[1], "m", 3000 * MS).await;
+    let redlock = Redlock::new(servers.clone()).unwrap();
+    let begun = Instant::now();
+    assert!(redlock.mutex("m").try_lock().await.unwrap().is_none());
+    assert_eq!(shares(&servers, "m").await, 2);
+    assert_eq!(begun.elapsed(), Duration::ZERO);
+    assert!(redlock.mutex("m").is_locked().await.unwrap());
+    assert_eq!(redlock.mutex("m").expires_in().await.unwrap(), Some(3000 * MS));
+    let guard = redlock.mutex("m").lock().await.unwrap();
+    let elapsed = begun.elapsed();
+    assert!(elapsed >= 3000 * MS && elapsed <= 3100 * MS, "{elapsed:?}");
+    assert_eq!(shares(&servers, "m").await, 3);
+    guard.unlock().await.unwrap();
+    assert_eq!(shares(&servers, "m").await, 1);
+}
+
+/// One server is free, and all waiters give back what they get there. That is no reason to try again at once.
+#[tokio::test(start_paused = true)]
+async fn those_who_wait_do_not_wake_each_other_without_end() {
+    let servers: [_; 3] = servers();
+    let holder = seen(&servers, &[(2, Op::Acquire, Fault::Refuse)]);
+    let guard = Redlock::new(holder).unwrap().mutex("m").lease(LEASE).lock().await.unwrap();
+    assert_eq!(shares(&servers, "m").await, 2);
+    let waiters: Vec<_> = (0..5).map(|_| seen(&servers, &[])).collect();
+    let waiting: Vec<_> = waiters
+        .iter()
+        .map(|servers| {
+            let redlock = Redlock::new(servers.clone()).unwrap();
+            tokio::spawn(async move { drop(redlock.mutex("m").lock().await.unwrap()) })
+        })
+        .collect();
+    sleep(LEASE).await;
+    for servers in &waiters {
+        let tries = servers[2].count(Op::Acquire);
+        assert!((5..=220).contains(&tries), "{tries} tries in ten seconds");
+    }
+    let begun = Instant::now();
+    guard.unlock().await.unwrap();
+    for waiting in waiting {
+        waiting.await.unwrap();
+    }
+    assert!(begun.elapsed() < 500 * MS, "{:?}", begun.elapsed());
+}
+
+/// A waiter is woken by the pushes of those that push; where too few do, it looks by itself.
+#[tokio::test(start_paused = true)]
+async fn a_waiter_comes_soon_whoever_pushes() {
+    let most = [(0, 5 * MS), (1, 5 * MS), (2, 110 * MS), (3, 110 * MS)];
+    for (mute, most) in most {
+        let servers: [_; 3] = servers();
+        let faults: Vec<_> = (0..mute).map(|at| (at, Op::Changes, Fault::Refuse)).collect();
+        let waiter = Redlock::new(seen(&servers, &faults)).unwrap();
+        let guard = Redlock::new(servers.clone()).unwrap().mutex("m").lock().await.unwrap();
+        let waiting = tokio::spawn(async move { waiter.mutex("m").lock().await.unwrap() });
+        sleep(700 * MS).await;
+        let begun = Instant::now();
+        guard.unlock().await.unwrap();
+        drop(waiting.await.unwrap());
+        assert!(begun.elapsed() <= most, "{mute} are mute: {:?}", begun.elapsed());
+    }
+}
+
+/// What is granted when the lease is as good as over is not held.
+#[tokio::test(start_paused = true)]
+async fn an_acquisition_that_took_as_long_as_the_lease_is_none() {
+    let servers: [_; 3] = servers();
+    let late = Fault::Late(99 * MS);
+    let slow = seen(&servers, &[(0, Op::Acquire, late), (1, Op::Acquire, late)]);
+    let redlock = Redlock::with_answer_limit(slow, 150 * MS).unwrap();
+    let mutex = redlock.mutex("m").retry(Retry::never());
+    assert_eq!(kind(mutex.clone().lease(100 * MS).lock().await), ErrorKind::Backend);
+    assert_eq!(shares(&servers, "m").await, 0);
+    let guard = mutex.lease(200 * MS).fixed_lease().lock().await.unwrap();
+    // What it took is spent from the lease, with the drift.
+    assert!(guard.remaining() <= 97 * MS, "{:?}", guard.remaining());
+    assert!(guard.remaining() >= 95 * MS, "{:?}", guard.remaining());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_holder_takes_it_again_and_others_do_not() {
+    let servers: [_; 3] = servers();
+    let seen = seen(&servers, &[]);
+    let redlock = Redlock::new(seen.clone()).unwrap();
+    let (one, another) = {
+        let mutex = redlock.reentrant_mutex("m").lease(LEASE);
+        (mutex.holder(), mutex.holder())
+    };
+    let (first, again) = (one.lock().await.unwrap(), one.lock().await.unwrap());
+    assert_eq!(seen[0].count(Op::Acquire), 1);
+    assert!(another.try_lock().await.unwrap().is_none());
+    assert!(redlock.mutex("m").try_lock().await.unwrap().is_none());
+    first.unlock().await.unwrap();
+    assert!(redlock.reentrant_mutex("m").is_locked().await.unwrap());
+    again.unlock().await.unwrap();
+    assert_eq!(shares(&servers, "m").await, 0);
+    let guard = another.lock().await.unwrap();
+    assert!(redlock.mutex("m").force_unlock().await.unwrap());
+    let anew = one.lock().await.unwrap();
+    timeout(LEASE / 2, guard.lost()).await.unwrap();
+    assert_eq!(kind(guard.unlock().await), ErrorKind::Lost);
+    anew.unlock().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn settings_names_and_shutdown_are_told() {
+    assert_eq!(kind(Redlock::new(Vec::<MemoryBackend>::new())), ErrorKind::InvalidConfig);
+    let servers: [_; 3] = servers();
+    let redlock = Redlock::new(servers.clone()).unwrap();
+    assert_eq!(kind(redlock.mutex("").lock().await), ErrorKind::InvalidKey);
+    assert_eq!(kind(redlock.mutex("m").lease(MS).lock().await), ErrorKind::InvalidConfig);
+    let guard = redlock.mutex("m").lock().await.unwrap();
+    let begun = Instant::now();
+    let impatient = redlock.mutex("m").retry(Retry::fixed(10 * MS).times(3));
+    assert_eq!(kind(impatient.lock().await), ErrorKind::NotAcquired);
+    assert!(begun.elapsed() <= 35 * MS);
+    let waiting = tokio::spawn({
+        let mutex = redlock.mutex("m");
+        async move { mutex.lock().await }
+    });
+    sleep(MS).await;
+    redlock.shutdown(Duration::from_secs(1)).await;
+    assert_eq!(kind(waiting.await.unwrap()), ErrorKind::ShutDown);
+    assert_eq!(kind(redlock.mutex("n").try_lock().await), ErrorKind::ShutDown);
+    guard.unlock().await.unwrap();
+    assert_eq!(shares(&servers, "m").await, 0);
+}

@@ -1,0 +1,57 @@
+//! What a lock over a majority of servers promises: in `memory`, `loss`, `undo` and `passing` with paused time
+//! and faults that are `played`, in `servers` over real ones that are killed, suspended and restarted, in
+//! `process` with holders that die.
+
+mod loss;
+mod memory;
+mod passing;
+mod played;
+mod process;
+mod servers;
+mod stray;
+mod undo;
+
+use std::time::Duration;
+
+use bellwether::{
+    Error, ErrorKind, Key, Redlock,
+    backend::{Leases, Mode},
+    key::{Family, Name, Namespace},
+    lock::{MutexGuard, Unfenced},
+};
+
+const MS: Duration = Duration::from_millis(1);
+
+/// The name of a lock, as each server knows it.
+fn name(key: &str) -> Name {
+    Name::new(&Namespace::standard(), Family::Redlock, &Key::from(key), 512).unwrap()
+}
+
+/// At how many servers somebody holds a share of the lock.
+async fn shares(servers: &[impl Leases], key: &str) -> usize {
+    let mut held = 0;
+    for server in servers {
+        held += usize::from(server.holder(&name(key), Mode::Exclusive).await.unwrap().is_some());
+    }
+    held
+}
+
+fn kind<T>(result: Result<T, Error>) -> ErrorKind {
+    result.map(drop).unwrap_err().kind()
+}
+
+/// Tries, and again where a busy machine made too few servers answer in time.
+async fn try_lock(redlock: &Redlock, key: &str) -> Option<MutexGuard<Unfenced>> {
+    for _ in 0..50 {
+        match redlock.mutex(key).try_lock().await {
+            Ok(got) => return got,
+            Err(error) => assert_eq!(error.kind(), ErrorKind::Backend),
+        }
+    }
+    panic!("no majority answers");
+}
+
+#[test]
+fn worker() {
+    process::work();
+}

@@ -1,0 +1,119 @@
+//! The callers of one process stand in line, and the lock passes from one to the next at all servers.
+
+use std::{sync::Arc, time::Duration};
+
+use bellwether::{
+    ErrorKind, MemoryBackend, Redlock,
+    lock::{MutexGuard, Unfenced},
+};
+use testkit::faulty::{Fault, Faulty, Op};
+use tokio::{
+    task::{JoinHandle, yield_now},
+    time::{Instant, sleep},
+};
+
+use super::{MS, kind, shares};
+
+const LEASE: Duration = Duration::from_secs(10);
+
+fn three() -> ([MemoryBackend; 3], Vec<Faulty>) {
+    let servers: [_; 3] = std::array::from_fn(|_| MemoryBackend::new());
+    let seen = servers.iter().map(|server| Faulty::over(server.clone(), |_| None)).collect();
+    (servers, seen)
+}
+
+async fn next_in_line(redlock: &Redlock) -> JoinHandle<MutexGuard<Unfenced>> {
+    let mutex = redlock.mutex("m").lease(LEASE);
+    let waiting = tokio::spawn(async move { mutex.lock().await.unwrap() });
+    yield_now().await;
+    waiting
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_contends_and_the_lock_passes_on() {
+    let (servers, seen) = three();
+    let redlock = Redlock::new(seen.clone()).unwrap();
+    let order = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let tasks: Vec<_> = (0..10)
+        .map(|n| {
+            let (mutex, order) = (redlock.mutex("m"), order.clone());
+            tokio::spawn(async move {
+                let guard = mutex.lock().await.unwrap();
+                order.lock().unwrap().push(n);
+                sleep(MS).await;
+                guard.unlock().await.unwrap();
+            })
+        })
+        .collect();
+    for task in tasks {
+        task.await.unwrap();
+    }
+    assert_eq!(*order.lock().unwrap(), (0..10).collect::<Vec<_>>());
+    for server in &seen {
+        let calls = [Op::Acquire, Op::Pass, Op::Release].map(|op| server.count(op));
+        assert_eq!(calls, [1, 9, 1]);
+    }
+    assert_eq!(shares(&servers, "m").await, 0);
+}
+
+/// The passing fails or is not answered at a minority. The next one has it, and the minority is free.
+#[tokio::test(start_paused = true)]
+async fn a_minority_that_does_not_pass_is_released() {
+    for fault in [Fault::Refuse, Fault::Hang, Fault::LoseReply] {
+        let (servers, seen) = three();
+        let redlock = Redlock::new(seen.clone()).unwrap();
+        let first = redlock.mutex("m").lease(LEASE).lock().await.unwrap();
+        let next = next_in_line(&redlock).await;
+        seen[1].plan(move |op| (op == Op::Pass).then_some(fault));
+        first.unlock().await.unwrap();
+        let guard = next.await.unwrap();
+        sleep(MS).await;
+        assert_eq!(shares(&servers, "m").await, 2, "{fault:?}");
+        assert_eq!(shares(&servers[1..2], "m").await, 0, "{fault:?}");
+        sleep(5 * LEASE).await;
+        assert!(!guard.is_lost());
+        guard.unlock().await.unwrap();
+        assert_eq!(shares(&servers, "m").await, 0);
+    }
+}
+
+/// The passing fails at a majority: whoever gave it back is told that this is not known, and the next one has
+/// it soon, with a majority of his own.
+#[tokio::test(start_paused = true)]
+async fn a_majority_that_does_not_pass_orphans_nothing() {
+    for fault in [Fault::Refuse, Fault::Hang, Fault::LoseReply] {
+        let (servers, seen) = three();
+        let redlock = Redlock::new(seen.clone()).unwrap();
+        let first = redlock.mutex("m").lease(LEASE).lock().await.unwrap();
+        let next = next_in_line(&redlock).await;
+        for server in &seen[..2] {
+            server.plan(move |op| (op == Op::Pass).then_some(fault));
+        }
+        let begun = Instant::now();
+        assert_eq!(kind(first.unlock().await), ErrorKind::Backend);
+        let guard = next.await.unwrap();
+        assert!(begun.elapsed() < Duration::from_secs(1), "{fault:?}: {:?}", begun.elapsed());
+        sleep(5 * LEASE).await;
+        assert!(!guard.is_lost());
+        assert!(shares(&servers, "m").await >= 2);
+        guard.unlock().await.unwrap();
+        assert_eq!(shares(&servers, "m").await, 0);
+    }
+}
+
+/// Whoever unlocks goes away while the lock is passed on.
+#[tokio::test(start_paused = true)]
+async fn an_unlock_that_is_dropped_passes_it_on_all_the_same() {
+    let (servers, seen) = three();
+    let redlock = Redlock::new(seen.clone()).unwrap();
+    let first = redlock.mutex("m").lease(LEASE).lock().await.unwrap();
+    let next = next_in_line(&redlock).await;
+    seen.iter().for_each(|server| server.plan(|_| Some(Fault::Late(20 * MS))));
+    assert!(tokio::time::timeout(5 * MS, first.unlock()).await.is_err());
+    let begun = Instant::now();
+    let guard = next.await.unwrap();
+    assert!(begun.elapsed() < 30 * MS, "{:?}", begun.elapsed());
+    drop(guard);
+    sleep(50 * MS).await;
+    assert_eq!(shares(&servers, "m").await, 0);
+}

@@ -1,0 +1,77 @@
+//! A holder that dies with its process.
+
+use std::{process::Stdio, time::Duration};
+
+use bellwether::{RedisBackend, Redlock};
+use testkit::{LIMIT, RedisServer};
+use tokio::{
+    io::{AsyncBufReadExt, BufReader},
+    process::Command,
+    time::{Instant, timeout},
+};
+
+use super::try_lock;
+
+/// Makes this process a holder: the URLs of the servers, with spaces between them.
+const VARIABLE: &str = "BELLWETHER_REDLOCK_HOLDER";
+const HOLDS: &str = "it holds the lock";
+const LEASE: Duration = Duration::from_secs(2);
+
+fn redlock<'a>(urls: impl Iterator<Item = &'a str>) -> Redlock {
+    let backends: Vec<_> = urls.map(|url| RedisBackend::open(url).unwrap()).collect();
+    Redlock::with_answer_limit(backends, Duration::from_millis(200)).unwrap()
+}
+
+/// Holds the lock until it is killed, if this process was started for that.
+pub fn work() {
+    let Ok(urls) = std::env::var(VARIABLE) else { return };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let redlock = redlock(urls.split(' '));
+        let guard = redlock.mutex("m").lease(LEASE).lock().await.unwrap();
+        println!("\n{HOLDS}");
+        guard.lost().await;
+        panic!("it was lost");
+    });
+}
+
+#[tokio::test]
+async fn a_killed_holder_costs_the_rest_of_its_lease() {
+    let servers =
+        [RedisServer::start().await, RedisServer::start().await, RedisServer::start().await];
+    let urls = [servers[0].url(), servers[1].url(), servers[2].url()];
+    let mut holder = Command::from(testkit::rerun("redlock::worker"))
+        .env(VARIABLE, urls.join(" "))
+        .stdout(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(holder.stdout.take().unwrap()).lines();
+    let holds = async {
+        while let Some(line) = lines.next_line().await.unwrap() {
+            if line == HOLDS {
+                return;
+            }
+        }
+        panic!("the holder has ended");
+    };
+    timeout(LIMIT, holds).await.unwrap();
+    // It renews: it is held longer than its first lease would last.
+    tokio::time::sleep(LEASE * 3 / 2).await;
+    let other = redlock(urls.iter().map(String::as_str));
+    assert!(try_lock(&other, "m").await.is_none());
+    holder.kill().await.unwrap();
+    let killed = Instant::now();
+    let mut left = Vec::new();
+    for server in &servers {
+        left.push(server.raw().await.pttl("bellwether:r:{m}:l").await);
+    }
+    left.sort();
+    let ends = Instant::now() + Duration::from_millis(u64::try_from(left[1]).unwrap());
+    let guard = timeout(LIMIT, other.mutex("m").lock()).await.unwrap().unwrap();
+    // Redis ends a key within a few milliseconds of its time.
+    assert!(Instant::now() + Duration::from_millis(20) >= ends, "while two of three have it");
+    println!("after {:?}", killed.elapsed());
+    assert!(killed.elapsed() < LEASE + Duration::from_secs(1), "{:?}", killed.elapsed());
+    guard.unlock().await.unwrap();
+}

@@ -1,0 +1,382 @@
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use bellwether::{
+    ErrorKind, RedisBackend, Redlock,
+    lock::{MutexGuard, Unfenced},
+};
+use futures_util::future::join_all;
+use testkit::{
+    LIMIT, RedisServer, comes_true, eventually,
+    proxy::{Fault, Proxy, Request},
+};
+use tokio::{
+    task::JoinHandle,
+    time::{Instant, sleep, timeout},
+};
+
+use super::{MS, kind, try_lock};
+
+/// Long against what a busy machine may take, and short enough to be waited for.
+const LEASE: Duration = Duration::from_millis(1500);
+/// A busy machine is no dead server: what is not about this limit has a long one.
+const ANSWER: Duration = Duration::from_millis(200);
+
+async fn start(count: usize) -> Vec<RedisServer> {
+    join_all((0..count).map(|_| RedisServer::start())).await
+}
+
+/// As a process of its own would see the servers.
+async fn client(servers: &[RedisServer]) -> Redlock {
+    client_of(&urls(servers), ANSWER).await
+}
+
+fn urls(servers: &[RedisServer]) -> Vec<String> {
+    servers.iter().map(RedisServer::url).collect()
+}
+
+async fn client_of(urls: &[String], answer_limit: Duration) -> Redlock {
+    let backends: Vec<_> = urls.iter().map(|url| RedisBackend::open(url).unwrap()).collect();
+    // Connected, if there is someone to connect to.
+    join_all(backends.iter().map(RedisBackend::ping)).await;
+    Redlock::with_answer_limit(backends, answer_limit).unwrap()
+}
+
+async fn lock(redlock: &Redlock, name: &str) -> MutexGuard<Unfenced> {
+    timeout(LIMIT, redlock.mutex(name).lease(LEASE).lock()).await.unwrap().unwrap()
+}
+
+/// Gives it back while servers come and go: it may be held by a majority of which one has just gone.
+async fn unlock(guard: MutexGuard<Unfenced>) {
+    if let Err(error) = guard.unlock().await {
+        assert_eq!(error.kind(), ErrorKind::Backend);
+    }
+}
+
+/// Whether no server holds a share of any lock.
+async fn nothing_held(servers: &[RedisServer]) -> bool {
+    for server in servers {
+        if !server.raw().await.keys("bellwether:r:*:l").await.is_empty() {
+            return false;
+        }
+    }
+    true
+}
+
+async fn nothing_left(servers: &[RedisServer]) -> bool {
+    for server in servers {
+        let mut raw = server.raw().await;
+        if !raw.keys("*").await.is_empty() || !raw.pubsub_channels().await.is_empty() {
+            return false;
+        }
+    }
+    true
+}
+
+/// Tasks of several clients that take one lock again and again, until they are told to stop.
+struct Crowd {
+    stop: Arc<AtomicBool>,
+    inside: Arc<AtomicUsize>,
+    taken: Arc<AtomicUsize>,
+    tasks: Vec<JoinHandle<()>>,
+}
+
+impl Crowd {
+    async fn start(servers: &[RedisServer], clients: usize, tasks_of_each: usize) -> Self {
+        let (stop, inside, taken) =
+            <(Arc<AtomicBool>, Arc<AtomicUsize>, Arc<AtomicUsize>)>::default();
+        let mut tasks = Vec::new();
+        for _ in 0..clients {
+            let redlock = client(servers).await;
+            for _ in 0..tasks_of_each {
+                let (stop, inside, taken) = (stop.clone(), inside.clone(), taken.clone());
+                let mutex = redlock.mutex("crowd").lease(LEASE);
+                tasks.push(tokio::spawn(async move {
+                    while !stop.load(Ordering::SeqCst) {
+                        let guard = mutex.lock().await.unwrap();
+                        assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two are inside");
+                        tokio::task::yield_now().await;
+                        // Whoever lost it here would not be alone.
+                        assert_eq!(inside.fetch_sub(1, Ordering::SeqCst), 1, "two are inside");
+                        taken.fetch_add(1, Ordering::SeqCst);
+                        unlock(guard).await;
+                    }
+                }));
+            }
+        }
+        Self { stop, inside, taken, tasks }
+    }
+
+    /// Waits until the lock was taken so many times more.
+    async fn takes(&self, count: usize) {
+        let end = self.taken.load(Ordering::SeqCst) + count;
+        let taken = || async { self.taken.load(Ordering::SeqCst) >= end };
+        assert!(eventually(3 * LIMIT, taken).await, "the crowd stands still");
+    }
+
+    async fn end(self) {
+        self.stop.store(true, Ordering::SeqCst);
+        for task in self.tasks {
+            timeout(3 * LIMIT, task).await.unwrap().unwrap();
+        }
+        assert_eq!(self.inside.load(Ordering::SeqCst), 0);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_crowd_goes_in_one_by_one_and_leaves_nothing() {
+    for count in [3, 5] {
+        let servers = start(count).await;
+        let crowd = Crowd::start(&servers, 4, 6).await;
+        let begun = Instant::now();
+        crowd.takes(400).await;
+        println!("{count} servers: 400 times in {:?}", begun.elapsed());
+        crowd.end().await;
+        assert!(eventually(LIMIT, || nothing_held(&servers)).await);
+        // The fences and subscriptions end by themselves.
+        assert!(eventually(2 * LEASE, || nothing_left(&servers)).await);
+    }
+}
+
+#[tokio::test]
+async fn an_unlock_ends_it_at_every_server() {
+    for count in [3, 5] {
+        let servers = start(count).await;
+        let redlock = client(&servers).await;
+        let guard = lock(&redlock, "m").await;
+        for server in &servers {
+            assert_eq!(server.raw().await.keys("*:l").await, ["bellwether:r:{m}:l"]);
+        }
+        guard.unlock().await.unwrap();
+        assert!(nothing_held(&servers).await);
+        drop(lock(&redlock, "m").await);
+        assert!(eventually(LIMIT, || nothing_held(&servers)).await);
+    }
+}
+
+/// A minority dies in the midst of a crowd, then another one hangs in its place; and both come back.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_crowd_goes_on_without_a_minority() {
+    for (count, away) in [(3, 1), (5, 2)] {
+        let mut servers = start(count).await;
+        let crowd = Crowd::start(&servers, 3, 3).await;
+        crowd.takes(50).await;
+        for server in &mut servers[..away] {
+            server.kill();
+        }
+        crowd.takes(100).await;
+        // Away for a lease, for it has forgotten what it granted.
+        sleep(LEASE).await;
+        for server in &mut servers[..away] {
+            server.start_again().await;
+        }
+        crowd.takes(100).await;
+        for server in &servers[count - away..] {
+            server.stop_signal();
+        }
+        crowd.takes(50).await;
+        for server in &servers[count - away..] {
+            server.resume();
+        }
+        crowd.takes(100).await;
+        crowd.end().await;
+        // What was on its way to those that hung arrived when they ran again.
+        assert!(eventually(2 * LEASE + LIMIT / 4, || nothing_held(&servers)).await);
+    }
+}
+
+/// Each comes back empty, as one that keeps nothing on its disk does when it is updated.
+#[tokio::test]
+async fn servers_are_restarted_one_after_another_while_it_is_held() {
+    let mut servers = start(3).await;
+    // No server hangs; and on a busy machine, too, none is to be given up.
+    let redlock = client_of(&urls(&servers), LIMIT).await;
+    let other = client(&servers).await;
+    let guard = lock(&redlock, "m").await;
+    let everywhere = async |servers: &[RedisServer]| {
+        let there = async || {
+            let raws = join_all(servers.iter().map(RedisServer::raw)).await;
+            let keys = raws.into_iter().map(async |mut raw| raw.keys("*:l").await.len());
+            join_all(keys).await == [1; 3]
+        };
+        assert!(comes_true(LIMIT, there).await, "it is not held at all of them");
+    };
+    everywhere(&servers).await;
+    for at in [0, 1, 2, 0] {
+        servers[at].restart().await;
+        everywhere(&servers).await;
+        assert!(try_lock(&other, "m").await.is_none());
+        assert!(!guard.is_lost());
+    }
+    guard.unlock().await.unwrap();
+    assert!(eventually(LIMIT, || nothing_held(&servers)).await);
+}
+
+#[tokio::test]
+async fn a_server_that_hangs_delays_by_its_time_out() {
+    let servers = start(3).await;
+    let redlock = client_of(&urls(&servers), 50 * MS).await;
+    let other = client(&servers).await;
+    servers[2].stop_signal();
+    let begun = Instant::now();
+    let guard = lock(&redlock, "m").await;
+    println!("locked after {:?}", begun.elapsed());
+    assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
+    assert!(try_lock(&other, "m").await.is_none());
+    sleep(2 * LEASE).await;
+    assert!(!guard.is_lost());
+    guard.unlock().await.unwrap();
+    lock(&other, "m").await.unlock().await.unwrap();
+    servers[2].resume();
+    assert!(eventually(LEASE + LIMIT / 4, || nothing_held(&servers)).await);
+}
+
+/// Its answers come when nobody waits for them any more. What it granted is undone, and is in nobody's way.
+#[tokio::test]
+async fn a_server_that_answers_late_is_passed_over_and_left_with_nothing() {
+    let servers = start(3).await;
+    let proxy = Proxy::start(servers[0].port());
+    let mut seen = urls(&servers);
+    seen[0] = proxy.url();
+    let redlock = client_of(&seen, 50 * MS).await;
+    let acquires = |request: &Request| request.kind.starts_with("acquire");
+    proxy.when(acquires, Fault::Delay(120 * MS));
+    for _ in 0..5 {
+        let guard = lock(&redlock, "m").await;
+        // Undone there, and held by the others.
+        assert!(eventually(LIMIT, || nothing_held(&servers[..1])).await);
+        assert!(!nothing_held(&servers[1..]).await);
+        guard.unlock().await.unwrap();
+        assert!(nothing_held(&servers[1..]).await);
+    }
+    // With one of the others gone, it would be needed.
+    proxy.clear();
+    let mut servers = servers;
+    servers[1].kill();
+    lock(&redlock, "m").await.unlock().await.unwrap();
+}
+
+/// One server forgets what it granted. The others still make a majority, and none without them.
+#[tokio::test]
+async fn a_server_that_comes_back_empty_changes_nothing_while_it_is_one() {
+    let mut servers = start(3).await;
+    let (redlock, other) = (client(&servers).await, client(&servers).await);
+    let guard = lock(&redlock, "m").await;
+    servers[1].restart().await;
+    let begun = Instant::now();
+    while begun.elapsed() < 2 * LEASE {
+        // It is not there for a moment, and then it grants; but a majority says no.
+        match other.mutex("m").try_lock().await {
+            Ok(got) => assert!(got.is_none()),
+            Err(error) => assert_eq!(error.kind(), ErrorKind::Backend),
+        }
+    }
+    assert!(!guard.is_lost());
+    guard.unlock().await.unwrap();
+    lock(&other, "m").await.unlock().await.unwrap();
+    assert!(eventually(LEASE + LIMIT / 4, || nothing_held(&servers)).await);
+}
+
+#[tokio::test]
+async fn two_of_three_away_hold_nothing_and_leave_nothing() {
+    for dead in [true, false] {
+        let mut servers = start(3).await;
+        let redlock = client(&servers).await;
+        for server in &mut servers[1..] {
+            if dead { server.kill() } else { server.stop_signal() }
+        }
+        assert_eq!(kind(redlock.mutex("m").try_lock().await), ErrorKind::Backend);
+        let mutex = redlock.mutex("m").lease(LEASE).wait_limit(Duration::from_secs(1));
+        let begun = Instant::now();
+        assert_eq!(kind(mutex.lock().await), ErrorKind::Backend);
+        assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
+        assert!(eventually(LIMIT / 4, || nothing_held(&servers[..1])).await);
+        for server in &mut servers[1..] {
+            if dead { server.start_again().await } else { server.resume() }
+        }
+        // What arrives at those that hung is gone within a lease.
+        lock(&redlock, "m").await.unlock().await.unwrap();
+        assert!(eventually(LEASE + LIMIT / 4, || nothing_held(&servers)).await);
+    }
+}
+
+/// The majority dies under a holder, and comes back empty when a lease has passed, as it must. Another wants
+/// the lock all the while, and gets it when the holder knows.
+#[tokio::test]
+async fn a_holder_knows_before_another_gets_in() {
+    for dead in [true, false] {
+        let mut servers = start(3).await;
+        let (redlock, other) = (client(&servers).await, client(&servers).await);
+        let guard = lock(&redlock, "m").await;
+        let waiting = tokio::spawn(async move {
+            let guard = lock(&other, "m").await;
+            (Instant::now(), guard)
+        });
+        sleep(LEASE / 2).await;
+        let begun = Instant::now();
+        for server in &mut servers[1..] {
+            if dead { server.kill() } else { server.stop_signal() }
+        }
+        let told = tokio::spawn(async move {
+            guard.lost().await;
+            (Instant::now(), guard)
+        });
+        tokio::time::sleep_until(begun + LEASE).await;
+        for server in &mut servers[1..] {
+            if dead { server.start_again().await } else { server.resume() }
+        }
+        let (lost, guard) = timeout(LIMIT, told).await.unwrap().unwrap();
+        println!("told {:?} after the majority died", lost - begun);
+        assert!(lost - begun <= LEASE);
+        let (acquired, other) = waiting.await.unwrap();
+        assert!(lost < acquired);
+        assert_eq!(kind(guard.unlock().await), ErrorKind::Lost);
+        assert!(!other.is_lost());
+        unlock(other).await;
+        assert!(eventually(LEASE + LIMIT / 4, || nothing_held(&servers)).await);
+    }
+}
+
+/// Callers that leave at any moment, while others hold and let go: nobody is shut out by what they left.
+#[tokio::test]
+async fn callers_who_leave_at_any_moment_leave_nothing() {
+    let servers = start(3).await;
+    let (redlock, other) = (client(&servers).await, client(&servers).await);
+    for round in 0..300 {
+        let patience = Duration::from_micros(fastrand::u64(0..3000));
+        let contended = round % 3 == 0;
+        let guard = if contended { Some(lock(&other, "m").await) } else { None };
+        let leaving = redlock.mutex("m").lease(LEASE);
+        let left = timeout(patience, leaving.lock()).await;
+        drop(guard);
+        drop(left);
+        if round % 50 == 49 {
+            let begun = Instant::now();
+            lock(&other, "m").await.unlock().await.unwrap();
+            assert!(begun.elapsed() <= LEASE + Duration::from_secs(1), "{:?}", begun.elapsed());
+        }
+    }
+    assert!(eventually(LEASE + LIMIT / 4, || nothing_held(&servers)).await);
+}
+
+/// The runtime of a holder goes away, and with it every task that could have given the lock back.
+#[test]
+fn a_runtime_that_is_dropped_gives_the_lock_back() {
+    let runtime = || tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    let outer = runtime();
+    let servers = outer.block_on(start(3));
+    let long = 30 * LEASE;
+    let inner = runtime();
+    let redlock = inner.block_on(client(&servers));
+    let guard = inner.block_on(redlock.mutex("m").lease(long).lock()).unwrap();
+    inner.shutdown_background();
+    drop(guard);
+    outer.block_on(async {
+        assert!(eventually(LIMIT, || nothing_held(&servers)).await);
+    });
+}

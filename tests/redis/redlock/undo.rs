@@ -1,0 +1,209 @@
+//! What is not held, or no longer, is given back: at each server, and whatever is still on its way.
+
+use std::{future::Future, pin::pin, task::Poll, time::Duration};
+
+use bellwether::{ErrorKind, MemoryBackend, Redlock, backend::Leases};
+use testkit::faulty::{Fault, Faulty, Op};
+use tokio::time::{Instant, sleep};
+
+use super::{
+    MS, kind,
+    played::{ANSWER, LEASE, occupy, seen, servers},
+    shares,
+    stray::Stray,
+};
+
+#[tokio::test(start_paused = true)]
+async fn without_a_majority_nothing_is_held_nor_left() {
+    for fault in [Fault::Refuse, Fault::Hang, Fault::LoseReply] {
+        let servers: [_; 3] = servers();
+        let faults = [(1, Op::Acquire, fault), (2, Op::Acquire, fault)];
+        let redlock = Redlock::new(seen(&servers, &faults)).unwrap();
+        assert_eq!(kind(redlock.mutex("m").try_lock().await), ErrorKind::Backend);
+        assert_eq!(shares(&servers[..1], "m").await, 0, "{fault:?}");
+        let begun = Instant::now();
+        let mutex = redlock.mutex("m").lease(LEASE).wait_limit(Duration::from_secs(2));
+        assert_eq!(kind(mutex.lock().await), ErrorKind::Backend);
+        assert!(begun.elapsed() <= Duration::from_secs(2) + 2 * ANSWER);
+        // What had no answer is undone at once, too.
+        sleep(MS).await;
+        assert_eq!(shares(&servers, "m").await, 0, "{fault:?}");
+        redlock.shutdown(Duration::ZERO).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_unlock_says_what_it_knows_and_is_repeated() {
+    let servers: [_; 3] = servers();
+    let seen = seen(&servers, &[]);
+    let redlock = Redlock::new(seen.clone()).unwrap();
+    let lock = async || redlock.mutex("m").lease(LEASE).lock().await.unwrap();
+    // One does not answer: unlocked all the same, and there in the background.
+    let guard = lock().await;
+    let mut silent = 3;
+    seen[0].plan(move |op| {
+        silent -= u32::from(silent > 0 && op == Op::Release);
+        (silent > 0 && op == Op::Release).then_some(Fault::Hang)
+    });
+    guard.unlock().await.unwrap();
+    assert_eq!(shares(&servers, "m").await, 1);
+    sleep(1200 * MS).await;
+    assert_eq!(shares(&servers, "m").await, 0);
+    // Two do not.
+    let guard = lock().await;
+    for server in &seen[..2] {
+        server.plan(|op| (op == Op::Release).then_some(Fault::Refuse));
+    }
+    assert_eq!(kind(guard.unlock().await), ErrorKind::Backend);
+    seen.iter().for_each(|server| server.plan(|_| None));
+    sleep(100 * MS).await;
+    assert_eq!(shares(&servers, "m").await, 0);
+    // And a dropped guard gives back everywhere.
+    drop(lock().await);
+    sleep(MS).await;
+    assert_eq!(shares(&servers, "m").await, 0);
+}
+
+/// Each acquisition is dropped after so many polls, wherever it is then.
+#[tokio::test(start_paused = true)]
+async fn an_acquisition_dropped_at_any_await_leaves_nothing() {
+    for fault in [None, Some(Fault::LoseReply), Some(Fault::Late(5 * MS))] {
+        for contended in [false, true] {
+            for polls in 1..40 {
+                let servers: [_; 3] = servers();
+                let seen: Vec<_> =
+                    servers.iter().map(|server| Faulty::over(server.clone(), |_| None)).collect();
+                seen[0].plan(move |op| (op == Op::Acquire).then_some(fault?));
+                seen[1].plan(|op| (op == Op::Acquire).then_some(Fault::Late(MS)));
+                if contended {
+                    // One free, one soon, and one never: everything from a split to a grant is met.
+                    occupy(&servers[1], "m", 5 * MS).await;
+                    occupy(&servers[2], "m", 20 * MS).await;
+                }
+                let redlock = Redlock::new(seen).unwrap();
+                let mutex = redlock.mutex("m").lease(LEASE);
+                let mut left = polls;
+                let locked = {
+                    let mut locking = pin!(mutex.lock());
+                    std::future::poll_fn(|cx| match locking.as_mut().poll(cx) {
+                        Poll::Ready(locked) => Poll::Ready(Some(locked)),
+                        Poll::Pending => {
+                            left -= 1;
+                            if left == 0 { Poll::Ready(None) } else { Poll::Pending }
+                        }
+                    })
+                    .await
+                };
+                drop(locked);
+                // What was on its way has arrived, and was undone.
+                sleep(60 * MS).await;
+                assert_eq!(shares(&servers, "m").await, 0, "{fault:?} {contended} {polls}");
+            }
+        }
+    }
+}
+
+/// The acquisitions arrive long after their caller went away, when the first undo has found nothing.
+#[tokio::test(start_paused = true)]
+async fn what_arrives_late_is_undone_within_a_lease() {
+    let servers: [_; 3] = servers();
+    let stray = |inner: &MemoryBackend| Stray { inner: inner.clone(), by: 300 * MS };
+    let redlock = Redlock::new(servers.iter().map(stray)).unwrap();
+    let lease = Duration::from_secs(2);
+    let mutex = redlock.mutex("m").lease(lease);
+    assert_eq!(kind(mutex.try_lock().await), ErrorKind::Backend);
+    sleep(290 * MS).await;
+    assert_eq!(shares(&servers, "m").await, 3, "it arrives");
+    let begun = Instant::now();
+    let other = Redlock::new(servers.clone()).unwrap();
+    let guard = other.mutex("m").lock().await.unwrap();
+    assert!(begun.elapsed() <= lease, "{:?}", begun.elapsed());
+    // The undo is of that try and of nothing else.
+    sleep(3 * lease).await;
+    assert!(!guard.is_lost());
+    assert_eq!(shares(&servers, "m").await, 3);
+}
+
+/// The first try has no answer from one server and is undone there, again after one lease. By then a later try
+/// of the same acquisition holds the lock, and must not be undone with it.
+#[tokio::test(start_paused = true)]
+async fn the_undo_of_a_failed_try_spares_the_next_one() {
+    let servers: [_; 3] = servers();
+    let other = occupy(&servers[1], "m", LEASE).await;
+    let seen = seen(&servers, &[]);
+    let mut first = [Some(Fault::Hang), None].into_iter();
+    seen[0].plan(move |op| if op == Op::Acquire { first.next().flatten() } else { None });
+    let mut refused = [Some(Fault::Refuse), None].into_iter();
+    seen[2].plan(move |op| if op == Op::Acquire { refused.next().flatten() } else { None });
+    let lease = Duration::from_secs(1);
+    let guard = Redlock::new(seen.clone()).unwrap().mutex("m").lease(lease).lock().await.unwrap();
+    assert_eq!(shares(&servers, "m").await, 3);
+    sleep(5 * lease).await;
+    assert!(!guard.is_lost());
+    servers[1].release(&other).await.unwrap();
+    assert_eq!(shares(&servers, "m").await, 2);
+    // Nor was it ended and taken once more.
+    assert_eq!(seen[0].count(Op::Acquire), 1);
+    guard.unlock().await.unwrap();
+}
+
+/// A share that was missing is asked for by a renewal, and is granted when the lock was given back.
+#[tokio::test(start_paused = true)]
+async fn a_share_that_comes_after_the_unlock_is_given_back() {
+    let servers: [_; 3] = servers();
+    let late = |(at, inner): (usize, &MemoryBackend)| {
+        let by = if at == 0 { 300 * MS } else { Duration::ZERO };
+        Stray { inner: inner.clone(), by }
+    };
+    let redlock = Redlock::new(servers.iter().enumerate().map(late)).unwrap();
+    let lease = Duration::from_secs(60);
+    let guard = redlock.mutex("m").lease(lease).lock().await.unwrap();
+    // What came too late to count is undone by itself.
+    sleep(lease / 4).await;
+    assert_eq!(shares(&servers, "m").await, 2);
+    for _ in 0..2 {
+        guard.renew().await.unwrap();
+    }
+    guard.unlock().await.unwrap();
+    assert_eq!(shares(&servers, "m").await, 0);
+    sleep(301 * MS).await;
+    assert_eq!(shares(&servers, "m").await, 1, "it does not come late");
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!(shares(&servers, "m").await, 0);
+}
+
+/// The same, where it is granted in time.
+#[tokio::test(start_paused = true)]
+async fn a_share_that_is_granted_after_the_unlock_is_given_back() {
+    let servers: [_; 3] = servers();
+    let seen = seen(&servers, &[]);
+    let mut faults = [Fault::Refuse, Fault::Late(ANSWER / 2)].into_iter();
+    seen[0].plan(move |op| if op == Op::Acquire { faults.next() } else { None });
+    let redlock = Redlock::new(seen.clone()).unwrap();
+    let guard = redlock.mutex("m").lease(LEASE).lock().await.unwrap();
+    for _ in 0..2 {
+        guard.renew().await.unwrap();
+    }
+    guard.unlock().await.unwrap();
+    assert_eq!(seen[0].count(Op::Acquire), 0);
+    sleep(ANSWER).await;
+    assert_eq!((seen[0].count(Op::Acquire), shares(&servers, "m").await), (1, 0));
+}
+
+/// A share arrives when it is being undone already, again and again. It was counted while it was there, and when it was gone
+/// a server that ended was one too many.
+#[tokio::test(start_paused = true)]
+async fn a_share_that_is_undone_is_not_counted() {
+    let servers: [_; 3] = servers();
+    let seen = seen(&servers, &[]);
+    let second = Duration::from_secs(1);
+    let mut astray = Some(Fault::Astray(3 * second));
+    seen[0].plan(move |op| if op == Op::Acquire { astray.take() } else { None });
+    let redlock = Redlock::new(seen.clone()).unwrap();
+    let guard = redlock.mutex("m").lease(10 * second).lock().await.unwrap();
+    sleep(15 * second).await;
+    assert_eq!(shares(&servers, "m").await, 3);
+    seen[1].plan(|_| Some(Fault::Refuse));
+    sleep(25 * second).await;
+    assert!(!guard.is_lost());
+}

@@ -1,0 +1,188 @@
+//! Grants that count only when replicas have confirmed them.
+
+use std::{error::Error as _, time::Duration};
+
+use bellwether::{
+    Cache, ErrorKind, Key, Locks, RedisBackend,
+    backend::{Acquired, Change, Claim, Leases, Mode, RedisOptions, Replicas, Store},
+    cache::Source,
+    error::{BackendError, BackendErrorKind},
+    key::{Family, Name, Namespace},
+};
+use testkit::{Cluster, LIMIT, RedisServer, comes_true};
+use tokio::time::Instant;
+
+const LEASE: Duration = Duration::from_secs(60);
+/// What a busy machine adds to a time-out.
+const SLACK: Duration = Duration::from_secs(2);
+
+fn options(replicas: u32) -> RedisOptions {
+    let mut options = RedisOptions::default();
+    options.command_timeout = LIMIT;
+    options.connect_timeout = LIMIT;
+    options.replicas = Some(Replicas::confirming(replicas));
+    options
+}
+
+fn claim(key: &str) -> Claim {
+    let namespace = Namespace::new("t").unwrap();
+    let name = Name::new(&namespace, Family::Lock, &Key::from(key), 512).unwrap();
+    Claim::new(name, Mode::Exclusive, LEASE, LEASE)
+}
+
+/// A master and a replica that follows it.
+async fn pair() -> (RedisServer, RedisServer) {
+    let master = RedisServer::start_with(&["--repl-diskless-sync-delay", "0"]).await;
+    let port = master.port().to_string();
+    let replica = RedisServer::start_with(&["--replicaof", "127.0.0.1", &port]).await;
+    master.raw().await.followed_by(1).await;
+    (master, replica)
+}
+
+fn unreplicated<T: std::fmt::Debug>(answer: Result<T, BackendError>) {
+    let error = answer.expect_err("it counts though nobody confirmed it");
+    assert_eq!(error.kind(), BackendErrorKind::Unreplicated, "{error}");
+}
+
+#[tokio::test]
+async fn what_is_granted_is_on_the_replica() {
+    let (master, replica) = pair().await;
+    let backend = RedisBackend::open_with(&master.url(), options(1)).unwrap();
+    let mut raw = replica.raw().await;
+    for at in 0..50 {
+        let claim = claim(&format!("k{at}"));
+        assert!(matches!(backend.acquire(&claim).await.unwrap(), Acquired::Granted(_)));
+        let there: bool = raw.run(&["EXISTS", &claim.name.suffixed("l")]).await;
+        assert!(there, "{at} is not there");
+    }
+    let held = claim("k7");
+    assert!(matches!(backend.acquire(&held).await.unwrap(), Acquired::Held(_)));
+}
+
+#[tokio::test]
+async fn what_no_replica_confirms_is_given_back_and_told() {
+    let (master, replica) = pair().await;
+    let backend = RedisBackend::open_with(&master.url(), options(1)).unwrap();
+    let (held, next) = (claim("held"), claim("held"));
+    backend.acquire(&held).await.unwrap();
+    replica.stop_signal();
+    let begun = Instant::now();
+    unreplicated(backend.acquire(&claim("k")).await);
+    assert!(begun.elapsed() < Duration::from_millis(100) + SLACK);
+    unreplicated(backend.claim(&claim("c"), 0).await);
+    unreplicated(backend.renew(std::slice::from_ref(&held)).await);
+    unreplicated(backend.pass(&held, &next).await);
+    let mut raw = master.raw().await;
+    assert_eq!(raw.keys("*:l").await, [""; 0], "it is held on");
+    // What is not granted needs nobody.
+    let stranger = claim("s");
+    assert!(!backend.release(&stranger).await.unwrap());
+    raw.run::<()>(&["SET", "t:l:{s}:l", &format!("{}:7", claim("x").owner), "PX", "60000"]).await;
+    assert!(matches!(backend.acquire(&stranger).await.unwrap(), Acquired::Held(_)));
+
+    replica.resume();
+    let again = async || backend.acquire(&claim("again")).await.is_ok();
+    assert!(comes_true(LIMIT, again).await, "it is not granted again");
+}
+
+#[tokio::test]
+async fn two_are_asked_for_and_one_is_there() {
+    let (master, _replica) = pair().await;
+    let backend = RedisBackend::open_with(&master.url(), options(2)).unwrap();
+    unreplicated(backend.acquire(&claim("k")).await);
+    assert_eq!(master.raw().await.keys("*:l").await, [""; 0]);
+}
+
+/// The wait for a replica is on a connection of its own.
+#[tokio::test]
+async fn nothing_else_waits_for_a_replica() {
+    let (master, replica) = pair().await;
+    let mut options = options(1);
+    options.replicas = Some(Replicas::confirming(1).within(LIMIT / 2));
+    let backend = RedisBackend::open_with(&master.url(), options).unwrap();
+    backend.acquire(&claim("warm")).await.unwrap();
+    backend.ping().await.unwrap();
+    replica.stop_signal();
+    let (theirs, waited_for) = (backend.clone(), claim("k"));
+    let acquiring = tokio::spawn(async move { theirs.acquire(&waited_for).await });
+    let mut raw = master.raw().await;
+    let granted = async || raw.keys("t:l:{k}:l").await.len() == 1;
+    assert!(comes_true(LIMIT, granted).await);
+    backend.ping().await.unwrap();
+    assert!(backend.get(&claim("k").name).await.unwrap().is_none());
+    assert!(!acquiring.is_finished(), "it did not wait");
+    replica.resume();
+    assert!(matches!(acquiring.await.unwrap().unwrap(), Acquired::Granted(_)));
+}
+
+/// A release may grant a fair lock to the next in its queue. What replicas are to confirm, he must ask for himself.
+#[tokio::test]
+async fn nothing_is_granted_to_who_has_not_asked_for_it() {
+    let (master, _replica) = pair().await;
+    let backend = RedisBackend::open_with(&master.url(), options(1)).unwrap();
+    let fair = || {
+        let mut fair = claim("k");
+        fair.mode = Mode::Fair;
+        fair
+    };
+    let (first, second) = (fair(), fair());
+    assert!(matches!(backend.acquire(&first).await.unwrap(), Acquired::Granted(_)));
+    assert!(matches!(backend.acquire(&second).await.unwrap(), Acquired::Held(_)));
+    let mut changes = backend.changes(&first.name).await.unwrap();
+    assert!(backend.release(&first).await.unwrap());
+    let change = tokio::time::timeout(LIMIT, changes.next()).await.unwrap();
+    assert_eq!(change, Change::Turn(second.owner));
+    assert_eq!(backend.holder(&second.name, Mode::Fair).await.unwrap(), None);
+    assert!(matches!(backend.acquire(&second).await.unwrap(), Acquired::Granted(_)));
+}
+
+#[tokio::test]
+async fn callers_are_told_by_the_kind_of_the_source() {
+    let (master, replica) = pair().await;
+    let backend = RedisBackend::open_with(&master.url(), options(1)).unwrap();
+    let locks = Locks::new(backend.clone());
+    let short = Duration::from_secs(2);
+    let guard = locks.mutex("held").lease(short).lock().await.unwrap();
+    replica.stop_signal();
+    let error = locks.mutex("k").try_lock().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Backend);
+    let source = error.source().unwrap().downcast_ref::<BackendError>().unwrap();
+    assert_eq!(source.kind(), BackendErrorKind::Unreplicated);
+    // No renewal counts, so its holder is told in time.
+    guard.lost().await;
+    // A cache goes its own way.
+    let cache: Cache<String> = Cache::builder(backend).build().unwrap();
+    let load = |_| async { Ok::<_, std::io::Error>("v".to_owned()) };
+    let loaded = cache.request("c").load(load).await.unwrap();
+    assert_eq!(loaded.source(), Source::Degraded);
+}
+
+#[tokio::test]
+async fn in_a_cluster_the_replicas_of_the_node_confirm() {
+    let cluster = Cluster::start(1, 1).await;
+    let backend = RedisBackend::cluster_with(cluster.urls(), options(1)).unwrap();
+    let held: Vec<_> = (0..20).map(|at| claim(&format!("k{at}"))).collect();
+    let mut raw = cluster.nodes[1].raw().await;
+    for claim in &held {
+        backend.acquire(claim).await.unwrap();
+    }
+    assert_eq!(raw.keys("*:l").await.len(), 20);
+    assert_eq!(backend.renew(&held).await.unwrap(), [true; 20]);
+    cluster.nodes[1].stop_signal();
+    unreplicated(backend.renew(&held).await);
+    unreplicated(backend.acquire(&claim("k")).await);
+}
+
+#[test]
+fn a_time_that_no_command_has_is_refused() {
+    for replicas in [
+        Replicas::confirming(0),
+        Replicas::confirming(1).within(Duration::from_millis(250)),
+        Replicas::confirming(1).within(Duration::ZERO),
+    ] {
+        let mut options = RedisOptions::default();
+        options.replicas = Some(replicas);
+        let error = RedisBackend::open_with("redis://127.0.0.1:1", options).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{replicas:?}");
+    }
+}

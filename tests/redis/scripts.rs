@@ -1,0 +1,638 @@
+//! What is true of a Redis server alone: its scripts, its memory, its rights, and what others keep in it.
+
+use std::time::Duration;
+
+use bellwether::{
+    Key, Locks,
+    backend::{
+        Acquired, AcquiredAll, Change, Changes, Claim, Claimed, Committed, Entry, Grant, Leases,
+        Mode, RedisBackend, RedisOptions, Store,
+    },
+    error::BackendErrorKind,
+    key::{Family, Name, Namespace},
+};
+use bytes::Bytes;
+use testkit::{LIMIT, Raw, RedisServer, eventually};
+use tokio::time::{Instant, timeout};
+
+const LEASE: Duration = Duration::from_secs(60);
+const FENCE_LIFE: Duration = Duration::from_secs(600);
+const TTL: Duration = Duration::from_secs(120);
+
+fn open(url: &str) -> RedisBackend {
+    let mut options = RedisOptions::default();
+    // A busy machine must not make a time-out.
+    options.command_timeout = LIMIT;
+    options.connect_timeout = LIMIT;
+    RedisBackend::open_with(url, options).unwrap()
+}
+
+fn name(key: &str) -> Name {
+    Name::new(&Namespace::new("t").unwrap(), Family::Cache, &Key::from(key), 512).unwrap()
+}
+
+fn claim(name: &Name) -> Claim {
+    Claim::new(name.clone(), Mode::Exclusive, LEASE, FENCE_LIFE)
+}
+
+fn value(text: &str) -> Entry {
+    Entry::value(7, Duration::ZERO, Bytes::copy_from_slice(text.as_bytes()))
+}
+
+async fn begun(backend: &RedisBackend, claim: &Claim) -> Grant {
+    match backend.claim(claim, 0).await {
+        Ok(Claimed::Granted(grant)) => grant,
+        other => panic!("{claim:?} was not granted: {other:?}"),
+    }
+}
+
+async fn next(changes: &mut Changes) -> Change {
+    timeout(LIMIT, changes.next()).await.expect("nothing was pushed")
+}
+
+async fn full(raw: &mut Raw) {
+    raw.config_set("maxmemory", "1").await;
+}
+
+async fn roomy(raw: &mut Raw) {
+    raw.config_set("maxmemory", "0").await;
+}
+
+// Scripts
+
+/// A server that was restarted, failed over or flushed knows no script, and says NOSCRIPT to a digest.
+#[tokio::test]
+async fn a_server_that_has_forgotten_the_scripts_is_told_again() {
+    let server = RedisServer::start().await;
+    let backend = open(&server.url());
+    let mut raw = server.raw().await;
+    let name = name("k");
+    let claim = claim(&name);
+    macro_rules! forgotten {
+        ($call:expr) => {{
+            raw.run::<()>(&["SCRIPT", "FLUSH"]).await;
+            $call.await.unwrap()
+        }};
+    }
+    let Claimed::Granted(grant) = forgotten!(backend.claim(&claim, 0)) else { panic!() };
+    assert_eq!(forgotten!(backend.renew(std::slice::from_ref(&claim))), [true]);
+    let outcome = forgotten!(backend.commit(&claim, &grant, &value("v"), Some(TTL)));
+    assert_eq!(outcome, Committed::Stored);
+    assert!(!forgotten!(backend.release(&claim)));
+    let put = forgotten!(backend.put(&name, &value("put"), TTL, FENCE_LIFE));
+    assert!(forgotten!(backend.invalidate(&name, FENCE_LIFE)) > put);
+}
+
+/// Several batches of one renewal meet a server that has forgotten the script.
+#[tokio::test]
+async fn a_large_renewal_survives_a_flush_of_the_scripts() {
+    let server = RedisServer::start().await;
+    let backend = open(&server.url());
+    let claims: Vec<_> = (0..250).map(|at| claim(&name(&format!("k{at}")))).collect();
+    for claim in &claims {
+        begun(&backend, claim).await;
+    }
+    server.raw().await.run::<()>(&["SCRIPT", "FLUSH"]).await;
+    assert_eq!(backend.renew(&claims).await.unwrap(), [true; 250]);
+}
+
+#[tokio::test]
+async fn a_hit_is_one_command_and_a_rebuild_three() {
+    let server = RedisServer::start().await;
+    let backend = open(&server.url());
+    let name = name("k");
+    // The connection and the scripts are in place after this.
+    backend.invalidate(&name, FENCE_LIFE).await.unwrap();
+    let known = || {
+        let backend = backend.clone();
+        let raw = server.raw();
+        async move {
+            let mut raw = raw.await;
+            let info: String = raw.run(&["INFO", "memory"]).await;
+            drop(backend);
+            info.contains("number_of_cached_scripts:20")
+        }
+    };
+    assert!(eventually(LIMIT, known).await, "the scripts were not loaded at connecting");
+    let mut monitor = server.monitor().await;
+    assert_eq!(backend.get(&name).await.unwrap(), None);
+    let claim = claim(&name);
+    let grant = begun(&backend, &claim).await;
+    backend.commit(&claim, &grant, &value("v"), Some(TTL)).await.unwrap();
+    assert_eq!(commands(monitor.calls_from_clients().await), ["GET", "EVALSHA", "EVALSHA"]);
+    assert!(backend.get(&name).await.unwrap().is_some());
+    assert_eq!(commands(monitor.calls_from_clients().await), ["GET"]);
+    // 250 renewals are three commands.
+    let claims: Vec<_> = (0..250).map(|at| self::claim(&self::name(&format!("k{at}")))).collect();
+    backend.renew(&claims).await.unwrap();
+    assert_eq!(commands(monitor.calls_from_clients().await), ["EVALSHA"; 3]);
+}
+
+#[tokio::test]
+async fn several_are_acquired_by_one_command() {
+    let server = RedisServer::start().await;
+    let locks = Locks::new(open(&server.url()));
+    let mut raw = server.raw().await;
+    // The connection is in place after this.
+    locks.mutex("a0").lock().await.unwrap().unlock().await.unwrap();
+    let mut monitor = server.monitor().await;
+    let several = locks.several((0..64).map(|n| format!("a{n}"))).lease(LEASE);
+    let guard = several.lock().await.unwrap();
+    assert_eq!(commands(monitor.calls_from_clients().await), ["EVALSHA"]);
+    assert_eq!(raw.keys("*:l").await.len(), 64);
+    assert!(locks.several(["a7", "b"]).try_lock().await.unwrap().is_none());
+    assert_eq!(commands(monitor.calls_from_clients().await), ["EVALSHA"]);
+    guard.unlock().await.unwrap();
+    assert_eq!(commands(monitor.calls_from_clients().await), ["EVALSHA"; 64]);
+    // Nothing is left but the fences of those that were held, each with an end.
+    let keys = raw.keys("*").await;
+    assert_eq!(keys.len(), 64);
+    for key in keys {
+        assert!(key.ends_with("}:f") && raw.pttl(&key).await > 0, "{key}");
+    }
+    raw.run::<()>(&["SCRIPT", "FLUSH"]).await;
+    several.lock().await.unwrap().unlock().await.unwrap();
+}
+
+/// What the connecting sends, now or later, is none of the operations.
+fn commands(calls: Vec<testkit::Call>) -> Vec<String> {
+    let of_connecting = ["SCRIPT", "INFO", "ROLE", "CLIENT", "HELLO", "PING"];
+    let commands = calls.into_iter().map(|call| call.command);
+    commands.filter(|command| !of_connecting.contains(&command.as_str())).collect()
+}
+
+// Time
+
+/// The other suites make keys older; here the server's own clock ends a lease, and not before its time.
+#[tokio::test]
+async fn the_servers_clock_ends_leases_and_entries() {
+    const SHORT: Duration = Duration::from_millis(300);
+    let server = RedisServer::start().await;
+    let backend = open(&server.url());
+    let name = name("k");
+    let mut first = claim(&name);
+    first.lease = SHORT;
+    let sent = Instant::now();
+    let last = begun(&backend, &first).await.fence();
+    let second = claim(&name);
+    let grant = loop {
+        match backend.claim(&second, 0).await.unwrap() {
+            Claimed::Granted(grant) => break grant,
+            Claimed::Held(occupied) => assert!(occupied.remaining <= SHORT),
+            other => panic!("{other:?}"),
+        }
+        assert!(sent.elapsed() < LIMIT, "the lease does not end");
+    };
+    // The server counts in whole milliseconds.
+    assert!(sent.elapsed() + Duration::from_millis(2) >= SHORT, "the lease ended early");
+    assert!(grant.fence() > last);
+    backend.commit(&second, &grant, &value("v"), Some(SHORT)).await.unwrap();
+    assert!(backend.get(&name).await.unwrap().is_some());
+    let gone = async || backend.get(&name).await.unwrap().is_none();
+    assert!(eventually(LIMIT, gone).await, "the entry does not end");
+}
+
+/// Microseconds are more than `tostring` of a Lua number shows (1.79e+15), and every digit counts.
+#[tokio::test]
+async fn a_fence_is_the_servers_time_in_whole_microseconds() {
+    let server = RedisServer::start().await;
+    let backend = open(&server.url());
+    let mut raw = server.raw().await;
+    let mut time = async || {
+        let (seconds, micros): (u64, u64) = raw.run(&["TIME"]).await;
+        seconds * 1_000_000 + micros
+    };
+    let before = time().await;
+    let fence = begun(&backend, &claim(&name("k"))).await.fence();
+    let after = time().await;
+    assert!(before <= fence && fence <= after, "{before} {fence} {after}");
+}
+
+/// The server's clock was ahead when the last fence was granted, and has been set back.
+#[tokio::test]
+async fn fences_grow_though_the_clock_steps_back() {
+    let server = RedisServer::start().await;
+    let backend = open(&server.url());
+    let mut raw = server.raw().await;
+    let ahead = 3_000_000_000_000_000_u64;
+    let by_fence = name("fence");
+    raw.run::<()>(&["SET", &by_fence.suffixed("f"), &ahead.to_string(), "PX", "60000"]).await;
+    assert_eq!(begun(&backend, &claim(&by_fence)).await.fence(), ahead + 1);
+    let by_entry = name("entry");
+    let entry = String::from_utf8(value("v").with_fence(ahead).encode().to_vec()).unwrap();
+    raw.run::<()>(&["SET", &by_entry.entry(), &entry, "PX", "60000"]).await;
+    let first = claim(&by_entry);
+    let Claimed::Granted(grant) = backend.claim(&first, ahead).await.unwrap() else { panic!() };
+    assert_eq!(grant.fence(), ahead + 1);
+    assert_eq!(backend.invalidate(&by_entry, FENCE_LIFE).await.unwrap(), ahead + 2);
+}
+
+// What others keep there
+
+#[tokio::test]
+async fn what_is_not_an_entry_is_named_and_replaced() {
+    let server = RedisServer::start().await;
+    let backend = open(&server.url());
+    let mut raw = server.raw().await;
+    let whole = String::from_utf8(value("v").with_fence(7).encode().to_vec()).unwrap();
+    let foreign: Vec<Vec<String>> = [
+        "SET K text",
+        "SET K bw2v0000000000000007",
+        // An entry of ours that was cut, and one whose header was damaged behind the fence.
+        &format!("SET K {}", &whole[..25]),
+        &format!("SET K {}", whole.replacen("00000007", "0000000x", 2)),
+        "HSET K field value",
+        "RPUSH K element",
+    ]
+    .map(|line| line.split(' ').map(str::to_owned).collect())
+    .into();
+    for (at, mut words) in foreign.into_iter().enumerate() {
+        let name = name(&format!("k{at}"));
+        words[1] = name.entry();
+        let what = words.join(" ");
+        let words: Vec<_> = words.iter().map(String::as_str).collect();
+
+        raw.run::<()>(&words).await;
+        let error = backend.get(&name).await.unwrap_err();
+        assert_eq!(error.kind(), BackendErrorKind::Foreign, "{what}: {error}");
+        let first = claim(&name);
+        let grant = begun(&backend, &first).await;
+        let outcome = backend.commit(&first, &grant, &value("v"), Some(TTL)).await.unwrap();
+        assert_eq!(outcome, Committed::Stored, "{what}");
+        let found = backend.get(&name).await.unwrap();
+        assert_eq!(found, Some(value("v").with_fence(grant.fence())), "{what}");
+
+        raw.run::<()>(&["DEL", &name.entry()]).await;
+        raw.run::<()>(&words).await;
+        let fence = backend.put(&name, &value("put"), TTL, FENCE_LIFE).await.unwrap();
+        let found = backend.get(&name).await.unwrap();
+        assert_eq!(found, Some(value("put").with_fence(fence)), "{what}");
+
+        raw.run::<()>(&["DEL", &name.entry()]).await;
+        raw.run::<()>(&words).await;
+        backend.invalidate(&name, FENCE_LIFE).await.unwrap();
+        assert_eq!(backend.get(&name).await.unwrap(), None, "{what}");
+    }
+}
+
+/// A lock that another library keeps under the same name, or one without an end: waited for, it may never
+/// come free, and overwritten, it is taken from its holder. So it is named, and left alone.
+#[tokio::test]
+async fn what_is_not_a_lease_is_named_and_left_alone() {
+    let server = RedisServer::start().await;
+    let backend = open(&server.url());
+    let mut raw = server.raw().await;
+    let name = name("line\r\nbreak");
+    let key = name.suffixed("l");
+    let claim = claim(&name);
+    let ours = format!("{}:0000000000000007", claim.owner);
+    let words: [&[&str]; 4] = [
+        &["SET", &key, "locked", "PX", "60000"],
+        &["SET", &key, "locked"],
+        &["HSET", &key, "holder", "1"],
+        &["SET", &key, &ours],
+    ];
+    for (at, words) in words.into_iter().enumerate() {
+        raw.run::<()>(words).await;
+        let before: Vec<u8> = raw.run(&["DUMP", &key]).await;
+        let error = backend.acquire(&claim).await.unwrap_err();
+        assert_eq!(error.kind(), BackendErrorKind::Foreign, "{words:?}: {error}");
+        let error = backend.claim(&claim, 0).await.unwrap_err();
+        assert_eq!(error.kind(), BackendErrorKind::Foreign, "{words:?}: {error}");
+        assert_eq!(backend.renew(std::slice::from_ref(&claim)).await.unwrap(), [false]);
+        if at == 3 {
+            // Somebody took its end from a lock that is held. It is its holder's all the same to give back.
+            assert!(backend.release(&claim).await.unwrap());
+            assert_eq!(raw.keys(&key).await, [""; 0]);
+            return;
+        }
+        assert!(!backend.release(&claim).await.unwrap());
+        assert_eq!(raw.run::<Vec<u8>>(&["DUMP", &key]).await, before, "{words:?} was touched");
+        raw.run::<()>(&["DEL", &key]).await;
+    }
+}
+
+/// It was put there while two waited. The first of them is told and leaves; that must not give what is there to the
+/// second, who still waits and listens.
+#[tokio::test]
+async fn what_is_not_a_lease_is_not_handed_on() {
+    let server = RedisServer::start().await;
+    let backend = open(&server.url());
+    let mut raw = server.raw().await;
+    for (mode, suffix) in [(Mode::Exclusive, "l"), (Mode::Fair, "l"), (Mode::Write, "w")] {
+        let name = name(&format!("{mode:?}"));
+        let [holder, first, second] =
+            [(); 3].map(|()| Claim::new(name.clone(), mode, LEASE, FENCE_LIFE));
+        let _listening = backend.changes(&name).await.unwrap();
+        backend.acquire(&holder).await.unwrap();
+        for waiting in [&first, &second] {
+            assert!(matches!(backend.acquire(waiting).await.unwrap(), Acquired::Held(_)));
+        }
+        let key = name.suffixed(suffix);
+        for words in [&["SET", &key, "locked"][..], &["HSET", &key, "holder", "1"]] {
+            raw.run::<()>(&["DEL", &key]).await;
+            raw.run::<()>(words).await;
+            let before: Vec<u8> = raw.run(&["DUMP", &key]).await;
+            let error = backend.acquire(&first).await.unwrap_err();
+            assert_eq!(error.kind(), BackendErrorKind::Foreign, "{mode:?}, {words:?}: {error}");
+            assert!(!backend.release(&first).await.unwrap());
+            assert!(!backend.release(&holder).await.unwrap());
+            let now: Vec<u8> = raw.run(&["DUMP", &key]).await;
+            assert_eq!(now, before, "{mode:?}, {words:?} was touched");
+        }
+    }
+}
+
+/// Whoever waits in order asks again to keep his place, and a full server lets him.
+#[tokio::test]
+async fn places_are_kept_on_a_full_server() {
+    let server = RedisServer::start().await;
+    let backend = open(&server.url());
+    let mut raw = server.raw().await;
+    for mode in [Mode::Fair, Mode::Write] {
+        let name = name(&format!("{mode:?}"));
+        let [holder, first, second] =
+            [(); 3].map(|()| Claim::new(name.clone(), mode, LEASE, FENCE_LIFE));
+        backend.acquire(&holder).await.unwrap();
+        assert!(matches!(backend.acquire(&first).await.unwrap(), Acquired::Held(_)));
+        full(&mut raw).await;
+        assert!(matches!(backend.acquire(&first).await.unwrap(), Acquired::Held(_)));
+        roomy(&mut raw).await;
+        assert!(backend.release(&holder).await.unwrap());
+        assert!(matches!(backend.acquire(&second).await.unwrap(), Acquired::Held(_)));
+        assert!(matches!(backend.acquire(&first).await.unwrap(), Acquired::Granted(_)));
+    }
+}
+
+/// Among several names, too: nothing is taken then.
+#[tokio::test]
+async fn what_is_not_a_lease_keeps_several_from_being_acquired() {
+    let server = RedisServer::start().await;
+    let backend = open(&server.url());
+    let mut raw = server.raw().await;
+    let names = ["a", "b", "c"].map(name);
+    let all: Vec<_> = names.iter().map(claim).collect();
+    for foreign in &names {
+        let key = foreign.suffixed("l");
+        for words in [&["SET", &key, "locked"][..], &["HSET", &key, "holder", "1"]] {
+            raw.run::<()>(words).await;
+            let error = backend.acquire_all(&all).await.unwrap_err();
+            assert_eq!(error.kind(), BackendErrorKind::Foreign, "{words:?}: {error}");
+            assert_eq!(raw.keys("*").await, [key.as_str()]);
+            raw.run::<()>(&["DEL", &key]).await;
+        }
+    }
+    let other = claim(&names[2]);
+    begun(&backend, &other).await;
+    let before = raw.keys("*").await;
+    let hasty = |mut claim: Claim| {
+        claim.waits = false;
+        claim
+    };
+    let all: Vec<_> = all.into_iter().map(hasty).collect();
+    assert!(matches!(backend.acquire_all(&all).await, Ok(AcquiredAll::Held(2, _))));
+    assert_eq!(raw.keys("*").await, before, "who is refused leaves nothing");
+}
+
+/// A fence that cannot be read must not stop the name for ever.
+#[tokio::test]
+async fn what_is_not_a_fence_is_replaced() {
+    let server = RedisServer::start().await;
+    let backend = open(&server.url());
+    let mut raw = server.raw().await;
+    for words in [&["SET", "K", "text"][..], &["HSET", "K", "field", "value"]] {
+        let name = name(words[0]);
+        let key = name.suffixed("f");
+        let mut words = words.to_vec();
+        words[1] = &key;
+        raw.run::<()>(&words).await;
+        let claim = claim(&name);
+        let grant = begun(&backend, &claim).await;
+        let outcome = backend.commit(&claim, &grant, &value("v"), Some(TTL)).await.unwrap();
+        assert_eq!(outcome, Committed::Stored);
+        assert!(raw.pttl(&key).await > 0);
+    }
+}
+
+/// Keys lie in one database, but channels are the server's.
+#[tokio::test]
+async fn databases_do_not_meet() {
+    let server = RedisServer::start().await;
+    let (zero, three) = (open(&server.url()), open(&server.url_of("", 3)));
+    let name = name("k");
+    let mut to_zero = zero.changes(&name).await.unwrap();
+    let mut to_three = three.changes(&name).await.unwrap();
+    let first = zero.put(&name, &value("zero"), TTL, FENCE_LIFE).await.unwrap();
+    assert_eq!(three.get(&name).await.unwrap(), None);
+    let second = three.put(&name, &value("three"), TTL, FENCE_LIFE).await.unwrap();
+    begun(&zero, &claim(&self::name("held"))).await;
+    begun(&three, &claim(&self::name("held"))).await;
+    let burnt = zero.invalidate(&name, FENCE_LIFE).await.unwrap();
+    assert_eq!(next(&mut to_zero).await, Change::Entry(value("zero").with_fence(first)));
+    assert_eq!(next(&mut to_zero).await, Change::Invalidated(burnt));
+    assert_eq!(next(&mut to_three).await, Change::Entry(value("three").with_fence(second)));
+    assert!(three.get(&name).await.unwrap().is_some());
+}
+
+// Pushes
+
+#[tokio::test]
+async fn a_large_entry_is_announced_and_not_pushed() {
+    let server = RedisServer::start().await;
+    let mut options = RedisOptions::default();
+    options.command_timeout = LIMIT;
+    options.push_limit = 100;
+    let backend = RedisBackend::open_with(&server.url(), options).unwrap();
+    let name = name("k");
+    let mut changes = backend.changes(&name).await.unwrap();
+    // 36 bytes of header are part of what is pushed.
+    let (small, large) = (value(&"v".repeat(64)), value(&"v".repeat(65)));
+    let fence = backend.put(&name, &small, TTL, FENCE_LIFE).await.unwrap();
+    assert_eq!(next(&mut changes).await, Change::Entry(small.clone().with_fence(fence)));
+    let fence = backend.put(&name, &large, TTL, FENCE_LIFE).await.unwrap();
+    assert_eq!(next(&mut changes).await, Change::Wake);
+    let refresh = claim(&name);
+    let Claimed::Granted(grant) = backend.claim(&refresh, fence).await.unwrap() else { panic!() };
+    backend.commit(&refresh, &grant, &large, Some(TTL)).await.unwrap();
+    assert_eq!(next(&mut changes).await, Change::Wake);
+    assert_eq!(backend.get(&name).await.unwrap(), Some(large.with_fence(grant.fence())));
+}
+
+// A full server
+
+/// `SET` is refused at `maxmemory`, where `GET`, `DEL` and `PEXPIRE` pass: who holds something keeps it and
+/// can give it back.
+#[tokio::test]
+async fn on_a_full_server_leases_are_renewed_and_released() {
+    let server = RedisServer::start().await;
+    let backend = open(&server.url());
+    let mut raw = server.raw().await;
+    let name = name("k");
+    let (first, second) = (claim(&name), claim(&name));
+    begun(&backend, &first).await;
+    full(&mut raw).await;
+    raw.age(LEASE / 2).await;
+    assert_eq!(backend.renew(std::slice::from_ref(&first)).await.unwrap(), [true]);
+    assert!(raw.pttl(&name.suffixed("l")).await > 31_000, "it was not renewed");
+    assert!(matches!(backend.acquire(&second).await, Ok(Acquired::Held(_))));
+    assert!(matches!(backend.acquire(&first).await, Ok(Acquired::Granted(_))));
+    assert!(backend.release(&first).await.unwrap());
+    let error = backend.acquire(&second).await.unwrap_err();
+    assert_eq!(error.kind(), BackendErrorKind::Refused, "{error}");
+    let error = backend.claim(&second, 0).await.unwrap_err();
+    assert_eq!(error.kind(), BackendErrorKind::Refused, "{error}");
+    assert_eq!(raw.keys("*:l").await, [""; 0]);
+    roomy(&mut raw).await;
+    begun(&backend, &second).await;
+}
+
+#[tokio::test]
+async fn on_a_full_server_a_commit_hands_over_and_drops_what_is_older() {
+    let server = RedisServer::start().await;
+    let backend = open(&server.url());
+    let mut raw = server.raw().await;
+    let name = name("k");
+    let first = backend.put(&name, &value("old"), TTL, FENCE_LIFE).await.unwrap();
+    let mut changes = backend.changes(&name).await.unwrap();
+    let refresh = claim(&name);
+    let Claimed::Granted(grant) = backend.claim(&refresh, first).await.unwrap() else { panic!() };
+    full(&mut raw).await;
+    for _ in 0..2 {
+        let outcome = backend.commit(&refresh, &grant, &value("new"), Some(TTL)).await.unwrap();
+        assert_eq!(outcome, Committed::HandedOver);
+    }
+    let burnt = backend.invalidate(&name, FENCE_LIFE).await.unwrap();
+    assert_eq!(next(&mut changes).await, Change::Entry(value("new").with_fence(grant.fence())));
+    assert_eq!(next(&mut changes).await, Change::Invalidated(burnt));
+    assert_eq!(backend.get(&name).await.unwrap(), None);
+    assert_eq!(raw.keys("*:l").await, [""; 0]);
+}
+
+#[tokio::test]
+async fn on_a_full_server_an_invalidation_passes_and_burns() {
+    let server = RedisServer::start().await;
+    let backend = open(&server.url());
+    let mut raw = server.raw().await;
+    let (name, other) = (name("k"), name("other"));
+    backend.put(&name, &value("old"), TTL, FENCE_LIFE).await.unwrap();
+    let under_way = claim(&other);
+    let grant = begun(&backend, &under_way).await;
+    full(&mut raw).await;
+    backend.invalidate(&name, FENCE_LIFE).await.unwrap();
+    assert_eq!(backend.get(&name).await.unwrap(), None);
+    assert!(backend.invalidate(&other, FENCE_LIFE).await.unwrap() > grant.fence());
+    roomy(&mut raw).await;
+    let outcome = backend.commit(&under_way, &grant, &value("old"), Some(TTL)).await.unwrap();
+    assert_eq!(outcome, Committed::Refused);
+}
+
+#[tokio::test]
+async fn on_a_full_server_a_put_fails_and_changes_nothing() {
+    let server = RedisServer::start().await;
+    let backend = open(&server.url());
+    let mut raw = server.raw().await;
+    let name = name("k");
+    let first = backend.put(&name, &value("old"), TTL, FENCE_LIFE).await.unwrap();
+    let refresh = claim(&name);
+    let Claimed::Granted(grant) = backend.claim(&refresh, first).await.unwrap() else { panic!() };
+    full(&mut raw).await;
+    let error = backend.put(&name, &value("new"), TTL, FENCE_LIFE).await.unwrap_err();
+    assert_eq!(error.kind(), BackendErrorKind::Refused, "{error}");
+    assert_eq!(backend.get(&name).await.unwrap(), Some(value("old").with_fence(first)));
+    roomy(&mut raw).await;
+    let outcome = backend.commit(&refresh, &grant, &value("loaded"), Some(TTL)).await.unwrap();
+    assert_eq!(outcome, Committed::Stored);
+}
+
+/// Several at once are refused whole: no name of them is taken.
+#[tokio::test]
+async fn on_a_full_server_all_or_none_are_acquired() {
+    let server = RedisServer::start().await;
+    let backend = open(&server.url());
+    let mut raw = server.raw().await;
+    let all: Vec<_> = ["a", "b", "c"].map(|key| claim(&name(key))).into();
+    full(&mut raw).await;
+    let error = backend.acquire_all(&all).await.unwrap_err();
+    assert_eq!(error.kind(), BackendErrorKind::Refused, "{error}");
+    assert_eq!(raw.keys("*").await, [""; 0]);
+    roomy(&mut raw).await;
+    // One of them is held already, by the same token.
+    begun(&backend, &all[0]).await;
+    full(&mut raw).await;
+    assert!(matches!(backend.acquire_all(&all).await, Ok(AcquiredAll::Granted(_))));
+    assert_eq!(backend.renew(&all).await.unwrap(), [true; 3]);
+}
+
+// Rights
+
+async fn user(raw: &mut Raw, rights: &[&str]) {
+    let mut words = vec!["ACL", "SETUSER", "app", "reset", "on", ">secret", "~*", "+@all"];
+    words.extend(rights);
+    raw.run::<()>(&words).await;
+}
+
+/// `PUBLISH` is the last thing that a script does. Were its refusal an error, a release would be told as
+/// failed after the lease was deleted.
+#[tokio::test]
+async fn without_the_right_to_publish_everything_else_works() {
+    let server = RedisServer::start().await;
+    let mut raw = server.raw().await;
+    for rights in [&["-publish"][..], &["resetchannels"]] {
+        user(&mut raw, rights).await;
+        let backend = open(&server.url_of("app:secret", 0));
+        let name = name("k");
+        let held = claim(&name);
+        begun(&backend, &held).await;
+        assert!(backend.release(&held).await.unwrap(), "{rights:?}");
+        let grant = begun(&backend, &held).await;
+        let outcome = backend.commit(&held, &grant, &value("v"), Some(TTL)).await.unwrap();
+        assert_eq!(outcome, Committed::Stored, "{rights:?}");
+        let fence = backend.put(&name, &value("put"), TTL, FENCE_LIFE).await.unwrap();
+        assert!(backend.invalidate(&name, FENCE_LIFE).await.unwrap() > fence, "{rights:?}");
+    }
+}
+
+#[tokio::test]
+async fn without_the_right_to_subscribe_it_is_said_at_once() {
+    let server = RedisServer::start().await;
+    let mut raw = server.raw().await;
+    for rights in [&["-subscribe"][..], &["resetchannels"]] {
+        user(&mut raw, rights).await;
+        let backend = open(&server.url_of("app:secret", 0));
+        for _ in 0..3 {
+            let asked = Instant::now();
+            let error = backend.changes(&name("k")).await.unwrap_err();
+            assert_eq!(error.kind(), BackendErrorKind::Refused, "{rights:?}: {error}");
+            // The command time-out is as long as the limit here.
+            assert!(asked.elapsed() < LIMIT / 2, "it was waited for");
+        }
+        // And once it is allowed, it works.
+        user(&mut raw, &["+subscribe", "allchannels"]).await;
+        let mut changes = backend.changes(&name("k")).await.unwrap();
+        let burnt = backend.invalidate(&name("k"), FENCE_LIFE).await.unwrap();
+        assert_eq!(next(&mut changes).await, Change::Invalidated(burnt));
+    }
+}
+
+/// Subscriptions that open together are one command, and the server refuses it whole if one channel is
+/// forbidden. Who listens to an allowed one must not suffer for that.
+#[tokio::test]
+async fn one_forbidden_channel_does_not_silence_the_others() {
+    let server = RedisServer::start().await;
+    let mut raw = server.raw().await;
+    user(&mut raw, &["resetchannels", "&*allowed*"]).await;
+    let backend = open(&server.url_of("app:secret", 0));
+    let names: Vec<_> = (0..4)
+        .map(|at| name(&format!("{}{at}", if at % 2 == 0 { "allowed" } else { "forbidden" })))
+        .collect();
+    let subscriptions =
+        futures_util::future::join_all(names.iter().map(|name| backend.changes(name))).await;
+    for (at, (name, changes)) in names.iter().zip(subscriptions).enumerate() {
+        if at % 2 == 1 {
+            assert_eq!(changes.unwrap_err().kind(), BackendErrorKind::Refused);
+            continue;
+        }
+        let burnt = backend.invalidate(name, FENCE_LIFE).await.unwrap();
+        assert_eq!(next(&mut changes.unwrap()).await, Change::Invalidated(burnt));
+    }
+}

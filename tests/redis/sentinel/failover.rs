@@ -1,0 +1,135 @@
+//! Real sentinels, a real master that dies, and a replica that takes its place.
+
+use std::time::Duration;
+
+use bellwether::{Cache, ErrorKind, Locks, RedisBackend};
+use testkit::{LIMIT, Raw, Sentinels, comes_true};
+use tokio::time::timeout;
+
+fn backend(set: &Sentinels) -> RedisBackend {
+    RedisBackend::sentinel(set.urls(), Sentinels::MASTER).unwrap()
+}
+
+fn locks(set: &Sentinels) -> Locks {
+    Locks::new(backend(set))
+}
+
+/// Waits until everything that was written has reached the replicas.
+async fn replicated(raw: &mut Raw, replicas: usize) {
+    raw.run::<()>(&["SET", "marker", "1", "PX", "1000"]).await;
+    let reached: usize = raw.run(&["WAIT", &replicas.to_string(), "10000"]).await;
+    assert_eq!(reached, replicas);
+}
+
+const LEASE: Duration = Duration::from_secs(30);
+
+#[tokio::test]
+async fn a_lease_that_was_replicated_is_held_on_and_waiters_get_their_turn() {
+    let mut set = Sentinels::start(2).await;
+    let (here, there) = (locks(&set), locks(&set));
+    let guard = here.mutex("k").lease(LEASE).renew_every(LEASE / 60).lock().await.unwrap();
+    let fence = guard.fence();
+    let waiter = there.mutex("k").lease(LEASE).wait_limit(3 * LIMIT);
+    let waiting = tokio::spawn(async move { waiter.lock().await });
+    let mut raw = set.servers[0].raw().await;
+    let listens = async || !raw.clone().pubsub_channels().await.is_empty();
+    assert!(comes_true(LIMIT, listens).await, "nobody waits");
+    replicated(&mut raw, 2).await;
+
+    set.servers[0].kill();
+    let new = set.master_after(set.servers[0].port()).await;
+    // Renewed over there: more of it is left than when it was. (A new connection each time, for sentinels cut
+    // those to a server that they promote.)
+    let mut before = i64::MAX;
+    let renewed = async || {
+        let now = new.raw().await.try_run(&["PTTL", "bellwether:l:{k}:l"]).await;
+        now.is_ok_and(|now| now > std::mem::replace(&mut before, now))
+    };
+    assert!(comes_true(LIMIT, renewed).await, "it is not renewed on the new master");
+    assert!(!guard.is_lost());
+    // A free lock is granted there, this one is not.
+    assert!(there.mutex("other").try_lock().await.unwrap().is_some());
+    assert!(!waiting.is_finished());
+    let listens = async || {
+        let channels = new.raw().await.try_run::<Vec<String>>(&["PUBSUB", "CHANNELS"]).await;
+        channels.is_ok_and(|channels| channels.iter().any(|channel| channel.contains("{k}")))
+    };
+    assert!(comes_true(LIMIT, listens).await, "who waits does not listen there");
+
+    guard.unlock().await.unwrap();
+    // By a push: its lease would last for long.
+    let next = timeout(LIMIT, waiting).await.expect("no turn").unwrap().unwrap();
+    assert!(next.fence() > fence);
+    next.unlock().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_lease_that_was_not_replicated_is_told_lost_and_goes_to_who_waits() {
+    let mut set = Sentinels::start(1).await;
+    let (here, there) = (locks(&set), locks(&set));
+    // Any lock, so that both are connected.
+    for locks in [&here, &there] {
+        locks.mutex("warm").lock().await.unwrap().unlock().await.unwrap();
+    }
+    let mut raw = set.servers[0].raw().await;
+    replicated(&mut raw, 1).await;
+    // From here on the replica gets nothing: it is thrown out, and may not come back.
+    raw.run::<()>(&["ACL", "SETUSER", "default", "-psync", "-replconf"]).await;
+    raw.run::<()>(&["CLIENT", "KILL", "TYPE", "replica"]).await;
+
+    let guard = here.mutex("k").lease(LEASE).renew_every(LEASE / 60).lock().await.unwrap();
+    let waiter = there.mutex("k").lease(LEASE).wait_limit(3 * LIMIT);
+    let waiting = tokio::spawn(async move { waiter.lock().await });
+    let listens = async || !raw.clone().pubsub_channels().await.is_empty();
+    assert!(comes_true(LIMIT, listens).await, "nobody waits");
+
+    set.servers[0].kill();
+    set.master_after(set.servers[0].port()).await;
+    // Long before its lease would end.
+    timeout(LIMIT, guard.lost()).await.expect("the loss is not told");
+    let next = timeout(LIMIT, waiting).await.expect("no turn").unwrap().unwrap();
+    // The clock goes on, so the fence is greater though the last one is unknown there.
+    assert!(next.fence() > guard.fence());
+    assert_eq!(guard.unlock().await.unwrap_err().kind(), ErrorKind::Lost);
+    assert!(!next.is_lost());
+}
+
+/// The master hangs, is replaced, and comes back believing that it still is the master.
+#[tokio::test]
+async fn a_master_that_hangs_is_replaced_and_nobody_returns_to_it() {
+    let set = Sentinels::start(1).await;
+    let build = || Cache::<String>::builder(backend(&set)).build().unwrap();
+    let (here, there) = (build(), build());
+    let load = |cache: &Cache<String>, key: &'static str| {
+        let cache = cache.clone();
+        async move {
+            cache.get_or_load(key, |_| async { Ok::<_, std::io::Error>("v".to_owned()) }).await
+        }
+    };
+    load(&here, "before").await.unwrap();
+    let old = &set.servers[0];
+    old.stop_signal();
+    let new = set.master_after(old.port()).await;
+    old.resume();
+    // Nobody is left out while it is away, and in the end it is stored again.
+    let mut at = 0;
+    let stored = async || {
+        at += 1;
+        let key: &'static str = format!("during-{at}").leak();
+        for cache in [&here, &there] {
+            assert_eq!(load(cache, key).await.unwrap(), "v");
+        }
+        let mut raw = new.raw().await;
+        raw.run::<bool>(&["EXISTS", &format!("bellwether:c:{{{key}}}:e")]).await
+    };
+    assert!(comes_true(LIMIT, stored).await, "nothing is stored on the new master");
+    let demoted = async || {
+        // Cut, perhaps, by the sentinel that makes it a replica.
+        let info = old.raw().await.try_run::<String>(&["INFO", "replication"]).await;
+        info.is_ok_and(|info| info.contains("role:slave"))
+    };
+    assert!(comes_true(LIMIT, demoted).await);
+    load(&here, "after").await.unwrap();
+    let mut raw = new.raw().await;
+    assert!(raw.run::<bool>(&["EXISTS", "bellwether:c:{after}:e"]).await);
+}

@@ -1,0 +1,136 @@
+//! Which server is connected to, with sentinels that say what the test wants.
+
+use std::time::Duration;
+
+use bellwether::{
+    ErrorKind, RedisBackend,
+    backend::{Claim, Leases, Mode, RedisOptions, SentinelMaster},
+    key::{Family, Key, Name, Namespace},
+};
+use testkit::{LIMIT, RedisServer, comes_true};
+
+use super::fake::{Fake, Says};
+
+fn options() -> RedisOptions {
+    let mut options = RedisOptions::default();
+    options.command_timeout = LIMIT;
+    options
+}
+
+async fn works(backend: &RedisBackend) -> bool {
+    backend.ping().await.is_ok()
+}
+
+fn claim(key: &str) -> Claim {
+    let namespace = Namespace::new("t").unwrap();
+    let name = Name::new(&namespace, Family::Lock, &Key::from(key), 512).unwrap();
+    Claim::new(name, Mode::Exclusive, Duration::from_secs(60), Duration::from_secs(60))
+}
+
+#[tokio::test]
+async fn one_sentinel_that_knows_is_enough_and_is_asked_first_from_then_on() {
+    let server = RedisServer::start().await;
+    let gone = RedisServer::start().await.url();
+    let (silent, ignorant) = (Fake::start(Says::Silence).await, Fake::start(Says::Nothing).await);
+    let knows = Fake::start(Says::Master(server.port())).await;
+    let urls = [gone, silent.url(), ignorant.url(), knows.url()];
+    let backend = RedisBackend::sentinel_with(&urls, "flock", options()).unwrap();
+    backend.ping().await.unwrap();
+    let before = (silent.asked(), ignorant.asked(), knows.asked());
+    assert_eq!((before.1, before.2), (1, 1));
+    let asked_again = async || knows.asked() > before.2 + 1;
+    assert!(comes_true(LIMIT, asked_again).await, "the master is not looked up any more");
+    server.raw().await.run::<()>(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]).await;
+    assert!(comes_true(LIMIT, || works(&backend)).await);
+    assert_eq!((silent.asked(), ignorant.asked()), (before.0, before.1), "not the one that knows");
+}
+
+#[tokio::test]
+async fn a_replica_is_refused_and_the_next_sentinel_asked() {
+    let master = RedisServer::start().await;
+    let port = master.port().to_string();
+    let replica = RedisServer::start_with(&["--replicaof", "127.0.0.1", &port]).await;
+    let stale = Fake::start(Says::Master(replica.port())).await;
+    let alone = RedisBackend::sentinel(&[stale.url()], "flock").unwrap();
+    let error = alone.ping().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Backend);
+    assert!(format!("{error:#}").contains("is a read-only replica"), "{error}");
+    let current = Fake::start(Says::Master(master.port())).await;
+    let backend = RedisBackend::sentinel(&[stale.url(), current.url()], "flock").unwrap();
+    assert!(comes_true(LIMIT, || works(&backend)).await, "it stays with the replica");
+    assert!(backend.acquire(&claim("k")).await.is_ok());
+}
+
+#[tokio::test]
+async fn sentinels_that_know_nothing_are_an_error_that_says_so() {
+    let fake = Fake::start(Says::Nothing).await;
+    let backend = RedisBackend::sentinel(&[fake.url()], "flock").unwrap();
+    let error = backend.ping().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Backend);
+    assert!(format!("{error:#}").contains("does not know the master"), "{error}");
+    let server = RedisServer::start().await;
+    fake.say(Says::Master(server.port()));
+    assert!(comes_true(LIMIT, || works(&backend)).await, "it is not found later");
+}
+
+#[tokio::test]
+async fn sentinels_and_master_have_credentials_of_their_own() {
+    let server = RedisServer::start_with(&["--requirepass", "secret"]).await;
+    let watched = Fake::start_with(Says::Master(server.port()), Some("watch:dog")).await;
+    let url = watched.url_of("watch:dog");
+    let master = SentinelMaster::named("flock").username("default").password("secret").database(3);
+    let backend = RedisBackend::sentinel_with([&url], master.clone(), options()).unwrap();
+    backend.acquire(&claim("k")).await.unwrap();
+    let mut raw = server.raw().await;
+    raw.run::<()>(&["SELECT", "3"]).await;
+    assert_eq!(raw.keys("*").await, ["t:l:{k}:f", "t:l:{k}:l"]);
+    assert!(!format!("{master:?} {backend:?}").contains("secret"));
+
+    let without = RedisBackend::sentinel(&[watched.url()], master).unwrap();
+    let error = without.ping().await.unwrap_err();
+    assert!(format!("{error:#}").contains("NOAUTH"), "{error}");
+    let wrong = RedisBackend::sentinel(&[url], "flock").unwrap();
+    assert_eq!(wrong.ping().await.unwrap_err().kind(), ErrorKind::Backend);
+}
+
+/// A master that its sentinels gave up, and that does not know it yet: its connections do not break.
+#[tokio::test]
+async fn a_living_master_that_was_given_up_is_left() {
+    let (old, new) = (RedisServer::start().await, RedisServer::start().await);
+    let fake = Fake::start(Says::Master(old.port())).await;
+    let backend = RedisBackend::sentinel_with(&[fake.url()], "flock", options()).unwrap();
+    let held = claim("k");
+    backend.acquire(&held).await.unwrap();
+    let mut changes = backend.changes(&held.name).await.unwrap();
+    fake.say(Says::Master(new.port()));
+    let channel = "t:l:{k}:c".to_owned();
+    let moved = async || new.raw().await.pubsub_channels().await.contains(&channel);
+    assert!(comes_true(LIMIT, moved).await, "the subscription stays behind");
+    // Who listens is told to look, and what is held there is not held here.
+    assert_eq!(changes.next().await, bellwether::backend::Change::Wake);
+    let lost = async || backend.renew(std::slice::from_ref(&held)).await.unwrap() == [false];
+    assert!(comes_true(LIMIT, lost).await, "commands stay behind");
+    assert!(old.raw().await.pubsub_channels().await.is_empty());
+
+    // What cannot be used is not changed to.
+    let port = new.port().to_string();
+    let replica = RedisServer::start_with(&["--replicaof", "127.0.0.1", &port]).await;
+    backend.acquire(&held).await.unwrap();
+    let asked = fake.asked();
+    fake.say(Says::Master(replica.port()));
+    let asked_again = async || fake.asked() >= asked + 4;
+    assert!(comes_true(LIMIT, asked_again).await);
+    assert_eq!(backend.renew(&[held]).await.unwrap(), [true]);
+}
+
+#[tokio::test]
+async fn what_names_no_sentinel_is_refused_at_once() {
+    let none: [&str; 0] = [];
+    let errors = [
+        RedisBackend::sentinel(none, "flock").unwrap_err(),
+        RedisBackend::sentinel(["redis://127.0.0.1:1", "http://x"], "flock").unwrap_err(),
+    ];
+    for error in errors {
+        assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{error}");
+    }
+}

@@ -1,0 +1,164 @@
+//! Over TLS everything is as without it; and whoever is not trusted is refused with a reason.
+//!
+//! Which roots are trusted stands in the environment, and that of a test process must not change while it runs: so
+//! the client is this test binary once more.
+
+use std::{
+    env, fs,
+    net::TcpListener,
+    path::{Path, PathBuf},
+    process::Stdio,
+};
+
+use bellwether::{
+    Cache, ErrorKind, Locks, RedisBackend,
+    backend::{Change, Claim, Leases, Mode},
+    cache::Source,
+    key::{Family, Name, Namespace},
+};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use tempfile::TempDir;
+use testkit::{Cluster, LIMIT, RedisServer, comes_true};
+use tokio::time::timeout;
+
+/// What a client is to do, and with which URL.
+const TASK: &str = "BELLWETHER_TLS_TASK";
+const URL: &str = "BELLWETHER_TLS_URL";
+
+/// A root that nobody else trusts, and what a server shows that it vouches for.
+struct Certificates {
+    directory: TempDir,
+}
+
+impl Certificates {
+    fn new() -> Self {
+        let directory = TempDir::new().unwrap();
+        let mut root = CertificateParams::default();
+        root.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let root = CertifiedIssuer::self_signed(root, KeyPair::generate().unwrap()).unwrap();
+        let key = KeyPair::generate().unwrap();
+        let names = ["localhost".to_owned(), "127.0.0.1".to_owned()];
+        let server = CertificateParams::new(names).unwrap().signed_by(&key, &root).unwrap();
+        let here = Self { directory };
+        fs::write(here.root(), root.pem()).unwrap();
+        fs::write(here.file("server.pem"), server.pem()).unwrap();
+        fs::write(here.file("server.key"), key.serialize_pem()).unwrap();
+        here
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    fn root(&self) -> PathBuf {
+        self.file("root.pem")
+    }
+
+    /// What makes a server listen for TLS, and where.
+    fn arguments(&self) -> (Vec<String>, u16) {
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let path = |name| self.file(name).to_str().unwrap().to_owned();
+        let settings = [
+            ("--tls-port", port.to_string()),
+            ("--tls-cert-file", path("server.pem")),
+            ("--tls-key-file", path("server.key")),
+            ("--tls-ca-cert-file", path("root.pem")),
+            ("--tls-auth-clients", "no".to_owned()),
+        ];
+        let arguments =
+            settings.into_iter().flat_map(|(name, value)| [name.to_owned(), value]).collect();
+        (arguments, port)
+    }
+}
+
+/// Has a client do something, who trusts these roots and no others.
+async fn client(task: &str, port: u16, roots: &Path) {
+    let client = testkit::rerun("tls::the_client")
+        .env(TASK, task)
+        .env(URL, format!("rediss://localhost:{port}/"))
+        .env("SSL_CERT_FILE", roots)
+        .env_remove("SSL_CERT_DIR")
+        .stdin(Stdio::null())
+        .output();
+    let output = tokio::task::spawn_blocking(move || client.unwrap()).await.unwrap();
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{}\n{told}", String::from_utf8_lossy(&output.stdout));
+}
+
+/// The other side: returns at once unless this process was started as a client.
+#[tokio::test]
+async fn the_client() {
+    let (Ok(task), Ok(url)) = (env::var(TASK), env::var(URL)) else { return };
+    match task.as_str() {
+        "server" => works(|| RedisBackend::open(&url).unwrap(), Some(&url)).await,
+        "cluster" => works(|| RedisBackend::cluster([&url]).unwrap(), None).await,
+        "refused" => {
+            let error = RedisBackend::open(&url).unwrap().ping().await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Backend);
+            let told = format!("{error:?}");
+            assert!(told.contains("invalid peer certificate"), "{told}");
+        }
+        "insecure" => {
+            let error = RedisBackend::open(&format!("{url}#insecure")).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidConfig);
+        }
+        other => panic!("{other}"),
+    }
+}
+
+/// Entries, locks, pushes, and connections that are made anew.
+async fn works(open: impl Fn() -> RedisBackend, url: Option<&str>) {
+    let [here, there] = [open(), open()];
+    let name = Name::new(&Namespace::standard(), Family::Lock, &"pushed".into(), 512).unwrap();
+    let claim = Claim::new(name, Mode::Exclusive, LIMIT, LIMIT);
+    let mut changes = there.changes(&claim.name).await.unwrap();
+    here.acquire(&claim).await.unwrap();
+    assert!(here.release(&claim).await.unwrap());
+    assert_eq!(timeout(LIMIT, changes.next()).await.unwrap(), Change::Wake);
+    let cache = Cache::<String>::builder(here.clone()).build().unwrap();
+    for expected in [Source::Led, Source::Hit] {
+        let load = |_| async { Ok::<_, std::io::Error>("x".to_owned()) };
+        assert_eq!(cache.request("k").load(load).await.unwrap().source(), expected);
+    }
+    let [here, there] = [Locks::new(here), Locks::new(there)];
+    let held = here.mutex("m").lock().await.unwrap();
+    let waiting = tokio::spawn(async move { there.mutex("m").lock().await.unwrap().fence() });
+    if let Some(url) = url {
+        let mut raw =
+            redis::Client::open(url).unwrap().get_multiplexed_async_connection().await.unwrap();
+        for kind in ["normal", "pubsub"] {
+            let mut kill = redis::cmd("CLIENT");
+            let _: u64 = kill
+                .arg(&["KILL", "TYPE", kind, "SKIPME", "yes"])
+                .query_async(&mut raw)
+                .await
+                .unwrap();
+        }
+        assert!(comes_true(LIMIT, async || here.mutex("n").try_lock().await.is_ok()).await);
+    }
+    let fence = held.fence();
+    held.unlock().await.unwrap();
+    assert!(timeout(LIMIT, waiting).await.unwrap().unwrap() > fence);
+}
+
+#[tokio::test]
+async fn a_server_is_spoken_to_over_tls() {
+    let certificates = Certificates::new();
+    let (arguments, port) = certificates.arguments();
+    let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
+    let _server = RedisServer::start_with(&arguments).await;
+    client("server", port, &certificates.root()).await;
+    client("insecure", port, &certificates.root()).await;
+    client("refused", port, &Certificates::new().root()).await;
+}
+
+#[tokio::test]
+async fn the_nodes_of_a_cluster_are_spoken_to_as_the_first_one() {
+    let certificates = Certificates::new();
+    let (arguments, port) = certificates.arguments();
+    let mut arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
+    // Else the nodes name to each other, and so to clients, no port but the plain one.
+    arguments.extend(["--tls-cluster", "yes"]);
+    let _cluster = Cluster::start_with(1, 0, &arguments).await;
+    client("cluster", port, &certificates.root()).await;
+}
