@@ -173,6 +173,9 @@ pub mod backend;
 pub mod cache;
 pub mod error;
 mod flight;
+#[cfg(any(fuzzing, test))]
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod key;
 #[cfg(feature = "tower")]
 pub mod layer;

@@ -72,6 +72,8 @@ mod key_for;
 mod service;
 mod values;
 
+#[cfg(all(feature = "http", any(fuzzing, test)))]
+pub(crate) use self::http::check_any_lines;
 #[cfg(feature = "http")]
 pub use self::http::{CachedResponse, Http, ResponseBody, ResponseCodec, http_cache};
 pub use self::{

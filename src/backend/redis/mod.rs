@@ -60,6 +60,13 @@ use self::{
 pub use self::{replicas::Replicas, sentinel::SentinelMaster};
 use crate::error::{BackendError, BackendErrorKind, Error};
 
+/// Checks the parsers of replies. The fuzz target `redis_reply` calls it.
+#[cfg(any(fuzzing, test))]
+pub(crate) fn check_any_reply(value: &redis::Value) {
+    reply::check_any_reply(value);
+    cluster::check_any_slots(value);
+}
+
 /// Leases and entries in a Redis server from version 6, or a Valkey server.
 ///
 /// Clones share their connections. It connects by itself when it is first used, and again whenever a

@@ -132,6 +132,24 @@ pub(super) fn flags(value: Value, count: usize) -> Result<Vec<bool>, BackendErro
     }
 }
 
+/// Checks rules that hold for all replies of scripts.
+#[cfg(any(fuzzing, test))]
+pub(super) fn check_any_reply(value: &Value) {
+    let _ = (claimed(value.clone()), passed(value.clone()), holder(value.clone()));
+    let _ = (countdown(value.clone()), committed(value.clone()), released(value.clone()));
+    let _ = (fence(value.clone()), flag(value.clone()));
+    for count in 0..4 {
+        match acquired_all(value.clone(), count) {
+            Ok(AcquiredAll::Granted(grants)) => assert_eq!(grants.len(), count),
+            Ok(AcquiredAll::Held(at, _)) => assert!(at < count, "{at} of {count}"),
+            Err(_) => {}
+        }
+        if let Ok(flags) = flags(value.clone(), count) {
+            assert_eq!(flags.len(), count);
+        }
+    }
+}
+
 /// An answer that is not of the script's form.
 pub(super) fn unreadable(what: impl fmt::Debug) -> BackendError {
     BackendError::new(BackendErrorKind::Unknown, format!("unexpected answer: {what:?}"))

@@ -109,6 +109,38 @@ fn trim_start<'a>(text: &'a str, characters: &str) -> &'a str {
     text.trim_start_matches(|character| characters.contains(character))
 }
 
+/// Checks rules that hold for all header lines. The fuzz target `directives` calls it.
+#[cfg(any(fuzzing, test))]
+pub(crate) fn check_any_lines(lines: &[u8]) {
+    use http::HeaderValue;
+
+    let values = |lines: &[u8]| -> Vec<HeaderValue> {
+        let lines = lines.split(|byte| *byte == b'\n');
+        lines.filter_map(|line| HeaderValue::from_bytes(line).ok()).collect()
+    };
+    let parse = |values: &[HeaderValue]| {
+        let mut headers = HeaderMap::new();
+        for value in values {
+            headers.append(CACHE_CONTROL, value.clone());
+            headers.append(CONNECTION, value.clone());
+        }
+        let _ = connection(&headers);
+        Directives::parse(&headers)
+    };
+
+    let mut values_of_lines = values(lines);
+    let parsed = parse(&values_of_lines);
+    assert_eq!(parse(&values(&lines.to_ascii_uppercase())), parsed, "case matters");
+    if let Some(directives) = parsed {
+        let joined = values_of_lines.iter().map(HeaderValue::as_bytes).collect::<Vec<_>>();
+        let joined = joined.join(&b", "[..]);
+        assert_eq!(parse(&values(&joined)).as_ref(), Some(&directives), "several lines differ");
+        values_of_lines.push(HeaderValue::from_static("no-store"));
+        let restricted = Directives { no_store: true, ..directives };
+        assert_eq!(parse(&values_of_lines), Some(restricted), "a restriction is lost");
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use http::HeaderValue;

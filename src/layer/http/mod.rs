@@ -26,6 +26,8 @@ use bytes::Bytes;
 use http::{HeaderValue, Response, StatusCode, header::CACHE_CONTROL, request::Parts};
 use tokio::time::Instant;
 
+#[cfg(any(fuzzing, test))]
+pub(crate) use self::directives::check_any_lines;
 pub use self::{
     body::ResponseBody,
     cached::{CachedResponse, ResponseCodec, http_cache},

@@ -28,6 +28,8 @@ use tokio::{
 };
 
 pub(super) use self::chart::Share;
+#[cfg(any(fuzzing, test))]
+pub(super) use self::slots::check_any_slots;
 use self::{
     chart::{Chart, Map},
     slots::{Address, Slots, slot_of},

@@ -141,6 +141,17 @@ impl Slots {
     }
 }
 
+/// Checks that any reply to `CLUSTER SLOTS` is a map of all slots, or none.
+#[cfg(any(fuzzing, test))]
+pub(in super::super) fn check_any_slots(value: &Value) {
+    if let Some(slots) = Slots::read(value, "asked") {
+        for slot in (0..=u16::MAX).step_by(251) {
+            let owner = slots.owner(slot);
+            assert!(owner.is_none_or(|owner| slots.owners().contains(owner)));
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
