@@ -2,6 +2,8 @@
 
 use std::{error::Error as StdError, fmt, sync::Arc};
 
+use tokio::time::error::Elapsed;
+
 /// Any error, as loaders and codecs return it.
 pub type BoxError = Box<dyn StdError + Send + Sync>;
 
@@ -175,6 +177,15 @@ pub enum BackendErrorKind {
     Unreplicated,
 }
 
+impl BackendErrorKind {
+    /// Returns whether the operation may have changed something, now or later.
+    ///
+    /// The caller of an acquisition that failed in this way must undo it.
+    pub fn may_have_happened(self) -> bool {
+        matches!(self, Self::Unknown | Self::Unreplicated)
+    }
+}
+
 impl BackendError {
     /// Creates an error of a kind from its cause.
     ///
@@ -187,6 +198,16 @@ impl BackendError {
     /// ```
     pub fn new(kind: BackendErrorKind, source: impl Into<BoxError>) -> Self {
         Self { kind, source: Arc::from(source.into()) }
+    }
+
+    /// Creates the error of an operation that was sent and not answered in time.
+    pub(crate) fn timed_out(elapsed: Elapsed) -> Self {
+        Self::new(BackendErrorKind::Unknown, elapsed)
+    }
+
+    /// Returns whether the operation may have happened.
+    pub(crate) fn may_have_happened(&self) -> bool {
+        self.kind.may_have_happened()
     }
 
     /// Returns what is known of the operation.

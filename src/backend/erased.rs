@@ -3,12 +3,13 @@
 use std::{sync::Arc, time::Duration};
 
 use futures_util::{
-    FutureExt, TryFutureExt,
+    FutureExt,
     future::{BoxFuture, ready},
 };
 
 use super::{
-    Acquired, AcquiredAll, Changes, Claimed, Committed, Countdown, Failure, Latches, Leases, Store,
+    Acquired, AcquiredAll, Changes, Claimed, Committed, Countdown, Failure, Latches, Leases,
+    Renewal, Store,
 };
 use crate::{
     backend::{Claim, Entry, Grant, Mode, Occupied, Owner},
@@ -25,8 +26,7 @@ pub(crate) trait DynLeases: Send + Sync + 'static {
         let why = "several leases at once are not to be had here";
         ready(Err(BackendError::new(BackendErrorKind::Refused, why))).boxed()
     }
-    /// Whether each is held; none, where that is known of others and not of this one.
-    fn renew<'a>(&'a self, claims: &'a [Claim]) -> Answer<'a, Vec<Option<bool>>>;
+    fn renew<'a>(&'a self, claims: &'a [Claim]) -> Answer<'a, Vec<Renewal>>;
     fn release<'a>(&'a self, claim: &'a Claim) -> Answer<'a, bool>;
     fn pass<'a>(&'a self, from: &'a Claim, to: &'a Claim) -> Answer<'a, Option<Grant>>;
     fn holder<'a>(&'a self, name: &'a Name, mode: Mode) -> Answer<'a, Option<Occupied>>;
@@ -51,9 +51,8 @@ impl<B: Leases> DynLeases for B {
         Leases::acquire_all(self, claims).boxed()
     }
 
-    fn renew<'a>(&'a self, claims: &'a [Claim]) -> Answer<'a, Vec<Option<bool>>> {
-        let known = |held: Vec<bool>| held.into_iter().map(Some).collect();
-        Leases::renew(self, claims).map_ok(known).boxed()
+    fn renew<'a>(&'a self, claims: &'a [Claim]) -> Answer<'a, Vec<Renewal>> {
+        Leases::renew(self, claims).boxed()
     }
 
     fn release<'a>(&'a self, claim: &'a Claim) -> Answer<'a, bool> {

@@ -20,6 +20,7 @@
 //! [`Store::put`] and [`Store::invalidate`], where it is one more write of the same, and for [`Leases::clear`] and
 //! [`Latches::clear_latch`], where it ends what came to stand there in between.
 
+mod answer;
 mod change;
 pub(crate) mod channels;
 mod claim;
@@ -31,6 +32,7 @@ mod memory;
 mod owner;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
+mod renewal;
 mod several;
 
 use std::{future::Future, time::Duration};
@@ -50,10 +52,14 @@ pub use self::{
     latches::{Countdown, Latches},
     memory::MemoryBackend,
     owner::Owner,
+    renewal::Renewal,
     several::{AcquiredAll, acquire_in_order},
 };
 
-pub(crate) use self::erased::{DynLatches, DynLeases, DynStore};
+pub(crate) use self::{
+    answer::{ANSWER_LIMIT, answered_by, in_time},
+    erased::{DynLatches, DynLeases, DynStore},
+};
 
 /// The right to act on a name for a limited time.
 ///
@@ -88,12 +94,12 @@ pub trait Leases: Send + Sync + 'static {
 
     /// Makes each lease last its full time from now, if its token still has it.
     ///
-    /// One answer for each claim, in their order: whether it is held. What is only kept for a claim that was
-    /// [called](Mode::Exclusive) is not.
+    /// Returns one answer for each claim, in their order. A lease that is only kept for a claim
+    /// whose [turn](Mode::Exclusive) it is is [not held](Renewal::NotHeld).
     fn renew(
         &self,
         claims: &[Claim],
-    ) -> impl Future<Output = Result<Vec<bool>, BackendError>> + Send;
+    ) -> impl Future<Output = Result<Vec<Renewal>, BackendError>> + Send;
 
     /// Ends the lease if the claim's token has it, and its place in the queue, and wakes whose turn it is.
     /// Says whether it had the lease.

@@ -45,10 +45,7 @@ pub async fn acquire_in_order<B: Leases + ?Sized>(
             Err(error) => Err(error),
         };
         // With those that were granted, the one that may have been.
-        let unknown = matches!(&stopped, Err(error) if matches!(
-            error.kind(),
-            BackendErrorKind::Unknown | BackendErrorKind::Unreplicated
-        ));
+        let unknown = stopped.as_ref().is_err_and(BackendError::may_have_happened);
         let taken = claims.iter().take(at + usize::from(unknown));
         let given_back = join_all(taken.map(|claim| backend.release(claim))).await;
         if let Some(error) = given_back.into_iter().find_map(Result::err) {

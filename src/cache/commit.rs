@@ -12,7 +12,7 @@ use super::{
     path::{Landing, Outcome, Path, second_try, silence},
 };
 use crate::{
-    backend::{Committed, Entry, Failure, Grant},
+    backend::{Committed, Entry, Failure, Grant, in_time},
     error::{BackendError, BackendErrorKind, Error},
     flight::Mark,
     lease::Held,
@@ -144,9 +144,7 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
     ) -> Result<Committed, BackendError> {
         let commit = |limit| async move {
             let commit = self.inner.store.commit(held.claim(), grant, entry, ttl);
-            let answer = timeout(limit, commit).await.unwrap_or_else(|elapsed| {
-                Err(BackendError::new(BackendErrorKind::Unknown, elapsed))
-            });
+            let answer = in_time(limit, commit).await;
             if answer.is_ok() {
                 self.shard.breaker.answered(Answered::Write);
             }

@@ -44,7 +44,7 @@ pub(crate) use self::{load::Produced, path::OnUncacheable, request::Flown};
 
 use self::{builder::Settings, decide::Decision, path::Outcome, shard::Shards};
 use crate::{
-    backend::{DynStore, Entry, Store},
+    backend::{DynStore, Entry, Store, in_time},
     error::{BackendError, BackendErrorKind, BoxError, Error, ErrorKind},
     flight::Group,
     key::{Family, Key, Name},
@@ -218,15 +218,14 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     pub async fn shutdown(&self, deadline: Duration) {
         let inner = &self.inner;
         inner.closed.store(true, Ordering::SeqCst);
-        inner.engine.stop.cancel();
-        inner.engine.tasks.close();
+        inner.engine.stop();
         if tokio::time::timeout(deadline, inner.flights.idle()).await.is_err() {
             inner.abort.cancel();
             inner.flights.idle().await;
         }
         // Releases that a backend does not answer end by themselves, with their leases.
         let limit = inner.settings.retry.try_limit().saturating_mul(2);
-        let _ = tokio::time::timeout(limit, inner.engine.tasks.wait()).await;
+        inner.engine.shutdown(limit).await;
     }
 
     #[cfg(feature = "http")]
@@ -283,8 +282,7 @@ impl<V: Clone + Send + Sync + 'static> Inner<V> {
         answer: impl Future<Output = Result<T, BackendError>>,
     ) -> Result<T, BackendError> {
         let limit = self.settings.retry.try_limit();
-        let late = |late| Err(BackendError::new(BackendErrorKind::Unknown, late));
-        tokio::time::timeout(limit, answer).await.unwrap_or_else(late)
+        in_time(limit, answer).await
     }
 
     fn decide(&self, entry: Entry) -> Decision<V> {

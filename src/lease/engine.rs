@@ -14,19 +14,19 @@ use super::{
     watchdog::Watchdog,
 };
 use crate::{
-    backend::{Acquired, Change, DynLeases},
+    backend::{ANSWER_LIMIT, Acquired, Change, DynLeases, answered_by},
     error::{BackendError, BackendErrorKind, Error, ErrorKind},
 };
 
 /// What acquires, keeps and gives back leases, for one `Cache` or one `Locks`.
 pub(crate) struct Engine {
     backend: Arc<dyn DynLeases>,
-    pub(crate) watchdog: Watchdog,
+    pub(super) watchdog: Watchdog,
     lines: Lines,
     /// Releases and undos that no caller owns.
-    pub(crate) tasks: TaskTracker,
+    pub(super) tasks: TaskTracker,
     /// Set when nothing new may begin.
-    pub(crate) stop: CancellationToken,
+    pub(super) stop: CancellationToken,
     /// Releases whose runtime is gone.
     pub(super) estate: Estate,
 }
@@ -45,6 +45,32 @@ impl Engine {
 
     pub(crate) fn backend(&self) -> &Arc<dyn DynLeases> {
         &self.backend
+    }
+
+    /// Stops the engine: no acquisition starts any more, and those that wait fail.
+    pub(crate) fn stop(&self) {
+        self.stop.cancel();
+        self.tasks.close();
+    }
+
+    /// Stops the engine, and waits until the releases under way have ended or the limit passes.
+    pub(crate) async fn shutdown(&self, limit: Duration) {
+        self.stop();
+        let _ = timeout(limit, self.tasks.wait()).await;
+    }
+
+    /// Completes when the engine was stopped.
+    pub(crate) async fn stopped(&self) {
+        self.stop.cancelled().await;
+    }
+
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.stop.is_cancelled()
+    }
+
+    /// Runs a task that the shutdown waits for.
+    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        self.tasks.spawn(task);
     }
 
     /// Acquires a lease: tries, waits for it, and tries again until the wait or the strategy ends.
@@ -181,8 +207,12 @@ impl Engine {
         let (given, lent) = match (seat.as_mut().and_then(Seat::next), seat) {
             (Some(next), Some(seat)) => (Box::pin(self.pass(owed.claim(), next, seat)).await, None),
             (_, seat) => (
-                within(ANSWER_LIMIT, self.backend.as_ref(), self.backend.release(owed.claim()))
-                    .await,
+                answered_by(
+                    self.backend.as_ref(),
+                    ANSWER_LIMIT,
+                    self.backend.release(owed.claim()),
+                )
+                .await,
                 seat,
             ),
         };
@@ -212,7 +242,7 @@ impl Engine {
         seat: Seat,
     ) -> Result<bool, BackendError> {
         let sent = Instant::now();
-        match within(ANSWER_LIMIT, self.backend.as_ref(), self.backend.pass(from, &next.claim))
+        match answered_by(self.backend.as_ref(), ANSWER_LIMIT, self.backend.pass(from, &next.claim))
             .await
         {
             Ok(Some(grant)) => {
@@ -306,28 +336,3 @@ impl Engine {
 /// How long a process whose turn is over waits before it asks again: so that who was called comes first, and
 /// has the machine to himself. Less than that, and he waits for us; the line may wait as well.
 const GIVE_WAY: Duration = Duration::from_millis(1);
-
-/// A backend bounds its own waits; this is for one that does not.
-pub(super) const ANSWER_LIMIT: Duration = Duration::from_secs(1);
-
-pub(crate) async fn answered<T>(
-    operation: impl Future<Output = Result<T, BackendError>>,
-) -> Result<T, BackendError> {
-    timeout(ANSWER_LIMIT, operation)
-        .await
-        .unwrap_or_else(|elapsed| Err(BackendError::new(BackendErrorKind::Unknown, elapsed)))
-}
-
-/// What a backend answers within a limit; a backend that keeps the limit by itself needs no timer for it.
-pub(super) async fn within<T>(
-    limit: Duration,
-    backend: &dyn DynLeases,
-    operation: impl Future<Output = Result<T, BackendError>>,
-) -> Result<T, BackendError> {
-    if backend.time_limit().is_some_and(|own| own <= limit) {
-        return operation.await;
-    }
-    timeout(limit, operation)
-        .await
-        .unwrap_or_else(|elapsed| Err(BackendError::new(BackendErrorKind::Unknown, elapsed)))
-}

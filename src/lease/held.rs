@@ -6,7 +6,10 @@ use tokio::{
 };
 
 use super::{Claim, Engine, Mode, Owner, Waiting, Watch, finish::Finish, line::Seat, owed::Owed};
-use crate::error::{Error, ErrorKind};
+use crate::{
+    backend::Renewal,
+    error::{Error, ErrorKind},
+};
 
 /// A lease that is held. Dropped, it is released by a task that no caller owns.
 pub(crate) struct Held {
@@ -79,7 +82,7 @@ impl Held {
         let sent = Instant::now();
         let claims = std::slice::from_ref(self.claim());
         match timeout(self.remaining(), self.engine.backend().renew(claims)).await {
-            Ok(Ok(held)) if held.first() == Some(&Some(true)) => {
+            Ok(Ok(held)) if held.first() == Some(&Renewal::Held) => {
                 self.watch.renewed(sent);
                 Ok(())
             }

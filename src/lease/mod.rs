@@ -26,7 +26,7 @@ mod watchdog;
 
 pub use self::retry::{Retry, RetryStrategy};
 pub(crate) use self::{
-    engine::{Engine, answered},
+    engine::Engine,
     held::Held,
     pending::Pending,
     wait::{Turn, Waiting},

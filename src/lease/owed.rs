@@ -20,11 +20,11 @@ use tokio::{
 };
 use tracing::{debug, warn};
 
-use super::{
-    Claim, Engine,
-    engine::{ANSWER_LIMIT, within},
+use super::{Claim, Engine};
+use crate::{
+    backend::{ANSWER_LIMIT, DynLeases, answered_by},
+    time::after,
 };
-use crate::{backend::DynLeases, time::after};
 
 /// Between tries of a release. They are short, for when the backend is back, somebody waits for it; and while
 /// it is known to be away, a try costs nothing.
@@ -138,7 +138,7 @@ impl Debt {
 async fn release_until(backend: &dyn DynLeases, claim: &Claim, end: Instant) {
     let mut pause = FIRST_PAUSE;
     loop {
-        match within(ANSWER_LIMIT, backend, backend.release(claim)).await {
+        match answered_by(backend, ANSWER_LIMIT, backend.release(claim)).await {
             Ok(_) => return,
             Err(error) if Instant::now() + pause >= end => {
                 debug!(name = ?claim.name, error = %crate::error::Chain(&error), "a lease could not be released; it ends by itself");

@@ -3,12 +3,10 @@ use std::{sync::Arc, time::Duration};
 use tokio::{runtime::Handle, time::Instant};
 use tracing::debug;
 
-use super::{
-    Claim, Engine, Grant, Held, Occupied, Owner, Upkeep, Watch, engine::within, place::Place,
-};
+use super::{Claim, Engine, Grant, Held, Occupied, Owner, Upkeep, Watch, place::Place};
 use crate::{
-    backend::Handover,
-    error::{BackendError, BackendErrorKind},
+    backend::{Handover, answered_by},
+    error::BackendError,
 };
 
 /// An acquisition under way. Dropped before its outcome is known, it undoes itself.
@@ -51,11 +49,9 @@ impl Pending {
         let sent = Instant::now();
         self.place.asked(sent);
         let backend = self.engine.backend().as_ref();
-        let answer = within(limit, backend, send(&self.claim)).await;
+        let answer = answered_by(backend, limit, send(&self.claim)).await;
         self.trying = false;
-        self.doubtful |= answer.as_ref().is_err_and(|error| {
-            matches!(error.kind(), BackendErrorKind::Unknown | BackendErrorKind::Unreplicated)
-        });
+        self.doubtful |= answer.as_ref().is_err_and(BackendError::may_have_happened);
         answer.map(|answer| (answer, sent))
     }
 

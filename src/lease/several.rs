@@ -14,12 +14,9 @@ use tokio::{
 };
 use tracing::debug;
 
-use super::{
-    CALL_LIFE, Claim, Engine, Grant, Held, Owner, RetryStrategy, Turn, Upkeep, Waiting,
-    engine::{ANSWER_LIMIT, within},
-};
+use super::{CALL_LIFE, Claim, Engine, Grant, Held, Owner, RetryStrategy, Turn, Upkeep, Waiting};
 use crate::{
-    backend::AcquiredAll,
+    backend::{ANSWER_LIMIT, AcquiredAll, answered_by},
     error::{BackendError, BackendErrorKind, Error, ErrorKind},
     key::Name,
 };
@@ -131,7 +128,7 @@ impl Pending {
         let sent = Instant::now();
         let limit = limit.saturating_mul(u32::try_from(self.claims.len()).unwrap_or(u32::MAX));
         let backend = self.engine.backend().as_ref();
-        let answer = match within(limit, backend, backend.acquire_all(&self.claims)).await {
+        let answer = match answered_by(backend, limit, backend.acquire_all(&self.claims)).await {
             Ok(AcquiredAll::Granted(grants)) if grants.len() != self.claims.len() => {
                 let why = "not one grant for each claim";
                 Err(BackendError::new(BackendErrorKind::Unknown, why))
@@ -139,9 +136,7 @@ impl Pending {
             answer => answer,
         };
         self.trying = false;
-        self.doubtful |= answer.as_ref().is_err_and(|error| {
-            matches!(error.kind(), BackendErrorKind::Unknown | BackendErrorKind::Unreplicated)
-        });
+        self.doubtful |= answer.as_ref().is_err_and(BackendError::may_have_happened);
         answer.map(|answer| (answer, sent))
     }
 
@@ -162,7 +157,7 @@ impl Pending {
         let backend = self.engine.backend().as_ref();
         let placed = self.placed.iter().filter_map(|at| self.claims.get(*at));
         let others = placed.filter(|claim| claim.name != *in_the_way);
-        let left = others.map(|claim| within(ANSWER_LIMIT, backend, backend.release(claim)));
+        let left = others.map(|claim| answered_by(backend, ANSWER_LIMIT, backend.release(claim)));
         let left = join_all(left).await;
         self.doubtful |= left.iter().any(Result::is_err);
         let is_in_the_way = |claim: &Claim| claim.name == *in_the_way;

@@ -259,7 +259,9 @@ impl Waiting {
 mod tests {
     use super::*;
     use crate::{
-        backend::{Acquired, Channels, Grant, Leases, Mode, Occupied, channels::Subscription},
+        backend::{
+            Acquired, Channels, Grant, Leases, Mode, Occupied, Renewal, channels::Subscription,
+        },
         error::{BackendError, BackendErrorKind},
         key::{Family, Key, Namespace},
         lease::Retry,
@@ -275,7 +277,7 @@ mod tests {
             std::future::pending().await
         }
 
-        async fn renew(&self, _: &[Claim]) -> Result<Vec<bool>, BackendError> {
+        async fn renew(&self, _: &[Claim]) -> Result<Vec<Renewal>, BackendError> {
             std::future::pending().await
         }
 

@@ -26,8 +26,8 @@ use tokio::{
 };
 use tracing::{debug, warn};
 
-use super::{Claim, Owner, Upkeep, Watch, engine::ANSWER_LIMIT};
-use crate::backend::DynLeases;
+use super::{Claim, Owner, Upkeep, Watch};
+use crate::backend::{ANSWER_LIMIT, DynLeases, Renewal};
 
 /// How long the task stays when nothing is held any more.
 const LINGER: Duration = Duration::from_millis(50);
@@ -181,18 +181,20 @@ impl Shared {
             if !rounds.watched.contains_key(&watch.claim.owner) {
                 continue;
             }
-            match &batch.answer {
-                Some(held) if held.get(at) == Some(&Some(true)) => {
+            let answer = batch.answer.as_ref();
+            // An answer with too few parts says of the rest that it is not held.
+            match answer.map(|each| each.get(at).copied().unwrap_or(Renewal::NotHeld)) {
+                Some(Renewal::Held) => {
                     watch.renewed(batch.sent);
                     let look = watch.next_look(batch.sent);
                     rounds.set_timer(watch, look);
                 }
-                Some(held) if held.get(at) != Some(&None) => {
+                Some(Renewal::NotHeld) => {
                     warn!(name = ?watch.claim.name, "lease lost: the server no longer has it");
                     watch.tell_lost();
                     rounds.forget(watch);
                 }
-                _ => {
+                None | Some(Renewal::Unknown) => {
                     let (now, deadline) = (Instant::now(), watch.deadline());
                     // (What is left may be less than a lease, of one that was granted for less.)
                     let pause = (watch.claim.lease / 20).min((deadline - now) / 8);
@@ -236,7 +238,7 @@ impl Rounds {
 struct Batch {
     watches: Vec<Arc<Watch>>,
     sent: Instant,
-    answer: Option<Vec<Option<bool>>>,
+    answer: Option<Vec<Renewal>>,
 }
 
 /// The run of the task. Where its runtime goes away, it goes on in that of a lease that is still held.

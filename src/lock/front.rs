@@ -25,7 +25,7 @@ pub(super) struct Front {
     /// The name in its namespace, once it was needed.
     pub(super) full_name: OnceLock<Name>,
     pub(super) lease: Duration,
-    pub(super) renewal: Renewal,
+    pub(super) renewal: RenewalPace,
     pub(super) max_hold: Duration,
     pub(super) wait_limit: Duration,
     pub(super) retry: Arc<dyn RetryStrategy>,
@@ -34,7 +34,7 @@ pub(super) struct Front {
 
 /// How often a lease is renewed.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Renewal {
+pub(super) enum RenewalPace {
     /// Three times in its length.
     Third,
     Every(Duration),
@@ -48,7 +48,7 @@ impl Front {
             name,
             full_name: OnceLock::new(),
             lease: Duration::from_secs(10),
-            renewal: Renewal::Third,
+            renewal: RenewalPace::Third,
             max_hold: Duration::MAX,
             wait_limit: Duration::from_secs(30),
             retry: Arc::new(Retry::on_demand()),
@@ -108,9 +108,9 @@ impl Front {
 
     pub(super) fn upkeep(&self) -> Result<Upkeep, Error> {
         let refresh = match self.renewal {
-            Renewal::Third => Some(self.lease / 3),
-            Renewal::Every(interval) => Some(interval),
-            Renewal::Never => None,
+            RenewalPace::Third => Some(self.lease / 3),
+            RenewalPace::Every(interval) => Some(interval),
+            RenewalPace::Never => None,
         };
         let millisecond = Duration::from_millis(1);
         let day = Duration::from_secs(86_400);
@@ -174,13 +174,13 @@ macro_rules! settings {
         /// How often the lease is renewed while its guard lives: a third of the lease unless set, so that
         /// two renewals may fail before it is lost. From 1 ms to under the lease.
         pub fn renew_every(mut self, interval: std::time::Duration) -> Self {
-            self.front.renewal = crate::lock::front::Renewal::Every(interval);
+            self.front.renewal = crate::lock::front::RenewalPace::Every(interval);
             self
         }
 
         /// Never renews the lease: it ends by itself after the lease time, and is lost then.
         pub fn fixed_lease(mut self) -> Self {
-            self.front.renewal = crate::lock::front::Renewal::Never;
+            self.front.renewal = crate::lock::front::RenewalPace::Never;
             self
         }
 

@@ -5,10 +5,10 @@ use tracing::Instrument;
 
 use super::Locks;
 use crate::{
-    backend::{Countdown, Owner},
+    backend::{ANSWER_LIMIT, Countdown, Owner, in_time},
     error::{BackendError, BackendErrorKind, Error, ErrorKind},
     key::{Key, Name},
-    lease::{Retry, Turn, Waiting, answered},
+    lease::{Retry, Turn, Waiting},
 };
 
 /// The largest count. Each step is remembered until nothing is left, so that it counts once though it be sent
@@ -184,14 +184,15 @@ impl Latch {
 
     async fn wait_for(&self, name: &Name) -> Result<(), Error> {
         let mut waiting = self.waiting(name);
-        let stop = &self.locks.scope.engine.stop;
+        let engine = &self.locks.scope.engine;
         let mut time_up = false;
         loop {
-            if stop.is_cancelled() {
+            if engine.is_stopped() {
                 return Err(shut_down());
             }
             // Why it would be over, if the wait ends now.
-            let (remaining, why) = match answered(self.locks.latches.latch(name)).await {
+            let (remaining, why) = match in_time(ANSWER_LIMIT, self.locks.latches.latch(name)).await
+            {
                 Ok(None) => return Err(self.not_set()),
                 Ok(Some(Countdown { left: 0, .. })) => return Ok(()),
                 Ok(Some(Countdown { left, remaining })) => (Some(remaining), self.not_done(left)),
@@ -204,7 +205,7 @@ impl Latch {
             tokio::select! {
                 // Then one last look, for the push may have been lost.
                 turn = waiting.after(remaining) => time_up = matches!(turn, Turn::TimeUp),
-                () = stop.cancelled() => return Err(shut_down()),
+                () = engine.stopped() => return Err(shut_down()),
             }
         }
     }
@@ -220,7 +221,7 @@ impl Latch {
             let mut waiting = self.waiting(name);
             let mut doubtful = false;
             loop {
-                let error = match answered(operation()).await {
+                let error = match in_time(ANSWER_LIMIT, operation()).await {
                     Ok(answer) => return Ok(answer),
                     Err(error) => error,
                 };

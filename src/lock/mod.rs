@@ -47,6 +47,7 @@ mod fencing;
 mod front;
 pub mod ladder;
 mod latch;
+mod majority;
 mod mutex;
 mod permits;
 mod redlock;
@@ -61,6 +62,7 @@ use std::{fmt, sync::Arc, time::Duration};
 pub use self::{
     fencing::{Fenced, Unfenced},
     latch::Latch,
+    majority::Majority,
     mutex::{Mutex, MutexGuard},
     permits::{PermitId, Permits},
     redlock::Redlock,
@@ -187,7 +189,7 @@ impl Locks {
     /// If the future is dropped after it was first polled, no acquisition starts all the same; call it again to
     /// wait.
     pub async fn shutdown(&self, deadline: Duration) {
-        self.scope.shutdown(deadline).await;
+        self.scope.engine.shutdown(deadline).await;
     }
 }
 

@@ -1,12 +1,12 @@
 use std::{fmt, str::FromStr};
 
 use super::{
-    front::{Front, Renewal, settings},
+    front::{Front, RenewalPace, settings},
     scope::Scope,
     semaphore::mode,
 };
 use crate::{
-    backend::{Claim, Mode, Owner},
+    backend::{Claim, Mode, Owner, Renewal},
     error::{Error, ErrorKind},
     key::Key,
     lease::Held,
@@ -48,7 +48,7 @@ pub struct PermitId(Owner);
 impl Permits {
     pub(super) fn new(scope: Scope, name: Key, limit: u32) -> Self {
         let mut front = Front::new(scope, name);
-        front.renewal = Renewal::Never;
+        front.renewal = RenewalPace::Never;
         Self { front, limit }
     }
 
@@ -101,7 +101,7 @@ impl Permits {
     pub async fn renew(&self, id: PermitId) -> Result<(), Error> {
         let claim = self.claim(id)?;
         let renewed = self.front.scope.engine.backend().renew(&[claim]).await?;
-        if renewed.first() == Some(&Some(true)) { Ok(()) } else { Err(Held::lost()) }
+        if renewed.first() == Some(&Renewal::Held) { Ok(()) } else { Err(Held::lost()) }
     }
 
     /// Gives a permit back.

@@ -1,4 +1,4 @@
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use crate::{
     backend::DynLeases,
@@ -36,12 +36,5 @@ impl Scope {
     /// each server would call another one.
     pub(super) fn queues(&self) -> bool {
         self.family == Family::Lock
-    }
-
-    /// No acquisition starts any more, waiting ones fail, and releases may end until the deadline.
-    pub(super) async fn shutdown(&self, deadline: Duration) {
-        self.engine.stop.cancel();
-        self.engine.tasks.close();
-        let _ = tokio::time::timeout(deadline, self.engine.tasks.wait()).await;
     }
 }

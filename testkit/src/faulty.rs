@@ -9,7 +9,7 @@ use bellwether::{
     MemoryBackend,
     backend::{
         Acquired, AcquiredAll, Changes, Claim, Claimed, Committed, Countdown, Entry, Failure,
-        Grant, Latches, Leases, Mode, Occupied, Owner, Store, acquire_in_order,
+        Grant, Latches, Leases, Mode, Occupied, Owner, Renewal, Store, acquire_in_order,
     },
     error::{BackendError, BackendErrorKind},
     key::Name,
@@ -192,7 +192,7 @@ impl Leases for Faulty {
         self.befall(Op::AcquireAll, || self.inner.acquire_all(claims)).await
     }
 
-    async fn renew(&self, claims: &[Claim]) -> Result<Vec<bool>, BackendError> {
+    async fn renew(&self, claims: &[Claim]) -> Result<Vec<Renewal>, BackendError> {
         self.befall(Op::Renew, || self.inner.renew(claims)).await
     }
 

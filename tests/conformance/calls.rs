@@ -4,7 +4,9 @@
 use std::time::Duration;
 
 use bellwether::{
-    backend::{Acquired, AcquiredAll, CALL_LIFE, Change, Changes, Claim, Leases, Mode, Occupied},
+    backend::{
+        Acquired, AcquiredAll, CALL_LIFE, Change, Changes, Claim, Leases, Mode, Occupied, Renewal,
+    },
     key::{Family, Name},
 };
 use testkit::LIMIT;
@@ -73,7 +75,7 @@ pub async fn who_waits_is_called_when_it_is_free<H: Harness>(h: &H) {
     let occupied = held(&backend, &hasty(&name)).await;
     assert_eq!(occupied.fence, fence);
     assert!(occupied.remaining > LEASE - MOMENT, "it is held for its full time");
-    assert_eq!(backend.renew(std::slice::from_ref(&waiting)).await.unwrap(), [true]);
+    assert_eq!(backend.renew(std::slice::from_ref(&waiting)).await.unwrap(), [Renewal::Held]);
     assert!(backend.release(&waiting).await.unwrap());
 }
 
@@ -144,7 +146,7 @@ pub async fn who_was_called_has_nothing_before_he_asks<H: Harness>(h: &H) {
         (begun, (renewed, passed, backend.release(&waiting).await.unwrap()))
     })
     .await;
-    assert_eq!((renewed, passed, released), (vec![false], [None, None], false));
+    assert_eq!((renewed, passed, released), (vec![Renewal::NotHeld], [None, None], false));
 }
 
 pub async fn who_is_called_and_leaves_calls_the_next<H: Harness>(h: &H) {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use bellwether::backend::{Change, Claimed, Committed, Entry, EntryKind, Leases, Store};
+use bellwether::backend::{Change, Claimed, Committed, Entry, EntryKind, Leases, Renewal, Store};
 use bytes::Bytes;
 
 use crate::harness::{
@@ -204,7 +204,7 @@ pub async fn a_forgotten_fence_is_not_brought_back_by_its_holder<H: Harness>(h: 
     let grant = begun(&backend, &long).await;
     h.forget_fence(&name).await;
     assert_eq!(begun(&backend, &long).await.fence(), grant.fence());
-    assert_eq!(backend.renew(std::slice::from_ref(&long)).await.unwrap(), [true]);
+    assert_eq!(backend.renew(std::slice::from_ref(&long)).await.unwrap(), [Renewal::Held]);
     let outcome = backend.commit(&long, &grant, &value("v"), Some(TTL)).await.unwrap();
     assert_eq!(outcome, Committed::Refused);
 }

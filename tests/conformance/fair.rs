@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use bellwether::{
-    backend::{CALL_LIFE, Change, Changes, Claim, HANDOVER_LIFE, Leases, Mode, PLACE_LIFE},
+    backend::{
+        CALL_LIFE, Change, Changes, Claim, HANDOVER_LIFE, Leases, Mode, PLACE_LIFE, Renewal,
+    },
     key::Name,
 };
 
@@ -97,7 +99,7 @@ async fn one_called_before_one_in_order(backend: &impl Leases) -> (Claim, Claim,
 pub async fn who_is_only_called_is_handed_nothing_over<H: Harness>(h: &H) {
     let backend = h.backend();
     let (plain, second, mut changes) = one_called_before_one_in_order(&backend).await;
-    assert_eq!(backend.renew(std::slice::from_ref(&plain)).await.unwrap(), [false]);
+    assert_eq!(backend.renew(std::slice::from_ref(&plain)).await.unwrap(), [Renewal::NotHeld]);
     granted(&backend, &plain).await;
     // He leaves, and the next one has his turn.
     assert!(backend.release(&plain).await.unwrap());
@@ -148,7 +150,7 @@ async fn handed_over_to_one_that_died<H: Harness>(h: &H, waited: Duration, lasts
     assert!(occupied.remaining <= lasts && !occupied.remaining.is_zero(), "{occupied:?}");
     h.pass(lasts).await;
     assert!(granted(&backend, &third).await.fence() > fence);
-    assert_eq!(backend.renew(std::slice::from_ref(&second)).await.unwrap(), [false]);
+    assert_eq!(backend.renew(std::slice::from_ref(&second)).await.unwrap(), [Renewal::NotHeld]);
     assert!(!backend.release(&second).await.unwrap());
 }
 
@@ -172,7 +174,7 @@ pub async fn what_is_handed_over_is_a_lease<H: Harness>(h: &H) {
     let fence = handed_over(&mut changes, &second).await.fence;
     // A release that is sent twice hands over once.
     assert!(!backend.release(&first).await.unwrap());
-    assert_eq!(backend.renew(std::slice::from_ref(&second)).await.unwrap(), [true]);
+    assert_eq!(backend.renew(std::slice::from_ref(&second)).await.unwrap(), [Renewal::Held]);
     let occupied = held(&backend, &third).await;
     assert_eq!(occupied.fence, fence);
     assert!(occupied.remaining > LEASE - MOMENT, "{occupied:?}");
@@ -256,12 +258,15 @@ pub async fn a_grant_sent_twice_is_the_same<H: Harness>(h: &H) {
     h.pass(LEASE / 2).await;
     assert_eq!(granted(&backend, &first).await.fence(), fence);
     assert!(held(&backend, &second).await.remaining > LEASE - MOMENT);
-    assert_eq!(backend.renew(&[first.clone(), second.clone()]).await.unwrap(), [true, false]);
+    assert_eq!(
+        backend.renew(&[first.clone(), second.clone()]).await.unwrap(),
+        [Renewal::Held, Renewal::NotHeld]
+    );
     assert!(backend.release(&first).await.unwrap());
     assert!(!backend.release(&first).await.unwrap());
     granted(&backend, &second).await;
     assert!(!backend.release(&first).await.unwrap());
-    assert_eq!(backend.renew(&[second]).await.unwrap(), [true]);
+    assert_eq!(backend.renew(&[second]).await.unwrap(), [Renewal::Held]);
 }
 
 /// A plain claim passes those who queue; but never holds together with one of them.
@@ -290,6 +295,6 @@ pub async fn a_cleared_lease_has_no_queue<H: Harness>(h: &H) {
     let mut changes = listen(&backend, &name).await;
     assert!(backend.clear(&name, Mode::Fair).await.unwrap());
     assert_eq!(next(&mut changes).await, Change::Wake);
-    assert_eq!(backend.renew(&[first]).await.unwrap(), [false]);
+    assert_eq!(backend.renew(&[first]).await.unwrap(), [Renewal::NotHeld]);
     granted(&backend, &third).await;
 }

@@ -1,6 +1,6 @@
 //! Fences only grow: over everything that ends a lease, and over their own loss.
 
-use bellwether::backend::{Committed, Grant, Leases, Store};
+use bellwether::backend::{Committed, Grant, Leases, Renewal, Store};
 
 use crate::harness::{
     FENCE_LIFE, Harness, LEASE, MOMENT, TTL, begun, claim, granted, name, stored, value,
@@ -92,7 +92,7 @@ pub async fn they_are_remembered_as_long_as_they_are_renewed<H: Harness>(h: &H) 
     let grant: Grant = begun(&backend, &long).await;
     for _ in 0..4 {
         h.pass(LEASE - MOMENT).await;
-        assert_eq!(backend.renew(std::slice::from_ref(&long)).await.unwrap(), [true]);
+        assert_eq!(backend.renew(std::slice::from_ref(&long)).await.unwrap(), [Renewal::Held]);
     }
     let outcome = backend.commit(&long, &grant, &value("v"), Some(TTL)).await.unwrap();
     assert_eq!(outcome, Committed::Stored);

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bellwether::{
-    backend::{Change, Claim, HANDOVER_LIFE, Leases, Mode},
+    backend::{Change, Claim, HANDOVER_LIFE, Leases, Mode, Renewal},
     key::{Family, Name},
 };
 
@@ -39,7 +39,7 @@ pub async fn who_waits_for_a_mutex_is_handed_it<H: Harness>(h: &H) {
     assert_eq!((occupied.fence, occupied.holders), (fence, 1));
     assert!(occupied.remaining <= HANDOVER_LIFE, "{occupied:?}");
     // It is a lease as any other.
-    assert_eq!(backend.renew(std::slice::from_ref(&waiting)).await.unwrap(), [true]);
+    assert_eq!(backend.renew(std::slice::from_ref(&waiting)).await.unwrap(), [Renewal::Held]);
     let occupied = held(&backend, &hasty(&name)).await;
     assert!(occupied.remaining > LEASE - MOMENT, "{occupied:?}");
     assert!(backend.release(&waiting).await.unwrap());
@@ -176,7 +176,7 @@ pub async fn what_was_handed_over_ends_by_itself<H: Harness>(h: &H) {
     assert!(backend.release(&holder).await.unwrap());
     let fence = handed_over(&mut changes, &dead).await.fence;
     h.pass(HANDOVER_LIFE).await;
-    assert_eq!(backend.renew(std::slice::from_ref(&dead)).await.unwrap(), [false]);
+    assert_eq!(backend.renew(std::slice::from_ref(&dead)).await.unwrap(), [Renewal::NotHeld]);
     assert!(granted(&backend, &next_one).await.fence() > fence);
     assert!(!backend.release(&dead).await.unwrap());
     assert!(backend.release(&next_one).await.unwrap());

@@ -1,6 +1,6 @@
 //! Who holds a name, and for how long.
 
-use bellwether::backend::{Change, Claim, Leases, Store};
+use bellwether::backend::{Change, Claim, Leases, Renewal, Store};
 
 use crate::harness::{
     FENCE_LIFE, Harness, LEASE, MOMENT, begun, claim, granted, held, listen, name, next,
@@ -59,7 +59,7 @@ pub async fn a_renewed_lease_lasts_its_full_time_from_then<H: Harness>(h: &H) {
     let fence = granted(&backend, &first).await.fence();
     for _ in 0..3 {
         h.pass(LEASE - MOMENT).await;
-        assert_eq!(backend.renew(std::slice::from_ref(&first)).await.unwrap(), [true]);
+        assert_eq!(backend.renew(std::slice::from_ref(&first)).await.unwrap(), [Renewal::Held]);
     }
     h.pass(LEASE - MOMENT).await;
     assert_eq!(held(&backend, &second).await.fence, fence);
@@ -88,12 +88,12 @@ pub async fn renewals_are_answered_one_by_one_and_in_order<H: Harness>(h: &H) {
             granted(&backend, if at % 3 == 0 { one } else { &stranger }).await;
         }
     }
-    let expected: Vec<_> = (0..claims.len()).map(|at| at % 3 == 0).collect();
+    let expected: Vec<Renewal> = (0..claims.len()).map(|at| (at % 3 == 0).into()).collect();
     assert_eq!(backend.renew(&claims).await.unwrap(), expected);
 }
 
 pub async fn no_claims_are_renewed_without_an_answer<H: Harness>(h: &H) {
-    assert_eq!(h.backend().renew(&[]).await.unwrap(), [false; 0]);
+    assert_eq!(h.backend().renew(&[]).await.unwrap(), [Renewal::NotHeld; 0]);
 }
 
 pub async fn a_stranger_renews_nothing<H: Harness>(h: &H) {
@@ -102,7 +102,7 @@ pub async fn a_stranger_renews_nothing<H: Harness>(h: &H) {
     let stranger = claim(&name);
     granted(&backend, &claim(&name)).await;
     h.pass(LEASE - MOMENT).await;
-    assert_eq!(backend.renew(std::slice::from_ref(&stranger)).await.unwrap(), [false]);
+    assert_eq!(backend.renew(std::slice::from_ref(&stranger)).await.unwrap(), [Renewal::NotHeld]);
     h.pass(MOMENT).await;
     granted(&backend, &stranger).await;
 }
@@ -113,7 +113,7 @@ pub async fn what_has_ended_cannot_be_renewed<H: Harness>(h: &H) {
     let first = claim(&name);
     granted(&backend, &first).await;
     h.pass(LEASE).await;
-    assert_eq!(backend.renew(std::slice::from_ref(&first)).await.unwrap(), [false]);
+    assert_eq!(backend.renew(std::slice::from_ref(&first)).await.unwrap(), [Renewal::NotHeld]);
     // And the renewal has brought nothing back.
     granted(&backend, &claim(&name)).await;
 }
@@ -153,7 +153,7 @@ pub async fn a_late_release_does_not_end_a_newer_lease<H: Harness>(h: &H) {
     let fence = granted(&backend, &newer).await.fence();
     assert!(!backend.release(&late).await.unwrap());
     assert_eq!(held(&backend, &claim(&name)).await.fence, fence);
-    assert_eq!(backend.renew(&[late, newer]).await.unwrap(), [false, true]);
+    assert_eq!(backend.renew(&[late, newer]).await.unwrap(), [Renewal::NotHeld, Renewal::Held]);
 }
 
 pub async fn names_are_held_apart<H: Harness>(h: &H) {

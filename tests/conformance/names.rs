@@ -1,7 +1,7 @@
 //! Names: nothing in a key has a meaning, and nothing meets that should not.
 
 use bellwether::{
-    backend::{Change, Store},
+    backend::{Change, Renewal, Store},
     key::{Family, Name},
 };
 
@@ -111,7 +111,10 @@ async fn apart<H: Harness>(h: &H, this: &Name, other: &Name) {
     let first = backend.put(this, &value("this"), TTL, FENCE_LIFE).await.unwrap();
     assert_eq!(read(&backend, other).await, None);
     // The put ended the lease of its own name alone.
-    assert_eq!(bellwether::backend::Leases::renew(&backend, &[there]).await.unwrap(), [true]);
+    assert_eq!(
+        bellwether::backend::Leases::renew(&backend, &[there]).await.unwrap(),
+        [Renewal::Held]
+    );
     let second = backend.invalidate(other, FENCE_LIFE).await.unwrap();
     assert_eq!(read(&backend, this).await.as_deref(), Some("this"));
     assert_eq!(next(&mut to_this).await, Change::Entry(value("this").with_fence(first)));

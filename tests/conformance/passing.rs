@@ -1,6 +1,6 @@
 //! A lease that passes from hand to hand, and one that is looked at or ended from outside.
 
-use bellwether::backend::{Change, Claim, Leases, Mode};
+use bellwether::backend::{Change, Claim, Leases, Mode, Renewal};
 
 use crate::harness::{Harness, LEASE, MOMENT, claim, granted, held, listen, name, next};
 
@@ -13,7 +13,10 @@ pub async fn a_lease_passes_on_in_one_step_with_a_greater_fence<H: Harness>(h: &
     let after = here.pass(&first, &second).await.unwrap().unwrap().fence();
     assert!(after > before);
     // It is the second's alone, and lasts its full time from then.
-    assert_eq!(here.renew(&[first.clone(), second.clone()]).await.unwrap(), [false, true]);
+    assert_eq!(
+        here.renew(&[first.clone(), second.clone()]).await.unwrap(),
+        [Renewal::NotHeld, Renewal::Held]
+    );
     assert!(!here.release(&first).await.unwrap());
     let occupied = held(&there, &claim(&name)).await;
     assert_eq!(occupied.fence, after);
@@ -66,7 +69,7 @@ pub async fn a_lease_that_is_cleared_is_free_and_wakes<H: Harness>(h: &H) {
     let mut changes = listen(&here, &name).await;
     assert!(there.clear(&name, Mode::Exclusive).await.unwrap());
     assert_eq!(next(&mut changes).await, Change::Wake);
-    assert_eq!(here.renew(std::slice::from_ref(&first)).await.unwrap(), [false]);
+    assert_eq!(here.renew(std::slice::from_ref(&first)).await.unwrap(), [Renewal::NotHeld]);
     assert!(granted(&here, &second).await.fence() > fence);
     assert!(!here.release(&first).await.unwrap());
 }

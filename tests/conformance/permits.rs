@@ -1,7 +1,7 @@
 //! Permits: so many at a time.
 
 use bellwether::{
-    backend::{Change, Claim, Leases, Mode},
+    backend::{Change, Claim, Leases, Mode, Renewal},
     key::Name,
 };
 
@@ -63,7 +63,7 @@ pub async fn many_at_once_are_all_or_none<H: Harness>(h: &H) {
     granted(&backend, &rest).await;
     // The first of them is enough for two, and not for three.
     h.pass(LEASE / 2).await;
-    assert_eq!(backend.renew(std::slice::from_ref(&rest)).await.unwrap(), [true]);
+    assert_eq!(backend.renew(std::slice::from_ref(&rest)).await.unwrap(), [Renewal::Held]);
     assert!(held(&backend, &of(5, 2, &name)).await.remaining <= LEASE / 2);
     assert!(held(&backend, &of(5, 3, &name)).await.remaining > LEASE / 2);
     assert!(backend.release(&some).await.unwrap());
@@ -80,7 +80,10 @@ pub async fn the_dead_give_theirs_back<H: Harness>(h: &H) {
     h.pass(LEASE / 2).await;
     granted(&backend, &alive).await;
     h.pass(LEASE / 2).await;
-    assert_eq!(backend.renew(&[dead.clone(), alive.clone()]).await.unwrap(), [false, true]);
+    assert_eq!(
+        backend.renew(&[dead.clone(), alive.clone()]).await.unwrap(),
+        [Renewal::NotHeld, Renewal::Held]
+    );
     assert!(!backend.release(&dead).await.unwrap());
     granted(&backend, &of(3, 2, &name)).await;
     assert_eq!(held(&backend, &of(3, 1, &name)).await.holders, 3);
@@ -94,7 +97,7 @@ pub async fn renewed_permits_last<H: Harness>(h: &H) {
     granted(&backend, &short).await;
     for _ in 0..4 {
         h.pass(LEASE / 2).await;
-        assert_eq!(backend.renew(std::slice::from_ref(&long)).await.unwrap(), [true]);
+        assert_eq!(backend.renew(std::slice::from_ref(&long)).await.unwrap(), [Renewal::Held]);
     }
     let occupied = held(&backend, &of(3, 2, &name)).await;
     assert_eq!(occupied.holders, 2);
@@ -115,7 +118,7 @@ pub async fn each_claim_brings_its_limit<H: Harness>(h: &H) {
     backend.release(&claims[0]).await.unwrap();
     held(&backend, &lower).await;
     // What is out stays out, and can be renewed.
-    assert_eq!(backend.renew(&claims[1..]).await.unwrap(), [true, true]);
+    assert_eq!(backend.renew(&claims[1..]).await.unwrap(), [Renewal::Held, Renewal::Held]);
     granted(&backend, &of(3, 1, &name)).await;
     backend.release(&claims[1]).await.unwrap();
     backend.release(&claims[2]).await.unwrap();
@@ -138,7 +141,7 @@ pub async fn permits_can_be_looked_at_and_cleared<H: Harness>(h: &H) {
     let mut changes = listen(&backend, &name).await;
     assert!(backend.clear(&name, mode).await.unwrap());
     assert_eq!(next(&mut changes).await, Change::Wake);
-    assert_eq!(backend.renew(&[second]).await.unwrap(), [false]);
+    assert_eq!(backend.renew(&[second]).await.unwrap(), [Renewal::NotHeld]);
     assert_eq!(backend.holder(&name, mode).await.unwrap(), None);
 }
 
@@ -149,7 +152,7 @@ pub async fn they_stand_beside_the_other_modes<H: Harness>(h: &H) {
     for claim in &claims {
         granted(&backend, claim).await;
     }
-    assert_eq!(backend.renew(&claims).await.unwrap(), [true; 3]);
+    assert_eq!(backend.renew(&claims).await.unwrap(), [Renewal::Held; 3]);
     for claim in &claims {
         assert!(backend.release(claim).await.unwrap());
         assert!(!backend.release(claim).await.unwrap());

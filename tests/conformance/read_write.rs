@@ -1,7 +1,7 @@
 //! A lease that readers share, or a writer has alone.
 
 use bellwether::{
-    backend::{Change, Claim, Leases, Mode, PLACE_LIFE},
+    backend::{Change, Claim, Leases, Mode, PLACE_LIFE, Renewal},
     error::BackendErrorKind,
     key::Name,
 };
@@ -42,7 +42,10 @@ pub async fn a_writer_holds_alone<H: Harness>(h: &H) {
         let occupied = held(&backend, other).await;
         assert_eq!((occupied.fence, occupied.holders), (fence, 1));
     }
-    assert_eq!(backend.renew(&[second.clone(), first.clone()]).await.unwrap(), [false, true]);
+    assert_eq!(
+        backend.renew(&[second.clone(), first.clone()]).await.unwrap(),
+        [Renewal::NotHeld, Renewal::Held]
+    );
     assert!(backend.release(&first).await.unwrap());
     granted(&backend, &second).await;
     assert!(backend.release(&second).await.unwrap());
@@ -158,7 +161,10 @@ pub async fn a_dead_reader_ends_with_its_lease<H: Harness>(h: &H) {
     granted(&backend, &alive).await;
     assert_eq!(held(&backend, &other).await.holders, 2);
     h.pass(LEASE / 2).await;
-    assert_eq!(backend.renew(&[dead.clone(), alive.clone()]).await.unwrap(), [false, true]);
+    assert_eq!(
+        backend.renew(&[dead.clone(), alive.clone()]).await.unwrap(),
+        [Renewal::NotHeld, Renewal::Held]
+    );
     assert_eq!(held(&backend, &other).await.holders, 1);
     assert!(!backend.release(&dead).await.unwrap());
     h.pass(LEASE).await;
@@ -172,12 +178,12 @@ pub async fn a_renewed_reader_lasts<H: Harness>(h: &H) {
     granted(&backend, &first).await;
     for _ in 0..4 {
         h.pass(LEASE / 2).await;
-        assert_eq!(backend.renew(std::slice::from_ref(&first)).await.unwrap(), [true]);
+        assert_eq!(backend.renew(std::slice::from_ref(&first)).await.unwrap(), [Renewal::Held]);
     }
     let occupied = held(&backend, &other).await;
     assert!(occupied.remaining > LEASE - MOMENT, "{occupied:?}");
     h.pass(LEASE).await;
-    assert_eq!(backend.renew(&[first]).await.unwrap(), [false]);
+    assert_eq!(backend.renew(&[first]).await.unwrap(), [Renewal::NotHeld]);
 }
 
 pub async fn the_only_reader_becomes_the_writer<H: Harness>(h: &H) {
@@ -194,7 +200,10 @@ pub async fn the_only_reader_becomes_the_writer<H: Harness>(h: &H) {
     let grant = backend.pass(&mine, &up).await.unwrap().unwrap();
     assert_eq!(backend.pass(&mine, &up).await.unwrap().unwrap(), grant);
     assert_eq!(held(&backend, &other).await.fence, grant.fence());
-    assert_eq!(backend.renew(&[mine.clone(), up.clone()]).await.unwrap(), [false, true]);
+    assert_eq!(
+        backend.renew(&[mine.clone(), up.clone()]).await.unwrap(),
+        [Renewal::NotHeld, Renewal::Held]
+    );
     assert!(!backend.release(&mine).await.unwrap());
     assert!(backend.release(&up).await.unwrap());
     assert!(granted(&backend, &waiting).await.fence() > grant.fence());
@@ -213,7 +222,10 @@ pub async fn a_writer_becomes_a_reader<H: Harness>(h: &H) {
     assert_eq!(grant.fence(), 0);
     assert_eq!(next(&mut changes).await, Change::Wake);
     assert_eq!(backend.pass(&mine, &down).await.unwrap().unwrap(), grant);
-    assert_eq!(backend.renew(&[mine.clone(), down.clone()]).await.unwrap(), [false, true]);
+    assert_eq!(
+        backend.renew(&[mine.clone(), down.clone()]).await.unwrap(),
+        [Renewal::NotHeld, Renewal::Held]
+    );
     assert!(!backend.release(&mine).await.unwrap());
     granted(&backend, &waiting).await;
     assert_eq!(held(&backend, &last).await.holders, 2);
@@ -269,7 +281,10 @@ pub async fn they_can_be_looked_at_and_cleared<H: Harness>(h: &H) {
     let mut changes = listen(&backend, &name).await;
     assert!(backend.clear(&name, Mode::Read).await.unwrap());
     assert_eq!(next(&mut changes).await, Change::Wake);
-    assert_eq!(backend.renew(&[first, second]).await.unwrap(), [false, false]);
+    assert_eq!(
+        backend.renew(&[first, second]).await.unwrap(),
+        [Renewal::NotHeld, Renewal::NotHeld]
+    );
     assert_eq!(backend.holder(&name, Mode::Read).await.unwrap(), None);
     // Nobody waits any more either: a reader need not wait behind the writer.
     let reads = reader(&name);

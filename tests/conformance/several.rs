@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use bellwether::{
-    backend::{Acquired, AcquiredAll, Claim, Leases, Mode, Occupied, acquire_in_order},
+    backend::{Acquired, AcquiredAll, Claim, Leases, Mode, Occupied, Renewal, acquire_in_order},
     error::BackendErrorKind,
     key::Name,
 };
@@ -75,7 +75,7 @@ pub async fn all_are_granted_each_with_a_fence<H: Harness>(h: &H) {
             assert_eq!(occupied.fence, fences[at]);
             assert!(occupied.remaining > LEASE - MOMENT);
         }
-        assert_eq!(here.renew(&all).await.unwrap(), [true; 3]);
+        assert_eq!(here.renew(&all).await.unwrap(), [Renewal::Held; 3]);
         assert_eq!(way.fences(&here, &claims(&names[..0])).await, [0; 0]);
     }
 }
@@ -91,7 +91,7 @@ pub async fn all_or_none<H: Harness>(h: &H) {
             let (at, occupied) = way.held(&here, &all).await;
             assert_eq!((at, occupied.fence), (in_the_way, fence), "{way:?}");
             assert!(occupied.remaining <= LEASE && occupied.remaining > LEASE - MOMENT);
-            assert_eq!(here.renew(&all).await.unwrap(), [false; 3]);
+            assert_eq!(here.renew(&all).await.unwrap(), [Renewal::NotHeld; 3]);
             for (at, name) in names.iter().enumerate() {
                 assert_eq!(is_free(&there, name).await, at != in_the_way, "{way:?}");
             }
@@ -127,7 +127,7 @@ pub async fn what_is_free_is_granted_beside_what_is_ones_own<H: Harness>(h: &H) 
         let own = granted(&backend, &all[1]).await.fence();
         let fences = way.fences(&backend, &all).await;
         assert_eq!(fences[1], own);
-        assert_eq!(backend.renew(&all).await.unwrap(), [true; 3], "{way:?}");
+        assert_eq!(backend.renew(&all).await.unwrap(), [Renewal::Held; 3], "{way:?}");
     }
 }
 
@@ -138,14 +138,17 @@ pub async fn all_are_renewed_and_released_one_by_one<H: Harness>(h: &H) {
         let all = claims(&names);
         let fences = way.fences(&here, &all).await;
         assert!(here.release(&all[1]).await.unwrap());
-        assert_eq!(here.renew(&all).await.unwrap(), [true, false, true]);
+        assert_eq!(
+            here.renew(&all).await.unwrap(),
+            [Renewal::Held, Renewal::NotHeld, Renewal::Held]
+        );
         let next = claim(&names[1]);
         assert!(granted(&there, &next).await.fence() > fences[1]);
         let (at, _) = way.held(&there, &claims(&names)).await;
         assert_eq!(at, 0);
         h.pass(LEASE).await;
         assert!(way.fences(&there, &claims(&names)).await[0] > fences[0]);
-        assert_eq!(here.renew(&all).await.unwrap(), [false; 3]);
+        assert_eq!(here.renew(&all).await.unwrap(), [Renewal::NotHeld; 3]);
     }
 }
 

@@ -1,6 +1,6 @@
 //! Writing and removing without a load: whatever load is under way is not stored.
 
-use bellwether::backend::{Claimed, Committed, Leases, Store};
+use bellwether::backend::{Claimed, Committed, Leases, Renewal, Store};
 
 use crate::harness::{FENCE_LIFE, Harness, MOMENT, TTL, begun, claim, name, read, stored, value};
 
@@ -50,7 +50,7 @@ pub async fn an_invalidation_removes_and_ends_the_lease<H: Harness>(h: &H) {
     assert!(matches!(here.claim(&refresh, first).await, Ok(Claimed::Granted(_))));
     there.invalidate(&name, FENCE_LIFE).await.unwrap();
     assert_eq!(read(&here, &name).await, None);
-    assert_eq!(here.renew(std::slice::from_ref(&refresh)).await.unwrap(), [false]);
+    assert_eq!(here.renew(std::slice::from_ref(&refresh)).await.unwrap(), [Renewal::NotHeld]);
     // Who asks later starts anew, and need not wait for the load that was under way.
     begun(&here, &claim(&name)).await;
 }

@@ -12,7 +12,7 @@ use bellwether::{
     RedisBackend,
     backend::{
         Acquired, AcquiredAll, Changes, Claim, Claimed, Committed, Countdown, Entry, Failure,
-        Grant, Latches, Leases, Mode, Occupied, Owner, Store,
+        Grant, Latches, Leases, Mode, Occupied, Owner, Renewal, Store,
     },
     error::BackendError,
     key::Name,
@@ -102,7 +102,7 @@ impl Leases for Recorder {
         answer
     }
 
-    async fn renew(&self, claims: &[Claim]) -> Result<Vec<bool>, BackendError> {
+    async fn renew(&self, claims: &[Claim]) -> Result<Vec<Renewal>, BackendError> {
         self.inner.renew(claims).await
     }
 

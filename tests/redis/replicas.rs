@@ -4,7 +4,7 @@ use std::{error::Error as _, time::Duration};
 
 use bellwether::{
     Cache, ErrorKind, Key, Locks, RedisBackend,
-    backend::{Acquired, Change, Claim, Leases, Mode, RedisOptions, Replicas, Store},
+    backend::{Acquired, Change, Claim, Leases, Mode, RedisOptions, Renewal, Replicas, Store},
     cache::Source,
     error::{BackendError, BackendErrorKind},
     key::{Family, Name, Namespace},
@@ -167,7 +167,7 @@ async fn in_a_cluster_the_replicas_of_the_node_confirm() {
         backend.acquire(claim).await.unwrap();
     }
     assert_eq!(raw.keys("*:l").await.len(), 20);
-    assert_eq!(backend.renew(&held).await.unwrap(), [true; 20]);
+    assert_eq!(backend.renew(&held).await.unwrap(), [Renewal::Held; 20]);
     cluster.nodes[1].stop_signal();
     unreplicated(backend.renew(&held).await);
     unreplicated(backend.acquire(&claim("k")).await);

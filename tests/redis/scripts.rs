@@ -6,7 +6,7 @@ use bellwether::{
     Key, Locks,
     backend::{
         Acquired, AcquiredAll, Change, Changes, Claim, Claimed, Committed, Entry, Grant, Leases,
-        Mode, RedisBackend, RedisOptions, Store,
+        Mode, RedisBackend, RedisOptions, Renewal, Store,
     },
     error::BackendErrorKind,
     key::{Family, Name, Namespace},
@@ -75,7 +75,7 @@ async fn a_server_that_has_forgotten_the_scripts_is_told_again() {
         }};
     }
     let Claimed::Granted(grant) = forgotten!(backend.claim(&claim, 0)) else { panic!() };
-    assert_eq!(forgotten!(backend.renew(std::slice::from_ref(&claim))), [true]);
+    assert_eq!(forgotten!(backend.renew(std::slice::from_ref(&claim))), [Renewal::Held]);
     let outcome = forgotten!(backend.commit(&claim, &grant, &value("v"), Some(TTL)));
     assert_eq!(outcome, Committed::Stored);
     assert!(!forgotten!(backend.release(&claim)));
@@ -93,7 +93,7 @@ async fn a_large_renewal_survives_a_flush_of_the_scripts() {
         begun(&backend, claim).await;
     }
     server.raw().await.run::<()>(&["SCRIPT", "FLUSH"]).await;
-    assert_eq!(backend.renew(&claims).await.unwrap(), [true; 250]);
+    assert_eq!(backend.renew(&claims).await.unwrap(), [Renewal::Held; 250]);
 }
 
 #[tokio::test]
@@ -299,7 +299,7 @@ async fn what_is_not_a_lease_is_named_and_left_alone() {
         assert_eq!(error.kind(), BackendErrorKind::Foreign, "{words:?}: {error}");
         let error = backend.claim(&claim, 0).await.unwrap_err();
         assert_eq!(error.kind(), BackendErrorKind::Foreign, "{words:?}: {error}");
-        assert_eq!(backend.renew(std::slice::from_ref(&claim)).await.unwrap(), [false]);
+        assert_eq!(backend.renew(std::slice::from_ref(&claim)).await.unwrap(), [Renewal::NotHeld]);
         if at == 3 {
             // Somebody took its end from a lock that is held. It is its holder's all the same to give back.
             assert!(backend.release(&claim).await.unwrap());
@@ -472,7 +472,7 @@ async fn on_a_full_server_leases_are_renewed_and_released() {
     begun(&backend, &first).await;
     full(&mut raw).await;
     raw.age(LEASE / 2).await;
-    assert_eq!(backend.renew(std::slice::from_ref(&first)).await.unwrap(), [true]);
+    assert_eq!(backend.renew(std::slice::from_ref(&first)).await.unwrap(), [Renewal::Held]);
     assert!(raw.pttl(&name.suffixed("l")).await > 31_000, "it was not renewed");
     assert!(matches!(backend.acquire(&second).await, Ok(Acquired::Held(_))));
     assert!(matches!(backend.acquire(&first).await, Ok(Acquired::Granted(_))));
@@ -560,7 +560,7 @@ async fn on_a_full_server_all_or_none_are_acquired() {
     begun(&backend, &all[0]).await;
     full(&mut raw).await;
     assert!(matches!(backend.acquire_all(&all).await, Ok(AcquiredAll::Granted(_))));
-    assert_eq!(backend.renew(&all).await.unwrap(), [true; 3]);
+    assert_eq!(backend.renew(&all).await.unwrap(), [Renewal::Held; 3]);
 }
 
 // Rights

@@ -22,7 +22,7 @@ use super::{
     Acquired, AcquiredAll, Change, Changes, Channels, Claimed, Committed, Failure, Leases, Store,
 };
 use crate::{
-    backend::{Claim, Entry, Grant, Mode, Occupied},
+    backend::{Claim, Entry, Grant, Mode, Occupied, Renewal},
     error::{BackendError, BackendErrorKind},
     key::Name,
 };
@@ -86,10 +86,10 @@ impl Leases for MemoryBackend {
         Ok(self.state().acquire_all(claims, Instant::now()))
     }
 
-    async fn renew(&self, claims: &[Claim]) -> Result<Vec<bool>, BackendError> {
+    async fn renew(&self, claims: &[Claim]) -> Result<Vec<Renewal>, BackendError> {
         let now = Instant::now();
         let mut state = self.state();
-        Ok(claims.iter().map(|claim| state.renew(claim, now)).collect())
+        Ok(claims.iter().map(|claim| state.renew(claim, now).into()).collect())
     }
 
     async fn release(&self, claim: &Claim) -> Result<bool, BackendError> {

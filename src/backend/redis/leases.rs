@@ -13,7 +13,7 @@ use super::{
 use crate::{
     backend::{
         Acquired, AcquiredAll, CALL_LIFE, Changes, Claim, Claimed, Grant, HANDOVER_LIFE, Leases,
-        Mode, Occupied, Owner, acquire_in_order, no_pass, several,
+        Mode, Occupied, Owner, Renewal, acquire_in_order, no_pass, several,
     },
     error::{BackendError, BackendErrorKind},
     key::{Family, Name},
@@ -212,7 +212,7 @@ impl Leases for RedisBackend {
         Ok(answer)
     }
 
-    async fn renew(&self, claims: &[Claim]) -> Result<Vec<bool>, BackendError> {
+    async fn renew(&self, claims: &[Claim]) -> Result<Vec<Renewal>, BackendError> {
         let batches = || claims.chunks(self.0.servers.renewed_together());
         let calls = batches().map(|batch| {
             let mut call = Call::new(&SCRIPTS.renew, 2 * batch.len());
@@ -239,7 +239,8 @@ impl Leases for RedisBackend {
         let answers = self.0.servers.renew(&calls).await?;
         let mut renewed = Vec::with_capacity(claims.len());
         for (batch, (answer, confirmed)) in batches().zip(answers) {
-            renewed.extend(self.understood(reply::flags(answer, batch.len()))?);
+            let held = self.understood(reply::flags(answer, batch.len()))?;
+            renewed.extend(held.into_iter().map(Renewal::from));
             if !confirmed {
                 return Err(unreplicated());
             }

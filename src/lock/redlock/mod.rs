@@ -1,26 +1,21 @@
 //! A lock over several servers that know nothing of each other: `majority` makes one backend of them, and
 //! everything else is the engine that one server has, too.
 
-mod known;
-mod majority;
-mod share;
-
 use std::{fmt, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use self::majority::Majority;
-use super::{Mutex, ReentrantMutex, Unfenced, scope::Scope};
+use super::{
+    Mutex, ReentrantMutex, Unfenced,
+    majority::{Majority, SERVER_LIMIT},
+    scope::Scope,
+};
 use crate::{
-    backend::{DynLeases, Leases, Mode},
-    error::{Error, ErrorKind},
+    backend::{Leases, Mode},
+    error::Error,
     key::{Family, Key},
-    lease::Engine,
     time::after,
 };
-
-/// How long one server may take to answer, unless set.
-const ANSWER_LIMIT: Duration = Duration::from_millis(50);
 
 /// Locks that are held at a majority of independent servers, so that no single one of them is needed.
 /// Clones are the same.
@@ -96,7 +91,7 @@ const ANSWER_LIMIT: Duration = Duration::from_millis(50);
 #[derive(Clone)]
 pub struct Redlock {
     scope: Scope,
-    servers: Vec<Arc<Engine>>,
+    majority: Majority,
 }
 
 impl Redlock {
@@ -106,7 +101,7 @@ impl Redlock {
     ///
     /// [`InvalidConfig`](ErrorKind::InvalidConfig) if there is no server.
     pub fn new<B: Leases>(servers: impl IntoIterator<Item = B>) -> Result<Self, Error> {
-        Self::with_answer_limit(servers, ANSWER_LIMIT)
+        Self::with_answer_limit(servers, SERVER_LIMIT)
     }
 
     /// As [`new`](Self::new), with a limit for one server to answer before it is passed over: 50 ms unless set.
@@ -123,16 +118,8 @@ impl Redlock {
         servers: impl IntoIterator<Item = B>,
         limit: Duration,
     ) -> Result<Self, Error> {
-        let servers = servers.into_iter().map(|server| {
-            let server: Arc<dyn DynLeases> = Arc::new(server);
-            Engine::new(server)
-        });
-        let servers: Vec<_> = servers.collect();
-        if servers.is_empty() {
-            return Err(Error::new(ErrorKind::InvalidConfig, "a majority of no servers"));
-        }
-        let majority = Majority::new(servers.clone(), limit);
-        Ok(Self { scope: Scope::over(Arc::new(majority), Family::Redlock), servers })
+        let majority = Majority::new(servers)?.answer_limit(limit);
+        Ok(Self { scope: Scope::over(Arc::new(majority.clone()), Family::Redlock), majority })
     }
 
     /// The locks of another namespace over the same servers.
@@ -172,22 +159,16 @@ impl Redlock {
     /// wait.
     pub async fn shutdown(&self, deadline: Duration) {
         let end = after(Instant::now(), deadline);
-        // What is undone at each server ends last, for the others make more of it.
-        self.scope.shutdown(deadline).await;
-        for server in &self.servers {
-            server.stop.cancel();
-            server.tasks.close();
-        }
-        for server in &self.servers {
-            let _ = tokio::time::timeout_at(end, server.tasks.wait()).await;
-        }
+        // The undos at each server end last, since the releases above start more of them.
+        self.scope.engine.shutdown(deadline).await;
+        self.majority.shutdown(end.saturating_duration_since(Instant::now())).await;
     }
 }
 
 impl fmt::Debug for Redlock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Redlock")
-            .field("servers", &self.servers.len())
+            .field("majority", &self.majority)
             .field("namespace", &self.scope.namespace)
             .finish_non_exhaustive()
     }

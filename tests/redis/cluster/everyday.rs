@@ -8,7 +8,7 @@ use std::{
 
 use bellwether::{
     Cache, ErrorKind, Locks, RedisBackend,
-    backend::{Change, Leases},
+    backend::{Change, Leases, Renewal},
 };
 use futures_util::future::join_all;
 use testkit::{Cluster, LIMIT, comes_true};
@@ -164,7 +164,11 @@ async fn nodes_are_found_as_they_announce_themselves() {
         cluster.begin_to_move(&slot, 0, 1).await;
         cluster.move_keys(&slot, 0, 1).await;
         cluster.end_move(&slot, 0, 1).await;
-        assert_eq!(backend.renew(&held).await.unwrap(), [true, true], "{endpoint}");
+        assert_eq!(
+            backend.renew(&held).await.unwrap(),
+            [Renewal::Held, Renewal::Held],
+            "{endpoint}"
+        );
         for claim in &held {
             assert!(backend.release(claim).await.unwrap(), "{endpoint}");
         }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bellwether::{
     Locks,
-    backend::{Acquired, Change, Entry, Leases, Store},
+    backend::{Acquired, Change, Entry, Leases, Renewal, Store},
     error::{BackendError, BackendErrorKind},
 };
 use bytes::Bytes;
@@ -116,10 +116,10 @@ async fn what_a_slot_on_the_move_cannot_do_is_refused_and_works_when_it_has_move
     assert!(refused(async || backend.release(&held).await.unwrap_err()).await);
     assert_eq!(cluster.nodes[from].raw().await.keys("*").await, before);
     // What has all its keys at one place goes on: here, and then there.
-    assert_eq!(backend.renew(std::slice::from_ref(&held)).await.unwrap(), [true]);
+    assert_eq!(backend.renew(std::slice::from_ref(&held)).await.unwrap(), [Renewal::Held]);
     assert!(backend.get(&entry).await.unwrap().is_some());
     cluster.move_keys("{k}", from, to).await;
-    assert_eq!(backend.renew(std::slice::from_ref(&held)).await.unwrap(), [true]);
+    assert_eq!(backend.renew(std::slice::from_ref(&held)).await.unwrap(), [Renewal::Held]);
     assert!(backend.get(&entry).await.unwrap().is_some());
     assert!(refused(async || backend.acquire(&claim("k")).await.unwrap_err()).await);
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bellwether::{
     Cache, RedisBackend,
-    backend::{Leases, RedisOptions},
+    backend::{Leases, RedisOptions, Renewal},
     cache::Source,
     error::BackendErrorKind,
 };
@@ -144,5 +144,5 @@ async fn a_cluster_that_is_down_is_an_error_at_once_and_used_again() {
     cluster.nodes[0].raw().await.run::<()>(&["CLUSTER", "ADDSLOTS", "0"]).await;
     let up = async || backend.renew(std::slice::from_ref(&held)).await.is_ok();
     assert!(comes_true(LIMIT, up).await, "it is not used again");
-    assert_eq!(backend.renew(&[held]).await.unwrap(), [true]);
+    assert_eq!(backend.renew(&[held]).await.unwrap(), [Renewal::Held]);
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bellwether::{
     MemoryBackend,
-    backend::{Acquired, Changes, Claim, Grant, Leases, Mode, Occupied},
+    backend::{Acquired, Changes, Claim, Grant, Leases, Mode, Occupied, Renewal},
     error::{BackendError, BackendErrorKind},
     key::Name,
 };
@@ -26,7 +26,7 @@ impl Leases for Stray {
         on_its_way.await.map_err(lost)?
     }
 
-    async fn renew(&self, claims: &[Claim]) -> Result<Vec<bool>, BackendError> {
+    async fn renew(&self, claims: &[Claim]) -> Result<Vec<Renewal>, BackendError> {
         self.inner.renew(claims).await
     }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bellwether::{
     ErrorKind, RedisBackend,
-    backend::{Claim, Leases, Mode, RedisOptions, SentinelMaster},
+    backend::{Claim, Leases, Mode, RedisOptions, Renewal, SentinelMaster},
     key::{Family, Key, Name, Namespace},
 };
 use testkit::{LIMIT, RedisServer, comes_true};
@@ -108,7 +108,8 @@ async fn a_living_master_that_was_given_up_is_left() {
     assert!(comes_true(LIMIT, moved).await, "the subscription stays behind");
     // Who listens is told to look, and what is held there is not held here.
     assert_eq!(changes.next().await, bellwether::backend::Change::Wake);
-    let lost = async || backend.renew(std::slice::from_ref(&held)).await.unwrap() == [false];
+    let lost =
+        async || backend.renew(std::slice::from_ref(&held)).await.unwrap() == [Renewal::NotHeld];
     assert!(comes_true(LIMIT, lost).await, "commands stay behind");
     assert!(old.raw().await.pubsub_channels().await.is_empty());
 
@@ -120,7 +121,7 @@ async fn a_living_master_that_was_given_up_is_left() {
     fake.say(Says::Master(replica.port()));
     let asked_again = async || fake.asked() >= asked + 4;
     assert!(comes_true(LIMIT, asked_again).await);
-    assert_eq!(backend.renew(&[held]).await.unwrap(), [true]);
+    assert_eq!(backend.renew(&[held]).await.unwrap(), [Renewal::Held]);
 }
 
 #[tokio::test]

@@ -3,8 +3,8 @@ use std::{sync::Arc, time::Duration};
 use tokio::{runtime::Handle, time::timeout};
 
 use crate::{
-    backend::Claim,
-    error::{BackendError, BackendErrorKind},
+    backend::{Claim, in_time},
+    error::BackendError,
     lease::Engine,
 };
 
@@ -44,14 +44,7 @@ impl Share {
         self.owes = match &answer {
             Ok(answer) if taken(answer) => Owes::Release,
             // (What was given back for want of replicas may not have been.)
-            Err(error)
-                if matches!(
-                    error.kind(),
-                    BackendErrorKind::Unknown | BackendErrorKind::Unreplicated
-                ) =>
-            {
-                Owes::Doubt
-            }
+            Err(error) if error.may_have_happened() => Owes::Doubt,
             _ => Owes::Nothing,
         };
         answer
@@ -80,13 +73,4 @@ impl Drop for Share {
             self.server.undo(self.claim.clone(), self.owes == Owes::Doubt, &self.runtime);
         }
     }
-}
-
-pub(super) async fn in_time<T>(
-    limit: Duration,
-    operation: impl Future<Output = Result<T, BackendError>>,
-) -> Result<T, BackendError> {
-    timeout(limit, operation)
-        .await
-        .unwrap_or_else(|elapsed| Err(BackendError::new(BackendErrorKind::Unknown, elapsed)))
 }

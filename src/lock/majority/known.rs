@@ -5,7 +5,7 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use crate::backend::{Claim, Owner};
+use crate::backend::{Claim, Owner, Renewal};
 
 /// What is held, by the engine's token of it: the shares at the servers, in their order.
 #[derive(Default)]
@@ -40,14 +40,15 @@ impl Known {
     }
 
     /// Takes over what the servers say of it. Returns those that say for the second time in a row that they have it not.
-    pub(super) fn said(&self, ours: Owner, said: &[Option<bool>]) -> Vec<usize> {
+    pub(super) fn said(&self, ours: Owner, said: &[Renewal]) -> Vec<usize> {
         let mut all = self.all();
         let theirs = all.get_mut(&ours).map_or(&mut [][..], Vec::as_mut_slice);
         let mut twice = Vec::new();
         for (at, (holder, said)) in theirs.iter_mut().zip(said).enumerate() {
-            if let Some(has) = said
-                && std::mem::replace(&mut holder.missing, !has)
-                && !has
+            let missing = *said == Renewal::NotHeld;
+            if *said != Renewal::Unknown
+                && std::mem::replace(&mut holder.missing, missing)
+                && missing
             {
                 twice.push(at);
             }

@@ -1,0 +1,363 @@
+//! Several servers as one backend, which holds what a majority of them holds.
+//!
+//! All servers are asked at once, and each has the same short time to answer. The engine above
+//! counts a lease from before the first request, so the lease ends there before it ends at any
+//! server that granted or renewed it then. Those are a majority, and another holder needs one of
+//! them. At a server that missed a renewal, the lease ends sooner.
+//!
+//! A renewal that a majority confirms also takes the lease at each server that denies it for the
+//! second time in a row: that server was away during the acquisition, or has restarted since.
+//! Without this, servers that restart one after another would end a lease although a majority was
+//! there all the time. A server that denies it once may be the first that a
+//! [clear](Leases::clear) has reached, so one denial changes nothing.
+//!
+//! A try without a majority is undone at each server by itself: at once where the server granted
+//! it, and again until one lease has passed where the outcome is unknown. Each try has a fresh
+//! owner, since a late undo must not end the grant of a later try. [`Known`] maps the owner of the
+//! caller to the owners at the servers.
+
+mod known;
+mod share;
+mod tries;
+
+use std::{collections::HashMap, fmt, sync::Arc, time::Duration};
+
+use futures_util::{StreamExt, future::join_all, stream::FuturesUnordered};
+use tokio::{runtime::Handle, time::timeout};
+
+use self::{known::Known, share::Share};
+use crate::{
+    backend::{
+        Acquired, Changes, Claim, DynLeases, Grant, Leases, Mode, Occupied, Owner, Renewal, in_time,
+    },
+    error::{BackendError, BackendErrorKind, Error, ErrorKind},
+    key::Name,
+    lease::Engine,
+};
+
+/// The default limit for the answer of one server.
+pub(super) const SERVER_LIMIT: Duration = Duration::from_millis(50);
+
+/// Exclusive leases that a majority of independent servers holds, as one backend.
+///
+/// [`Redlock`](crate::Redlock) is the front for it, and documents what a majority promises. Clones
+/// share the servers and what is held at them.
+///
+/// Only [exclusive](Mode::Exclusive) claims are granted: a majority cannot count readers or
+/// permits, and has no order in which claims wait. So every other mode is
+/// [refused](BackendErrorKind::Refused), [`Claim::waits`] has no effect, and the fence of each
+/// grant is zero.
+#[derive(Clone)]
+pub struct Majority {
+    /// The servers, each with an engine of its own for the undos there.
+    servers: Arc<[Arc<Engine>]>,
+    /// The time that each server has for an answer.
+    limit: Duration,
+    held: Arc<Known>,
+}
+
+impl Majority {
+    /// Creates a backend over these servers. It sends nothing yet.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`InvalidConfig`](ErrorKind::InvalidConfig) if there is no server.
+    pub fn new<B: Leases>(servers: impl IntoIterator<Item = B>) -> Result<Self, Error> {
+        let servers: Arc<[_]> =
+            servers.into_iter().map(|server| Engine::new(Arc::new(server))).collect();
+        if servers.is_empty() {
+            return Err(Error::new(ErrorKind::InvalidConfig, "a majority needs at least 1 server"));
+        }
+        Ok(Self { servers, limit: SERVER_LIMIT, held: Arc::default() })
+    }
+
+    /// Sets the time that one server has for an answer. Defaults to 50 ms.
+    pub fn answer_limit(mut self, limit: Duration) -> Self {
+        self.limit = limit;
+        self
+    }
+
+    /// Waits until the undos at the servers have ended or the limit passes.
+    pub(super) async fn shutdown(&self, limit: Duration) {
+        join_all(self.servers.iter().map(|server| server.shutdown(limit))).await;
+    }
+
+    fn needed(&self) -> usize {
+        self.servers.len() / 2 + 1
+    }
+
+    /// Asks all servers at once.
+    async fn each<'a, T, F>(
+        &'a self,
+        ask: impl Fn(&'a dyn DynLeases) -> F,
+    ) -> Vec<Result<T, BackendError>>
+    where
+        F: Future<Output = Result<T, BackendError>>,
+    {
+        let asked = self.servers.iter().map(|server| ask(server.backend().as_ref()));
+        join_all(asked.map(|answer| in_time(self.limit, answer))).await
+    }
+
+    /// Takes a lease of a majority at one more server, in a task of its own.
+    fn complete(&self, claim: &Claim, at: usize) {
+        let Some(server) = self.servers.get(at).cloned() else { return };
+        let (ours, theirs) = (claim.owner, afresh(claim));
+        let (held, limit) = (self.held.clone(), self.limit);
+        server.clone().spawn(async move {
+            let mut share = Share::new(server.clone(), theirs.clone());
+            let granted = |answer: &Acquired| matches!(answer, Acquired::Granted(_));
+            drop(share.ask(limit, |claim| server.backend().acquire(claim), granted).await);
+            // A lease that was released meanwhile must not be taken: the share undoes itself.
+            if share.is_taken() && held.replace(ours, at, theirs.owner) {
+                share.keep();
+            }
+        });
+    }
+
+    /// Decides by the number of servers that say yes and no. Returns `None` if too few answered.
+    fn decided(&self, yes: usize, no: usize) -> Option<bool> {
+        if yes >= self.needed() {
+            Some(true)
+        } else if self.servers.len() - no < self.needed() {
+            Some(false)
+        } else {
+            None
+        }
+    }
+
+    /// The error of an operation that the servers that answered did not decide.
+    fn undecided(&self, errors: impl IntoIterator<Item = BackendError>) -> BackendError {
+        let errors: Vec<_> = errors.into_iter().collect();
+        let foreign = |error: &&BackendError| error.kind() == BackendErrorKind::Foreign;
+        if self.servers.len() - errors.iter().filter(foreign).count() < self.needed()
+            && let Some(error) = errors.iter().find(foreign)
+        {
+            return error.clone();
+        }
+        let why = errors.first().and_then(std::error::Error::source);
+        let why = why.map_or(String::new(), |why| format!(": {why}"));
+        let (all, silent) = (self.servers.len(), errors.len());
+        let message = format!(
+            "{silent} of {all} servers gave no answer in time{why}, and the others no majority"
+        );
+        BackendError::new(BackendErrorKind::Unavailable, message)
+    }
+
+    /// The answer about one lease, from what each server says of it.
+    fn renewal(&self, claim: &Claim, said: &[Renewal]) -> Renewal {
+        let count = |what| said.iter().filter(|said| **said == what).count();
+        let missing = self.held.said(claim.owner, said);
+        match self.decided(count(Renewal::Held), count(Renewal::NotHeld)) {
+            Some(true) => {
+                missing.into_iter().for_each(|at| self.complete(claim, at));
+                Renewal::Held
+            }
+            Some(false) => Renewal::NotHeld,
+            None => Renewal::Unknown,
+        }
+    }
+}
+
+impl Leases for Majority {
+    async fn acquire(&self, claim: &Claim) -> Result<Acquired, BackendError> {
+        only_exclusive(claim.mode)?;
+        let theirs = afresh(claim);
+        let granted = |answer: &Acquired| matches!(answer, Acquired::Granted(_));
+        let tried = self
+            .shares(&theirs, |_, server, it| async move { server.acquire(&it).await }, granted)
+            .await;
+        let (won, answers) = self.settle(tried, claim.owner, theirs.owner).await;
+        if won {
+            return Ok(Acquired::Granted(Grant::new(0)));
+        }
+        let (mut free, mut held, mut errors) = (0, Vec::new(), Vec::new());
+        for answer in answers {
+            match answer {
+                Ok(Acquired::Granted(_)) => free += 1,
+                Ok(Acquired::Held(occupied)) => held.push(occupied.remaining),
+                Err(error) => errors.push(error),
+            }
+        }
+        held.sort();
+        // So many more servers must become free. They do when their leases end, at the latest.
+        match self.needed().checked_sub(free + 1).map(|more| held.get(more)) {
+            Some(Some(remaining)) => Ok(Acquired::Held(occupied(*remaining))),
+            _ => Err(self.undecided(errors)),
+        }
+    }
+
+    async fn renew(&self, claims: &[Claim]) -> Result<Vec<Renewal>, BackendError> {
+        let known = claims.iter().filter_map(|claim| Some((claim, self.held.of(claim)?)));
+        let (held, theirs): (Vec<_>, Vec<_>) = known.unzip();
+        if held.is_empty() {
+            return Ok(vec![Renewal::NotHeld; claims.len()]);
+        }
+        let asked = self.servers.iter().enumerate().map(|(at, server)| {
+            let there: Vec<_> = theirs.iter().filter_map(|each| each.get(at).cloned()).collect();
+            in_time(self.limit, async move { server.backend().renew(&there).await })
+        });
+        let answers = join_all(asked).await;
+        let mut decided = HashMap::new();
+        for (which, claim) in held.into_iter().enumerate() {
+            let said = answers
+                .iter()
+                .map(|answer| answer.as_ref().ok().and_then(|each| each.get(which)).copied());
+            let said: Vec<_> = said.map(|said| said.unwrap_or(Renewal::Unknown)).collect();
+            decided.insert(claim.owner, self.renewal(claim, &said));
+        }
+        let of = |claim: &Claim| decided.get(&claim.owner).copied().unwrap_or(Renewal::NotHeld);
+        let renewed: Vec<_> = claims.iter().map(of).collect();
+        match renewed.iter().all(|renewal| *renewal == Renewal::Unknown) {
+            true => Err(self.undecided(answers.into_iter().filter_map(Result::err))),
+            false => Ok(renewed),
+        }
+    }
+
+    /// Releases the lease at each server by itself. A release that takes longer than the limit
+    /// goes on in the background.
+    async fn release(&self, claim: &Claim) -> Result<bool, BackendError> {
+        let Some(theirs) = self.held.remove(claim) else { return Ok(false) };
+        let ended = self.servers.iter().zip(theirs);
+        let ended = ended.map(|(server, theirs)| timeout(self.limit, server.end(theirs)));
+        let (mut yes, mut no, mut errors) = (0, 0, Vec::new());
+        for ended in join_all(ended).await {
+            match ended {
+                Ok(Ok(())) => yes += 1,
+                Ok(Err(error)) if error.kind() == ErrorKind::Lost => no += 1,
+                Ok(Err(error)) => errors.push(BackendError::new(BackendErrorKind::Unknown, error)),
+                Err(elapsed) => errors.push(BackendError::timed_out(elapsed)),
+            }
+        }
+        self.decided(yes, no).ok_or_else(|| self.undecided(errors))
+    }
+
+    async fn pass(&self, from: &Claim, to: &Claim) -> Result<Option<Grant>, BackendError> {
+        only_exclusive(from.mode)?;
+        only_exclusive(to.mode)?;
+        let Some(ours) = self.held.of(from) else { return Ok(None) };
+        let theirs = afresh(to);
+        let from_ours = &ours;
+        let pass = |at, server, claim| pass(server, from_ours.get(at), claim);
+        let tried = self.shares(&theirs, pass, Option::is_some).await;
+        // A server that may not have passed the lease may still have it under the old owner.
+        let now = self.held.remove(from).unwrap_or_else(|| ours.clone());
+        let there = self.servers.iter().zip(&ours).zip(now);
+        for (((server, asked), now), answer) in there.zip(&tried.answers) {
+            if answer.is_err() || now.owner != asked.owner {
+                server.undo(now, false, &Handle::current());
+            }
+        }
+        let (won, answers) = self.settle(tried, to.owner, theirs.owner).await;
+        if won {
+            return Ok(Some(Grant::new(0)));
+        }
+        let no = answers.iter().filter(|answer| matches!(answer, Ok(None))).count();
+        match self.decided(0, no) {
+            Some(_) => Ok(None),
+            None => Err(self.undecided(answers.into_iter().filter_map(Result::err))),
+        }
+    }
+
+    async fn holder(&self, name: &Name, mode: Mode) -> Result<Option<Occupied>, BackendError> {
+        only_exclusive(mode)?;
+        let (mut held, mut free, mut errors) = (Vec::new(), 0, Vec::new());
+        for answer in self.each(|server| server.holder(name, mode)).await {
+            match answer {
+                Ok(Some(occupied)) => held.push(occupied.remaining),
+                Ok(None) => free += 1,
+                Err(error) => errors.push(error),
+            }
+        }
+        held.sort();
+        match self.decided(held.len(), free) {
+            // It ends when so many of these leases have ended that the rest is no majority.
+            Some(true) => Ok(held.get(held.len() - self.needed()).map(|left| occupied(*left))),
+            Some(false) => Ok(None),
+            None => Err(self.undecided(errors)),
+        }
+    }
+
+    async fn clear(&self, name: &Name, mode: Mode) -> Result<bool, BackendError> {
+        only_exclusive(mode)?;
+        let answers = self.each(|server| server.clear(name, mode)).await;
+        let (cleared, errors): (Vec<_>, Vec<_>) = answers.into_iter().partition(Result::is_ok);
+        if cleared.len() < self.needed() {
+            return Err(self.undecided(errors.into_iter().filter_map(Result::err)));
+        }
+        Ok(cleared.into_iter().flatten().any(|there| there))
+    }
+
+    async fn changes(&self, name: &Name) -> Result<Changes, BackendError> {
+        let mut asked: FuturesUnordered<_> =
+            self.servers.iter().map(|server| server.backend().changes(name)).collect();
+        let (mut each, mut errors) = (Vec::new(), Vec::new());
+        while each.len() < self.needed() {
+            match asked.next().await {
+                Some(Ok(changes)) => each.push(changes),
+                Some(Err(error)) => errors.push(error),
+                None => return Err(self.undecided(errors)),
+            }
+        }
+        // The other servers get a short time only.
+        let rest = async {
+            while let Some(answer) = asked.next().await {
+                each.extend(answer.ok());
+            }
+        };
+        let _ = timeout(self.limit, rest).await;
+        Ok(Changes::join(each, self.needed()))
+    }
+
+    /// Returns `None`: some operations ask the servers twice, one after the other.
+    fn time_limit(&self) -> Option<Duration> {
+        None
+    }
+
+    fn apart(&self) -> Option<Self> {
+        let servers = self.servers.iter().map(|server| {
+            let backend = server.backend();
+            Engine::new(backend.apart().unwrap_or_else(|| backend.clone()))
+        });
+        Some(Self { servers: servers.collect(), ..self.clone() })
+    }
+}
+
+impl fmt::Debug for Majority {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Majority")
+            .field("servers", &self.servers.len())
+            .field("answer_limit", &self.limit)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The claim of one try: with a fresh owner, without a queue entry, and with a fence that the
+/// server forgets with the lease.
+fn afresh(claim: &Claim) -> Claim {
+    Claim { owner: Owner::fresh(), fence_life: claim.lease, waits: false, ..claim.clone() }
+}
+
+fn only_exclusive(mode: Mode) -> Result<(), BackendError> {
+    match mode {
+        Mode::Exclusive => Ok(()),
+        _ => {
+            let why = format!("a majority of servers has exclusive leases only, not {mode:?}");
+            Err(BackendError::new(BackendErrorKind::Refused, why))
+        }
+    }
+}
+
+async fn pass(
+    server: &dyn DynLeases,
+    from: Option<&Claim>,
+    to: Claim,
+) -> Result<Option<Grant>, BackendError> {
+    match from {
+        Some(from) => server.pass(from, &to).await,
+        None => Ok(None),
+    }
+}
+
+fn occupied(remaining: Duration) -> Occupied {
+    Occupied { fence: 0, remaining, holders: 1 }
+}
