@@ -203,19 +203,19 @@ async fn locks(server: &RedisServer) {
     let locks = Locks::new(RedisBackend::open(&server.url()).unwrap());
     let mutex = locks.mutex("cycle");
     let script = |parts: &[&str]| Script::new(&parts.join("\n"));
-    let prelude = include_str!("../src/backend/redis/lua/prelude.lua");
-    let shared = include_str!("../src/backend/redis/lua/shared.lua");
+    let prelude = include_str!("../src/backend/redis/scripts/lib/prelude.lua");
+    let shared = include_str!("../src/backend/redis/scripts/lib/shared.lua");
     let acquire = script(&[
-        include_str!("../src/backend/redis/lua/acquire_at_once.lua"),
+        include_str!("../src/backend/redis/scripts/acquire_at_once.lua"),
         prelude,
         shared,
-        include_str!("../src/backend/redis/lua/acquire_queued.lua"),
+        include_str!("../src/backend/redis/scripts/acquire_queued.lua"),
     ]);
     let release = script(&[
-        include_str!("../src/backend/redis/lua/release_at_once.lua"),
+        include_str!("../src/backend/redis/scripts/release_at_once.lua"),
         prelude,
         shared,
-        include_str!("../src/backend/redis/lua/release_queued.lua"),
+        include_str!("../src/backend/redis/scripts/release_queued.lua"),
     ]);
     let delete = Script::new(
         "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end",

@@ -183,6 +183,8 @@ pub mod lease;
 pub mod lock;
 mod observe;
 mod signal;
+#[allow(dead_code)]
+mod sync;
 mod time;
 
 #[cfg(feature = "redis")]

@@ -405,19 +405,19 @@ async fn uncontended(url: &str) {
 /// processor falls asleep in it, and what comes next takes longer.
 async fn bare_cycle(url: &str) -> Duration {
     let script = |parts: &[&str]| Script::new(&parts.join("\n"));
-    let prelude = include_str!("../../src/backend/redis/lua/prelude.lua");
-    let shared = include_str!("../../src/backend/redis/lua/shared.lua");
+    let prelude = include_str!("../../src/backend/redis/scripts/lib/prelude.lua");
+    let shared = include_str!("../../src/backend/redis/scripts/lib/shared.lua");
     let acquire = script(&[
-        include_str!("../../src/backend/redis/lua/acquire_at_once.lua"),
+        include_str!("../../src/backend/redis/scripts/acquire_at_once.lua"),
         prelude,
         shared,
-        include_str!("../../src/backend/redis/lua/acquire_queued.lua"),
+        include_str!("../../src/backend/redis/scripts/acquire_queued.lua"),
     ]);
     let release = script(&[
-        include_str!("../../src/backend/redis/lua/release_at_once.lua"),
+        include_str!("../../src/backend/redis/scripts/release_at_once.lua"),
         prelude,
         shared,
-        include_str!("../../src/backend/redis/lua/release_queued.lua"),
+        include_str!("../../src/backend/redis/scripts/release_queued.lua"),
     ]);
     let mut connection =
         Client::open(url).unwrap().get_multiplexed_async_connection().await.unwrap();

@@ -43,7 +43,7 @@ use crate::{
 };
 
 #[cfg(feature = "redis")]
-pub use self::redis::{RedisBackend, RedisOptions, Replicas, SentinelMaster, failover};
+pub use self::redis::{RedisBackend, RedisBackendBuilder, Replicas, SentinelMaster, failover};
 pub use self::{
     change::{Change, Failure, Handover},
     channels::{Changes, Channels},

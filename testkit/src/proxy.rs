@@ -594,7 +594,8 @@ fn scripts() -> Vec<(String, String)> {
         }
     }
     let mut found = Vec::new();
-    gather(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../src/backend/redis/lua"), &mut found);
+    let folder = "../src/backend/redis/scripts";
+    gather(&Path::new(env!("CARGO_MANIFEST_DIR")).join(folder), &mut found);
     found
 }
 

@@ -88,7 +88,7 @@ impl Harness for Memory {
 pub use self::over_redis::{Clustered, Redis};
 
 mod over_redis {
-    use bellwether::backend::{RedisBackend, RedisOptions};
+    use bellwether::backend::{RedisBackend, RedisBackendBuilder};
 
     use super::*;
     use std::sync::{Mutex, PoisonError};
@@ -105,7 +105,7 @@ mod over_redis {
         }
 
         fn backend(&self) -> RedisBackend {
-            RedisBackend::open_with(&self.0.url(), options()).expect("a URL of the helper")
+            builder().server(self.0.url()).build().expect("a URL of the helper")
         }
 
         async fn pass(&self, time: Duration) {
@@ -136,12 +136,9 @@ mod over_redis {
         }
     }
 
-    fn options() -> RedisOptions {
-        let mut options = RedisOptions::default();
+    fn builder() -> RedisBackendBuilder {
         // Time-outs are not the matter here, and a busy machine must not make one.
-        options.command_timeout = LIMIT;
-        options.connect_timeout = LIMIT;
-        options
+        RedisBackend::builder().command_timeout(LIMIT).connect_timeout(LIMIT)
     }
 
     /// A cluster of three masters; none, once it was given back.
@@ -170,7 +167,7 @@ mod over_redis {
 
         fn backend(&self) -> RedisBackend {
             let urls = self.cluster().urls();
-            RedisBackend::cluster_with(urls, options()).expect("URLs of the helper")
+            builder().cluster(urls).build().expect("URLs of the helper")
         }
 
         async fn pass(&self, time: Duration) {

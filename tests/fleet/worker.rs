@@ -12,10 +12,7 @@ use std::{
     time::Duration,
 };
 
-use bellwether::{
-    Cache, Locks, RedisBackend, backend::RedisOptions, http_cache, layer::CachedResponse,
-    lease::Retry,
-};
+use bellwether::{Cache, Locks, RedisBackend, http_cache, layer::CachedResponse, lease::Retry};
 use futures_util::future::BoxFuture;
 use testkit::primitives::{self, Asked, Guard, WAIT};
 use tokio::{
@@ -103,9 +100,8 @@ struct Worker {
 impl Worker {
     async fn new(setup: &Setup) -> Self {
         // Counts are the matter here, and a busy machine must not make a time-out.
-        let mut options = RedisOptions::default();
-        options.command_timeout = PATIENCE;
-        let backend = RedisBackend::open_with(&setup.url, options).unwrap();
+        let builder = RedisBackend::builder().server(&setup.url);
+        let backend = builder.command_timeout(PATIENCE).build().unwrap();
         backend.ping().await.unwrap();
         let client = redis::Client::open(setup.url.as_str()).unwrap();
         Self {

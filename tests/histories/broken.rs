@@ -17,7 +17,7 @@ use tokio::time::timeout;
 
 macro_rules! lua {
     ($name:literal) => {
-        include_str!(concat!("../../src/backend/redis/lua/", $name, ".lua"))
+        include_str!(concat!("../../src/backend/redis/scripts/", $name, ".lua"))
     };
 }
 
@@ -223,12 +223,12 @@ impl Scripts {
 
 /// The real script with its prelude, and something else in place of some of it.
 fn cut(body: &str, cuts: &[(&str, &str)]) -> String {
-    cut_whole(format!("{}\n{body}", lua!("prelude")), cuts)
+    cut_whole(format!("{}\n{body}", lua!("lib/prelude")), cuts)
 }
 
 /// The same of a script about shared holds.
 fn cut_shared(body: &str, cuts: &[(&str, &str)]) -> String {
-    cut_whole(format!("{}\n{}\n{body}", lua!("prelude"), lua!("shared")), cuts)
+    cut_whole(format!("{}\n{}\n{body}", lua!("lib/prelude"), lua!("lib/shared")), cuts)
 }
 
 fn cut_whole(mut script: String, cuts: &[(&str, &str)]) -> String {

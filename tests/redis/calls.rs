@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bellwether::{
     Key,
-    backend::{Acquired, Change, Changes, Claim, Grant, Leases, Mode, RedisBackend, RedisOptions},
+    backend::{Acquired, Change, Changes, Claim, Grant, Leases, Mode, RedisBackend},
     key::{Family, Name, Namespace},
 };
 use futures_util::StreamExt;
@@ -15,11 +15,13 @@ use tokio::time::timeout;
 const LEASE: Duration = Duration::from_secs(60);
 
 fn open(url: &str) -> RedisBackend {
-    let mut options = RedisOptions::default();
     // A busy machine must not make a time-out.
-    options.command_timeout = LIMIT;
-    options.connect_timeout = LIMIT;
-    RedisBackend::open_with(url, options).unwrap()
+    RedisBackend::builder()
+        .server(url)
+        .command_timeout(LIMIT)
+        .connect_timeout(LIMIT)
+        .build()
+        .unwrap()
 }
 
 fn name() -> Name {

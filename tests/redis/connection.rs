@@ -4,9 +4,7 @@ use std::{future::Future, time::Duration};
 
 use bellwether::{
     ErrorKind, Key,
-    backend::{
-        Acquired, Change, Changes, Claim, Entry, Leases, Mode, RedisBackend, RedisOptions, Store,
-    },
+    backend::{Acquired, Change, Changes, Claim, Entry, Leases, Mode, RedisBackend, Store},
     error::{BackendError, BackendErrorKind},
     key::{Family, Name, Namespace},
 };
@@ -48,10 +46,12 @@ async fn next(changes: &mut Changes) -> Change {
 
 /// A backend with the command time-out that is waited out, and a time to connect that no call may take.
 fn open(url: &str) -> RedisBackend {
-    let mut options = RedisOptions::default();
-    options.command_timeout = TIME_OUT;
-    options.connect_timeout = LIMIT;
-    RedisBackend::open_with(url, options).unwrap()
+    RedisBackend::builder()
+        .server(url)
+        .command_timeout(TIME_OUT)
+        .connect_timeout(LIMIT)
+        .build()
+        .unwrap()
 }
 
 async fn works(backend: &RedisBackend) -> bool {
@@ -120,9 +120,9 @@ async fn a_server_that_was_never_there_is_an_error_and_found_later() {
 #[tokio::test]
 async fn endless_time_outs_are_no_panic() {
     let server = RedisServer::start().await;
-    let mut options = RedisOptions::default();
-    (options.command_timeout, options.connect_timeout) = (Duration::MAX, Duration::MAX);
-    let backend = RedisBackend::open_with(&server.url(), options).unwrap();
+    let builder = RedisBackend::builder().server(server.url());
+    let builder = builder.command_timeout(Duration::MAX).connect_timeout(Duration::MAX);
+    let backend = builder.build().unwrap();
     let locks = bellwether::Locks::new(backend.clone());
     locks.several(["a", "b"]).lock().await.unwrap().unlock().await.unwrap();
     drop(backend.changes(&name("k")).await.unwrap());
@@ -343,9 +343,8 @@ async fn a_dropped_backend_leaves_no_connection() {
         line.trim().parse().unwrap()
     };
     let before = connections().await;
-    let mut options = RedisOptions::default();
-    options.command_timeout = LIMIT;
-    let backend = RedisBackend::open_with(&server.url(), options).unwrap();
+    let builder = RedisBackend::builder().server(server.url());
+    let backend = builder.command_timeout(LIMIT).build().unwrap();
     backend.ping().await.unwrap();
     let changes = backend.changes(&name("k")).await.unwrap();
     assert_eq!(connections().await, before + 2);

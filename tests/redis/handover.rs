@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use bellwether::{
     Locks, RedisBackend,
-    backend::{HANDOVER_LIFE, RedisOptions},
+    backend::HANDOVER_LIFE,
     lock::{Mutex, MutexGuard},
 };
 use testkit::{
@@ -34,11 +34,9 @@ fn plain(url: &str) -> Mutex {
 }
 
 fn locks(url: &str) -> Locks {
-    let mut options = RedisOptions::default();
     // A busy machine must not make a time-out.
-    options.command_timeout = LIMIT;
-    options.connect_timeout = LIMIT;
-    Locks::new(RedisBackend::open_with(url, options).unwrap())
+    let builder = RedisBackend::builder().server(url).command_timeout(LIMIT);
+    Locks::new(builder.connect_timeout(LIMIT).build().unwrap())
 }
 
 /// Waits for the lock, in a task.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bellwether::{
     ErrorKind, Key, Locks,
-    backend::{Latches, Owner, RedisBackend, RedisOptions},
+    backend::{Latches, Owner, RedisBackend},
     error::BackendErrorKind,
     key::{Family, Name, Namespace},
 };
@@ -15,11 +15,13 @@ use tokio::time::Instant;
 const TTL: Duration = Duration::from_secs(120);
 
 fn open(server: &RedisServer) -> RedisBackend {
-    let mut options = RedisOptions::default();
     // A busy machine must not make a time-out.
-    options.command_timeout = LIMIT;
-    options.connect_timeout = LIMIT;
-    RedisBackend::open_with(&server.url(), options).unwrap()
+    RedisBackend::builder()
+        .server(server.url())
+        .command_timeout(LIMIT)
+        .connect_timeout(LIMIT)
+        .build()
+        .unwrap()
 }
 
 fn name(key: &str) -> Name {

@@ -4,7 +4,9 @@ use std::{error::Error as _, time::Duration};
 
 use bellwether::{
     Cache, ErrorKind, Key, Locks, RedisBackend,
-    backend::{Acquired, Change, Claim, Leases, Mode, RedisOptions, Renewal, Replicas, Store},
+    backend::{
+        Acquired, Change, Claim, Leases, Mode, RedisBackendBuilder, Renewal, Replicas, Store,
+    },
     cache::Source,
     error::{BackendError, BackendErrorKind},
     key::{Family, Name, Namespace},
@@ -16,12 +18,11 @@ const LEASE: Duration = Duration::from_secs(60);
 /// What a busy machine adds to a time-out.
 const SLACK: Duration = Duration::from_secs(2);
 
-fn options(replicas: u32) -> RedisOptions {
-    let mut options = RedisOptions::default();
-    options.command_timeout = LIMIT;
-    options.connect_timeout = LIMIT;
-    options.replicas = Some(Replicas::confirming(replicas));
-    options
+fn builder(replicas: u32) -> RedisBackendBuilder {
+    RedisBackend::builder()
+        .command_timeout(LIMIT)
+        .connect_timeout(LIMIT)
+        .replicas(Replicas::confirming(replicas))
 }
 
 fn claim(key: &str) -> Claim {
@@ -47,7 +48,7 @@ fn unreplicated<T: std::fmt::Debug>(answer: Result<T, BackendError>) {
 #[tokio::test]
 async fn what_is_granted_is_on_the_replica() {
     let (master, replica) = pair().await;
-    let backend = RedisBackend::open_with(&master.url(), options(1)).unwrap();
+    let backend = builder(1).server(master.url()).build().unwrap();
     let mut raw = replica.raw().await;
     for at in 0..50 {
         let claim = claim(&format!("k{at}"));
@@ -62,7 +63,7 @@ async fn what_is_granted_is_on_the_replica() {
 #[tokio::test]
 async fn what_no_replica_confirms_is_given_back_and_told() {
     let (master, replica) = pair().await;
-    let backend = RedisBackend::open_with(&master.url(), options(1)).unwrap();
+    let backend = builder(1).server(master.url()).build().unwrap();
     let (held, next) = (claim("held"), claim("held"));
     backend.acquire(&held).await.unwrap();
     replica.stop_signal();
@@ -88,7 +89,7 @@ async fn what_no_replica_confirms_is_given_back_and_told() {
 #[tokio::test]
 async fn two_are_asked_for_and_one_is_there() {
     let (master, _replica) = pair().await;
-    let backend = RedisBackend::open_with(&master.url(), options(2)).unwrap();
+    let backend = builder(2).server(master.url()).build().unwrap();
     unreplicated(backend.acquire(&claim("k")).await);
     assert_eq!(master.raw().await.keys("*:l").await, [""; 0]);
 }
@@ -97,9 +98,8 @@ async fn two_are_asked_for_and_one_is_there() {
 #[tokio::test]
 async fn nothing_else_waits_for_a_replica() {
     let (master, replica) = pair().await;
-    let mut options = options(1);
-    options.replicas = Some(Replicas::confirming(1).within(LIMIT / 2));
-    let backend = RedisBackend::open_with(&master.url(), options).unwrap();
+    let builder = builder(1).replicas(Replicas::confirming(1).within(LIMIT / 2));
+    let backend = builder.server(master.url()).build().unwrap();
     backend.acquire(&claim("warm")).await.unwrap();
     backend.ping().await.unwrap();
     replica.stop_signal();
@@ -119,7 +119,7 @@ async fn nothing_else_waits_for_a_replica() {
 #[tokio::test]
 async fn nothing_is_granted_to_who_has_not_asked_for_it() {
     let (master, _replica) = pair().await;
-    let backend = RedisBackend::open_with(&master.url(), options(1)).unwrap();
+    let backend = builder(1).server(master.url()).build().unwrap();
     let fair = || {
         let mut fair = claim("k");
         fair.mode = Mode::Fair;
@@ -139,7 +139,7 @@ async fn nothing_is_granted_to_who_has_not_asked_for_it() {
 #[tokio::test]
 async fn callers_are_told_by_the_kind_of_the_source() {
     let (master, replica) = pair().await;
-    let backend = RedisBackend::open_with(&master.url(), options(1)).unwrap();
+    let backend = builder(1).server(master.url()).build().unwrap();
     let locks = Locks::new(backend.clone());
     let short = Duration::from_secs(2);
     let guard = locks.mutex("held").lease(short).lock().await.unwrap();
@@ -160,7 +160,7 @@ async fn callers_are_told_by_the_kind_of_the_source() {
 #[tokio::test]
 async fn in_a_cluster_the_replicas_of_the_node_confirm() {
     let cluster = Cluster::start(1, 1).await;
-    let backend = RedisBackend::cluster_with(cluster.urls(), options(1)).unwrap();
+    let backend = builder(1).cluster(cluster.urls()).build().unwrap();
     let held: Vec<_> = (0..20).map(|at| claim(&format!("k{at}"))).collect();
     let mut raw = cluster.nodes[1].raw().await;
     for claim in &held {
@@ -180,9 +180,8 @@ fn a_time_that_no_command_has_is_refused() {
         Replicas::confirming(1).within(Duration::from_millis(250)),
         Replicas::confirming(1).within(Duration::ZERO),
     ] {
-        let mut options = RedisOptions::default();
-        options.replicas = Some(replicas);
-        let error = RedisBackend::open_with("redis://127.0.0.1:1", options).unwrap_err();
+        let builder = RedisBackend::builder().server("redis://127.0.0.1:1");
+        let error = builder.replicas(replicas).build().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{replicas:?}");
     }
 }

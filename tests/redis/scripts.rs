@@ -6,7 +6,7 @@ use bellwether::{
     Key, Locks,
     backend::{
         Acquired, AcquiredAll, Change, Changes, Claim, Claimed, Committed, Entry, Grant, Leases,
-        Mode, RedisBackend, RedisOptions, Renewal, Store,
+        Mode, RedisBackend, Renewal, Store,
     },
     error::BackendErrorKind,
     key::{Family, Name, Namespace},
@@ -20,11 +20,13 @@ const FENCE_LIFE: Duration = Duration::from_secs(600);
 const TTL: Duration = Duration::from_secs(120);
 
 fn open(url: &str) -> RedisBackend {
-    let mut options = RedisOptions::default();
     // A busy machine must not make a time-out.
-    options.command_timeout = LIMIT;
-    options.connect_timeout = LIMIT;
-    RedisBackend::open_with(url, options).unwrap()
+    RedisBackend::builder()
+        .server(url)
+        .command_timeout(LIMIT)
+        .connect_timeout(LIMIT)
+        .build()
+        .unwrap()
 }
 
 fn name(key: &str) -> Name {
@@ -439,10 +441,8 @@ async fn databases_do_not_meet() {
 #[tokio::test]
 async fn a_large_entry_is_announced_and_not_pushed() {
     let server = RedisServer::start().await;
-    let mut options = RedisOptions::default();
-    options.command_timeout = LIMIT;
-    options.push_limit = 100;
-    let backend = RedisBackend::open_with(&server.url(), options).unwrap();
+    let builder = RedisBackend::builder().server(server.url()).command_timeout(LIMIT);
+    let backend = builder.push_limit(100).build().unwrap();
     let name = name("k");
     let mut changes = backend.changes(&name).await.unwrap();
     // 36 bytes of header are part of what is pushed.

@@ -91,7 +91,7 @@ async fn the_client() {
     let (Ok(task), Ok(url)) = (env::var(TASK), env::var(URL)) else { return };
     match task.as_str() {
         "server" => works(|| RedisBackend::open(&url).unwrap(), Some(&url)).await,
-        "cluster" => works(|| RedisBackend::cluster([&url]).unwrap(), None).await,
+        "cluster" => works(|| RedisBackend::builder().cluster([&url]).build().unwrap(), None).await,
         "refused" => {
             let error = RedisBackend::open(&url).unwrap().ping().await.unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Backend);

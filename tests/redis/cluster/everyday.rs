@@ -132,9 +132,10 @@ async fn a_lock_is_handed_over_by_a_push_on_every_node() {
 async fn one_node_is_enough_to_find_the_others_which_have_its_credentials() {
     let cluster = Cluster::start_with(2, 0, &["--requirepass", "secret"]).await;
     let url = cluster.nodes[1].url_of(":secret", 0);
-    let backend = RedisBackend::cluster(["redis://127.0.0.1:1", &url]).unwrap();
+    let backend = RedisBackend::builder().cluster(["redis://127.0.0.1:1", &url]).build().unwrap();
     assert_eq!(backend.ping().await.unwrap_err().kind(), ErrorKind::Backend, "the first is used");
-    let backend = RedisBackend::cluster([url.as_str(), "redis://127.0.0.1:1"]).unwrap();
+    let backend =
+        RedisBackend::builder().cluster([url.as_str(), "redis://127.0.0.1:1"]).build().unwrap();
     let found = async || backend.ping().await.is_ok();
     assert!(comes_true(LIMIT, found).await);
     for key in cluster.key_of_each(2, |at| format!("k{at}")).await {
@@ -151,7 +152,7 @@ async fn nodes_are_found_as_they_announce_themselves() {
         let announced = ["--cluster-announce-hostname", "localhost"];
         let preferred = ["--cluster-preferred-endpoint-type", endpoint];
         let cluster = Cluster::start_with(2, 0, &[announced, preferred].concat()).await;
-        let backend = RedisBackend::cluster([cluster.nodes[0].url()]).unwrap();
+        let backend = RedisBackend::builder().cluster([cluster.nodes[0].url()]).build().unwrap();
         let keys = cluster.key_of_each(2, |at| format!("k{at}")).await;
         let held: Vec<_> = keys.iter().map(|key| claim(key)).collect();
         for claim in &held {
@@ -179,15 +180,18 @@ async fn nodes_are_found_as_they_announce_themselves() {
 async fn what_names_no_cluster_is_refused() {
     let none: [&str; 0] = [];
     for error in [
-        RedisBackend::cluster(none).unwrap_err(),
-        RedisBackend::cluster(["redis://127.0.0.1:1/3"]).unwrap_err(),
-        RedisBackend::cluster(["redis://127.0.0.1:1", "http://x"]).unwrap_err(),
-        RedisBackend::cluster(["redis://127.0.0.1:1", "rediss://127.0.0.1:1"]).unwrap_err(),
+        RedisBackend::builder().cluster(none).build().unwrap_err(),
+        RedisBackend::builder().cluster(["redis://127.0.0.1:1/3"]).build().unwrap_err(),
+        RedisBackend::builder().cluster(["redis://127.0.0.1:1", "http://x"]).build().unwrap_err(),
+        RedisBackend::builder()
+            .cluster(["redis://127.0.0.1:1", "rediss://127.0.0.1:1"])
+            .build()
+            .unwrap_err(),
     ] {
         assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{error}");
     }
     let single = testkit::RedisServer::start().await;
-    let backend = RedisBackend::cluster([single.url()]).unwrap();
+    let backend = RedisBackend::builder().cluster([single.url()]).build().unwrap();
     let error = backend.ping().await.unwrap_err();
     assert!(format!("{error:#}").contains("cluster support disabled"), "{error}");
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use bellwether::{
     Key, Locks, RedisBackend,
-    backend::{Claim, Mode, RedisOptions},
+    backend::{Claim, Mode},
     key::{Family, Name, Namespace},
 };
 use testkit::{Cluster, LIMIT};
@@ -20,15 +20,17 @@ const LEASE: Duration = Duration::from_secs(60);
 
 /// A backend whose commands have the usual time.
 fn backend(cluster: &Cluster) -> RedisBackend {
-    RedisBackend::cluster(cluster.urls()).unwrap()
+    RedisBackend::builder().cluster(cluster.urls()).build().unwrap()
 }
 
 /// A backend for what no time-out is the matter of.
 fn patient(cluster: &Cluster) -> RedisBackend {
-    let mut options = RedisOptions::default();
-    options.command_timeout = LIMIT;
-    options.connect_timeout = LIMIT;
-    RedisBackend::cluster_with(cluster.urls(), options).unwrap()
+    RedisBackend::builder()
+        .cluster(cluster.urls())
+        .command_timeout(LIMIT)
+        .connect_timeout(LIMIT)
+        .build()
+        .unwrap()
 }
 
 fn locks(cluster: &Cluster) -> Locks {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bellwether::{
     Cache, RedisBackend,
-    backend::{Leases, RedisOptions, Renewal},
+    backend::{Leases, Renewal},
     cache::Source,
     error::BackendErrorKind,
 };
@@ -50,9 +50,8 @@ async fn a_node_that_hangs_costs_the_leases_of_the_others_nothing() {
 #[tokio::test]
 async fn a_node_that_hangs_costs_the_entries_of_the_others_nothing() {
     let cluster = Cluster::start_with(3, 0, &["--cluster-node-timeout", "60000"]).await;
-    let mut options = RedisOptions::default();
-    options.command_timeout = TIMEOUT;
-    let backend = RedisBackend::cluster_with(cluster.urls(), options).unwrap();
+    let builder = RedisBackend::builder().cluster(cluster.urls());
+    let backend = builder.command_timeout(TIMEOUT).build().unwrap();
     let cache = Cache::<String>::builder(backend).build().unwrap();
     let of_each = cluster.key_of_each(3, |at| format!("k{at}")).await;
     for key in &of_each {

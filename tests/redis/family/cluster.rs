@@ -11,7 +11,7 @@ use super::faults::{LEASE, Scene, nothing_is_left, scene};
 async fn cluster(name: &str) -> (Cluster, Asked, Asked) {
     let cluster = Cluster::start_with(3, 0, &["--cluster-node-timeout", "60000"]).await;
     let [a, b] = [(); 2].map(|()| {
-        let backend = RedisBackend::cluster(cluster.urls()).unwrap();
+        let backend = RedisBackend::builder().cluster(cluster.urls()).build().unwrap();
         Asked::of(backend, name, LEASE)
     });
     (cluster, a, b)

@@ -5,7 +5,6 @@ use std::{sync::Arc, time::Duration};
 use bellwether::{
     ErrorKind::{Backend, NotAcquired, NotDone, NotSet},
     Locks, RedisBackend,
-    backend::RedisOptions,
     lock::{PermitId, Upgrade},
 };
 use testkit::{LIMIT, RedisServer, comes_true};
@@ -102,10 +101,9 @@ async fn operate(locks: &Locks, random: &mut fastrand::Rng) -> Result<(), bellwe
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ten_thousand_operations_leave_nothing_but_fences() {
     let server = RedisServer::start().await;
-    let mut options = RedisOptions::default();
     // Time-outs are not the matter here; a busy machine makes few of these.
-    (options.command_timeout, options.connect_timeout) = (LIMIT, LIMIT);
-    let open = || RedisBackend::open_with(&server.url(), options.clone()).unwrap();
+    let builder = RedisBackend::builder().command_timeout(LIMIT).connect_timeout(LIMIT);
+    let open = || builder.clone().server(server.url()).build().unwrap();
     let fleet: Arc<[Locks]> = (0..3).map(|_| Locks::new(open())).collect();
     let seed = std::env::var("BELLWETHER_SEED").ok().and_then(|seed| seed.parse().ok());
     let seed = seed.unwrap_or_else(|| fastrand::u64(..));

@@ -7,7 +7,7 @@ use testkit::{LIMIT, Raw, Sentinels, comes_true};
 use tokio::time::timeout;
 
 fn backend(set: &Sentinels) -> RedisBackend {
-    RedisBackend::sentinel(set.urls(), Sentinels::MASTER).unwrap()
+    RedisBackend::builder().sentinels(set.urls(), Sentinels::MASTER).build().unwrap()
 }
 
 fn locks(set: &Sentinels) -> Locks {

@@ -4,17 +4,15 @@ use std::time::Duration;
 
 use bellwether::{
     ErrorKind, RedisBackend,
-    backend::{Claim, Leases, Mode, RedisOptions, Renewal, SentinelMaster},
+    backend::{Claim, Leases, Mode, RedisBackendBuilder, Renewal, SentinelMaster},
     key::{Family, Key, Name, Namespace},
 };
 use testkit::{LIMIT, RedisServer, comes_true};
 
 use super::fake::{Fake, Says};
 
-fn options() -> RedisOptions {
-    let mut options = RedisOptions::default();
-    options.command_timeout = LIMIT;
-    options
+fn patient() -> RedisBackendBuilder {
+    RedisBackend::builder().command_timeout(LIMIT)
 }
 
 async fn works(backend: &RedisBackend) -> bool {
@@ -34,7 +32,7 @@ async fn one_sentinel_that_knows_is_enough_and_is_asked_first_from_then_on() {
     let (silent, ignorant) = (Fake::start(Says::Silence).await, Fake::start(Says::Nothing).await);
     let knows = Fake::start(Says::Master(server.port())).await;
     let urls = [gone, silent.url(), ignorant.url(), knows.url()];
-    let backend = RedisBackend::sentinel_with(&urls, "flock", options()).unwrap();
+    let backend = patient().sentinels(&urls, "flock").build().unwrap();
     backend.ping().await.unwrap();
     let before = (silent.asked(), ignorant.asked(), knows.asked());
     assert_eq!((before.1, before.2), (1, 1));
@@ -51,12 +49,13 @@ async fn a_replica_is_refused_and_the_next_sentinel_asked() {
     let port = master.port().to_string();
     let replica = RedisServer::start_with(&["--replicaof", "127.0.0.1", &port]).await;
     let stale = Fake::start(Says::Master(replica.port())).await;
-    let alone = RedisBackend::sentinel(&[stale.url()], "flock").unwrap();
+    let alone = RedisBackend::builder().sentinels(&[stale.url()], "flock").build().unwrap();
     let error = alone.ping().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Backend);
     assert!(format!("{error:#}").contains("is a read-only replica"), "{error}");
     let current = Fake::start(Says::Master(master.port())).await;
-    let backend = RedisBackend::sentinel(&[stale.url(), current.url()], "flock").unwrap();
+    let backend =
+        RedisBackend::builder().sentinels(&[stale.url(), current.url()], "flock").build().unwrap();
     assert!(comes_true(LIMIT, || works(&backend)).await, "it stays with the replica");
     assert!(backend.acquire(&claim("k")).await.is_ok());
 }
@@ -64,7 +63,7 @@ async fn a_replica_is_refused_and_the_next_sentinel_asked() {
 #[tokio::test]
 async fn sentinels_that_know_nothing_are_an_error_that_says_so() {
     let fake = Fake::start(Says::Nothing).await;
-    let backend = RedisBackend::sentinel(&[fake.url()], "flock").unwrap();
+    let backend = RedisBackend::builder().sentinels(&[fake.url()], "flock").build().unwrap();
     let error = backend.ping().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Backend);
     assert!(format!("{error:#}").contains("does not know the master"), "{error}");
@@ -79,17 +78,17 @@ async fn sentinels_and_master_have_credentials_of_their_own() {
     let watched = Fake::start_with(Says::Master(server.port()), Some("watch:dog")).await;
     let url = watched.url_of("watch:dog");
     let master = SentinelMaster::named("flock").username("default").password("secret").database(3);
-    let backend = RedisBackend::sentinel_with([&url], master.clone(), options()).unwrap();
+    let backend = patient().sentinels([&url], master.clone()).build().unwrap();
     backend.acquire(&claim("k")).await.unwrap();
     let mut raw = server.raw().await;
     raw.run::<()>(&["SELECT", "3"]).await;
     assert_eq!(raw.keys("*").await, ["t:l:{k}:f", "t:l:{k}:l"]);
     assert!(!format!("{master:?} {backend:?}").contains("secret"));
 
-    let without = RedisBackend::sentinel(&[watched.url()], master).unwrap();
+    let without = RedisBackend::builder().sentinels(&[watched.url()], master).build().unwrap();
     let error = without.ping().await.unwrap_err();
     assert!(format!("{error:#}").contains("NOAUTH"), "{error}");
-    let wrong = RedisBackend::sentinel(&[url], "flock").unwrap();
+    let wrong = RedisBackend::builder().sentinels(&[url], "flock").build().unwrap();
     assert_eq!(wrong.ping().await.unwrap_err().kind(), ErrorKind::Backend);
 }
 
@@ -98,7 +97,7 @@ async fn sentinels_and_master_have_credentials_of_their_own() {
 async fn a_living_master_that_was_given_up_is_left() {
     let (old, new) = (RedisServer::start().await, RedisServer::start().await);
     let fake = Fake::start(Says::Master(old.port())).await;
-    let backend = RedisBackend::sentinel_with(&[fake.url()], "flock", options()).unwrap();
+    let backend = patient().sentinels(&[fake.url()], "flock").build().unwrap();
     let held = claim("k");
     backend.acquire(&held).await.unwrap();
     let mut changes = backend.changes(&held.name).await.unwrap();
@@ -128,8 +127,11 @@ async fn a_living_master_that_was_given_up_is_left() {
 async fn what_names_no_sentinel_is_refused_at_once() {
     let none: [&str; 0] = [];
     let errors = [
-        RedisBackend::sentinel(none, "flock").unwrap_err(),
-        RedisBackend::sentinel(["redis://127.0.0.1:1", "http://x"], "flock").unwrap_err(),
+        RedisBackend::builder().sentinels(none, "flock").build().unwrap_err(),
+        RedisBackend::builder()
+            .sentinels(["redis://127.0.0.1:1", "http://x"], "flock")
+            .build()
+            .unwrap_err(),
     ];
     for error in errors {
         assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{error}");

@@ -1,10 +1,15 @@
+//! The scripts, and calls of them.
+//!
+//! A script is one file per operation, behind those parts of `lib/` that it uses. A server learns it once,
+//! and each call names it by its digest.
+
 use std::{io::Write, sync::LazyLock};
 
 use redis::{Arg, Cmd, RedisWrite, ToRedisArgs};
 
 use crate::{backend::Owner, key::Name};
 
-/// Names each script once: what is put in front of it, and its file.
+/// Names each script once: the files in front of it, and its own file.
 macro_rules! scripts {
     ($($name:ident: [$($front:literal),+],)+) => {
         pub(super) struct Scripts {
@@ -13,8 +18,8 @@ macro_rules! scripts {
 
         pub(super) static SCRIPTS: LazyLock<Scripts> = LazyLock::new(|| Scripts {
             $($name: Script::new(&[
-                $(include_str!(concat!("lua/", $front, ".lua")),)+
-                include_str!(concat!("lua/", stringify!($name), ".lua")),
+                $(include_str!(concat!($front, ".lua")),)+
+                include_str!(concat!(stringify!($name), ".lua")),
             ]),)+
         });
 
@@ -27,29 +32,29 @@ macro_rules! scripts {
 }
 
 scripts! {
-    acquire: ["acquire_at_once", "prelude"],
-    acquire_all: ["prelude", "shared"],
-    acquire_queued: ["acquire_at_once", "prelude", "shared"],
-    acquire_read: ["prelude", "shared"],
-    acquire_permit: ["prelude", "shared"],
-    renew: ["prelude", "shared"],
-    release: ["prelude"],
-    release_queued: ["release_at_once", "prelude", "shared"],
-    release_permit: ["prelude", "shared"],
-    pass: ["prelude"],
-    upgrade: ["prelude", "shared"],
-    downgrade: ["prelude", "shared"],
-    holder: ["prelude", "shared"],
-    clear: ["prelude"],
-    set_latch: ["prelude", "latch"],
-    count_down: ["prelude", "latch"],
-    count_left: ["prelude", "latch"],
-    commit: ["commit_at_once", "prelude"],
-    put: ["prelude"],
-    invalidate: ["prelude"],
+    acquire: ["acquire_at_once", "lib/prelude"],
+    acquire_all: ["lib/prelude", "lib/shared"],
+    acquire_queued: ["acquire_at_once", "lib/prelude", "lib/shared"],
+    acquire_read: ["lib/prelude", "lib/shared"],
+    acquire_permit: ["lib/prelude", "lib/shared"],
+    renew: ["lib/prelude", "lib/shared"],
+    release: ["lib/prelude"],
+    release_queued: ["release_at_once", "lib/prelude", "lib/shared"],
+    release_permit: ["lib/prelude", "lib/shared"],
+    pass: ["lib/prelude"],
+    upgrade: ["lib/prelude", "lib/shared"],
+    downgrade: ["lib/prelude", "lib/shared"],
+    holder: ["lib/prelude", "lib/shared"],
+    clear: ["lib/prelude"],
+    set_latch: ["lib/prelude", "lib/latch"],
+    count_down: ["lib/prelude", "lib/latch"],
+    count_left: ["lib/prelude", "lib/latch"],
+    commit: ["commit_at_once", "lib/prelude"],
+    put: ["lib/prelude"],
+    invalidate: ["lib/prelude"],
 }
 
-/// The source of a script and the digest under which a server knows it.
+/// The source of a script, and the digest under which a server knows it.
 pub(super) struct Script {
     source: String,
     digest: String,
@@ -64,7 +69,7 @@ impl Script {
 }
 
 impl Scripts {
-    /// The commands that make the server know them all.
+    /// Returns the commands that load all scripts into a server.
     pub(super) fn load(&self) -> redis::Pipeline {
         let mut pipeline = redis::pipe();
         for script in self.all() {
@@ -74,7 +79,7 @@ impl Scripts {
     }
 }
 
-/// One call of a script, by the digest under which a server knows it.
+/// One call of a script by its digest.
 pub(super) struct Call<'a> {
     script: &'a Script,
     by_digest: Cmd,
@@ -84,23 +89,23 @@ pub(super) struct Call<'a> {
 /// Adds a key of a name to a command.
 pub(super) fn write_key(command: &mut Cmd, name: &Name, suffix: &str) {
     let mut key = command.writer_for_next_arg();
-    // What is written to memory is written.
+    // Writes to memory do not fail.
     let _ = key.write_all(name.prefix().as_bytes());
     let _ = key.write_all(suffix.as_bytes());
 }
 
-/// How many words stand before the first key.
-const BEFORE_KEYS: usize = 3;
+/// The number of words before the first key: `EVALSHA`, the digest, and the number of keys.
+const WORDS_BEFORE_KEYS: usize = 3;
 
 impl<'a> Call<'a> {
-    /// A call with so many keys, which come before the first argument.
+    /// Creates a call with this many keys, to be added before the first argument.
     pub(super) fn new(script: &'a Script, keys: usize) -> Self {
         let mut by_digest = Cmd::with_capacity(16, 512);
         by_digest.arg("EVALSHA").arg(&script.digest).arg(keys);
         Self { script, by_digest, answered_last: false }
     }
 
-    /// The same call, whose caller can wait until those have heard whom it tells.
+    /// Sets whether the server replies to this caller after it has notified the waiters.
     pub(super) fn answered_last(self, answered_last: bool) -> Self {
         Self { answered_last, ..self }
     }
@@ -118,7 +123,7 @@ impl<'a> Call<'a> {
     /// Adds the keys of a name with these suffixes.
     pub(super) fn keys(mut self, name: &Name, suffixes: &[&str]) -> Self {
         let prefix = name.prefix().as_bytes();
-        // (To write each in its place, in two parts, costs twice as much.)
+        // One buffer, because writing each key in two parts into the command costs twice as much.
         let mut key = Vec::with_capacity(prefix.len() + 16);
         key.extend_from_slice(prefix);
         for suffix in suffixes {
@@ -129,26 +134,26 @@ impl<'a> Call<'a> {
         self
     }
 
-    /// Adds who asks, or for whom.
-    pub(super) fn token(mut self, token: Owner) -> Self {
-        self.by_digest.arg(&token.digits()[..]);
+    /// Adds the id of an owner.
+    pub(super) fn owner(mut self, owner: Owner) -> Self {
+        self.by_digest.arg(&owner.digits()[..]);
         self
     }
 
-    /// What the slot of a cluster is found by: all keys of a call are of one name.
+    /// Returns the first key, which decides the slot in a cluster.
     pub(super) fn first_key(&self) -> &[u8] {
-        match self.by_digest.args_iter().nth(BEFORE_KEYS) {
+        match self.by_digest.args_iter().nth(WORDS_BEFORE_KEYS) {
             Some(Arg::Simple(key)) => key,
             _ => &[],
         }
     }
 
-    /// The command that names the script by its digest.
+    /// Returns the `EVALSHA` command.
     pub(super) fn by_digest(&self) -> &Cmd {
         &self.by_digest
     }
 
-    /// The command that brings the script along, for a server that has forgotten it.
+    /// Returns an `EVAL` command with the source, for a server that does not know the script.
     pub(super) fn with_source(&self) -> Cmd {
         let mut command = redis::cmd("EVAL");
         command.arg(&self.script.source);

@@ -1,4 +1,4 @@
-//! Which node of a cluster serves which slot.
+//! The map from slots to the nodes of a cluster.
 
 use std::{
     fmt,
@@ -10,8 +10,8 @@ use redis::Value;
 
 const COUNT: usize = 16_384;
 
-/// The slot of a key: that of what stands between its first braces, for every key of ours has such a tag.
-pub(in super::super) fn slot_of(key: &[u8]) -> u16 {
+/// Returns the slot of a key: that of the text in its first braces, if there is any.
+pub(super) fn slot_of(key: &[u8]) -> u16 {
     let tag = key.iter().position(|byte| *byte == b'{').and_then(|open| {
         let rest = &key[open + 1..];
         let length = rest.iter().position(|byte| *byte == b'}')?;
@@ -20,7 +20,7 @@ pub(in super::super) fn slot_of(key: &[u8]) -> u16 {
     crc16(tag.unwrap_or(key)) % COUNT as u16
 }
 
-/// CRC-16/XMODEM, as the cluster specification of Redis has it.
+/// CRC-16/XMODEM, as the cluster specification of Redis defines it.
 fn crc16(bytes: &[u8]) -> u16 {
     bytes.iter().fold(0, |crc: u16, byte| {
         (0..8).fold(crc ^ (u16::from(*byte) << 8), |crc, _| {
@@ -29,16 +29,17 @@ fn crc16(bytes: &[u8]) -> u16 {
     })
 }
 
-/// Where a node is.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(in super::super) struct Address {
+pub(super) struct NodeAddress {
     pub(super) host: Arc<str>,
     pub(super) port: u16,
 }
 
-impl Address {
-    /// Reads `host:port`. A node that does not know its own name says only the port: it is where the answer
-    /// came from.
+impl NodeAddress {
+    /// Reads `host:port`.
+    ///
+    /// A node that does not know its own host gives only the port. Its host is then `from`, that of the
+    /// node which replied.
     pub(super) fn read(text: &str, from: &str) -> Option<Self> {
         let (host, port) = text.rsplit_once(':')?;
         let host = host.trim_start_matches('[').trim_end_matches(']');
@@ -46,7 +47,7 @@ impl Address {
         Some(Self { host: host.into(), port: port.parse().ok()? })
     }
 
-    /// A number that it keeps, whatever the other nodes are; never zero.
+    /// Returns a number other than zero that depends on this address alone.
     fn number(&self) -> usize {
         let mut hasher = DefaultHasher::new();
         self.hash(&mut hasher);
@@ -71,27 +72,27 @@ impl Address {
     }
 }
 
-impl fmt::Display for Address {
+impl fmt::Display for NodeAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}", self.host, self.port)
     }
 }
 
 #[derive(Clone, PartialEq)]
-pub(in super::super) struct Slots {
-    owners: Vec<Address>,
-    /// For each slot, one more than the index of its owner; zero, if nobody serves it.
+pub(super) struct SlotMap {
+    owners: Vec<NodeAddress>,
+    /// For each slot, one more than the index of its owner, or zero if no node serves it.
     owner: Box<[u16]>,
 }
 
-impl Slots {
+impl SlotMap {
     fn none() -> Self {
         Self { owners: Vec::new(), owner: vec![0; COUNT].into() }
     }
 
-    /// Reads the answer to `CLUSTER SLOTS`; nothing, where it cannot be read or names no slots.
-    pub(super) fn read(answer: &Value, from: &str) -> Option<Self> {
-        let Value::Array(ranges) = answer else { return None };
+    /// Reads the reply to `CLUSTER SLOTS`. Returns `None` if it has another form, or names no slot.
+    pub(super) fn read(reply: &Value, from: &str) -> Option<Self> {
+        let Value::Array(ranges) = reply else { return None };
         let mut slots = Self::none();
         for range in ranges {
             let Value::Array(fields) = range else { return None };
@@ -99,7 +100,7 @@ impl Slots {
                 return None;
             };
             let (first, last) = (usize::try_from(*first).ok()?, usize::try_from(*last).ok()?);
-            if let Some(master) = Address::of_node(master, from) {
+            if let Some(master) = NodeAddress::of_node(master, from) {
                 let owner = slots.index(master);
                 slots.owner.get_mut(first..=last)?.fill(owner);
             }
@@ -107,7 +108,7 @@ impl Slots {
         (!slots.owners.is_empty()).then_some(slots)
     }
 
-    fn index(&mut self, address: Address) -> u16 {
+    fn index(&mut self, address: NodeAddress) -> u16 {
         let known = self.owners.iter().position(|owner| *owner == address);
         let at = known.unwrap_or_else(|| {
             self.owners.push(address);
@@ -116,8 +117,8 @@ impl Slots {
         u16::try_from(at + 1).unwrap_or(0)
     }
 
-    /// The same, but for one slot, which has moved.
-    pub(super) fn with(&self, slot: u16, to: Address) -> Self {
+    /// Returns the map with another owner of one slot.
+    pub(super) fn with(&self, slot: u16, to: NodeAddress) -> Self {
         let mut slots = self.clone();
         let owner = slots.index(to);
         if let Some(slot) = slots.owner.get_mut(usize::from(slot)) {
@@ -126,25 +127,25 @@ impl Slots {
         slots
     }
 
-    pub(super) fn owner(&self, slot: u16) -> Option<&Address> {
+    pub(super) fn owner(&self, slot: u16) -> Option<&NodeAddress> {
         let owner = self.owner.get(usize::from(slot))?;
         self.owners.get(usize::from(*owner).checked_sub(1)?)
     }
 
-    /// A number for the owner of a slot, whatever else it owns; zero, if there is none.
+    /// Returns a number for the owner of a slot, or zero if there is none.
     pub(super) fn number(&self, slot: u16) -> usize {
-        self.owner(slot).map_or(0, Address::number)
+        self.owner(slot).map_or(0, NodeAddress::number)
     }
 
-    pub(super) fn owners(&self) -> &[Address] {
+    pub(super) fn owners(&self) -> &[NodeAddress] {
         &self.owners
     }
 }
 
 /// Checks that any reply to `CLUSTER SLOTS` is a map of all slots, or none.
 #[cfg(any(fuzzing, test))]
-pub(in super::super) fn check_any_slots(value: &Value) {
-    if let Some(slots) = Slots::read(value, "asked") {
+pub(in super::super::super) fn check_any_slots(value: &Value) {
+    if let Some(slots) = SlotMap::read(value, "asked") {
         for slot in (0..=u16::MAX).step_by(251) {
             let owner = slots.owner(slot);
             assert!(owner.is_none_or(|owner| slots.owners().contains(owner)));
@@ -183,14 +184,14 @@ mod tests {
     }
 
     #[test]
-    fn the_answer_is_read() {
-        let answer = Value::Array(vec![
+    fn a_reply_is_read() {
+        let reply = Value::Array(vec![
             range(0, 5460, vec![node("10.0.0.1", 7000), node("10.0.0.4", 7003)]),
             range(5461, 10_922, vec![node("", 7001)]),
             range(10_923, 10_923, vec![node("?", 0)]),
             range(16_383, 16_383, vec![node("10.0.0.1", 7000)]),
         ]);
-        let Some(slots) = Slots::read(&answer, "asked") else { panic!("it is not read") };
+        let Some(slots) = SlotMap::read(&reply, "asked") else { panic!("it is not read") };
         let owner = |slot| slots.owner(slot).map(ToString::to_string);
         assert_eq!(owner(0).as_deref(), Some("10.0.0.1:7000"));
         assert_eq!(owner(5461).as_deref(), Some("asked:7001"));
@@ -198,7 +199,7 @@ mod tests {
         assert_eq!(owner(16_382), None);
         assert_eq!(slots.number(16_383), slots.number(5460));
         assert_eq!(slots.owners().len(), 2);
-        let moved = Address::read("[::1]:7005", "asked");
+        let moved = NodeAddress::read("[::1]:7005", "asked");
         let Some(moved) = moved else { panic!("it is not read") };
         let slots = slots.with(5460, moved.clone());
         assert_eq!(slots.owner(5460), Some(&moved));
@@ -206,8 +207,8 @@ mod tests {
     }
 
     #[test]
-    fn anything_else_is_no_answer() {
-        for answer in [
+    fn a_reply_of_another_form_is_refused() {
+        for reply in [
             Value::Nil,
             Value::Array(vec![]),
             Value::Array(vec![Value::Int(3)]),
@@ -215,10 +216,10 @@ mod tests {
             Value::Array(vec![range(7, 3, vec![node("a", 1)])]),
             Value::Array(vec![range(0, 3, vec![])]),
         ] {
-            assert!(Slots::read(&answer, "asked").is_none(), "{answer:?}");
+            assert!(SlotMap::read(&reply, "asked").is_none(), "{reply:?}");
         }
         for text in ["", "host", "host:port", ":70000"] {
-            assert_eq!(Address::read(text, "asked"), None, "{text}");
+            assert_eq!(NodeAddress::read(text, "asked"), None, "{text}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What the server answered, read strictly: anything unexpected is an error, never a guess.
+//! Reads the replies of the scripts. A reply of another form is an error, and never a guess.
 
 use std::{fmt, time::Duration};
 
@@ -56,21 +56,21 @@ pub(super) fn holder(value: Value) -> Result<Option<Occupied>, BackendError> {
     }
 }
 
-/// How far a latch is, and whether the server refused to publish that; nothing, where nobody was told.
+/// Reads the state of a latch, and whether the server refused to publish, if the script published.
 pub(super) fn countdown(value: Value) -> Result<(Option<Countdown>, Option<bool>), BackendError> {
     let mut fields = Fields::new(value)?;
     match fields.word()?.as_str() {
         "left" => {
             let left = u32::try_from(fields.number()?).map_err(unreadable)?;
             let remaining = Duration::from_millis(fields.number()?);
-            Ok((Some(Countdown { left, remaining }), fields.muted()))
+            Ok((Some(Countdown { left, remaining }), fields.publish_refused()))
         }
         "unset" => Ok((None, None)),
         other => Err(unreadable(other)),
     }
 }
 
-/// The outcome, and whether the server refused to publish it; nothing, where nothing was published.
+/// Reads the outcome, and whether the server refused to publish, if the script published.
 pub(super) fn committed(value: Value) -> Result<(Committed, Option<bool>), BackendError> {
     if let Value::Int(flags) = value {
         let outcome = match flags >> 3 {
@@ -79,7 +79,7 @@ pub(super) fn committed(value: Value) -> Result<(Committed, Option<bool>), Backe
             2 => Committed::Stored,
             _ => return Err(unreadable(flags)),
         };
-        return Ok((outcome, told(flags & 7)?));
+        return Ok((outcome, publish_refused(flags & 7)?));
     }
     let mut fields = Fields::new(value)?;
     match fields.word()?.as_str() {
@@ -88,16 +88,16 @@ pub(super) fn committed(value: Value) -> Result<(Committed, Option<bool>), Backe
     }
 }
 
-/// Whether it was held, and whether the server refused to publish that; nothing, where nobody was told.
+/// Reads whether it was held, and whether the server refused to publish, if the script published.
 pub(super) fn released(value: Value) -> Result<(bool, Option<bool>), BackendError> {
     match value {
-        Value::Int(flags) => Ok((flags & 1 == 1, told(flags & !1)?)),
+        Value::Int(flags) => Ok((flags & 1 == 1, publish_refused(flags & !1)?)),
         other => Err(unreadable(&other)),
     }
 }
 
-/// What a script says of a push: none was made, or it was, or it is forbidden.
-fn told(flags: i64) -> Result<Option<bool>, BackendError> {
+/// Reads the bits of `push.lua` in a reply: not published, published, or refused.
+fn publish_refused(flags: i64) -> Result<Option<bool>, BackendError> {
     match flags {
         0 => Ok(None),
         2 => Ok(Some(false)),
@@ -134,7 +134,7 @@ pub(super) fn flags(value: Value, count: usize) -> Result<Vec<bool>, BackendErro
 
 /// Checks rules that hold for all replies of scripts.
 #[cfg(any(fuzzing, test))]
-pub(super) fn check_any_reply(value: &Value) {
+pub(in super::super) fn check_any_reply(value: &Value) {
     let _ = (claimed(value.clone()), passed(value.clone()), holder(value.clone()));
     let _ = (countdown(value.clone()), committed(value.clone()), released(value.clone()));
     let _ = (fence(value.clone()), flag(value.clone()));
@@ -150,9 +150,9 @@ pub(super) fn check_any_reply(value: &Value) {
     }
 }
 
-/// An answer that is not of the script's form.
+/// Returns the error for a reply that no script gives.
 pub(super) fn unreadable(what: impl fmt::Debug) -> BackendError {
-    BackendError::new(BackendErrorKind::Unknown, format!("unexpected answer: {what:?}"))
+    BackendError::new(BackendErrorKind::Unknown, format!("unexpected reply: {what:?}"))
 }
 
 struct Fields(std::vec::IntoIter<Value>);
@@ -172,8 +172,8 @@ impl Fields {
         }
     }
 
-    /// A field that not every answer has.
-    fn muted(&mut self) -> Option<bool> {
+    /// A field that not every reply has.
+    fn publish_refused(&mut self) -> Option<bool> {
         match self.0.next() {
             Some(Value::Int(number)) => Some(number == 1),
             _ => None,

@@ -1,0 +1,216 @@
+use std::{fmt, sync::Arc, time::Duration};
+
+use super::{
+    RedisBackend,
+    client::{
+        ClusterSeeds, Deployment, Endpoint, RedisConfig, Replicas, SentinelMaster, Sentinels,
+    },
+};
+use crate::error::{Error, ErrorKind};
+
+/// Configures a [`RedisBackend`].
+///
+/// Created by [`RedisBackend::builder`]. It needs one of [`server`](Self::server),
+/// [`sentinels`](Self::sentinels) and [`cluster`](Self::cluster); if several are called, the last call
+/// counts. Everything else has a default.
+///
+/// # Examples
+///
+/// ```
+/// use std::time::Duration;
+/// use bellwether::RedisBackend;
+///
+/// let backend = RedisBackend::builder()
+///     .server("redis://127.0.0.1/")
+///     .command_timeout(Duration::from_millis(500))
+///     .build()?;
+/// # Ok::<_, bellwether::Error>(())
+/// ```
+#[derive(Clone, Default)]
+#[must_use = "a builder does nothing until `build` is called"]
+pub struct RedisBackendBuilder {
+    location: Location,
+    config: RedisConfig,
+}
+
+/// The URLs that were given. They are read by [`RedisBackendBuilder::build`].
+#[derive(Clone, Default)]
+enum Location {
+    #[default]
+    Missing,
+    Server(String),
+    Sentinels(Vec<String>, SentinelMaster),
+    Cluster(Vec<String>),
+}
+
+impl RedisBackendBuilder {
+    /// Connects to one server: `redis://[user[:password]@]host[:port][/database]`.
+    ///
+    /// `redis+unix:///path/to/socket` connects to a Unix socket. With the feature `tls`, `rediss://`
+    /// connects by TLS with rustls. The backend trusts the certificates that the system trusts, or those
+    /// in the file that the environment variable `SSL_CERT_FILE` names. It shows no certificate of its
+    /// own, so the server must not ask for one (`tls-auth-clients`). It installs *ring* as the crypto
+    /// provider of rustls, unless the process has installed another one before.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use bellwether::RedisBackend;
+    /// let backend = RedisBackend::builder().server("redis://:secret@10.0.0.1:6379/3").build()?;
+    /// # Ok::<_, bellwether::Error>(())
+    /// ```
+    pub fn server(mut self, url: impl Into<String>) -> Self {
+        self.location = Location::Server(url.into());
+        self
+    }
+
+    /// Connects to the master that sentinels watch.
+    ///
+    /// The URLs are those of the sentinels, with *their* credentials if they ask for any. One sentinel
+    /// that replies is enough. `master` is the name under which they watch the master, or a
+    /// [`SentinelMaster`] with its credentials. The backend asks for the master whenever it connects, and
+    /// once a second, and so follows a failover. The page [`failover`](super::failover) tells what a
+    /// failover may lose.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use bellwether::RedisBackend;
+    /// let backend = RedisBackend::builder()
+    ///     .sentinels(["redis://10.0.0.1:26379", "redis://10.0.0.2:26379"], "mymaster")
+    ///     .build()?;
+    /// # Ok::<_, bellwether::Error>(())
+    /// ```
+    pub fn sentinels<U: AsRef<str>>(
+        mut self,
+        urls: impl IntoIterator<Item = U>,
+        master: impl Into<SentinelMaster>,
+    ) -> Self {
+        self.location = Location::Sentinels(owned(urls), master.into());
+        self
+    }
+
+    /// Connects to a Redis Cluster of version 7 or later.
+    ///
+    /// The URLs are those of some of its nodes. One node that replies is enough to find the others. Each
+    /// node is connected to with the settings of the first URL: its credentials, and TLS if it begins with
+    /// `rediss://`. The certificate of each node must then have the name or address that the node
+    /// announces. The backend follows slots that move and masters that are replaced. The page
+    /// [`failover`](super::failover) tells what a failover may lose.
+    ///
+    /// Pushes go through the node that serves the name, and only to the processes that wait (sharded
+    /// pub/sub). A cluster of version 6 has no sharded pub/sub; its waiters poll, at most every 100 ms.
+    /// While a slot moves, commands on its names are tried again until their time-out ends, and are then
+    /// [refused](crate::error::BackendErrorKind::Refused).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use bellwether::RedisBackend;
+    /// let backend = RedisBackend::builder()
+    ///     .cluster(["redis://10.0.0.1:6379", "redis://10.0.0.2:6379"])
+    ///     .build()?;
+    /// # Ok::<_, bellwether::Error>(())
+    /// ```
+    pub fn cluster<U: AsRef<str>>(mut self, urls: impl IntoIterator<Item = U>) -> Self {
+        self.location = Location::Cluster(owned(urls));
+        self
+    }
+
+    /// Sets how long one command may take, including the wait for a connection.
+    ///
+    /// Defaults to 250 ms: longer than most pauses of a server, and short enough that a request to a dead
+    /// server is late but not lost. The [`try_limit`](crate::lease::RetryStrategy::try_limit) of the retry
+    /// strategy, also 250 ms, bounds claims, writes and locks as well, so raise both. Renewals and
+    /// releases have a bound of 1 s.
+    pub fn command_timeout(mut self, timeout: Duration) -> Self {
+        self.config.command_timeout = timeout;
+        self
+    }
+
+    /// Sets how long one attempt to connect may take, including TLS and authentication.
+    ///
+    /// Defaults to 1 s.
+    pub fn connect_timeout(mut self, timeout: Duration) -> Self {
+        self.config.connect_timeout = timeout;
+        self
+    }
+
+    /// Sets the size in bytes of the largest entry that is pushed to the waiters.
+    ///
+    /// Waiters fetch a larger entry. Defaults to 64 KiB, because a push goes to each process that waits,
+    /// and a server disconnects subscribers that are 32 MiB behind.
+    pub fn push_limit(mut self, bytes: usize) -> Self {
+        self.config.push_limit = bytes;
+        self
+    }
+
+    /// Sets how many replicas must confirm a grant before it counts.
+    ///
+    /// Defaults to none. [`Replicas`] tells what this gives, and what it does not.
+    pub fn replicas(mut self, replicas: Replicas) -> Self {
+        self.config.replicas = Some(replicas);
+        self
+    }
+
+    /// Builds the backend, which connects when it is first used.
+    ///
+    /// Call [`RedisBackend::ping`] to test the connection.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidConfig`] if
+    ///
+    /// - no server was given, or an empty list of sentinels or nodes;
+    /// - a URL cannot be read, or asks for TLS without the feature `tls`;
+    /// - the URLs of a cluster name a database or a socket file, or only some of them use TLS;
+    /// - a time-out is zero, or the time for [`Replicas`] is not shorter than the command time-out.
+    pub fn build(self) -> Result<RedisBackend, Error> {
+        let Self { location, config } = self;
+        check_timeout("command_timeout", config.command_timeout)?;
+        check_timeout("connect_timeout", config.connect_timeout)?;
+        if let Some(replicas) = config.replicas {
+            replicas.check(config.command_timeout)?;
+        }
+        Ok(RedisBackend::with_own_connections(location.read()?, config))
+    }
+}
+
+impl Location {
+    fn read(self) -> Result<Deployment, Error> {
+        fn texts(urls: &[String]) -> impl Iterator<Item = &str> {
+            urls.iter().map(String::as_str)
+        }
+        match self {
+            Self::Missing => {
+                let why = "no server was given; call `server`, `sentinels` or `cluster`";
+                Err(Error::new(ErrorKind::InvalidConfig, why))
+            }
+            Self::Server(url) => Ok(Deployment::Single(Endpoint::server(&url)?)),
+            Self::Sentinels(urls, master) => {
+                let sentinels = Sentinels::new(texts(&urls), master)?;
+                Ok(Deployment::Single(Endpoint::Sentinel(Arc::new(sentinels))))
+            }
+            Self::Cluster(urls) => Ok(Deployment::Cluster(ClusterSeeds::read(texts(&urls))?)),
+        }
+    }
+}
+
+/// Leaves the URLs out, because they may have passwords in them.
+impl fmt::Debug for RedisBackendBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RedisBackendBuilder").field("config", &self.config).finish_non_exhaustive()
+    }
+}
+
+fn check_timeout(setting: &str, timeout: Duration) -> Result<(), Error> {
+    if timeout.is_zero() {
+        let why = format!("`{setting}` is 0; give a longer time, for example 250 ms");
+        return Err(Error::new(ErrorKind::InvalidConfig, why));
+    }
+    Ok(())
+}
+
+fn owned<U: AsRef<str>>(urls: impl IntoIterator<Item = U>) -> Vec<String> {
+    urls.into_iter().map(|url| url.as_ref().to_owned()).collect()
+}

@@ -1,0 +1,346 @@
+//! The nodes of a Redis Cluster, each of which serves a part of the slots.
+//!
+//! All keys of a name lie in one slot, and one node serves each slot. A task (`refresh`) keeps the map of
+//! them (`slots`, `topology`). Each node has the connections that a single server has (`nodes`), made
+//! when they are first needed, and closed when the node serves no slot any more. A redirection to
+//! another node is followed at once, within the time-out of the command.
+//!
+//! The cluster connection of the client library is not used. There, a command waits while a node is
+//! reconnected, for as long as its retries last, and a connection that swallows commands is kept.
+
+mod nodes;
+mod refresh;
+mod slots;
+pub(super) mod topology;
+
+use std::{collections::HashMap, mem::discriminant, sync::Arc, time::Duration};
+
+use futures_util::future::join_all;
+use redis::{Client, Cmd, ConnectionAddr, ConnectionInfo};
+use tokio::time::{Instant, sleep, timeout_at};
+
+#[cfg(any(fuzzing, test))]
+pub(in super::super) use self::slots::check_any_slots;
+use self::{
+    nodes::{ClusterNode, ClusterNodes},
+    refresh::{RefreshRun, keep_known},
+    slots::{NodeAddress, SlotMap, slot_of},
+    topology::{Topology, TopologyState},
+};
+use super::{
+    address,
+    commands::{CommandDeadline, Confirmed, Extras},
+    config::RedisConfig,
+    failure::{CommandFailure, CommandRetry},
+    replicas::Replicas,
+    task::OnDemandTask,
+};
+use crate::{
+    backend::{Channels, redis::scripts::Call},
+    error::{BackendError, BackendErrorKind, Error, ErrorKind},
+    key::Name,
+};
+
+/// The nodes by which a cluster is found. All nodes are connected to with the settings of the first one.
+#[derive(Clone)]
+pub(in super::super) struct ClusterSeeds {
+    clients: Vec<Client>,
+    template: Box<ConnectionInfo>,
+}
+
+pub(super) struct Cluster {
+    nodes: Arc<ClusterNodes>,
+    refresh: OnDemandTask,
+}
+
+/// Something that is sent to the node that serves a slot.
+#[derive(Clone, Copy)]
+enum SlotCommand<'a> {
+    Run(&'a Cmd),
+    Call(&'a Call<'a>, Option<Replicas>),
+}
+
+/// This many redirections are followed at once, and later ones after a pause.
+///
+/// Two nodes may redirect to each other for a moment.
+const MAX_HOPS: u32 = 4;
+const PAUSE: Duration = Duration::from_millis(10);
+
+impl ClusterSeeds {
+    pub(in super::super) fn read<'a>(
+        urls: impl IntoIterator<Item = &'a str>,
+    ) -> Result<Self, Error> {
+        let invalid = |why: String| Err(Error::new(ErrorKind::InvalidConfig, why));
+        let infos = urls.into_iter().map(address::parse).collect::<Result<Vec<_>, _>>()?;
+        let Some(template) = infos.first().cloned().map(Box::new) else {
+            let why = "no node of the cluster was given; give the URL of one node or more";
+            return invalid(why.to_owned());
+        };
+        for info in &infos {
+            let database = info.redis_settings().db();
+            if database != 0 {
+                return invalid(format!(
+                    "the URL of a cluster node names database {database}, but a cluster has only \
+                     database 0; remove the database from the URL"
+                ));
+            }
+            if discriminant(info.addr()) != discriminant(template.addr()) {
+                let why = "some URLs of cluster nodes use TLS, and others do not; \
+                           use `rediss://` for all of them, or `redis://`";
+                return invalid(why.to_owned());
+            }
+            if let ConnectionAddr::Unix(path) = info.addr() {
+                return invalid(format!(
+                    "the URL of a cluster node names the socket file {}, but the nodes of a cluster \
+                     are reached by TCP; give host and port",
+                    path.display()
+                ));
+            }
+        }
+        let clients = infos.into_iter().map(address::client).collect::<Result<_, _>>()?;
+        Ok(Self { clients, template })
+    }
+}
+
+impl Cluster {
+    pub(super) fn new(seeds: ClusterSeeds, config: RedisConfig) -> Self {
+        let nodes = ClusterNodes {
+            topology: Arc::new(Topology::new()),
+            seeds: seeds.clients,
+            template: *seeds.template,
+            config,
+            nodes: Default::default(),
+        };
+        Self { nodes: Arc::new(nodes), refresh: OnDemandTask::default() }
+    }
+
+    pub(super) fn channels(&self) -> &Channels {
+        &self.nodes.topology.channels
+    }
+
+    pub(super) async fn run(&self, command: &Cmd, key: &str) -> Result<Confirmed, BackendError> {
+        let deadline = CommandDeadline::from_now(&self.nodes.config);
+        self.send(slot_of(key.as_bytes()), SlotCommand::Run(command), deadline).await
+    }
+
+    pub(super) async fn call(
+        &self,
+        call: &Call<'_>,
+        replicas: Option<Replicas>,
+    ) -> Result<Confirmed, BackendError> {
+        let deadline = CommandDeadline::from_now(&self.nodes.config);
+        self.send(slot_of(call.first_key()), SlotCommand::Call(call, replicas), deadline).await
+    }
+
+    /// Runs scripts: one write for each node, and a command of its own for each that was redirected.
+    pub(super) async fn call_each(
+        &self,
+        calls: &[Call<'_>],
+        replicas: Option<Replicas>,
+    ) -> Result<Vec<Confirmed>, BackendError> {
+        let deadline = CommandDeadline::from_now(&self.nodes.config);
+        let slots = self.slots(deadline).await?;
+        let mut by_node: HashMap<usize, Vec<usize>> = HashMap::new();
+        for (index, call) in calls.iter().enumerate() {
+            by_node.entry(slots.number(slot_of(call.first_key()))).or_default().push(index);
+        }
+        let writes = by_node.into_values().map(async |indices| {
+            let calls: Vec<_> = indices.iter().map(|index| &calls[*index]).collect();
+            let replies = self.call_at_node(&calls, &slots, replicas, deadline).await?;
+            Ok::<_, BackendError>(indices.into_iter().zip(replies))
+        });
+        let mut all = Vec::with_capacity(calls.len());
+        for written in join_all(writes).await {
+            all.extend(written?);
+        }
+        all.sort_unstable_by_key(|(index, _)| *index);
+        Ok(all.into_iter().map(|(_, reply)| reply).collect())
+    }
+
+    /// Runs scripts whose slots one node serves.
+    async fn call_at_node(
+        &self,
+        calls: &[&Call<'_>],
+        slots: &SlotMap,
+        replicas: Option<Replicas>,
+        deadline: CommandDeadline,
+    ) -> Result<Vec<Confirmed>, BackendError> {
+        let owner = calls.first().and_then(|call| slots.owner(slot_of(call.first_key())));
+        let node = self.nodes.at(owner.ok_or_else(unserved)?)?;
+        let connection = node.connections.connection(replicas);
+        let replies = connection.call_all(calls, replicas, deadline).await?;
+        let settled = calls.iter().zip(replies).map(async |(call, reply)| match reply {
+            Err(CommandFailure { retry: Some(_), .. }) => {
+                let slot = slot_of(call.first_key());
+                self.send(slot, SlotCommand::Call(call, replicas), deadline.remainder()).await
+            }
+            reply => Ok(reply?),
+        });
+        join_all(settled).await.into_iter().collect()
+    }
+
+    /// Starts the push connection of the node that serves a channel's slot.
+    pub(super) async fn start_push(&self, channel: &str) -> Result<(), BackendError> {
+        let deadline = CommandDeadline::from_now(&self.nodes.config);
+        let node = self.owner(slot_of(channel.as_bytes()), deadline).await?;
+        node.connections.push.start()
+    }
+
+    /// Sends a `PING` to each node that serves a slot.
+    pub(super) async fn ping(&self) -> Result<(), BackendError> {
+        let deadline = CommandDeadline::from_now(&self.nodes.config);
+        let slots = self.slots(deadline).await?;
+        let ping = redis::cmd("PING");
+        let replies = slots.owners().iter().map(async |owner| {
+            let node = self.nodes.at(owner)?;
+            node.connections.commands.run(&ping, Extras::default(), deadline).await?;
+            Ok(())
+        });
+        join_all(replies).await.into_iter().collect()
+    }
+
+    pub(super) fn replace_connections(&self) {
+        for node in self.nodes.all() {
+            node.connections.replace_connections();
+        }
+    }
+
+    /// Returns a number for the node that serves a name, or zero if it is not known.
+    pub(super) fn shard(&self, name: &Name) -> usize {
+        let slots = self.nodes.topology.known();
+        slots.map_or(0, |slots| slots.number(slot_of(name.prefix().as_bytes())))
+    }
+
+    async fn send(
+        &self,
+        slot: u16,
+        command: SlotCommand<'_>,
+        mut deadline: CommandDeadline,
+    ) -> Result<Confirmed, BackendError> {
+        if self.nodes.topology.known().is_none() {
+            Box::pin(self.slots(deadline)).await?;
+            deadline = deadline.remainder();
+        }
+        let mut node = self.owner(slot, deadline).await?;
+        let (mut asking, mut hops) = (false, 0);
+        loop {
+            let failure = match command.send(&node, asking, deadline).await {
+                Ok(reply) => return Ok(reply),
+                Err(failure) => failure,
+            };
+            deadline = deadline.remainder();
+            let redirection = match &failure.retry {
+                Some(CommandRetry::Moved(to)) => Some((node.resolve(to)?, false)),
+                Some(CommandRetry::Ask(to)) => Some((node.resolve(to)?, true)),
+                Some(CommandRetry::Later) => None,
+                _ => return Err(failure.error),
+            };
+            hops += 1;
+            if redirection.is_none() || hops > MAX_HOPS {
+                sleep(PAUSE).await;
+            }
+            if Instant::now() >= deadline.at() {
+                return Err(failure.error);
+            }
+            (node, asking) = match redirection {
+                Some((address, asking)) => (self.redirected(slot, &address, asking)?, asking),
+                None => (self.owner(slot, deadline).await?, false),
+            };
+        }
+    }
+
+    fn redirected(
+        &self,
+        slot: u16,
+        to: &NodeAddress,
+        asking: bool,
+    ) -> Result<Arc<ClusterNode>, BackendError> {
+        if !asking {
+            self.nodes.topology.slot_moved(slot, to.clone());
+        }
+        self.nodes.at(to)
+    }
+
+    async fn owner(
+        &self,
+        slot: u16,
+        deadline: CommandDeadline,
+    ) -> Result<Arc<ClusterNode>, BackendError> {
+        let slots = self.slots(deadline).await?;
+        match slots.owner(slot) {
+            Some(owner) => self.nodes.at(owner),
+            None => {
+                self.nodes.topology.trouble.notify_one();
+                Err(unserved())
+            }
+        }
+    }
+
+    /// Returns the map of slots. The first call starts the task that asks for it.
+    async fn slots(&self, deadline: CommandDeadline) -> Result<Arc<SlotMap>, BackendError> {
+        let unavailable = |why| Err(BackendError::new(BackendErrorKind::Unavailable, why));
+        let start = || self.refresh.start(|| keep_known(RefreshRun(self.nodes.clone())));
+        start();
+        if let Some(slots) = self.nodes.topology.known() {
+            return Ok(slots);
+        }
+        let mut state = self.nodes.topology.watch();
+        loop {
+            let now = state.borrow_and_update().clone();
+            match now {
+                TopologyState::Known(slots) => return Ok(slots),
+                TopologyState::Failed(error) => return Err(error),
+                TopologyState::Unknown => start(),
+            }
+            match timeout_at(deadline.at(), state.changed()).await {
+                Ok(Ok(())) => {}
+                Ok(Err(_closed)) => return unavailable("the connections were closed"),
+                Err(_elapsed) => {
+                    return unavailable("no node reported the slots within the command time-out");
+                }
+            }
+        }
+    }
+}
+
+impl SlotCommand<'_> {
+    async fn send(
+        self,
+        node: &ClusterNode,
+        asking: bool,
+        deadline: CommandDeadline,
+    ) -> Result<Confirmed, CommandFailure> {
+        match self {
+            Self::Run(command) => {
+                let extras = Extras { asking, ..Extras::default() };
+                node.connections.commands.run(command, extras, deadline).await
+            }
+            Self::Call(call, replicas) => {
+                let extras = Extras { asking, replicas, ..Extras::default() };
+                node.connections.connection(replicas).call(call, extras, deadline).await
+            }
+        }
+    }
+}
+
+impl ClusterNode {
+    /// Reads the address in a redirection of this node.
+    fn resolve(&self, to: &str) -> Result<NodeAddress, BackendError> {
+        NodeAddress::read(to, &self.address.host).ok_or_else(|| {
+            let why = format!("the redirection to `{to}` has no address of the form `host:port`");
+            BackendError::new(BackendErrorKind::Refused, why)
+        })
+    }
+}
+
+/// Returns whether the names lie in one slot.
+pub(super) fn share_a_slot<'a>(names: impl Iterator<Item = &'a Name>) -> bool {
+    let mut slots = names.map(|name| slot_of(name.prefix().as_bytes()));
+    let first = slots.next();
+    slots.all(|slot| Some(slot) == first)
+}
+
+fn unserved() -> BackendError {
+    let why = "no node of the cluster serves the slot";
+    BackendError::new(BackendErrorKind::Unavailable, why)
+}

@@ -1,0 +1,80 @@
+//! The nodes of a cluster that are in use, with the connections to each.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex},
+};
+
+use redis::{Client, ConnectionAddr, ConnectionInfo, IntoConnectionInfo};
+use tokio::sync::Notify;
+
+use super::{
+    slots::NodeAddress,
+    topology::{NodeSlots, Topology},
+};
+use crate::{
+    backend::redis::client::{
+        config::RedisConfig,
+        endpoint::Endpoint,
+        events::{ChannelScope, NodeEvents},
+        node::Node,
+    },
+    error::{BackendError, BackendErrorKind},
+    sync::lock,
+};
+
+pub(super) struct ClusterNodes {
+    pub(super) topology: Arc<Topology>,
+    pub(super) seeds: Vec<Client>,
+    /// The settings of each connection, but for the address.
+    pub(super) template: ConnectionInfo,
+    pub(super) config: RedisConfig,
+    pub(super) nodes: Mutex<HashMap<NodeAddress, Arc<ClusterNode>>>,
+}
+
+/// A node of the cluster.
+pub(super) struct ClusterNode {
+    pub(super) address: NodeAddress,
+    pub(super) connections: Node,
+}
+
+impl ClusterNodes {
+    /// Returns the node at an address.
+    pub(super) fn at(&self, address: &NodeAddress) -> Result<Arc<ClusterNode>, BackendError> {
+        if let Some(node) = lock(&self.nodes).get(address) {
+            return Ok(node.clone());
+        }
+        let endpoint = Endpoint::Server(Box::new(self.client(address)?));
+        let slots = NodeSlots { topology: self.topology.clone(), address: address.clone() };
+        let events = NodeEvents {
+            channels: self.topology.channels.clone(),
+            scope: ChannelScope::Slots(slots),
+            connected: Arc::new(Notify::new()),
+            trouble: self.topology.trouble.clone(),
+        };
+        let connections = Node::new(&endpoint, &self.config, events);
+        let node = Arc::new(ClusterNode { address: address.clone(), connections });
+        // Another task may have inserted the node meanwhile, which is then used.
+        Ok(lock(&self.nodes).entry(address.clone()).or_insert(node).clone())
+    }
+
+    pub(super) fn all(&self) -> Vec<Arc<ClusterNode>> {
+        lock(&self.nodes).values().cloned().collect()
+    }
+
+    pub(super) fn client(&self, address: &NodeAddress) -> Result<Client, BackendError> {
+        let (host, port) = (address.host.to_string(), address.port);
+        let addr = match self.template.addr() {
+            ConnectionAddr::TcpTls { insecure, tls_params, .. } => ConnectionAddr::TcpTls {
+                host,
+                port,
+                insecure: *insecure,
+                tls_params: tls_params.clone(),
+            },
+            _ => ConnectionAddr::Tcp(host, port),
+        };
+        let info = self.template.clone().set_addr(addr);
+        let info = info.into_connection_info().and_then(Client::open);
+        info.map_err(|error| BackendError::new(BackendErrorKind::Unavailable, error))
+    }
+}

@@ -1,0 +1,116 @@
+//! The task that keeps the topology: asked for when it is first needed, and when something does not fit.
+
+use std::{collections::HashSet, sync::Arc, time::Duration};
+
+use redis::{Client, ErrorKind, RedisError};
+use tokio::time::{sleep, timeout};
+use tracing::debug;
+
+use super::{
+    nodes::ClusterNodes,
+    slots::{SlotMap, slot_of},
+};
+use crate::{
+    backend::redis::client::{backoff::Backoff, handshake},
+    error::{BackendError, BackendErrorKind, Chain},
+    sync::lock,
+};
+
+/// How long one node may take to report the slots, before the next one is asked.
+const ASK_LIMIT: Duration = Duration::from_millis(250);
+/// The least time between two questions.
+const ASK_PAUSE: Duration = Duration::from_millis(20);
+
+/// A run of the task. When it ends with its runtime, the next command starts it again.
+pub(super) struct RefreshRun(pub(super) Arc<ClusterNodes>);
+
+impl Drop for RefreshRun {
+    fn drop(&mut self) {
+        self.0.topology.abandon();
+    }
+}
+
+pub(super) async fn keep_known(run: RefreshRun) {
+    let nodes = &run.0;
+    let topology = &nodes.topology;
+    let mut backoff = Backoff::default();
+    for turn in 0.. {
+        match nodes.ask_for_slots(turn).await {
+            Ok(slots) => {
+                topology.replace(slots);
+                nodes.settle();
+                backoff = Backoff::default();
+                sleep(ASK_PAUSE).await;
+                topology.trouble.notified().await;
+                // If a slot has moved, its new node subscribes at once.
+                nodes.settle();
+            }
+            Err(error) => {
+                debug!(error = %Chain(&error), "no node reports the slots of the cluster; trying again");
+                topology.failed(BackendError::new(BackendErrorKind::Unavailable, error));
+                sleep(backoff.pause()).await;
+            }
+        }
+    }
+}
+
+impl ClusterNodes {
+    /// Asks the nodes for the map of slots, one after the other.
+    ///
+    /// Each turn begins with another node, because one may be out of date or in trouble.
+    async fn ask_for_slots(&self, turn: usize) -> Result<SlotMap, RedisError> {
+        let known = self.topology.known();
+        let owners = known.iter().flat_map(|slots| slots.owners());
+        let mut asked: Vec<_> = owners.filter_map(|address| self.client(address).ok()).collect();
+        asked.extend(self.seeds.iter().cloned());
+        let count = asked.len();
+        asked.rotate_left(turn % count.max(1));
+        let mut last_error = None;
+        for client in asked {
+            match timeout(ASK_LIMIT, slots(&client)).await {
+                Ok(Ok(slots)) => return Ok(slots),
+                Ok(Err(error)) => last_error = Some(error),
+                Err(_elapsed) => {}
+            }
+        }
+        let silent = || RedisError::from((ErrorKind::Client, "no node replied in time"));
+        Err(last_error.unwrap_or_else(silent))
+    }
+
+    /// Drops the nodes that serve no slot any more, and starts the push connections of those that serve
+    /// the channels that are open.
+    fn settle(&self) {
+        let Some(slots) = self.topology.known() else { return };
+        let gone: Vec<_> = {
+            let mut nodes = lock(&self.nodes);
+            let gone = nodes.extract_if(|address, _| !slots.owners().contains(address));
+            gone.collect()
+        };
+        // Not under the lock, because a node ends with the tasks of its connections.
+        drop(gone);
+        let wanted = self.topology.channels.wanted();
+        let owners: HashSet<_> =
+            wanted.iter().filter_map(|channel| slots.owner(slot_of(channel.as_bytes()))).collect();
+        for owner in owners {
+            if let Ok(node) = self.at(owner) {
+                // A node that is down is connected to again by its own task.
+                let _ = node.connections.push.start();
+            }
+        }
+    }
+}
+
+async fn slots(client: &Client) -> Result<SlotMap, RedisError> {
+    let config = handshake::config();
+    let mut connection = client.get_multiplexed_async_connection_with_config(&config).await?;
+    let mut question = redis::cmd("CLUSTER");
+    question.arg("SLOTS");
+    let reply = connection.send_packed_command(&question).await?.extract_error()?;
+    let host = match client.get_connection_info().addr() {
+        redis::ConnectionAddr::Tcp(host, _) => host,
+        redis::ConnectionAddr::TcpTls { host, .. } => host,
+        _ => "",
+    };
+    SlotMap::read(&reply, host)
+        .ok_or_else(|| RedisError::from((ErrorKind::Client, "the cluster has no slots assigned")))
+}

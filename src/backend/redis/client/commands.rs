@@ -1,0 +1,310 @@
+//! The connection for commands.
+//!
+//! A task keeps it connected (`reconnect`). A command takes the current connection. If the last attempt
+//! to connect failed, the command fails at once; if an attempt is under way, the command waits for it
+//! within its own time-out. So nothing queues up while the server is away.
+//!
+//! A connection on which one command timed out gets no further commands. It may be dead, and a second
+//! try must not use it again. Or it lost a reply, and every later reply would go to the wrong command.
+//! Commands that are under way on it may still be answered. If a caller drops a command before its
+//! time-out, a `PING` tests the connection.
+
+use std::{pin::pin, sync::Arc};
+
+use redis::{Cmd, RedisError, Value, aio::MultiplexedConnection};
+use tokio::{
+    runtime::Handle,
+    sync::watch,
+    time::{Instant, sleep_until, timeout_at},
+};
+
+use super::{
+    config::RedisConfig,
+    endpoint::Endpoint,
+    events::NodeEvents,
+    failure::{CommandFailure, CommandRetry, ends_connection},
+    reconnect::{ConnectionState, Established, KeptConnection, ReconnectRun, keep_connected},
+    replicas::Replicas,
+    task::OnDemandTask,
+    timeout_wheel::TimeoutWheel,
+};
+use crate::{
+    backend::redis::scripts::Call,
+    error::{BackendError, BackendErrorKind},
+    time::after,
+};
+
+pub(super) struct CommandConnection {
+    kept: Arc<KeptConnection>,
+    task: OnDemandTask,
+}
+
+/// The time by which a command must be answered.
+#[derive(Clone, Copy)]
+pub(super) struct CommandDeadline {
+    at: Instant,
+    /// The command begins now, so that its whole time-out is left.
+    is_whole: bool,
+}
+
+impl CommandDeadline {
+    /// Returns the deadline of a command that begins now.
+    pub(super) fn from_now(config: &RedisConfig) -> Self {
+        Self { at: after(Instant::now(), config.command_timeout), is_whole: true }
+    }
+
+    /// Returns the same deadline for a later step of the command.
+    pub(super) fn remainder(self) -> Self {
+        Self { is_whole: false, ..self }
+    }
+
+    pub(super) fn at(self) -> Instant {
+        self.at
+    }
+}
+
+/// Commands that are sent in the same write as a command, with nothing in between.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Extras {
+    /// A `PING` before it.
+    ///
+    /// Redis flushes replies in the reverse order in which clients became writable. A `PING` sent first
+    /// puts this client at the end, so that a waiter hears of a release before its releaser does.
+    pub(super) ping_first: bool,
+    /// An `ASKING` before it, for a node that is about to receive the slot.
+    pub(super) asking: bool,
+    /// A `WAIT` behind it, for this many replicas.
+    pub(super) replicas: Option<Replicas>,
+}
+
+/// The reply to a command, and how many replicas confirmed the command if a `WAIT` was sent.
+pub(super) struct Confirmed {
+    pub(super) value: Value,
+    pub(super) replicas: usize,
+}
+
+impl CommandConnection {
+    pub(super) fn new(endpoint: Endpoint, config: RedisConfig, events: NodeEvents) -> Self {
+        let timeouts = TimeoutWheel::new(config.command_timeout);
+        let state = watch::Sender::new(ConnectionState::Idle);
+        let kept = KeptConnection { endpoint, config, state, timeouts, events };
+        Self { kept: Arc::new(kept), task: OnDemandTask::default() }
+    }
+
+    /// Runs a script, and sends its source if the server does not know it.
+    pub(super) async fn call(
+        &self,
+        call: &Call<'_>,
+        extras: Extras,
+        deadline: CommandDeadline,
+    ) -> Result<Confirmed, CommandFailure> {
+        let extras = Extras { ping_first: call.is_answered_last(), ..extras };
+        match self.run(call.by_digest(), extras, deadline).await {
+            Err(CommandFailure { retry: Some(CommandRetry::WithSource), .. }) => {
+                Box::pin(self.run(&call.with_source(), extras, deadline.remainder())).await
+            }
+            reply => reply,
+        }
+    }
+
+    /// Runs scripts by their digests, all in one write.
+    pub(super) async fn call_all(
+        &self,
+        calls: &[&Call<'_>],
+        replicas: Option<Replicas>,
+        deadline: CommandDeadline,
+    ) -> Result<Vec<Result<Confirmed, CommandFailure>>, BackendError> {
+        let mut pipeline = redis::pipe();
+        for call in calls {
+            pipeline.add_command(call.by_digest().clone());
+        }
+        if let Some(replicas) = replicas {
+            pipeline.add_command(replicas.wait_command());
+        }
+        let count = calls.len() + usize::from(replicas.is_some());
+        let sent = self.exchange(deadline, |mut connection| async move {
+            connection.send_packed_commands(&pipeline, 0, count).await
+        });
+        let (used, replies) = sent.await?;
+        let mut replies = replies.map_err(|error| self.failure(error, &used).error)?;
+        let replicas = match replicas {
+            Some(_) => confirmations(replies.pop()),
+            None => 0,
+        };
+        let each = replies.into_iter().map(|value| match value.extract_error() {
+            Ok(value) => Ok(Confirmed { value, replicas }),
+            Err(error) => Err(self.failure(error, &used)),
+        });
+        Ok(each.collect())
+    }
+
+    /// Runs a command.
+    pub(super) async fn run(
+        &self,
+        command: &Cmd,
+        extras: Extras,
+        deadline: CommandDeadline,
+    ) -> Result<Confirmed, CommandFailure> {
+        if extras.ping_first || extras.asking || extras.replicas.is_some() {
+            return Box::pin(self.run_with_extras(command, extras, deadline)).await;
+        }
+        let sent = self.exchange(deadline, |mut connection| async move {
+            connection.send_packed_command(command).await
+        });
+        let (used, reply) = sent.await?;
+        match reply.and_then(Value::extract_error) {
+            Ok(value) => Ok(Confirmed { value, replicas: 0 }),
+            Err(error) => Err(self.failure(error, &used)),
+        }
+    }
+
+    async fn run_with_extras(
+        &self,
+        command: &Cmd,
+        extras: Extras,
+        deadline: CommandDeadline,
+    ) -> Result<Confirmed, CommandFailure> {
+        let mut pipeline = redis::pipe();
+        if extras.ping_first {
+            pipeline.cmd("PING");
+        }
+        if extras.asking {
+            pipeline.cmd("ASKING");
+        }
+        pipeline.add_command(command.clone());
+        if let Some(replicas) = extras.replicas {
+            pipeline.add_command(replicas.wait_command());
+        }
+        let skipped = usize::from(extras.ping_first) + usize::from(extras.asking);
+        let count = 1 + usize::from(extras.replicas.is_some());
+        let sent = self.exchange(deadline, |mut connection| async move {
+            connection.send_packed_commands(&pipeline, skipped, count).await
+        });
+        let (used, replies) = sent.await?;
+        let confirmed = replies.and_then(|replies| {
+            let mut replies = replies.into_iter();
+            let value = replies.next().unwrap_or(Value::Nil).extract_error()?;
+            Ok(Confirmed { value, replicas: confirmations(replies.next()) })
+        });
+        confirmed.map_err(|error| self.failure(error, &used))
+    }
+
+    /// Replaces the current connection, after a reply that does not match its command.
+    pub(super) fn replace(&self) {
+        if let Some(current) = self.current() {
+            self.kept.give_up(&current.broken);
+        }
+    }
+
+    /// Sends something on the current connection, and returns the connection with the reply.
+    async fn exchange<T, F>(
+        &self,
+        deadline: CommandDeadline,
+        send: impl FnOnce(MultiplexedConnection) -> F,
+    ) -> Result<(Arc<Established>, Result<T, RedisError>), BackendError>
+    where
+        F: Future<Output = Result<T, RedisError>>,
+    {
+        let CommandDeadline { at, is_whole } = deadline;
+        let begun = at.checked_sub(self.kept.config.command_timeout);
+        let (used, since, is_whole) = match self.current() {
+            Some(current) => (current, begun.unwrap_or_else(Instant::now), is_whole),
+            // Boxed to keep the future of a command small, for this is rarely needed.
+            None => (Box::pin(self.connected(at)).await?, Instant::now(), false),
+        };
+        let unanswered = Unanswered { kept: &self.kept, used: &used, since };
+        // Pinned on the stack, because the future is too large to be moved.
+        let sending = pin!(send(used.connected.connection.clone()));
+        let expired = async {
+            // The wheel stops with its runtime, and another runtime must not stop with it.
+            match is_whole && Handle::current().id() == used.runtime {
+                true => self.kept.timeouts.expired().await,
+                false => Box::pin(sleep_until(at)).await,
+            }
+        };
+        tokio::select! {
+            biased;
+            reply = sending => {
+                unanswered.disarm();
+                Ok((used, reply))
+            }
+            () = expired => {
+                let why = "no reply within the command time-out";
+                Err(BackendError::new(BackendErrorKind::Unknown, why))
+            }
+        }
+    }
+
+    /// Classifies an error, and replaces the connection if the error asks for it.
+    fn failure(&self, error: RedisError, used: &Established) -> CommandFailure {
+        if ends_connection(&error) {
+            self.kept.give_up(&used.broken);
+        }
+        CommandFailure::of(error)
+    }
+
+    /// Returns the current connection, if there is one.
+    fn current(&self) -> Option<Arc<Established>> {
+        match &*self.kept.state.borrow() {
+            ConnectionState::Established(current) => Some(current.clone()),
+            _ => None,
+        }
+    }
+
+    /// Returns the current connection, or waits for the attempt that is under way.
+    async fn connected(&self, deadline: Instant) -> Result<Arc<Established>, BackendError> {
+        let unavailable = |why| Err(BackendError::new(BackendErrorKind::Unavailable, why));
+        let mut state = self.kept.state.subscribe();
+        loop {
+            // Cloned, because the start of the task writes the state.
+            let now = state.borrow_and_update().clone();
+            match now {
+                ConnectionState::Established(current) => return Ok(current),
+                ConnectionState::Failed(error) => return Err(error),
+                ConnectionState::Connecting => {}
+                ConnectionState::Idle => {
+                    self.task.start(|| keep_connected(ReconnectRun(self.kept.clone())));
+                }
+            }
+            match timeout_at(deadline, state.changed()).await {
+                Ok(Ok(())) => {}
+                Ok(Err(_closed)) => return unavailable("the connection was closed"),
+                Err(_elapsed) => return unavailable("no connection within the command time-out"),
+            }
+        }
+    }
+}
+
+/// A command that is under way.
+///
+/// If it is dropped, the command was not answered: its time-out ended, or its caller gave up earlier.
+struct Unanswered<'a> {
+    kept: &'a KeptConnection,
+    used: &'a Established,
+    since: Instant,
+}
+
+impl Unanswered<'_> {
+    fn disarm(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Unanswered<'_> {
+    fn drop(&mut self) {
+        // A caller may have the same time-out, which then ends a moment earlier than this one.
+        if self.since.elapsed() >= self.kept.config.command_timeout.mul_f64(0.9) {
+            self.kept.give_up(&self.used.broken);
+        } else {
+            self.used.doubted.notify_one();
+        }
+    }
+}
+
+/// Returns how many replicas a `WAIT` counted.
+fn confirmations(wait: Option<Value>) -> usize {
+    match wait {
+        Some(Value::Int(count)) => usize::try_from(count).unwrap_or(0),
+        _ => 0,
+    }
+}

@@ -1,0 +1,110 @@
+//! Classification of an error reply: what is known of the command, and how to retry it.
+
+use redis::{ErrorKind, RedisError, RetryMethod, ServerErrorKind};
+
+use crate::error::{BackendError, BackendErrorKind};
+
+/// A command that failed.
+pub(super) struct CommandFailure {
+    /// How to send the command so that it works; `None` where no way is known.
+    pub(super) retry: Option<CommandRetry>,
+    pub(super) error: BackendError,
+}
+
+/// How to send a command again that the server did not run.
+pub(super) enum CommandRetry {
+    /// With the source of the script.
+    WithSource,
+    /// To this node, which serves the slot now.
+    Moved(String),
+    /// Only this command, to the node that is about to receive the slot.
+    Ask(String),
+    /// A moment later: the keys of the command are split over two nodes.
+    Later,
+}
+
+impl CommandFailure {
+    pub(super) fn of(error: RedisError) -> Self {
+        let kind = match code(&error) {
+            Some("FOREIGN" | "WRONGTYPE") => BackendErrorKind::Foreign,
+            Some("CLUSTERDOWN") => BackendErrorKind::Unavailable,
+            Some(_) if !asks_to_reconnect(&error) => BackendErrorKind::Refused,
+            _ => BackendErrorKind::Unknown,
+        };
+        Self { retry: CommandRetry::of(&error), error: BackendError::new(kind, error) }
+    }
+}
+
+impl From<BackendError> for CommandFailure {
+    fn from(error: BackendError) -> Self {
+        Self { retry: None, error }
+    }
+}
+
+impl From<CommandFailure> for BackendError {
+    fn from(failure: CommandFailure) -> Self {
+        failure.error
+    }
+}
+
+impl CommandRetry {
+    fn of(error: &RedisError) -> Option<Self> {
+        let ErrorKind::Server(kind) = error.kind() else { return None };
+        let node = || error.redirect_node().map(|(address, _)| address.to_owned());
+        match kind {
+            ServerErrorKind::NoScript => Some(Self::WithSource),
+            ServerErrorKind::Moved => node().map(Self::Moved),
+            ServerErrorKind::Ask => node().map(Self::Ask),
+            ServerErrorKind::TryAgain => Some(Self::Later),
+            _ => None,
+        }
+    }
+}
+
+/// Returns whether the connection that returned this error must not be used again.
+pub(super) fn ends_connection(error: &RedisError) -> bool {
+    asks_to_reconnect(error) || matches!(code(error), Some("READONLY" | "NOAUTH" | "MASTERDOWN"))
+}
+
+fn asks_to_reconnect(error: &RedisError) -> bool {
+    let retry = error.retry_method();
+    matches!(retry, RetryMethod::Reconnect | RetryMethod::ReconnectFromInitialConnections)
+}
+
+/// Returns the code of an error reply.
+///
+/// Before version 7, Redis reports a failure in a script as an `ERR` with the code in its text:
+/// `Error running script (call to f_..): @user_script:9: WRONGTYPE Operation against ..`.
+fn code(error: &RedisError) -> Option<&str> {
+    let code = error.code()?;
+    let inner = error.detail().and_then(|text| {
+        let (_, said) = text.strip_prefix("Error running script")?.rsplit_once("@user_script:")?;
+        let said = said.trim_start_matches(|c: char| c.is_ascii_digit() || " :-".contains(c));
+        said.split(' ').next()
+    });
+    Some(inner.unwrap_or(code))
+}
+
+#[cfg(test)]
+mod tests {
+    use redis::Value;
+
+    use super::*;
+
+    /// Texts of servers of version 6 and 7.
+    #[test]
+    fn the_code_of_a_failure_in_a_script_is_found() {
+        let of_script = "ERR Error running script (call to f_32): @user_script:";
+        for (said, expected) in [
+            ("WRONGTYPE Operation against a key holding the wrong kind of value", "WRONGTYPE"),
+            ("FOREIGN bellwether:l:{k}:l holds something that is not a lease", "FOREIGN"),
+            (&format!("{of_script}86: WRONGTYPE Operation against a key"), "WRONGTYPE"),
+            (&format!("{of_script}12: @user_script: 12: -READONLY You can't write"), "READONLY"),
+            ("ERR unknown command", "ERR"),
+        ] {
+            let line = format!("-{said}\r\n");
+            let error = redis::parse_redis_value(line.as_bytes()).and_then(Value::extract_error);
+            assert_eq!(error.as_ref().err().and_then(code), Some(expected), "{said}");
+        }
+    }
+}

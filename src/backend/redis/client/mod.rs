@@ -1,0 +1,202 @@
+//! The connections to a single server, or to the nodes of a cluster.
+//!
+//! [`Servers`] is the only type that knows whether there is one server or a cluster. Each server has two
+//! or three connections (`node`): for commands (`commands`), for grants that replicas confirm, and for
+//! pushes (`push`). A task of its own keeps each of them (`reconnect`, `push`). A connection goes to a
+//! fixed server or to the master that sentinels name (`endpoint`, `sentinel`). It is made in `connect`,
+//! where a `write_batcher` goes between the socket and the client library. The time-outs of its commands
+//! share one timer (`timeout_wheel`).
+
+mod address;
+mod backoff;
+mod cluster;
+mod commands;
+mod config;
+mod connect;
+mod endpoint;
+mod events;
+mod failure;
+mod handshake;
+mod node;
+mod push;
+mod reconnect;
+mod replicas;
+mod sentinel;
+mod subscriptions;
+mod task;
+mod timeout_wheel;
+mod write_batcher;
+
+use futures_util::{FutureExt, future::try_join_all};
+use redis::{Cmd, Value};
+
+#[cfg(any(fuzzing, test))]
+pub(super) use self::cluster::check_any_slots;
+pub(super) use self::{
+    cluster::ClusterSeeds, config::RedisConfig, endpoint::Endpoint, sentinel::Sentinels,
+};
+pub use self::{replicas::Replicas, sentinel::SentinelMaster};
+
+use self::{
+    cluster::{Cluster, share_a_slot},
+    commands::{CommandDeadline, Confirmed, Extras},
+    events::NodeEvents,
+    node::Node,
+};
+use super::scripts::Call;
+use crate::{backend::Channels, error::BackendError, key::Name};
+
+/// Where the servers are.
+#[derive(Clone)]
+pub(super) enum Deployment {
+    Single(Endpoint),
+    Cluster(ClusterSeeds),
+}
+
+pub(super) struct Servers {
+    config: RedisConfig,
+    nodes: Nodes,
+}
+
+/// The futures of a cluster are boxed, so that those of a single server stay small.
+enum Nodes {
+    Single { node: Box<Node>, channels: Channels },
+    Cluster(Cluster),
+}
+
+/// The number of leases that one script renews: few enough not to block the server for long.
+const RENEW_BATCH: usize = 100;
+
+impl Servers {
+    pub(super) fn new(deployment: Deployment, config: RedisConfig) -> Self {
+        let nodes = match deployment {
+            Deployment::Single(endpoint) => {
+                let channels = Channels::default();
+                let events = NodeEvents::of_single(channels.clone());
+                let node = Node::new(&endpoint, &config, events);
+                Nodes::Single { node: Box::new(node), channels }
+            }
+            Deployment::Cluster(seeds) => Nodes::Cluster(Cluster::new(seeds, config.clone())),
+        };
+        Self { config, nodes }
+    }
+
+    /// Runs a script.
+    pub(super) async fn call(&self, call: Call<'_>) -> Result<Value, BackendError> {
+        Ok(self.send(&call, None).await?.value)
+    }
+
+    /// Runs a script that grants something. Returns whether enough replicas confirmed it, too.
+    pub(super) async fn grant(&self, call: Call<'_>) -> Result<(Value, bool), BackendError> {
+        let reply = self.send(&call, self.config.replicas).await?;
+        Ok(self.confirmed(reply))
+    }
+
+    /// Runs scripts that renew grants, all at once, as [`grant`](Self::grant) does.
+    pub(super) async fn renew(
+        &self,
+        calls: &[Call<'_>],
+    ) -> Result<Vec<(Value, bool)>, BackendError> {
+        let replicas = self.config.replicas;
+        let replies = match &self.nodes {
+            Nodes::Single { .. } => {
+                try_join_all(calls.iter().map(|call| self.send(call, replicas))).await?
+            }
+            Nodes::Cluster(cluster) => cluster.call_each(calls, replicas).boxed().await?,
+        };
+        Ok(replies.into_iter().map(|reply| self.confirmed(reply)).collect())
+    }
+
+    /// Returns how many leases one script may renew.
+    ///
+    /// In a cluster it is one: two leases rarely share a slot, and a slot that is being moved would block
+    /// the others.
+    pub(super) fn renew_batch(&self) -> usize {
+        match self.nodes {
+            Nodes::Single { .. } => RENEW_BATCH,
+            Nodes::Cluster(_) => 1,
+        }
+    }
+
+    /// Returns whether one script may touch the keys of all these names.
+    pub(super) fn serve_together<'a>(&self, names: impl Iterator<Item = &'a Name>) -> bool {
+        match self.nodes {
+            Nodes::Single { .. } => true,
+            Nodes::Cluster(_) => share_a_slot(names),
+        }
+    }
+
+    /// Runs a command that touches one key.
+    pub(super) async fn run(&self, command: &Cmd, key: &str) -> Result<Value, BackendError> {
+        match &self.nodes {
+            Nodes::Single { node, .. } => {
+                let deadline = CommandDeadline::from_now(&self.config);
+                Ok(node.commands.run(command, Extras::default(), deadline).await?.value)
+            }
+            Nodes::Cluster(cluster) => Ok(cluster.run(command, key).boxed().await?.value),
+        }
+    }
+
+    pub(super) async fn ping(&self) -> Result<(), BackendError> {
+        match &self.nodes {
+            Nodes::Single { node, .. } => {
+                let deadline = CommandDeadline::from_now(&self.config);
+                node.commands.run(&redis::cmd("PING"), Extras::default(), deadline).await?;
+                Ok(())
+            }
+            Nodes::Cluster(cluster) => cluster.ping().boxed().await,
+        }
+    }
+
+    /// Replaces the current connections after a reply that does not match its command.
+    pub(super) fn replace_connections(&self) {
+        match &self.nodes {
+            Nodes::Single { node, .. } => node.replace_connections(),
+            Nodes::Cluster(cluster) => cluster.replace_connections(),
+        }
+    }
+
+    pub(super) fn channels(&self) -> &Channels {
+        match &self.nodes {
+            Nodes::Single { channels, .. } => channels,
+            Nodes::Cluster(cluster) => cluster.channels(),
+        }
+    }
+
+    /// Starts the task that keeps the subscription to a channel.
+    ///
+    /// Fails if the server is known to be unreachable.
+    pub(super) async fn start_push(&self, channel: &str) -> Result<(), BackendError> {
+        match &self.nodes {
+            Nodes::Single { node, .. } => node.push.start(),
+            Nodes::Cluster(cluster) => cluster.start_push(channel).boxed().await,
+        }
+    }
+
+    pub(super) fn shard(&self, name: &Name) -> usize {
+        match &self.nodes {
+            Nodes::Single { .. } => 0,
+            Nodes::Cluster(cluster) => cluster.shard(name),
+        }
+    }
+
+    async fn send(
+        &self,
+        call: &Call<'_>,
+        replicas: Option<Replicas>,
+    ) -> Result<Confirmed, BackendError> {
+        match &self.nodes {
+            Nodes::Single { node, .. } => {
+                let extras = Extras { replicas, ..Extras::default() };
+                let deadline = CommandDeadline::from_now(&self.config);
+                Ok(node.connection(replicas).call(call, extras, deadline).await?)
+            }
+            Nodes::Cluster(cluster) => cluster.call(call, replicas).boxed().await,
+        }
+    }
+
+    fn confirmed(&self, reply: Confirmed) -> (Value, bool) {
+        let enough = self.config.replicas.is_none_or(|needed| needed.are_met_by(reply.replicas));
+        (reply.value, enough)
+    }
+}

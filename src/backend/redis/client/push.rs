@@ -1,0 +1,232 @@
+//! The connection for pushes.
+//!
+//! One task owns it and keeps the server's subscriptions in step with the channels that [`Channels`]
+//! wants ([`Subscriptions`]). A caller's future never subscribes itself, because it may be dropped. The
+//! task connects when the first channel opens. After a break, all waiters are woken once the
+//! subscriptions are restored.
+//!
+//! It is separate from the connection for commands, because Redis applies the output limit of pub/sub to
+//! a connection that subscribes, and closes it when large replies queue up.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use bytes::Bytes;
+use redis::{PushInfo, PushKind, RedisError, Value};
+use tokio::{
+    sync::{Notify, watch},
+    time::sleep,
+};
+use tracing::debug;
+
+use super::{
+    backoff::Backoff,
+    config::RedisConfig,
+    connect::connect,
+    endpoint::{Endpoint, EndpointWatch},
+    events::NodeEvents,
+    subscriptions::{PendingUnsubscribes, Subscriptions},
+    task::OnDemandTask,
+};
+use crate::{
+    backend::{Change, Channels},
+    error::{BackendError, BackendErrorKind, Chain},
+};
+
+/// How often a silent connection is tested with a `PING`.
+///
+/// Waiters rely on the connection without a sign that it is dead. With the time for the reply and for a
+/// new connection, that lasts two seconds at most.
+const PING_EVERY: Duration = Duration::from_secs(1);
+/// How soon a subscription is tried again that cannot be made at the moment.
+const RETRY_AFTER: Duration = Duration::from_millis(50);
+
+pub(super) struct PushConnection {
+    endpoint: Endpoint,
+    config: RedisConfig,
+    events: NodeEvents,
+    /// The last attempt to connect failed.
+    is_down: Arc<AtomicBool>,
+    task: OnDemandTask,
+}
+
+impl PushConnection {
+    pub(super) fn new(endpoint: Endpoint, config: RedisConfig, events: NodeEvents) -> Self {
+        let is_down = Arc::default();
+        Self { endpoint, config, events, is_down, task: OnDemandTask::default() }
+    }
+
+    /// Starts the task on the current runtime, if it does not run.
+    ///
+    /// Fails if the last attempt to connect failed. The task makes the next one.
+    pub(super) fn start(&self) -> Result<(), BackendError> {
+        self.task.start(|| {
+            let run = PushRun {
+                endpoint: self.endpoint.clone(),
+                config: self.config.clone(),
+                events: self.events.clone(),
+                is_down: self.is_down.clone(),
+            };
+            run.keep_subscribed()
+        });
+        if self.is_down.load(Ordering::Relaxed) {
+            let why = "the last attempt to connect failed";
+            return Err(BackendError::new(BackendErrorKind::Unavailable, why));
+        }
+        Ok(())
+    }
+}
+
+/// A run of the task. When it ends with its runtime, no subscription is in place any more.
+struct PushRun {
+    endpoint: Endpoint,
+    config: RedisConfig,
+    events: NodeEvents,
+    is_down: Arc<AtomicBool>,
+}
+
+impl Drop for PushRun {
+    fn drop(&mut self) {
+        self.is_down.store(false, Ordering::Relaxed);
+        self.events.forget_answers();
+        self.events.wake();
+    }
+}
+
+impl PushRun {
+    async fn keep_subscribed(self) {
+        let mut turns = self.events.channels.turns();
+        let mut backoff = Backoff::default();
+        let mut is_refused = false;
+        while self.is_wanted(&mut turns).await {
+            self.connect_and_serve(&mut turns, &mut backoff, &mut is_refused).await;
+            self.events.trouble.notify_one();
+            tokio::select! {
+                () = sleep(backoff.pause()) => {}
+                () = self.events.connected.notified() => {}
+            }
+        }
+    }
+
+    /// Completes when a channel is open. Returns `false` if none will open any more.
+    ///
+    /// While the server is down no waiter listens for long, so the task then goes on by itself.
+    async fn is_wanted(&self, turns: &mut watch::Receiver<u64>) -> bool {
+        let any = || self.events.channels.any(|channel| self.events.scope.contains(channel));
+        turns.wait_for(|_| any() || self.is_down.load(Ordering::Relaxed)).await.is_ok()
+    }
+
+    async fn connect_and_serve(
+        &self,
+        turns: &mut watch::Receiver<u64>,
+        backoff: &mut Backoff,
+        is_refused: &mut bool,
+    ) {
+        let Self { endpoint, config, events, is_down } = self;
+        let (broken, leaving) = (Arc::new(Notify::new()), PendingUnsubscribes::default());
+        let confirms = config.replicas.is_some();
+        let on_push = receive(events.channels.clone(), broken.clone(), leaving.clone(), confirms);
+        match connect(endpoint, config, broken.clone(), on_push).await {
+            Ok((connected, watch)) => {
+                is_down.store(false, Ordering::Relaxed);
+                *backoff = Backoff::default();
+                let subscriptions =
+                    Subscriptions::new(connected, config, events, leaving, is_refused);
+                let end = serve(subscriptions, turns, &broken, watch).await;
+                events.forget_answers();
+                // The server may stay away for long, so each waiter asks at once and learns of it.
+                events.wake();
+                if let Err(error) = end {
+                    debug!(error = %Chain(&error), "the push connection to Redis broke; connecting again");
+                }
+            }
+            Err(error) => {
+                is_down.store(true, Ordering::Relaxed);
+                debug!(error = %Chain(&error), "no push connection to Redis; trying again");
+            }
+        }
+    }
+}
+
+/// Keeps the subscriptions in step until the connection is broken, or another server is the master.
+///
+/// Does not wait for the replies that are outstanding then, because the waiters must be woken.
+async fn serve(
+    subscriptions: Subscriptions<'_>,
+    turns: &mut watch::Receiver<u64>,
+    broken: &Notify,
+    watch: EndpointWatch,
+) -> Result<(), RedisError> {
+    tokio::select! {
+        end = keep_in_step(subscriptions, turns) => end,
+        () = broken.notified() => Ok(()),
+        () = watch.outdated() => Ok(()),
+    }
+}
+
+async fn keep_in_step(
+    mut subscriptions: Subscriptions<'_>,
+    turns: &mut watch::Receiver<u64>,
+) -> Result<(), RedisError> {
+    turns.mark_unchanged();
+    let mut is_complete = subscriptions.reconcile().await?;
+    loop {
+        tokio::select! {
+            changed = turns.changed() => match changed {
+                Ok(()) => is_complete = subscriptions.reconcile().await?,
+                Err(_) => return Ok(()),
+            },
+            () = sleep(RETRY_AFTER), if !is_complete => {
+                is_complete = subscriptions.reconcile().await?;
+            }
+            () = sleep(PING_EVERY) => subscriptions.ping().await?,
+        }
+    }
+}
+
+/// Returns the function that hands each push to the waiters on its channel.
+///
+/// If replicas must confirm grants (`confirms`), a lease that is handed over wakes its waiter only, which
+/// then asks for the lease itself.
+fn receive(
+    channels: Channels,
+    broken: Arc<Notify>,
+    leaving: PendingUnsubscribes,
+    confirms: bool,
+) -> impl Fn(PushInfo) + Send + Sync + 'static {
+    move |push| {
+        let mut data = push.data.into_iter();
+        match push.kind {
+            PushKind::Message | PushKind::SMessage => {
+                let (Some(Value::BulkString(channel)), Some(Value::BulkString(message))) =
+                    (data.next(), data.next())
+                else {
+                    return;
+                };
+                let Ok(channel) = std::str::from_utf8(&channel) else { return };
+                let change = match Change::decode(&Bytes::from(message)) {
+                    Change::Granted(handover) if confirms => Change::Turn(handover.owner),
+                    change => change,
+                };
+                channels.push(channel, change);
+            }
+            // Unless it was asked for, the channel's slot has moved. The client library takes the
+            // message for the reply to another command, so the connection cannot be used any more.
+            PushKind::SUnsubscribe => {
+                let was_asked_for = match data.next() {
+                    Some(Value::BulkString(channel)) => leaving.take(&channel),
+                    _ => false,
+                };
+                if !was_asked_for {
+                    broken.notify_one();
+                }
+            }
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! The task that keeps a connection for commands: connect, serve until it breaks, and connect again.
+
+use std::{sync::Arc, time::Duration};
+
+use redis::{Value, aio::MultiplexedConnection};
+use tokio::{
+    runtime::{self, Handle},
+    sync::{Notify, watch},
+    time::{Instant, sleep, timeout},
+};
+use tracing::{info, warn};
+
+use super::{
+    backoff::Backoff,
+    config::RedisConfig,
+    connect::{Connected, connect},
+    endpoint::{Endpoint, EndpointWatch},
+    events::NodeEvents,
+    handshake::prepare,
+    timeout_wheel::TimeoutWheel,
+};
+use crate::error::{BackendError, Chain};
+
+/// A connection that lived this long is replaced without a pause.
+const LONG_LIVED: Duration = Duration::from_secs(1);
+
+/// A connection and its state, shared by the senders of commands and the task.
+pub(super) struct KeptConnection {
+    pub(super) endpoint: Endpoint,
+    pub(super) config: RedisConfig,
+    pub(super) state: watch::Sender<ConnectionState>,
+    pub(super) timeouts: TimeoutWheel,
+    pub(super) events: NodeEvents,
+}
+
+#[derive(Clone)]
+pub(super) enum ConnectionState {
+    /// The task does not run.
+    Idle,
+    /// An attempt is under way, for which commands wait.
+    Connecting,
+    Established(Arc<Established>),
+    /// The last attempt failed. The task makes the next one.
+    Failed(BackendError),
+}
+
+pub(super) struct Established {
+    pub(super) connected: Connected,
+    /// Asks the task to replace this connection, but not a later one.
+    pub(super) broken: Arc<Notify>,
+    /// Asks the task to test this connection with a `PING`.
+    pub(super) doubted: Notify,
+    /// The runtime of the task.
+    pub(super) runtime: runtime::Id,
+}
+
+impl KeptConnection {
+    /// Replaces a connection. Commands that begin from now on wait for the next one.
+    pub(super) fn give_up(&self, broken: &Arc<Notify>) {
+        self.state.send_if_modified(|state| match state {
+            ConnectionState::Established(current) if Arc::ptr_eq(&current.broken, broken) => {
+                *state = ConnectionState::Connecting;
+                true
+            }
+            _ => false,
+        });
+        broken.notify_one();
+    }
+
+    /// Connects once. Returns whether the next attempt must wait for a pause.
+    async fn connect_and_serve(&self, backoff: &mut Backoff) -> bool {
+        let broken = Arc::new(Notify::new());
+        match connect(&self.endpoint, &self.config, broken.clone(), |_| ()).await {
+            Ok((connected, watch)) => {
+                let since = Instant::now();
+                let runtime = Handle::current().id();
+                let current = Established { connected, broken, doubted: Notify::new(), runtime };
+                self.serve(Arc::new(current), watch).await;
+                info!("the connection to Redis broke; connecting again");
+                self.events.trouble.notify_one();
+                // Commands wait for the first attempt after a break, and fail during later ones.
+                self.state.send_replace(ConnectionState::Connecting);
+                *backoff = Backoff::default();
+                // The command that broke has a second try to make, so the first attempt comes at once,
+                // unless the server accepts connections only to break them.
+                since.elapsed() <= LONG_LIVED
+            }
+            Err(error) => {
+                self.failed(error);
+                true
+            }
+        }
+    }
+
+    fn failed(&self, error: BackendError) {
+        let is_known = matches!(&*self.state.borrow(), ConnectionState::Failed(_));
+        if !is_known {
+            warn!(error = %Chain(&error), "no connection to Redis; trying again");
+        }
+        self.state.send_replace(ConnectionState::Failed(error));
+        self.events.trouble.notify_one();
+        if !is_known {
+            self.events.wake();
+        }
+    }
+
+    /// Returns when the connection is broken, or another server is the master.
+    async fn serve(&self, current: Arc<Established>, watch: EndpointWatch) {
+        let mut preparing = current.connected.connection.clone();
+        let mut tested = current.connected.connection.clone();
+        self.state.send_replace(ConnectionState::Established(current.clone()));
+        self.events.connected.notify_waiters();
+        let prepare = async {
+            let _ = timeout(self.config.connect_timeout, prepare(&mut preparing)).await;
+            drop(preparing);
+            std::future::pending::<()>().await
+        };
+        let tests = async {
+            loop {
+                current.doubted.notified().await;
+                if !echoes(&mut tested, self.config.command_timeout).await {
+                    return;
+                }
+            }
+        };
+        tokio::select! {
+            () = current.broken.notified() => {}
+            () = tests => {}
+            () = prepare => {}
+            () = watch.outdated() => {}
+        }
+    }
+}
+
+/// A run of the task. When it ends with its runtime, there is no connection any more.
+pub(super) struct ReconnectRun(pub(super) Arc<KeptConnection>);
+
+impl Drop for ReconnectRun {
+    fn drop(&mut self) {
+        self.0.state.send_replace(ConnectionState::Idle);
+    }
+}
+
+pub(super) async fn keep_connected(run: ReconnectRun) {
+    let kept = &run.0;
+    let connections = async {
+        let mut backoff = Backoff::default();
+        loop {
+            if kept.connect_and_serve(&mut backoff).await {
+                sleep(backoff.pause()).await;
+            }
+        }
+    };
+    tokio::select! {
+        () = connections => {}
+        // Runs beside the connections, for commands on a replaced connection time out as well.
+        () = kept.timeouts.run() => {}
+    }
+}
+
+/// Sends a random word, and returns whether it comes back in time.
+async fn echoes(connection: &mut MultiplexedConnection, limit: Duration) -> bool {
+    let word = fastrand::u64(..).to_string();
+    let mut ping = redis::cmd("PING");
+    ping.arg(&word);
+    match timeout(limit, connection.send_packed_command(&ping)).await {
+        Ok(Ok(Value::BulkString(echo))) => echo == word.as_bytes(),
+        // An ACL may forbid PING, but the refusal is a reply as well.
+        Ok(Ok(Value::ServerError(_))) => true,
+        Ok(Err(error)) => error.code().is_some(),
+        _ => false,
+    }
+}

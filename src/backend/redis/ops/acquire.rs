@@ -1,0 +1,123 @@
+//! Calls of the scripts that grant a lease.
+
+use super::{super::RedisBackend, millis, replies};
+use crate::{
+    backend::{
+        Claim, Claimed, Leases, Mode,
+        redis::{
+            keys,
+            scripts::{Call, SCRIPTS},
+        },
+    },
+    error::{BackendError, BackendErrorKind},
+};
+
+/// How a claim waits, as bits of its ticket: see `scripts/lib/queue.lua`.
+const TURN_ONLY: u8 = 1;
+const UNORDERED: u8 = 2;
+
+/// Returns the suffix of the key that holds what is granted in a mode, and whether it is a sorted set.
+pub(super) fn held_at(mode: Mode) -> (&'static str, bool) {
+    match mode {
+        Mode::Exclusive | Mode::Fair => (keys::LEASE, false),
+        Mode::Write => (keys::WRITER, false),
+        Mode::Read => (keys::READERS, true),
+        Mode::Permit { .. } => (keys::PERMITS, true),
+    }
+}
+
+/// Returns for how many milliseconds the queue entry of a claim is kept, or zero if it takes none.
+pub(super) fn entry_life(claim: &Claim) -> u64 {
+    if claim.waits { millis(claim.place_life()) } else { 0 }
+}
+
+fn ticket_bits(claim: &Claim) -> u8 {
+    let turn_only = if claim.takes_handover { 0 } else { TURN_ONLY };
+    let unordered = if claim.mode == Mode::Exclusive { UNORDERED } else { 0 };
+    turn_only | unordered
+}
+
+impl RedisBackend {
+    /// Runs a script that may grant a claim. A grant that too few replicas confirm is given back.
+    async fn granted(&self, claim: &Claim, call: Call<'_>) -> Result<Claimed, BackendError> {
+        let (reply, is_confirmed) = self.0.servers.grant(call).await?;
+        let reply = self.checked(replies::claimed(reply))?;
+        if !is_confirmed && matches!(reply, Claimed::Granted(_)) {
+            return Err(Box::pin(self.give_back(claim)).await);
+        }
+        Ok(reply)
+    }
+
+    /// Gives back a grant that too few replicas confirmed.
+    pub(super) async fn give_back(&self, claim: &Claim) -> BackendError {
+        // If this fails as well, the caller that claimed the lease undoes it.
+        let _ = self.release(claim).await;
+        unreplicated()
+    }
+
+    /// Acquires the lease of an entry, unless an entry stands whose fence is greater than `seen`.
+    pub(super) async fn acquire_entry(
+        &self,
+        claim: &Claim,
+        seen: u64,
+    ) -> Result<Claimed, BackendError> {
+        let call = Call::new(&SCRIPTS.acquire, 3)
+            .keys(&claim.name, &[keys::LEASE, keys::FENCE, &claim.name.entry_suffix()])
+            .owner(claim.owner)
+            .arg(millis(claim.lease))
+            .arg(millis(claim.fence_life))
+            .arg(seen);
+        self.granted(claim, call).await
+    }
+
+    pub(super) async fn acquire_queued(
+        &self,
+        claim: &Claim,
+        keys: &[&str],
+    ) -> Result<Claimed, BackendError> {
+        let call = Call::new(&SCRIPTS.acquire_queued, keys.len())
+            .keys(&claim.name, keys)
+            .owner(claim.owner)
+            .arg(millis(claim.lease))
+            .arg(millis(claim.fence_life))
+            .arg(entry_life(claim))
+            .arg(ticket_bits(claim));
+        self.granted(claim, call).await
+    }
+
+    pub(super) async fn acquire_read(&self, claim: &Claim) -> Result<Claimed, BackendError> {
+        let keys = [
+            keys::WRITER,
+            keys::RW_QUEUE,
+            keys::RW_DEADLINES,
+            keys::READERS,
+            keys::WAITING_WRITERS,
+        ];
+        let call = Call::new(&SCRIPTS.acquire_read, keys.len())
+            .keys(&claim.name, &keys)
+            .owner(claim.owner)
+            .arg(millis(claim.lease))
+            .arg(entry_life(claim));
+        self.granted(claim, call).await
+    }
+
+    pub(super) async fn acquire_permit(
+        &self,
+        claim: &Claim,
+        limit: u32,
+        count: u32,
+    ) -> Result<Claimed, BackendError> {
+        let call = Call::new(&SCRIPTS.acquire_permit, 1)
+            .keys(&claim.name, &[keys::PERMITS])
+            .owner(claim.owner)
+            .arg(millis(claim.lease))
+            .arg(limit)
+            .arg(count);
+        self.granted(claim, call).await
+    }
+}
+
+pub(super) fn unreplicated() -> BackendError {
+    let why = "too few replicas confirmed the grant in time";
+    BackendError::new(BackendErrorKind::Unreplicated, why)
+}

@@ -1,0 +1,65 @@
+//! The [`Latches`] of a Redis backend.
+
+use std::time::Duration;
+
+use super::{super::RedisBackend, millis, replies};
+use crate::{
+    backend::{
+        Countdown, Latches, Owner,
+        redis::{
+            keys,
+            scripts::{Call, SCRIPTS},
+        },
+    },
+    error::BackendError,
+    key::Name,
+};
+
+impl RedisBackend {
+    async fn countdown(&self, call: Call<'_>) -> Result<Option<Countdown>, BackendError> {
+        let reply = replies::countdown(self.0.servers.call(call).await?);
+        let (countdown, publish_refused) = self.checked(reply)?;
+        self.record_publish_refused(publish_refused);
+        Ok(countdown)
+    }
+}
+
+impl Latches for RedisBackend {
+    async fn set_latch(
+        &self,
+        name: &Name,
+        id: Owner,
+        count: u32,
+        ttl: Duration,
+    ) -> Result<bool, BackendError> {
+        let call = Call::new(&SCRIPTS.set_latch, 1)
+            .keys(name, &[keys::LATCH])
+            .owner(id)
+            .arg(count)
+            .arg(millis(ttl));
+        self.checked(replies::flag(self.0.servers.call(call).await?))
+    }
+
+    async fn count_down(
+        &self,
+        name: &Name,
+        id: Owner,
+        by: u32,
+    ) -> Result<Option<Countdown>, BackendError> {
+        let call = Call::new(&SCRIPTS.count_down, 2)
+            .keys(name, &[keys::LATCH, self.channel()])
+            .owner(id)
+            .arg(by);
+        self.countdown(call).await
+    }
+
+    async fn latch(&self, name: &Name) -> Result<Option<Countdown>, BackendError> {
+        let call = Call::new(&SCRIPTS.count_left, 1).keys(name, &[keys::LATCH]);
+        self.countdown(call).await
+    }
+
+    async fn clear_latch(&self, name: &Name) -> Result<bool, BackendError> {
+        let call = Call::new(&SCRIPTS.clear, 2).keys(name, &[self.channel(), keys::LATCH]);
+        self.checked(replies::flag(self.0.servers.call(call).await?))
+    }
+}

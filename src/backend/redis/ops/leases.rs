@@ -1,0 +1,236 @@
+//! The [`Leases`] of a Redis backend.
+
+use std::{sync::Arc, time::Duration};
+
+use futures_util::future::join_all;
+use tokio::time::timeout;
+
+use super::{
+    super::RedisBackend,
+    acquire::{entry_life, held_at, unreplicated},
+    has_process_channels, millis, replies,
+};
+use crate::{
+    backend::{
+        Acquired, AcquiredAll, Changes, Claim, Claimed, Grant, Leases, Mode, Occupied, Renewal,
+        acquire_in_order, no_pass,
+        redis::{
+            keys,
+            scripts::{Call, SCRIPTS},
+        },
+        several,
+    },
+    error::{BackendError, BackendErrorKind},
+    key::Name,
+};
+
+/// The queue of a mutex.
+const QUEUE: &[&str] = &[keys::QUEUE, keys::DEADLINES];
+/// The queue and the readers of a read-write lock.
+const READ_WRITE: &[&str] =
+    &[keys::RW_QUEUE, keys::RW_DEADLINES, keys::READERS, keys::WAITING_WRITERS];
+
+impl Leases for RedisBackend {
+    async fn acquire(&self, claim: &Claim) -> Result<Acquired, BackendError> {
+        let reply = match claim.mode {
+            Mode::Exclusive | Mode::Fair => {
+                let keys = [keys::LEASE, keys::FENCE, keys::QUEUE, keys::DEADLINES];
+                self.acquire_queued(claim, &keys).await?
+            }
+            Mode::Write => {
+                let keys = [
+                    keys::WRITER,
+                    keys::FENCE,
+                    keys::RW_QUEUE,
+                    keys::RW_DEADLINES,
+                    keys::READERS,
+                    keys::WAITING_WRITERS,
+                ];
+                self.acquire_queued(claim, &keys).await?
+            }
+            Mode::Read => self.acquire_read(claim).await?,
+            Mode::Permit { limit, count } => self.acquire_permit(claim, limit, count).await?,
+        };
+        match reply {
+            Claimed::Granted(grant) => Ok(Acquired::Granted(grant)),
+            Claimed::Held(occupied) => Ok(Acquired::Held(occupied)),
+            Claimed::Newer(_) => Err(replies::unreadable("an entry in reply to an acquire")),
+        }
+    }
+
+    async fn acquire_all(&self, claims: &[Claim]) -> Result<AcquiredAll, BackendError> {
+        several::check(claims)?;
+        if !self.0.servers.serve_together(claims.iter().map(|claim| &claim.name)) {
+            return acquire_in_order(self, claims).await;
+        }
+        let mut call = Call::new(&SCRIPTS.acquire_all, 4 * claims.len());
+        for claim in claims {
+            call = call.keys(&claim.name, &[keys::LEASE, keys::FENCE]).keys(&claim.name, QUEUE);
+        }
+        for claim in claims {
+            call = call
+                .owner(claim.owner)
+                .arg(millis(claim.lease))
+                .arg(millis(claim.fence_life))
+                .arg(entry_life(claim));
+        }
+        let (reply, is_confirmed) = self.0.servers.grant(call).await?;
+        let reply = self.checked(replies::acquired_all(reply, claims.len()))?;
+        if !is_confirmed && matches!(reply, AcquiredAll::Granted(_)) {
+            join_all(claims.iter().map(|claim| self.release(claim))).await;
+            return Err(unreplicated());
+        }
+        Ok(reply)
+    }
+
+    async fn renew(&self, claims: &[Claim]) -> Result<Vec<Renewal>, BackendError> {
+        let batches = || claims.chunks(self.0.servers.renew_batch());
+        let calls: Vec<_> = batches().map(renewal).collect();
+        let replies = self.0.servers.renew(&calls).await?;
+        let mut renewed = Vec::with_capacity(claims.len());
+        for (batch, (reply, is_confirmed)) in batches().zip(replies) {
+            let held = self.checked(replies::flags(reply, batch.len()))?;
+            renewed.extend(held.into_iter().map(Renewal::from));
+            if !is_confirmed {
+                return Err(unreplicated());
+            }
+        }
+        Ok(renewed)
+    }
+
+    async fn release(&self, claim: &Claim) -> Result<bool, BackendError> {
+        let channel = self.channel();
+        match claim.mode {
+            Mode::Exclusive | Mode::Fair => {
+                let keys = [keys::LEASE, channel, keys::QUEUE, keys::DEADLINES, keys::FENCE];
+                self.release_queued(claim, &keys).await
+            }
+            Mode::Read | Mode::Write => {
+                let keys = [
+                    keys::WRITER,
+                    channel,
+                    keys::RW_QUEUE,
+                    keys::RW_DEADLINES,
+                    keys::FENCE,
+                    keys::READERS,
+                    keys::WAITING_WRITERS,
+                ];
+                self.release_queued(claim, &keys).await
+            }
+            Mode::Permit { count, .. } => self.release_permit(claim, count).await,
+        }
+    }
+
+    async fn pass(&self, from: &Claim, to: &Claim) -> Result<Option<Grant>, BackendError> {
+        let name = &from.name;
+        let call = match (from.mode, to.mode) {
+            (Mode::Exclusive | Mode::Fair, Mode::Exclusive | Mode::Fair) => {
+                Call::new(&SCRIPTS.pass, 2).keys(name, &[keys::LEASE, keys::FENCE])
+            }
+            (Mode::Read, Mode::Write) => Call::new(&SCRIPTS.upgrade, 3)
+                .keys(name, &[keys::WRITER, keys::FENCE, keys::READERS]),
+            (Mode::Write, Mode::Read) => Call::new(&SCRIPTS.downgrade, 2 + READ_WRITE.len())
+                .keys(name, &[keys::WRITER, self.channel()])
+                .keys(name, READ_WRITE),
+            _ => return Err(no_pass(from, to)),
+        };
+        let call =
+            call.owner(from.owner).owner(to.owner).arg(millis(to.lease)).arg(millis(to.fence_life));
+        let (reply, is_confirmed) = self.0.servers.grant(call).await?;
+        let passed = self.checked(replies::passed(reply))?;
+        if !is_confirmed && passed.is_some() {
+            return Err(self.give_back(to).await);
+        }
+        Ok(passed)
+    }
+
+    async fn holder(&self, name: &Name, mode: Mode) -> Result<Option<Occupied>, BackendError> {
+        let (suffix, is_set) = held_at(mode);
+        let call = Call::new(&SCRIPTS.holder, 1).keys(name, &[suffix]).arg(u8::from(is_set));
+        self.checked(replies::holder(self.0.servers.call(call).await?))
+    }
+
+    async fn clear(&self, name: &Name, mode: Mode) -> Result<bool, BackendError> {
+        let (held, queue): (_, &[_]) = match mode {
+            Mode::Exclusive | Mode::Fair => (keys::LEASE, QUEUE),
+            Mode::Read | Mode::Write => (keys::WRITER, READ_WRITE),
+            Mode::Permit { .. } => (keys::PERMITS, &[]),
+        };
+        let call = Call::new(&SCRIPTS.clear, 2 + queue.len())
+            .keys(name, &[self.channel(), held])
+            .keys(name, queue);
+        self.checked(replies::flag(self.0.servers.call(call).await?))
+    }
+
+    async fn changes(&self, name: &Name) -> Result<Changes, BackendError> {
+        let channels = self.0.servers.channels();
+        if channels.is_mute() {
+            let why = "the server refuses to publish";
+            return Err(BackendError::new(BackendErrorKind::Refused, why));
+        }
+        let channel: Arc<str> = name.suffixed(self.channel()).into();
+        let mut changes = match has_process_channels(name) {
+            true => channels.listen_to_both(&channel, &keys::process_channel(&channel)),
+            false => channels.listen(&channel),
+        };
+        let subscribed = async {
+            self.0.servers.start_push(&channel).await?;
+            changes.confirmed().await
+        };
+        match timeout(self.0.config.command_timeout, subscribed).await {
+            Ok(reply) => reply.map(|()| changes),
+            Err(_elapsed) => {
+                let why = "no subscription within the command time-out";
+                Err(BackendError::new(BackendErrorKind::Unavailable, why))
+            }
+        }
+    }
+
+    fn changes_along(&self, name: &Name) -> Option<Changes> {
+        let channels = self.0.servers.channels();
+        if channels.is_mute() || !has_process_channels(name) {
+            return None;
+        }
+        let channel = name.suffixed(self.channel()).into();
+        channels.listen_along(&channel, &keys::process_channel(&channel))
+    }
+
+    /// The scripts of one renewal are sent at once, so that they share one command time-out.
+    fn time_limit(&self) -> Option<Duration> {
+        let give_back = u32::from(self.0.config.replicas.is_some());
+        Some(self.0.config.command_timeout.saturating_mul(1 + give_back))
+    }
+
+    fn shard(&self, name: &Name) -> usize {
+        self.0.servers.shard(name)
+    }
+
+    fn apart(&self) -> Option<Self> {
+        let (deployment, config) = (self.0.deployment.clone(), self.0.config.clone());
+        Some(Self::with_own_connections(deployment, config))
+    }
+}
+
+/// Returns the call that renews a batch of leases.
+fn renewal(batch: &[Claim]) -> Call<'static> {
+    let mut call = Call::new(&SCRIPTS.renew, 2 * batch.len());
+    for claim in batch {
+        let (held, is_set) = held_at(claim.mode);
+        // A set has no fence, and its own key stands in: while a slot moves, a script runs only if all
+        // of its keys are at one node.
+        call = call.keys(&claim.name, &[held, if is_set { held } else { keys::FENCE }]);
+    }
+    for claim in batch {
+        let members = match claim.mode {
+            Mode::Exclusive | Mode::Fair | Mode::Write => 0,
+            Mode::Read => 1,
+            Mode::Permit { count, .. } => count,
+        };
+        call = call
+            .owner(claim.owner)
+            .arg(millis(claim.lease))
+            .arg(millis(claim.fence_life))
+            .arg(members);
+    }
+    call
+}

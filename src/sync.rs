@@ -1,0 +1,42 @@
+//! Access to the locks of the standard library without poisoning.
+//!
+//! A panic of a caller's code (a `Clone`, a `Drop`) must not make every later access panic as well. Each
+//! lock of this crate guards state that is consistent between statements, so the state is used as it is.
+
+use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+/// Locks a mutex, poisoned or not.
+pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Locks for reading, poisoned or not.
+pub(crate) fn read<T: ?Sized>(lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
+    lock.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Locks for writing, poisoned or not.
+pub(crate) fn write<T: ?Sized>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
+    lock.write().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        panic::{AssertUnwindSafe, catch_unwind},
+        sync::{Mutex, RwLock},
+    };
+
+    #[test]
+    fn a_panic_under_a_lock_does_not_end_its_use() {
+        let (mutex, rw_lock) = (Mutex::new(1), RwLock::new(2));
+        let panicked = catch_unwind(AssertUnwindSafe(|| {
+            let _guards = (mutex.lock(), rw_lock.write());
+            std::panic::resume_unwind(Box::new(()));
+        }));
+        assert!(panicked.is_err() && mutex.is_poisoned() && rw_lock.is_poisoned());
+        *super::lock(&mutex) += 1;
+        *super::write(&rw_lock) += 1;
+        assert_eq!((*super::lock(&mutex), *super::read(&rw_lock)), (2, 3));
+    }
+}
