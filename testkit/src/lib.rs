@@ -5,6 +5,7 @@
 
 mod cluster;
 pub mod faulty;
+pub mod interceptor;
 mod monitor;
 mod nursery;
 pub mod primitives;

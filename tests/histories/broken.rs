@@ -13,6 +13,7 @@ use bellwether::{
 use bytes::Bytes;
 use redis::{Value, aio::MultiplexedConnection};
 use serde::{Deserialize, Serialize};
+use testkit::interceptor::{Answer, Operation};
 use tokio::time::timeout;
 
 macro_rules! lua {
@@ -45,13 +46,13 @@ pub enum Break {
 /// The scripts that are not those of the crate.
 pub struct Scripts {
     connection: MultiplexedConnection,
-    pub acquire: Option<String>,
+    acquire: Option<String>,
     write: Option<String>,
     read: Option<String>,
     permit: Option<String>,
-    pub release: Option<String>,
-    pub commit: Option<String>,
-    pub invalidate: Option<String>,
+    release: Option<String>,
+    commit: Option<String>,
+    invalidate: Option<String>,
 }
 
 impl Scripts {
@@ -121,14 +122,39 @@ impl Scripts {
         answer.map_err(|late| unknown(late.into()))?.map_err(|error| unknown(error.into()))
     }
 
-    /// Whether claims of a mode are acquired by a broken script.
-    pub fn breaks(&self, mode: Mode) -> bool {
-        match mode {
-            Mode::Exclusive => self.acquire.is_some(),
-            Mode::Write => self.write.is_some(),
-            Mode::Read => self.read.is_some(),
-            Mode::Permit { .. } => self.permit.is_some(),
+    /// Says whether an operation is performed by a broken script.
+    pub fn breaks(&self, operation: &Operation) -> bool {
+        match operation {
+            Operation::Acquire { claim } => match claim.mode {
+                Mode::Exclusive => self.acquire.is_some(),
+                Mode::Write => self.write.is_some(),
+                Mode::Read => self.read.is_some(),
+                Mode::Permit { .. } => self.permit.is_some(),
+                _ => false,
+            },
+            Operation::Claim { .. } => self.acquire.is_some(),
+            Operation::Release { claim } => self.release.is_some() && claim.mode == Mode::Exclusive,
+            Operation::Commit { .. } => self.commit.is_some(),
+            Operation::Invalidate { .. } => self.invalidate.is_some(),
             _ => false,
+        }
+    }
+
+    /// Performs an operation that one of the scripts [breaks](Self::breaks).
+    pub async fn perform(&self, operation: &Operation) -> Result<Answer, BackendError> {
+        match operation {
+            Operation::Acquire { claim } => self.acquire(claim).await.map(Answer::Acquire),
+            Operation::Claim { claim, seen } => {
+                self.ask(claim, Some(*seen)).await.map(Answer::Claim)
+            }
+            Operation::Release { claim } => self.release(claim).await.map(Answer::Release),
+            Operation::Commit { claim, fence, entry, ttl } => {
+                self.commit(claim, *fence, entry, *ttl).await.map(Answer::Commit)
+            }
+            Operation::Invalidate { name, fence_life } => {
+                self.invalidate(name, *fence_life).await.map(Answer::Invalidate)
+            }
+            other => panic!("no script of {:?} is broken", other.op()),
         }
     }
 
@@ -165,11 +191,7 @@ impl Scripts {
         }
     }
 
-    pub async fn claim(&self, claim: &Claim, seen: u64) -> Result<Claimed, BackendError> {
-        self.ask(claim, Some(seen)).await
-    }
-
-    pub async fn acquire(&self, claim: &Claim) -> Result<Acquired, BackendError> {
+    async fn acquire(&self, claim: &Claim) -> Result<Acquired, BackendError> {
         Ok(match self.ask(claim, None).await? {
             Claimed::Granted(grant) => Acquired::Granted(grant),
             Claimed::Held(occupied) => Acquired::Held(occupied),
@@ -177,17 +199,17 @@ impl Scripts {
         })
     }
 
-    pub async fn release(&self, claim: &Claim) -> Result<bool, BackendError> {
+    async fn release(&self, claim: &Claim) -> Result<bool, BackendError> {
         let keys = [claim.name.suffixed("l"), claim.name.suffixed("c")];
         let arguments = [text(claim.owner), text("w")];
         let answer = self.eval(self.release.as_ref(), &keys, &arguments).await?;
         Ok(matches!(answer, Value::Int(flags) if flags & 1 == 1))
     }
 
-    pub async fn commit(
+    async fn commit(
         &self,
         claim: &Claim,
-        grant: &Grant,
+        fence: u64,
         entry: &Entry,
         ttl: Option<Duration>,
     ) -> Result<Committed, BackendError> {
@@ -195,8 +217,8 @@ impl Scripts {
         let keys = [name.suffixed("l"), name.suffixed("f"), name.entry(), name.suffixed("c")];
         let arguments = [
             text(claim.owner),
-            text(grant.fence()),
-            entry.clone().with_fence(grant.fence()).encode().to_vec(),
+            text(fence),
+            entry.clone().with_fence(fence).encode().to_vec(),
             text(ttl.map_or(0, |ttl| ttl.as_millis())),
             text(1 << 16),
         ];
@@ -210,7 +232,7 @@ impl Scripts {
         })
     }
 
-    pub async fn invalidate(&self, name: &Name, life: Duration) -> Result<u64, BackendError> {
+    async fn invalidate(&self, name: &Name, life: Duration) -> Result<u64, BackendError> {
         let [before, after] = name.neighbours();
         let [lease, fence, channel] = ["l", "f", "c"].map(|suffix| name.suffixed(suffix));
         let keys = [lease, fence, name.entry(), channel, before, after];

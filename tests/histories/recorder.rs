@@ -5,18 +5,15 @@ use std::{
     collections::HashSet,
     io::Write,
     sync::{Arc, Mutex},
-    time::Duration,
 };
 
 use bellwether::{
     RedisBackend,
-    backend::{
-        Acquired, AcquiredAll, Changes, Claim, Claimed, Committed, Countdown, Entry, Failure,
-        Grant, Latches, Leases, Mode, Occupied, Owner, Renewal, Store,
-    },
+    backend::{Acquired, AcquiredAll, Claim, Claimed, Committed, Entry, Grant},
     error::BackendError,
     key::Name,
 };
+use testkit::interceptor::{Answer, Hook, Interceptor, Operation};
 
 use super::{
     broken::Scripts,
@@ -38,17 +35,54 @@ pub fn tell_at(at: Time, event: Event) {
     }
 }
 
+/// Writes down what the backend grants and stores.
 #[derive(Clone)]
 pub struct Recorder {
-    inner: RedisBackend,
     broken: Option<Arc<Scripts>>,
     /// The values whose fence was told.
     seen: Arc<Mutex<HashSet<Value>>>,
 }
 
 impl Recorder {
-    pub fn new(inner: RedisBackend, broken: Option<Scripts>) -> Self {
-        Self { inner, broken: broken.map(Arc::new), seen: Arc::default() }
+    /// Returns the backend with a record of what it does, by scripts that are broken where there are such.
+    pub fn over(inner: RedisBackend, broken: Option<Scripts>) -> Interceptor<RedisBackend, Self> {
+        let hook = Self { broken: broken.map(Arc::new), seen: Arc::default() };
+        Interceptor { inner, hook }
+    }
+
+    fn record(&self, operation: &Operation, answer: &Answer, sent: Time) {
+        match (operation, answer) {
+            (Operation::Acquire { claim }, Answer::Acquire(Acquired::Granted(grant)))
+            | (Operation::Pass { to: claim, .. }, Answer::Pass(Some(grant))) => {
+                granted(Family::Lock, claim, grant, sent);
+            }
+            (
+                Operation::AcquireAll { claims },
+                Answer::AcquireAll(AcquiredAll::Granted(grants)),
+            ) => {
+                for (claim, grant) in claims.iter().zip(grants) {
+                    granted(Family::Lock, claim, grant, sent);
+                }
+            }
+            (Operation::Claim { claim, .. }, Answer::Claim(Claimed::Granted(grant))) => {
+                granted(Family::Cache, claim, grant, sent);
+            }
+            (Operation::Claim { claim, .. }, Answer::Claim(Claimed::Newer(entry)))
+            | (Operation::Commit { claim, .. }, Answer::Commit(Committed::Newer(entry))) => {
+                self.saw(&claim.name, entry);
+            }
+            (Operation::Get { name }, Answer::Get(Some(entry))) => self.saw(name, entry),
+            (Operation::Commit { claim, fence, .. }, Answer::Commit(Committed::Stored)) => {
+                tell(Event::Stored { key: key(&claim.name), fence: *fence, sent });
+            }
+            (Operation::Put { name, entry, .. }, Answer::Put(fence)) => {
+                tell(Event::Burnt { key: key(name), fence: *fence, value: value(entry), sent });
+            }
+            (Operation::Invalidate { name, .. }, Answer::Invalidate(fence)) => {
+                tell(Event::Burnt { key: key(name), fence: *fence, value: None, sent });
+            }
+            _ => {}
+        }
     }
 
     fn saw(&self, name: &Name, entry: &Entry) {
@@ -57,6 +91,22 @@ impl Recorder {
         {
             tell(Event::Seen { key: key(name), value, fence: entry.fence });
         }
+    }
+}
+
+impl Hook<RedisBackend> for Recorder {
+    async fn around(
+        &self,
+        backend: &RedisBackend,
+        operation: Operation,
+    ) -> Result<Answer, BackendError> {
+        let sent = now();
+        let answer = match &self.broken {
+            Some(broken) if broken.breaks(&operation) => broken.perform(&operation).await,
+            _ => operation.perform(backend).await,
+        }?;
+        self.record(&operation, &answer, sent);
+        Ok(answer)
     }
 }
 
@@ -76,173 +126,4 @@ fn key(name: &Name) -> String {
 
 fn value(entry: &Entry) -> Option<Value> {
     serde_json::from_slice(&entry.payload).ok()
-}
-
-impl Leases for Recorder {
-    async fn acquire(&self, claim: &Claim) -> Result<Acquired, BackendError> {
-        let sent = now();
-        let answer = match &self.broken {
-            Some(broken) if broken.breaks(claim.mode) => broken.acquire(claim).await,
-            _ => self.inner.acquire(claim).await,
-        };
-        if let Ok(Acquired::Granted(grant)) = &answer {
-            granted(Family::Lock, claim, grant, sent);
-        }
-        answer
-    }
-
-    async fn acquire_all(&self, claims: &[Claim]) -> Result<AcquiredAll, BackendError> {
-        let sent = now();
-        let answer = self.inner.acquire_all(claims).await;
-        if let Ok(AcquiredAll::Granted(grants)) = &answer {
-            for (claim, grant) in claims.iter().zip(grants) {
-                granted(Family::Lock, claim, grant, sent);
-            }
-        }
-        answer
-    }
-
-    async fn renew(&self, claims: &[Claim]) -> Result<Vec<Renewal>, BackendError> {
-        self.inner.renew(claims).await
-    }
-
-    async fn release(&self, claim: &Claim) -> Result<bool, BackendError> {
-        match &self.broken {
-            Some(broken) if broken.release.is_some() && claim.mode == Mode::Exclusive => {
-                broken.release(claim).await
-            }
-            _ => self.inner.release(claim).await,
-        }
-    }
-
-    async fn pass(&self, from: &Claim, to: &Claim) -> Result<Option<Grant>, BackendError> {
-        let sent = now();
-        let answer = self.inner.pass(from, to).await;
-        if let Ok(Some(grant)) = &answer {
-            granted(Family::Lock, to, grant, sent);
-        }
-        answer
-    }
-
-    async fn holder(&self, name: &Name, mode: Mode) -> Result<Option<Occupied>, BackendError> {
-        self.inner.holder(name, mode).await
-    }
-
-    async fn clear(&self, name: &Name, mode: Mode) -> Result<bool, BackendError> {
-        self.inner.clear(name, mode).await
-    }
-
-    async fn changes(&self, name: &Name) -> Result<Changes, BackendError> {
-        self.inner.changes(name).await
-    }
-}
-
-impl Store for Recorder {
-    async fn get(&self, name: &Name) -> Result<Option<Entry>, BackendError> {
-        let answer = self.inner.get(name).await;
-        if let Ok(Some(entry)) = &answer {
-            self.saw(name, entry);
-        }
-        answer
-    }
-
-    async fn claim(&self, claim: &Claim, seen: u64) -> Result<Claimed, BackendError> {
-        let sent = now();
-        let answer = match &self.broken {
-            Some(broken) if broken.acquire.is_some() => broken.claim(claim, seen).await,
-            _ => self.inner.claim(claim, seen).await,
-        };
-        match &answer {
-            Ok(Claimed::Granted(grant)) => granted(Family::Cache, claim, grant, sent),
-            Ok(Claimed::Newer(entry)) => self.saw(&claim.name, entry),
-            _ => {}
-        }
-        answer
-    }
-
-    async fn commit(
-        &self,
-        claim: &Claim,
-        grant: &Grant,
-        entry: &Entry,
-        ttl: Option<Duration>,
-    ) -> Result<Committed, BackendError> {
-        let sent = now();
-        let answer = match &self.broken {
-            Some(broken) if broken.commit.is_some() => {
-                broken.commit(claim, grant, entry, ttl).await
-            }
-            _ => self.inner.commit(claim, grant, entry, ttl).await,
-        };
-        match &answer {
-            Ok(Committed::Stored) => {
-                tell(Event::Stored { key: key(&claim.name), fence: grant.fence(), sent });
-            }
-            Ok(Committed::Newer(entry)) => self.saw(&claim.name, entry),
-            _ => {}
-        }
-        answer
-    }
-
-    async fn fail(&self, claim: &Claim, failure: &Failure) -> Result<bool, BackendError> {
-        self.inner.fail(claim, failure).await
-    }
-
-    async fn put(
-        &self,
-        name: &Name,
-        entry: &Entry,
-        ttl: Duration,
-        fence_life: Duration,
-    ) -> Result<u64, BackendError> {
-        let sent = now();
-        let answer = self.inner.put(name, entry, ttl, fence_life).await;
-        if let Ok(fence) = answer {
-            tell(Event::Burnt { key: key(name), fence, value: value(entry), sent });
-        }
-        answer
-    }
-
-    async fn invalidate(&self, name: &Name, fence_life: Duration) -> Result<u64, BackendError> {
-        let sent = now();
-        let answer = match &self.broken {
-            Some(broken) if broken.invalidate.is_some() => {
-                broken.invalidate(name, fence_life).await
-            }
-            _ => self.inner.invalidate(name, fence_life).await,
-        };
-        if let Ok(fence) = answer {
-            tell(Event::Burnt { key: key(name), fence, value: None, sent });
-        }
-        answer
-    }
-}
-
-impl Latches for Recorder {
-    async fn set_latch(
-        &self,
-        name: &Name,
-        id: Owner,
-        count: u32,
-        ttl: Duration,
-    ) -> Result<bool, BackendError> {
-        self.inner.set_latch(name, id, count, ttl).await
-    }
-
-    async fn count_down(
-        &self,
-        name: &Name,
-        id: Owner,
-        by: u32,
-    ) -> Result<Option<Countdown>, BackendError> {
-        self.inner.count_down(name, id, by).await
-    }
-
-    async fn latch(&self, name: &Name) -> Result<Option<Countdown>, BackendError> {
-        self.inner.latch(name).await
-    }
-
-    async fn clear_latch(&self, name: &Name) -> Result<bool, BackendError> {
-        self.inner.clear_latch(name).await
-    }
 }

@@ -117,7 +117,7 @@ impl Worker {
                 Some(Scripts::new(broken, connection))
             }
         };
-        let backend = Recorder::new(backend, broken);
+        let backend = Recorder::over(backend, broken);
         let abandoned = if setup.load.cancel { Abandoned::Cancel } else { Abandoned::Finish };
         Self {
             cache: Cache::builder(backend.clone())

@@ -125,7 +125,7 @@ async fn a_lost_push_costs_five_seconds_or_the_rest_of_the_wait() {
     /// Listens elsewhere, so that no push ever comes.
     fn deaf(inner: &MemoryBackend) -> Faulty {
         let mut faulty = Faulty::over(inner.clone(), |_| None);
-        faulty.pushes = Some(MemoryBackend::new());
+        faulty.hook.pushes = Some(MemoryBackend::new());
         faulty
     }
     let backend = MemoryBackend::new();

@@ -28,7 +28,7 @@ const NAMES: [&str; 3] = ["a", "b", "c"];
 fn ways(backend: &MemoryBackend) -> [Faulty; 2] {
     [false, true].map(|in_order| {
         let mut faulty = Faulty::over(backend.clone(), |_| None);
-        faulty.in_order = in_order;
+        faulty.hook.in_order = in_order;
         faulty
     })
 }

@@ -4,49 +4,35 @@ use std::time::Duration;
 
 use bellwether::{
     MemoryBackend,
-    backend::{Acquired, Changes, Claim, Grant, Leases, Mode, Occupied, Renewal},
     error::{BackendError, BackendErrorKind},
-    key::Name,
 };
+use testkit::interceptor::{Answer, Hook, Interceptor, Op, Operation};
 
 #[derive(Clone)]
 pub struct Stray {
-    pub inner: MemoryBackend,
-    pub by: Duration,
+    by: Duration,
 }
 
-impl Leases for Stray {
-    async fn acquire(&self, claim: &Claim) -> Result<Acquired, BackendError> {
-        let (inner, claim, by) = (self.inner.clone(), claim.clone(), self.by);
+/// Returns a backend whose acquisitions arrive this much later.
+pub fn stray(inner: &MemoryBackend, by: Duration) -> Interceptor<MemoryBackend, Stray> {
+    Interceptor { inner: inner.clone(), hook: Stray { by } }
+}
+
+impl Hook<MemoryBackend> for Stray {
+    async fn around(
+        &self,
+        inner: &MemoryBackend,
+        operation: Operation,
+    ) -> Result<Answer, BackendError> {
+        if operation.op() != Op::Acquire {
+            return operation.perform(inner).await;
+        }
+        let (inner, by) = (inner.clone(), self.by);
         let on_its_way = tokio::spawn(async move {
             tokio::time::sleep(by).await;
-            inner.acquire(&claim).await
+            operation.perform(&inner).await
         });
         let lost = |error| BackendError::new(BackendErrorKind::Unknown, error);
         on_its_way.await.map_err(lost)?
-    }
-
-    async fn renew(&self, claims: &[Claim]) -> Result<Vec<Renewal>, BackendError> {
-        self.inner.renew(claims).await
-    }
-
-    async fn release(&self, claim: &Claim) -> Result<bool, BackendError> {
-        self.inner.release(claim).await
-    }
-
-    async fn pass(&self, from: &Claim, to: &Claim) -> Result<Option<Grant>, BackendError> {
-        self.inner.pass(from, to).await
-    }
-
-    async fn holder(&self, name: &Name, mode: Mode) -> Result<Option<Occupied>, BackendError> {
-        self.inner.holder(name, mode).await
-    }
-
-    async fn clear(&self, name: &Name, mode: Mode) -> Result<bool, BackendError> {
-        self.inner.clear(name, mode).await
-    }
-
-    async fn changes(&self, name: &Name) -> Result<Changes, BackendError> {
-        self.inner.changes(name).await
     }
 }

@@ -10,7 +10,7 @@ use super::{
     MS, kind,
     played::{ANSWER, LEASE, occupy, seen, servers},
     shares,
-    stray::Stray,
+    stray::stray,
 };
 
 #[tokio::test(start_paused = true)]
@@ -107,8 +107,8 @@ async fn an_acquisition_dropped_at_any_await_leaves_nothing() {
 #[tokio::test(start_paused = true)]
 async fn what_arrives_late_is_undone_within_a_lease() {
     let servers: [_; 3] = servers();
-    let stray = |inner: &MemoryBackend| Stray { inner: inner.clone(), by: 300 * MS };
-    let redlock = Redlock::new(servers.iter().map(stray)).unwrap();
+    let late = |inner: &MemoryBackend| stray(inner, 300 * MS);
+    let redlock = Redlock::new(servers.iter().map(late)).unwrap();
     let lease = Duration::from_secs(2);
     let mutex = redlock.mutex("m").lease(lease);
     assert_eq!(kind(mutex.try_lock().await), ErrorKind::Backend);
@@ -153,7 +153,7 @@ async fn a_share_that_comes_after_the_unlock_is_given_back() {
     let servers: [_; 3] = servers();
     let late = |(at, inner): (usize, &MemoryBackend)| {
         let by = if at == 0 { 300 * MS } else { Duration::ZERO };
-        Stray { inner: inner.clone(), by }
+        stray(inner, by)
     };
     let redlock = Redlock::new(servers.iter().enumerate().map(late)).unwrap();
     let lease = Duration::from_secs(60);

@@ -1,0 +1,235 @@
+//! A backend in front of another one, and a hook that meets each operation on its way.
+
+use std::{future::Future, time::Duration};
+
+use bellwether::{
+    backend::{
+        Acquired, AcquiredAll, Changes, Claim, Claimed, Committed, Countdown, Entry, Failure,
+        Grant, Latches, Leases, Mode, Occupied, Owner, Renewal, Store, acquire_in_order,
+    },
+    error::BackendError,
+    key::Name,
+};
+
+/// Declares the operations of a backend: the name of each, its arguments, its answer, and how it is performed.
+macro_rules! operations {
+    ($backend:ident; $($op:ident { $($argument:ident: $kind:ty),+ } -> $answer:ty = $perform:expr;)+) => {
+        /// Names an operation.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Op {
+            $($op,)+
+        }
+
+        /// An operation with its arguments.
+        #[derive(Clone, Debug)]
+        pub enum Operation {
+            $($op { $($argument: $kind),+ },)+
+        }
+
+        /// The answer to the [`Operation`] of the same name.
+        #[derive(Debug)]
+        pub enum Answer {
+            $($op($answer),)+
+        }
+
+        impl Operation {
+            /// Returns which operation this is.
+            pub fn op(&self) -> Op {
+                match self {
+                    $(Self::$op { .. } => Op::$op,)+
+                }
+            }
+
+            /// Performs the operation on a backend. It may be performed more than once.
+            pub async fn perform<B: Store + Latches>(
+                &self,
+                backend: &B,
+            ) -> Result<Answer, BackendError> {
+                let $backend = backend;
+                match self {
+                    $(Self::$op { $($argument),+ } => $perform.await.map(Answer::$op),)+
+                }
+            }
+        }
+    };
+}
+
+operations! {
+    backend;
+    Acquire { claim: Claim } -> Acquired = backend.acquire(claim);
+    AcquireAll { claims: Vec<Claim> } -> AcquiredAll = backend.acquire_all(claims);
+    Renew { claims: Vec<Claim> } -> Vec<Renewal> = backend.renew(claims);
+    Release { claim: Claim } -> bool = backend.release(claim);
+    Pass { from: Claim, to: Claim } -> Option<Grant> = backend.pass(from, to);
+    Holder { name: Name, mode: Mode } -> Option<Occupied> = backend.holder(name, *mode);
+    Clear { name: Name, mode: Mode } -> bool = backend.clear(name, *mode);
+    Changes { name: Name } -> Changes = backend.changes(name);
+    Get { name: Name } -> Option<Entry> = backend.get(name);
+    Claim { claim: Claim, seen: u64 } -> Claimed = backend.claim(claim, *seen);
+    Commit { claim: Claim, fence: u64, entry: Entry, ttl: Option<Duration> } -> Committed =
+        async { backend.commit(claim, &Grant::new(*fence), entry, *ttl).await };
+    Fail { claim: Claim, failure: Failure } -> bool = backend.fail(claim, failure);
+    Put { name: Name, entry: Entry, ttl: Duration, fence_life: Duration } -> u64 =
+        backend.put(name, entry, *ttl, *fence_life);
+    Invalidate { name: Name, fence_life: Duration } -> u64 =
+        backend.invalidate(name, *fence_life);
+    SetLatch { name: Name, id: Owner, count: u32, ttl: Duration } -> bool =
+        backend.set_latch(name, *id, *count, *ttl);
+    CountDown { name: Name, id: Owner, by: u32 } -> Option<Countdown> =
+        backend.count_down(name, *id, *by);
+    Latch { name: Name } -> Option<Countdown> = backend.latch(name);
+    ClearLatch { name: Name } -> bool = backend.clear_latch(name);
+}
+
+/// Meets each operation of an [`Interceptor`].
+pub trait Hook<B>: Clone + Send + Sync + 'static {
+    /// Answers an operation; a hook that changes nothing [performs](Operation::perform) it on the backend.
+    fn around(
+        &self,
+        backend: &B,
+        operation: Operation,
+    ) -> impl Future<Output = Result<Answer, BackendError>> + Send;
+
+    /// Says whether several leases are acquired one after another, each by an operation of its own.
+    fn acquires_in_order(&self) -> bool {
+        false
+    }
+}
+
+/// A backend that shows each operation to a hook, and leaves it to the hook whether, when and where it is performed.
+#[derive(Clone, Debug)]
+pub struct Interceptor<B, H> {
+    pub inner: B,
+    pub hook: H,
+}
+
+/// Sends an operation to the hook of an interceptor.
+macro_rules! ask {
+    ($interceptor:ident, $op:ident { $($arguments:tt)* }) => {
+        match $interceptor.hook.around(&$interceptor.inner, Operation::$op { $($arguments)* }).await? {
+            Answer::$op(answer) => Ok(answer),
+            other => panic!("not an answer to {:?}: {other:?}", Op::$op),
+        }
+    };
+}
+
+impl<B: Store + Latches, H: Hook<B>> Leases for Interceptor<B, H> {
+    async fn acquire(&self, claim: &Claim) -> Result<Acquired, BackendError> {
+        ask!(self, Acquire { claim: claim.clone() })
+    }
+
+    async fn acquire_all(&self, claims: &[Claim]) -> Result<AcquiredAll, BackendError> {
+        if self.hook.acquires_in_order() {
+            return acquire_in_order(self, claims).await;
+        }
+        ask!(self, AcquireAll { claims: claims.to_vec() })
+    }
+
+    async fn renew(&self, claims: &[Claim]) -> Result<Vec<Renewal>, BackendError> {
+        ask!(self, Renew { claims: claims.to_vec() })
+    }
+
+    async fn release(&self, claim: &Claim) -> Result<bool, BackendError> {
+        ask!(self, Release { claim: claim.clone() })
+    }
+
+    async fn pass(&self, from: &Claim, to: &Claim) -> Result<Option<Grant>, BackendError> {
+        ask!(self, Pass { from: from.clone(), to: to.clone() })
+    }
+
+    async fn holder(&self, name: &Name, mode: Mode) -> Result<Option<Occupied>, BackendError> {
+        ask!(self, Holder { name: name.clone(), mode })
+    }
+
+    async fn clear(&self, name: &Name, mode: Mode) -> Result<bool, BackendError> {
+        ask!(self, Clear { name: name.clone(), mode })
+    }
+
+    async fn changes(&self, name: &Name) -> Result<Changes, BackendError> {
+        ask!(self, Changes { name: name.clone() })
+    }
+
+    fn changes_along(&self, name: &Name) -> Option<Changes> {
+        self.inner.changes_along(name)
+    }
+
+    fn time_limit(&self) -> Option<Duration> {
+        self.inner.time_limit()
+    }
+
+    fn shard(&self, name: &Name) -> usize {
+        self.inner.shard(name)
+    }
+
+    fn apart(&self) -> Option<Self> {
+        self.inner.apart().map(|inner| Self { inner, hook: self.hook.clone() })
+    }
+}
+
+impl<B: Store + Latches, H: Hook<B>> Store for Interceptor<B, H> {
+    async fn get(&self, name: &Name) -> Result<Option<Entry>, BackendError> {
+        ask!(self, Get { name: name.clone() })
+    }
+
+    async fn claim(&self, claim: &Claim, seen: u64) -> Result<Claimed, BackendError> {
+        ask!(self, Claim { claim: claim.clone(), seen })
+    }
+
+    async fn commit(
+        &self,
+        claim: &Claim,
+        grant: &Grant,
+        entry: &Entry,
+        ttl: Option<Duration>,
+    ) -> Result<Committed, BackendError> {
+        let (claim, entry) = (claim.clone(), entry.clone());
+        ask!(self, Commit { claim, fence: grant.fence(), entry, ttl })
+    }
+
+    async fn fail(&self, claim: &Claim, failure: &Failure) -> Result<bool, BackendError> {
+        ask!(self, Fail { claim: claim.clone(), failure: failure.clone() })
+    }
+
+    async fn put(
+        &self,
+        name: &Name,
+        entry: &Entry,
+        ttl: Duration,
+        fence_life: Duration,
+    ) -> Result<u64, BackendError> {
+        ask!(self, Put { name: name.clone(), entry: entry.clone(), ttl, fence_life })
+    }
+
+    async fn invalidate(&self, name: &Name, fence_life: Duration) -> Result<u64, BackendError> {
+        ask!(self, Invalidate { name: name.clone(), fence_life })
+    }
+}
+
+impl<B: Store + Latches, H: Hook<B>> Latches for Interceptor<B, H> {
+    async fn set_latch(
+        &self,
+        name: &Name,
+        id: Owner,
+        count: u32,
+        ttl: Duration,
+    ) -> Result<bool, BackendError> {
+        ask!(self, SetLatch { name: name.clone(), id, count, ttl })
+    }
+
+    async fn count_down(
+        &self,
+        name: &Name,
+        id: Owner,
+        by: u32,
+    ) -> Result<Option<Countdown>, BackendError> {
+        ask!(self, CountDown { name: name.clone(), id, by })
+    }
+
+    async fn latch(&self, name: &Name) -> Result<Option<Countdown>, BackendError> {
+        ask!(self, Latch { name: name.clone() })
+    }
+
+    async fn clear_latch(&self, name: &Name) -> Result<bool, BackendError> {
+        ask!(self, ClearLatch { name: name.clone() })
+    }
+}
