@@ -12,7 +12,7 @@
 //! Here each lock is a lease: it ends by itself unless its holder renews it, and what is left behind ends too.
 //!
 //! Tests: `tests/fleet/locks.rs` `a_killed_holder_costs_the_rest_of_its_lease`; `tests/conformance/leases.rs`
-//! `a_lease_ends_by_itself`; `tests/conformance/leftovers.rs` `everything_ends`.
+//! `a_lease_ends_by_itself`; `tests/conformance/leftovers.rs` `every_key_ends`.
 //!
 //! # 2. `SETNX lock 1`, then `EXPIRE lock 10`
 //!
@@ -107,8 +107,8 @@
 //!
 //! Tests: `tests/memory/locks.rs` `one_holder_at_a_time_and_fences_that_grow`, which leaves no time for a timer;
 //! `tests/redis/family/faults.rs` `pushes_that_are_lost`, `a_user_who_may_not_publish`, `a_user_who_may_not_subscribe`;
-//! `tests/conformance/pushes.rs` `listening_churns_without_a_gap`; `tests/conformance/fair.rs`
-//! `first_come_first_served`, `the_dead_are_passed_over_together`; `tests/redis/handover.rs`
+//! `tests/conformance/pushes.rs` `a_listener_that_replaces_another_misses_nothing`; `tests/conformance/fair.rs`
+//! `fair_waiters_are_served_in_their_order`, `dead_waiters_are_skipped_together`; `tests/redis/handover.rs`
 //! `a_push_that_comes_after_the_end_is_not_believed`.
 //!
 //! # 9. Renewing by itself
@@ -138,7 +138,7 @@
 //! grows though either is lost.
 //!
 //! Tests: `tests/fleet/locks.rs` `a_suspended_holder_learns_of_its_loss`, `no_update_is_lost`;
-//! `tests/conformance/fences.rs` `they_grow_over_expiries`, `they_grow_though_the_last_one_is_forgotten`;
+//! `tests/conformance/fences.rs` `fences_grow_over_expiries`, `fences_grow_though_the_last_one_is_forgotten`;
 //! `tests/redis/scripts.rs` `fences_grow_though_the_clock_steps_back`.
 //!
 //! # 11. The server dies

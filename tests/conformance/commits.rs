@@ -1,4 +1,4 @@
-//! From a claim to an entry.
+//! The way from a claim to a stored entry.
 
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ pub async fn a_claim_gets_the_entry_that_it_had_not_seen<H: Harness>(h: &H) {
     let expected = Claimed::Newer(value("first").with_fence(first));
     assert_eq!(backend.claim(&claim(&name), 0).await.unwrap(), expected);
     assert_eq!(backend.claim(&claim(&name), first - 1).await.unwrap(), expected);
-    // Seen, and found too old: it may be loaded anew.
+    // The caller has seen the entry and found it too old, so it may load again.
     let refresh = claim(&name);
     let granted = backend.claim(&refresh, first).await.unwrap();
     let Claimed::Granted(grant) = granted else { panic!("not granted: {granted:?}") };
@@ -45,7 +45,7 @@ pub async fn the_holder_gets_its_lease_whatever_it_has_seen<H: Harness>(h: &H) {
     let Claimed::Granted(grant) = backend.claim(&refresh, first).await.unwrap() else {
         panic!("not granted");
     };
-    // The claim is sent again with less knowledge; the load is under way, and stays so.
+    // The claim is sent again with less knowledge. The load stays under way.
     assert_eq!(begun(&backend, &refresh).await.fence(), grant.fence());
 }
 
@@ -77,7 +77,7 @@ pub async fn a_commit_sent_twice_stores_once<H: Harness>(h: &H) {
         assert_eq!(outcome, Committed::Stored);
         h.pass(TTL / 4).await;
     }
-    // The second one gave the entry no more time, and pushed nothing.
+    // The second commit neither prolonged the entry nor pushed anything.
     h.pass(TTL / 2).await;
     assert_eq!(read(&backend, &name).await, None);
     let burnt = backend.invalidate(&name, FENCE_LIFE).await.unwrap();
@@ -85,9 +85,9 @@ pub async fn a_commit_sent_twice_stores_once<H: Harness>(h: &H) {
     assert_eq!(next(&mut changes).await, Change::Invalidated(burnt));
 }
 
-/// The entry was written, has ended, and then the same commit arrives once more. Judged by the entry alone,
-/// it would be written again, with a time that it no longer has.
-pub async fn a_commit_sent_twice_does_not_raise_the_dead<H: Harness>(h: &H) {
+/// The entry was written and has ended, and then the same commit arrives once more. A commit that
+/// looks at the entry alone would write it again, with a time that it no longer has.
+pub async fn a_commit_sent_twice_does_not_restore_an_ended_entry<H: Harness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     let claim = claim(&name);
@@ -142,7 +142,7 @@ pub async fn a_hand_over_sent_twice_hands_over_once<H: Harness>(h: &H) {
     assert_eq!(next(&mut changes).await, Change::Invalidated(burnt));
 }
 
-pub async fn a_commit_of_a_lost_lease_passes_while_nobody_else_had_it<H: Harness>(h: &H) {
+pub async fn a_commit_of_a_lost_lease_is_stored_if_no_other_claim_had_it<H: Harness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     let claim = claim(&name);
@@ -153,9 +153,9 @@ pub async fn a_commit_of_a_lost_lease_passes_while_nobody_else_had_it<H: Harness
     assert_eq!(read(&backend, &name).await.as_deref(), Some("v"));
 }
 
-/// A leader stalls for longer than its lease, and another one loads meanwhile. What the first one read may
-/// be older than what the second one read, so it is not stored, whether the second is done or not.
-pub async fn a_commit_of_a_lost_lease_is_refused_once_somebody_had_it<H: Harness>(h: &H) {
+/// A leader stalls for longer than its lease, and another one loads meanwhile. The first value may
+/// be older than the second one. It is not stored, whether the second load is done or not.
+pub async fn a_commit_of_a_lost_lease_is_refused_after_another_claim<H: Harness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     let (late, newer) = (claim(&name), claim(&name));
@@ -171,7 +171,7 @@ pub async fn a_commit_of_a_lost_lease_is_refused_once_somebody_had_it<H: Harness
     assert_eq!(read(&backend, &name).await, None);
 }
 
-pub async fn a_commit_of_a_lost_lease_gets_the_entry_of_who_had_it<H: Harness>(h: &H) {
+pub async fn a_commit_of_a_lost_lease_gets_the_entry_of_its_successor<H: Harness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     let late = claim(&name);
@@ -183,7 +183,7 @@ pub async fn a_commit_of_a_lost_lease_gets_the_entry_of_who_had_it<H: Harness>(h
     assert_eq!(read(&backend, &name).await.as_deref(), Some("newer"));
 }
 
-/// Without the fence nobody knows whether the name was invalidated meanwhile.
+/// Without the fence, the backend cannot tell whether the name was invalidated meanwhile.
 pub async fn a_commit_after_its_fence_is_forgotten_is_refused<H: Harness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
@@ -195,7 +195,7 @@ pub async fn a_commit_after_its_fence_is_forgotten_is_refused<H: Harness>(h: &H)
     assert_eq!(read(&backend, &name).await, None);
 }
 
-/// And the holder's asking again does not make it known.
+/// A claim that the holder sends again does not make the fence known again.
 pub async fn a_forgotten_fence_is_not_brought_back_by_its_holder<H: Harness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
@@ -259,7 +259,7 @@ pub async fn a_failure_ends_the_lease_and_stores_nothing<H: Harness>(h: &H) {
 
 pub async fn large_entries_come_back_whole<H: Harness>(h: &H) {
     let backend = h.backend();
-    // Around the limits of a push and of a value, and nothing at all; every byte occurs.
+    // Sizes around the limits of a push and of a value, and an empty value. Every byte occurs.
     for size in [0, 1, (64 << 10) - 36, 64 << 10, (64 << 10) + 1, 8 << 20] {
         let name = name(&format!("large:{size}"));
         let claim = claim(&name);
@@ -269,6 +269,6 @@ pub async fn large_entries_come_back_whole<H: Harness>(h: &H) {
         let outcome = backend.commit(&claim, &grant, &entry, Some(TTL)).await.unwrap();
         assert_eq!(outcome, Committed::Stored);
         let found = backend.get(&name).await.unwrap().unwrap();
-        assert!(found == entry.with_fence(grant.fence()), "{size} bytes came back otherwise");
+        assert!(found == entry.with_fence(grant.fence()), "{size} bytes came back changed");
     }
 }

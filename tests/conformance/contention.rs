@@ -1,4 +1,4 @@
-//! Several processes at once.
+//! Several processes contend for one name.
 
 use std::sync::{
     Arc, Mutex,
@@ -20,15 +20,15 @@ pub async fn contenders_never_hold_together<H: Harness>(h: &H) {
         let name = name("k");
         let mut rounds = 0;
         while rounds < 25 {
-            // A claim of its own for each try, and none of them comes again.
+            // Each try has a claim of its own, which is not sent again.
             let claim = hasty(&name);
             let Acquired::Granted(grant) = backend.acquire(&claim).await.unwrap() else {
                 tokio::task::yield_now().await;
                 continue;
             };
-            assert!(!busy.swap(true, Ordering::SeqCst), "two hold at once");
+            assert!(!busy.swap(true, Ordering::SeqCst), "two claims hold the lease at once");
             fences.lock().unwrap().push(grant.fence());
-            // Others get their turn while it is held.
+            // Let the other contenders run while the lease is held.
             tokio::task::yield_now().await;
             busy.store(false, Ordering::SeqCst);
             assert!(backend.release(&claim).await.unwrap());
@@ -38,10 +38,10 @@ pub async fn contenders_never_hold_together<H: Harness>(h: &H) {
     join_all(contenders).await;
     let fences = fences.lock().unwrap();
     assert_eq!(fences.len(), 100);
-    assert!(fences.is_sorted_by(|a, b| a < b), "fences went back: {fences:?}");
+    assert!(fences.is_sorted_by(|a, b| a < b), "the fences went backwards: {fences:?}");
 }
 
-/// Asks until it is granted.
+/// Claims the lease until it is granted.
 async fn won(backend: &impl Leases, claim: &Claim) -> u64 {
     loop {
         if let Acquired::Granted(grant) = backend.acquire(claim).await.unwrap() {
@@ -52,14 +52,14 @@ async fn won(backend: &impl Leases, claim: &Claim) -> u64 {
 }
 
 pub async fn readers_and_writers_never_hold_together<H: Harness>(h: &H) {
-    // How many read; a writer stands for a thousand.
+    // The number of readers inside. A writer counts as a thousand.
     let inside = Arc::new(AtomicI32::new(0));
     let last = Arc::new(Mutex::new(0));
-    let contenders = (0..4).map(async |who| {
+    let contenders = (0..4).map(async |contender| {
         let backend = h.backend();
         let name = name("k");
         for round in 0..25 {
-            let writes = (who + round) % 3 == 0;
+            let writes = (contender + round) % 3 == 0;
             let (mode, weight) = if writes { (Mode::Write, 1000) } else { (Mode::Read, 1) };
             let claim = claim_in(mode, &name);
             let fence = won(&backend, &claim).await;
@@ -67,7 +67,7 @@ pub async fn readers_and_writers_never_hold_together<H: Harness>(h: &H) {
             assert!(before < if writes { 1 } else { 1000 }, "{before} inside before {mode:?}");
             if writes {
                 let before = std::mem::replace(&mut *last.lock().unwrap(), fence);
-                assert!(fence > before, "fences went back");
+                assert!(fence > before, "the fences went backwards");
             }
             tokio::task::yield_now().await;
             inside.fetch_sub(weight, Ordering::SeqCst);
@@ -77,13 +77,13 @@ pub async fn readers_and_writers_never_hold_together<H: Harness>(h: &H) {
     join_all(contenders).await;
 }
 
-pub async fn no_more_permits_are_out_than_there_are<H: Harness>(h: &H) {
+pub async fn permits_in_use_never_exceed_the_limit<H: Harness>(h: &H) {
     let out = Arc::new(AtomicI32::new(0));
-    let contenders = (0..5).map(async |who| {
+    let contenders = (0..5).map(async |contender| {
         let backend = h.backend();
         let name = name("k");
         for round in 0..20 {
-            let count = 1 + (who + round) % 3;
+            let count = 1 + (contender + round) % 3;
             let claim = claim_in(Mode::Permit { limit: 4, count }, &name);
             won(&backend, &claim).await;
             let count = i32::try_from(count).unwrap();
@@ -110,7 +110,7 @@ pub async fn fair_contenders_hold_in_their_order<H: Harness>(h: &H) {
         waiting.push((backend, claim));
     }
     let order = Arc::new(Mutex::new(Vec::new()));
-    // They ask all at once, the last one first.
+    // All waiters ask at once, the last one first.
     let contenders = waiting.iter().enumerate().rev().map(async |(at, (backend, claim))| {
         won(backend, claim).await;
         order.lock().unwrap().push(at);
@@ -123,7 +123,7 @@ pub async fn fair_contenders_hold_in_their_order<H: Harness>(h: &H) {
     assert_eq!(*order.lock().unwrap(), [0, 1, 2, 3, 4, 5, 6, 7]);
 }
 
-/// The commit is on its way when the name is invalidated: whichever comes first, nothing is left.
+/// The commit is on its way when the name is invalidated. No entry is left, in either order.
 pub async fn an_invalidation_wins_against_any_commit<H: Harness>(h: &H) {
     let (here, there) = (h.backend(), h.backend());
     for turn in 0..60 {
@@ -188,7 +188,7 @@ pub async fn one_of_many_claims_is_granted<H: Harness>(h: &H) {
             match answer.unwrap() {
                 Claimed::Granted(_) => {}
                 Claimed::Held(occupied) => assert_eq!(occupied.fence, fences[0]),
-                other => panic!("neither granted nor held: {other:?}"),
+                other => panic!("the answer is neither granted nor held: {other:?}"),
             }
         }
     }

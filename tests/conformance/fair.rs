@@ -1,4 +1,4 @@
-//! A lease that is granted first come, first served.
+//! A fair lease is granted in the order of its queue.
 
 use std::time::Duration;
 
@@ -34,7 +34,7 @@ pub async fn a_free_lease_is_granted_at_once<H: Harness>(h: &H) {
     assert!(granted(&here, &third).await.fence() > fence);
 }
 
-pub async fn first_come_first_served<H: Harness>(h: &H) {
+pub async fn fair_waiters_are_served_in_their_order<H: Harness>(h: &H) {
     let (here, there) = (h.backend(), h.backend());
     let name = name("k");
     let mut holder = fair(&name);
@@ -46,10 +46,10 @@ pub async fn first_come_first_served<H: Harness>(h: &H) {
     }
     for (turn, claim) in waiting.iter().enumerate() {
         assert!(here.release(&holder).await.unwrap());
-        // It holds the lease before it has asked for it again.
+        // The waiter holds the lease before it has asked again.
         let before = std::mem::replace(&mut fence, handed_over(&mut changes, claim).await.fence);
         assert!(fence > before);
-        // Those behind, and whoever comes now, wait for the first.
+        // The waiters behind, and a claim that comes now, wait for the first one.
         let late = fair(&name);
         for other in waiting.iter().skip(turn + 1).chain([&late]) {
             let occupied = held(&there, other).await;
@@ -64,8 +64,8 @@ pub async fn first_come_first_served<H: Harness>(h: &H) {
     assert_eq!(next(&mut changes).await, Change::Wake);
 }
 
-/// Whoever does not listen would not know that it is his.
-pub async fn what_nobody_hears_is_granted_to_nobody<H: Harness>(h: &H) {
+/// A waiter that does not listen would not learn that it holds the lease.
+pub async fn a_lease_is_not_handed_to_a_waiter_that_does_not_listen<H: Harness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     let [first, second, third] = three(&name);
@@ -74,15 +74,16 @@ pub async fn what_nobody_hears_is_granted_to_nobody<H: Harness>(h: &H) {
     held(&backend, &third).await;
     assert!(backend.release(&first).await.unwrap());
     assert_eq!(backend.holder(&name, Mode::Fair).await.unwrap(), None);
-    // It is the turn of the first all the same.
+    // It is still the turn of the first waiter.
     let occupied = held(&backend, &third).await;
     assert_eq!((occupied.fence, occupied.holders), (0, 0));
     assert!(occupied.remaining <= PLACE_LIFE && !occupied.remaining.is_zero());
     assert!(granted(&backend, &second).await.fence() > fence);
 }
 
-/// A fair holder gave the lease back while one waited who is only to be called, and behind him a fair one.
-async fn one_called_before_one_in_order(backend: &impl Leases) -> (Claim, Claim, Changes) {
+/// Lets a fair holder release the lease while two claims wait: an unfair waiter that is only
+/// notified, and a fair one behind it.
+async fn unfair_waiter_before_fair_waiter(backend: &impl Leases) -> (Claim, Claim, Changes) {
     let name = name("k");
     let [first, second, _] = three(&name);
     let plain = claim(&name);
@@ -95,29 +96,30 @@ async fn one_called_before_one_in_order(backend: &impl Leases) -> (Claim, Claim,
     (plain, second, changes)
 }
 
-/// Whoever waits for several leases at once has no use for one of them, and holds none while he waits.
-pub async fn who_is_only_called_is_handed_nothing_over<H: Harness>(h: &H) {
+/// A waiter for several leases at once has no use for one of them. It holds none while it waits.
+pub async fn a_waiter_that_takes_no_handover_is_only_notified<H: Harness>(h: &H) {
     let backend = h.backend();
-    let (plain, second, mut changes) = one_called_before_one_in_order(&backend).await;
+    let (plain, second, mut changes) = unfair_waiter_before_fair_waiter(&backend).await;
     assert_eq!(backend.renew(std::slice::from_ref(&plain)).await.unwrap(), [Renewal::NotHeld]);
     granted(&backend, &plain).await;
-    // He leaves, and the next one has his turn.
+    // The waiter leaves, and the next one has its turn.
     assert!(backend.release(&plain).await.unwrap());
     let fence = handed_over(&mut changes, &second).await.fence;
     assert_eq!(granted(&backend, &second).await.fence(), fence);
 }
 
-/// He may have died, or wait for something else by now.
-pub async fn who_is_only_called_holds_nobody_up<H: Harness>(h: &H) {
+/// The notified waiter may have died, or may wait for another lease by now.
+pub async fn a_notified_waiter_delays_the_queue_for_a_moment_only<H: Harness>(h: &H) {
     let backend = h.backend();
-    let (_, second, _changes) = one_called_before_one_in_order(&backend).await;
+    let (_, second, _changes) = unfair_waiter_before_fair_waiter(&backend).await;
     h.pass(CALL_LIFE).await;
     granted(&backend, &second).await;
 }
 
-/// A holder died without a release, and so did a waiter of a mutex, who asks seldom and whose place is kept for long. Of
-/// those who wait fairly the first was held up by that place, though the lease was free.
-pub async fn who_is_not_held_to_the_order_holds_nobody_to_it<H: Harness>(h: &H) {
+/// A holder died without a release, and so did a waiter for a plain mutex. Such a waiter asks
+/// seldom, so its queue entry is kept for long. That entry once held up the first fair waiter,
+/// though the lease was free.
+pub async fn an_unfair_waiter_does_not_block_a_fair_waiter<H: Harness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     let [mut first, second, third] = three(&name);
@@ -133,8 +135,9 @@ pub async fn who_is_not_held_to_the_order_holds_nobody_to_it<H: Harness>(h: &H) 
     granted(&backend, &second).await;
 }
 
-/// Whoever it was handed over to died: he has no place any more, and the next one is in time for his.
-async fn handed_over_to_one_that_died<H: Harness>(h: &H, waited: Duration, lasts: Duration) {
+/// The owner of a handover dies. Its queue entry is gone, and the next waiter takes the lease in
+/// time.
+async fn handed_over_to_a_dead_waiter<H: Harness>(h: &H, waited: Duration, lasts: Duration) {
     let backend = h.backend();
     let name = name("k");
     let [first, second, third] = three(&name);
@@ -154,16 +157,16 @@ async fn handed_over_to_one_that_died<H: Harness>(h: &H, waited: Duration, lasts
     assert!(!backend.release(&second).await.unwrap());
 }
 
-pub async fn what_is_handed_over_lasts_for_its_time<H: Harness>(h: &H) {
-    handed_over_to_one_that_died(h, PLACE_LIFE / 10, HANDOVER_LIFE).await;
+pub async fn a_handover_lasts_for_its_time<H: Harness>(h: &H) {
+    handed_over_to_a_dead_waiter(h, PLACE_LIFE / 10, HANDOVER_LIFE).await;
 }
 
-/// So all who died hold the others up for one such time together.
-pub async fn it_lasts_no_longer_than_the_place<H: Harness>(h: &H) {
-    handed_over_to_one_that_died(h, PLACE_LIFE - HANDOVER_LIFE / 2, HANDOVER_LIFE / 2).await;
+/// All dead waiters together therefore delay the others by one such time only.
+pub async fn a_handover_lasts_no_longer_than_the_queue_entry<H: Harness>(h: &H) {
+    handed_over_to_a_dead_waiter(h, PLACE_LIFE - HANDOVER_LIFE / 2, HANDOVER_LIFE / 2).await;
 }
 
-pub async fn what_is_handed_over_is_a_lease<H: Harness>(h: &H) {
+pub async fn a_handover_is_a_lease<H: Harness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     let [first, second, third] = three(&name);
@@ -183,14 +186,14 @@ pub async fn what_is_handed_over_is_a_lease<H: Harness>(h: &H) {
     assert!(backend.release(&third).await.unwrap());
 }
 
-pub async fn who_asks_again_keeps_the_place<H: Harness>(h: &H) {
+pub async fn a_waiter_that_asks_again_keeps_its_queue_entry<H: Harness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     let [first, second, third] = three(&name);
     granted(&backend, &first).await;
     held(&backend, &second).await;
     held(&backend, &third).await;
-    // For longer than a place is kept, had they not asked.
+    // The loop takes longer than a queue entry is kept without another claim.
     for _ in 0..4 {
         h.pass(PLACE_LIFE / 2).await;
         held(&backend, &third).await;
@@ -201,7 +204,7 @@ pub async fn who_asks_again_keeps_the_place<H: Harness>(h: &H) {
     granted(&backend, &second).await;
 }
 
-pub async fn who_does_not_wait_takes_no_place<H: Harness>(h: &H) {
+pub async fn a_claim_that_does_not_wait_gets_no_queue_entry<H: Harness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     let [first, mut second, third] = three(&name);
@@ -211,11 +214,11 @@ pub async fn who_does_not_wait_takes_no_place<H: Harness>(h: &H) {
     backend.release(&first).await.unwrap();
     granted(&backend, &third).await;
     backend.release(&third).await.unwrap();
-    // It may be granted all the same.
+    // The lease may be granted to such a claim all the same.
     granted(&backend, &second).await;
 }
 
-pub async fn who_leaves_lets_the_next_pass<H: Harness>(h: &H) {
+pub async fn a_waiter_that_leaves_lets_the_next_pass<H: Harness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     let [first, second, third] = three(&name);
@@ -226,12 +229,12 @@ pub async fn who_leaves_lets_the_next_pass<H: Harness>(h: &H) {
     assert!(!backend.release(&second).await.unwrap());
     backend.release(&first).await.unwrap();
     let fence = handed_over(&mut changes, &third).await.fence;
-    // Sent twice, it leaves once.
+    // Sent twice, the release removes the waiter once.
     assert!(!backend.release(&second).await.unwrap());
     assert_eq!(granted(&backend, &third).await.fence(), fence);
 }
 
-pub async fn the_dead_are_passed_over_together<H: Harness>(h: &H) {
+pub async fn dead_waiters_are_skipped_together<H: Harness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     let [holder, first, second] = three(&name);
@@ -250,7 +253,7 @@ pub async fn the_dead_are_passed_over_together<H: Harness>(h: &H) {
     assert_eq!(granted(&backend, &alive).await.fence(), fence);
 }
 
-pub async fn a_grant_sent_twice_is_the_same<H: Harness>(h: &H) {
+pub async fn a_fair_claim_sent_twice_is_granted_one_lease<H: Harness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     let [first, second, _] = three(&name);
@@ -269,8 +272,8 @@ pub async fn a_grant_sent_twice_is_the_same<H: Harness>(h: &H) {
     assert_eq!(backend.renew(&[second]).await.unwrap(), [Renewal::Held]);
 }
 
-/// A plain claim passes those who queue; but never holds together with one of them.
-pub async fn it_is_the_lease_of_the_mutex<H: Harness>(h: &H) {
+/// A plain claim overtakes the fair queue, but never holds the lease together with a fair holder.
+pub async fn a_fair_mutex_and_a_mutex_share_one_lease<H: Harness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     let [first, second, _] = three(&name);

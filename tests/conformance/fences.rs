@@ -1,4 +1,4 @@
-//! Fences only grow: over everything that ends a lease, and over their own loss.
+//! Fences only grow, over everything that ends a lease and over their own loss.
 
 use bellwether::backend::{Committed, Grant, Leases, Renewal, Store};
 
@@ -6,7 +6,7 @@ use crate::harness::{
     FENCE_LIFE, Harness, LEASE, MOMENT, TTL, begun, claim, granted, name, stored, value,
 };
 
-pub async fn they_grow_over_releases<H: Harness>(h: &H) {
+pub async fn fences_grow_over_releases<H: Harness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     let mut last = 0;
@@ -19,7 +19,7 @@ pub async fn they_grow_over_releases<H: Harness>(h: &H) {
     }
 }
 
-pub async fn they_grow_over_expiries<H: Harness>(h: &H) {
+pub async fn fences_grow_over_expiries<H: Harness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     let mut last = 0;
@@ -31,7 +31,7 @@ pub async fn they_grow_over_expiries<H: Harness>(h: &H) {
     }
 }
 
-pub async fn they_grow_over_writes<H: Harness>(h: &H) {
+pub async fn fences_grow_over_writes<H: Harness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     let mut last = 0;
@@ -50,7 +50,7 @@ pub async fn they_grow_over_writes<H: Harness>(h: &H) {
     }
 }
 
-pub async fn they_grow_though_the_last_one_is_forgotten<H: Harness>(h: &H) {
+pub async fn fences_grow_though_the_last_one_is_forgotten<H: Harness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     let first = claim(&name);
@@ -61,12 +61,12 @@ pub async fn they_grow_though_the_last_one_is_forgotten<H: Harness>(h: &H) {
     assert!(fence > last, "{fence} after {last}");
 }
 
-pub async fn they_grow_past_the_entry_though_the_last_one_is_forgotten<H: Harness>(h: &H) {
+pub async fn fences_grow_past_the_entry_though_the_last_one_is_forgotten<H: Harness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     let claim = claim(&name);
     let grant = begun(&backend, &claim).await;
-    // Ten lives of a fence, so that the entry stays where the fence ends by its time.
+    // Ten lives of a fence, so that the entry outlives the fence where the fence ends by its time.
     let stored = backend.commit(&claim, &grant, &value("v"), Some(FENCE_LIFE * 10)).await.unwrap();
     assert_eq!(stored, Committed::Stored);
     h.forget_fence(&name).await;
@@ -84,8 +84,8 @@ pub async fn a_burnt_fence_is_greater_than_the_granted_one<H: Harness>(h: &H) {
     assert!(backend.put(&name, &value("v"), TTL, FENCE_LIFE).await.unwrap() > fence);
 }
 
-/// A load may take longer than a fence is remembered; renewals of its lease keep the fence, too.
-pub async fn they_are_remembered_as_long_as_they_are_renewed<H: Harness>(h: &H) {
+/// A load may take longer than a fence is remembered. Renewals of its lease keep the fence as well.
+pub async fn a_fence_is_remembered_while_its_lease_is_renewed<H: Harness>(h: &H) {
     let backend = h.backend();
     let mut long = claim(&name("k"));
     long.fence_life = LEASE + MOMENT;

@@ -1,4 +1,5 @@
-//! Who waits for a plain mutex, and takes it, is handed it with the release, in turn and without another question.
+//! A waiter for a plain mutex that takes handovers gets the lease with the release, in turn and
+//! without another claim.
 
 use std::time::Duration;
 
@@ -16,7 +17,7 @@ fn lock() -> Name {
     name_in("conformance", Family::Lock, "k")
 }
 
-/// Claims that take it.
+/// Returns claims that take a handover.
 fn claims<const N: usize>(name: &Name) -> [Claim; N] {
     std::array::from_fn(|_| {
         let mut claim = claim(name);
@@ -25,7 +26,7 @@ fn claims<const N: usize>(name: &Name) -> [Claim; N] {
     })
 }
 
-pub async fn who_waits_for_a_mutex_is_handed_it<H: Harness>(h: &H) {
+pub async fn a_waiter_is_handed_the_mutex_with_the_release<H: Harness>(h: &H) {
     let backend = h.backend();
     let name = lock();
     let [holder, waiting] = claims(&name);
@@ -38,16 +39,16 @@ pub async fn who_waits_for_a_mutex_is_handed_it<H: Harness>(h: &H) {
     let occupied = held(&backend, &hasty(&name)).await;
     assert_eq!((occupied.fence, occupied.holders), (fence, 1));
     assert!(occupied.remaining <= HANDOVER_LIFE, "{occupied:?}");
-    // It is a lease as any other.
+    // A handover is a lease like any other.
     assert_eq!(backend.renew(std::slice::from_ref(&waiting)).await.unwrap(), [Renewal::Held]);
     let occupied = held(&backend, &hasty(&name)).await;
     assert!(occupied.remaining > LEASE - MOMENT, "{occupied:?}");
     assert!(backend.release(&waiting).await.unwrap());
-    assert_eq!(next(&mut changes).await, Change::Wake, "nobody waits any more");
+    assert_eq!(next(&mut changes).await, Change::Wake, "the queue is not empty");
     assert!(granted(&backend, &hasty(&name)).await.fence() > fence);
 }
 
-pub async fn it_is_handed_over_in_turn<H: Harness>(h: &H) {
+pub async fn a_mutex_is_handed_over_in_turn<H: Harness>(h: &H) {
     let (here, there) = (h.backend(), h.backend());
     let name = lock();
     let [mut holder] = claims(&name);
@@ -56,7 +57,7 @@ pub async fn it_is_handed_over_in_turn<H: Harness>(h: &H) {
     for claim in &waiting {
         held(&here, claim).await;
     }
-    // Who asks again keeps the place.
+    // A waiter that asks again keeps its queue entry.
     for claim in waiting.iter().rev() {
         held(&there, claim).await;
     }
@@ -68,11 +69,11 @@ pub async fn it_is_handed_over_in_turn<H: Harness>(h: &H) {
         holder = claim;
     }
     assert!(here.release(&holder).await.unwrap());
-    assert_eq!(next(&mut changes).await, Change::Wake, "nobody waits any more");
+    assert_eq!(next(&mut changes).await, Change::Wake, "the queue is not empty");
 }
 
-/// Who waits knows when he took the place. That he asked again since does not matter.
-pub async fn when_it_ends_is_counted_from_the_place<H: Harness>(h: &H) {
+/// The waiter knows when it entered the queue. A later claim of the same waiter does not count.
+pub async fn the_end_of_a_handover_counts_from_the_queue_entry<H: Harness>(h: &H) {
     let backend = h.backend();
     let name = lock();
     let [holder, waiting] = claims(&name);
@@ -88,7 +89,7 @@ pub async fn when_it_ends_is_counted_from_the_place<H: Harness>(h: &H) {
     assert!(ends >= 4 * waits + HANDOVER_LIFE && ends < 4 * waits + HANDOVER_LIFE + MOMENT);
 }
 
-pub async fn who_is_only_called_waits_beside_them<H: Harness>(h: &H) {
+pub async fn waiters_with_and_without_handover_share_the_queue<H: Harness>(h: &H) {
     let backend = h.backend();
     let name = lock();
     let [holder, second, fourth] = claims(&name);
@@ -112,8 +113,8 @@ pub async fn who_is_only_called_waits_beside_them<H: Harness>(h: &H) {
     assert!(backend.release(&fair).await.unwrap());
 }
 
-/// He is passed over, and it is free.
-pub async fn nobody_is_handed_what_he_does_not_hear_of<H: Harness>(h: &H) {
+/// The waiter is skipped, and the lease is free.
+pub async fn a_waiter_that_does_not_listen_is_skipped<H: Harness>(h: &H) {
     let backend = h.backend();
     let name = lock();
     let [holder, gone, other] = claims(&name);
@@ -122,7 +123,7 @@ pub async fn nobody_is_handed_what_he_does_not_hear_of<H: Harness>(h: &H) {
     assert!(backend.release(&holder).await.unwrap());
     assert_eq!(backend.holder(&name, Mode::Exclusive).await.unwrap(), None);
     assert!(granted(&backend, &other).await.fence() > fence);
-    // He is back, and takes a place anew.
+    // The waiter returns, and enters the queue anew.
     held(&backend, &gone).await;
     let mut changes = listen(&backend, &name).await;
     assert!(backend.release(&other).await.unwrap());
@@ -147,8 +148,8 @@ pub async fn a_release_sent_twice_hands_over_once<H: Harness>(h: &H) {
     assert!(backend.release(&third).await.unwrap());
 }
 
-/// His wait is over in the moment in which it is handed over to him.
-pub async fn who_was_handed_it_and_leaves_hands_it_on<H: Harness>(h: &H) {
+/// The wait ends in the moment of the handover.
+pub async fn a_waiter_that_leaves_after_a_handover_hands_the_lease_on<H: Harness>(h: &H) {
     let backend = h.backend();
     let name = lock();
     let [holder, second, third, fourth] = claims(&name);
@@ -157,7 +158,7 @@ pub async fn who_was_handed_it_and_leaves_hands_it_on<H: Harness>(h: &H) {
         held(&backend, claim).await;
     }
     let mut changes = listen(&backend, &name).await;
-    // One leaves before.
+    // Another waiter leaves before.
     assert!(!backend.release(&third).await.unwrap());
     assert!(backend.release(&holder).await.unwrap());
     let fence = handed_over(&mut changes, &second).await.fence;
@@ -165,7 +166,7 @@ pub async fn who_was_handed_it_and_leaves_hands_it_on<H: Harness>(h: &H) {
     assert!(handed_over(&mut changes, &fourth).await.fence > fence);
 }
 
-pub async fn what_was_handed_over_ends_by_itself<H: Harness>(h: &H) {
+pub async fn a_handover_ends_by_itself<H: Harness>(h: &H) {
     let backend = h.backend();
     let name = lock();
     let [holder, dead, next_one] = claims(&name);
@@ -182,7 +183,7 @@ pub async fn what_was_handed_over_ends_by_itself<H: Harness>(h: &H) {
     assert!(backend.release(&next_one).await.unwrap());
 }
 
-pub async fn a_place_that_was_not_kept_is_handed_nothing<H: Harness>(h: &H) {
+pub async fn an_ended_queue_entry_is_handed_nothing<H: Harness>(h: &H) {
     let backend = h.backend();
     let name = lock();
     let [holder, gone, waiting] = claims(&name);
@@ -196,8 +197,9 @@ pub async fn a_place_that_was_not_kept_is_handed_nothing<H: Harness>(h: &H) {
     handed_over(&mut changes, &waiting).await;
 }
 
-/// In a process the lease goes from one to the next; and then to another process.
-pub async fn what_was_passed_on_is_handed_over<H: Harness>(h: &H) {
+/// Within a process the lease is passed on between callers. Its release hands it over to another
+/// process.
+pub async fn a_lease_that_was_passed_on_is_handed_over<H: Harness>(h: &H) {
     let backend = h.backend();
     let name = lock();
     let [holder, next_one, waiting] = claims(&name);
@@ -209,13 +211,16 @@ pub async fn what_was_passed_on_is_handed_over<H: Harness>(h: &H) {
     assert!(backend.release(&next_one).await.unwrap());
     assert!(handed_over(&mut changes, &waiting).await.fence > passed);
     let [last] = claims(&name);
-    assert!(backend.pass(&waiting, &last).await.unwrap().is_some(), "it is his to pass on");
+    assert!(
+        backend.pass(&waiting, &last).await.unwrap().is_some(),
+        "the new owner cannot pass the lease on"
+    );
     assert!(backend.release(&last).await.unwrap());
 }
 
-/// He had a place when the lease was passed on to him. It ends with that, and is not handed to him, nor to nobody, when
-/// he or who had it from him is through with it.
-pub async fn nobody_is_handed_what_he_has_had<H: Harness>(h: &H) {
+/// The waiter had a queue entry when the lease was passed on to it. That ends the queue entry. A
+/// release by the waiter, or by its successor, then hands over to no owner at all.
+pub async fn a_waiter_that_already_had_the_lease_is_not_handed_it_again<H: Harness>(h: &H) {
     let backend = h.backend();
     let name = lock();
     let [holder, waiting, last] = claims(&name);
@@ -237,8 +242,8 @@ pub async fn nobody_is_handed_what_he_has_had<H: Harness>(h: &H) {
     granted(&backend, &hasty(&name)).await;
 }
 
-/// He did not believe it, or had asked before it came.
-pub async fn a_handover_is_granted_again_to_who_asks<H: Harness>(h: &H) {
+/// The waiter did not trust the handover, or had sent its claim before the handover arrived.
+pub async fn a_handover_is_granted_again_to_its_owner<H: Harness>(h: &H) {
     let backend = h.backend();
     let name = lock();
     let [holder, waiting] = claims(&name);

@@ -1,4 +1,4 @@
-//! What a rule is given: a backend, and the passing of time.
+//! A rule is given a harness: a backend, and the passing of time.
 
 use std::{future::Future, time::Duration};
 
@@ -14,13 +14,13 @@ use bytes::Bytes;
 use testkit::LIMIT;
 use tokio::time::timeout;
 
-/// The lease of the claims here: long, so that none ends by itself on a machine that is busy.
+/// The lease of the claims here. It is long, so that none ends by itself on a busy machine.
 pub const LEASE: Duration = Duration::from_secs(60);
-/// How long fences are remembered here.
+/// The time for which fences are remembered here.
 pub const FENCE_LIFE: Duration = Duration::from_secs(600);
-/// How long entries last here.
+/// The life of the entries here.
 pub const TTL: Duration = Duration::from_secs(120);
-/// More than any command takes, and less than any lease here.
+/// A duration longer than any command and shorter than any lease here.
 pub const MOMENT: Duration = Duration::from_secs(20);
 
 /// One empty backend, as a fleet sees it.
@@ -29,28 +29,30 @@ pub trait Harness: Sized {
 
     fn start() -> impl Future<Output = Self>;
 
-    /// The backend as one more process of the fleet has it, with connections of its own.
+    /// Returns the backend as one more process of the fleet has it, with connections of its own.
     fn backend(&self) -> Self::Backend;
 
     /// Lets time pass for everything that is kept.
     ///
-    /// Memory: tokio's paused time. Redis: every key is made older by as much, so that nothing depends on
-    /// how busy the machine is; that the server's own clock ends leases is tested in `redis_scripts.rs`.
+    /// Memory uses the paused time of tokio. Redis makes every key older by as much, so that
+    /// nothing depends on the load of the machine. `tests/redis/scripts.rs` tests that the clock of
+    /// the server ends leases.
     fn pass(&self, time: Duration) -> impl Future<Output = ()>;
 
     /// Makes the backend forget the last fence of a name, as an eviction does.
     fn forget_fence(&self, name: &Name) -> impl Future<Output = ()>;
 
-    /// Checks that nobody listens any more.
-    fn nobody_listens(&self) -> impl Future<Output = ()>;
+    /// Checks that no listener is left.
+    fn no_listener_is_left(&self) -> impl Future<Output = ()>;
 
-    /// The keys that are there, none without an end; nothing where a backend has no keys.
+    /// Returns the present keys after checking that each has an end. A backend without keys returns
+    /// none.
     fn keys(&self) -> impl Future<Output = Vec<String>>;
 
-    /// What must be true after every rule.
+    /// Checks the conditions that hold after every rule.
     fn finish(self) -> impl Future<Output = ()> {
         async move {
-            self.nobody_listens().await;
+            self.no_listener_is_left().await;
             self.keys().await;
         }
     }
@@ -74,11 +76,11 @@ impl Harness for Memory {
     }
 
     async fn forget_fence(&self, _: &Name) {
-        // Memory evicts none, so this one must end by its time.
+        // Memory evicts no fence, so the fence must end by its time.
         self.pass(FENCE_LIFE).await;
     }
 
-    async fn nobody_listens(&self) {}
+    async fn no_listener_is_left(&self) {}
 
     async fn keys(&self) -> Vec<String> {
         Vec::new()
@@ -105,7 +107,7 @@ mod over_redis {
         }
 
         fn backend(&self) -> RedisBackend {
-            builder().server(self.0.url()).build().expect("a URL of the helper")
+            builder().server(self.0.url()).build().expect("the URL of a test server is valid")
         }
 
         async fn pass(&self, time: Duration) {
@@ -114,16 +116,16 @@ mod over_redis {
 
         async fn forget_fence(&self, name: &Name) {
             let deleted: u32 = self.0.raw().await.run(&["DEL", &name.suffixed("f")]).await;
-            assert_eq!(deleted, 1, "there was no fence to forget");
+            assert_eq!(deleted, 1, "the backend had no fence to forget");
         }
 
-        async fn nobody_listens(&self) {
+        async fn no_listener_is_left(&self) {
             let raw = self.0.raw().await;
             let silent = || {
                 let mut raw = raw.clone();
                 async move { raw.pubsub_channels().await.is_empty() }
             };
-            assert!(eventually(LIMIT, silent).await, "subscriptions are left behind");
+            assert!(eventually(LIMIT, silent).await, "a subscription is left behind");
         }
 
         async fn keys(&self) -> Vec<String> {
@@ -137,19 +139,19 @@ mod over_redis {
     }
 
     fn builder() -> RedisBackendBuilder {
-        // Time-outs are not the matter here, and a busy machine must not make one.
+        // The rules are not about time-outs, and a busy machine must not cause one.
         RedisBackend::builder().command_timeout(LIMIT).connect_timeout(LIMIT)
     }
 
-    /// A cluster of three masters; none, once it was given back.
+    /// A cluster of three masters, or `None` once it was given back.
     pub struct Clustered(Option<Cluster>);
 
-    /// Clusters that wait for the next test, empty: to start one takes seconds.
+    /// Empty clusters that wait for the next test. The start of a cluster takes seconds.
     static IDLE: Mutex<Vec<Cluster>> = Mutex::new(Vec::new());
 
     impl Clustered {
         fn cluster(&self) -> &Cluster {
-            self.0.as_ref().expect("it is given back when the test is over")
+            self.0.as_ref().expect("the cluster was given back before the end of the test")
         }
     }
 
@@ -167,7 +169,7 @@ mod over_redis {
 
         fn backend(&self) -> RedisBackend {
             let urls = self.cluster().urls();
-            builder().cluster(urls).build().expect("URLs of the helper")
+            builder().cluster(urls).build().expect("the URLs of a test cluster are valid")
         }
 
         async fn pass(&self, time: Duration) {
@@ -180,15 +182,18 @@ mod over_redis {
             let key = name.suffixed("f");
             let owner = self.cluster().owner(&key).await;
             let deleted: u32 = self.cluster().nodes[owner].raw().await.run(&["DEL", &key]).await;
-            assert_eq!(deleted, 1, "there was no fence to forget");
+            assert_eq!(deleted, 1, "the backend had no fence to forget");
         }
 
-        async fn nobody_listens(&self) {
+        async fn no_listener_is_left(&self) {
             for node in &self.cluster().nodes {
                 let mut raw = node.raw().await;
                 let silent = async || raw.shard_channels().await.is_empty();
-                assert!(comes_true(LIMIT, silent).await, "subscriptions are left behind");
-                assert!(raw.pubsub_channels().await.is_empty(), "pushed to the whole cluster");
+                assert!(comes_true(LIMIT, silent).await, "a subscription is left behind");
+                assert!(
+                    raw.pubsub_channels().await.is_empty(),
+                    "a subscription concerns the whole cluster"
+                );
             }
         }
 
@@ -207,7 +212,7 @@ mod over_redis {
         }
 
         async fn finish(mut self) {
-            self.nobody_listens().await;
+            self.no_listener_is_left().await;
             self.keys().await;
             for node in &self.cluster().nodes {
                 node.raw().await.run::<()>(&["FLUSHALL"]).await;
@@ -222,23 +227,23 @@ pub fn name(key: &str) -> Name {
 }
 
 pub fn name_in(namespace: &str, family: Family, key: &str) -> Name {
-    let namespace = Namespace::new(namespace).expect("a namespace of the tests");
-    Name::new(&namespace, family, &Key::from(key), 512).expect("a name of the tests")
+    let namespace = Namespace::new(namespace).expect("the namespace is valid");
+    Name::new(&namespace, family, &Key::from(key), 512).expect("the name is valid")
 }
 
-/// A claim of a holder of its own.
+/// Returns an exclusive claim with a new owner.
 pub fn claim(name: &Name) -> Claim {
     Claim::new(name.clone(), Mode::Exclusive, LEASE, FENCE_LIFE)
 }
 
-/// A claim that takes no place in the queue.
+/// Returns a claim that does not enter the queue.
 pub fn hasty(name: &Name) -> Claim {
     let mut claim = claim(name);
     claim.waits = false;
     claim
 }
 
-/// A claim in a mode, by a holder of its own.
+/// Returns a claim in a mode, with a new owner.
 pub fn claim_in(mode: Mode, name: &Name) -> Claim {
     Claim::new(name.clone(), mode, LEASE, FENCE_LIFE)
 }
@@ -247,16 +252,16 @@ pub fn value(text: &str) -> Entry {
     Entry::value(7, Duration::from_millis(5), Bytes::copy_from_slice(text.as_bytes()))
 }
 
-/// The text of an entry of [`value`].
+/// Returns the text of an entry of [`value`].
 pub fn text(entry: &Entry) -> &str {
-    std::str::from_utf8(&entry.payload).expect("a text of the tests")
+    std::str::from_utf8(&entry.payload).expect("the payload is a text")
 }
 
-/// A failure as it arrives from another process.
+/// Returns a failure as it arrives from another process.
 pub fn failure(fence: u64, message: &str) -> Failure {
     match Change::decode(&Bytes::from(format!("f{fence:016}l{message}"))) {
         Change::Failed(failure) => failure,
-        other => panic!("not read as a failure: {other:?}"),
+        other => panic!("the bytes were not decoded as a failure: {other:?}"),
     }
 }
 
@@ -270,19 +275,19 @@ pub async fn granted(backend: &impl Leases, claim: &Claim) -> Grant {
 pub async fn held(backend: &impl Leases, claim: &Claim) -> Occupied {
     match backend.acquire(claim).await {
         Ok(Acquired::Held(occupied)) => occupied,
-        other => panic!("{claim:?} was not held up: {other:?}"),
+        other => panic!("{claim:?} was not refused: {other:?}"),
     }
 }
 
-/// How a claim is told that it was handed the lease.
+/// Waits for the handover of the lease to a claim.
 pub async fn handed_over(changes: &mut Changes, to: &Claim) -> Handover {
     match next(changes).await {
         Change::Granted(handover) if handover.owner == to.owner => handover,
-        other => panic!("not handed over to {to:?}: {other:?}"),
+        other => panic!("the lease was not handed over to {to:?}: {other:?}"),
     }
 }
 
-/// Claims a load; it must be granted.
+/// Claims a load, which must be granted.
 pub async fn begun(backend: &impl Store, claim: &Claim) -> Grant {
     match backend.claim(claim, 0).await {
         Ok(Claimed::Granted(grant)) => grant,
@@ -290,7 +295,7 @@ pub async fn begun(backend: &impl Store, claim: &Claim) -> Grant {
     }
 }
 
-/// Stores a value by a load of its own; says under which fence.
+/// Stores a value by a load of its own, and returns its fence.
 pub async fn stored(backend: &impl Store, name: &Name, text: &str) -> u64 {
     let claim = claim(name);
     let grant = match backend.claim(&claim, u64::MAX).await {
@@ -302,13 +307,13 @@ pub async fn stored(backend: &impl Store, name: &Name, text: &str) -> u64 {
     grant.fence()
 }
 
-/// The text of the entry that is there.
+/// Returns the text of the present entry.
 pub async fn read(backend: &impl Store, name: &Name) -> Option<String> {
-    backend.get(name).await.expect("a get").map(|entry| text(&entry).to_owned())
+    backend.get(name).await.expect("the get failed").map(|entry| text(&entry).to_owned())
 }
 
 pub async fn listen(backend: &impl Leases, name: &Name) -> Changes {
-    backend.changes(name).await.expect("a subscription")
+    backend.changes(name).await.expect("the subscription failed")
 }
 
 pub async fn next(changes: &mut Changes) -> Change {

@@ -1,4 +1,4 @@
-//! Latches: set once, counted down once for each step, and no zero where nothing was set.
+//! A latch is set once, counts each step once, and is not at zero where it was never set.
 
 use std::time::Duration;
 
@@ -47,7 +47,7 @@ pub async fn a_latch_that_was_never_set_is_not_at_zero<H: Harness>(h: &H) {
     let name = name("k");
     assert_eq!(left(&backend, &name).await, None);
     assert_eq!(count(&backend, &name, 1).await, None);
-    // And what counted nothing is not remembered.
+    // A step that counted nothing is not remembered.
     set(&backend, &name, 1).await;
     assert_eq!(left(&backend, &name).await, Some(1));
 }
@@ -60,7 +60,7 @@ pub async fn a_latch_is_set_once<H: Harness>(h: &H) {
     for then in [1, 0] {
         assert_eq!(count(&here, &name, 1).await, Some(then));
         assert!(!there.set_latch(&name, second, 9, TTL).await.unwrap());
-        // Sent twice, or late: recognised, and nothing is set anew.
+        // The same set, sent twice or late, is recognised. It sets nothing anew.
         assert!(here.set_latch(&name, first, 2, TTL).await.unwrap());
         assert_eq!(left(&there, &name).await, Some(then));
     }
@@ -75,7 +75,7 @@ pub async fn a_step_sent_twice_counts_once<H: Harness>(h: &H) {
     assert_eq!(step(one, 1).await, 2);
     assert_eq!(step(one, 1).await, 2);
     assert_eq!(step(two, 1).await, 1);
-    // The first one once more, after others.
+    // The first step arrives once more, after others.
     assert_eq!(step(one, 1).await, 1);
     assert_eq!(step(three, 1).await, 0);
     assert_eq!(step(three, 1).await, 0);
@@ -88,7 +88,7 @@ pub async fn an_unfinished_latch_ends_with_its_time<H: Harness>(h: &H) {
     set(&backend, &name, 2).await;
     assert!(is_about(look(&backend, &name).await.unwrap().remaining, TTL));
     h.pass(TTL / 2).await;
-    // A step makes it last no longer.
+    // A step does not prolong the latch.
     let step = backend.count_down(&name, Owner::fresh(), 1).await.unwrap().unwrap();
     assert!(is_about(step.remaining, TTL / 2), "{step:?}");
     assert!(is_about(look(&backend, &name).await.unwrap().remaining, TTL / 2));
@@ -111,7 +111,7 @@ pub async fn a_finished_latch_stands_for_its_time_again<H: Harness>(h: &H) {
         assert!(done.left == 0 && is_about(done.remaining, TTL), "{done:?}");
     }
     h.pass(TTL / 2).await;
-    // What is sent late keeps it no longer.
+    // Late calls do not prolong the finished latch.
     backend.count_down(&name, id, 1).await.unwrap();
     assert!(!backend.set_latch(&name, Owner::fresh(), 1, TTL).await.unwrap());
     let late = look(&backend, &name).await.unwrap();
@@ -121,7 +121,7 @@ pub async fn a_finished_latch_stands_for_its_time_again<H: Harness>(h: &H) {
     assert_eq!(h.keys().await, [""; 0]);
 }
 
-/// Who waits for zero need not be woken for each of ten thousand steps.
+/// A waiter for zero need not be woken for each of ten thousand steps.
 pub async fn zero_is_pushed_once_and_the_steps_are_not<H: Harness>(h: &H) {
     let (here, there) = (h.backend(), h.backend());
     let name = name("k");
@@ -131,7 +131,7 @@ pub async fn zero_is_pushed_once_and_the_steps_are_not<H: Harness>(h: &H) {
     for id in [Owner::fresh(), Owner::fresh(), last, last, Owner::fresh()] {
         here.count_down(&name, id, 1).await.unwrap();
     }
-    // Pushes keep their order, so what comes before this one was all.
+    // Pushes keep their order, so no other push precedes this one.
     let marker = claim(&name);
     granted(&here, &marker).await;
     let failure = crate::harness::failure(7, "the end");
@@ -170,7 +170,7 @@ pub async fn a_latch_and_a_lease_of_one_name_do_not_meet<H: Harness>(h: &H) {
     assert!(backend.release(&claim).await.unwrap());
 }
 
-/// Each step is sent twice, by several processes at once.
+/// Several processes send each step twice at once.
 pub async fn no_step_is_lost_and_none_counted_twice<H: Harness>(h: &H) {
     let backends: Vec<_> = (0..4).map(|_| h.backend()).collect();
     let name = name("k");

@@ -1,4 +1,4 @@
-//! Who holds a name, and for how long.
+//! A lease has one holder, for a limited time.
 
 use bellwether::backend::{Change, Claim, Leases, Renewal, Store};
 
@@ -6,7 +6,7 @@ use crate::harness::{
     FENCE_LIFE, Harness, LEASE, MOMENT, begun, claim, granted, held, listen, name, next,
 };
 
-pub async fn one_holder_at_a_time<H: Harness>(h: &H) {
+pub async fn a_lease_has_one_holder_at_a_time<H: Harness>(h: &H) {
     let (here, there) = (h.backend(), h.backend());
     let name = name("stock:42");
     let (first, second) = (claim(&name), claim(&name));
@@ -25,12 +25,12 @@ pub async fn a_claim_sent_twice_is_granted_twice_with_one_fence<H: Harness>(h: &
     // An answer was lost, and the claim is sent again, maybe on another connection.
     assert_eq!(granted(&there, &claim).await.fence(), fence);
     assert_eq!(begun(&here, &claim).await.fence(), fence);
-    // It was granted once: one release ends it.
+    // The lease was granted once, so one release ends it.
     assert!(here.release(&claim).await.unwrap());
     assert!(!there.release(&claim).await.unwrap());
 }
 
-pub async fn held_tells_the_holders_fence_and_the_time_left<H: Harness>(h: &H) {
+pub async fn an_occupied_lease_tells_its_fence_and_its_remaining_time<H: Harness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     let fence = granted(&backend, &claim(&name)).await.fence();
@@ -80,7 +80,7 @@ pub async fn a_claim_granted_again_lasts_its_full_time_from_then<H: Harness>(h: 
 
 pub async fn renewals_are_answered_one_by_one_and_in_order<H: Harness>(h: &H) {
     let backend = h.backend();
-    // More than one script takes, and of three kinds.
+    // More claims than one script takes, of three kinds.
     let claims: Vec<Claim> = (0..257).map(|at| claim(&name(&format!("k{at}")))).collect();
     for (at, one) in claims.iter().enumerate() {
         let stranger = claim(&one.name);
@@ -92,7 +92,7 @@ pub async fn renewals_are_answered_one_by_one_and_in_order<H: Harness>(h: &H) {
     assert_eq!(backend.renew(&claims).await.unwrap(), expected);
 }
 
-pub async fn no_claims_are_renewed_without_an_answer<H: Harness>(h: &H) {
+pub async fn a_renewal_of_no_claims_has_no_answers<H: Harness>(h: &H) {
     assert_eq!(h.backend().renew(&[]).await.unwrap(), [Renewal::NotHeld; 0]);
 }
 
@@ -107,14 +107,14 @@ pub async fn a_stranger_renews_nothing<H: Harness>(h: &H) {
     granted(&backend, &stranger).await;
 }
 
-pub async fn what_has_ended_cannot_be_renewed<H: Harness>(h: &H) {
+pub async fn an_ended_lease_cannot_be_renewed<H: Harness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     let first = claim(&name);
     granted(&backend, &first).await;
     h.pass(LEASE).await;
     assert_eq!(backend.renew(std::slice::from_ref(&first)).await.unwrap(), [Renewal::NotHeld]);
-    // And the renewal has brought nothing back.
+    // The renewal has not restored the lease.
     granted(&backend, &claim(&name)).await;
 }
 
@@ -136,14 +136,15 @@ pub async fn a_second_release_does_nothing<H: Harness>(h: &H) {
     granted(&backend, &first).await;
     assert!(backend.release(&first).await.unwrap());
     assert!(!backend.release(&first).await.unwrap());
-    // It woke nobody: what comes after the first wake is what was done next.
+    // The second release woke no waiter: the next push after the first wake is the invalidation.
     let burnt = backend.invalidate(&name, FENCE_LIFE).await.unwrap();
     assert_eq!(next(&mut changes).await, Change::Wake);
     assert_eq!(next(&mut changes).await, Change::Invalidated(burnt));
 }
 
-/// The first holder stalls, its lease ends, somebody else takes the name; then the first one's release
-/// arrives. With a release that only looks whether there is a lease, it would end the second's.
+/// The first holder stalls, its lease ends, and another claim takes the name. Then the release of
+/// the first holder arrives. A release that only checks for the presence of a lease would end the
+/// second lease.
 pub async fn a_late_release_does_not_end_a_newer_lease<H: Harness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
@@ -156,7 +157,7 @@ pub async fn a_late_release_does_not_end_a_newer_lease<H: Harness>(h: &H) {
     assert_eq!(backend.renew(&[late, newer]).await.unwrap(), [Renewal::NotHeld, Renewal::Held]);
 }
 
-pub async fn names_are_held_apart<H: Harness>(h: &H) {
+pub async fn leases_of_different_names_are_independent<H: Harness>(h: &H) {
     let backend = h.backend();
     granted(&backend, &claim(&name("a"))).await;
     granted(&backend, &claim(&name("b"))).await;

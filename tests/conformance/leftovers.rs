@@ -1,4 +1,4 @@
-//! What stays when the work is done: entries and fences, each with an end.
+//! Only entries and fences stay when the work is done, and each has an end.
 
 use bellwether::{
     backend::{Leases, Mode, Store},
@@ -10,7 +10,7 @@ use crate::harness::{
     name_in, stored, value,
 };
 
-/// One of everything.
+/// Runs each operation once per name.
 async fn work<H: Harness>(h: &H) {
     let (here, there) = (h.backend(), h.backend());
     for at in 0..5 {
@@ -37,7 +37,7 @@ async fn work<H: Harness>(h: &H) {
     stored(&here, &name("kept"), "v").await;
 }
 
-/// Everything that can be held, waited for, passed on and given up.
+/// Holds, awaits, passes on and releases a lease in every mode.
 async fn locks<H: Harness>(h: &H, at: usize) {
     let (here, there) = (h.backend(), h.backend());
     let name = name_in("conformance", Family::Lock, &format!("k{at}"));
@@ -71,12 +71,12 @@ pub async fn nothing_but_fences_and_entries_stays<H: Harness>(h: &H) {
     }
 }
 
-pub async fn nobody_listens_in_the_end<H: Harness>(h: &H) {
+pub async fn no_listener_is_left_in_the_end<H: Harness>(h: &H) {
     work(h).await;
-    h.nobody_listens().await;
+    h.no_listener_is_left().await;
 }
 
-pub async fn everything_ends<H: Harness>(h: &H) {
+pub async fn every_key_ends<H: Harness>(h: &H) {
     work(h).await;
     h.pass(FENCE_LIFE).await;
     assert_eq!(h.keys().await, [""; 0]);

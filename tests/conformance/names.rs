@@ -1,4 +1,4 @@
-//! Names: nothing in a key has a meaning, and nothing meets that should not.
+//! No character of a key has a meaning, and different names never share anything.
 
 use bellwether::{
     backend::{Change, Renewal, Store},
@@ -10,7 +10,7 @@ use crate::harness::{
     value,
 };
 
-/// Texts that have gone wrong somewhere, and pairs that an escape must keep apart.
+/// Returns texts that are known to cause trouble, and pairs that an escape must keep apart.
 fn odd_names() -> Vec<Name> {
     let long = "ü".repeat(256);
     let longer = format!("{}x", "k".repeat(511));
@@ -110,7 +110,7 @@ async fn apart<H: Harness>(h: &H, this: &Name, other: &Name) {
     granted(&backend, &there).await;
     let first = backend.put(this, &value("this"), TTL, FENCE_LIFE).await.unwrap();
     assert_eq!(read(&backend, other).await, None);
-    // The put ended the lease of its own name alone.
+    // The put ended only the lease of its own name.
     assert_eq!(
         bellwether::backend::Leases::renew(&backend, &[there]).await.unwrap(),
         [Renewal::Held]

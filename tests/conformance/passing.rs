@@ -1,4 +1,4 @@
-//! A lease that passes from hand to hand, and one that is looked at or ended from outside.
+//! A lease passes from one owner to another, and can be looked at or ended from outside.
 
 use bellwether::backend::{Change, Claim, Leases, Mode, Renewal};
 
@@ -12,7 +12,7 @@ pub async fn a_lease_passes_on_in_one_step_with_a_greater_fence<H: Harness>(h: &
     h.pass(LEASE / 2).await;
     let after = here.pass(&first, &second).await.unwrap().unwrap().fence();
     assert!(after > before);
-    // It is the second's alone, and lasts its full time from then.
+    // Only the second owner holds the lease, for its full time from the pass.
     assert_eq!(
         here.renew(&[first.clone(), second.clone()]).await.unwrap(),
         [Renewal::NotHeld, Renewal::Held]
@@ -35,7 +35,7 @@ pub async fn a_pass_sent_twice_passes_once<H: Harness>(h: &H) {
     assert_eq!(backend.pass(&first, &second).await.unwrap(), None);
 }
 
-pub async fn who_has_nothing_passes_nothing<H: Harness>(h: &H) {
+pub async fn a_claim_without_a_lease_passes_nothing<H: Harness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     let [first, second, third]: [Claim; 3] = std::array::from_fn(|_| claim(&name));
@@ -60,7 +60,7 @@ pub async fn a_lease_can_be_looked_at<H: Harness>(h: &H) {
     assert_eq!(there.holder(&name, Mode::Exclusive).await.unwrap(), None);
 }
 
-pub async fn a_lease_that_is_cleared_is_free_and_wakes<H: Harness>(h: &H) {
+pub async fn a_cleared_lease_is_free_and_wakes_waiters<H: Harness>(h: &H) {
     let (here, there) = (h.backend(), h.backend());
     let name = name("k");
     assert!(!there.clear(&name, Mode::Exclusive).await.unwrap());

@@ -1,4 +1,4 @@
-//! Permits: so many at a time.
+//! A semaphore grants a limited number of permits at a time.
 
 use bellwether::{
     backend::{Change, Claim, Leases, Mode, Renewal},
@@ -11,7 +11,7 @@ fn of(limit: u32, count: u32, name: &Name) -> Claim {
     claim_in(Mode::Permit { limit, count }, name)
 }
 
-pub async fn no_more_than_there_are<H: Harness>(h: &H) {
+pub async fn no_more_permits_are_granted_than_the_limit<H: Harness>(h: &H) {
     let (here, there) = (h.backend(), h.backend());
     let name = name("k");
     let claims: [Claim; 3] = std::array::from_fn(|_| of(3, 1, &name));
@@ -40,7 +40,7 @@ pub async fn a_permit_sent_twice_counts_once<H: Harness>(h: &H) {
     assert_eq!(held(&backend, &of(3, 1, &name)).await.holders, 3);
 }
 
-pub async fn a_release_sent_twice_raises_nothing<H: Harness>(h: &H) {
+pub async fn a_release_sent_twice_returns_its_permit_once<H: Harness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     let (first, second, third) = (of(2, 1, &name), of(2, 1, &name), of(2, 1, &name));
@@ -53,7 +53,7 @@ pub async fn a_release_sent_twice_raises_nothing<H: Harness>(h: &H) {
     held(&backend, &of(2, 1, &name)).await;
 }
 
-pub async fn many_at_once_are_all_or_none<H: Harness>(h: &H) {
+pub async fn several_permits_are_granted_all_or_none<H: Harness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     let (some, many) = (of(5, 2, &name), of(5, 4, &name));
@@ -61,7 +61,7 @@ pub async fn many_at_once_are_all_or_none<H: Harness>(h: &H) {
     assert_eq!(held(&backend, &many).await.holders, 2);
     let rest = of(5, 3, &name);
     granted(&backend, &rest).await;
-    // The first of them is enough for two, and not for three.
+    // The end of the first lease frees enough for two permits, and not for three.
     h.pass(LEASE / 2).await;
     assert_eq!(backend.renew(std::slice::from_ref(&rest)).await.unwrap(), [Renewal::Held]);
     assert!(held(&backend, &of(5, 2, &name)).await.remaining <= LEASE / 2);
@@ -72,7 +72,7 @@ pub async fn many_at_once_are_all_or_none<H: Harness>(h: &H) {
     granted(&backend, &many).await;
 }
 
-pub async fn the_dead_give_theirs_back<H: Harness>(h: &H) {
+pub async fn permits_of_a_dead_holder_come_back<H: Harness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     let (dead, alive) = (of(3, 2, &name), of(3, 1, &name));
@@ -105,7 +105,7 @@ pub async fn renewed_permits_last<H: Harness>(h: &H) {
     granted(&backend, &of(3, 1, &name)).await;
 }
 
-/// The limit is whatever the claim says, so a lower one holds back until enough are back.
+/// The claim states the limit. A lower limit is therefore refused until enough permits are back.
 pub async fn each_claim_brings_its_limit<H: Harness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
@@ -117,7 +117,7 @@ pub async fn each_claim_brings_its_limit<H: Harness>(h: &H) {
     held(&backend, &lower).await;
     backend.release(&claims[0]).await.unwrap();
     held(&backend, &lower).await;
-    // What is out stays out, and can be renewed.
+    // Permits that are out stay out, and can be renewed.
     assert_eq!(backend.renew(&claims[1..]).await.unwrap(), [Renewal::Held, Renewal::Held]);
     granted(&backend, &of(3, 1, &name)).await;
     backend.release(&claims[1]).await.unwrap();
@@ -145,7 +145,7 @@ pub async fn permits_can_be_looked_at_and_cleared<H: Harness>(h: &H) {
     assert_eq!(backend.holder(&name, mode).await.unwrap(), None);
 }
 
-pub async fn they_stand_beside_the_other_modes<H: Harness>(h: &H) {
+pub async fn permits_do_not_interfere_with_other_modes<H: Harness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     let claims = [of(1, 1, &name), claim(&name), claim_in(Mode::Write, &name)];

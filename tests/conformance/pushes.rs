@@ -1,6 +1,7 @@
-//! What happens to a name reaches who listens to it.
+//! Each change of a name reaches its listeners.
 //!
-//! A push may be lost when a connection breaks; none breaks here, so here each arrives, once and in order.
+//! A push may be lost when a connection breaks. No connection breaks in these rules, so each push
+//! arrives once and in order.
 
 use std::time::Duration;
 
@@ -40,7 +41,7 @@ pub async fn a_commit_hands_its_entry_over<H: Harness>(h: &H) {
     let mut changes = listen(&there, &name).await;
     let fence = stored(&here, &name, "v").await;
     assert_eq!(next(&mut changes).await, Change::Entry(value("v").with_fence(fence)));
-    // Bytes of every kind, up to what is pushed whole.
+    // Bytes of every kind, up to the largest entry that is pushed whole.
     let payload: Bytes = (0..60_000).map(|at| (at % 256) as u8).collect();
     let entry = Entry::value(9, Duration::from_secs(1), payload);
     let fence = here.put(&name, &entry, TTL, FENCE_LIFE).await.unwrap();
@@ -77,7 +78,7 @@ pub async fn a_refused_commit_is_silent<H: Harness>(h: &H) {
     assert_eq!(next(&mut changes).await, Change::Invalidated(burnt));
 }
 
-pub async fn a_failure_reaches_who_listens<H: Harness>(h: &H) {
+pub async fn a_failure_reaches_the_listener<H: Harness>(h: &H) {
     let (here, there) = (h.backend(), h.backend());
     let name = name("k");
     let claim = claim(&name);
@@ -111,7 +112,7 @@ pub async fn every_listener_is_told<H: Harness>(h: &H) {
     for backend in [&here, &there, &here, &there] {
         listeners.push(listen(backend, &name).await);
     }
-    // One of each process leaves; the others stay.
+    // One listener of each process leaves, the others stay.
     listeners.drain(..2);
     let burnt = here.invalidate(&name, FENCE_LIFE).await.unwrap();
     for changes in &mut listeners {
@@ -132,27 +133,28 @@ pub async fn only_listeners_of_the_name_are_told<H: Harness>(h: &H) {
     assert_eq!(next(&mut to_this).await, Change::Invalidated(third));
 }
 
-pub async fn who_listens_anew_gets_what_comes_then<H: Harness>(h: &H) {
+pub async fn a_new_listener_gets_the_changes_that_follow<H: Harness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     drop(listen(&backend, &name).await);
-    h.nobody_listens().await;
+    h.no_listener_is_left().await;
     backend.invalidate(&name, FENCE_LIFE).await.unwrap();
     let mut changes = listen(&backend, &name).await;
     let burnt = backend.invalidate(&name, FENCE_LIFE).await.unwrap();
     assert_eq!(next(&mut changes).await, Change::Invalidated(burnt));
 }
 
-/// The last listener of a name leaves while a new one comes, again and again. A subscription that is given
-/// back too late would be missing to the new one, who has been told that it is in place.
-pub async fn listening_churns_without_a_gap<H: Harness>(h: &H) {
+/// The last listener of a name leaves while a new one comes, again and again. The new listener was
+/// told that its subscription is in place. An unsubscription that is sent too late would take that
+/// subscription away.
+pub async fn a_listener_that_replaces_another_misses_nothing<H: Harness>(h: &H) {
     let (here, there) = (h.backend(), h.backend());
     let names = ["a", "b", "c"].map(name);
     let churn = names.iter().map(async |name| {
         for turn in 0..60 {
             let mut changes = listen(&there, name).await;
             let burnt = here.invalidate(name, FENCE_LIFE).await.unwrap();
-            // What was done before may still be on its way when it is listened to anew.
+            // A push of an earlier change may still be on its way to the new listener.
             loop {
                 match next(&mut changes).await {
                     Change::Invalidated(fence) if fence < burnt => {}

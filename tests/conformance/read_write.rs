@@ -1,4 +1,4 @@
-//! A lease that readers share, or a writer has alone.
+//! A lease that several readers share, or that one writer holds alone.
 
 use bellwether::{
     backend::{Change, Claim, Leases, Mode, PLACE_LIFE, Renewal},
@@ -59,7 +59,7 @@ pub async fn a_reader_sent_twice_counts_once<H: Harness>(h: &H) {
     granted(&backend, &first).await;
     granted(&backend, &first).await;
     assert_eq!(held(&backend, &other).await.holders, 1);
-    // Also while a writer waits.
+    // The same holds while a writer waits.
     granted(&backend, &first).await;
     assert!(backend.release(&first).await.unwrap());
     assert!(!backend.release(&first).await.unwrap());
@@ -74,7 +74,7 @@ pub async fn a_reader_waits_behind_a_writer<H: Harness>(h: &H) {
     held(&backend, &second).await;
     let occupied = held(&backend, &late).await;
     assert!(occupied.remaining <= PLACE_LIFE, "{occupied:?}");
-    // One who does not wait is no way around either, and takes no place.
+    // A claim that does not wait cannot overtake the writer either. It gets no queue entry.
     let mut hasty = reader(&name);
     hasty.waits = false;
     held(&backend, &hasty).await;
@@ -83,7 +83,7 @@ pub async fn a_reader_waits_behind_a_writer<H: Harness>(h: &H) {
     granted(&backend, &second).await;
 }
 
-pub async fn the_last_reader_calls_the_writer<H: Harness>(h: &H) {
+pub async fn the_last_reader_hands_over_to_the_writer<H: Harness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     let (first, second, third) = (reader(&name), reader(&name), writer(&name));
@@ -93,13 +93,13 @@ pub async fn the_last_reader_calls_the_writer<H: Harness>(h: &H) {
     let mut changes = listen(&backend, &name).await;
     backend.release(&first).await.unwrap();
     backend.release(&second).await.unwrap();
-    // The first release had nothing to tell.
+    // The first release pushed nothing.
     let fence = handed_over(&mut changes, &third).await.fence;
     held(&backend, &reader(&name)).await;
     assert_eq!(granted(&backend, &third).await.fence(), fence);
 }
 
-pub async fn readers_and_writers_in_their_order<H: Harness>(h: &H) {
+pub async fn readers_and_writers_are_served_in_their_order<H: Harness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     let now = writer(&name);
@@ -127,7 +127,7 @@ pub async fn readers_and_writers_in_their_order<H: Harness>(h: &H) {
     granted(&backend, &late).await;
 }
 
-pub async fn a_writer_who_leaves_lets_readers_pass<H: Harness>(h: &H) {
+pub async fn a_writer_that_leaves_lets_readers_pass<H: Harness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     let (first, second, late) = (reader(&name), writer(&name), reader(&name));
@@ -140,7 +140,7 @@ pub async fn a_writer_who_leaves_lets_readers_pass<H: Harness>(h: &H) {
     granted(&backend, &late).await;
 }
 
-pub async fn a_dead_writer_is_passed_over<H: Harness>(h: &H) {
+pub async fn a_dead_writer_is_skipped<H: Harness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     let (first, second, late) = (reader(&name), writer(&name), reader(&name));
@@ -194,7 +194,7 @@ pub async fn the_only_reader_becomes_the_writer<H: Harness>(h: &H) {
     granted(&backend, &other).await;
     assert_eq!(backend.pass(&mine, &up).await.unwrap(), None);
     backend.release(&other).await.unwrap();
-    // Whoever waits to write does not keep it from him.
+    // A waiting writer does not keep the reader from the upgrade.
     let waiting = writer(&name);
     held(&backend, &waiting).await;
     let grant = backend.pass(&mine, &up).await.unwrap().unwrap();
@@ -234,7 +234,7 @@ pub async fn a_writer_becomes_a_reader<H: Harness>(h: &H) {
     granted(&backend, &last).await;
 }
 
-pub async fn what_has_ended_does_not_pass<H: Harness>(h: &H) {
+pub async fn an_ended_lease_does_not_pass<H: Harness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     let (first, second) = (reader(&name), writer(&name));
@@ -264,7 +264,7 @@ pub async fn only_some_modes_pass<H: Harness>(h: &H) {
     }
 }
 
-pub async fn they_can_be_looked_at_and_cleared<H: Harness>(h: &H) {
+pub async fn read_and_write_leases_can_be_looked_at_and_cleared<H: Harness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     assert_eq!(backend.holder(&name, Mode::Read).await.unwrap(), None);
@@ -286,7 +286,7 @@ pub async fn they_can_be_looked_at_and_cleared<H: Harness>(h: &H) {
         [Renewal::NotHeld, Renewal::NotHeld]
     );
     assert_eq!(backend.holder(&name, Mode::Read).await.unwrap(), None);
-    // Nobody waits any more either: a reader need not wait behind the writer.
+    // The queue is empty as well: a reader need not wait behind the writer.
     let reads = reader(&name);
     granted(&backend, &reads).await;
     backend.release(&reads).await.unwrap();

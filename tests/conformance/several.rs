@@ -1,4 +1,4 @@
-//! Several leases at once, all or none; in one step, and one after another.
+//! Several leases are acquired all or none, in one step and one after another.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -11,7 +11,7 @@ use futures_util::future::join_all;
 
 use crate::harness::{FENCE_LIFE, Harness, LEASE, MOMENT, claim, granted, hasty, held, name};
 
-/// How several are acquired.
+/// The way in which several leases are acquired.
 #[derive(Clone, Copy, Debug)]
 enum Way {
     AtOnce,
@@ -32,14 +32,14 @@ impl Way {
     async fn fences(self, backend: &impl Leases, claims: &[Claim]) -> Vec<u64> {
         match self.acquire(backend, claims).await {
             AcquiredAll::Granted(grants) => grants.iter().map(|grant| grant.fence()).collect(),
-            other => panic!("{self:?}: not granted: {other:?}"),
+            other => panic!("{self:?}: the claims were not granted: {other:?}"),
         }
     }
 
     async fn held(self, backend: &impl Leases, claims: &[Claim]) -> (usize, Occupied) {
         match self.acquire(backend, claims).await {
             AcquiredAll::Held(at, occupied) => (at, occupied),
-            other => panic!("{self:?}: granted: {other:?}"),
+            other => panic!("{self:?}: the claims were granted: {other:?}"),
         }
     }
 
@@ -56,7 +56,7 @@ async fn is_free(backend: &impl Leases, name: &Name) -> bool {
     backend.holder(name, Mode::Exclusive).await.unwrap().is_none()
 }
 
-pub async fn all_are_granted_each_with_a_fence<H: Harness>(h: &H) {
+pub async fn all_leases_are_granted_each_with_a_fence<H: Harness>(h: &H) {
     let (here, there) = (h.backend(), h.backend());
     for way in WAYS {
         let names = way.names();
@@ -80,7 +80,7 @@ pub async fn all_are_granted_each_with_a_fence<H: Harness>(h: &H) {
     }
 }
 
-pub async fn all_or_none<H: Harness>(h: &H) {
+pub async fn several_leases_are_granted_all_or_none<H: Harness>(h: &H) {
     let (here, there) = (h.backend(), h.backend());
     for way in WAYS {
         let names = way.names();
@@ -96,7 +96,7 @@ pub async fn all_or_none<H: Harness>(h: &H) {
                 assert_eq!(is_free(&there, name).await, at != in_the_way, "{way:?}");
             }
             assert!(there.release(&other).await.unwrap());
-            // The same claims are granted then.
+            // Afterwards the same claims are granted.
             way.fences(&here, &all).await;
             for claim in &all {
                 assert!(here.release(claim).await.unwrap());
@@ -105,7 +105,7 @@ pub async fn all_or_none<H: Harness>(h: &H) {
     }
 }
 
-pub async fn all_sent_twice_are_granted_twice_with_their_fences<H: Harness>(h: &H) {
+pub async fn claims_sent_twice_are_granted_twice_with_their_fences<H: Harness>(h: &H) {
     let (here, there) = (h.backend(), h.backend());
     for way in WAYS {
         let names = way.names();
@@ -113,14 +113,14 @@ pub async fn all_sent_twice_are_granted_twice_with_their_fences<H: Harness>(h: &
         let fences = way.fences(&here, &all).await;
         h.pass(LEASE / 2).await;
         assert_eq!(way.fences(&here, &all).await, fences);
-        // Granted again, they last their full time from then.
+        // A repeated grant lasts its full time from the repetition.
         for name in &names {
             assert!(held(&there, &claim(name)).await.remaining > LEASE - MOMENT);
         }
     }
 }
 
-pub async fn what_is_free_is_granted_beside_what_is_ones_own<H: Harness>(h: &H) {
+pub async fn free_leases_are_granted_beside_the_callers_own<H: Harness>(h: &H) {
     let backend = h.backend();
     for way in WAYS {
         let all = claims(&way.names());
@@ -131,7 +131,7 @@ pub async fn what_is_free_is_granted_beside_what_is_ones_own<H: Harness>(h: &H) 
     }
 }
 
-pub async fn all_are_renewed_and_released_one_by_one<H: Harness>(h: &H) {
+pub async fn leases_acquired_together_are_renewed_and_released_one_by_one<H: Harness>(h: &H) {
     let (here, there) = (h.backend(), h.backend());
     for way in WAYS {
         let names = way.names();
@@ -164,8 +164,9 @@ pub async fn only_exclusive_claims_are_acquired_together<H: Harness>(h: &H) {
     }
 }
 
-/// Two of three names each, and one who wants a single one. In each round of tries somebody gets through.
-pub async fn those_who_want_the_same_never_block_each_other<H: Harness>(h: &H) {
+/// Three contenders want two of three names each, and one wants all three. In each round of tries
+/// one contender succeeds.
+pub async fn claims_of_overlapping_sets_never_block_each_other<H: Harness>(h: &H) {
     for way in WAYS {
         let names = way.names();
         let busy: [AtomicBool; 3] = Default::default();
@@ -181,7 +182,10 @@ pub async fn those_who_want_the_same_never_block_each_other<H: Harness>(h: &H) {
                         continue;
                     };
                     for at in wanted {
-                        assert!(!busy[*at].swap(true, Ordering::SeqCst), "two hold at once");
+                        assert!(
+                            !busy[*at].swap(true, Ordering::SeqCst),
+                            "two contenders hold the lease at once"
+                        );
                     }
                     tokio::task::yield_now().await;
                     for (at, claim) in wanted.iter().zip(&all) {
@@ -195,7 +199,7 @@ pub async fn those_who_want_the_same_never_block_each_other<H: Harness>(h: &H) {
         join_all(contenders).await;
         for name in &names {
             let free = h.backend().acquire(&claim(name)).await.unwrap();
-            assert!(matches!(free, Acquired::Granted(_)), "{way:?}: something was left");
+            assert!(matches!(free, Acquired::Granted(_)), "{way:?}: a lease was left behind");
         }
     }
 }

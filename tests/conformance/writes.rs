@@ -1,4 +1,4 @@
-//! Writing and removing without a load: whatever load is under way is not stored.
+//! Writes and invalidations without a load. A load that is under way meanwhile is not stored.
 
 use bellwether::backend::{Claimed, Committed, Leases, Renewal, Store};
 
@@ -24,7 +24,7 @@ pub async fn a_put_makes_the_commit_under_way_give_way<H: Harness>(h: &H) {
     let outcome = backend.commit(&claim, &grant, &value("loaded"), Some(TTL)).await.unwrap();
     assert_eq!(outcome, Committed::Newer(value("put").with_fence(fence)));
     assert_eq!(read(&backend, &name).await.as_deref(), Some("put"));
-    // The same when what was put has ended.
+    // The same holds when the entry of the put has ended.
     h.pass(TTL).await;
     let outcome = backend.commit(&claim, &grant, &value("loaded"), Some(TTL)).await.unwrap();
     assert_eq!(outcome, Committed::Refused);
@@ -51,12 +51,12 @@ pub async fn an_invalidation_removes_and_ends_the_lease<H: Harness>(h: &H) {
     there.invalidate(&name, FENCE_LIFE).await.unwrap();
     assert_eq!(read(&here, &name).await, None);
     assert_eq!(here.renew(std::slice::from_ref(&refresh)).await.unwrap(), [Renewal::NotHeld]);
-    // Who asks later starts anew, and need not wait for the load that was under way.
+    // A later claim starts anew, and need not wait for the load that was under way.
     begun(&here, &claim(&name)).await;
 }
 
-/// The value was read, then changed in the database and invalidated, and then committed: stored, it would
-/// be served until its time ends.
+/// The value is read, then changed in the database and invalidated, and then committed. If it were
+/// stored, it would be served until its time ends.
 pub async fn an_invalidation_makes_the_commit_under_way_fail<H: Harness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
@@ -81,18 +81,18 @@ pub async fn an_invalidation_of_nothing_burns_a_fence<H: Harness>(h: &H) {
     assert!(begun(&backend, &claim(&name)).await.fence() > second);
 }
 
-/// During a rolling deploy two versions of a service keep entries that only they can read.
-pub async fn schemas_lie_side_by_side<H: Harness>(h: &H) {
+/// During a rolling deployment two versions of a service keep entries that only they can read.
+pub async fn schemas_are_stored_side_by_side<H: Harness>(h: &H) {
     let backend = h.backend();
     let old = name("k");
     let new = old.clone().with_schema(1);
     let first = stored(&backend, &old, "old").await;
-    // The other schema's entry is none of ours: it neither stops a claim nor goes.
+    // The entry of the other schema neither stops a claim nor disappears.
     let second = stored(&backend, &new, "new").await;
     assert!(second > first);
     assert_eq!(read(&backend, &old).await.as_deref(), Some("old"));
     assert_eq!(read(&backend, &new).await.as_deref(), Some("new"));
-    // One lease for both: two versions do not load the same thing at once.
+    // Both schemas share one lease, so that two versions do not load the same value at once.
     let refresh = claim(&new);
     assert!(matches!(backend.claim(&refresh, second).await, Ok(Claimed::Granted(_))));
     assert!(matches!(backend.claim(&claim(&old), first).await, Ok(Claimed::Held(_))));
@@ -101,7 +101,7 @@ pub async fn schemas_lie_side_by_side<H: Harness>(h: &H) {
 
 pub async fn a_write_clears_the_neighbouring_schemas<H: Harness>(h: &H) {
     let backend = h.backend();
-    // Zero and the last are neighbours as well.
+    // The schemas zero and `u16::MAX` are neighbours as well.
     for middle in [0, 1, 7, u16::MAX] {
         let at = |step: i16| name("k").with_schema(middle.wrapping_add_signed(step));
         for step in [-1, 0, 1] {

@@ -140,7 +140,7 @@ async fn a_dead_holders_lease_is_waited_out() {
 
 /// In whatever order they name them: nobody waits for a timer, so nobody waited for who waited for him.
 #[tokio::test(start_paused = true)]
-async fn those_who_want_the_same_never_block_each_other() {
+async fn claims_of_overlapping_sets_never_block_each_other() {
     let backend = MemoryBackend::new();
     let sets: [&[&str]; 6] =
         [&["a", "b"], &["b", "a"], &["b", "c"], &["c", "a"], &["c", "b", "a"], &["b"]];

@@ -1,5 +1,5 @@
-//! Who waits for a plain mutex is called when it is free, one after the other, and it is kept for whoever is called
-//! for a moment; then it is anyone's.
+//! A waiter for a plain mutex is notified when the lease is free, in the order of the queue. The
+//! lease is kept for the notified waiter for a moment, then any claim gets it.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use tokio::time::{Instant, timeout};
 
 use crate::harness::{Harness, LEASE, MOMENT, claim, granted, hasty, held, listen, name_in, next};
 
-/// Of a lock; for who waits for an entry is never called.
+/// Names a lock, because a waiter for an entry is never notified.
 fn lock(key: &str) -> Name {
     name_in("conformance", Family::Lock, key)
 }
@@ -23,8 +23,9 @@ fn claims<const N: usize>(name: &Name) -> [Claim; N] {
     std::array::from_fn(|_| claim(name))
 }
 
-/// Plays a scene until what it asks is answered within the moment for which it is kept for who was called, which on
-/// a busy machine may be over before. It says when the moment began at the earliest.
+/// Plays a scene until its questions are answered within the moment for which the lease is kept. On
+/// a busy machine that moment may be over before. The scene returns the earliest instant at which
+/// the moment may have begun.
 async fn in_the_moment<T>(scene: impl AsyncFn(Name) -> (Instant, T)) -> T {
     let end = Instant::now() + LIMIT;
     for at in 0.. {
@@ -32,13 +33,13 @@ async fn in_the_moment<T>(scene: impl AsyncFn(Name) -> (Instant, T)) -> T {
         if begun.elapsed() < CALL_LIFE {
             return outcome;
         }
-        assert!(Instant::now() < end, "nothing is answered in time");
+        assert!(Instant::now() < end, "no scene was answered in time");
     }
-    unreachable!("it plays for ever")
+    unreachable!("the loop has no end")
 }
 
-/// One holds it, and another waits; then it is given back. Says when.
-async fn called<H: Harness>(h: &H, name: &Name, waiting: &Claim) -> Instant {
+/// Lets a holder release the lease while a claim waits, and returns the instant of the release.
+async fn notified<H: Harness>(h: &H, name: &Name, waiting: &Claim) -> Instant {
     let backend = h.backend();
     let mut changes = listen(&backend, name).await;
     let holder = claim(name);
@@ -50,9 +51,9 @@ async fn called<H: Harness>(h: &H, name: &Name, waiting: &Claim) -> Instant {
     begun
 }
 
-/// What was pushed so far.
+/// Returns the changes that were pushed so far.
 async fn pushed(backend: &impl Leases, changes: &mut Changes, name: &Name) -> Vec<Change> {
-    // On the way behind all of it comes the news that it was cleared; but a call has a channel of its own.
+    // The `Wake` of the clear follows all of them, but a turn arrives on a channel of its own.
     backend.clear(name, Mode::Exclusive).await.unwrap();
     let mut all = vec![next(changes).await];
     while let Ok(change) = timeout(Duration::ZERO, changes.next()).await {
@@ -65,24 +66,24 @@ async fn pushed(backend: &impl Leases, changes: &mut Changes, name: &Name) -> Ve
     all
 }
 
-pub async fn who_waits_is_called_when_it_is_free<H: Harness>(h: &H) {
+pub async fn a_waiter_is_notified_when_the_lease_is_free<H: Harness>(h: &H) {
     let backend = h.backend();
     let name = lock("k");
     let waiting = claim(&name);
-    called(h, &name, &waiting).await;
+    notified(h, &name, &waiting).await;
     let fence = granted(&backend, &waiting).await.fence();
     assert_ne!(fence, 0);
     let occupied = held(&backend, &hasty(&name)).await;
     assert_eq!(occupied.fence, fence);
-    assert!(occupied.remaining > LEASE - MOMENT, "it is held for its full time");
+    assert!(occupied.remaining > LEASE - MOMENT, "the lease does not last its full time");
     assert_eq!(backend.renew(std::slice::from_ref(&waiting)).await.unwrap(), [Renewal::Held]);
     assert!(backend.release(&waiting).await.unwrap());
 }
 
-pub async fn it_is_kept_for_who_was_called<H: Harness>(h: &H) {
+pub async fn a_free_lease_is_kept_for_the_notified_waiter<H: Harness>(h: &H) {
     let backend = h.backend();
     let (alone, together, looked) = in_the_moment(async |name| {
-        let begun = called(h, &name, &claim(&name)).await;
+        let begun = notified(h, &name, &claim(&name)).await;
         let alone = backend.acquire(&hasty(&name)).await.unwrap();
         let together = [hasty(&lock("free")), hasty(&name)];
         let together = backend.acquire_all(&together).await.unwrap();
@@ -91,7 +92,7 @@ pub async fn it_is_kept_for_who_was_called<H: Harness>(h: &H) {
     })
     .await;
     let kept = |occupied: Occupied| {
-        assert_eq!(occupied.fence, 0, "nobody holds it");
+        assert_eq!(occupied.fence, 0, "the lease has a holder");
         assert!(occupied.remaining <= CALL_LIFE, "{occupied:?}");
     };
     match (alone, together) {
@@ -99,19 +100,19 @@ pub async fn it_is_kept_for_who_was_called<H: Harness>(h: &H) {
             kept(alone);
             kept(together);
         }
-        granted => panic!("it was not kept: {granted:?}"),
+        granted => panic!("the lease was not kept: {granted:?}"),
     }
-    kept(looked.expect("it is kept"));
+    kept(looked.expect("the lease was not kept"));
 }
 
-pub async fn it_is_kept_for_a_moment_only<H: Harness>(h: &H) {
+pub async fn a_free_lease_is_kept_for_a_moment_only<H: Harness>(h: &H) {
     let backend = h.backend();
     let name = lock("k");
     let [waiting, stranger] = claims(&name);
-    called(h, &name, &waiting).await;
+    notified(h, &name, &waiting).await;
     h.pass(CALL_LIFE).await;
     let fence = granted(&backend, &stranger).await.fence();
-    // Who came too late waits anew, and is called anew.
+    // A waiter that came too late waits anew, and is notified anew.
     let mut changes = listen(&backend, &name).await;
     assert_eq!(held(&backend, &waiting).await.fence, fence);
     assert!(backend.release(&stranger).await.unwrap());
@@ -119,12 +120,12 @@ pub async fn it_is_kept_for_a_moment_only<H: Harness>(h: &H) {
     assert!(granted(&backend, &waiting).await.fence() > fence);
 }
 
-/// One who never comes is called once, and holds nobody up a second time.
-pub async fn who_does_not_come_is_not_called_again<H: Harness>(h: &H) {
+/// A waiter that never comes is notified once, and does not delay the others a second time.
+pub async fn a_waiter_that_misses_its_turn_is_not_notified_again<H: Harness>(h: &H) {
     let backend = h.backend();
     let name = lock("k");
     let stranger = claim(&name);
-    called(h, &name, &claim(&name)).await;
+    notified(h, &name, &claim(&name)).await;
     h.pass(CALL_LIFE).await;
     granted(&backend, &stranger).await;
     let mut changes = listen(&backend, &name).await;
@@ -133,11 +134,11 @@ pub async fn who_does_not_come_is_not_called_again<H: Harness>(h: &H) {
     granted(&backend, &hasty(&name)).await;
 }
 
-pub async fn who_was_called_has_nothing_before_he_asks<H: Harness>(h: &H) {
+pub async fn a_notified_waiter_holds_nothing_before_it_asks<H: Harness>(h: &H) {
     let backend = h.backend();
     let (renewed, passed, released) = in_the_moment(async |name| {
         let [waiting, other] = claims(&name);
-        let begun = called(h, &name, &waiting).await;
+        let begun = notified(h, &name, &waiting).await;
         let renewed = backend.renew(std::slice::from_ref(&waiting)).await.unwrap();
         let passed = [
             backend.pass(&waiting, &other).await.unwrap(),
@@ -149,7 +150,7 @@ pub async fn who_was_called_has_nothing_before_he_asks<H: Harness>(h: &H) {
     assert_eq!((renewed, passed, released), (vec![Renewal::NotHeld], [None, None], false));
 }
 
-pub async fn who_is_called_and_leaves_calls_the_next<H: Harness>(h: &H) {
+pub async fn a_notified_waiter_that_leaves_notifies_the_next<H: Harness>(h: &H) {
     let backend = h.backend();
     let name = lock("k");
     let [second, third] = claims(&name);
@@ -165,15 +166,15 @@ pub async fn who_is_called_and_leaves_calls_the_next<H: Harness>(h: &H) {
     granted(&backend, &third).await;
 }
 
-pub async fn the_last_who_is_called_and_leaves_leaves_it_free<H: Harness>(h: &H) {
+pub async fn the_last_notified_waiter_that_leaves_frees_the_lease<H: Harness>(h: &H) {
     let backend = h.backend();
     let (woken, after) = in_the_moment(async |name| {
         let waiting = claim(&name);
-        let begun = called(h, &name, &waiting).await;
+        let begun = notified(h, &name, &waiting).await;
         let mut changes = listen(&backend, &name).await;
         backend.release(&waiting).await.unwrap();
         let after = backend.acquire(&hasty(&name)).await.unwrap();
-        // Late, there was nothing left to give back, and nothing to tell.
+        // After the moment there was nothing left to give back, and nothing to tell.
         let woken = match begun.elapsed() < CALL_LIFE {
             true => Some(next(&mut changes).await),
             false => None,
@@ -185,8 +186,8 @@ pub async fn the_last_who_is_called_and_leaves_leaves_it_free<H: Harness>(h: &H)
     assert!(matches!(after, Acquired::Granted(_)), "{after:?}");
 }
 
-/// One who waits and is not called yet goes away.
-pub async fn who_leaves_before_is_not_called<H: Harness>(h: &H) {
+/// A waiter leaves before it is notified.
+pub async fn a_waiter_that_left_is_not_notified<H: Harness>(h: &H) {
     let backend = h.backend();
     let name = lock("k");
     let [holder, second, third] = claims(&name);
@@ -200,7 +201,7 @@ pub async fn who_leaves_before_is_not_called<H: Harness>(h: &H) {
     granted(&backend, &third).await;
 }
 
-pub async fn they_are_called_in_their_order<H: Harness>(h: &H) {
+pub async fn waiters_are_notified_in_their_order<H: Harness>(h: &H) {
     let (here, there) = (h.backend(), h.backend());
     let name = lock("k");
     let mut holder = claim(&name);
@@ -209,7 +210,7 @@ pub async fn they_are_called_in_their_order<H: Harness>(h: &H) {
     for claim in &waiting {
         held(&here, claim).await;
     }
-    // Who asks again keeps the place.
+    // A waiter that asks again keeps its queue entry.
     for claim in waiting.iter().rev() {
         held(&there, claim).await;
     }
@@ -222,10 +223,10 @@ pub async fn they_are_called_in_their_order<H: Harness>(h: &H) {
         holder = claim;
     }
     assert!(here.release(&holder).await.unwrap());
-    assert_eq!(next(&mut changes).await, Change::Wake, "nobody waits any more");
+    assert_eq!(next(&mut changes).await, Change::Wake, "the queue is not empty");
 }
 
-pub async fn who_does_not_wait_is_not_called<H: Harness>(h: &H) {
+pub async fn a_claim_that_does_not_wait_is_not_notified<H: Harness>(h: &H) {
     let backend = h.backend();
     let name = lock("k");
     let (holder, hasty) = (claim(&name), hasty(&name));
@@ -237,7 +238,7 @@ pub async fn who_does_not_wait_is_not_called<H: Harness>(h: &H) {
     granted(&backend, &claim(&name)).await;
 }
 
-pub async fn who_did_not_keep_the_place_is_not_called<H: Harness>(h: &H) {
+pub async fn a_waiter_with_an_ended_queue_entry_is_not_notified<H: Harness>(h: &H) {
     let backend = h.backend();
     let name = lock("k");
     let [holder, gone, waiting] = claims(&name);
@@ -251,9 +252,9 @@ pub async fn who_did_not_keep_the_place_is_not_called<H: Harness>(h: &H) {
     assert_eq!(next(&mut changes).await, Change::Turn(waiting.owner));
 }
 
-pub async fn a_release_sent_twice_calls_once<H: Harness>(h: &H) {
+pub async fn a_release_sent_twice_notifies_once<H: Harness>(h: &H) {
     let backend = h.backend();
-    let (again, called) = in_the_moment(async |name| {
+    let (again, notified) = in_the_moment(async |name| {
         let [holder, second, third] = claims(&name);
         granted(&backend, &holder).await;
         held(&backend, &second).await;
@@ -263,17 +264,17 @@ pub async fn a_release_sent_twice_calls_once<H: Harness>(h: &H) {
         assert!(backend.release(&holder).await.unwrap());
         let again = backend.release(&holder).await.unwrap();
         let on_time = begun.elapsed() < CALL_LIFE;
-        let called = pushed(&backend, &mut changes, &name).await;
+        let notified = pushed(&backend, &mut changes, &name).await;
         let begun = if on_time { Instant::now() } else { begun };
-        (begun, (again, called == [Change::Turn(second.owner)]))
+        (begun, (again, notified == [Change::Turn(second.owner)]))
     })
     .await;
-    assert!(!again && called);
+    assert!(!again && notified);
 }
 
-pub async fn who_leaves_twice_calls_once<H: Harness>(h: &H) {
+pub async fn a_waiter_that_leaves_twice_notifies_once<H: Harness>(h: &H) {
     let backend = h.backend();
-    let called = in_the_moment(async |name| {
+    let notified = in_the_moment(async |name| {
         let [holder, second, third, fourth] = claims(&name);
         granted(&backend, &holder).await;
         for claim in [&second, &third, &fourth] {
@@ -285,30 +286,31 @@ pub async fn who_leaves_twice_calls_once<H: Harness>(h: &H) {
         assert!(!backend.release(&second).await.unwrap());
         assert!(!backend.release(&second).await.unwrap());
         let on_time = begun.elapsed() < CALL_LIFE;
-        let called = pushed(&backend, &mut changes, &name).await;
+        let notified = pushed(&backend, &mut changes, &name).await;
         let begun = if on_time { Instant::now() } else { begun };
-        (begun, called == [second.owner, third.owner].map(Change::Turn))
+        (begun, notified == [second.owner, third.owner].map(Change::Turn))
     })
     .await;
-    assert!(called);
+    assert!(notified);
 }
 
-pub async fn who_was_called_is_granted_once_and_the_same_again<H: Harness>(h: &H) {
+pub async fn a_notified_waiter_that_asks_twice_is_granted_one_lease<H: Harness>(h: &H) {
     let backend = h.backend();
     let name = lock("k");
     let waiting = claim(&name);
-    called(h, &name, &waiting).await;
+    notified(h, &name, &waiting).await;
     let fence = granted(&backend, &waiting).await.fence();
     assert_eq!(granted(&backend, &waiting).await.fence(), fence);
     let mut changes = listen(&backend, &name).await;
     assert!(backend.release(&waiting).await.unwrap());
     assert_eq!(next(&mut changes).await, Change::Wake);
     assert!(!backend.release(&waiting).await.unwrap());
-    assert_eq!(pushed(&backend, &mut changes, &name).await, [], "he waits no more");
+    assert_eq!(pushed(&backend, &mut changes, &name).await, [], "the waiter is still in the queue");
 }
 
-/// Of several at once the one that stands in the way is waited for, and called for.
-pub async fn who_wants_several_is_called_for_what_stands_in_the_way<H: Harness>(h: &H) {
+/// Of several leases that are wanted at once, the held one has the queue entry and the
+/// notification.
+pub async fn a_claim_of_several_is_notified_for_the_held_one<H: Harness>(h: &H) {
     let backend = h.backend();
     let [free, taken] = [lock("{a}"), lock("{b}")];
     let holder = claim(&taken);
@@ -316,7 +318,7 @@ pub async fn who_wants_several_is_called_for_what_stands_in_the_way<H: Harness>(
     let both = [claim(&free), claim(&taken)];
     match backend.acquire_all(&both).await.unwrap() {
         AcquiredAll::Held(1, occupied) => assert_eq!(occupied.fence, fence),
-        other => panic!("not held up by the second: {other:?}"),
+        other => panic!("the second lease was not reported as held: {other:?}"),
     }
     let mut changes = listen(&backend, &taken).await;
     assert!(backend.release(&holder).await.unwrap());
