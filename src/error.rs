@@ -7,23 +7,28 @@ use tokio::time::error::Elapsed;
 /// Any error, as loaders and codecs return it.
 pub type BoxError = Box<dyn StdError + Send + Sync>;
 
-/// The reason why a call failed: a [kind](Self::kind), a sentence and, where there is one, a source.
+/// The reason why a call failed: a [kind](Self::kind), a sentence and, where there is one, a
+/// source.
 ///
 /// Cloning is cheap: all waiters for a failed load get the same error.
 ///
-/// `{}` shows the sentence alone, and [`source`](StdError::source) has the rest. `{:#}` shows the sentence
-/// and all its sources in one line, for logs.
+/// `{}` shows the sentence alone, and [`source`](StdError::source) has the rest. `{:#}` shows the
+/// sentence and all its sources in one line, for logs.
 ///
 /// ```
 /// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
-/// use bellwether::{BoxError, Cache, ErrorKind, MemoryBackend};
+/// use std::io;
+/// use bellwether::{Cache, ErrorKind, MemoryBackend};
 ///
 /// let cache: Cache<String> = Cache::builder(MemoryBackend::new()).build()?;
-/// let load = cache.get_or_load("k", |_lead| async { Err(BoxError::from("no such product")) });
+/// let load = cache.get_or_load("product:42", |_lead| async {
+///     Err(io::Error::new(io::ErrorKind::NotFound, "no such product"))
+/// });
 /// let error = load.await.unwrap_err();
 /// assert_eq!(error.kind(), ErrorKind::Load);
 /// assert_eq!(error.to_string(), "the load failed");
 /// assert_eq!(format!("{error:#}"), "the load failed: no such product");
+/// assert_eq!(error.load_ref::<io::Error>().unwrap().kind(), io::ErrorKind::NotFound);
 /// # Ok::<_, bellwether::Error>(()) }).unwrap();
 /// ```
 #[derive(Clone)]
@@ -45,7 +50,8 @@ pub enum ErrorKind {
     Panicked,
     /// The loader took longer than the load limit.
     LoadTimeout,
-    /// The load was cancelled: no caller waited for it any more, or its runtime or its cache was shut down.
+    /// The load was cancelled: no caller waited for it any more, or its runtime or its cache was
+    /// shut down.
     Cancelled,
     /// A cap was reached: too many loads at once, or too many waiters.
     Overloaded,
@@ -94,22 +100,8 @@ impl Error {
 
     /// Returns the loader's own error, if it was returned in this process and is an `E`.
     ///
-    /// An error of a load that another process led is a kind and a text only. An error that came as an
-    /// `anyhow::Error` is not found either, because its box hides the type within.
-    ///
-    /// ```
-    /// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
-    /// use std::io;
-    /// use bellwether::{Cache, MemoryBackend};
-    ///
-    /// let cache: Cache<String> = Cache::builder(MemoryBackend::new()).build()?;
-    /// let error = cache
-    ///     .get_or_load("k", |_lead| async { Err(io::Error::from(io::ErrorKind::NotFound)) })
-    ///     .await
-    ///     .unwrap_err();
-    /// assert_eq!(error.load_ref::<io::Error>().unwrap().kind(), io::ErrorKind::NotFound);
-    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
-    /// ```
+    /// An error of a load that another process led is a kind and a text only. An error that came as
+    /// an `anyhow::Error` is not found either, because its box hides the type within.
     pub fn load_ref<E: StdError + 'static>(&self) -> Option<&E> {
         match self.0.kind {
             ErrorKind::Load => self.0.source.as_ref()?.downcast_ref(),
@@ -152,8 +144,8 @@ impl From<BackendError> for Error {
 
 /// The reason why an operation of a backend failed.
 ///
-/// `{}` shows what is known of the operation, and [`source`](StdError::source) has the cause. `{:#}` shows both
-/// in one line, for logs.
+/// `{}` shows what is known of the operation, and [`source`](StdError::source) has the cause.
+/// `{:#}` shows both in one line, for logs.
 #[derive(Clone, Debug)]
 pub struct BackendError {
     kind: BackendErrorKind,
@@ -166,14 +158,15 @@ pub struct BackendError {
 pub enum BackendErrorKind {
     /// There is no connection: the operation was not sent, so it did not happen.
     Unavailable,
-    /// No answer came in time, or the connection broke after sending: it may have happened, or happen later.
+    /// No answer came in time, or the connection broke after sending: it may have happened, or
+    /// happen later.
     Unknown,
     /// The server answered with an error, so nothing changed.
     Refused,
     /// The data under the name is of another type, or cannot be read: this crate did not write it.
     Foreign,
-    /// It happened, but fewer replicas confirmed it in time than were asked for. A grant was given back, as far
-    /// as the server still answered.
+    /// It happened, but fewer replicas confirmed it in time than were asked for. A grant was given
+    /// back, as far as the server still answered.
     Unreplicated,
 }
 

@@ -1,3 +1,5 @@
+//! The count-down latch.
+
 use std::{fmt, time::Duration};
 
 use futures_util::future::BoxFuture;
@@ -11,30 +13,45 @@ use crate::{
     lease::{Retry, Turn, Waiting},
 };
 
-/// The largest count. Each step is remembered until nothing is left, so that it counts once though it be sent
-/// twice: ten thousand of them are a megabyte.
+/// The largest count. Each step is remembered until the count is zero, so that it counts once even
+/// if it is sent twice. Ten thousand steps take a megabyte.
 const MOST: u32 = 10_000;
 
-/// A count-down latch: set once, counted down by many, waited for by many. Made by [`Locks::latch`].
+const SHORTEST_TTL: Duration = Duration::from_secs(1);
+const LONGEST_TTL: Duration = Duration::from_secs(30 * 86_400);
+
+/// A count-down latch: set once, counted down by many, waited for by many.
+///
+/// Created by [`Locks::latch`].
+///
+/// It needs no cleaning up. If it is not finished, it ends with its [time to live](Self::ttl). If
+/// it is done, it stands for that time once more, so that late callers learn that it is done and
+/// not that it was never set.
+///
+/// A latch has no holder, so it loses nothing when a process dies. After [`Locks::shutdown`] it can
+/// still be counted down. If the server loses its data, the latch is [not set](ErrorKind::NotSet)
+/// any more, and the waiters learn this within 5 s.
+///
+/// # Examples
 ///
 /// ```
 /// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
+/// use std::time::Duration;
 /// use bellwether::{Locks, MemoryBackend};
 ///
-/// let parts = Locks::new(MemoryBackend::new()).latch("import:7");
-/// parts.set(2).await?;
-/// assert_eq!(parts.count_down().await?, 1);
+/// let parts = Locks::new(MemoryBackend::new())
+///     .latch("import:7")
+///     .ttl(Duration::from_secs(600))
+///     .wait_limit(Duration::from_secs(5));
+/// assert!(parts.set(4).await?);
+/// assert_eq!(parts.count_down().await?, 3);
+/// assert_eq!(parts.count_down_by(2).await?, 1);
+/// assert_eq!(parts.left().await?, 1);
 /// assert_eq!(parts.count_down().await?, 0);
 /// parts.wait().await?;
+/// assert!(parts.clear().await?);
 /// # Ok::<_, bellwether::Error>(()) }).unwrap();
 /// ```
-///
-/// It needs no cleaning up. Unfinished, it ends with its [time to live](Self::ttl); done, it stands for that
-/// time once more, so that who comes late is told that it is done and not that it was never set.
-///
-/// Nobody holds a latch, so nothing of it is lost with a process; and after [`Locks::shutdown`] it can still
-/// be counted down. If the server loses its data, the latch is [not set](ErrorKind::NotSet) any more, and who
-/// waits is told so within 5 s.
 #[derive(Clone)]
 #[must_use = "a latch does nothing until it is set, counted down or waited for"]
 pub struct Latch {
@@ -50,39 +67,47 @@ impl Latch {
         Self { locks, name, ttl, wait_limit }
     }
 
-    /// How long the latch stands, unfinished, after it was [set](Self::set), and how long again when it is done:
-    /// 1 h unless set. From 1 s to 30 days.
+    /// Sets how long an unfinished latch stands after it was [set](Self::set), and how long a
+    /// finished one stands after it was done. Defaults to 1 h; from 1 s to 30 days.
     ///
-    /// It is what was set that counts; for counting down and waiting this setting does nothing.
+    /// The time of the call that set the latch counts. To count down and to wait, this setting does
+    /// nothing.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.ttl = ttl;
         self
     }
 
-    /// How long to wait for the end of the count, or for a backend that does not answer: 30 s unless set.
+    /// Sets how long to wait for the end of the count, or for a backend that does not answer.
+    /// Defaults to 30 s.
     pub fn wait_limit(mut self, limit: Duration) -> Self {
         self.wait_limit = limit;
         self
     }
 
-    /// Sets the latch to a count from 1 to 10,000, unless it is set already. Says whether this did it.
+    /// Sets the latch to a count from 1 to 10,000, unless it is set already. Returns `true` if this
+    /// call set it.
     ///
-    /// One that is done counts as set until its time is over, or until it is [cleared](Self::clear).
+    /// A finished latch counts as set until its time is over, or until it is
+    /// [cleared](Self::clear).
     ///
     /// # Errors
     ///
-    /// [`Backend`](ErrorKind::Backend) if the backend did not answer within the wait limit (it may or may not
-    /// have been set, and the error says which of these is known), or if something else stands under the name;
-    /// [`InvalidKey`](ErrorKind::InvalidKey) and [`InvalidConfig`](ErrorKind::InvalidConfig) for a name, a count
-    /// or a time outside its range.
+    /// - [`Backend`](ErrorKind::Backend) if the backend did not answer within the wait limit, or if
+    ///   the name holds data that is not a latch. The message says whether the latch may have been
+    ///   set.
+    /// - [`InvalidKey`](ErrorKind::InvalidKey) for a name outside its range.
+    /// - [`InvalidConfig`](ErrorKind::InvalidConfig) for a count or a setting outside its range.
     ///
     /// # Cancel safety
     ///
     /// If the future is dropped, the latch may or may not have been set.
     pub async fn set(&self, count: u32) -> Result<bool, Error> {
         let (name, count) = (self.full_name()?, in_range(count)?);
-        if self.ttl < Duration::from_secs(1) || self.ttl > Duration::from_secs(30 * 86_400) {
-            let why = "the time to live is not from 1 s to 30 days";
+        if !(SHORTEST_TTL..=LONGEST_TTL).contains(&self.ttl) {
+            let why = format!(
+                "the time to live of the latch {} is {:?}; set it from 1 s to 30 days",
+                self.name, self.ttl
+            );
             return Err(Error::new(ErrorKind::InvalidConfig, why));
         }
         let id = Owner::fresh();
@@ -90,30 +115,35 @@ impl Latch {
         self.send(&name, "set", set).await
     }
 
-    /// Counts down by one. Returns what is left.
+    /// Counts down by one. Returns the count that is left.
     ///
-    /// One that is done stays at zero. An answer that is lost is asked for again, and is counted once.
+    /// A finished latch stays at zero. If an answer is lost, the call asks again, and is counted
+    /// once.
     ///
     /// # Errors
     ///
-    /// [`NotSet`](ErrorKind::NotSet) if the latch is not set; [`Backend`](ErrorKind::Backend) if the backend
-    /// did not answer within the wait limit (it may or may not have counted, and the error says which of these
-    /// is known), or if something else stands under the name; [`InvalidKey`](ErrorKind::InvalidKey) for a name
-    /// outside its range.
+    /// - [`NotSet`](ErrorKind::NotSet) if the latch is not set.
+    /// - [`Backend`](ErrorKind::Backend) if the backend did not answer within the wait limit, or if
+    ///   the name holds data that is not a latch. The message says whether the step may have
+    ///   counted.
+    /// - [`InvalidKey`](ErrorKind::InvalidKey) for a name outside its range.
+    /// - [`InvalidConfig`](ErrorKind::InvalidConfig) for a namespace outside its range.
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, it may or may not have counted, and one more call counts anew.
+    /// If the future is dropped, the step may or may not have counted. Another call counts once
+    /// more.
     pub async fn count_down(&self) -> Result<u32, Error> {
         self.count_down_by(1).await
     }
 
-    /// Counts down by so many at once, from 1 to 10,000; to zero, if fewer are left. Returns what is left.
+    /// Counts down by a number from 1 to 10,000, but not below zero. Returns the count that is
+    /// left.
     ///
     /// # Errors
     ///
-    /// As [`count_down`](Self::count_down), and [`InvalidConfig`](ErrorKind::InvalidConfig) for a number outside
-    /// its range.
+    /// As [`count_down`](Self::count_down), and [`InvalidConfig`](ErrorKind::InvalidConfig) for a
+    /// number outside its range.
     ///
     /// # Cancel safety
     ///
@@ -126,13 +156,15 @@ impl Latch {
         Ok(countdown.ok_or_else(|| self.not_set())?.left)
     }
 
-    /// What is left, at the moment of asking; zero, if the latch is done.
+    /// Returns the count that was left at the moment of asking. Zero if the latch is done.
     ///
     /// # Errors
     ///
-    /// [`NotSet`](ErrorKind::NotSet) if the latch is not set; [`Backend`](ErrorKind::Backend) if the backend did
-    /// not answer, or if something else stands under the name; [`InvalidKey`](ErrorKind::InvalidKey) for a name
-    /// outside its range.
+    /// - [`NotSet`](ErrorKind::NotSet) if the latch is not set.
+    /// - [`Backend`](ErrorKind::Backend) if the backend did not answer, or if the name holds data
+    ///   that is not a latch.
+    /// - [`InvalidKey`](ErrorKind::InvalidKey) for a name outside its range.
+    /// - [`InvalidConfig`](ErrorKind::InvalidConfig) for a namespace outside its range.
     ///
     /// # Cancel safety
     ///
@@ -143,17 +175,20 @@ impl Latch {
         Ok(countdown.ok_or_else(|| self.not_set())?.left)
     }
 
-    /// Waits until nothing is left.
+    /// Waits until the count is zero.
     ///
-    /// Who waits is woken by a push; behind it, he looks every 5 s, and when the latch's time is over.
+    /// A push wakes the waiter. In addition, it looks every 5 s, and when the latch's time is over.
     ///
     /// # Errors
     ///
-    /// [`NotDone`](ErrorKind::NotDone) if the wait limit ended first; [`NotSet`](ErrorKind::NotSet) if the latch
-    /// is not set, or is no longer: its time was over, or it was cleared; [`Backend`](ErrorKind::Backend) if the
-    /// last look within the wait limit failed, or if something else stands under the name;
-    /// [`InvalidKey`](ErrorKind::InvalidKey) for a name outside its range; [`ShutDown`](ErrorKind::ShutDown)
-    /// after [`Locks::shutdown`].
+    /// - [`NotDone`](ErrorKind::NotDone) if the wait limit ended first.
+    /// - [`NotSet`](ErrorKind::NotSet) if the latch is not set, or is no longer: its time was over,
+    ///   or it was cleared.
+    /// - [`Backend`](ErrorKind::Backend) if the last look within the wait limit failed, or if the
+    ///   name holds data that is not a latch.
+    /// - [`InvalidKey`](ErrorKind::InvalidKey) for a name outside its range.
+    /// - [`InvalidConfig`](ErrorKind::InvalidConfig) for a namespace outside its range.
+    /// - [`ShutDown`](ErrorKind::ShutDown) after [`Locks::shutdown`].
     ///
     /// # Cancel safety
     ///
@@ -163,20 +198,22 @@ impl Latch {
         self.wait_for(&name).instrument(self.span()).await
     }
 
-    /// Removes the latch, whatever is left of it, or whatever else stands in its place; it can be set again then.
-    /// Says whether something was there.
+    /// Removes the latch, whatever its count, or the foreign data in its place. Returns `true` if
+    /// there was something to remove.
     ///
-    /// Who waits for it is told that it is [not set](ErrorKind::NotSet). A step that is on its way meanwhile
-    /// may count on the latch that is set next.
+    /// The latch can be set again then. Its waiters get [`NotSet`](ErrorKind::NotSet). A step that
+    /// is on its way meanwhile may count on the latch that is set next.
     ///
     /// # Errors
     ///
-    /// [`Backend`](ErrorKind::Backend) if the backend did not answer: it may or may not have been removed;
-    /// [`InvalidKey`](ErrorKind::InvalidKey) for a name outside its range.
+    /// - [`Backend`](ErrorKind::Backend) if the backend did not answer. The latch may or may not
+    ///   have been removed.
+    /// - [`InvalidKey`](ErrorKind::InvalidKey) for a name outside its range.
+    /// - [`InvalidConfig`](ErrorKind::InvalidConfig) for a namespace outside its range.
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, it may or may not have been removed.
+    /// If the future is dropped, the latch may or may not have been removed.
     pub async fn clear(&self) -> Result<bool, Error> {
         let name = self.full_name()?;
         Ok(self.locks.latches.clear_latch(&name).await?)
@@ -184,13 +221,13 @@ impl Latch {
 
     async fn wait_for(&self, name: &Name) -> Result<(), Error> {
         let mut waiting = self.waiting(name);
-        let engine = &self.locks.scope.engine;
+        let engine = &self.locks.space.engine;
         let mut time_up = false;
         loop {
             if engine.is_stopped() {
                 return Err(shut_down());
             }
-            // Why it would be over, if the wait ends now.
+            // `why` is the error if the wait ends now.
             let (remaining, why) = match in_time(ANSWER_LIMIT, self.locks.latches.latch(name)).await
             {
                 Ok(None) => return Err(self.not_set()),
@@ -203,14 +240,14 @@ impl Latch {
                 return Err(why);
             }
             tokio::select! {
-                // Then one last look, for the push may have been lost.
+                // At the limit, one last look follows: the push may have been lost.
                 turn = waiting.after(remaining) => time_up = matches!(turn, Turn::TimeUp),
                 () = engine.stopped() => return Err(shut_down()),
             }
         }
     }
 
-    /// Sends what may be sent twice until it is answered, or until the wait limit ends.
+    /// Sends an operation that may be sent twice, until it is answered or the wait limit ends.
     async fn send<'a, T>(
         &self,
         name: &Name,
@@ -219,17 +256,21 @@ impl Latch {
     ) -> Result<T, Error> {
         let sending = async {
             let mut waiting = self.waiting(name);
-            let mut doubtful = false;
+            let mut is_outcome_unknown = false;
             loop {
                 let error = match in_time(ANSWER_LIMIT, operation()).await {
                     Ok(answer) => return Ok(answer),
                     Err(error) => error,
                 };
-                doubtful |= error.kind() == BackendErrorKind::Unknown;
+                is_outcome_unknown |= error.kind() == BackendErrorKind::Unknown;
                 let over = error.kind() == BackendErrorKind::Foreign
                     || matches!(waiting.after_failure().await, Turn::TimeUp);
                 if over {
-                    let known = if doubtful { "it may or may not have been" } else { "it was not" };
+                    let known = if is_outcome_unknown {
+                        "it may or may not have been"
+                    } else {
+                        "it was not"
+                    };
                     let why = format!("{known} {done}");
                     return Err(Error::with_source(ErrorKind::Backend, why, error));
                 }
@@ -239,7 +280,7 @@ impl Latch {
     }
 
     fn waiting(&self, name: &Name) -> Waiting {
-        let (engine, strategy) = (self.locks.scope.engine.clone(), Retry::on_demand());
+        let (engine, strategy) = (self.locks.space.engine.clone(), Retry::on_demand());
         Waiting::on(engine, name.clone(), Owner::fresh(), &strategy, self.wait_limit)
     }
 
@@ -248,7 +289,7 @@ impl Latch {
     }
 
     fn full_name(&self) -> Result<Name, Error> {
-        self.locks.scope.name(&self.name)
+        self.locks.space.name(&self.name)
     }
 
     fn not_set(&self) -> Error {
@@ -256,7 +297,7 @@ impl Latch {
     }
 
     fn not_done(&self, left: u32) -> Error {
-        let why = format!("the wait ended before the latch {} did: {left} left", self.name);
+        let why = format!("the wait ended before the latch {} was done; {left} left", self.name);
         Error::new(ErrorKind::NotDone, why)
     }
 }
@@ -275,7 +316,7 @@ fn in_range(count: u32) -> Result<u32, Error> {
     match count {
         1..=MOST => Ok(count),
         _ => {
-            let why = format!("the count {count} is not from 1 to {MOST}");
+            let why = format!("the count is {count}; pass one from 1 to {MOST}");
             Err(Error::new(ErrorKind::InvalidConfig, why))
         }
     }

@@ -1,15 +1,52 @@
+//! The mutex, plain or fair.
+
 use std::{fmt, marker::PhantomData};
 
 use super::{
     fencing::Fenced,
-    front::{Front, debug_guard, guard, looks, settings},
-    scope::Scope,
+    front::{Front, debug_guard},
+    macros::{guard, inspection, settings},
+    space::LockSpace,
 };
 use crate::{backend::Mode, error::Error, key::Key, lease::Held};
 
-/// A lock that one holder has at a time: a name and how it is to be held. Made by
-/// [`Locks::mutex`](crate::Locks::mutex), [`Locks::fair_mutex`](crate::Locks::fair_mutex), and, without a fencing
-/// token, by [`Redlock::mutex`](crate::Redlock::mutex).
+/// A lock that one holder has at a time: a name, and how it is to be held.
+///
+/// Created by [`Locks::mutex`](crate::Locks::mutex),
+/// [`Locks::fair_mutex`](crate::Locks::fair_mutex) and [`Redlock::mutex`](crate::Redlock::mutex). A
+/// mutex of a `Redlock` is [`Unfenced`](super::Unfenced): its guard has no
+/// [`fence`](MutexGuard::fence).
+///
+/// # Examples
+///
+/// ```
+/// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
+/// use std::time::Duration;
+/// use bellwether::{Locks, MemoryBackend, lease::Retry};
+///
+/// let mutex = Locks::new(MemoryBackend::new())
+///     .mutex("stock:42")
+///     .lease(Duration::from_secs(5))
+///     .renew_every(Duration::from_secs(1))
+///     .max_hold(Duration::from_secs(60))
+///     .fence_life(Duration::from_secs(3600))
+///     .wait_limit(Duration::from_secs(2))
+///     .retry(Retry::exponential(Duration::from_millis(20), Duration::from_secs(1)));
+///
+/// let guard = mutex.lock().await?;
+/// assert!(mutex.try_lock().await?.is_none());
+/// assert!(mutex.is_locked().await?);
+/// assert!(mutex.expires_in().await?.unwrap() <= Duration::from_secs(5));
+///
+/// // An operator ends the lock of a holder that hangs.
+/// assert!(mutex.force_unlock().await?);
+/// assert_eq!(guard.unlock().await.unwrap_err().kind(), bellwether::ErrorKind::Lost);
+///
+/// // Without renewal, the lease ends by itself.
+/// let guard = mutex.fixed_lease().lock().await?;
+/// # drop(guard);
+/// # Ok::<_, bellwether::Error>(()) }).unwrap();
+/// ```
 #[must_use = "a mutex does nothing until it is locked"]
 pub struct Mutex<F = Fenced> {
     front: Front,
@@ -18,51 +55,56 @@ pub struct Mutex<F = Fenced> {
 }
 
 impl Mutex {
-    settings!(fenced);
+    settings!(fence);
 }
 
 impl<F> Mutex<F> {
-    pub(super) fn new(scope: Scope, name: Key, mode: Mode) -> Self {
-        Self { front: Front::new(scope, name), mode, fencing: PhantomData }
+    pub(super) fn new(space: LockSpace, name: Key, mode: Mode) -> Self {
+        Self { front: Front::new(space, name), mode, fencing: PhantomData }
     }
 
-    settings!();
+    settings!(acquisition);
+    settings!(renewal);
 
-    /// Takes the lock if it is free; none, if someone else holds it, or another caller of this process is about to
-    /// take it. None also, if several try at a [`Redlock`](crate::Redlock) at the same moment, and none of them has a
-    /// majority.
+    /// Acquires the lock if it is free. Returns `None` if there is another holder, or if another
+    /// caller of this process is about to acquire it.
+    ///
+    /// Also returns `None` if several callers try at a [`Redlock`](crate::Redlock) at the same
+    /// moment and none of them has a majority.
     ///
     /// # Errors
     ///
-    /// [`Backend`](crate::ErrorKind::Backend) if the backend did not answer, or too few servers of a
-    /// [`Redlock`](crate::Redlock),
-    /// [`InvalidKey`](crate::ErrorKind::InvalidKey) and
-    /// [`InvalidConfig`](crate::ErrorKind::InvalidConfig) for a name or a setting outside its range,
-    /// [`ShutDown`](crate::ErrorKind::ShutDown) after [`Locks::shutdown`](crate::Locks::shutdown).
+    /// - [`Backend`](crate::ErrorKind::Backend) if the backend did not answer, or too few servers
+    ///   of a [`Redlock`](crate::Redlock).
+    /// - [`InvalidKey`](crate::ErrorKind::InvalidKey) for a name outside its range.
+    /// - [`InvalidConfig`](crate::ErrorKind::InvalidConfig) for a setting outside its range.
+    /// - [`ShutDown`](crate::ErrorKind::ShutDown) after
+    ///   [`Locks::shutdown`](crate::Locks::shutdown).
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, what it may have taken is given back.
+    /// If the future is dropped, a lease that it may have acquired is released.
     pub async fn try_lock(&self) -> Result<Option<MutexGuard<F>>, Error> {
         Ok(self.front.try_acquire(self.mode).await?.map(|held| self.guard(held)))
     }
 
-    /// Takes the lock, and waits for it while someone else holds it.
+    /// Acquires the lock, waiting while there is another holder.
     ///
     /// # Errors
     ///
-    /// [`NotAcquired`](crate::ErrorKind::NotAcquired) if the wait limit or the retry strategy ended first,
-    /// or [`Backend`](crate::ErrorKind::Backend) if the last try before that failed; and as
-    /// [`try_lock`](Self::try_lock).
+    /// - [`NotAcquired`](crate::ErrorKind::NotAcquired) if the wait limit or the retry strategy
+    ///   ended first.
+    /// - [`Backend`](crate::ErrorKind::Backend) if the last try before that failed.
+    /// - The other errors of [`try_lock`](Self::try_lock).
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, what it may have taken is given back.
+    /// If the future is dropped, a lease that it may have acquired is released.
     pub async fn lock(&self) -> Result<MutexGuard<F>, Error> {
         Ok(self.guard(self.front.acquire(self.mode).await?))
     }
 
-    looks!(self => self.mode);
+    inspection!(self => self.mode);
 
     fn guard(&self, held: Held) -> MutexGuard<F> {
         MutexGuard { name: self.front.name.clone(), held, fencing: PhantomData }
@@ -83,9 +125,32 @@ impl<F> fmt::Debug for Mutex<F> {
 
 /// A [`Mutex`] that is held.
 ///
-/// Its lease is renewed while it lives. Dropped, it is released [in the background](super#what-is-dropped);
-/// [`unlock`](Self::unlock) also says whether it was held to the end.
-#[must_use = "a dropped guard gives the lock back"]
+/// Its lease is renewed while the guard lives. If the guard is dropped, the lock is released [in
+/// the background](super#dropped-guards). [`unlock`](Self::unlock) also reports whether the lock
+/// was held to the end.
+///
+/// # Examples
+///
+/// ```
+/// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
+/// use std::time::Duration;
+/// use bellwether::{Locks, MemoryBackend};
+///
+/// # async fn write(stock: u32, fence: u64) {}
+/// let guard = Locks::new(MemoryBackend::new()).mutex("stock:42").lock().await?;
+/// tokio::select! {
+///     // The store refuses a write with a smaller fencing token than the greatest it has seen.
+///     () = write(7, guard.fence()) => {}
+///     () = guard.lost() => println!("another holder may have the lock"),
+/// }
+/// if guard.remaining() < Duration::from_secs(8) {
+///     guard.renew().await?;
+/// }
+/// assert!(!guard.is_lost());
+/// guard.unlock().await?;
+/// # Ok::<_, bellwether::Error>(()) }).unwrap();
+/// ```
+#[must_use = "the lock is released when its guard is dropped"]
 pub struct MutexGuard<F = Fenced> {
     name: Key,
     held: Held,
@@ -93,26 +158,12 @@ pub struct MutexGuard<F = Fenced> {
 }
 
 impl MutexGuard {
-    guard!(fenced);
+    guard!(fence);
 }
 
 impl<F> MutexGuard<F> {
-    guard!();
-
-    /// Gives the lock back.
-    ///
-    /// # Errors
-    ///
-    /// [`Lost`](crate::ErrorKind::Lost) if it was no longer held: what was done under it may have been
-    /// done beside another holder. [`Backend`](crate::ErrorKind::Backend) if the backend did not answer;
-    /// the release is then repeated in the background, and the lease ends by itself at the latest.
-    ///
-    /// # Cancel safety
-    ///
-    /// If the future is dropped, the lock is released all the same.
-    pub async fn unlock(self) -> Result<(), Error> {
-        self.held.release().await
-    }
+    guard!(lease);
+    guard!(unlock);
 }
 
 impl<F> fmt::Debug for MutexGuard<F> {

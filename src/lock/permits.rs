@@ -1,31 +1,45 @@
+//! Permits with an id, which outlive the process that acquired them.
+
 use std::{fmt, str::FromStr};
 
 use super::{
-    front::{Front, RenewalPace, settings},
-    scope::Scope,
-    semaphore::mode,
+    front::{Front, RenewalPace},
+    macros::settings,
+    semaphore::{any_permit, permit_mode},
+    space::LockSpace,
 };
 use crate::{
-    backend::{Claim, Mode, Owner, Renewal},
+    backend::{Claim, Owner, Renewal},
     error::{Error, ErrorKind},
     key::Key,
     lease::Held,
 };
 
-/// Permits that live by themselves: each has an id and ends with its lease, whatever becomes of the process
-/// that took it. Made by [`Locks::permits`](crate::Locks::permits).
+/// A number of permits that live by themselves. Each has an id and ends with its lease, whatever
+/// happens to the process that acquired it.
 ///
-/// For what outlives a call or moves between processes: a permit is taken here, its id stored or sent along,
-/// and given back or extended there. It is not renewed by itself. They are of the same stock as the
-/// [semaphore](super::Semaphore) of that name.
+/// Created by [`Locks::permits`](crate::Locks::permits).
+///
+/// Use it for work that outlives a call or moves between processes. One process acquires a permit
+/// and stores or sends its id, and another process renews or releases it. A permit is not renewed
+/// by itself. These permits are the same ones as those of the [semaphore](super::Semaphore) of that
+/// name.
+///
+/// # Examples
 ///
 /// ```
 /// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
 /// use std::time::Duration;
-/// use bellwether::{Locks, MemoryBackend, lock::PermitId};
+/// use bellwether::{Locks, MemoryBackend, lease::Retry, lock::PermitId};
 ///
-/// let exports = Locks::new(MemoryBackend::new()).permits("exports", 3).lease(Duration::from_secs(60));
+/// let exports = Locks::new(MemoryBackend::new())
+///     .permits("exports", 1)
+///     .lease(Duration::from_secs(60))
+///     .wait_limit(Duration::from_secs(2))
+///     .retry(Retry::on_demand().times(100));
 /// let id = exports.acquire().await?.to_string();
+/// assert!(exports.try_acquire().await?.is_none());
+///
 /// // In another process, a minute later at most:
 /// let id: PermitId = id.parse()?;
 /// exports.renew(id).await?;
@@ -39,92 +53,97 @@ pub struct Permits {
     limit: u32,
 }
 
-/// The id of a permit of [`Permits`]. Whoever knows it may give the permit back; it cannot be guessed.
+/// The id of a permit of [`Permits`].
 ///
-/// Its text has 32 hexadecimal digits and is read again by [`str::parse`].
+/// A process that knows the id may release the permit. The id cannot be guessed. Its text has 32
+/// hexadecimal digits, and [`str::parse`] reads it back.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PermitId(Owner);
 
 impl Permits {
-    pub(super) fn new(scope: Scope, name: Key, limit: u32) -> Self {
-        let mut front = Front::new(scope, name);
+    pub(super) fn new(space: LockSpace, name: Key, limit: u32) -> Self {
+        let mut front = Front::new(space, name);
         front.renewal = RenewalPace::Never;
         Self { front, limit }
     }
 
-    settings!(bounded);
+    settings!(acquisition);
 
-    /// Takes a permit, and waits while all are out. It ends by itself after the lease.
+    /// Acquires a permit, waiting while all are held. The permit ends by itself after the lease.
     ///
     /// # Errors
     ///
-    /// [`NotAcquired`](ErrorKind::NotAcquired) if the wait limit or the retry strategy ended first, or
-    /// [`Backend`](ErrorKind::Backend) if the last try before that failed; and as
-    /// [`try_acquire`](Self::try_acquire).
+    /// - [`NotAcquired`](ErrorKind::NotAcquired) if the wait limit or the retry strategy ended
+    ///   first.
+    /// - [`Backend`](ErrorKind::Backend) if the last try before that failed.
+    /// - The other errors of [`try_acquire`](Self::try_acquire).
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, what it may have taken is given back.
+    /// If the future is dropped, a permit that it may have acquired is released.
     pub async fn acquire(&self) -> Result<PermitId, Error> {
-        let held = self.front.acquire(mode(self.limit, 1)?).await?;
+        let held = self.front.acquire(permit_mode(self.limit, 1)?).await?;
         Ok(PermitId(held.detach()))
     }
 
-    /// Takes a permit; none, if all are out, or another caller of this process waits for one.
+    /// Acquires a permit. Returns `None` if all are held, or if another caller of this process
+    /// waits for one.
     ///
     /// # Errors
     ///
-    /// [`Backend`](ErrorKind::Backend) if the backend did not answer,
-    /// [`InvalidKey`](ErrorKind::InvalidKey) and [`InvalidConfig`](ErrorKind::InvalidConfig) for a name, a
-    /// number or a setting outside its range, [`ShutDown`](ErrorKind::ShutDown) after
-    /// [`Locks::shutdown`](crate::Locks::shutdown).
+    /// - [`Backend`](ErrorKind::Backend) if the backend did not answer.
+    /// - [`InvalidKey`](ErrorKind::InvalidKey) for a name outside its range.
+    /// - [`InvalidConfig`](ErrorKind::InvalidConfig) if there are no permits, and for a setting
+    ///   outside its range.
+    /// - [`ShutDown`](ErrorKind::ShutDown) after [`Locks::shutdown`](crate::Locks::shutdown).
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, what it may have taken is given back.
+    /// If the future is dropped, a permit that it may have acquired is released.
     pub async fn try_acquire(&self) -> Result<Option<PermitId>, Error> {
-        let held = self.front.try_acquire(mode(self.limit, 1)?).await?;
+        let held = self.front.try_acquire(permit_mode(self.limit, 1)?).await?;
         Ok(held.map(Held::detach).map(PermitId))
     }
 
-    /// Makes a permit last its full lease from now.
+    /// Renews a permit, so that it lasts its full lease from now.
     ///
     /// # Errors
     ///
-    /// [`Lost`](ErrorKind::Lost) if it had ended. [`Backend`](ErrorKind::Backend) if the backend did not
-    /// answer: it may or may not have been extended. [`InvalidKey`](ErrorKind::InvalidKey) and
-    /// [`InvalidConfig`](ErrorKind::InvalidConfig) as of [`try_acquire`](Self::try_acquire).
+    /// - [`Lost`](ErrorKind::Lost) if the permit had ended.
+    /// - [`Backend`](ErrorKind::Backend) if the backend did not answer. The permit may or may not
+    ///   have been renewed.
+    /// - [`InvalidKey`](ErrorKind::InvalidKey) for a name outside its range.
+    /// - [`InvalidConfig`](ErrorKind::InvalidConfig) for a setting outside its range.
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, it may or may not have been extended.
+    /// If the future is dropped, the permit may or may not have been renewed.
     pub async fn renew(&self, id: PermitId) -> Result<(), Error> {
         let claim = self.claim(id)?;
-        let renewed = self.front.scope.engine.backend().renew(&[claim]).await?;
+        let renewed = self.front.space.engine.backend().renew(&[claim]).await?;
         if renewed.first() == Some(&Renewal::Held) { Ok(()) } else { Err(Held::lost()) }
     }
 
-    /// Gives a permit back.
+    /// Releases a permit.
     ///
     /// # Errors
     ///
-    /// [`Lost`](ErrorKind::Lost) if it had ended. [`Backend`](ErrorKind::Backend) if the backend did not
-    /// answer; the release is then repeated in the background, and the permit ends by itself at the latest.
-    /// [`InvalidKey`](ErrorKind::InvalidKey) and [`InvalidConfig`](ErrorKind::InvalidConfig) as of
-    /// [`try_acquire`](Self::try_acquire).
+    /// - [`Lost`](ErrorKind::Lost) if the permit had ended.
+    /// - [`Backend`](ErrorKind::Backend) if the backend did not answer. The release is then
+    ///   repeated in the background, and the permit ends by itself at the latest.
+    /// - [`InvalidKey`](ErrorKind::InvalidKey) for a name outside its range.
+    /// - [`InvalidConfig`](ErrorKind::InvalidConfig) for a setting outside its range.
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped after it was first polled, it is given back all the same.
+    /// If the future is dropped after it was first polled, the permit is released all the same.
     pub async fn release(&self, id: PermitId) -> Result<(), Error> {
-        self.front.scope.engine.end(self.claim(id)?).await
+        self.front.space.engine.end(self.claim(id)?).await
     }
 
     fn claim(&self, PermitId(owner): PermitId) -> Result<Claim, Error> {
         self.front.upkeep()?;
-        // What is out can be kept and given back, whatever the limit is now.
-        let mode = Mode::Permit { limit: self.limit, count: 1 };
-        Ok(Claim { owner, ..self.front.claim(mode)? })
+        Ok(Claim { owner, ..self.front.claim(any_permit(self.limit))? })
     }
 }
 
@@ -149,14 +168,17 @@ impl fmt::Debug for PermitId {
 impl FromStr for PermitId {
     type Err = Error;
 
-    /// Reads what [`to_string`](ToString::to_string) wrote.
+    /// Reads the text that [`to_string`](ToString::to_string) wrote.
     ///
     /// # Errors
     ///
-    /// [`InvalidKey`](ErrorKind::InvalidKey) if it is not the id of a permit.
+    /// [`InvalidKey`](ErrorKind::InvalidKey) if the text is not the id of a permit.
     fn from_str(text: &str) -> Result<Self, Error> {
-        let invalid =
-            |error| Error::with_source(ErrorKind::InvalidKey, "not the id of a permit", error);
+        let invalid = |error| {
+            // The text is not shown, because an id with a slip is almost an id.
+            let why = "the text is not the id of a permit; expected 32 hexadecimal digits";
+            Error::with_source(ErrorKind::InvalidKey, why, error)
+        };
         text.parse().map(Self).map_err(invalid)
     }
 }

@@ -1,19 +1,59 @@
+//! The read-write lock.
+
 use std::{fmt, sync::Arc};
 
 use super::{
-    front::{Front, debug_guard, guard, settings},
-    reentrant::give_back,
-    scope::Scope,
+    front::{Front, debug_guard},
+    macros::{guard, settings},
+    space::LockSpace,
 };
 use crate::{backend::Mode, error::Error, key::Key, lease::Held};
 
-/// A lock that many readers or one writer have at a time. Made by [`Locks::rw_lock`](crate::Locks::rw_lock).
+/// A lock that many readers or one writer have at a time.
 ///
-/// Who waits, waits in one queue over all processes: a reader does not pass a writer that came before it, nor
-/// a writer the readers before it. So neither starves the other.
+/// Created by [`Locks::rw_lock`](crate::Locks::rw_lock).
 ///
-/// A caller that holds a read lock and needs another one clones its [guard](ReadGuard): asking for one anew
-/// would wait behind a writer that waits for the first.
+/// All waiters wait in one queue over all processes. A reader does not overtake a writer that came
+/// before it, and a writer does not overtake earlier readers. So neither starves the other.
+///
+/// A caller that holds a read lock and needs another one clones its [guard](ReadGuard). If it asked
+/// anew, it would wait behind a writer that waits for the first one.
+///
+/// # Examples
+///
+/// ```
+/// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
+/// use std::time::Duration;
+/// use bellwether::{Locks, MemoryBackend, lease::Retry};
+///
+/// let lock = Locks::new(MemoryBackend::new())
+///     .rw_lock("prices")
+///     .lease(Duration::from_secs(5))
+///     .renew_every(Duration::from_secs(1))
+///     .max_hold(Duration::from_secs(60))
+///     .fence_life(Duration::from_secs(3600))
+///     .wait_limit(Duration::from_secs(2))
+///     .retry(Retry::on_demand().times(100));
+///
+/// let reader = lock.read().await?;
+/// let other = lock.try_read().await?.expect("readers share the lock");
+/// assert_eq!(lock.readers().await?, 2);
+/// assert!(lock.try_write().await?.is_none());
+/// reader.unlock().await?;
+/// other.unlock().await?;
+///
+/// let writer = lock.write().await?;
+/// assert!(lock.is_write_locked().await?);
+///
+/// // An operator ends the lock of a holder that hangs.
+/// assert!(lock.force_unlock().await?);
+/// # drop(writer);
+///
+/// // Without renewal, the lease ends by itself.
+/// let reader = lock.fixed_lease().read().await?;
+/// # drop(reader);
+/// # Ok::<_, bellwether::Error>(()) }).unwrap();
+/// ```
 #[derive(Clone)]
 #[must_use = "a lock does nothing until it is locked"]
 pub struct RwLock {
@@ -21,45 +61,50 @@ pub struct RwLock {
 }
 
 impl RwLock {
-    pub(super) fn new(scope: Scope, name: Key) -> Self {
-        Self { front: Front::new(scope, name) }
+    pub(super) fn new(space: LockSpace, name: Key) -> Self {
+        Self { front: Front::new(space, name) }
     }
 
-    settings!();
-    settings!(fenced);
+    settings!(acquisition);
+    settings!(renewal);
+    settings!(fence);
 
-    /// Takes the lock beside other readers, and waits while a writer has it or is before us.
+    /// Acquires the lock beside other readers, waiting while a writer holds it or is earlier in the
+    /// queue.
     ///
     /// # Errors
     ///
-    /// [`NotAcquired`](crate::ErrorKind::NotAcquired) if the wait limit or the retry strategy ended first,
-    /// or [`Backend`](crate::ErrorKind::Backend) if the last try before that failed; and as
-    /// [`try_read`](Self::try_read).
+    /// - [`NotAcquired`](crate::ErrorKind::NotAcquired) if the wait limit or the retry strategy
+    ///   ended first.
+    /// - [`Backend`](crate::ErrorKind::Backend) if the last try before that failed.
+    /// - The other errors of [`try_read`](Self::try_read).
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, what it may have taken is given back, its place in the queue too.
+    /// If the future is dropped, a lease that it may have acquired is released, and its queue entry
+    /// is removed.
     pub async fn read(&self) -> Result<ReadGuard, Error> {
         Ok(self.reader(self.front.acquire(Mode::Read).await?))
     }
 
-    /// Takes the lock beside other readers; none, if a writer has it or waits for it.
+    /// Acquires the lock beside other readers. Returns `None` if a writer holds it or waits for it.
     ///
     /// # Errors
     ///
-    /// [`Backend`](crate::ErrorKind::Backend) if the backend did not answer,
-    /// [`InvalidKey`](crate::ErrorKind::InvalidKey) and
-    /// [`InvalidConfig`](crate::ErrorKind::InvalidConfig) for a name or a setting outside its range,
-    /// [`ShutDown`](crate::ErrorKind::ShutDown) after [`Locks::shutdown`](crate::Locks::shutdown).
+    /// - [`Backend`](crate::ErrorKind::Backend) if the backend did not answer.
+    /// - [`InvalidKey`](crate::ErrorKind::InvalidKey) for a name outside its range.
+    /// - [`InvalidConfig`](crate::ErrorKind::InvalidConfig) for a setting outside its range.
+    /// - [`ShutDown`](crate::ErrorKind::ShutDown) after
+    ///   [`Locks::shutdown`](crate::Locks::shutdown).
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, what it may have taken is given back.
+    /// If the future is dropped, a lease that it may have acquired is released.
     pub async fn try_read(&self) -> Result<Option<ReadGuard>, Error> {
         Ok(self.front.try_acquire(Mode::Read).await?.map(|held| self.reader(held)))
     }
 
-    /// Takes the lock alone, and waits while others have it or are before us.
+    /// Acquires the lock alone, waiting while there are other holders or earlier waiters.
     ///
     /// # Errors
     ///
@@ -67,12 +112,13 @@ impl RwLock {
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, what it may have taken is given back, its place in the queue too.
+    /// If the future is dropped, a lease that it may have acquired is released, and its queue entry
+    /// is removed.
     pub async fn write(&self) -> Result<WriteGuard, Error> {
         Ok(self.writer(self.front.acquire(Mode::Write).await?))
     }
 
-    /// Takes the lock alone; none, if anyone has it or waits for it.
+    /// Acquires the lock alone. Returns `None` if there is another holder or a waiter.
     ///
     /// # Errors
     ///
@@ -80,18 +126,20 @@ impl RwLock {
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, what it may have taken is given back.
+    /// If the future is dropped, a lease that it may have acquired is released.
     pub async fn try_write(&self) -> Result<Option<WriteGuard>, Error> {
         Ok(self.front.try_acquire(Mode::Write).await?.map(|held| self.writer(held)))
     }
 
-    /// How many readers have the lock, at the moment of asking. Clones of a guard count as one.
+    /// Returns how many readers held the lock at the moment of asking. Clones of a guard count as
+    /// one.
     ///
     /// # Errors
     ///
-    /// [`Backend`](crate::ErrorKind::Backend) if the backend did not answer, or if something stands in the
-    /// place of the readers that is not a lock (in that of the writer it is not looked at);
-    /// [`InvalidKey`](crate::ErrorKind::InvalidKey) for a name outside its range.
+    /// - [`Backend`](crate::ErrorKind::Backend) if the backend did not answer, or if the place of
+    ///   the readers holds data that is not a lock. The place of the writer is not looked at.
+    /// - [`InvalidKey`](crate::ErrorKind::InvalidKey) for a name outside its range.
+    /// - [`InvalidConfig`](crate::ErrorKind::InvalidConfig) for a namespace outside its range.
     ///
     /// # Cancel safety
     ///
@@ -100,11 +148,11 @@ impl RwLock {
         Ok(self.front.holder(Mode::Read).await?.map_or(0, |occupied| occupied.holders))
     }
 
-    /// Whether a writer has the lock, at the moment of asking.
+    /// Returns `true` if a writer held the lock at the moment of asking.
     ///
     /// # Errors
     ///
-    /// As [`readers`](Self::readers), with the places exchanged.
+    /// As [`readers`](Self::readers), with the two places exchanged.
     ///
     /// # Cancel safety
     ///
@@ -113,21 +161,24 @@ impl RwLock {
         Ok(self.front.holder(Mode::Write).await?.is_some())
     }
 
-    /// Ends the lock, whoever has it, readers or writer, or whatever else stands in its place; who waits takes a
-    /// new place in the queue. Says whether something was there. Locks
-    /// [of another kind](super#which-locks-of-one-name-are-one) under the name stay.
+    /// Ends the lock of any reader or writer, or removes the foreign data in its place. Returns
+    /// `true` if there was something to remove.
     ///
-    /// The holders are told of the loss at their next renewal, with a [fixed lease](Self::fixed_lease) at its
-    /// end; until then others may hold it beside them, and only the writer's fence protects.
+    /// Waiters get a new queue entry. Locks [of another
+    /// kind](super#which-locks-of-one-name-are-one) under the name stay. The holders learn of the
+    /// loss at their next renewal, and with a [fixed lease](Self::fixed_lease) at its end. Until
+    /// then, others may hold the lock beside them, and only the writer's fencing token protects.
     ///
     /// # Errors
     ///
-    /// [`Backend`](crate::ErrorKind::Backend) if the backend did not answer: it may or may not have been
-    /// ended; [`InvalidKey`](crate::ErrorKind::InvalidKey) for a name outside its range.
+    /// - [`Backend`](crate::ErrorKind::Backend) if the backend did not answer. The lock may or may
+    ///   not have been ended.
+    /// - [`InvalidKey`](crate::ErrorKind::InvalidKey) for a name outside its range.
+    /// - [`InvalidConfig`](crate::ErrorKind::InvalidConfig) for a namespace outside its range.
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, it may or may not have been ended.
+    /// If the future is dropped, the lock may or may not have been ended.
     pub async fn force_unlock(&self) -> Result<bool, Error> {
         self.front.clear(Mode::Write).await
     }
@@ -149,31 +200,59 @@ impl fmt::Debug for RwLock {
 
 /// An [`RwLock`] that is held beside other readers.
 ///
-/// Clones share one hold, which ends with the last of them, [in the background](super#what-is-dropped) if that is
-/// dropped. Its lease is renewed while one lives.
+/// Clones share one lease, which is renewed while one of them lives. The lock is released with the
+/// last of them, [in the background](super#dropped-guards) if that is dropped.
+///
+/// # Examples
+///
+/// ```
+/// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
+/// use std::time::Duration;
+/// use bellwether::{Locks, MemoryBackend, lock::Upgrade};
+///
+/// # async fn is_outdated() -> bool { true }
+/// let reader = Locks::new(MemoryBackend::new()).rw_lock("prices").read().await?;
+/// let outdated = tokio::select! {
+///     outdated = is_outdated() => outdated,
+///     () = reader.lost() => return Ok(()), // A writer may have the lock.
+/// };
+/// if outdated {
+///     match reader.try_upgrade().await? {
+///         Upgrade::Done(writer) => writer.unlock().await?,
+///         Upgrade::Refused(reader) => {
+///             // There are other readers, and this one still reads.
+///             assert!(!reader.is_lost() && reader.remaining() > Duration::ZERO);
+///             reader.renew().await?;
+///             reader.unlock().await?;
+///         }
+///     }
+/// }
+/// # Ok::<_, bellwether::Error>(()) }).unwrap();
+/// ```
 #[derive(Clone)]
-#[must_use = "a dropped guard gives the lock back"]
+#[must_use = "the lock is released when its last guard is dropped"]
 pub struct ReadGuard {
     front: Front,
     held: Arc<Held>,
 }
 
 impl ReadGuard {
-    guard!();
+    guard!(lease);
 
-    /// Makes this reader the writer, at once and with nobody in between; gives the guard back if there are
-    /// other readers, its own clones among them.
+    /// Makes this reader the writer in one step. Returns the guard as
+    /// [`Refused`](Upgrade::Refused) if there are other readers, its own clones among them.
     ///
-    /// It does not wait: two readers that wait for each other to leave would do so for ever.
+    /// It does not wait, because two readers that wait for each other to leave would wait for ever.
     ///
     /// # Errors
     ///
-    /// [`Lost`](crate::ErrorKind::Lost) if it was no longer held. [`Backend`](crate::ErrorKind::Backend) if the
-    /// backend did not answer. Which of the two is held is not known then, and both are given up.
+    /// - [`Lost`](crate::ErrorKind::Lost) if the lock was no longer held.
+    /// - [`Backend`](crate::ErrorKind::Backend) if the backend did not answer. Which of the two
+    ///   locks is held is not known then, and both are given up.
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, both are given up.
+    /// If the future is dropped, both locks are given up.
     pub async fn try_upgrade(self) -> Result<Upgrade, Error> {
         let front = self.front;
         let held = match Arc::try_unwrap(self.held) {
@@ -186,20 +265,7 @@ impl ReadGuard {
         })
     }
 
-    /// Gives the lock back, if no clone of the guard is left.
-    ///
-    /// # Errors
-    ///
-    /// [`Lost`](crate::ErrorKind::Lost) if it was no longer held: what was read under it may have been
-    /// written meanwhile. [`Backend`](crate::ErrorKind::Backend) if the backend did not answer; the release
-    /// is then repeated in the background, and the lease ends by itself at the latest.
-    ///
-    /// # Cancel safety
-    ///
-    /// If the future is dropped, the lock is given back all the same.
-    pub async fn unlock(self) -> Result<(), Error> {
-        give_back(self.held).await
-    }
+    guard!(unlock shared);
 }
 
 impl fmt::Debug for ReadGuard {
@@ -208,40 +274,69 @@ impl fmt::Debug for ReadGuard {
     }
 }
 
-/// The outcome of [`ReadGuard::try_upgrade`]. Either way the lock is held.
+/// The outcome of [`ReadGuard::try_upgrade`]. In both cases the lock is still held.
 #[derive(Debug)]
-#[must_use = "a dropped guard gives the lock back"]
+#[must_use = "the lock is released when its guard is dropped"]
 pub enum Upgrade {
-    /// The reader is the writer now.
+    /// The reader is now the writer.
     Done(WriteGuard),
-    /// Other readers hold the lock, and the reader is what it was.
+    /// There are other readers, and the reader is still a reader.
     Refused(ReadGuard),
 }
 
 /// An [`RwLock`] that is held alone.
 ///
-/// Its lease is renewed while it lives. Dropped, it is released [in the background](super#what-is-dropped);
-/// [`unlock`](Self::unlock) also says whether it was held to the end.
-#[must_use = "a dropped guard gives the lock back"]
+/// Its lease is renewed while the guard lives. If the guard is dropped, the lock is released [in
+/// the background](super#dropped-guards). [`unlock`](Self::unlock) also reports whether the lock
+/// was held to the end.
+///
+/// # Examples
+///
+/// ```
+/// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
+/// use std::time::Duration;
+/// use bellwether::{Locks, MemoryBackend};
+///
+/// # async fn write(prices: &[u32], fence: u64) {}
+/// let lock = Locks::new(MemoryBackend::new()).rw_lock("prices");
+/// let writer = lock.write().await?;
+/// tokio::select! {
+///     // The store refuses a write with a smaller fencing token than the greatest it has seen.
+///     () = write(&[7, 9], writer.fence()) => {}
+///     () = writer.lost() => println!("another holder may have the lock"),
+/// }
+/// if writer.remaining() < Duration::from_secs(8) {
+///     writer.renew().await?;
+/// }
+/// let reader = writer.downgrade().await?;
+/// reader.unlock().await?;
+///
+/// let writer = lock.write().await?;
+/// assert!(!writer.is_lost());
+/// writer.unlock().await?;
+/// # Ok::<_, bellwether::Error>(()) }).unwrap();
+/// ```
+#[must_use = "the lock is released when its guard is dropped"]
 pub struct WriteGuard {
     front: Front,
     held: Held,
 }
 
 impl WriteGuard {
-    guard!();
-    guard!(fenced);
+    guard!(lease);
+    guard!(fence);
 
-    /// Makes this writer a reader, with nobody in between, and lets the readers in that are next.
+    /// Makes this writer a reader in one step, and lets the next readers of the queue in.
     ///
     /// # Errors
     ///
-    /// [`Lost`](crate::ErrorKind::Lost) if it was no longer held. [`Backend`](crate::ErrorKind::Backend) if
-    /// the backend did not answer. Which of the two is held is not known then, and both are given up.
+    /// - [`Lost`](crate::ErrorKind::Lost) if the lock was no longer held.
+    /// - [`Backend`](crate::ErrorKind::Backend) if the backend did not answer. Which of the two
+    ///   locks is held is not known then, and both are given up.
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, both are given up.
+    /// If the future is dropped, both locks are given up.
     pub async fn downgrade(self) -> Result<ReadGuard, Error> {
         let front = self.front;
         match convert(&front, self.held, Mode::Read).await? {
@@ -250,20 +345,7 @@ impl WriteGuard {
         }
     }
 
-    /// Gives the lock back.
-    ///
-    /// # Errors
-    ///
-    /// [`Lost`](crate::ErrorKind::Lost) if it was no longer held: what was done under it may have been
-    /// done beside another holder. [`Backend`](crate::ErrorKind::Backend) if the backend did not answer;
-    /// the release is then repeated in the background, and the lease ends by itself at the latest.
-    ///
-    /// # Cancel safety
-    ///
-    /// If the future is dropped, the lock is released all the same.
-    pub async fn unlock(self) -> Result<(), Error> {
-        self.held.release().await
-    }
+    guard!(unlock);
 }
 
 impl fmt::Debug for WriteGuard {
@@ -272,7 +354,7 @@ impl fmt::Debug for WriteGuard {
     }
 }
 
-/// Turns a hold into one of the other mode; gives it back if that is refused.
+/// Converts a lease into one of another mode. Returns the old lease if that is refused.
 async fn convert(front: &Front, held: Held, mode: Mode) -> Result<Result<Held, Held>, Error> {
-    front.scope.engine.convert(held, mode, front.retry.try_limit()).await
+    front.space.engine.convert(held, mode, front.retry.try_limit()).await
 }

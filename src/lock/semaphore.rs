@@ -1,8 +1,11 @@
+//! The semaphore: permits that are renewed while their guard lives.
+
 use std::fmt;
 
 use super::{
-    front::{Front, guard, settings},
-    scope::Scope,
+    front::Front,
+    macros::{guard, settings},
+    space::LockSpace,
 };
 use crate::{
     backend::Mode,
@@ -11,18 +14,51 @@ use crate::{
     lease::Held,
 };
 
-/// As many permits may be taken at once.
 const MOST_AT_ONCE: u32 = 1000;
 
-/// A number of permits, each of them a lease. Made by [`Locks::semaphore`](crate::Locks::semaphore).
+/// A number of permits, each with a lease that is renewed while it is held.
 ///
-/// The number is not stored anywhere: each caller says how many there are, and takes some only as long as no
-/// more than that are out. So nothing can raise it by mistake, and who changes it changes it in the code;
-/// while processes with the old and the new number run side by side, each keeps to its own.
+/// Created by [`Locks::semaphore`](crate::Locks::semaphore).
 ///
-/// Those of one process who wait for the same number of permits do so in line. Between processes, and between
-/// those who want different numbers, whoever comes first when permits come back gets them, so one that wants
-/// many may wait for long where others take few.
+/// The number of permits is not stored at the backend. Each caller states it, and acquires permits
+/// only while no more than that are held. So the number changes with the code and never by mistake.
+/// While processes with the old and the new number run side by side, each keeps to its own.
+///
+/// The callers of one process that want the same number of permits wait in a local queue. Between
+/// processes, and between callers that want different numbers, the first to ask after a release
+/// gets the permits. So a caller that wants many may wait for long where others want few.
+///
+/// # Examples
+///
+/// ```
+/// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
+/// use std::time::Duration;
+/// use bellwether::{Locks, MemoryBackend, lease::Retry};
+///
+/// let semaphore = Locks::new(MemoryBackend::new())
+///     .semaphore("exports", 3)
+///     .lease(Duration::from_secs(5))
+///     .renew_every(Duration::from_secs(1))
+///     .max_hold(Duration::from_secs(60))
+///     .wait_limit(Duration::from_secs(2))
+///     .retry(Retry::on_demand().times(100));
+///
+/// let two = semaphore.acquire_many(2).await?;
+/// assert!(semaphore.try_acquire_many(2).await?.is_none());
+/// let one = semaphore.acquire().await?;
+/// assert!(semaphore.try_acquire().await?.is_none());
+/// two.release().await?;
+/// assert_eq!(semaphore.available().await?, 2);
+///
+/// // An operator takes all permits back.
+/// assert!(semaphore.force_release().await?);
+/// assert!(one.release().await.is_err());
+///
+/// // Without renewal, the permit ends by itself.
+/// let permit = semaphore.fixed_lease().acquire().await?;
+/// # drop(permit);
+/// # Ok::<_, bellwether::Error>(()) }).unwrap();
+/// ```
 #[derive(Clone)]
 #[must_use = "a semaphore does nothing until permits are acquired"]
 pub struct Semaphore {
@@ -31,13 +67,14 @@ pub struct Semaphore {
 }
 
 impl Semaphore {
-    pub(super) fn new(scope: Scope, name: Key, limit: u32) -> Self {
-        Self { front: Front::new(scope, name), limit }
+    pub(super) fn new(space: LockSpace, name: Key, limit: u32) -> Self {
+        Self { front: Front::new(space, name), limit }
     }
 
-    settings!();
+    settings!(acquisition);
+    settings!(renewal);
 
-    /// Takes a permit, and waits while all are out.
+    /// Acquires a permit, waiting while all are held.
     ///
     /// # Errors
     ///
@@ -45,12 +82,13 @@ impl Semaphore {
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, what it may have taken is given back.
+    /// If the future is dropped, a permit that it may have acquired is released.
     pub async fn acquire(&self) -> Result<SemaphorePermit, Error> {
         self.acquire_many(1).await
     }
 
-    /// Takes a permit; none, if all are out, or another caller of this process waits for one.
+    /// Acquires a permit. Returns `None` if all are held, or if another caller of this process
+    /// waits for one.
     ///
     /// # Errors
     ///
@@ -58,85 +96,87 @@ impl Semaphore {
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, what it may have taken is given back.
+    /// If the future is dropped, a permit that it may have acquired is released.
     pub async fn try_acquire(&self) -> Result<Option<SemaphorePermit>, Error> {
         self.try_acquire_many(1).await
     }
 
-    /// Takes so many permits at once, all or none, and waits while too many are out.
+    /// Acquires `count` permits at once, all or none, waiting while too many are held.
     ///
     /// # Errors
     ///
-    /// [`NotAcquired`](ErrorKind::NotAcquired) if the wait limit or the retry strategy ended first, or
-    /// [`Backend`](ErrorKind::Backend) if the last try before that failed; and as
-    /// [`try_acquire_many`](Self::try_acquire_many).
+    /// - [`NotAcquired`](ErrorKind::NotAcquired) if the wait limit or the retry strategy ended
+    ///   first.
+    /// - [`Backend`](ErrorKind::Backend) if the last try before that failed.
+    /// - The other errors of [`try_acquire_many`](Self::try_acquire_many).
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, what it may have taken is given back.
+    /// If the future is dropped, permits that it may have acquired are released.
     pub async fn acquire_many(&self, count: u32) -> Result<SemaphorePermit, Error> {
         let held = self.front.acquire(self.mode(count)?).await?;
         Ok(self.permit(held, count))
     }
 
-    /// Takes so many permits at once, all or none; none, if too many are out, or another caller of this process
-    /// waits for as many.
+    /// Acquires `count` permits at once, all or none. Returns `None` if too many are held, or if
+    /// another caller of this process waits for as many.
     ///
     /// # Errors
     ///
-    /// [`Backend`](ErrorKind::Backend) if the backend did not answer,
-    /// [`InvalidConfig`](ErrorKind::InvalidConfig) if `count` is zero, more than there are permits, or more
-    /// than 1,000, and for a setting outside its range, [`InvalidKey`](ErrorKind::InvalidKey) for a name
-    /// outside its range, [`ShutDown`](ErrorKind::ShutDown) after [`Locks::shutdown`](crate::Locks::shutdown).
+    /// - [`Backend`](ErrorKind::Backend) if the backend did not answer.
+    /// - [`InvalidConfig`](ErrorKind::InvalidConfig) if `count` is zero, more than there are
+    ///   permits, or more than 1,000, and for a setting outside its range.
+    /// - [`InvalidKey`](ErrorKind::InvalidKey) for a name outside its range.
+    /// - [`ShutDown`](ErrorKind::ShutDown) after [`Locks::shutdown`](crate::Locks::shutdown).
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, what it may have taken is given back.
+    /// If the future is dropped, permits that it may have acquired are released.
     pub async fn try_acquire_many(&self, count: u32) -> Result<Option<SemaphorePermit>, Error> {
         let held = self.front.try_acquire(self.mode(count)?).await?;
         Ok(held.map(|held| self.permit(held, count)))
     }
 
-    /// How many permits are left, at the moment of asking.
+    /// Returns how many permits were free at the moment of asking.
     ///
     /// # Errors
     ///
-    /// [`Backend`](ErrorKind::Backend) if the backend did not answer, or if something stands under the name
-    /// that is not a semaphore; [`InvalidKey`](ErrorKind::InvalidKey) for a name outside its range.
+    /// - [`Backend`](ErrorKind::Backend) if the backend did not answer, or if the name holds data
+    ///   that is not a semaphore.
+    /// - [`InvalidKey`](ErrorKind::InvalidKey) for a name outside its range.
+    /// - [`InvalidConfig`](ErrorKind::InvalidConfig) for a namespace outside its range.
     ///
     /// # Cancel safety
     ///
     /// Dropping the future changes nothing.
     pub async fn available(&self) -> Result<u32, Error> {
-        let out = self.front.holder(self.any()).await?.map_or(0, |occupied| occupied.holders);
-        Ok(self.limit.saturating_sub(out))
+        let holder = self.front.holder(any_permit(self.limit)).await?;
+        Ok(self.limit.saturating_sub(holder.map_or(0, |occupied| occupied.holders)))
     }
 
-    /// Takes all permits back, whoever has them, or clears whatever else stands in their place. Says whether
-    /// something was there. Locks [of another kind](super#which-locks-of-one-name-are-one) under the name stay.
+    /// Takes all permits back from their holders, or removes the foreign data in their place.
+    /// Returns `true` if there was something to remove.
     ///
-    /// Those who had them are told of the loss at their next renewal, with a
-    /// [fixed lease](Self::fixed_lease) at its end; until then more may be out than there are.
+    /// Locks [of another kind](super#which-locks-of-one-name-are-one) under the name stay. The
+    /// holders learn of the loss at their next renewal, and with a [fixed lease](Self::fixed_lease)
+    /// at its end. Until then, more permits may be held than there are.
     ///
     /// # Errors
     ///
-    /// [`Backend`](ErrorKind::Backend) if the backend did not answer: it may or may not have been done;
-    /// [`InvalidKey`](ErrorKind::InvalidKey) for a name outside its range.
+    /// - [`Backend`](ErrorKind::Backend) if the backend did not answer. The permits may or may not
+    ///   have been taken back.
+    /// - [`InvalidKey`](ErrorKind::InvalidKey) for a name outside its range.
+    /// - [`InvalidConfig`](ErrorKind::InvalidConfig) for a namespace outside its range.
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, it may or may not have been done.
+    /// If the future is dropped, the permits may or may not have been taken back.
     pub async fn force_release(&self) -> Result<bool, Error> {
-        self.front.clear(self.any()).await
+        self.front.clear(any_permit(self.limit)).await
     }
 
     fn mode(&self, count: u32) -> Result<Mode, Error> {
-        mode(self.limit, count)
-    }
-
-    /// The mode of what is out, whatever the limit.
-    fn any(&self) -> Mode {
-        Mode::Permit { limit: self.limit, count: 1 }
+        permit_mode(self.limit, count)
     }
 
     fn permit(&self, held: Held, count: u32) -> SemaphorePermit {
@@ -144,15 +184,22 @@ impl Semaphore {
     }
 }
 
-/// The mode in which so many permits are claimed.
-pub(super) fn mode(limit: u32, count: u32) -> Result<Mode, Error> {
-    let invalid = |why| Err(Error::new(ErrorKind::InvalidConfig, why));
-    match count {
-        0 => invalid("no permits are asked for"),
-        _ if count > limit => invalid("more permits are asked for than there are"),
-        _ if count > MOST_AT_ONCE => invalid("more than 1,000 permits are asked for at once"),
-        _ => Ok(Mode::Permit { limit, count }),
-    }
+/// Checks how many permits are to be acquired, and returns the mode for it.
+pub(super) fn permit_mode(limit: u32, count: u32) -> Result<Mode, Error> {
+    let wrong = match count {
+        0 => "0 permits are requested; request at least 1".to_owned(),
+        _ if count > limit => format!("{count} permits are requested, but there are only {limit}"),
+        _ if count > MOST_AT_ONCE => {
+            format!("{count} permits are requested at once; request at most {MOST_AT_ONCE}")
+        }
+        _ => return Ok(Mode::Permit { limit, count }),
+    };
+    Err(Error::new(ErrorKind::InvalidConfig, wrong))
+}
+
+/// The mode of permits that are held already. Their count and the limit do not matter any more.
+pub(super) fn any_permit(limit: u32) -> Mode {
+    Mode::Permit { limit, count: 1 }
 }
 
 impl fmt::Debug for Semaphore {
@@ -163,10 +210,33 @@ impl fmt::Debug for Semaphore {
 
 /// Permits of a [`Semaphore`].
 ///
-/// Their lease is renewed while they live. Dropped, they are given back
-/// [in the background](super#what-is-dropped); [`release`](Self::release) also says whether they were held to
-/// the end.
-#[must_use = "dropped permits are given back"]
+/// Their lease is renewed while the value lives. If it is dropped, the permits are released
+/// [in the background](super#dropped-guards). [`release`](Self::release) also reports whether they
+/// were held to the end.
+///
+/// # Examples
+///
+/// ```
+/// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
+/// use std::time::Duration;
+/// use bellwether::{Locks, MemoryBackend};
+///
+/// # async fn export() {}
+/// let semaphore = Locks::new(MemoryBackend::new()).semaphore("exports", 3);
+/// let permit = semaphore.acquire_many(2).await?;
+/// assert_eq!(permit.count(), 2);
+/// tokio::select! {
+///     () = export() => {}
+///     () = permit.lost() => println!("others may have these permits"),
+/// }
+/// if permit.remaining() < Duration::from_secs(8) {
+///     permit.renew().await?;
+/// }
+/// assert!(!permit.is_lost());
+/// permit.release().await?;
+/// # Ok::<_, bellwether::Error>(()) }).unwrap();
+/// ```
+#[must_use = "permits are released when they are dropped"]
 pub struct SemaphorePermit {
     name: Key,
     held: Held,
@@ -174,24 +244,24 @@ pub struct SemaphorePermit {
 }
 
 impl SemaphorePermit {
-    guard!();
+    guard!(lease);
 
-    /// How many permits these are.
+    /// Returns the number of permits.
     pub fn count(&self) -> u32 {
         self.count
     }
 
-    /// Gives the permits back.
+    /// Releases the permits.
     ///
     /// # Errors
     ///
-    /// [`Lost`](ErrorKind::Lost) if they were no longer held. [`Backend`](ErrorKind::Backend) if the backend
-    /// did not answer; the release is then repeated in the background, and the lease ends by itself at the
-    /// latest.
+    /// - [`Lost`](ErrorKind::Lost) if the permits were no longer held.
+    /// - [`Backend`](ErrorKind::Backend) if the backend did not answer. The release is then
+    ///   repeated in the background, and the lease ends by itself at the latest.
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, they are given back all the same.
+    /// If the future is dropped, the permits are released all the same.
     pub async fn release(self) -> Result<(), Error> {
         self.held.release().await
     }

@@ -1,126 +1,147 @@
+//! The mutexes of several names, acquired together.
+
 use std::{fmt, time::Duration};
 
 use futures_util::future::{join_all, select_all};
 use tracing::Instrument;
 
 use super::{
-    front::{Front, settings},
-    scope::Scope,
+    front::{Front, none_if_not_acquired},
+    macros::settings,
+    space::LockSpace,
 };
 use crate::{
     backend::{Claim, Mode},
     error::{Error, ErrorKind},
     key::Key,
-    lease::{Held, Retry, RetryStrategy},
+    lease::{Held, RetryStrategy},
 };
 
-/// As many names may be locked at once: few enough for one script not to hold the server up.
-const MOST: usize = 64;
+/// The most names for one acquisition, so that its script does not hold the server up.
+const MOST_NAMES: usize = 64;
 
-/// The mutexes of several names, taken all or none. Made by [`Locks::several`](crate::Locks::several).
+/// The mutexes of several names, acquired all or none. From 1 to 64 names, each of them once.
+///
+/// Created by [`Locks::several`](crate::Locks::several).
+///
+/// Nothing is held while it waits. It acquires all locks in one step where the backend can do that.
+/// Elsewhere it acquires one after another in the order of the names, and releases them as soon as
+/// one is not free. So no two callers block each other, whatever the order of their names. A caller
+/// that wants many contended names may wait for long, because all must be free at once.
+///
+/// # Examples
 ///
 /// ```
 /// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
-/// use bellwether::{Locks, MemoryBackend};
+/// use std::time::Duration;
+/// use bellwether::{Locks, MemoryBackend, lease::Retry};
 ///
 /// let locks = Locks::new(MemoryBackend::new());
-/// let guard = locks.several(["account:7", "account:9"]).lock().await?;
+/// let several = locks
+///     .several(["account:7", "account:9"])
+///     .lease(Duration::from_secs(5))
+///     .renew_every(Duration::from_secs(1))
+///     .max_hold(Duration::from_secs(60))
+///     .fence_life(Duration::from_secs(3600))
+///     .wait_limit(Duration::from_secs(2))
+///     .retry(Retry::on_demand().times(100));
+///
+/// let guard = several.lock().await?;
+/// assert!(several.try_lock().await?.is_none());
 /// assert!(locks.mutex("account:9").try_lock().await?.is_none());
-/// // Move the money, handing guard.fence("account:7") and guard.fence("account:9") along.
 /// guard.unlock().await?;
+///
+/// // Without renewal, the leases end by themselves.
+/// let guard = several.fixed_lease().lock().await?;
+/// # drop(guard);
 /// # Ok::<_, bellwether::Error>(()) }).unwrap();
 /// ```
-///
-/// Nothing is held while it waits: it takes all of them in one step where the backend can do that, or one after
-/// another in the order of the names, and gives back what it has as soon as one is not to be had. So no two
-/// block each other, in whatever order they name what they want. Who wants many names that others take often
-/// may wait for long, for they are had only when all are free at once.
-///
-/// From 1 to 64 names, none of them twice.
 #[derive(Clone)]
 #[must_use = "nothing is locked until it is asked for"]
 pub struct Several {
-    /// Its name stands for all of them.
+    /// Its name lists all names.
     front: Front,
     names: Vec<Key>,
 }
 
 impl Several {
-    pub(super) fn new(scope: Scope, names: Vec<Key>) -> Self {
+    pub(super) fn new(space: LockSpace, names: Vec<Key>) -> Self {
         let all: Vec<_> = names.iter().map(Key::as_str).collect();
-        Self { front: Front::new(scope, all.join(", ").into()), names }
+        Self { front: Front::new(space, all.join(", ").into()), names }
     }
 
-    settings!();
-    settings!(fenced);
+    settings!(acquisition);
+    settings!(renewal);
+    settings!(fence);
 
-    /// Takes the locks if all of them are free; none, if someone else holds one.
+    /// Acquires the locks if all of them are free. Returns `None` if one has another holder.
     ///
     /// # Errors
     ///
-    /// [`Backend`](ErrorKind::Backend) if the backend did not answer, [`InvalidKey`](ErrorKind::InvalidKey) for
-    /// a name outside its range, [`InvalidConfig`](ErrorKind::InvalidConfig) for no names, too many, one that is
-    /// there twice, or a setting outside its range, [`ShutDown`](ErrorKind::ShutDown) after
-    /// [`Locks::shutdown`](crate::Locks::shutdown).
+    /// - [`Backend`](ErrorKind::Backend) if the backend did not answer.
+    /// - [`InvalidKey`](ErrorKind::InvalidKey) for a name outside its range.
+    /// - [`InvalidConfig`](ErrorKind::InvalidConfig) for no names, for more than 64, for one that
+    ///   occurs twice, and for a setting outside its range.
+    /// - [`ShutDown`](ErrorKind::ShutDown) after [`Locks::shutdown`](crate::Locks::shutdown).
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, what it may have taken is given back.
+    /// If the future is dropped, leases that it may have acquired are released.
     pub async fn try_lock(&self) -> Result<Option<SeveralGuard>, Error> {
-        let once = Retry::never().try_limit(self.front.retry.try_limit());
-        match self.acquire(&once, false).await {
-            Ok(guard) => Ok(Some(guard)),
-            Err(error) if error.kind() == ErrorKind::NotAcquired => Ok(None),
-            Err(error) => Err(error),
-        }
+        none_if_not_acquired(self.acquire(&self.front.one_try(), false).await)
     }
 
-    /// Takes the locks, and waits while someone else holds one.
+    /// Acquires the locks, waiting while one of them has another holder.
     ///
     /// # Errors
     ///
-    /// [`NotAcquired`](ErrorKind::NotAcquired) if the wait limit or the retry strategy ended first, or
-    /// [`Backend`](ErrorKind::Backend) if the last try before that failed; and as
-    /// [`try_lock`](Self::try_lock).
+    /// - [`NotAcquired`](ErrorKind::NotAcquired) if the wait limit or the retry strategy ended
+    ///   first.
+    /// - [`Backend`](ErrorKind::Backend) if the last try before that failed.
+    /// - The other errors of [`try_lock`](Self::try_lock).
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, what it may have taken is given back.
+    /// If the future is dropped, leases that it may have acquired are released.
     pub async fn lock(&self) -> Result<SeveralGuard, Error> {
         self.acquire(self.front.retry.as_ref(), true).await
     }
 
     async fn acquire(&self, retry: &dyn RetryStrategy, waits: bool) -> Result<SeveralGuard, Error> {
-        let upkeep = self.front.upkeep()?;
+        let front = &self.front;
+        let upkeep = front.upkeep()?;
         let (names, claims): (Vec<_>, Vec<_>) = self.claims(waits)?.into_iter().unzip();
-        let span = tracing::debug_span!("lock", name = %self.front.name);
-        let acquiring =
-            self.front.scope.engine.acquire_all(claims, upkeep, retry, self.front.wait_limit);
+        let span = tracing::debug_span!("lock", name = %front.name);
+        let acquiring = front.space.engine.acquire_all(claims, upkeep, retry, front.wait_limit);
         let held = acquiring.instrument(span).await?;
         Ok(SeveralGuard { held: names.into_iter().zip(held).collect() })
     }
 
-    /// What to claim, in the order that is the same for everyone.
+    /// Returns the claims in the order of the names, which is the same for all callers.
     fn claims(&self, waits: bool) -> Result<Vec<(Key, Claim)>, Error> {
-        let invalid = |why| Err(Error::new(ErrorKind::InvalidConfig, why));
-        if self.names.is_empty() {
-            return invalid("there are no names to lock".to_owned());
-        }
-        if self.names.len() > MOST {
-            return invalid(format!("{} names are more than {MOST}", self.names.len()));
-        }
-        let mut names = self.names.clone();
-        names.sort();
-        if let Some(twice) = names.windows(2).find(|two| two.first() == two.last()) {
-            return invalid(format!("a name is there twice: {twice:?}"));
-        }
         let claim = |key: Key| {
-            let name = self.front.scope.name(&key)?;
+            let name = self.front.space.name(&key)?;
             let (lease, fence_life) = (self.front.lease, self.front.fence_life);
             let claim = Claim::new(name, Mode::Exclusive, lease, fence_life);
             Ok((key, Claim { waits, ..claim }))
         };
-        names.into_iter().map(claim).collect()
+        self.sorted_names()?.into_iter().map(claim).collect()
+    }
+
+    fn sorted_names(&self) -> Result<Vec<Key>, Error> {
+        let mut names = self.names.clone();
+        names.sort();
+        let twice = names.windows(2).find(|pair| pair.first() == pair.last());
+        let wrong = if names.is_empty() {
+            format!("there are no names to lock; pass from 1 to {MOST_NAMES}")
+        } else if names.len() > MOST_NAMES {
+            format!("{} names are too many to lock; pass at most {MOST_NAMES}", names.len())
+        } else if let Some([name, ..]) = twice {
+            format!("the name {name:?} occurs twice; pass each name once")
+        } else {
+            return Ok(names);
+        };
+        Err(Error::new(ErrorKind::InvalidConfig, wrong))
     }
 }
 
@@ -132,82 +153,112 @@ impl fmt::Debug for Several {
 
 /// [`Several`] locks that are held.
 ///
-/// Their leases are renewed together while it lives. Dropped, they are released
-/// [in the background](super#what-is-dropped); [`unlock`](Self::unlock) also says whether all were held to the end.
-#[must_use = "a dropped guard gives the locks back"]
+/// Their leases are renewed together while the guard lives. If it is dropped, the locks are
+/// released [in the background](super#dropped-guards). [`unlock`](Self::unlock) also reports
+/// whether all were held to the end.
+///
+/// # Examples
+///
+/// ```
+/// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
+/// use std::time::Duration;
+/// use bellwether::{Key, Locks, MemoryBackend};
+///
+/// # async fn write(account: &Key, fence: u64) {}
+/// let locks = Locks::new(MemoryBackend::new());
+/// let guard = locks.several(["account:7", "account:9"]).lock().await?;
+/// for (account, fence) in guard.fences() {
+///     assert_eq!(guard.fence(account), Some(fence));
+///     tokio::select! {
+///         // The store refuses a write with a smaller fencing token than the greatest it has seen.
+///         () = write(account, fence) => {}
+///         () = guard.lost() => println!("another holder may have one of the locks"),
+///     }
+/// }
+/// if guard.remaining() < Duration::from_secs(8) {
+///     guard.renew().await?;
+/// }
+/// assert!(!guard.is_lost());
+/// guard.unlock().await?;
+/// # Ok::<_, bellwether::Error>(()) }).unwrap();
+/// ```
+#[must_use = "the locks are released when their guard is dropped"]
 pub struct SeveralGuard {
     /// In the order of the names; never empty.
     held: Vec<(Key, Held)>,
 }
 
 impl SeveralGuard {
-    /// Completes when one of the leases is lost: it could not be renewed in time, or the server no longer has
-    /// it. Others may hold what it stood for from then on; the other locks stay held until they are released.
+    /// Completes when one of the leases is lost: it could not be renewed in time, or the server no
+    /// longer has it.
+    ///
+    /// From then on, others may hold that lock. The other locks stay held until they are released.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future changes nothing; it can be asked for again.
+    /// Dropping the future changes nothing. It can be asked for again.
     pub async fn lost(&self) {
         select_all(self.held.iter().map(|(_, held)| Box::pin(held.watch().lost()))).await;
     }
 
-    /// Whether one of the leases is lost.
+    /// Returns `true` if one of the leases is lost.
     pub fn is_lost(&self) -> bool {
         self.held.iter().any(|(_, held)| held.watch().is_lost())
     }
 
-    /// How long all are held for certain if no renewal succeeds; zero, if one is lost.
+    /// Returns how long all leases are certain to last if no renewal succeeds. Zero if one is lost.
     pub fn remaining(&self) -> Duration {
         self.held.iter().map(|(_, held)| held.remaining()).min().unwrap_or_default()
     }
 
-    /// Renews the leases now, rather than when their time comes.
+    /// Renews the leases now, instead of when their time comes.
     ///
     /// # Errors
     ///
-    /// [`Lost`](ErrorKind::Lost) if one is no longer held; [`Backend`](ErrorKind::Backend) if the backend did not
-    /// answer, and then they are still held for what [remains](Self::remaining).
+    /// - [`Lost`](ErrorKind::Lost) if one of the leases is no longer held.
+    /// - [`Backend`](ErrorKind::Backend) if the backend did not answer. The leases are then still
+    ///   held for the time that [remains](Self::remaining).
     ///
     /// # Cancel safety
     ///
     /// If the future is dropped, each lease may or may not have been renewed.
     pub async fn renew(&self) -> Result<(), Error> {
-        all(join_all(self.held.iter().map(|(_, held)| held.refresh())).await)
+        combined(join_all(self.held.iter().map(|(_, held)| held.refresh())).await)
     }
 
-    /// The fence of one of the locks: a number that is greater than that of every earlier holder of that name.
-    /// None, for a name that is not among them.
+    /// Returns the fencing token of one lock, a number that is greater than that of every earlier
+    /// holder of that name. Returns `None` for a name that is not among them.
     ///
-    /// Fences of different names have nothing to do with each other, so each thing that is guarded is given that
-    /// of its own name.
+    /// Tokens of different names are unrelated. Give each resource the token of its own name.
     pub fn fence(&self, name: impl Into<Key>) -> Option<u64> {
         let name = name.into();
         self.fences().find_map(|(other, fence)| (*other == name).then_some(fence))
     }
 
-    /// The [fence](Self::fence) of each name, in the order of the names.
+    /// Returns each name with its [fencing token](Self::fence), in the order of the names.
     pub fn fences(&self) -> impl Iterator<Item = (&Key, u64)> {
         self.held.iter().map(|(name, held)| (name, held.fence()))
     }
 
-    /// Gives the locks back, all at the same time.
+    /// Releases all locks at the same time.
     ///
     /// # Errors
     ///
-    /// [`Lost`](ErrorKind::Lost) if one was no longer held: what was done under it may have been done beside
-    /// another holder. [`Backend`](ErrorKind::Backend) if the backend did not answer; the releases are then
-    /// repeated in the background, and the leases end by themselves at the latest.
+    /// - [`Lost`](ErrorKind::Lost) if one of the locks was no longer held. Another holder may have
+    ///   worked at the same time.
+    /// - [`Backend`](ErrorKind::Backend) if the backend did not answer. The releases are then
+    ///   repeated in the background, and the leases end by themselves at the latest.
     ///
     /// # Cancel safety
     ///
     /// If the future is dropped, the locks are released all the same.
     pub async fn unlock(self) -> Result<(), Error> {
-        all(join_all(self.held.into_iter().map(|(_, held)| held.release())).await)
+        combined(join_all(self.held.into_iter().map(|(_, held)| held.release())).await)
     }
 }
 
-/// What is true of all of them. A loss weighs more than an answer that did not come.
-fn all(outcomes: Vec<Result<(), Error>>) -> Result<(), Error> {
+/// Makes one outcome of those of several leases. A loss outweighs a missing answer.
+fn combined(outcomes: Vec<Result<(), Error>>) -> Result<(), Error> {
     let errors: Vec<_> = outcomes.into_iter().filter_map(Result::err).collect();
     let lost = errors.iter().find(|error| error.kind() == ErrorKind::Lost);
     lost.or(errors.first()).cloned().map_or(Ok(()), Err)

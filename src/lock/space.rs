@@ -1,3 +1,5 @@
+//! The engine and the naming rules that all locks of one `Locks` or `Redlock` have in common.
+
 use std::sync::Arc;
 
 use crate::{
@@ -7,17 +9,16 @@ use crate::{
     lease::Engine,
 };
 
-/// Whose locks they are: the engine, and the names that are theirs.
 #[derive(Clone)]
-pub(super) struct Scope {
+pub(super) struct LockSpace {
     pub(super) engine: Arc<Engine>,
     family: Family,
-    /// The first use of a lock tells what is wrong with it.
+    /// An invalid namespace is reported by the first use of a lock.
     pub(super) namespace: Result<Namespace, Error>,
     pub(super) max_name: usize,
 }
 
-impl Scope {
+impl LockSpace {
     pub(super) fn over(backend: Arc<dyn DynLeases>, family: Family) -> Self {
         let engine = Engine::new(backend);
         Self { engine, family, namespace: Ok(Namespace::standard()), max_name: 512 }
@@ -32,9 +33,11 @@ impl Scope {
         Name::new(namespace, self.family, key, self.max_name)
     }
 
-    /// Whether those who wait take places in queues. Those of several servers would be in as many orders, and
-    /// each server would call another one.
-    pub(super) fn queues(&self) -> bool {
+    /// Returns `true` if waiters have entries in the server's queue.
+    ///
+    /// The queues of several servers would be in as many orders, and each server would notify
+    /// another waiter.
+    pub(super) fn has_queues(&self) -> bool {
         self.family == Family::Lock
     }
 }

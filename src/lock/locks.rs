@@ -1,0 +1,147 @@
+//! The entry point to the locks over one backend.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use super::{
+    Latch, Mutex, Permits, ReentrantMutex, RwLock, Semaphore, Several, macros::name_settings,
+    space::LockSpace,
+};
+use crate::{
+    backend::{DynLatches, Latches, Mode},
+    key::{Family, Key},
+};
+
+/// The locks of a namespace over one backend.
+///
+/// Clones share the engine: their callers wait in common local queues, their leases are renewed
+/// together, and they [shut down](Self::shutdown) together. So create one for the process, and
+/// clone it.
+///
+/// The methods that return a lock only build it. They send nothing to the backend.
+///
+/// # Examples
+///
+/// ```
+/// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
+/// use std::time::Duration;
+/// use bellwether::{Locks, MemoryBackend};
+///
+/// # async fn change_stock(fence: u64) {}
+/// let locks = Locks::new(MemoryBackend::new()).namespace("shop").max_name(100);
+///
+/// // One holder at a time.
+/// let guard = locks.mutex("stock:42").lease(Duration::from_secs(5)).lock().await?;
+/// tokio::select! {
+///     () = change_stock(guard.fence()) => {}
+///     () = guard.lost() => println!("another holder may have the lock"),
+/// }
+/// guard.unlock().await?;
+///
+/// // The other kinds.
+/// locks.fair_mutex("printer").lock().await?.unlock().await?;
+/// locks.reentrant_mutex("account:7").holder().lock().await?.unlock().await?;
+/// locks.several(["account:7", "account:9"]).lock().await?.unlock().await?;
+/// locks.rw_lock("prices").read().await?.unlock().await?;
+/// locks.semaphore("exports", 3).acquire().await?.release().await?;
+/// let id = locks.permits("exports", 3).acquire().await?;
+/// locks.permits("exports", 3).release(id).await?;
+/// locks.latch("import:7").set(2).await?;
+///
+/// locks.shutdown(Duration::from_secs(1)).await;
+/// # Ok::<_, bellwether::Error>(()) }).unwrap();
+/// ```
+#[derive(Clone)]
+pub struct Locks {
+    pub(super) space: LockSpace,
+    pub(super) latches: Arc<dyn DynLatches>,
+}
+
+impl Locks {
+    /// Creates the locks of the namespace `bellwether` over a backend.
+    pub fn new<B: Latches>(backend: B) -> Self {
+        let backend = Arc::new(backend);
+        Self { space: LockSpace::over(backend.clone(), Family::Lock), latches: backend }
+    }
+
+    name_settings!();
+
+    /// Returns a lock that one holder has at a time.
+    ///
+    /// A free lock goes to the first caller that asks. A released lock is handed over:
+    ///
+    /// - To the next waiter of this process, up to 16 times or for 50 ms, and then to the process
+    ///   that has waited longest.
+    /// - A push tells the waiter there. If the push is lost, the waiter finds out within 5 s.
+    /// - A process that died is passed over at once.
+    /// - A waiter that stands still at that moment costs the others 2 s. A lease that was handed
+    ///   over lasts no longer than that until its first renewal, after a tenth of a second. So
+    ///   [`remaining`](crate::lock::MutexGuard::remaining) begins with less than the lease.
+    /// - A lease of less than 2 s, or one that is not renewed, is not handed over. The waiters are
+    ///   notified, and ask.
+    pub fn mutex(&self, name: impl Into<Key>) -> Mutex {
+        Mutex::new(self.space.clone(), name.into(), Mode::Exclusive)
+    }
+
+    /// Returns a lock that one holder has at a time, first come, first served over all processes.
+    ///
+    /// It is the same lock as the [mutex](Self::mutex) of that name. It is fair among the callers
+    /// that use it as a fair one: a plain mutex overtakes the waiters in the queue.
+    ///
+    /// Each waiter has an entry in a queue at the server, which costs a command every 1.6 s. A
+    /// released lock is handed over to the first waiter, like that of a mutex. If the push is lost,
+    /// the waiter finds out with its next command. Waiters whose process died are passed over after
+    /// at most 5 s, however many they are.
+    pub fn fair_mutex(&self, name: impl Into<Key>) -> Mutex {
+        Mutex::new(self.space.clone(), name.into(), Mode::Fair)
+    }
+
+    /// Returns a lock that one holder has at a time, any number of times.
+    pub fn reentrant_mutex(&self, name: impl Into<Key>) -> ReentrantMutex {
+        ReentrantMutex::new(self.space.clone(), name.into())
+    }
+
+    /// Returns a lock that many readers or one writer have at a time.
+    pub fn rw_lock(&self, name: impl Into<Key>) -> RwLock {
+        RwLock::new(self.space.clone(), name.into())
+    }
+
+    /// Returns a number of permits, each with a lease that is renewed while it is held.
+    pub fn semaphore(&self, name: impl Into<Key>, permits: u32) -> Semaphore {
+        Semaphore::new(self.space.clone(), name.into(), permits)
+    }
+
+    /// Returns a number of permits that each have an id and end by themselves.
+    pub fn permits(&self, name: impl Into<Key>, permits: u32) -> Permits {
+        Permits::new(self.space.clone(), name.into(), permits)
+    }
+
+    /// Returns the [mutexes](Self::mutex) of several names, to acquire all or none.
+    pub fn several<K: Into<Key>>(&self, names: impl IntoIterator<Item = K>) -> Several {
+        Several::new(self.space.clone(), names.into_iter().map(Into::into).collect())
+    }
+
+    /// Returns a count-down latch: set once, counted down by many, waited for by many.
+    pub fn latch(&self, name: impl Into<Key>) -> Latch {
+        Latch::new(self.clone(), name.into())
+    }
+
+    /// Shuts these locks and their clones down.
+    ///
+    /// No acquisition starts any more, and those that wait fail as
+    /// [`ShutDown`](crate::ErrorKind::ShutDown). Releases that are under way may end until the
+    /// deadline passes. Guards keep their leases until they are dropped.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped after it was first polled, still no acquisition starts. Call it
+    /// again to wait.
+    pub async fn shutdown(&self, deadline: Duration) {
+        self.space.engine.shutdown(deadline).await;
+    }
+}
+
+impl fmt::Debug for Locks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Locks").field("namespace", &self.space.namespace).finish_non_exhaustive()
+    }
+}

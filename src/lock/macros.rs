@@ -1,0 +1,235 @@
+//! The methods that several lock types have in common.
+//!
+//! They are macros and no trait, so that users need no import and rustdoc shows each method with
+//! its type.
+
+/// The settings of a type that has a `front`.
+macro_rules! settings {
+    (acquisition) => {
+        /// Sets how long the lease lasts unless it is renewed. Defaults to 10 s; from 20 ms to 24
+        /// h.
+        ///
+        /// This is also how long the waiters wait for a holder that died.
+        pub fn lease(mut self, lease: std::time::Duration) -> Self {
+            self.front.lease = lease;
+            self
+        }
+
+        /// Sets how long an acquisition may wait for other holders. Defaults to 30 s.
+        pub fn wait_limit(mut self, limit: std::time::Duration) -> Self {
+            self.front.wait_limit = limit;
+            self
+        }
+
+        /// Sets when an acquisition tries again. Defaults to
+        /// [on demand](crate::lease::Retry::on_demand).
+        pub fn retry(mut self, strategy: impl crate::lease::RetryStrategy) -> Self {
+            self.front.retry = std::sync::Arc::new(strategy);
+            self
+        }
+    };
+    (renewal) => {
+        /// Sets how often the lease is renewed while its guard lives. From 1 ms to less than the
+        /// lease.
+        ///
+        /// Defaults to a third of the lease, so that two renewals may fail before the lease is
+        /// lost.
+        pub fn renew_every(mut self, interval: std::time::Duration) -> Self {
+            self.front.renewal = crate::lock::front::RenewalPace::Every(interval);
+            self
+        }
+
+        /// Turns renewal off: the lease ends by itself after the lease time, and is lost then.
+        pub fn fixed_lease(mut self) -> Self {
+            self.front.renewal = crate::lock::front::RenewalPace::Never;
+            self
+        }
+
+        /// Sets how long one guard may hold in all. Defaults to no limit; at least the lease.
+        ///
+        /// At the limit the lease is lost, so that a holder that is stuck does not keep it for
+        /// ever.
+        pub fn max_hold(mut self, limit: std::time::Duration) -> Self {
+            self.front.max_hold = limit;
+            self
+        }
+    };
+    (fence) => {
+        /// Sets how long the last fencing token is remembered after the lock was granted or last
+        /// renewed. Defaults to 24 h; at least the lease.
+        ///
+        /// For this long, fencing tokens grow even if the server's clock is set back.
+        pub fn fence_life(mut self, life: std::time::Duration) -> Self {
+            self.front.fence_life = life;
+            self
+        }
+    };
+}
+
+/// The methods of a guard that has a lease as `held`.
+macro_rules! guard {
+    (lease) => {
+        /// Completes when the lease is lost: it could not be renewed in time, or the server no
+        /// longer has it. From then on, others may hold the lock.
+        ///
+        /// # Cancel safety
+        ///
+        /// Dropping the future changes nothing. It can be asked for again.
+        pub async fn lost(&self) {
+            self.held.watch().lost().await;
+        }
+
+        /// Returns `true` if the lease is lost.
+        pub fn is_lost(&self) -> bool {
+            self.held.watch().is_lost()
+        }
+
+        /// Returns how long the lease is certain to last if no renewal succeeds. Zero if it is
+        /// lost.
+        pub fn remaining(&self) -> std::time::Duration {
+            self.held.remaining()
+        }
+
+        /// Renews the lease now, instead of when its time comes.
+        ///
+        /// # Errors
+        ///
+        /// - [`Lost`](crate::ErrorKind::Lost) if the lease is no longer held.
+        /// - [`Backend`](crate::ErrorKind::Backend) if the backend did not answer. The lease is
+        ///   then still held for the time that [remains](Self::remaining).
+        ///
+        /// # Cancel safety
+        ///
+        /// If the future is dropped, the lease may or may not have been renewed.
+        pub async fn renew(&self) -> Result<(), crate::Error> {
+            self.held.refresh().await
+        }
+    };
+    (fence) => {
+        /// Returns the fencing token, a number that is greater than that of every earlier holder of
+        /// this lock.
+        ///
+        /// The idea is from M. Kleppmann, "How to do distributed locking" (2016). The resource that
+        /// the lock guards remembers the greatest token it has seen, and refuses smaller ones.
+        pub fn fence(&self) -> u64 {
+            self.held.fence()
+        }
+    };
+    (unlock) => {
+        /// Releases the lock.
+        ///
+        /// # Errors
+        ///
+        /// - [`Lost`](crate::ErrorKind::Lost) if the lock was no longer held. Another holder may
+        ///   have worked at the same time.
+        /// - [`Backend`](crate::ErrorKind::Backend) if the backend did not answer. The release is
+        ///   then repeated in the background, and the lease ends by itself at the latest.
+        ///
+        /// # Cancel safety
+        ///
+        /// If the future is dropped, the lock is released all the same.
+        pub async fn unlock(self) -> Result<(), crate::Error> {
+            self.held.release().await
+        }
+    };
+    (unlock shared) => {
+        /// Releases the lock, if this is the last guard of its lease.
+        ///
+        /// # Errors
+        ///
+        /// - [`Lost`](crate::ErrorKind::Lost) if the lock was no longer held. Another holder may
+        ///   have worked at the same time. Each guard of a lost lease returns this.
+        /// - [`Backend`](crate::ErrorKind::Backend) if the backend did not answer. The release is
+        ///   then repeated in the background, and the lease ends by itself at the latest.
+        ///
+        /// # Cancel safety
+        ///
+        /// If the future is dropped, the lock is released all the same.
+        pub async fn unlock(self) -> Result<(), crate::Error> {
+            crate::lock::front::release_one(self.held).await
+        }
+    };
+}
+
+/// The methods by which any process sees who is in the way, and removes it.
+macro_rules! inspection {
+    ($this:ident => $mode:expr) => {
+        /// Returns `true` if the lock was held at the moment of asking.
+        ///
+        /// # Errors
+        ///
+        /// - [`Backend`](crate::ErrorKind::Backend) if the backend did not answer, or if the name
+        ///   holds data that is not a lock.
+        /// - [`InvalidKey`](crate::ErrorKind::InvalidKey) for a name outside its range.
+        /// - [`InvalidConfig`](crate::ErrorKind::InvalidConfig) for a namespace outside its range.
+        ///
+        /// # Cancel safety
+        ///
+        /// Dropping the future changes nothing.
+        pub async fn is_locked(&$this) -> Result<bool, crate::Error> {
+            Ok($this.expires_in().await?.is_some())
+        }
+
+        /// Returns how long the current holder keeps the lock unless it renews its lease. Returns
+        /// `None` if the lock is free.
+        ///
+        /// # Errors
+        ///
+        /// As [`is_locked`](Self::is_locked).
+        ///
+        /// # Cancel safety
+        ///
+        /// Dropping the future changes nothing.
+        pub async fn expires_in(&$this) -> Result<Option<std::time::Duration>, crate::Error> {
+            Ok($this.front.holder($mode).await?.map(|occupied| occupied.remaining))
+        }
+
+        /// Ends the lock of any holder, or removes the foreign data in its place. Returns `true` if
+        /// there was something to remove.
+        ///
+        /// Locks [of another kind](crate::lock#which-locks-of-one-name-are-one) under the name
+        /// stay. The holder learns of the loss at its next renewal, and with a [fixed
+        /// lease](Self::fixed_lease) at its end. Until then, a second holder is possible, and only
+        /// a fencing token protects.
+        ///
+        /// # Errors
+        ///
+        /// - [`Backend`](crate::ErrorKind::Backend) if the backend did not answer. The lock may or
+        ///   may not have been ended.
+        /// - [`InvalidKey`](crate::ErrorKind::InvalidKey) for a name outside its range.
+        /// - [`InvalidConfig`](crate::ErrorKind::InvalidConfig) for a namespace outside its range.
+        ///
+        /// # Cancel safety
+        ///
+        /// If the future is dropped, the lock may or may not have been ended.
+        pub async fn force_unlock(&$this) -> Result<bool, crate::Error> {
+            $this.front.clear($mode).await
+        }
+    };
+}
+
+/// The settings that `Locks` and `Redlock` have in common.
+macro_rules! name_settings {
+    () => {
+        /// Sets the namespace: 1 to 64 letters, digits, `.`, `_` or `-`. Defaults to `bellwether`.
+        ///
+        /// Two namespaces over one backend share no lock. The value that this returns shares the
+        /// engine with the other clones, and [ends](Self::shutdown) with them. With a namespace
+        /// outside its range, every call to a lock returns
+        /// [`InvalidConfig`](crate::ErrorKind::InvalidConfig).
+        pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
+            self.space = self.space.namespace(namespace.into());
+            self
+        }
+
+        /// Sets the longest name, in bytes. Defaults to 512.
+        ///
+        /// A longer name is [`InvalidKey`](crate::ErrorKind::InvalidKey).
+        pub fn max_name(mut self, bytes: usize) -> Self {
+            self.space.max_name = bytes;
+            self
+        }
+    };
+}
+
+pub(super) use {guard, inspection, name_settings, settings};
