@@ -57,7 +57,7 @@
 //! each of them saw; and a lock that is broken on purpose in this way is found by it.
 //!
 //! Tests: `tests/conformance/contention.rs` `contenders_never_hold_together`; `tests/histories/main.rs`
-//! `what_processes_see_keeps_the_promises`, `a_release_of_what_another_holds_is_found`.
+//! `histories_of_real_runs_keep_the_promises`, `a_release_of_a_foreign_lease_is_found`.
 //!
 //! # 6. `WATCH lock`, `GET`, `MULTI`, `SET` or `DEL`, `EXEC`
 //!

@@ -23,11 +23,11 @@ impl Written {
         self
     }
 
-    /// A lease taken at a time, and under it a load from then until another.
+    /// Adds a lease that is taken at a time, and under it a load from then until another time.
     fn load(self, by: Process, number: u64, fence: u64, from: Time, to: Time) -> Self {
-        let (key, token) = (KEY.to_owned(), format!("{by}/{number}"));
+        let (key, owner) = (KEY.to_owned(), format!("{by}/{number}"));
         let (family, sent) = (Family::Cache, from * 1000 - 500);
-        self.line(by, from, Event::Granted { family, key: key.clone(), token, fence, sent })
+        self.line(by, from, Event::Granted { family, key: key.clone(), owner, fence, sent })
             .line(
                 by,
                 from,
@@ -54,7 +54,7 @@ impl Written {
         self.line(process, to, Event::Read { key: KEY.to_owned(), asked: from * 1000, answer })
     }
 
-    /// An invalidation without an answer from the backend.
+    /// Adds an invalidation that the backend does not answer.
     fn asked(self, process: Process, write: u64, at: Time) -> Self {
         self.line(process, at, Event::WriteAsked { write, key: KEY.to_owned(), value: None })
     }
@@ -63,7 +63,7 @@ impl Written {
         self.line(process, at, Event::WriteAnswered { write, error: None })
     }
 
-    /// An invalidation from one time to another.
+    /// Adds an invalidation from one time to another.
     fn invalidated(self, by: Process, write: u64, fence: u64, from: Time, to: Time) -> Self {
         let (key, sent) = (KEY.to_owned(), from * 1000);
         self.asked(by, write, from)
@@ -71,12 +71,12 @@ impl Written {
             .answered(by, write, to)
     }
 
-    /// A lock that is held from one time to another.
+    /// Adds a mutex that is held from one time to another.
     fn held(self, by: Process, hold: u64, fence: u64, from: Time, to: Time) -> Self {
         self.alone("m0", Kind::Mutex, by, hold, fence, from, to)
     }
 
-    /// The same of a read-write lock, by a writer.
+    /// Adds a read-write lock that a writer holds from one time to another.
     fn written(self, by: Process, hold: u64, fence: u64, from: Time, to: Time) -> Self {
         self.alone("w0", Kind::Writer, by, hold, fence, from, to)
     }
@@ -92,14 +92,14 @@ impl Written {
         from: Time,
         to: Time,
     ) -> Self {
-        let (name, token) = (name.to_owned(), format!("{by}/{hold}"));
+        let (name, owner) = (name.to_owned(), format!("{by}/{hold}"));
         let (family, key, sent) = (Family::Lock, name.clone(), from * 1000 - 500);
-        self.line(by, from, Event::Granted { family, key, token, fence, sent })
+        self.line(by, from, Event::Granted { family, key, owner, fence, sent })
             .line(by, from, Event::Locked { hold, name, kind, fence, asked: sent })
             .line(by, to, Event::Unlocking { hold })
     }
 
-    /// What others may hold beside it.
+    /// Adds a hold of a kind that permits others beside it.
     fn beside(self, kind: Kind, by: Process, hold: u64, from: Time, to: Time) -> Self {
         let name = if kind == Kind::Reader { "w0" } else { "s0" }.to_owned();
         let asked = from * 1000 - 500;
@@ -118,7 +118,7 @@ impl Written {
         self.beside(Kind::Permits(count), by, hold, from, to)
     }
 
-    /// The rules that it breaks.
+    /// Returns the rules that the history breaks.
     fn breaks(&self) -> Vec<Rule> {
         let mut rules: Vec<_> = check(&self.0).0.iter().map(|broken| broken.rule).collect();
         rules.sort_unstable();
@@ -127,7 +127,7 @@ impl Written {
     }
 }
 
-/// A load by process 1 that is stored under fence 10, and read.
+/// Returns a history with a load by process 1 that is stored under fence 10, and read.
 fn plain() -> Written {
     let loaded = value(1, 1, 100_000);
     Written::default()
@@ -138,7 +138,7 @@ fn plain() -> Written {
 }
 
 #[test]
-fn nothing_is_wrong_with_a_load_that_is_read_and_invalidated() {
+fn a_load_that_is_read_and_invalidated_breaks_no_rule() {
     let later = value(2, 1, 140_000);
     let written = plain()
         .invalidated(1, 7, 20, 130, 131)
@@ -149,7 +149,7 @@ fn nothing_is_wrong_with_a_load_that_is_read_and_invalidated() {
 }
 
 #[test]
-fn two_loads_at_once() {
+fn two_loads_at_once_are_found() {
     let one = || Written::default().load(1, 1, 10, 100, 110);
     assert_eq!(one().load(2, 1, 11, 105, 108).breaks(), [Rule::OneLoad]);
     assert_eq!(one().load(1, 2, 11, 105, 108).breaks(), [Rule::OneLoad]);
@@ -157,7 +157,7 @@ fn two_loads_at_once() {
 }
 
 #[test]
-fn two_loads_at_once_have_their_excuses() {
+fn two_loads_at_once_with_an_excuse_are_accepted() {
     let written = Written::default().load(1, 1, 10, 100, 110).load(2, 1, 12, 105, 108);
     assert_eq!(written.invalidated(3, 7, 11, 101, 103).breaks(), []);
     let unknown = Written::default().load(1, 1, 10, 100, 110).load(2, 1, 12, 105, 108);
@@ -180,7 +180,7 @@ fn two_loads_at_once_have_their_excuses() {
 }
 
 #[test]
-fn two_flights_in_one_process() {
+fn two_flights_in_one_process_are_found() {
     let twice = || Written::default().degraded(1, 1, 100, 300).degraded(1, 2, 200, 400);
     assert_eq!(twice().breaks(), [Rule::OneFlight]);
     assert_eq!(twice().asked(1, 7, 150).answered(1, 7, 160).breaks(), []);
@@ -188,7 +188,7 @@ fn two_flights_in_one_process() {
 }
 
 #[test]
-fn fences_that_do_not_grow() {
+fn fences_that_do_not_grow_are_found() {
     assert_eq!(plain().load(2, 1, 9, 200, 210).breaks(), [Rule::Fences]);
     assert_eq!(plain().load(2, 1, 10, 200, 210).breaks(), [Rule::Fences]);
     assert_eq!(plain().invalidated(2, 7, 9, 200, 210).breaks(), [Rule::Fences]);
@@ -197,13 +197,13 @@ fn fences_that_do_not_grow() {
 }
 
 #[test]
-fn an_older_value_over_a_newer() {
+fn an_older_value_over_a_newer_one_is_found() {
     let over = plain().load(2, 1, 20, 300, 310).stored(1, 10, 320, 321);
     assert_eq!(over.breaks(), [Rule::StoreGoesOn]);
 }
 
 #[test]
-fn a_read_that_goes_back() {
+fn a_read_that_goes_back_is_found() {
     let newer = value(2, 1, 300_000);
     let back = plain().load(2, 1, 20, 300, 310).stored(2, 20, 311, 312).read(
         3,
@@ -217,24 +217,24 @@ fn a_read_that_goes_back() {
 }
 
 #[test]
-fn what_was_loaded_before_an_invalidation() {
+fn a_read_of_a_value_loaded_before_an_invalidation_is_found() {
     let older = value(1, 1, 100_000);
     let served = plain().invalidated(3, 7, 20, 130, 140).read(4, older, Source::Shared, 141, 142);
     assert_eq!(served.breaks(), [Rule::NotBeforeWrite]);
-    // Also when the fences tell nothing.
+    // The rule also holds when no fence was recorded.
     let served =
         plain().asked(3, 7, 130).answered(3, 7, 140).read(4, older, Source::Shared, 141, 142);
     assert_eq!(served.breaks(), [Rule::NotBeforeWrite]);
-    // Who asked before the invalidation returned may know nothing of it.
+    // A read that was asked for before the invalidation returned may get the old value.
     let served = plain().invalidated(3, 7, 20, 130, 140).read(4, older, Source::Shared, 139, 142);
     assert_eq!(served.breaks(), []);
-    // Nor is anything known of one that failed.
+    // An invalidation that failed promises nothing.
     let served = plain().asked(3, 7, 130).read(4, older, Source::Shared, 141, 142);
     assert_eq!(served.breaks(), []);
 }
 
 #[test]
-fn what_was_inserted_before_an_invalidation() {
+fn a_read_of_a_value_inserted_before_an_invalidation_is_found() {
     let inserted = value(1, 1, 100_000);
     let insert = |answered: bool| {
         let asked = Event::WriteAsked { write: 6, key: KEY.to_owned(), value: Some(inserted) };
@@ -247,7 +247,7 @@ fn what_was_inserted_before_an_invalidation() {
 }
 
 #[test]
-fn what_was_loaded_without_a_lease() {
+fn a_shared_value_that_was_loaded_without_a_lease_is_found() {
     let loaded = value(1, 1, 100_000);
     let degraded = || Written::default().degraded(1, 1, 100, 110);
     let followed = degraded().read(1, loaded, Source::Degraded, 90, 111).read(
@@ -258,7 +258,7 @@ fn what_was_loaded_without_a_lease() {
         112,
     );
     assert_eq!(followed.breaks(), []);
-    // He asked when the others had been served already.
+    // The read was asked for after the load had ended and its value had been given to the others.
     assert_eq!(followed.read(1, loaded, Source::Degraded, 115, 116).breaks(), [Rule::Degraded]);
     let elsewhere = degraded().read(2, loaded, Source::Degraded, 90, 111);
     assert_eq!(elsewhere.breaks(), [Rule::Degraded]);
@@ -270,9 +270,9 @@ fn what_was_loaded_without_a_lease() {
 }
 
 #[test]
-fn values_from_nowhere() {
-    let [nobodys, unfinished] = [value(5, 1, 90_000), value(1, 1, 100_000)];
-    assert_eq!(plain().read(2, nobodys, Source::Shared, 120, 121).breaks(), [Rule::Origin]);
+fn values_without_an_origin_are_found() {
+    let [unknown, unfinished] = [value(5, 1, 90_000), value(1, 1, 100_000)];
+    assert_eq!(plain().read(2, unknown, Source::Shared, 120, 121).breaks(), [Rule::Origin]);
     assert_eq!(plain().read(2, unfinished, Source::Shared, 101, 105).breaks(), [Rule::Origin]);
     let read = Event::Read {
         key: "k1".to_owned(),
@@ -283,14 +283,14 @@ fn values_from_nowhere() {
 }
 
 #[test]
-fn two_holders_of_a_lock() {
+fn two_holders_of_a_lock_are_found() {
     let twice = || Written::default().held(1, 1, 10, 100, 300).held(2, 1, 20, 200, 210);
     assert_eq!(twice().breaks(), [Rule::OneHolder]);
     let told = twice().line(1, 199, Event::LockLost { hold: 1 });
     assert_eq!(told.breaks(), []);
     let held = Event::Unlocked { hold: 1, held: Some(true) };
     assert_eq!(told.line(1, 301, held.clone()).breaks(), []);
-    // It was given back as held, but somebody else had been granted it.
+    // The lock was unlocked as held to the end, but another process had been granted it.
     let suspended = twice().line(1, 290, Event::Paused { from: 110_000 });
     assert_eq!(suspended.breaks(), []);
     assert_eq!(suspended.line(1, 301, held).breaks(), [Rule::OneHolder]);
@@ -301,7 +301,7 @@ fn two_holders_of_a_lock() {
 }
 
 #[test]
-fn writers_of_a_lock() {
+fn two_writers_of_a_lock_are_found() {
     let twice = || Written::default().written(1, 1, 10, 100, 300).written(2, 1, 20, 200, 210);
     assert_eq!(twice().breaks(), [Rule::OneHolder]);
     assert_eq!(twice().line(1, 199, Event::LockLost { hold: 1 }).breaks(), []);
@@ -309,13 +309,13 @@ fn writers_of_a_lock() {
     assert_eq!(after.breaks(), []);
     let back = Written::default().written(1, 1, 20, 100, 200).written(2, 1, 10, 201, 210);
     assert_eq!(back.breaks(), [Rule::Fences]);
-    // A lock of another name, or of another kind.
+    // Locks of other names and other kinds do not conflict.
     let apart = Written::default().written(1, 1, 10, 100, 300).held(2, 1, 10, 200, 210);
     assert_eq!(apart.permits(PERMITS, 3, 1, 200, 210).breaks(), []);
 }
 
 #[test]
-fn a_reader_beside_a_writer() {
+fn a_reader_beside_a_writer_is_found() {
     let readers = Written::default().read_lock(1, 1, 100, 300).read_lock(2, 1, 150, 400);
     assert_eq!(readers.breaks(), []);
     let early = || Written::default().read_lock(1, 1, 100, 300).written(2, 1, 20, 200, 210);
@@ -334,7 +334,7 @@ fn a_reader_beside_a_writer() {
         killed.0.killed.push((1, 150_000, 151_000));
         killed.0.killed.push((2, 150_000, 151_000));
         assert_eq!(killed.breaks(), []);
-        // It was given back as held to the end, so it was held all the time.
+        // The lock was unlocked as held to the end, so it was held all the time.
         let suspended = || {
             beside().line(1, 290, Event::Paused { from: 110_000 }).line(
                 1,
@@ -347,14 +347,14 @@ fn a_reader_beside_a_writer() {
     assert_eq!(
         early().line(1, 290, Event::LockLost { hold: 1 }).breaks(),
         [Rule::NoneBesideWriter],
-        "it was told too late"
+        "the loss was reported too late"
     );
     let after = Written::default().read_lock(1, 1, 100, 200).written(2, 1, 20, 201, 210);
     assert_eq!(after.read_lock(3, 1, 211, 220).breaks(), []);
 }
 
 #[test]
-fn more_permits_than_there_are() {
+fn more_permits_than_the_limit_are_found() {
     let all = || Written::default().permits(2, 1, 1, 100, 300).permits(1, 2, 1, 150, 300);
     assert_eq!(all().breaks(), []);
     assert_eq!(all().permits(1, 3, 1, 300, 400).breaks(), []);
@@ -375,7 +375,7 @@ fn more_permits_than_there_are() {
 }
 
 #[test]
-fn latches_that_count_wrong() {
+fn latches_with_a_wrong_count_are_found() {
     let name = || "l1".to_owned();
     let set = |did| Event::LatchSet { name: name(), did };
     let begins = || Event::CountingDown { name: name() };
@@ -387,18 +387,22 @@ fn latches_that_count_wrong() {
     };
     let all = || steps(COUNT).line(1, 30, left(COUNT - 1)).line(1, 31, left(0));
     assert_eq!(all().line(2, 40, done()).breaks(), []);
-    assert_eq!(all().line(1, 41, left(0)).breaks(), [], "it stays at zero");
-    assert_eq!(all().line(2, 22, done()).breaks(), [Rule::Latch], "before the end");
-    assert_eq!(all().line(2, 12, set(true)).breaks(), [Rule::Latch], "set twice");
+    assert_eq!(all().line(1, 41, left(0)).breaks(), [], "the latch stays at zero");
+    assert_eq!(
+        all().line(2, 22, done()).breaks(),
+        [Rule::Latch],
+        "the wait ended before the last step"
+    );
+    assert_eq!(all().line(2, 12, set(true)).breaks(), [Rule::Latch], "the latch was set twice");
     assert_eq!(
         all().line(2, 32, left(COUNT - 1)).breaks(),
         [Rule::Latch],
-        "two steps count as one"
+        "two steps counted as one"
     );
     let few = || steps(COUNT - 1);
     assert_eq!(few().line(1, 30, left(1)).breaks(), []);
     assert_eq!(few().line(1, 30, left(0)).breaks(), [Rule::Latch], "one step counted twice");
-    assert_eq!(few().line(1, 30, left(COUNT)).breaks(), [Rule::Latch], "one did not count");
+    assert_eq!(few().line(1, 30, left(COUNT)).breaks(), [Rule::Latch], "one step did not count");
     assert_eq!(few().line(1, 30, done()).breaks(), [Rule::Latch]);
     let missing = |asked| Event::LatchMissing { name: name(), asked };
     assert_eq!(few().line(2, 12, missing(9_000)).breaks(), []);
@@ -406,7 +410,7 @@ fn latches_that_count_wrong() {
 }
 
 #[test]
-fn calls_that_are_not_answered() {
+fn calls_without_an_answer_are_found() {
     let mut hanging = plain();
     hanging.0.hanging.push(2);
     assert_eq!(hanging.breaks(), [Rule::Answered]);

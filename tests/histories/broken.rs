@@ -1,7 +1,7 @@
-//! Scripts broken on purpose, to see that the checker notices.
+//! Scripts that are broken on purpose, to see that the checker notices.
 //!
-//! Each is the real script with one rule cut out of it. If the rule can no longer be found in the script,
-//! that is a failure here: then it is written differently now, and so must be what cuts it out.
+//! Each is the real script with one rule cut out of it. A rule that is no longer found in the
+//! script is a failure here. The script is then written differently, and the cut must follow it.
 
 use std::{str::FromStr, time::Duration};
 
@@ -25,25 +25,25 @@ macro_rules! lua {
 /// The rule that is missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Break {
-    /// A commit passes whatever fence was granted or burnt since.
+    /// A commit passes regardless of later grants and burnt fences.
     CommitIgnoresFence,
-    /// A lease is granted though somebody has it.
+    /// A lease is granted although it is held.
     LeaseIgnoresHolder,
     /// A fence is not greater than the last one.
     FenceStandsStill,
     /// An invalidation removes the entry and nothing else.
     InvalidationBurnsNothing,
-    /// A lease is ended by whoever asks for it.
+    /// A release ends the lease of any owner.
     ReleaseIgnoresHolder,
-    /// A writer is granted the lock though there are readers.
+    /// A writer is granted the lock although there are readers.
     WriterIgnoresReaders,
-    /// A reader is granted the lock though there is a writer.
+    /// A reader is granted the lock although there is a writer.
     ReaderIgnoresWriter,
-    /// Permits are granted though all are out.
+    /// Permits are granted although all are in use.
     PermitIgnoresLimit,
 }
 
-/// The scripts that are not those of the crate.
+/// The broken scripts, each in the place of one of the crate.
 pub struct Scripts {
     connection: MultiplexedConnection,
     acquire: Option<String>,
@@ -122,7 +122,7 @@ impl Scripts {
         answer.map_err(|late| unknown(late.into()))?.map_err(|error| unknown(error.into()))
     }
 
-    /// Says whether an operation is performed by a broken script.
+    /// Returns `true` if a broken script performs the operation.
     pub fn breaks(&self, operation: &Operation) -> bool {
         match operation {
             Operation::Acquire { claim } => match claim.mode {
@@ -243,19 +243,23 @@ impl Scripts {
     }
 }
 
-/// The real script with its prelude, and something else in place of some of it.
+/// Returns the real script with its prelude and with the cuts applied.
 fn cut(body: &str, cuts: &[(&str, &str)]) -> String {
     cut_whole(format!("{}\n{body}", lua!("lib/prelude")), cuts)
 }
 
-/// The same of a script about shared holds.
+/// Returns the real script about shared holds with its preludes and with the cuts applied.
 fn cut_shared(body: &str, cuts: &[(&str, &str)]) -> String {
     cut_whole(format!("{}\n{}\n{body}", lua!("lib/prelude"), lua!("lib/shared")), cuts)
 }
 
 fn cut_whole(mut script: String, cuts: &[(&str, &str)]) -> String {
     for (rule, nothing) in cuts {
-        assert_eq!(script.matches(rule).count(), 1, "the rule `{rule}` is not where it was");
+        assert_eq!(
+            script.matches(rule).count(),
+            1,
+            "the script does not contain the rule `{rule}` exactly once"
+        );
         script = script.replace(rule, nothing);
     }
     script

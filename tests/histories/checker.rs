@@ -1,24 +1,35 @@
-//! Whether a history keeps what is promised.
+//! Checks whether a history keeps the promises of the crate.
 //!
-//! Every operation lies between two times: it was asked for at the first, and answered at the second. What
-//! was answered before another was asked for came before it, and nothing else is known of the order. An
-//! operation that failed, or whose process was killed, may have happened, at any time since it was asked.
+//! Every operation lies between two times: the call and its answer. An operation that was answered
+//! before the call of another came before it. Nothing else is known of the order. An operation may
+//! have happened at any time since its call if it failed, or if its process was killed.
 //!
-//! | rule | what it says |
-//! |---|---|
-//! | [`Rule::OneLoad`] | two leased loads of a key do not overlap, unless the key was written or its lease deleted between their grants, or the older was told that its lease is lost, or its process did not run when the newer began |
-//! | [`Rule::OneFlight`] | nor do two loads of a key in one process, leased or not, unless that process had written the key while the first waited or ran |
-//! | [`Rule::Fences`] | what took a fence later has a greater one, and no two have the same |
-//! | [`Rule::StoreGoesOn`] | nothing is stored under a fence when a greater one has been taken |
-//! | [`Rule::NeverBack`] | a read is not answered with an older fence than an earlier read was |
-//! | [`Rule::NotBeforeWrite`] | nor with what was loaded or inserted before a write that had returned when it was asked |
-//! | [`Rule::Degraded`] | what was loaded without a lease stays in its process, is not stored, is older than no local write, and is given only to those who all waited at one moment after its load ended |
-//! | [`Rule::Origin`] | a value was loaded or inserted, for this key, and is not answered before that |
-//! | [`Rule::OneHolder`] | two holds of a lock do not overlap, with the exceptions of `OneLoad`; and who gave a lock back as held to the end had it alone |
-//! | [`Rule::NoneBesideWriter`] | nor does a writer's hold overlap a reader's, except while one of the two was told that it is lost, or its holds were deleted, or its process did not run; of one given back as held to the end that is no excuse |
-//! | [`Rule::Limit`] | no more permits are held at once than there are, with the same exceptions |
-//! | [`Rule::Latch`] | a latch is set once and not missed afterwards, each step counts once, and it is done after as many as it was set to |
-//! | [`Rule::Answered`] | every call is answered, and no load fails but by its plan |
+//! The rules:
+//!
+//! - [`Rule::OneLoad`]: two leased loads of a key do not overlap. An overlap is excused if the key
+//!   was written or its lease deleted between the grants. It is also excused if the older load was
+//!   told of its loss, or if its process did not run when the newer load began.
+//! - [`Rule::OneFlight`]: two loads of a key in one process do not overlap, leased or not. An
+//!   overlap is excused if that process had written the key while the first load waited or ran.
+//! - [`Rule::Fences`]: a later grant or write has a greater fence, and no two have the same.
+//! - [`Rule::StoreGoesOn`]: nothing is stored under a fence after a greater one has been taken.
+//! - [`Rule::NeverBack`]: a read is not answered with an older fence than an earlier read was.
+//! - [`Rule::NotBeforeWrite`]: a read is not answered with a value that was made before a write.
+//!   The write must have returned when the read was asked for.
+//! - [`Rule::Degraded`]: a value that was loaded without a lease stays in its process and is not
+//!   stored. It is older than no local write. All its readers waited at one moment after its load
+//!   ended.
+//! - [`Rule::Origin`]: a value was loaded or inserted for its key, and is not answered before that.
+//! - [`Rule::OneHolder`]: two holds of a lock do not overlap. An overlap is excused by a reported
+//!   loss of the older hold, a deletion of its lease, or a pause of its process. A lock that was
+//!   unlocked as held to the end had no other holder.
+//! - [`Rule::NoneBesideWriter`]: a hold of a writer and one of a reader do not overlap. The same
+//!   events of either hold excuse an overlap. A hold that was unlocked as held to the end has no
+//!   excuse.
+//! - [`Rule::Limit`]: no more permits are held at once than there are, with the same excuses.
+//! - [`Rule::Latch`]: a latch is set once and not missed afterwards, and each step counts once. The
+//!   latch is done after the number of steps that it was set to.
+//! - [`Rule::Answered`]: every call is answered, and no load fails but by its plan.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -30,14 +41,16 @@ use super::{
     index::{Index, Known, Load, Read, Taken, Write},
 };
 
-/// Between a timer's end and what it wakes, a busy machine may take this long before it counts as a pause.
+/// The longest delay between the end of a timer and its task on a busy machine. A longer delay
+/// counts as a pause.
 pub const SLACK: Time = 50_000;
 
-/// A write that was not answered happens within this time, or not at all: its connection breaks, or the
-/// server, which is never stopped for so long, gets to it.
+/// The time within which an unanswered write happens, or not at all. By then its connection is
+/// broken, or the server has processed it. The server is never stopped for so long.
 const LATE: Time = 5_000_000;
 
-/// A flight that a write has put aside may still wait for another process for this long, and load then.
+/// The time for which a flight that a write has put aside may still wait for another process,
+/// before it loads.
 const WAIT: Time = 10_000_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -63,7 +76,7 @@ pub struct Violation {
     pub text: String,
 }
 
-/// How much was checked.
+/// The number of checks of each kind.
 #[derive(Clone, Debug, Default)]
 pub struct Tally(pub BTreeMap<&'static str, usize>);
 
@@ -84,7 +97,7 @@ impl fmt::Display for Tally {
     }
 }
 
-/// What a history breaks, and how much of it there was.
+/// Returns the violations of a history, and the number of checks.
 pub fn check(history: &History) -> (Vec<Violation>, Tally) {
     let index = Index::new(history);
     let mut checker =
@@ -119,7 +132,7 @@ impl Checker<'_> {
         for taken in &self.index.fences {
             // A claim that is granted twice has one fence, and only the first grant took it.
             let name = (taken.family, &taken.key);
-            if taken.token.is_none() || seen.insert((&taken.token, taken.fence)) {
+            if taken.owner.is_none() || seen.insert((&taken.owner, taken.fence)) {
                 names.entry(name).or_default().push(taken);
             }
         }
@@ -138,7 +151,10 @@ impl Checker<'_> {
                     );
                 }
                 if !fences.insert(taken.fence) {
-                    self.violated(Rule::Fences, format!("{name:?}: a second time, {taken:?}"));
+                    self.violated(
+                        Rule::Fences,
+                        format!("{name:?}: the fence was taken a second time: {taken:?}"),
+                    );
                 }
             }
         }
@@ -165,7 +181,7 @@ impl Checker<'_> {
         }
     }
 
-    /// What took fences of cache keys, as known by key.
+    /// Collects by key the grants and writes that took fences.
     fn by_key<T: Ord + Clone>(
         &self,
         fact: impl Fn(&Taken) -> (Time, T),
@@ -196,7 +212,7 @@ impl Checker<'_> {
         }
     }
 
-    /// Two loads of a key that ran at the same time, the one that began first first.
+    /// Checks two loads of a key that ran at the same time, the one that began first as the first.
     fn overlap(&mut self, first: &Load, second: &Load) {
         if first.process == second.process {
             let overlap = first.ended.min(second.ended) - second.began;
@@ -220,7 +236,7 @@ impl Checker<'_> {
         }
     }
 
-    /// Why two leased loads may have overlapped.
+    /// Returns the reason for which two leased loads may have overlapped.
     fn excuse(&self, older: &Load, newer: &Load) -> Option<&'static str> {
         let (from, to) = (older.fence?, newer.fence?);
         if from == to {
@@ -236,9 +252,9 @@ impl Checker<'_> {
         let second_sent = grant(to).map(|taken| taken.sent).min().unwrap_or(0);
         let second_answered = grant(to).map(|taken| taken.answered).max().unwrap_or(both);
         let burnt = self.index.fences.iter().any(|taken| {
-            taken.token.is_none() && taken.key == *key && from < taken.fence && taken.fence < to
+            taken.owner.is_none() && taken.key == *key && from < taken.fence && taken.fence < to
         });
-        let perhaps = self.index.writes.iter().any(|write| {
+        let unanswered = self.index.writes.iter().any(|write| {
             !write.done
                 && write.key == *key
                 && write.asked < both
@@ -249,11 +265,11 @@ impl Checker<'_> {
         } else if self.evicted(Family::Cache, key, first_sent, second_answered) {
             Some("overlaps after an eviction")
         } else if older.lost.is_some_and(|lost| lost <= both + SLACK) {
-            Some("overlaps after a told loss")
+            Some("overlaps after a reported loss")
         } else if self.index.paused(older.process, second_sent.saturating_sub(SLACK), both + SLACK)
         {
             Some("overlaps with a suspended process")
-        } else if perhaps {
+        } else if unanswered {
             Some("overlaps after a write that may have happened")
         } else {
             None
@@ -279,7 +295,7 @@ impl Checker<'_> {
             seen.into_iter().map(|(key, facts)| (key, Known::new(facts))).collect();
         let burnt = {
             let mut facts: HashMap<_, Vec<_>> = HashMap::new();
-            for taken in self.index.fences.iter().filter(|taken| taken.token.is_none()) {
+            for taken in self.index.fences.iter().filter(|taken| taken.owner.is_none()) {
                 facts.entry(&taken.key).or_default().push((taken.answered, taken.fence));
             }
             facts
@@ -316,15 +332,15 @@ impl Checker<'_> {
                 if let Some(burnt) = burnt.get(&read.key).and_then(|known| known.before(read.asked))
                     && *burnt > fence
                 {
-                    let text = format!("{read:?} under {fence} after {burnt} was burnt");
+                    let text = format!("{read:?} under {fence} after fence {burnt} was burnt");
                     self.violated(Rule::NotBeforeWrite, text);
                 }
             }
-            // The same without a look at fences, which may be wrong themselves.
+            // The same check without a look at fences, which may be wrong themselves.
             let made = match self.index.inserts.get(&read.value) {
                 None => Some(read.value.began),
                 Some(Write { done: true, answered, .. }) => *answered,
-                // It may have happened at any later time.
+                // A failed insert may have happened at any later time.
                 Some(_) => None,
             };
             if let Some(made) = made
@@ -332,7 +348,7 @@ impl Checker<'_> {
                     writes.get(&read.key).and_then(|known| known.before(read.asked))
                 && *asked > made
             {
-                let text = format!("{read:?} after a write that was asked for at {asked}");
+                let text = format!("{read:?} after a write that was called at {asked}");
                 self.violated(Rule::NotBeforeWrite, text);
             }
         }
@@ -356,7 +372,10 @@ impl Checker<'_> {
         for (value, fence) in &self.index.claimed {
             let load = self.index.loads.get(&(value.by, value.number));
             if load.is_some_and(|load| load.fence.is_none()) {
-                self.violated(Rule::Degraded, format!("{value:?} is stored under {fence}"));
+                self.violated(
+                    Rule::Degraded,
+                    format!("{value:?} was stored under {fence} without a lease"),
+                );
             }
         }
         let mut waited: HashMap<Value, Vec<&Read>> = HashMap::new();

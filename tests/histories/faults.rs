@@ -1,8 +1,8 @@
-//! What befalls a round: which faults, and when, as its seed says.
+//! The faults of a round and their times, as the seed of the round plans them.
 //!
-//! Two things go wrong side by side, one with the workers and one with the server or the connections to it.
-//! A proxy between them would be a third [`Fault`] in [`befall_server`], with the address that workers are
-//! given in [`Fleet::start`](super::round::Fleet::start).
+//! Two kinds of faults go on side by side, one for the workers and one for the server and its
+//! connections. A proxy between them would be a third [`Fault`] in [`inject_server_faults`]. The
+//! workers get its address in [`Fleet::start`](super::round::Fleet::start).
 
 use std::time::Duration;
 
@@ -18,39 +18,40 @@ use super::{
     round::Fleet,
 };
 
-/// What may befall, and after which pauses.
+/// The kinds of faults, and the pauses between them.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Faults {
-    /// The longest pause between two faults of workers, in milliseconds; 0 for none.
+    /// The longest pause between two faults of workers, in milliseconds. Zero means no such faults.
     pub workers_ms: u64,
-    /// The longest pause between two faults of the server, in milliseconds; 0 for none.
+    /// The longest pause between two faults of the server, in milliseconds. Zero means no such
+    /// faults.
     pub server_ms: u64,
-    /// Connections are cut, too.
+    /// Connections are cut as well.
     pub cuts: bool,
 }
 
 #[derive(Clone, Debug)]
 enum Fault {
     Kill,
-    /// Longer than a lease, now and then.
+    /// Some suspensions last longer than a lease.
     Suspend(Duration),
     Stall(Duration),
     CutCommands,
     CutPushes,
     ForgetScripts,
-    /// A key of ours is gone, as if evicted.
+    /// Deletes a key, as an eviction does.
     Evict(&'static str),
 }
 
-/// What was deleted behind everyone's back, and between which times.
+/// The leases that were deleted from outside, each with the times before and after the deletion.
 pub type Evicted = Vec<(Family, String, Time, Time)>;
 
 fn some(rng: &mut Rng, from: u64, to: u64) -> Duration {
     Duration::from_millis(rng.u64(from..to))
 }
 
-/// Kills and suspends workers until the end; says how often.
-pub async fn befall_workers(
+/// Kills and suspends workers until the end, and returns the number of faults.
+pub async fn inject_worker_faults(
     fleet: &Mutex<Fleet>,
     faults: Faults,
     mut rng: Rng,
@@ -88,11 +89,12 @@ pub async fn befall_workers(
             }
         }
     }
-    unreachable!("it counts for ever")
+    unreachable!("the loop has no end")
 }
 
-/// Stalls the server, cuts connections and evicts keys until the end; says how often, and what was evicted.
-pub async fn befall_server(
+/// Stalls the server, cuts connections and evicts keys until the end. Returns the number of faults
+/// and the evicted leases.
+pub async fn inject_server_faults(
     server: &RedisServer,
     faults: Faults,
     (keys, locks): (usize, usize),
@@ -159,10 +161,10 @@ pub async fn befall_server(
                     evicted.push((family, name, before, now()));
                 }
             }
-            Fault::Kill | Fault::Suspend(_) => unreachable!("faults of workers"),
+            Fault::Kill | Fault::Suspend(_) => unreachable!("the server has no such faults"),
         }
     }
-    unreachable!("it counts for ever")
+    unreachable!("the loop has no end")
 }
 
 async fn cut(raw: &mut Raw, of: &str) {

@@ -1,8 +1,9 @@
-//! What is recorded: the words of a history.
+//! The events that a history records.
 
 use serde::{Deserialize, Serialize};
 
-/// Microseconds on the monotonic clock, which all processes of a machine share and nobody steps.
+/// Microseconds on the monotonic clock, which all processes of a machine share and which is never
+/// set.
 pub type Time = u64;
 
 pub fn now() -> Time {
@@ -10,28 +11,28 @@ pub fn now() -> Time {
     u64::try_from(time.tv_sec).unwrap() * 1_000_000 + u64::try_from(time.tv_nsec).unwrap() / 1_000
 }
 
-/// One life of a worker: a worker that is killed and started again is another process.
+/// One life of a worker. A worker that is killed and started again is another process.
 pub type Process = u32;
 
-/// A value that exists once: which process made it, and its number there. A load has the number of the
+/// A unique value: the process that made it, and its number there. A load has the number of the
 /// value that it makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Value {
     pub by: Process,
     pub number: u64,
-    /// When its load, or the insert, began.
+    /// The beginning of its load or its insert.
     pub began: Time,
 }
 
-/// One line of what a process tells.
+/// One line of the output of a process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Line {
     pub at: Time,
     pub event: Event,
 }
 
-/// Something that a process saw. What can have an effect on others is told before it can; what was
-/// answered, after.
+/// An observation of a process. An act that can affect other processes is written before it, an
+/// answer after it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Event {
     Ready,
@@ -40,19 +41,19 @@ pub enum Event {
         from: Time,
     },
 
-    /// What a caller of `get` or of `request().load()` was answered, asking from `asked` until now.
+    /// A caller of `get` or of `request().load()` that asked at `asked` got an answer now.
     Read {
         key: String,
         asked: Time,
         answer: Answer,
     },
-    /// An insert, or an invalidation if there is no value, is about to be asked for.
+    /// The process is about to insert a value, or to invalidate the key if there is no value.
     WriteAsked {
         write: u64,
         key: String,
         value: Option<Value>,
     },
-    /// It returned, with or without an error.
+    /// The write returned, with or without an error.
     WriteAnswered {
         write: u64,
         error: Option<String>,
@@ -63,20 +64,20 @@ pub enum Event {
         value: Value,
         fence: Option<u64>,
     },
-    /// Its loader was told that the lease is lost.
+    /// The loader was told that its lease is lost.
     LoadLost {
         number: u64,
     },
-    /// It returned, failed, panicked or was cancelled.
+    /// The load returned, failed, panicked or was cancelled.
     LoadEnded {
         number: u64,
     },
 
-    /// The backend granted a lease on a claim that was sent at `sent`.
+    /// The backend granted a lease for a claim that was sent at `sent`.
     Granted {
         family: Family,
         key: String,
-        token: String,
+        owner: String,
         fence: u64,
         sent: Time,
     },
@@ -87,7 +88,7 @@ pub enum Event {
         value: Option<Value>,
         sent: Time,
     },
-    /// The backend has written what was loaded under a fence.
+    /// The backend has written a loaded value under a fence.
     Stored {
         key: String,
         fence: u64,
@@ -100,12 +101,12 @@ pub enum Event {
         fence: u64,
     },
 
-    /// A lock was taken that was asked for at `asked`.
+    /// A lock was acquired that was asked for at `asked`.
     Locked {
         hold: u64,
         name: String,
         kind: Kind,
-        /// Zero, where several hold together.
+        /// Zero for a kind of lock that several processes hold together.
         fence: u64,
         asked: Time,
     },
@@ -113,17 +114,17 @@ pub enum Event {
     LockLost {
         hold: u64,
     },
-    /// It is about to be given back, or turned into a hold of another kind.
+    /// The lock is about to be released, or turned into a hold of another kind.
     Unlocking {
         hold: u64,
     },
-    /// `unlock` returned: whether the lock was held to the end, if that is known.
+    /// `unlock` returned, and `held` says whether the lock was held to the end, if that is known.
     Unlocked {
         hold: u64,
         held: Option<bool>,
     },
 
-    /// A latch is set: by who says so, or by another before.
+    /// A latch is set. `did` is `true` if this process set it, and `false` if another one had.
     LatchSet {
         name: String,
         did: bool,
@@ -132,22 +133,22 @@ pub enum Event {
     CountingDown {
         name: String,
     },
-    /// That was answered with what is left.
+    /// A step was answered with the number of steps that are left.
     CountedDown {
         name: String,
         left: u32,
     },
-    /// Who waited for a latch was told that it is done.
+    /// A waiter for a latch was told that it is done.
     LatchDone {
         name: String,
     },
-    /// What was asked at `asked` was answered that there is no such latch.
+    /// A call of `asked` was answered with the error that there is no such latch.
     LatchMissing {
         name: String,
         asked: Time,
     },
 
-    /// Everyone has their answer, after this much work.
+    /// Every caller has its answer. `stats` says how much work there was.
     Done {
         stats: String,
     },
@@ -155,21 +156,21 @@ pub enum Event {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Answer {
-    /// There is none.
+    /// There is no entry.
     Nothing,
     Value {
         value: Value,
         source: Source,
     },
-    /// The load failed, as its plan was.
+    /// The load failed as planned.
     Failed,
-    /// Something that has no right to happen.
+    /// An error that must not happen.
     Error(String),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Source {
-    /// From the store, through a lease, or handed over by who had it.
+    /// The value was read from the store, loaded under a lease, or handed over by its leader.
     Shared,
     Degraded,
 }
@@ -180,31 +181,32 @@ pub enum Family {
     Lock,
 }
 
-/// How a lock is held, and beside whom.
+/// The kind of a hold, which decides about the holds beside it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Kind {
     Mutex,
     Reader,
     Writer,
-    /// So many of them.
+    /// A number of permits.
     Permits(u32),
 }
 
-/// What a latch is set to.
+/// The count to which each latch is set.
 pub const COUNT: u32 = 5;
 
-/// How many permits there are.
+/// The number of permits of the semaphore.
 pub const PERMITS: u32 = 3;
 
-/// All that happened in one round, as the one who started the processes collected it.
+/// All events of one round, as the parent of the processes collected them.
 #[derive(Clone, Debug, Default)]
 pub struct History {
     pub lines: Vec<(Process, Line)>,
-    /// When each killed process was killed at the latest: it did nothing after the second time, and
-    /// possibly nothing after the first.
+    /// The killed processes, each with two times. The process may have stopped after the first
+    /// time, and did nothing after the second one.
     pub killed: Vec<(Process, Time, Time)>,
-    /// Which leases were deleted behind everyone's back, and between which times.
+    /// The leases that were deleted from outside, each with the times before and after the
+    /// deletion.
     pub evicted: Vec<(Family, String, Time, Time)>,
-    /// Who still owed answers when the round was over.
+    /// The processes that still owed answers when the round was over.
     pub hanging: Vec<Process>,
 }

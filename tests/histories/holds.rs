@@ -1,4 +1,4 @@
-//! The rules of the locks; the table of all rules is that of the [`checker`](super::checker).
+//! The rules of the locks. The [`checker`](super::checker) lists all rules.
 
 use std::collections::{HashMap, HashSet};
 
@@ -9,7 +9,7 @@ use super::{
 };
 
 impl Checker<'_> {
-    /// What one has at a time.
+    /// Checks the holds that exclude each other.
     pub fn holds(&mut self) {
         let mut names: HashMap<&str, Vec<&Hold>> = HashMap::new();
         for hold in self.index.holds.iter().filter(|hold| hold.fence > 0) {
@@ -57,7 +57,7 @@ impl Checker<'_> {
         };
         let both = older.locked.max(newer.locked);
         let from = grant(older).map_or(older.asked, |taken| taken.sent);
-        // What was handed over was granted at some time since it was asked for.
+        // A lease that was handed over was granted at some time after the waiter asked for it.
         let (sent, answered) =
             grant(newer).map_or((newer.asked, both), |taken| (taken.sent, taken.answered));
         older.fence != newer.fence
@@ -66,7 +66,7 @@ impl Checker<'_> {
                 || self.index.paused(older.process, sent.saturating_sub(SLACK), both + SLACK))
     }
 
-    /// What several may have.
+    /// Checks the holds that several processes may have together.
     pub fn shared_holds(&mut self) {
         let mut names: HashMap<&str, Vec<&Hold>> = HashMap::new();
         for hold in self.index.holds.iter().filter(|hold| hold.kind != Kind::Mutex) {
@@ -101,8 +101,8 @@ impl Checker<'_> {
         }
     }
 
-    /// Whether a hold may not have been one any more, or not yet been known to be none, at a time at which its
-    /// holder had it.
+    /// Returns `true` if the hold may have ended at a time at which its holder did not know that
+    /// yet.
     fn is_excused(&self, hold: &Hold, at: Time) -> bool {
         hold.held_until.is_none()
             && (hold.lost.is_some_and(|lost| lost <= at + SLACK)

@@ -1,10 +1,10 @@
-//! A history, sorted by what it is about.
+//! The events of a history, sorted by their subjects.
 
 use std::collections::HashMap;
 
 use super::history::{Answer, Event, Family, History, Kind, Process, Source, Time, Value};
 
-/// What is known of one round.
+/// The facts of one round.
 #[derive(Default)]
 pub struct Index {
     pub loads: HashMap<(Process, u64), Load>,
@@ -13,10 +13,10 @@ pub struct Index {
     pub reads: Vec<Read>,
     pub holds: Vec<Hold>,
     pub latches: HashMap<String, Latch>,
-    /// Whatever took a fence.
+    /// The grants and writes that took a fence.
     pub fences: Vec<Taken>,
     pub stored: Vec<Stored>,
-    /// Under which fences a value was said to stand.
+    /// The values with the fences under which they were seen.
     pub claimed: Vec<(Value, u64)>,
     pub pauses: HashMap<Process, Vec<(Time, Time)>>,
     pub errors: Vec<String>,
@@ -40,7 +40,7 @@ pub struct Write {
     pub value: Option<Value>,
     pub asked: Time,
     pub answered: Option<Time>,
-    /// It answered, and without an error.
+    /// The write was answered without an error.
     pub done: bool,
 }
 
@@ -62,24 +62,24 @@ pub struct Hold {
     pub fence: u64,
     pub asked: Time,
     pub locked: Time,
-    /// When its holder was told of the loss, or began to give it back, or was killed.
+    /// The time at which the holder was told of the loss, began to release, or was killed.
     pub ended: Time,
     pub lost: Option<Time>,
-    /// It was given back at this time, and had been held to the end.
+    /// The time of the release, if the lock had been held to the end.
     pub held_until: Option<Time>,
 }
 
-/// What was seen of a latch.
+/// The events of a latch.
 #[derive(Clone, Debug, Default)]
 pub struct Latch {
-    /// When it was said to be set, and whether by whom that was said to.
+    /// The times at which the latch was reported as set, and whether the reporter had set it.
     pub set: Vec<(Time, bool)>,
-    /// When a step began.
+    /// The beginnings of the steps.
     pub steps: Vec<Time>,
-    /// What was left after a step, and when that was said.
+    /// The answers to the steps, each with its time and the number of steps left.
     pub left: Vec<(Time, u32)>,
     pub done: Vec<Time>,
-    /// When it was asked for that was not there.
+    /// The beginnings of the calls that found no latch.
     pub missed: Vec<Time>,
 }
 
@@ -91,8 +91,8 @@ pub struct Taken {
     pub fence: u64,
     pub sent: Time,
     pub answered: Time,
-    /// The token of a grant.
-    pub token: Option<String>,
+    /// The owner of a grant, or `None` for a write.
+    pub owner: Option<String>,
 }
 
 #[derive(Clone, Debug)]
@@ -152,9 +152,9 @@ impl Index {
                         load.ended = at.min(end_of(process));
                     }
                 }
-                Event::Granted { family, key, token, fence, sent } => {
-                    let token = Some(token);
-                    index.fences.push(Taken { family, key, fence, sent, answered: at, token });
+                Event::Granted { family, key, owner, fence, sent } => {
+                    let owner = Some(owner);
+                    index.fences.push(Taken { family, key, fence, sent, answered: at, owner });
                 }
                 Event::Burnt { key, fence, value, sent } => {
                     let family = Family::Cache;
@@ -164,7 +164,7 @@ impl Index {
                         fence,
                         sent,
                         answered: at,
-                        token: None,
+                        owner: None,
                     });
                     index.claimed.extend(value.map(|value| (value, fence)));
                 }
@@ -225,16 +225,16 @@ impl Index {
         self.latches.entry(name).or_default()
     }
 
-    /// Whether a process did not run at some moment between two times.
+    /// Returns `true` if a process did not run at some moment between two times.
     pub fn paused(&self, process: Process, from: Time, to: Time) -> bool {
         let pauses = self.pauses.get(&process).map(Vec::as_slice).unwrap_or_default();
         pauses.iter().any(|(began, ended)| *began <= to && from <= *ended)
     }
 }
 
-/// The greatest of what was known at each time.
+/// The greatest fact that was known at each time.
 pub struct Known<T> {
-    /// Each with all before it taken in.
+    /// Each entry is the maximum of all facts up to its time.
     greatest: Vec<(Time, T)>,
 }
 
@@ -250,7 +250,7 @@ impl<T: Ord + Clone> Known<T> {
         Self { greatest }
     }
 
-    /// The greatest that was known before a time.
+    /// Returns the greatest fact that was known before a time.
     pub fn before(&self, time: Time) -> Option<&T> {
         let count = self.greatest.partition_point(|(at, _)| *at < time);
         Some(&self.greatest[count.checked_sub(1)?].1)

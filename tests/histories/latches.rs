@@ -1,4 +1,4 @@
-//! The rule of the latches; the table of all rules is that of the [`checker`](super::checker).
+//! The rule of the latches. The [`checker`](super::checker) lists all rules.
 
 use std::collections::HashSet;
 
@@ -9,7 +9,8 @@ use super::{
 };
 
 impl Checker<'_> {
-    /// Each latch has a name of its own, is set to the same count by whoever comes first, and nobody clears it.
+    /// Checks the latches. Each has a name of its own, is always set to the same count, and is
+    /// never cleared.
     pub fn latches(&mut self) {
         for (name, latch) in &self.index.latches {
             self.tally.add("latches", 1);
@@ -26,27 +27,27 @@ fn broken(latch: &Latch) -> Vec<String> {
     let mut all = Vec::new();
     let began_before = |time| latch.steps.iter().filter(|began| **began <= time).count();
     if latch.set.iter().filter(|(_, did)| *did).count() > 1 {
-        all.push("set twice".to_owned());
+        all.push("the latch was set twice".to_owned());
     }
     let set = latch.set.iter().map(|(at, _)| *at).min();
     for asked in &latch.missed {
         if set.is_some_and(|set| set < *asked) {
-            all.push(format!("missed at {asked}, and set before"));
+            all.push(format!("the latch was missed at {asked}, but was set before"));
         }
     }
     let mut answers = HashSet::new();
     for (at, left) in &latch.left {
-        // Each counts once, though its answer be lost and it be sent again.
+        // A step counts once, even if its answer was lost and it was sent again.
         if *left > 0 && !answers.insert(left) {
-            all.push(format!("two steps left {left}"));
+            all.push(format!("two steps were answered with {left} left"));
         }
         if *left >= COUNT || (COUNT - left) as usize > began_before(*at) {
-            all.push(format!("{left} are left at {at}, after {} steps", began_before(*at)));
+            all.push(format!("{left} steps were left at {at}, after {} steps", began_before(*at)));
         }
     }
     for at in &latch.done {
         if began_before(*at) < COUNT as usize {
-            all.push(format!("done at {at}, after {} steps", began_before(*at)));
+            all.push(format!("the latch was done at {at}, after {} steps", began_before(*at)));
         }
     }
     all

@@ -1,15 +1,17 @@
-//! Histories of real runs, and whether they keep what is promised.
+//! Histories of real runs, and a check that they keep the promises of the crate.
 //!
-//! Several processes load, insert, invalidate, read and lock a few names (by mutexes, fair ones, several at once,
-//! read-write locks and semaphores) over a real server, while processes are killed and suspended, the server
-//! stalls, connections are cut and keys are evicted. Each process tells what it saw (`history`, `recorder`,
-//! `worker`), and when all is over the `checker` looks for anything that must not be. That it can find it is
-//! shown on histories written by hand (`bad`) and on runs with a script that is broken on purpose (`broken`).
+//! Several processes load, insert, invalidate, read and lock a few names over a real server. The
+//! locks are mutexes, fair ones, several at once, read-write locks and semaphores. Meanwhile
+//! processes are killed and suspended, the server stalls, connections are cut and keys are evicted.
 //!
-//! A round is planned by its seed: who asks what, which faults there are and after which pauses. The seed
-//! of the first round is printed, and set by `BELLWETHER_SEED`; the others follow it. Played again, a seed
-//! brings the same plan, but not the same timing, and so not the same history: play it several times.
-//! `BELLWETHER_HISTORIES_SECONDS` says how long to play.
+//! Each process writes down the events that it saw (`history`, `recorder`, `worker`). In the end
+//! the `checker` looks for violations of the rules. Histories written by hand (`bad`) and runs with
+//! a script that is broken on purpose (`broken`) show that it can find them.
+//!
+//! The seed of a round plans its calls, its faults and the pauses between them. The seed of the
+//! first round is printed, and `BELLWETHER_SEED` sets it. The other seeds follow it. A seed that is
+//! played again brings the same plan, but another timing and so another history. Play it several
+//! times. `BELLWETHER_HISTORIES_SECONDS` sets the time to play.
 #![allow(unreachable_pub, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod bad;
@@ -36,10 +38,10 @@ use self::{
     round::Round,
 };
 
-/// One run at a time, for each takes all of the machine.
+/// Serialises the rounds, because each takes all of the machine.
 static TURN: Mutex<()> = Mutex::const_new(());
 
-/// The other side: returns at once unless this process was started as a worker.
+/// The worker process. Returns at once unless this process was started as a worker.
 #[test]
 fn worker() {
     worker::work();
@@ -47,7 +49,7 @@ fn worker() {
 
 fn variable(name: &str) -> Option<u64> {
     let text = std::env::var(name).ok()?;
-    Some(text.parse().unwrap_or_else(|_| panic!("{name} is not a number: {text}")))
+    Some(text.parse().unwrap_or_else(|_| panic!("{name} must be a number, and is {text:?}")))
 }
 
 fn first_seed() -> u64 {
@@ -55,7 +57,7 @@ fn first_seed() -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_processes_see_keeps_the_promises() {
+async fn histories_of_real_runs_keep_the_promises() {
     let _turn = TURN.lock().await;
     let time = Duration::from_secs(variable("BELLWETHER_HISTORIES_SECONDS").unwrap_or(12));
     // Long enough for a few faults, and short enough for many kinds of rounds.
@@ -84,10 +86,10 @@ async fn what_processes_see_keeps_the_promises() {
         }
     }
     println!("in all: {all}");
-    assert_eq!(broken, 0, "rounds with violations");
+    assert_eq!(broken, 0, "some rounds have violations");
 }
 
-/// Keeps a history that broke a rule, for who looks into it.
+/// Saves a history that broke a rule, for the analysis of its cause.
 fn save(seed: u64, history: &History) {
     let path = std::env::temp_dir().join(format!("bellwether-history-{seed}"));
     let mut lines = history.lines.clone();
@@ -100,7 +102,7 @@ fn save(seed: u64, history: &History) {
     println!("the history is in {}", path.display());
 }
 
-/// Plays rounds over a broken script until a rule is found broken, and only by then known to be.
+/// Plays rounds over a broken script until the checker finds a violation of one of the given rules.
 async fn is_found(broken: Break, by: &[Rule]) {
     let _turn = TURN.lock().await;
     let first = first_seed();
@@ -108,7 +110,7 @@ async fn is_found(broken: Break, by: &[Rule]) {
     let end = Instant::now() + Duration::from_secs(60);
     for seed in first.. {
         let mut round = Round::new(seed, Duration::from_secs(1));
-        // The connection of the broken script is not made again.
+        // The connection of the broken script does not reconnect.
         let faults = Faults { workers_ms: 400, server_ms: 300, cuts: false };
         (round.broken, round.faults) = (Some(broken), faults);
         (round.load.writes, round.load.lockers) = (30, 8);
@@ -119,7 +121,7 @@ async fn is_found(broken: Break, by: &[Rule]) {
             println!("{broken:?}: {count} in seed {seed}: {:?}: {}", found.rule, found.text);
             return;
         }
-        assert!(Instant::now() < end, "{broken:?} is not found");
+        assert!(Instant::now() < end, "the checker did not find {broken:?}");
     }
 }
 
@@ -141,7 +143,7 @@ async fn a_fence_that_does_not_grow_is_found() {
 }
 
 #[tokio::test]
-async fn an_invalidation_that_a_load_outlives_is_found() {
+async fn an_invalidation_without_effect_on_loads_is_found() {
     is_found(Break::InvalidationBurnsNothing, &[Rule::NotBeforeWrite]).await;
 }
 
@@ -152,11 +154,11 @@ async fn a_writer_beside_readers_is_found() {
 }
 
 #[tokio::test]
-async fn more_permits_than_there_are_are_found() {
+async fn a_semaphore_without_a_limit_is_found() {
     is_found(Break::PermitIgnoresLimit, &[Rule::Limit]).await;
 }
 
 #[tokio::test]
-async fn a_release_of_what_another_holds_is_found() {
+async fn a_release_of_a_foreign_lease_is_found() {
     is_found(Break::ReleaseIgnoresHolder, &[Rule::OneHolder, Rule::OneLoad]).await;
 }

@@ -1,5 +1,5 @@
-//! The backend of a worker: the real one, with a record of every grant and every write; or, where a test
-//! wants to see the checker fail, with one of its scripts broken.
+//! The backend of a worker: the real one, with a record of every grant and every write. For a test
+//! that expects the checker to fail, one of its scripts is broken.
 
 use std::{
     collections::HashSet,
@@ -20,7 +20,7 @@ use super::{
     history::{Event, Family, Line, Time, Value, now},
 };
 
-/// Writes a line, whole and at once, so that it outlives a kill that comes after it.
+/// Writes a whole line at once, so that it survives a later kill.
 pub fn tell(event: Event) {
     tell_at(now(), event);
 }
@@ -28,23 +28,24 @@ pub fn tell(event: Event) {
 pub fn tell_at(at: Time, event: Event) {
     let line = serde_json::to_string(&Line { at, event }).unwrap();
     let mut out = std::io::stdout().lock();
-    // On a line of its own, whatever the test harness has begun to write on the present one.
+    // The test harness may have begun a line, so the event starts a new one.
     let told = out.write_all(format!("\n{line}\n").as_bytes());
     if told.and_then(|()| out.flush()).is_err() {
         std::process::exit(0);
     }
 }
 
-/// Writes down what the backend grants and stores.
+/// Records the grants and the writes of the backend.
 #[derive(Clone)]
 pub struct Recorder {
     broken: Option<Arc<Scripts>>,
-    /// The values whose fence was told.
+    /// The values whose fence was recorded.
     seen: Arc<Mutex<HashSet<Value>>>,
 }
 
 impl Recorder {
-    /// Returns the backend with a record of what it does, by scripts that are broken where there are such.
+    /// Returns the backend with a record of its answers. The broken scripts replace those of the
+    /// crate.
     pub fn over(inner: RedisBackend, broken: Option<Scripts>) -> Interceptor<RedisBackend, Self> {
         let hook = Self { broken: broken.map(Arc::new), seen: Arc::default() };
         Interceptor { inner, hook }
@@ -114,11 +115,11 @@ fn granted(family: Family, claim: &Claim, grant: &Grant, sent: Time) {
     if !claim.mode.is_fenced() {
         return;
     }
-    let (key, token) = (key(&claim.name), claim.owner.to_string());
-    tell(Event::Granted { family, key, token, fence: grant.fence(), sent });
+    let (key, owner) = (key(&claim.name), claim.owner.to_string());
+    tell(Event::Granted { family, key, owner, fence: grant.fence(), sent });
 }
 
-/// What its user calls a name.
+/// Returns the key of a name as its user writes it.
 fn key(name: &Name) -> String {
     let prefix = name.prefix();
     prefix[prefix.find('{').unwrap() + 1..prefix.find('}').unwrap()].to_owned()

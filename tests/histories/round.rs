@@ -1,4 +1,4 @@
-//! One round: a server, a few workers, faults, and what all of them told.
+//! One round: a server, a few workers, faults, and the collected events.
 
 use std::{process::Stdio, time::Duration};
 
@@ -14,14 +14,14 @@ use tokio::{
 
 use super::{
     broken::Break,
-    faults::{Faults, befall_server, befall_workers},
+    faults::{Faults, inject_server_faults, inject_worker_faults},
     history::{Event, History, Line, Process, Time, now},
     worker::{Setup, VARIABLE, Workload},
 };
 
 const WORKERS: usize = 4;
 
-/// What a round is like.
+/// The plan of a round.
 #[derive(Clone, Debug)]
 pub struct Round {
     pub seed: u64,
@@ -32,7 +32,7 @@ pub struct Round {
 }
 
 impl Round {
-    /// The round of a seed: its callers, its faults, and when they happen.
+    /// Plans the round of a seed: its callers, its faults and their times.
     pub fn new(seed: u64, time: Duration) -> Self {
         let mut rng = Rng::with_seed(seed);
         let load = Workload {
@@ -51,7 +51,7 @@ impl Round {
         Self { seed, time, load, faults, broken: None }
     }
 
-    /// Plays it, with a server of its own; says also how many faults there were.
+    /// Plays the round over a server of its own, and returns the history and the number of faults.
     pub async fn play(&self) -> (History, usize) {
         let server = RedisServer::start().await;
         let setup = Setup {
@@ -67,8 +67,8 @@ impl Round {
         let (workers, others) = (rng.fork(), rng.fork());
         let names = (self.load.keys, self.load.locks);
         let (of_workers, (of_server, evicted)) = tokio::join!(
-            befall_workers(&fleet, self.faults, workers, end),
-            befall_server(&server, self.faults, names, others, end),
+            inject_worker_faults(&fleet, self.faults, workers, end),
+            inject_server_faults(&server, self.faults, names, others, end),
         );
         tokio::time::sleep_until(end).await;
         let mut history = fleet.into_inner().end().await;
@@ -77,7 +77,7 @@ impl Round {
     }
 }
 
-/// The worker processes of a round. They end when this is dropped.
+/// The worker processes of a round, which end when the fleet is dropped.
 pub struct Fleet {
     setup: Setup,
     workers: Vec<Worker>,
@@ -102,7 +102,10 @@ impl Fleet {
             fleet.workers.push(worker);
         }
         for _ in 0..workers {
-            fleet.wait_for(|event| matches!(event, Event::Ready)).await.expect("a worker starts");
+            fleet
+                .wait_for(|event| matches!(event, Event::Ready))
+                .await
+                .expect("a worker did not start");
         }
         fleet
     }
@@ -121,7 +124,7 @@ impl Fleet {
         let told = self.told.clone();
         tokio::spawn(async move {
             while let Ok(Some(line)) = lines.next_line().await {
-                // Lines of the test harness are passed over.
+                // Lines of the test harness are no events.
                 if let Ok(line) = serde_json::from_str(&line)
                     && told.send((process, line)).is_err()
                 {
@@ -132,7 +135,7 @@ impl Fleet {
         Worker { process, input: child.stdin.take().unwrap(), child }
     }
 
-    /// Takes in what is told until an event of a kind comes; none, if none comes.
+    /// Records events until one of a kind arrives. Returns `None` if none arrives in time.
     async fn wait_for(&mut self, kind: impl Fn(&Event) -> bool) -> Option<Process> {
         loop {
             let (process, line) = timeout(LIMIT, self.lines.recv()).await.ok()??;
@@ -149,11 +152,12 @@ impl Fleet {
         &mut self.workers[number % count]
     }
 
-    /// Sends a signal; says to which process.
+    /// Sends a signal, and returns the process that got it.
     pub fn signal(&mut self, number: usize, signal: Signal) -> Process {
         let worker = self.worker(number);
         let pid = worker.child.id().and_then(|pid| Pid::from_raw(pid.cast_signed()));
-        kill_process(pid.expect("it runs"), signal).expect("a signal to a child");
+        kill_process(pid.expect("the worker does not run"), signal)
+            .expect("the signal was not sent");
         worker.process
     }
 
@@ -163,7 +167,7 @@ impl Fleet {
         self.history.lines.push((process, line));
     }
 
-    /// `kill -9`.
+    /// Kills a process with `SIGKILL`.
     pub async fn kill(&mut self, number: usize) {
         let before = now();
         let worker = self.worker(number);
@@ -178,11 +182,11 @@ impl Fleet {
         *self.worker(number) = worker;
     }
 
-    /// Lets every caller have their answer, and ends the workers.
+    /// Waits until every caller has its answer, and ends the workers.
     async fn end(mut self) -> History {
         let mut waiting: Vec<_> = self.workers.iter().map(|worker| worker.process).collect();
         for worker in &mut self.workers {
-            // A worker that has ended by itself did so by a panic, and owes its answers.
+            // A worker that has ended already did so by a panic, and counts as hanging.
             let _ = worker.input.write_all(b"stop\n").await;
         }
         while !waiting.is_empty()
@@ -191,7 +195,7 @@ impl Fleet {
             waiting.retain(|other| *other != process);
         }
         self.history.hanging = waiting;
-        // What they told before they were killed may still be on its way.
+        // Events that were written before a kill may still be on their way.
         while let Ok(Some(line)) = timeout(Duration::from_millis(20), self.lines.recv()).await {
             self.history.lines.push(line);
         }

@@ -1,4 +1,5 @@
-//! A worker process: callers who load, read, insert, invalidate and lock, until they are told to stop.
+//! A worker process whose callers load, read, insert, invalidate and lock until they are told to
+//! stop.
 
 use std::{
     fmt,
@@ -33,16 +34,16 @@ use super::{
     recorder::{Recorder, tell},
 };
 
-/// The variable that makes a process a worker; it holds a [`Setup`].
+/// The environment variable that makes a process a worker. It holds a [`Setup`].
 pub const VARIABLE: &str = "BELLWETHER_HISTORIES_WORKER";
 
-/// The text of every panic and every failure that is meant to happen.
+/// The text of every planned panic and every planned failure.
 const PLANNED: &str = "as planned";
 
-/// A process that did not run for this long is said to have paused.
+/// The shortest delay that is recorded as a pause of the process.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// How a worker begins.
+/// The configuration of a worker.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Setup {
     pub url: String,
@@ -52,18 +53,18 @@ pub struct Setup {
     pub broken: Option<Break>,
 }
 
-/// What the callers of all workers do.
+/// The calls of all workers.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Workload {
     pub keys: usize,
     pub locks: usize,
     pub callers: usize,
     pub lockers: usize,
-    /// How many of a thousand calls insert or invalidate.
+    /// The number of inserts and invalidations among a thousand calls.
     pub writes: u32,
     pub lease_ms: u64,
     pub ttl_ms: u64,
-    /// What no caller waits for any more is cancelled.
+    /// A load without callers is cancelled.
     pub cancel: bool,
 }
 
@@ -75,7 +76,7 @@ pub fn work() {
     panic::set_hook(Box::new(move |panic| {
         if panic.payload().downcast_ref() != Some(&PLANNED) {
             usual(panic);
-            // A panic that nobody planned ends the worker, and so the test.
+            // An unplanned panic ends the worker, and so the test.
             std::process::abort();
         }
     }));
@@ -87,13 +88,13 @@ pub fn work() {
         }
         std::process::exit(0);
     });
-    // On one thread everything that waits is late together; on two, more can happen at once.
+    // On one thread all waits are late together. On two threads more can happen at once.
     let mut runtime = match setup.process % 2 {
         0 => tokio::runtime::Builder::new_current_thread(),
         _ => tokio::runtime::Builder::new_multi_thread(),
     };
     runtime.worker_threads(2).enable_all().build().unwrap().block_on(async move {
-        // Spawned, for what blocks on a runtime is not on one of its threads.
+        // The task is spawned, because code inside `block_on` runs on no thread of the runtime.
         tokio::spawn(async move { Worker::new(setup).await.run(stop).await }).await.unwrap();
     });
 }
@@ -155,7 +156,7 @@ impl Worker {
         while let Some(caller) = callers.join_next().await {
             caller.unwrap();
         }
-        // Loads that nobody waits for end within their time, and everything is given back.
+        // Loads without callers end within their time, and all leases are released.
         while self.cache.stats().flights > 0 {
             sleep(Duration::from_millis(1)).await;
         }
@@ -172,7 +173,7 @@ impl Worker {
         Value { by: self.setup.process, number: self.number(), began: now() }
     }
 
-    /// One call to the cache.
+    /// Makes one call to the cache.
     async fn call(&self, rng: &mut Rng) {
         let key = format!("k{}", rng.usize(0..self.setup.load.keys));
         let dice = rng.u32(0..1000);
@@ -184,7 +185,7 @@ impl Worker {
             let asked = now();
             let answer = match self.cache.get(key.as_str()).await {
                 Ok(None) => Answer::Nothing,
-                // It is read from the store, or not at all.
+                // A `get` reads from the store only.
                 Ok(Some(value)) => Answer::Value { value, source: Source::Shared },
                 Err(error) => unavailable(error),
             };
@@ -193,7 +194,7 @@ impl Worker {
             let loader = self.loader(&key, Plan::new(rng));
             let asked = now();
             let request = self.cache.request(key.as_str()).load(loader);
-            // Now and then the caller goes away, at any point of it.
+            // Some callers go away at any point of the call.
             let loaded = match rng.u8(0..10) {
                 0 => cut_off(request, rng).await,
                 _ => Some(request.await),
@@ -234,7 +235,7 @@ impl Worker {
                     () = &mut working => {}
                     () = lead.lost() => {
                         tell(Event::LoadLost { number: value.number });
-                        // What guards nothing else may well go on.
+                        // A load that guards nothing else may continue.
                         working.await;
                     }
                 }
@@ -249,7 +250,7 @@ impl Worker {
         }
     }
 
-    /// Takes a lock, keeps it for a while and gives it back.
+    /// Acquires a lock, keeps it for a while and releases it.
     async fn lock(&self, rng: &mut Rng) {
         let mutex = |rng: &mut Rng| format!("m{}", rng.usize(0..self.setup.load.locks));
         if rng.u8(0..10) == 0 {
@@ -306,7 +307,7 @@ impl Worker {
                 (_, guard) => {
                     let held = match guard.give_back().await {
                         Ok(()) => Some(true),
-                        // Of several, one or the other.
+                        // Of several leases, the error does not say which one was lost.
                         Err(error) if error.kind() == ErrorKind::Lost && holds.len() == 1 => {
                             Some(false)
                         }
@@ -319,8 +320,8 @@ impl Worker {
         }
     }
 
-    /// Sets the latch of the hour, counts it down and waits for it. At any time all have the same one, so that its end
-    /// may come.
+    /// Sets the latch of the hour, counts it down and waits for it. All workers share one latch at
+    /// a time, so that it can reach zero.
     async fn latch(&self, rng: &mut Rng) {
         const HOUR: u64 = 1_000_000;
         let name = format!("l{}", now() / HOUR);
@@ -358,7 +359,8 @@ impl Worker {
         }
     }
 
-    /// Of some names, in each round of others, the lease is so long that it is handed over to who waits.
+    /// Returns the lease of a name. In each round the lease of some names is long enough for a
+    /// handover.
     fn lease(&self, name: &str) -> Duration {
         let long = match name {
             "m0" | "s0" => 0,
@@ -398,7 +400,7 @@ impl Worker {
     }
 }
 
-/// How a lock is taken. The first three take the same ones.
+/// The kind of an acquisition. The first three acquire the same locks.
 #[derive(Clone, Copy)]
 enum How {
     Mutex,
@@ -420,7 +422,7 @@ impl How {
     }
 }
 
-/// What a load does.
+/// The behaviour of a load.
 #[derive(Clone, Copy)]
 struct Plan {
     takes: Duration,
@@ -464,7 +466,7 @@ impl Drop for Ended {
 
 /// Drops a future after a random time, if it has not ended by then.
 async fn cut_off<F: Future>(future: F, rng: &mut Rng) -> Option<F::Output> {
-    // From nothing to a tenth of a second, with short times as likely as long ones.
+    // Up to a tenth of a second, with short times as likely as long ones.
     let limit = Duration::from_micros(1 << rng.u32(0..17));
     timeout(limit, future).await.ok()
 }
@@ -483,7 +485,7 @@ fn answer(loaded: Result<Loaded<Value>, Error>) -> Answer {
     }
 }
 
-/// A read may fail because the server does not answer, and for no other reason.
+/// Checks that a read failed only because the server did not answer.
 fn unavailable(error: Error) -> Answer {
     match error.kind() {
         ErrorKind::Backend => Answer::Nothing,
@@ -491,7 +493,7 @@ fn unavailable(error: Error) -> Answer {
     }
 }
 
-/// Says when the process did not run.
+/// Records the times at which the process did not run.
 async fn pulse() {
     let mut last = (now(), Instant::now());
     loop {
