@@ -9,7 +9,7 @@ use tokio::{runtime::Handle, task::JoinSet, time::sleep};
 use super::{MS, turn, works_again};
 
 /// The text of every panic that is meant to happen.
-const CRACK: &str = "the bell cracked";
+const PLANNED_PANIC: &str = "planned panic";
 const AT_ONCE: usize = 256;
 
 #[derive(Debug, Default)]
@@ -42,7 +42,7 @@ async fn burst(caches: &[Cache<String>; 2], keys: std::ops::Range<usize>) -> End
             let load = cache.get_or_load(format!("key-{number}"), move |_| async move {
                 match number % 20 {
                     4..6 => Err(BoxError::from("no such product")),
-                    8 => panic!("{CRACK}"),
+                    8 => panic!("{PLANNED_PANIC}"),
                     12..14 => {
                         sleep(5 * MS).await;
                         Ok("too late".to_owned())
@@ -83,7 +83,7 @@ async fn a_hundred_thousand_keys_leave_nothing_behind() {
     let _turn = turn().await;
     let usual = panic::take_hook();
     panic::set_hook(Box::new(move |panic| {
-        if panic.payload_as_str() != Some(CRACK) {
+        if panic.payload_as_str() != Some(PLANNED_PANIC) {
             usual(panic);
         }
     }));

@@ -1,4 +1,4 @@
-//! The process that leads ends in the middle of its load.
+//! The leading process ends in the middle of its load.
 
 use std::time::Duration;
 
@@ -12,16 +12,16 @@ use super::{
 const CALLERS: usize = 100;
 const LEASE: Duration = Duration::from_secs(1);
 
-/// A fleet over a server, with leases of a second.
+/// Starts a fleet over a server, with leases of a second.
 async fn fleet(server: &RedisServer, processes: usize) -> Fleet {
     let lease_ms = u64::try_from(LEASE.as_millis()).unwrap();
     Fleet::start(processes, &Setup { lease_ms, ..Setup::new(server.url()) }).await
 }
 
-/// Begins a round with one leader, and waits until all others wait for it.
-async fn waiting_for_one(fleet: &mut Fleet, server: &RedisServer, key: &str) -> Played {
-    // Longer than a third of the lease, so that the lease has been renewed when the end comes; and so long that
-    // all others wait for it, though the machine be busy.
+/// Begins a round with one leader, and waits until all other processes wait for it.
+async fn all_wait_for_one_leader(fleet: &mut Fleet, server: &RedisServer, key: &str) -> Played {
+    // The load takes longer than a third of the lease, so that the lease is renewed before the end
+    // comes. It also takes so long that all others wait for it, even on a busy machine.
     let load = Load::Value { ms: 1500 };
     let all: Vec<_> = (0..fleet.processes()).collect();
     fleet.begin(&all, Round::new(key, CALLERS, load)).await;
@@ -49,7 +49,7 @@ fn since(from: u64, to: u64) -> Duration {
     Duration::from_micros(to.saturating_sub(from))
 }
 
-/// All others have the value of the second load.
+/// Asserts that all other processes have the value of the second load.
 async fn assert_taken_over(fleet: &mut Fleet, mut played: Played, gone: usize) -> Played {
     let others = fleet.processes() - 1;
     fleet.loads(&mut played, 2).await;
@@ -57,7 +57,7 @@ async fn assert_taken_over(fleet: &mut Fleet, mut played: Played, gone: usize) -
         let reports = played.reports.len() + 1;
         fleet.reports(&mut played, reports).await;
     }
-    assert_eq!(played.begun.len(), 2, "the second load is the last: {played:#?}");
+    assert_eq!(played.begun.len(), 2, "there was not exactly one more load: {played:#?}");
     played.reports.retain(|(process, _)| *process != gone);
     assert_eq!(played.source("Degraded"), 0, "{played:#?}");
     assert_eq!(played.source("Led"), 1, "{played:#?}");
@@ -72,15 +72,18 @@ async fn a_killed_leader_costs_the_rest_of_its_lease() {
     for round in 0..3 {
         let mut fleet = fleet(&server, 4).await;
         let key = format!("killed-{round}");
-        let played = waiting_for_one(&mut fleet, &server, &key).await;
+        let played = all_wait_for_one_leader(&mut fleet, &server, &key).await;
         let (leader, at_kill) = (played.leader(), now());
         fleet.kill(leader).await;
         let remaining = server.raw().await.pttl(&format!("fleet:c:{{{key}}}:l")).await;
         let ends = now() + u64::try_from(remaining).unwrap() * 1000;
-        assert!(since(at_kill, ends) > LEASE / 2, "the lease was renewed: {remaining} ms left");
+        assert!(
+            since(at_kill, ends) > LEASE / 2,
+            "the lease was not renewed, with {remaining} ms left"
+        );
         let played = assert_taken_over(&mut fleet, played, leader).await;
         let begun = played.begun[1].2;
-        assert!(begun + 2_000 >= ends, "nobody else begins while the lease lasts");
+        assert!(begun + 2_000 >= ends, "another load began while the lease lasted");
         delays.push(since(ends, begun));
     }
     println!("after the end of a dead leader's lease: {delays:?}");
@@ -95,7 +98,7 @@ async fn a_shutdown_hands_the_load_over_at_once() {
     for round in 0..3 {
         let mut fleet = fleet(&server, 2).await;
         let key = format!("shutdown-{round}");
-        let played = waiting_for_one(&mut fleet, &server, &key).await;
+        let played = all_wait_for_one_leader(&mut fleet, &server, &key).await;
         let (leader, told) = (played.leader(), now());
         fleet.tell(leader, &Command::Shutdown { deadline_ms: 0 }).await;
         let played = assert_taken_over(&mut fleet, played, leader).await;
@@ -110,7 +113,7 @@ async fn a_shutdown_hands_the_load_over_at_once() {
 async fn callers_of_a_cache_that_is_shut_down_are_told() {
     let server = RedisServer::start().await;
     let mut fleet = fleet(&server, 2).await;
-    let mut played = waiting_for_one(&mut fleet, &server, "told").await;
+    let mut played = all_wait_for_one_leader(&mut fleet, &server, "told").await;
     let leader = played.leader();
     fleet.tell(leader, &Command::Shutdown { deadline_ms: 0 }).await;
     fleet.reports(&mut played, 2).await;
@@ -123,7 +126,7 @@ async fn callers_of_a_cache_that_is_shut_down_are_told() {
 async fn a_shutdown_with_time_lets_the_load_end() {
     let server = RedisServer::start().await;
     let mut fleet = fleet(&server, 2).await;
-    let mut played = waiting_for_one(&mut fleet, &server, "in-time").await;
+    let mut played = all_wait_for_one_leader(&mut fleet, &server, "in-time").await;
     let leader = played.leader();
     fleet.tell(leader, &Command::Shutdown { deadline_ms: 5_000 }).await;
     fleet.reports(&mut played, 2).await;
@@ -137,7 +140,7 @@ async fn a_dropped_runtime_costs_the_rest_of_its_lease() {
     for round in 0..3 {
         let mut fleet = fleet(&server, 2).await;
         let key = format!("dropped-{round}");
-        let played = waiting_for_one(&mut fleet, &server, &key).await;
+        let played = all_wait_for_one_leader(&mut fleet, &server, &key).await;
         let (leader, told) = (played.leader(), now());
         fleet.tell(leader, &Command::DropRuntime).await;
         let played = assert_taken_over(&mut fleet, played, leader).await;
@@ -147,12 +150,13 @@ async fn a_dropped_runtime_costs_the_rest_of_its_lease() {
         let done = fleet.wait_for(|process, event| {
             (process == leader && matches!(event, Event::Done)).then_some(())
         });
-        // It may have been told while the others reported.
+        // The event may have been written while the others reported.
         let _ = tokio::time::timeout(Duration::from_millis(1), done).await;
     }
 }
 
-/// Thousands of flights queue to ask a server that hangs: none of them waits for the time-outs of others.
+/// Thousands of flights queue for a server that hangs. None of them waits for the time-outs of
+/// others.
 #[tokio::test]
 async fn a_server_that_hangs_costs_a_burst_one_time_out() {
     let server = RedisServer::start().await;
@@ -164,20 +168,20 @@ async fn a_server_that_hangs_costs_a_burst_one_time_out() {
     println!("5,000 keys while the server hangs: {:?}", played.took());
     assert_eq!((played.errors(), played.begun.len()), (0, 5_000));
     assert_eq!(played.source("Degraded"), 5_000);
-    // It takes 2.2 s, or 3.0 on a machine that needs 250 ms for the loads: then one of them is the breaker's probe, and
-    // waits for a connection that is not made within its second. If 128 at a time waited for a time-out each, it would
-    // be ten.
+    // The burst takes 2.2 s, or 3.0 s on a machine that needs 250 ms for the loads. One load is
+    // then the probe of the breaker, and waits a second for its connection. If 128 flights at a
+    // time waited for a time-out each, the burst would take 10 s.
     assert!(played.took() < Duration::from_secs(5), "{:?}", played.took());
 }
 
 /// The leader is suspended beyond its lease, another takes over, and then the first one runs again.
 #[tokio::test]
-async fn a_suspended_leader_does_not_replace_what_came_after_it() {
+async fn a_suspended_leader_does_not_replace_a_newer_value() {
     let server = RedisServer::start().await;
     let mut fleet = fleet(&server, 3).await;
     for round in 0..3 {
         let key = format!("suspended-{round}");
-        let mut played = waiting_for_one(&mut fleet, &server, &key).await;
+        let mut played = all_wait_for_one_leader(&mut fleet, &server, &key).await;
         let leader = played.leader();
         fleet.stop_signal(leader);
         fleet.reports(&mut played, 2).await;
@@ -185,7 +189,7 @@ async fn a_suspended_leader_does_not_replace_what_came_after_it() {
         fleet.reports(&mut played, 3).await;
         assert_eq!(played.begun.len(), 2, "{played:#?}");
         assert_eq!(played.source("Degraded"), 0, "{played:#?}");
-        // Its own callers, too, have the newer value.
+        // The callers of the first leader have the newer value as well.
         played.assert_one_value(3 * CALLERS);
         let later = fleet.play(Round::new(key, CALLERS, Load::Value { ms: 0 })).await;
         assert!(later.begun.is_empty());

@@ -1,4 +1,4 @@
-//! The test's side: worker processes, and what they have told so far.
+//! The side of the test: worker processes, and the events that they have written so far.
 
 use std::{process::Stdio, time::Duration};
 
@@ -12,13 +12,14 @@ use tokio::{
 
 use super::protocol::{Answer, Command, Event, Report, Requests, Round, Setup, VARIABLE, now};
 
-/// One fleet at a time: they measure times, and a second one would take the processor from the first.
+/// Serialises the fleets. They measure times, and a second one would take the processor from the
+/// first.
 static TURN: Mutex<()> = Mutex::const_new(());
 
-/// How long before a round its workers are told of it, so that all their callers stand ready.
+/// The time between the command for a round and its beginning, in which all its callers get ready.
 const LEAD_TIME: Duration = Duration::from_millis(30);
 
-/// Worker processes over one server. They end when this is dropped.
+/// Worker processes over one server, which end when the fleet is dropped.
 pub struct Fleet {
     workers: Vec<Worker>,
     events: mpsc::UnboundedReceiver<(usize, Event)>,
@@ -30,10 +31,10 @@ struct Worker {
     input: ChildStdin,
 }
 
-/// How a round went in the fleet.
+/// The events of a round in the whole fleet.
 #[derive(Debug, Default)]
 pub struct Played {
-    /// The loads that began, in the order of their beginning: which process, which key, and when.
+    /// The loads in the order of their beginning, each with its process, its key and its time.
     pub begun: Vec<(usize, String, u64)>,
     pub ended: Vec<(usize, String, u64)>,
     pub reports: Vec<(usize, Report)>,
@@ -55,7 +56,7 @@ impl Fleet {
             let tell = tell.clone();
             tokio::spawn(async move {
                 while let Ok(Some(line)) = lines.next_line().await {
-                    // Lines of the test harness are passed over.
+                    // Lines of the test harness are no events.
                     if let Ok(event) = serde_json::from_str(&line)
                         && tell.send((number, event)).is_err()
                     {
@@ -84,7 +85,7 @@ impl Fleet {
 
     pub async fn next(&mut self) -> (usize, Event) {
         let event = timeout(LIMIT * 3, self.events.recv()).await;
-        event.expect("the workers have fallen silent").expect("a worker is left")
+        event.expect("no worker wrote an event in time").expect("every worker has ended")
     }
 
     /// Lets some processes play a round, all at the same time.
@@ -96,7 +97,7 @@ impl Fleet {
         }
     }
 
-    /// Waits until so many loads have begun.
+    /// Waits until a number of loads have begun.
     pub async fn loads(&mut self, played: &mut Played, count: usize) {
         while played.begun.len() < count {
             let (process, event) = self.next().await;
@@ -104,7 +105,7 @@ impl Fleet {
         }
     }
 
-    /// Waits until so many processes have reported.
+    /// Waits until a number of processes have reported.
     pub async fn reports(&mut self, played: &mut Played, count: usize) {
         while played.reports.len() < count {
             let (process, event) = self.next().await;
@@ -112,7 +113,7 @@ impl Fleet {
         }
     }
 
-    /// A whole round, in all processes.
+    /// Plays a whole round in all processes.
     pub async fn play(&mut self, round: Round) -> Played {
         let all: Vec<_> = (0..self.processes()).collect();
         self.begin(&all, round).await;
@@ -135,7 +136,7 @@ impl Fleet {
         played
     }
 
-    /// Waits for the event that a function recognises, and passes over others.
+    /// Waits for an event that a function recognises, and skips others.
     pub async fn wait_for<T>(&mut self, mut wanted: impl FnMut(usize, Event) -> Option<T>) -> T {
         loop {
             let (process, event) = self.next().await;
@@ -145,7 +146,7 @@ impl Fleet {
         }
     }
 
-    /// `kill -9`.
+    /// Kills a process with `SIGKILL`.
     pub async fn kill(&mut self, process: usize) {
         self.workers[process].child.start_kill().unwrap();
         self.workers[process].child.wait().await.unwrap();
@@ -165,7 +166,7 @@ impl Fleet {
             .args([format!("-{signal}"), pid.to_string()])
             .status()
             .unwrap();
-        assert!(status.success(), "SIG{signal} could not be sent");
+        assert!(status.success(), "SIG{signal} was not sent");
     }
 }
 
@@ -179,38 +180,41 @@ impl Played {
         }
     }
 
-    /// The process that led the only load.
+    /// Returns the process that led the only load.
     pub fn leader(&self) -> usize {
-        assert_eq!(self.begun.len(), 1, "one load in the fleet: {self:#?}");
+        assert_eq!(self.begun.len(), 1, "the fleet did not load exactly once: {self:#?}");
         self.begun[0].0
     }
 
-    /// How many callers had their value from a source.
+    /// Returns the number of callers that had their value from a source.
     pub fn source(&self, source: &str) -> usize {
         self.reports.iter().map(|(_, report)| report.source(source)).sum()
     }
 
-    /// How many callers had an error.
+    /// Returns the number of callers that had an error.
     pub fn errors(&self) -> usize {
         self.reports.iter().map(|(_, report)| report.errors.values().sum::<usize>()).sum()
     }
 
-    /// Asserts that everyone had the same value, and that so many callers had it.
+    /// Asserts that all callers had the same value, and that there were as many as given.
     pub fn assert_one_value(&self, callers: usize) {
         let values: Vec<_> = self.reports.iter().flat_map(|(_, report)| &report.values).collect();
-        assert!(values.windows(2).all(|two| two[0].0 == two[1].0), "one value: {self:#?}");
+        assert!(
+            values.windows(2).all(|two| two[0].0 == two[1].0),
+            "the callers have different values: {self:#?}"
+        );
         let served: usize = values.iter().map(|(_, count)| **count).sum();
-        assert_eq!(served, callers, "everyone is served: {self:#?}");
+        assert_eq!(served, callers, "the number of served callers differs: {self:#?}");
     }
 
-    /// How long it took from the first question to the last answer.
+    /// Returns the time from the first question to the last answer.
     pub fn took(&self) -> Duration {
         let began = self.reports.iter().map(|(_, report)| report.began).min().unwrap();
         let ended = self.reports.iter().map(|(_, report)| report.ended).max().unwrap();
         Duration::from_micros(ended - began)
     }
 
-    /// How long after the end of the only load the last caller was served.
+    /// Returns the time from the end of the only load to the answer of the last caller.
     pub fn last_after_load(&self) -> Duration {
         assert_eq!(self.ended.len(), 1);
         let last = self.reports.iter().map(|(_, report)| report.ended).max().unwrap();

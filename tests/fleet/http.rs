@@ -1,4 +1,4 @@
-//! A worker's router under the layer, and users who send requests to it.
+//! The router of a worker under the layer, and users that send requests to it.
 
 use std::{sync::Arc, time::Duration};
 
@@ -86,7 +86,7 @@ pub async fn play(pages: Cache<CachedResponse>, requests: Requests) -> Report {
                 };
                 assert!(whole, "user {user} got {} bytes", body.len());
                 let body = String::from_utf8_lossy(&body);
-                // Without the padding of a large one.
+                // A large body without its padding.
                 (body.split("  ").next().unwrap_or_default().to_owned(), ended)
             })
         })

@@ -12,7 +12,7 @@ use super::{
 
 const CALLERS: usize = 25;
 
-/// A latch that is set, and a fleet whose processes wait for it.
+/// Returns a latch that is set, and a fleet whose processes wait for it.
 async fn waiting(server: &RedisServer, processes: usize, count: u32) -> (Fleet, Latch) {
     let latch = Locks::new(RedisBackend::open(&server.url()).unwrap()).latch("l");
     assert!(latch.set(count).await.unwrap());
@@ -21,7 +21,7 @@ async fn waiting(server: &RedisServer, processes: usize, count: u32) -> (Fleet, 
         let wait = Command::Await { name: "l".to_owned(), callers: CALLERS };
         fleet.tell(process, &wait).await;
     }
-    // Each process has one subscription, however many wait in it.
+    // Each process has one subscription for all its waiters.
     let raw = server.raw().await;
     let channel = "bellwether:l:{l}:c";
     let subscribed = || {
@@ -39,13 +39,13 @@ async fn count_down(fleet: &mut Fleet, process: usize, times: usize) {
     fleet.tell(process, &Command::CountDown { name: "l".to_owned(), times }).await;
 }
 
-/// What is left after each step, in the order in which it is told, until all were told.
+/// Collects the number left after each step, in the order of the events.
 async fn counted(fleet: &mut Fleet, steps: usize) -> Vec<u32> {
     let mut all = Vec::new();
     while all.len() < steps {
         let left = fleet.wait_for(|_, event| match event {
             Event::Counted { left, .. } => Some(left),
-            Event::Awaited { .. } => panic!("a caller does not wait for the end"),
+            Event::Awaited { .. } => panic!("a waiter did not wait for zero"),
             _ => None,
         });
         all.push(left.await);
@@ -53,7 +53,8 @@ async fn counted(fleet: &mut Fleet, steps: usize) -> Vec<u32> {
     all
 }
 
-/// Everyone who waits is told of zero, and nothing else. When the last one was.
+/// Waits until every waiter was told of zero, and returns the time of the last one. No other event
+/// may come.
 async fn told(fleet: &mut Fleet, callers: usize) -> u64 {
     let mut last = 0;
     for _ in 0..callers {
@@ -69,7 +70,7 @@ async fn told(fleet: &mut Fleet, callers: usize) -> u64 {
 }
 
 #[tokio::test]
-async fn everyone_in_every_process_is_told_of_zero() {
+async fn every_waiter_in_every_process_is_told_of_zero() {
     let server = RedisServer::start().await;
     let processes = 4;
     let mut delays = Vec::new();
@@ -80,15 +81,15 @@ async fn everyone_in_every_process_is_told_of_zero() {
         }
         let mut left = counted(&mut fleet, 40).await;
         left.sort();
-        assert_eq!(left, (1..=40).collect::<Vec<_>>(), "each step counts once");
+        assert_eq!(left, (1..=40).collect::<Vec<_>>(), "a step did not count exactly once");
         let done = now();
         assert_eq!(latch.count_down().await.unwrap(), 0);
         let last = told(&mut fleet, processes * CALLERS).await;
         delays.push(Duration::from_micros(last.saturating_sub(done)));
         assert!(latch.clear().await.unwrap());
     }
-    println!("everyone told of zero after {delays:?}");
-    // By pushes: the timer behind them would take seconds.
+    println!("all waiters told of zero after {delays:?}");
+    // The pushes told the waiters, because the timer behind them takes seconds.
     assert!(delays.iter().min().unwrap() < &Duration::from_millis(200), "{delays:?}");
     assert!(delays.iter().max().unwrap() < &Duration::from_secs(2), "{delays:?}");
     let raw = server.raw().await;
@@ -96,13 +97,13 @@ async fn everyone_in_every_process_is_told_of_zero() {
         let mut raw = raw.clone();
         async move { raw.keys("*").await.is_empty() && raw.pubsub_channels().await.is_empty() }
     };
-    assert!(eventually(LIMIT, clean).await, "something is left behind");
+    assert!(eventually(LIMIT, clean).await, "a key or a subscription is left behind");
 }
 
-/// Nobody holds a latch: what a process counted stays counted when it dies, and what it did not, another one
-/// must count.
+/// A latch has no holder. The steps of a process stay counted when it dies, and another process
+/// must count the missing ones.
 #[tokio::test]
-async fn a_killed_process_has_counted_what_it_counted() {
+async fn the_steps_of_a_killed_process_stay_counted() {
     let server = RedisServer::start().await;
     let (mut fleet, latch) = waiting(&server, 3, 6).await;
     count_down(&mut fleet, 0, 2).await;
@@ -114,11 +115,11 @@ async fn a_killed_process_has_counted_what_it_counted() {
     let done = now();
     count_down(&mut fleet, 2, 1).await;
     let last = told(&mut fleet, 2 * CALLERS).await;
-    assert!(last - done < 2_000_000, "told {} us later", last - done);
+    assert!(last - done < 2_000_000, "the waiters were told {} us later", last - done);
     latch.wait().await.unwrap();
 }
 
-/// One that is suspended while the end is told learns of it when it runs again.
+/// A process that is suspended at the end of the latch learns of it when it runs again.
 #[tokio::test]
 async fn a_suspended_process_is_told_when_it_runs_again() {
     let server = RedisServer::start().await;
@@ -129,5 +130,9 @@ async fn a_suspended_process_is_told_when_it_runs_again() {
     let resumed = now();
     fleet.resume(1);
     let last = told(&mut fleet, CALLERS).await;
-    assert!(last > resumed && last - resumed < 2_000_000, "told {} us later", last - resumed);
+    assert!(
+        last > resumed && last - resumed < 2_000_000,
+        "the waiters were told {} us later",
+        last - resumed
+    );
 }

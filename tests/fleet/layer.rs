@@ -10,7 +10,7 @@ use super::{
 };
 
 #[tokio::test]
-async fn a_herd_on_a_cold_page_reaches_the_router_once() {
+async fn a_stampede_on_a_cold_page_reaches_the_router_once() {
     let server = RedisServer::start().await;
     let mut fleet = Fleet::start(8, &Setup::new(server.url())).await;
     for round in 0..10 {
@@ -23,8 +23,9 @@ async fn a_herd_on_a_cold_page_reaches_the_router_once() {
     }
 }
 
-/// Everyone has an answer of his own, soon: nobody queues behind anybody. Nothing of it is stored.
-async fn assert_everyone_for_himself(answer: Answer) {
+/// Asserts that each user soon has an answer of its own, without a queue of users. Nothing of it is
+/// stored.
+async fn assert_an_answer_for_each_user(answer: Answer) {
     const USERS: usize = 100;
     let server = RedisServer::start().await;
     let mut raw = server.raw().await;
@@ -32,10 +33,10 @@ async fn assert_everyone_for_himself(answer: Answer) {
     let mut times = Vec::new();
     for round in 0..6 {
         let path = format!("/own/{round}");
-        // The second time, the verdict is known.
+        // At the second visit, the key is known as uncacheable.
         for visit in ["first", "second"] {
             let played = fleet.request(&path, USERS, answer, 50).await;
-            assert_eq!(played.begun.len(), 2 * USERS, "everyone reached the router");
+            assert_eq!(played.begun.len(), 2 * USERS, "not every request reached the router");
             assert_eq!(played.errors(), 0, "{played:#?}");
             for (process, report) in &played.reports {
                 for user in process * USERS..(process + 1) * USERS {
@@ -50,25 +51,28 @@ async fn assert_everyone_for_himself(answer: Answer) {
     }
     for key in raw.keys("pages:c:*:e").await {
         let entry: Vec<u8> = raw.run(&["GET", &key]).await;
-        assert!(entry.starts_with(b"bw1u"), "only the verdict is stored under {key}");
+        assert!(entry.starts_with(b"bw1u"), "an answer is stored under {key}");
         assert!(entry.len() < 100, "{} bytes", entry.len());
     }
     times.sort();
-    println!("{answer:?}: everyone has his own answer after {:?}, median {:?}", times[0], times[3]);
+    println!(
+        "{answer:?}: each user has its own answer after {:?}, median {:?}",
+        times[0], times[3]
+    );
     assert!(times[0] < Duration::from_millis(200), "{times:?}");
 }
 
 #[tokio::test]
-async fn answers_with_cookies_are_for_one_user_each() {
-    assert_everyone_for_himself(Answer::Cookie).await;
+async fn an_answer_with_a_cookie_is_for_one_user() {
+    assert_an_answer_for_each_user(Answer::Cookie).await;
 }
 
 #[tokio::test]
-async fn answers_over_the_limit_are_for_one_user_each() {
-    assert_everyone_for_himself(Answer::Large).await;
+async fn an_answer_over_the_limit_is_for_one_user() {
+    assert_an_answer_for_each_user(Answer::Large).await;
 }
 
 #[tokio::test]
-async fn streams_over_the_limit_are_for_one_user_each() {
-    assert_everyone_for_himself(Answer::LargeStream).await;
+async fn a_stream_over_the_limit_is_for_one_user() {
+    assert_an_answer_for_each_user(Answer::LargeStream).await;
 }

@@ -18,8 +18,9 @@ async fn fleet(server: &RedisServer, processes: usize) -> Fleet {
     Fleet::start(processes, &Setup::new(server.url())).await
 }
 
-/// Every primitive is taken, under its own name, in the first process; its rival is asked for in the second.
-async fn hold_everything(fleet: &mut Fleet) -> HashMap<String, u64> {
+/// Acquires every primitive under its own name in the first process, and lets the second one ask
+/// for its rival.
+async fn hold_every_primitive(fleet: &mut Fleet) -> HashMap<String, u64> {
     ask(fleet, 0, false).await;
     let fences = held(fleet, 0).await;
     ask(fleet, 1, true).await;
@@ -33,14 +34,14 @@ async fn ask(fleet: &mut Fleet, process: usize, rival: bool) {
     }
 }
 
-/// The fence of each that a process takes next, and when.
+/// Waits until a process holds every primitive, and returns the fences and the times.
 async fn held(fleet: &mut Fleet, by: usize) -> HashMap<String, (u64, u64)> {
     let mut all = HashMap::new();
     while all.len() < PAIRS.len() {
         let (name, fence, at) = fleet
             .wait_for(|process, event| match event {
                 Event::Held { name, fence, at } => {
-                    assert_eq!(process, by, "{name} is held by another");
+                    assert_eq!(process, by, "{name} is held by another process");
                     Some((name, fence, at))
                 }
                 _ => None,
@@ -69,7 +70,7 @@ async fn no_update_is_lost() {
         assert_eq!(number, processes * tasks * times);
         let fences: Vec<u64> = raw.run(&["LRANGE", &format!("fences:{name}"), "0", "-1"]).await;
         assert_eq!(fences.len(), number);
-        assert!(fences.windows(2).all(|two| two[0] < two[1]), "fences grow: {fences:?}");
+        assert!(fences.windows(2).all(|two| two[0] < two[1]), "the fences do not grow: {fences:?}");
     }
 }
 
@@ -80,15 +81,15 @@ async fn a_killed_holder_costs_the_rest_of_its_lease() {
     let mut fastest = Duration::MAX;
     for _ in 0..3 {
         let mut fleet = fleet(&server, 2).await;
-        let before = hold_everything(&mut fleet).await;
+        let before = hold_every_primitive(&mut fleet).await;
         tokio::time::sleep(Duration::from_millis(LEASE_MS * 3 / 2)).await;
         fleet.kill(0).await;
         let mut ends = HashMap::new();
         for (name, pair) in PAIRS {
             let key = format!("bellwether:l:{{{name}}}:{}", pair.key);
             let remaining = u64::try_from(raw.pttl(&key).await);
-            // What is not renewed may have ended before: the rival has it.
-            let remaining = remaining.unwrap_or_else(|_| panic!("nobody holds {name}"));
+            // A primitive that is not renewed may have ended before, and the rival has it.
+            let remaining = remaining.unwrap_or_else(|_| panic!("{name} has no holder"));
             ends.insert(name, now() + remaining * 1000);
         }
         for (name, (fence, at)) in held(&mut fleet, 1).await {
@@ -98,7 +99,7 @@ async fn a_killed_holder_costs_the_rest_of_its_lease() {
                 continue;
             }
             let ends = ends[name.as_str()];
-            assert!(at + 2_000 >= ends, "nobody else holds {name} while the lease lasts");
+            assert!(at + 2_000 >= ends, "{name} had a second holder while the lease lasted");
             let delay = Duration::from_micros(at.saturating_sub(ends));
             assert!(delay < Duration::from_secs(2), "{name}: {delay:?}");
             fastest = fastest.min(delay);
@@ -116,7 +117,7 @@ async fn a_suspended_holder_learns_of_its_loss() {
     let mut raw = server.raw().await;
     for _ in 0..3 {
         let mut fleet = fleet(&server, 2).await;
-        let before = hold_everything(&mut fleet).await;
+        let before = hold_every_primitive(&mut fleet).await;
         fleet.stop_signal(0);
         for (name, (fence, _)) in held(&mut fleet, 1).await {
             let fenced = primitives::is_fenced(&name);
@@ -138,7 +139,7 @@ async fn a_suspended_holder_learns_of_its_loss() {
             lost.push(name);
         }
         for (name, _) in PAIRS {
-            // The one who lost it is told so; the other one's is untouched by that.
+            // The process that lost the lock is told so, which does not affect the new holder.
             let watched = primitives::is_watched(name);
             let lost = (watched, Some("Lost".to_owned()));
             assert_eq!(unlock(&mut fleet, 0, name).await, lost, "{name}");

@@ -9,7 +9,7 @@ use super::{
     protocol::{Load, Round, Setup},
 };
 
-/// Far more than the cap on the loads that run at once in a process.
+/// A number of loads far above the limit on concurrent loads of a process.
 const MANY: usize = 10_000;
 
 fn ask(ms: u64, key: &str, then: Load) -> Load {
@@ -20,12 +20,13 @@ async fn fleet(server: &RedisServer, processes: usize, wait_ms: u64) -> Fleet {
     Fleet::start(processes, &Setup { wait_ms, ..Setup::new(server.url()) }).await
 }
 
-/// How many callers had a value.
+/// Returns the number of callers that had a value.
 fn served(played: &Played) -> usize {
     played.reports.iter().flat_map(|(_, report)| report.values.values()).sum()
 }
 
-/// Every caller has a value, each key is loaded once, and nobody waited for a limit.
+/// Asserts that every caller has a value, that each key is loaded once, and that no caller waited
+/// for a limit.
 async fn assert_all_land(fleet: &mut Fleet, round: Round, keys: usize) {
     let (callers, begun) = (round.callers * fleet.processes(), Instant::now());
     let played = fleet.play(round).await;
@@ -36,18 +37,18 @@ async fn assert_all_land(fleet: &mut Fleet, round: Round, keys: usize) {
         assert!(report.errors.is_empty(), "{:?}", report.errors);
     }
     assert_eq!(served(&played), callers);
-    // Each key is loaded once. On a machine that is so busy that the server cannot answer in time, a few
-    // are loaded without a lease, and counted as that.
+    // Each key is loaded once. On a machine that is too busy for timely answers of the server, a
+    // few keys are loaded without a lease. These count as degraded.
     let degraded: u64 = played.reports.iter().map(|(_, report)| report.degraded).sum();
     let degraded = usize::try_from(degraded).unwrap();
     let loads = played.begun.len();
     assert!((keys..=keys + degraded).contains(&loads), "{loads} loads of {keys} keys");
     assert!(degraded < keys / 10, "{degraded} of {keys}");
-    assert!(took.as_secs() < 25, "somebody waited for a limit: {took:?}");
+    assert!(took.as_secs() < 25, "a caller waited for a limit: {took:?}");
 }
 
 #[tokio::test]
-async fn ten_thousand_loaders_that_load_other_keys() {
+async fn ten_thousand_loaders_can_load_other_keys() {
     let server = RedisServer::start().await;
     let mut fleet = fleet(&server, 1, 30_000).await;
     let load = ask(5, "inner-#", Load::Value { ms: 5 });
@@ -55,7 +56,7 @@ async fn ten_thousand_loaders_that_load_other_keys() {
 }
 
 #[tokio::test]
-async fn ten_thousand_loaders_in_each_of_two_processes() {
+async fn ten_thousand_loaders_in_each_of_two_processes_can_load_other_keys() {
     let server = RedisServer::start().await;
     let mut fleet = fleet(&server, 2, 30_000).await;
     let load = ask(5, "inner-#", Load::Value { ms: 5 });
@@ -63,7 +64,7 @@ async fn ten_thousand_loaders_in_each_of_two_processes() {
 }
 
 #[tokio::test]
-async fn ten_thousand_loaders_that_load_the_same_key() {
+async fn ten_thousand_loaders_can_load_the_same_key() {
     let server = RedisServer::start().await;
     let mut fleet = fleet(&server, 1, 30_000).await;
     let load = ask(5, "common", Load::Value { ms: 50 });
@@ -71,7 +72,7 @@ async fn ten_thousand_loaders_that_load_the_same_key() {
 }
 
 #[tokio::test]
-async fn a_loader_that_asks_for_its_own_key() {
+async fn a_loader_that_asks_for_its_own_key_is_served() {
     let server = RedisServer::start().await;
     let mut fleet = fleet(&server, 2, 30_000).await;
     for round in 0..10 {
@@ -80,13 +81,17 @@ async fn a_loader_that_asks_for_its_own_key() {
         let begun = Instant::now();
         let played = fleet.play(Round::new(key, 100, load)).await;
         played.assert_one_value(200);
-        assert_eq!(played.begun.len(), 3, "the load, and the two within it: {played:#?}");
+        assert_eq!(
+            played.begun.len(),
+            3,
+            "the loads are not the outer one and the two within it: {played:#?}"
+        );
         assert!(begun.elapsed().as_secs() < 5, "{:?}", begun.elapsed());
     }
 }
 
 #[tokio::test]
-async fn two_loaders_that_ask_for_each_other() {
+async fn two_loaders_that_ask_for_each_other_are_served() {
     let server = RedisServer::start().await;
     let mut fleet = fleet(&server, 1, 30_000).await;
     for round in 0..10 {
@@ -104,9 +109,9 @@ async fn two_loaders_that_ask_for_each_other() {
     }
 }
 
-/// No process can see a circle through another one; the wait limit ends it.
+/// No process can see a circle through another one. The wait limit ends it.
 #[tokio::test]
-async fn two_processes_that_ask_for_each_other() {
+async fn two_processes_that_ask_for_each_other_are_served() {
     let server = RedisServer::start().await;
     let mut fleet = fleet(&server, 2, 500).await;
     for round in 0..5 {
@@ -125,9 +130,9 @@ async fn two_processes_that_ask_for_each_other() {
     }
 }
 
-/// The loads that hold all the places wait for loads that queue for one.
+/// The loads that hold all permits wait for loads that queue for a permit.
 #[tokio::test]
-async fn a_load_that_a_loader_waits_for_needs_no_place() {
+async fn a_load_that_a_loader_waits_for_needs_no_permit() {
     let server = RedisServer::start().await;
     let setup = Setup { max_loads: 8, ..Setup::new(server.url()) };
     let mut fleet = Fleet::start(1, &setup).await;
@@ -140,7 +145,7 @@ async fn a_load_that_a_loader_waits_for_needs_no_place() {
     fleet.reports(&mut played, 2).await;
     assert_eq!((played.errors(), served(&played)), (0, 16), "{played:#?}");
     assert_eq!(played.begun.len(), 16, "{played:#?}");
-    assert!(begun.elapsed().as_secs() < 10, "somebody waited for a limit: {:?}", begun.elapsed());
+    assert!(begun.elapsed().as_secs() < 10, "a caller waited for a limit: {:?}", begun.elapsed());
 }
 
 async fn play_two(fleet: &mut Fleet, processes: [usize; 2], one: Round, other: Round) -> Played {

@@ -1,4 +1,4 @@
-//! What a test and its workers say to each other.
+//! The messages between a test and its workers.
 
 use std::{
     collections::BTreeMap,
@@ -8,10 +8,10 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-/// The variable that makes a process a worker; it holds a [`Setup`].
+/// The environment variable that makes a process a worker. It holds a [`Setup`].
 pub const VARIABLE: &str = "BELLWETHER_FLEET_WORKER";
 
-/// How a worker begins.
+/// The configuration of a worker.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Setup {
     pub url: String,
@@ -29,56 +29,56 @@ impl Setup {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Command {
     Round(Round),
-    /// Requests to an axum router under the layer, all at once.
+    /// Sends requests to an axum router under the layer, all at once.
     Requests(Requests),
     Shutdown {
         deadline_ms: u64,
     },
-    /// Drops the runtime with everything that runs on it.
+    /// Drops the runtime with all its tasks.
     DropRuntime,
-    /// Tasks that each add one to a number, so many times, with a read and a write under a lock.
+    /// Starts tasks that each add one to a number repeatedly, by a read and a write under a lock.
     Count {
         name: String,
         tasks: usize,
         times: usize,
     },
-    /// Takes one of a pair, or its rival, and keeps it.
+    /// Acquires one primitive of a pair, or its rival, and keeps it.
     Hold {
         name: String,
         pair: String,
         rival: bool,
         lease_ms: u64,
     },
-    /// Callers who wait for a latch.
+    /// Starts callers that wait for a latch.
     Await {
         name: String,
         callers: usize,
     },
-    /// Counts a latch down, one after the other.
+    /// Counts a latch down, one step after the other.
     CountDown {
         name: String,
         times: usize,
     },
-    /// Gives back what is held.
+    /// Releases a primitive.
     Unlock {
         name: String,
     },
 }
 
-/// Callers who ask all at once.
+/// Callers that all ask at once.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Round {
-    /// A `#` in it stands for the number of the caller.
+    /// The key, in which `#` stands for the number of the caller.
     pub key: String,
     pub callers: usize,
     pub load: Load,
-    /// Aborts the caller whose loader runs, in the middle of the load.
+    /// Whether the caller whose loader runs is aborted in the middle of the load.
     pub abort_leader: bool,
-    /// When they ask, in the clock of [`now`].
+    /// The time at which the callers ask, on the clock of [`now`].
     pub at: u64,
 }
 
-/// What a loader does.
+/// The behaviour of a loader.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Load {
     Value {
@@ -106,7 +106,7 @@ impl Round {
     }
 }
 
-/// Users who send the same request, each with a number in a header.
+/// Users that send the same request, each with its number in a header.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Requests {
     pub path: String,
@@ -117,16 +117,16 @@ pub struct Requests {
     pub at: u64,
 }
 
-/// What the router answers.
+/// The answer of the router.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Answer {
-    /// The same to everyone.
+    /// The same answer for all users.
     Common,
-    /// The user's number, with a cookie.
+    /// The number of the user, with a cookie.
     Cookie,
-    /// The user's number, and more than may be stored.
+    /// The number of the user, with more bytes than may be stored.
     Large,
-    /// The same without saying at the beginning how much it is.
+    /// Like `Large`, but without a length at the beginning.
     LargeStream,
 }
 
@@ -152,7 +152,7 @@ pub enum Event {
         name: String,
         at: u64,
     },
-    /// One more caller waits no longer.
+    /// The wait of one more caller is over.
     Awaited {
         error: Option<String>,
         at: u64,
@@ -167,24 +167,24 @@ pub enum Event {
     },
 }
 
-/// How a round went in one process.
+/// The outcome of a round in one process.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Report {
-    /// When the first caller asked, and when the last one had his answer.
+    /// The time of the first question. `ended` is the time of the last answer.
     pub began: u64,
     pub ended: u64,
     pub sources: BTreeMap<String, usize>,
     pub values: BTreeMap<String, usize>,
     pub errors: BTreeMap<String, usize>,
     pub aborted: usize,
-    /// How many loads ran without a lease so far.
+    /// The number of loads without a lease so far.
     pub degraded: u64,
-    /// All that the cache has counted so far.
+    /// All counters of the cache so far.
     pub stats: String,
 }
 
 /// Microseconds on the clock that the processes of one machine share.
 pub fn now() -> u64 {
-    let time = SystemTime::now().duration_since(UNIX_EPOCH).expect("a clock after 1970");
-    u64::try_from(time.as_micros()).expect("a clock before the year 500,000")
+    let time = SystemTime::now().duration_since(UNIX_EPOCH).expect("the clock is set after 1970");
+    u64::try_from(time.as_micros()).expect("the clock is set before the year 500,000")
 }

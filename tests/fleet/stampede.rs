@@ -7,7 +7,7 @@ use testkit::RedisServer;
 use super::{
     fleet::{Fleet, Played},
     protocol::{Load, Round, Setup},
-    worker::CRACK,
+    worker::PLANNED_PANIC,
 };
 
 const PROCESSES: usize = 8;
@@ -18,23 +18,23 @@ async fn fleet(server: &RedisServer, processes: usize) -> Fleet {
 }
 
 #[tokio::test]
-async fn a_herd_on_a_cold_key_loads_it_once() {
+async fn a_stampede_on_a_cold_key_loads_it_once() {
     let server = RedisServer::start().await;
     let mut fleet = fleet(&server, PROCESSES).await;
     let mut times = Vec::new();
     for round in 0..50 {
-        let round = Round::new(format!("herd-{round}"), CALLERS, Load::Value { ms: 200 });
+        let round = Round::new(format!("stampede-{round}"), CALLERS, Load::Value { ms: 200 });
         let played = fleet.play(round).await;
         let leader = played.leader();
         assert_eq!(played.source("Led"), 1, "{played:#?}");
         assert_eq!(played.source("Degraded"), 0, "{played:#?}");
         played.assert_one_value(PROCESSES * CALLERS);
         for (process, report) in &played.reports {
-            // A process that was so slow that all was over found the entry.
+            // A process that began after the end of the load found the entry.
             let late = report.began > played.ended[0].2;
             assert!(
                 *process == leader || late || report.source("HandedOver") > 0,
-                "the value is handed over to every process: {played:#?}"
+                "a process did not get the value by a push: {played:#?}"
             );
         }
         times.push(played.last_after_load());
@@ -44,7 +44,7 @@ async fn a_herd_on_a_cold_key_loads_it_once() {
 }
 
 #[tokio::test]
-async fn a_leader_whose_caller_goes_away_costs_nobody_anything() {
+async fn a_leader_whose_caller_goes_away_costs_no_time() {
     let server = RedisServer::start().await;
     let mut fleet = fleet(&server, PROCESSES).await;
     for round in 0..10 {
@@ -60,13 +60,15 @@ async fn a_leader_whose_caller_goes_away_costs_nobody_anything() {
     }
 }
 
-/// Everyone who waited for the only load has its error, with its kind and text; the error itself is there
-/// in the leader's process alone.
-fn assert_everyone_failed(played: &Played, kind: &str, text: &str, concrete: bool) {
+/// Asserts that every caller that waited for the only load has its error, with its kind and text.
+/// Only the process of the leader has the error itself.
+fn assert_every_caller_failed(played: &Played, kind: &str, text: &str, concrete: bool) {
     let leader = played.leader();
     for (process, report) in &played.reports {
         let errors: Vec<_> = report.errors.iter().collect();
-        let [(error, count)] = errors[..] else { panic!("one error: {played:#?}") };
+        let [(error, count)] = errors[..] else {
+            panic!("there is not exactly one error: {played:#?}")
+        };
         let here = *process == leader;
         assert_eq!(*count, CALLERS, "{played:#?}");
         assert!(error.starts_with(&format!("{kind}: ")), "{error}");
@@ -77,24 +79,29 @@ fn assert_everyone_failed(played: &Played, kind: &str, text: &str, concrete: boo
 }
 
 #[tokio::test]
-async fn a_failed_load_fails_once_for_everyone() {
+async fn a_failed_load_fails_once_for_all_callers() {
     let server = RedisServer::start().await;
     let mut fleet = fleet(&server, PROCESSES).await;
     for round in 0..10 {
         let load = Load::Fail { ms: 200, text: "no such product".to_owned() };
         let played = fleet.play(Round::new(format!("fail-{round}"), CALLERS, load)).await;
-        assert_everyone_failed(&played, "Load", "no such product", true);
+        assert_every_caller_failed(&played, "Load", "no such product", true);
     }
 }
 
 #[tokio::test]
-async fn a_loader_that_panics_fails_once_for_everyone() {
+async fn a_loader_that_panics_fails_once_for_all_callers() {
     let server = RedisServer::start().await;
     let mut fleet = fleet(&server, PROCESSES).await;
     for round in 0..10 {
         let load = Load::Panic { ms: 200, text: "on purpose".to_owned() };
         let played = fleet.play(Round::new(format!("panic-{round}"), CALLERS, load)).await;
-        assert_everyone_failed(&played, "Panicked", &format!("{CRACK}: on purpose"), false);
+        assert_every_caller_failed(
+            &played,
+            "Panicked",
+            &format!("{PLANNED_PANIC}: on purpose"),
+            false,
+        );
         assert!(played.reports.iter().all(|(_, report)| {
             report.errors.keys().all(|error| error.matches("panicked").count() == 1)
         }));
@@ -120,7 +127,7 @@ async fn a_fill_is_quick_and_takes_few_calls() {
             *calls.entry(call.command).or_default() += 1;
         }
         let count: usize = calls.values().sum();
-        assert!(count <= 24, "{count} calls for one fill by four processes: {calls:?}");
+        assert!(count <= 24, "one fill by four processes took {count} commands: {calls:?}");
     }
     times.sort();
     println!("last caller after the load: median {:?}, p90 {:?}", times[10], times[18]);

@@ -26,11 +26,11 @@ use super::{
     protocol::{Command, Event, Load, Report, Round, Setup, VARIABLE, now},
 };
 
-/// How long a command may take.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// The longest time for a command.
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The text of every panic that is meant to happen.
-pub const CRACK: &str = "the bell cracked";
+/// The text of every planned panic.
+pub const PLANNED_PANIC: &str = "planned panic";
 
 /// Works until the standard input ends, if this process is a worker.
 pub fn work() {
@@ -39,7 +39,7 @@ pub fn work() {
     let usual = panic::take_hook();
     panic::set_hook(Box::new(move |panic| {
         let text = panic.payload().downcast_ref::<String>();
-        if !text.is_some_and(|text| text.contains(CRACK)) {
+        if !text.is_some_and(|text| text.contains(PLANNED_PANIC)) {
             usual(panic);
         }
     }));
@@ -67,14 +67,15 @@ fn runtime() -> Runtime {
 
 static TOLD: OnceLock<std::sync::mpsc::Sender<Event>> = OnceLock::new();
 
-/// Writes what is told, so that nobody whose time is measured waits for the test to read it.
+/// Writes events in a thread of their own. A task whose time is measured never waits for the test
+/// to read them.
 fn tell_in_a_thread() {
     let (sender, told) = std::sync::mpsc::channel();
     TOLD.set(sender).unwrap();
     std::thread::spawn(move || {
         let mut out = std::io::stdout();
         for event in told {
-            // On a line of its own, whatever the test harness has begun to write on the present one.
+            // The test harness may have begun a line, so the event starts a new one.
             let written = writeln!(out, "\n{}", serde_json::to_string(&event).unwrap());
             if written.and_then(|()| out.flush()).is_err() {
                 std::process::exit(0);
@@ -99,9 +100,9 @@ struct Worker {
 
 impl Worker {
     async fn new(setup: &Setup) -> Self {
-        // Counts are the matter here, and a busy machine must not make a time-out.
+        // The tests are about counts, and a busy machine must not cause a time-out.
         let builder = RedisBackend::builder().server(&setup.url);
-        let backend = builder.command_timeout(PATIENCE).build().unwrap();
+        let backend = builder.command_timeout(COMMAND_TIMEOUT).build().unwrap();
         backend.ping().await.unwrap();
         let client = redis::Client::open(setup.url.as_str()).unwrap();
         Self {
@@ -110,7 +111,7 @@ impl Worker {
                 .lease(Duration::from_millis(setup.lease_ms))
                 .wait_limit(Duration::from_millis(setup.wait_ms))
                 .max_loads(setup.max_loads)
-                .retry(Retry::on_demand().try_limit(PATIENCE))
+                .retry(Retry::on_demand().try_limit(COMMAND_TIMEOUT))
                 .build()
                 .unwrap(),
             pages: http_cache(backend.clone()).namespace("pages").build().unwrap(),
@@ -131,7 +132,7 @@ impl Worker {
                 self.cache.shutdown(Duration::from_millis(deadline_ms)).await;
                 tell(Event::Done);
             }
-            Command::DropRuntime => unreachable!("the main thread does it"),
+            Command::DropRuntime => unreachable!("the main thread handles this command"),
             Command::Count { name, tasks, times } => {
                 let counting = (0..tasks).map(|_| {
                     let (worker, name) = (self.clone(), name.clone());
@@ -161,7 +162,7 @@ impl Worker {
                 tell(Event::Held { name: name.clone(), fence, at: now() });
                 let watched = Arc::downgrade(&guard);
                 drop(guard);
-                // Asks anew each time, so that the guard can be taken out and unlocked.
+                // Upgrades anew each time, so that the guard can be removed and unlocked.
                 while let Some(guard) = watched.upgrade() {
                     if guard.is_lost() {
                         guard.lost().await;
@@ -274,7 +275,7 @@ impl Worker {
         report
     }
 
-    /// One load, which says when it begins and ends, and in whose name it runs.
+    /// Returns a loader that records its beginning and its end, and reports the caller that leads.
     fn loader(
         &self,
         key: String,
@@ -300,7 +301,7 @@ impl Worker {
                 }
                 Load::Panic { ms, text } => {
                     sleep(Duration::from_millis(ms)).await;
-                    panic!("{CRACK}: {text}");
+                    panic!("{PLANNED_PANIC}: {text}");
                 }
                 Load::Ask { ms, key: other, then } => {
                     sleep(Duration::from_millis(ms)).await;
