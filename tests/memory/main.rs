@@ -10,6 +10,7 @@ mod locks;
 mod msrv;
 mod properties;
 mod reentrant;
+mod send_sync;
 mod several;
 mod stopped;
 mod weight;
