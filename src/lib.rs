@@ -183,7 +183,6 @@ pub mod lease;
 pub mod lock;
 mod observe;
 mod signal;
-#[allow(dead_code)]
 mod sync;
 mod time;
 

@@ -20,7 +20,92 @@ pub(crate) fn write<T: ?Sized>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
     lock.write().unwrap_or_else(PoisonError::into_inner)
 }
 
-#[cfg(test)]
+/// The primitives of the code that a model checker runs: those of `std` and `tokio`, and under
+/// `--cfg loom` in tests those of `loom`. See `scripts/loom`.
+pub(crate) mod checked {
+    #[cfg(not(all(test, loom)))]
+    pub(crate) use std::sync::{
+        Mutex, OnceLock, RwLock, RwLockReadGuard, RwLockWriteGuard,
+        atomic::{AtomicU64, AtomicUsize},
+    };
+
+    #[cfg(not(all(test, loom)))]
+    pub(crate) use tokio::runtime::Handle as Runtime;
+
+    #[cfg(not(all(test, loom)))]
+    pub(crate) use super::{lock, read, write};
+
+    #[cfg(all(test, loom))]
+    pub(crate) use self::modelled::*;
+
+    #[cfg(all(test, loom))]
+    mod modelled {
+        use std::{pin::Pin, sync::atomic::Ordering};
+
+        pub(crate) use loom::sync::{
+            Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard,
+            atomic::{AtomicBool, AtomicU64, AtomicUsize},
+        };
+
+        pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+            mutex.lock().unwrap()
+        }
+
+        pub(crate) fn read<T>(lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
+            lock.read().unwrap()
+        }
+
+        pub(crate) fn write<T>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
+            lock.write().unwrap()
+        }
+
+        /// A cell whose content other threads of the model see as late as the memory order lets them.
+        pub(crate) struct OnceLock<T> {
+            cell: std::sync::OnceLock<T>,
+            is_set: AtomicBool,
+        }
+
+        impl<T> OnceLock<T> {
+            pub(crate) fn new() -> Self {
+                Self { cell: std::sync::OnceLock::new(), is_set: AtomicBool::new(false) }
+            }
+
+            pub(crate) fn get(&self) -> Option<&T> {
+                self.is_set.load(Ordering::Acquire).then(|| self.cell.get())?
+            }
+
+            pub(crate) fn set(&self, value: T) -> Result<(), T> {
+                self.cell.set(value)?;
+                self.is_set.store(true, Ordering::Release);
+                Ok(())
+            }
+
+            pub(crate) fn take(&mut self) -> Option<T> {
+                self.cell.take()
+            }
+
+            pub(crate) fn into_inner(self) -> Option<T> {
+                self.cell.into_inner()
+            }
+        }
+
+        /// Runs each task in a thread of the model.
+        #[derive(Clone)]
+        pub(crate) struct Runtime;
+
+        impl Runtime {
+            pub(crate) fn current() -> Self {
+                Self
+            }
+
+            pub(crate) fn spawn(&self, task: Pin<Box<dyn Future<Output = ()> + Send>>) {
+                loom::thread::spawn(move || loom::future::block_on(task));
+            }
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
 mod tests {
     use std::{
         panic::{AssertUnwindSafe, catch_unwind},

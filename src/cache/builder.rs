@@ -1,8 +1,4 @@
-use std::{
-    marker::PhantomData,
-    sync::{Arc, atomic::AtomicBool},
-    time::Duration,
-};
+use std::{marker::PhantomData, sync::Arc, time::Duration};
 
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
@@ -284,7 +280,6 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
                         in_all: settings.max_waiters,
                     },
                 ),
-                closed: AtomicBool::new(false),
                 abort: CancellationToken::new(),
                 loads: Semaphore::new(settings.max_loads),
                 counters: Counters::default(),

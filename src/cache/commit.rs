@@ -14,13 +14,13 @@ use super::{
 use crate::{
     backend::{Committed, Entry, Failure, Grant, in_time},
     error::{BackendError, BackendErrorKind, Error},
-    flight::Mark,
+    flight::Epoch,
     lease::Held,
 };
 
 impl<V: Clone + Send + Sync + 'static> Path<V> {
     /// Loads under the lease, and commits.
-    pub(super) async fn load<F, Fut>(&self, work: F, held: Held, granted: Mark) -> Landing<V>
+    pub(super) async fn load<F, Fut>(&self, work: F, held: Held, granted: Epoch) -> Landing<V>
     where
         F: FnOnce(Lead) -> Fut,
         Fut: Future<Output = Result<Produced<V>, Error>>,
@@ -67,7 +67,7 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
                 if let Ok(Committed::Stored | Committed::HandedOver) = told {
                     held.settled();
                 }
-                (Outcome::Uncacheable, Mark::END)
+                (Outcome::Uncacheable, Epoch::END)
             }
             Err(error) => {
                 self.inner.counters.failures.add();
@@ -79,7 +79,7 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
                 if let Ok(Ok(_)) = told.await {
                     held.settled();
                 }
-                (Outcome::Failed(error), Mark::END)
+                (Outcome::Failed(error), Epoch::END)
             }
         }
     }
@@ -90,30 +90,30 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
         entry: Entry,
         ttl: Option<Duration>,
         value: V,
-        granted: Mark,
+        granted: Epoch,
     ) -> Landing<V> {
         let counters = &self.inner.counters;
         let grant = Grant::new(held.fence());
         // Whoever joins from here on is sent to look at what stands there then.
-        let mark = self.leader.mark();
+        let epoch = self.leader.begin_epoch();
         match self.try_commit(&held, &grant, &entry, ttl).await {
             Ok(Committed::Stored) => {
                 held.settled();
                 counters.stored.add();
-                (Outcome::Value(value, Source::Led), mark)
+                (Outcome::Value(value, Source::Led), epoch)
             }
             Ok(Committed::HandedOver) => {
                 held.settled();
                 if ttl.is_some() {
                     counters.unstored.add();
                 }
-                (Outcome::Value(value, Source::Led), mark)
+                (Outcome::Value(value, Source::Led), epoch)
             }
             Ok(Committed::Newer(entry)) => {
                 counters.refused.add();
                 debug!(fence = entry.fence, "commit refused: a newer entry stands");
                 match self.inner.decide(entry) {
-                    Decision::Fresh(newer) => (Outcome::Value(newer, Source::HandedOver), mark),
+                    Decision::Fresh(newer) => (Outcome::Value(newer, Source::HandedOver), epoch),
                     _ => (Outcome::Value(value, Source::Led), granted),
                 }
             }
@@ -180,6 +180,6 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
                 Outcome::Failed(error)
             }
         };
-        (outcome, Mark::END)
+        (outcome, Epoch::END)
     }
 }

@@ -17,14 +17,7 @@ mod path;
 mod request;
 mod shard;
 
-use std::{
-    fmt,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::Duration,
-};
+use std::{fmt, sync::Arc, time::Duration};
 
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
@@ -82,9 +75,7 @@ struct Inner<V> {
     engine: Arc<Engine>,
     codec: Arc<dyn Codec<V>>,
     settings: Settings,
-    flights: Arc<Group<Outcome<V>>>,
-    /// Set when no flight may start. (Read by every caller, so not a lock as in a token.)
-    closed: AtomicBool,
+    flights: Group<Outcome<V>>,
     /// Set when running loads are to end.
     abort: CancellationToken,
     loads: Semaphore,
@@ -217,7 +208,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// wait.
     pub async fn shutdown(&self, deadline: Duration) {
         let inner = &self.inner;
-        inner.closed.store(true, Ordering::SeqCst);
+        inner.flights.close();
         inner.engine.stop();
         if tokio::time::timeout(deadline, inner.flights.idle()).await.is_err() {
             inner.abort.cancel();

@@ -23,7 +23,7 @@ use super::{
 use crate::{
     backend::{Change, Claim, Claimed, Mode},
     error::{BackendError, BackendErrorKind, Error, ErrorKind},
-    flight::{Leader, Mark},
+    flight::{Epoch, Leader, Notice},
     key::Name,
     lease::{Held, Pending, Turn, Waiting},
 };
@@ -73,15 +73,15 @@ pub(super) struct Path<V: Clone> {
     alone: bool,
 }
 
-/// An outcome, and before which mark one must have joined to have it.
-pub(super) type Landing<V> = (Outcome<V>, Mark);
+/// An outcome, and the epoch that it belongs to.
+pub(super) type Landing<V> = (Outcome<V>, Epoch);
 
 /// Where the way goes on.
 enum Step<V> {
     /// The flight has its outcome.
     Land(Landing<V>),
     /// The lease is ours.
-    Load(Held, Mark),
+    Load(Held, Epoch),
     /// Load without a lease.
     Alone,
 }
@@ -108,7 +108,7 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
         // A codec may panic, too; for everyone who waits that is an outcome like any other.
         let landing = way
             .await
-            .unwrap_or_else(|panic| (Outcome::Failed(load::panicked(panic.as_ref())), Mark::END));
+            .unwrap_or_else(|panic| (Outcome::Failed(load::panicked(panic.as_ref())), Epoch::END));
         let (outcome, before) = landing;
         let Some(late) = self.leader.land(outcome, before) else { return };
         if let Some(outcome) = self.for_late.into_inner() {
@@ -145,11 +145,11 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
         let why = tokio::select! {
             biased;
             landing = rest => return landing,
-            () = self.leader.unwanted() => "nobody waited for the load any more",
+            () = self.leader.told(Notice::Unwanted) => "nobody waited for the load any more",
             () = self.inner.abort.cancelled() => "the cache was shut down",
         };
         debug!(why, "load cancelled");
-        (Outcome::Failed(Error::new(ErrorKind::Cancelled, why)), Mark::END)
+        (Outcome::Failed(Error::new(ErrorKind::Cancelled, why)), Epoch::END)
     }
 
     /// The way where the look did not end it.
@@ -166,10 +166,10 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
         };
         match step {
             Step::Land(landing) => landing,
-            Step::Load(held, mark) => self.load(work, held, mark).await,
+            Step::Load(held, epoch) => self.load(work, held, epoch).await,
             Step::Alone => match self.permit(&mut permit).await {
                 Ok(()) => self.alone(work).await,
-                Err(error) => (Outcome::Failed(error), Mark::END),
+                Err(error) => (Outcome::Failed(error), Epoch::END),
             },
         }
     }
@@ -184,21 +184,21 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
                 self.shard.turn().await
             }
         };
-        let mark = self.leader.mark();
+        let epoch = self.leader.begin_epoch();
         let asked = self.inner.ask(&self.shard, &self.name);
-        match self.leader.unless_hurried(asked).await.flatten() {
-            Some(Ok(decision)) => self.serve(decision, Source::Hit, mark),
+        match self.leader.unless_told(Notice::Hurry, asked).await.flatten() {
+            Some(Ok(decision)) => self.serve(decision, Source::Hit, epoch),
             None | Some(Err(_)) => Err(Step::Alone),
         }
     }
 
     /// Serves what an entry is good for; the fence to claim with, if it is not good enough.
-    fn serve(&self, decision: Decision<V>, source: Source, mark: Mark) -> Result<u64, Step<V>> {
+    fn serve(&self, decision: Decision<V>, source: Source, epoch: Epoch) -> Result<u64, Step<V>> {
         match decision {
-            Decision::Fresh(value) => Err(Step::Land((Outcome::Value(value, source), mark))),
+            Decision::Fresh(value) => Err(Step::Land((Outcome::Value(value, source), epoch))),
             Decision::Uncacheable => Err(match self.options.on_uncacheable {
                 OnUncacheable::Coalesce => Step::Alone,
-                OnUncacheable::Pass => Step::Land((Outcome::Uncacheable, Mark::END)),
+                OnUncacheable::Pass => Step::Land((Outcome::Uncacheable, Epoch::END)),
             }),
             Decision::Miss { seen } => Ok(seen),
         }
@@ -228,7 +228,7 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
             if self.shard.breaker.is_open() {
                 return Step::Alone;
             }
-            let mark = self.leader.mark();
+            let epoch = self.leader.begin_epoch();
             let limit = match doubted {
                 true => second_try(first, retry.try_limit()),
                 false => retry.try_limit(),
@@ -253,10 +253,10 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
                 Ok((Claimed::Granted(grant), sent)) => {
                     debug!(fence = grant.fence(), "lease taken");
                     let upkeep = settings.upkeep(self.options.load_limit);
-                    return Step::Load(pending.granted(&grant, upkeep, sent), mark);
+                    return Step::Load(pending.granted(&grant, upkeep, sent), epoch);
                 }
                 Ok((Claimed::Newer(entry), _)) => {
-                    match self.serve(self.inner.decide(entry), Source::HandedOver, mark) {
+                    match self.serve(self.inner.decide(entry), Source::HandedOver, epoch) {
                         Ok(fence) => seen = fence,
                         Err(step) => return step,
                     }
@@ -299,13 +299,13 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
                 // A push that is older than the present holder is a late or doubled one.
                 Turn::Pushed(Change::Entry(entry)) if entry.fence >= occupied.fence => {
                     if let Err(step) =
-                        self.serve(self.inner.decide(entry), Source::HandedOver, mark)
+                        self.serve(self.inner.decide(entry), Source::HandedOver, epoch)
                     {
                         return step;
                     }
                 }
                 Turn::Pushed(Change::Failed(failure)) if failure.fence() >= occupied.fence => {
-                    return Step::Land((Outcome::Failed(failure.into_error()), Mark::END));
+                    return Step::Land((Outcome::Failed(failure.into_error()), Epoch::END));
                 }
                 Turn::Pushed(_) | Turn::Again => {}
                 Turn::TimeUp => last = true,
@@ -316,10 +316,10 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
     /// There is no place to load; but another process may have loaded meanwhile.
     async fn crowded_out(&self, error: Error) -> Landing<V> {
         let _turn = self.shard.turn().await;
-        let mark = self.leader.mark();
+        let epoch = self.leader.begin_epoch();
         match self.inner.ask(&self.shard, &self.name).await {
-            Some(Ok(Decision::Fresh(value))) => (Outcome::Value(value, Source::HandedOver), mark),
-            _ => (Outcome::Failed(error), Mark::END),
+            Some(Ok(Decision::Fresh(value))) => (Outcome::Value(value, Source::HandedOver), epoch),
+            _ => (Outcome::Failed(error), Epoch::END),
         }
     }
 
@@ -331,7 +331,7 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
         }
         tokio::select! {
             biased;
-            () = self.leader.needed_by_loader() => Ok(()),
+            () = self.leader.told(Notice::NeededByLoader) => Ok(()),
             place = self.inner.place(self.options.wait_limit) => {
                 *permit = Some(place?);
                 Ok(())

@@ -1,8 +1,4 @@
-use std::{
-    fmt,
-    sync::{Arc, atomic::Ordering},
-    time::Duration,
-};
+use std::{fmt, sync::Arc, time::Duration};
 
 use futures_util::FutureExt;
 use tokio::sync::SemaphorePermit;
@@ -15,7 +11,7 @@ use super::{
 };
 use crate::{
     error::{BoxError, Error, ErrorKind},
-    flight::{self, Full, Waited},
+    flight::{self, Joined, Notice, Refused, Waited},
     key::{Key, Name},
 };
 
@@ -171,39 +167,42 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
             // For how long he waited for an answer that did not come.
             let mut unanswered = None;
             loop {
-                if inner.closed.load(Ordering::SeqCst) {
-                    // A loader that waits for a place that loaders take could wait for itself.
-                    let _place = match within {
-                        Some(_) => None,
-                        // In a box, so that the way of who follows stays small.
-                        None => Some(Box::pin(inner.place(self.options.wait_limit)).await?),
-                    };
-                    // With a number, so that the loads that this one waits for need no place.
-                    let number = within.or_else(|| Some(flight::next_id()));
-                    return Box::pin(alone(inner, work.take(), self.options, number)).await;
-                }
-                let (mut follower, leader) = inner.flights.join(&self.key).map_err(overloaded)?;
+                let (mut follower, leader) = match inner.flights.join(&self.key) {
+                    Ok(Joined::Leading(follower, leader)) => (follower, Some(leader)),
+                    Ok(Joined::Following(follower)) => (follower, None),
+                    Err(Refused::Closed) => {
+                        // A loader that waits for a place that loaders take could wait for itself.
+                        let _place = match within {
+                            Some(_) => None,
+                            // In a box, so that the way of who follows stays small.
+                            None => Some(Box::pin(inner.place(self.options.wait_limit)).await?),
+                        };
+                        // With a number, so that the loads that this one waits for need no place.
+                        let number = within.or_else(|| Some(flight::next_id()));
+                        return Box::pin(alone(inner, work.take(), self.options, number)).await;
+                    }
+                    Err(Refused::FlightFull(waiters)) => {
+                        return Err(overloaded(waiters, " for this key"));
+                    }
+                    Err(Refused::GroupFull(waiters)) => return Err(overloaded(waiters, "")),
+                };
                 // A loader that waits for a flight that waits for it would wait for ever.
-                let edge = within.map(|from| flight::nested(from, follower.flight()));
+                let edge = within.map(|from| flight::nested(from, follower.flight_id()));
                 match edge {
                     Some(None) => {
                         tracing::debug!(key = %self.key, "a loader came back to a key that waits for it");
                         drop((follower, leader));
                         return Box::pin(alone(inner, work.take(), self.options, within)).await;
                     }
-                    Some(Some(_)) => follower.is_loader(),
+                    Some(Some(_)) => follower.tell(Notice::NeededByLoader),
                     None => {}
                 }
                 let led = leader.is_some();
                 let patience = inner.settings.retry.try_limit() / 2;
                 if !led && unanswered.is_some_and(|waited| waited > patience) {
-                    follower.hurry();
+                    follower.tell(Notice::Hurry);
                 }
                 if let Some(leader) = leader {
-                    // Shut down since the look above, the cache may have seen no leader, and waits for none.
-                    if inner.closed.load(Ordering::SeqCst) {
-                        continue;
-                    }
                     let Some(work) = work.take() else { return Err(cut_off()) };
                     let name = inner.name(&self.key)?;
                     let path =
@@ -226,7 +225,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
                         unanswered = Some(waited);
                         continue;
                     }
-                    Waited::Again => {
+                    Waited::JoinAgain => {
                         unanswered = None;
                         continue;
                     }
@@ -263,12 +262,8 @@ where
     }
 }
 
-fn overloaded(full: Full) -> Error {
-    let words = match full {
-        Full::Flight(waiters) => format!("{waiters} callers wait for this key already"),
-        Full::Group(waiters) => format!("{waiters} callers wait already"),
-    };
-    Error::new(ErrorKind::Overloaded, words)
+fn overloaded(waiters: usize, which: &str) -> Error {
+    Error::new(ErrorKind::Overloaded, format!("{waiters} callers wait{which} already"))
 }
 
 fn cut_off() -> Error {

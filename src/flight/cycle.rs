@@ -1,17 +1,19 @@
 //! Loads that wait for loads.
 //!
-//! A loader may ask for other keys, and so its flight waits for theirs. If it comes back to a flight that
-//! waits for it, directly or through others, nobody would ever land. So each nested wait is an edge in a
-//! graph, and one that would close a circle is refused.
+//! A loader may ask for other keys, and so its flight waits for theirs. If the loader comes back to a
+//! flight that waits for its own, directly or through others, neither would ever land. So each nested wait
+//! is an edge in a graph, and an edge that would close a circle is refused.
 //!
-//! Only nested waits touch the graph; it is empty where no loader asks for another key.
+//! Only nested waits touch the graph.
 
 use std::{
     collections::HashMap,
-    sync::{LazyLock, Mutex, MutexGuard, PoisonError},
+    sync::{LazyLock, Mutex},
 };
 
-/// Which flights each flight waits for.
+use crate::sync::lock;
+
+/// The flights that each flight waits for.
 type Waits = HashMap<u64, Vec<u64>>;
 
 static WAITS: LazyLock<Mutex<Waits>> = LazyLock::new(Mutex::default);
@@ -21,11 +23,7 @@ tokio::task_local! {
     static CURRENT: u64;
 }
 
-fn waits() -> MutexGuard<'static, Waits> {
-    WAITS.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// The flight whose loader is running here, if any.
+/// Returns the flight whose loader is running here, if any.
 pub(crate) fn current() -> Option<u64> {
     CURRENT.try_with(|flight| *flight).ok()
 }
@@ -35,10 +33,10 @@ pub(crate) async fn within<F: Future>(flight: u64, loader: F) -> F::Output {
     CURRENT.scope(flight, loader).await
 }
 
-/// Before a loader waits for a flight: an edge to keep while it does, or none if they would wait for each
+/// Adds the wait of a loader for a flight, until the edge is dropped. `None` if they would wait for each
 /// other.
 pub(crate) fn nested(from: u64, to: u64) -> Option<Edge> {
-    let mut waits = waits();
+    let mut waits = lock(&WAITS);
     let mut reached = vec![to];
     let mut visited = Vec::new();
     while let Some(flight) = reached.pop() {
@@ -54,7 +52,7 @@ pub(crate) fn nested(from: u64, to: u64) -> Option<Edge> {
     Some(Edge { from, to })
 }
 
-/// One flight's wait for another.
+/// The wait of one flight for another.
 pub(crate) struct Edge {
     from: u64,
     to: u64,
@@ -62,7 +60,7 @@ pub(crate) struct Edge {
 
 impl Drop for Edge {
     fn drop(&mut self) {
-        let mut waits = waits();
+        let mut waits = lock(&WAITS);
         if let Some(waited) = waits.get_mut(&self.from) {
             if let Some(at) = waited.iter().position(|to| *to == self.to) {
                 waited.swap_remove(at);

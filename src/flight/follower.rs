@@ -1,137 +1,90 @@
-use std::{
-    sync::{Arc, atomic::Ordering},
-    task::Poll,
-};
+use std::{future::poll_fn, sync::Arc};
 
-use super::{group::Flight, waiters::Slot, work::Task};
+use super::{driver::Task, flight::Flight, landing::Waited, notices::Notice};
 
-/// One caller's place in a flight. Dropping it leaves the flight.
-pub(crate) struct Follower<T: Clone> {
+/// One caller in a flight. Dropping it leaves the flight.
+pub(crate) struct Follower<T> {
     flight: Arc<Flight<T>>,
-    /// How many marks there were when he joined.
-    joined: u32,
-    /// He polls the leader's work, until it gets a task.
-    carries: bool,
-    /// His place among those who wait for the landing.
-    slot: Option<Slot>,
-    /// He has what he waited for.
-    served: bool,
+    /// The number that it joined with.
+    number: u64,
+    stage: Stage,
 }
 
-/// What a follower got.
-#[derive(Debug)]
-pub(crate) enum Waited<T> {
-    Outcome(T),
-    /// Nothing for him: he joined too late for this outcome, or its leader is gone. Join again.
-    Again,
+enum Stage {
+    /// It polls the leader's work, until a task does.
+    Carrying,
+    /// It waits for the landing.
+    Waiting,
+    /// It has what it waited for.
+    Served,
 }
 
-impl<T: Clone> Follower<T> {
-    /// To be called under the lock of the map.
+impl<T> Follower<T> {
+    /// Joins a flight. To be called under the lock of the map.
     pub(super) fn new(flight: Arc<Flight<T>>) -> Self {
-        flight.followers.fetch_add(1, Ordering::SeqCst);
-        flight.group.enter();
-        let joined = flight.marks.load(Ordering::Acquire);
-        // Most join at the mark of the one before.
-        if flight.last_joined.load(Ordering::Acquire) < joined {
-            flight.last_joined.fetch_max(joined, Ordering::AcqRel);
-        }
-        Self { flight, joined, carries: false, slot: None, served: false }
+        flight.flights.census.enter();
+        let number = flight.members.join();
+        Self { flight, number, stage: Stage::Waiting }
     }
 
-    /// The number of the flight in the process.
-    pub(crate) fn flight(&self) -> u64 {
+    /// Makes the leader's work independent of its caller, if this is the second caller. The later ones
+    /// find it so. To be called without the lock of the map.
+    pub(super) fn depend(&self) {
+        if self.number == 1 {
+            self.flight.driver.detach();
+        }
+    }
+
+    /// Returns the number of the flight in the process.
+    pub(crate) fn flight_id(&self) -> u64 {
         self.flight.id
     }
 
-    /// Takes the leader's work along, to poll it while nobody else depends on it.
+    /// Takes the leader's work along, to poll it while no other caller depends on it.
     pub(crate) fn carry(&mut self, task: Task) {
-        self.carries = true;
-        self.flight.work.carry(task);
-        let flight = &self.flight;
-        if flight.followers.load(Ordering::SeqCst) > 1 || flight.group.must_run(flight) {
-            flight.work.detach();
-        }
+        self.stage = Stage::Carrying;
+        self.flight.driver.carry(task);
     }
 
-    /// Says that someone other than the leader's caller depends on the work.
-    pub(super) fn depend(&self) {
-        self.flight.work.detach();
+    pub(crate) fn tell(&self, notice: Notice) {
+        self.flight.notices.tell(notice);
     }
+}
 
-    /// Says that he has waited for an answer in vain already.
-    pub(crate) fn hurry(&self) {
-        self.flight.work.hurry();
-    }
-
-    /// Says that it is a loader that will wait.
-    pub(crate) fn is_loader(&self) {
-        self.flight.needed.give();
-    }
-
+impl<T: Clone> Follower<T> {
     /// Waits until the flight has landed.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future leaves the flight, which goes on for the others.
+    /// Dropping the future and the follower leaves the flight, which goes on for the others.
     pub(crate) async fn wait(&mut self) -> Waited<T> {
-        if self.carries {
-            std::future::poll_fn(|cx| self.flight.work.poll(cx)).await;
-            let last = Arc::get_mut(&mut self.flight);
-            if let Some(waited) = last.and_then(|flight| flight.take(self.joined)) {
-                self.served = true;
+        if let Stage::Carrying = self.stage {
+            poll_fn(|cx| self.flight.driver.poll(cx)).await;
+            self.stage = Stage::Waiting;
+            // The last caller that has the flight needs no copy of the outcome.
+            let landing = Arc::get_mut(&mut self.flight).and_then(|flight| flight.landing.take());
+            if let Some(waited) = landing.and_then(|landing| landing.into(self.number)) {
+                self.stage = Stage::Served;
                 return waited;
             }
         }
-        let waited = std::future::poll_fn(|cx| {
-            let Self { flight, joined, slot, .. } = &mut *self;
-            match flight.outcome(*joined) {
-                Some(waited) => Poll::Ready(waited),
-                None => flight.waiters.poll(slot, cx, || flight.outcome(*joined)),
-            }
-        })
-        .await;
-        // Landed, the flight has woken everyone, or is about to.
-        self.slot = None;
-        self.served = true;
+        let follower = &*self;
+        let landed = || Some(follower.flight.landing.get()?.of(follower.number)?.cloned());
+        let waited = self.flight.waiters.until(landed).await;
+        self.stage = Stage::Served;
         waited
     }
 }
 
-impl<T: Clone> Flight<T> {
-    /// As [`outcome`](Self::outcome), for the only one who has the flight, and so needs no copy.
-    fn take(&mut self, joined: u32) -> Option<Waited<T>> {
-        match self.landed.take() {
-            Some((outcome, before)) if joined < before.0 => Some(Waited::Outcome(outcome)),
-            _ => Some(self.ended.take()?.map_or(Waited::Again, Waited::Outcome)),
-        }
-    }
-
-    /// What it has for who joined at a mark, if it has landed.
-    fn outcome(&self, joined: u32) -> Option<Waited<T>> {
-        if let Some((outcome, before)) = self.landed.get()
-            && joined < before.0
-        {
-            return Some(Waited::Outcome(outcome.clone()));
-        }
-        Some(match self.ended.get()? {
-            Some(outcome) => Waited::Outcome(outcome.clone()),
-            None => Waited::Again,
-        })
-    }
-}
-
-impl<T: Clone> Drop for Follower<T> {
+impl<T> Drop for Follower<T> {
     fn drop(&mut self) {
-        if let Some(slot) = self.slot {
-            self.flight.waiters.leave(slot);
+        if let Stage::Carrying = self.stage {
+            self.flight.driver.detach();
         }
-        self.flight.group.leave();
-        if self.carries {
-            self.flight.work.detach();
-        }
-        if self.flight.followers.fetch_sub(1, Ordering::AcqRel) == 1 && !self.served {
-            self.flight.group.left(&self.flight);
+        self.flight.flights.census.leave();
+        let last = self.flight.members.leave();
+        if last && !matches!(self.stage, Stage::Served) {
+            self.flight.abandon();
         }
     }
 }

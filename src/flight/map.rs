@@ -1,85 +1,76 @@
-use std::{
-    hash::BuildHasher,
-    sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
-    thread,
-};
+//! A hash map for many threads, with one lock for each stripe of it. No lock is held over an await.
+//!
+//! A key is hashed once in a flight: the caller that joins passes the hash on, and the flight keeps it
+//! for its removal. The hash is seeded for each process.
+
+use std::{hash::BuildHasher, thread};
 
 use hashbrown::{DefaultHashBuilder, HashTable};
 
-use super::group::Flight;
-use crate::key::Key;
+use crate::{
+    key::Key,
+    sync::checked::{RwLock, RwLockReadGuard, RwLockWriteGuard, read, write},
+};
 
-type Table<T> = HashTable<Arc<Flight<T>>>;
+/// Above this capacity, a stripe that becomes empty gives its memory back.
+const WORTH_SHRINKING: usize = 256;
 
-/// The flights by their keys, with one lock for each shard; never held over an await.
-///
-/// A key is hashed once in a flight, with a seed of this process: who joins has the hash, and the flight
-/// keeps it for the time when it leaves.
-pub(super) struct Map<T> {
-    shards: Box<[Shard<T>]>,
+pub(super) struct Map<E> {
+    stripes: Box<[Stripe<E>]>,
     hasher: DefaultHashBuilder,
 }
 
-/// Two shards in one cache line would be one to the processor.
+/// Aligned, because two locks in one cache line would slow each other down.
 #[repr(align(128))]
-struct Shard<T>(RwLock<Table<T>>);
+struct Stripe<E>(RwLock<HashTable<E>>);
 
-impl<T> Map<T> {
+impl<E: Clone> Map<E> {
     pub(super) fn new() -> Self {
         let cores = thread::available_parallelism().map_or(1, usize::from);
-        let shards = (0..(cores * 4).next_power_of_two()).map(|_| Shard(RwLock::default()));
-        Self { shards: shards.collect(), hasher: DefaultHashBuilder::default() }
+        let stripes = if cfg!(loom) { 1 } else { (cores * 4).next_power_of_two() };
+        Self {
+            stripes: (0..stripes).map(|_| Stripe(RwLock::new(HashTable::new()))).collect(),
+            hasher: DefaultHashBuilder::default(),
+        }
     }
 
     pub(super) fn hash(&self, key: &Key) -> u64 {
         self.hasher.hash_one(key)
     }
 
-    pub(super) fn read(&self, hash: u64) -> RwLockReadGuard<'_, Table<T>> {
-        self.shard(hash).0.read().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn read(&self, hash: u64) -> RwLockReadGuard<'_, HashTable<E>> {
+        read(self.stripe(hash))
     }
 
-    pub(super) fn write(&self, hash: u64) -> RwLockWriteGuard<'_, Table<T>> {
-        self.shard(hash).0.write().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Takes a flight out, if it is there and may go.
-    pub(super) fn remove(
-        &self,
-        hash: u64,
-        which: impl Fn(&Arc<Flight<T>>) -> bool,
-    ) -> Option<Arc<Flight<T>>> {
-        let mut table = self.write(hash);
-        let (flight, _) = table.find_entry(hash, which).ok()?.remove();
-        Some(flight)
+    pub(super) fn write(&self, hash: u64) -> RwLockWriteGuard<'_, HashTable<E>> {
+        write(self.stripe(hash))
     }
 
     pub(super) fn len(&self) -> usize {
-        self.shards
-            .iter()
-            .map(|shard| shard.0.read().unwrap_or_else(PoisonError::into_inner).len())
-            .sum()
+        self.stripes.iter().map(|stripe| read(&stripe.0).len()).sum()
     }
 
-    /// Those that are there now.
-    pub(super) fn all(&self) -> Vec<Arc<Flight<T>>> {
-        let shards = self.shards.iter();
-        let read = |shard: &Shard<T>| {
-            let table = shard.0.read().unwrap_or_else(PoisonError::into_inner);
-            table.iter().cloned().collect::<Vec<_>>()
-        };
-        shards.flat_map(read).collect()
+    /// Returns the entries that are there now.
+    pub(super) fn all(&self) -> Vec<E> {
+        let entries = |stripe: &Stripe<E>| read(&stripe.0).iter().cloned().collect::<Vec<_>>();
+        self.stripes.iter().flat_map(entries).collect()
     }
 
-    pub(super) fn shrink(&self) {
-        for shard in &self.shards {
-            let mut table = shard.0.write().unwrap_or_else(PoisonError::into_inner);
-            table.shrink_to_fit(|flight| flight.hash);
-        }
+    /// Chooses the stripe by the middle bits, because the table uses the upper and the lower ones.
+    fn stripe(&self, hash: u64) -> &RwLock<HashTable<E>> {
+        &self.stripes[(hash >> 32) as usize & (self.stripes.len() - 1)].0
     }
+}
 
-    /// By the middle bits: the table goes by the upper and the lower ones.
-    fn shard(&self, hash: u64) -> &Shard<T> {
-        &self.shards[(hash >> 32) as usize & (self.shards.len() - 1)]
+/// Removes an entry from a stripe, if it is there.
+pub(super) fn remove<E>(
+    table: &mut HashTable<E>,
+    hash: u64,
+    which: impl FnMut(&E) -> bool,
+) -> Option<E> {
+    let (entry, _) = table.find_entry(hash, which).ok()?.remove();
+    if table.is_empty() && table.capacity() > WORTH_SHRINKING {
+        *table = HashTable::new();
     }
+    Some(entry)
 }

@@ -1,30 +1,41 @@
-//! In-process singleflight: of all callers who ask for one key at once, one leads and the others follow.
+//! In-process singleflight: of all callers that ask for one key at once, one leads and the others follow.
 //!
 //! [`Group::join`] makes a caller the leader of a new flight or a follower of the one under way. A
-//! [`Leader`] is an obligation: it lands its flight with an outcome, and if it is dropped instead (a panic,
-//! an abort, a runtime that goes away) that is an outcome too. A [`Follower`] waits; leaving costs nobody
-//! anything.
+//! [`Leader`] is an obligation: it lands its flight with an outcome. If it is dropped instead, that is an
+//! outcome too: a panic, an abort, a runtime that goes away. A [`Follower`] waits, and may leave at any
+//! time without an effect on the others.
 //!
-//! # Who may have which outcome
+//! # Epochs
 //!
-//! A caller must not be served what was read before he asked: what he knows may have changed it. So a
-//! flight counts marks. Its leader sets one *before* each question to the backend, a follower remembers how
-//! many there were when he joined, and an outcome says before which mark one must have joined to have it.
-//! For those who joined too late the leader asks once more ([`Late`](leader::Late)), for all of them together; if each
-//! joined anew, the first would ask before the second had joined, and so on, one by one.
+//! A caller must not be served what was read before it asked, because it may know of a change since. So
+//! the leader begins an epoch *before* each question to the backend. An outcome goes to the callers that
+//! joined before its epoch. For the late joiners the leader asks once more
+//! ([`LateJoiners`](leader::LateJoiners)), for all of them together. If each joined anew, the first would
+//! ask before the second had joined, and so on, one by one.
 
+mod census;
 mod cycle;
+mod driver;
+#[allow(clippy::module_inception)]
+mod flight;
 mod follower;
 mod group;
+mod landing;
 mod leader;
+#[cfg(all(test, loom))]
+mod loom;
 mod map;
+mod members;
+mod notices;
 mod waiters;
-mod work;
 
-pub use self::group::Abandoned;
+pub use self::flight::Abandoned;
 pub(crate) use self::{
     cycle::{current, nested, within},
-    follower::{Follower, Waited},
-    group::{Full, Group, Limits, next_id},
-    leader::{Leader, Mark},
+    flight::next_id,
+    group::{Group, Joined, Limits, Refused},
+    landing::Waited,
+    leader::Leader,
+    members::Epoch,
+    notices::Notice,
 };

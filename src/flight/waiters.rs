@@ -1,82 +1,108 @@
-//! The callers who wait for a flight to land.
+//! The callers that wait for something to happen, such as the landing of a flight.
 //!
-//! Their wakers lie side by side, so that to wake them is to walk through an array. (`Notify` keeps its list in
-//! the memory of those who wait: with thousands of them, every step of it is a miss of the cache.)
+//! Their wakers lie side by side, so that waking them is a walk through an array. `Notify` keeps its list
+//! in the memory of the waiters: with thousands of them, each step is a miss of the processor's cache.
 
 use std::{
-    sync::{Mutex, MutexGuard, PoisonError},
+    future::poll_fn,
+    mem,
     task::{Context, Poll, Waker},
 };
 
-#[derive(Default)]
+use crate::sync::checked::{Mutex, lock};
+
 pub(super) struct Waiters(Mutex<Slots>);
 
-#[derive(Default)]
 struct Slots {
     wakers: Vec<Option<Waker>>,
-    free: Vec<usize>,
-    /// How often all were woken. Slots that were taken before are gone.
+    free: Vec<u32>,
+    /// How often all waiters were woken. A slot that was taken before the last time is gone.
     woken: u32,
 }
 
-/// Where the waker of one who waits lies.
+/// The place of a waiter's waker.
 #[derive(Clone, Copy)]
-pub(super) struct Slot {
-    at: usize,
+struct Slot {
+    at: u32,
     woken: u32,
+}
+
+/// A waiter, which gives its slot back when it is dropped.
+struct Waiter<'a> {
+    waiters: &'a Waiters,
+    slot: Option<Slot>,
 }
 
 impl Waiters {
-    /// Looks for what is waited for, and if it is not there has the caller woken when it may be.
-    pub(super) fn poll<T>(
-        &self,
-        slot: &mut Option<Slot>,
-        cx: &mut Context<'_>,
-        look: impl FnOnce() -> Option<T>,
-    ) -> Poll<T> {
-        let mut slots = self.slots();
-        // Under the lock: whoever brings it takes the wakers under it afterwards.
+    pub(super) fn new() -> Self {
+        Self(Mutex::new(Slots { wakers: Vec::new(), free: Vec::new(), woken: 0 }))
+    }
+
+    /// Waits until `look` finds something. To be [woken](Self::wake) each time after it may.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future gives the slot back.
+    pub(super) fn until<T>(&self, look: impl Fn() -> Option<T>) -> impl Future<Output = T> {
+        let mut waiter = Waiter { waiters: self, slot: None };
+        // Not an async function, whose future would hold its arguments twice.
+        poll_fn(move |cx| {
+            let found = match look() {
+                Some(found) => Poll::Ready(found),
+                None => waiter.poll(cx, &look),
+            };
+            if found.is_ready() {
+                // The slot is gone with the wake-up that has come, or is about to.
+                waiter.slot = None;
+            }
+            found
+        })
+    }
+
+    /// Wakes all waiters.
+    pub(super) fn wake(&self) {
+        let wakers = {
+            let mut slots = lock(&self.0);
+            slots.woken = slots.woken.wrapping_add(1);
+            slots.free.clear();
+            mem::take(&mut slots.wakers)
+        };
+        wakers.into_iter().flatten().for_each(Waker::wake);
+    }
+}
+
+impl Waiter<'_> {
+    fn poll<T>(&mut self, cx: &Context<'_>, look: impl Fn() -> Option<T>) -> Poll<T> {
+        let mut slots = lock(&self.waiters.0);
+        // Under the lock, because the wake-up takes the wakers under it afterwards.
         if let Some(found) = look() {
             return Poll::Ready(found);
         }
-        let kept = slot.filter(|slot| slot.woken == slots.woken);
-        match kept.and_then(|slot| slots.wakers.get_mut(slot.at)) {
+        let kept = self.slot.filter(|slot| slot.woken == slots.woken);
+        match kept.and_then(|slot| slots.wakers.get_mut(slot.at as usize)) {
             Some(Some(waker)) if waker.will_wake(cx.waker()) => {}
             Some(waker) => {
                 let last = waker.replace(cx.waker().clone());
-                // Without the lock, for it may be all that is left of a task that holds a follower.
+                // Without the lock, because the last reference to a task may drop a waiter.
                 drop(slots);
                 drop(last);
             }
-            None => *slot = Some(slots.take(cx.waker().clone())),
+            None => self.slot = Some(slots.take(cx.waker().clone())),
         }
         Poll::Pending
     }
+}
 
-    /// One who waits no longer.
-    pub(super) fn leave(&self, slot: Slot) {
-        let mut slots = self.slots();
+impl Drop for Waiter<'_> {
+    fn drop(&mut self) {
+        let Some(slot) = self.slot else { return };
+        let mut slots = lock(&self.waiters.0);
         if slot.woken == slots.woken {
-            let waker = slots.wakers.get_mut(slot.at).and_then(Option::take);
+            let waker = slots.wakers.get_mut(slot.at as usize).and_then(Option::take);
             slots.free.push(slot.at);
             drop(slots);
             drop(waker);
         }
-    }
-
-    /// Wakes all who wait.
-    pub(super) fn wake(&self) {
-        let wakers = {
-            let mut slots = self.slots();
-            slots.woken = slots.woken.wrapping_add(1);
-            slots.free.clear();
-            std::mem::take(&mut slots.wakers)
-        };
-        wakers.into_iter().flatten().for_each(Waker::wake);
-    }
-
-    fn slots(&self) -> MutexGuard<'_, Slots> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -84,22 +110,21 @@ impl Slots {
     fn take(&mut self, waker: Waker) -> Slot {
         let at = match self.free.pop() {
             Some(at) => {
-                self.wakers[at] = Some(waker);
+                self.wakers[at as usize] = Some(waker);
                 at
             }
             None => {
                 self.wakers.push(Some(waker));
-                self.wakers.len() - 1
+                self.wakers.len() as u32 - 1
             }
         };
         Slot { at, woken: self.woken }
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use std::{
-        future::poll_fn,
         sync::{
             Arc,
             atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -118,49 +143,49 @@ mod tests {
         }
     }
 
-    fn wait(waiters: &Waiters, slot: &mut Option<Slot>, count: &Arc<Count>) -> Poll<()> {
+    fn wait(waiter: &mut Waiter<'_>, count: &Arc<Count>) -> Poll<()> {
         let waker = Waker::from(count.clone());
-        waiters.poll(slot, &mut Context::from_waker(&waker), || None)
+        waiter.poll(&Context::from_waker(&waker), || None)
     }
 
     #[test]
-    fn each_who_waits_is_woken_once_and_who_left_is_not() {
-        let waiters = Waiters::default();
+    fn each_waiter_is_woken_once_unless_it_left() {
+        let waiters = Waiters::new();
+        let waiter = || Waiter { waiters: &waiters, slot: None };
         let counts: Vec<_> = (0..5).map(|_| Arc::new(Count::default())).collect();
-        let mut slots = [None; 5];
+        let mut waiting: Vec<_> = counts.iter().map(|_| waiter()).collect();
         for _ in 0..2 {
-            for (slot, count) in slots.iter_mut().zip(&counts) {
-                assert!(wait(&waiters, slot, count).is_pending());
+            for (waiter, count) in waiting.iter_mut().zip(&counts) {
+                assert!(wait(waiter, count).is_pending());
             }
         }
-        waiters.leave(slots[2].take().unwrap());
-        // His slot is another's now.
+        drop(waiting.remove(2));
+        // The slot is free for another waiter.
         let late = Arc::new(Count::default());
-        let mut slot = None;
-        assert!(wait(&waiters, &mut slot, &late).is_pending());
-        assert_eq!(slot.map(|slot| slot.at), Some(2));
+        let mut next = waiter();
+        assert!(wait(&mut next, &late).is_pending());
+        assert_eq!(next.slot.map(|slot| slot.at), Some(2));
         waiters.wake();
         let woken: Vec<_> = counts.iter().map(|count| count.0.load(Ordering::SeqCst)).collect();
         assert_eq!((woken, late.0.load(Ordering::SeqCst)), (vec![1, 1, 0, 1, 1], 1));
-        // A slot from before a wake-up is nobody's, and to leave it costs nobody his.
-        let mut again = None;
-        assert!(wait(&waiters, &mut again, &late).is_pending());
-        waiters.leave(slots[0].take().unwrap());
+        // Leaving a slot from before a wake-up takes no slot from a waiter that came after it.
+        let mut again = waiter();
+        assert!(wait(&mut again, &late).is_pending());
+        drop(waiting.remove(0));
         waiters.wake();
         assert_eq!(late.0.load(Ordering::SeqCst), 2);
         assert!(counts.iter().all(|count| Arc::strong_count(count) == 1), "a waker was kept");
     }
 
-    /// Whoever looks before the outcome is there, and is put down after the wake-up, would sleep for ever.
+    /// A waiter that looks before the outcome is there, and registers after the wake-up, would sleep for ever.
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn nobody_sleeps_through_the_landing() {
+    async fn no_waiter_sleeps_through_the_wake_up() {
         for _ in 0..2_000 {
-            let shared = Arc::new((Waiters::default(), AtomicBool::new(false)));
+            let shared = Arc::new((Waiters::new(), AtomicBool::new(false)));
             let theirs = shared.clone();
             let waiting = tokio::spawn(async move {
-                let mut slot = None;
                 let look = || theirs.1.load(Ordering::SeqCst).then_some(());
-                poll_fn(|cx| theirs.0.poll(&mut slot, cx, look)).await;
+                theirs.0.until(look).await;
             });
             shared.1.store(true, Ordering::SeqCst);
             shared.0.wake();

@@ -1,0 +1,270 @@
+//! What must hold in every order of the threads, by a model checker. `scripts/loom` runs it.
+
+use std::{
+    sync::{Arc, atomic::Ordering},
+    task::{Context, Poll, Waker},
+};
+
+use ::loom::{future::block_on, model, thread};
+
+use super::{
+    Group, Joined, Leader, Limits, Notice, Refused, Waited, driver::Task, flight::Abandoned,
+    follower::Follower, waiters::Waiters,
+};
+use crate::{key::Key, sync::checked::AtomicU64};
+
+const RELAXED: Ordering = Ordering::Relaxed;
+
+fn group(abandoned: Abandoned) -> Arc<Group<u64>> {
+    let limits = Limits { per_flight: usize::MAX, in_all: usize::MAX };
+    Arc::new(Group::new(abandoned, limits))
+}
+
+fn key() -> Key {
+    Key::from("key")
+}
+
+fn cell() -> Arc<AtomicU64> {
+    Arc::new(AtomicU64::new(0))
+}
+
+/// Asks for the value of a source, which itself orders nothing. A leader leads in its own thread.
+fn ask(group: &Group<u64>, source: &AtomicU64) -> u64 {
+    loop {
+        let mut follower = match group.join(&key()).unwrap_or_else(|_| unreachable!()) {
+            Joined::Following(follower) => follower,
+            Joined::Leading(follower, leader) => {
+                lead(leader, source);
+                follower
+            }
+        };
+        if let Waited::Outcome(value) = block_on(follower.wait()) {
+            return value;
+        }
+    }
+}
+
+fn lead(leader: Leader<u64>, source: &AtomicU64) {
+    let epoch = leader.begin_epoch();
+    let value = source.load(RELAXED);
+    if let Some(late) = leader.land(value, epoch) {
+        late.land(Some(source.load(RELAXED)));
+    }
+}
+
+/// The work of a leader that needs a task of its own for it.
+fn work(leader: Leader<u64>, done: Arc<AtomicU64>) -> Task {
+    Box::pin(async move {
+        leader.own_task().await;
+        done.store(1, RELAXED);
+        let epoch = leader.begin_epoch();
+        leader.land(7, epoch);
+    })
+}
+
+/// Joins, and carries the work of a new flight.
+fn carry(group: &Group<u64>) -> Follower<u64> {
+    match group.join(&key()).unwrap_or_else(|_| unreachable!()) {
+        Joined::Following(follower) => follower,
+        Joined::Leading(mut follower, leader) => {
+            follower.carry(work(leader, cell()));
+            follower
+        }
+    }
+}
+
+fn wait(mut follower: Follower<u64>, group: &Group<u64>) {
+    while block_on(follower.wait()) == Waited::JoinAgain {
+        follower = carry(group);
+    }
+}
+
+fn is_told(leader: &Leader<u64>) -> bool {
+    let mut told = std::pin::pin!(leader.told(Notice::Unwanted));
+    told.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready()
+}
+
+/// A caller that knows of a change joins, while a leader asks for the value that has changed.
+#[test]
+fn a_caller_is_served_nothing_older_than_its_question() {
+    model(|| {
+        let (group, source) = (group(Abandoned::Finish), cell());
+        let (theirs, changed) = (group.clone(), source.clone());
+        let knows = thread::spawn(move || {
+            changed.store(1, RELAXED);
+            assert_eq!(ask(&theirs, &changed), 1);
+        });
+        ask(&group, &source);
+        knows.join().unwrap();
+        assert_eq!(group.len(), 0);
+    });
+}
+
+/// As above, with two callers: the one that joined before the epoch must not take the late one along.
+#[test]
+fn late_joiners_are_told_apart() {
+    model(|| {
+        let (group, source) = (group(Abandoned::Finish), cell());
+        let Ok(Joined::Leading(mut follower, leader)) = group.join(&key()) else { unreachable!() };
+        let callers: Vec<_> = (0..2)
+            .map(|at| {
+                let (group, source) = (group.clone(), source.clone());
+                thread::spawn(move || {
+                    source.fetch_or(1 << at, RELAXED);
+                    assert_ne!(ask(&group, &source) & 1 << at, 0);
+                })
+            })
+            .collect();
+        lead(leader, &source);
+        assert!(matches!(block_on(follower.wait()), Waited::Outcome(_)));
+        callers.into_iter().for_each(|caller| caller.join().unwrap());
+    });
+}
+
+/// A leader that is dropped without an outcome leaves no follower waiting.
+#[test]
+fn a_leader_that_is_dropped_sends_its_followers_on() {
+    model(|| {
+        let (group, source) = (group(Abandoned::Finish), cell());
+        let Ok(Joined::Leading(mut follower, leader)) = group.join(&key()) else { unreachable!() };
+        let (theirs, value) = (group.clone(), source.clone());
+        let other = thread::spawn(move || ask(&theirs, &value));
+        drop(leader);
+        assert_eq!(block_on(follower.wait()), Waited::JoinAgain);
+        other.join().unwrap();
+        assert_eq!(group.len(), 0);
+    });
+}
+
+/// The work moves to a task while its caller carries it, polls it or leaves, and ends in any case.
+#[test]
+fn the_work_is_handed_over_and_ends() {
+    model(|| {
+        let group = group(Abandoned::Finish);
+        let theirs = group.clone();
+        let other = thread::spawn(move || wait(carry(&theirs), &theirs));
+        wait(carry(&group), &group);
+        other.join().unwrap();
+    });
+}
+
+#[test]
+fn the_work_ends_though_its_caller_leaves() {
+    model(|| {
+        let group = group(Abandoned::Finish);
+        let Ok(Joined::Leading(mut follower, leader)) = group.join(&key()) else { unreachable!() };
+        let theirs = group.clone();
+        let other = thread::spawn(move || wait(carry(&theirs), &theirs));
+        follower.carry(work(leader, cell()));
+        {
+            let mut waiting = std::pin::pin!(follower.wait());
+            let polled = waiting.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+            assert!(matches!(polled, Poll::Pending | Poll::Ready(Waited::Outcome(7))));
+        }
+        drop(follower);
+        other.join().unwrap();
+    });
+}
+
+/// Of callers that leave at the same time, the last one says that the flight is unwanted.
+#[test]
+fn a_flight_that_all_callers_have_left_is_unwanted() {
+    model(|| {
+        let group = group(Abandoned::Cancel);
+        let Ok(Joined::Leading(follower, leader)) = group.join(&key()) else { unreachable!() };
+        let theirs = group.clone();
+        let other = thread::spawn(move || drop(theirs.join(&key())));
+        drop(follower);
+        other.join().unwrap();
+        assert!(is_told(&leader));
+    });
+}
+
+#[test]
+fn a_flight_that_a_caller_has_joined_is_wanted() {
+    model(|| {
+        let group = group(Abandoned::Cancel);
+        let Ok(Joined::Leading(follower, leader)) = group.join(&key()) else { unreachable!() };
+        let (theirs, leader) = (group.clone(), Arc::new(leader));
+        let led = leader.clone();
+        let other = thread::spawn(move || {
+            let joined = theirs.join(&key());
+            if let Ok(Joined::Following(_)) = &joined {
+                assert!(!is_told(&led));
+            }
+            joined
+        });
+        drop(follower);
+        let joined = other.join().unwrap();
+        assert_eq!(matches!(joined, Ok(Joined::Following(_))), !is_told(&leader));
+    });
+}
+
+/// After `idle`, no leader is under way, though no caller polls its work, and its effects are visible.
+#[test]
+fn a_closed_group_becomes_idle() {
+    model(|| {
+        let (group, done) = (group(Abandoned::Finish), cell());
+        let (theirs, work_done) = (group.clone(), done.clone());
+        let other = thread::spawn(move || match theirs.join(&key()) {
+            Ok(Joined::Leading(mut follower, leader)) => {
+                follower.carry(work(leader, work_done));
+                Some(follower)
+            }
+            Ok(Joined::Following(_)) => unreachable!(),
+            Err(refused) => {
+                assert_eq!(refused, Refused::Closed);
+                None
+            }
+        });
+        group.close();
+        block_on(group.idle());
+        let done = done.load(RELAXED);
+        let led = other.join().unwrap();
+        assert_eq!(done == 1, led.is_some());
+    });
+}
+
+/// A follower that leaves while the flight lands takes no wake-up from another.
+#[test]
+fn no_waiter_sleeps_through_the_wake_up() {
+    model(|| {
+        let shared = Arc::new((Waiters::new(), AtomicU64::new(0)));
+        let wait = |shared: Arc<(Waiters, AtomicU64)>, leaves: bool| {
+            let (waiters, landed) = &*shared;
+            let mut waiting =
+                std::pin::pin!(waiters.until(|| (landed.load(RELAXED) == 1).then_some(())));
+            match leaves {
+                true => drop(waiting.as_mut().poll(&mut Context::from_waker(Waker::noop()))),
+                false => block_on(waiting),
+            }
+        };
+        let others: Vec<_> = [true, false]
+            .into_iter()
+            .map(|leaves| {
+                let shared = shared.clone();
+                thread::spawn(move || wait(shared, leaves))
+            })
+            .collect();
+        shared.1.store(1, RELAXED);
+        shared.0.wake();
+        others.into_iter().for_each(|other| other.join().unwrap());
+    });
+}
+
+/// A notice that is given while the leader begins to wait for it reaches the leader.
+#[test]
+fn a_notice_reaches_the_leader() {
+    model(|| {
+        let group = group(Abandoned::Finish);
+        let Ok(Joined::Leading(follower, leader)) = group.join(&key()) else { unreachable!() };
+        let telling = thread::spawn(move || {
+            follower.tell(Notice::Hurry);
+            follower.tell(Notice::NeededByLoader);
+        });
+        block_on(leader.told(Notice::NeededByLoader));
+        let question = std::future::pending::<()>();
+        assert!(block_on(leader.unless_told(Notice::Hurry, question)).is_none());
+        telling.join().unwrap();
+    });
+}
