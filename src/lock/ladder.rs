@@ -32,7 +32,7 @@
 //! Here only the server's clock ends a lease. A holder's own deadline is a duration, measured by a clock that
 //! nobody sets, from before the command was sent.
 //!
-//! Tests: `tests/faults/holder.rs` `a_holder_whose_clock_is_set_holds_its_lease`; `tests/redis/scripts.rs`
+//! Tests: `tests/faults/holder.rs` `a_holder_whose_clock_is_set_keeps_its_lease`; `tests/redis/scripts.rs`
 //! `the_servers_clock_ends_leases_and_entries`; `tests/conformance/leases.rs`
 //! `a_renewed_lease_lasts_its_full_time_from_then`.
 //!
@@ -106,7 +106,7 @@
 //! pushed is believed only for as long as it is true by the reader's own clock.
 //!
 //! Tests: `tests/memory/locks.rs` `one_holder_at_a_time_and_fences_that_grow`, which leaves no time for a timer;
-//! `tests/redis/family/faults.rs` `pushes_that_are_lost`, `a_user_who_may_not_publish`, `a_user_who_may_not_subscribe`;
+//! `tests/redis/family/faults.rs` `pushes_that_are_lost`, `a_user_that_may_not_publish_is_served`, `a_user_that_may_not_subscribe_is_served`;
 //! `tests/conformance/pushes.rs` `a_listener_that_replaces_another_misses_nothing`; `tests/conformance/fair.rs`
 //! `fair_waiters_are_served_in_their_order`, `dead_waiters_are_skipped_together`; `tests/redis/handover.rs`
 //! `a_push_that_comes_after_the_end_is_not_believed`.
@@ -155,4 +155,4 @@
 //! Tests: `tests/redis/sentinel/failover.rs` `a_lease_that_was_not_replicated_is_told_lost_and_goes_to_who_waits`,
 //! `a_lease_that_was_replicated_is_held_on_and_waiters_get_their_turn`; `tests/redis/replicas.rs`
 //! `what_no_replica_confirms_is_given_back_and_told`; `tests/redis/family/faults.rs`
-//! `a_server_that_is_killed_and_starts_empty`; `tests/redis/redlock/servers.rs` `a_holder_knows_before_another_gets_in`.
+//! `primitives_survive_a_server_that_is_killed_and_starts_empty`; `tests/redis/redlock/servers.rs` `a_holder_knows_before_another_gets_in`.

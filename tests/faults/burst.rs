@@ -1,4 +1,4 @@
-//! A hundred thousand keys, and nothing of it remains.
+//! A burst of a hundred thousand keys leaves nothing behind.
 
 use std::{panic, time::Duration};
 
@@ -8,7 +8,7 @@ use tokio::{runtime::Handle, task::JoinSet, time::sleep};
 
 use super::{MS, turn, works_again};
 
-/// The text of every panic that is meant to happen.
+/// The text of every planned panic.
 const PLANNED_PANIC: &str = "planned panic";
 const AT_ONCE: usize = 256;
 
@@ -20,7 +20,7 @@ struct Ends {
     gone: usize,
 }
 
-/// Loads each key once: most with a value, some fail, some panic, some are left by their callers.
+/// Loads each key once. Most loads succeed, some fail, some panic, and some lose their callers.
 async fn burst(caches: &[Cache<String>; 2], keys: std::ops::Range<usize>) -> Ends {
     let mut ends = Ends::default();
     let mut callers = JoinSet::new();
@@ -65,7 +65,7 @@ async fn burst(caches: &[Cache<String>; 2], keys: std::ops::Range<usize>) -> End
     ends
 }
 
-/// Bytes of this process that are in memory.
+/// Returns the resident memory of this process in bytes.
 fn resident() -> usize {
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
     let pages = statm.split(' ').nth(1).and_then(|pages| pages.parse::<usize>().ok());
@@ -77,7 +77,7 @@ async fn subscriptions(raw: &mut Raw) -> usize {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_hundred_thousand_keys_leave_nothing_behind() {
+async fn a_burst_of_a_hundred_thousand_keys_leaves_nothing_behind() {
     const KEYS: usize = 100_000;
     const WARM_UP: usize = 40_000;
     let _turn = turn().await;
@@ -113,11 +113,11 @@ async fn a_hundred_thousand_keys_leave_nothing_behind() {
                 return;
             }
             let late = tokio::time::Instant::now() > end;
-            assert!(!late, "flights, leases, subscriptions, tasks: {left:?}");
+            assert!(!late, "flights, leases, subscriptions or tasks are left: {left:?}");
             sleep(5 * MS).await;
         }
     };
-    // Until the tasks of the last callers have ended, too.
+    // The tasks of the last callers must have ended as well.
     quiet(&mut raw, usize::MAX).await;
     let settled = async {
         let mut last = alive();
@@ -137,7 +137,7 @@ async fn a_hundred_thousand_keys_leave_nothing_behind() {
     println!("{KEYS} keys in {:?}: {ends:?}", begun.elapsed());
     assert_eq!(ends.failures, KEYS / 10);
     assert_eq!(ends.panics, KEYS / 20);
-    assert!(ends.gone > KEYS / 100, "nobody was gone in time: {ends:?}");
+    assert!(ends.gone > KEYS / 100, "too few callers were aborted in time: {ends:?}");
     assert_eq!(ends.values + ends.failures + ends.panics + ends.gone, KEYS);
 
     quiet(&mut raw, tasks).await;
@@ -147,7 +147,7 @@ async fn a_hundred_thousand_keys_leave_nothing_behind() {
     assert!(eventually(Duration::from_secs(2), small).await, "grown by {} KiB", grown());
     let (entries, fences, endless, others) = remaining(&mut raw).await;
     println!("in Redis: {entries} entries, {fences} fences");
-    assert_eq!((endless, others), (0, 0), "keys without an end, and keys of other kinds");
+    assert_eq!((endless, others), (0, 0), "some keys have no end, or are of other kinds");
     assert!(entries > KEYS / 2 && fences > 0, "{entries} entries and {fences} fences");
 }
 
@@ -155,7 +155,7 @@ async fn leases(raw: &mut Raw) -> usize {
     scan(raw, "if suffix == 'l' then found[1] = found[1] + 1 end").await[0]
 }
 
-/// Entries, fences, keys without an end, and keys of other kinds.
+/// Returns the numbers of entries, of fences, of keys without an end, and of keys of other kinds.
 async fn remaining(raw: &mut Raw) -> (usize, usize, usize, usize) {
     let found = scan(
         raw,
@@ -168,7 +168,8 @@ async fn remaining(raw: &mut Raw) -> (usize, usize, usize, usize) {
     (found[0], found[1], found[2], found[3])
 }
 
-/// Counts in the server, for the keys are many; in parts, so that it answers others in between.
+/// Counts keys inside the server, because there are many. Each script covers a part of them, so
+/// that the server answers other clients in between.
 async fn scan(raw: &mut Raw, count: &str) -> Vec<usize> {
     let script = format!(
         "local found = {{0, 0, 0, 0}}

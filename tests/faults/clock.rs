@@ -1,8 +1,8 @@
-//! The server's clock is set by an hour, forward and back.
+//! The clock of the server is set by an hour, forward and back.
 //!
-//! Redis counts the lives of keys by that clock, so a step forward ends every lease: then two may load at
-//! once, as it is promised for a lease that is lost, and the older one's value is never stored. A step back
-//! prolongs them, and fences grow all the same.
+//! Redis counts the lives of keys by that clock, so a step forward ends every lease. Two processes
+//! may then load at once, as promised for a lost lease, and the older value is never stored. A step
+//! back prolongs the leases, and fences still grow.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use bellwether::{Cache, Locks, RedisBackend, cache::Source};
 use testkit::{LIMIT, Raw, RedisServer, comes_true};
 use tokio::time::{Instant, timeout};
 
-use super::{connected, gated, someone_waits, turn, value, worker::FakeClock, works_again};
+use super::{connected, gated, turn, until_a_caller_waits, value, worker::FakeClock, works_again};
 
 const HOUR: i64 = 3600;
 
@@ -33,19 +33,22 @@ async fn scene() -> Scene {
 }
 
 impl Scene {
-    /// Sets the clock, and sees that the server's time has gone that way.
+    /// Sets the clock, and checks that the time of the server has followed.
     async fn set(&mut self, ahead: i64) {
         let before = self.time().await;
         self.clock.set(ahead);
         let stepped = (self.time().await - before).abs();
-        assert!((HOUR - 60..2 * HOUR + 60).contains(&stepped), "stepped by {stepped} s");
+        assert!(
+            (HOUR - 60..2 * HOUR + 60).contains(&stepped),
+            "the clock of the server stepped by {stepped} s"
+        );
     }
 
     async fn time(&mut self) -> i64 {
         self.raw.run::<(i64, i64)>(&["TIME"]).await.0
     }
 
-    /// The fence under which a cache loads a key anew.
+    /// Loads a key anew, and returns the fence of the load.
     async fn fence(&self, cache: usize, key: &str) -> u64 {
         self.caches[cache].invalidate(key).await.unwrap();
         let (loader, gate) = gated("fenced");
@@ -57,11 +60,11 @@ impl Scene {
     }
 }
 
-/// Those of a cache as long as the server remembers the last one: a step forward may take it with the rest,
-/// and if the clock was ahead when it was given, the next one is smaller. Those of a lock are remembered for
-/// a day, for they leave the house.
+/// The fences of a cache grow as long as the server remembers the last one. A step forward may
+/// delete it. If the clock was ahead when that fence was given, the next one is smaller. The server
+/// remembers the fences of locks for a day, because other services may see them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn fences_grow_whatever_the_clock_does() {
+async fn fences_grow_when_the_clock_is_set() {
     let _turn = turn().await;
     let mut scene = scene().await;
     let locks = Locks::new(RedisBackend::open(&scene.server.url()).unwrap());
@@ -74,7 +77,7 @@ async fn fences_grow_whatever_the_clock_does() {
         }
         scene.set(ahead).await;
         let fence = scene.fence(0, "k").await;
-        // The last step is the one forward while the fence is ahead of the clock.
+        // In the last step, the clock goes forward while the fence is ahead of it.
         let last_step = ahead == 0 && back;
         assert!(fence > last || last_step, "{fence} after {last}, at a step to {ahead}");
         back = ahead == -HOUR;
@@ -88,10 +91,11 @@ async fn fences_grow_whatever_the_clock_does() {
     works_again(&mut scene.server.raw().await, [a, b], Duration::from_secs(2)).await;
 }
 
-/// The clock was ahead when the lease was granted, and has forgotten it: the new fence is the smaller one.
-/// Who holds the greater is refused all the same, for it is not the last one.
+/// The clock was ahead when the lease was granted, and the server forgot the fence. The new fence
+/// is smaller. The commit with the greater fence is refused all the same, because it is not the
+/// last one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_forgotten_fence_lets_no_older_value_in() {
+async fn a_forgotten_fence_admits_no_older_value() {
     let _turn = turn().await;
     let mut scene = scene().await;
     scene.set(HOUR).await;
@@ -101,12 +105,12 @@ async fn a_forgotten_fence_lets_no_older_value_in() {
     scene.set(-HOUR).await;
     let mut renewed = scene.server.raw().await;
     let mended = async || renewed.pttl("t:c:{k}:f").await <= 60_000;
-    assert!(comes_true(LIMIT, mended).await, "it is not renewed");
+    assert!(comes_true(LIMIT, mended).await, "the fence was not renewed");
     scene.set(0).await;
     let (loader, newer) = gated("new");
     let other = tokio::spawn(scene.caches[1].request("k").load(loader));
     let after = newer.begun.await.unwrap().fence().unwrap();
-    assert!(after < before, "the greater fence is not forgotten: {after} after {before}");
+    assert!(after < before, "the server still knows the greater fence: {after} after {before}");
     gate.open.send(()).unwrap();
     assert_eq!(leading.await.unwrap().unwrap().value(), "old");
     assert_eq!(scene.caches[0].stats().refused, 1);
@@ -115,8 +119,8 @@ async fn a_forgotten_fence_lets_no_older_value_in() {
     assert_eq!(scene.caches[0].get("k").await.unwrap().as_deref(), Some("new"));
 }
 
-/// The lease ends an hour early. Its holder is told at the first contact, and what it loads does not replace
-/// what another one loaded meanwhile.
+/// The lease ends an hour early. Its holder is told at the first contact, and its value does not
+/// replace a value that was loaded meanwhile.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_step_forward_ends_leases_and_only_the_fence_protects() {
     let _turn = turn().await;
@@ -128,8 +132,8 @@ async fn a_step_forward_ends_leases_and_only_the_fence_protects() {
     let newer = scene.caches[1].request("k").load(value("new")).await.unwrap();
     assert_eq!(newer.source(), Source::Led);
     let stepped = Instant::now();
-    timeout(LIMIT, lead.lost()).await.expect("it is not told that the lease is lost");
-    // At the next renewal, a third of the lease later.
+    timeout(LIMIT, lead.lost()).await.expect("the loader was not told of the loss");
+    // The next renewal comes a third of the lease later.
     assert!(stepped.elapsed() < Duration::from_millis(2500), "{:?}", stepped.elapsed());
     first.open.send(()).unwrap();
     let served = leading.await.unwrap().unwrap();
@@ -137,9 +141,10 @@ async fn a_step_forward_ends_leases_and_only_the_fence_protects() {
     assert_eq!(scene.caches[0].get("k").await.unwrap().as_deref(), Some("new"));
 }
 
-/// The lease ends an hour late unless it is released or renewed, and both happen: one load at a time.
+/// The lease ends an hour late unless it is released or renewed. Both happen, and there is one load
+/// at a time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_step_back_lets_nobody_else_in() {
+async fn a_step_back_admits_no_second_load() {
     let _turn = turn().await;
     let mut scene = scene().await;
     for ahead in [-HOUR, 0] {
@@ -152,8 +157,8 @@ async fn a_step_back_lets_nobody_else_in() {
         let lead = gate.begun.await.unwrap();
         scene.set(ahead).await;
         let waiting = tokio::spawn(scene.caches[1].request(&key).load(value("beside")));
-        someone_waits(&mut scene.raw, &key).await;
-        // A renewal sets the right time again.
+        until_a_caller_waits(&mut scene.raw, &key).await;
+        // A renewal restores the right time.
         let lease = format!("t:c:{{{key}}}:l");
         let mended = async || scene.raw.pttl(&lease).await <= 5_000;
         assert!(comes_true(LIMIT, mended).await, "the lease still lasts an hour");
@@ -165,7 +170,7 @@ async fn a_step_back_lets_nobody_else_in() {
         assert_eq!(leading.await.unwrap().unwrap().source(), Source::Led);
         let waited = waiting.await.unwrap().unwrap();
         assert_eq!((waited.value().as_str(), waited.source()), ("held", Source::HandedOver));
-        // What was loaded before an invalidation does not outlive it.
+        // An invalidation removes the loaded value.
         scene.caches[1].invalidate(&key).await.unwrap();
         assert_eq!(scene.caches[0].get(&key).await.unwrap(), None);
     }

@@ -9,9 +9,10 @@ use tokio::{
     time::Instant,
 };
 
-use super::{MS, connected, gated, someone_waits, turn, value};
+use super::{MS, connected, gated, turn, until_a_caller_waits, value};
 
-/// How soon another process begins. The best of some rounds is held to it, for others share the machine.
+/// The limit for the start of another process. The best of some rounds must keep it, because other
+/// tests share the machine.
 const TAKEN_OVER: Duration = Duration::from_millis(100);
 const ROUNDS: usize = 5;
 
@@ -33,7 +34,7 @@ async fn a_cache_that_is_shut_down_in_mid_load_hands_over_at_once() {
         let _lead = gate.begun.await.unwrap();
         let (loader, taken_over) = gated("of the other");
         let waiting = tokio::spawn(b.request(&key).load(loader));
-        someone_waits(&mut raw, &key).await;
+        until_a_caller_waits(&mut raw, &key).await;
         let told = Instant::now();
         let (_, lead) = tokio::join!(a.shutdown(Duration::ZERO), taken_over.begun);
         delays.push(told.elapsed());
@@ -41,7 +42,7 @@ async fn a_cache_that_is_shut_down_in_mid_load_hands_over_at_once() {
         taken_over.open.send(()).unwrap();
         assert_eq!(waiting.await.unwrap().unwrap().source(), Source::Led);
         assert_eq!(leading.await.unwrap().unwrap_err().kind(), ErrorKind::Cancelled);
-        // Who still asks is served, without a flight.
+        // A later caller of the ended cache is served without a flight.
         let late = a.request("late").load(value("late")).await.unwrap();
         assert_eq!(late.source(), Source::Degraded);
     }
@@ -50,7 +51,7 @@ async fn a_cache_that_is_shut_down_in_mid_load_hands_over_at_once() {
     assert!(*delays.iter().max().unwrap() < Duration::from_secs(2), "{delays:?}");
 }
 
-/// Nothing of it can run any more on its runtime, and the lease is released all the same.
+/// The runtime can run no more code of the load, and the lease is released all the same.
 #[test]
 fn a_runtime_that_is_dropped_in_mid_load_hands_over_at_once() {
     let staying = runtime();
@@ -68,7 +69,7 @@ fn a_runtime_that_is_dropped_in_mid_load_hands_over_at_once() {
         let _lead = going.block_on(gate.begun).unwrap();
         let (loader, taken_over) = gated("of the other");
         let waiting = staying.spawn(b.request(&key).load(loader));
-        staying.block_on(someone_waits(&mut raw, &key));
+        staying.block_on(until_a_caller_waits(&mut raw, &key));
         let dropped = Instant::now();
         going.shutdown_background();
         let lead = staying.block_on(taken_over.begun).unwrap();
@@ -86,7 +87,7 @@ fn a_runtime_that_is_dropped_in_mid_load_hands_over_at_once() {
                 let loaded = a.request(fresh).load(value("elsewhere")).await.unwrap();
                 loaded.source() == Source::Led
             };
-            assert!(eventually(LIMIT, works).await, "it does not work on another runtime");
+            assert!(eventually(LIMIT, works).await, "the cache does not work on another runtime");
         });
     }
     println!("from a dropped runtime to the next load: {delays:?}");
@@ -94,9 +95,10 @@ fn a_runtime_that_is_dropped_in_mid_load_hands_over_at_once() {
     assert!(*delays.iter().max().unwrap() < Duration::from_secs(4), "{delays:?}");
 }
 
-/// Those who follow a flight whose runtime ends lead it anew on their own, and need not wait for a lease.
+/// A follower of a flight whose runtime ends leads anew on its own runtime. It need not wait for
+/// the end of a lease.
 #[test]
-fn followers_on_another_runtime_go_on() {
+fn followers_on_another_runtime_lead_anew() {
     let staying = runtime();
     let _turn = staying.block_on(turn());
     let server = staying.block_on(RedisServer::start());
@@ -114,7 +116,8 @@ fn followers_on_another_runtime_go_on() {
                 staying.spawn(async move { cache.request(key).load(value("anew")).await })
             })
             .collect();
-        // They have joined when the flight is shared; that they have is not to be seen from outside.
+        // The followers join a moment after the flight is shared, which cannot be observed from
+        // outside.
         std::thread::sleep(20 * MS);
         let dropped = Instant::now();
         going.shutdown_background();

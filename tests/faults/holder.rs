@@ -18,10 +18,10 @@ fn other(server: &RedisServer) -> Cache<String> {
     Cache::builder(backend).namespace("t").lease(LEASE).build().unwrap()
 }
 
-/// Nothing can tell it while it is suspended. Awake, it learns of the loss at once; what it loaded is not
-/// stored, and its callers are not served it either, for there is something newer.
+/// A suspended process cannot be told of its loss. Awake, it learns of the loss at once. Its value
+/// is neither stored nor served to its callers, because there is a newer one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_holder_that_was_suspended_learns_that_it_lost() {
+async fn a_suspended_holder_learns_that_it_lost_its_lease() {
     let _turn = turn().await;
     let server = RedisServer::start().await;
     for round in 0..3 {
@@ -32,7 +32,7 @@ async fn a_holder_that_was_suspended_learns_that_it_lost() {
         let (loader, gate) = gated("new");
         let leading = tokio::spawn(cache.request("k").load(loader));
         let second = gate.begun.await.unwrap().fence().unwrap();
-        assert!(second > first, "fences grow");
+        assert!(second > first, "the second fence is not greater");
         gate.open.send(()).unwrap();
         assert_eq!(leading.await.unwrap().unwrap().source(), Source::Led);
         worker.signal("CONT");
@@ -52,7 +52,7 @@ async fn a_holder_that_was_suspended_learns_that_it_lost() {
 
 /// The other process is still loading when the first one wakes up and commits.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_holder_that_was_suspended_disturbs_nobody_who_loads_now() {
+async fn a_suspended_holder_does_not_disturb_the_next_load() {
     let _turn = turn().await;
     let server = RedisServer::start().await;
     let cache = other(&server);
@@ -64,21 +64,22 @@ async fn a_holder_that_was_suspended_disturbs_nobody_who_loads_now() {
     gate.begun.await.unwrap();
     worker.tell("open").await;
     worker.signal("CONT");
-    // Whoever asked before the load began. Another may have joined late, and waits.
+    // The first served caller asked before the load began. Another caller may have joined late, and
+    // waits.
     let first = worker.told("served").await;
     assert!(first.starts_with("old "), "{first}");
     let refused = worker.told("stats").await;
     assert!(refused.contains("refused: 1") && refused.contains("stored: 0"), "{refused}");
     let mut raw = server.raw().await;
-    assert!(raw.pttl("t:c:{k}:l").await > 0, "the lease of the one who loads is gone");
+    assert!(raw.pttl("t:c:{k}:l").await > 0, "the lease of the loading process is gone");
     gate.open.send(()).unwrap();
     assert_eq!(leading.await.unwrap().unwrap().source(), Source::Led);
     assert_eq!(cache.get("k").await.unwrap().as_deref(), Some("new"));
 }
 
-/// A process's own clock decides nothing, so it may be set by an hour in the middle of a load.
+/// The clock of a process decides nothing, so it may be set by an hour in the middle of a load.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_holder_whose_clock_is_set_holds_its_lease() {
+async fn a_holder_whose_clock_is_set_keeps_its_lease() {
     let _turn = turn().await;
     let server = RedisServer::start().await;
     for step in [3600, -3600] {
@@ -93,7 +94,7 @@ async fn a_holder_whose_clock_is_set_holds_its_lease() {
         let after: i64 = worker.told("time").await.parse().unwrap();
         assert!((after - before - step).abs() < 60, "the clock was not set: {before} {after}");
         let waiting = tokio::spawn(cache.request("k").load(value("of the other")));
-        // Renewed, and more than once: a third of the lease and again.
+        // The lease is renewed more than once, each time after a third of it.
         let mut raw = server.raw().await;
         for _ in 0..4 {
             let (mut low, mut high) = (false, false);
@@ -103,7 +104,7 @@ async fn a_holder_whose_clock_is_set_holds_its_lease() {
                 assert!(left > 0, "the lease was lost");
                 low |= left < 450;
                 high |= low && left > 500;
-                assert!(Instant::now() < end, "it is not renewed");
+                assert!(Instant::now() < end, "the lease is not renewed");
                 tokio::time::sleep(MS).await;
             }
         }

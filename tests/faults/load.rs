@@ -1,4 +1,4 @@
-//! A steady load on some caches, and what became of each request.
+//! A steady load on some caches, with a record of each request.
 
 use std::{
     sync::{
@@ -18,13 +18,13 @@ use tokio::{
 
 use super::MS;
 
-/// What a load takes.
+/// The duration of a load.
 pub const TAKES: Duration = Duration::from_millis(30);
-/// Entries live shortly, so that there is always something to rebuild.
+/// The life of the entries, which is short so that there is always something to load.
 const TTL: Duration = Duration::from_millis(80);
 const KEYS: u64 = 6;
 
-/// What became of a request.
+/// The outcome of a request.
 #[derive(Debug)]
 pub struct Answer {
     pub cache: usize,
@@ -33,7 +33,7 @@ pub struct Answer {
     pub source: Result<Source, String>,
 }
 
-/// Requests to each cache, so many in a second.
+/// A steady rate of requests to each cache.
 pub struct Load {
     shared: Arc<Shared>,
     generators: Vec<JoinHandle<()>>,
@@ -43,7 +43,7 @@ pub struct Load {
 #[derive(Default)]
 struct Shared {
     answers: Mutex<Vec<Answer>>,
-    /// Loaders that have begun, in each cache.
+    /// The numbers of loaders that have begun, by cache.
     loads: Mutex<Vec<usize>>,
     events: Mutex<Vec<(Instant, &'static str)>>,
     answered: AtomicUsize,
@@ -51,18 +51,18 @@ struct Shared {
     stop: AtomicBool,
 }
 
-/// How a load went.
+/// The outcome of a whole load.
 pub struct Outcome {
     pub answers: Vec<Answer>,
     pub loads: Vec<usize>,
-    /// How late the machine itself was: when, and by how much.
+    /// The delays of the machine itself, each with its time.
     control: Vec<(Instant, Duration)>,
-    /// What was done meanwhile.
+    /// The faults that happened meanwhile.
     pub events: Vec<(Instant, &'static str)>,
 }
 
 impl Load {
-    /// Begins.
+    /// Starts the requests.
     pub fn start(caches: &[Cache<String>], rate: u32) -> Self {
         let shared =
             Arc::new(Shared { loads: Mutex::new(vec![0; caches.len()]), ..Shared::default() });
@@ -74,7 +74,7 @@ impl Load {
         Self { shared, generators, control }
     }
 
-    /// Waits until so many more requests have been answered.
+    /// Waits until a number of further requests have been answered.
     pub async fn answers(&self, more: usize) {
         let until = self.shared.answered.load(Ordering::SeqCst) + more;
         let end = Instant::now() + LIMIT;
@@ -90,12 +90,12 @@ impl Load {
         }
     }
 
-    /// Notes when something was done to the server, for a failure's message.
+    /// Records an act on the server, for the message of a failure.
     pub fn event(&self, what: &'static str) {
         self.shared.events.lock().unwrap().push((Instant::now(), what));
     }
 
-    /// Ends, and waits for every answer.
+    /// Stops the requests, and waits for every answer.
     pub async fn stop(self) -> Outcome {
         self.shared.stop.store(true, Ordering::SeqCst);
         for generator in self.generators {
@@ -137,7 +137,7 @@ async fn generate(number: usize, cache: Cache<String>, rate: u32, shared: Arc<Sh
     while requests.join_next().await.is_some() {}
 }
 
-/// Sleeps, and sees how late it wakes up.
+/// Measures the delays of timers while the load runs.
 async fn control(shared: Arc<Shared>) -> Vec<(Instant, Duration)> {
     let mut late = Vec::new();
     while !shared.stop.load(Ordering::SeqCst) {
@@ -155,8 +155,8 @@ impl Outcome {
         assert!(errors.is_empty(), "{} failed, as {:?}", errors.len(), errors[0]);
     }
 
-    /// Asserts that no request took longer than this; what the machine itself was late by while the
-    /// request ran is taken off.
+    /// Asserts that no request took longer than a bound, without the delays of the machine while
+    /// the request ran.
     pub fn assert_slowest(&self, bound: Duration) -> Duration {
         let worst = |answer: &Answer| answer.took.saturating_sub(self.late(answer));
         let slowest = self.answers.iter().max_by_key(|answer| worst(answer)).unwrap();
@@ -172,7 +172,8 @@ impl Outcome {
         took
     }
 
-    /// Each late wake-up while the request ran may have delayed a step of it.
+    /// Returns the sum of the late wake-ups while the request ran. Each may have delayed a step of
+    /// it.
     fn late(&self, answer: &Answer) -> Duration {
         let ran = |at: &Instant| *at + 50 * MS >= answer.at && *at <= answer.at + answer.took;
         let late = self.control.iter().filter(|(at, _)| ran(at)).map(|(_, late)| *late);

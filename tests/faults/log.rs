@@ -1,4 +1,4 @@
-//! What a service would find in its log.
+//! Counts the lines that a service would find in its log.
 
 use std::sync::{
     Once,
@@ -10,7 +10,7 @@ use tracing::{Event, Level, Metadata, Subscriber, span};
 static LINES: AtomicUsize = AtomicUsize::new(0);
 static SPANS: AtomicU64 = AtomicU64::new(1);
 
-/// How many lines of weight (info and above) have been written by this process so far.
+/// Returns the number of lines at level info and above that this process has written.
 pub fn lines() -> usize {
     static COUNTING: Once = Once::new();
     COUNTING.call_once(|| tracing::subscriber::set_global_default(Count).unwrap());

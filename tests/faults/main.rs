@@ -1,22 +1,22 @@
-//! Faults of servers, networks, clocks and callers, and what is promised while and after they happen.
+//! Faults of servers, networks, clocks and callers, and the promises during and after them.
 //!
-//! Two backends share nothing, so two caches over them are two processes of a fleet; where a process itself
-//! must suffer, a worker is started (`worker`). What comes between is `testkit::proxy`, and what a server
-//! does by itself is done to a real one.
+//! Two backends share nothing, so two caches over them stand for two processes of a fleet. A fault
+//! of a process itself needs a real one (`worker`). The faults between processes and servers come
+//! from `testkit::proxy`, and those of servers happen to real ones.
 //!
-//! | what happens | module |
+//! | fault | module |
 //! |---|---|
 //! | a server hangs, dies, forgets, fills up, refuses | `server` |
 //! | an answer is lost, late, doubled, cut | `replies` |
 //! | a push is lost, late, doubled, overtaken | `pushes` |
 //! | a network swallows, refuses, cuts | `network` |
 //! | a process is suspended, or its clock is set | `holder` |
-//! | the server's clock is set | `clock` |
-//! | runtimes and caches end in the middle | `ends` |
+//! | the clock of the server is set | `clock` |
+//! | runtimes and caches end in the middle of a load | `ends` |
 //! | a hundred thousand keys | `burst` |
-//! | a server that is killed every few seconds, under load | `steady` |
+//! | a server is killed every few seconds, under load | `steady` |
 //!
-//! Times are asserted with what the machine itself was late by (`load::Control`) taken off.
+//! Assertions about times subtract the delays of the machine itself (`load::control`).
 #![allow(unreachable_pub, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod burst;
@@ -45,33 +45,34 @@ use tokio::{
 };
 
 const MS: Duration = Duration::from_millis(1);
-/// How soon after its return a server is used as before.
+/// The time after its return within which a server works as before.
 const RECOVERY: Duration = Duration::from_secs(2);
 
-/// One at a time: they measure times, and a second one would take the processor from the first.
+/// Serialises the tests. They measure times, and a second one would take the processor from the
+/// first.
 static TURN: Mutex<()> = Mutex::const_new(());
 
 async fn turn() -> MutexGuard<'static, ()> {
     TURN.lock().await
 }
 
-/// A cache of a process of its own, over a connection that is there.
+/// Returns a cache that stands for a process, once its connection is made.
 async fn connected(url: &str) -> Cache<String> {
     let backend = RedisBackend::open(url).unwrap();
     let pings = || async { backend.ping().await.is_ok() };
-    assert!(eventually(LIMIT, pings).await, "no connection");
+    assert!(eventually(LIMIT, pings).await, "no connection was made");
     Cache::builder(backend.clone()).namespace("t").build().unwrap()
 }
 
 type Loading = Pin<Box<dyn Future<Output = Result<String, BoxError>> + Send>>;
 
-/// A loader that makes a value at once.
+/// Returns a loader that makes a value at once.
 fn value(text: impl Into<String>) -> impl FnOnce(Lead) -> Loading + Send + 'static {
     let text = text.into();
     move |_| Box::pin(async move { Ok(text) })
 }
 
-/// A loader that says that it has begun, and goes on when it is told to.
+/// The gate of a loader, which reports its beginning and waits until the gate is opened.
 struct Gate {
     pub begun: oneshot::Receiver<Lead>,
     pub open: oneshot::Sender<()>,
@@ -91,20 +92,20 @@ fn gated(text: impl Into<String>) -> (impl FnOnce(Lead) -> Loading + Send + 'sta
     (loader, Gate { begun, open })
 }
 
-/// How many listen to what happens to a key.
+/// Returns the number of listeners for the changes of a key.
 async fn listeners(raw: &mut Raw, key: &str) -> usize {
     let channel = format!("t:c:{{{key}}}:c");
     raw.run::<(String, usize)>(&["PUBSUB", "NUMSUB", &channel]).await.1
 }
 
-/// Waits until somebody waits for what another loads.
-async fn someone_waits(raw: &mut Raw, key: &str) {
+/// Waits until a caller waits for the load of another.
+async fn until_a_caller_waits(raw: &mut Raw, key: &str) {
     let waits = async || listeners(raw, key).await > 0;
-    assert!(comes_true(LIMIT, waits).await, "nobody waits for {key}");
+    assert!(comes_true(LIMIT, waits).await, "no caller waits for {key}");
 }
 
-/// Everything is as if nothing had happened: one loads under the lease, the other finds what is stored, and
-/// who waits is pushed the result. Tried anew with other keys until the time for it is over.
+/// Asserts that the caches work as before, with new keys until the limit is over. One cache loads
+/// under the lease, the other one finds the stored entry, and a waiter gets its value by a push.
 async fn works_again(raw: &mut Raw, [a, b]: [&Cache<String>; 2], within: Duration) -> Duration {
     let begun = Instant::now();
     let mut tries = 0;
@@ -118,7 +119,7 @@ async fn works_again(raw: &mut Raw, [a, b]: [&Cache<String>; 2], within: Duratio
         }
         tokio::time::sleep(5 * MS).await;
     }
-    panic!("it does not work again after {within:?} and {tries} tries: {why}");
+    panic!("the caches do not work again after {within:?} and {tries} tries: {why}");
 }
 
 async fn work(raw: &mut Raw, [a, b]: [&Cache<String>; 2], key: &str) -> Result<(), String> {
@@ -127,7 +128,7 @@ async fn work(raw: &mut Raw, [a, b]: [&Cache<String>; 2], key: &str) -> Result<(
     let leading = tokio::spawn(a.request(key).load(loader));
     let Ok(Ok(lead)) = timeout(LIMIT, gate.begun).await else { return Err("no load".to_owned()) };
     if lead.fence().is_none() {
-        return Err("it loads without a lease".to_owned());
+        return Err("the load has no lease".to_owned());
     }
     let waiting = tokio::spawn(b.request(key).load(value("of the other")));
     let mut last = 0;
@@ -142,7 +143,7 @@ async fn work(raw: &mut Raw, [a, b]: [&Cache<String>; 2], key: &str) -> Result<(
         let _ = leading.await;
         return Err("no subscription".to_owned());
     }
-    // It looks once more before it waits, and that is not to be seen from outside.
+    // The waiter asks once more before it waits, which cannot be observed from outside.
     tokio::time::sleep(20 * MS).await;
     let _ = gate.open.send(());
     let led = leading.await.unwrap().map_err(|error| format!("{error:#}"))?;
@@ -157,7 +158,7 @@ async fn work(raw: &mut Raw, [a, b]: [&Cache<String>; 2], key: &str) -> Result<(
     }
 }
 
-/// The other side: returns at once unless this process was started as a worker.
+/// The worker process. Returns at once unless this process was started as a worker.
 #[test]
 fn worker_process() {
     worker::work();

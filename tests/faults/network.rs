@@ -1,4 +1,4 @@
-//! What lies between: a network that swallows, refuses and cuts, under load.
+//! A network under load that swallows, refuses and cuts.
 
 use std::{sync::atomic::Ordering, time::Duration};
 
@@ -50,16 +50,16 @@ impl Scene {
         println!("{what}: as before after {took:?}; {}", outcome.summary());
         outcome.assert_no_error();
         let happened = what == "cutting" || outcome.count(Source::Degraded) > 0;
-        assert!(happened, "{what}: it never happened");
+        assert!(happened, "{what}: no request was affected");
         let slowest = outcome.assert_slowest(SLOWEST);
         println!("{what}: the slowest took {slowest:?} of {SLOWEST:?}");
     }
 }
 
-/// Nothing is refused and nothing answered, and what was open stays silent for good. Requests do not queue
-/// up for that: few are sent, and none waits longer than its own time.
+/// The network refuses nothing and answers nothing, and open connections stay silent for good.
+/// Requests do not queue up. Few commands are sent, and none waits longer than its own time-out.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_network_that_swallows_everything() {
+async fn requests_survive_a_network_that_swallows_everything() {
     let _turn = turn().await;
     let scene = Scene::begin().await;
     scene.proxy.mode(Mode::Stall);
@@ -73,20 +73,20 @@ async fn a_network_that_swallows_everything() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_network_that_refuses_connections() {
+async fn requests_survive_a_network_that_refuses_connections() {
     let _turn = turn().await;
     let scene = Scene::begin().await;
     scene.proxy.mode(Mode::Refuse);
     scene.proxy.cut();
     scene.load.answers(300).await;
-    // The loop goes on trying, with pauses.
+    // The connection loop goes on with pauses.
     let refused = scene.proxy.counters().refused.load(Ordering::SeqCst);
     assert!((4..200).contains(&refused), "{refused} attempts");
     scene.end("refusing").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_network_that_cuts_every_connection_again_and_again() {
+async fn requests_survive_a_network_that_cuts_connections() {
     let _turn = turn().await;
     let scene = Scene::begin().await;
     for _ in 0..20 {

@@ -21,7 +21,7 @@ use tokio::{
 use super::{MS, connected, gated, listeners, turn, value};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_any_push_waiters_are_served_within_the_lease() {
+async fn waiters_without_any_push_are_served_within_the_lease() {
     const LEASE: Duration = Duration::from_millis(1500);
     let _turn = turn().await;
     let server = RedisServer::start().await;
@@ -41,7 +41,7 @@ async fn without_any_push_waiters_are_served_within_the_lease() {
         let asked = Instant::now();
         let claims = proxy.seen("claim");
         let waiting = tokio::spawn(b.request(&key).load(value("own")));
-        // It looks once more when it has subscribed; from then on only a push could tell it.
+        // The waiter asks once more when it has subscribed. Afterwards only a push could tell it.
         let looked = || async { proxy.seen("claim") >= claims + 2 };
         assert!(eventually(LIMIT, looked).await);
         assert_eq!(listeners(&mut raw, &key).await, 1);
@@ -55,17 +55,17 @@ async fn without_any_push_waiters_are_served_within_the_lease() {
     assert!(proxy.counters().pushes_spoilt.load(Ordering::SeqCst) >= 3);
 }
 
-/// What is true grows. It is told by an invalidation, and who asks after that returned must not be served
-/// anything older, whatever the pushes do.
+/// The version of the origin grows, and an invalidation announces each version. A read that follows
+/// the invalidation must not return an older version, whatever the pushes do.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn pushes_that_are_doubled_late_or_overtaken_bring_no_old_value_back() {
+async fn doubled_late_or_overtaken_pushes_bring_no_old_value_back() {
     let _turn = turn().await;
     for fault in [PushFault::Double, PushFault::Reorder, PushFault::Delay(20 * MS)] {
         let server = RedisServer::start().await;
         let proxies = [Proxy::start(server.port()), Proxy::start(server.port())];
         let caches = [connected(&proxies[0].url()).await, connected(&proxies[1].url()).await];
         proxies.iter().for_each(|proxy| proxy.pushes(Some(fault)));
-        // What the origin holds, and what everyone was told of.
+        // The version that the origin holds, and the version that was announced.
         let (truth, told) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
         let mut readers = JoinSet::new();
         for number in 0..6 {
@@ -84,7 +84,10 @@ async fn pushes_that_are_doubled_late_or_overtaken_bring_no_old_value_back() {
                     let read = read.await.unwrap();
                     waited += usize::from(read.source() == Source::HandedOver);
                     let seen: u64 = read.into_value().parse().unwrap();
-                    assert!(seen >= at_least, "{fault:?}: {seen} after {at_least} was told");
+                    assert!(
+                        seen >= at_least,
+                        "{fault:?}: version {seen} was read after {at_least} was announced"
+                    );
                     tokio::task::yield_now().await;
                 }
                 waited
@@ -92,7 +95,8 @@ async fn pushes_that_are_doubled_late_or_overtaken_bring_no_old_value_back() {
         }
         for version in 1..=150 {
             truth.store(version, Ordering::SeqCst);
-            // A busy machine may miss a time-out; nobody is told of what may not have happened.
+            // A busy machine may miss a time-out. A version is announced only after a successful
+            // invalidation.
             while caches[fastrand::usize(..2)].invalidate("k").await.is_err() {}
             told.store(version, Ordering::SeqCst);
             sleep(fastrand::u32(..8) * MS).await;
@@ -101,7 +105,7 @@ async fn pushes_that_are_doubled_late_or_overtaken_bring_no_old_value_back() {
         let spoilt = |proxy: &Proxy| proxy.counters().pushes_spoilt.load(Ordering::SeqCst);
         let spoilt = proxies.iter().map(spoilt).sum::<u64>();
         println!("{fault:?}: {spoilt} pushes, {waited} readers served by one");
-        assert!(spoilt > 0 && waited > 0, "{fault:?}: it never happened");
+        assert!(spoilt > 0 && waited > 0, "{fault:?}: no push was affected, or no reader waited");
         let idle = || async { caches.iter().all(|cache| cache.stats().flights == 0) };
         assert!(eventually(LIMIT, idle).await);
     }

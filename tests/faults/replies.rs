@@ -1,4 +1,4 @@
-//! The answer to a claim or to a commit does not come, comes late, or the connection ends.
+//! The answer to a claim or to a commit is lost or late, or the connection ends.
 
 use std::{
     sync::{
@@ -31,7 +31,7 @@ const FAULTS: [Fault; 8] = [
     Fault::CutBefore,
 ];
 
-/// Counts its loads, and the most that ran at the same time.
+/// An origin that counts its loads, and the most that ran at the same time.
 #[derive(Clone, Default)]
 struct Origin {
     begun: Arc<AtomicUsize>,
@@ -50,8 +50,8 @@ impl Origin {
     }
 }
 
-/// Callers in the process that is befallen and in another one, and what remains of it.
-async fn befall(
+/// Runs callers in the affected process and in another one, and checks the leftovers.
+async fn affect(
     server: &RedisServer,
     proxy: &Proxy,
     [a, b]: [&Cache<String>; 2],
@@ -61,7 +61,7 @@ async fn befall(
     let case = format!("{what}: {fault:?}");
     let key = format!("{what}-{fault:?}").replace([' ', '(', ')', '{', '}'], "");
     let origin = Origin::default();
-    let befallen = proxy.once(kind_of(what, &key), fault);
+    let affected = proxy.once(kind_of(what, &key), fault);
     let stored = || a.stats().stored + b.stats().stored;
     let before = stored();
     let mut callers = JoinSet::new();
@@ -72,8 +72,8 @@ async fn befall(
         }
     };
     ask(a);
-    let begun = || async { befallen.count() == 1 };
-    assert!(eventually(LIMIT, begun).await, "{case}: it never happened");
+    let begun = || async { affected.count() == 1 };
+    assert!(eventually(LIMIT, begun).await, "{case}: the fault did not happen");
     ask(b);
     let mut sources = Vec::new();
     while let Some(answer) = callers.join_next().await {
@@ -83,8 +83,8 @@ async fn befall(
     }
     assert!(!sources.contains(&Source::Degraded), "{case}: {sources:?}");
     let loads = (origin.begun.load(Ordering::SeqCst), origin.most.load(Ordering::SeqCst));
-    assert_eq!(loads, (1, 1), "{case}: loads, and the most at the same time");
-    assert_eq!(stored() - before, 1, "{case}: stored once: {:?}", a.stats());
+    assert_eq!(loads, (1, 1), "{case}: there was more than one load");
+    assert_eq!(stored() - before, 1, "{case}: the value was not stored once: {:?}", a.stats());
     let mut raw = server.raw().await;
     assert_eq!(b.get(&key).await.unwrap().as_deref(), Some("value 0"), "{case}");
     let lease = raw.pttl(&format!("t:c:{{{key}}}:l")).await;
@@ -94,24 +94,24 @@ async fn befall(
     works_again(&mut raw, [a, b], Duration::from_secs(2)).await;
 }
 
-/// One try is lost, and the second recognises what the first one did.
+/// One try is lost, and the second recognises the effect of the first one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_answer_that_goes_wrong_costs_no_second_load() {
+async fn a_lost_or_late_answer_costs_no_second_load() {
     let _turn = turn().await;
     let server = RedisServer::start().await;
     let proxy = Proxy::start(server.port());
     let (a, b) = (connected(&proxy.url()).await, connected(&server.url()).await);
     for fault in FAULTS {
         for what in ["claim", "commit"] {
-            befall(&server, &proxy, [&a, &b], what, fault).await;
+            affect(&server, &proxy, [&a, &b], what, fault).await;
         }
     }
 }
 
-/// Neither of two claims is answered: the callers are served without a lease, and the one that may have
-/// been granted does not outlive its time. Nor would it if nobody could undo it.
+/// Both claims of a flight stay unanswered, and its callers are served without a lease. A claim
+/// that was granted all the same ends within its time, even if it cannot be undone.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_orphan_lives_one_lease_at_most() {
+async fn an_orphaned_lease_lasts_for_its_time_at_most() {
     const LEASE: Duration = Duration::from_secs(1);
     let _turn = turn().await;
     let server = RedisServer::start().await;

@@ -1,7 +1,8 @@
-//! What a server does by itself, under load from two processes.
+//! Faults of the server itself, under load from two processes.
 //!
-//! No request fails for it; the slowest takes the load, a command time-out and 200 ms at most; and within
-//! two seconds of the server's return everything is as before, without help.
+//! No request fails because of them. The slowest request takes at most the load, a command time-out
+//! and 200 ms. Within two seconds of the return of the server, everything works as before, without
+//! help.
 
 use std::time::Duration;
 
@@ -14,11 +15,11 @@ use super::{
     log, turn, works_again,
 };
 
-/// Requests in a second, to each of the two.
+/// The requests in a second to each of the two caches.
 const RATE: u32 = 60;
 const TIME_OUT: Duration = Duration::from_millis(250);
 const SLOWEST: Duration = TAKES.saturating_add(TIME_OUT).saturating_add(Duration::from_millis(200));
-/// So many answers, about: a second and a half.
+/// A number of answers that takes about a second and a half.
 const A_WHILE: usize = 180;
 
 /// Two caches under load, over a server.
@@ -50,7 +51,8 @@ impl Scene {
         scene
     }
 
-    /// The server is back, or the fault over: from here on it must come right by itself.
+    /// Ends the scene after the server is back or the fault is over. From here on the caches must
+    /// recover by themselves.
     async fn end(self) -> Outcome {
         let mut raw = self.server.raw().await;
         let [a, b] = &self.caches;
@@ -60,7 +62,7 @@ impl Scene {
         let outcome = self.load.stop().await;
         println!("{}: as before after {took:?}; {}", self.what, outcome.summary());
         outcome.assert_no_error();
-        // Trouble is told when it begins and when it is over, not for each request.
+        // The log has lines for the beginning and the end of the trouble, not for each request.
         let lines = log::lines() - self.lines;
         println!("{}: {lines} lines in the log", self.what);
         assert!(lines < 50, "{lines} lines for {} requests", outcome.answers.len());
@@ -82,7 +84,7 @@ macro_rules! multi {
 }
 
 multi! {
-    async fn a_server_that_hangs_and_goes_on() {
+    async fn requests_survive_a_server_that_hangs() {
         let scene = Scene::begin("hanging", &[]).await;
         for _ in 0..2 {
             scene.load.event("stop");
@@ -95,7 +97,7 @@ multi! {
         assert!(scene.end().await.count(Source::Degraded) > 0);
     }
 
-    async fn a_server_that_is_killed_and_starts_empty() {
+    async fn requests_survive_a_server_that_is_killed_and_starts_empty() {
         let mut scene = Scene::begin("killed, empty", &[]).await;
         for _ in 0..2 {
             scene.load.event("kill");
@@ -107,7 +109,7 @@ multi! {
         assert!(scene.end().await.count(Source::Degraded) > 0);
     }
 
-    async fn a_server_that_is_killed_and_starts_with_its_data() {
+    async fn requests_survive_a_server_that_is_killed_and_starts_with_its_data() {
         let arguments = ["--appendonly", "yes", "--appendfsync", "always"];
         let mut scene = Scene::begin("killed, with its data", &arguments).await;
         for _ in 0..2 {
@@ -120,8 +122,9 @@ multi! {
         assert!(scene.end().await.count(Source::Degraded) > 0);
     }
 
-    /// The lease of a load that others wait for is gone as well, and nobody would release it.
-    async fn a_server_whose_data_is_flushed() {
+    /// The lease of a load that others wait for is gone as well, and no release would announce
+    /// that.
+    async fn requests_survive_a_server_whose_data_is_flushed() {
         let scene = Scene::begin("flushed", &[]).await;
         let mut raw = scene.server.raw().await;
         for _ in 0..20 {
@@ -131,7 +134,7 @@ multi! {
         scene.end().await;
     }
 
-    async fn a_server_whose_scripts_are_flushed() {
+    async fn requests_survive_a_server_whose_scripts_are_flushed() {
         let scene = Scene::begin("scripts flushed", &[]).await;
         let mut raw = scene.server.raw().await;
         for _ in 0..20 {
@@ -141,7 +144,7 @@ multi! {
         assert_eq!(scene.end().await.count(Source::Degraded), 0);
     }
 
-    async fn connections_that_are_killed() {
+    async fn requests_survive_connections_that_are_killed() {
         let scene = Scene::begin("connections killed", &[]).await;
         let mut raw = scene.server.raw().await;
         for _ in 0..10 {
@@ -153,7 +156,7 @@ multi! {
         scene.end().await;
     }
 
-    async fn a_server_that_is_full() {
+    async fn requests_survive_a_full_server() {
         let scene = Scene::begin("full", &["--maxmemory-policy", "noeviction"]).await;
         let mut raw = scene.server.raw().await;
         raw.config_set("maxmemory", "1").await;
@@ -162,8 +165,9 @@ multi! {
         assert!(scene.end().await.count(Source::Degraded) > 0);
     }
 
-    /// Leases go with the rest, so two may load at once; what the older one made is not stored.
-    async fn a_server_that_evicts_leases() {
+    /// Leases are evicted with the other keys, so two processes may load at once. The older value
+    /// is not stored.
+    async fn requests_survive_a_server_that_evicts_leases() {
         let scene = Scene::begin("evicting", &["--maxmemory-policy", "allkeys-lru"]).await;
         let mut raw = scene.server.raw().await;
         let used: String = raw.run(&["INFO", "memory"]).await;
@@ -172,18 +176,18 @@ multi! {
         raw.config_set("maxmemory", &(used + (256 << 10)).to_string()).await;
         let junk = "x".repeat(8 << 10);
         for at in 0..400 {
-            // A write may be refused for a moment, where there is nothing left to evict.
+            // A write may be refused for a moment when there is nothing left to evict.
             let _ = raw.try_run::<()>(&["SET", &format!("junk-{at}"), &junk]).await;
         }
         scene.load.answers(A_WHILE).await;
         let info: String = raw.run(&["INFO", "stats"]).await;
         let evicted = info.lines().find_map(|line| line.strip_prefix("evicted_keys:")).unwrap();
-        assert!(evicted.trim().parse::<u64>().unwrap() > 0, "nothing was evicted");
+        assert!(evicted.trim().parse::<u64>().unwrap() > 0, "the server evicted nothing");
         raw.config_set("maxmemory", "0").await;
         scene.end().await;
     }
 
-    async fn a_password_that_is_changed_and_changed_back() {
+    async fn requests_survive_a_password_that_is_changed_and_changed_back() {
         let scene = Scene::begin("password", &["--requirepass", "secret"]).await;
         let mut raw = scene.server.raw().await;
         scene.load.event("password");
@@ -196,17 +200,17 @@ multi! {
         assert!(scene.end().await.count(Source::Degraded) > 0);
     }
 
-    /// One load for a key all the same: waiters look by themselves.
-    async fn a_user_who_may_not_subscribe() {
+    /// There is still one load for a key, because the waiters poll.
+    async fn a_user_that_may_not_subscribe_is_served() {
         without("-subscribe").await;
     }
 
-    /// The answer to the first commit tells a process that pushes are not to be waited for.
-    async fn a_user_who_may_not_publish() {
+    /// The answer to the first commit tells a process that no pushes will come.
+    async fn a_user_that_may_not_publish_is_served() {
         without("-publish").await;
     }
 
-    async fn a_server_that_becomes_a_replica_and_a_master_again() {
+    async fn requests_survive_a_server_that_becomes_a_replica_for_a_while() {
         let scene = Scene::begin("read-only", &[]).await;
         let mut raw = scene.server.raw().await;
         scene.load.event("replica");

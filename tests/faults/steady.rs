@@ -1,8 +1,8 @@
 //! A steady load on three caches, while the server is killed and started again every few seconds.
 //!
-//! `BELLWETHER_STEADY_SECONDS` and `BELLWETHER_STEADY_RATE` (requests in a second, in all) make it longer
-//! and harder: `BELLWETHER_STEADY_SECONDS=60 BELLWETHER_STEADY_RATE=10000 cargo test --release --test
-//! faults steady -- --nocapture`.
+//! `BELLWETHER_STEADY_SECONDS` makes it longer, and `BELLWETHER_STEADY_RATE` sets the requests in a
+//! second over all caches: `BELLWETHER_STEADY_SECONDS=60 BELLWETHER_STEADY_RATE=10000 cargo test
+//! --release --test faults steady -- --nocapture`.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ fn setting(name: &str, usual: u32) -> u32 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_is_killed_every_few_seconds() {
+async fn a_steady_load_survives_a_server_that_is_killed_every_few_seconds() {
     let _turn = turn().await;
     let seconds = setting("BELLWETHER_STEADY_SECONDS", 12);
     let rate = setting("BELLWETHER_STEADY_RATE", 300);
@@ -48,13 +48,14 @@ async fn a_server_that_is_killed_every_few_seconds() {
     for (number, cache) in caches.iter().enumerate() {
         let stats = cache.stats();
         println!("cache {number}: {stats:?}");
-        // Every answer is counted under what it came from. Those of `works_again` are counted too.
+        // Every answer is counted under its source. The answers of `works_again` are counted as
+        // well.
         let answers = outcome.answers.iter().filter(|answer| answer.cache == number).count() as u64;
         let counted = stats.hits + stats.led + stats.followed + stats.handed_over + stats.degraded;
         let beside = 3 * kills as u64 * 20;
         assert!((answers..answers + beside).contains(&counted), "{answers} answers: {stats:?}");
-        // Every load is one that ran under the lease (and then its caller led, or was served what was
-        // newer), or without one (and then somebody was served it).
+        // A load under the lease led its caller, or lost against a newer value. A load without a
+        // lease served at least one caller.
         let under_the_lease = stats.stored + stats.refused + stats.unstored;
         assert!(stats.led <= under_the_lease, "{stats:?}");
         assert!(stats.loads >= under_the_lease, "{stats:?}");
@@ -65,7 +66,7 @@ async fn a_server_that_is_killed_every_few_seconds() {
         assert!(stats.loads >= outcome.loads[number] as u64, "{stats:?}");
         assert_eq!(stats.flights, 0, "{stats:?}");
     }
-    assert!(loads < outcome.answers.len() as u64 / 2, "{loads} loads");
+    assert!(loads < outcome.answers.len() as u64 / 2, "there were {loads} loads");
     assert!(outcome.count(Source::Degraded) > 0);
     let slowest = outcome.assert_slowest(Duration::from_millis(30 + 250 + 200));
     println!("the slowest took {slowest:?}");

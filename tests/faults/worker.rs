@@ -1,7 +1,7 @@
-//! A process of its own: one that can be suspended, and whose clock can be set.
+//! A process that can be suspended, and whose clock can be set.
 //!
-//! It is this test binary once more. It loads one key for three callers, says what happens in lines that
-//! begin with `@`, and opens the gate of its loader when it is told to by a line.
+//! It is this test binary once more. It loads one key for three callers, and reports events in
+//! lines that begin with `@`. A line on its input opens the gate of its loader.
 
 use std::{
     collections::HashMap,
@@ -25,7 +25,7 @@ use tokio::{
 const VARIABLE: &str = "BELLWETHER_FAULTS_WORKER";
 const CALLERS: usize = 3;
 
-/// A worker process, from outside.
+/// The handle of a worker process.
 pub struct Worker {
     child: Child,
     input: ChildStdin,
@@ -48,21 +48,22 @@ impl Worker {
         Self { child, input, lines }
     }
 
-    /// The next word that it says, with what comes behind it.
+    /// Waits for a line with a word, and returns the rest of the line.
     pub async fn told(&mut self, word: &str) -> String {
         let told = timeout(LIMIT, async {
             loop {
-                let line = self.lines.next_line().await.unwrap().expect("the worker has ended");
+                let line =
+                    self.lines.next_line().await.unwrap().expect("the worker has ended early");
                 if let Some(rest) = line.strip_prefix('@').and_then(|line| line.strip_prefix(word))
                 {
                     return rest.trim().to_owned();
                 }
             }
         });
-        told.await.unwrap_or_else(|_| panic!("the worker does not say {word}"))
+        told.await.unwrap_or_else(|_| panic!("the worker did not report `{word}` in time"))
     }
 
-    /// The next `CALLERS` answers.
+    /// Returns the next `CALLERS` answers in sorted order.
     pub async fn answers(&mut self) -> Vec<String> {
         let mut answers = Vec::new();
         for _ in 0..CALLERS {
@@ -79,7 +80,7 @@ impl Worker {
     pub fn signal(&self, signal: &str) {
         let pid = self.child.id().unwrap().to_string();
         let kill = std::process::Command::new("kill").args([&format!("-{signal}"), &pid]).status();
-        assert!(kill.unwrap().success(), "SIG{signal} could not be sent");
+        assert!(kill.unwrap().success(), "SIG{signal} was not sent");
     }
 }
 
@@ -96,8 +97,8 @@ pub fn work() {
     let (lease, url) = setup.split_once(' ').unwrap();
     let lease = Duration::from_millis(lease.parse().unwrap());
     let gate = Arc::new(Notify::new());
-    // One thread, so that all callers have joined the flight before the answer to its first question is
-    // read: who joins after the claim is not served a value whose commit was refused.
+    // With one thread, all callers join the flight before the answer to its first question is read.
+    // A late joiner is not served a value whose commit was refused.
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
     let runtime = runtime.unwrap();
@@ -139,27 +140,27 @@ pub fn work() {
     std::process::exit(0);
 }
 
-/// A clock that a process is made to believe, and that can be set while it runs.
+/// The clock that a process sees, which can be set while it runs.
 pub struct FakeClock {
     directory: tempfile::TempDir,
     preload: PathBuf,
 }
 
 impl FakeClock {
-    /// A clock that is right.
+    /// Creates a clock with the true time.
     ///
     /// # Panics
     ///
-    /// Without `libfaketime`.
+    /// Panics if `libfaketime` is not installed.
     pub fn right() -> Self {
         let clock = Self { directory: tempfile::TempDir::new().unwrap(), preload: library() };
         clock.set(0);
         clock
     }
 
-    /// Sets it this many seconds ahead of the true time.
+    /// Sets the clock a number of seconds ahead of the true time.
     pub fn set(&self, ahead: i64) {
-        // In place at once, for the process reads it all the time.
+        // The file is replaced in one step, because the process reads it all the time.
         let written = self.directory.path().join("new");
         std::fs::write(&written, format!("{ahead:+}")).unwrap();
         std::fs::rename(written, self.file()).unwrap();
@@ -172,8 +173,8 @@ impl FakeClock {
     pub fn environment(&self) -> HashMap<String, String> {
         let variable = |name: &str, value: &str| (name.to_owned(), value.to_owned());
         HashMap::from([
-            // The C library's allocator before that of a server: jemalloc asks for the time while the
-            // other library starts, which needs memory for that.
+            // The allocator of the C library comes before that of the server. During the start of
+            // libfaketime, jemalloc asks for the time, which needs memory.
             variable("LD_PRELOAD", &format!("{} libc.so.6", self.preload.display())),
             variable("FAKETIME_TIMESTAMP_FILE", self.file().to_str().unwrap()),
             variable("FAKETIME_NO_CACHE", "1"),
@@ -189,6 +190,6 @@ fn library() -> PathBuf {
     let places = known.iter().map(PathBuf::from).chain(beside);
     let libraries = places.map(|place| place.join("libfaketimeMT.so.1"));
     libraries.into_iter().find(|library| Path::exists(library)).expect(
-        "this test sets a process's clock: install libfaketime (Debian: `apt-get install libfaketime`)",
+        "this test sets the clock of a process and needs libfaketime: `apt-get install libfaketime`",
     )
 }

@@ -119,7 +119,7 @@ pub async fn a_server_that_hangs_beyond_the_lease(pair: Pair) {
     nothing_is_left(&server).await;
 }
 
-pub async fn a_server_that_is_killed_and_starts_empty(pair: Pair) {
+pub async fn primitives_survive_a_server_that_is_killed_and_starts_empty(pair: Pair) {
     let mut server = RedisServer::start().await;
     let (a, b) = (Asked::new(&server.url(), "k", LEASE), Asked::new(&server.url(), "k", LEASE));
     let Scene { held, waiting } = scene(pair, from_ref(&server), &a, &b).await;
@@ -142,7 +142,7 @@ pub async fn a_server_that_is_killed_and_starts_empty(pair: Pair) {
     nothing_is_left(&server).await;
 }
 
-pub async fn a_server_that_is_killed_and_starts_with_its_data(pair: Pair) {
+pub async fn primitives_survive_a_server_that_is_killed_and_starts_with_its_data(pair: Pair) {
     let mut server =
         RedisServer::start_with(&["--appendonly", "yes", "--appendfsync", "always"]).await;
     let lease = 4 * LEASE;
@@ -180,16 +180,16 @@ async fn without(pair: Pair, right: &str) {
     nothing_is_left(&server).await;
 }
 
-pub async fn a_user_who_may_not_publish(pair: Pair) {
+pub async fn a_user_that_may_not_publish_is_served(pair: Pair) {
     without(pair, "-publish").await;
 }
 
-pub async fn a_user_who_may_not_subscribe(pair: Pair) {
+pub async fn a_user_that_may_not_subscribe_is_served(pair: Pair) {
     without(pair, "-subscribe").await;
 }
 
 /// What is held is kept and can be given back; what is asked for is refused in time, or granted.
-pub async fn a_server_that_is_full(pair: Pair) {
+pub async fn primitives_survive_a_full_server(pair: Pair) {
     let server = RedisServer::start().await;
     let mut raw = server.raw().await;
     let (a, b) = (Asked::new(&server.url(), "k", LEASE), Asked::new(&server.url(), "k", LEASE));

@@ -40,12 +40,12 @@ each! {
         a_slot_that_moves,;
     faults:
         a_server_that_hangs_beyond_the_lease,
-        a_server_that_is_killed_and_starts_empty,
-        a_server_that_is_killed_and_starts_with_its_data,
+        primitives_survive_a_server_that_is_killed_and_starts_empty,
+        primitives_survive_a_server_that_is_killed_and_starts_with_its_data,
         pushes_that_are_lost,
-        a_user_who_may_not_publish,
-        a_user_who_may_not_subscribe,
-        a_server_that_is_full,
+        a_user_that_may_not_publish_is_served,
+        a_user_that_may_not_subscribe_is_served,
+        primitives_survive_a_full_server,
         an_acquire_whose_answer_is_lost,
         an_acquire_that_arrives_twice,
         a_release_whose_answer_is_lost,

@@ -1,4 +1,4 @@
-//! Servers in memory, and the faults that befall what one client asks of them.
+//! Servers in memory, and the faults that affect what one client asks of them.
 
 use std::time::Duration;
 
@@ -22,8 +22,8 @@ pub fn servers<const N: usize>() -> [MemoryBackend; N] {
 pub fn seen(servers: &[MemoryBackend], faults: &[(usize, Op, Fault)]) -> Vec<Faulty> {
     let one = |(at, server): (usize, &MemoryBackend)| {
         let faults: Vec<_> = faults.iter().filter(|fault| fault.0 == at).copied().collect();
-        let befall = move |op| faults.iter().find(|fault| fault.1 == op).map(|fault| fault.2);
-        Faulty::over(server.clone(), befall)
+        let affect = move |op| faults.iter().find(|fault| fault.1 == op).map(|fault| fault.2);
+        Faulty::over(server.clone(), affect)
     };
     servers.iter().enumerate().map(one).collect()
 }
