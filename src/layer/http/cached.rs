@@ -21,10 +21,10 @@ use crate::{
 /// It has no headers of a single connection, no extensions and no HTTP version. It is cheap to
 /// clone.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CachedResponse(Arc<Stored>);
+pub struct CachedResponse(Arc<ResponseData>);
 
 #[derive(Debug, PartialEq, Eq)]
-struct Stored {
+struct ResponseData {
     status: StatusCode,
     headers: HeaderMap,
     body: Bytes,
@@ -60,7 +60,13 @@ impl CachedResponse {
         }
         rules::strip(&mut headers);
         headers.remove(AGE);
-        Some(Self(Arc::new(Stored { status: parts.status, headers, body, age, received: now() })))
+        Some(Self(Arc::new(ResponseData {
+            status: parts.status,
+            headers,
+            body,
+            age,
+            received: now(),
+        })))
     }
 
     /// Builds the response for one caller, with its `Age`.
@@ -167,7 +173,7 @@ impl Codec<CachedResponse> for ResponseCodec {
             let value = HeaderValue::from_maybe_shared(take(&mut rest, length)?)?;
             headers.try_append(name, value)?;
         }
-        Ok(CachedResponse(Arc::new(Stored { status, headers, body: rest, age, received })))
+        Ok(CachedResponse(Arc::new(ResponseData { status, headers, body: rest, age, received })))
     }
 }
 
@@ -203,7 +209,7 @@ mod tests {
             |(status, headers, body, age, received)| {
                 let status = StatusCode::from_u16(status).unwrap();
                 let body = body.into();
-                CachedResponse(Arc::new(Stored { status, headers, body, age, received }))
+                CachedResponse(Arc::new(ResponseData { status, headers, body, age, received }))
             },
         )
     }

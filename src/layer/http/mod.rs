@@ -56,7 +56,7 @@ struct HttpSettings {
 }
 
 impl HttpSettings {
-    /// Returns the largest body that may be shared, and when a load that starts now stops to read it.
+    /// Returns the largest body that may be shared, and the deadline for a load that starts now.
     fn body_bounds(&self) -> (u64, Instant) {
         let limit = self.max_body.min(self.cache.value_limit() as u64);
         // The last eighth of the load limit is for handing over a body that is incomplete by then.
@@ -97,7 +97,8 @@ impl BellwetherLayer<Http> {
     /// - It is a `GET` without a body.
     /// - It has no `Authorization`, `Proxy-Authorization`, `Cookie`, `Range`, `Upgrade`, nor any
     ///   `If-…` header.
-    /// - Its `Cache-Control` and `Pragma` contain neither `no-cache` nor `no-store`.
+    /// - Its `Cache-Control` has neither `no-cache` nor `no-store`, and its `Pragma` has no
+    ///   `no-cache`.
     /// - Its host is clear: it has at most one `Host`, which does not contradict the URI. A host
     ///   consists of letters, digits, `-`, `.`, `_` and a port. Requests without a host share among
     ///   themselves.
@@ -106,7 +107,8 @@ impl BellwetherLayer<Http> {
     ///
     /// - It is a `200` whose body is complete and within the [limit](Self::max_body).
     /// - It has no `Set-Cookie`, no `Vary`, no `Content-Range` and no trailers.
-    /// - It has no `no-store`, `no-cache`, `private`, `max-age=0` or `s-maxage=0`.
+    /// - It has no `no-store`, `no-cache`, `private`, `max-age=0` or `s-maxage=0`, and no `Pragma`
+    ///   with `no-cache`.
     /// - Its `Age` is below its lifetime.
     /// - It does not have `Expires` as its only lifetime, which would need clocks that agree.
     /// - It is no `text/event-stream` and no `multipart/x-mixed-replace`.
