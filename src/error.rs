@@ -174,6 +174,13 @@ impl BackendErrorKind {
     /// Returns whether the operation may have changed something, now or later.
     ///
     /// The caller of an acquisition that failed in this way must undo it.
+    ///
+    /// ```
+    /// use bellwether::error::BackendErrorKind;
+    ///
+    /// assert!(BackendErrorKind::Unknown.may_have_happened());
+    /// assert!(!BackendErrorKind::Refused.may_have_happened());
+    /// ```
     pub fn may_have_happened(self) -> bool {
         matches!(self, Self::Unknown | Self::Unreplicated)
     }

@@ -303,6 +303,16 @@ async fn names_namespaces_and_settings_are_checked() {
     for name in [String::new(), "n".repeat(513)] {
         assert_eq!(locks.mutex(name).lock().await.unwrap_err().kind(), ErrorKind::InvalidKey);
     }
+    let elsewhere = locks.clone().namespace("a b");
+    for outcome in [
+        elsewhere.mutex("m").is_locked().await.map(drop),
+        elsewhere.several(["m"]).try_lock().await.map(drop),
+        elsewhere.latch("m").left().await.map(drop),
+    ] {
+        let error = outcome.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidConfig);
+        assert!(error.to_string().contains("\"a b\""), "it does not say what was given: {error}");
+    }
     for mutex in [
         locks.mutex("m").lease(Duration::ZERO),
         locks.mutex("m").renew_every(LEASE),

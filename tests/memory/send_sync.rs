@@ -58,13 +58,22 @@ macro_rules! answer {
     };
 }
 
+macro_rules! check {
+    ($type:ty: $bound:ident, $expected:ident) => {
+        assert!(
+            implements!($type: $bound) == answer!($expected),
+            concat!(stringify!($bound), " of ", stringify!($type), " differs from the table")
+        );
+    };
+}
+
 macro_rules! types {
     ($($type:ty => $send:ident $sync:ident $unpin:ident $clone:ident;)+) => {$(
         const _: () = {
-            assert!(implements!($type: Send) == answer!($send), concat!("Send of ", stringify!($type)));
-            assert!(implements!($type: Sync) == answer!($sync), concat!("Sync of ", stringify!($type)));
-            assert!(implements!($type: Unpin) == answer!($unpin), concat!("Unpin of ", stringify!($type)));
-            assert!(implements!($type: Clone) == answer!($clone), concat!("Clone of ", stringify!($type)));
+            check!($type: Send, $send);
+            check!($type: Sync, $sync);
+            check!($type: Unpin, $unpin);
+            check!($type: Clone, $clone);
         };
     )+};
 }
