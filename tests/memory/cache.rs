@@ -1,4 +1,4 @@
-//! What a cache promises, in one process: caches over one memory backend stand for the processes.
+//! The promises of a cache. Caches over one memory backend stand for processes.
 //!
 //! Time is paused, so every wait here is exact and takes no time.
 
@@ -41,7 +41,7 @@ impl std::error::Error for NoSuchProduct {}
 
 type Answer = Result<Loaded<String>, Error>;
 
-/// Counts its loads; each takes a time and makes a value of its own number.
+/// An origin that counts its loads. Each load takes a time and makes a value with its own number.
 #[derive(Clone, Default)]
 struct Origin {
     begun: Arc<AtomicUsize>,
@@ -54,7 +54,7 @@ impl Origin {
         self.begun.load(Ordering::SeqCst)
     }
 
-    /// The most loads that ran at the same time.
+    /// Returns the most loads that ran at the same time.
     fn most(&self) -> usize {
         self.most.load(Ordering::SeqCst)
     }
@@ -112,7 +112,7 @@ fn ask(cache: &Cache<String>, origin: &Origin, takes: Duration) -> JoinHandle<An
     tokio::spawn(request.load(loader))
 }
 
-/// Lets every task run that can.
+/// Lets every runnable task run.
 async fn settle() {
     sleep(MS).await;
 }
@@ -126,7 +126,7 @@ async fn sources(asked: Vec<JoinHandle<Answer>>) -> HashMap<Source, usize> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn of_a_thousand_callers_in_four_processes_one_loads() {
+async fn one_of_a_thousand_callers_in_four_processes_loads() {
     let (_, caches) = fleet(4);
     let origin = Origin::default();
     let asked = (0..1000).map(|n| ask(&caches[n % 4], &origin, 200 * MS)).collect();
@@ -153,10 +153,10 @@ async fn an_entry_ends_with_its_ttl_and_is_loaded_once_more() {
     assert_eq!(origin.loads(), 2);
 }
 
-/// The caller that led went away, as a client that hangs up does. Where the load is polled by its caller,
-/// it stops there, and everyone who follows hangs or starts anew.
+/// The caller that led goes away, like a client that hangs up. A load that was polled by its caller
+/// would stop there. All followers would then hang or start anew.
 #[tokio::test(start_paused = true)]
-async fn a_leader_whose_caller_leaves_costs_nobody_anything() {
+async fn a_leader_whose_caller_leaves_costs_no_second_load() {
     let (_, caches) = fleet(2);
     let origin = Origin::default();
     let first = ask(&caches[0], &origin, 200 * MS);
@@ -172,7 +172,7 @@ async fn a_leader_whose_caller_leaves_costs_nobody_anything() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_load_that_nobody_waits_for_fills_the_cache() {
+async fn a_load_without_callers_fills_the_cache() {
     let (_, caches) = fleet(1);
     let origin = Origin::default();
     ask(&caches[0], &origin, 200 * MS).abort();
@@ -185,7 +185,7 @@ async fn a_load_that_nobody_waits_for_fills_the_cache() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_load_that_nobody_waits_for_is_cancelled_where_that_is_wanted() {
+async fn a_load_without_callers_is_cancelled_if_configured() {
     let backend = MemoryBackend::new();
     let build = || {
         let builder = Cache::<String>::builder(backend.clone());
@@ -199,17 +199,17 @@ async fn a_load_that_nobody_waits_for_is_cancelled_where_that_is_wanted() {
     settle().await;
     callers.iter().skip(1).for_each(JoinHandle::abort);
     settle().await;
-    assert_eq!(origin.running(), 1, "cancelled while one caller still waits");
+    assert_eq!(origin.running(), 1, "the load was cancelled while one caller still waited");
     callers[0].abort();
     settle().await;
-    // The other process takes over at once, and not when the lease ends.
+    // The other process takes over at once, not only at the end of the lease.
     assert_eq!((origin.loads(), origin.running()), (2, 1));
     assert_eq!(waiting.await.unwrap().unwrap().source(), Source::Led);
     assert_eq!(here.stats().flights, 0);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_failed_load_fails_everyone_who_waits_and_nobody_later() {
+async fn a_failed_load_fails_its_waiters_and_no_later_caller() {
     let (_, caches) = fleet(2);
     let begun = Arc::new(AtomicUsize::new(0));
     let fail = |cache: &Cache<String>| {
@@ -295,10 +295,10 @@ async fn a_load_longer_than_its_lease_keeps_it() {
     assert_eq!((sources[&Source::Led], sources[&Source::HandedOver]), (1, 1));
 }
 
-/// The load began before the invalidation, and so did those who waited for it; who asked after it must not
-/// get what it made.
+/// The load and its first waiters began before the invalidation. A caller that asks after the
+/// invalidation must not get the value of that load.
 #[tokio::test(start_paused = true)]
-async fn who_asks_after_an_invalidation_is_served_nothing_older() {
+async fn a_caller_after_an_invalidation_is_served_no_older_value() {
     for elsewhere in [false, true] {
         let (_, caches) = fleet(2);
         let origin = Origin::default();
@@ -342,14 +342,14 @@ async fn a_loader_learns_that_its_lease_is_lost() {
     }));
     settle().await;
     caches[0].invalidate("k").await.unwrap();
-    // At the next renewal, a third of the lease later.
+    // The next renewal comes a third of the lease later.
     timeout(Duration::from_millis(1700), told.notified()).await.unwrap();
     assert_eq!(load.await.unwrap().unwrap().value(), "late");
     assert_eq!(caches[0].get("k").await.unwrap(), None);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lead_says_how_its_value_is_kept() {
+async fn a_lead_decides_how_its_value_is_kept() {
     let (_, caches) = fleet(2);
     let unstored = |cache: &Cache<String>| {
         tokio::spawn(cache.request("k").load(|lead: Lead| async move {
@@ -374,10 +374,10 @@ async fn a_lead_says_how_its_value_is_kept() {
     assert!(caches[0].get("k").await.unwrap().is_none());
 }
 
-/// What cannot be stored is not handed over either; then those who wait in other processes must not load
-/// one after the other.
+/// A value that cannot be stored is not handed over either. The waiters in other processes must not
+/// load one after the other in that case.
 #[tokio::test(start_paused = true)]
-async fn a_value_over_the_limit_is_returned_and_nobody_queues_for_it() {
+async fn a_value_over_the_limit_is_returned_without_a_queue() {
     let backend = MemoryBackend::new();
     let caches: Vec<Cache<String>> =
         (0..5).map(|_| Cache::builder(backend.clone()).max_value(4).build().unwrap()).collect();
@@ -437,7 +437,7 @@ fn crossed(cache: Cache<String>, own: &'static str, other: &'static str) -> Join
 }
 
 #[tokio::test(start_paused = true)]
-async fn two_loaders_that_ask_for_each_other_do_not_wait_for_ever() {
+async fn two_loaders_that_ask_for_each_other_are_both_served() {
     let (_, caches) = fleet(1);
     let begun = Instant::now();
     let asked = [crossed(caches[0].clone(), "a", "b"), crossed(caches[0].clone(), "b", "a")];
@@ -448,8 +448,9 @@ async fn two_loaders_that_ask_for_each_other_do_not_wait_for_ever() {
     assert_eq!(caches[0].stats().flights, 0);
 }
 
-/// All places are taken by loaders that wait for one key. If its load queued for a place, or anyone else's
-/// who came first and leads it, nobody would ever give one back.
+/// Loaders that wait for one key hold all permits to load. The load of that key must not queue for
+/// a permit, not even if it was led by a plain caller that came first. Otherwise no permit would
+/// ever come back.
 #[tokio::test(start_paused = true)]
 async fn loads_that_loaders_wait_for_never_queue_behind_them() {
     let cache: Cache<String> = Cache::builder(MemoryBackend::new()).max_loads(2).build().unwrap();
@@ -464,7 +465,7 @@ async fn loads_that_loaders_wait_for_never_queue_behind_them() {
         })
         .collect();
     settle().await;
-    // It queues for a place before any loader needs it.
+    // The plain caller queues for a permit before any loader needs the key.
     let plain = tokio::spawn(cache.request("inner").load(origin.loader(10 * MS)));
     for answer in outer {
         answer.await.unwrap().unwrap();
@@ -474,7 +475,7 @@ async fn loads_that_loaders_wait_for_never_queue_behind_them() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_cap_on_loads_holds_and_says_so() {
+async fn the_limit_on_loads_holds_and_refuses_with_a_kind() {
     let cache: Cache<String> = Cache::builder(MemoryBackend::new())
         .max_loads(3)
         .wait_limit(Duration::from_secs(1))
@@ -497,7 +498,7 @@ async fn the_cap_on_loads_holds_and_says_so() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn shutdown_lets_running_loads_end() {
+async fn a_shutdown_lets_running_loads_end() {
     let (_, caches) = fleet(1);
     let origin = Origin::default();
     let running = ask(&caches[0], &origin, 300 * MS);
@@ -506,12 +507,12 @@ async fn shutdown_lets_running_loads_end() {
     caches[0].shutdown(Duration::from_secs(5)).await;
     assert!(begun.elapsed() < 310 * MS);
     assert_eq!(running.await.unwrap().unwrap().source(), Source::Led);
-    // Who still asks is served, without a flight.
+    // A later caller is served without a flight.
     assert_eq!(ask(&caches[0], &origin, MS).await.unwrap().unwrap().source(), Source::Degraded);
 }
 
 #[tokio::test(start_paused = true)]
-async fn shutdown_cancels_what_takes_longer_and_the_next_process_begins_at_once() {
+async fn a_shutdown_cancels_longer_loads_and_the_next_process_begins_at_once() {
     let (_, caches) = fleet(2);
     let origin = Origin::default();
     let running = ask(&caches[0], &origin, Duration::from_secs(20));
@@ -525,7 +526,7 @@ async fn shutdown_cancels_what_takes_longer_and_the_next_process_begins_at_once(
     assert!(begun.elapsed() < 100 * MS, "{:?}", begun.elapsed());
 }
 
-/// The leader's task lives on a runtime that is dropped; those who follow it live on another.
+/// The task of the leader lives on a runtime that is dropped. Its followers live on another one.
 #[test]
 fn a_runtime_that_goes_away_hands_its_flights_over() {
     let cache: Cache<String> =
@@ -533,7 +534,7 @@ fn a_runtime_that_goes_away_hands_its_flights_over() {
     let leading = tokio::runtime::Runtime::new().unwrap();
     let origin = Origin::default();
     let first = leading.spawn(cache.request("k").load(origin.loader(Duration::from_secs(60))));
-    // On one thread, so that who is spawned has joined the flight after a yield.
+    // With one thread, a spawned caller has joined the flight after a yield.
     let staying = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let next = Origin::default();
     let mut second = None;
@@ -546,7 +547,11 @@ fn a_runtime_that_goes_away_hands_its_flights_over() {
     });
     leading.shutdown_background();
     let answer = staying.block_on(async {
-        timeout(Duration::from_secs(5), second.unwrap()).await.expect("took over").unwrap().unwrap()
+        timeout(Duration::from_secs(5), second.unwrap())
+            .await
+            .expect("the follower did not take over")
+            .unwrap()
+            .unwrap()
     });
     assert_eq!(answer.source(), Source::Led);
     assert!(staying.block_on(first).is_err());
@@ -554,7 +559,7 @@ fn a_runtime_that_goes_away_hands_its_flights_over() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_cannot_be_decoded_counts_as_missing() {
+async fn an_entry_that_cannot_be_decoded_counts_as_missing() {
     let backend = MemoryBackend::new();
     let words: Cache<String> = Cache::builder(backend.clone()).build().unwrap();
     let numbers: Cache<u64> = Cache::builder(backend.clone()).build().unwrap();
@@ -607,9 +612,9 @@ async fn bad_keys_and_settings_are_refused_with_a_kind() {
     }
 }
 
-/// Times as long as can be written must not overflow a sum.
+/// The longest possible durations must not overflow a sum.
 #[tokio::test(start_paused = true)]
-async fn endless_times_are_no_panic() {
+async fn endless_durations_do_not_panic() {
     let cache: Cache<String> = Cache::builder(MemoryBackend::new())
         .ttl(Duration::MAX)
         .load_limit(Duration::MAX)
@@ -625,8 +630,8 @@ fn two_over(faulty: &Faulty) -> [Cache<String>; 2] {
     [0, 1].map(|_| Cache::builder(faulty.clone()).build().unwrap())
 }
 
-/// Only the answer was lost, and the lease is ours: if the leader loaded without it, another process
-/// would load beside it as soon as it ended.
+/// Only the answer of the claim was lost, and the claim holds the lease. If the leader loaded
+/// without the lease, another process would load beside it as soon as the lease ended.
 #[tokio::test(start_paused = true)]
 async fn a_claim_whose_answer_is_lost_is_recognised_when_it_is_sent_again() {
     let faulty = Faulty::once(Op::Claim, Fault::LoseReply);
@@ -652,7 +657,8 @@ async fn a_commit_whose_answer_is_lost_is_stored_once() {
     }
 }
 
-/// Everything fails or hangs: one load for each process, within the time-outs, and nothing stored.
+/// All operations fail or hang. Each process loads once, within the time-outs, and nothing is
+/// stored.
 #[tokio::test(start_paused = true)]
 async fn a_backend_out_of_order_costs_one_load_for_each_process() {
     for fault in [Fault::Refuse, Fault::Hang] {
@@ -671,17 +677,19 @@ async fn a_backend_out_of_order_costs_one_load_for_each_process() {
     }
 }
 
-/// The second look, for those who joined late, was not answered, and they were sent to join anew. Another flight had
-/// begun to look meanwhile, and they waited for its time-out, too. (Found by a server that hung under load.)
+/// The second look, for late joiners, was not answered, and they were sent to join anew. Another
+/// flight had begun to look meanwhile, and they waited for its time-out as well. A server that hung
+/// under load showed this.
 #[tokio::test(start_paused = true)]
-async fn nobody_waits_for_two_time_outs() {
-    // One alone is polled by its caller until somebody joins; three have a task already.
+async fn a_caller_never_waits_for_two_time_outs() {
+    // A single caller polls its flight itself until another one joins. Three callers have a task
+    // already.
     for callers in [1, 3] {
-        two_time_outs_with(callers).await;
+        check_one_time_out(callers).await;
     }
 }
 
-async fn two_time_outs_with(callers: usize) {
+async fn check_one_time_out(callers: usize) {
     let faulty = Faulty::new(|_| None);
     let [cache, _] = two_over(&faulty);
     cache.insert("k", &"stored".to_owned()).await.unwrap();
@@ -699,15 +707,16 @@ async fn two_time_outs_with(callers: usize) {
     settle().await;
     let late = timed(ask(&cache, &origin, 20 * MS));
     assert_eq!(first.await.unwrap().unwrap().source(), Source::Hit);
-    // The flight is over but for those who joined late; so this is the next one, which looks for itself.
+    // Only the late joiners of the first flight are left, so this caller starts the next flight and
+    // looks for itself.
     sleep(200 * MS).await;
     let next: Vec<_> = (0..callers).map(|_| timed(ask(&cache, &origin, 20 * MS))).collect();
     let (source, took) = late.await;
     assert_eq!((source, origin.loads()), (Source::Degraded, 1));
-    // A time-out and the load.
+    // One time-out and the load.
     assert!(took <= 285 * MS, "{took:?}");
     for next in next {
-        // They need not wait for theirs: it is known what it brings.
+        // The followers need not wait for their own time-out, because its outcome is known.
         let (source, took) = next.await;
         assert_eq!(source, Source::Degraded);
         assert!(took <= 85 * MS, "{took:?}");
@@ -715,11 +724,11 @@ async fn two_time_outs_with(callers: usize) {
     assert_eq!(origin.loads(), 1);
 }
 
-/// Another process had the lease, and its server began to hang. Just before the others here had waited for their
-/// time-outs, and nobody asked any more, the one who waited looked again, and waited for a time-out of his own. (Found by
-/// a server that hung under load.)
+/// Another process had the lease, and the server began to hang. Other flights of this process
+/// waited for their time-outs, and then stopped asking. Just before that, the waiter for the lease
+/// looked again, and waited for a time-out of its own. A server that hung under load showed this.
 #[tokio::test(start_paused = true)]
-async fn who_claims_does_not_wait_when_nobody_is_answered() {
+async fn a_waiter_does_not_claim_while_the_backend_is_silent() {
     let faulty = Faulty::new(|_| None);
     let [cache, _] = two_over(&faulty);
     let name = Name::new(&Namespace::standard(), Family::Cache, &Key::from("k"), 512).unwrap();
@@ -739,10 +748,10 @@ async fn who_claims_does_not_wait_when_nobody_is_answered() {
     assert!(took <= 285 * MS, "{took:?}");
 }
 
-/// All places to load were taken, and whoever asked was refused when his wait ended, though another process had loaded
-/// meanwhile. (Found by reading.)
+/// All permits to load were taken, and a caller was refused at the end of its wait, though another
+/// process had loaded meanwhile. A reading of the code found this.
 #[tokio::test(start_paused = true)]
-async fn who_finds_no_place_to_load_is_served_what_another_process_loaded() {
+async fn a_caller_without_a_permit_is_served_by_another_process() {
     let backend = MemoryBackend::new();
     let narrow: Cache<String> =
         Cache::builder(backend.clone()).max_loads(1).wait_limit(200 * MS).build().unwrap();
@@ -751,7 +760,7 @@ async fn who_finds_no_place_to_load_is_served_what_another_process_loaded() {
     let slow = tokio::spawn(narrow.request("slow").load(origin.loader(1000 * MS)));
     settle().await;
     let asked = ask(&narrow, &origin, MS);
-    let refused = tokio::spawn(narrow.request("nobody has it").load(origin.loader(MS)));
+    let refused = tokio::spawn(narrow.request("unknown key").load(origin.loader(MS)));
     settle().await;
     assert_eq!(ask(&other, &origin, MS).await.unwrap().unwrap().source(), Source::Led);
     assert_eq!(asked.await.unwrap().unwrap().source(), Source::HandedOver);
@@ -759,7 +768,7 @@ async fn who_finds_no_place_to_load_is_served_what_another_process_loaded() {
     slow.await.unwrap().unwrap();
 }
 
-/// Where what was asked for came from, and how long it took.
+/// Returns the source of an answer and the time that it took.
 fn timed(asked: JoinHandle<Answer>) -> impl Future<Output = (Source, Duration)> {
     let begun = Instant::now();
     let answered = tokio::spawn(async move { (asked.await, begun.elapsed()) });
@@ -769,8 +778,8 @@ fn timed(asked: JoinHandle<Answer>) -> impl Future<Output = (Source, Duration)> 
     }
 }
 
-/// The acquisition was done, its answer never came, and nobody tries again: the task that no caller owns
-/// gives the lease back.
+/// The claim was granted, its answer never came, and no caller tries again. A background task
+/// releases the lease.
 #[tokio::test(start_paused = true)]
 async fn a_claim_of_unknown_outcome_leaves_no_orphan() {
     let faulty = Faulty::new(|op| (op == Op::Claim).then_some(Fault::LoseReply));
@@ -782,10 +791,15 @@ async fn a_claim_of_unknown_outcome_leaves_no_orphan() {
     settle().await;
     let begun = Instant::now();
     assert_eq!(ask(&caches[1], &origin, MS).await.unwrap().unwrap().source(), Source::Led);
-    assert!(begun.elapsed() < 10 * MS, "waited for an orphan: {:?}", begun.elapsed());
+    assert!(
+        begun.elapsed() < 10 * MS,
+        "the caller waited for an orphaned lease: {:?}",
+        begun.elapsed()
+    );
 }
 
-/// A commit that never arrives: the callers have their value all the same, and the next one loads anew.
+/// A commit never arrives. The callers have their value all the same, and the next caller loads
+/// anew.
 #[tokio::test(start_paused = true)]
 async fn a_commit_that_fails_costs_no_caller_the_value() {
     let faulty = Faulty::new(|op| (op == Op::Commit).then_some(Fault::Hang));
@@ -798,10 +812,10 @@ async fn a_commit_that_fails_costs_no_caller_the_value() {
     assert_eq!(ask(&caches[1], &origin, MS).await.unwrap().unwrap().value(), "value 2");
 }
 
-/// A commit that is not answered may have been refused, for an invalidation by another process: who asked
-/// after that is not told that the value is good. (Found by the histories.)
+/// An unanswered commit may have been refused because another process invalidated the key. A caller
+/// that asked after the invalidation is not told that the value is good. The histories found this.
 #[tokio::test(start_paused = true)]
-async fn a_commit_that_fails_promises_nothing_to_who_asked_after_the_load_began() {
+async fn a_failed_commit_promises_nothing_to_a_late_joiner() {
     let faulty = Faulty::new(|op| (op == Op::Commit).then_some(Fault::Hang));
     let caches = two_over(&faulty);
     let origin = Origin::default();
@@ -825,8 +839,8 @@ async fn without_pushes_a_waiter_is_served_when_the_lease_ends_or_after_five_sec
     assert!(begun.elapsed() <= Duration::from_millis(5200), "{:?}", begun.elapsed());
 }
 
-/// The first claim is on its way for longer than it has time. The second one is granted, and what was loaded under it is
-/// stored; when that is gone, the first one arrives, and nobody knows that it holds the lease.
+/// The first claim is on its way for longer than its time-out. The second one is granted, and its
+/// value is stored and ends. Then the first claim arrives and gets a lease that no caller knows of.
 #[tokio::test(start_paused = true)]
 async fn a_claim_that_arrives_after_the_commit_is_undone() {
     let lease = Duration::from_secs(10);
@@ -839,7 +853,11 @@ async fn a_claim_that_arrives_after_the_commit_is_undone() {
     let begun = Instant::now();
     let led = ask(&build(faulty.clone()), &origin, MS).await.unwrap().unwrap();
     assert_eq!(led.source(), Source::Led);
-    assert!(begun.elapsed() < 650 * MS, "it has arrived already: {:?}", begun.elapsed());
+    assert!(
+        begun.elapsed() < 650 * MS,
+        "the first claim has arrived already: {:?}",
+        begun.elapsed()
+    );
     sleep((701 * MS).saturating_sub(begun.elapsed())).await;
     let name = Name::new(&Namespace::standard(), Family::Cache, &Key::from("k"), 512).unwrap();
     assert!(faulty.inner.holder(&name, Mode::Exclusive).await.unwrap().is_some());
@@ -849,7 +867,7 @@ async fn a_claim_that_arrives_after_the_commit_is_undone() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn insert_and_invalidate_say_when_they_failed() {
+async fn a_failed_insert_or_invalidation_is_an_error() {
     let faulty = Faulty::new(|_| Some(Fault::Refuse));
     let [cache, _] = two_over(&faulty);
     for error in [
@@ -862,14 +880,14 @@ async fn insert_and_invalidate_say_when_they_failed() {
     }
 }
 
-/// A caller may be dropped at any await: here after each number of polls that a request can take. Whatever
-/// it leaves behind, the next caller is served at once and nothing remains.
+/// A caller may be dropped at any await. This test drops it after each number of polls that a
+/// request can take. The next caller is served at once, and nothing is left behind.
 #[tokio::test(start_paused = true)]
 async fn dropping_a_request_at_any_await_leaves_nothing_behind() {
     for polls in 0..12 {
         for policy in [Abandoned::Finish, Abandoned::Cancel] {
             let faulty = Faulty::new(|op| {
-                // Every operation takes a moment, so that there is an await to be dropped at.
+                // Every operation takes a moment, so that each has an await to be dropped at.
                 (op != Op::Release).then_some(Fault::Late(5 * MS))
             });
             let build = || {
@@ -901,20 +919,20 @@ async fn dropping_a_request_at_any_await_leaves_nothing_behind() {
     }
 }
 
-/// A type whose encoding panics, as a careless codec may.
+/// A type whose encoding panics, like a faulty codec.
 #[derive(Clone, Debug, serde::Deserialize)]
 struct Hostile;
 
 impl serde::Serialize for Hostile {
     fn serialize<S: serde::Serializer>(&self, _: S) -> Result<S::Ok, S::Error> {
-        panic!("not this one")
+        panic!("this type cannot be encoded")
     }
 }
 
-/// The panic came outside the loader. Had it only ended the leader's task, each follower would have led in
-/// turn, and panicked in turn.
+/// The panic came outside the loader. If it ended only the task of the leader, each follower would
+/// lead in turn, and panic in turn.
 #[tokio::test(start_paused = true)]
-async fn a_panic_of_a_codec_is_an_outcome_for_everyone_too() {
+async fn a_panic_of_a_codec_is_an_outcome_for_all_callers() {
     let cache: Cache<Hostile> = Cache::builder(MemoryBackend::new()).build().unwrap();
     let begun = Arc::new(AtomicUsize::new(0));
     let asked: Vec<_> = (0..10)
@@ -947,7 +965,7 @@ async fn a_backend_that_stays_silent_costs_nothing_after_the_first_few_requests(
         ask(&cache, &origin, MS).await.unwrap().unwrap();
         assert!(begun.elapsed() <= 3 * MS, "{:?}", begun.elapsed());
     }
-    // It comes back without help, and without a stampede.
+    // The cache recovers without help, and without a stampede.
     faulty.plan(|_| None);
     sleep(300 * MS).await;
     let loads = origin.loads();
@@ -956,9 +974,10 @@ async fn a_backend_that_stays_silent_costs_nothing_after_the_first_few_requests(
     assert_eq!((origin.loads() - loads, sources[&Source::Led]), (1, 1));
 }
 
-/// A load that hangs would gather callers without end, and each of them keeps a request and a connection.
+/// A load that hangs would gather callers without end. Each of them keeps a request and a
+/// connection.
 #[tokio::test(start_paused = true)]
-async fn callers_beyond_the_limits_are_told_at_once_and_cost_nobody_anything() {
+async fn callers_beyond_the_limits_are_refused_at_once() {
     let build = || Cache::<String>::builder(MemoryBackend::new());
     let per_key = build().max_waiters_per_key(10).build().unwrap();
     let in_all = build().max_waiters(10).build().unwrap();
@@ -975,7 +994,7 @@ async fn callers_beyond_the_limits_are_told_at_once_and_cost_nobody_anything() {
         let other = cache.request("other").load(origin.loader(Duration::ZERO)).await;
         assert_eq!(other.is_err(), other_key_too);
         assert!(begun.elapsed() <= 2 * MS, "{:?}", begun.elapsed());
-        // A caller who leaves makes room for one.
+        // A caller that leaves makes room for another one.
         waiting[9].abort();
         settle().await;
         let late = ask(cache, &origin, MS);
@@ -984,7 +1003,7 @@ async fn callers_beyond_the_limits_are_told_at_once_and_cost_nobody_anything() {
         for answer in waiting.into_iter().take(9).chain([late]) {
             assert_eq!(answer.await.unwrap().unwrap().value(), "value 1");
         }
-        // And none of it is left behind.
+        // No trace of the refused callers is left.
         for _ in 0..3 {
             assert!(ask(cache, &origin, MS).await.unwrap().is_ok());
         }
@@ -995,9 +1014,10 @@ async fn callers_beyond_the_limits_are_told_at_once_and_cost_nobody_anything() {
     }
 }
 
-/// Who asks a cache that is shut down loads for himself, and all of them together could be a stampede.
+/// Each caller of a cache that is shut down loads for itself. All of them together could be a
+/// stampede.
 #[tokio::test(start_paused = true)]
-async fn loads_after_a_shutdown_are_capped_too() {
+async fn loads_after_a_shutdown_are_limited() {
     let cache: Cache<String> = Cache::builder(MemoryBackend::new()).max_loads(4).build().unwrap();
     cache.shutdown(Duration::ZERO).await;
     let origin = Origin::default();
@@ -1006,8 +1026,8 @@ async fn loads_after_a_shutdown_are_capped_too() {
     assert_eq!((origin.loads(), origin.most()), (20, 4));
 }
 
-/// Whoever waits for another process would sleep until the end of its lease, while others of his own have
-/// found out long since that nothing can be pushed any more.
+/// A waiter for another process would sleep until the end of its lease. Other callers of its own
+/// process have found out meanwhile that no push can come any more.
 #[tokio::test(start_paused = true)]
 async fn waiters_do_not_sleep_through_an_outage() {
     let faulty = Faulty::new(|_| None);

@@ -39,7 +39,7 @@ fn over_mock(
 }
 
 #[tokio::test(start_paused = true)]
-async fn of_200_callers_one_reaches_the_service() {
+async fn one_of_200_callers_reaches_the_service() {
     let (service, mut handle) = over_mock(cache(&MemoryBackend::new()));
     let callers: Vec<_> = (0..200).map(|_| tokio::spawn(service.clone().oneshot("a"))).collect();
     let (request, answer) = handle.next_request().await.unwrap();
@@ -87,7 +87,7 @@ async fn the_layer_is_ready_though_the_service_is_not() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_callers_leaving_costs_nobody_anything() {
+async fn a_caller_that_leaves_costs_no_second_call() {
     let (service, mut handle) = over_mock(cache(&MemoryBackend::new()));
     let leader = tokio::spawn(service.clone().oneshot("a"));
     let (_, answer) = handle.next_request().await.unwrap();
@@ -101,7 +101,7 @@ async fn a_callers_leaving_costs_nobody_anything() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_nobody_waits_for_is_cancelled_if_told_so() {
+async fn a_call_without_callers_is_cancelled_if_configured() {
     let dropped = Arc::new(AtomicBool::new(false));
     struct Told(Arc<AtomicBool>);
     impl Drop for Told {
@@ -126,7 +126,7 @@ async fn what_nobody_waits_for_is_cancelled_if_told_so() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_error_of_the_service_reaches_everyone_who_waited() {
+async fn an_error_of_the_service_reaches_every_waiter() {
     #[derive(Debug, thiserror::Error)]
     #[error("no product {0}")]
     struct NoProduct(u32);
@@ -149,7 +149,7 @@ async fn an_error_of_the_service_reaches_everyone_who_waited() {
         assert_eq!(error.load_ref::<NoProduct>().unwrap().0, 42);
     }
     assert_eq!(calls.load(Ordering::SeqCst), 1);
-    // Nothing of it is remembered.
+    // The failure is not remembered.
     assert!(service.oneshot("a").await.is_err());
     assert_eq!(calls.load(Ordering::SeqCst), 2);
 }
@@ -164,7 +164,7 @@ async fn a_boxed_error_keeps_its_type() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_panic_of_the_service_is_an_error_and_the_next_call_a_new_one() {
+async fn a_panic_of_the_service_is_an_error_and_is_not_remembered() {
     let calls = Arc::new(AtomicUsize::new(0));
     let counted = calls.clone();
     let service = BellwetherLayer::new(cache(&MemoryBackend::new()), keyed).layer(service_fn(
@@ -172,7 +172,7 @@ async fn a_panic_of_the_service_is_an_error_and_the_next_call_a_new_one() {
             let first = counted.fetch_add(1, Ordering::SeqCst) == 0;
             async move {
                 sleep(Duration::from_millis(50)).await;
-                assert!(!first, "the first call");
+                assert!(!first, "the first call panics");
                 Ok::<_, Infallible>("A".to_owned())
             }
         },
@@ -184,10 +184,10 @@ async fn a_panic_of_the_service_is_an_error_and_the_next_call_a_new_one() {
     assert_eq!(service.oneshot("a").await.unwrap(), "A");
 }
 
-/// tower-http-cache hangs here, hitbox-tower panics: the permit is held by one who waits, or was never
-/// taken.
+/// Here tower-http-cache hangs, and hitbox-tower panics. The permit is held by a waiting request,
+/// or was never taken.
 #[tokio::test(start_paused = true)]
-async fn over_a_concurrency_limit_of_one_nothing_blocks() {
+async fn a_concurrency_limit_of_one_blocks_nothing() {
     let (inner, mut handle): (Mock<Request, String>, _) = mock::pair();
     let mut service = ServiceBuilder::new()
         .layer(BellwetherLayer::new(cache(&MemoryBackend::new()), keyed))
@@ -207,14 +207,14 @@ async fn over_a_concurrency_limit_of_one_nothing_blocks() {
         answers.push(timeout(Duration::from_secs(5), caller).await.unwrap().unwrap().unwrap());
     }
     assert_eq!(answers, ["A", "B", "OWN 1", "A", "B", "OWN 2"]);
-    // Readiness that was got and not used holds nothing.
+    // Unused readiness holds no permit.
     let _ready = service.ready().await.unwrap().clone();
     let other = tokio::spawn(service.ready().await.unwrap().call("c"));
     handle.next_request().await.unwrap().1.send_response("C".to_owned());
     assert_eq!(other.await.unwrap().unwrap(), "C");
 }
 
-/// A service that takes its contract seriously: a clone is not ready.
+/// A service that checks its contract: a clone is not ready.
 #[derive(Default)]
 struct Strict {
     ready: bool,
@@ -232,7 +232,7 @@ impl Service<Request> for Strict {
     type Future = Ready<Result<String, Infallible>>;
 
     fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        // Ready at the second look only.
+        // Only the second poll is ready.
         if std::mem::replace(&mut self.ready, true) {
             return Poll::Ready(Ok(()));
         }
@@ -241,7 +241,7 @@ impl Service<Request> for Strict {
     }
 
     fn call(&mut self, request: Request) -> Self::Future {
-        assert!(self.ready, "called without being ready");
+        assert!(self.ready, "the service was called without being ready");
         self.ready = false;
         ready(Ok(request.to_uppercase()))
     }
@@ -260,7 +260,7 @@ async fn a_clone_is_made_ready_before_it_is_called() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_service_that_never_gets_ready_ends_at_the_load_limit() {
+async fn a_service_that_never_gets_ready_fails_at_the_load_limit() {
     let cache: Cache<String> =
         Cache::builder(MemoryBackend::new()).load_limit(Duration::from_secs(1)).build().unwrap();
     let (service, mut handle) = over_mock(cache);
@@ -298,7 +298,8 @@ async fn layers_over_one_cache_share_and_two_caches_are_a_fleet() {
     assert!(begun.elapsed() < Duration::from_millis(200), "{:?}", begun.elapsed());
 }
 
-/// Applied twice over one cache, the inner layer's flight would wait for the outer's, which waits for it.
+/// A layer is applied twice over one cache. The flight of the inner layer would wait for that of
+/// the outer one, which waits for it.
 #[tokio::test(start_paused = true)]
 async fn a_layer_within_itself_does_not_wait_for_itself() {
     let layer = BellwetherLayer::new(cache(&MemoryBackend::new()), keyed);

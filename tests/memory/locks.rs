@@ -324,7 +324,7 @@ async fn names_namespaces_and_settings_are_checked() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn endless_times_are_no_panic() {
+async fn endless_durations_do_not_panic() {
     let locks = Locks::new(MemoryBackend::new());
     let mutex = locks
         .mutex("m")

@@ -1,4 +1,5 @@
-//! What a reentrant mutex promises. Time is paused; `Locks` over one memory backend stand for processes.
+//! The promises of a reentrant mutex. Time is paused, and `Locks` over one memory backend stand for
+//! processes.
 
 use std::{iter, sync::Arc, time::Duration};
 
@@ -26,7 +27,7 @@ fn kind<T>(result: Result<T, Error>) -> ErrorKind {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_last_guard_gives_the_one_lease_back() {
+async fn the_last_guard_releases_the_lease() {
     let faulty = Faulty::new(|_| None);
     let locks = Locks::new(faulty.clone());
     let mutex = locks.reentrant_mutex("m").lease(LEASE);
@@ -36,7 +37,7 @@ async fn the_last_guard_gives_the_one_lease_back() {
     let tried = holder.try_lock().await.unwrap().unwrap();
     let cloned = again.clone();
     assert!([&again, &tried, &cloned].iter().all(|guard| guard.fence() == first.fence()));
-    // It is renewed for all of them.
+    // The lease is renewed for all guards.
     sleep(5 * LEASE).await;
     assert_eq!(faulty.count(Op::Acquire), 1);
     let renewals = faulty.count(Op::Renew);
@@ -49,13 +50,13 @@ async fn the_last_guard_gives_the_one_lease_back() {
     cloned.unlock().await.unwrap();
     assert!(!mutex.is_locked().await.unwrap());
     assert_eq!(faulty.count(Op::Release), 1);
-    // And from the beginning.
+    // The holder can also begin anew.
     let fence = faulty.count(Op::Acquire);
     drop(holder.lock().await.unwrap());
     assert_eq!(faulty.count(Op::Acquire), fence + 1);
     let begun = Instant::now();
     drop(locks.mutex("m").lock().await.unwrap());
-    assert!(begun.elapsed() < 10 * MS, "a dropped guard gives it back at once");
+    assert!(begun.elapsed() < 10 * MS, "a dropped guard did not release at once");
 }
 
 #[tokio::test(start_paused = true)]
@@ -83,10 +84,11 @@ async fn holders_exclude_each_other_and_the_mutex_of_that_name() {
     plain.unlock().await.unwrap();
 }
 
-/// Two tasks of a holder wait behind a stranger, and one more caller behind them. The first of the two goes
-/// away: the second keeps the place in the line, and nothing is asked a second time.
+/// Two tasks of a holder wait behind a stranger, and one more caller behind them. The first of the
+/// two goes away. The second one keeps the slot in the local queue, and the server is not asked
+/// again.
 #[tokio::test(start_paused = true)]
-async fn who_waits_together_shares_an_acquisition_and_who_leaves_costs_nothing() {
+async fn tasks_of_a_holder_share_an_acquisition_that_survives_a_leaver() {
     let faulty = Faulty::new(|_| None);
     let locks = Locks::new(faulty.clone());
     for leaver in [0, 1] {
@@ -103,7 +105,7 @@ async fn who_waits_together_shares_an_acquisition_and_who_leaves_costs_nothing()
             async move { mutex.lock().await.unwrap().fence() }
         });
         sleep(MS).await;
-        // While others of the holder wait, one that would not wait is told no.
+        // While other tasks of the holder wait, a task that does not wait is refused.
         assert!(holder.try_lock().await.unwrap().is_none());
         two.remove(leaver).abort();
         sleep(MS).await;
@@ -113,14 +115,14 @@ async fn who_waits_together_shares_an_acquisition_and_who_leaves_costs_nothing()
         assert!(guard.fence() > fence);
         let fence = guard.fence();
         guard.unlock().await.unwrap();
-        assert!(behind.await.unwrap() > fence, "it was before the other in the line");
-        assert_eq!(faulty.count(Op::Acquire), asked, "the lease was passed on");
+        assert!(behind.await.unwrap() > fence, "the caller behind was served first");
+        assert_eq!(faulty.count(Op::Acquire), asked, "the lease was not passed on");
         sleep(MS).await;
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_waits_together_is_served_together() {
+async fn tasks_of_a_holder_are_served_together() {
     let faulty = Faulty::new(|op| (op == Op::Acquire).then_some(Fault::Late(20 * MS)));
     let locks = Locks::new(faulty.clone());
     let holder = locks.reentrant_mutex("m").holder();
@@ -132,10 +134,10 @@ async fn who_waits_together_is_served_together() {
     }
     assert!(guards.iter().all(|guard| guard.fence() == guards[0].fence()));
     assert_eq!(faulty.count(Op::Acquire), 1);
-    // It came first, and the others joined it.
+    // The try came first, and the others joined it.
     assert_eq!(tried.unwrap().unwrap().fence(), guards[0].fence());
     drop(guards);
-    // All of them leave while it is on its way: it is undone.
+    // All of them leave while the acquisition is on its way, and it is undone.
     let tasks: Vec<_> = (0..5).map(|_| locking(&holder)).collect();
     sleep(5 * MS).await;
     tasks.iter().for_each(JoinHandle::abort);
@@ -144,9 +146,10 @@ async fn who_waits_together_is_served_together() {
     assert!(begun.elapsed() < LEASE + 100 * MS);
 }
 
-/// Whoever joins an acquisition that ends before his own patience goes on by himself.
+/// A task joins an acquisition that ends before the wait limit of the task. It then goes on by
+/// itself.
 #[tokio::test(start_paused = true)]
-async fn nobody_gives_up_with_anothers_patience() {
+async fn each_task_of_a_holder_keeps_its_own_wait_limit() {
     let locks = Locks::new(MemoryBackend::new());
     let _other = locks.mutex("m").lock().await.unwrap();
     let holder = locks.reentrant_mutex("m").wait_limit(700 * MS).holder();
@@ -160,7 +163,7 @@ async fn nobody_gives_up_with_anothers_patience() {
     assert_eq!(kind(second.await.unwrap()), ErrorKind::NotAcquired);
     let elapsed = begun.elapsed();
     assert!(elapsed >= 1200 * MS && elapsed < 1210 * MS, "{elapsed:?}");
-    // One who joins a try that does not wait waits all the same.
+    // A task that joins a try without waiting still waits.
     let faulty = Faulty::new(|op| (op == Op::Acquire).then_some(Fault::Late(20 * MS)));
     let held = Locks::new(faulty.inner.clone()).mutex("m").lock().await.unwrap();
     let holder = Locks::new(faulty).reentrant_mutex("m").holder();
@@ -175,7 +178,7 @@ async fn nobody_gives_up_with_anothers_patience() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_loss_is_told_by_every_guard_and_not_joined() {
+async fn a_loss_is_reported_by_every_guard_and_not_joined() {
     let faulty = Faulty::new(|op| (op == Op::Renew).then_some(Fault::Refuse));
     let holder = Locks::new(faulty.clone()).reentrant_mutex("m").lease(LEASE).holder();
     let old: Vec<_> = [holder.lock().await.unwrap(), holder.lock().await.unwrap()].into();
@@ -193,12 +196,12 @@ async fn a_loss_is_told_by_every_guard_and_not_joined() {
         assert_eq!(kind(guard.unlock().await), ErrorKind::Lost);
     }
     sleep(3 * LEASE).await;
-    assert!(!anew.is_lost(), "what old guards do is not about the new lease");
+    assert!(!anew.is_lost(), "an old guard ended the new lease");
     anew.unlock().await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lease_ended_from_outside_is_taken_anew() {
+async fn a_lease_ended_from_outside_is_acquired_anew() {
     let backend = MemoryBackend::new();
     let mutex = Locks::new(backend.clone()).reentrant_mutex("m").lease(LEASE);
     let holder = mutex.holder();
@@ -212,13 +215,13 @@ async fn a_lease_ended_from_outside_is_taken_anew() {
     anew.unlock().await.unwrap();
 }
 
-/// A strategy is anyone's code.
+/// A strategy is foreign code.
 #[tokio::test(start_paused = true)]
 async fn a_strategy_that_panics_is_an_error_for_each_caller() {
     let locks = Locks::new(MemoryBackend::new());
     let other = locks.mutex("m").lock().await.unwrap();
-    let crack = || iter::from_fn(|| -> Option<Duration> { panic!("the strategy cracked") });
-    let holder = locks.reentrant_mutex("m").retry(crack).holder();
+    let broken = || iter::from_fn(|| -> Option<Duration> { panic!("the strategy panicked") });
+    let holder = locks.reentrant_mutex("m").retry(broken).holder();
     let tasks: Vec<_> = (0..3).map(|_| locking(&holder)).collect();
     for task in tasks {
         assert_eq!(kind(task.await.unwrap()), ErrorKind::Panicked);
@@ -228,7 +231,7 @@ async fn a_strategy_that_panics_is_an_error_for_each_caller() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn settings_names_and_shutdown_are_told() {
+async fn bad_settings_bad_names_and_shutdown_are_errors() {
     let locks = Locks::new(MemoryBackend::new());
     let invalid = locks.reentrant_mutex("m").lease(Duration::ZERO).holder();
     assert_eq!(kind(invalid.lock().await), ErrorKind::InvalidConfig);
@@ -247,8 +250,8 @@ async fn settings_names_and_shutdown_are_told() {
     }
 }
 
-/// Tasks of one holder come and go on several threads, beside another holder: what they hold together is
-/// held by one of the two.
+/// Tasks of one holder come and go on several threads, beside another holder. The two holders never
+/// hold the mutex together.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn holders_exclude_each_other_on_many_threads() {
     let locks = Locks::new(MemoryBackend::new());
@@ -275,7 +278,7 @@ async fn holders_exclude_each_other_on_many_threads() {
                         0 => guard.unlock().await.unwrap(),
                         _ => drop(guard),
                     }
-                    // So that the other holder gets it.
+                    // The other holder gets its turn.
                     sleep(MS).await;
                 }
             }));

@@ -1,7 +1,8 @@
-//! Who depended on someone that stopped: a caller who polls his future no more, a runtime that went away.
+//! A caller stops polling its future, or a runtime goes away, and other callers depend on it.
 //!
-//! A request is polled by its caller for a while, and he may stop: a stream of requests whose consumer does something
-//! else, a `select!` whose other branch has won. What is done for all in the task of one ends with his runtime.
+//! A caller polls its request for a while and may stop. Examples are a stream of requests whose
+//! consumer does something else, and a `select!` whose other branch has won. Work for all callers
+//! in the task of one ends with the runtime of that task.
 
 use std::{pin::pin, time::Duration};
 
@@ -29,10 +30,11 @@ async fn get(cache: &Cache<u32>, key: &str) -> u32 {
     cache.get_or_load(key, |_| async { Ok::<_, BoxError>(7) }).await.unwrap()
 }
 
-/// There are only so many turns to ask the backend. Those of futures that nobody polled stayed with them, and the next
-/// ones in the queue for them were not polled either: the whole cache stood still. (Found by reading.)
+/// Only a limited number of flights may ask the backend at a time. Futures that were no longer
+/// polled kept their permits. The next ones in the queue for permits were not polled either, and
+/// the whole cache stood still. A reading of the code found this.
 #[tokio::test(start_paused = true)]
-async fn many_requests_that_nobody_polls_take_no_turn_from_others() {
+async fn requests_that_are_not_polled_take_no_permit_from_others() {
     let (_, cache) = slow();
     let keys: Vec<_> = (0..400).map(|n| format!("k{n}")).collect();
     for key in &keys {
@@ -40,20 +42,22 @@ async fn many_requests_that_nobody_polls_take_no_turn_from_others() {
     }
     let mut requests: FuturesUnordered<_> = keys.iter().map(|key| get(&cache, key)).collect();
     let mut served = 0;
-    while let Some(value) = timeout(LIMIT, requests.next()).await.expect("nobody is served") {
+    while let Some(value) = timeout(LIMIT, requests.next()).await.expect("no request is served") {
         assert_eq!(value, 7);
         served += 1;
-        // In this task, which polls none of the others meanwhile, and in others.
+        // One caller runs in this task, which polls none of the others meanwhile, and others run
+        // elsewhere.
         let name = format!("other-{served}");
         let other = timeout(LIMIT, get(&cache, &name)).await;
-        assert_eq!(other.expect("it stands still"), 7);
+        assert_eq!(other.expect("the cache stands still"), 7);
     }
     assert_eq!(served, keys.len());
 }
 
-/// A shutdown waits for those who lead; one of them was not polled any more. (Found by reading.)
+/// A shutdown waits for the leaders, and one of them was not polled any more. A reading of the code
+/// found this.
 #[tokio::test(start_paused = true)]
-async fn a_shutdown_does_not_wait_for_who_polls() {
+async fn a_shutdown_does_not_wait_for_the_poll_of_a_leader() {
     for detached in [false, true] {
         let (_, cache) = slow();
         let mut request = pin!(get(&cache, "k"));
@@ -62,16 +66,18 @@ async fn a_shutdown_does_not_wait_for_who_polls() {
             cache.invalidate("k").await.unwrap();
         }
         let begun = Instant::now();
-        timeout(LIMIT, cache.shutdown(1000 * MS)).await.expect("it waits for who does not poll");
+        timeout(LIMIT, cache.shutdown(1000 * MS))
+            .await
+            .expect("the shutdown waits for a future that is not polled");
         assert!(begun.elapsed() <= 20 * MS, "{:?}", begun.elapsed());
         assert_eq!(request.await, 7);
     }
 }
 
-/// After a shutdown everyone loads for himself, with a cap; whoever asked for another key in his loader waited for a
-/// place that he himself held. (Found by reading.)
+/// After a shutdown each caller loads for itself, with a limit on loads. A loader that asked for
+/// another key waited for a permit that it held itself. A reading of the code found this.
 #[tokio::test(start_paused = true)]
-async fn after_a_shutdown_a_loader_that_asks_does_not_wait_for_itself() {
+async fn a_nested_load_after_a_shutdown_does_not_wait_for_itself() {
     let cache: Cache<u32> = Cache::builder(MemoryBackend::new()).max_loads(1).build().unwrap();
     cache.shutdown(MS).await;
     let inner = cache.clone();
@@ -82,10 +88,10 @@ async fn after_a_shutdown_a_loader_that_asks_does_not_wait_for_itself() {
     assert!(begun.elapsed() < 1000 * MS, "{:?}", begun.elapsed());
 }
 
-/// One task renews all leases, in the runtime of the first. When that was gone, nobody renewed those of the others until
-/// the next was acquired. (Found by reading.)
+/// One task renewed all leases, in the runtime of the first lock. When that runtime was gone, the
+/// other leases were not renewed until the next acquisition. A reading of the code found this.
 #[test]
-fn leases_are_renewed_though_the_runtime_of_the_first_is_gone() {
+fn leases_are_renewed_after_the_runtime_of_the_first_is_gone() {
     let lease = 400 * MS;
     let locks = Locks::new(MemoryBackend::new());
     let [first, second, third] = [0, 1, 2].map(|_| Runtime::new().unwrap());
@@ -99,16 +105,17 @@ fn leases_are_renewed_though_the_runtime_of_the_first_is_gone() {
     drop(second);
     third.block_on(async {
         let lost = select_all(held.iter().map(|guard| Box::pin(guard.lost())));
-        assert!(timeout(3 * lease, lost).await.is_err(), "one is not renewed any more");
+        assert!(timeout(3 * lease, lost).await.is_err(), "a lease is not renewed any more");
         for guard in held {
             guard.unlock().await.unwrap();
         }
     });
 }
 
-/// As above, of a lease that was passed on in the runtime that went away. (Found by reading.)
+/// The same happened to a lease that was passed on in the runtime that went away. A reading of the
+/// code found this.
 #[test]
-fn a_lease_that_was_passed_on_is_renewed_where_it_was_passed_to() {
+fn a_lease_that_was_passed_on_is_renewed_in_the_runtime_of_its_owner() {
     let lease = 400 * MS;
     let locks = Locks::new(MemoryBackend::new());
     let [first, second] = [0, 1].map(|_| Runtime::new().unwrap());
@@ -117,15 +124,19 @@ fn a_lease_that_was_passed_on_is_renewed_where_it_was_passed_to() {
     let guard = second.block_on(next).unwrap();
     drop(first);
     second.block_on(async {
-        assert!(timeout(3 * lease, guard.lost()).await.is_err(), "it is not renewed any more");
+        assert!(
+            timeout(3 * lease, guard.lost()).await.is_err(),
+            "the lease is not renewed any more"
+        );
         guard.unlock().await.unwrap();
     });
 }
 
-/// A lock was passed on, and before that was answered the runtime was gone in which it was done. The next in line was
-/// told that his time was over, and nobody gave back what he had been passed. (Found by reading.)
+/// A lock was passed on, and the runtime of the pass went away before the answer. The next waiter
+/// in the local queue was told that its time was over, and the passed lease was never released. A
+/// reading of the code found this.
 #[test]
-fn who_was_being_passed_a_lock_by_a_runtime_that_went_away_has_it_soon() {
+fn a_waiter_gets_a_lock_whose_pass_was_cut_off_by_a_dropped_runtime() {
     let faulty = Faulty::once(Op::Pass, Fault::LoseReply);
     let locks = Locks::new(faulty.clone());
     let [first, second] = [0, 1].map(|_| Runtime::new().unwrap());
@@ -135,14 +146,14 @@ fn who_was_being_passed_a_lock_by_a_runtime_that_went_away_has_it_soon() {
         assert!(comes_true(LIMIT, async || faulty.count(Op::Pass) == 1).await);
         let begun = Instant::now();
         first.shutdown_background();
-        let guard = timeout(LIMIT, next).await.expect("he never has it").unwrap();
+        let guard = timeout(LIMIT, next).await.expect("the waiter never gets the lock").unwrap();
         assert!(begun.elapsed() < 2000 * MS, "{:?}", begun.elapsed());
         guard.unlock().await.unwrap();
         assert!(!locks.mutex("k").is_locked().await.unwrap());
     });
 }
 
-/// One has a lock in one runtime, and another stands in line for it in another.
+/// Acquires a lock in one runtime, and lets another runtime wait for it in the local queue.
 fn waits_behind(
     locks: &Locks,
     first: &Runtime,
@@ -153,7 +164,7 @@ fn waits_behind(
     let held = first.block_on(async { mutex().lock().await.unwrap() });
     let mutex = mutex();
     let mut waiting = Box::pin(async move { mutex.lock().await.unwrap() });
-    // Polled once, it stands in line.
+    // The first poll enters the local queue.
     assert!(second.block_on(async { poll!(waiting.as_mut()) }).is_pending());
     (held, second.spawn(waiting))
 }

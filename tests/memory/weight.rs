@@ -1,4 +1,4 @@
-//! The weight limit of the memory backend: entries make room, leases and fences never do.
+//! The weight limit of the memory backend. Entries make room, leases and fences never do.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use bytes::Bytes;
 const LEASE: Duration = Duration::from_secs(60);
 const FENCE_LIFE: Duration = Duration::from_secs(600);
 const TTL: Duration = Duration::from_secs(120);
-/// Of ten entries of 100 bytes, their headers counted.
+/// The weight of ten entries of 100 bytes, with their headers.
 const LIMIT: usize = 1000;
 
 fn name(key: &str) -> Name {
@@ -24,14 +24,14 @@ fn claim(name: &Name) -> Claim {
     Claim::new(name.clone(), Mode::Exclusive, LEASE, FENCE_LIFE)
 }
 
-/// An entry of so many bytes.
+/// Returns an entry with a weight in bytes.
 fn entry(weight: usize) -> Entry {
     let header = Entry::uncacheable(Duration::ZERO).weight();
     Entry::value(7, Duration::ZERO, Bytes::from(vec![b'v'; weight - header]))
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_entries_that_nobody_asked_for_longest_make_room() {
+async fn the_least_recently_used_entries_make_room() {
     let backend = MemoryBackend::with_weight(LIMIT);
     let names: Vec<_> = (0..11).map(|at| name(&format!("k{at}"))).collect();
     for name in &names[..10] {
@@ -43,7 +43,7 @@ async fn the_entries_that_nobody_asked_for_longest_make_room() {
     assert_eq!(backend.weight(), LIMIT);
     assert!(backend.get(&names[0]).await.unwrap().is_some());
     assert!(backend.get(&names[1]).await.unwrap().is_none());
-    // One large entry may take the place of many.
+    // One large entry may replace many.
     backend.put(&names[1], &entry(LIMIT), TTL, FENCE_LIFE).await.unwrap();
     assert_eq!(backend.weight(), LIMIT);
     assert!(backend.get(&names[0]).await.unwrap().is_none());
@@ -71,9 +71,9 @@ async fn leases_and_fences_make_no_room() {
     assert_eq!(backend.weight(), LIMIT);
 }
 
-/// As on a Redis server that is full: the value is handed over, and what stood there goes, being older.
+/// Like a full Redis server, the backend hands the value over and removes the older entry.
 #[tokio::test(start_paused = true)]
-async fn a_commit_that_is_too_large_hands_over_and_drops_what_is_older() {
+async fn a_commit_that_is_too_large_hands_over_and_drops_the_older_entry() {
     let backend = MemoryBackend::with_weight(LIMIT);
     let name = name("k");
     let seen = backend.put(&name, &entry(100), TTL, FENCE_LIFE).await.unwrap();
@@ -87,7 +87,7 @@ async fn a_commit_that_is_too_large_hands_over_and_drops_what_is_older() {
     assert_eq!(backend.weight(), 0);
 }
 
-/// As on a Redis server that is full: who put it is told, and the load under way is not cut off for nothing.
+/// Like a full Redis server, the backend refuses the put, and the load under way continues.
 #[tokio::test(start_paused = true)]
 async fn a_put_that_is_too_large_fails_and_changes_nothing() {
     let backend = MemoryBackend::with_weight(LIMIT);
@@ -103,9 +103,9 @@ async fn a_put_that_is_too_large_fails_and_changes_nothing() {
     assert_eq!(backend.weight(), 200);
 }
 
-/// What nobody asks for again must not stay for ever.
+/// An entry that is never read again must not stay for ever.
 #[tokio::test(start_paused = true)]
-async fn what_has_ended_weighs_nothing() {
+async fn an_ended_entry_weighs_nothing() {
     let backend = MemoryBackend::with_weight(LIMIT);
     for at in 0..5 {
         backend.put(&name(&format!("k{at}")), &entry(100), TTL, FENCE_LIFE).await.unwrap();

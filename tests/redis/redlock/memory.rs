@@ -172,7 +172,7 @@ async fn a_holder_takes_it_again_and_others_do_not() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn settings_names_and_shutdown_are_told() {
+async fn bad_settings_bad_names_and_shutdown_are_errors() {
     assert_eq!(kind(Redlock::new(Vec::<MemoryBackend>::new())), ErrorKind::InvalidConfig);
     let servers: [_; 3] = servers();
     let redlock = Redlock::new(servers.clone()).unwrap();
