@@ -88,6 +88,22 @@ impl Error {
         Self(Arc::new(Inner { kind, message: message.into(), source: Some(source.into()) }))
     }
 
+    /// The lease was lost before the call.
+    pub(crate) fn lost() -> Self {
+        Self::new(ErrorKind::Lost, "the lease was lost; another holder may have it by now")
+    }
+
+    /// The wait for a lock ended first.
+    pub(crate) fn not_acquired(name: &str) -> Self {
+        let why = format!("{name} was not acquired before the wait ended");
+        Self::new(ErrorKind::NotAcquired, why)
+    }
+
+    /// The locks were shut down before the call, or during it.
+    pub(crate) fn shut_down() -> Self {
+        Self::new(ErrorKind::ShutDown, "the locks are shut down")
+    }
+
     /// Wraps the error that a loader returned.
     pub(crate) fn load(error: impl Into<BoxError>) -> Self {
         Self::with_source(ErrorKind::Load, "the load failed", error)

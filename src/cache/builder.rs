@@ -53,7 +53,7 @@ impl Settings {
     pub(super) fn upkeep(&self, load_limit: Duration) -> Upkeep {
         // The commit comes after the load.
         let max_hold = load_limit.saturating_add(self.lease);
-        Upkeep { refresh: Some(self.refresh), max_hold }
+        Upkeep { renew_every: Some(self.refresh), max_hold }
     }
 }
 

@@ -15,17 +15,17 @@ use crate::{
     backend::{Committed, Entry, Failure, Grant, in_time},
     error::{BackendError, BackendErrorKind, Error},
     flight::Epoch,
-    lease::Held,
+    lease::LeaseGuard,
 };
 
 impl<V: Clone + Send + Sync + 'static> Path<V> {
     /// Loads under the lease, and commits.
-    pub(super) async fn load<F, Fut>(&self, work: F, held: Held, granted: Epoch) -> Landing<V>
+    pub(super) async fn load<F, Fut>(&self, work: F, held: LeaseGuard, granted: Epoch) -> Landing<V>
     where
         F: FnOnce(Lead) -> Fut,
         Fut: Future<Output = Result<Produced<V>, Error>>,
     {
-        let lead = Lead::new(Some((held.fence(), held.watch().clone())));
+        let lead = Lead::new(Some(held.record().clone()));
         let begun = Instant::now();
         self.inner.counters.loads.add();
         let limit = self.options.load_limit;
@@ -86,7 +86,7 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
 
     async fn commit(
         &self,
-        held: Held,
+        held: LeaseGuard,
         entry: Entry,
         ttl: Option<Duration>,
         value: V,
@@ -137,7 +137,7 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
     /// Commits, and again if the answer was lost: the second recognises the first.
     async fn try_commit(
         &self,
-        held: &Held,
+        held: &LeaseGuard,
         grant: &Grant,
         entry: &Entry,
         ttl: Option<Duration>,

@@ -4,7 +4,7 @@ use std::{
     time::Duration,
 };
 
-use crate::lease::Watch;
+use crate::lease::LeaseRecord;
 
 /// What a loader is given: the lease that it runs under, and a say in how its value is kept.
 ///
@@ -13,7 +13,7 @@ use crate::lease::Watch;
 pub struct Lead(Arc<Inner>);
 
 struct Inner {
-    lease: Option<(u64, Arc<Watch>)>,
+    lease: Option<Arc<LeaseRecord>>,
     keeping: Mutex<Keeping>,
 }
 
@@ -25,7 +25,7 @@ pub(super) struct Keeping {
 
 impl Lead {
     /// A lead under a lease, or without one.
-    pub(super) fn new(lease: Option<(u64, Arc<Watch>)>) -> Self {
+    pub(super) fn new(lease: Option<Arc<LeaseRecord>>) -> Self {
         Self(Arc::new(Inner { lease, keeping: Mutex::default() }))
     }
 
@@ -35,7 +35,7 @@ impl Lead {
     /// loader that was suspended and comes back late. None, if the load runs without a lease;
     /// [`Source::Degraded`](super::Source::Degraded) says why one does.
     pub fn fence(&self) -> Option<u64> {
-        self.0.lease.as_ref().map(|(fence, _)| *fence)
+        self.0.lease.as_ref().map(|lease| lease.fence())
     }
 
     /// Completes when the lease is lost: someone else may be loading by now, and this value will most
@@ -46,7 +46,7 @@ impl Lead {
     /// Dropping the future changes nothing; it can be asked for again.
     pub async fn lost(&self) {
         match &self.0.lease {
-            Some((_, watch)) => watch.lost().await,
+            Some(lease) => lease.lost().await,
             None => std::future::pending().await,
         }
     }

@@ -8,6 +8,7 @@
 
 mod breaker;
 mod builder;
+mod claim;
 mod codec;
 mod commit;
 mod decide;

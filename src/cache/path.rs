@@ -21,11 +21,10 @@ use super::{
     shard::Shard,
 };
 use crate::{
-    backend::{Change, Claim, Claimed, Mode},
     error::{BackendError, BackendErrorKind, Error, ErrorKind},
     flight::{Epoch, Leader, Notice},
     key::Name,
-    lease::{Held, Pending, Turn, Waiting},
+    lease::LeaseGuard,
 };
 
 /// What a flight lands with.
@@ -62,7 +61,7 @@ pub(super) fn second_try(first: Instant, limit: Duration) -> Duration {
 /// One leader on its way.
 pub(super) struct Path<V: Clone> {
     pub(super) inner: Arc<Inner<V>>,
-    name: Name,
+    pub(super) name: Name,
     /// What of the backend keeps the name.
     pub(super) shard: Arc<Shard>,
     pub(super) options: Options,
@@ -77,11 +76,11 @@ pub(super) struct Path<V: Clone> {
 pub(super) type Landing<V> = (Outcome<V>, Epoch);
 
 /// Where the way goes on.
-enum Step<V> {
+pub(super) enum Step<V> {
     /// The flight has its outcome.
     Land(Landing<V>),
     /// The lease is ours.
-    Load(Held, Epoch),
+    Load(LeaseGuard, Epoch),
     /// Load without a lease.
     Alone,
 }
@@ -193,7 +192,12 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
     }
 
     /// Serves what an entry is good for; the fence to claim with, if it is not good enough.
-    fn serve(&self, decision: Decision<V>, source: Source, epoch: Epoch) -> Result<u64, Step<V>> {
+    pub(super) fn serve(
+        &self,
+        decision: Decision<V>,
+        source: Source,
+        epoch: Epoch,
+    ) -> Result<u64, Step<V>> {
         match decision {
             Decision::Fresh(value) => Err(Step::Land((Outcome::Value(value, source), epoch))),
             Decision::Uncacheable => Err(match self.options.on_uncacheable {
@@ -204,117 +208,8 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
         }
     }
 
-    /// Claims the lease, or waits for what its holder makes.
-    async fn claim<'a>(
-        &'a self,
-        mut seen: u64,
-        permit: &mut Option<SemaphorePermit<'a>>,
-    ) -> Step<V> {
-        let settings = &self.inner.settings;
-        let claim =
-            Claim::new(self.name.clone(), Mode::Exclusive, settings.lease, settings.fence_life());
-        let engine = &self.inner.engine;
-        let retry = settings.retry.as_ref();
-        let mut waiting = Waiting::new(engine.clone(), &claim, retry, self.options.wait_limit);
-        let mut pending = Pending::new(engine.clone(), claim);
-        let mut last = false;
-        let mut doubted = false;
-        let mut first = Instant::now();
-        loop {
-            if let Err(error) = self.permit(permit).await {
-                return Step::Land(self.crowded_out(error).await);
-            }
-            let turn = self.shard.turn().await;
-            if self.shard.breaker.is_open() {
-                return Step::Alone;
-            }
-            let epoch = self.leader.begin_epoch();
-            let limit = match doubted {
-                true => second_try(first, retry.try_limit()),
-                false => retry.try_limit(),
-            };
-            if !doubted {
-                first = Instant::now();
-            }
-            let try_once = |claim| async move {
-                tokio::select! {
-                    biased;
-                    answer = self.inner.store.claim(claim, seen) => answer,
-                    // Others have waited for a time-out already.
-                    () = self.shard.breaker.opened() => Err(silence()),
-                }
-            };
-            let answer = pending.attempt(limit, try_once).await;
-            drop(turn);
-            if answer.is_ok() {
-                self.shard.breaker.answered(Answered::Write);
-            }
-            let occupied = match self.inner.counted(answer) {
-                Ok((Claimed::Granted(grant), sent)) => {
-                    debug!(fence = grant.fence(), "lease taken");
-                    let upkeep = settings.upkeep(self.options.load_limit);
-                    return Step::Load(pending.granted(&grant, upkeep, sent), epoch);
-                }
-                Ok((Claimed::Newer(entry), _)) => {
-                    match self.serve(self.inner.decide(entry), Source::HandedOver, epoch) {
-                        Ok(fence) => seen = fence,
-                        Err(step) => return step,
-                    }
-                    continue;
-                }
-                Ok((Claimed::Held(occupied), _)) => occupied,
-                // Perhaps only the answer was lost: the same token again, so that a grant is recognised.
-                Err(error)
-                    if error.kind() == BackendErrorKind::Unknown
-                        && !doubted
-                        && !self.shard.breaker.is_open() =>
-                {
-                    doubted = true;
-                    continue;
-                }
-                Err(error) => {
-                    // Where it is open, this one may have been cut short, and says nothing.
-                    if !self.shard.breaker.is_open() {
-                        self.shard.breaker.failed(&error);
-                    }
-                    return Step::Alone;
-                }
-            };
-            // Whoever waits for another process takes no place from those who load.
-            *permit = None;
-            doubted = false;
-            if last {
-                debug!("the wait for another process is over");
-                return Step::Alone;
-            }
-            debug!(fence = occupied.fence, remaining = ?occupied.remaining, "another process loads");
-            let turn = tokio::select! {
-                turn = waiting.next(occupied.remaining) => turn,
-                () = self.shard.breaker.opened() => {
-                    debug!("nothing can be pushed any more");
-                    return Step::Alone;
-                }
-            };
-            match turn {
-                // A push that is older than the present holder is a late or doubled one.
-                Turn::Pushed(Change::Entry(entry)) if entry.fence >= occupied.fence => {
-                    if let Err(step) =
-                        self.serve(self.inner.decide(entry), Source::HandedOver, epoch)
-                    {
-                        return step;
-                    }
-                }
-                Turn::Pushed(Change::Failed(failure)) if failure.fence() >= occupied.fence => {
-                    return Step::Land((Outcome::Failed(failure.into_error()), Epoch::END));
-                }
-                Turn::Pushed(_) | Turn::Again => {}
-                Turn::TimeUp => last = true,
-            }
-        }
-    }
-
     /// There is no place to load; but another process may have loaded meanwhile.
-    async fn crowded_out(&self, error: Error) -> Landing<V> {
+    pub(super) async fn crowded_out(&self, error: Error) -> Landing<V> {
         let _turn = self.shard.turn().await;
         let epoch = self.leader.begin_epoch();
         match self.inner.ask(&self.shard, &self.name).await {
@@ -325,7 +220,10 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
 
     /// A place among the loads of this process. Loads that a loader waits for need none, or they could
     /// wait for each other.
-    async fn permit<'a>(&'a self, permit: &mut Option<SemaphorePermit<'a>>) -> Result<(), Error> {
+    pub(super) async fn permit<'a>(
+        &'a self,
+        permit: &mut Option<SemaphorePermit<'a>>,
+    ) -> Result<(), Error> {
         if permit.is_some() {
             return Ok(());
         }

@@ -1,23 +1,21 @@
-//! Waiting for a lease that someone else holds.
+//! Waiting for a lease that another holder has.
 //!
-//! Try, subscribe and have it confirmed, **try again**, then sleep until a push, the end of the lease that
-//! is in the way, 5 s, the next wait of the strategy, or the end of the wait. The second try closes the gap
-//! in which a release could fall between the first try and the subscription.
+//! Ask, subscribe and have it confirmed, **ask again**, then sleep until a push, the end of the
+//! lease in the way, 5 s, the next wait of the strategy, or the end of the wait. The second request
+//! closes the gap in which a release could fall between the first one and the subscription.
 //!
-//! Where no subscription is to be had (the server forbids it, or its connection is broken), or the one that was
-//! there is not restored yet, the looks come at growing intervals instead. A server that forbids pushes makes waiters a tenth of a second late then,
-//! and not a lease.
+//! Without a subscription the looks come at growing intervals instead: the server forbids it, its
+//! connection is broken, or the lost one is not restored yet. A server that forbids pushes makes
+//! waiters a tenth of a second late then, and not a lease.
 
 use std::{mem, sync::Arc, time::Duration};
 
-use tokio::{
-    sync::oneshot::{self, error::RecvError},
-    time::{Instant, sleep_until},
-};
+use tokio::time::{Instant, sleep_until};
 
-use super::{Claim, Engine, Owner, RetryStrategy, line::Call};
+use super::RetryStrategy;
 use crate::{
-    backend::{Change, Changes, Handover},
+    backend::{Change, Changes, Claim, DynLeases, Handover, Owner},
+    error::Chain,
     key::Name,
     time::after,
 };
@@ -31,23 +29,27 @@ const FIRST_LOOK: Duration = Duration::from_millis(10);
 const LONGEST_LOOK: Duration = Duration::from_millis(100);
 /// How long after a refused or a lost subscription the next one is asked for.
 const RESUBSCRIBE: Duration = Duration::from_secs(1);
-/// After which part of its time a place in a queue is taken anew: two tries may fail before it is lost.
-const KEEP_PLACE: f64 = 0.32;
+/// After which part of its time a queue entry is renewed: two requests may fail before it ends.
+const KEEP_ENTRY: f64 = 0.32;
 
-pub(crate) struct Waiting {
-    engine: Arc<Engine>,
-    /// What is waited for, and who waits.
+/// The wait of one caller. It costs nothing before the caller has to wait.
+pub(crate) struct Waiting<'a> {
+    backend: Arc<dyn DynLeases>,
+    strategy: &'a dyn RetryStrategy,
+    /// The name that is waited for.
     name: Name,
+    /// The owner that waits.
     owner: Owner,
     changes: Option<Changes>,
-    /// Subscriptions to what was waited for before, and may be again.
+    /// Subscriptions to names that were waited for before, and may be again.
     others: Vec<(Name, Changes)>,
-    /// The longest time without a look, whatever pushes and leases say: a place in a queue may have to be kept.
+    /// The longest time without a look: a queue entry may have to be renewed.
     longest: Duration,
-    /// Looks without a subscription so far, and when to ask for one again.
+    /// The number of looks without a subscription, and when to ask for one again.
     looks: u32,
     subscribe_at: Option<Instant>,
-    waits: Box<dyn Iterator<Item = Duration> + Send>,
+    /// The waits of the strategy, once one was needed.
+    waits: Option<Box<dyn Iterator<Item = Duration> + Send>>,
     /// When the strategy's present wait ends.
     until: Option<Instant>,
     deadline: Instant,
@@ -55,40 +57,41 @@ pub(crate) struct Waiting {
 }
 
 /// What a waiter does next.
-pub(crate) enum Turn {
-    /// Try again.
+pub(crate) enum Woken {
+    /// It asks again.
     Again,
-    /// This was pushed; try again if it does not settle the matter.
+    /// It was told of a change, and asks again unless that settles the matter.
     Pushed(Change),
-    /// The wait is over.
+    /// Its wait is over.
     TimeUp,
 }
 
-impl Waiting {
+impl<'a> Waiting<'a> {
+    /// Waits for a claim.
     pub(crate) fn new(
-        engine: Arc<Engine>,
+        backend: Arc<dyn DynLeases>,
         claim: &Claim,
-        strategy: &dyn RetryStrategy,
+        strategy: &'a dyn RetryStrategy,
         limit: Duration,
     ) -> Self {
-        let mut waiting = Self::on(engine, claim.name.clone(), claim.owner, strategy, limit);
+        let mut waiting = Self::on(backend, claim.name.clone(), claim.owner, strategy, limit);
         if claim.mode.is_ordered() {
-            waiting.longest = claim.place_life().mul_f64(KEEP_PLACE);
+            waiting.longest = claim.place_life().mul_f64(KEEP_ENTRY);
         }
         waiting
     }
 
-    /// For what is waited for without a claim.
+    /// Waits for a name without a claim.
     pub(crate) fn on(
-        engine: Arc<Engine>,
+        backend: Arc<dyn DynLeases>,
         name: Name,
         owner: Owner,
-        strategy: &dyn RetryStrategy,
+        strategy: &'a dyn RetryStrategy,
         limit: Duration,
     ) -> Self {
-        let now = Instant::now();
         Self {
-            engine,
+            backend,
+            strategy,
             name,
             owner,
             changes: None,
@@ -96,15 +99,17 @@ impl Waiting {
             longest: LONGEST_SLEEP,
             looks: 0,
             subscribe_at: None,
-            waits: strategy.waits(),
+            waits: None,
             until: None,
-            deadline: after(now, limit),
+            deadline: after(Instant::now(), limit),
             failures: 0,
         }
     }
 
-    /// Waits for another name from now on. The subscription to the last one is kept, for of several names now
-    /// one is in the way and now another, and each subscription asks for a try of its own.
+    /// Waits for another claim from now on.
+    ///
+    /// The subscription to the last name is kept: of several names now one is in the way and now
+    /// another, and each new subscription costs a request.
     pub(crate) fn turn_to(&mut self, claim: &Claim) {
         let name = &claim.name;
         self.owner = claim.owner;
@@ -117,7 +122,7 @@ impl Waiting {
         self.changes = known.map(|at| self.others.swap_remove(at).1);
     }
 
-    /// What is waited for.
+    /// The name that is waited for.
     pub(crate) fn name(&self) -> &Name {
         &self.name
     }
@@ -128,73 +133,49 @@ impl Waiting {
     }
 
     /// Hands its subscription on.
-    pub(crate) fn into_changes(self) -> Option<Changes> {
-        self.changes
+    pub(crate) fn take_changes(&mut self) -> Option<Changes> {
+        self.changes.take()
     }
 
-    /// Forgets what was pushed until now: the try that comes next will see what it was about.
+    /// Forgets the pushes until now: the request that comes next sees what they were about.
     pub(crate) fn forget_pushes(&mut self) {
         let others = self.others.iter_mut().map(|(_, changes)| changes);
         self.changes.iter_mut().chain(others).for_each(Changes::forget);
     }
 
-    /// Waits in a line to be called; none, if the wait is over first. An error, if nobody calls any more.
-    pub(crate) async fn in_line(
-        &mut self,
-        mut called: oneshot::Receiver<Call>,
-    ) -> Option<Result<Call, RecvError>> {
+    /// Waits for something else than a push. Returns `None` if the wait is over first.
+    pub(crate) async fn bounded<T>(&mut self, event: impl Future<Output = T>) -> Option<T> {
+        let mut event = std::pin::pin!(event);
         loop {
             let wake = self.until()?.min(self.deadline);
             tokio::select! {
                 biased;
-                call = &mut called => return Some(call),
-                () = sleep_until(wake) => if let Turn::TimeUp = self.woken(wake) { return None },
+                outcome = &mut event => return Some(outcome),
+                () = sleep_until(wake) => if let Woken::TimeUp = self.woken(wake) { return None },
             }
         }
     }
 
-    /// After a try: one that found the lease held for another so long, or one that failed.
-    pub(crate) async fn after(&mut self, remaining: Option<Duration>) -> Turn {
+    /// Waits after a request that found the lease held for another `remaining`, or that failed.
+    pub(crate) async fn after(&mut self, remaining: Option<Duration>) -> Woken {
         match remaining {
             Some(remaining) => self.next(remaining).await,
             None => self.after_failure().await,
         }
     }
 
-    /// After a try that found the lease held for another `remaining`.
-    pub(crate) async fn next(&mut self, remaining: Duration) -> Turn {
+    /// Waits after a request that found the lease held for another `remaining`.
+    async fn next(&mut self, remaining: Duration) -> Woken {
         self.failures = 0;
-        // Counted from here, for a subscription that is not to be had takes its time.
+        // Counted from here, since a subscription that is refused takes its time.
         let told = Instant::now();
-        let Some(until) = self.until() else { return Turn::TimeUp };
-        if self.changes.as_ref().is_some_and(Changes::is_mute) {
-            self.changes = None;
-            self.subscribe_at = Some(told + RESUBSCRIBE);
-        }
-        match self.changes.as_ref().is_some_and(Changes::is_lost) {
-            // Whoever was to restore it may be gone; who asks anew has it done.
-            true if self.subscribe_at.is_some_and(|at| at <= told) => self.changes = None,
-            true => drop(self.subscribe_at.get_or_insert(told + RESUBSCRIBE)),
-            false if self.changes.is_some() => self.subscribe_at = None,
-            false => {}
-        }
-        if self.changes.is_none() && self.subscribe_at.is_none_or(|at| at <= told) {
-            let backend = self.engine.backend().clone();
-            tokio::select! {
-                changes = backend.changes(&self.name) => {
-                    match changes {
-                        Ok(changes) => {
-                            self.changes = Some(changes);
-                            return Turn::Again;
-                        }
-                        Err(error) => {
-                            tracing::debug!(name = ?self.name, error = %crate::error::Chain(&error), "no subscription; looking");
-                            self.subscribe_at = Some(Instant::now() + RESUBSCRIBE);
-                        }
-                    }
-                }
-                () = sleep_until(self.deadline) => return Turn::TimeUp,
-            }
+        let Some(until) = self.until() else { return Woken::TimeUp };
+        self.check_subscription(told);
+        if self.changes.is_none()
+            && self.subscribe_at.is_none_or(|at| at <= told)
+            && let Some(woken) = self.subscribe().await
+        {
+            return woken;
         }
         let jitter = JITTER.mul_f64(fastrand::f64());
         let mut look = told + remaining.saturating_add(jitter).min(self.longest);
@@ -204,29 +185,51 @@ impl Waiting {
             look = look.min(Instant::now() + interval.mul_f64(0.5 + fastrand::f64() / 2.0));
         }
         let wake = look.min(until).min(self.deadline);
-        let pushed = async {
-            match &mut self.changes {
-                Some(changes) => loop {
-                    match changes.next().await {
-                        // Another's turn, and nothing to look at.
-                        Change::Turn(owner) | Change::Granted(Handover { owner, .. })
-                            if owner != self.owner => {}
-                        change => return change,
-                    }
-                },
-                None => std::future::pending().await,
-            }
-        };
         tokio::select! {
             biased;
-            change = pushed => Turn::Pushed(change),
+            change = pushed(self.changes.as_mut(), self.owner) => Woken::Pushed(change),
             () = sleep_until(wake) => self.woken(wake),
         }
     }
 
-    /// After a try that failed: with a pause that grows, for the backend may be in trouble.
-    pub(crate) async fn after_failure(&mut self) -> Turn {
-        let Some(until) = self.until() else { return Turn::TimeUp };
+    /// Drops a subscription of which no push can be expected, and decides when to ask for one.
+    fn check_subscription(&mut self, now: Instant) {
+        if self.changes.as_ref().is_some_and(Changes::is_mute) {
+            self.changes = None;
+            self.subscribe_at = Some(now + RESUBSCRIBE);
+        }
+        match self.changes.as_ref().is_some_and(Changes::is_lost) {
+            // The waiter that was to restore it may be gone; a new request restores it.
+            true if self.subscribe_at.is_some_and(|at| at <= now) => self.changes = None,
+            true => drop(self.subscribe_at.get_or_insert(now + RESUBSCRIBE)),
+            false if self.changes.is_some() => self.subscribe_at = None,
+            false => {}
+        }
+    }
+
+    /// Subscribes. Returns what to do next, unless there is no subscription to be had.
+    async fn subscribe(&mut self) -> Option<Woken> {
+        let backend = self.backend.clone();
+        let subscribed = tokio::select! {
+            changes = backend.changes(&self.name) => changes,
+            () = sleep_until(self.deadline) => return Some(Woken::TimeUp),
+        };
+        match subscribed {
+            Ok(changes) => {
+                self.changes = Some(changes);
+                Some(Woken::Again)
+            }
+            Err(error) => {
+                tracing::debug!(name = ?self.name, error = %Chain(&error), "no subscription; looking");
+                self.subscribe_at = Some(Instant::now() + RESUBSCRIBE);
+                None
+            }
+        }
+    }
+
+    /// Waits after a request that failed. The pause grows, since the backend may be in trouble.
+    pub(crate) async fn after_failure(&mut self) -> Woken {
+        let Some(until) = self.until() else { return Woken::TimeUp };
         let bound = Duration::from_millis(20).saturating_mul(1 << self.failures.min(6));
         self.failures += 1;
         let pause = bound.mul_f64(0.5 + fastrand::f64() / 2.0);
@@ -235,23 +238,36 @@ impl Waiting {
         self.woken(wake)
     }
 
-    fn woken(&mut self, wake: Instant) -> Turn {
+    fn woken(&mut self, wake: Instant) -> Woken {
         if wake >= self.deadline {
-            return Turn::TimeUp;
+            return Woken::TimeUp;
         }
         if self.until.is_some_and(|until| until <= wake) {
             self.until = None;
         }
-        Turn::Again
+        Woken::Again
     }
 
-    /// The end of the strategy's present wait, or of its next one; none, if it has no more.
+    /// The end of the strategy's present wait, or of its next one. Returns `None` if there is none.
     fn until(&mut self) -> Option<Instant> {
         if self.until.is_none() {
-            let wait = self.waits.next()?;
+            let wait = self.waits.get_or_insert_with(|| self.strategy.waits()).next()?;
             self.until = Some(after(Instant::now(), wait));
         }
         self.until
+    }
+}
+
+/// The next push that concerns a waiter.
+async fn pushed(changes: Option<&mut Changes>, owner: Owner) -> Change {
+    let Some(changes) = changes else { return std::future::pending().await };
+    loop {
+        match changes.next().await {
+            // The turn of another waiter, and nothing to look at.
+            Change::Turn(other) | Change::Granted(Handover { owner: other, .. })
+                if other != owner => {}
+            change => return change,
+        }
     }
 }
 
@@ -269,7 +285,7 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// Gives a subscription, or takes its time to say that there is none.
+    /// Gives a subscription, or takes its time to refuse one.
     struct Pushes(Option<Channels>);
 
     impl Leases for Pushes {
@@ -306,29 +322,30 @@ mod tests {
         }
     }
 
-    fn waiting(pushes: Pushes) -> Result<(Waiting, Name), crate::Error> {
+    static ON_DEMAND: Retry = Retry::on_demand();
+
+    fn waiting(pushes: Pushes) -> Result<(Waiting<'static>, Name), crate::Error> {
         let name = Name::new(&Namespace::standard(), Family::Lock, &Key::from("k"), 512)?;
         let claim = Claim::new(name.clone(), Mode::Exclusive, 5000 * MS, 5000 * MS);
-        let engine = Engine::new(Arc::new(pushes));
-        let strategy = Retry::on_demand();
-        Ok((Waiting::new(engine, &claim, &strategy, Duration::from_secs(60)), name))
+        let limit = Duration::from_secs(60);
+        Ok((Waiting::new(Arc::new(pushes), &claim, &ON_DEMAND, limit), name))
     }
 
-    /// Nobody will push anything, so the waiter looks by itself: soon after the attempt to subscribe, which
+    /// No push will come, so the waiter looks by itself: soon after the attempt to subscribe, which
     /// took its time, and then at intervals that grow.
     #[tokio::test(start_paused = true)]
     async fn without_a_subscription_the_looks_come_at_growing_intervals() -> Result<(), crate::Error>
     {
         let (mut waiting, _) = waiting(Pushes(None))?;
         let told = Instant::now();
-        assert!(matches!(waiting.next(5000 * MS).await, Turn::Again));
+        assert!(matches!(waiting.next(5000 * MS).await, Woken::Again));
         // A timer fires within the millisecond after its time.
         let took = told.elapsed();
         assert!(took >= 250 * MS && took <= 251 * MS + FIRST_LOOK, "{took:?}");
         let mut looks = 0;
         while told.elapsed() < 1200 * MS {
             let before = Instant::now();
-            assert!(matches!(waiting.next(5000 * MS).await, Turn::Again));
+            assert!(matches!(waiting.next(5000 * MS).await, Woken::Again));
             assert!(before.elapsed() <= LONGEST_LOOK + MS, "{:?}", before.elapsed());
             looks += 1;
         }
@@ -340,25 +357,25 @@ mod tests {
         Ok(())
     }
 
-    /// The connection for pushes broke, and is not made anew at once. Who waits was woken by that, looked, and
-    /// saw the lease held; that it is released now, nobody tells him. He looks by himself, until it is restored.
+    /// The connection for pushes broke, and is not restored at once. The waiter was woken by that,
+    /// looked, and saw the lease held. No push tells it of a release now, so it looks by itself.
     #[tokio::test(start_paused = true)]
     async fn while_a_subscription_is_lost_the_looks_come_at_intervals() -> Result<(), crate::Error>
     {
         let channels = Channels::default();
         let (mut waiting, name) = waiting(Pushes(Some(channels.clone())))?;
-        assert!(matches!(waiting.next(5000 * MS).await, Turn::Again), "it has subscribed");
+        assert!(matches!(waiting.next(5000 * MS).await, Woken::Again), "it has subscribed");
         channels.answer(name.prefix(), Subscription::Confirmed);
         channels.forget_answers(|_| true);
         for _ in 0..8 {
             let before = Instant::now();
-            assert!(matches!(waiting.next(5000 * MS).await, Turn::Again));
+            assert!(matches!(waiting.next(5000 * MS).await, Woken::Again));
             assert!(before.elapsed() <= LONGEST_LOOK + MS, "{:?}", before.elapsed());
         }
         channels.answer(name.prefix(), Subscription::Confirmed);
-        assert!(matches!(waiting.next(5000 * MS).await, Turn::Pushed(Change::Wake)));
+        assert!(matches!(waiting.next(5000 * MS).await, Woken::Pushed(Change::Wake)));
         let before = Instant::now();
-        assert!(matches!(waiting.next(4000 * MS).await, Turn::Again));
+        assert!(matches!(waiting.next(4000 * MS).await, Woken::Again));
         assert!(before.elapsed() >= 4000 * MS, "{:?}", before.elapsed());
         Ok(())
     }

@@ -13,7 +13,7 @@ use crate::{
     backend::{Claim, Mode, Occupied},
     error::{Error, ErrorKind},
     key::{Key, Name},
-    lease::{Held, Retry, RetryStrategy, Upkeep},
+    lease::{LeaseGuard, Retry, RetryStrategy, Upkeep},
 };
 
 const SHORTEST_LEASE: Duration = Duration::from_millis(20);
@@ -60,18 +60,22 @@ impl Front {
     }
 
     /// Acquires a lease in a mode, waiting while others are in the way.
-    pub(super) async fn acquire(&self, mode: Mode) -> Result<Held, Error> {
+    pub(super) async fn acquire(&self, mode: Mode) -> Result<LeaseGuard, Error> {
         self.acquire_claim(self.claim(mode)?, self.retry.as_ref()).await
     }
 
     /// Tries once. Returns `None` if others are in the way.
-    pub(super) async fn try_acquire(&self, mode: Mode) -> Result<Option<Held>, Error> {
+    pub(super) async fn try_acquire(&self, mode: Mode) -> Result<Option<LeaseGuard>, Error> {
         let mut claim = self.claim(mode)?;
         claim.waits = false;
         none_if_not_acquired(self.acquire_claim(claim, &self.one_try()).await)
     }
 
-    async fn acquire_claim(&self, claim: Claim, retry: &dyn RetryStrategy) -> Result<Held, Error> {
+    async fn acquire_claim(
+        &self,
+        claim: Claim,
+        retry: &dyn RetryStrategy,
+    ) -> Result<LeaseGuard, Error> {
         let upkeep = self.upkeep()?;
         let span = tracing::debug_span!("lock", name = %self.name);
         let engine = &self.space.engine;
@@ -135,7 +139,7 @@ impl Front {
             let life = self.fence_life;
             format!("fence_life of {name:?} is {life:?}; set at least its lease of {lease:?}")
         } else {
-            return Ok(Upkeep { refresh: renew_every, max_hold: self.max_hold });
+            return Ok(Upkeep { renew_every, max_hold: self.max_hold });
         };
         Err(Error::new(ErrorKind::InvalidConfig, wrong))
     }
@@ -158,11 +162,11 @@ pub(super) fn none_if_not_acquired<T>(outcome: Result<T, Error>) -> Result<Optio
 }
 
 /// Drops one of the clones that share a lease, and releases the lease with the last of them.
-pub(super) async fn release_one(held: Arc<Held>) -> Result<(), Error> {
-    let is_lost = held.watch().is_lost();
+pub(super) async fn release_one(held: Arc<LeaseGuard>) -> Result<(), Error> {
+    let is_lost = held.is_lost();
     match Arc::into_inner(held) {
         Some(last) => last.release().await,
-        None if is_lost => Err(Held::lost()),
+        None if is_lost => Err(Error::lost()),
         None => Ok(()),
     }
 }
@@ -171,7 +175,7 @@ pub(super) fn debug_guard(
     f: &mut fmt::Formatter<'_>,
     type_name: &str,
     name: &Key,
-    held: &Held,
+    held: &LeaseGuard,
 ) -> fmt::Result {
     let mut shown = f.debug_struct(type_name);
     shown.field("name", name);

@@ -7,10 +7,10 @@ use tracing::Instrument;
 
 use super::Locks;
 use crate::{
-    backend::{ANSWER_LIMIT, Countdown, Owner, in_time},
+    backend::{ANSWER_LIMIT, Change, Countdown, Owner, in_time},
     error::{BackendError, BackendErrorKind, Error, ErrorKind},
     key::{Key, Name},
-    lease::{Retry, Turn, Waiting},
+    lease::{Asked, Attempt, Retry, Waiting, Woken, drive},
 };
 
 /// The largest count. Each step is remembered until the count is zero, so that it counts once even
@@ -220,31 +220,8 @@ impl Latch {
     }
 
     async fn wait_for(&self, name: &Name) -> Result<(), Error> {
-        let mut waiting = self.waiting(name);
-        let engine = &self.locks.space.engine;
-        let mut time_up = false;
-        loop {
-            if engine.is_stopped() {
-                return Err(shut_down());
-            }
-            // `why` is the error if the wait ends now.
-            let (remaining, why) = match in_time(ANSWER_LIMIT, self.locks.latches.latch(name)).await
-            {
-                Ok(None) => return Err(self.not_set()),
-                Ok(Some(Countdown { left: 0, .. })) => return Ok(()),
-                Ok(Some(Countdown { left, remaining })) => (Some(remaining), self.not_done(left)),
-                Err(error) if error.kind() == BackendErrorKind::Foreign => return Err(error.into()),
-                Err(error) => (None, error.into()),
-            };
-            if time_up {
-                return Err(why);
-            }
-            tokio::select! {
-                // At the limit, one last look follows: the push may have been lost.
-                turn = waiting.after(remaining) => time_up = matches!(turn, Turn::TimeUp),
-                () = engine.stopped() => return Err(shut_down()),
-            }
-        }
+        let end = End { latch: self, name, time_up: false };
+        drive(end, self.waiting(name)).await
     }
 
     /// Sends an operation that may be sent twice, until it is answered or the wait limit ends.
@@ -264,7 +241,7 @@ impl Latch {
                 };
                 is_outcome_unknown |= error.kind() == BackendErrorKind::Unknown;
                 let over = error.kind() == BackendErrorKind::Foreign
-                    || matches!(waiting.after_failure().await, Turn::TimeUp);
+                    || matches!(waiting.after(None).await, Woken::TimeUp);
                 if over {
                     let known = if is_outcome_unknown {
                         "it may or may not have been"
@@ -279,9 +256,10 @@ impl Latch {
         sending.instrument(self.span()).await
     }
 
-    fn waiting(&self, name: &Name) -> Waiting {
-        let (engine, strategy) = (self.locks.space.engine.clone(), Retry::on_demand());
-        Waiting::on(engine, name.clone(), Owner::fresh(), &strategy, self.wait_limit)
+    fn waiting(&self, name: &Name) -> Waiting<'static> {
+        static ON_DEMAND: Retry = Retry::on_demand();
+        let backend = self.locks.space.engine.backend().clone();
+        Waiting::on(backend, name.clone(), Owner::fresh(), &ON_DEMAND, self.wait_limit)
     }
 
     fn span(&self) -> tracing::Span {
@@ -322,6 +300,51 @@ fn in_range(count: u32) -> Result<u32, Error> {
     }
 }
 
-fn shut_down() -> Error {
-    Error::new(ErrorKind::ShutDown, "the locks are shut down")
+/// The wait for the end of a count.
+struct End<'a> {
+    latch: &'a Latch,
+    name: &'a Name,
+    /// The wait is over, and the last look decides.
+    time_up: bool,
+}
+
+impl Attempt for End<'_> {
+    type Outcome = Result<(), Error>;
+
+    async fn ask(&mut self, _: &mut Waiting<'_>) -> Asked<Self::Outcome> {
+        let Latch { locks, .. } = self.latch;
+        if locks.space.engine.janitor().is_stopped() {
+            return Asked::Settled(Err(Error::shut_down()));
+        }
+        let (asked, failure) = match in_time(ANSWER_LIMIT, locks.latches.latch(self.name)).await {
+            Ok(None) => return Asked::Settled(Err(self.latch.not_set())),
+            Ok(Some(Countdown { left: 0, .. })) => return Asked::Settled(Ok(())),
+            Ok(Some(Countdown { left, remaining })) => {
+                (Asked::Occupied(remaining), self.latch.not_done(left))
+            }
+            Err(error) if error.kind() == BackendErrorKind::Foreign => {
+                return Asked::Settled(Err(error.into()));
+            }
+            Err(error) => (Asked::Failed, error.into()),
+        };
+        if self.time_up {
+            return Asked::Settled(Err(failure));
+        }
+        asked
+    }
+
+    fn pushed(&mut self, _: Change, _: &mut Waiting<'_>) -> Option<Self::Outcome> {
+        None
+    }
+
+    async fn interrupted(&self) -> Option<Self::Outcome> {
+        self.latch.locks.space.engine.janitor().stopped().await;
+        Some(Err(Error::shut_down()))
+    }
+
+    /// Returns `None` for one last look, since the push may have been lost.
+    fn time_up(&mut self) -> Option<Self::Outcome> {
+        self.time_up = true;
+        None
+    }
 }

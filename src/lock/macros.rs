@@ -76,12 +76,12 @@ macro_rules! guard {
         ///
         /// Dropping the future changes nothing. It can be asked for again.
         pub async fn lost(&self) {
-            self.held.watch().lost().await;
+            self.held.lost().await;
         }
 
         /// Returns `true` if the lease is lost.
         pub fn is_lost(&self) -> bool {
-            self.held.watch().is_lost()
+            self.held.is_lost()
         }
 
         /// Returns how long the lease is certain to last if no renewal succeeds. Zero if it is
@@ -102,7 +102,7 @@ macro_rules! guard {
         ///
         /// If the future is dropped, the lease may or may not have been renewed.
         pub async fn renew(&self) -> Result<(), crate::Error> {
-            self.held.refresh().await
+            self.held.renew().await
         }
     };
     (fence) => {

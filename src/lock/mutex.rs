@@ -8,7 +8,7 @@ use super::{
     macros::{guard, inspection, settings},
     space::LockSpace,
 };
-use crate::{backend::Mode, error::Error, key::Key, lease::Held};
+use crate::{backend::Mode, error::Error, key::Key, lease::LeaseGuard};
 
 /// A lock that one holder has at a time: a name, and how it is to be held.
 ///
@@ -106,7 +106,7 @@ impl<F> Mutex<F> {
 
     inspection!(self => self.mode);
 
-    fn guard(&self, held: Held) -> MutexGuard<F> {
+    fn guard(&self, held: LeaseGuard) -> MutexGuard<F> {
         MutexGuard { name: self.front.name.clone(), held, fencing: PhantomData }
     }
 }
@@ -153,7 +153,7 @@ impl<F> fmt::Debug for Mutex<F> {
 #[must_use = "the lock is released when its guard is dropped"]
 pub struct MutexGuard<F = Fenced> {
     name: Key,
-    held: Held,
+    held: LeaseGuard,
     fencing: PhantomData<fn() -> F>,
 }
 

@@ -12,7 +12,7 @@ use crate::{
     backend::{Claim, Owner, Renewal},
     error::{Error, ErrorKind},
     key::Key,
-    lease::Held,
+    lease::LeaseGuard,
 };
 
 /// A number of permits that live by themselves. Each has an id and ends with its lease, whatever
@@ -102,7 +102,7 @@ impl Permits {
     /// If the future is dropped, a permit that it may have acquired is released.
     pub async fn try_acquire(&self) -> Result<Option<PermitId>, Error> {
         let held = self.front.try_acquire(permit_mode(self.limit, 1)?).await?;
-        Ok(held.map(Held::detach).map(PermitId))
+        Ok(held.map(LeaseGuard::detach).map(PermitId))
     }
 
     /// Renews a permit, so that it lasts its full lease from now.
@@ -121,7 +121,7 @@ impl Permits {
     pub async fn renew(&self, id: PermitId) -> Result<(), Error> {
         let claim = self.claim(id)?;
         let renewed = self.front.space.engine.backend().renew(&[claim]).await?;
-        if renewed.first() == Some(&Renewal::Held) { Ok(()) } else { Err(Held::lost()) }
+        if renewed.first() == Some(&Renewal::Held) { Ok(()) } else { Err(Error::lost()) }
     }
 
     /// Releases a permit.
@@ -138,7 +138,7 @@ impl Permits {
     ///
     /// If the future is dropped after it was first polled, the permit is released all the same.
     pub async fn release(&self, id: PermitId) -> Result<(), Error> {
-        self.front.space.engine.end(self.claim(id)?).await
+        self.front.space.engine.janitor().end(self.claim(id)?).await
     }
 
     fn claim(&self, PermitId(owner): PermitId) -> Result<Claim, Error> {

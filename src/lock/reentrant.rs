@@ -13,7 +13,7 @@ use super::{
     reentry::Reentry,
     space::LockSpace,
 };
-use crate::{backend::Mode, error::Error, key::Key, lease::Held};
+use crate::{backend::Mode, error::Error, key::Key, lease::LeaseGuard};
 
 /// A lock that one holder has at a time, any number of times.
 ///
@@ -167,7 +167,7 @@ impl<F> ReentrantHolder<F> {
         Ok(self.guard(self.reentry.lock().await?))
     }
 
-    fn guard(&self, held: Arc<Held>) -> ReentrantGuard<F> {
+    fn guard(&self, held: Arc<LeaseGuard>) -> ReentrantGuard<F> {
         ReentrantGuard { name: self.reentry.front().name.clone(), held, fencing: PhantomData }
     }
 }
@@ -215,7 +215,7 @@ impl<F> fmt::Debug for ReentrantHolder<F> {
 #[must_use = "the lock is released when its last guard is dropped"]
 pub struct ReentrantGuard<F = Fenced> {
     name: Key,
-    held: Arc<Held>,
+    held: Arc<LeaseGuard>,
     fencing: PhantomData<fn() -> F>,
 }
 

@@ -17,7 +17,7 @@ use crate::{
     backend::Mode,
     error::{Error, ErrorKind},
     key::Key,
-    lease::Held,
+    lease::LeaseGuard,
     time::after,
 };
 
@@ -30,7 +30,7 @@ pub(super) struct Reentry {
 #[derive(Default)]
 struct State {
     /// The lease, while a guard of it lives.
-    held: Weak<Held>,
+    held: Weak<LeaseGuard>,
     underway: Option<Underway>,
 }
 
@@ -41,11 +41,11 @@ struct Underway {
     waits: bool,
 }
 
-type Acquiring = BoxFuture<'static, Result<Arc<Held>, Error>>;
+type Acquiring = BoxFuture<'static, Result<Arc<LeaseGuard>, Error>>;
 
 /// How a task of this holder comes to the lease.
 enum Route {
-    Held(Arc<Held>),
+    Held(Arc<LeaseGuard>),
     Start(Shared<Acquiring>),
     Join(Shared<Acquiring>),
     /// Another task waits for the lock already, and this one does not want to wait.
@@ -61,7 +61,7 @@ impl Reentry {
         &self.front
     }
 
-    pub(super) async fn lock(self: &Arc<Self>) -> Result<Arc<Held>, Error> {
+    pub(super) async fn lock(self: &Arc<Self>) -> Result<Arc<LeaseGuard>, Error> {
         let deadline = after(Instant::now(), self.front.wait_limit);
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -73,14 +73,14 @@ impl Reentry {
                     // left.
                     Ok(Err(error)) if is_of_its_starter(&error) && Instant::now() < deadline => {}
                     Ok(outcome) => return outcome,
-                    Err(_) => return Err(not_acquired(&self.front.name)),
+                    Err(_) => return Err(Error::not_acquired(self.front.name.as_str())),
                 },
-                Route::Refuse => return Err(not_acquired(&self.front.name)),
+                Route::Refuse => return Err(Error::not_acquired(self.front.name.as_str())),
             }
         }
     }
 
-    pub(super) async fn try_lock(self: &Arc<Self>) -> Result<Option<Arc<Held>>, Error> {
+    pub(super) async fn try_lock(self: &Arc<Self>) -> Result<Option<Arc<LeaseGuard>>, Error> {
         match self.route(false, self.front.wait_limit) {
             Route::Held(held) => Ok(Some(held)),
             Route::Start(acquiring) | Route::Join(acquiring) => {
@@ -93,7 +93,7 @@ impl Reentry {
     fn route(self: &Arc<Self>, waits: bool, limit: Duration) -> Route {
         let mut state = self.state();
         if let Some(held) = state.held.upgrade()
-            && !held.watch().is_lost()
+            && !held.is_lost()
         {
             return Route::Held(held);
         }
@@ -120,7 +120,7 @@ impl Reentry {
                 false => front
                     .try_acquire(Mode::Exclusive)
                     .await?
-                    .ok_or_else(|| not_acquired(&front.name))?,
+                    .ok_or_else(|| Error::not_acquired(front.name.as_str()))?,
             };
             let held = Arc::new(held);
             self.state().held = Arc::downgrade(&held);
@@ -144,9 +144,4 @@ impl Reentry {
 /// joined it.
 fn is_of_its_starter(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::NotAcquired | ErrorKind::Backend | ErrorKind::Panicked)
-}
-
-fn not_acquired(name: &Key) -> Error {
-    let why = format!("{} was not acquired before the wait ended", name.as_str());
-    Error::new(ErrorKind::NotAcquired, why)
 }

@@ -7,7 +7,7 @@ use super::{
     macros::{guard, settings},
     space::LockSpace,
 };
-use crate::{backend::Mode, error::Error, key::Key, lease::Held};
+use crate::{backend::Mode, error::Error, key::Key, lease::LeaseGuard};
 
 /// A lock that many readers or one writer have at a time.
 ///
@@ -183,11 +183,11 @@ impl RwLock {
         self.front.clear(Mode::Write).await
     }
 
-    fn reader(&self, held: Held) -> ReadGuard {
+    fn reader(&self, held: LeaseGuard) -> ReadGuard {
         ReadGuard { front: self.front.clone(), held: Arc::new(held) }
     }
 
-    fn writer(&self, held: Held) -> WriteGuard {
+    fn writer(&self, held: LeaseGuard) -> WriteGuard {
         WriteGuard { front: self.front.clone(), held }
     }
 }
@@ -233,7 +233,7 @@ impl fmt::Debug for RwLock {
 #[must_use = "the lock is released when its last guard is dropped"]
 pub struct ReadGuard {
     front: Front,
-    held: Arc<Held>,
+    held: Arc<LeaseGuard>,
 }
 
 impl ReadGuard {
@@ -319,7 +319,7 @@ pub enum Upgrade {
 #[must_use = "the lock is released when its guard is dropped"]
 pub struct WriteGuard {
     front: Front,
-    held: Held,
+    held: LeaseGuard,
 }
 
 impl WriteGuard {
@@ -341,7 +341,7 @@ impl WriteGuard {
         let front = self.front;
         match convert(&front, self.held, Mode::Read).await? {
             Ok(held) => Ok(ReadGuard { front, held: Arc::new(held) }),
-            Err(_) => Err(Held::lost()),
+            Err(_) => Err(Error::lost()),
         }
     }
 
@@ -355,6 +355,10 @@ impl fmt::Debug for WriteGuard {
 }
 
 /// Converts a lease into one of another mode. Returns the old lease if that is refused.
-async fn convert(front: &Front, held: Held, mode: Mode) -> Result<Result<Held, Held>, Error> {
-    front.space.engine.convert(held, mode, front.retry.try_limit()).await
+async fn convert(
+    front: &Front,
+    held: LeaseGuard,
+    mode: Mode,
+) -> Result<Result<LeaseGuard, LeaseGuard>, Error> {
+    held.convert(mode, front.retry.try_limit()).await
 }

@@ -11,7 +11,7 @@ use crate::{
     backend::Mode,
     error::{Error, ErrorKind},
     key::Key,
-    lease::Held,
+    lease::LeaseGuard,
 };
 
 const MOST_AT_ONCE: u32 = 1000;
@@ -179,7 +179,7 @@ impl Semaphore {
         permit_mode(self.limit, count)
     }
 
-    fn permit(&self, held: Held, count: u32) -> SemaphorePermit {
+    fn permit(&self, held: LeaseGuard, count: u32) -> SemaphorePermit {
         SemaphorePermit { name: self.front.name.clone(), held, count }
     }
 }
@@ -239,7 +239,7 @@ impl fmt::Debug for Semaphore {
 #[must_use = "permits are released when they are dropped"]
 pub struct SemaphorePermit {
     name: Key,
-    held: Held,
+    held: LeaseGuard,
     count: u32,
 }
 

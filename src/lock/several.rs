@@ -14,7 +14,7 @@ use crate::{
     backend::{Claim, Mode},
     error::{Error, ErrorKind},
     key::Key,
-    lease::{Held, RetryStrategy},
+    lease::{LeaseGuard, RetryStrategy},
 };
 
 /// The most names for one acquisition, so that its script does not hold the server up.
@@ -185,7 +185,7 @@ impl fmt::Debug for Several {
 #[must_use = "the locks are released when their guard is dropped"]
 pub struct SeveralGuard {
     /// In the order of the names; never empty.
-    held: Vec<(Key, Held)>,
+    held: Vec<(Key, LeaseGuard)>,
 }
 
 impl SeveralGuard {
@@ -198,12 +198,12 @@ impl SeveralGuard {
     ///
     /// Dropping the future changes nothing. It can be asked for again.
     pub async fn lost(&self) {
-        select_all(self.held.iter().map(|(_, held)| Box::pin(held.watch().lost()))).await;
+        select_all(self.held.iter().map(|(_, held)| Box::pin(held.lost()))).await;
     }
 
     /// Returns `true` if one of the leases is lost.
     pub fn is_lost(&self) -> bool {
-        self.held.iter().any(|(_, held)| held.watch().is_lost())
+        self.held.iter().any(|(_, held)| held.is_lost())
     }
 
     /// Returns how long all leases are certain to last if no renewal succeeds. Zero if one is lost.
@@ -223,7 +223,7 @@ impl SeveralGuard {
     ///
     /// If the future is dropped, each lease may or may not have been renewed.
     pub async fn renew(&self) -> Result<(), Error> {
-        combined(join_all(self.held.iter().map(|(_, held)| held.refresh())).await)
+        combined(join_all(self.held.iter().map(|(_, held)| held.renew())).await)
     }
 
     /// Returns the fencing token of one lock, a number that is greater than that of every earlier

@@ -17,22 +17,25 @@
 //! caller to the owners at the servers.
 
 mod known;
-mod share;
 mod tries;
 
 use std::{collections::HashMap, fmt, sync::Arc, time::Duration};
 
-use futures_util::{StreamExt, future::join_all, stream::FuturesUnordered};
+use futures_util::{
+    FutureExt, StreamExt,
+    future::{BoxFuture, join_all, ready},
+    stream::FuturesUnordered,
+};
 use tokio::{runtime::Handle, time::timeout};
 
-use self::{known::Known, share::Share};
+use self::known::Known;
 use crate::{
     backend::{
         Acquired, Changes, Claim, DynLeases, Grant, Leases, Mode, Occupied, Owner, Renewal, in_time,
     },
     error::{BackendError, BackendErrorKind, Error, ErrorKind},
     key::Name,
-    lease::Engine,
+    lease::{Acquisition, Janitor},
 };
 
 /// The default limit for the answer of one server.
@@ -49,8 +52,8 @@ pub(super) const SERVER_LIMIT: Duration = Duration::from_millis(50);
 /// grant is zero.
 #[derive(Clone)]
 pub struct Majority {
-    /// The servers, each with an engine of its own for the undos there.
-    servers: Arc<[Arc<Engine>]>,
+    /// The servers, each with the releases and undos there.
+    servers: Arc<[Arc<Janitor>]>,
     /// The time that each server has for an answer.
     limit: Duration,
     held: Arc<Known>,
@@ -64,7 +67,7 @@ impl Majority {
     /// Returns [`InvalidConfig`](ErrorKind::InvalidConfig) if there is no server.
     pub fn new<B: Leases>(servers: impl IntoIterator<Item = B>) -> Result<Self, Error> {
         let servers: Arc<[_]> =
-            servers.into_iter().map(|server| Engine::new(Arc::new(server))).collect();
+            servers.into_iter().map(|server| Janitor::new(Arc::new(server))).collect();
         if servers.is_empty() {
             return Err(Error::new(ErrorKind::InvalidConfig, "a majority needs at least 1 server"));
         }
@@ -104,12 +107,11 @@ impl Majority {
         let (ours, theirs) = (claim.owner, afresh(claim));
         let (held, limit) = (self.held.clone(), self.limit);
         server.clone().spawn(async move {
-            let mut share = Share::new(server.clone(), theirs.clone());
-            let granted = |answer: &Acquired| matches!(answer, Acquired::Granted(_));
-            drop(share.ask(limit, |claim| server.backend().acquire(claim), granted).await);
-            // A lease that was released meanwhile must not be taken: the share undoes itself.
-            if share.is_taken() && held.replace(ours, at, theirs.owner) {
-                share.keep();
+            let mut acquisition = Acquisition::new(server, theirs.clone());
+            drop(acquisition.ask(limit, |server, claim| server.acquire(claim)).await);
+            // A lease that was released meanwhile must not be taken: dropped, it is undone.
+            if acquisition.is_granted() && held.replace(ours, at, theirs.owner) {
+                acquisition.keep();
             }
         });
     }
@@ -162,10 +164,7 @@ impl Leases for Majority {
     async fn acquire(&self, claim: &Claim) -> Result<Acquired, BackendError> {
         only_exclusive(claim.mode)?;
         let theirs = afresh(claim);
-        let granted = |answer: &Acquired| matches!(answer, Acquired::Granted(_));
-        let tried = self
-            .shares(&theirs, |_, server, it| async move { server.acquire(&it).await }, granted)
-            .await;
+        let tried = self.ask_all(&theirs, |_, server, claim| server.acquire(claim)).await;
         let (won, answers) = self.settle(tried, claim.owner, theirs.owner).await;
         if won {
             return Ok(Acquired::Granted(Grant::new(0)));
@@ -236,9 +235,8 @@ impl Leases for Majority {
         only_exclusive(to.mode)?;
         let Some(ours) = self.held.of(from) else { return Ok(None) };
         let theirs = afresh(to);
-        let from_ours = &ours;
-        let pass = |at, server, claim| pass(server, from_ours.get(at), claim);
-        let tried = self.shares(&theirs, pass, Option::is_some).await;
+        let pass = |at, server, to| pass(server, ours.get(at), to);
+        let tried = self.ask_all(&theirs, pass).await;
         // A server that may not have passed the lease may still have it under the old owner.
         let now = self.held.remove(from).unwrap_or_else(|| ours.clone());
         let there = self.servers.iter().zip(&ours).zip(now);
@@ -316,7 +314,7 @@ impl Leases for Majority {
     fn apart(&self) -> Option<Self> {
         let servers = self.servers.iter().map(|server| {
             let backend = server.backend();
-            Engine::new(backend.apart().unwrap_or_else(|| backend.clone()))
+            Janitor::new(backend.apart().unwrap_or_else(|| backend.clone()))
         });
         Some(Self { servers: servers.collect(), ..self.clone() })
     }
@@ -347,14 +345,15 @@ fn only_exclusive(mode: Mode) -> Result<(), BackendError> {
     }
 }
 
-async fn pass(
-    server: &dyn DynLeases,
-    from: Option<&Claim>,
-    to: Claim,
-) -> Result<Option<Grant>, BackendError> {
+/// Passes the lease of one server, if that has one.
+fn pass<'a>(
+    server: &'a dyn DynLeases,
+    from: Option<&'a Claim>,
+    to: &'a Claim,
+) -> BoxFuture<'a, Result<Option<Grant>, BackendError>> {
     match from {
-        Some(from) => server.pass(from, &to).await,
-        None => Ok(None),
+        Some(from) => server.pass(from, to),
+        None => ready(Ok(None)).boxed(),
     }
 }
 

@@ -1,46 +1,45 @@
 //! One try at all servers, and what becomes of it.
 
 use futures_util::future::join_all;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
-use super::{Majority, Share};
+use super::Majority;
 use crate::{
     backend::{Claim, DynLeases, Owner},
     error::BackendError,
-    lease::drift,
+    lease::{Acquisition, Said, drift},
 };
 
-/// The shares that one try has taken, and the answer of each server.
+/// The acquisition at each server in one try, and the answer of each.
 pub(super) struct Try<T> {
-    shares: Vec<Share>,
+    acquisitions: Vec<Acquisition>,
     pub(super) answers: Vec<Result<T, BackendError>>,
     /// The try took so little time that some of the lease is left.
     in_time: bool,
 }
 
 impl Majority {
-    /// Asks all servers at once for a share, under one owner.
-    pub(super) async fn shares<'a, T, F>(
+    /// Asks all servers at once, under one owner.
+    pub(super) async fn ask_all<'a, T, F>(
         &'a self,
-        claim: &Claim,
-        ask: impl Fn(usize, &'a dyn DynLeases, Claim) -> F,
-        taken: impl Fn(&T) -> bool,
+        claim: &'a Claim,
+        ask: impl Fn(usize, &'a dyn DynLeases, &'a Claim) -> F,
     ) -> Try<T>
     where
         F: Future<Output = Result<T, BackendError>> + Send + 'a,
+        for<'t> Said: From<&'t T>,
     {
         let sent = Instant::now();
-        let (ask, taken) = (&ask, &taken);
+        let ask = &ask;
         let asked = self.servers.iter().enumerate().map(|(at, server)| async move {
-            let mut share = Share::new(server.clone(), claim.clone());
+            let mut acquisition = Acquisition::new(server.clone(), claim.clone());
             let backend = server.backend().as_ref();
-            let answer =
-                share.ask(self.limit, |claim| ask(at, backend, claim.clone()), taken).await;
-            (share, answer)
+            let answer = acquisition.ask(self.limit, |_, _| ask(at, backend, claim)).await;
+            (acquisition, answer.map(|(answer, _)| answer))
         });
-        let (shares, answers) = join_all(asked).await.into_iter().unzip();
+        let (acquisitions, answers) = join_all(asked).await.into_iter().unzip();
         let in_time = sent.elapsed() + drift(claim.lease) < claim.lease;
-        Try { shares, answers, in_time }
+        Try { acquisitions, answers, in_time }
     }
 
     /// Keeps what a majority has granted under `theirs`, and gives the rest back.
@@ -52,21 +51,24 @@ impl Majority {
         ours: Owner,
         theirs: Owner,
     ) -> (bool, Vec<Result<T, BackendError>>) {
-        // A share without an answer is undone under its owner, so it must not count under it.
-        let holders = tried.shares.iter().map(|share| match share.is_taken() {
+        // A grant without an answer is undone under its owner, so it must not count under it.
+        let holders = tried.acquisitions.iter().map(|one| match one.is_granted() {
             true => theirs,
             false => Owner::fresh(),
         });
         let holders: Vec<_> = holders.collect();
-        let (taken, others): (Vec<_>, Vec<_>) = tried.shares.into_iter().partition(Share::is_taken);
-        // Shares without an answer undo themselves.
+        let (granted, others): (Vec<_>, Vec<_>) =
+            tried.acquisitions.into_iter().partition(Acquisition::is_granted);
+        // Acquisitions without an answer undo themselves.
         drop(others);
-        let won = taken.len() >= self.needed() && tried.in_time;
+        let won = granted.len() >= self.needed() && tried.in_time;
         if won {
-            taken.into_iter().for_each(Share::keep);
+            granted.into_iter().for_each(Acquisition::keep);
             self.held.insert(ours, holders);
         } else {
-            join_all(taken.into_iter().map(|share| share.give_back(self.limit))).await;
+            // A release that takes longer than the limit goes on in the background.
+            let ended = granted.into_iter().map(|one| timeout(self.limit, one.give_back()));
+            join_all(ended).await;
         }
         (won, tried.answers)
     }

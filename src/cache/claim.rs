@@ -1,0 +1,185 @@
+//! The claim of a cache: the leader acquires the lease, or waits for what its holder makes.
+
+use tokio::{sync::SemaphorePermit, time::Instant};
+use tracing::debug;
+
+use super::{
+    Source,
+    breaker::Answered,
+    path::{Outcome, Path, Step, second_try, silence},
+};
+use crate::{
+    backend::{Change, Claim, Claimed, Grant, Mode, Occupied},
+    error::{BackendError, BackendErrorKind},
+    flight::Epoch,
+    lease::{Acquisition, Asked, Attempt, LeaseGuard, Waiting, drive},
+};
+
+impl<V: Clone + Send + Sync + 'static> Path<V> {
+    /// Claims the lease, or waits for what its holder makes. `seen` is the fence of the last entry
+    /// that was not good enough.
+    pub(super) async fn claim<'a>(
+        &'a self,
+        seen: u64,
+        permit: &mut Option<SemaphorePermit<'a>>,
+    ) -> Step<V> {
+        let settings = &self.inner.settings;
+        let mut claim =
+            Claim::new(self.name.clone(), Mode::Exclusive, settings.lease, settings.fence_life());
+        // The claims of a cache have no queue at the backend.
+        claim.waits = false;
+        let (engine, retry) = (&self.inner.engine, settings.retry.as_ref());
+        let limit = self.options.wait_limit;
+        let waiting = Waiting::new(engine.backend().clone(), &claim, retry, limit);
+        let claiming = Claiming {
+            path: self,
+            permit,
+            acquisition: Acquisition::new(engine.janitor().clone(), claim),
+            seen,
+            unanswered: None,
+            asked_at: Instant::now(),
+            time_up: false,
+            epoch: Epoch::END,
+            fence: 0,
+        };
+        drive(claiming, waiting).await
+    }
+}
+
+/// The claim of one leader.
+struct Claiming<'p, 'a, V: Clone> {
+    path: &'a Path<V>,
+    /// The place of this leader among the loads of the process.
+    permit: &'p mut Option<SemaphorePermit<'a>>,
+    acquisition: Acquisition,
+    /// The fence of the last entry that was not good enough.
+    seen: u64,
+    /// When the last request began, if it had no answer. Perhaps only the answer was lost, so the
+    /// same owner asks a second time.
+    unanswered: Option<Instant>,
+    /// When the last request that was not a repetition began.
+    asked_at: Instant,
+    /// The wait for another process is over, and the last request decides.
+    time_up: bool,
+    /// The epoch of the last request: later joiners have no part in its answer.
+    epoch: Epoch,
+    /// The fence of the holder that was in the way.
+    fence: u64,
+}
+
+impl<V: Clone + Send + Sync + 'static> Attempt for Claiming<'_, '_, V> {
+    type Outcome = Step<V>;
+
+    async fn ask(&mut self, _: &mut Waiting<'_>) -> Asked<Step<V>> {
+        let path = self.path;
+        if let Err(error) = path.permit(self.permit).await {
+            return Asked::Settled(Step::Land(path.crowded_out(error).await));
+        }
+        let turn = path.shard.turn().await;
+        if path.shard.breaker.is_open() {
+            return Asked::Settled(Step::Alone);
+        }
+        self.epoch = path.leader.begin_epoch();
+        let answer = self.ask_once().await;
+        drop(turn);
+        if answer.is_ok() {
+            path.shard.breaker.answered(Answered::Write);
+        }
+        match path.inner.counted(answer) {
+            Ok((Claimed::Granted(grant), sent)) => Asked::Settled(self.granted(&grant, sent)),
+            Ok((Claimed::Newer(entry), _)) => {
+                match path.serve(path.inner.decide(entry), Source::HandedOver, self.epoch) {
+                    Ok(fence) => {
+                        self.seen = fence;
+                        Asked::Again
+                    }
+                    Err(step) => Asked::Settled(step),
+                }
+            }
+            Ok((Claimed::Held(occupied), _)) => self.occupied(&occupied),
+            Err(error) => self.failed(&error),
+        }
+    }
+
+    fn pushed(&mut self, change: Change, _: &mut Waiting<'_>) -> Option<Step<V>> {
+        let path = self.path;
+        match change {
+            // A push that is older than the present holder is late or doubled.
+            Change::Entry(entry) if entry.fence >= self.fence => {
+                path.serve(path.inner.decide(entry), Source::HandedOver, self.epoch).err()
+            }
+            Change::Failed(failure) if failure.fence() >= self.fence => {
+                Some(Step::Land((Outcome::Failed(failure.into_error()), Epoch::END)))
+            }
+            _ => None,
+        }
+    }
+
+    async fn interrupted(&self) -> Option<Step<V>> {
+        self.path.shard.breaker.opened().await;
+        debug!("nothing can be pushed any more");
+        Some(Step::Alone)
+    }
+
+    fn time_up(&mut self) -> Option<Step<V>> {
+        self.time_up = true;
+        None
+    }
+}
+
+impl<V: Clone + Send + Sync + 'static> Claiming<'_, '_, V> {
+    async fn ask_once(&mut self) -> Result<(Claimed, Instant), BackendError> {
+        let Path { inner, shard, .. } = self.path;
+        let (seen, limit) = (self.seen, inner.settings.retry.try_limit());
+        let limit = match self.unanswered {
+            Some(first) => second_try(first, limit),
+            None => {
+                self.asked_at = Instant::now();
+                limit
+            }
+        };
+        let claim = |_, claim| async move {
+            tokio::select! {
+                biased;
+                answer = inner.store.claim(claim, seen) => answer,
+                // Others have waited for a time-out already.
+                () = shard.breaker.opened() => Err(silence()),
+            }
+        };
+        self.acquisition.ask(limit, claim).await
+    }
+
+    fn granted(&mut self, grant: &Grant, sent: Instant) -> Step<V> {
+        let (inner, fence) = (&self.path.inner, grant.fence());
+        debug!(fence, "lease taken");
+        let upkeep = inner.settings.upkeep(self.path.options.load_limit);
+        let guard = LeaseGuard::granted(&inner.engine, &mut self.acquisition, upkeep, fence, sent);
+        Step::Load(guard, self.epoch)
+    }
+
+    fn occupied(&mut self, occupied: &Occupied) -> Asked<Step<V>> {
+        // A leader that waits for another process takes no place from those that load.
+        *self.permit = None;
+        self.unanswered = None;
+        self.fence = occupied.fence;
+        if self.time_up {
+            debug!("the wait for another process is over");
+            return Asked::Settled(Step::Alone);
+        }
+        debug!(fence = occupied.fence, remaining = ?occupied.remaining, "another process loads");
+        Asked::Occupied(occupied.remaining)
+    }
+
+    fn failed(&mut self, error: &BackendError) -> Asked<Step<V>> {
+        let breaker = &self.path.shard.breaker;
+        // A request that an open breaker has cut short says nothing.
+        if !breaker.is_open() {
+            if error.kind() == BackendErrorKind::Unknown && self.unanswered.is_none() {
+                self.unanswered = Some(self.asked_at);
+                return Asked::Again;
+            }
+            breaker.failed(error);
+        }
+        Asked::Settled(Step::Alone)
+    }
+}

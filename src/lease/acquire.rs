@@ -1,0 +1,300 @@
+//! The loop of every acquisition: ask once, wait while others are in the way, and ask again.
+//!
+//! [`drive`] is the loop. An [`Attempt`] says what is asked, what a push may settle, and what ends the
+//! wait early. One lease, [several leases](super::several), the claim of a cache and the wait for a
+//! latch are attempts.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::{sync::oneshot, time::sleep};
+
+use super::{
+    Acquisition, Engine, LeaseGuard, LeaseRecord, RetryStrategy, Upkeep, Waiting, Woken,
+    queue::{Entered, SlotNotice},
+    record::Slot,
+};
+use crate::{
+    backend::{Acquired, Change, Claim, Mode},
+    error::{BackendError, BackendErrorKind, Error},
+};
+
+/// How long a process whose turn is over waits before it asks again. So the process whose turn it
+/// is comes first, and has the machine to itself: it waits for less than the local queue may.
+const GIVE_WAY: Duration = Duration::from_millis(1);
+
+/// What is acquired, in the terms of the loop.
+pub(crate) trait Attempt {
+    /// How the acquisition ends, well or not.
+    type Outcome;
+
+    /// Asks once.
+    fn ask(
+        &mut self,
+        waiting: &mut Waiting<'_>,
+    ) -> impl Future<Output = Asked<Self::Outcome>> + Send;
+
+    /// Returns the outcome if a push settles it. Otherwise the loop asks again.
+    fn pushed(&mut self, change: Change, waiting: &mut Waiting<'_>) -> Option<Self::Outcome>;
+
+    /// Completes if the wait is to end early. Returns `None` to [step aside](Self::step_aside).
+    fn interrupted(&self) -> impl Future<Output = Option<Self::Outcome>> + Send;
+
+    /// Does what is due during the wait. Returns whether to ask again at once.
+    fn step_aside(&mut self, _waiting: &mut Waiting<'_>) -> impl Future<Output = bool> + Send {
+        async { true }
+    }
+
+    /// Returns the outcome of a wait that is over, or `None` to ask a last time.
+    fn time_up(&mut self) -> Option<Self::Outcome>;
+}
+
+/// What one request has led to.
+pub(crate) enum Asked<O> {
+    /// The acquisition has ended.
+    Settled(O),
+    /// The next request is due at once.
+    Again,
+    /// Another holder is in the way, for so long.
+    Occupied(Duration),
+    /// The request failed, and another one may not.
+    Failed,
+}
+
+/// Drives an attempt to its outcome.
+///
+/// # Cancel safety
+///
+/// Dropping the future drops the attempt, and its [`Acquisition`]s undo themselves.
+pub(crate) async fn drive<A: Attempt>(mut attempt: A, mut waiting: Waiting<'_>) -> A::Outcome {
+    loop {
+        let remaining = match attempt.ask(&mut waiting).await {
+            Asked::Settled(outcome) => return outcome,
+            Asked::Again => continue,
+            Asked::Occupied(remaining) => Some(remaining),
+            Asked::Failed => None,
+        };
+        let woken = loop {
+            // In a box, so that an acquisition that need not wait stays small.
+            let interrupted = tokio::select! {
+                woken = Box::pin(waiting.after(remaining)) => break woken,
+                interrupted = attempt.interrupted() => interrupted,
+            };
+            if let Some(outcome) = interrupted {
+                return outcome;
+            }
+            if attempt.step_aside(&mut waiting).await {
+                break Woken::Again;
+            }
+        };
+        let outcome = match woken {
+            Woken::TimeUp => attempt.time_up(),
+            Woken::Pushed(change) => attempt.pushed(change, &mut waiting),
+            Woken::Again => None,
+        };
+        if let Some(outcome) = outcome {
+            return outcome;
+        }
+    }
+}
+
+impl Engine {
+    /// Acquires a lease, waiting while other holders are in the way.
+    ///
+    /// # Cancel safety
+    ///
+    /// When the future is dropped, a lease that it may have acquired is released in a task.
+    pub(crate) async fn acquire(
+        self: &Arc<Self>,
+        mut claim: Claim,
+        upkeep: Upkeep,
+        strategy: &dyn RetryStrategy,
+        limit: Duration,
+    ) -> Result<LeaseGuard, Error> {
+        // A lease that is not renewed lasts for its own time, so it cannot be handed over for less.
+        claim.takes_handover =
+            claim.waits && upkeep.renew_every.is_some() && claim.mode.takes_handover(claim.lease);
+        let mut waiting = Waiting::new(self.backend().clone(), &claim, strategy, limit);
+        // Where all waiters are in one queue, others of this process mostly wait already.
+        if claim.waits
+            && claim.mode.is_ordered()
+            && let Some(changes) = self.backend().changes_along(&claim.name)
+        {
+            waiting.adopt(changes);
+        }
+        let attempt = One {
+            engine: self,
+            acquisition: Acquisition::new(self.janitor.clone(), claim),
+            upkeep,
+            try_limit: strategy.try_limit(),
+            slot: None,
+            failure: None,
+        };
+        drive(attempt, waiting).await
+    }
+}
+
+/// The acquisition of one lease.
+struct One<'a> {
+    engine: &'a Arc<Engine>,
+    acquisition: Acquisition,
+    upkeep: Upkeep,
+    try_limit: Duration,
+    /// The slot of the local queue, once this caller has it.
+    slot: Option<Slot>,
+    /// The error of the last request, if it failed.
+    failure: Option<BackendError>,
+}
+
+type Outcome = Result<LeaseGuard, Error>;
+
+impl Attempt for One<'_> {
+    type Outcome = Outcome;
+
+    async fn ask(&mut self, waiting: &mut Waiting<'_>) -> Asked<Outcome> {
+        if self.engine.janitor.is_stopped() {
+            return Asked::Settled(Err(Error::shut_down()));
+        }
+        if self.slot.is_none()
+            && let Some(asked) = self.queue_up(waiting).await
+        {
+            return asked;
+        }
+        match self.acquisition.ask(self.try_limit, |backend, claim| backend.acquire(claim)).await {
+            Ok((Acquired::Granted(grant), sent)) => {
+                let waited = self.acquisition.is_waiting();
+                let (engine, upkeep) = (self.engine, self.upkeep);
+                let held =
+                    LeaseGuard::granted(engine, &mut self.acquisition, upkeep, grant.fence(), sent);
+                let changes = if waited { waiting.take_changes() } else { None };
+                Asked::Settled(Ok(held.with_slot(self.slot.take(), changes)))
+            }
+            Ok((Acquired::Held(occupied), _)) => {
+                self.failure = None;
+                Asked::Occupied(occupied.remaining)
+            }
+            Err(error) if error.kind() == BackendErrorKind::Foreign => {
+                Asked::Settled(Err(error.into()))
+            }
+            Err(error) => {
+                if self.must_restart(&error) {
+                    self.restart(waiting);
+                }
+                self.failure = Some(error);
+                Asked::Failed
+            }
+        }
+    }
+
+    fn pushed(&mut self, change: Change, waiting: &mut Waiting<'_>) -> Option<Outcome> {
+        let Change::Granted(handover) = change else { return None };
+        let until = self.acquisition.trusts(&handover)?;
+        let (engine, upkeep) = (self.engine, self.upkeep);
+        let held =
+            LeaseGuard::handed_over(engine, &mut self.acquisition, upkeep, handover.fence, until);
+        Some(Ok(held.with_slot(self.slot.take(), waiting.take_changes())))
+    }
+
+    async fn interrupted(&self) -> Option<Outcome> {
+        self.engine.janitor.stopped().await;
+        Some(Err(Error::shut_down()))
+    }
+
+    fn time_up(&mut self) -> Option<Outcome> {
+        Some(Err(self.failure.take().map_or_else(|| self.not_acquired(), Error::from)))
+    }
+}
+
+impl One<'_> {
+    /// Takes the slot of the local queue, and waits for it while another caller has it.
+    ///
+    /// Returns `None` if this caller contends at the backend now.
+    async fn queue_up(&mut self, waiting: &mut Waiting<'_>) -> Option<Asked<Outcome>> {
+        let (claim, waits) = (self.acquisition.claim(), self.acquisition.is_waiting());
+        let notices = match self.engine.queues.enter(claim, self.upkeep, waits) {
+            Entered::None => return None,
+            Entered::First(slot) => {
+                self.slot = Some(slot);
+                return None;
+            }
+            Entered::Behind(notices) => notices,
+        };
+        let mut queued = Queued { engine: self.engine, notices };
+        let notice = tokio::select! {
+            notice = Box::pin(waiting.bounded(&mut queued.notices)) => notice,
+            () = self.engine.janitor.stopped() => {
+                return Some(Asked::Settled(Err(Error::shut_down())));
+            }
+        };
+        match notice {
+            Some(Ok(SlotNotice::Passed(record))) => {
+                Some(Asked::Settled(Ok(LeaseGuard::new(self.engine.clone(), record))))
+            }
+            Some(Ok(SlotNotice::Contend { slot, failed })) => {
+                self.contend(slot, failed, waiting).await;
+                None
+            }
+            // The holder that was passing the lease on is gone with its runtime, and may have done so.
+            Some(Err(_)) => {
+                self.restart(waiting);
+                Some(Asked::Again)
+            }
+            None => Some(Asked::Settled(Err(self.not_acquired()))),
+        }
+    }
+
+    /// Takes over the slot, and with it the subscription of the last caller that contended.
+    async fn contend(
+        &mut self,
+        mut slot: Slot,
+        failed: Option<BackendErrorKind>,
+        waiting: &mut Waiting<'_>,
+    ) {
+        match failed {
+            None => {}
+            Some(BackendErrorKind::Unreplicated) => self.restart(waiting),
+            Some(_) => self.acquisition.may_have_been_passed(),
+        }
+        if let Some(changes) = slot.take_changes() {
+            waiting.adopt(changes);
+            // The turn of this process is over, and it is the turn of another one.
+            Box::pin(sleep(GIVE_WAY)).await;
+        }
+        self.slot = Some(slot);
+    }
+
+    /// Returns whether the next request needs a fresh owner: too few replicas confirmed a grant, or
+    /// a permit may be granted late. A permit leaves with its id, and no guard would undo that.
+    fn must_restart(&self, error: &BackendError) -> bool {
+        let is_permit = matches!(self.acquisition.claim().mode, Mode::Permit { .. });
+        match error.kind() {
+            BackendErrorKind::Unreplicated => true,
+            BackendErrorKind::Unknown => is_permit && self.upkeep.renew_every.is_none(),
+            _ => false,
+        }
+    }
+
+    fn restart(&mut self, waiting: &mut Waiting<'_>) {
+        self.acquisition.restart();
+        waiting.turn_to(self.acquisition.claim());
+    }
+
+    fn not_acquired(&self) -> Error {
+        Error::not_acquired(self.acquisition.claim().name.prefix().trim_end_matches(':'))
+    }
+}
+
+/// A place in the local queue. Dropped, it releases a lease that was passed to it meanwhile.
+struct Queued<'a> {
+    engine: &'a Arc<Engine>,
+    notices: oneshot::Receiver<SlotNotice<Arc<LeaseRecord>>>,
+}
+
+impl Drop for Queued<'_> {
+    fn drop(&mut self) {
+        // After this, the holder learns that the caller has left.
+        self.notices.close();
+        if let Ok(SlotNotice::Passed(record)) = self.notices.try_recv() {
+            drop(LeaseGuard::new(self.engine.clone(), record));
+        }
+    }
+}

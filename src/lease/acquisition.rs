@@ -1,0 +1,253 @@
+use std::{sync::Arc, time::Duration};
+
+use tokio::{runtime::Handle, time::Instant};
+use tracing::debug;
+
+use super::{
+    entry::QueueEntry,
+    release::{Janitor, Unstoppable},
+};
+use crate::{
+    backend::{
+        ANSWER_LIMIT, Acquired, AcquiredAll, Claim, Claimed, DynLeases, Grant, Handover, Owner,
+        answered_by,
+    },
+    error::{BackendError, BackendErrorKind, Error},
+};
+
+/// One claim on its way to a lease. Dropped before it is [settled](Self::settle), it undoes itself.
+pub(crate) struct Acquisition {
+    janitor: Arc<Janitor>,
+    claim: Claim,
+    /// The runtime on which the acquisition began, for its undo.
+    runtime: Handle,
+    state: State,
+    entry: QueueEntry,
+}
+
+/// What the backend may have of the claim.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum State {
+    /// Nothing: no request was sent, or none left anything behind.
+    Idle,
+    /// A request is under way, and may be granted.
+    Asking,
+    /// Another holder was in the way. The claim may have a queue entry, which the undo leaves.
+    Waiting,
+    /// The last request was granted.
+    Granted,
+    /// A request ended without an answer. It may be granted at any time, even after a later
+    /// request was, so this owner never leaves the state.
+    Unknown,
+}
+
+/// What an answer says of a claim.
+pub(crate) enum Said {
+    /// The claim has the lease.
+    Granted,
+    /// A holder with this fence is in the way.
+    Occupied(u64),
+    /// The claim has nothing.
+    Nothing,
+}
+
+impl From<&Acquired> for Said {
+    fn from(answer: &Acquired) -> Self {
+        match answer {
+            Acquired::Granted(_) => Self::Granted,
+            Acquired::Held(occupied) => Self::Occupied(occupied.fence),
+        }
+    }
+}
+
+impl From<&Claimed> for Said {
+    fn from(answer: &Claimed) -> Self {
+        match answer {
+            Claimed::Granted(_) => Self::Granted,
+            Claimed::Held(occupied) => Self::Occupied(occupied.fence),
+            Claimed::Newer(_) => Self::Nothing,
+        }
+    }
+}
+
+impl From<&Option<Grant>> for Said {
+    fn from(answer: &Option<Grant>) -> Self {
+        answer.as_ref().map_or(Self::Nothing, |_| Self::Granted)
+    }
+}
+
+/// What a settled acquisition leaves to the guard of the lease.
+pub(super) struct Settled {
+    pub(super) claim: Claim,
+    pub(super) runtime: Handle,
+    /// A request had no answer, and may be granted after the lease was released.
+    pub(super) outcome_unknown: bool,
+}
+
+impl Acquisition {
+    pub(crate) fn new(janitor: Arc<Janitor>, claim: Claim) -> Self {
+        let (runtime, entry) = (Handle::current(), QueueEntry::default());
+        Self { janitor, claim, runtime, state: State::Idle, entry }
+    }
+
+    pub(crate) fn claim(&self) -> &Claim {
+        &self.claim
+    }
+
+    /// Sends one request. Returns the answer and a time before it was sent.
+    pub(crate) async fn ask<'a, T, F>(
+        &'a mut self,
+        limit: Duration,
+        send: impl FnOnce(&'a dyn DynLeases, &'a Claim) -> F,
+    ) -> Result<(T, Instant), BackendError>
+    where
+        F: Future<Output = Result<T, BackendError>> + 'a,
+        for<'t> Said: From<&'t T>,
+    {
+        let sent = Instant::now();
+        let before = self.begin(sent);
+        let Self { janitor, claim, state, entry, .. } = self;
+        let (janitor, claim): (&'a Janitor, &'a Claim) = (janitor, claim);
+        let backend = janitor.backend().as_ref();
+        let answer = answered_by(backend, limit, send(backend, claim)).await;
+        *state = after_answer(before, answer.as_ref().map(Said::from), entry);
+        Ok((answer?, sent))
+    }
+
+    /// Notes a request that is sent at `sent`. Returns the state before it.
+    fn begin(&mut self, sent: Instant) -> State {
+        self.entry.asked(sent);
+        std::mem::replace(&mut self.state, State::Asking)
+    }
+
+    /// Gives up an owner that may be granted the lease or may be released late, and goes on with a
+    /// fresh one. A late release under the old owner must not end what the next request is granted.
+    pub(super) fn restart(&mut self) {
+        self.janitor.undo(self.claim.clone(), true, &self.runtime);
+        self.state = State::Idle;
+        self.entry = QueueEntry::default();
+        self.claim.owner = Owner::fresh();
+    }
+
+    /// Notes that the lease may have been passed to the claim by its last holder.
+    pub(super) fn may_have_been_passed(&mut self) {
+        self.state = State::Unknown;
+    }
+
+    /// Returns whether the claim may have a queue entry at the backend.
+    pub(super) fn may_be_queued(&self) -> bool {
+        self.state == State::Waiting
+    }
+
+    /// Leaves the queue at the backend. If that has no answer, the claim goes on with a fresh
+    /// owner. Returns whether it had one.
+    pub(super) async fn leave_queue(&mut self) -> bool {
+        let backend = self.janitor.backend().as_ref();
+        let left = answered_by(backend, ANSWER_LIMIT, backend.release(&self.claim)).await;
+        match left {
+            Ok(_) => self.state = State::Idle,
+            Err(_) => self.restart(),
+        }
+        left.is_ok()
+    }
+
+    /// Returns whether another holder was in the way.
+    pub(super) fn is_waiting(&self) -> bool {
+        self.entry.is_taken()
+    }
+
+    /// Returns whether the last request was granted, and every request had an answer.
+    pub(crate) fn is_granted(&self) -> bool {
+        self.state == State::Granted
+    }
+
+    /// Returns until when a lease is held that was handed over to the claim, if that is certain.
+    ///
+    /// A request that may still be on its way could be granted the lease again, after its end.
+    pub(super) fn trusts(&self, handover: &Handover) -> Option<Instant> {
+        let certain = self.claim.takes_handover && self.state != State::Unknown;
+        self.entry.trusts(handover).filter(|_| certain)
+    }
+
+    /// Ends the acquisition, whose lease is held now: there is nothing to undo any more.
+    pub(super) fn settle(&mut self) -> Settled {
+        let outcome_unknown = self.state == State::Unknown;
+        self.state = State::Idle;
+        let (claim, runtime) = (self.claim.clone(), self.runtime.clone());
+        Settled { claim, runtime, outcome_unknown }
+    }
+
+    /// Releases the lease that was granted. Dropping the future does not stop the release.
+    pub(crate) fn give_back(mut self) -> Unstoppable<Result<(), Error>> {
+        self.state = State::Idle;
+        self.janitor.end(self.claim.clone())
+    }
+
+    /// Keeps the lease beyond the acquisition: there is nothing to undo any more.
+    pub(crate) fn keep(mut self) {
+        self.state = State::Idle;
+    }
+}
+
+/// The state after an answer.
+fn after_answer(
+    before: State,
+    answer: Result<Said, &BackendError>,
+    entry: &mut QueueEntry,
+) -> State {
+    if let Ok(Said::Occupied(fence)) = answer {
+        entry.met(fence);
+    }
+    match answer {
+        Err(error) if error.may_have_happened() => State::Unknown,
+        _ if before == State::Unknown => State::Unknown,
+        Ok(Said::Granted) => State::Granted,
+        Ok(Said::Occupied(_)) => State::Waiting,
+        Ok(Said::Nothing) | Err(_) => before,
+    }
+}
+
+impl Drop for Acquisition {
+    fn drop(&mut self) {
+        let outcome_unknown = match self.state {
+            State::Idle => return,
+            State::Waiting if !(self.claim.waits && self.claim.mode.queues()) => return,
+            State::Waiting | State::Granted => false,
+            State::Asking | State::Unknown => true,
+        };
+        if outcome_unknown {
+            debug!(name = ?self.claim.name, "an acquisition with an unknown outcome is undone");
+        }
+        self.janitor.undo(self.claim.clone(), outcome_unknown, &self.runtime);
+    }
+}
+
+/// Sends one request for several claims, which are granted all or none. Returns the answer and a
+/// time before it was sent. The limit holds for each claim, since a backend may have to ask for one
+/// after another.
+pub(super) async fn ask_all(
+    acquisitions: &mut [Acquisition],
+    backend: &dyn DynLeases,
+    limit: Duration,
+) -> Result<(AcquiredAll, Instant), BackendError> {
+    let sent = Instant::now();
+    let claims: Vec<_> = acquisitions.iter().map(|one| one.claim.clone()).collect();
+    let before: Vec<_> = acquisitions.iter_mut().map(|one| one.begin(sent)).collect();
+    let limit = limit.saturating_mul(u32::try_from(claims.len()).unwrap_or(u32::MAX));
+    let answer = match answered_by(backend, limit, backend.acquire_all(&claims)).await {
+        Ok(AcquiredAll::Granted(grants)) if grants.len() != claims.len() => {
+            let why = "not one grant for each claim";
+            Err(BackendError::new(BackendErrorKind::Unknown, why))
+        }
+        answer => answer,
+    };
+    for (at, (one, before)) in acquisitions.iter_mut().zip(before).enumerate() {
+        let said = answer.as_ref().map(|answer| match answer {
+            AcquiredAll::Granted(_) => Said::Granted,
+            AcquiredAll::Held(which, occupied) if *which == at => Said::Occupied(occupied.fence),
+            AcquiredAll::Held(..) => Said::Nothing,
+        });
+        one.state = after_answer(before, said, &mut one.entry);
+    }
+    Ok((answer?, sent))
+}

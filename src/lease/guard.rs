@@ -1,0 +1,271 @@
+use std::{ops::Deref, sync::Arc, time::Duration};
+
+use tokio::time::{Instant, timeout};
+
+use super::{
+    Acquisition, Engine, LeaseRecord, Upkeep,
+    queue::{SlotNotice, Waiter},
+    record::{Granted, Slot},
+    release::{Release, Unstoppable},
+};
+use crate::{
+    backend::{ANSWER_LIMIT, Changes, Claim, Mode, Owner, Renewal, answered_by},
+    error::{BackendError, BackendErrorKind, Error, ErrorKind},
+};
+
+/// A lease that is held. Dropped, it is released in a task.
+pub(crate) struct LeaseGuard {
+    engine: Arc<Engine>,
+    record: Arc<LeaseRecord>,
+    released: bool,
+}
+
+impl LeaseGuard {
+    pub(super) fn new(engine: Arc<Engine>, record: Arc<LeaseRecord>) -> Self {
+        Self { engine, record, released: false }
+    }
+
+    /// Takes over the lease that a request sent at `sent` was granted.
+    pub(crate) fn granted(
+        engine: &Arc<Engine>,
+        acquisition: &mut Acquisition,
+        upkeep: Upkeep,
+        fence: u64,
+        sent: Instant,
+    ) -> Self {
+        Self::settled_since(engine, acquisition, upkeep, fence, (sent, None))
+    }
+
+    /// Takes over the lease that another holder handed over, and that ends at `until`.
+    pub(super) fn handed_over(
+        engine: &Arc<Engine>,
+        acquisition: &mut Acquisition,
+        upkeep: Upkeep,
+        fence: u64,
+        until: Instant,
+    ) -> Self {
+        Self::settled_since(engine, acquisition, upkeep, fence, (Instant::now(), Some(until)))
+    }
+
+    /// Returns the shared record of the lease.
+    pub(crate) fn record(&self) -> &Arc<LeaseRecord> {
+        &self.record
+    }
+
+    /// Renews the lease now.
+    pub(crate) async fn renew(&self) -> Result<(), Error> {
+        if self.is_lost() {
+            return Err(Error::lost());
+        }
+        let sent = Instant::now();
+        let claims = std::slice::from_ref(self.claim());
+        match timeout(self.remaining(), self.engine.backend().renew(claims)).await {
+            Ok(Ok(held)) if held.first() == Some(&Renewal::Held) => {
+                self.record.renewed(sent);
+                Ok(())
+            }
+            Ok(Ok(_)) => {
+                self.record.tell_lost();
+                Err(Error::lost())
+            }
+            Ok(Err(error)) => Err(error.into()),
+            Err(_) => Err(Error::lost()),
+        }
+    }
+
+    /// Releases the lease, and returns [`Lost`](ErrorKind::Lost) if it was lost before.
+    ///
+    /// Dropping the future does not stop the release.
+    pub(crate) async fn release(mut self) -> Result<(), Error> {
+        self.closing();
+        self.released = true;
+        let lost = self.is_lost();
+        // A loss that was told stays one, whatever the server says.
+        let given_back = self.give_back().await;
+        if lost { Err(Error::lost()) } else { given_back }
+    }
+
+    /// Leaves the lease to itself, and returns its owner.
+    pub(crate) fn detach(mut self) -> Owner {
+        self.closing();
+        self.released = true;
+        self.claim().owner
+    }
+
+    /// Stops the renewals. The lease is about to end with the operation that it was for, and a
+    /// renewal that came after that would be taken for a loss.
+    pub(crate) fn closing(&self) {
+        self.engine.renewals.forget(&self.record);
+    }
+
+    /// Disarms the guard: the backend has ended the lease with the operation that it was for.
+    pub(crate) fn settled(mut self) {
+        self.closing();
+        self.released = true;
+        if self.record.outcome_unknown() {
+            self.obligation().settle_late(self.record.runtime());
+        }
+    }
+
+    /// Turns the lease into one of another mode in one step. Returns the guard unchanged if other
+    /// holders are in the way.
+    ///
+    /// # Cancel safety
+    ///
+    /// When the future is dropped, both leases are released in tasks.
+    pub(crate) async fn convert(
+        self,
+        mode: Mode,
+        limit: Duration,
+    ) -> Result<Result<Self, Self>, Error> {
+        let from = self.claim();
+        let to = Claim { owner: Owner::fresh(), mode, ..from.clone() };
+        let mut acquisition = Acquisition::new(self.engine.janitor.clone(), to);
+        let mut tries = 0;
+        let passed = loop {
+            tries += 1;
+            match acquisition.ask(limit, |backend, to| backend.pass(from, to)).await {
+                Ok((grant, sent)) => break grant.map(|grant| (grant.fence(), sent)),
+                // It may have happened: the same owner asks once more.
+                Err(error) if error.kind() == BackendErrorKind::Unknown && tries < 2 => {}
+                Err(error) => return Err(error.into()),
+            }
+        };
+        if let Some((fence, sent)) = passed {
+            let upkeep = self.record.upkeep();
+            let converted = Self::granted(&self.engine, &mut acquisition, upkeep, fence, sent);
+            self.settled();
+            return Ok(Ok(converted));
+        }
+        // Other holders are in the way, or the lease is lost. A renewal finds out which.
+        match self.renew().await {
+            Err(error) if error.kind() == ErrorKind::Lost => Err(error),
+            _ => Ok(Err(self)),
+        }
+    }
+
+    /// Attaches the local queue slot and the waiter's subscription, so that both move on with the
+    /// lease. The lease of a mode with several holders gives the slot up: the next caller may be
+    /// granted one beside it.
+    pub(super) fn with_slot(self, slot: Option<Slot>, changes: Option<Changes>) -> Self {
+        if let Some(mut slot) = slot
+            && self.claim().mode == Mode::Exclusive
+        {
+            slot.begin(changes);
+            self.record.put_slot(slot);
+        }
+        self
+    }
+
+    fn settled_since(
+        engine: &Arc<Engine>,
+        acquisition: &mut Acquisition,
+        upkeep: Upkeep,
+        fence: u64,
+        (since, until): (Instant, Option<Instant>),
+    ) -> Self {
+        let settled = acquisition.settle();
+        let record = engine.keep(Granted {
+            claim: settled.claim,
+            upkeep,
+            runtime: settled.runtime,
+            fence,
+            since,
+            until,
+            outcome_unknown: settled.outcome_unknown,
+        });
+        Self::new(engine.clone(), record)
+    }
+
+    fn obligation(&self) -> Release {
+        let (janitor, claim) = (self.engine.janitor.clone(), self.claim().clone());
+        Release::new(janitor, claim, self.record.outcome_unknown())
+    }
+
+    fn give_back(&self) -> Unstoppable<Result<(), Error>> {
+        let slot = self.record.take_slot();
+        let given_back = give_back(self.engine.clone(), self.obligation(), slot);
+        self.engine.janitor.finish(given_back, self.record.runtime().clone())
+    }
+}
+
+impl Deref for LeaseGuard {
+    type Target = LeaseRecord;
+
+    fn deref(&self) -> &LeaseRecord {
+        &self.record
+    }
+}
+
+impl Drop for LeaseGuard {
+    fn drop(&mut self) {
+        if !self.released {
+            self.closing();
+            // The release goes on by itself, and repeats what fails.
+            drop(self.give_back());
+        }
+    }
+}
+
+/// Gives a lease back: to the next caller of this process, or to the backend.
+async fn give_back(
+    engine: Arc<Engine>,
+    release: Release,
+    mut slot: Option<Slot>,
+) -> Result<(), Error> {
+    let next = slot.as_mut().and_then(Slot::next);
+    let answer = match (next, slot) {
+        (Some(next), Some(slot)) => Box::pin(pass(&engine, release.claim(), next, slot)).await,
+        (_, slot) => {
+            let answer = release.once().await;
+            // The next caller contends from here on, since other processes were told first.
+            drop(slot);
+            answer
+        }
+    };
+    release.settle(answer)?.then_some(()).ok_or_else(Error::lost)
+}
+
+/// Passes a lease to the next caller of this process, and the slot with it. Returns whether the
+/// lease was held.
+async fn pass(
+    engine: &Arc<Engine>,
+    from: &Claim,
+    next: Waiter<Arc<LeaseRecord>>,
+    slot: Slot,
+) -> Result<bool, BackendError> {
+    let since = Instant::now();
+    let backend = engine.backend().as_ref();
+    let passed = answered_by(backend, ANSWER_LIMIT, backend.pass(from, &next.claim)).await;
+    let (answer, failed) = match passed {
+        Ok(Some(grant)) => {
+            let record = engine.keep(Granted {
+                claim: next.claim.clone(),
+                upkeep: next.upkeep,
+                runtime: next.runtime.clone(),
+                fence: grant.fence(),
+                since,
+                until: None,
+                outcome_unknown: false,
+            });
+            record.put_slot(slot);
+            if let Err(SlotNotice::Passed(record)) = next.notify(SlotNotice::Passed(record)) {
+                // The caller has left: its guard releases the lease.
+                drop(LeaseGuard::new(engine.clone(), record));
+            }
+            return Ok(true);
+        }
+        Ok(None) => (Ok(false), None),
+        // Too few replicas have it: the lease was given away, but the next caller cannot rely on it.
+        Err(error) if error.kind() == BackendErrorKind::Unreplicated => {
+            (Ok(true), Some(error.kind()))
+        }
+        // One of the two callers may have it.
+        Err(error) => {
+            let kind = error.kind();
+            (Err(error), Some(kind))
+        }
+    };
+    drop(next.notify(SlotNotice::Contend { slot, failed }));
+    answer
+}

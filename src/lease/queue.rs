@@ -1,0 +1,213 @@
+//! The local queue: of the callers of one process that wait for one lease, only the first contends
+//! at the backend.
+//!
+//! The caller that contends or holds has the one [`Slot`] of the queue. A holder that releases the
+//! lease passes it to the next caller in one round trip, with a new fence. After [`PASSES`] times
+//! or [`TURN`] in a row the lease is released instead, so that other processes get it. A dropped
+//! slot goes to the next caller, which contends then.
+//!
+//! For permits, only callers that must wait enter the queue, and a caller gives the slot up when it
+//! has its permits, since there may be more. Modes with a queue at the backend that grants in order
+//! have no local queue.
+
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use hashbrown::{HashMap, hash_map::Entry};
+use tokio::{runtime::Handle, sync::oneshot, time::Instant};
+
+use super::Upkeep;
+use crate::{
+    backend::{Changes, Claim, Mode},
+    error::BackendErrorKind,
+    key::Name,
+};
+
+/// How often a lease passes on within one process before other processes get it.
+const PASSES: u32 = 16;
+/// For how long it does.
+const TURN: Duration = Duration::from_millis(50);
+
+/// The local queues of one engine. Each exists while a caller contends or holds.
+///
+/// `T` is a lease that is passed from its holder to the next caller.
+pub(super) struct LocalQueues<T>(Arc<Mutex<HashMap<QueueKey, VecDeque<Waiter<T>>>>>);
+
+type QueueKey = (Name, Mode);
+
+/// A caller in a local queue.
+pub(super) struct Waiter<T> {
+    pub(super) claim: Claim,
+    pub(super) upkeep: Upkeep,
+    pub(super) runtime: Handle,
+    notify: oneshot::Sender<SlotNotice<T>>,
+}
+
+/// What a caller in a local queue is notified of.
+pub(super) enum SlotNotice<T> {
+    /// The lease was passed to it.
+    Passed(T),
+    /// It contends now.
+    Contend {
+        slot: Slot<T>,
+        /// How a pass to it failed, if one was tried. It may have the lease already.
+        failed: Option<BackendErrorKind>,
+    },
+}
+
+/// The right of one caller to contend for a lease, or to hold it, for this process.
+pub(super) struct Slot<T> {
+    queues: LocalQueues<T>,
+    key: QueueKey,
+    passes: u32,
+    since: Instant,
+    /// The subscription of the last caller that contended, for the next one.
+    changes: Option<Changes>,
+}
+
+/// The answer to a caller that enters a local queue.
+pub(super) enum Entered<T> {
+    /// There is no queue to wait in.
+    None,
+    /// The caller has the slot.
+    First(Slot<T>),
+    /// The caller waits behind others.
+    Behind(oneshot::Receiver<SlotNotice<T>>),
+}
+
+impl<T> LocalQueues<T> {
+    /// Enters the queue of a claim, before its first request or because it `waits` after one.
+    pub(super) fn enter(&self, claim: &Claim, upkeep: Upkeep, waits: bool) -> Entered<T> {
+        if claim.mode.is_ordered() {
+            return Entered::None;
+        }
+        match self.queues().entry((claim.name.clone(), claim.mode)) {
+            Entry::Occupied(mut queue) => {
+                let (notify, notices) = oneshot::channel();
+                let queue = queue.get_mut();
+                // Callers that left must not pile up for as long as the lease is held.
+                if queue.len() == queue.capacity() {
+                    queue.retain(|waiter| !waiter.notify.is_closed());
+                }
+                let (claim, runtime) = (claim.clone(), Handle::current());
+                queue.push_back(Waiter { claim, upkeep, runtime, notify });
+                Entered::Behind(notices)
+            }
+            Entry::Vacant(_) if matches!(claim.mode, Mode::Permit { .. }) && !waits => {
+                Entered::None
+            }
+            Entry::Vacant(queue) => {
+                let key = queue.key().clone();
+                queue.insert(VecDeque::new());
+                Entered::First(Slot::new(self.clone(), key))
+            }
+        }
+    }
+
+    fn queues(&self) -> MutexGuard<'_, HashMap<QueueKey, VecDeque<Waiter<T>>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<T> Clone for LocalQueues<T> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<T> Default for LocalQueues<T> {
+    fn default() -> Self {
+        Self(Arc::default())
+    }
+}
+
+impl<T> Waiter<T> {
+    /// Notifies the caller. Returns the notice if the caller has left.
+    pub(super) fn notify(self, notice: SlotNotice<T>) -> Result<(), SlotNotice<T>> {
+        self.notify.send(notice)
+    }
+}
+
+impl<T> Slot<T> {
+    fn new(queues: LocalQueues<T>, key: QueueKey) -> Self {
+        Self { queues, key, passes: 0, since: Instant::now(), changes: None }
+    }
+
+    /// Begins the turn of this process, which has won the lease from others, and keeps the
+    /// subscription of the winner for the next caller.
+    ///
+    /// A subscription that no caller needs ends with the hold, and not while others wait.
+    pub(super) fn begin(&mut self, changes: Option<Changes>) {
+        self.passes = 0;
+        self.since = Instant::now();
+        self.changes = changes;
+    }
+
+    /// Takes the subscription of the last caller that contended.
+    pub(super) fn take_changes(&mut self) -> Option<Changes> {
+        self.changes.take()
+    }
+
+    /// Takes the next caller to pass the lease to, while the turn of this process lasts.
+    pub(super) fn next(&mut self) -> Option<Waiter<T>> {
+        if self.passes >= PASSES || self.since.elapsed() >= TURN {
+            return None;
+        }
+        self.passes += 1;
+        first(self.queues.queues().get_mut(&self.key)?)
+    }
+}
+
+/// Takes the first caller that has not left.
+fn first<T>(queue: &mut VecDeque<Waiter<T>>) -> Option<Waiter<T>> {
+    std::iter::from_fn(|| queue.pop_front()).find(|waiter| !waiter.notify.is_closed())
+}
+
+impl<T> Drop for Slot<T> {
+    fn drop(&mut self) {
+        let mut queues = self.queues.queues();
+        let Some(queue) = queues.get_mut(&self.key) else { return };
+        let Some(waiter) = first(queue) else {
+            queues.remove(&self.key);
+            return;
+        };
+        // Unlocked: if the caller leaves just now, its slot is dropped here in turn.
+        drop(queues);
+        let mut slot = Self::new(self.queues.clone(), self.key.clone());
+        slot.changes = self.changes.take();
+        drop(waiter.notify(SlotNotice::Contend { slot, failed: None }));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::key::{Family, Key, Namespace};
+
+    /// One caller holds the lease for long, and others try again and again.
+    #[tokio::test]
+    async fn callers_that_left_are_not_kept_during_a_hold() -> Result<(), crate::Error> {
+        let name = Name::new(&Namespace::standard(), Family::Lock, &Key::from("k"), 512)?;
+        let claim = Claim::new(name.clone(), Mode::Exclusive, TURN, TURN);
+        let upkeep = Upkeep { renew_every: None, max_hold: Duration::MAX };
+        let queues = LocalQueues::<()>::default();
+        let Entered::First(slot) = queues.enter(&claim, upkeep, false) else {
+            panic!("another caller has the slot")
+        };
+        let Entered::Behind(stays) = queues.enter(&claim, upkeep, false) else {
+            panic!("there is no queue")
+        };
+        for _ in 0..10_000 {
+            drop(queues.enter(&claim, upkeep, false));
+        }
+        let key = (name, Mode::Exclusive);
+        assert!(queues.queues().get(&key).is_some_and(|queue| queue.len() < 16));
+        drop(slot);
+        assert!(matches!(stays.await, Ok(SlotNotice::Contend { .. })));
+        assert!(queues.queues().is_empty());
+        Ok(())
+    }
+}

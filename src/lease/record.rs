@@ -1,0 +1,169 @@
+use std::{
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use tokio::{
+    runtime::Handle,
+    time::{Instant, sleep_until},
+};
+
+use super::{Upkeep, drift, queue};
+use crate::{backend::Claim, signal::Signal, time::after};
+
+/// The right of this process to contend for a lease, or to hold it.
+pub(super) type Slot = queue::Slot<Arc<LeaseRecord>>;
+
+/// One held lease, as its guard and the renewals share it.
+pub(crate) struct LeaseRecord {
+    claim: Claim,
+    upkeep: Upkeep,
+    fence: u64,
+    /// The runtime on which the lease was acquired.
+    runtime: Handle,
+    /// When the total hold ends.
+    ends: Instant,
+    /// A request of the acquisition had no answer, and may be granted after the release.
+    outcome_unknown: bool,
+    lost: Signal,
+    times: Mutex<Times>,
+    /// The holder's slot in the local queue. It is given up when the lease is lost, so that a
+    /// holder that is stuck does not keep the next callers from contending.
+    slot: Mutex<Option<Slot>>,
+}
+
+#[derive(Clone, Copy)]
+pub(super) struct Times {
+    /// When the lease counts as lost unless it is renewed before.
+    pub(super) deadline: Instant,
+    /// The timer that the renewals have set for it.
+    pub(super) timer: Instant,
+    pub(super) renewing: bool,
+}
+
+/// A grant: its fence, and since when the lease counts.
+pub(super) struct Granted {
+    pub(super) claim: Claim,
+    pub(super) upkeep: Upkeep,
+    pub(super) runtime: Handle,
+    pub(super) fence: u64,
+    /// A time before the request that was granted.
+    pub(super) since: Instant,
+    /// When the lease ends, if a holder handed it over for less than its full time.
+    pub(super) until: Option<Instant>,
+    pub(super) outcome_unknown: bool,
+}
+
+impl LeaseRecord {
+    pub(super) fn new(granted: Granted) -> Self {
+        let Granted { claim, upkeep, runtime, fence, since, until, outcome_unknown } = granted;
+        let ends = after(since, upkeep.max_hold);
+        let deadline = until.unwrap_or_else(|| trusted_until(since, claim.lease)).min(ends);
+        let times = Times { deadline, timer: since, renewing: false };
+        Self {
+            claim,
+            upkeep,
+            fence,
+            runtime,
+            ends,
+            outcome_unknown,
+            lost: Signal::default(),
+            times: Mutex::new(times),
+            slot: Mutex::default(),
+        }
+    }
+
+    /// Completes when the lease is lost, also if no renewal finds that out.
+    pub(crate) async fn lost(&self) {
+        loop {
+            let deadline = self.deadline();
+            tokio::select! {
+                () = self.lost.given() => return,
+                () = sleep_until(deadline) => if self.is_lost() { return },
+            }
+        }
+    }
+
+    pub(crate) fn is_lost(&self) -> bool {
+        self.lost.is_given() || self.deadline() <= Instant::now()
+    }
+
+    pub(crate) fn claim(&self) -> &Claim {
+        &self.claim
+    }
+
+    pub(crate) fn fence(&self) -> u64 {
+        self.fence
+    }
+
+    /// How long the lease is held for certain if no renewal succeeds.
+    pub(crate) fn remaining(&self) -> Duration {
+        match self.is_lost() {
+            true => Duration::ZERO,
+            false => self.deadline().saturating_duration_since(Instant::now()),
+        }
+    }
+
+    pub(super) fn upkeep(&self) -> Upkeep {
+        self.upkeep
+    }
+
+    pub(super) fn runtime(&self) -> &Handle {
+        &self.runtime
+    }
+
+    pub(super) fn outcome_unknown(&self) -> bool {
+        self.outcome_unknown
+    }
+
+    pub(super) fn tell_lost(&self) {
+        self.lost.give();
+        drop(self.take_slot());
+    }
+
+    /// Keeps a slot with the lease. A lease that is not renewed gives it up, since a holder that is
+    /// never told of a loss would hold up the next callers.
+    pub(super) fn put_slot(&self, slot: Slot) {
+        if self.upkeep.renew_every.is_some() {
+            *self.slot.lock().unwrap_or_else(PoisonError::into_inner) = Some(slot);
+        }
+    }
+
+    pub(super) fn take_slot(&self) -> Option<Slot> {
+        self.slot.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    pub(super) fn deadline(&self) -> Instant {
+        self.times().deadline
+    }
+
+    /// Extends the lease, which a request sent at `sent` renewed.
+    pub(super) fn renewed(&self, sent: Instant) {
+        let deadline = trusted_until(sent, self.claim.lease).min(self.ends);
+        let mut times = self.times();
+        times.deadline = times.deadline.max(deadline);
+    }
+
+    pub(super) fn times(&self) -> MutexGuard<'_, Times> {
+        self.times.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns whether the lease is to be renewed at `now`.
+    pub(super) fn is_due(&self, now: Instant) -> bool {
+        self.upkeep.renew_every.is_some() && now < self.ends
+    }
+
+    /// When to look at the lease next, after a renewal that began at `sent`.
+    pub(super) fn next_look(&self, sent: Instant) -> Instant {
+        let deadline = self.deadline();
+        match self.upkeep.renew_every {
+            Some(every) if after(sent, every) < self.ends => deadline.min(after(sent, every)),
+            _ => deadline,
+        }
+    }
+}
+
+/// Until when a lease that was granted or renewed by a request sent at `sent` is held for certain.
+fn trusted_until(sent: Instant, lease: Duration) -> Instant {
+    after(sent, lease.saturating_sub(drift(lease)))
+}

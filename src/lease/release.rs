@@ -1,0 +1,333 @@
+//! Releases, which happen whatever becomes of their callers.
+//!
+//! A release is polled by its caller, since a task would cost a change of threads. If the caller
+//! leaves, the release goes on in a task on the runtime of the acquisition. That runtime may go
+//! away as well, in the middle of a load, and the fleet would wait for the end of the lease. So a
+//! [`Release`] is an obligation: dropped before it is done, it goes to the janitor. The janitor is a
+//! thread with a small runtime of its own, and lives as long as there is something to release. The
+//! end of the process ends it too, and the leases end by themselves.
+
+use std::{
+    pin::Pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    task::{Context, Poll},
+    thread,
+    time::Duration,
+};
+
+use futures_util::{StreamExt, future::BoxFuture, stream::FuturesUnordered};
+use tokio::{
+    runtime::{Builder, Handle},
+    sync::Notify,
+    time::{Instant, sleep, sleep_until, timeout},
+};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tracing::{debug, warn};
+
+use crate::{
+    backend::{ANSWER_LIMIT, Claim, DynLeases, answered_by},
+    error::{BackendError, Chain, Error},
+    time::after,
+};
+
+/// The pauses between requests of a release. They are short, since a waiter needs the lease when
+/// the backend is back; and a request to a backend that is known to be away costs nothing.
+const FIRST_PAUSE: Duration = Duration::from_millis(20);
+const LONGEST_PAUSE: Duration = Duration::from_millis(80);
+
+/// A release whose acquisition may arrive late is repeated after these parts of the lease, or
+/// after these times if they are shorter.
+const LATE: [(u32, Duration); 3] =
+    [(16, Duration::from_secs(1)), (4, Duration::from_secs(10)), (1, Duration::from_secs(60))];
+
+/// The releases of one backend: those that run in tasks, and those that the janitor's thread does.
+pub(crate) struct Janitor {
+    backend: Arc<dyn DynLeases>,
+    /// Releases that no caller polls.
+    tasks: TaskTracker,
+    /// Cancelled when nothing new may begin.
+    stop: CancellationToken,
+    backlog: Mutex<Backlog>,
+    /// Notified when the backlog grows.
+    came: Notify,
+}
+
+/// Releases whose runtime is gone.
+#[derive(Default)]
+struct Backlog {
+    releases: Vec<Release>,
+    running: bool,
+}
+
+impl Janitor {
+    pub(crate) fn new(backend: Arc<dyn DynLeases>) -> Arc<Self> {
+        Arc::new(Self {
+            backend,
+            tasks: TaskTracker::new(),
+            stop: CancellationToken::new(),
+            backlog: Mutex::default(),
+            came: Notify::new(),
+        })
+    }
+
+    pub(crate) fn backend(&self) -> &Arc<dyn DynLeases> {
+        &self.backend
+    }
+
+    /// Releases the lease of a claim. The future returns [`Lost`](crate::ErrorKind::Lost) if it was
+    /// not held; dropping the future does not stop the release.
+    pub(crate) fn end(self: &Arc<Self>, claim: Claim) -> Unstoppable<Result<(), Error>> {
+        let release = Release::new(self.clone(), claim, false);
+        let end = async move {
+            let answer = release.once().await;
+            release.settle(answer)?.then_some(()).ok_or_else(Error::lost)
+        };
+        self.finish(end, Handle::current())
+    }
+
+    /// Releases a claim that may be granted, or has a queue entry, in a task.
+    pub(crate) fn undo(self: &Arc<Self>, claim: Claim, outcome_unknown: bool, runtime: &Handle) {
+        let release = Release::new(self.clone(), claim, outcome_unknown);
+        self.tasks.spawn_on(release.run(), runtime);
+    }
+
+    /// Runs a task for which the shutdown waits.
+    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        self.tasks.spawn(task);
+    }
+
+    /// Polls a future by its caller for as long as the caller stays, and then in a task.
+    pub(super) fn finish<T: Send + 'static>(
+        &self,
+        future: impl Future<Output = T> + Send + 'static,
+        runtime: Handle,
+    ) -> Unstoppable<T> {
+        Unstoppable { future: Some(Box::pin(self.tasks.track_future(future))), runtime }
+    }
+
+    /// Stops the acquisitions: none starts any more, and those that wait fail.
+    pub(crate) fn stop(&self) {
+        self.stop.cancel();
+        self.tasks.close();
+    }
+
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.stop.is_cancelled()
+    }
+
+    pub(crate) async fn stopped(&self) {
+        self.stop.cancelled().await;
+    }
+
+    /// Stops the acquisitions, and waits until the releases have ended or the limit passes.
+    pub(crate) async fn shutdown(&self, limit: Duration) {
+        self.stop();
+        let _ = timeout(limit, self.tasks.wait()).await;
+    }
+
+    fn backlog(&self) -> MutexGuard<'_, Backlog> {
+        self.backlog.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes over a release whose runtime is gone.
+    fn take_over(self: &Arc<Self>, release: Release) {
+        let mut backlog = self.backlog();
+        backlog.releases.push(release);
+        if std::mem::replace(&mut backlog.running, true) {
+            self.came.notify_one();
+            return;
+        }
+        let janitor = self.clone();
+        let thread = thread::Builder::new().name("bellwether-release".to_owned());
+        if let Err(error) = thread.spawn(move || janitor.work()) {
+            warn!(%error, "leases of a runtime that is gone are not released; they end by themselves");
+            *backlog = Backlog::default();
+        }
+    }
+
+    fn work(&self) {
+        let _token = self.tasks.token();
+        let Ok(runtime) = Builder::new_current_thread().enable_all().build() else {
+            *self.backlog() = Backlog::default();
+            return;
+        };
+        // Connections that are made here end here, so they must not be those that others use.
+        let backend = self.backend.apart().unwrap_or_else(|| self.backend.clone());
+        runtime.block_on(self.clear(backend.as_ref()));
+    }
+
+    async fn clear(&self, backend: &dyn DynLeases) {
+        let mut under_way = FuturesUnordered::new();
+        loop {
+            {
+                let mut backlog = self.backlog();
+                let releases = backlog.releases.drain(..);
+                under_way
+                    .extend(releases.map(|release| async move { release.repeat(backend).await }));
+                if under_way.is_empty() {
+                    backlog.running = false;
+                    return;
+                }
+            }
+            // A release that takes long does not hold up the others.
+            tokio::select! {
+                _ = under_way.next() => {}
+                () = self.came.notified() => {}
+            }
+        }
+    }
+}
+
+/// A release that must happen. Dropped before it is done, it goes to the janitor's thread.
+pub(super) struct Release {
+    janitor: Arc<Janitor>,
+    claim: Claim,
+    /// The acquisition may still be on its way, and arrive after its release.
+    outcome_unknown: bool,
+    duty: Duty,
+}
+
+/// On what the release depends.
+#[derive(Clone, Copy, PartialEq)]
+enum Duty {
+    /// A caller or a task, whose runtime may go away.
+    Runtime,
+    /// The janitor's thread.
+    Janitor,
+    /// Nothing any more: it is done.
+    Done,
+}
+
+impl Release {
+    pub(super) fn new(janitor: Arc<Janitor>, claim: Claim, outcome_unknown: bool) -> Self {
+        Self { janitor, claim, outcome_unknown, duty: Duty::Runtime }
+    }
+
+    pub(super) fn claim(&self) -> &Claim {
+        &self.claim
+    }
+
+    /// Asks the backend once. Returns whether the lease was held.
+    pub(super) async fn once(&self) -> Result<bool, BackendError> {
+        let backend = self.janitor.backend.as_ref();
+        answered_by(backend, ANSWER_LIMIT, backend.release(&self.claim)).await
+    }
+
+    /// Leaves to a task what an answer to the first request leaves to be done.
+    pub(super) fn settle(
+        mut self,
+        answer: Result<bool, BackendError>,
+    ) -> Result<bool, BackendError> {
+        let janitor = self.janitor.clone();
+        match &answer {
+            Ok(_) if self.outcome_unknown => self.settle_late(&Handle::current()),
+            Ok(_) => self.duty = Duty::Done,
+            Err(_) => {
+                // The lease may have been released, or be released later.
+                self.outcome_unknown = true;
+                janitor.tasks.spawn(self.run());
+            }
+        }
+        answer
+    }
+
+    /// Releases in a task what may arrive late. The rest was released in another way.
+    pub(super) fn settle_late(self, runtime: &Handle) {
+        let janitor = self.janitor.clone();
+        janitor.tasks.spawn_on(self.run_late(), runtime);
+    }
+
+    async fn run_late(mut self) {
+        self.repeat_late(self.janitor.backend.as_ref()).await;
+        self.duty = Duty::Done;
+    }
+
+    async fn run(mut self) {
+        self.repeat(self.janitor.backend.as_ref()).await;
+        self.duty = Duty::Done;
+    }
+
+    /// Releases what may be held.
+    async fn repeat(&self, backend: &dyn DynLeases) {
+        self.until(backend, after(Instant::now(), self.claim.lease)).await;
+        if self.outcome_unknown {
+            self.repeat_late(backend).await;
+        }
+    }
+
+    /// Releases what may come to be held: an acquisition that is still on its way on a broken
+    /// connection may arrive after the release. Most of these are late by a moment.
+    async fn repeat_late(&self, backend: &dyn DynLeases) {
+        let released = Instant::now();
+        for (part, longest) in LATE {
+            let then = after(released, longest.min(self.claim.lease / part));
+            tokio::select! {
+                () = sleep_until(then) => {
+                    self.until(backend, after(released, self.claim.lease)).await;
+                }
+                () = self.janitor.stop.cancelled() => return,
+            }
+        }
+    }
+
+    /// Releases, and tries again until the lease must have ended by itself.
+    async fn until(&self, backend: &dyn DynLeases, end: Instant) {
+        let name = &self.claim.name;
+        let mut pause = FIRST_PAUSE;
+        loop {
+            match answered_by(backend, ANSWER_LIMIT, backend.release(&self.claim)).await {
+                Ok(_) => return,
+                Err(error) if Instant::now() + pause >= end => {
+                    debug!(?name, error = %Chain(&error), "release failed; the lease ends by itself");
+                    return;
+                }
+                Err(error) => {
+                    debug!(?name, error = %Chain(&error), "release failed; trying again");
+                }
+            }
+            sleep(pause).await;
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+    }
+}
+
+impl Drop for Release {
+    fn drop(&mut self) {
+        if self.duty == Duty::Runtime {
+            self.janitor.take_over(Self {
+                janitor: self.janitor.clone(),
+                claim: self.claim.clone(),
+                outcome_unknown: self.outcome_unknown,
+                duty: Duty::Janitor,
+            });
+        }
+    }
+}
+
+/// A future that goes on in a task when it is dropped before its end.
+#[must_use = "dropping it costs a task"]
+pub(crate) struct Unstoppable<T: Send + 'static> {
+    future: Option<BoxFuture<'static, T>>,
+    runtime: Handle,
+}
+
+impl<T: Send + 'static> Future for Unstoppable<T> {
+    type Output = T;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
+        let Some(future) = &mut self.future else { return Poll::Pending };
+        let polled = future.as_mut().poll(cx);
+        if polled.is_ready() {
+            self.future = None;
+        }
+        polled
+    }
+}
+
+impl<T: Send + 'static> Drop for Unstoppable<T> {
+    fn drop(&mut self) {
+        if let Some(future) = self.future.take() {
+            self.runtime.spawn(future);
+        }
+    }
+}
