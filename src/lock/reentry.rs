@@ -16,7 +16,6 @@ use super::front::{Front, none_if_not_acquired};
 use crate::{
     backend::Mode,
     error::{Error, ErrorKind},
-    key::Key,
     lease::LeaseGuard,
     time::after,
 };
