@@ -1,11 +1,9 @@
 //! The chart: the loads of the origin over time, one panel for each way, all to one scale.
 
-use std::{fs::File, path::Path};
-
-use plotters::{
-    coord::{Shift, types::RangedCoordf64},
-    prelude::*,
-    style::text_anchor::{HPos, Pos, VPos},
+use std::{
+    fmt::{Display, Write},
+    fs::{self, File},
+    path::Path,
 };
 
 use crate::{
@@ -17,21 +15,25 @@ use crate::{
     report::thousands,
 };
 
-const SIZE: (u32, u32) = (1000, 900);
-const FONT: &str = "sans-serif";
-const INK: RGBColor = RGBColor(0x22, 0x28, 0x31);
-const GREY: RGBColor = RGBColor(0x8a, 0x92, 0x9c);
-const GRID: RGBColor = RGBColor(0xe4, 0xe7, 0xeb);
+const WIDTH: f64 = 1000.0;
+const HEIGHT: f64 = 900.0;
+const HEAD: f64 = 84.0;
+const LEFT: f64 = 76.0;
+const RIGHT: f64 = WIDTH - 24.0;
 
-fn color(way: Way) -> RGBColor {
+const INK: &str = "#222831";
+const GREY: &str = "#8a929c";
+const GRID: &str = "#e4e7eb";
+
+fn color(way: Way) -> &'static str {
     match way {
-        Way::NoProtection => RGBColor(0xd1, 0x49, 0x3f),
-        Way::InProcess => RGBColor(0xd9, 0x93, 0x1e),
-        Way::Bellwether => RGBColor(0x1f, 0x7a, 0x8c),
+        Way::NoProtection => "#d1493f",
+        Way::InProcess => "#d9931e",
+        Way::Bellwether => "#1f7a8c",
     }
 }
 
-/// Makes the file, so that what forbids it is told before the run and not after.
+/// Makes the file, so that a path that cannot be written is reported before the run.
 pub(crate) fn prepare(path: &Path) -> Result<(), Failure> {
     match File::options().create(true).append(true).open(path) {
         Ok(_) => Ok(()),
@@ -41,26 +43,32 @@ pub(crate) fn prepare(path: &Path) -> Result<(), Failure> {
 
 /// Draws the chart into an SVG file.
 pub(crate) fn draw(options: &Options, ways: &[Figures]) -> Result<(), Failure> {
-    let path = &options.chart;
-    let root = SVGBackend::new(path, SIZE).into_drawing_area();
-    root.fill(&WHITE)?;
-    let (head, body) = root.split_vertically(84);
-    headline(&head, options)?;
+    let mut svg = Svg(String::new());
+    svg.rectangle((0.0, 0.0), (WIDTH, HEIGHT), "#ffffff");
+    headline(&mut svg, options);
     let most = ways.iter().flat_map(|way| &way.loads_per_100ms).max();
-    let top = most.map_or(1.0, |most| f64::from(*most) * 1.1).max(5.0);
-    let panels = body.split_evenly((ways.len().max(1), 1));
-    for (index, (area, figures)) in panels.iter().zip(ways).enumerate() {
+    let most = most.map_or(1.0, |most| f64::from(*most) * 1.1).max(5.0);
+    let height = (HEIGHT - HEAD) / ways.len().max(1) as f64;
+    for (index, figures) in ways.iter().enumerate() {
+        let top = HEAD + height * index as f64;
         let last = index + 1 == ways.len();
-        panel(area, options, figures, top, last)?;
+        let seconds = options.length().as_secs_f64();
+        let panel = Panel { top: top + 34.0, bottom: top + height - 52.0, seconds, most };
+        panel.axes(&mut svg, last);
+        panel.bars(&mut svg, figures);
+        panel.capacity(&mut svg, options);
+        panel.takeover(&mut svg, figures);
+        legend(&mut svg, top, figures);
     }
-    root.present()?;
-    Ok(())
+    let document = format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{HEIGHT}\" \
+         viewBox=\"0 0 {WIDTH} {HEIGHT}\" font-family=\"sans-serif\">\n{}</svg>\n",
+        svg.0,
+    );
+    Ok(fs::write(&options.chart, document)?)
 }
 
-type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
-type Panel<'a> = ChartContext<'a, SVGBackend<'a>, Cartesian2d<RangedCoordf64, RangedCoordf64>>;
-
-fn headline(area: &Area<'_>, options: &Options) -> Result<(), Failure> {
+fn headline(svg: &mut Svg, options: &Options) {
     let title = "What the origin is asked for when hot keys expire";
     let below = format!(
         "{} hot keys that live {:?}, {} clients, {} replicas; each bar is {:?}; all panels to one scale",
@@ -70,63 +78,95 @@ fn headline(area: &Area<'_>, options: &Options) -> Result<(), Failure> {
         options.fleet_size(),
         BAR,
     );
-    area.draw_text(title, &(FONT, 27).into_font().style(FontStyle::Bold).color(&INK), (20, 16))?;
-    area.draw_text(&below, &(FONT, 16).into_font().color(&GREY), (20, 54))?;
-    let right = SIZE.0 as i32 - 24;
-    let style = (FONT, 15).into_font().color(&INK).pos(Pos::new(HPos::Right, VPos::Top));
-    area.draw_text("what the origin can do", &style, (right, 55))?;
-    for dash in 0..4 {
-        let left = right - 210 + dash * 11;
-        let ends = [(left, 63), (left + 6, 63)];
-        area.draw(&PathElement::new(ends, INK.stroke_width(1)))?;
-    }
-    Ok(())
+    svg.text((20.0, 40.0), Style { size: 27, bold: true, ..Style::default() }, title);
+    svg.text((20.0, 68.0), Style { size: 16, color: GREY, ..Style::default() }, below);
+    let style = Style { size: 15, anchor: "end", ..Style::default() };
+    svg.text((RIGHT, 68.0), style, "what the origin can do");
+    svg.line((RIGHT - 210.0, 63.0), (RIGHT - 171.0, 63.0), INK, true);
 }
 
-fn panel(
-    area: &Area<'_>,
-    options: &Options,
-    figures: &Figures,
+/// The panel's name beside its color, and its sums.
+fn legend(svg: &mut Svg, top: f64, figures: &Figures) {
+    let color = color(figures.way);
+    svg.rectangle((78.0, top + 10.0), (14.0, 14.0), color);
+    let name = Style { size: 19, bold: true, color, ..Style::default() };
+    svg.text((100.0, top + 24.0), name, figures.way.title());
+    let grey = Style { size: 15, color: GREY, ..Style::default() };
+    svg.text((272.0, top + 24.0), grey, figures.way.explanation());
+    let sum = format!(
+        "{} loads for {} expiries: {:.2} each",
+        thousands(figures.loads as u64),
+        figures.expiries,
+        figures.loads_per_expiry,
+    );
+    let style = Style { size: 17, anchor: "end", ..Style::default() };
+    svg.text((RIGHT, top + 24.0), style, sum);
+}
+
+/// The place of one panel, and its scales.
+struct Panel {
     top: f64,
-    last: bool,
-) -> Result<(), Failure> {
-    let seconds = options.length().as_secs_f64();
-    let mut chart = ChartBuilder::on(area)
-        .margin_left(12)
-        .margin_right(24)
-        .margin_top(34)
-        .margin_bottom(6)
-        .y_label_area_size(64)
-        .x_label_area_size(46)
-        .build_cartesian_2d(0.0..seconds, 0.0..top)?;
-    chart
-        .configure_mesh()
-        .disable_x_mesh()
-        .bold_line_style(GRID)
-        .light_line_style(TRANSPARENT)
-        .axis_style(GREY)
-        .y_labels(5)
-        .x_labels(11)
-        .y_label_formatter(&|value| format!("{value:.0}"))
-        .x_label_formatter(&|value| ((value * 10.0).round() / 10.0).to_string())
-        .y_desc(format!("loads per {BAR:?}"))
-        .x_desc(if last { "seconds since the start" } else { "" })
-        .label_style((FONT, 14).into_font().color(&INK))
-        .axis_desc_style((FONT, 15).into_font().color(&INK))
-        .draw()?;
-    let width = BAR.as_secs_f64();
-    let bars = figures.loads_per_100ms.iter().zip(0_u32..).map(|(loads, index)| {
-        let left = f64::from(index) * width;
-        let corners = [(left, 0.0), (left + width * 0.9, f64::from(*loads))];
-        Rectangle::new(corners, color(figures.way).filled())
-    });
-    chart.draw_series(bars)?;
-    capacity(&mut chart, options)?;
-    if let Some(takeover) = &figures.takeover {
-        let at = takeover.killed_at_s;
-        let line = PathElement::new([(at, 0.0), (at, top * 0.8)], INK.stroke_width(1));
-        chart.draw_series([line])?;
-        let style = (FONT, 14).into_font().color(&INK).pos(Pos::new(HPos::Left, VPos::Top));
+    bottom: f64,
+    seconds: f64,
+    most: f64,
+}
+
+impl Panel {
+    fn x(&self, second: f64) -> f64 {
+        LEFT + (RIGHT - LEFT) * second / self.seconds
+    }
+
+    fn y(&self, loads: f64) -> f64 {
+        self.bottom - (self.bottom - self.top) * loads / self.most
+    }
+
+    fn axes(&self, svg: &mut Svg, last: bool) {
+        let label = Style { size: 14, anchor: "end", ..Style::default() };
+        for loads in steps(self.most, 5.0) {
+            let y = self.y(loads);
+            svg.line((LEFT, y), (RIGHT, y), GRID, false);
+            svg.text((LEFT - 8.0, y + 5.0), label, loads);
+        }
+        svg.line((LEFT, self.top), (LEFT, self.bottom), GREY, false);
+        svg.line((LEFT, self.bottom), (RIGHT, self.bottom), GREY, false);
+        let label = Style { anchor: "middle", ..label };
+        for second in steps(self.seconds, 11.0) {
+            let x = self.x(second);
+            svg.line((x, self.bottom), (x, self.bottom + 5.0), GREY, false);
+            svg.text((x, self.bottom + 19.0), label, (second * 10.0).round() / 10.0);
+        }
+        let style = Style { size: 15, anchor: "middle", ..Style::default() };
+        let middle = (self.top + self.bottom) / 2.0;
+        svg.upright((24.0, middle), style, format!("loads per {BAR:?}"));
+        if last {
+            let middle = (LEFT + RIGHT) / 2.0;
+            svg.text((middle, self.bottom + 41.0), style, "seconds since the start");
+        }
+    }
+
+    fn bars(&self, svg: &mut Svg, figures: &Figures) {
+        let width = BAR.as_secs_f64();
+        for (loads, index) in figures.loads_per_100ms.iter().zip(0_u32..) {
+            let (left, top) = (self.x(f64::from(index) * width), self.y(f64::from(*loads)));
+            let size = (self.x(width * 0.9) - LEFT, self.bottom - top);
+            svg.rectangle((left, top), size, color(figures.way));
+        }
+    }
+
+    /// A dashed line at the load that the origin can bear.
+    fn capacity(&self, svg: &mut Svg, options: &Options) {
+        let bars_per_load = options.load_time.as_secs_f64() / BAR.as_secs_f64();
+        let capacity = origin::CAPACITY as f64 / bars_per_load;
+        if capacity <= self.most {
+            svg.line((LEFT, self.y(capacity)), (RIGHT, self.y(capacity)), INK, true);
+        }
+    }
+
+    /// A line where the leader was killed.
+    fn takeover(&self, svg: &mut Svg, figures: &Figures) {
+        let Some(takeover) = &figures.takeover else { return };
+        let (x, top) = (self.x(takeover.killed_at_s), self.y(self.most * 0.8));
+        svg.line((x, self.bottom), (x, top), INK, false);
         let words = match &takeover.heir {
             Some(heir) => format!(
                 "the leader is killed; the next load of its key begins {:.0} ms later",
@@ -134,38 +174,70 @@ fn panel(
             ),
             None => "the leader is killed".to_owned(),
         };
-        chart.draw_series([Text::new(words, (at + seconds * 0.006, top * 0.8), style)])?;
+        svg.text((x + 6.0, top + 12.0), Style { size: 14, ..Style::default() }, words);
     }
-    legend(area, figures)
 }
 
-/// A dashed line where the origin cannot follow any more.
-fn capacity(chart: &mut Panel<'_>, options: &Options) -> Result<(), Failure> {
-    let seconds = options.length().as_secs_f64();
-    let bars_per_load = options.load_time.as_secs_f64() / BAR.as_secs_f64();
-    let capacity = origin::CAPACITY as f64 / bars_per_load;
-    let ends = [(0.0, capacity), (seconds, capacity)];
-    let dashes = DashedLineSeries::new(ends, 6, 5, INK.stroke_width(1));
-    chart.draw_series(dashes)?;
-    Ok(())
+/// Returns round numbers from 0 to the end, at most so many steps apart.
+fn steps(end: f64, count: f64) -> impl Iterator<Item = f64> {
+    let power = 10_f64.powf((end / count).log10().floor());
+    let step = [1.0, 2.0, 5.0].into_iter().map(|digit| digit * power);
+    let step = step.into_iter().find(|step| end / step <= count).unwrap_or(10.0 * power);
+    (0_u32..).map(move |index| f64::from(index) * step).take_while(move |at| *at <= end)
 }
 
-/// The panel's name beside its color, and what it came to.
-fn legend(area: &Area<'_>, figures: &Figures) -> Result<(), Failure> {
-    let color = color(figures.way);
-    area.draw(&Rectangle::new([(78, 10), (92, 24)], color.filled()))?;
-    let name = (FONT, 19).into_font().style(FontStyle::Bold).color(&color);
-    let (width, _) = area.estimate_text_size(figures.way.title(), &name)?;
-    area.draw_text(figures.way.title(), &name, (100, 8))?;
-    let grey = (FONT, 15).into_font().color(&GREY);
-    area.draw_text(figures.way.explanation(), &grey, (132 + width as i32, 11))?;
-    let sum = format!(
-        "{} loads for {} expiries: {:.2} each",
-        thousands(figures.loads as u64),
-        figures.expiries,
-        figures.loads_per_expiry,
-    );
-    let style = (FONT, 17).into_font().color(&INK).pos(Pos::new(HPos::Right, VPos::Top));
-    area.draw_text(&sum, &style, (SIZE.0 as i32 - 24, 10))?;
-    Ok(())
+/// How a text looks.
+#[derive(Clone, Copy)]
+struct Style {
+    size: u32,
+    bold: bool,
+    color: &'static str,
+    anchor: &'static str,
+}
+
+impl Default for Style {
+    fn default() -> Self {
+        Self { size: 15, bold: false, color: INK, anchor: "start" }
+    }
+}
+
+/// The elements of the document.
+struct Svg(String);
+
+impl Svg {
+    fn push(&mut self, element: std::fmt::Arguments<'_>) {
+        // A `String` takes any text.
+        let _ = writeln!(self.0, "{element}");
+    }
+
+    fn rectangle(&mut self, (x, y): (f64, f64), (width, height): (f64, f64), color: &str) {
+        self.push(format_args!(
+            r#"<rect x="{x:.1}" y="{y:.1}" width="{width:.1}" height="{height:.1}" fill="{color}"/>"#,
+        ));
+    }
+
+    fn line(&mut self, (x1, y1): (f64, f64), (x2, y2): (f64, f64), color: &str, dashed: bool) {
+        let dashes = if dashed { r#" stroke-dasharray="6 5""# } else { "" };
+        self.push(format_args!(
+            r#"<line x1="{x1:.1}" y1="{y1:.1}" x2="{x2:.1}" y2="{y2:.1}" stroke="{color}"{dashes}/>"#,
+        ));
+    }
+
+    fn text(&mut self, at: (f64, f64), style: Style, text: impl Display) {
+        self.write(at, style, "", text);
+    }
+
+    /// A text that reads from the bottom to the top.
+    fn upright(&mut self, (x, y): (f64, f64), style: Style, text: impl Display) {
+        self.write((x, y), style, &format!(r#" transform="rotate(-90 {x:.1} {y:.1})""#), text);
+    }
+
+    /// None of the texts has a character that XML would want escaped.
+    fn write(&mut self, (x, y): (f64, f64), style: Style, more: &str, text: impl Display) {
+        let Style { size, bold, color, anchor } = style;
+        let weight = if bold { "bold" } else { "normal" };
+        self.push(format_args!(
+            r#"<text x="{x:.1}" y="{y:.1}" font-size="{size}" font-weight="{weight}" fill="{color}" text-anchor="{anchor}"{more}>{text}</text>"#,
+        ));
+    }
 }

@@ -6,10 +6,12 @@ use std::{
 };
 
 use hdrhistogram::Histogram;
-use reqwest::header;
-use tokio::{task::JoinSet, time::sleep};
+use tokio::{
+    task::JoinSet,
+    time::{sleep, timeout},
+};
 
-use crate::{Failure, fleet::Doors, options::Options};
+use crate::{Failure, fleet::Doors, http::Client, options::Options};
 
 /// How long a client waits on average before it asks again.
 const PAUSE: Duration = Duration::from_millis(25);
@@ -43,13 +45,7 @@ impl Tally {
 
 /// Lets all clients ask until the time is over, and sums up what they saw.
 pub(crate) async fn hammer(options: &Options, doors: Arc<Doors>) -> Result<Tally, Failure> {
-    // As many connections are kept alive as there are clients.
-    let idle = usize::from(options.clients.div_ceil(options.fleet_size()));
-    let http = reqwest::Client::builder()
-        .no_proxy()
-        .timeout(PATIENCE)
-        .pool_max_idle_per_host(idle)
-        .build()?;
+    let http = Client::new();
     let end = Instant::now() + options.length();
     let mut clients = JoinSet::new();
     for _ in 0..options.clients {
@@ -63,12 +59,7 @@ pub(crate) async fn hammer(options: &Options, doors: Arc<Doors>) -> Result<Tally
 }
 
 /// One client: asks a replica for a key, reads the answer, pauses.
-async fn ask(
-    http: reqwest::Client,
-    doors: Arc<Doors>,
-    keys: u16,
-    end: Instant,
-) -> Result<Tally, Failure> {
+async fn ask(http: Client, doors: Arc<Doors>, keys: u16, end: Instant) -> Result<Tally, Failure> {
     let mut tally = Tally::new()?;
     loop {
         sleep(PAUSE.mul_f64(2.0 * fastrand::f64())).await;
@@ -80,15 +71,11 @@ async fn ask(
         };
         let key = fastrand::u16(..keys);
         let begun = Instant::now();
-        let request = http.get(format!("http://{address}/products/{key}"));
-        let answer = request.header(header::HOST, HOST).send().await;
-        let read = match answer.and_then(reqwest::Response::error_for_status) {
-            Ok(answer) => answer.bytes().await.map(drop),
-            Err(error) => Err(error),
-        };
+        let url = format!("http://{address}/products/{key}");
+        let answer = timeout(PATIENCE, http.get(&url, Some(HOST))).await;
         let took = u64::try_from(begun.elapsed().as_micros()).unwrap_or(u64::MAX);
         tally.latency.saturating_record(took);
-        if read.is_err() {
+        if !matches!(answer, Ok(Ok(_))) {
             tally.errors += 1;
         }
     }

@@ -13,8 +13,10 @@ mod chart;
 mod clients;
 mod figures;
 mod fleet;
+mod http;
 mod options;
 mod origin;
+mod progress;
 mod replica;
 mod report;
 mod takeover;
@@ -27,13 +29,13 @@ use std::{
 };
 
 use bellwether::RedisBackend;
-use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::{
     figures::Figures,
     fleet::Fleet,
     options::{Options, Role},
     origin::Origin,
+    progress::Progress,
     replica::{Settings, Way},
 };
 
@@ -52,28 +54,28 @@ async fn main() -> ExitCode {
 }
 
 async fn run() -> Result<(), Failure> {
-    let options = Options::read()?;
-    if let Some(Role::Replica) = options.role {
-        return replica::serve_as_process().await;
-    }
+    let options = match Role::read()? {
+        Role::Replica => return replica::serve_as_process().await,
+        Role::Main(options) => options,
+    };
     if let Some(url) = &options.redis {
         let ping = RedisBackend::open(url)?.ping().await;
         ping.map_err(|error| format!("--redis: {error:#}"))?;
     }
     chart::prepare(&options.chart)?;
 
-    let progress = progress(&options)?;
+    let progress = Progress::new(options.length() * Way::ALL.len() as u32);
     let mut ways = Vec::new();
     for way in Way::ALL {
         ways.push(run_way(&options, way, &progress).await?);
     }
-    progress.finish_and_clear();
+    progress.clear();
     chart::draw(&options, &ways)?;
     show(&options, &ways)
 }
 
 /// Runs one way from its first request to its last.
-async fn run_way(options: &Options, way: Way, progress: &ProgressBar) -> Result<Figures, Failure> {
+async fn run_way(options: &Options, way: Way, progress: &Progress) -> Result<Figures, Failure> {
     let origin = Origin::start(options.load_time).await?;
     let replicas = replicas(options, way, &origin);
     let fleet = Fleet::start(replicas, options.processes.is_some()).await?;
@@ -108,20 +110,11 @@ fn replicas(options: &Options, way: Way, origin: &Origin) -> Vec<Settings> {
     (0..options.fleet_size()).map(settings).collect()
 }
 
-/// A bar of tenths of seconds; hidden where standard error is not a terminal.
-fn progress(options: &Options) -> Result<ProgressBar, Failure> {
-    let style = "{msg:<36} {wide_bar} {elapsed} of about {len}s";
-    let seconds = options.seconds * Way::ALL.len() as u64;
-    let bar = ProgressBar::new(seconds).with_style(ProgressStyle::with_template(style)?);
-    Ok(bar)
-}
-
-async fn show_progress(progress: &ProgressBar, way: Way, origin: &Origin) -> Infallible {
+async fn show_progress(progress: &Progress, way: Way, origin: &Origin) -> Infallible {
     let mut tick = tokio::time::interval(Duration::from_millis(100));
     loop {
         tick.tick().await;
-        progress.set_position(progress.elapsed().as_secs());
-        progress.set_message(format!("{}: {} origin loads", way.title(), origin.count()));
+        progress.show(&format!("{}: {} origin loads", way.title(), origin.count()));
     }
 }
 

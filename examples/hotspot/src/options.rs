@@ -1,94 +1,125 @@
-//! What the command line says.
+//! The command line.
 
-use std::{path::PathBuf, process, time::Duration};
+use std::{
+    ffi::OsString, fmt::Display, ops::RangeInclusive, path::PathBuf, process, str::FromStr,
+    time::Duration,
+};
 
-use clap::{Parser, Subcommand};
+use lexopt::Arg::{Long, Short, Value};
 
 use crate::Failure;
 
-/// See a cache stampede happen, and see it stopped.
-///
-/// Starts a slow origin and several replicas of a service on loopback, and lets clients ask for a few hot
-/// keys that expire again and again: first without protection, then with bellwether in each replica alone,
-/// then with bellwether over a store that the replicas share. Prints a table and draws a chart.
-#[derive(Clone, Debug, Parser)]
-#[command(name = "hotspot", args_conflicts_with_subcommands = true)]
+const HELP: &str = "\
+See a cache stampede happen, and see it stopped.
+
+Starts a slow origin and several replicas of a service on loopback, and lets clients ask for a few hot
+keys that expire again and again: first without protection, then with bellwether in each replica alone,
+then with bellwether over a store that the replicas share. Prints a table and draws a chart.
+
+Usage: hotspot [OPTIONS]
+
+Options:
+      --replicas <N>       Replicas of the service, 1 to 32 [default: 3]
+      --clients <N>        Clients, 1 to 2000; each needs up to six open files [default: 120]
+      --keys <N>           Hot keys, 1 to 1000 [default: 4]
+      --seconds <SECONDS>  How long each of the three ways runs, 1 to 3600 [default: 10]
+      --ttl <TIME>         How long a value is kept, such as `1s` or `750ms` [default: 1s]
+      --load-time <TIME>   How long one load takes while the origin is not overloaded [default: 150ms]
+      --lease <TIME>       How long the fleet waits for a replica that died while it was loading
+                           [default: 5s, or 1s with --kill-leader]
+      --redis <URL>        Share entries and leases through this Redis or Valkey server, not through memory
+      --processes <N>      Run 1 to 32 replicas as processes of their own, in place of --replicas;
+                           needs --redis
+      --kill-leader        Kill the replica that leads in the middle of a load, and tell which one took over
+      --json               Print one JSON document, and no table
+      --chart <PATH>       Where to write the chart [default: hotspot.svg]
+  -h, --help               Print this help
+";
+
+/// The settings of a run.
+#[derive(Clone, Debug)]
 pub(crate) struct Options {
-    /// Replicas of the service.
-    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=32))]
     pub(crate) replicas: u16,
-
-    /// Clients; each sends its next request a moment after its last one was answered, and needs up to six
-    /// open files.
-    #[arg(long, value_name = "N", default_value_t = 120, value_parser = clap::value_parser!(u16).range(1..=2000))]
-    pub clients: u16,
-
-    /// Hot keys.
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    pub(crate) clients: u16,
     pub(crate) keys: u16,
-
-    /// How long each of the three ways runs, in seconds.
-    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=3600))]
-    pub seconds: u64,
-
-    /// How long a value is kept, such as `1s` or `750ms`.
-    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = duration)]
-    pub ttl: Duration,
-
-    /// How long one load takes while the origin is not overloaded.
-    #[arg(long, value_name = "TIME", default_value = "150ms", value_parser = duration)]
-    pub load_time: Duration,
-
-    /// How long the fleet waits for a replica that died while it was loading [default: 5s, or 1s with
-    /// --kill-leader].
-    #[arg(long, value_name = "TIME", value_parser = duration)]
-    pub lease: Option<Duration>,
-
-    /// Share entries and leases through this Redis or Valkey server, rather than through memory.
-    #[arg(long, value_name = "URL")]
-    pub redis: Option<String>,
-
-    /// Run so many replicas as processes of their own; needs --redis.
-    #[arg(long, value_name = "N", conflicts_with = "replicas", value_parser = clap::value_parser!(u16).range(1..=32))]
-    pub processes: Option<u16>,
-
-    /// Kill the replica that leads, in the middle of a load, and tell who took over and when.
-    #[arg(long)]
-    pub kill_leader: bool,
-
-    /// Print one JSON document rather than the table.
-    #[arg(long)]
-    pub json: bool,
-
-    /// Where to write the chart.
-    #[arg(long, value_name = "PATH", default_value = "hotspot.svg")]
-    pub chart: PathBuf,
-
-    #[command(subcommand)]
-    pub role: Option<Role>,
+    pub(crate) seconds: u64,
+    pub(crate) ttl: Duration,
+    pub(crate) load_time: Duration,
+    pub(crate) lease: Option<Duration>,
+    pub(crate) redis: Option<String>,
+    pub(crate) processes: Option<u16>,
+    pub(crate) kill_leader: bool,
+    pub(crate) json: bool,
+    pub(crate) chart: PathBuf,
 }
 
-/// What this process is, if it is not the one that the user started.
-#[derive(Clone, Copy, Debug, Subcommand)]
+/// What this process is.
 pub(crate) enum Role {
+    /// The process that the user started.
+    Main(Options),
     /// One replica, with its settings on the first line of its standard input.
-    #[command(hide = true)]
     Replica,
 }
 
-impl Options {
+impl Role {
     /// Reads the command line. `--help` is printed, and ends the process.
     pub(crate) fn read() -> Result<Self, Failure> {
-        let options = match Self::try_parse() {
-            Ok(options) => options,
-            Err(help) if !help.use_stderr() => {
-                print!("{help}");
-                process::exit(0);
+        let mut parser = lexopt::Parser::from_env();
+        let mut options = Options::standard();
+        let mut replicas = None;
+        while let Some(argument) = parser.next()? {
+            let name = match argument {
+                Long(name) => name.to_owned(),
+                Short('h') => "help".to_owned(),
+                Value(role) if role == "replica" => return Ok(Self::Replica),
+                other => return Err(other.unexpected().into()),
+            };
+            let mut value = || parser.value();
+            match name.as_str() {
+                "replicas" => replicas = Some(number(&name, value()?, 1..=32)?),
+                "clients" => options.clients = number(&name, value()?, 1..=2000)?,
+                "keys" => options.keys = number(&name, value()?, 1..=1000)?,
+                "seconds" => options.seconds = number(&name, value()?, 1..=3600)?,
+                "ttl" => options.ttl = time(&name, value()?)?,
+                "load-time" => options.load_time = time(&name, value()?)?,
+                "lease" => options.lease = Some(time(&name, value()?)?),
+                "redis" => options.redis = Some(text(&name, value()?)?),
+                "processes" => options.processes = Some(number(&name, value()?, 1..=32)?),
+                "kill-leader" => options.kill_leader = true,
+                "json" => options.json = true,
+                "chart" => options.chart = value()?.into(),
+                "help" => {
+                    print!("{HELP}");
+                    process::exit(0);
+                }
+                _ => return Err(format!("there is no option --{name}; see --help").into()),
             }
-            Err(error) => return Err(in_one_line(&error.to_string()).into()),
-        };
+        }
+        if replicas.is_some() && options.processes.is_some() {
+            return Err("--replicas and --processes exclude each other".into());
+        }
+        options.replicas = replicas.unwrap_or(options.replicas);
         options.check()?;
-        Ok(options)
+        Ok(Self::Main(options))
+    }
+}
+
+impl Options {
+    fn standard() -> Self {
+        Self {
+            replicas: 3,
+            clients: 120,
+            keys: 4,
+            seconds: 10,
+            ttl: Duration::from_secs(1),
+            load_time: Duration::from_millis(150),
+            lease: None,
+            redis: None,
+            processes: None,
+            kill_leader: false,
+            json: false,
+            chart: "hotspot.svg".into(),
+        }
     }
 
     fn check(&self) -> Result<(), Failure> {
@@ -96,7 +127,9 @@ impl Options {
             return Err("--processes needs --redis, for processes share no memory".into());
         }
         if self.kill_leader && self.fleet_size() < 2 {
-            return Err("--kill-leader needs two replicas at least, or nobody can take over".into());
+            return Err(
+                "--kill-leader needs at least two replicas, so that one can take over".into()
+            );
         }
         if self.lease() < Duration::from_millis(20) {
             return Err("--lease is under 20ms".into());
@@ -107,41 +140,54 @@ impl Options {
         Ok(())
     }
 
-    /// How many replicas there are, in this process or as processes.
+    /// Returns how many replicas there are, in this process or as processes.
     pub(crate) fn fleet_size(&self) -> u16 {
         self.processes.unwrap_or(self.replicas)
     }
 
-    /// The lease of a load.
+    /// Returns the lease of a load.
     pub(crate) fn lease(&self) -> Duration {
         let standard = Duration::from_secs(if self.kill_leader { 1 } else { 5 });
         self.lease.unwrap_or(standard)
     }
 
-    /// How long each way runs.
+    /// Returns how long each way runs.
     pub(crate) fn length(&self) -> Duration {
         Duration::from_secs(self.seconds)
     }
 }
 
-/// A time with its unit.
-fn duration(text: &str) -> Result<Duration, String> {
+fn text(name: &str, value: OsString) -> Result<String, Failure> {
+    value.into_string().map_err(|value| format!("--{name}: {value:?} is not text").into())
+}
+
+fn number<T>(name: &str, value: OsString, range: RangeInclusive<T>) -> Result<T, Failure>
+where
+    T: FromStr + PartialOrd + Display,
+{
+    let text = text(name, value)?;
+    match text.parse() {
+        Ok(number) if range.contains(&number) => Ok(number),
+        _ => {
+            let (start, end) = range.into_inner();
+            Err(format!("--{name} takes a number from {start} to {end}, not {text:?}").into())
+        }
+    }
+}
+
+/// Reads a time with its unit.
+fn time(name: &str, value: OsString) -> Result<Duration, Failure> {
+    let text = text(name, value)?;
     let (number, unit) = match (text.strip_suffix("ms"), text.strip_suffix('s')) {
         (Some(number), _) => (number, 0.001),
         (None, Some(number)) => (number, 1.0),
-        (None, None) => return Err("a time needs a unit, such as 750ms or 1.5s".to_owned()),
+        (None, None) => ("", 1.0),
     };
-    let number: f64 = number.parse().map_err(|_| format!("{number:?} is not a number"))?;
-    let seconds = number * unit;
-    if !(0.001..=3600.0).contains(&seconds) {
-        return Err("a time is between 1ms and 3600s".to_owned());
+    match number.parse::<f64>().map(|number| number * unit) {
+        Ok(seconds) if (0.001..=3600.0).contains(&seconds) => Ok(Duration::from_secs_f64(seconds)),
+        _ => {
+            let what = "a time from 1ms to 3600s with its unit, such as 750ms or 1.5s";
+            Err(format!("--{name} takes {what}, not {text:?}").into())
+        }
     }
-    Ok(Duration::from_secs_f64(seconds))
-}
-
-/// Clap's message without its usage notes.
-fn in_one_line(message: &str) -> String {
-    let head = message.split("\n\n").next().unwrap_or(message);
-    let words: Vec<&str> = head.trim_start_matches("error: ").split_whitespace().collect();
-    words.join(" ")
 }

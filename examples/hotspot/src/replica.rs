@@ -24,7 +24,7 @@ use bellwether::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::{Failure, origin::Product};
+use crate::{Failure, http::Client, origin::Product};
 
 /// The three ways to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -77,7 +77,7 @@ pub(crate) async fn serve(
     shared: MemoryBackend,
 ) -> Result<(), Failure> {
     let database = Database {
-        client: reqwest::Client::builder().no_proxy().build()?,
+        client: Client::new(),
         rows: format!("http://{}/rows", settings.origin),
         replica: settings.number,
     };
@@ -155,7 +155,7 @@ async fn look_aside(
 
 /// The origin, as a replica asks it.
 struct Database {
-    client: reqwest::Client,
+    client: Client,
     rows: String,
     replica: u16,
 }
@@ -165,8 +165,7 @@ async fn product(
     Path(id): Path<u16>,
 ) -> Result<Json<Product>, StatusCode> {
     let Database { client, rows, replica } = database.as_ref();
-    let answer = client.get(format!("{rows}/{id}?replica={replica}")).send().await;
-    let answer = answer.and_then(reqwest::Response::error_for_status);
+    let answer = client.get(&format!("{rows}/{id}?replica={replica}"), None).await;
     let answer = answer.map_err(|_| StatusCode::SERVICE_UNAVAILABLE)?;
-    answer.json().await.map(Json).map_err(|_| StatusCode::BAD_GATEWAY)
+    serde_json::from_slice(&answer).map(Json).map_err(|_| StatusCode::BAD_GATEWAY)
 }
