@@ -2,11 +2,20 @@
 #![forbid(unsafe_code)]
 #![allow(dead_code, unused_imports)]
 
-#[path = "../src/error.rs"]
-mod error;
 #[path = "../src/flight/mod.rs"]
 mod flight;
-#[path = "../src/key.rs"]
-mod key;
 #[path = "../src/sync.rs"]
 mod sync;
+
+mod key {
+    //! Stands for the module of the same name, which depends on more.
+
+    #[derive(Clone, PartialEq, Eq, Hash)]
+    pub(crate) struct Key(&'static str);
+
+    impl From<&'static str> for Key {
+        fn from(text: &'static str) -> Self {
+            Self(text)
+        }
+    }
+}
