@@ -75,7 +75,7 @@
 //! Here nothing is optimistic: a script never has to start again, and of the callers of one process one asks.
 //!
 //! Tests: `tests/memory/locks.rs` `the_callers_of_one_process_are_served_in_order_and_one_contends`,
-//! `a_line_gives_other_processes_their_turn`.
+//! `a_local_queue_gives_other_processes_their_turn`.
 //!
 //! # 7. A compare-and-delete script, and `SET NX PX` in a loop
 //!
@@ -91,7 +91,7 @@
 //!
 //! Tests: `tests/redis/family/faults.rs` `an_acquire_whose_answer_is_lost`, `an_acquire_that_arrives_twice`,
 //! `a_release_whose_answer_is_lost`; `tests/redis/family/cancel.rs` `a_wait_that_is_dropped_leaves_nothing`,
-//! `a_try_that_is_dropped_leaves_nothing`; `tests/memory/locks.rs` `a_release_whose_caller_leaves_is_done_all_the_same`.
+//! `a_try_that_is_dropped_leaves_nothing`; `tests/memory/locks.rs` `a_release_whose_caller_leaves_still_happens`.
 //!
 //! # 8. Waiting for a push
 //!
@@ -105,7 +105,7 @@
 //! The server knows who waits and gives it to one of them, in their order, and who leaves or died is passed over. What is
 //! pushed is believed only for as long as it is true by the reader's own clock.
 //!
-//! Tests: `tests/memory/locks.rs` `one_holder_at_a_time_and_fences_that_grow`, which leaves no time for a timer;
+//! Tests: `tests/memory/locks.rs` `a_lock_has_one_holder_at_a_time_and_growing_fences`, which leaves no time for a timer;
 //! `tests/redis/family/faults.rs` `pushes_that_are_lost`, `a_user_that_may_not_publish_is_served`, `a_user_that_may_not_subscribe_is_served`;
 //! `tests/conformance/pushes.rs` `a_listener_that_replaces_another_misses_nothing`; `tests/conformance/fair.rs`
 //! `fair_waiters_are_served_in_their_order`, `dead_waiters_are_skipped_together`; `tests/redis/handover.rs`
@@ -122,9 +122,9 @@
 //! [`lost`](super::MutexGuard::lost) completes: at the holder's own deadline, which is before the server lets
 //! anyone else in.
 //!
-//! Tests: `tests/memory/locks.rs` `a_lease_is_renewed_for_as_long_as_its_guard_lives`,
-//! `a_failed_renewal_is_tried_again_while_the_lease_lasts`, `a_stuck_holder_loses_the_lock_at_the_cap_on_its_hold`,
-//! `a_loss_is_told_before_anyone_else_gets_in`; `tests/redis/family/faults.rs` `a_server_that_hangs_beyond_the_lease`.
+//! Tests: `tests/memory/locks.rs` `a_lease_is_renewed_while_its_guard_lives`,
+//! `a_failed_renewal_is_repeated_while_the_lease_lasts`, `a_stuck_holder_loses_the_lock_at_its_hold_limit`,
+//! `a_loss_is_reported_before_the_next_holder_gets_in`; `tests/redis/family/faults.rs` `a_server_that_hangs_beyond_the_lease`.
 //!
 //! # 10. Fences
 //!

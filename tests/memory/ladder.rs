@@ -1,18 +1,18 @@
-//! The tests that the docs of `lock::ladder` name are there.
+//! Checks that the tests that the docs of `lock::ladder` name exist.
 
 use std::{collections::HashSet, fs, path::Path};
 
 const LADDER: &str = include_str!("../../src/lock/ladder.rs");
 
 #[test]
-fn each_test_that_the_ladder_names_is_there() {
+fn each_test_that_the_ladder_names_exists() {
     let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
     let text: Vec<_> = LADDER.lines().map(|line| line.trim_start_matches("//!").trim()).collect();
     let text = text.join("\n");
     let steps = text.matches("\n# ").count();
     let proofs: Vec<_> =
         text.split("\n\n").filter_map(|part| part.strip_prefix("Tests: ")).collect();
-    assert_eq!((steps, proofs.len()), (11, 11), "each step has its proof");
+    assert_eq!((steps, proofs.len()), (11, 11), "a step has no proof");
     let mut named = HashSet::new();
     for proof in proofs {
         let mut file = None;
@@ -21,11 +21,11 @@ fn each_test_that_the_ladder_names_is_there() {
                 file = Some(fs::read_to_string(root.join(word)).expect(word));
                 continue;
             }
-            let file = file.as_ref().expect("a file comes before its tests");
+            let file = file.as_ref().expect("a test is named before its file");
             let is_there = ["(", "<"].iter().any(|end| file.contains(&format!("fn {word}{end}")));
-            assert!(is_there, "there is no test {word}");
+            assert!(is_there, "the named test {word} does not exist");
             named.insert(word);
         }
     }
-    assert!(named.len() > 30, "{} tests are named", named.len());
+    assert!(named.len() > 30, "only {} tests are named", named.len());
 }

@@ -1,4 +1,4 @@
-//! What a latch promises, in one process: `Locks` over one memory backend stand for the processes.
+//! The promises of a latch. `Locks` over one memory backend stand for processes.
 //!
 //! Time is paused, so every wait here is exact and takes no time.
 
@@ -25,7 +25,7 @@ fn waiting(latch: &Latch) -> JoinHandle<(Result<(), Error>, Instant)> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn everyone_who_waits_is_woken_at_zero() {
+async fn every_waiter_is_woken_at_zero() {
     let (here, there) = two();
     assert!(here.set(3).await.unwrap());
     let waiters: Vec<_> =
@@ -41,9 +41,9 @@ async fn everyone_who_waits_is_woken_at_zero() {
     for waiter in waiters {
         let (waited, at) = waiter.await.unwrap();
         waited.unwrap();
-        assert_eq!(at, done, "woken by a push, and not by a timer");
+        assert_eq!(at, done, "a waiter was woken by a timer, not by a push");
     }
-    // Who comes late is told at once.
+    // A late caller is told at once.
     there.wait().await.unwrap();
     assert_eq!((there.left().await.unwrap(), Instant::now()), (0, done));
 }
@@ -86,7 +86,7 @@ async fn a_latch_is_set_once_until_its_time_is_over() {
     assert!(!there.set(5).await.unwrap());
     sleep(5 * SECOND).await;
     assert_eq!(there.count_down_by(2).await.unwrap(), 0);
-    // Done, it stands for its time once more.
+    // The finished latch stands for its time once more.
     while !there.set(5).await.unwrap() {
         sleep(100 * MS).await;
     }
@@ -109,20 +109,21 @@ async fn a_wait_ends_at_its_limit() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_waits_looks_every_five_seconds_and_not_more_often() {
+async fn a_waiter_polls_every_five_seconds_and_not_more_often() {
     let faulty = Faulty::new(|_| None);
     let latch = Locks::new(faulty.clone()).latch("l").wait_limit(60 * SECOND);
     latch.set(1).await.unwrap();
     assert_eq!(latch.wait().await.unwrap_err().kind(), ErrorKind::NotDone);
-    // One look, one when the subscription is in place, then one for every 5 s.
+    // One look at the beginning, one when the subscription is in place, then one for every 5 s.
     assert!((2..=14).contains(&faulty.count(Op::Latch)), "{}", faulty.count(Op::Latch));
     assert_eq!(faulty.count(Op::Changes), 1);
 }
 
-/// The push of zero is lost, or there are none at all: another backend's channels are not listened to.
+/// The push of zero is lost, or no push comes at all. The waiter listens to the channels of another
+/// backend.
 #[tokio::test(start_paused = true)]
 async fn a_lost_push_costs_five_seconds_or_the_rest_of_the_wait() {
-    /// Listens elsewhere, so that no push ever comes.
+    /// Returns a backend that listens elsewhere, so that no push ever comes.
     fn deaf(inner: &MemoryBackend) -> Faulty {
         let mut faulty = Faulty::over(inner.clone(), |_| None);
         faulty.hook.pushes = Some(MemoryBackend::new());
@@ -145,7 +146,7 @@ async fn a_lost_push_costs_five_seconds_or_the_rest_of_the_wait() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn without_a_subscription_it_is_looked_for() {
+async fn a_waiter_without_a_subscription_polls() {
     let backend = MemoryBackend::new();
     let mute = Faulty::over(backend.clone(), |op| (op == Op::Changes).then_some(Fault::Refuse));
     let here = Locks::new(backend).latch("l");
@@ -159,9 +160,9 @@ async fn without_a_subscription_it_is_looked_for() {
     assert!(at - done <= 101 * MS, "{:?}", at - done);
 }
 
-/// Whatever happens to a step, it counts once.
+/// A step may meet any fault, and counts once.
 #[tokio::test(start_paused = true)]
-async fn a_step_counts_once_whatever_happens_to_it() {
+async fn a_step_with_any_fault_counts_once() {
     let faults =
         [Fault::LoseReply, Fault::Double, Fault::Hang, Fault::Refuse, Fault::Late(200 * MS)];
     for fault in faults {
@@ -192,7 +193,7 @@ async fn a_setting_whose_answer_is_lost_is_recognised() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_never_answered_is_told_with_what_is_known_of_it() {
+async fn a_step_without_an_answer_is_an_error_that_states_what_is_known() {
     for (fault, known) in [
         (Fault::Refuse, "it was not counted"),
         (Fault::Hang, "it may or may not have been counted"),
@@ -214,10 +215,10 @@ async fn what_is_never_answered_is_told_with_what_is_known_of_it() {
     }
 }
 
-/// A caller leaves at any point of a step or of a wait: the step counted or did not, and nothing else is
-/// different.
+/// A caller leaves at any point of a step or of a wait. The step counts or does not count, and
+/// nothing else changes.
 #[tokio::test(start_paused = true)]
-async fn who_leaves_changes_nothing_but_his_own_step() {
+async fn a_caller_that_leaves_changes_only_its_own_step() {
     for time in 0..40 {
         let faulty = Faulty::new(|_| Some(Fault::Late(10 * MS)));
         let latch = Locks::new(faulty.clone()).latch("l");
@@ -233,7 +234,7 @@ async fn who_leaves_changes_nothing_but_his_own_step() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn shutdown_ends_waits_and_lets_what_is_done_be_counted() {
+async fn a_shutdown_ends_waits_and_lets_running_steps_count() {
     let backend = MemoryBackend::new();
     let locks = Locks::new(backend);
     let latch = locks.latch("l");
@@ -264,7 +265,7 @@ async fn names_counts_and_times_are_checked() {
     for name in [String::new(), "n".repeat(513)] {
         assert_eq!(locks.latch(name).set(1).await.unwrap_err().kind(), ErrorKind::InvalidKey);
     }
-    // An endless wait is no panic, and a lock of that name another thing.
+    // An endless wait does not panic, and a lock of the same name is independent.
     let _guard = locks.mutex("l").lock().await.unwrap();
     assert!(latch.set(10_000).await.unwrap());
     let waiter = waiting(&latch.clone().wait_limit(Duration::MAX));

@@ -54,7 +54,7 @@ async fn one_of_200_callers_reaches_the_service() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn without_a_key_each_request_reaches_the_service() {
+async fn each_request_without_a_key_reaches_the_service() {
     let (service, mut handle) = over_mock(cache(&MemoryBackend::new()));
     let callers: Vec<_> = (0..3).map(|_| tokio::spawn(service.clone().oneshot("own"))).collect();
     for _ in 0..3 {

@@ -1,4 +1,4 @@
-//! What a lock promises, in one process: `Locks` over one memory backend stand for the processes.
+//! The promises of a lock. `Locks` over one memory backend stand for processes.
 //!
 //! Time is paused, so every wait here is exact and takes no time.
 
@@ -31,7 +31,7 @@ fn two() -> (Locks, Locks) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_holder_at_a_time_and_fences_that_grow() {
+async fn a_lock_has_one_holder_at_a_time_and_growing_fences() {
     let backend = MemoryBackend::new();
     let inside = Arc::new(AtomicUsize::new(0));
     let last = Arc::new(std::sync::Mutex::new(0));
@@ -54,12 +54,12 @@ async fn one_holder_at_a_time_and_fences_that_grow() {
     for task in tasks {
         task.await.unwrap();
     }
-    // By pushes alone: no timer adds to the time that it was held.
+    // Pushes alone wake the waiters: no timer adds to the time of the holds.
     assert!(begun.elapsed() < 450 * MS, "{:?}", begun.elapsed());
 }
 
 #[tokio::test(start_paused = true)]
-async fn try_lock_says_no_and_does_not_wait() {
+async fn try_lock_is_refused_without_a_wait() {
     let (here, there) = two();
     let guard = here.mutex("m").try_lock().await.unwrap().unwrap();
     let begun = Instant::now();
@@ -90,22 +90,23 @@ async fn a_wait_ends_at_its_limit_or_with_its_strategy() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lease_is_renewed_for_as_long_as_its_guard_lives() {
+async fn a_lease_is_renewed_while_its_guard_lives() {
     let (here, there) = two();
     let guard = here.mutex("m").lease(LEASE).lock().await.unwrap();
     sleep(20 * LEASE).await;
     assert!(!guard.is_lost() && guard.remaining() > LEASE / 2);
     assert!(there.mutex("m").try_lock().await.unwrap().is_none());
     drop(guard);
-    // Released in the background, and not when the lease ends.
+    // The drop releases in the background, and not at the end of the lease.
     let begun = Instant::now();
     there.mutex("m").lock().await.unwrap().unlock().await.unwrap();
     assert!(begun.elapsed() < 10 * MS);
 }
 
-/// The holder's renewals do not come through. Its deadline must fire before another gets the lock.
+/// The renewals of the holder do not come through. Its deadline must fire before another holder
+/// gets the lock.
 #[tokio::test(start_paused = true)]
-async fn a_loss_is_told_before_anyone_else_gets_in() {
+async fn a_loss_is_reported_before_the_next_holder_gets_in() {
     for fault in [Fault::Refuse, Fault::Hang] {
         let backend = MemoryBackend::new();
         let cut_off = Faulty::over(backend.clone(), move |op| (op == Op::Renew).then_some(fault));
@@ -125,7 +126,7 @@ async fn a_loss_is_told_before_anyone_else_gets_in() {
     }
 }
 
-/// So many renewals fail, and then all succeed.
+/// Returns a backend whose first renewals fail.
 fn first_renewals_fail(mut failures: u32) -> Faulty {
     Faulty::new(move |op| {
         (op == Op::Renew && failures > 0).then(|| {
@@ -135,9 +136,9 @@ fn first_renewals_fail(mut failures: u32) -> Faulty {
     })
 }
 
-/// One renewal that fails is no loss: the lease is still held, and the next one comes in time.
+/// One failed renewal is no loss. The lease is still held, and the next renewal comes in time.
 #[tokio::test(start_paused = true)]
-async fn a_failed_renewal_is_tried_again_while_the_lease_lasts() {
+async fn a_failed_renewal_is_repeated_while_the_lease_lasts() {
     let faulty = first_renewals_fail(3);
     let guard = Locks::new(faulty.clone()).mutex("m").lease(LEASE).lock().await.unwrap();
     sleep(5 * LEASE).await;
@@ -145,35 +146,39 @@ async fn a_failed_renewal_is_tried_again_while_the_lease_lasts() {
     guard.unlock().await.unwrap();
     let renewals = faulty.count(Op::Renew);
     sleep(5 * LEASE).await;
-    assert_eq!(faulty.count(Op::Renew), renewals, "the watchdog outlives the unlock");
+    assert_eq!(faulty.count(Op::Renew), renewals, "the renewals outlive the unlock");
 }
 
-/// The backend hangs beyond the lease, and hangs still when the lock is given back: what the caller must know is that
-/// he has lost it.
+/// The backend hangs beyond the lease, and still hangs at the unlock. The caller must learn that
+/// the lock was lost.
 #[tokio::test(start_paused = true)]
-async fn a_loss_that_is_known_is_what_an_unlock_tells() {
+async fn an_unlock_reports_a_known_loss() {
     let faulty = Faulty::new(|op| (op != Op::Acquire).then_some(Fault::Hang));
     let guard = Locks::new(faulty).mutex("m").lease(LEASE).lock().await.unwrap();
     guard.lost().await;
     assert_eq!(guard.unlock().await.unwrap_err().kind(), ErrorKind::Lost);
 }
 
-/// A lock that is handed over lasts for a short time, whatever its lease. So a renewal that fails is tried again within
-/// that, and not when it would be in time for the lease.
+/// A lease that is handed over lasts for a short time, whatever its full time. A failed renewal is
+/// therefore tried again within that short time.
 #[tokio::test(start_paused = true)]
-async fn what_was_handed_over_outlives_renewals_that_fail() {
+async fn a_handover_outlives_failed_renewals() {
     let faulty = first_renewals_fail(3);
     let lease = Duration::from_secs(60);
     let held = Locks::new(faulty.inner.clone()).fair_mutex("m").lock().await.unwrap();
     let next = Locks::new(faulty.clone()).fair_mutex("m").lease(lease);
     let waiting = tokio::spawn(async move { next.lock().await.unwrap() });
-    // It asks, subscribes and asks again.
+    // The waiter asks, subscribes and asks again.
     while faulty.count(Op::Acquire) < 2 {
         sleep(MS).await;
     }
     held.unlock().await.unwrap();
     let guard = waiting.await.unwrap();
-    assert_eq!(faulty.count(Op::Acquire), 2, "it need not ask for what it was told that it has");
+    assert_eq!(
+        faulty.count(Op::Acquire),
+        2,
+        "the waiter asked for a lease that was handed over to it"
+    );
     assert!(guard.remaining() < HANDOVER_LIFE, "{:?}", guard.remaining());
     while faulty.count(Op::Renew) < 4 && !guard.is_lost() {
         sleep(MS).await;
@@ -194,12 +199,12 @@ async fn a_thousand_locks_are_renewed_together() {
     }
     sleep(3 * LEASE + LEASE / 6).await;
     assert!(guards.iter().all(|guard| !guard.is_lost()));
-    // Nine ticks of a third of the lease each.
+    // Nine renewals, a third of the lease apart.
     assert!((8..=12).contains(&faulty.count(Op::Renew)), "{}", faulty.count(Op::Renew));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stuck_holder_loses_the_lock_at_the_cap_on_its_hold() {
+async fn a_stuck_holder_loses_the_lock_at_its_hold_limit() {
     let (here, there) = two();
     let mutex = here.mutex("m").lease(LEASE).max_hold(3 * LEASE);
     let guard = mutex.lock().await.unwrap();
@@ -210,7 +215,8 @@ async fn a_stuck_holder_loses_the_lock_at_the_cap_on_its_hold() {
     assert!(begun.elapsed() <= 4 * LEASE + 100 * MS);
 }
 
-/// The answer of an acquisition is lost, the next try carries the same token, and is told of the grant.
+/// The answer of an acquisition is lost. The next try carries the same owner, and learns of the
+/// grant.
 #[tokio::test(start_paused = true)]
 async fn a_grant_whose_answer_was_lost_is_recognised() {
     let faulty = Faulty::once(Op::Acquire, Fault::LoseReply);
@@ -219,7 +225,7 @@ async fn a_grant_whose_answer_was_lost_is_recognised() {
     guard.unlock().await.unwrap();
 }
 
-/// A caller that gives up while its acquisition is on the way leaves no lease that blocks everyone.
+/// A caller that gives up during its acquisition leaves no lease that blocks the others.
 #[tokio::test(start_paused = true)]
 async fn an_acquisition_that_is_dropped_is_undone() {
     for (fault, within) in [(Fault::LoseReply, 10 * MS), (Fault::Late(50 * MS), LEASE + 100 * MS)] {
@@ -234,7 +240,7 @@ async fn an_acquisition_that_is_dropped_is_undone() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_release_that_fails_is_repeated_and_said() {
+async fn a_failed_release_is_reported_and_repeated() {
     let mut failures = 2;
     let faulty = Faulty::new(move |op| {
         (op == Op::Release && failures > 0).then(|| {
@@ -251,7 +257,7 @@ async fn a_release_that_fails_is_repeated_and_said() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_release_whose_caller_leaves_is_done_all_the_same() {
+async fn a_release_whose_caller_leaves_still_happens() {
     let faulty = Faulty::new(|op| (op == Op::Release).then_some(Fault::Late(20 * MS)));
     let locks = Locks::new(faulty);
     let guard = locks.mutex("m").lease(LEASE).lock().await.unwrap();
@@ -262,7 +268,7 @@ async fn a_release_whose_caller_leaves_is_done_all_the_same() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_backend_out_of_order_is_told_with_its_source() {
+async fn a_failing_backend_is_an_error_with_its_source() {
     let locks = Locks::new(Faulty::new(|_| Some(Fault::Refuse)));
     let begun = Instant::now();
     assert_eq!(locks.mutex("m").try_lock().await.unwrap_err().kind(), ErrorKind::Backend);
@@ -274,7 +280,7 @@ async fn a_backend_out_of_order_is_told_with_its_source() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn shutdown_ends_waits_and_starts_nothing() {
+async fn a_shutdown_ends_waits_and_starts_nothing() {
     let (here, there) = two();
     let guard = here.mutex("m").lock().await.unwrap();
     let waiting = tokio::spawn({
@@ -311,7 +317,10 @@ async fn names_namespaces_and_settings_are_checked() {
     ] {
         let error = outcome.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidConfig);
-        assert!(error.to_string().contains("\"a b\""), "it does not say what was given: {error}");
+        assert!(
+            error.to_string().contains("\"a b\""),
+            "the error does not state the given namespace: {error}"
+        );
     }
     for mutex in [
         locks.mutex("m").lease(Duration::ZERO),
@@ -341,7 +350,7 @@ async fn endless_durations_do_not_panic() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_fixed_lease_ends_by_itself_and_unlock_says_so() {
+async fn a_fixed_lease_ends_by_itself_and_its_unlock_reports_that() {
     let (here, there) = two();
     let guard = here.mutex("m").lease(LEASE).fixed_lease().lock().await.unwrap();
     timeout(LEASE, guard.lost()).await.unwrap();
@@ -349,9 +358,10 @@ async fn a_fixed_lease_ends_by_itself_and_unlock_says_so() {
     assert_eq!(guard.unlock().await.unwrap_err().kind(), ErrorKind::Lost);
 }
 
-/// It was told to be lost, and may yet stand at the server: an unlock that said that all was well would belie that.
+/// The lock was reported as lost, and may still be held at the server. An unlock that reports
+/// success would contradict that.
 #[tokio::test(start_paused = true)]
-async fn what_was_told_to_be_lost_is_not_given_back_as_if_held() {
+async fn a_lock_reported_as_lost_is_not_released_as_held() {
     let (here, there) = two();
     let hold = LEASE + LEASE / 2;
     let guard = here.mutex("m").lease(LEASE).max_hold(hold).lock().await.unwrap();
@@ -361,8 +371,8 @@ async fn what_was_told_to_be_lost_is_not_given_back_as_if_held() {
     assert!(there.mutex("m").try_lock().await.unwrap().is_some());
 }
 
-/// The first try is on its way for longer than it has time. The second one is granted, and what it got is given back;
-/// then the first one arrives, and nobody knows that it holds the lock.
+/// The first try is on its way for longer than its time-out. The second one is granted and
+/// released. Then the first try arrives, and holds the lock without a caller that knows it.
 #[tokio::test(start_paused = true)]
 async fn a_try_that_arrives_after_the_unlock_is_undone() {
     let mut astray = Some(Fault::Astray(400 * MS));
@@ -371,16 +381,16 @@ async fn a_try_that_arrives_after_the_unlock_is_undone() {
     let begun = Instant::now();
     let guard = Locks::new(faulty).mutex("m").lease(LEASE).lock().await.unwrap();
     guard.unlock().await.unwrap();
-    assert!(begun.elapsed() < 400 * MS, "it has arrived already");
+    assert!(begun.elapsed() < 400 * MS, "the first try has arrived already");
     sleep((401 * MS).saturating_sub(begun.elapsed())).await;
     assert!(others.mutex("m").is_locked().await.unwrap());
     others.mutex("m").lock().await.unwrap().unlock().await.unwrap();
     assert!(begun.elapsed() < LEASE / 8, "{:?}", begun.elapsed());
 }
 
-/// The same of a permit, whose id may be anywhere by then.
+/// The same happens to a permit, whose id may have left the process.
 #[tokio::test(start_paused = true)]
-async fn a_try_that_arrives_after_its_permit_was_given_back_is_undone() {
+async fn a_try_that_arrives_after_the_release_of_its_permit_is_undone() {
     let mut astray = Some(Fault::Astray(400 * MS));
     let faulty = Faulty::new(move |op| if op == Op::Acquire { astray.take() } else { None });
     let others = Locks::new(faulty.inner.clone()).permits("s", 1);
@@ -388,7 +398,7 @@ async fn a_try_that_arrives_after_its_permit_was_given_back_is_undone() {
     let permits = Locks::new(faulty).permits("s", 1).lease(LEASE);
     let id = permits.acquire().await.unwrap();
     permits.release(id).await.unwrap();
-    assert!(begun.elapsed() < 400 * MS, "it has arrived already");
+    assert!(begun.elapsed() < 400 * MS, "the first try has arrived already");
     sleep((401 * MS).saturating_sub(begun.elapsed())).await;
     assert!(others.try_acquire().await.unwrap().is_none());
     let id = others.acquire().await.unwrap();
@@ -396,10 +406,11 @@ async fn a_try_that_arrives_after_its_permit_was_given_back_is_undone() {
     assert!(begun.elapsed() < LEASE / 8, "{:?}", begun.elapsed());
 }
 
-/// Someone is stuck with a lease that is not renewed, and so does not learn that it was ended. Those of his process
-/// waited for its end behind him, though the lock was free.
+/// A holder is stuck with a lease that is not renewed, so it does not learn that the lease was
+/// ended. The waiters of its process waited behind it for the end of the lease, though the lock was
+/// free.
 #[tokio::test(start_paused = true)]
-async fn a_fixed_lease_that_was_ended_blocks_nobody_of_its_process() {
+async fn a_fixed_lease_ended_from_outside_does_not_block_its_process() {
     let (here, there) = two();
     let _stuck = here.mutex("m").lease(360 * LEASE).fixed_lease().lock().await.unwrap();
     let waiting = tokio::spawn({
@@ -408,14 +419,15 @@ async fn a_fixed_lease_that_was_ended_blocks_nobody_of_its_process() {
     });
     sleep(MS).await;
     assert!(there.mutex("m").force_unlock().await.unwrap());
-    let guard = timeout(MS, waiting).await.expect("he waits for who has nothing").unwrap();
+    let guard =
+        timeout(MS, waiting).await.expect("the waiter waits for a holder without a lease").unwrap();
     guard.unlock().await.unwrap();
     here.mutex("m").try_lock().await.unwrap().unwrap().unlock().await.unwrap();
 }
 
-/// No permits are to be had; but those that are out can be counted and given back.
+/// No permit can be acquired, but the permits in use can be counted and released.
 #[tokio::test(start_paused = true)]
-async fn a_limit_of_zero_closes_a_semaphore_and_keeps_nothing() {
+async fn a_limit_of_zero_closes_a_semaphore_for_new_permits() {
     let (here, there) = two();
     let id = here.permits("s", 1).acquire().await.unwrap();
     let closed = there.semaphore("s", 0);
@@ -470,9 +482,9 @@ async fn the_callers_of_one_process_are_served_in_order_and_one_contends() {
     assert_eq!(calls, [1, 9, 1]);
 }
 
-/// A process with a long line would keep the lock for itself as long as the line does not end.
+/// A process with a long local queue would keep the lock for itself until the queue is empty.
 #[tokio::test(start_paused = true)]
-async fn a_line_gives_other_processes_their_turn() {
+async fn a_local_queue_gives_other_processes_their_turn() {
     let (here, there) = two();
     let order = Arc::default();
     let mut tasks: Vec<_> = (0..100).map(|n| waiting(&here, &order, n)).collect();
@@ -482,11 +494,11 @@ async fn a_line_gives_other_processes_their_turn() {
         task.await.unwrap();
     }
     let at = order.lock().unwrap().iter().position(|n| *n == 1000).unwrap();
-    assert!((5..=40).contains(&at), "its turn came after {at} others");
+    assert!((5..=40).contains(&at), "the other process was served after {at} callers");
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_leaves_the_line_holds_nobody_up() {
+async fn a_caller_that_leaves_the_local_queue_delays_no_other() {
     let (here, _) = two();
     let order: Arc<std::sync::Mutex<Vec<usize>>> = Arc::default();
     let first = here.mutex("m").lock().await.unwrap();
@@ -502,7 +514,7 @@ async fn who_leaves_the_line_holds_nobody_up() {
     assert_eq!(*order.lock().unwrap(), [2]);
 }
 
-/// The holder is stuck with a lease that was lost. Those behind it in the line must not wait for it.
+/// The holder is stuck with a lease that was lost. The local queue behind it must not wait for it.
 #[tokio::test(start_paused = true)]
 async fn a_holder_that_lost_the_lock_does_not_block_its_own_process() {
     let (here, _) = two();
@@ -513,8 +525,8 @@ async fn a_holder_that_lost_the_lock_does_not_block_its_own_process() {
     assert!(stuck.is_lost() && !next.is_lost());
 }
 
-/// The answer to the passing is lost: whichever of the two has the lease, the next in line gets it, and at
-/// once.
+/// The answer to the pass is lost. The next slot of the local queue gets the lease at once,
+/// whichever of the two owners has it.
 #[tokio::test(start_paused = true)]
 async fn a_pass_whose_answer_is_lost_orphans_nothing() {
     for fault in [Fault::LoseReply, Fault::Hang, Fault::Refuse] {
@@ -534,15 +546,15 @@ async fn a_pass_whose_answer_is_lost_orphans_nothing() {
     }
 }
 
-/// A reader whose hold is gone asks to become the writer beside another reader. That he is refused says too little: he
-/// would go on reading what may be written.
+/// A reader with a lost lease asks for an upgrade beside another reader. A plain refusal says too
+/// little: the reader would go on reading during the writes of another.
 #[tokio::test(start_paused = true)]
-async fn who_is_refused_an_upgrade_learns_of_a_loss() {
+async fn a_refused_upgrade_reports_a_lost_lease() {
     let (here, there) = two();
     let reader = here.rw_lock("m").read().await.unwrap();
     let other = there.rw_lock("m").read().await.unwrap();
     let Upgrade::Refused(reader) = reader.try_upgrade().await.unwrap() else {
-        panic!("upgraded beside another reader");
+        panic!("the upgrade succeeded beside another reader");
     };
     assert!(there.rw_lock("m").force_unlock().await.unwrap());
     drop(there.rw_lock("m").read().await.unwrap());

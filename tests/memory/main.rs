@@ -1,4 +1,4 @@
-//! What holds in one process: no server is started, and where time matters it is paused.
+//! Tests within one process. No server is started, and time is paused where it matters.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, unreachable_pub)]
 
 mod cache;

@@ -1,5 +1,6 @@
-//! The Rust version that is declared is the one that the dependencies demand: neither a promise that cannot
-//! be kept, nor a demand that nobody makes. (The compiler's own lint watches over the standard library.)
+//! Checks that the declared Rust version is the one that the dependencies demand. A lower version
+//! would be a promise that cannot be kept, and a higher one is not needed. A lint of the compiler
+//! watches over the standard library.
 
 use std::{collections::HashMap, env, process::Command};
 

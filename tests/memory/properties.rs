@@ -1,8 +1,8 @@
-//! What holds for anything: any name, any bytes, any order of callers who come and go.
+//! Properties that hold for any name, any bytes and any order of callers that come and go.
 //!
-//! A case that fails is made small and written to `tests/memory/properties.proptest-regressions`, from where it is
-//! tried first from then on; commit it with the repair. `PROPTEST_CASES` says how many cases are tried, 256 of each
-//! property unless it is set.
+//! A failing case is made small and written to `tests/memory/properties.proptest-regressions`. It
+//! is tried first from then on. Commit it with the repair. `PROPTEST_CASES` sets the number of
+//! cases of each property, 256 by default.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -31,14 +31,14 @@ use serde::{Deserialize, Serialize};
 use testkit::faulty::{Fault, Faulty};
 use tokio::time::{Instant, sleep, timeout};
 
-/// Cases that failed once are tried first.
+/// Returns the configuration, which tries earlier failures first.
 fn config() -> ProptestConfig {
     let regressions = FileFailurePersistence::WithSource("proptest-regressions");
     let failure_persistence: Option<Box<dyn FailurePersistence>> = Some(Box::new(regressions));
     ProptestConfig { failure_persistence, ..ProptestConfig::default() }
 }
 
-/// Keys of any kind, many of them made of what has a meaning in names.
+/// Generates keys, many of them made of characters with a meaning in names.
 fn key() -> impl Strategy<Value = String> {
     let tricky =
         prop::sample::select(vec!["{", "}", "%", "%7B", "%25", "7", "B", "D", ":", "e", "\0", "é"]);
@@ -57,10 +57,10 @@ fn name_of(family: Family, key: &str) -> Name {
     Name::new(&Namespace::standard(), family, &Key::from(key), usize::MAX).unwrap()
 }
 
-/// What a Redis Cluster hashes of a key.
+/// Returns the part of a key that a Redis Cluster hashes.
 fn hash_tag(key: &str) -> &str {
     let (_, rest) = key.split_once('{').expect("a brace");
-    let (tag, _) = rest.split_once('}').expect("a brace that ends it");
+    let (tag, _) = rest.split_once('}').expect("the tag has no closing brace");
     tag
 }
 
@@ -82,7 +82,7 @@ proptest! {
         prop_assert_eq!(distinct.len(), keys.len());
     }
 
-    /// What can be read back cannot be shared by two.
+    /// A name that can be read back belongs to one key only.
     #[test]
     fn a_name_can_be_read_back(key in key()) {
         let name = name(&key);
@@ -100,7 +100,7 @@ proptest! {
     }
 
     #[test]
-    fn a_key_is_as_long_as_its_limit_allows(key in key(), limit in 0_usize..40) {
+    fn a_key_may_be_as_long_as_its_limit(key in key(), limit in 0_usize..40) {
         let name = Name::new(&Namespace::standard(), Family::Cache, &Key::from(&key), limit);
         prop_assert_eq!(name.is_ok(), key.len() <= limit);
     }
@@ -122,7 +122,7 @@ fn entry() -> impl Strategy<Value = Entry> {
     )
 }
 
-/// Bytes of any kind, many of them nearly an entry or a message.
+/// Generates bytes, many of them nearly an entry or a message.
 fn bytes() -> impl Strategy<Value = Bytes> {
     let letters = prop::sample::select(b"wefix".to_vec());
     let broken = (
@@ -168,13 +168,13 @@ proptest! {
     }
 
     #[test]
-    fn an_invalidation_is_read_as_it_was_told(fence in 0..10_u64.pow(16)) {
+    fn an_invalidation_is_read_as_it_was_written(fence in 0..10_u64.pow(16)) {
         let change = Change::Invalidated(fence);
         prop_assert_eq!(Change::decode(&change.encode()), change);
     }
 }
 
-/// A value with some of everything.
+/// A value with fields of many kinds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Product {
     name: String,
@@ -204,7 +204,7 @@ fn product() -> impl Strategy<Value = Product> {
         .prop_map(|(name, prices, parts, picture)| Product { name, prices, parts, picture })
 }
 
-/// What was encoded is decoded; and what is not an encoding is an error, or a value like any other.
+/// Checks that an encoded value is decoded, and that other bytes are an error or some value.
 fn round_trip<V: Clone + Debug + PartialEq, C: Codec<V>>(
     codec: &C,
     value: &V,
@@ -292,7 +292,7 @@ const MS: Duration = Duration::from_millis(1);
 const LOAD_LIMIT: Duration = Duration::from_secs(1);
 const PLANNED: &str = "as planned";
 
-/// Something that somebody does.
+/// One act of a caller.
 #[derive(Clone, Debug)]
 struct Step {
     at: u32,
@@ -308,7 +308,7 @@ enum Action {
     Insert,
 }
 
-/// When a caller goes away.
+/// The time at which a caller goes away.
 #[derive(Clone, Copy, Debug)]
 enum Leaves {
     Never,
@@ -354,16 +354,16 @@ fn step() -> impl Strategy<Value = Step> {
 
 const PROCESSES: usize = 2;
 
-/// What happens to operations of the backend.
+/// The faults of the backend.
 #[derive(Clone, Copy, Debug)]
 enum Trouble {
-    /// Each takes its time.
+    /// Each operation takes its time.
     Slow,
-    /// And some fail, or are not answered, and for a while none is done.
+    /// In addition, some operations fail or stay unanswered, and for a while all fail.
     Wild,
 }
 
-/// What happened, in the order in which it did; the place of each is its time.
+/// An event. Its position in the log is its time.
 #[derive(Clone, Debug)]
 enum Event {
     Asked { caller: usize },
@@ -375,7 +375,7 @@ enum Event {
     Written { write: usize, done: bool },
 }
 
-/// What happened so far. Values are numbers, those of loads and inserts counted together.
+/// The events so far. Values are numbers, and loads and inserts share one sequence.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<(Vec<Event>, usize)>>);
 
@@ -399,7 +399,7 @@ impl Drop for Ended {
     }
 }
 
-/// Polls a future so many times and drops it then.
+/// Polls a future a number of times, and drops it then.
 async fn polled<F: Future>(future: F, times: usize) -> Option<F::Output> {
     let mut future = pin!(future);
     let mut left = times;
@@ -455,7 +455,8 @@ impl Play {
             Leaves::AfterPolls(times) => polled(asking, times).await,
             Leaves::After(wait) => timeout(wait * MS, asking).await.ok(),
         };
-        // Loads one after the other that fail or hang, a wait for another process, and an own load.
+        // The limit covers failing or hanging loads one after the other, a wait for another process
+        // and an own load.
         let limit = 8 * LOAD_LIMIT;
         prop_assert!(begun.elapsed() <= limit, "caller {} waited {:?}", caller, begun.elapsed());
         match answer {
@@ -490,7 +491,7 @@ impl Play {
     }
 }
 
-/// Plays steps over two caches of one backend, in time that is paused, and looks at what happened.
+/// Plays steps over two caches of one backend in paused time, and checks the log.
 fn play(
     steps: Vec<Step>,
     abandoned: Abandoned,
@@ -511,7 +512,7 @@ fn play(
     runtime.unwrap().block_on(async {
         let mut rng = fastrand::Rng::with_seed(seed);
         let memory = MemoryBackend::new();
-        // Now and then it is out of order for a while.
+        // For a while the backend may fail altogether.
         let begun = Instant::now();
         let from = rng.u32(0..600) * MS;
         let out = from..from + rng.u32(0..400) * MS;
@@ -543,7 +544,7 @@ fn play(
                 match step.action {
                     Action::Ask { .. } => play.ask(step, caller).await,
                     _ => {
-                        // A backend bounds its own waits; this one may hang.
+                        // A real backend bounds its own waits, and this one may hang.
                         let _ = timeout(LOAD_LIMIT, play.write(&step)).await;
                         Ok(())
                     }
@@ -551,9 +552,9 @@ fn play(
             })
         });
         for step in steps.collect::<Vec<_>>() {
-            step.await.expect("no step panics")?;
+            step.await.expect("a step panicked")?;
         }
-        // What nobody waits for ends within its limits, too.
+        // Loads without callers end within their limits as well.
         sleep(10 * LOAD_LIMIT).await;
         for cache in &play.caches {
             prop_assert_eq!(cache.stats().flights, 0);
@@ -567,10 +568,10 @@ fn play(
     })
 }
 
-/// Whether what happened keeps the promises.
+/// Checks that the log keeps the promises.
 fn holds(log: &[Event], trouble: Trouble) -> Result<(), String> {
     let place = |wanted: &dyn Fn(&Event) -> bool| log.iter().position(wanted);
-    // Which key is written between which places, by which process, and whether for certain.
+    // The writes: key, process, beginning, end, and whether the write succeeded.
     let mut writes = Vec::new();
     for (from, event) in log.iter().enumerate() {
         if let Event::Writing { write, key, process } = event {
@@ -592,7 +593,7 @@ fn holds(log: &[Event], trouble: Trouble) -> Result<(), String> {
                     continue;
                 }
                 for (other, of, began, _) in running.iter().filter(|other| other.1 == *key) {
-                    // An unanswered write may happen whenever it likes.
+                    // An unanswered write may happen at any time.
                     let written = writes.iter().any(|(key, _, from, to, _)| {
                         key == of && *from < at && to.is_none_or(|to| to > *began)
                     });
@@ -608,13 +609,13 @@ fn holds(log: &[Event], trouble: Trouble) -> Result<(), String> {
             Event::Served { caller, load, degraded } => {
                 let asked =
                     |event: &Event| matches!(event, Event::Asked { caller: c } if c == caller);
-                let asked = place(&asked).expect("who is served has asked");
+                let asked = place(&asked).expect("a served caller has not asked");
                 let made = |event: &Event| match event {
                     Event::Began { load: l, .. } => l == load,
                     Event::Writing { write, .. } => write == load,
                     _ => false,
                 };
-                let made = place(&made).ok_or(format!("{load} comes from nowhere"))?;
+                let made = place(&made).ok_or(format!("value {load} was never made"))?;
                 let (of, inserted) = match &log[made] {
                     Event::Began { key, .. } => (*key, false),
                     Event::Writing { key, .. } => (*key, true),
@@ -626,7 +627,7 @@ fn holds(log: &[Event], trouble: Trouble) -> Result<(), String> {
                 };
                 for (key, process, from, to, done) in &writes {
                     let before = *key == of && to.is_some_and(|to| to < asked);
-                    // Without a lease nothing is known of other processes.
+                    // A load without a lease knows nothing of other processes.
                     let known = if *degraded { *process == by(made) } else { *done };
                     // An insert has happened when it is answered.
                     let older = match inserted {

@@ -1,4 +1,4 @@
-//! What several locks at once promise, in one process: `Locks` over one memory backend stand for the processes.
+//! The promises of several locks at once. `Locks` over one memory backend stand for processes.
 //!
 //! Time is paused, so every wait here is exact and takes no time.
 
@@ -24,7 +24,7 @@ const MS: Duration = Duration::from_millis(1);
 const LEASE: Duration = Duration::from_secs(10);
 const NAMES: [&str; 3] = ["a", "b", "c"];
 
-/// Backends that take several at once, and one after another, both over the same data.
+/// Returns backends over the same data that acquire several leases at once, and one after another.
 fn ways(backend: &MemoryBackend) -> [Faulty; 2] {
     [false, true].map(|in_order| {
         let mut faulty = Faulty::over(backend.clone(), |_| None);
@@ -55,7 +55,7 @@ async fn are_free(locks: &Locks, names: &[&str]) -> bool {
 }
 
 #[tokio::test(start_paused = true)]
-async fn all_or_none_and_each_with_its_fence() {
+async fn several_locks_are_acquired_all_or_none_each_with_its_fence() {
     let backend = MemoryBackend::new();
     let others = Locks::new(backend.clone());
     for way in ways(&backend) {
@@ -79,16 +79,17 @@ async fn all_or_none_and_each_with_its_fence() {
         assert!(guard.remaining() > LEASE * 9 / 10 && !guard.is_lost());
         guard.unlock().await.unwrap();
         assert!(are_free(&others, &NAMES).await);
-        // Dropped, they are given back, too.
+        // A dropped guard releases them as well.
         drop(locks.several(NAMES).lock().await.unwrap());
         drop(others.several(NAMES).lock().await.unwrap());
         assert!(begun.elapsed() < MS);
     }
 }
 
-/// First one stands in the way, then another one. Meanwhile the rest is free for all.
+/// First one lease is held by another process, then another lease. Meanwhile the other names are
+/// free.
 #[tokio::test(start_paused = true)]
-async fn nothing_is_held_while_waiting_and_pushes_wake() {
+async fn a_waiter_for_several_holds_nothing_and_is_woken_by_pushes() {
     let backend = MemoryBackend::new();
     let others = Locks::new(backend.clone());
     for way in ways(&backend) {
@@ -110,7 +111,7 @@ async fn nothing_is_held_while_waiting_and_pushes_wake() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_wait_ends_at_its_limit_and_says_what_stood_in_the_way() {
+async fn a_wait_ends_at_its_limit_and_names_the_held_lock() {
     let backend = MemoryBackend::new();
     let others = Locks::new(backend.clone());
     let _held = locked(&others, "b").await;
@@ -138,7 +139,8 @@ async fn a_dead_holders_lease_is_waited_out() {
     }
 }
 
-/// In whatever order they name them: nobody waits for a timer, so nobody waited for who waited for him.
+/// The sets are named in any order. No waiter needs a timer, so no two contenders wait for each
+/// other.
 #[tokio::test(start_paused = true)]
 async fn claims_of_overlapping_sets_never_block_each_other() {
     let backend = MemoryBackend::new();
@@ -148,7 +150,7 @@ async fn claims_of_overlapping_sets_never_block_each_other() {
         let busy: Arc<[AtomicBool; 3]> = Arc::default();
         let mut tasks = JoinSet::new();
         for (at, set) in sets.into_iter().cycle().take(24).enumerate() {
-            // Some in one process, some in others.
+            // Some contenders share a process, others do not.
             let locks = Locks::new(way.clone());
             let busy = busy.clone();
             tasks.spawn(async move {
@@ -157,7 +159,10 @@ async fn claims_of_overlapping_sets_never_block_each_other() {
                         locks.several(set.iter().copied()).lease(LEASE).lock().await.unwrap();
                     let mine =
                         || set.iter().map(|name| &busy[usize::from(name.as_bytes()[0] - b'a')]);
-                    assert!(mine().all(|name| !name.swap(true, Ordering::SeqCst)), "two hold");
+                    assert!(
+                        mine().all(|name| !name.swap(true, Ordering::SeqCst)),
+                        "two contenders hold a lock at once"
+                    );
                     sleep(MS).await;
                     mine().for_each(|name| name.store(false, Ordering::SeqCst));
                     match at % 2 {
@@ -174,10 +179,10 @@ async fn claims_of_overlapping_sets_never_block_each_other() {
     }
 }
 
-/// Now one is held, now the other, and never both free. Who waits tries when a push says so, and not at each
-/// turn of theirs that it learns of late.
+/// One of two names is held at any time, in turns, and never are both free. The waiter tries when a
+/// push arrives, and not at each turn that it learns of late.
 #[tokio::test(start_paused = true)]
-async fn it_tries_no_more_often_than_it_is_pushed() {
+async fn a_waiter_for_several_tries_no_more_often_than_it_is_pushed() {
     let backend = MemoryBackend::new();
     let others = Locks::new(backend.clone());
     let [way, _] = ways(&backend);
@@ -197,11 +202,11 @@ async fn it_tries_no_more_often_than_it_is_pushed() {
     guard.unwrap().unlock().await.unwrap();
     let tries = way.count(Op::AcquireAll);
     assert!(tries <= turns + 5, "{tries}");
-    assert_eq!(way.count(Op::Changes), 2, "each name is subscribed to once");
+    assert_eq!(way.count(Op::Changes), 2, "a name was not subscribed to exactly once");
 }
 
 #[tokio::test(start_paused = true)]
-async fn while_nothing_changes_it_looks_every_five_seconds() {
+async fn a_waiter_for_several_polls_every_five_seconds() {
     let backend = MemoryBackend::new();
     let _held = locked(&Locks::new(backend.clone()), "a").await;
     for way in ways(&backend) {
@@ -213,7 +218,7 @@ async fn while_nothing_changes_it_looks_every_five_seconds() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_loss_of_one_is_told_and_the_others_are_given_back() {
+async fn the_loss_of_one_lock_is_reported_and_the_others_are_released() {
     let backend = MemoryBackend::new();
     let others = Locks::new(backend.clone());
     let guard = Locks::new(backend).several(NAMES).lease(LEASE).lock().await.unwrap();
@@ -222,7 +227,7 @@ async fn the_loss_of_one_is_told_and_the_others_are_given_back() {
     timeout(LEASE / 2, guard.lost()).await.unwrap();
     assert!(guard.is_lost() && guard.remaining().is_zero());
     assert!(next.fence() > guard.fence("b").unwrap());
-    // The others are still held until it lets go.
+    // The other leases are held until the guard is released.
     assert!(others.mutex("a").try_lock().await.unwrap().is_none());
     assert_eq!(guard.renew().await.unwrap_err().kind(), ErrorKind::Lost);
     assert_eq!(guard.unlock().await.unwrap_err().kind(), ErrorKind::Lost);
@@ -230,7 +235,7 @@ async fn the_loss_of_one_is_told_and_the_others_are_given_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_loss_is_told_before_anyone_else_gets_in() {
+async fn a_loss_is_reported_before_the_next_holder_gets_in() {
     for fault in [Fault::Refuse, Fault::Hang] {
         let backend = MemoryBackend::new();
         let cut_off = Faulty::over(backend.clone(), move |op| (op == Op::Renew).then_some(fault));
@@ -246,7 +251,7 @@ async fn a_loss_is_told_before_anyone_else_gets_in() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn they_are_renewed_together() {
+async fn several_locks_are_renewed_together() {
     let faulty = Faulty::new(|_| None);
     let guard = Locks::new(faulty.clone()).several(0..50).lease(LEASE).lock().await.unwrap();
     sleep(3 * LEASE + LEASE / 6).await;
@@ -256,12 +261,13 @@ async fn they_are_renewed_together() {
     guard.unlock().await.unwrap();
     let renewals = faulty.count(Op::Renew);
     sleep(3 * LEASE).await;
-    assert_eq!(faulty.count(Op::Renew), renewals, "the watchdog outlives the unlock");
+    assert_eq!(faulty.count(Op::Renew), renewals, "the renewals outlive the unlock");
 }
 
-/// Whatever befalls one of the tries, they are had, and nothing is left when they are given back.
+/// The acquisition succeeds despite a fault in one of its tries, and nothing is left after the
+/// release.
 #[tokio::test(start_paused = true)]
-async fn a_try_that_goes_wrong_is_made_good() {
+async fn a_faulty_try_is_repaired() {
     let faults =
         [Fault::LoseReply, Fault::Double, Fault::Hang, Fault::Refuse, Fault::Late(100 * MS)];
     for fault in faults {
@@ -288,10 +294,10 @@ async fn a_try_that_goes_wrong_is_made_good() {
     }
 }
 
-/// An answer is lost, and someone else stands in the way: what may have been taken does not stay while it
-/// waits, whether or not the first release of it works.
+/// An answer is lost, and another process holds one of the names. The leases that may have been
+/// granted do not stay during the wait, even if their first release fails.
 #[tokio::test(start_paused = true)]
-async fn what_a_lost_answer_took_is_given_back_before_the_wait() {
+async fn leases_of_a_lost_answer_are_released_before_the_wait() {
     for fault in [Fault::LoseReply, Fault::Hang, Fault::Refuse] {
         let backend = MemoryBackend::new();
         let others = Locks::new(backend.clone());
@@ -311,7 +317,7 @@ async fn what_a_lost_answer_took_is_given_back_before_the_wait() {
             });
             let waiting = taking(&Locks::new(way.clone()), NAMES);
             sleep(Duration::from_secs(1)).await;
-            // Not only at this moment.
+            // The names stay free, not only at this moment.
             for _ in 0..50 {
                 assert!(are_free(&others, &["a", "c"]).await, "{fault:?}");
                 sleep(10 * MS).await;
@@ -321,7 +327,7 @@ async fn what_a_lost_answer_took_is_given_back_before_the_wait() {
             let (guard, at) = waiting.await.unwrap();
             assert!(at - freed <= MS, "{fault:?}: {:?}", at - freed);
             guard.unwrap().unlock().await.unwrap();
-            // What is undone later finds nothing of anyone's.
+            // A later undo does not end the leases of a new owner.
             let guard = others.several(NAMES).lease(LEASE).lock().await.unwrap();
             sleep(3 * LEASE).await;
             assert!(!guard.is_lost(), "{fault:?}");
@@ -330,9 +336,10 @@ async fn what_a_lost_answer_took_is_given_back_before_the_wait() {
     }
 }
 
-/// Of two, one was granted and the other was held; the release of the first was not answered, and came late, over a
-/// connection that had broken. Meanwhile the next try was granted both, with the same tokens: the late release ended
-/// what that one held, and somebody else got in. (Found by reading.)
+/// Of two leases, one was granted and the other was held. The release of the first one was not
+/// answered, and came late, over a connection that had broken. Meanwhile the next try was granted
+/// both, with the same owners. The late release ended a lease of that try, and another process got
+/// in. A reading of the code found this.
 #[tokio::test(start_paused = true)]
 async fn a_release_that_comes_late_ends_nothing_of_the_next_try() {
     let backend = MemoryBackend::new();
@@ -347,17 +354,18 @@ async fn a_release_that_comes_late_ends_nothing_of_the_next_try() {
     let (guard, _) = waiting.await.unwrap();
     let guard = guard.unwrap();
     for _ in 0..100 {
-        assert!(others.mutex("a").try_lock().await.unwrap().is_none(), "two have it");
+        assert!(others.mutex("a").try_lock().await.unwrap().is_none(), "the lock has two holders");
         sleep(10 * MS).await;
     }
     guard.unlock().await.unwrap();
 }
 
-/// One waited for several, first for b, whose holder called it when it gave b back; so b was kept for it for a moment.
-/// But meanwhile a was in its way, and it waited for that. Nobody called the next who wanted b, who slept on for
-/// seconds beside a free lock. (Found by reading.)
+/// An acquisition of several waited first for b. The holder of b notified it with its release, so b
+/// was kept for a moment. But meanwhile a was held, and the acquisition waited for that. The next
+/// waiter for b was not notified, and slept for seconds beside a free lock. A reading of the code
+/// found this.
 #[tokio::test(start_paused = true)]
-async fn who_was_called_and_waits_for_another_has_the_next_called() {
+async fn a_notified_waiter_that_waits_for_another_lock_passes_its_turn_on() {
     let backend = MemoryBackend::new();
     let others: Vec<_> = (0..3).map(|_| Locks::new(backend.clone())).collect();
     for way in ways(&backend) {
@@ -371,7 +379,7 @@ async fn who_was_called_and_waits_for_another_has_the_next_called() {
         let freed = Instant::now();
         b.unlock().await.unwrap();
         let (b, at) = next.await.unwrap();
-        // For so long a lease is kept for who was called.
+        // A lease is kept for the notified waiter for this long.
         assert!(at - freed <= 55 * MS, "{:?}", at - freed);
         b.unlock().await.unwrap();
         a.unlock().await.unwrap();
@@ -379,9 +387,9 @@ async fn who_was_called_and_waits_for_another_has_the_next_called() {
     }
 }
 
-/// A caller leaves at any point: whoever comes next has them as soon as it is known what was taken.
+/// A caller leaves at any point. The next caller gets the leases as soon as the outcome is known.
 #[tokio::test(start_paused = true)]
-async fn who_leaves_gives_all_back() {
+async fn a_caller_that_leaves_releases_all() {
     for fault in [Fault::Late(10 * MS), Fault::LoseReply] {
         for time in 0..60 {
             let backend = MemoryBackend::new();
@@ -390,7 +398,7 @@ async fn who_leaves_gives_all_back() {
                 let held = locked(&others, "c").await;
                 way.plan(move |_| Some(fault));
                 let locks = Locks::new(way.clone());
-                // While someone is in the way, and while nobody is.
+                // Once while a name is held, and once while all are free.
                 for held in [Some(held), None] {
                     let several = locks.several(NAMES).lease(LEASE);
                     let left = timeout(time * 5 * MS, several.lock()).await;
@@ -407,7 +415,7 @@ async fn who_leaves_gives_all_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_unlock_that_is_dropped_or_fails_is_done_all_the_same() {
+async fn an_unlock_that_is_dropped_or_fails_still_releases() {
     for fault in [Fault::Late(20 * MS), Fault::Refuse] {
         let mut failures = 2;
         let faulty = Faulty::new(move |op| {
@@ -429,7 +437,7 @@ async fn an_unlock_that_is_dropped_or_fails_is_done_all_the_same() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_backend_out_of_order_is_told_and_shutdown_ends_waits() {
+async fn a_failing_backend_is_an_error_and_a_shutdown_ends_waits() {
     let locks = Locks::new(Faulty::new(|_| Some(Fault::Refuse)));
     let error = locks.several(NAMES).wait_limit(2 * LEASE).lock().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Backend);
@@ -457,9 +465,9 @@ async fn names_and_settings_are_checked() {
     assert_eq!(kind(locks.several(["a", ""])).await, ErrorKind::InvalidKey);
     assert_eq!(kind(locks.several(["a".repeat(513)])).await, ErrorKind::InvalidKey);
     assert_eq!(kind(locks.several(["a"]).lease(MS)).await, ErrorKind::InvalidConfig);
-    // None of them took anything.
+    // None of the refused calls acquired anything.
     assert!(are_free(&locks, &["a", "b", "0"]).await);
     locks.several(0..64).lock().await.unwrap().unlock().await.unwrap();
-    // What is one text for a name and another in Redis is two names.
+    // A raw name and the escaped text of another are two names.
     locks.several(["{a}", "%7Ba%7D"]).lock().await.unwrap().unlock().await.unwrap();
 }

@@ -1,4 +1,4 @@
-//! Bodies: whole, streaming, stalling, breaking off.
+//! Bodies that are whole, stream, stall or break off.
 
 use std::{
     convert::Infallible,
@@ -22,10 +22,10 @@ use tower::{Layer, ServiceExt, service_fn};
 
 use super::origin::{DELAY, Inner, ask, ask_all, cache, different, get, layered, origin};
 
-/// A body that is fed from outside.
+/// The feed of a body that is filled from outside.
 type Feed = mpsc::UnboundedSender<Result<Frame<Bytes>, io::Error>>;
 
-/// An origin whose bodies come out of a feed each, in the order of the calls.
+/// Returns an origin whose bodies come out of one feed each, in the order of the calls.
 fn fed(headers: &'static [(&'static str, &'static str)]) -> (Inner, mpsc::UnboundedReceiver<Feed>) {
     let (feeds, fed) = mpsc::unbounded_channel();
     let (inner, _) = origin(move |_, _| {
@@ -52,7 +52,7 @@ async fn next(
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_not_shared_streams() {
+async fn an_unshared_body_streams() {
     for headers in [
         &[("content-type", "text/event-stream")][..],
         &[("cache-control", "no-store")],
@@ -63,7 +63,7 @@ async fn what_is_not_shared_streams() {
         let response = service.oneshot(get("/")).await.unwrap();
         let feed = feeds.recv().await.unwrap();
         let mut body = response.into_body();
-        // The first piece is here before the second is made.
+        // The first piece arrives before the second one is made.
         for piece in ["one", "two"] {
             assert!(!body.is_end_stream());
             feed.send(data(piece)).unwrap();
@@ -94,7 +94,7 @@ impl http_body::Body for Large {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_over_the_limit_by_its_own_word_is_not_collected() {
+async fn a_body_that_announces_a_size_over_the_limit_is_not_collected() {
     let (inner, _) = origin(|_, _| Response::new(Body::new(Large)));
     let begun = Instant::now();
     let response = layered(&inner).oneshot(get("/")).await.unwrap();
@@ -103,7 +103,7 @@ async fn what_is_over_the_limit_by_its_own_word_is_not_collected() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_over_the_limit_streams_from_there_on() {
+async fn a_body_over_the_limit_streams_from_there_on() {
     let (inner, mut feeds) = fed(&[]);
     let layer = BellwetherLayer::http(cache(&MemoryBackend::new())).max_body(5);
     let response = tokio::spawn(layer.layer(inner).oneshot(get("/")));
@@ -124,7 +124,7 @@ async fn what_is_over_the_limit_streams_from_there_on() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_limit_is_what_is_just_shared() {
+async fn a_body_of_the_limit_is_shared() {
     for (length, shared) in [(0, true), (4, true), (5, true), (6, false)] {
         for streamed in [false, true] {
             let (inner, calls) = origin(move |_, _| {
@@ -145,9 +145,10 @@ async fn the_limit_is_what_is_just_shared() {
     }
 }
 
-/// The cache would refuse to store it, and everyone who is not in this process would wait for nothing.
+/// The cache would refuse to store the answer, and the waiters in other processes would wait in
+/// vain.
 #[tokio::test(start_paused = true)]
-async fn what_the_cache_cannot_store_is_not_collected() {
+async fn a_body_that_the_cache_cannot_store_is_not_collected() {
     let (inner, calls) = origin(|call, _| Response::new(Body::from(vec![call as u8; 200])));
     let cache = http_cache(MemoryBackend::new()).max_value(100).build().unwrap();
     let service = BellwetherLayer::http(cache).layer(inner);
@@ -177,7 +178,7 @@ async fn large_bodies_are_shared_byte_for_byte() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn trailers_are_their_callers_own() {
+async fn an_answer_with_trailers_belongs_to_its_caller() {
     let (inner, mut feeds) = fed(&[]);
     let service = layered(&inner);
     let response = tokio::spawn(service.clone().oneshot(get("/")));
@@ -190,15 +191,16 @@ async fn trailers_are_their_callers_own() {
     let body = response.await.unwrap().unwrap().into_body().collect().await.unwrap();
     assert_eq!(body.trailers(), Some(&trailers));
     assert_eq!(body.to_bytes(), "one");
-    // And the next one is another's.
+    // The next caller makes a call of its own.
     let again = tokio::spawn(service.oneshot(get("/")));
     assert!(feeds.recv().await.is_some());
     again.abort();
 }
 
-/// A stream that does not say it is one: its first caller gets it, late, and nobody else waits as long.
+/// A stream does not announce that it is one. Its first caller gets it late, and no other caller
+/// waits as long.
 #[tokio::test(start_paused = true)]
-async fn a_body_that_stalls_goes_to_its_caller_in_time_and_on() {
+async fn a_body_that_stalls_goes_to_its_caller_in_time() {
     let (inner, mut feeds) = fed(&[]);
     let cache =
         http_cache(MemoryBackend::new()).load_limit(Duration::from_secs(8)).build().unwrap();
@@ -226,7 +228,7 @@ async fn a_body_that_stalls_goes_to_its_caller_in_time_and_on() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_body_that_breaks_off_does_so_for_its_caller_and_fails_for_the_others() {
+async fn a_body_that_breaks_off_is_passed_to_its_caller_and_fails_for_the_others() {
     let (inner, mut feeds) = fed(&[]);
     let service = layered(&inner);
     let responses: Vec<_> =
@@ -246,7 +248,7 @@ async fn a_body_that_breaks_off_does_so_for_its_caller_and_fails_for_the_others(
     }
     statuses.sort_unstable();
     assert_eq!(statuses, [StatusCode::OK, StatusCode::BAD_GATEWAY, StatusCode::BAD_GATEWAY]);
-    // Nothing of it is remembered.
+    // The failure is not remembered.
     let again = tokio::spawn(service.oneshot(get("/")));
     assert!(feeds.recv().await.unwrap().send(data("two")).is_ok());
     assert_eq!(
@@ -255,9 +257,9 @@ async fn a_body_that_breaks_off_does_so_for_its_caller_and_fails_for_the_others(
     );
 }
 
-/// Neither `Bytes` nor `Clone`, `Sync` or `Unpin`.
+/// The data is neither `Bytes` nor `Clone`, `Sync` or `Unpin`.
 #[tokio::test(start_paused = true)]
-async fn any_body_will_do() {
+async fn any_type_of_body_works() {
     let inner = service_fn(|_| async {
         let pieces = async_frames();
         Ok::<_, Infallible>(Response::new(StreamBody::new(pieces)))

@@ -1,4 +1,4 @@
-//! What callers are answered when a load fails.
+//! The answers to callers when a load fails.
 
 use std::{
     sync::{
@@ -18,11 +18,11 @@ use tower::{Layer, ServiceExt, service_fn};
 
 use super::origin::{DELAY, ask, ask_all, cache, get, get_with, layered, origin};
 
-/// An error with no more than a name.
+/// An error type without any trait.
 struct Bare(usize);
 
 #[tokio::test(start_paused = true)]
-async fn the_one_who_led_gets_the_error_itself() {
+async fn the_leader_gets_the_error_itself() {
     let calls = Arc::new(AtomicUsize::new(0));
     let counted = calls.clone();
     let inner = service_fn(move |_: Request<Body>| {
@@ -42,13 +42,13 @@ async fn the_one_who_led_gets_the_error_itself() {
         }
     }
     assert_eq!((own, calls.load(Ordering::SeqCst)), (vec![1], 1));
-    // What passes through has the error, too.
+    // A request that passes through gets the error as well.
     let own = service.oneshot(get_with(&[("cookie", "a=b")])).await;
     assert!(matches!(own, Err(Bare(2))));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_panic_is_a_bad_gateway_to_all() {
+async fn a_panic_is_a_bad_gateway_for_all_callers() {
     let inner = service_fn(|_: Request<Body>| async {
         sleep(DELAY).await;
         if true {
@@ -121,11 +121,11 @@ async fn the_answer_to_a_failure_can_be_replaced() {
     assert!(!response.into_body().collect().await.unwrap().to_bytes().is_empty());
 }
 
-/// The request of one who only waited is still his when the flight ends without an answer.
+/// The request of a follower still exists when the flight ends without an answer.
 #[tokio::test(start_paused = true)]
-async fn after_a_failure_the_next_one_leads() {
+async fn the_next_caller_after_a_failure_leads() {
     let (inner, calls) = origin(|call, _| {
-        assert!(call > 1, "the first call");
+        assert!(call > 1, "the first call panics");
         Response::new(Body::from(call.to_string()))
     });
     let service = layered(&inner);

@@ -1,4 +1,4 @@
-//! For how long an answer is served again.
+//! The time for which an answer is served again.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use tower::Layer;
 use super::origin::{ask, get, layered, with_headers};
 
 #[tokio::test(start_paused = true)]
-async fn an_answers_own_time_shortens_the_caches() {
+async fn the_freshness_of_an_answer_shortens_the_ttl() {
     for (headers, seconds) in [
         (&[][..], 60),
         (&[("cache-control", "max-age=5")], 5),
@@ -43,9 +43,9 @@ async fn a_short_ttl_of_the_cache_stays_short() {
     assert_eq!(calls.count(), 2);
 }
 
-/// Wall-clock time, for `Age` is for clients, who know no other.
+/// The test runs in real time, because `Age` is for clients, which know no other time.
 #[tokio::test]
-async fn a_stored_answer_says_how_old_it_is() {
+async fn a_stored_answer_states_its_age() {
     let (inner, _) = with_headers(&[("age", "7")]);
     let service = layered(&inner);
     assert_eq!(ask(&service, get("/")).await.headers["age"], "7");

@@ -1,4 +1,4 @@
-//! Requests that ask for different things have different keys.
+//! Requests for different resources have different keys.
 
 use std::collections::HashMap;
 
@@ -22,7 +22,7 @@ fn key(layer: &BellwetherLayer<Http>, uri: &str, headers: &[(&str, &str)]) -> Op
 }
 
 #[test]
-fn scheme_host_path_and_query_are_told_apart() {
+fn scheme_host_path_and_query_make_different_keys() {
     let by_tenant = |tenant: &'static str| layer().vary_by(move |_: &Parts| tenant.to_owned());
     let asked: Vec<(&str, BellwetherLayer<Http>, &str, &Headers)> = vec![
         ("a path", layer(), "/", &[]),
@@ -69,7 +69,7 @@ fn a_host_is_the_same_in_any_case_and_place() {
 }
 
 #[test]
-fn a_host_that_is_not_clear_has_no_key() {
+fn an_ambiguous_host_has_no_key() {
     let layer = layer();
     for headers in [
         &[("host", "a"), ("host", "a")][..],
@@ -84,14 +84,14 @@ fn a_host_that_is_not_clear_has_no_key() {
         assert_eq!(key(&layer, "/a", headers), None, "{headers:?}");
     }
     assert_eq!(key(&layer, "http://user@a/a", &[]), None);
-    // The service may believe either.
+    // The service may believe either host.
     assert_eq!(key(&layer, "http://a/a", &[("host", "b")]), None);
     assert_eq!(key(&layer, "a:80", &[]), None);
     assert_eq!(key(&layer, "*", &[]), None);
 }
 
 #[tokio::test(start_paused = true)]
-async fn without_a_key_each_reaches_the_service() {
+async fn each_request_without_a_key_reaches_the_service() {
     let (inner, calls) = origin(|call, _| Response::new(Body::from(call.to_string())));
     let service = layered(&inner);
     for _ in 0..2 {
@@ -109,7 +109,7 @@ fn a_key_that_is_too_long_is_its_hash() {
     assert_eq!(one, key(&layer, &long("x"), &[]).unwrap());
     assert!(one.as_str().starts_with("sha256:") && one.as_str().len() == 71, "{one}");
 
-    // As long as it may be, it stands for itself.
+    // A key of the longest permitted length is not hashed.
     let limit = key(&layer, "/aaa", &[]).unwrap().as_str().len();
     let limited = |limit| {
         let cache = http_cache(MemoryBackend::new()).max_key(limit).build().unwrap();
@@ -132,7 +132,7 @@ async fn a_long_path_is_shared_like_any_other() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn tenants_get_their_own() {
+async fn tenants_get_answers_of_their_own() {
     let (inner, calls) = origin(|_, request| {
         let tenant = request.headers()["x-tenant"].to_str().unwrap().to_owned();
         Response::new(Body::from(tenant))

@@ -1,4 +1,4 @@
-//! `BellwetherLayer::http`: what is shared, what is not, and what everyone gets.
+//! `BellwetherLayer::http`: shared answers, unshared answers, and the responses of all callers.
 
 mod bodies;
 mod errors;

@@ -1,4 +1,4 @@
-//! A service to put the layer in front of, and how to ask it.
+//! A service behind the layer, and functions that send requests to it.
 
 use std::{
     convert::Infallible,
@@ -19,13 +19,13 @@ use http::{HeaderMap, Request, Response, StatusCode};
 use http_body_util::BodyExt;
 use tower::{Layer, ServiceExt, service_fn, util::BoxCloneSyncService};
 
-/// How long each call of the origin takes.
+/// The duration of each call of the origin.
 pub(crate) const DELAY: Duration = Duration::from_millis(50);
 
 pub(crate) type Inner = BoxCloneSyncService<Request<Body>, Response<Body>, Infallible>;
 pub(crate) type Layered = Bellwether<Inner, Http>;
 
-/// How often the origin was called.
+/// The number of calls of the origin.
 #[derive(Clone, Default)]
 pub(crate) struct Calls(Arc<AtomicUsize>);
 
@@ -35,7 +35,7 @@ impl Calls {
     }
 }
 
-/// A service that takes its time. `answer` is told which call it is, from 1 on.
+/// Returns a service that takes its time. `answer` gets the number of the call, from 1 on.
 pub(crate) fn origin(
     answer: impl Fn(usize, &Request<Body>) -> Response<Body> + Clone + Send + Sync + 'static,
 ) -> (Inner, Calls) {
@@ -52,7 +52,8 @@ pub(crate) fn origin(
     (BoxCloneSyncService::new(service), calls)
 }
 
-/// An origin whose answers have these headers, and the number of the call as their body.
+/// Returns an origin whose answers have the given headers, and the number of the call as their
+/// body.
 pub(crate) fn with_headers(headers: &[(&'static str, &'static str)]) -> (Inner, Calls) {
     let headers = headers.to_vec();
     origin(move |call, _| {
@@ -68,7 +69,7 @@ pub(crate) fn cache(backend: &MemoryBackend) -> Cache<CachedResponse> {
     http_cache(backend.clone()).build().unwrap()
 }
 
-/// The layer over a cache of its own.
+/// Returns the layer over a cache of its own.
 pub(crate) fn layered(inner: &Inner) -> Layered {
     BellwetherLayer::http(cache(&MemoryBackend::new())).layer(inner.clone())
 }
@@ -108,7 +109,7 @@ pub(crate) async fn ask(service: &Layered, request: Request<Body>) -> Answer {
     Answer::of(service.clone().oneshot(request).await.unwrap()).await
 }
 
-/// Asks all at once, in turn of each of the services.
+/// Sends all requests at once, in turn to each of the services.
 pub(crate) async fn ask_all(
     services: &[Layered],
     requests: impl IntoIterator<Item = Request<Body>>,
@@ -128,7 +129,7 @@ pub(crate) async fn ask_all(
     answers
 }
 
-/// How many different bodies there are.
+/// Returns the number of different bodies.
 pub(crate) fn different(answers: &[Answer]) -> usize {
     answers.iter().map(|answer| &answer.body).collect::<std::collections::HashSet<_>>().len()
 }

@@ -1,4 +1,4 @@
-//! In axum's routers, and behind hyper.
+//! The layer in routers of axum, and behind hyper.
 
 use std::{
     sync::{
@@ -34,7 +34,7 @@ async fn read(app: &Router, path: &str) -> String {
     String::from_utf8(body.to_vec()).unwrap()
 }
 
-/// A handler that answers what it is told and how often it was asked.
+/// Returns a handler that answers with a name and the number of the call.
 fn numbered(name: &'static str) -> axum::routing::MethodRouter {
     let calls = Arc::new(AtomicUsize::new(0));
     route(move || {
@@ -70,7 +70,7 @@ async fn a_router_shares_with_layer_and_with_route_layer() {
 
 /// `nest` strips the prefix before an inner layer sees the URI.
 #[tokio::test(start_paused = true)]
-async fn nested_routers_do_not_share_what_only_looks_alike() {
+async fn nested_routers_do_not_share_different_routes() {
     let layer = layer();
     let inner = |name| Router::new().route("/items", numbered(name)).layer(layer.clone());
     let app = Router::new()
@@ -84,7 +84,8 @@ async fn nested_routers_do_not_share_what_only_looks_alike() {
     }
 }
 
-/// A middleware may send one path to two routes; the path that came is not all that decides then.
+/// A middleware may send one path to two routes. The original path alone is then not enough for the
+/// key.
 #[tokio::test(start_paused = true)]
 async fn a_path_that_was_rewritten_on_the_way_is_part_of_the_key() {
     async fn by_version(mut request: Request, next: Next) -> impl IntoResponse {
@@ -107,7 +108,8 @@ async fn a_path_that_was_rewritten_on_the_way_is_part_of_the_key() {
     }
 }
 
-/// A router of another framework removes the prefix and stores the original path in a type of its own.
+/// A router of another framework removes the prefix and stores the original path in a type of its
+/// own.
 #[tokio::test(start_paused = true)]
 async fn vary_by_adds_the_original_path_of_a_foreign_router() {
     #[derive(Clone)]
@@ -141,7 +143,7 @@ async fn extractors_see_the_request_as_it_came() {
     }
 }
 
-/// Applied to a router and to one that is nested in it, over one cache.
+/// The layer is applied to a router and to a nested router, over one cache.
 #[tokio::test(start_paused = true)]
 async fn a_layer_within_itself_does_not_wait_for_itself() {
     let layer = layer();
@@ -152,14 +154,14 @@ async fn a_layer_within_itself_does_not_wait_for_itself() {
 }
 
 #[tokio::test]
-async fn hyper_serves_it() {
+async fn hyper_serves_the_layer() {
     let cache = http_cache(MemoryBackend::new()).build().unwrap();
     let (inner, calls) = origin(|_, request| {
         assert_eq!(request.headers()["host"], "shop.example");
         axum::response::Response::new(Body::from("a product"))
     });
     let service = BellwetherLayer::http(cache).layer(
-        // From hyper's bodies to axum's.
+        // Converts bodies of hyper to those of axum.
         tower::ServiceBuilder::new()
             .map_request(|request: http::Request<hyper::body::Incoming>| request.map(Body::new))
             .service(inner),

@@ -1,4 +1,4 @@
-//! The allow-list, line by line.
+//! The rules for shared answers, one by one.
 
 use axum::body::Body;
 use http::{Method, Request, Response, StatusCode};
@@ -22,11 +22,11 @@ async fn a_plain_get_is_shared_and_stored() {
     }
 }
 
-/// Makes a request of its description.
+/// Makes a request from its description.
 type Make = fn(&str) -> Request<Body>;
 
 #[tokio::test(start_paused = true)]
-async fn requests_that_are_their_callers_own_pass_through() {
+async fn requests_that_belong_to_their_callers_pass_through() {
     let mut requests: Vec<(String, Make)> = Vec::new();
     for method in ["HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "get", "PURGE"] {
         requests.push((method.to_owned(), |method| {
@@ -73,7 +73,7 @@ async fn requests_that_are_their_callers_own_pass_through() {
         let service = layered(&inner);
         let own = ask_all(std::slice::from_ref(&service), [request(&what), request(&what)]).await;
         assert_eq!((calls.count(), different(&own)), (2, 2), "{what}");
-        // It neither fills the cache nor is served from it.
+        // The request neither fills the cache nor is served from it.
         assert_eq!(ask(&service, get("/")).await.text(), "3", "{what}");
         assert_eq!(ask(&service, request(&what)).await.text(), "4", "{what}");
         assert_eq!(ask(&service, get("/")).await.text(), "3", "{what}");
@@ -101,7 +101,7 @@ async fn other_request_headers_do_not_matter() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn answers_that_are_their_callers_own_are_not_shared() {
+async fn answers_that_belong_to_their_callers_are_not_shared() {
     for headers in [
         &[("set-cookie", "session=1")][..],
         &[("vary", "accept")],
@@ -130,7 +130,7 @@ async fn answers_that_are_their_callers_own_are_not_shared() {
         &[("content-length", "1"), ("content-length", "1")],
         &[("content-length", "x")],
         &[("content-length", "1000000000")],
-        // More than there is.
+        // The length is more than the body has.
         &[("content-length", "3")],
     ] {
         let (inner, calls) = with_headers(headers);

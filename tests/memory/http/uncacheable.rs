@@ -1,4 +1,4 @@
-//! Answers that turn out to be their callers' own: nobody waits in a queue for nothing.
+//! Answers that turn out to belong to their callers. No caller waits in a queue in vain.
 
 use std::time::Duration;
 
@@ -15,56 +15,57 @@ use super::origin::{
 
 const LIMIT: u64 = 10_000;
 
-/// Two processes of a fleet.
+/// Returns two processes of a fleet.
 fn fleet(backend: &MemoryBackend, inner: &Inner) -> [Layered; 2] {
     [(), ()].map(|()| BellwetherLayer::http(cache(backend)).max_body(LIMIT).layer(inner.clone()))
 }
 
-/// Asks 200 at once in two processes; all must be answered in parallel, each with what is his own.
-async fn everyone_gets_his_own(inner: &Inner) -> Vec<Answer> {
+/// Sends 200 requests at once to two processes. All are answered in parallel, each with an answer
+/// of its own.
+async fn each_caller_gets_its_own_answer(inner: &Inner) -> Vec<Answer> {
     let backend = MemoryBackend::new();
     let services = fleet(&backend, inner);
     let begun = Instant::now();
     let answers = ask_all(&services, (0..200).map(|_| get("/"))).await;
     assert!(begun.elapsed() < Duration::from_millis(200), "{:?}", begun.elapsed());
     assert_eq!(different(&answers), 200);
-    // A verdict, and nothing of what was answered.
+    // Only the mark of the uncacheable key is stored, not an answer.
     assert!(backend.weight() < 100, "{}", backend.weight());
     answers
 }
 
 #[tokio::test(start_paused = true)]
-async fn everyone_gets_his_own_cookie() {
+async fn each_caller_gets_its_own_cookie() {
     let (inner, calls) = origin(|call, _| {
         let cookie = format!("session={call}");
         Response::builder().header("set-cookie", cookie).body(Body::from(call.to_string())).unwrap()
     });
-    for answer in everyone_gets_his_own(&inner).await {
+    for answer in each_caller_gets_its_own_answer(&inner).await {
         assert_eq!(answer.headers["set-cookie"], format!("session={}", answer.text()));
     }
     assert_eq!(calls.count(), 200);
 }
 
-/// Over the limit by the number of the call.
+/// Returns a body that is over the limit by the number of the call.
 fn large(call: usize) -> Vec<u8> {
     (0..LIMIT as usize + call).map(|byte| (byte * 31 + call) as u8).collect()
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_too_large_by_its_headers_is_not_collected() {
+async fn an_answer_with_a_large_content_length_is_not_collected() {
     let (inner, _) = origin(|call, _| {
         let body = large(call);
         Response::builder().header("content-length", body.len()).body(Body::from(body)).unwrap()
     });
-    for answer in everyone_gets_his_own(&inner).await {
+    for answer in each_caller_gets_its_own_answer(&inner).await {
         assert!(answer.body == large(answer.body.len() - LIMIT as usize));
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_turns_out_too_large_is_complete_all_the_same() {
+async fn an_answer_that_turns_out_too_large_is_complete() {
     let (inner, _) = origin(|call, _| {
-        // In pieces, and without a word about how many.
+        // The body comes in pieces, and does not announce its size.
         let body = bytes::Bytes::from(large(call));
         let pieces: Vec<_> = (0..body.len())
             .step_by(700)
@@ -72,14 +73,15 @@ async fn what_turns_out_too_large_is_complete_all_the_same() {
             .collect();
         Response::new(Body::from_stream(futures_util::stream::iter(pieces)))
     });
-    for answer in everyone_gets_his_own(&inner).await {
+    for answer in each_caller_gets_its_own_answer(&inner).await {
         assert!(answer.body == large(answer.body.len() - LIMIT as usize));
     }
 }
 
-/// Two users ask for one page at once; a layer that shares it logs one in as the other.
+/// Two users ask for one page at once. A layer that shares the answer would log one in as the
+/// other.
 #[tokio::test(start_paused = true)]
-async fn each_keeps_his_own_request() {
+async fn each_caller_keeps_its_own_request() {
     let (inner, _) = origin(|_, request| {
         let user = request.headers()["x-user"].clone();
         Response::builder().header("set-cookie", user).body(Body::empty()).unwrap()
@@ -103,7 +105,8 @@ async fn an_uncacheable_answer_is_remembered_in_the_fleet_and_ends() {
     });
     let [here, there] = fleet(&MemoryBackend::new(), &inner);
     assert_eq!(ask(&here, get("/")).await.text(), "1");
-    // While it stands, nobody waits for anybody, though the answers could be shared.
+    // While the key is uncacheable, no caller waits for another, though the answers could be
+    // shared.
     let begun = Instant::now();
     let answers = ask_all(&[here.clone(), there.clone()], (0..20).map(|_| get("/"))).await;
     assert_eq!((begun.elapsed().as_millis(), different(&answers)), (DELAY.as_millis(), 20));
@@ -112,8 +115,8 @@ async fn an_uncacheable_answer_is_remembered_in_the_fleet_and_ends() {
     assert_eq!((calls.count(), different(&answers)), (22, 1));
 }
 
-/// A service that is overloaded answers 503 for a while; if that turned sharing off, it would get all
-/// requests just then.
+/// An overloaded service answers 503 for a while. If that turned sharing off, the service would get
+/// all requests just then.
 #[tokio::test(start_paused = true)]
 async fn a_failing_service_is_shared_again_at_once() {
     let (inner, calls) = origin(|call, _| {
@@ -145,7 +148,7 @@ async fn an_uncacheable_key_leaves_others_alone() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_caller_who_leaves_while_he_leads_costs_nobody_anything() {
+async fn a_leader_that_leaves_costs_the_follower_no_wait() {
     let (inner, calls) = with_headers(&[("set-cookie", "a=b")]);
     let service = layered(&inner);
     let leader = {

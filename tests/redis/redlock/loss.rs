@@ -15,7 +15,7 @@ use super::{
 
 /// The holder's renewals come through to a minority only. It is told before another gets the lock.
 #[tokio::test(start_paused = true)]
-async fn a_loss_is_told_before_anyone_else_gets_in() {
+async fn a_loss_is_reported_before_the_next_holder_gets_in() {
     for fault in [Fault::Refuse, Fault::Hang] {
         let servers: [_; 3] = servers();
         let cut_off = seen(&servers, &[(0, Op::Renew, fault), (2, Op::Renew, fault)]);
