@@ -20,6 +20,32 @@ use crate::{
 ///
 /// It has no headers of a single connection, no extensions and no HTTP version. It is cheap to
 /// clone.
+///
+/// ```
+/// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
+/// use std::convert::Infallible;
+/// use bellwether::{BellwetherLayer, MemoryBackend, http_cache};
+/// use bytes::Bytes;
+/// use http::{Request, Response, StatusCode};
+/// use http_body_util::{Empty, Full};
+/// use tower::{Layer, ServiceExt, service_fn};
+///
+/// let cache = http_cache(MemoryBackend::new()).build()?;
+/// let layer = BellwetherLayer::http(cache.clone());
+/// let service = layer.layer(service_fn(|_request: Request<Empty<Bytes>>| async {
+///     Ok::<_, Infallible>(Response::new(Full::<Bytes>::from("product 42")))
+/// }));
+/// let request = Request::get("http://shop.example/products/42").body(Empty::new()).unwrap();
+/// let (parts, body) = request.into_parts();
+/// let key = layer.key(&parts).unwrap();
+/// service.oneshot(Request::from_parts(parts, body)).await.unwrap();
+///
+/// let stored = cache.get(key).await?.unwrap();
+/// assert_eq!(stored.status(), StatusCode::OK);
+/// assert!(stored.headers().is_empty());
+/// assert_eq!(stored.body(), "product 42");
+/// # Ok::<_, bellwether::Error>(()) }).unwrap();
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CachedResponse(Arc<ResponseData>);
 
