@@ -1,0 +1,335 @@
+//! The ACL rules of `docs/redis.md`: each rule is enough, and each permission in it is used.
+//!
+//! The rules are read from that page, so the page and this test cannot differ.
+
+use std::time::Duration;
+
+use bellwether::{
+    BoxError, Cache, Error, Locks, RedisBackend, Redlock, cache::Source, lock::Upgrade,
+};
+use futures_util::future::join_all;
+use testkit::{Cluster, LIMIT, Raw, RedisServer, eventually};
+use tokio::time::{sleep, timeout};
+
+const PAGE: &str = include_str!("../../docs/redis.md");
+const MS: Duration = Duration::from_millis(1);
+
+/// A rule of the page: the words of the code block behind `<!-- acl: name -->`.
+fn rule(name: &str) -> Vec<&'static str> {
+    let marker = format!("<!-- acl: {name} -->");
+    let (_, rest) = PAGE.split_once(&marker).unwrap_or_else(|| panic!("no rule {name}"));
+    let block = rest.split("```").nth(1).unwrap();
+    // The first word names the language of the block.
+    block.split_whitespace().skip(1).collect()
+}
+
+async fn set_user(raw: &mut Raw, user: &str, rule: &[&str]) {
+    let words = [&["ACL", "SETUSER", user, "reset", "on", ">secret"][..], rule].concat();
+    raw.run::<()>(&words).await;
+}
+
+/// What users were refused: who, and which command, key or channel.
+async fn refusals(raw: &mut Raw) -> Vec<(String, String)> {
+    let log: Vec<Vec<redis::Value>> = raw.run(&["ACL", "LOG", "1000"]).await;
+    let text = |fields: &[redis::Value], name: &str| {
+        let at = fields.chunks(2).find(|pair| words(&pair[0]) == name);
+        at.map_or(String::new(), |pair| words(&pair[1]))
+    };
+    log.iter().map(|entry| (text(entry, "username"), text(entry, "object"))).collect()
+}
+
+fn words(value: &redis::Value) -> String {
+    redis::from_redis_value(value.clone()).unwrap_or_default()
+}
+
+/// Two processes, as far as the server can tell.
+fn backends(url: &str) -> [RedisBackend; 2] {
+    [0, 1].map(|_| RedisBackend::builder().server(url).build().unwrap())
+}
+
+fn failed(what: &str) -> Error {
+    Error::from(bellwether::error::BackendError::new(
+        bellwether::error::BackendErrorKind::Refused,
+        what.to_owned(),
+    ))
+}
+
+fn check(holds: bool, what: &str) -> Result<(), Error> {
+    if holds { Ok(()) } else { Err(failed(what)) }
+}
+
+/// Every operation of a cache, by two processes that meet.
+async fn use_caches([one, two]: [RedisBackend; 2], key: &str) -> Result<(), Error> {
+    const LEASE: Duration = Duration::from_millis(600);
+    one.ping().await?;
+    let [one, two] = [one, two].map(|backend| {
+        Cache::<String>::builder(backend).namespace("shop").lease(LEASE).build().unwrap()
+    });
+    let slow = |cache: &Cache<String>, word: &'static str| {
+        cache.request(key).load(move |lead| async move {
+            // The lease is renewed meanwhile.
+            tokio::select! {
+                () = lead.lost() => Err(BoxError::from("the lease was lost")),
+                () = sleep(LEASE * 2) => Ok(word.to_owned()),
+            }
+        })
+    };
+    let (led, followed) = tokio::join!(slow(&one, "a"), async {
+        sleep(LEASE / 4).await;
+        slow(&two, "b").await
+    });
+    check(led?.source() == Source::Led, "the load had no lease")?;
+    check(followed?.source() == Source::HandedOver, "the value was not handed over")?;
+    let hit = two.request(key).load(|_| async { Err(BoxError::from("it is stored")) });
+    check(hit.await?.source() == Source::Hit, "the value was not stored")?;
+    one.insert(key, &"c".to_owned()).await?;
+    one.invalidate(key).await?;
+    check(two.get(key).await?.is_none(), "it was not invalidated")?;
+    let failing = one.request(key).load(|_| async { Err(BoxError::from("on purpose")) });
+    check(failing.await.is_err(), "a failed load is an error")?;
+    let again = one.request(key).load(|_| async { Ok::<_, BoxError>("d".to_owned()) });
+    check(again.await?.source() == Source::Led, "the lease of a failed load stays")
+}
+
+fn locks(backend: RedisBackend) -> Locks {
+    Locks::new(backend).namespace("shop")
+}
+
+/// Every operation of each lock, by two processes that meet.
+async fn use_locks([one, two]: [RedisBackend; 2], key: &str) -> Result<(), Error> {
+    one.ping().await?;
+    let [one, two] = [one, two].map(locks);
+    use_mutexes(&one, &two, key).await?;
+    use_read_write(&one, &two, key).await?;
+    use_permits(&one, &two, key).await?;
+    let [first, second] = [&one, &two].map(|locks| locks.latch(key).wait_limit(LIMIT));
+    first.set(2).await?;
+    first.count_down().await?;
+    check(second.left().await? == 1, "it was not counted")?;
+    let (waited, counted) = tokio::join!(second.wait(), async {
+        sleep(50 * MS).await;
+        first.count_down().await
+    });
+    (waited?, counted?);
+    first.clear().await.map(drop)
+}
+
+async fn use_mutexes(one: &Locks, two: &Locks, key: &str) -> Result<(), Error> {
+    for fair in [false, true] {
+        let of = |locks: &Locks| match fair {
+            true => locks.fair_mutex(key).wait_limit(LIMIT),
+            false => locks.mutex(key).wait_limit(LIMIT),
+        };
+        let Some(guard) = of(one).try_lock().await? else { return Err(failed("it was not free")) };
+        guard.renew().await?;
+        check(of(two).is_locked().await?, "it is locked")?;
+        of(two).expires_in().await?;
+        let waiter = of(two);
+        let waiting = tokio::spawn(async move { waiter.lock().await });
+        sleep(50 * MS).await;
+        guard.unlock().await?;
+        waiting.await.unwrap()?.unlock().await?;
+    }
+    let forced = one.mutex(key).try_lock().await?;
+    two.mutex(key).force_unlock().await?;
+    drop(forced);
+    let holder = one.reentrant_mutex(format!("{key}-again")).holder();
+    let (outer, inner) = (holder.lock().await?, holder.lock().await?);
+    inner.unlock().await?;
+    outer.unlock().await?;
+    let several = two.several([format!("{key}-x"), format!("{key}-y")]).wait_limit(LIMIT);
+    several.lock().await?.unlock().await
+}
+
+async fn use_read_write(one: &Locks, two: &Locks, key: &str) -> Result<(), Error> {
+    let of = |locks: &Locks| locks.rw_lock(key).wait_limit(LIMIT);
+    let Some(reader) = of(one).try_read().await? else { return Err(failed("it was not free")) };
+    reader.renew().await?;
+    check(of(two).readers().await? == 1, "one reads")?;
+    let writer = of(two);
+    let writing = tokio::spawn(async move { writer.write().await });
+    sleep(50 * MS).await;
+    reader.unlock().await?;
+    let reader = writing.await.unwrap()?.downgrade().await?;
+    let Upgrade::Done(writer) = reader.try_upgrade().await? else {
+        return Err(failed("the only reader was not upgraded"));
+    };
+    check(of(one).is_write_locked().await?, "one writes")?;
+    writer.unlock().await?;
+    of(one).force_unlock().await.map(drop)
+}
+
+async fn use_permits(one: &Locks, two: &Locks, key: &str) -> Result<(), Error> {
+    let of = |locks: &Locks| locks.semaphore(key, 2).wait_limit(LIMIT);
+    let Some(permit) = of(one).try_acquire_many(2).await? else { return Err(failed("none")) };
+    permit.renew().await?;
+    check(of(two).available().await? == 0, "all are out")?;
+    let waiter = of(two);
+    let waiting = tokio::spawn(async move { waiter.acquire().await });
+    sleep(50 * MS).await;
+    permit.release().await?;
+    waiting.await.unwrap()?.release().await?;
+    let permits = one.permits(format!("{key}-ids"), 1).wait_limit(LIMIT);
+    let id = permits.acquire().await?;
+    permits.renew(id).await?;
+    permits.release(id).await?;
+    of(one).force_release().await.map(drop)
+}
+
+async fn use_all(url: &str, family: &str, key: &str) -> Result<(), Error> {
+    match family {
+        "caches" => use_caches(backends(url), key).await,
+        _ => use_locks(backends(url), key).await,
+    }
+}
+
+/// The permissions without which something does not work, and those without which it is only slower.
+fn split(family: &str) -> (Vec<&'static str>, Vec<&'static str>) {
+    let faster =
+        ["+publish", "+subscribe", "+unsubscribe", "+eval", "+script|load", "+role", "+info"];
+    let permissions = rule(family).into_iter().filter(|word| word.starts_with('+'));
+    permissions.partition(|word| !faster.contains(word))
+}
+
+async fn the_rule_is_enough(family: &str) {
+    let server = RedisServer::start().await;
+    let mut raw = server.raw().await;
+    set_user(&mut raw, "app", &rule(family)).await;
+    let done = timeout(3 * LIMIT, use_all(&server.url_of("app:secret", 0), family, "k")).await;
+    done.expect("it hangs").unwrap();
+    let refused = refusals(&mut raw).await;
+    // The client library names itself to servers from version 7.2 on, and ignores the answer.
+    let refused: Vec<_> = refused.iter().filter(|(_, what)| !what.starts_with("client")).collect();
+    assert!(refused.is_empty(), "{refused:?}");
+}
+
+/// Each user lacks one permission. What fails, or is refused, shows that it is needed.
+async fn each_permission_is_used(family: &str) {
+    let server = RedisServer::start().await;
+    let mut raw = server.raw().await;
+    let (needed, faster) = split(family);
+    assert!(needed.len() > 8, "{needed:?}");
+    let all = rule(family);
+    let mut users = Vec::new();
+    for (at, lacks) in needed.iter().chain(&faster).enumerate() {
+        let user = format!("user-{at}");
+        let rest: Vec<_> = all.iter().copied().filter(|word| word != lacks).collect();
+        set_user(&mut raw, &user, &rest).await;
+        users.push((user, *lacks));
+    }
+    let outcomes = users.iter().map(async |(user, lacks)| {
+        // What may be slow is given a moment, so that each is seen by itself.
+        let url = server.url_of(&format!("{user}:secret"), 0);
+        (user, *lacks, timeout(LIMIT, use_all(&url, family, user)).await)
+    });
+    let outcomes = join_all(outcomes).await;
+    let refused = refusals(&mut raw).await;
+    for (user, lacks, outcome) in outcomes {
+        let works = matches!(outcome, Ok(Ok(())));
+        assert_eq!(works, faster.contains(&lacks), "{family} without {lacks}: {outcome:?}");
+        // Scripts are sent along only where the server does not know them.
+        let object = lacks.trim_start_matches('+').split('|').next().unwrap();
+        let seen = refused.iter().any(|(who, what)| who == user && what.starts_with(object));
+        assert!(seen || lacks == "+eval", "{family}: {lacks} is never used: {refused:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_rule_for_caches_is_enough() {
+    the_rule_is_enough("caches").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_rule_for_locks_is_enough() {
+    the_rule_is_enough("locks").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_permission_for_caches_is_used() {
+    each_permission_is_used("caches").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_permission_for_locks_is_used() {
+    each_permission_is_used("locks").await;
+}
+
+/// Either `EVAL` or `SCRIPT LOAD` makes the scripts known to the server.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn scripts_need_one_of_two_permissions() {
+    for (without, works) in
+        [(&["+eval"][..], true), (&["+script|load"], true), (&["+eval", "+script|load"], false)]
+    {
+        let server = RedisServer::start().await;
+        let mut raw = server.raw().await;
+        let rule: Vec<_> =
+            rule("locks").into_iter().filter(|word| !without.contains(word)).collect();
+        set_user(&mut raw, "app", &rule).await;
+        let locks = locks(RedisBackend::open(&server.url_of("app:secret", 0)).unwrap());
+        // The scripts are loaded beside the first commands.
+        let locked = eventually(if works { LIMIT } else { 500 * MS }, || {
+            let mutex = locks.mutex("k");
+            async move { mutex.try_lock().await.is_ok() }
+        });
+        assert_eq!(locked.await, works, "without {without:?}");
+    }
+}
+
+/// The patterns keep a user to its own keys and channels.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_rule_for_caches_forbids_locks() {
+    let server = RedisServer::start().await;
+    set_user(&mut server.raw().await, "app", &rule("caches")).await;
+    let backend = RedisBackend::open(&server.url_of("app:secret", 0)).unwrap();
+    let mutex = locks(backend.clone()).mutex("k");
+    mutex.try_lock().await.unwrap_err();
+    let other: Cache<String> = Cache::builder(backend).namespace("other").build().unwrap();
+    other.insert("k", &"v".to_owned()).await.unwrap_err();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_rule_for_a_majority_is_enough() {
+    let servers = join_all((0..3).map(|_| RedisServer::start())).await;
+    for server in &servers {
+        set_user(&mut server.raw().await, "app", &rule("redlock")).await;
+    }
+    let backends =
+        servers.iter().map(|server| RedisBackend::open(&server.url_of("app:secret", 0)).unwrap());
+    let redlock = Redlock::new(backends.collect::<Vec<_>>()).unwrap().namespace("shop");
+    let [one, two] = [0, 1].map(|_| redlock.mutex("k").wait_limit(LIMIT));
+    let guard = one.lock().await.unwrap();
+    guard.renew().await.unwrap();
+    let waiting = tokio::spawn(async move { two.lock().await.unwrap() });
+    sleep(50 * MS).await;
+    guard.unlock().await.unwrap();
+    waiting.await.unwrap().unlock().await.unwrap();
+    for server in &servers {
+        let refused = refusals(&mut server.raw().await).await;
+        assert!(refused.iter().all(|(_, what)| what.starts_with("client")), "{refused:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_rules_for_a_cluster_are_enough() {
+    let cluster = Cluster::start(3, 0).await;
+    for server in &cluster.nodes {
+        let mut raw = server.raw().await;
+        for family in ["caches", "locks"] {
+            let rule = [rule(family), rule("cluster")].concat();
+            set_user(&mut raw, family, &rule).await;
+        }
+    }
+    let backends = |user: &str| {
+        let urls: Vec<_> = cluster.nodes.iter().map(|node| node.url_of(user, 0)).collect();
+        let urls: Vec<_> = urls.iter().map(|url| url.trim_end_matches("/0").to_owned()).collect();
+        [0, 1].map(|_| RedisBackend::builder().cluster(&urls).build().unwrap())
+    };
+    let caches = timeout(3 * LIMIT, use_caches(backends("caches:secret"), "k")).await;
+    caches.expect("it hangs").unwrap();
+    let locks = timeout(3 * LIMIT, use_locks(backends("locks:secret"), "k")).await;
+    locks.expect("it hangs").unwrap();
+    for server in &cluster.nodes {
+        let refused = refusals(&mut server.raw().await).await;
+        assert!(refused.iter().all(|(_, what)| what.starts_with("client")), "{refused:?}");
+    }
+}
