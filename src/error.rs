@@ -50,8 +50,7 @@ pub enum ErrorKind {
     Panicked,
     /// The loader took longer than the load limit.
     LoadTimeout,
-    /// The load was cancelled: no caller waited for it any more, or its runtime or its cache was
-    /// shut down.
+    /// The load was cancelled: no caller waited for it any more, or its runtime was shut down.
     Cancelled,
     /// A cap was reached: too many loads at once, or too many waiters.
     Overloaded,
@@ -71,7 +70,7 @@ pub enum ErrorKind {
     InvalidKey,
     /// A setting is outside its range.
     InvalidConfig,
-    /// The locks were shut down.
+    /// The `Cache`, the `Locks` or the `Redlock` was shut down.
     ShutDown,
 }
 
@@ -88,18 +87,18 @@ impl Error {
         Self(Arc::new(Inner { kind, message: message.into(), source: Some(source.into()) }))
     }
 
-    /// The lease was lost before the call.
+    /// Creates the error of a lease that was lost before the call.
     pub(crate) fn lost() -> Self {
         Self::new(ErrorKind::Lost, "the lease was lost; another holder may have it by now")
     }
 
-    /// The wait for a lock ended first.
+    /// Creates the error of a wait that ended before the lock was free.
     pub(crate) fn not_acquired(name: &str) -> Self {
         let why = format!("{name} was not acquired before the wait ended");
         Self::new(ErrorKind::NotAcquired, why)
     }
 
-    /// The locks were shut down before the call, or during it.
+    /// Creates the error of a call that met a shutdown.
     pub(crate) fn shut_down() -> Self {
         Self::new(ErrorKind::ShutDown, "the locks are shut down")
     }

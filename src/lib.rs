@@ -169,8 +169,6 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-#[cfg(test)]
-mod auto_traits;
 pub mod backend;
 pub mod cache;
 pub mod error;

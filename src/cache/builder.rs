@@ -20,7 +20,7 @@ pub struct Builder<V, C = Json> {
     namespace: Option<String>,
     codec: C,
     settings: Settings,
-    refresh: Option<Duration>,
+    renew_every: Option<Duration>,
     value: PhantomData<fn() -> V>,
 }
 
@@ -31,7 +31,7 @@ pub(super) struct Settings {
     pub(super) ttl: Duration,
     pub(super) uncacheable_ttl: Duration,
     pub(super) lease: Duration,
-    pub(super) refresh: Duration,
+    pub(super) renew_every: Duration,
     pub(super) load_limit: Duration,
     pub(super) wait_limit: Duration,
     pub(super) retry: Arc<dyn RetryStrategy>,
@@ -53,7 +53,7 @@ impl Settings {
     pub(super) fn upkeep(&self, load_limit: Duration) -> Upkeep {
         // The commit comes after the load.
         let max_hold = load_limit.saturating_add(self.lease);
-        Upkeep { renew_every: Some(self.refresh), max_hold }
+        Upkeep { renew_every: Some(self.renew_every), max_hold }
     }
 }
 
@@ -64,7 +64,7 @@ impl std::fmt::Debug for Settings {
             .field("schema", &self.schema)
             .field("ttl", &self.ttl)
             .field("lease", &self.lease)
-            .field("refresh", &self.refresh)
+            .field("renew_every", &self.renew_every)
             .field("load_limit", &self.load_limit)
             .field("wait_limit", &self.wait_limit)
             .field("max_loads", &self.max_loads)
@@ -85,7 +85,7 @@ impl<V: Clone + Send + Sync + 'static> Builder<V> {
                 ttl: Duration::from_secs(60),
                 uncacheable_ttl: Duration::from_secs(10),
                 lease: Duration::from_secs(5),
-                refresh: Duration::ZERO,
+                renew_every: Duration::ZERO,
                 load_limit: Duration::from_secs(30),
                 wait_limit: Duration::from_secs(30),
                 retry: Arc::new(Retry::on_demand()),
@@ -96,7 +96,7 @@ impl<V: Clone + Send + Sync + 'static> Builder<V> {
                 max_value: 8 << 20,
                 abandoned: Abandoned::Finish,
             },
-            refresh: None,
+            renew_every: None,
             value: PhantomData,
         }
     }
@@ -125,7 +125,7 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
             namespace: self.namespace,
             codec,
             settings: self.settings,
-            refresh: self.refresh,
+            renew_every: self.renew_every,
             value: PhantomData,
         }
     }
@@ -150,8 +150,8 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
 
     /// How often the lease of a running load is renewed: a third of the lease unless set, so that two
     /// renewals may fail before it is lost. From 1 ms to under the lease.
-    pub fn refresh_every(mut self, interval: Duration) -> Self {
-        self.refresh = Some(interval);
+    pub fn renew_every(mut self, interval: Duration) -> Self {
+        self.renew_every = Some(interval);
         self
     }
 
@@ -248,15 +248,15 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
         if let Some(word) = &self.namespace {
             settings.namespace = Namespace::new(word)?;
         }
-        settings.refresh = self.refresh.unwrap_or(settings.lease / 3);
+        settings.renew_every = self.renew_every.unwrap_or(settings.lease / 3);
         let millisecond = Duration::from_millis(1);
         let rules = [
             (settings.ttl >= millisecond, "the TTL is under 1 ms"),
             (settings.uncacheable_ttl >= millisecond, "the TTL of verdicts is under 1 ms"),
             (settings.lease >= 20 * millisecond, "the lease is under 20 ms"),
             (settings.lease <= Duration::from_secs(86_400), "the lease is over a day"),
-            (settings.refresh >= millisecond, "the refresh interval is under 1 ms"),
-            (settings.refresh < settings.lease, "the refresh interval is not under the lease"),
+            (settings.renew_every >= millisecond, "the renewal interval is under 1 ms"),
+            (settings.renew_every < settings.lease, "the renewal interval is not under the lease"),
             (settings.load_limit >= millisecond, "the load limit is under 1 ms"),
             (settings.max_loads > 0, "the cap on loads is 0"),
             (settings.max_loads <= Semaphore::MAX_PERMITS, "the cap on loads is too high"),

@@ -106,8 +106,8 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// the same. [`InvalidKey`](ErrorKind::InvalidKey) for an empty or long key,
     /// [`Overloaded`](ErrorKind::Overloaded) at a cap on [loads](Builder::max_loads) or on callers who wait
     /// ([in all](Builder::max_waiters), [for a key](Builder::max_waiters_per_key)),
-    /// [`Cancelled`](ErrorKind::Cancelled) if the cache was [shut down](Self::shutdown) or the runtime of the
-    /// load went away meanwhile. A backend that is down is no error: the value is loaded then, once in this
+    /// [`ShutDown`](ErrorKind::ShutDown) if the cache was [shut down](Self::shutdown) during the load,
+    /// [`Cancelled`](ErrorKind::Cancelled) if the runtime of the load went away meanwhile. A backend that is down is no error: the value is loaded then, once in this
     /// process, and not stored.
     ///
     /// # Cancel safety

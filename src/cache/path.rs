@@ -141,14 +141,16 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
     /// The rest of the way, unless it is cancelled. Dropping it releases what it holds and undoes what it
     /// may hold.
     async fn unless_cancelled(&self, rest: impl Future<Output = Landing<V>>) -> Landing<V> {
-        let why = tokio::select! {
+        let (kind, why) = tokio::select! {
             biased;
             landing = rest => return landing,
-            () = self.leader.told(Notice::Unwanted) => "nobody waited for the load any more",
-            () = self.inner.abort.cancelled() => "the cache was shut down",
+            () = self.leader.told(Notice::Unwanted) => {
+                (ErrorKind::Cancelled, "no caller waited for the load any more")
+            }
+            () = self.inner.abort.cancelled() => (ErrorKind::ShutDown, "the cache was shut down"),
         };
         debug!(why, "load cancelled");
-        (Outcome::Failed(Error::new(ErrorKind::Cancelled, why)), Epoch::END)
+        (Outcome::Failed(Error::new(kind, why)), Epoch::END)
     }
 
     /// The way where the look did not end it.

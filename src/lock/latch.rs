@@ -220,8 +220,8 @@ impl Latch {
     }
 
     async fn wait_for(&self, name: &Name) -> Result<(), Error> {
-        let end = End { latch: self, name, time_up: false };
-        drive(end, self.waiting(name)).await
+        let wait = LatchWait { latch: self, name, time_up: false };
+        drive(wait, self.waiting(name)).await
     }
 
     /// Sends an operation that may be sent twice, until it is answered or the wait limit ends.
@@ -301,14 +301,14 @@ fn in_range(count: u32) -> Result<u32, Error> {
 }
 
 /// The wait for the end of a count.
-struct End<'a> {
+struct LatchWait<'a> {
     latch: &'a Latch,
     name: &'a Name,
     /// The wait is over, and the last look decides.
     time_up: bool,
 }
 
-impl Attempt for End<'_> {
+impl Attempt for LatchWait<'_> {
     type Outcome = Result<(), Error>;
 
     async fn ask(&mut self, _: &mut Waiting<'_>) -> Asked<Self::Outcome> {

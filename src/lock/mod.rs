@@ -78,6 +78,7 @@ mod redlock;
 mod reentrant;
 mod reentry;
 mod rw;
+mod rw_guards;
 mod semaphore;
 mod several;
 mod space;
@@ -91,7 +92,8 @@ pub use self::{
     permits::{PermitId, Permits},
     redlock::Redlock,
     reentrant::{ReentrantGuard, ReentrantHolder, ReentrantMutex},
-    rw::{ReadGuard, RwLock, Upgrade, WriteGuard},
+    rw::RwLock,
+    rw_guards::{ReadGuard, Upgrade, WriteGuard},
     semaphore::{Semaphore, SemaphorePermit},
     several::{Several, SeveralGuard},
 };

@@ -118,8 +118,8 @@ async fn callers_of_a_cache_that_is_shut_down_are_told() {
     fleet.tell(leader, &Command::Shutdown { deadline_ms: 0 }).await;
     fleet.reports(&mut played, 2).await;
     let (_, report) = played.reports.iter().find(|(process, _)| *process == leader).unwrap();
-    let cancelled: Vec<_> = report.errors.iter().collect();
-    assert_eq!(cancelled, [(&"Cancelled: the cache was shut down".to_owned(), &CALLERS)]);
+    let told: Vec<_> = report.errors.iter().collect();
+    assert_eq!(told, [(&"ShutDown: the cache was shut down".to_owned(), &CALLERS)]);
 }
 
 #[tokio::test]

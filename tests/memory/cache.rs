@@ -521,7 +521,7 @@ async fn a_shutdown_cancels_longer_loads_and_the_next_process_begins_at_once() {
     settle().await;
     caches[0].shutdown(200 * MS).await;
     let begun = Instant::now();
-    assert_eq!(running.await.unwrap().unwrap_err().kind(), ErrorKind::Cancelled);
+    assert_eq!(running.await.unwrap().unwrap_err().kind(), ErrorKind::ShutDown);
     assert_eq!(waiting.await.unwrap().unwrap().source(), Source::Led);
     assert!(begun.elapsed() < 100 * MS, "{:?}", begun.elapsed());
 }
@@ -594,7 +594,7 @@ async fn bad_keys_and_settings_are_refused_with_a_kind() {
         build().ttl(Duration::ZERO),
         build().lease(Duration::ZERO),
         build().lease(day),
-        build().lease(100 * MS).refresh_every(100 * MS),
+        build().lease(100 * MS).renew_every(100 * MS),
         build().load_limit(Duration::ZERO),
         build().max_loads(0),
         build().max_loads(usize::MAX),
