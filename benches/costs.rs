@@ -202,21 +202,8 @@ async fn locks(server: &RedisServer) {
     const CYCLES: u32 = 10;
     let locks = Locks::new(RedisBackend::open(&server.url()).unwrap());
     let mutex = locks.mutex("cycle");
-    let script = |parts: &[&str]| Script::new(&parts.join("\n"));
-    let prelude = include_str!("../src/backend/redis/scripts/lib/prelude.lua");
-    let shared = include_str!("../src/backend/redis/scripts/lib/shared.lua");
-    let acquire = script(&[
-        include_str!("../src/backend/redis/scripts/acquire_at_once.lua"),
-        prelude,
-        shared,
-        include_str!("../src/backend/redis/scripts/acquire_queued.lua"),
-    ]);
-    let release = script(&[
-        include_str!("../src/backend/redis/scripts/release_at_once.lua"),
-        prelude,
-        shared,
-        include_str!("../src/backend/redis/scripts/release_queued.lua"),
-    ]);
+    let [acquire, release] =
+        ["acquire_queued", "release_queued"].map(|name| Script::new(&testkit::script(name)));
     let delete = Script::new(
         "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end",
     );

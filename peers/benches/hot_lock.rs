@@ -404,21 +404,8 @@ async fn uncontended(url: &str) {
 /// The two scripts with nothing around them but a hold, as long as those of the contenders, which is not counted: the
 /// processor falls asleep in it, and what comes next takes longer.
 async fn bare_cycle(url: &str) -> Duration {
-    let script = |parts: &[&str]| Script::new(&parts.join("\n"));
-    let prelude = include_str!("../../src/backend/redis/scripts/lib/prelude.lua");
-    let shared = include_str!("../../src/backend/redis/scripts/lib/shared.lua");
-    let acquire = script(&[
-        include_str!("../../src/backend/redis/scripts/acquire_at_once.lua"),
-        prelude,
-        shared,
-        include_str!("../../src/backend/redis/scripts/acquire_queued.lua"),
-    ]);
-    let release = script(&[
-        include_str!("../../src/backend/redis/scripts/release_at_once.lua"),
-        prelude,
-        shared,
-        include_str!("../../src/backend/redis/scripts/release_queued.lua"),
-    ]);
+    let [acquire, release] =
+        ["acquire_queued", "release_queued"].map(|name| Script::new(&testkit::script(name)));
     let mut connection =
         Client::open(url).unwrap().get_multiplexed_async_connection().await.unwrap();
     let mut times = Vec::new();

@@ -11,6 +11,7 @@ mod nursery;
 pub mod primitives;
 pub mod proxy;
 mod raw;
+mod scripts;
 mod sentinels;
 mod server;
 
@@ -18,6 +19,7 @@ pub use self::{
     cluster::Cluster,
     monitor::{Call, Monitor},
     raw::Raw,
+    scripts::script,
     sentinels::Sentinels,
     server::RedisServer,
 };

@@ -8,7 +8,6 @@
 
 use std::{
     collections::{HashMap, VecDeque},
-    path::Path,
     sync::{
         Arc, Mutex,
         atomic::{AtomicU64, AtomicUsize, Ordering},
@@ -28,6 +27,8 @@ use tokio::{
     sync::{Mutex as AsyncMutex, Notify, watch},
     time::sleep,
 };
+
+use crate::scripts::{beginnings, script};
 
 /// What befalls a command or its answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -131,7 +132,7 @@ struct Shared {
     rules: Mutex<Vec<Arc<Rule>>>,
     pushes: Mutex<Option<PushFault>>,
     scripts: Mutex<HashMap<String, String>>,
-    bodies: Vec<(String, String)>,
+    beginnings: Vec<(String, String)>,
     seen: Mutex<HashMap<String, u64>>,
     counters: Counters,
     /// Told to end the connections that are open at that moment.
@@ -149,32 +150,19 @@ pub struct Proxy {
 impl Proxy {
     /// A proxy before a server on a port of the loopback interface.
     pub fn start(server: u16) -> Self {
-        let bodies = scripts();
         let shared = Arc::new(Shared {
             server,
             mode: Mutex::new(Mode::Pass),
             rules: Mutex::default(),
             pushes: Mutex::default(),
             scripts: Mutex::default(),
-            bodies,
+            beginnings: beginnings(),
             seen: Mutex::default(),
             counters: Counters::default(),
             cut: Notify::new(),
         });
-        let body = |name| &shared.bodies.iter().find(|(known, _)| known == name).expect(name).1;
-        let (prelude, common) = (body("prelude"), body("shared"));
-        for (_, body) in &shared.bodies {
-            shared.learn(&format!("{prelude}\n{body}"));
-            shared.learn(&format!("{prelude}\n{common}\n{body}"));
-        }
-        for parts in [
-            &["acquire_at_once", "prelude", "acquire"][..],
-            &["acquire_at_once", "prelude", "shared", "acquire_queued"],
-            &["release_at_once", "prelude", "shared", "release_queued"],
-            &["commit_at_once", "prelude", "commit"],
-        ] {
-            let parts: Vec<_> = parts.iter().map(|name| body(name).as_str()).collect();
-            shared.learn(&parts.join("\n"));
+        for (name, _) in &shared.beginnings {
+            shared.learn(&script(name));
         }
         let (end, mut ended) = watch::channel(false);
         let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).expect("a port");
@@ -571,32 +559,12 @@ impl Shared {
 
     /// Remembers the digest of a script that is brought along.
     fn learn(&self, source: &str) {
-        let known = self.bodies.iter().filter(|(_, body)| source.ends_with(body.as_str()));
-        if let Some((name, _)) = known.max_by_key(|(_, body)| body.len()) {
+        let known =
+            self.beginnings.iter().filter(|(_, beginning)| source.starts_with(beginning.as_str()));
+        if let Some((name, _)) = known.max_by_key(|(_, beginning)| beginning.len()) {
             self.scripts.lock().unwrap().insert(sha1(source.as_bytes()), name.clone());
         }
     }
-}
-
-/// The scripts of the crate, by the names of their files.
-fn scripts() -> Vec<(String, String)> {
-    fn gather(folder: &Path, found: &mut Vec<(String, String)>) {
-        for file in std::fs::read_dir(folder).expect("the scripts of the crate").flatten() {
-            let path = file.path();
-            match path.extension().and_then(|end| end.to_str()) {
-                Some("lua") => {
-                    let name = path.file_stem().unwrap().to_string_lossy().into_owned();
-                    found.push((name, std::fs::read_to_string(&path).unwrap()));
-                }
-                _ if path.is_dir() => gather(&path, found),
-                _ => {}
-            }
-        }
-    }
-    let mut found = Vec::new();
-    let folder = "../src/backend/redis/scripts";
-    gather(&Path::new(env!("CARGO_MANIFEST_DIR")).join(folder), &mut found);
-    found
 }
 
 /// Takes a whole frame from the front of a buffer.

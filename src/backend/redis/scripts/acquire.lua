@@ -1,29 +1,33 @@
--- Grants a lease: again to the token that has it, or anew, with a new fence, if it is free.
--- KEYS 1 lease, 2 fence, 3 entry (caches only)
--- ARGV 1 token, 2 lease ms, 3 fence life ms, 4 fence of the entry that was seen (caches only)
--- Reply the fence, granted | {'newer', entry} | {'held', fence, ms left, holders}
+-- Grants the lease of an entry: with a new fence if it is free, or again to the owner that has it.
+-- Returns the fence if granted; {'newer', entry} if an entry stands whose fence is greater than `seen`;
+-- {'held', fence, ms left, 1} if another owner has the lease.
+local lease, fence, entry = unpack(KEYS)
+local owner, lease_ms, fence_ms, seen = unpack(ARGV)
 
-local token, held, left, foreign = lease_at(KEYS[1])
+-- The usual case: there is neither a lease nor an entry.
+-- include: clock_fence, set_lease
+if redis.call('EXISTS', lease, entry) == 0 then
+  local granted = clock_fence(fence, fence_ms, redis.call('TIME'))
+  if granted then
+    set_lease(lease, owner, granted, lease_ms)
+    return tonumber(granted)
+  end
+end
+
+-- include: lease_at, entry_at, grant, renew_lease
+local holder, held, left, foreign = lease_at(lease)
 if foreign then return foreign end
 
-if token == ARGV[1] then
-  redis.call('PEXPIRE', KEYS[1], ARGV[2])
-  redis.call('PEXPIRE', KEYS[2], ARGV[3])
+if holder == owner then
+  renew_lease(lease, fence, lease_ms, fence_ms)
   return held
 end
 
-local stored = 0
-if KEYS[3] then
-  local entry
-  entry, stored = entry_at(KEYS[3])
-  -- (A master that became a replica shows scripts what has expired, before version 7.)
-  if entry and stored > tonumber(ARGV[4]) and redis.call('PTTL', KEYS[3]) ~= 0 then return {'newer', entry} end
+local found, stored = entry_at(entry)
+-- Before version 7, a master that became a replica shows scripts what has expired.
+if found and stored > tonumber(seen) and redis.call('PTTL', entry) ~= 0 then
+  return {'newer', found}
 end
 
-if token then return {'held', held, left, 1} end
-
-local last = fence_at(KEYS[2])
-local fence = next_fence(last, stored)
-redis.call('SET', KEYS[1], ARGV[1] .. ':' .. digits(fence), 'PX', ARGV[2])
-redis.call('SET', KEYS[2], digits(fence), 'PX', ARGV[3])
-return fence
+if holder then return {'held', held, left, 1} end
+return grant(lease, fence, owner, lease_ms, fence_ms, stored)

@@ -1,17 +1,18 @@
--- Grants permits, as long as no more than the limit are out.
--- KEYS 1 permits
--- ARGV 1 token, 2 lease ms, 3 limit, 4 how many
--- Reply 0, granted | {'held', 0, ms until enough may be back, permits out}
+-- Grants `count` permits, while at most `limit` are out; or again to the owner that has them.
+-- Returns 0 if granted; {'held', 0, ms until enough permits may be back, permits out} if not.
+local permits = KEYS[1]
+local owner, lease_ms = ARGV[1], ARGV[2]
+local limit, count = tonumber(ARGV[3]), tonumber(ARGV[4])
 
-local at = milliseconds()
-local count, limit = tonumber(ARGV[4]), tonumber(ARGV[3])
-local out, _, foreign = holds_at(KEYS[1], at)
+-- include: clock_ms, holds_at, is_held, hold
+local at = now_ms()
+local out, _, foreign = holds_at(permits, at)
 if foreign then return foreign end
 
-if is_held(KEYS[1], ARGV[1], count, at) or out + count <= limit then
-  hold(KEYS[1], ARGV[1], count, at, ARGV[2])
+if is_held(permits, owner, count, at) or out + count <= limit then
+  hold(permits, owner, count, at, lease_ms)
   return 0
 end
 local needed = math.min(out, out + count - limit) - 1
-local ends = redis.call('ZRANGE', KEYS[1], needed, needed, 'WITHSCORES')[2]
+local ends = redis.call('ZRANGE', permits, needed, needed, 'WITHSCORES')[2]
 return {'held', 0, ends and tonumber(ends) - at or 0, out}

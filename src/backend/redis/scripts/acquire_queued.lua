@@ -1,49 +1,66 @@
--- Grants a lease to one holder: a mutex, a fair mutex, and the writer of a read-write lock. Whoever is not granted
--- takes a place in a queue. Fair claims and writers are granted in its order; of a mutex it is the order in which
--- it is handed over to the waiting ones, or they are called: for whoever is called it is kept for a moment, under the
--- fence 0.
--- KEYS 1 lease, 2 fence, 3 queue, 4 deadlines of its places (writers only: 5 readers, 6 writers in the queue)
--- ARGV 1 token, 2 lease ms, 3 fence life ms, 4 ms for which a place is kept (0: none is taken), 5 how he waits (shared)
--- Reply the fence, granted | {'held', fence or 0, ms left, holders}
+-- Grants a lease to one holder: of a mutex, of a fair mutex, or the writer of a read-write lock. A claim
+-- that is not granted takes an entry in the queue. Fair claims and writers are granted in its order. An
+-- unfair claim is granted when it asks and the lease is free; the order is that of handovers and turns.
+-- A lease whose turn was notified is kept for its waiter for a moment, with the fence 0.
+-- Returns the fence if granted; {'held', fence or 0, ms left, holders} if not.
+-- The readers and the queued writers are those of a read-write lock, and nil for any other lock.
+local lease, fence, queue, deadlines, readers, writers = unpack(KEYS)
+-- The queue entry is kept for `entry_ms`, or not taken if that is '0'. `bits` are those of its ticket.
+local owner, lease_ms, fence_ms, entry_ms, bits = unpack(ARGV)
 
-local token, held, left, foreign = lease_at(KEYS[1])
+-- The usual cases: there is no lease and no queue, or the lease is kept for this claim.
+-- include: clock_fence, set_lease
+local taken = readers and redis.call('EXISTS', lease, queue, readers)
+  or redis.call('EXISTS', lease, queue)
+if taken == 0 or redis.pcall('GET', lease) == owner .. ':0' then
+  local granted = clock_fence(fence, fence_ms, redis.call('TIME'))
+  if granted then
+    set_lease(lease, owner, granted, lease_ms)
+    return tonumber(granted)
+  end
+end
+
+-- include: lease_at, clock_ms, ticket, take_entry, leave, first_in, holds_at, grant, renew_lease
+local holder, held, left, foreign = lease_at(lease)
 if foreign then return foreign end
 
-local called = token == ARGV[1] and held == 0
-if called then token = nil end
+local is_its_turn = holder == owner and held == 0
+if is_its_turn then holder = nil end
 
-if token == ARGV[1] then
-  -- It may have been passed the lease while it waited.
-  if redis.call('EXISTS', KEYS[3]) == 1 then leave(KEYS[3], KEYS[4], KEYS[6], ARGV[1]) end
-  redis.call('PEXPIRE', KEYS[1], ARGV[2])
-  redis.call('PEXPIRE', KEYS[2], ARGV[3])
+if holder == owner then
+  -- The lease may have been handed over to it while it waited.
+  if redis.call('EXISTS', queue) == 1 then leave(queue, deadlines, writers, owner) end
+  renew_lease(lease, fence, lease_ms, fence_ms)
   return held
 end
 
-local at, readers, reading, first, kept = nil, 0, 0, nil, 0
-if tonumber(ARGV[5]) < 2 then
-  at = milliseconds()
-  if KEYS[5] then
-    readers, reading, foreign = holds_at(KEYS[5], at)
+local _, unordered = ticket_bits(bits)
+local at, reading, reading_ms, first, first_ms = nil, 0, 0, nil, 0
+if not unordered then
+  at = now_ms()
+  if readers then
+    reading, reading_ms, foreign = holds_at(readers, at)
     if foreign then return foreign end
   end
-  -- Who is not held to the order holds nobody to it.
-  first, kept = first_in(KEYS[3], KEYS[4], KEYS[6], at, true)
+  -- A claim that is not held to the order does not block one that is.
+  first, first_ms = first_in(queue, deadlines, writers, at, true)
 end
 
-if not token and readers == 0 and (called or not first or first == ARGV[1]) then
-  if not called and redis.call('EXISTS', KEYS[3]) == 1 then leave(KEYS[3], KEYS[4], KEYS[6], ARGV[1]) end
-  local fence = next_fence(fence_at(KEYS[2]), 0)
-  redis.call('SET', KEYS[1], ARGV[1] .. ':' .. digits(fence), 'PX', ARGV[2])
-  redis.call('SET', KEYS[2], digits(fence), 'PX', ARGV[3])
-  return fence
+if not holder and reading == 0 and (is_its_turn or not first or first == owner) then
+  if not is_its_turn and redis.call('EXISTS', queue) == 1 then
+    leave(queue, deadlines, writers, owner)
+  end
+  return grant(lease, fence, owner, lease_ms, fence_ms)
 end
 
-if ARGV[4] ~= '0' then
-  -- A full server refuses the place. Where he is not held to it, he does without.
-  local take = tonumber(ARGV[5]) < 2 and function(take, ...) take(...) end or pcall
-  take(take_place, KEYS[3], KEYS[4], KEYS[6], ARGV[1], at or milliseconds(), ARGV[4], ARGV[5])
+if entry_ms ~= '0' then
+  if unordered then
+    -- A full server refuses the entry. The claim does without it, and polls.
+    pcall(take_entry, queue, deadlines, writers, owner, now_ms(), entry_ms, bits)
+  else
+    take_entry(queue, deadlines, writers, owner, at, entry_ms, bits)
+  end
 end
-if token then return {'held', held, left, 1} end
-if readers > 0 then return {'held', 0, reading, readers} end
-return {'held', 0, kept, 0}
+if holder then return {'held', held, left, 1} end
+if reading > 0 then return {'held', 0, reading_ms, reading} end
+return {'held', 0, first_ms, 0}

@@ -1,31 +1,35 @@
--- Grants a reader its hold, beside other readers, unless a writer holds the lock or is before it in the queue.
--- KEYS 1 writer's lease, 2 queue, 3 deadlines of its places, 4 readers, 5 writers in the queue
--- ARGV 1 token, 2 lease ms, 3 ms for which a place is kept (0: none is taken)
--- Reply 0, granted | {'held', fence or 0, ms left, holders}
+-- Grants a reader its hold beside other readers, unless a writer holds the lock or is before the reader
+-- in the queue. A reader that is not granted takes an entry in the queue.
+-- Returns 0 if granted; {'held', fence or 0, ms left, holders} if not.
+local lease, queue, deadlines, readers, writers = unpack(KEYS)
+-- The queue entry is kept for `entry_ms`, or not taken if that is '0'.
+local owner, lease_ms, entry_ms = unpack(ARGV)
 
-local at = milliseconds()
-local readers, _, foreign = holds_at(KEYS[4], at)
+-- include: clock_ms, lease_at, holds_at, is_held, hold, take_entry, leave, first_in
+local at = now_ms()
+local reading, _, foreign = holds_at(readers, at)
 if foreign then return foreign end
 
-if is_held(KEYS[4], ARGV[1], 1, at) then
-  hold(KEYS[4], ARGV[1], 1, at, ARGV[2])
+if is_held(readers, owner, 1, at) then
+  hold(readers, owner, 1, at, lease_ms)
   return 0
 end
 
-local token, held, left
-token, held, left, foreign = lease_at(KEYS[1])
+local writer, held, left
+writer, held, left, foreign = lease_at(lease)
 if foreign then return foreign end
 
-local writer, kept = first_in(KEYS[5], KEYS[3], KEYS[2], at)
-local ticket = redis.call('ZSCORE', KEYS[2], ARGV[1])
-local behind = writer and not (ticket and tonumber(ticket) < tonumber(redis.call('ZSCORE', KEYS[5], writer)))
+local first, first_ms = first_in(writers, deadlines, queue, at)
+local ticket = redis.call('ZSCORE', queue, owner)
+local behind = first
+  and not (ticket and tonumber(ticket) < tonumber(redis.call('ZSCORE', writers, first)))
 
-if not token and not behind then
-  leave(KEYS[2], KEYS[3], nil, ARGV[1])
-  hold(KEYS[4], ARGV[1], 1, at, ARGV[2])
+if not writer and not behind then
+  leave(queue, deadlines, nil, owner)
+  hold(readers, owner, 1, at, lease_ms)
   return 0
 end
 
-if ARGV[3] ~= '0' then take_place(KEYS[2], KEYS[3], nil, ARGV[1], at, ARGV[3]) end
-if token then return {'held', held, left, 1} end
-return {'held', 0, kept, readers}
+if entry_ms ~= '0' then take_entry(queue, deadlines, nil, owner, at, entry_ms, 0) end
+if writer then return {'held', held, left, 1} end
+return {'held', 0, first_ms, reading}

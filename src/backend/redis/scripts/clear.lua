@@ -1,7 +1,9 @@
--- Ends what is held, whoever holds it and whatever stands under its keys, and tells who waits.
--- KEYS 1 channel, 2 ... what is to go
--- Reply 1 something was there, 0 nothing was
+-- Ends what is held, with its queue, whatever the keys hold, and wakes the waiters.
+-- KEYS: the channel, then the keys to remove.
+-- Returns 1 if there was something to remove, or 0.
+local channel = KEYS[1]
 
-local gone = redis.call('DEL', unpack(KEYS, 2))
-push(KEYS[1], 'w')
-return gone > 0 and 1 or 0
+-- include: publish
+local removed = redis.call('DEL', unpack(KEYS, 2))
+publish(channel, 'w')
+return removed > 0 and 1 or 0

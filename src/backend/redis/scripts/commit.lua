@@ -1,32 +1,45 @@
--- Writes an entry, ends the lease and pushes the entry, if its fence is the last one of the name.
--- KEYS 1 lease, 2 fence, 3 entry, 4 channel
--- ARGV 1 token, 2 fence, 3 entry, 4 ttl ms (0: hand over, do not write), 5 limit of a pushed entry
--- Reply 16 stored or 8 handed over, plus what was told | 0 refused | {'newer', entry}
---
--- A committed fence is marked (`:c`), so that a commit that is sent twice is recognised even when the entry
--- that it wrote is gone again.
+-- Writes an entry, ends its lease and publishes the entry, if its fence is the last one of the name. With
+-- a `ttl_ms` of '0', or on a full server, publishes the entry and does not write it.
+-- Returns 16 if stored or 8 if only handed over, plus the bit of `publish` if it published; 0 if the
+-- fence is not the last one; {'newer', entry} if an entry with a greater fence stands.
+local lease, fence, entry, channel = unpack(KEYS)
+local owner, granted, bytes, ttl_ms, push_limit = unpack(ARGV)
+local STORED, HANDED_OVER = 16, 8
 
-local mine = tonumber(ARGV[2])
-local last, spent = fence_at(KEYS[2])
-local entry, stored = entry_at(KEYS[3])
+-- The usual case: the lease is as it was granted, and its fence is the last one.
+-- include: publish, entry_message, commit_mark
+if ttl_ms ~= '0' and redis.pcall('GET', lease) == owner .. ':' .. granted
+  and redis.pcall('GET', fence) == granted and redis.pcall('SET', entry, bytes, 'PX', ttl_ms).ok then
+  mark_committed(fence, granted)
+  redis.call('DEL', lease)
+  return STORED + publish(channel, entry_message(bytes, push_limit))
+end
+
+-- include: fence_at, fence_text, entry_at, lease_at
+local mine = tonumber(granted)
+local last, is_committed = fence_at(fence)
+local found, stored = entry_at(entry)
 
 if last ~= mine then
-  if entry and stored > mine then return {'newer', entry} end
-  -- The data may be lost, and the lease with it. Whoever waits for this load would wait for its end.
-  if not redis.pcall('GET', KEYS[1]) then push(KEYS[4], 'w') end
+  if found and stored > mine then return {'newer', found} end
+  -- If the server lost its data, it lost the lease as well, and the waiters wait for its end.
+  if not redis.pcall('GET', lease) then publish(channel, 'w') end
   return 0
 end
-if spent or stored == mine then
-  return stored == mine and 16 or 8
+if is_committed or stored == mine then
+  return stored == mine and STORED or HANDED_OVER
 end
 
-local outcome = 8
-if ARGV[4] ~= '0' then
-  local written = redis.pcall('SET', KEYS[3], ARGV[3], 'PX', ARGV[4])
-  -- A full server refuses the write. The value is handed over all the same, and what stood there goes,
-  -- for it is older.
-  if type(written) == 'table' and written.err then redis.pcall('DEL', KEYS[3]) else outcome = 16 end
+local outcome = HANDED_OVER
+if ttl_ms ~= '0' then
+  local written = redis.pcall('SET', entry, bytes, 'PX', ttl_ms)
+  if type(written) == 'table' and written.err then
+    -- A full server refuses the write. The entry that stands is older, and is removed.
+    redis.pcall('DEL', entry)
+  else
+    outcome = STORED
+  end
 end
-redis.pcall('SET', KEYS[2], digits(mine) .. ':c', 'KEEPTTL')
-if lease_at(KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end
-return outcome + told(push_entry(KEYS[4], ARGV[3], ARGV[5]))
+mark_committed(fence, fence_text(mine))
+if lease_at(lease) == owner then redis.call('DEL', lease) end
+return outcome + publish(channel, entry_message(bytes, push_limit))

@@ -1,26 +1,28 @@
--- Counts a latch down, once for each id, and tells who waits when nothing is left.
--- KEYS 1 latch, 2 channel
--- ARGV 1 id of this step, 2 by how many
--- Reply {'left', count, ms until it ends, 1 if PUBLISH is forbidden (if anyone was to be told)} | {'unset'}
+-- Counts a latch down, once for each id, and wakes the waiters when nothing is left.
+-- Returns {'left', count, ms until it ends} and, if it published, 1 if the server refused that or 0;
+-- {'unset'} if there is no latch.
+local latch, channel = KEYS[1], KEYS[2]
+local id, by = ARGV[1], tonumber(ARGV[2])
 
-local left, ends, set, ttl, foreign = latch_at(KEYS[1])
+-- include: latch_at, publish
+local left, ends, set, ttl, foreign = latch_at(latch)
 if foreign then return foreign end
 if not left then return {'unset'} end
-local muted
-if left > 0 and redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then
-  left = math.max(0, left - tonumber(ARGV[2]))
-  -- A full server refuses nothing of it: in a script that has written, every write is let through, and the
-  -- first here is one that needs no memory.
-  redis.call('HDEL', KEYS[1], ARGV[1])
+local refused
+if left > 0 and redis.call('HEXISTS', latch, id) == 0 then
+  left = math.max(0, left - by)
+  -- Lets a full server count down: in a script that has written it lets all writes through, and this
+  -- write needs no memory.
+  redis.call('HDEL', latch, id)
   if left > 0 then
-    redis.call('HSET', KEYS[1], 'left', left, ARGV[1], '')
+    redis.call('HSET', latch, 'left', left, id, '')
   else
-    -- What stays for those who look late needs no ids: a step that is sent again finds zero.
+    -- A step that is sent again finds zero, so that the ids are not needed any more.
     ends = ttl
-    redis.call('DEL', KEYS[1])
-    redis.call('HSET', KEYS[1], 'left', 0, 'set', set, 'ttl', ttl)
-    redis.call('PEXPIRE', KEYS[1], ttl)
-    muted = push(KEYS[2], 'w')
+    redis.call('DEL', latch)
+    redis.call('HSET', latch, 'left', 0, 'set', set, 'ttl', ttl)
+    redis.call('PEXPIRE', latch, ttl)
+    refused = publish(channel, 'w') == REFUSED and 1 or 0
   end
 end
-return {'left', left, ends, muted}
+return {'left', left, ends, refused}

@@ -1,16 +1,16 @@
--- Says who holds a lease, or how many share it.
--- KEYS 1 lease, or set of holds
--- ARGV 1 0 a lease, 1 a set
--- Reply {'held', fence or 0, ms left, holders} | {'free'}
+-- Reads which lease is held, or how many holds a set has.
+-- Returns {'held', fence or 0, ms left, holders}, or {'free'}.
+local key = KEYS[1]
+local is_set = ARGV[1] == '1'
 
-if ARGV[1] == '1' then
-  local at = milliseconds()
-  local count, left, foreign = holds_at(KEYS[1], at)
+-- include: clock_ms, lease_at, holds_at
+if is_set then
+  local count, left, foreign = holds_at(key, now_ms())
   if foreign then return foreign end
   if count == 0 then return {'free'} end
   return {'held', 0, left, count}
 end
-local token, fence, left, foreign = lease_at(KEYS[1])
+local owner, fence, left, foreign = lease_at(key)
 if foreign then return foreign end
-if not token then return {'free'} end
+if not owner then return {'free'} end
 return {'held', fence, left, 1}

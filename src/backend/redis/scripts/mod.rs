@@ -1,26 +1,26 @@
 //! The scripts, and calls of them.
 //!
-//! A script is one file per operation, behind those parts of `lib/` that it uses. A server learns it once,
+//! Each operation is one file, with those parts of `lib/` that it includes. A server learns a script once,
 //! and each call names it by its digest.
 
-use std::{io::Write, sync::LazyLock};
+use std::{collections::HashSet, io::Write, sync::LazyLock};
 
 use redis::{Arg, Cmd, RedisWrite, ToRedisArgs};
 
 use crate::{backend::Owner, key::Name};
 
-/// Names each script once: the files in front of it, and its own file.
+/// Names each script once. Its file names the parts of `lib/` that it includes.
 macro_rules! scripts {
-    ($($name:ident: [$($front:literal),+],)+) => {
+    (lib: $($part:ident)+; scripts: $($name:ident)+) => {
+        const LIB: &[(&str, &str)] =
+            &[$((stringify!($part), include_str!(concat!("lib/", stringify!($part), ".lua")))),+];
+
         pub(super) struct Scripts {
             $(pub(super) $name: Script,)+
         }
 
         pub(super) static SCRIPTS: LazyLock<Scripts> = LazyLock::new(|| Scripts {
-            $($name: Script::new(&[
-                $(include_str!(concat!($front, ".lua")),)+
-                include_str!(concat!(stringify!($name), ".lua")),
-            ]),)+
+            $($name: Script::new(include_str!(concat!(stringify!($name), ".lua"))),)+
         });
 
         impl Scripts {
@@ -32,27 +32,21 @@ macro_rules! scripts {
 }
 
 scripts! {
-    acquire: ["acquire_at_once", "lib/prelude"],
-    acquire_all: ["lib/prelude", "lib/shared"],
-    acquire_queued: ["acquire_at_once", "lib/prelude", "lib/shared"],
-    acquire_read: ["lib/prelude", "lib/shared"],
-    acquire_permit: ["lib/prelude", "lib/shared"],
-    renew: ["lib/prelude", "lib/shared"],
-    release: ["lib/prelude"],
-    release_queued: ["release_at_once", "lib/prelude", "lib/shared"],
-    release_permit: ["lib/prelude", "lib/shared"],
-    pass: ["lib/prelude"],
-    upgrade: ["lib/prelude", "lib/shared"],
-    downgrade: ["lib/prelude", "lib/shared"],
-    holder: ["lib/prelude", "lib/shared"],
-    clear: ["lib/prelude"],
-    set_latch: ["lib/prelude", "lib/latch"],
-    count_down: ["lib/prelude", "lib/latch"],
-    count_left: ["lib/prelude", "lib/latch"],
-    commit: ["commit_at_once", "lib/prelude"],
-    put: ["lib/prelude"],
-    invalidate: ["lib/prelude"],
+    lib:
+        clock clock_fence clock_ms commit_mark entry_at entry_message fence_at fence_text first_in grant
+        handover_message hold holds_at is_held keep latch_at lease_at leave members next_fence
+        process_channel publish renew_lease set_lease take_entry ticket;
+    scripts:
+        acquire acquire_all acquire_permit acquire_queued acquire_read clear commit count_down
+        count_left downgrade holder invalidate pass put release release_permit release_queued renew
+        set_latch upgrade
 }
+
+/// Begins a line that names parts of `lib/`, each of which is inserted there once.
+///
+/// The functions of a part are created at each call of a script. So a script includes only the parts that
+/// it uses, and the usual case comes before the parts that it does not need.
+const INCLUDE: &str = "-- include: ";
 
 /// The source of a script, and the digest under which a server knows it.
 pub(super) struct Script {
@@ -61,11 +55,32 @@ pub(super) struct Script {
 }
 
 impl Script {
-    fn new(parts: &[&str]) -> Self {
-        let source = parts.join("\n");
+    fn new(file: &'static str) -> Self {
+        let mut source = String::with_capacity(8 << 10);
+        insert(file, &mut HashSet::new(), &mut source);
         let digest = redis::Script::new(&source).get_hash().to_owned();
         Self { source, digest }
     }
+}
+
+/// Adds a file to a script, with the parts that it includes and that the script does not have yet.
+fn insert(file: &'static str, included: &mut HashSet<&'static str>, source: &mut String) {
+    for line in file.lines() {
+        let Some(parts) = line.strip_prefix(INCLUDE) else {
+            source.push_str(line);
+            source.push('\n');
+            continue;
+        };
+        for (name, part) in parts.split(", ").filter_map(part) {
+            if included.insert(name) {
+                insert(part, included, source);
+            }
+        }
+    }
+}
+
+fn part(name: &str) -> Option<(&'static str, &'static str)> {
+    LIB.iter().find(|(known, _)| *known == name).copied()
 }
 
 impl Scripts {
@@ -163,5 +178,31 @@ impl<'a> Call<'a> {
             }
         }
         command
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_include_names_a_part_and_each_part_is_included() {
+        let mut unused: HashSet<_> = LIB.iter().map(|(name, _)| *name).collect();
+        for script in SCRIPTS.all() {
+            assert!(!script.source.contains(INCLUDE), "{}", script.source);
+            unused.retain(|name| {
+                let source = part(name).map_or("", |(_, source)| source);
+                let end = source.trim_end().rsplit("\n\n").next().unwrap_or_default();
+                !script.source.contains(end)
+            });
+        }
+        assert_eq!(unused, HashSet::new());
+        let files = [include_str!("release_queued.lua"), include_str!("commit.lua")];
+        let libs = LIB.iter().map(|(_, source)| *source);
+        for line in libs.chain(files).flat_map(str::lines) {
+            for name in line.strip_prefix(INCLUDE).into_iter().flat_map(|names| names.split(", ")) {
+                assert!(part(name).is_some(), "{name}");
+            }
+        }
     }
 }

@@ -1,14 +1,12 @@
--- Passes a lease on from its holder to another token, with a new fence.
--- KEYS 1 lease, 2 fence
--- ARGV 1 token of the holder, 2 token of the next, 3 lease ms, 4 fence life ms
--- Reply the fence, granted | nothing if the holder no longer has it
+-- Passes a lease on from its holder to another owner, with a new fence.
+-- Returns the fence if granted, or nil if the holder does not have the lease any more.
+local lease, fence = unpack(KEYS)
+local from, to, lease_ms, fence_ms = unpack(ARGV)
 
-local token, held = lease_at(KEYS[1])
--- Kept for one who was called (the fence 0) is not held yet.
+-- include: lease_at, grant
+local holder, held = lease_at(lease)
+-- A lease that is kept for its turn (fence 0) is not held yet.
 if held == 0 then return nil end
-if token == ARGV[2] then return held end
-if token ~= ARGV[1] then return nil end
-local fence = next_fence(fence_at(KEYS[2]), 0)
-redis.call('SET', KEYS[1], ARGV[2] .. ':' .. digits(fence), 'PX', ARGV[3])
-redis.call('SET', KEYS[2], digits(fence), 'PX', ARGV[4])
-return fence
+if holder == to then return held end
+if holder ~= from then return nil end
+return grant(lease, fence, to, lease_ms, fence_ms)

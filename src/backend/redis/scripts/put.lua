@@ -1,15 +1,18 @@
 -- Writes an entry without a load, burns a fence and ends the lease, so that no load under way is stored.
--- KEYS 1 lease, 2 fence, 3 entry, 4 channel, 5 and 6 entries of the neighbouring schemas
--- ARGV 1 entry (its fence is set here), 2 ttl ms, 3 fence life ms, 4 limit of a pushed entry
--- Reply the fence
+-- Returns the fence, which is written into the entry.
+-- `entry_before` and `entry_after` are the entries of the neighbouring schemas.
+local lease, fence, entry, channel, entry_before, entry_after = unpack(KEYS)
+local bytes, ttl_ms, fence_ms, push_limit = unpack(ARGV)
 
-local last = fence_at(KEYS[2])
-local _, stored = entry_at(KEYS[3])
-local fence = next_fence(last, stored)
-local entry = string.sub(ARGV[1], 1, 4) .. digits(fence) .. string.sub(ARGV[1], 21)
--- First what a full server refuses, so that it refuses all or nothing.
-redis.call('SET', KEYS[3], entry, 'PX', ARGV[2])
-redis.call('SET', KEYS[2], digits(fence), 'PX', ARGV[3])
-redis.call('DEL', KEYS[1], KEYS[5], KEYS[6])
-push_entry(KEYS[4], entry, ARGV[4])
-return fence
+-- include: fence_at, fence_text, next_fence, entry_at, publish, entry_message
+local last = fence_at(fence)
+local _, stored = entry_at(entry)
+local burnt = next_fence(last, stored)
+local text = fence_text(burnt)
+bytes = string.sub(bytes, 1, 4) .. text .. string.sub(bytes, 21)
+-- The writes that a full server refuses come first, so that it refuses all or none.
+redis.call('SET', entry, bytes, 'PX', ttl_ms)
+redis.call('SET', fence, text, 'PX', fence_ms)
+redis.call('DEL', lease, entry_before, entry_after)
+publish(channel, entry_message(bytes, push_limit))
+return burnt

@@ -1,9 +1,9 @@
--- Ends a hold of permits if its token has it, and tells who waits.
--- KEYS 1 permits, 2 channel
--- ARGV 1 token, 2 how many
--- Reply 1 ended or 0 not held by this token, plus what was told
+-- Ends a hold of permits if its owner has it, and wakes the waiters.
+-- Returns 1 if it was held or 0 if not, plus the bit of `publish` if it published.
+local permits, channel = KEYS[1], KEYS[2]
+local owner, count = ARGV[1], tonumber(ARGV[2])
 
-local count = tonumber(ARGV[2])
-local had = is_held(KEYS[1], ARGV[1], count, milliseconds())
-local ended = redis.call('ZREM', KEYS[1], unpack(members(ARGV[1], count)))
-return (had and 1 or 0) + (ended > 0 and told(push(KEYS[2], 'w')) or 0)
+-- include: clock_ms, members, is_held, publish
+local was_held = is_held(permits, owner, count, now_ms())
+local removed = redis.call('ZREM', permits, unpack(members(owner, count)))
+return (was_held and 1 or 0) + (removed > 0 and publish(channel, 'w') or 0)

@@ -1,58 +1,126 @@
--- Ends a lease or a reader's hold if its token has it, and its place in the queue, and tells whose turn it is.
--- KEYS 1 lease, 2 channel, 3 queue, 4 deadlines of its places, 5 fence (read-write: 6 readers, 7 writers in the queue)
--- ARGV 1 token, 2 1: each process has a channel of its own, so that the others need not wake,
---      3 ms for which the lease is kept for who is called and not held to the order, who loses the place, so that one
---      that died is called once,
---      4 ms for which it is handed over to whoever waits for that (0: he is called), 5 fence life ms,
---      6 ms after which a place of who is not held to the order may end before what is handed over (in front of this, it
---      is looked at only then)
--- Reply 1 ended or 0 not held by this token, plus what was told
+-- Ends a lease or a reader's hold if its owner has it, and the owner's queue entry. Hands the lease over
+-- to the first claim in the queue, or notifies it of its turn.
+-- Returns 1 if it was held or 0 if not, plus the bit of `publish` if it published.
+-- The readers and the queued writers are those of a read-write lock, and nil for any other lock.
+local lease, channel, queue, deadlines, fence, readers, writers = unpack(KEYS)
+-- own: '1' if each process has a channel of its own.
+-- turn_ms: how long the lease is kept for an unordered claim whose turn was notified. The claim loses its
+-- queue entry, so that the claim of a dead process is notified once.
+-- handover_ms: how long a lease that is handed over lasts; '0' if none is handed over.
+-- fresh_ms: an unordered claim that waited longer may reach its deadline before the handover ends.
+local owner, own, turn_ms, handover_ms, fence_ms, fresh_ms = unpack(ARGV)
 
-local had = 0
-local token, held, _, foreign = lease_at(KEYS[1])
-local placed = leave(KEYS[3], KEYS[4], KEYS[7], ARGV[1])
-if token == ARGV[1] then
-  redis.call('DEL', KEYS[1])
-  if held > 0 then had = 1 end
+-- The usual cases: the owner has the lease, and no claim waits, or the first one is handed the lease or
+-- notified. Any other case goes on below, with the queue as it was. A read-write lock comes here only if
+-- its queue is empty.
+-- include: publish
+local value = redis.pcall('GET', lease)
+local is_owner = type(value) == 'string'
+  and string.match(value, '^(%x+):%d*[1-9]%d*$') == owner
+local popped = is_owner
+  and (not readers and handover_ms ~= '0' or redis.call('EXISTS', queue) == 0)
+  and redis.call('ZPOPMIN', queue)
+if popped and not popped[1] then
+  redis.call('DEL', lease)
+  return 1 + publish(channel, 'w')
+end
+
+-- include: ticket, clock_fence, set_lease, process_channel, handover_message
+while popped and popped[1] do
+  local waiter, ticket, time = popped[1], tonumber(popped[2]), redis.call('TIME')
+  local turn_only, unordered = ticket_bits(ticket)
+  local at = time[1] * 1000 + math.floor(time[2] / 1000)
+  local waited, life, told, heard = at - math.floor(ticket / 1000), tonumber(handover_ms), nil, 0
+  if not unordered or waited > tonumber(fresh_ms) then
+    life = math.min(life, (redis.call('ZSCORE', deadlines, waiter) or 0) - at)
+  end
+  -- The owner may have an entry of its own, if the lease was handed over to it while it waited.
+  if waiter == owner then life = 0 end
+
+  -- Two cases are left to the code below: an ordered claim that is only notified, which keeps its entry,
+  -- and a clock that is behind the last fence.
+  local is_usual = unordered or not turn_only
+  if life > 0 and is_usual then
+    local granted, kept_ms, message = '0', turn_ms, 't' .. waiter
+    if not turn_only then
+      granted, kept_ms = clock_fence(fence, fence_ms, time), life
+      is_usual = granted ~= nil
+      message = is_usual and handover_message(granted, waiter, waited + life)
+    end
+    if is_usual then told, heard = publish(process_channel(channel, own, waiter), message) end
+    if heard > 0 then
+      set_lease(lease, waiter, granted, kept_ms)
+      redis.call('ZREM', deadlines, waiter)
+      return 1 + told
+    end
+  end
+
+  -- An ordered claim keeps its entry, and so does each claim if the server refuses to publish.
+  if life > 0 and (not unordered or not is_usual or told == REFUSED) then
+    redis.call('ZADD', queue, popped[2], waiter)
+    redis.call('PEXPIRE', queue, math.max(redis.call('PTTL', deadlines), 1))
+    break
+  end
+  redis.call('ZREM', deadlines, waiter)
+  popped = redis.call('ZPOPMIN', queue)
+  if not popped[1] then
+    redis.call('DEL', lease)
+    return 1 + publish(channel, 'w')
+  end
+end
+
+-- include: clock_ms, lease_at, leave, first_in, holds_at, is_held, grant
+local was_held = 0
+local holder, held, _, foreign = lease_at(lease)
+local had_entry = leave(queue, deadlines, writers, owner)
+if holder == owner then
+  redis.call('DEL', lease)
+  if held > 0 then was_held = 1 end
 else
-  if KEYS[6] then
-    if is_held(KEYS[6], ARGV[1], 1, milliseconds()) then had = 1 end
-    redis.call('ZREM', KEYS[6], ARGV[1])
+  if readers then
+    if is_held(readers, owner, 1, now_ms()) then was_held = 1 end
+    redis.call('ZREM', readers, owner)
   end
-  -- What is there and is no lease stays as it is; who asks for it is told.
-  if token or foreign then return had end
-  -- Also one who has no place any more: it may have been called, and leave instead.
-  if had == 0 and not placed and redis.call('EXISTS', KEYS[3]) == 0 then return had end
+  -- A value that is no lease stays as it is. The next claim reports it.
+  if holder or foreign then return was_held end
+  -- A claim without an entry may have been notified of its turn, and leave instead of asking.
+  if was_held == 0 and not had_entry and redis.call('EXISTS', queue) == 0 then return was_held end
 end
 
-if redis.call('EXISTS', KEYS[3]) == 0 then return had + told(push(KEYS[2], 'w')) end
-local at = milliseconds()
+if redis.call('EXISTS', queue) == 0 then return was_held + publish(channel, 'w') end
+local at = now_ms()
 
--- Hands the lease over, and says until when: so long after the place was taken, which he knows who took it. It is taken
--- back, if nobody hears of it. Nothing, if that can not be.
-local function hand_over(first, kept, ticket)
-  local life = math.min(kept, tonumber(ARGV[4]))
-  local fence = digits(next_fence(fence_at(KEYS[5]), 0))
-  if life < 1 or redis.pcall('SET', KEYS[5], fence, 'PX', ARGV[5]).err
-    or redis.pcall('SET', KEYS[1], first .. ':' .. fence, 'PX', life).err then return nil end
-  local ends = math.max(at - math.floor(ticket / 1000) + life, 0)
-  local heard, muted = call(KEYS[2], first, ARGV[2], 'g' .. fence .. first .. ends)
-  if heard > 0 then leave(KEYS[3], KEYS[4], KEYS[7], first) else redis.call('DEL', KEYS[1]) end
-  return heard, muted
+-- Hands the lease over, and takes it back if no client hears of it. Returns what `publish` returns, or
+-- nil if the entry has no time left or a full server refuses the lease.
+local function hand_over(waiter, kept_ms, ticket)
+  local life = math.min(kept_ms, tonumber(handover_ms))
+  if life < 1 then return nil end
+  local is_granted, granted = pcall(grant, lease, fence, waiter, life, fence_ms)
+  if not is_granted then return nil end
+  local ends = at - math.floor(ticket / 1000) + life
+  local message = handover_message(fence_text(granted), waiter, ends)
+  local told, heard = publish(process_channel(channel, own, waiter), message)
+  if heard > 0 then leave(queue, deadlines, writers, waiter) else redis.call('DEL', lease) end
+  return told, heard
 end
 
-local first, kept, ticket = first_in(KEYS[3], KEYS[4], KEYS[7], at)
-while first and (not KEYS[7] or redis.call('ZSCORE', KEYS[7], first)) do
-  if KEYS[6] and holds_at(KEYS[6], at) ~= 0 then return had end
-  local how, handed, heard, muted = ticket % 4, nil, nil, nil
-  if how % 2 == 0 and ARGV[4] ~= '0' then handed, muted = hand_over(first, kept, ticket) end
-  if not handed then heard, muted = call(KEYS[2], first, ARGV[2], 't' .. first) end
-  if muted == 1 or how < 2 or handed and handed > 0 then return had + told(muted) end
-  leave(KEYS[3], KEYS[4], KEYS[7], first)
-  if heard and heard > 0 then
-    redis.pcall('SET', KEYS[1], first .. ':0', 'PX', ARGV[3])
-    return had + told(muted)
+local first, kept_ms, ticket = first_in(queue, deadlines, writers, at)
+-- A reader at the head of the queue ends the loop: the wake-up below reaches all readers.
+while first and (not writers or redis.call('ZSCORE', writers, first)) do
+  if readers and holds_at(readers, at) ~= 0 then return was_held end
+  local turn_only, unordered = ticket_bits(ticket)
+  local told, heard
+  if not turn_only and handover_ms ~= '0' then told, heard = hand_over(first, kept_ms, ticket) end
+  local is_handed = told ~= nil
+  if not is_handed then
+    told, heard = publish(process_channel(channel, own, first), 't' .. first)
   end
-  first, kept, ticket = first_in(KEYS[3], KEYS[4], KEYS[7], at)
+  if told == REFUSED or not unordered or is_handed and heard > 0 then return was_held + told end
+  leave(queue, deadlines, writers, first)
+  if not is_handed and heard > 0 then
+    pcall(set_lease, lease, first, '0', turn_ms)
+    return was_held + told
+  end
+  first, kept_ms, ticket = first_in(queue, deadlines, writers, at)
 end
-return had + told(push(KEYS[2], 'w'))
+return was_held + publish(channel, 'w')

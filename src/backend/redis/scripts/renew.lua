@@ -1,27 +1,29 @@
--- Makes leases and holds last their full time from now. A full server refuses nothing of it: in a script that
--- has written, every write is let through, and the first here is one that needs no memory.
--- KEYS for each: lease or set of holds, fence (of a set, which has none, itself)
--- ARGV for each: token, lease ms, fence life ms, 0 a lease or how many members of a set
--- Reply for each: 1 renewed, 0 not held by this token
+-- Makes leases and holds last their full times from now.
+-- KEYS of each: lease or set of holds, fence (of a set, the set itself).
+-- ARGV of each: owner, lease ms, fence ms, 0 for a lease or the number of members of a hold.
+-- Returns for each 1 if renewed, or 0 if the owner does not have it.
 
-local at = milliseconds()
+-- include: clock_ms, lease_at, renew_lease, is_held, hold
+local at = now_ms()
 local renewed = {}
 for one = 1, #KEYS / 2 do
-  local key, token, life = KEYS[2 * one - 1], ARGV[4 * one - 3], ARGV[4 * one - 2]
-  local count = tonumber(ARGV[4 * one])
+  local key, fence = KEYS[2 * one - 1], KEYS[2 * one]
+  local owner, lease_ms, fence_ms, count = unpack(ARGV, 4 * one - 3, 4 * one)
+  count = tonumber(count)
   renewed[one] = 0
   if count > 0 then
-    if is_held(key, token, count, at) then
-      redis.call('PEXPIRE', key, math.max(life, redis.call('PTTL', key)))
-      hold(key, token, count, at, life)
+    if is_held(key, owner, count, at) then
+      -- Lets a full server renew a hold: in a script that has written it lets all writes through, and
+      -- this write needs no memory.
+      redis.call('PEXPIRE', key, math.max(lease_ms, redis.call('PTTL', key)))
+      hold(key, owner, count, at, lease_ms)
       renewed[one] = 1
     end
   else
-    local holder, fence = lease_at(key)
-    -- Kept for one who was called (the fence 0) is not held yet.
-    if holder == token and fence > 0 then
-      redis.call('PEXPIRE', key, life)
-      redis.call('PEXPIRE', KEYS[2 * one], ARGV[4 * one - 1])
+    local holder, held = lease_at(key)
+    -- A lease that is kept for its turn (fence 0) is not held yet.
+    if holder == owner and held > 0 then
+      renew_lease(key, fence, lease_ms, fence_ms)
       renewed[one] = 1
     end
   end

@@ -1,11 +1,12 @@
--- Sets a latch, unless one stands.
--- KEYS 1 latch
--- ARGV 1 id of the setting, 2 count, 3 ttl ms
--- Reply 1 one stands that was set under this id, 0 another one stands
+-- Sets a latch, unless there is one.
+-- Returns 1 if the latch was set under this id, now or before, or 0 if it was set under another id.
+local latch = KEYS[1]
+local id, count, ttl_ms = unpack(ARGV)
 
-local left, _, set, _, foreign = latch_at(KEYS[1])
+-- include: latch_at
+local left, _, set, _, foreign = latch_at(latch)
 if foreign then return foreign end
-if left then return set == ARGV[1] and 1 or 0 end
-redis.call('HSET', KEYS[1], 'left', ARGV[2], 'set', ARGV[1], 'ttl', ARGV[3])
-redis.call('PEXPIRE', KEYS[1], ARGV[3])
+if left then return set == id and 1 or 0 end
+redis.call('HSET', latch, 'left', count, 'set', id, 'ttl', ttl_ms)
+redis.call('PEXPIRE', latch, ttl_ms)
 return 1

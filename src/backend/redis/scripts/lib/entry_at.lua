@@ -1,0 +1,10 @@
+-- Reads the entry under a key. Returns its bytes and its fence, or nil and 0 if it cannot be read. The
+-- whole header is checked: an entry that only this script takes for one would stay in the way.
+local function entry_at(key)
+  local value = redis.pcall('GET', key)
+  if type(value) ~= 'string' then return nil, 0 end
+  local header = '^bw1[vu](' .. ('%d'):rep(16) .. ')' .. ('%x'):rep(16)
+  local fence = string.match(value, header)
+  if not fence then return nil, 0 end
+  return value, tonumber(fence)
+end

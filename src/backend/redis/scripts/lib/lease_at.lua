@@ -1,0 +1,15 @@
+-- Reads the lease `owner:fence` under a key. Returns the owner, the fence and the milliseconds left; or
+-- nil if it is free. Any other value is an error, the fourth result: a script neither waits for it nor
+-- overwrites it. A lease that is kept for a waiter whose turn it is has the fence 0.
+local function lease_at(key)
+  local value = redis.pcall('GET', key)
+  if not value then return nil end
+  local owner, fence
+  if type(value) == 'string' then owner, fence = string.match(value, '^(%x+):(%d+)$') end
+  local left = owner and redis.call('PTTL', key) or -1
+  if left < 0 then
+    local what = key .. ' holds something that is not a lease'
+    return nil, nil, nil, redis.error_reply('FOREIGN ' .. what)
+  end
+  return owner, tonumber(fence), left
+end
