@@ -1,4 +1,4 @@
-//! Servers that die, hang, change their password and come back, and runtimes that go away.
+//! Servers die, hang, change their password and come back, and runtimes go away.
 
 use std::{future::Future, time::Duration};
 
@@ -21,11 +21,11 @@ use tokio::{
 const LEASE: Duration = Duration::from_secs(60);
 const FENCE_LIFE: Duration = Duration::from_secs(600);
 const TTL: Duration = Duration::from_secs(120);
-/// The command time-out where one is waited out.
+/// The command time-out of tests that wait for it.
 const TIME_OUT: Duration = Duration::from_millis(250);
-/// What a busy machine adds to a time-out.
+/// The delay that a busy machine adds to a time-out.
 const SLACK: Duration = Duration::from_secs(2);
-/// How soon after its return a server is used again: half a second of back-off, and an attempt.
+/// The time in which a returned server is used again: half a second of back-off, and an attempt.
 const RECOVERY: Duration = Duration::from_secs(2);
 
 fn name(key: &str) -> Name {
@@ -41,10 +41,11 @@ fn value(text: &str) -> Entry {
 }
 
 async fn next(changes: &mut Changes) -> Change {
-    timeout(LIMIT, changes.next()).await.expect("nothing was pushed")
+    timeout(LIMIT, changes.next()).await.expect("no change was pushed in time")
 }
 
-/// A backend with the command time-out that is waited out, and a time to connect that no call may take.
+/// Returns a backend with the short command time-out, and with a connect time-out that no call may
+/// take.
 fn open(url: &str) -> RedisBackend {
     RedisBackend::builder()
         .server(url)
@@ -58,23 +59,23 @@ async fn works(backend: &RedisBackend) -> bool {
     backend.ping().await.is_ok()
 }
 
-/// Whether somebody listens to one channel or more.
+/// Returns `true` if a channel has a subscriber.
 async fn subscribed(server: &RedisServer) -> bool {
     !server.raw().await.pubsub_channels().await.is_empty()
 }
 
-/// A burnt fence that arrives, with earlier wakes left out.
+/// Returns the fence of the next invalidation, and skips earlier wakes.
 async fn invalidation(changes: &mut Changes) -> u64 {
     loop {
         match next(changes).await {
             Change::Invalidated(fence) => break fence,
             Change::Wake => {}
-            other => panic!("neither woken nor invalidated: {other:?}"),
+            other => panic!("the change is neither a wake nor an invalidation: {other:?}"),
         }
     }
 }
 
-/// Every operation once, each within the time-out, and each with an error.
+/// Calls every operation once. Each must fail within the time-out.
 async fn everything_fails(backend: &RedisBackend) -> Vec<BackendError> {
     let name = name("k");
     let claim = claim(&name);
@@ -101,11 +102,11 @@ async fn everything_fails(backend: &RedisBackend) -> Vec<BackendError> {
 }
 
 async fn within_time_out<T>(call: impl Future<Output = T>) -> T {
-    timeout(TIME_OUT + SLACK, call).await.expect("it took longer than the command time-out")
+    timeout(TIME_OUT + SLACK, call).await.expect("the call took longer than the command time-out")
 }
 
 #[tokio::test]
-async fn a_server_that_was_never_there_is_an_error_and_found_later() {
+async fn a_missing_server_is_an_error_and_is_found_later() {
     let mut server = RedisServer::start().await;
     server.kill();
     let backend = open(&server.url());
@@ -114,11 +115,11 @@ async fn a_server_that_was_never_there_is_an_error_and_found_later() {
     }
     assert_eq!(backend.ping().await.unwrap_err().kind(), ErrorKind::Backend);
     server.start_again().await;
-    assert!(eventually(RECOVERY, || works(&backend)).await, "it was not found");
+    assert!(eventually(RECOVERY, || works(&backend)).await, "the server was not found");
 }
 
 #[tokio::test]
-async fn endless_time_outs_are_no_panic() {
+async fn endless_time_outs_do_not_panic() {
     let server = RedisServer::start().await;
     let builder = RedisBackend::builder().server(server.url());
     let builder = builder.command_timeout(Duration::MAX).connect_timeout(Duration::MAX);
@@ -130,7 +131,7 @@ async fn endless_time_outs_are_no_panic() {
 }
 
 #[tokio::test]
-async fn a_killed_server_is_an_error_and_used_again_when_it_returns() {
+async fn a_killed_server_is_an_error_and_is_used_again_when_it_returns() {
     let mut server = RedisServer::start().await;
     let backend = open(&server.url());
     let name = name("k");
@@ -140,11 +141,11 @@ async fn a_killed_server_is_an_error_and_used_again_when_it_returns() {
         server.kill();
         everything_fails(&backend).await;
         server.start_again().await;
-        assert!(eventually(RECOVERY, || works(&backend)).await, "it was not used again");
+        assert!(eventually(RECOVERY, || works(&backend)).await, "the server was not used again");
         let held = claim(&name);
         assert!(matches!(backend.acquire(&held).await, Ok(Acquired::Granted(_))));
         assert!(backend.release(&held).await.unwrap());
-        // Who listened before listens again, and was told to look meanwhile.
+        // A listener subscribes again, and was told to look meanwhile.
         assert_eq!(next(&mut changes).await, Change::Wake);
         assert!(eventually(LIMIT, || subscribed(&server)).await);
         let burnt = backend.invalidate(&name, FENCE_LIFE).await.unwrap();
@@ -152,10 +153,10 @@ async fn a_killed_server_is_an_error_and_used_again_when_it_returns() {
     }
 }
 
-/// A release is pushed while the push connection is broken. Nobody repeats it, so the reconnecting must
-/// wake everyone.
+/// A release is pushed while the push connection is broken, and is not repeated. The reconnect must
+/// wake every listener.
 #[tokio::test]
-async fn a_broken_push_connection_wakes_who_listens() {
+async fn a_broken_push_connection_wakes_its_listeners() {
     let server = RedisServer::start().await;
     let backend = open(&server.url());
     assert!(eventually(LIMIT, || works(&backend)).await);
@@ -167,7 +168,7 @@ async fn a_broken_push_connection_wakes_who_listens() {
     for _ in 0..3 {
         let killed: u32 = raw.run(&["CLIENT", "KILL", "TYPE", "pubsub"]).await;
         assert_eq!(killed, 1);
-        // Once when it breaks, and once when the subscriptions are restored.
+        // One wake when the connection breaks, and one when the subscriptions are restored.
         for _ in 0..2 {
             for changes in &mut all {
                 assert_eq!(next(changes).await, Change::Wake);
@@ -181,12 +182,13 @@ async fn a_broken_push_connection_wakes_who_listens() {
         let mut raw = raw.clone();
         async move { raw.pubsub_channels().await.is_empty() }
     };
-    assert!(eventually(LIMIT, silent).await, "subscriptions are left behind");
+    assert!(eventually(LIMIT, silent).await, "a subscription is left behind");
 }
 
-/// What is still asked on a connection that broke is not waited for: who listens by it already misses something.
+/// A subscription that is pending on a broken connection delays no wake. The present listeners have
+/// already missed pushes.
 #[tokio::test]
-async fn a_push_connection_that_breaks_while_it_subscribes_wakes_who_listens() {
+async fn a_push_connection_that_breaks_while_it_subscribes_wakes_its_listeners() {
     let server = RedisServer::start().await;
     let proxy = Proxy::start(server.port());
     let backend = open(&proxy.url());
@@ -194,24 +196,27 @@ async fn a_push_connection_that_breaks_while_it_subscribes_wakes_who_listens() {
     let asked = proxy.once(|request| request.kind == "subscribe", Fault::Silence);
     let other = backend.clone();
     let asking = tokio::spawn(async move { other.changes(&name("asking")).await.is_ok() });
-    assert!(eventually(LIMIT, || async { asked.count() == 1 }).await, "nothing is asked");
+    assert!(
+        eventually(LIMIT, || async { asked.count() == 1 }).await,
+        "no subscription was requested"
+    );
     let cut = Instant::now();
     proxy.cut();
     assert!(matches!(next(&mut listening).await, Change::Wake));
     assert!(cut.elapsed() < SLACK, "{:?}", cut.elapsed());
     asking.await.unwrap();
-    // And it is heard again.
+    // Afterwards pushes arrive again.
     let (writer, written) = (open(&server.url()), name("listening"));
     let heard = async || {
         let fence = writer.invalidate(&written, FENCE_LIFE).await.unwrap();
-        // Behind what was pushed before, if that was not lost.
+        // Earlier pushes come first, unless they were lost.
         let pushed = async { while listening.next().await != Change::Invalidated(fence) {} };
         timeout(TIME_OUT, pushed).await.is_ok()
     };
-    assert!(comes_true(LIMIT, heard).await, "nothing is pushed any more");
+    assert!(comes_true(LIMIT, heard).await, "no push arrives any more");
 }
 
-/// The connection is open and the server says nothing: only our own deadline ends a call.
+/// The connection is open and the server is silent. Only the deadline of the client ends a call.
 #[tokio::test]
 async fn a_server_that_hangs_costs_each_call_its_time_out_at_most() {
     let server = RedisServer::start().await;
@@ -229,9 +234,9 @@ async fn a_server_that_hangs_costs_each_call_its_time_out_at_most() {
             );
         }
         server.resume();
-        assert!(eventually(RECOVERY, || works(&backend)).await, "it was not used again");
+        assert!(eventually(RECOVERY, || works(&backend)).await, "the server was not used again");
     }
-    // What was asked for while it hung may be done now; nothing of it stays subscribed.
+    // A subscription that was requested during the hang may happen now. It does not stay.
     assert!(eventually(LIMIT, || subscribed(&server)).await);
     let burnt = backend.invalidate(&listened, FENCE_LIFE).await.unwrap();
     assert_eq!(invalidation(&mut changes).await, burnt);
@@ -240,9 +245,9 @@ async fn a_server_that_hangs_costs_each_call_its_time_out_at_most() {
     assert!(comes_true(LIMIT, only).await, "a subscription is left behind");
 }
 
-/// After an authentication error a connection manager of the client library never recovers.
+/// After an authentication error, a connection manager of the client library never recovers.
 #[tokio::test]
-async fn a_wrong_password_is_an_error_and_recovered_from() {
+async fn the_backend_recovers_from_a_wrong_password() {
     let server = RedisServer::start_with(&["--requirepass", "old"]).await;
     let backend = open(&server.url_of(":new", 0));
     for error in everything_fails(&backend).await {
@@ -250,9 +255,12 @@ async fn a_wrong_password_is_an_error_and_recovered_from() {
     }
     let error = backend.ping().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Backend);
-    assert!(format!("{error:#}").contains("WRONGPASS"), "it does not say why: {error}");
+    assert!(
+        format!("{error:#}").contains("WRONGPASS"),
+        "the error does not state its cause: {error}"
+    );
     server.raw().await.config_set("requirepass", "new").await;
-    assert!(eventually(RECOVERY, || works(&backend)).await, "it does not recover");
+    assert!(eventually(RECOVERY, || works(&backend)).await, "the backend does not recover");
     // The push connection has a back-off of its own.
     let listens = async || backend.changes(&name("k")).await.is_ok();
     assert!(eventually(RECOVERY, listens).await, "pushes do not recover");
@@ -261,9 +269,9 @@ async fn a_wrong_password_is_an_error_and_recovered_from() {
     assert_eq!(next(&mut changes).await, Change::Invalidated(burnt));
 }
 
-/// The password changes while connected, and every connection is cut.
+/// The password changes during the connection, and every connection is cut.
 #[tokio::test]
-async fn a_password_that_changes_back_is_recovered_from() {
+async fn the_backend_recovers_from_a_password_that_changes_back() {
     let server = RedisServer::start_with(&["--requirepass", "old"]).await;
     let backend = open(&server.url_of(":old", 0));
     assert!(eventually(LIMIT, || works(&backend)).await);
@@ -273,17 +281,17 @@ async fn a_password_that_changes_back_is_recovered_from() {
     let refused = || async { !works(&backend).await };
     assert!(eventually(LIMIT, refused).await, "the new password is not needed");
     raw.config_set("requirepass", "old").await;
-    assert!(eventually(RECOVERY, || works(&backend)).await, "it does not recover");
+    assert!(eventually(RECOVERY, || works(&backend)).await, "the backend does not recover");
 }
 
 fn runtime() -> Runtime {
     Builder::new_current_thread().enable_all().build().unwrap()
 }
 
-/// The connections are tasks of the runtime on which they were first needed; with `#[tokio::test]` and a
-/// backend in a static, that runtime ends with the first test.
+/// The connections are tasks of the runtime on which they were first needed. With `#[tokio::test]`
+/// and a backend in a static, that runtime ends with the first test.
 #[test]
-fn a_second_runtime_goes_on_where_the_first_one_ended() {
+fn a_second_runtime_takes_over_the_backend_of_the_first() {
     let first = runtime();
     let server = first.block_on(RedisServer::start());
     let backend = open(&server.url());
@@ -296,9 +304,12 @@ fn a_second_runtime_goes_on_where_the_first_one_ended() {
     for _ in 0..3 {
         let next_one = runtime();
         next_one.block_on(async {
-            assert!(eventually(RECOVERY, || works(&backend)).await, "it does not work there");
+            assert!(
+                eventually(RECOVERY, || works(&backend)).await,
+                "the backend does not work on the second runtime"
+            );
             let mut anew = backend.changes(&name).await.unwrap();
-            // Who listened all along may have missed something, and is told so.
+            // A listener may have missed pushes, and is told to look.
             assert_eq!(next(&mut changes).await, Change::Wake);
             let burnt = backend.invalidate(&name, FENCE_LIFE).await.unwrap();
             assert_eq!(invalidation(&mut anew).await, burnt);
@@ -307,7 +318,7 @@ fn a_second_runtime_goes_on_where_the_first_one_ended() {
     }
 }
 
-/// While the first runtime is going away, another one is in the middle of its calls.
+/// The first runtime ends while another one is in the middle of its calls.
 #[test]
 fn a_runtime_that_ends_beside_another_costs_it_one_recovery() {
     let server = runtime().block_on(RedisServer::start());
@@ -332,7 +343,7 @@ fn a_runtime_that_ends_beside_another_costs_it_one_recovery() {
     }
 }
 
-/// Dropping the last clone ends its connections.
+/// The drop of the last clone ends its connections.
 #[tokio::test]
 async fn a_dropped_backend_leaves_no_connection() {
     let server = RedisServer::start().await;
@@ -350,5 +361,5 @@ async fn a_dropped_backend_leaves_no_connection() {
     assert_eq!(connections().await, before + 2);
     drop((backend, changes));
     let closed = comes_true(LIMIT, async || connections().await <= before);
-    assert!(closed.await, "connections are left behind");
+    assert!(closed.await, "a connection is left behind");
 }

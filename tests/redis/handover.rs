@@ -1,4 +1,5 @@
-//! A lock that is given back belongs to the first in the queue at once: what it costs, and what of it is believed.
+//! A released lock belongs at once to the first waiter in the queue: its cost, and the checks of a
+//! handover.
 
 use std::{sync::Arc, time::Duration};
 
@@ -22,7 +23,8 @@ const MS: Duration = Duration::from_millis(1);
 /// A lock of one process, with connections of its own.
 type Lock = fn(&str) -> Mutex;
 
-/// Whoever waits keeps asking for the place, in the one; in the other he asks seldom.
+/// The two kinds of locks. A waiter for the fair one renews its queue entry often, the other one
+/// asks seldom.
 const BOTH: [Lock; 2] = [fair, plain];
 
 fn fair(url: &str) -> Mutex {
@@ -34,7 +36,7 @@ fn plain(url: &str) -> Mutex {
 }
 
 fn locks(url: &str) -> Locks {
-    // A busy machine must not make a time-out.
+    // A busy machine must not cause a time-out.
     let builder = RedisBackend::builder().server(url).command_timeout(LIMIT);
     Locks::new(builder.connect_timeout(LIMIT).build().unwrap())
 }
@@ -46,26 +48,26 @@ fn waiting(lock: &Mutex) -> JoinHandle<MutexGuard> {
 }
 
 async fn got(waiting: JoinHandle<MutexGuard>) -> MutexGuard {
-    timeout(LIMIT, waiting).await.expect("nobody gets it").unwrap()
+    timeout(LIMIT, waiting).await.expect("no waiter got the lock").unwrap()
 }
 
-/// The one key of ours that ends so.
+/// Returns the only key with this suffix.
 async fn key(raw: &mut Raw, suffix: &str) -> String {
     let mut keys = raw.keys(&format!("*{suffix}")).await;
     assert_eq!(keys.len(), 1, "{keys:?}");
     keys.remove(0)
 }
 
-/// Returns when so many wait in the queue.
+/// Waits until the queue has a number of entries.
 async fn queued(raw: &mut Raw, count: usize) {
     let all = comes_true(LIMIT, async || match raw.keys("*:q").await.first() {
         Some(queue) => raw.run::<usize>(&["ZCARD", queue]).await == count,
         None => false,
     });
-    assert!(all.await, "they do not queue");
+    assert!(all.await, "the waiters do not queue");
 }
 
-/// Who is first in the queue.
+/// Returns the first owner in the queue.
 async fn first(raw: &mut Raw) -> String {
     let queue = key(raw, ":q").await;
     raw.run::<Vec<String>>(&["ZRANGE", &queue, "0", "0"]).await.remove(0)
@@ -78,7 +80,7 @@ async fn scripts_called(raw: &mut Raw) -> u64 {
     calls.unwrap_or(0)
 }
 
-/// One has it, and another, whose way to the server may be disturbed, waits.
+/// A held lock, and a second waiter whose connection the proxy may disturb.
 struct Scene {
     server: RedisServer,
     proxy: Proxy,
@@ -93,12 +95,12 @@ async fn scene(lock: Lock) -> Scene {
     let mut raw = server.raw().await;
     let held = lock(&server.url()).lock().await.unwrap();
     let second = waiting(&lock(&proxy.url()));
-    // He asks, subscribes and asks again.
+    // The waiter asks, subscribes and asks again.
     assert!(comes_true(LIMIT, async || scripts_called(&mut raw).await >= 3).await);
     Scene { server, proxy, raw, held, second }
 }
 
-/// Each question and each release is a command, and nothing else is, but for subscribing.
+/// Each claim and each release is a command. Apart from subscriptions, nothing else is sent.
 #[tokio::test]
 async fn a_fair_hold_is_two_commands() {
     const HOLDS: usize = 20;
@@ -118,11 +120,11 @@ async fn a_fair_hold_is_two_commands() {
     }
     let calls = monitor.calls_from_clients().await;
     let scripts = calls.iter().filter(|call| call.command.starts_with("EVAL")).count();
-    // Who was there before his process had subscribed asked twice.
+    // A waiter that asked before its process had subscribed asked twice.
     assert!((12 * HOLDS..=12 * HOLDS + 12).contains(&scripts), "{scripts}");
 }
 
-/// Who waits for a mutex has it without another question.
+/// A waiter for a mutex gets it without another command.
 #[tokio::test]
 async fn a_mutex_is_handed_over_with_one_command() {
     let server = RedisServer::start().await;
@@ -133,7 +135,7 @@ async fn a_mutex_is_handed_over_with_one_command() {
         let before = scripts_called(&mut raw).await;
         let held = one.lock().await.unwrap();
         let second = waiting(&other);
-        // He asks, subscribes and asks again.
+        // The waiter asks, subscribes and asks again.
         assert!(comes_true(LIMIT, async || scripts_called(&mut raw).await >= before + 3).await);
         let before = scripts_called(&mut raw).await;
         let begun = Instant::now();
@@ -142,17 +144,18 @@ async fn a_mutex_is_handed_over_with_one_command() {
         let since = scripts_called(&mut raw).await - before;
         let took = begun.elapsed();
         held.unlock().await.unwrap();
-        // Later than that, it may have been renewed.
+        // After a longer time, the lease may have been renewed.
         if took < 80 * MS {
             assert_eq!(since, 1);
             return;
         }
-        assert!(Instant::now() < end, "the machine is too busy");
+        assert!(Instant::now() < end, "the machine is too busy for this test");
     }
 }
 
-/// A server writes first to whom it owes something last. So that who waits hears before the last holder is answered, he is
-/// owed an answer before the release begins; where nobody waits, that is a command for nothing.
+/// Redis flushes replies in reverse order of the clients that became writable. A `PING` in front of
+/// the release puts the last holder at the end, so that the waiter hears first. Without waiters,
+/// the `PING` would be a useless command.
 #[tokio::test]
 async fn a_release_that_others_wait_for_is_answered_last() {
     let server = RedisServer::start().await;
@@ -183,9 +186,10 @@ async fn a_release_that_others_wait_for_is_answered_last() {
     got(third).await.unlock().await.unwrap();
 }
 
-/// It lasts for a short time only; so it must be renewed long before its own.
+/// A handover lasts for a short time only, so it must be renewed long before the full lease would
+/// need it.
 #[tokio::test]
-async fn what_is_handed_over_is_renewed_in_time() {
+async fn a_handover_is_renewed_in_time() {
     for lock in BOTH {
         handed_over_and_renewed(lock).await;
     }
@@ -207,9 +211,10 @@ async fn handed_over_and_renewed(lock: Lock) {
     held.unlock().await.unwrap();
 }
 
-/// Whoever is not told has it when he next asks: who keeps his place does so every 1.6 s, and otherwise it is 5 s.
+/// A waiter that missed the push gets the lock with its next claim. A fair waiter claims every 1.6
+/// s, another one every 5 s.
 #[tokio::test]
-async fn a_push_that_is_lost_costs_until_the_next_question() {
+async fn a_lost_push_costs_the_time_until_the_next_claim() {
     let (fair, plain) = (a_push_is_lost(fair), a_push_is_lost(plain));
     let (fair, plain) = tokio::join!(fair, plain);
     assert!(fair < 4000 * MS, "{fair:?}");
@@ -225,10 +230,11 @@ async fn a_push_is_lost(lock: Lock) -> Duration {
     begun.elapsed()
 }
 
-/// He was handed it, and word of that comes so late that it has ended, and someone else holds it. Nothing of what he
-/// knows has changed since he asked; but since when he waits he knows.
+/// The push of a handover comes so late that the lease has ended, and another owner holds the lock.
+/// The state of the waiter has not changed since its claim. It still knows the duration of its
+/// wait, and so does not trust the push.
 #[tokio::test]
-async fn a_push_that_comes_after_the_end_is_not_believed() {
+async fn a_push_that_comes_after_the_end_is_not_trusted() {
     let asked = Instant::now();
     let Scene { server, proxy, mut raw, held, second } = scene(plain).await;
     let third = plain(&server.url());
@@ -243,22 +249,23 @@ async fn a_push_that_comes_after_the_end_is_not_believed() {
         held = third.try_lock().await.unwrap();
         held.is_some()
     };
-    assert!(comes_true(LIMIT, ended).await, "what was handed over does not end");
+    assert!(comes_true(LIMIT, ended).await, "the handover does not end");
     let held = held.unwrap();
     assert!(handed_over.elapsed() >= HANDOVER_LIFE - 10 * MS);
     let before = scripts_called(&mut raw).await;
-    // It comes, and he asks.
+    // The push arrives, and the waiter asks.
     assert!(comes_true(LIMIT, async || scripts_called(&mut raw).await > before).await);
-    assert!(!second.is_finished(), "two have it");
-    assert!(asked.elapsed() < 4500 * MS, "he has asked by himself, so this says nothing");
+    assert!(!second.is_finished(), "the lock has two holders");
+    assert!(asked.elapsed() < 4500 * MS, "the waiter asked by itself, so the test proves nothing");
     proxy.pushes(None);
     held.unlock().await.unwrap();
     got(second).await.unlock().await.unwrap();
 }
 
-/// Little is left of it when he hears of it. He asks, and has it for its full time.
+/// Little is left of the handover when its push arrives. The waiter asks, and has the lease for its
+/// full time.
 #[tokio::test]
-async fn a_push_that_comes_late_is_a_question() {
+async fn a_late_push_makes_the_waiter_ask() {
     for lock in BOTH {
         let Scene { server: _server, proxy, raw: _, held, second } = scene(lock).await;
         proxy.pushes(Some(PushFault::Delay(HANDOVER_LIFE / 2 + 200 * MS)));
@@ -269,11 +276,12 @@ async fn a_push_that_comes_late_is_a_question() {
     }
 }
 
-/// A push of an earlier hold is late, and comes when its reader waits for the next one.
+/// A push of an earlier hold is late, and arrives when its reader waits for the next one.
 ///
-/// Its fence is not greater than that of the holder whom he met, or it has ended. He asks, and is not granted.
+/// Its fence is not greater than that of the present holder, or its time is over. The waiter asks,
+/// and is not granted.
 #[tokio::test]
-async fn a_push_that_is_older_than_the_holder_is_not_believed() {
+async fn a_push_that_is_older_than_the_holder_is_not_trusted() {
     for lock in BOTH {
         an_older_push_comes(lock).await;
     }
@@ -285,7 +293,7 @@ async fn an_older_push_comes(lock: Lock) {
     let listens = comes_true(LIMIT, async || {
         raw.pubsub_channels().await.iter().any(|channel| channel.ends_with(&token[..16]))
     });
-    assert!(listens.await, "nobody listens");
+    assert!(listens.await, "the waiter does not listen");
     let channels = raw.pubsub_channels().await;
     let own = channels.iter().find(|channel| channel.ends_with(&token[..16])).unwrap();
     let mut told = Vec::new();
@@ -300,21 +308,21 @@ async fn an_older_push_comes(lock: Lock) {
         let heard: u32 = raw.run(&["PUBLISH", own, &message]).await;
         assert!(heard > 0);
         assert!(comes_true(LIMIT, async || scripts_called(&mut raw).await > before).await);
-        assert!(!second.is_finished(), "two have it");
+        assert!(!second.is_finished(), "the lock has two holders");
     }
     held.unlock().await.unwrap();
     got(second).await.unlock().await.unwrap();
 }
 
-/// He leaves just when it is handed over to him: nobody may be left with a lease that he does not know of.
+/// The waiter leaves in the moment of the handover. No lease without a caller may be left.
 #[tokio::test]
-async fn who_leaves_as_it_is_handed_over_leaves_it_to_the_next() {
+async fn a_waiter_that_leaves_during_the_handover_leaves_the_lock_to_the_next() {
     for lock in BOTH {
-        leaves_as_it_is_handed_over(lock).await;
+        leave_during_the_handover(lock).await;
     }
 }
 
-async fn leaves_as_it_is_handed_over(lock: Lock) {
+async fn leave_during_the_handover(lock: Lock) {
     let server = RedisServer::start().await;
     let locks: Arc<[Mutex; 3]> = Arc::new([(); 3].map(|()| lock(&server.url())));
     let mut raw = server.raw().await;
@@ -333,7 +341,7 @@ async fn leaves_as_it_is_handed_over(lock: Lock) {
         }
         unlocking.await.unwrap().unwrap();
         got(third).await.unlock().await.unwrap();
-        // Not by the end of anything.
+        // The lock came without the end of any lease.
         assert!(begun.elapsed() < 1500 * MS, "{:?}", begun.elapsed());
     }
     let clean = || {

@@ -1,4 +1,4 @@
-//! What is true of latches in a Redis server alone: its memory, its commands, and what others keep in it.
+//! Properties of latches in a Redis server alone: memory, commands, and foreign keys.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use tokio::time::Instant;
 const TTL: Duration = Duration::from_secs(120);
 
 fn open(server: &RedisServer) -> RedisBackend {
-    // A busy machine must not make a time-out.
+    // A busy machine must not cause a time-out.
     RedisBackend::builder()
         .server(server.url())
         .command_timeout(LIMIT)
@@ -28,17 +28,17 @@ fn name(key: &str) -> Name {
     Name::new(&Namespace::standard(), Family::Lock, &Key::from(key), 512).unwrap()
 }
 
-/// What the connecting sends, now or later, is none of the operations.
+/// Returns the commands of operations, without those that connecting sends.
 fn commands(calls: Vec<Call>) -> Vec<String> {
     let of_connecting = ["SCRIPT", "INFO", "ROLE", "CLIENT", "HELLO", "PING"];
     let commands = calls.into_iter().map(|call| call.command);
     commands.filter(|command| !of_connecting.contains(&command.as_str())).collect()
 }
 
-/// Who does a part of the work must be able to say so on a server that is full. What is counted grows by a
-/// few bytes for each step of a latch that was set when there was room.
+/// A process must be able to count its steps on a full server. Each step of a latch adds a few
+/// bytes to the key that was set earlier.
 #[tokio::test]
-async fn on_a_full_server_steps_are_counted_and_nothing_is_set() {
+async fn steps_are_counted_on_a_full_server_and_nothing_is_set() {
     let server = RedisServer::start().await;
     let backend = open(&server);
     let mut raw = server.raw().await;
@@ -59,7 +59,7 @@ async fn on_a_full_server_steps_are_counted_and_nothing_is_set() {
 }
 
 #[tokio::test]
-async fn what_is_not_a_latch_is_named_and_left_alone_until_it_is_cleared() {
+async fn a_foreign_key_is_reported_and_left_alone_until_the_latch_is_cleared() {
     let server = RedisServer::start().await;
     let backend = open(&server);
     let latch = Locks::new(backend.clone()).latch("line\r\nbreak");
@@ -116,10 +116,10 @@ async fn each_step_is_one_command_and_a_wait_is_four() {
     assert_eq!(commands(monitor.calls_from_clients().await), ["EVALSHA"; 3]);
     let waiter = tokio::spawn(async move {
         there.wait().await.unwrap();
-        // Who comes late asks once.
+        // A late waiter asks once.
         there.wait().await
     });
-    // A look, the subscription, a look.
+    // A look, the subscription, another look.
     let mut sent = Vec::new();
     while sent.len() < 3 {
         sent.extend(commands(monitor.calls_from_clients().await));
@@ -132,16 +132,17 @@ async fn each_step_is_one_command_and_a_wait_is_four() {
         let mut raw = raw.clone();
         async move { raw.pubsub_channels().await.is_empty() }
     };
-    assert!(eventually(LIMIT, silent).await, "subscriptions are left behind");
+    assert!(eventually(LIMIT, silent).await, "a subscription is left behind");
     let mut sent = commands(monitor.calls_from_clients().await);
     sent.sort();
-    // The last step, the look after the push, that of who comes late, and the end of the subscription.
+    // The last step, the look after the push, the look of the late waiter, and the end of the
+    // subscription.
     assert_eq!(sent, ["EVALSHA", "EVALSHA", "EVALSHA", "UNSUBSCRIBE"]);
     assert_eq!(raw.keys("*").await, [name("k").suffixed("n")]);
 }
 
 #[tokio::test]
-async fn what_stays_of_a_latch_is_small_and_ends() {
+async fn a_finished_latch_is_small_and_ends() {
     let server = RedisServer::start().await;
     let latch = Locks::new(open(&server)).latch("k").ttl(TTL);
     let mut raw = server.raw().await;
@@ -149,7 +150,7 @@ async fn what_stays_of_a_latch_is_small_and_ends() {
     latch.set(200).await.unwrap();
     let steps = (0..199).map(|_| latch.count_down());
     futures_util::future::try_join_all(steps).await.unwrap();
-    assert_eq!(raw.run::<u32>(&["HLEN", &key]).await, 202, "each step is remembered");
+    assert_eq!(raw.run::<u32>(&["HLEN", &key]).await, 202, "a step is not remembered");
     assert_eq!(latch.count_down().await.unwrap(), 0);
     assert_eq!(raw.run::<u32>(&["HLEN", &key]).await, 3);
     let ends = raw.pttl(&key).await;
@@ -159,12 +160,12 @@ async fn what_stays_of_a_latch_is_small_and_ends() {
     assert_eq!(raw.keys("*").await, [""; 0]);
 }
 
-/// A server that was restarted without its data. Who waits learns that the latch is gone, and does not wait
-/// for a zero that nobody can count to.
+/// The server restarts without its data. The waiter learns that the latch is gone, and does not
+/// wait for a zero that no step can reach.
 #[tokio::test]
-async fn who_waits_is_told_when_the_server_has_forgotten_the_latch() {
+async fn a_waiter_is_told_when_the_server_has_forgotten_the_latch() {
     let mut server = RedisServer::start().await;
-    // With the usual time-outs, for this one is about them.
+    // The backend has the usual time-outs, because this test depends on them.
     let latch = Locks::new(RedisBackend::open(&server.url()).unwrap()).latch("k");
     latch.set(2).await.unwrap();
     latch.count_down().await.unwrap();
@@ -185,10 +186,9 @@ async fn who_waits_is_told_when_the_server_has_forgotten_the_latch() {
     assert_eq!(raw.keys("*").await, [""; 0]);
 }
 
-/// Who counts learns that nobody can be told, and those of his process who wait look by themselves from then
-/// on.
+/// The step learns that no push can be sent. The waiters of its process poll from then on.
 #[tokio::test]
-async fn without_the_right_to_publish_ones_own_process_is_told() {
+async fn waiters_of_the_same_process_are_told_without_the_right_to_publish() {
     let server = RedisServer::start().await;
     let mut raw = server.raw().await;
     let rights = ["on", ">secret", "~*", "&*", "+@all", "-publish"];

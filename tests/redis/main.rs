@@ -1,8 +1,7 @@
-//! What holds over real servers: one, a cluster, sentinels, replicas, and majorities of servers.
+//! Tests over real servers: single ones, clusters, sentinels, replicas, and majorities.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, unreachable_pub)]
 
 mod acl;
-mod calls;
 mod cluster;
 mod connection;
 mod family;
@@ -14,3 +13,4 @@ mod replicas;
 mod scripts;
 mod sentinel;
 mod tls;
+mod turns;

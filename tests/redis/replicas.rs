@@ -15,7 +15,7 @@ use testkit::{Cluster, LIMIT, RedisServer, comes_true};
 use tokio::time::Instant;
 
 const LEASE: Duration = Duration::from_secs(60);
-/// What a busy machine adds to a time-out.
+/// The delay that a busy machine adds to a time-out.
 const SLACK: Duration = Duration::from_secs(2);
 
 fn builder(replicas: u32) -> RedisBackendBuilder {
@@ -31,7 +31,7 @@ fn claim(key: &str) -> Claim {
     Claim::new(name, Mode::Exclusive, LEASE, LEASE)
 }
 
-/// A master and a replica that follows it.
+/// Starts a master and a replica that follows it.
 async fn pair() -> (RedisServer, RedisServer) {
     let master = RedisServer::start_with(&["--repl-diskless-sync-delay", "0"]).await;
     let port = master.port().to_string();
@@ -41,12 +41,12 @@ async fn pair() -> (RedisServer, RedisServer) {
 }
 
 fn unreplicated<T: std::fmt::Debug>(answer: Result<T, BackendError>) {
-    let error = answer.expect_err("it counts though nobody confirmed it");
+    let error = answer.expect_err("the grant counts without a confirmation");
     assert_eq!(error.kind(), BackendErrorKind::Unreplicated, "{error}");
 }
 
 #[tokio::test]
-async fn what_is_granted_is_on_the_replica() {
+async fn a_granted_lease_is_on_the_replica() {
     let (master, replica) = pair().await;
     let backend = builder(1).server(master.url()).build().unwrap();
     let mut raw = replica.raw().await;
@@ -54,14 +54,14 @@ async fn what_is_granted_is_on_the_replica() {
         let claim = claim(&format!("k{at}"));
         assert!(matches!(backend.acquire(&claim).await.unwrap(), Acquired::Granted(_)));
         let there: bool = raw.run(&["EXISTS", &claim.name.suffixed("l")]).await;
-        assert!(there, "{at} is not there");
+        assert!(there, "lease {at} is not on the replica");
     }
     let held = claim("k7");
     assert!(matches!(backend.acquire(&held).await.unwrap(), Acquired::Held(_)));
 }
 
 #[tokio::test]
-async fn what_no_replica_confirms_is_given_back_and_told() {
+async fn an_unconfirmed_grant_is_released_and_reported() {
     let (master, replica) = pair().await;
     let backend = builder(1).server(master.url()).build().unwrap();
     let (held, next) = (claim("held"), claim("held"));
@@ -74,8 +74,8 @@ async fn what_no_replica_confirms_is_given_back_and_told() {
     unreplicated(backend.renew(std::slice::from_ref(&held)).await);
     unreplicated(backend.pass(&held, &next).await);
     let mut raw = master.raw().await;
-    assert_eq!(raw.keys("*:l").await, [""; 0], "it is held on");
-    // What is not granted needs nobody.
+    assert_eq!(raw.keys("*:l").await, [""; 0], "the lease is still held");
+    // Without a grant, no confirmation is needed.
     let stranger = claim("s");
     assert!(!backend.release(&stranger).await.unwrap());
     raw.run::<()>(&["SET", "t:l:{s}:l", &format!("{}:7", claim("x").owner), "PX", "60000"]).await;
@@ -83,18 +83,18 @@ async fn what_no_replica_confirms_is_given_back_and_told() {
 
     replica.resume();
     let again = async || backend.acquire(&claim("again")).await.is_ok();
-    assert!(comes_true(LIMIT, again).await, "it is not granted again");
+    assert!(comes_true(LIMIT, again).await, "the lease is not granted again");
 }
 
 #[tokio::test]
-async fn two_are_asked_for_and_one_is_there() {
+async fn one_of_two_required_replicas_is_not_enough() {
     let (master, _replica) = pair().await;
     let backend = builder(2).server(master.url()).build().unwrap();
     unreplicated(backend.acquire(&claim("k")).await);
     assert_eq!(master.raw().await.keys("*:l").await, [""; 0]);
 }
 
-/// The wait for a replica is on a connection of its own.
+/// The wait for a replica uses a connection of its own.
 #[tokio::test]
 async fn nothing_else_waits_for_a_replica() {
     let (master, replica) = pair().await;
@@ -110,14 +110,15 @@ async fn nothing_else_waits_for_a_replica() {
     assert!(comes_true(LIMIT, granted).await);
     backend.ping().await.unwrap();
     assert!(backend.get(&claim("k").name).await.unwrap().is_none());
-    assert!(!acquiring.is_finished(), "it did not wait");
+    assert!(!acquiring.is_finished(), "the acquisition did not wait for the replica");
     replica.resume();
     assert!(matches!(acquiring.await.unwrap().unwrap(), Acquired::Granted(_)));
 }
 
-/// A release may grant a fair lock to the next in its queue. What replicas are to confirm, he must ask for himself.
+/// A release may grant a fair lock to the next waiter in its queue. Where replicas must confirm a
+/// grant, the waiter must claim it itself.
 #[tokio::test]
-async fn nothing_is_granted_to_who_has_not_asked_for_it() {
+async fn a_release_grants_nothing_that_replicas_must_confirm() {
     let (master, _replica) = pair().await;
     let backend = builder(1).server(master.url()).build().unwrap();
     let fair = || {
@@ -137,7 +138,7 @@ async fn nothing_is_granted_to_who_has_not_asked_for_it() {
 }
 
 #[tokio::test]
-async fn callers_are_told_by_the_kind_of_the_source() {
+async fn a_missing_confirmation_is_the_kind_of_the_source() {
     let (master, replica) = pair().await;
     let backend = builder(1).server(master.url()).build().unwrap();
     let locks = Locks::new(backend.clone());
@@ -148,9 +149,9 @@ async fn callers_are_told_by_the_kind_of_the_source() {
     assert_eq!(error.kind(), ErrorKind::Backend);
     let source = error.source().unwrap().downcast_ref::<BackendError>().unwrap();
     assert_eq!(source.kind(), BackendErrorKind::Unreplicated);
-    // No renewal counts, so its holder is told in time.
+    // No renewal counts, so the holder is told in time.
     guard.lost().await;
-    // A cache goes its own way.
+    // A cache loads without a lease.
     let cache: Cache<String> = Cache::builder(backend).build().unwrap();
     let load = |_| async { Ok::<_, std::io::Error>("v".to_owned()) };
     let loaded = cache.request("c").load(load).await.unwrap();
@@ -158,7 +159,7 @@ async fn callers_are_told_by_the_kind_of_the_source() {
 }
 
 #[tokio::test]
-async fn in_a_cluster_the_replicas_of_the_node_confirm() {
+async fn the_replicas_of_a_cluster_node_confirm() {
     let cluster = Cluster::start(1, 1).await;
     let backend = builder(1).cluster(cluster.urls()).build().unwrap();
     let held: Vec<_> = (0..20).map(|at| claim(&format!("k{at}"))).collect();
@@ -174,7 +175,7 @@ async fn in_a_cluster_the_replicas_of_the_node_confirm() {
 }
 
 #[test]
-fn a_time_that_no_command_has_is_refused() {
+fn a_confirmation_limit_beyond_the_command_time_out_is_refused() {
     for replicas in [
         Replicas::confirming(0),
         Replicas::confirming(1).within(Duration::from_millis(250)),

@@ -1,4 +1,4 @@
-//! What is true of a Redis server alone: its scripts, its memory, its rights, and what others keep in it.
+//! Properties of a Redis server alone: scripts, memory, rights, and foreign keys.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ const FENCE_LIFE: Duration = Duration::from_secs(600);
 const TTL: Duration = Duration::from_secs(120);
 
 fn open(url: &str) -> RedisBackend {
-    // A busy machine must not make a time-out.
+    // A busy machine must not cause a time-out.
     RedisBackend::builder()
         .server(url)
         .command_timeout(LIMIT)
@@ -49,7 +49,7 @@ async fn begun(backend: &RedisBackend, claim: &Claim) -> Grant {
 }
 
 async fn next(changes: &mut Changes) -> Change {
-    timeout(LIMIT, changes.next()).await.expect("nothing was pushed")
+    timeout(LIMIT, changes.next()).await.expect("no change was pushed in time")
 }
 
 async fn full(raw: &mut Raw) {
@@ -62,7 +62,8 @@ async fn roomy(raw: &mut Raw) {
 
 // Scripts
 
-/// A server that was restarted, failed over or flushed knows no script, and says NOSCRIPT to a digest.
+/// A server that was restarted, failed over or flushed knows no script. It answers a digest with
+/// NOSCRIPT.
 #[tokio::test]
 async fn a_server_that_has_forgotten_the_scripts_is_told_again() {
     let server = RedisServer::start().await;
@@ -103,7 +104,7 @@ async fn a_hit_is_one_command_and_a_rebuild_three() {
     let server = RedisServer::start().await;
     let backend = open(&server.url());
     let name = name("k");
-    // The connection and the scripts are in place after this.
+    // The connection and the scripts are in place after this call.
     backend.invalidate(&name, FENCE_LIFE).await.unwrap();
     let known = || {
         let backend = backend.clone();
@@ -131,11 +132,11 @@ async fn a_hit_is_one_command_and_a_rebuild_three() {
 }
 
 #[tokio::test]
-async fn several_are_acquired_by_one_command() {
+async fn several_locks_are_acquired_by_one_command() {
     let server = RedisServer::start().await;
     let locks = Locks::new(open(&server.url()));
     let mut raw = server.raw().await;
-    // The connection is in place after this.
+    // The connection is in place after this call.
     locks.mutex("a0").lock().await.unwrap().unlock().await.unwrap();
     let mut monitor = server.monitor().await;
     let several = locks.several((0..64).map(|n| format!("a{n}"))).lease(LEASE);
@@ -146,7 +147,7 @@ async fn several_are_acquired_by_one_command() {
     assert_eq!(commands(monitor.calls_from_clients().await), ["EVALSHA"]);
     guard.unlock().await.unwrap();
     assert_eq!(commands(monitor.calls_from_clients().await), ["EVALSHA"; 64]);
-    // Nothing is left but the fences of those that were held, each with an end.
+    // Only the fences of the held leases are left, each with an end.
     let keys = raw.keys("*").await;
     assert_eq!(keys.len(), 64);
     for key in keys {
@@ -156,7 +157,7 @@ async fn several_are_acquired_by_one_command() {
     several.lock().await.unwrap().unlock().await.unwrap();
 }
 
-/// What the connecting sends, now or later, is none of the operations.
+/// Returns the commands of operations, without those that connecting sends.
 fn commands(calls: Vec<testkit::Call>) -> Vec<String> {
     let of_connecting = ["SCRIPT", "INFO", "ROLE", "CLIENT", "HELLO", "PING"];
     let commands = calls.into_iter().map(|call| call.command);
@@ -165,7 +166,8 @@ fn commands(calls: Vec<testkit::Call>) -> Vec<String> {
 
 // Time
 
-/// The other suites make keys older; here the server's own clock ends a lease, and not before its time.
+/// The other suites make keys older. Here the clock of the server ends a lease, and not before its
+/// time.
 #[tokio::test]
 async fn the_servers_clock_ends_leases_and_entries() {
     const SHORT: Duration = Duration::from_millis(300);
@@ -194,7 +196,8 @@ async fn the_servers_clock_ends_leases_and_entries() {
     assert!(eventually(LIMIT, gone).await, "the entry does not end");
 }
 
-/// Microseconds are more than `tostring` of a Lua number shows (1.79e+15), and every digit counts.
+/// `tostring` of a Lua number shows fewer digits than microseconds have (1.79e+15), and every digit
+/// counts.
 #[tokio::test]
 async fn a_fence_is_the_servers_time_in_whole_microseconds() {
     let server = RedisServer::start().await;
@@ -210,7 +213,7 @@ async fn a_fence_is_the_servers_time_in_whole_microseconds() {
     assert!(before <= fence && fence <= after, "{before} {fence} {after}");
 }
 
-/// The server's clock was ahead when the last fence was granted, and has been set back.
+/// The clock of the server was ahead when the last fence was granted, and has been set back.
 #[tokio::test]
 async fn fences_grow_though_the_clock_steps_back() {
     let server = RedisServer::start().await;
@@ -229,10 +232,10 @@ async fn fences_grow_though_the_clock_steps_back() {
     assert_eq!(backend.invalidate(&by_entry, FENCE_LIFE).await.unwrap(), ahead + 2);
 }
 
-// What others keep there
+// Foreign keys
 
 #[tokio::test]
-async fn what_is_not_an_entry_is_named_and_replaced() {
+async fn a_foreign_entry_is_reported_and_replaced() {
     let server = RedisServer::start().await;
     let backend = open(&server.url());
     let mut raw = server.raw().await;
@@ -240,7 +243,7 @@ async fn what_is_not_an_entry_is_named_and_replaced() {
     let foreign: Vec<Vec<String>> = [
         "SET K text",
         "SET K bw2v0000000000000007",
-        // An entry of ours that was cut, and one whose header was damaged behind the fence.
+        // A cut entry of this crate, and an entry whose header is damaged behind the fence.
         &format!("SET K {}", &whole[..25]),
         &format!("SET K {}", whole.replacen("00000007", "0000000x", 2)),
         "HSET K field value",
@@ -277,10 +280,11 @@ async fn what_is_not_an_entry_is_named_and_replaced() {
     }
 }
 
-/// A lock that another library keeps under the same name, or one without an end: waited for, it may never
-/// come free, and overwritten, it is taken from its holder. So it is named, and left alone.
+/// Another library keeps a lock under the same name, or a lock has no end. A wait for such a key
+/// may never end, and an overwrite would take the lock from its holder. The key is therefore
+/// reported, and left alone.
 #[tokio::test]
-async fn what_is_not_a_lease_is_named_and_left_alone() {
+async fn a_foreign_lease_is_reported_and_left_alone() {
     let server = RedisServer::start().await;
     let backend = open(&server.url());
     let mut raw = server.raw().await;
@@ -303,7 +307,7 @@ async fn what_is_not_a_lease_is_named_and_left_alone() {
         assert_eq!(error.kind(), BackendErrorKind::Foreign, "{words:?}: {error}");
         assert_eq!(backend.renew(std::slice::from_ref(&claim)).await.unwrap(), [Renewal::NotHeld]);
         if at == 3 {
-            // Somebody took its end from a lock that is held. It is its holder's all the same to give back.
+            // The end of a held lock was removed from outside. Its holder can still release it.
             assert!(backend.release(&claim).await.unwrap());
             assert_eq!(raw.keys(&key).await, [""; 0]);
             return;
@@ -314,10 +318,10 @@ async fn what_is_not_a_lease_is_named_and_left_alone() {
     }
 }
 
-/// It was put there while two waited. The first of them is told and leaves; that must not give what is there to the
-/// second, who still waits and listens.
+/// The foreign key was put there while two claims waited. The first waiter is told and leaves. That
+/// must not hand the foreign key over to the second one, which still waits and listens.
 #[tokio::test]
-async fn what_is_not_a_lease_is_not_handed_on() {
+async fn a_foreign_lease_is_not_handed_over() {
     let server = RedisServer::start().await;
     let backend = open(&server.url());
     let mut raw = server.raw().await;
@@ -345,9 +349,9 @@ async fn what_is_not_a_lease_is_not_handed_on() {
     }
 }
 
-/// Whoever waits in order asks again to keep his place, and a full server lets him.
+/// A fair waiter asks again to keep its queue entry, and a full server permits that.
 #[tokio::test]
-async fn places_are_kept_on_a_full_server() {
+async fn queue_entries_are_kept_on_a_full_server() {
     let server = RedisServer::start().await;
     let backend = open(&server.url());
     let mut raw = server.raw().await;
@@ -366,9 +370,9 @@ async fn places_are_kept_on_a_full_server() {
     }
 }
 
-/// Among several names, too: nothing is taken then.
+/// A foreign key among several names keeps all of them from being acquired.
 #[tokio::test]
-async fn what_is_not_a_lease_keeps_several_from_being_acquired() {
+async fn a_foreign_lease_keeps_several_locks_from_being_acquired() {
     let server = RedisServer::start().await;
     let backend = open(&server.url());
     let mut raw = server.raw().await;
@@ -393,12 +397,12 @@ async fn what_is_not_a_lease_keeps_several_from_being_acquired() {
     };
     let all: Vec<_> = all.into_iter().map(hasty).collect();
     assert!(matches!(backend.acquire_all(&all).await, Ok(AcquiredAll::Held(2, _))));
-    assert_eq!(raw.keys("*").await, before, "who is refused leaves nothing");
+    assert_eq!(raw.keys("*").await, before, "a refused claim left a key behind");
 }
 
-/// A fence that cannot be read must not stop the name for ever.
+/// A fence that cannot be read must not block the name for ever.
 #[tokio::test]
-async fn what_is_not_a_fence_is_replaced() {
+async fn a_foreign_fence_is_replaced() {
     let server = RedisServer::start().await;
     let backend = open(&server.url());
     let mut raw = server.raw().await;
@@ -416,7 +420,7 @@ async fn what_is_not_a_fence_is_replaced() {
     }
 }
 
-/// Keys lie in one database, but channels are the server's.
+/// Keys belong to one database, but channels belong to the server.
 #[tokio::test]
 async fn databases_do_not_meet() {
     let server = RedisServer::start().await;
@@ -445,7 +449,7 @@ async fn a_large_entry_is_announced_and_not_pushed() {
     let backend = builder.push_limit(100).build().unwrap();
     let name = name("k");
     let mut changes = backend.changes(&name).await.unwrap();
-    // 36 bytes of header are part of what is pushed.
+    // The limit of a push includes a header of 36 bytes.
     let (small, large) = (value(&"v".repeat(64)), value(&"v".repeat(65)));
     let fence = backend.put(&name, &small, TTL, FENCE_LIFE).await.unwrap();
     assert_eq!(next(&mut changes).await, Change::Entry(small.clone().with_fence(fence)));
@@ -460,10 +464,10 @@ async fn a_large_entry_is_announced_and_not_pushed() {
 
 // A full server
 
-/// `SET` is refused at `maxmemory`, where `GET`, `DEL` and `PEXPIRE` pass: who holds something keeps it and
-/// can give it back.
+/// `SET` is refused at `maxmemory`, but `GET`, `DEL` and `PEXPIRE` pass. A holder keeps its lease
+/// and can release it.
 #[tokio::test]
-async fn on_a_full_server_leases_are_renewed_and_released() {
+async fn leases_are_renewed_and_released_on_a_full_server() {
     let server = RedisServer::start().await;
     let backend = open(&server.url());
     let mut raw = server.raw().await;
@@ -473,7 +477,7 @@ async fn on_a_full_server_leases_are_renewed_and_released() {
     full(&mut raw).await;
     raw.age(LEASE / 2).await;
     assert_eq!(backend.renew(std::slice::from_ref(&first)).await.unwrap(), [Renewal::Held]);
-    assert!(raw.pttl(&name.suffixed("l")).await > 31_000, "it was not renewed");
+    assert!(raw.pttl(&name.suffixed("l")).await > 31_000, "the lease was not renewed");
     assert!(matches!(backend.acquire(&second).await, Ok(Acquired::Held(_))));
     assert!(matches!(backend.acquire(&first).await, Ok(Acquired::Granted(_))));
     assert!(backend.release(&first).await.unwrap());
@@ -487,7 +491,7 @@ async fn on_a_full_server_leases_are_renewed_and_released() {
 }
 
 #[tokio::test]
-async fn on_a_full_server_a_commit_hands_over_and_drops_what_is_older() {
+async fn a_commit_on_a_full_server_hands_over_and_drops_the_older_entry() {
     let server = RedisServer::start().await;
     let backend = open(&server.url());
     let mut raw = server.raw().await;
@@ -509,7 +513,7 @@ async fn on_a_full_server_a_commit_hands_over_and_drops_what_is_older() {
 }
 
 #[tokio::test]
-async fn on_a_full_server_an_invalidation_passes_and_burns() {
+async fn an_invalidation_passes_on_a_full_server() {
     let server = RedisServer::start().await;
     let backend = open(&server.url());
     let mut raw = server.raw().await;
@@ -527,7 +531,7 @@ async fn on_a_full_server_an_invalidation_passes_and_burns() {
 }
 
 #[tokio::test]
-async fn on_a_full_server_a_put_fails_and_changes_nothing() {
+async fn a_put_on_a_full_server_fails_and_changes_nothing() {
     let server = RedisServer::start().await;
     let backend = open(&server.url());
     let mut raw = server.raw().await;
@@ -544,9 +548,9 @@ async fn on_a_full_server_a_put_fails_and_changes_nothing() {
     assert_eq!(outcome, Committed::Stored);
 }
 
-/// Several at once are refused whole: no name of them is taken.
+/// Several leases are refused as a whole, and none of them is acquired.
 #[tokio::test]
-async fn on_a_full_server_all_or_none_are_acquired() {
+async fn several_locks_are_acquired_all_or_none_on_a_full_server() {
     let server = RedisServer::start().await;
     let backend = open(&server.url());
     let mut raw = server.raw().await;
@@ -556,7 +560,7 @@ async fn on_a_full_server_all_or_none_are_acquired() {
     assert_eq!(error.kind(), BackendErrorKind::Refused, "{error}");
     assert_eq!(raw.keys("*").await, [""; 0]);
     roomy(&mut raw).await;
-    // One of them is held already, by the same token.
+    // One of them is held already, by the same owner.
     begun(&backend, &all[0]).await;
     full(&mut raw).await;
     assert!(matches!(backend.acquire_all(&all).await, Ok(AcquiredAll::Granted(_))));
@@ -571,10 +575,10 @@ async fn user(raw: &mut Raw, rights: &[&str]) {
     raw.run::<()>(&words).await;
 }
 
-/// `PUBLISH` is the last thing that a script does. Were its refusal an error, a release would be told as
-/// failed after the lease was deleted.
+/// `PUBLISH` is the last act of a script. If its refusal were an error, a release would be reported
+/// as failed after the lease was deleted.
 #[tokio::test]
-async fn without_the_right_to_publish_everything_else_works() {
+async fn everything_else_works_without_the_right_to_publish() {
     let server = RedisServer::start().await;
     let mut raw = server.raw().await;
     for rights in [&["-publish"][..], &["resetchannels"]] {
@@ -593,7 +597,7 @@ async fn without_the_right_to_publish_everything_else_works() {
 }
 
 #[tokio::test]
-async fn without_the_right_to_subscribe_it_is_said_at_once() {
+async fn a_missing_right_to_subscribe_is_reported_at_once() {
     let server = RedisServer::start().await;
     let mut raw = server.raw().await;
     for rights in [&["-subscribe"][..], &["resetchannels"]] {
@@ -604,9 +608,9 @@ async fn without_the_right_to_subscribe_it_is_said_at_once() {
             let error = backend.changes(&name("k")).await.unwrap_err();
             assert_eq!(error.kind(), BackendErrorKind::Refused, "{rights:?}: {error}");
             // The command time-out is as long as the limit here.
-            assert!(asked.elapsed() < LIMIT / 2, "it was waited for");
+            assert!(asked.elapsed() < LIMIT / 2, "the call waited for the time-out");
         }
-        // And once it is allowed, it works.
+        // Once subscriptions are permitted, they work.
         user(&mut raw, &["+subscribe", "allchannels"]).await;
         let mut changes = backend.changes(&name("k")).await.unwrap();
         let burnt = backend.invalidate(&name("k"), FENCE_LIFE).await.unwrap();
@@ -614,8 +618,8 @@ async fn without_the_right_to_subscribe_it_is_said_at_once() {
     }
 }
 
-/// Subscriptions that open together are one command, and the server refuses it whole if one channel is
-/// forbidden. Who listens to an allowed one must not suffer for that.
+/// Subscriptions that open together are one command, and the server refuses it as a whole if one
+/// channel is forbidden. Listeners of the permitted channels must still be served.
 #[tokio::test]
 async fn one_forbidden_channel_does_not_silence_the_others() {
     let server = RedisServer::start().await;

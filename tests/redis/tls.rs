@@ -1,7 +1,7 @@
-//! Over TLS everything is as without it; and whoever is not trusted is refused with a reason.
+//! Over TLS everything works as without it, and an untrusted server is refused with a reason.
 //!
-//! Which roots are trusted stands in the environment, and that of a test process must not change while it runs: so
-//! the client is this test binary once more.
+//! The trusted roots come from the environment, which must not change while a test process runs.
+//! The client is therefore this test binary once more.
 
 use std::{
     env, fs,
@@ -21,11 +21,11 @@ use tempfile::TempDir;
 use testkit::{Cluster, LIMIT, RedisServer, comes_true};
 use tokio::time::timeout;
 
-/// What a client is to do, and with which URL.
+/// The environment variables with the task of a client and its URL.
 const TASK: &str = "BELLWETHER_TLS_TASK";
 const URL: &str = "BELLWETHER_TLS_URL";
 
-/// A root that nobody else trusts, and what a server shows that it vouches for.
+/// A root that only the tests trust, and a certificate of a server under it.
 struct Certificates {
     directory: TempDir,
 }
@@ -54,7 +54,7 @@ impl Certificates {
         self.file("root.pem")
     }
 
-    /// What makes a server listen for TLS, and where.
+    /// Returns the arguments that make a server listen for TLS, and its port.
     fn arguments(&self) -> (Vec<String>, u16) {
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let path = |name| self.file(name).to_str().unwrap().to_owned();
@@ -71,7 +71,7 @@ impl Certificates {
     }
 }
 
-/// Has a client do something, who trusts these roots and no others.
+/// Runs a client that trusts only these roots.
 async fn client(task: &str, port: u16, roots: &Path) {
     let client = testkit::rerun("tls::the_client")
         .env(TASK, task)
@@ -85,7 +85,7 @@ async fn client(task: &str, port: u16, roots: &Path) {
     assert!(output.status.success(), "{}\n{told}", String::from_utf8_lossy(&output.stdout));
 }
 
-/// The other side: returns at once unless this process was started as a client.
+/// The client process. Returns at once unless this process was started as a client.
 #[tokio::test]
 async fn the_client() {
     let (Ok(task), Ok(url)) = (env::var(TASK), env::var(URL)) else { return };
@@ -106,7 +106,7 @@ async fn the_client() {
     }
 }
 
-/// Entries, locks, pushes, and connections that are made anew.
+/// Checks entries, locks, pushes and reconnects.
 async fn works(open: impl Fn() -> RedisBackend, url: Option<&str>) {
     let [here, there] = [open(), open()];
     let name = Name::new(&Namespace::standard(), Family::Lock, &"pushed".into(), 512).unwrap();
@@ -142,7 +142,7 @@ async fn works(open: impl Fn() -> RedisBackend, url: Option<&str>) {
 }
 
 #[tokio::test]
-async fn a_server_is_spoken_to_over_tls() {
+async fn a_server_works_over_tls() {
     let certificates = Certificates::new();
     let (arguments, port) = certificates.arguments();
     let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
@@ -153,11 +153,11 @@ async fn a_server_is_spoken_to_over_tls() {
 }
 
 #[tokio::test]
-async fn the_nodes_of_a_cluster_are_spoken_to_as_the_first_one() {
+async fn the_nodes_of_a_cluster_work_over_tls_like_the_first() {
     let certificates = Certificates::new();
     let (arguments, port) = certificates.arguments();
     let mut arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
-    // Else the nodes name to each other, and so to clients, no port but the plain one.
+    // Without this argument, the nodes announce only the plain port to each other and to clients.
     arguments.extend(["--tls-cluster", "yes"]);
     let _cluster = Cluster::start_with(1, 0, &arguments).await;
     client("cluster", port, &certificates.root()).await;

@@ -1,4 +1,4 @@
-//! A caller goes away, at each point at which it waits for something.
+//! A caller goes away at each point at which it waits.
 
 use std::{
     future::{Future, poll_fn},
@@ -14,15 +14,15 @@ use tokio::time::{Instant, timeout};
 use super::faults::nothing_is_left;
 
 const LEASE: Duration = Duration::from_secs(2);
-/// A future that is not woken for so long waits for something that will not come.
+/// A future that is not woken for this long waits for an event that will not come.
 const PARKED: Duration = Duration::from_millis(150);
 
-/// How far a future went before it was dropped.
+/// The progress of a future before it was dropped.
 enum Went<T> {
     Through(T),
-    /// It was polled so often, and dropped.
+    /// The future was polled the given number of times, and dropped.
     SoFar,
-    /// It waits, and was dropped.
+    /// The future waited, and was dropped.
     Parked,
 }
 
@@ -43,7 +43,8 @@ async fn dropped_after<T>(polls: usize, future: impl Future<Output = T>) -> Went
     }
 }
 
-/// Someone else holds it. However far the wait had come, whoever comes next gets it within one lease.
+/// Another process holds the lock. The wait may be dropped at any point, and the next caller gets
+/// the lock within one lease.
 pub async fn a_wait_that_is_dropped_leaves_nothing(pair: Pair) {
     let server = RedisServer::start().await;
     let asked = |locks: &Asked| locks.clone();
@@ -55,7 +56,7 @@ pub async fn a_wait_that_is_dropped_leaves_nothing(pair: Pair) {
     for polls in 1..40 {
         let held = (pair.one.take)(asked(&a)).await.unwrap();
         let went = dropped_after(polls, (pair.rival.take)(asked(&b))).await;
-        assert!(!matches!(went, Went::Through(_)), "two have it");
+        assert!(!matches!(went, Went::Through(_)), "the lock has two holders");
         held.give_back().await.unwrap();
         let asking = Instant::now();
         let next = timeout(LIMIT, (pair.one.take)(asked(&c))).await.unwrap().unwrap();
@@ -63,15 +64,16 @@ pub async fn a_wait_that_is_dropped_leaves_nothing(pair: Pair) {
         assert!(took < LEASE + 500 * Duration::from_millis(1), "{polls} polls: {took:?}");
         next.give_back().await.unwrap();
         if matches!(went, Went::Parked) {
-            assert!(polls > 2, "it was parked before it had asked");
+            assert!(polls > 2, "the wait was parked before its first claim");
             nothing_is_left(&server).await;
             return;
         }
     }
-    panic!("it was never parked");
+    panic!("the wait was never parked");
 }
 
-/// It is free. However far the acquisition had come, whoever comes next gets it within one lease.
+/// The lock is free. The acquisition may be dropped at any point, and the next caller gets the lock
+/// within one lease.
 pub async fn a_try_that_is_dropped_leaves_nothing(pair: Pair) {
     let server = RedisServer::start().await;
     let (a, b) = (Asked::new(&server.url(), "k", LEASE), Asked::new(&server.url(), "k", LEASE));
@@ -79,8 +81,8 @@ pub async fn a_try_that_is_dropped_leaves_nothing(pair: Pair) {
         let went = dropped_after(polls, (pair.one.attempt)(a.clone())).await;
         let through = match went {
             Went::Through(taken) => {
-                // Dropped as it is, it is given back; but what has an id is kept until it ends.
-                let guard = taken.unwrap().expect("it was free");
+                // A dropped guard releases its lease, but a permit with an id stays until it ends.
+                let guard = taken.unwrap().expect("the free lock was refused");
                 match guard.is_watched() {
                     true => drop(guard),
                     false => guard.give_back().await.unwrap(),
@@ -99,5 +101,5 @@ pub async fn a_try_that_is_dropped_leaves_nothing(pair: Pair) {
             return;
         }
     }
-    panic!("it was never through");
+    panic!("the acquisition never completed");
 }

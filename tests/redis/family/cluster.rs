@@ -1,4 +1,5 @@
-//! The same on a cluster of three masters. (The names before and behind the one in question are on any of them.)
+//! The same faults on a cluster of three masters. The other names of a set are on any of the
+//! masters.
 
 use bellwether::{ErrorKind, RedisBackend};
 use testkit::primitives::{Asked, Pair};
@@ -7,7 +8,7 @@ use tokio::time::timeout;
 
 use super::faults::{LEASE, Scene, nothing_is_left, scene};
 
-/// A cluster in which nobody is replaced, and two who ask for a name.
+/// Starts a cluster without failovers, and two processes that ask for a name.
 async fn cluster(name: &str) -> (Cluster, Asked, Asked) {
     let cluster = Cluster::start_with(3, 0, &["--cluster-node-timeout", "60000"]).await;
     let [a, b] = [(); 2].map(|()| {
@@ -23,35 +24,35 @@ async fn nothing_is_left_anywhere(cluster: &Cluster) {
     }
 }
 
-/// A part in braces decides where a key lies; of a name it must not, and an empty or open one must not take its keys
-/// apart.
-pub async fn names_with_braces(pair: Pair) {
+/// A part in braces decides about the slot of a key. Braces of a name must not, and an empty or
+/// open pair must not separate the keys of the name.
+pub async fn primitives_accept_names_with_braces(pair: Pair) {
     let (cluster, a, b) = cluster("").await;
     for name in ["{a}b", "{}", "b{a", "}{", "{k}:l", "{{k}}"] {
         let named = |asked: &Asked| Asked { name: name.to_owned(), ..asked.clone() };
         let scene = scene(pair, &cluster.nodes, &named(&a), &named(&b)).await;
-        // By a push, and not when the lease would have ended.
+        // The rival gets it by a push, not at the end of the lease.
         scene.handed_over(LEASE / 2).await;
     }
     nothing_is_left_anywhere(&cluster).await;
 }
 
-pub async fn a_node_that_hangs_beyond_the_lease(pair: Pair) {
+pub async fn primitives_survive_a_node_that_hangs_beyond_the_lease(pair: Pair) {
     let (cluster, a, b) = cluster("k").await;
     let scene = scene(pair, &cluster.nodes, &a, &b).await;
     scene.outlast(&cluster.nodes[cluster.owner("{k}").await]).await;
     let Scene { held, waiting } = scene;
-    // Of several, those on other nodes are held until they are given back.
+    // Of several locks, those on the other nodes are held until the release.
     let told = async || held.renew().await.is_err_and(|error| error.kind() == ErrorKind::Lost);
-    assert!(comes_true(LIMIT, told).await, "the loss is not told");
+    assert!(comes_true(LIMIT, told).await, "the loss is not reported");
     assert_eq!(held.give_back().await.unwrap_err().kind(), ErrorKind::Lost);
-    let got = timeout(2 * LEASE, waiting).await.expect("the rival never gets it").unwrap();
+    let got = timeout(2 * LEASE, waiting).await.expect("the rival never gets the lock").unwrap();
     got.give_back().await.unwrap();
     nothing_is_left_anywhere(&cluster).await;
 }
 
-/// It is held on, and who waits has it from the node that has the slot then.
-pub async fn a_slot_that_moves(pair: Pair) {
+/// The lock stays held, and the waiter gets it from the new node of the slot.
+pub async fn primitives_survive_a_slot_that_moves(pair: Pair) {
     let (cluster, a, b) = cluster("k").await;
     let scene = scene(pair, &cluster.nodes, &a, &b).await;
     let from = cluster.owner("{k}").await;

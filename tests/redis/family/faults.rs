@@ -1,4 +1,4 @@
-//! The server fails, or the way to it.
+//! Faults of the server, and of the connections to it.
 
 use std::{slice::from_ref, time::Duration};
 
@@ -17,7 +17,7 @@ use tokio::{
 const MS: Duration = Duration::from_millis(1);
 pub const LEASE: Duration = Duration::from_millis(2000);
 
-/// Nothing of ours but fences, each with an end, and no subscription.
+/// Checks that only fences are left, each with an end, and no subscription.
 pub async fn nothing_is_left(server: &RedisServer) {
     let raw = server.raw().await;
     let clean = || {
@@ -31,13 +31,13 @@ pub async fn nothing_is_left(server: &RedisServer) {
     let kept = eventually(LIMIT, clean).await;
     let mut raw = raw.clone();
     let (keys, channels) = (raw.keys("*").await, raw.all_channels().await);
-    assert!(kept, "left behind: {keys:?}, {channels:?}");
+    assert!(kept, "keys or channels are left behind: {keys:?}, {channels:?}");
     for key in keys {
         assert_ne!(raw.pttl(&key).await, -1, "{key} never ends");
     }
 }
 
-/// One has it, and its rival waits for it.
+/// A held primitive, and its rival that waits for it.
 pub struct Scene {
     pub held: Guard,
     pub waiting: JoinHandle<Guard>,
@@ -49,13 +49,13 @@ pub async fn scene(pair: Pair, servers: &[RedisServer], a: &Asked, b: &Asked) ->
     let before = executed(&mut raws).await;
     let asked = b.clone();
     let waiting = tokio::spawn(async move { (pair.rival.take)(asked).await.unwrap() });
-    // It has asked, subscribed and asked again when so much was done.
+    // After this many scripts, the rival has asked, subscribed and asked again.
     let looked = async || executed(&mut raws).await >= before + 2;
     assert!(comes_true(LIMIT, looked).await, "the rival does not ask");
     Scene { held, waiting }
 }
 
-/// How many scripts were called by their digests so far.
+/// Returns the number of scripts that were called by their digests so far.
 async fn executed(raws: &mut [Raw]) -> u64 {
     let mut executed = 0;
     for raw in raws {
@@ -68,12 +68,13 @@ async fn executed(raws: &mut [Raw]) -> u64 {
 }
 
 impl Scene {
-    /// A server hangs for longer than the lease. The loss is told while nobody can ask anyone, and the rival has nothing.
+    /// Lets a server hang for longer than the lease. The loss is reported meanwhile, and the rival
+    /// gets nothing.
     pub async fn outlast(&self, server: &RedisServer) {
         server.stop_signal();
         let hung = Instant::now();
         if self.held.is_watched() {
-            timeout(LIMIT, self.held.lost()).await.expect("the loss is not told");
+            timeout(LIMIT, self.held.lost()).await.expect("the loss is not reported");
             assert!(hung.elapsed() <= LEASE + 50 * MS, "{:?}", hung.elapsed());
         }
         assert!(!self.waiting.is_finished());
@@ -81,36 +82,36 @@ impl Scene {
         server.resume();
     }
 
-    /// The first one's loss is told, and only then the rival has it. Both give theirs back.
+    /// Checks that the loss is reported before the rival gets the lock. Both are released.
     async fn lost_before_the_rival_has_it(self, within: Duration) {
         let begun = Instant::now();
         let Self { held, waiting } = self;
         if held.is_watched() {
-            timeout(LIMIT, held.lost()).await.expect("the loss is not told");
+            timeout(LIMIT, held.lost()).await.expect("the loss is not reported");
         }
-        let got = timeout(LIMIT, waiting).await.expect("the rival never gets it").unwrap();
+        let got = timeout(LIMIT, waiting).await.expect("the rival never gets the lock").unwrap();
         let took = begun.elapsed();
-        assert!(took < within, "the rival got it after {took:?}");
+        assert!(took < within, "the rival got the lock after {took:?}");
         let error = held.give_back().await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Lost, "{error}");
         got.give_back().await.unwrap();
     }
 
-    /// It is given back, and the rival has it within a time.
+    /// Releases the lock, and checks that the rival gets it within a time.
     pub async fn handed_over(self, within: Duration) {
         let Self { held, waiting } = self;
         assert!(!held.is_lost());
-        assert!(!waiting.is_finished(), "two have it");
+        assert!(!waiting.is_finished(), "the lock has two holders");
         let begun = Instant::now();
         held.give_back().await.unwrap();
-        let got = timeout(LIMIT, waiting).await.expect("the rival never gets it").unwrap();
+        let got = timeout(LIMIT, waiting).await.expect("the rival never gets the lock").unwrap();
         let took = begun.elapsed();
-        assert!(took < within, "the rival got it after {took:?}");
+        assert!(took < within, "the rival got the lock after {took:?}");
         got.give_back().await.unwrap();
     }
 }
 
-pub async fn a_server_that_hangs_beyond_the_lease(pair: Pair) {
+pub async fn primitives_survive_a_server_that_hangs_beyond_the_lease(pair: Pair) {
     let server = RedisServer::start().await;
     let (a, b) = (Asked::new(&server.url(), "k", LEASE), Asked::new(&server.url(), "k", LEASE));
     let scene = scene(pair, from_ref(&server), &a, &b).await;
@@ -124,19 +125,20 @@ pub async fn primitives_survive_a_server_that_is_killed_and_starts_empty(pair: P
     let (a, b) = (Asked::new(&server.url(), "k", LEASE), Asked::new(&server.url(), "k", LEASE));
     let Scene { held, waiting } = scene(pair, from_ref(&server), &a, &b).await;
     server.restart().await;
-    // The server does not keep its data, so there may be two; but the loss is told at the first contact,
-    // which is the next renewal.
+    // The server does not keep its data, so there may be two holders. The loss is reported at the
+    // first contact, which is the next renewal.
     let begun = Instant::now();
     if held.is_watched() {
-        timeout(LIMIT, held.lost()).await.expect("the loss is not told");
+        timeout(LIMIT, held.lost()).await.expect("the loss is not reported");
         assert!(begun.elapsed() < LEASE, "{:?}", begun.elapsed());
     }
-    let got = timeout(LIMIT, waiting).await.expect("the rival never gets it").unwrap();
-    // Of the two, either may be connected first; until it is, a call is answered that the server is not there.
+    let got = timeout(LIMIT, waiting).await.expect("the rival never gets the lock").unwrap();
+    // Either backend may connect first. Until then, its calls fail because the server is not
+    // reachable.
     let told = comes_true(LIMIT, async || {
         held.renew().await.is_err_and(|error| error.kind() == ErrorKind::Lost)
     });
-    assert!(told.await, "the loss is not told");
+    assert!(told.await, "the loss is not reported");
     assert_eq!(held.give_back().await.unwrap_err().kind(), ErrorKind::Lost);
     got.give_back().await.unwrap();
     nothing_is_left(&server).await;
@@ -150,20 +152,20 @@ pub async fn primitives_survive_a_server_that_is_killed_and_starts_with_its_data
     let scene = scene(pair, from_ref(&server), &a, &b).await;
     server.kill();
     server.start_again().await;
-    // It is held as before. The first call after a restart may meet the connection that broke.
+    // The lock is held as before. The first call after a restart may meet the broken connection.
     let kept = || async { scene.held.renew().await.is_ok() };
-    assert!(eventually(LIMIT, kept).await, "it is not held any more");
+    assert!(eventually(LIMIT, kept).await, "the lock is not held any more");
     scene.handed_over(LEASE).await;
     nothing_is_left(&server).await;
 }
 
-pub async fn pushes_that_are_lost(pair: Pair) {
+pub async fn primitives_survive_lost_pushes(pair: Pair) {
     let server = RedisServer::start().await;
     let proxy = Proxy::start(server.port());
     proxy.pushes(Some(PushFault::Drop));
     let (a, b) = (Asked::new(&server.url(), "k", LEASE), Asked::new(&proxy.url(), "k", LEASE));
     let scene = scene(pair, from_ref(&server), &a, &b).await;
-    // It looks again when the lease would have ended.
+    // The waiter asks again at the expected end of the lease.
     scene.handed_over(LEASE + 500 * MS).await;
     nothing_is_left(&server).await;
 }
@@ -188,7 +190,7 @@ pub async fn a_user_that_may_not_subscribe_is_served(pair: Pair) {
     without(pair, "-subscribe").await;
 }
 
-/// What is held is kept and can be given back; what is asked for is refused in time, or granted.
+/// A holder keeps its lock and can release it. A new claim is refused in time, or granted.
 pub async fn primitives_survive_a_full_server(pair: Pair) {
     let server = RedisServer::start().await;
     let mut raw = server.raw().await;
@@ -199,7 +201,7 @@ pub async fn primitives_survive_a_full_server(pair: Pair) {
         sleep(LEASE / 2).await;
         scene.held.renew().await.unwrap();
     }
-    assert!(!scene.waiting.is_finished(), "two have it");
+    assert!(!scene.waiting.is_finished(), "the lock has two holders");
     scene.held.give_back().await.unwrap();
     let begun = Instant::now();
     let late = Asked::new(&server.url(), "other", LEASE).within(500 * MS);
@@ -209,12 +211,13 @@ pub async fn primitives_survive_a_full_server(pair: Pair) {
     }
     assert!(begun.elapsed() < 1500 * MS, "{:?}", begun.elapsed());
     raw.config_set("maxmemory", "0").await;
-    let got = timeout(LIMIT, scene.waiting).await.expect("the rival never gets it").unwrap();
+    let got = timeout(LIMIT, scene.waiting).await.expect("the rival never gets the lock").unwrap();
     got.give_back().await.unwrap();
     nothing_is_left(&server).await;
 }
 
-/// Tries, and again where a busy machine took longer to connect than a command may.
+/// Tries until the server answers. On a busy machine, the connection may take longer than a command
+/// may.
 async fn tried(primitive: Primitive, asked: &Asked) -> Option<Guard> {
     for _ in 0..50 {
         match (primitive.attempt)(asked.clone()).await {
@@ -233,8 +236,8 @@ fn releases(request: &Request) -> bool {
     request.kind.starts_with("release")
 }
 
-/// The same token asks again, and is recognised.
-pub async fn an_acquire_whose_answer_is_lost(pair: Pair) {
+/// The second try carries the same owner, and is recognised.
+pub async fn an_acquisition_with_a_lost_answer_is_recognised(pair: Pair) {
     let server = RedisServer::start().await;
     for fault in [Fault::Silence, Fault::Swallow, Fault::Delay(400 * MS), Fault::Cut] {
         let proxy = Proxy::start(server.port());
@@ -245,7 +248,7 @@ pub async fn an_acquire_whose_answer_is_lost(pair: Pair) {
         let took = begun.elapsed();
         assert!(hits.count() == 1 && took < LEASE, "{fault:?}: {took:?}");
         let rival = Asked::new(&server.url(), "k", LEASE);
-        assert!(tried(pair.rival, &rival).await.is_none(), "two have it");
+        assert!(tried(pair.rival, &rival).await.is_none(), "the lock has two holders");
         guard.give_back().await.unwrap();
         let begun = Instant::now();
         let next = timeout(LIMIT, (pair.rival.take)(rival)).await.unwrap().unwrap();
@@ -256,7 +259,7 @@ pub async fn an_acquire_whose_answer_is_lost(pair: Pair) {
     nothing_is_left(&server).await;
 }
 
-pub async fn an_acquire_that_arrives_twice(pair: Pair) {
+pub async fn an_acquisition_that_arrives_twice_is_granted_once(pair: Pair) {
     let server = RedisServer::start().await;
     let proxy = Proxy::start(server.port());
     let hits = proxy.when(|request| acquires(request) || releases(request), Fault::Double);
@@ -267,8 +270,8 @@ pub async fn an_acquire_that_arrives_twice(pair: Pair) {
     nothing_is_left(&server).await;
 }
 
-/// Its caller is told that it is not known, and it is given back all the same.
-pub async fn a_release_whose_answer_is_lost(pair: Pair) {
+/// The caller is told that the outcome is unknown, and the release happens all the same.
+pub async fn a_release_with_a_lost_answer_still_happens(pair: Pair) {
     let server = RedisServer::start().await;
     for fault in [Fault::Silence, Fault::Cut, Fault::CutBefore] {
         let proxy = Proxy::start(server.port());
@@ -288,25 +291,26 @@ pub async fn a_release_whose_answer_is_lost(pair: Pair) {
     nothing_is_left(&server).await;
 }
 
-/// One command after the other meets a connection that ends, before or after it was done.
-pub async fn a_connection_that_is_cut_at_each_command(pair: Pair) {
+/// One command after the other meets a connection that ends before or after the command was done.
+pub async fn primitives_survive_connections_that_are_cut_at_each_command(pair: Pair) {
     let server = RedisServer::start().await;
     let proxy = Proxy::start(server.port());
     let (a, b) = (Asked::new(&proxy.url(), "k", LEASE), Asked::new(&proxy.url(), "k", LEASE));
     for fault in [Fault::Cut, Fault::CutInHalf, Fault::CutBefore] {
         proxy.when_times(6, |request| acquires(request) || releases(request), fault);
         let Scene { held, waiting } = scene(pair, from_ref(&server), &a, &b).await;
-        assert!(!waiting.is_finished(), "two have it");
+        assert!(!waiting.is_finished(), "the lock has two holders");
         let _ = held.give_back().await;
-        let got = timeout(LIMIT, waiting).await.expect("the rival never gets it").unwrap();
+        let got = timeout(LIMIT, waiting).await.expect("the rival never gets the lock").unwrap();
         let _ = got.give_back().await;
         proxy.clear();
     }
     nothing_is_left(&server).await;
 }
 
-/// Something without an end, or of another type: reported at once, not waited for, and not overwritten.
-pub async fn what_others_left_under_the_name(pair: Pair) {
+/// A key without an end or of another type is reported at once. It is neither waited for nor
+/// overwritten.
+pub async fn a_foreign_key_is_reported_and_left_alone(pair: Pair) {
     let server = RedisServer::start().await;
     let mut raw = server.raw().await;
     let key = format!("bellwether:l:{{k}}:{}", pair.key);
@@ -328,11 +332,14 @@ pub async fn what_others_left_under_the_name(pair: Pair) {
             let source = std::error::Error::source(&error).unwrap();
             let backend = source.downcast_ref::<BackendError>().unwrap();
             assert_eq!(backend.kind(), bellwether::error::BackendErrorKind::Foreign, "{error}");
-            assert!(format!("{error:#}").contains(&key), "it does not say where: {error}");
+            assert!(
+                format!("{error:#}").contains(&key),
+                "the error does not state the key: {error}"
+            );
         }
         assert!(begun.elapsed() < LEASE, "{words:?}: {:?}", begun.elapsed());
-        assert_eq!(raw.run::<u32>(&["EXISTS", &key]).await, 1, "it was overwritten");
-        assert_eq!(raw.pttl(&key).await, -1, "it was given an end");
+        assert_eq!(raw.run::<u32>(&["EXISTS", &key]).await, 1, "the foreign key was overwritten");
+        assert_eq!(raw.pttl(&key).await, -1, "the foreign key was given an end");
         let cleared = match pair.key {
             "l" => asked.locks.fair_mutex("k").force_unlock().await,
             "p" => asked.locks.semaphore("k", 1).force_release().await,

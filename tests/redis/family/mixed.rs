@@ -1,4 +1,4 @@
-//! Many callers do everything at once.
+//! Many callers run all operations at once.
 
 use std::{sync::Arc, time::Duration};
 
@@ -18,14 +18,14 @@ use super::faults::nothing_is_left;
 const OPERATIONS: usize = 10_000;
 const TASKS: usize = 24;
 
-/// How long a latch stands when it is done, for who comes late.
+/// The life of a finished latch, for late waiters.
 const LATCH: Duration = Duration::from_secs(120);
 
-/// One operation, with whatever follows from it. What was not to be had is an outcome too.
+/// Runs one operation with its consequences. A refusal counts as an outcome as well.
 async fn operate(locks: &Locks, random: &mut fastrand::Rng) -> Result<(), bellwether::Error> {
     let name = format!("n{}", random.u8(..5));
     let wait = Duration::from_millis(random.u64(1..60));
-    // Longer than a busy machine stands still.
+    // The lease is longer than a stall of a busy machine.
     let lease = Duration::from_secs(5);
     match random.u8(..15) {
         0 => locks.mutex(name).lease(lease).wait_limit(wait).lock().await?.unlock().await,
@@ -78,21 +78,21 @@ async fn operate(locks: &Locks, random: &mut fastrand::Rng) -> Result<(), bellwe
             }
         }
         _ => {
-            // Whoever waits may be gone in the middle of it.
-            let patience = Duration::from_micros(random.u64(1..3000));
+            // A waiter may leave in the middle of the wait.
+            let wait_limit = Duration::from_micros(random.u64(1..3000));
             let rw_lock = locks.rw_lock(name.as_str()).lease(lease);
             let mutex = locks.fair_mutex(name).lease(lease);
-            let _ = timeout(patience, mutex.lock()).await;
-            let _ = timeout(patience, rw_lock.read()).await;
-            let _ = timeout(patience, rw_lock.write()).await;
+            let _ = timeout(wait_limit, mutex.lock()).await;
+            let _ = timeout(wait_limit, rw_lock.read()).await;
+            let _ = timeout(wait_limit, rw_lock.write()).await;
             let several = locks.several(["n2", "n1", "n0"]).lease(lease);
-            let _ = timeout(patience, several.lock()).await;
+            let _ = timeout(wait_limit, several.lock()).await;
             let holder = locks.reentrant_mutex("n1").lease(lease).holder();
-            let _ = timeout(patience, async { tokio::join!(holder.lock(), holder.lock()) }).await;
+            let _ = timeout(wait_limit, async { tokio::join!(holder.lock(), holder.lock()) }).await;
             let latch = locks.latch("n1").ttl(LATCH);
-            let _ = timeout(patience / 4, latch.set(3)).await;
-            let _ = timeout(patience / 4, latch.count_down()).await;
-            let _ = timeout(patience, latch.wait()).await;
+            let _ = timeout(wait_limit / 4, latch.set(3)).await;
+            let _ = timeout(wait_limit / 4, latch.count_down()).await;
+            let _ = timeout(wait_limit, latch.wait()).await;
             Ok(())
         }
     }
@@ -101,7 +101,7 @@ async fn operate(locks: &Locks, random: &mut fastrand::Rng) -> Result<(), bellwe
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ten_thousand_operations_leave_nothing_but_fences() {
     let server = RedisServer::start().await;
-    // Time-outs are not the matter here; a busy machine makes few of these.
+    // The test is not about time-outs, and with these limits a busy machine causes few.
     let builder = RedisBackend::builder().command_timeout(LIMIT).connect_timeout(LIMIT);
     let open = || builder.clone().server(server.url()).build().unwrap();
     let fleet: Arc<[Locks]> = (0..3).map(|_| Locks::new(open())).collect();
@@ -132,7 +132,7 @@ async fn ten_thousand_operations_leave_nothing_but_fences() {
     let (done, late): (Vec<_>, Vec<_>) = tasks.join_all().await.into_iter().unzip();
     let (done, late): (u32, u32) = (done.iter().sum(), late.iter().sum());
     println!(
-        "{done} of {OPERATIONS} operations got what they wanted, in {:?}; {late} were not answered in time",
+        "{done} of {OPERATIONS} operations succeeded in {:?}; {late} were not answered in time",
         begun.elapsed()
     );
     assert!(done as usize > OPERATIONS / 4, "{done}");
@@ -144,20 +144,20 @@ async fn ten_thousand_operations_leave_nothing_but_fences() {
     nothing_is_left(&server).await;
 }
 
-/// Beside fences nothing but latches is there, which are let stand for their time.
+/// Checks that only fences and latches are left, and that each latch ends within its time.
 async fn only_latches_stand(server: &RedisServer) {
     let mut raw = server.raw().await;
-    // What was dropped in the middle of it is given back by and by.
+    // A dropped operation is undone in the background.
     let tidy = async || {
         let keys = raw.keys("*").await;
         keys.iter().all(|key| key.ends_with(":f") || key.ends_with(":n"))
     };
     let tidy = comes_true(LIMIT, tidy).await;
     let keys = raw.keys("*").await;
-    assert!(tidy, "left behind: {keys:?}");
+    assert!(tidy, "keys are left behind: {keys:?}");
     for latch in keys.iter().filter(|key| key.ends_with(":n")) {
         let left = raw.pttl(latch).await;
         let most = i64::try_from(LATCH.as_millis()).unwrap();
-        assert!((1..=most).contains(&left), "{latch} stands for {left} ms");
+        assert!((1..=most).contains(&left), "{latch} lasts for {left} ms");
     }
 }

@@ -1,9 +1,9 @@
-//! What every primitive keeps when something fails, each in the same words: whatever befalls, there is no
-//! second holder before the first one's deadline has fired, nobody waits longer than one lease for what
-//! nobody holds, and nothing is left behind.
+//! Every primitive keeps the same promises under every fault. There is no second holder before the
+//! deadline of the first one has fired. No caller waits longer than one lease for a lock without a
+//! holder. Nothing is left behind.
 //!
-//! A [pair](testkit::primitives::Pair) is a primitive and a rival that cannot have it at the same time; each fault is
-//! a test for each pair, against real servers.
+//! A [pair](testkit::primitives::Pair) is a primitive and a rival that cannot be held at the same
+//! time. Each fault is a test for each pair, against real servers.
 
 mod cancel;
 mod cluster;
@@ -35,20 +35,20 @@ each! {
         a_wait_that_is_dropped_leaves_nothing,
         a_try_that_is_dropped_leaves_nothing,;
     cluster:
-        names_with_braces,
-        a_node_that_hangs_beyond_the_lease,
-        a_slot_that_moves,;
+        primitives_accept_names_with_braces,
+        primitives_survive_a_node_that_hangs_beyond_the_lease,
+        primitives_survive_a_slot_that_moves,;
     faults:
-        a_server_that_hangs_beyond_the_lease,
+        primitives_survive_a_server_that_hangs_beyond_the_lease,
         primitives_survive_a_server_that_is_killed_and_starts_empty,
         primitives_survive_a_server_that_is_killed_and_starts_with_its_data,
-        pushes_that_are_lost,
+        primitives_survive_lost_pushes,
         a_user_that_may_not_publish_is_served,
         a_user_that_may_not_subscribe_is_served,
         primitives_survive_a_full_server,
-        an_acquire_whose_answer_is_lost,
-        an_acquire_that_arrives_twice,
-        a_release_whose_answer_is_lost,
-        a_connection_that_is_cut_at_each_command,
-        what_others_left_under_the_name,;
+        an_acquisition_with_a_lost_answer_is_recognised,
+        an_acquisition_that_arrives_twice_is_granted_once,
+        a_release_with_a_lost_answer_still_happens,
+        primitives_survive_connections_that_are_cut_at_each_command,
+        a_foreign_key_is_reported_and_left_alone,;
 }

@@ -1,4 +1,4 @@
-//! Whom a Redis server calls, when the lock that several processes wait for is free.
+//! A Redis server notifies one waiter when a lock that several processes wait for is free.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use tokio::time::timeout;
 const LEASE: Duration = Duration::from_secs(60);
 
 fn open(url: &str) -> RedisBackend {
-    // A busy machine must not make a time-out.
+    // A busy machine must not cause a time-out.
     RedisBackend::builder()
         .server(url)
         .command_timeout(LIMIT)
@@ -28,17 +28,17 @@ fn name() -> Name {
     Name::new(&Namespace::new("t").unwrap(), Family::Lock, &Key::from("k"), 512).unwrap()
 }
 
-/// A claim by a holder in this process.
+/// Returns a claim of this process.
 fn claim(name: &Name) -> Claim {
     Claim::new(name.clone(), Mode::Exclusive, LEASE, 2 * LEASE)
 }
 
-/// The first half of the tokens of a process that is not this one.
+/// Returns the first half of the owners of another process.
 fn process(number: u8) -> String {
     format!("{number:016x}")
 }
 
-/// A claim by a holder in another process.
+/// Returns a claim of another process.
 fn claim_of(process: &str, name: &Name) -> Claim {
     let mut claim = claim(name);
     claim.owner = format!("{process}{}", &claim.owner.to_string()[16..]).parse().unwrap();
@@ -58,10 +58,10 @@ async fn held(backend: &RedisBackend, claim: &Claim) {
 }
 
 async fn next(changes: &mut Changes) -> Change {
-    timeout(LIMIT, changes.next()).await.expect("nothing was pushed")
+    timeout(LIMIT, changes.next()).await.expect("no change was pushed in time")
 }
 
-/// The channels to which another process listens: that of all, and its own.
+/// Subscribes to the channels of another process: the common one, and its own.
 async fn listening(server: &RedisServer, process: &str, name: &Name) -> PubSub {
     let client = redis::Client::open(server.url()).unwrap();
     let mut pushes = client.get_async_pubsub().await.unwrap();
@@ -70,9 +70,9 @@ async fn listening(server: &RedisServer, process: &str, name: &Name) -> PubSub {
     pushes
 }
 
-/// What each of other processes was pushed until now.
+/// Returns the messages that were pushed to each of the other processes so far.
 async fn pushed(server: &RedisServer, processes: &mut [PubSub], name: &Name) -> Vec<Vec<String>> {
-    // A mark comes behind all that was pushed before.
+    // The mark follows everything that was pushed before.
     let mut raw = server.raw().await;
     raw.run::<()>(&["PUBLISH", &name.suffixed("c"), "mark"]).await;
     let mut all = Vec::new();
@@ -80,7 +80,8 @@ async fn pushed(server: &RedisServer, processes: &mut [PubSub], name: &Name) -> 
         let mut messages = pushes.on_message();
         let mut own = Vec::new();
         loop {
-            let message = timeout(LIMIT, messages.next()).await.expect("no mark").unwrap();
+            let message =
+                timeout(LIMIT, messages.next()).await.expect("the mark did not arrive").unwrap();
             match message.get_payload::<String>().unwrap().as_str() {
                 "mark" => break,
                 message => own.push(message.to_owned()),
@@ -91,9 +92,9 @@ async fn pushed(server: &RedisServer, processes: &mut [PubSub], name: &Name) -> 
     all
 }
 
-/// A process that died in the line is not waited for: nobody is subscribed to its channel.
+/// A queue entry of a dead process costs no time, because its channel has no subscriber.
 #[tokio::test]
-async fn the_dead_are_passed_over_at_once() {
+async fn dead_waiters_are_skipped_at_once() {
     let server = RedisServer::start().await;
     let backend = open(&server.url());
     let name = name();
@@ -112,14 +113,15 @@ async fn the_dead_are_passed_over_at_once() {
     assert!(backend.release(&alive).await.unwrap());
     assert_eq!(next(&mut changes).await, Change::Turn(behind.owner));
     assert!(granted(&backend, &behind).await.fence() > fence);
-    // They have lost their places, and are not in the way of what comes.
-    let places: u32 = server.raw().await.run(&["ZCARD", &name.suffixed("q")]).await;
-    assert_eq!(places, 0);
+    // The dead waiters have lost their queue entries, and do not delay later ones.
+    let entries: u32 = server.raw().await.run(&["ZCARD", &name.suffixed("q")]).await;
+    assert_eq!(entries, 0);
 }
 
-/// Where nobody who waits is alive, whoever else listens is told that it is free, and nothing is kept.
+/// All waiters are dead. Other listeners are told that the lock is free, and it is kept for none of
+/// the waiters.
 #[tokio::test]
-async fn where_all_are_dead_it_is_free_at_once() {
+async fn a_lock_with_dead_waiters_only_is_free_at_once() {
     let server = RedisServer::start().await;
     let backend = open(&server.url());
     let name = name();
@@ -136,14 +138,15 @@ async fn where_all_are_dead_it_is_free_at_once() {
     granted(&backend, &claim(&name)).await;
 }
 
-/// The server's clock is behind the last fence, so none of the scripts takes its short way. Who is called has lost his
-/// place, and one who is held to the order is before him then; he is granted it all the same.
+/// The clock of the server is behind the last fence, so no script takes its fast path. The notified
+/// waiter has lost its queue entry, and a fair waiter comes before it then. The notified waiter is
+/// granted the lease all the same.
 #[tokio::test]
-async fn fences_grow_though_the_clock_is_behind_them() {
+async fn fences_grow_when_the_clock_is_behind_them() {
     let server = RedisServer::start().await;
     let backend = open(&server.url());
     let name = name();
-    let (holder, called) = (claim(&name), claim(&name));
+    let (holder, notified) = (claim(&name), claim(&name));
     let fair = || Claim::new(name.clone(), Mode::Fair, LEASE, 2 * LEASE);
     let (second, third) = (fair(), fair());
     let mut changes = backend.changes(&name).await.unwrap();
@@ -152,19 +155,19 @@ async fn fences_grow_though_the_clock_is_behind_them() {
     let ahead = 1_000_000 * (time[0] + 3600);
     raw.run::<()>(&["SET", &name.suffixed("f"), &ahead.to_string(), "PX", "60000"]).await;
     assert_eq!(granted(&backend, &holder).await.fence(), ahead + 1);
-    for claim in [&called, &second, &third] {
+    for claim in [&notified, &second, &third] {
         held(&backend, claim).await;
     }
     assert!(backend.release(&holder).await.unwrap());
-    assert_eq!(next(&mut changes).await, Change::Turn(called.owner));
-    assert_eq!(granted(&backend, &called).await.fence(), ahead + 2);
-    assert!(backend.release(&called).await.unwrap());
+    assert_eq!(next(&mut changes).await, Change::Turn(notified.owner));
+    assert_eq!(granted(&backend, &notified).await.fence(), ahead + 2);
+    assert!(backend.release(&notified).await.unwrap());
     let mut handed_over = async |to: &Claim| match next(&mut changes).await {
         Change::Granted(handover) if handover.owner == to.owner => handover.fence,
-        other => panic!("not handed over: {other:?}"),
+        other => panic!("the lease was not handed over: {other:?}"),
     };
     assert_eq!(handed_over(&second).await, ahead + 3);
-    // The writer of that name takes fences from the same row.
+    // The writer lock of that name takes its fences from the same sequence.
     let writer = Claim::new(name.clone(), Mode::Write, LEASE, 2 * LEASE);
     assert_eq!(granted(&backend, &writer).await.fence(), ahead + 4);
     assert!(backend.release(&second).await.unwrap());
@@ -172,9 +175,9 @@ async fn fences_grow_though_the_clock_is_behind_them() {
     assert_eq!(raw.run::<u64>(&["GET", &name.suffixed("f")]).await, ahead + 5);
 }
 
-/// The others do not wake for a call that is not for them.
+/// The other processes do not wake for a notification of one process.
 #[tokio::test]
-async fn only_the_process_of_who_is_called_is_told() {
+async fn only_the_process_of_the_notified_waiter_is_told() {
     let server = RedisServer::start().await;
     let backend = open(&server.url());
     let name = name();
@@ -197,7 +200,7 @@ async fn only_the_process_of_who_is_called_is_told() {
         granted(&backend, claim).await;
         last = claim.clone();
     }
-    // When nobody is left to be called, everyone is told.
+    // When no waiter is left, all listeners are told.
     assert!(backend.release(&last).await.unwrap());
     assert_eq!(pushed(&server, &mut processes, &name).await, [["w"]; 3]);
 }
