@@ -26,7 +26,6 @@ pub(crate) mod channels;
 mod claim;
 mod entry;
 mod erased;
-mod joined;
 mod latches;
 mod memory;
 mod owner;
@@ -47,7 +46,7 @@ pub use self::redis::{RedisBackend, RedisBackendBuilder, Replicas, SentinelMaste
 pub use self::{
     change::{Change, Failure, Handover},
     channels::{Changes, Channels},
-    claim::{CALL_LIFE, Claim, Grant, HANDOVER_LIFE, Mode, Occupied, PLACE_LIFE},
+    claim::{Claim, Grant, Mode, Occupied},
     entry::{Entry, EntryKind, Undecodable},
     latches::{Countdown, Latches},
     memory::MemoryBackend,
@@ -58,6 +57,7 @@ pub use self::{
 
 pub(crate) use self::{
     answer::{ANSWER_LIMIT, answered_by, in_time},
+    claim::{HANDOVER_LIFE, TURN_LIFE},
     erased::{DynLatches, DynLeases, DynStore},
 };
 
@@ -76,7 +76,7 @@ pub trait Leases: Send + Sync + 'static {
     /// the token that has it.
     ///
     /// Where the mode [queues](Mode::queues), a claim that [waits](Claim::waits) keeps its place by being
-    /// sent again within its [time](Claim::place_life).
+    /// sent again within its [time](Claim::queue_entry_life).
     fn acquire(&self, claim: &Claim)
     -> impl Future<Output = Result<Acquired, BackendError>> + Send;
 

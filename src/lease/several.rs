@@ -3,7 +3,7 @@
 //! Nothing is held during the wait: a request that is not granted everything has given back what
 //! it got by the time of its answer, and the one lease in the way is waited for. So two callers that
 //! want the same leases do not wait for each other. The backend may keep a lease that was in the way
-//! before for a caller whose turn it is, for [`CALL_LIFE`].
+//! before for a caller whose turn it is, for [`TURN_LIFE`].
 
 use std::{future::pending, sync::Arc, time::Duration};
 
@@ -16,7 +16,7 @@ use super::{
     acquisition::ask_all,
 };
 use crate::{
-    backend::{AcquiredAll, CALL_LIFE, Change, Claim, Grant},
+    backend::{AcquiredAll, Change, Claim, Grant, TURN_LIFE},
     error::{BackendError, BackendErrorKind, Error},
 };
 
@@ -99,7 +99,7 @@ impl Attempt for Several<'_> {
             }
         };
         self.leave_at = match self.queued() > 1 {
-            true => self.leave_at.or_else(|| Some(Instant::now() + CALL_LIFE)),
+            true => self.leave_at.or_else(|| Some(Instant::now() + TURN_LIFE)),
             false => None,
         };
         asked

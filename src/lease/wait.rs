@@ -76,7 +76,7 @@ impl<'a> Waiting<'a> {
     ) -> Self {
         let mut waiting = Self::on(backend, claim.name.clone(), claim.owner, strategy, limit);
         if claim.mode.is_ordered() {
-            waiting.longest = claim.place_life().mul_f64(KEEP_ENTRY);
+            waiting.longest = claim.queue_entry_life().mul_f64(KEEP_ENTRY);
         }
         waiting
     }

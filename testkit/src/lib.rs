@@ -26,10 +26,35 @@ pub use self::{
 
 use std::{env, future::Future, process::Command, time::Duration};
 
+use bellwether::{
+    backend::{Claim, Mode},
+    key::{Family, Name, Namespace},
+};
 use tokio::time::{Instant, sleep};
 
 /// How long a test waits for what must happen: long, for it is only ever waited out by a test that fails.
 pub const LIMIT: Duration = Duration::from_secs(20);
+
+/// Returns how long a released lease is kept for the claim whose turn it is.
+pub fn turn_life() -> Duration {
+    any_claim().turn_life()
+}
+
+/// Returns how long a lease that was handed over lasts unless it is renewed.
+pub fn handover_life() -> Duration {
+    any_claim().handover_life()
+}
+
+/// Returns how long a queue entry lasts unless its claim is sent again.
+pub fn queue_entry_life() -> Duration {
+    any_claim().queue_entry_life()
+}
+
+/// Returns a fair claim with a long lease.
+fn any_claim() -> Claim {
+    let name = Name::new(&Namespace::standard(), Family::Lock, &"any".into(), 512);
+    Claim::new(name.expect("the name is valid"), Mode::Fair, LIMIT, LIMIT)
+}
 
 /// Starts the test program that runs now once more, for one test of it.
 ///

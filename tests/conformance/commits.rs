@@ -6,11 +6,11 @@ use bellwether::backend::{Change, Claimed, Committed, Entry, EntryKind, Leases, 
 use bytes::Bytes;
 
 use crate::harness::{
-    FENCE_LIFE, Harness, LEASE, MOMENT, TTL, begun, claim, failure, granted, held, listen, name,
-    next, read, stored, value,
+    FENCE_LIFE, FullHarness, LEASE, MOMENT, TTL, begun, claim, failure, granted, held, listen,
+    name, next, read, stored, value,
 };
 
-pub async fn an_entry_is_stored_and_the_lease_ended<H: Harness>(h: &H) {
+pub async fn an_entry_is_stored_and_the_lease_ended<H: FullHarness>(h: &H) {
     let (here, there) = (h.backend(), h.backend());
     let name = name("product:42");
     assert_eq!(here.get(&name).await.unwrap(), None);
@@ -23,7 +23,7 @@ pub async fn an_entry_is_stored_and_the_lease_ended<H: Harness>(h: &H) {
     assert!(!here.release(&claim).await.unwrap(), "the lease outlived its commit");
 }
 
-pub async fn a_claim_gets_the_entry_that_it_had_not_seen<H: Harness>(h: &H) {
+pub async fn a_claim_gets_the_entry_that_it_had_not_seen<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     let first = stored(&backend, &name, "first").await;
@@ -37,7 +37,7 @@ pub async fn a_claim_gets_the_entry_that_it_had_not_seen<H: Harness>(h: &H) {
     assert!(grant.fence() > first);
 }
 
-pub async fn the_holder_gets_its_lease_whatever_it_has_seen<H: Harness>(h: &H) {
+pub async fn the_holder_gets_its_lease_whatever_it_has_seen<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     let first = stored(&backend, &name, "first").await;
@@ -49,7 +49,7 @@ pub async fn the_holder_gets_its_lease_whatever_it_has_seen<H: Harness>(h: &H) {
     assert_eq!(begun(&backend, &refresh).await.fence(), grant.fence());
 }
 
-pub async fn a_claim_gets_a_newer_entry_though_the_lease_is_held<H: Harness>(h: &H) {
+pub async fn a_claim_gets_a_newer_entry_though_the_lease_is_held<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     let first = stored(&backend, &name, "first").await;
@@ -66,7 +66,7 @@ pub async fn a_claim_gets_a_newer_entry_though_the_lease_is_held<H: Harness>(h: 
 }
 
 /// The answer to a commit is lost, and the commit is sent again.
-pub async fn a_commit_sent_twice_stores_once<H: Harness>(h: &H) {
+pub async fn a_commit_sent_twice_stores_once<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     let mut changes = listen(&backend, &name).await;
@@ -87,7 +87,7 @@ pub async fn a_commit_sent_twice_stores_once<H: Harness>(h: &H) {
 
 /// The entry was written and has ended, and then the same commit arrives once more. A commit that
 /// looks at the entry alone would write it again, with a time that it no longer has.
-pub async fn a_commit_sent_twice_does_not_restore_an_ended_entry<H: Harness>(h: &H) {
+pub async fn a_commit_sent_twice_does_not_restore_an_ended_entry<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     let claim = claim(&name);
@@ -100,7 +100,7 @@ pub async fn a_commit_sent_twice_does_not_restore_an_ended_entry<H: Harness>(h: 
     assert_eq!(read(&backend, &name).await, None);
 }
 
-pub async fn a_commit_sent_twice_does_not_end_the_next_lease<H: Harness>(h: &H) {
+pub async fn a_commit_sent_twice_does_not_end_the_next_lease<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     let (first, second) = (claim(&name), claim(&name));
@@ -116,7 +116,7 @@ pub async fn a_commit_sent_twice_does_not_end_the_next_lease<H: Harness>(h: &H) 
     assert_eq!(read(&backend, &name).await.as_deref(), Some("second"));
 }
 
-pub async fn a_commit_without_a_time_stores_nothing<H: Harness>(h: &H) {
+pub async fn a_commit_without_a_time_stores_nothing<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     let first = claim(&name);
@@ -127,7 +127,7 @@ pub async fn a_commit_without_a_time_stores_nothing<H: Harness>(h: &H) {
     assert!(begun(&backend, &claim(&name)).await.fence() > grant.fence());
 }
 
-pub async fn a_hand_over_sent_twice_hands_over_once<H: Harness>(h: &H) {
+pub async fn a_hand_over_sent_twice_hands_over_once<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     let mut changes = listen(&backend, &name).await;
@@ -142,7 +142,7 @@ pub async fn a_hand_over_sent_twice_hands_over_once<H: Harness>(h: &H) {
     assert_eq!(next(&mut changes).await, Change::Invalidated(burnt));
 }
 
-pub async fn a_commit_of_a_lost_lease_is_stored_if_no_other_claim_had_it<H: Harness>(h: &H) {
+pub async fn a_commit_of_a_lost_lease_is_stored_if_no_other_claim_had_it<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     let claim = claim(&name);
@@ -155,7 +155,7 @@ pub async fn a_commit_of_a_lost_lease_is_stored_if_no_other_claim_had_it<H: Harn
 
 /// A leader stalls for longer than its lease, and another one loads meanwhile. The first value may
 /// be older than the second one. It is not stored, whether the second load is done or not.
-pub async fn a_commit_of_a_lost_lease_is_refused_after_another_claim<H: Harness>(h: &H) {
+pub async fn a_commit_of_a_lost_lease_is_refused_after_another_claim<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     let (late, newer) = (claim(&name), claim(&name));
@@ -171,7 +171,7 @@ pub async fn a_commit_of_a_lost_lease_is_refused_after_another_claim<H: Harness>
     assert_eq!(read(&backend, &name).await, None);
 }
 
-pub async fn a_commit_of_a_lost_lease_gets_the_entry_of_its_successor<H: Harness>(h: &H) {
+pub async fn a_commit_of_a_lost_lease_gets_the_entry_of_its_successor<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     let late = claim(&name);
@@ -184,7 +184,7 @@ pub async fn a_commit_of_a_lost_lease_gets_the_entry_of_its_successor<H: Harness
 }
 
 /// Without the fence, the backend cannot tell whether the name was invalidated meanwhile.
-pub async fn a_commit_after_its_fence_is_forgotten_is_refused<H: Harness>(h: &H) {
+pub async fn a_commit_after_its_fence_is_forgotten_is_refused<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     let claim = claim(&name);
@@ -196,7 +196,7 @@ pub async fn a_commit_after_its_fence_is_forgotten_is_refused<H: Harness>(h: &H)
 }
 
 /// A claim that the holder sends again does not make the fence known again.
-pub async fn a_forgotten_fence_is_not_brought_back_by_its_holder<H: Harness>(h: &H) {
+pub async fn a_forgotten_fence_is_not_brought_back_by_its_holder<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     let mut long = claim(&name);
@@ -209,7 +209,7 @@ pub async fn a_forgotten_fence_is_not_brought_back_by_its_holder<H: Harness>(h: 
     assert_eq!(outcome, Committed::Refused);
 }
 
-pub async fn an_entry_ends_with_its_time<H: Harness>(h: &H) {
+pub async fn an_entry_ends_with_its_time<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     stored(&backend, &name, "v").await;
@@ -220,7 +220,7 @@ pub async fn an_entry_ends_with_its_time<H: Harness>(h: &H) {
     begun(&backend, &claim(&name)).await;
 }
 
-pub async fn a_commit_replaces_the_entry_and_its_time<H: Harness>(h: &H) {
+pub async fn a_commit_replaces_the_entry_and_its_time<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     stored(&backend, &name, "first").await;
@@ -230,7 +230,7 @@ pub async fn a_commit_replaces_the_entry_and_its_time<H: Harness>(h: &H) {
     assert_eq!(read(&backend, &name).await.as_deref(), Some("second"));
 }
 
-pub async fn an_uncacheable_entry_is_an_entry_too<H: Harness>(h: &H) {
+pub async fn an_uncacheable_entry_is_an_entry_too<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     let first = claim(&name);
@@ -244,7 +244,7 @@ pub async fn an_uncacheable_entry_is_an_entry_too<H: Harness>(h: &H) {
     assert_eq!(backend.claim(&claim(&name), 0).await.unwrap(), Claimed::Newer(found));
 }
 
-pub async fn a_failure_ends_the_lease_and_stores_nothing<H: Harness>(h: &H) {
+pub async fn a_failure_ends_the_lease_and_stores_nothing<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     let (first, stranger) = (claim(&name), claim(&name));
@@ -257,7 +257,7 @@ pub async fn a_failure_ends_the_lease_and_stores_nothing<H: Harness>(h: &H) {
     granted(&backend, &stranger).await;
 }
 
-pub async fn large_entries_come_back_whole<H: Harness>(h: &H) {
+pub async fn large_entries_come_back_whole<H: FullHarness>(h: &H) {
     let backend = h.backend();
     // Sizes around the limits of a push and of a value, and an empty value. Every byte occurs.
     for size in [0, 1, (64 << 10) - 36, 64 << 10, (64 << 10) + 1, 8 << 20] {

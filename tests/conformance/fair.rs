@@ -3,14 +3,13 @@
 use std::time::Duration;
 
 use bellwether::{
-    backend::{
-        CALL_LIFE, Change, Changes, Claim, HANDOVER_LIFE, Leases, Mode, PLACE_LIFE, Renewal,
-    },
+    backend::{Change, Changes, Claim, Leases, Mode, Renewal},
     key::Name,
 };
+use testkit::{handover_life, queue_entry_life, turn_life};
 
 use crate::harness::{
-    Harness, LEASE, MOMENT, claim, claim_in, granted, handed_over, held, listen, name, next,
+    FullHarness, LEASE, MOMENT, claim, claim_in, granted, handed_over, held, listen, name, next,
 };
 
 fn fair(name: &Name) -> Claim {
@@ -21,7 +20,7 @@ fn three(name: &Name) -> [Claim; 3] {
     std::array::from_fn(|_| fair(name))
 }
 
-pub async fn a_free_lease_is_granted_at_once<H: Harness>(h: &H) {
+pub async fn a_free_lease_is_granted_at_once<H: FullHarness>(h: &H) {
     let (here, there) = (h.backend(), h.backend());
     let name = name("k");
     let [first, second, third] = three(&name);
@@ -34,7 +33,7 @@ pub async fn a_free_lease_is_granted_at_once<H: Harness>(h: &H) {
     assert!(granted(&here, &third).await.fence() > fence);
 }
 
-pub async fn fair_waiters_are_served_in_their_order<H: Harness>(h: &H) {
+pub async fn fair_waiters_are_served_in_their_order<H: FullHarness>(h: &H) {
     let (here, there) = (h.backend(), h.backend());
     let name = name("k");
     let mut holder = fair(&name);
@@ -54,7 +53,7 @@ pub async fn fair_waiters_are_served_in_their_order<H: Harness>(h: &H) {
         for other in waiting.iter().skip(turn + 1).chain([&late]) {
             let occupied = held(&there, other).await;
             assert_eq!((occupied.fence, occupied.holders), (fence, 1));
-            assert!(occupied.remaining <= PLACE_LIFE && !occupied.remaining.is_zero());
+            assert!(occupied.remaining <= queue_entry_life() && !occupied.remaining.is_zero());
         }
         here.release(&late).await.unwrap();
         assert_eq!(granted(&there, claim).await.fence(), fence);
@@ -65,7 +64,7 @@ pub async fn fair_waiters_are_served_in_their_order<H: Harness>(h: &H) {
 }
 
 /// A waiter that does not listen would not learn that it holds the lease.
-pub async fn a_lease_is_not_handed_to_a_waiter_that_does_not_listen<H: Harness>(h: &H) {
+pub async fn a_lease_is_not_handed_to_a_waiter_that_does_not_listen<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     let [first, second, third] = three(&name);
@@ -77,7 +76,7 @@ pub async fn a_lease_is_not_handed_to_a_waiter_that_does_not_listen<H: Harness>(
     // It is still the turn of the first waiter.
     let occupied = held(&backend, &third).await;
     assert_eq!((occupied.fence, occupied.holders), (0, 0));
-    assert!(occupied.remaining <= PLACE_LIFE && !occupied.remaining.is_zero());
+    assert!(occupied.remaining <= queue_entry_life() && !occupied.remaining.is_zero());
     assert!(granted(&backend, &second).await.fence() > fence);
 }
 
@@ -97,7 +96,7 @@ async fn unfair_waiter_before_fair_waiter(backend: &impl Leases) -> (Claim, Clai
 }
 
 /// A waiter for several leases at once has no use for one of them. It holds none while it waits.
-pub async fn a_waiter_that_takes_no_handover_is_only_notified<H: Harness>(h: &H) {
+pub async fn a_waiter_that_takes_no_handover_is_only_notified<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let (plain, second, mut changes) = unfair_waiter_before_fair_waiter(&backend).await;
     assert_eq!(backend.renew(std::slice::from_ref(&plain)).await.unwrap(), [Renewal::NotHeld]);
@@ -109,35 +108,35 @@ pub async fn a_waiter_that_takes_no_handover_is_only_notified<H: Harness>(h: &H)
 }
 
 /// The notified waiter may have died, or may wait for another lease by now.
-pub async fn a_notified_waiter_delays_the_queue_for_a_moment_only<H: Harness>(h: &H) {
+pub async fn a_notified_waiter_delays_the_queue_for_a_moment_only<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let (_, second, _changes) = unfair_waiter_before_fair_waiter(&backend).await;
-    h.pass(CALL_LIFE).await;
+    h.pass(turn_life()).await;
     granted(&backend, &second).await;
 }
 
 /// A holder died without a release, and so did a waiter for a plain mutex. Such a waiter asks
 /// seldom, so its queue entry is kept for long. That entry once held up the first fair waiter,
 /// though the lease was free.
-pub async fn an_unfair_waiter_does_not_block_a_fair_waiter<H: Harness>(h: &H) {
+pub async fn an_unfair_waiter_does_not_block_a_fair_waiter<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     let [mut first, second, third] = three(&name);
-    first.lease = HANDOVER_LIFE;
+    first.lease = handover_life();
     granted(&backend, &first).await;
     held(&backend, &claim(&name)).await;
     held(&backend, &second).await;
     held(&backend, &third).await;
-    h.pass(HANDOVER_LIFE).await;
+    h.pass(handover_life()).await;
     let occupied = held(&backend, &third).await;
     assert_eq!((occupied.fence, occupied.holders), (0, 0));
-    assert!(occupied.remaining <= PLACE_LIFE, "{occupied:?}");
+    assert!(occupied.remaining <= queue_entry_life(), "{occupied:?}");
     granted(&backend, &second).await;
 }
 
 /// The owner of a handover dies. Its queue entry is gone, and the next waiter takes the lease in
 /// time.
-async fn handed_over_to_a_dead_waiter<H: Harness>(h: &H, waited: Duration, lasts: Duration) {
+async fn handed_over_to_a_dead_waiter<H: FullHarness>(h: &H, waited: Duration, lasts: Duration) {
     let backend = h.backend();
     let name = name("k");
     let [first, second, third] = three(&name);
@@ -157,16 +156,17 @@ async fn handed_over_to_a_dead_waiter<H: Harness>(h: &H, waited: Duration, lasts
     assert!(!backend.release(&second).await.unwrap());
 }
 
-pub async fn a_handover_lasts_for_its_time<H: Harness>(h: &H) {
-    handed_over_to_a_dead_waiter(h, PLACE_LIFE / 10, HANDOVER_LIFE).await;
+pub async fn a_handover_lasts_for_its_time<H: FullHarness>(h: &H) {
+    handed_over_to_a_dead_waiter(h, queue_entry_life() / 10, handover_life()).await;
 }
 
 /// All dead waiters together therefore delay the others by one such time only.
-pub async fn a_handover_lasts_no_longer_than_the_queue_entry<H: Harness>(h: &H) {
-    handed_over_to_a_dead_waiter(h, PLACE_LIFE - HANDOVER_LIFE / 2, HANDOVER_LIFE / 2).await;
+pub async fn a_handover_lasts_no_longer_than_the_queue_entry<H: FullHarness>(h: &H) {
+    handed_over_to_a_dead_waiter(h, queue_entry_life() - handover_life() / 2, handover_life() / 2)
+        .await;
 }
 
-pub async fn a_handover_is_a_lease<H: Harness>(h: &H) {
+pub async fn a_handover_is_a_lease<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     let [first, second, third] = three(&name);
@@ -186,7 +186,7 @@ pub async fn a_handover_is_a_lease<H: Harness>(h: &H) {
     assert!(backend.release(&third).await.unwrap());
 }
 
-pub async fn a_waiter_that_asks_again_keeps_its_queue_entry<H: Harness>(h: &H) {
+pub async fn a_waiter_that_asks_again_keeps_its_queue_entry<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     let [first, second, third] = three(&name);
@@ -195,7 +195,7 @@ pub async fn a_waiter_that_asks_again_keeps_its_queue_entry<H: Harness>(h: &H) {
     held(&backend, &third).await;
     // The loop takes longer than a queue entry is kept without another claim.
     for _ in 0..4 {
-        h.pass(PLACE_LIFE / 2).await;
+        h.pass(queue_entry_life() / 2).await;
         held(&backend, &third).await;
         held(&backend, &second).await;
     }
@@ -204,7 +204,7 @@ pub async fn a_waiter_that_asks_again_keeps_its_queue_entry<H: Harness>(h: &H) {
     granted(&backend, &second).await;
 }
 
-pub async fn a_claim_that_does_not_wait_gets_no_queue_entry<H: Harness>(h: &H) {
+pub async fn a_claim_that_does_not_wait_gets_no_queue_entry<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     let [first, mut second, third] = three(&name);
@@ -218,7 +218,7 @@ pub async fn a_claim_that_does_not_wait_gets_no_queue_entry<H: Harness>(h: &H) {
     granted(&backend, &second).await;
 }
 
-pub async fn a_waiter_that_leaves_lets_the_next_pass<H: Harness>(h: &H) {
+pub async fn a_waiter_that_leaves_lets_the_next_pass<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     let [first, second, third] = three(&name);
@@ -234,26 +234,26 @@ pub async fn a_waiter_that_leaves_lets_the_next_pass<H: Harness>(h: &H) {
     assert_eq!(granted(&backend, &third).await.fence(), fence);
 }
 
-pub async fn dead_waiters_are_skipped_together<H: Harness>(h: &H) {
+pub async fn dead_waiters_are_skipped_together<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     let [holder, first, second] = three(&name);
     let alive = fair(&name);
     granted(&backend, &holder).await;
     held(&backend, &first).await;
-    h.pass(PLACE_LIFE / 4).await;
+    h.pass(queue_entry_life() / 4).await;
     held(&backend, &second).await;
     held(&backend, &alive).await;
-    h.pass(PLACE_LIFE / 2).await;
+    h.pass(queue_entry_life() / 2).await;
     held(&backend, &alive).await;
-    h.pass(PLACE_LIFE / 2).await;
+    h.pass(queue_entry_life() / 2).await;
     let mut changes = listen(&backend, &name).await;
     backend.release(&holder).await.unwrap();
     let fence = handed_over(&mut changes, &alive).await.fence;
     assert_eq!(granted(&backend, &alive).await.fence(), fence);
 }
 
-pub async fn a_fair_claim_sent_twice_is_granted_one_lease<H: Harness>(h: &H) {
+pub async fn a_fair_claim_sent_twice_is_granted_one_lease<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     let [first, second, _] = three(&name);
@@ -273,7 +273,7 @@ pub async fn a_fair_claim_sent_twice_is_granted_one_lease<H: Harness>(h: &H) {
 }
 
 /// A plain claim overtakes the fair queue, but never holds the lease together with a fair holder.
-pub async fn a_fair_mutex_and_a_mutex_share_one_lease<H: Harness>(h: &H) {
+pub async fn a_fair_mutex_and_a_mutex_share_one_lease<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     let [first, second, _] = three(&name);
@@ -289,7 +289,7 @@ pub async fn a_fair_mutex_and_a_mutex_share_one_lease<H: Harness>(h: &H) {
     assert!(granted(&backend, &second).await.fence() > plains);
 }
 
-pub async fn a_cleared_lease_has_no_queue<H: Harness>(h: &H) {
+pub async fn a_cleared_lease_has_no_queue<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     let [first, second, third] = three(&name);

@@ -3,10 +3,10 @@
 use bellwether::backend::{Committed, Grant, Leases, Renewal, Store};
 
 use crate::harness::{
-    FENCE_LIFE, Harness, LEASE, MOMENT, TTL, begun, claim, granted, name, stored, value,
+    FENCE_LIFE, FullHarness, LEASE, MOMENT, TTL, begun, claim, granted, name, stored, value,
 };
 
-pub async fn fences_grow_over_releases<H: Harness>(h: &H) {
+pub async fn fences_grow_over_releases<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     let mut last = 0;
@@ -19,7 +19,7 @@ pub async fn fences_grow_over_releases<H: Harness>(h: &H) {
     }
 }
 
-pub async fn fences_grow_over_expiries<H: Harness>(h: &H) {
+pub async fn fences_grow_over_expiries<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     let mut last = 0;
@@ -31,7 +31,7 @@ pub async fn fences_grow_over_expiries<H: Harness>(h: &H) {
     }
 }
 
-pub async fn fences_grow_over_writes<H: Harness>(h: &H) {
+pub async fn fences_grow_over_writes<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     let mut last = 0;
@@ -50,7 +50,7 @@ pub async fn fences_grow_over_writes<H: Harness>(h: &H) {
     }
 }
 
-pub async fn fences_grow_though_the_last_one_is_forgotten<H: Harness>(h: &H) {
+pub async fn fences_grow_though_the_last_one_is_forgotten<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     let first = claim(&name);
@@ -61,7 +61,7 @@ pub async fn fences_grow_though_the_last_one_is_forgotten<H: Harness>(h: &H) {
     assert!(fence > last, "{fence} after {last}");
 }
 
-pub async fn fences_grow_past_the_entry_though_the_last_one_is_forgotten<H: Harness>(h: &H) {
+pub async fn fences_grow_past_the_entry_though_the_last_one_is_forgotten<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     let claim = claim(&name);
@@ -75,7 +75,7 @@ pub async fn fences_grow_past_the_entry_though_the_last_one_is_forgotten<H: Harn
     assert!(burnt > grant.fence(), "{burnt} after {}", grant.fence());
 }
 
-pub async fn a_burnt_fence_is_greater_than_the_granted_one<H: Harness>(h: &H) {
+pub async fn a_burnt_fence_is_greater_than_the_granted_one<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     let fence = granted(&backend, &claim(&name)).await.fence();
@@ -85,7 +85,7 @@ pub async fn a_burnt_fence_is_greater_than_the_granted_one<H: Harness>(h: &H) {
 }
 
 /// A load may take longer than a fence is remembered. Renewals of its lease keep the fence as well.
-pub async fn a_fence_is_remembered_while_its_lease_is_renewed<H: Harness>(h: &H) {
+pub async fn a_fence_is_remembered_while_its_lease_is_renewed<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let mut long = claim(&name("k"));
     long.fence_life = LEASE + MOMENT;

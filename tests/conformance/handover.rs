@@ -4,13 +4,14 @@
 use std::time::Duration;
 
 use bellwether::{
-    backend::{Change, Claim, HANDOVER_LIFE, Leases, Mode, Renewal},
+    backend::{Change, Claim, Leases, Mode, Renewal},
     key::{Family, Name},
 };
+use testkit::handover_life;
 
 use crate::harness::{
-    Harness, LEASE, MOMENT, claim, claim_in, granted, handed_over, hasty, held, listen, name_in,
-    next,
+    FullHarness, LEASE, MOMENT, claim, claim_in, granted, handed_over, hasty, held, listen,
+    name_in, next,
 };
 
 fn lock() -> Name {
@@ -26,7 +27,7 @@ fn claims<const N: usize>(name: &Name) -> [Claim; N] {
     })
 }
 
-pub async fn a_waiter_is_handed_the_mutex_with_the_release<H: Harness>(h: &H) {
+pub async fn a_waiter_is_handed_the_mutex_with_the_release<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = lock();
     let [holder, waiting] = claims(&name);
@@ -38,7 +39,7 @@ pub async fn a_waiter_is_handed_the_mutex_with_the_release<H: Harness>(h: &H) {
     assert!(fence > last);
     let occupied = held(&backend, &hasty(&name)).await;
     assert_eq!((occupied.fence, occupied.holders), (fence, 1));
-    assert!(occupied.remaining <= HANDOVER_LIFE, "{occupied:?}");
+    assert!(occupied.remaining <= handover_life(), "{occupied:?}");
     // A handover is a lease like any other.
     assert_eq!(backend.renew(std::slice::from_ref(&waiting)).await.unwrap(), [Renewal::Held]);
     let occupied = held(&backend, &hasty(&name)).await;
@@ -48,7 +49,7 @@ pub async fn a_waiter_is_handed_the_mutex_with_the_release<H: Harness>(h: &H) {
     assert!(granted(&backend, &hasty(&name)).await.fence() > fence);
 }
 
-pub async fn a_mutex_is_handed_over_in_turn<H: Harness>(h: &H) {
+pub async fn a_mutex_is_handed_over_in_turn<H: FullHarness>(h: &H) {
     let (here, there) = (h.backend(), h.backend());
     let name = lock();
     let [mut holder] = claims(&name);
@@ -73,7 +74,7 @@ pub async fn a_mutex_is_handed_over_in_turn<H: Harness>(h: &H) {
 }
 
 /// The waiter knows when it entered the queue. A later claim of the same waiter does not count.
-pub async fn the_end_of_a_handover_counts_from_the_queue_entry<H: Harness>(h: &H) {
+pub async fn the_end_of_a_handover_counts_from_the_queue_entry<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = lock();
     let [holder, waiting] = claims(&name);
@@ -86,10 +87,10 @@ pub async fn the_end_of_a_handover_counts_from_the_queue_entry<H: Harness>(h: &H
     h.pass(3 * waits).await;
     assert!(backend.release(&holder).await.unwrap());
     let ends = handed_over(&mut changes, &waiting).await.ends;
-    assert!(ends >= 4 * waits + HANDOVER_LIFE && ends < 4 * waits + HANDOVER_LIFE + MOMENT);
+    assert!(ends >= 4 * waits + handover_life() && ends < 4 * waits + handover_life() + MOMENT);
 }
 
-pub async fn waiters_with_and_without_handover_share_the_queue<H: Harness>(h: &H) {
+pub async fn waiters_with_and_without_handover_share_the_queue<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = lock();
     let [holder, second, fourth] = claims(&name);
@@ -114,7 +115,7 @@ pub async fn waiters_with_and_without_handover_share_the_queue<H: Harness>(h: &H
 }
 
 /// The waiter is skipped, and the lease is free.
-pub async fn a_waiter_that_does_not_listen_is_skipped<H: Harness>(h: &H) {
+pub async fn a_waiter_that_does_not_listen_is_skipped<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = lock();
     let [holder, gone, other] = claims(&name);
@@ -130,7 +131,7 @@ pub async fn a_waiter_that_does_not_listen_is_skipped<H: Harness>(h: &H) {
     assert!(handed_over(&mut changes, &gone).await.fence > fence);
 }
 
-pub async fn a_release_sent_twice_hands_over_once<H: Harness>(h: &H) {
+pub async fn a_release_sent_twice_hands_over_once<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = lock();
     let [holder, second, third] = claims(&name);
@@ -149,7 +150,7 @@ pub async fn a_release_sent_twice_hands_over_once<H: Harness>(h: &H) {
 }
 
 /// The wait ends in the moment of the handover.
-pub async fn a_waiter_that_leaves_after_a_handover_hands_the_lease_on<H: Harness>(h: &H) {
+pub async fn a_waiter_that_leaves_after_a_handover_hands_the_lease_on<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = lock();
     let [holder, second, third, fourth] = claims(&name);
@@ -166,7 +167,7 @@ pub async fn a_waiter_that_leaves_after_a_handover_hands_the_lease_on<H: Harness
     assert!(handed_over(&mut changes, &fourth).await.fence > fence);
 }
 
-pub async fn a_handover_ends_by_itself<H: Harness>(h: &H) {
+pub async fn a_handover_ends_by_itself<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = lock();
     let [holder, dead, next_one] = claims(&name);
@@ -176,22 +177,22 @@ pub async fn a_handover_ends_by_itself<H: Harness>(h: &H) {
     let mut changes = listen(&backend, &name).await;
     assert!(backend.release(&holder).await.unwrap());
     let fence = handed_over(&mut changes, &dead).await.fence;
-    h.pass(HANDOVER_LIFE).await;
+    h.pass(handover_life()).await;
     assert_eq!(backend.renew(std::slice::from_ref(&dead)).await.unwrap(), [Renewal::NotHeld]);
     assert!(granted(&backend, &next_one).await.fence() > fence);
     assert!(!backend.release(&dead).await.unwrap());
     assert!(backend.release(&next_one).await.unwrap());
 }
 
-pub async fn an_ended_queue_entry_is_handed_nothing<H: Harness>(h: &H) {
+pub async fn an_ended_queue_entry_is_handed_nothing<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = lock();
     let [holder, gone, waiting] = claims(&name);
     granted(&backend, &holder).await;
     held(&backend, &gone).await;
-    h.pass(gone.place_life() / 2).await;
+    h.pass(gone.queue_entry_life() / 2).await;
     held(&backend, &waiting).await;
-    h.pass(gone.place_life() / 2).await;
+    h.pass(gone.queue_entry_life() / 2).await;
     let mut changes = listen(&backend, &name).await;
     assert!(backend.release(&holder).await.unwrap());
     handed_over(&mut changes, &waiting).await;
@@ -199,7 +200,7 @@ pub async fn an_ended_queue_entry_is_handed_nothing<H: Harness>(h: &H) {
 
 /// Within a process the lease is passed on between callers. Its release hands it over to another
 /// process.
-pub async fn a_lease_that_was_passed_on_is_handed_over<H: Harness>(h: &H) {
+pub async fn a_lease_that_was_passed_on_is_handed_over<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = lock();
     let [holder, next_one, waiting] = claims(&name);
@@ -220,7 +221,7 @@ pub async fn a_lease_that_was_passed_on_is_handed_over<H: Harness>(h: &H) {
 
 /// The waiter had a queue entry when the lease was passed on to it. That ends the queue entry. A
 /// release by the waiter, or by its successor, then hands over to no owner at all.
-pub async fn a_waiter_that_already_had_the_lease_is_not_handed_it_again<H: Harness>(h: &H) {
+pub async fn a_waiter_that_already_had_the_lease_is_not_handed_it_again<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = lock();
     let [holder, waiting, last] = claims(&name);
@@ -243,7 +244,7 @@ pub async fn a_waiter_that_already_had_the_lease_is_not_handed_it_again<H: Harne
 }
 
 /// The waiter did not trust the handover, or had sent its claim before the handover arrived.
-pub async fn a_handover_is_granted_again_to_its_owner<H: Harness>(h: &H) {
+pub async fn a_handover_is_granted_again_to_its_owner<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = lock();
     let [holder, waiting] = claims(&name);
@@ -252,7 +253,7 @@ pub async fn a_handover_is_granted_again_to_its_owner<H: Harness>(h: &H) {
     let mut changes = listen(&backend, &name).await;
     assert!(backend.release(&holder).await.unwrap());
     let fence = handed_over(&mut changes, &waiting).await.fence;
-    h.pass(HANDOVER_LIFE / 4).await;
+    h.pass(handover_life() / 4).await;
     assert_eq!(granted(&backend, &waiting).await.fence(), fence);
     let occupied = held(&backend, &hasty(&name)).await;
     assert!(occupied.remaining > LEASE - MOMENT, "{occupied:?}");

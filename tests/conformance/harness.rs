@@ -9,6 +9,7 @@ use bellwether::{
         Leases, Mode, Occupied, Store,
     },
     key::{Family, Name, Namespace},
+    lock::Majority,
 };
 use bytes::Bytes;
 use testkit::LIMIT;
@@ -25,7 +26,10 @@ pub const MOMENT: Duration = Duration::from_secs(20);
 
 /// One empty backend, as a fleet sees it.
 pub trait Harness: Sized {
-    type Backend: Store + Latches + Clone;
+    type Backend: Leases + Clone;
+
+    /// Whether each exclusive grant has a fence of its own. Without fences, each of them is zero.
+    const FENCED: bool = true;
 
     fn start() -> impl Future<Output = Self>;
 
@@ -58,6 +62,19 @@ pub trait Harness: Sized {
     }
 }
 
+/// A harness of a backend that keeps entries and latches, and has every mode.
+pub trait FullHarness: Harness<Backend: Store + Latches> {}
+
+impl<H: Harness<Backend: Store + Latches>> FullHarness for H {}
+
+/// Checks that a fence is greater than an earlier one, if the backend has fences.
+pub fn assert_newer<H: Harness>(fence: u64, earlier: u64) {
+    match H::FENCED {
+        true => assert!(fence > earlier, "{fence} is not greater than {earlier}"),
+        false => assert_eq!((fence, earlier), (0, 0), "a backend without fences has granted one"),
+    }
+}
+
 pub struct Memory(MemoryBackend);
 
 impl Harness for Memory {
@@ -87,7 +104,39 @@ impl Harness for Memory {
     }
 }
 
-pub use self::over_redis::{Clustered, Redis};
+/// Three memory backends, of which a majority holds a lease.
+///
+/// The backends of one harness are those of one process, since only the process that acquired a
+/// lease of a majority knows the owners at the servers.
+pub struct OverMemory(Majority);
+
+impl Harness for OverMemory {
+    type Backend = Majority;
+
+    const FENCED: bool = false;
+
+    async fn start() -> Self {
+        Self(Majority::new([(); 3].map(|()| MemoryBackend::new())).expect("there are servers"))
+    }
+
+    fn backend(&self) -> Majority {
+        self.0.clone()
+    }
+
+    async fn pass(&self, time: Duration) {
+        tokio::time::advance(time).await;
+    }
+
+    async fn forget_fence(&self, _: &Name) {}
+
+    async fn no_listener_is_left(&self) {}
+
+    async fn keys(&self) -> Vec<String> {
+        Vec::new()
+    }
+}
+
+pub use self::over_redis::{Clustered, OverRedis, Redis};
 
 mod over_redis {
     use bellwether::backend::{RedisBackend, RedisBackendBuilder};
@@ -95,6 +144,7 @@ mod over_redis {
     use super::*;
     use std::sync::{Mutex, PoisonError};
 
+    use futures_util::future::join_all;
     use testkit::{Cluster, RedisServer, comes_true, eventually};
 
     pub struct Redis(RedisServer);
@@ -141,6 +191,63 @@ mod over_redis {
     fn builder() -> RedisBackendBuilder {
         // The rules are not about time-outs, and a busy machine must not cause one.
         RedisBackend::builder().command_timeout(LIMIT).connect_timeout(LIMIT)
+    }
+
+    /// Three servers, of which a majority holds a lease.
+    pub struct OverRedis {
+        servers: Vec<RedisServer>,
+        majority: Majority,
+    }
+
+    impl Harness for OverRedis {
+        type Backend = Majority;
+
+        const FENCED: bool = false;
+
+        async fn start() -> Self {
+            let servers = join_all((0..3).map(|_| RedisServer::start())).await;
+            let backends = servers.iter().map(|server| {
+                builder().server(server.url()).build().expect("the URL of a test server is valid")
+            });
+            let majority = Majority::new(backends).expect("there are servers").answer_limit(LIMIT);
+            Self { servers, majority }
+        }
+
+        fn backend(&self) -> Majority {
+            self.majority.clone()
+        }
+
+        async fn pass(&self, time: Duration) {
+            for server in &self.servers {
+                server.raw().await.age(time).await;
+            }
+        }
+
+        async fn forget_fence(&self, name: &Name) {
+            for server in &self.servers {
+                server.raw().await.run::<u32>(&["DEL", &name.suffixed("f")]).await;
+            }
+        }
+
+        async fn no_listener_is_left(&self) {
+            for server in &self.servers {
+                let mut raw = server.raw().await;
+                let silent = async || raw.pubsub_channels().await.is_empty();
+                assert!(comes_true(LIMIT, silent).await, "a subscription is left behind");
+            }
+        }
+
+        async fn keys(&self) -> Vec<String> {
+            let mut all = Vec::new();
+            for server in &self.servers {
+                let mut raw = server.raw().await;
+                for key in raw.keys("*").await {
+                    assert_ne!(raw.pttl(&key).await, -1, "{key} never ends");
+                    all.push(key);
+                }
+            }
+            all
+        }
     }
 
     /// A cluster of three masters, or `None` once it was given back.

@@ -8,7 +8,7 @@ use bellwether::{
 };
 use futures_util::future::join_all;
 
-use crate::harness::{Harness, MOMENT, TTL, claim, granted, listen, name, next};
+use crate::harness::{FullHarness, MOMENT, TTL, claim, granted, listen, name, next};
 
 async fn set(backend: &impl Latches, name: &Name, count: u32) {
     assert!(backend.set_latch(name, Owner::fresh(), count, TTL).await.unwrap());
@@ -31,7 +31,7 @@ fn is_about(time: Duration, expected: Duration) -> bool {
     time <= expected && time + MOMENT > expected
 }
 
-pub async fn a_latch_is_counted_down_to_zero_and_no_lower<H: Harness>(h: &H) {
+pub async fn a_latch_is_counted_down_to_zero_and_no_lower<H: FullHarness>(h: &H) {
     let (here, there) = (h.backend(), h.backend());
     let name = name("k");
     set(&here, &name, 6).await;
@@ -42,7 +42,7 @@ pub async fn a_latch_is_counted_down_to_zero_and_no_lower<H: Harness>(h: &H) {
     }
 }
 
-pub async fn a_latch_that_was_never_set_is_not_at_zero<H: Harness>(h: &H) {
+pub async fn a_latch_that_was_never_set_is_not_at_zero<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     assert_eq!(left(&backend, &name).await, None);
@@ -52,7 +52,7 @@ pub async fn a_latch_that_was_never_set_is_not_at_zero<H: Harness>(h: &H) {
     assert_eq!(left(&backend, &name).await, Some(1));
 }
 
-pub async fn a_latch_is_set_once<H: Harness>(h: &H) {
+pub async fn a_latch_is_set_once<H: FullHarness>(h: &H) {
     let (here, there) = (h.backend(), h.backend());
     let name = name("k");
     let (first, second) = (Owner::fresh(), Owner::fresh());
@@ -66,7 +66,7 @@ pub async fn a_latch_is_set_once<H: Harness>(h: &H) {
     }
 }
 
-pub async fn a_step_sent_twice_counts_once<H: Harness>(h: &H) {
+pub async fn a_step_sent_twice_counts_once<H: FullHarness>(h: &H) {
     let (here, there) = (h.backend(), h.backend());
     let name = name("k");
     set(&here, &name, 3).await;
@@ -82,7 +82,7 @@ pub async fn a_step_sent_twice_counts_once<H: Harness>(h: &H) {
     assert_eq!(step(one, 1).await, 0);
 }
 
-pub async fn an_unfinished_latch_ends_with_its_time<H: Harness>(h: &H) {
+pub async fn an_unfinished_latch_ends_with_its_time<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     set(&backend, &name, 2).await;
@@ -100,7 +100,7 @@ pub async fn an_unfinished_latch_ends_with_its_time<H: Harness>(h: &H) {
     assert_eq!(left(&backend, &name).await, Some(1));
 }
 
-pub async fn a_finished_latch_stands_for_its_time_again<H: Harness>(h: &H) {
+pub async fn a_finished_latch_stands_for_its_time_again<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     set(&backend, &name, 1).await;
@@ -122,7 +122,7 @@ pub async fn a_finished_latch_stands_for_its_time_again<H: Harness>(h: &H) {
 }
 
 /// A waiter for zero need not be woken for each of ten thousand steps.
-pub async fn zero_is_pushed_once_and_the_steps_are_not<H: Harness>(h: &H) {
+pub async fn zero_is_pushed_once_and_the_steps_are_not<H: FullHarness>(h: &H) {
     let (here, there) = (h.backend(), h.backend());
     let name = name("k");
     set(&here, &name, 3).await;
@@ -140,7 +140,7 @@ pub async fn zero_is_pushed_once_and_the_steps_are_not<H: Harness>(h: &H) {
     assert_eq!(next(&mut changes).await, Change::Failed(failure));
 }
 
-pub async fn a_latch_that_is_cleared_is_not_set_and_wakes<H: Harness>(h: &H) {
+pub async fn a_latch_that_is_cleared_is_not_set_and_wakes<H: FullHarness>(h: &H) {
     let (here, there) = (h.backend(), h.backend());
     let name = name("k");
     assert!(!there.clear_latch(&name).await.unwrap());
@@ -157,7 +157,7 @@ pub async fn a_latch_that_is_cleared_is_not_set_and_wakes<H: Harness>(h: &H) {
     assert_eq!(left(&here, &name).await, None);
 }
 
-pub async fn a_latch_and_a_lease_of_one_name_do_not_meet<H: Harness>(h: &H) {
+pub async fn a_latch_and_a_lease_of_one_name_do_not_meet<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     let claim = claim(&name);
@@ -171,7 +171,7 @@ pub async fn a_latch_and_a_lease_of_one_name_do_not_meet<H: Harness>(h: &H) {
 }
 
 /// Several processes send each step twice at once.
-pub async fn no_step_is_lost_and_none_counted_twice<H: Harness>(h: &H) {
+pub async fn no_step_is_lost_and_none_counted_twice<H: FullHarness>(h: &H) {
     let backends: Vec<_> = (0..4).map(|_| h.backend()).collect();
     let name = name("k");
     set(&backends[0], &name, 101).await;

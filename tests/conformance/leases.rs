@@ -3,7 +3,8 @@
 use bellwether::backend::{Change, Claim, Leases, Renewal, Store};
 
 use crate::harness::{
-    FENCE_LIFE, Harness, LEASE, MOMENT, begun, claim, granted, held, listen, name, next,
+    FENCE_LIFE, FullHarness, Harness, LEASE, MOMENT, begun, claim, granted, held, listen, name,
+    next,
 };
 
 pub async fn a_lease_has_one_holder_at_a_time<H: Harness>(h: &H) {
@@ -24,8 +25,17 @@ pub async fn a_claim_sent_twice_is_granted_twice_with_one_fence<H: Harness>(h: &
     let fence = granted(&here, &claim).await.fence();
     // An answer was lost, and the claim is sent again, maybe on another connection.
     assert_eq!(granted(&there, &claim).await.fence(), fence);
-    assert_eq!(begun(&here, &claim).await.fence(), fence);
     // The lease was granted once, so one release ends it.
+    assert!(here.release(&claim).await.unwrap());
+    assert!(!there.release(&claim).await.unwrap());
+}
+
+pub async fn a_granted_claim_begins_a_load_with_its_fence<H: FullHarness>(h: &H) {
+    let (here, there) = (h.backend(), h.backend());
+    let claim = claim(&name("k"));
+    let fence = granted(&here, &claim).await.fence();
+    assert_eq!(granted(&there, &claim).await.fence(), fence);
+    assert_eq!(begun(&here, &claim).await.fence(), fence);
     assert!(here.release(&claim).await.unwrap());
     assert!(!there.release(&claim).await.unwrap());
 }
@@ -128,7 +138,7 @@ pub async fn a_stranger_releases_nothing<H: Harness>(h: &H) {
     assert!(backend.release(&first).await.unwrap());
 }
 
-pub async fn a_second_release_does_nothing<H: Harness>(h: &H) {
+pub async fn a_second_release_does_nothing<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     let first = claim(&name);

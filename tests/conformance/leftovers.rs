@@ -6,12 +6,12 @@ use bellwether::{
 };
 
 use crate::harness::{
-    FENCE_LIFE, Harness, TTL, begun, claim, claim_in, failure, granted, hasty, listen, name,
+    FENCE_LIFE, FullHarness, TTL, begun, claim, claim_in, failure, granted, hasty, listen, name,
     name_in, stored, value,
 };
 
 /// Runs each operation once per name.
-async fn work<H: Harness>(h: &H) {
+async fn work<H: FullHarness>(h: &H) {
     let (here, there) = (h.backend(), h.backend());
     for at in 0..5 {
         let name = name(&format!("k{at}"));
@@ -38,7 +38,7 @@ async fn work<H: Harness>(h: &H) {
 }
 
 /// Holds, awaits, passes on and releases a lease in every mode.
-async fn locks<H: Harness>(h: &H, at: usize) {
+async fn locks<H: FullHarness>(h: &H, at: usize) {
     let (here, there) = (h.backend(), h.backend());
     let name = name_in("conformance", Family::Lock, &format!("k{at}"));
     let permit = Mode::Permit { limit: 3, count: 2 };
@@ -63,7 +63,7 @@ async fn locks<H: Harness>(h: &H, at: usize) {
     here.release(&again).await.unwrap();
 }
 
-pub async fn nothing_but_fences_and_entries_stays<H: Harness>(h: &H) {
+pub async fn nothing_but_fences_and_entries_stays<H: FullHarness>(h: &H) {
     work(h).await;
     for key in h.keys().await {
         let (_, suffix) = key.rsplit_once("}:").unwrap();
@@ -71,12 +71,12 @@ pub async fn nothing_but_fences_and_entries_stays<H: Harness>(h: &H) {
     }
 }
 
-pub async fn no_listener_is_left_in_the_end<H: Harness>(h: &H) {
+pub async fn no_listener_is_left_in_the_end<H: FullHarness>(h: &H) {
     work(h).await;
     h.no_listener_is_left().await;
 }
 
-pub async fn every_key_ends<H: Harness>(h: &H) {
+pub async fn every_key_ends<H: FullHarness>(h: &H) {
     work(h).await;
     h.pass(FENCE_LIFE).await;
     assert_eq!(h.keys().await, [""; 0]);

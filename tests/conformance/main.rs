@@ -1,8 +1,9 @@
 //! The rules that every backend keeps.
 //!
 //! Each rule is written once, against a [`Harness`](harness::Harness), and is a test for each
-//! backend. A rule that only one backend keeps is a bug in the other one, or no rule. Other suites
-//! test the matters of one backend alone, such as foreign bytes, a full server or a weight limit.
+//! backend. A rule that only one backend keeps is a bug in the other one, or no rule. The exception
+//! is a majority of servers, which [`lacks`] some capabilities. Other suites test the matters of one
+//! backend alone, such as foreign bytes, a full server or a weight limit.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, unreachable_pub)]
 
 mod commits;
@@ -11,6 +12,7 @@ mod fair;
 mod fences;
 mod handover;
 mod harness;
+mod lacks;
 mod latches;
 mod leases;
 mod leftovers;
@@ -23,225 +25,239 @@ mod several;
 mod turns;
 mod writes;
 
-/// Makes each rule a test of each backend.
+/// Makes each rule a test of each backend that promises it.
+///
+/// Memory, a server and a cluster promise all rules. A majority of servers promises those of every
+/// backend. It lacks the capabilities that the others need, and a test for each of them says so.
 macro_rules! rules {
-    ($($file:ident: $($rule:ident,)+;)+) => {
-        mod memory {
-            use crate::harness::{Harness, Memory};
-            $($(
-                #[tokio::test(start_paused = true)]
-                async fn $rule() {
-                    let harness = Memory::start().await;
-                    crate::$file::$rule(&harness).await;
-                    harness.finish().await;
-                }
-            )+)+
-        }
+    (
+        every_backend { $($file:ident: $($rule:ident,)+;)+ }
+        $(needs $capability:ident { $($its_file:ident: $($its_rule:ident,)+;)+ })+
+    ) => {
+        tests! { memory, Memory, tokio::test(start_paused = true);
+            $($($file $rule)+)+ $($($($its_file $its_rule)+)+)+ }
+        tests! { redis, Redis, tokio::test;
+            $($($file $rule)+)+ $($($($its_file $its_rule)+)+)+ }
+        tests! { cluster, Clustered, tokio::test;
+            $($($file $rule)+)+ $($($($its_file $its_rule)+)+)+ }
+        tests! { majority_of_memory, OverMemory, tokio::test(start_paused = true);
+            $($($file $rule)+)+ $(lacks $capability)+ }
+        tests! { majority_of_redis, OverRedis, tokio::test;
+            $($($file $rule)+)+ $(lacks $capability)+ }
+    };
+}
 
-        mod redis {
-            use crate::harness::{Harness, Redis};
-            $($(
-                #[tokio::test]
+macro_rules! tests {
+    ($backend:ident, $harness:ident, $test:meta; $($file:ident $rule:ident)+) => {
+        mod $backend {
+            use crate::harness::{Harness, $harness};
+            $(
+                #[$test]
                 async fn $rule() {
-                    let harness = Redis::start().await;
+                    let harness = $harness::start().await;
                     crate::$file::$rule(&harness).await;
                     harness.finish().await;
                 }
-            )+)+
-        }
-
-        mod cluster {
-            use crate::harness::{Clustered, Harness};
-            $($(
-                #[tokio::test]
-                async fn $rule() {
-                    let harness = Clustered::start().await;
-                    crate::$file::$rule(&harness).await;
-                    harness.finish().await;
-                }
-            )+)+
+            )+
         }
     };
 }
 
 rules! {
-    leases:
-        a_lease_has_one_holder_at_a_time,
-        a_claim_sent_twice_is_granted_twice_with_one_fence,
-        an_occupied_lease_tells_its_fence_and_its_remaining_time,
-        a_lease_ends_by_itself,
-        a_renewed_lease_lasts_its_full_time_from_then,
-        a_claim_granted_again_lasts_its_full_time_from_then,
-        renewals_are_answered_one_by_one_and_in_order,
-        a_renewal_of_no_claims_has_no_answers,
-        a_stranger_renews_nothing,
-        an_ended_lease_cannot_be_renewed,
-        a_stranger_releases_nothing,
-        a_second_release_does_nothing,
-        a_late_release_does_not_end_a_newer_lease,
-        leases_of_different_names_are_independent,;
-    passing:
-        a_lease_passes_on_in_one_step_with_a_greater_fence,
-        a_pass_sent_twice_passes_once,
-        a_claim_without_a_lease_passes_nothing,
-        a_lease_can_be_looked_at,
-        a_cleared_lease_is_free_and_wakes_waiters,;
-    fences:
-        fences_grow_over_releases,
-        fences_grow_over_expiries,
-        fences_grow_over_writes,
-        fences_grow_though_the_last_one_is_forgotten,
-        fences_grow_past_the_entry_though_the_last_one_is_forgotten,
-        a_burnt_fence_is_greater_than_the_granted_one,
-        a_fence_is_remembered_while_its_lease_is_renewed,;
-    commits:
-        an_entry_is_stored_and_the_lease_ended,
-        a_claim_gets_the_entry_that_it_had_not_seen,
-        the_holder_gets_its_lease_whatever_it_has_seen,
-        a_claim_gets_a_newer_entry_though_the_lease_is_held,
-        a_commit_sent_twice_stores_once,
-        a_commit_sent_twice_does_not_restore_an_ended_entry,
-        a_commit_sent_twice_does_not_end_the_next_lease,
-        a_commit_without_a_time_stores_nothing,
-        a_hand_over_sent_twice_hands_over_once,
-        a_commit_of_a_lost_lease_is_stored_if_no_other_claim_had_it,
-        a_commit_of_a_lost_lease_is_refused_after_another_claim,
-        a_commit_of_a_lost_lease_gets_the_entry_of_its_successor,
-        a_commit_after_its_fence_is_forgotten_is_refused,
-        a_forgotten_fence_is_not_brought_back_by_its_holder,
-        an_entry_ends_with_its_time,
-        a_commit_replaces_the_entry_and_its_time,
-        an_uncacheable_entry_is_an_entry_too,
-        a_failure_ends_the_lease_and_stores_nothing,
-        large_entries_come_back_whole,;
-    writes:
-        a_put_writes_and_ends_the_lease,
-        a_put_makes_the_commit_under_way_give_way,
-        a_put_ends_with_its_time,
-        an_invalidation_removes_and_ends_the_lease,
-        an_invalidation_makes_the_commit_under_way_fail,
-        an_invalidation_of_nothing_burns_a_fence,
-        schemas_are_stored_side_by_side,
-        a_write_clears_the_neighbouring_schemas,;
-    pushes:
-        a_release_wakes,
-        a_release_of_nothing_is_silent,
-        a_commit_hands_its_entry_over,
-        a_commit_without_a_time_hands_its_entry_over,
-        a_refused_commit_is_silent,
-        a_failure_reaches_the_listener,
-        a_put_pushes_its_entry,
-        an_invalidation_pushes_its_fence,
-        every_listener_is_told,
-        only_listeners_of_the_name_are_told,
-        a_new_listener_gets_the_changes_that_follow,
-        a_listener_that_replaces_another_misses_nothing,;
-    names:
-        any_text_is_a_name_of_its_own,
-        any_name_gets_its_own_pushes,
-        namespaces_do_not_meet,
-        caches_and_locks_do_not_meet,;
-    fair:
-        a_free_lease_is_granted_at_once,
-        fair_waiters_are_served_in_their_order,
-        a_lease_is_not_handed_to_a_waiter_that_does_not_listen,
-        a_waiter_that_takes_no_handover_is_only_notified,
-        a_notified_waiter_delays_the_queue_for_a_moment_only,
-        an_unfair_waiter_does_not_block_a_fair_waiter,
-        a_handover_lasts_for_its_time,
-        a_handover_lasts_no_longer_than_the_queue_entry,
-        a_handover_is_a_lease,
-        a_waiter_that_asks_again_keeps_its_queue_entry,
-        a_claim_that_does_not_wait_gets_no_queue_entry,
-        a_waiter_that_leaves_lets_the_next_pass,
-        dead_waiters_are_skipped_together,
-        a_fair_claim_sent_twice_is_granted_one_lease,
-        a_fair_mutex_and_a_mutex_share_one_lease,
-        a_cleared_lease_has_no_queue,;
-    turns:
-        a_waiter_is_notified_when_the_lease_is_free,
-        a_free_lease_is_kept_for_the_notified_waiter,
-        a_free_lease_is_kept_for_a_moment_only,
-        a_waiter_that_misses_its_turn_is_not_notified_again,
-        a_notified_waiter_holds_nothing_before_it_asks,
-        a_notified_waiter_that_leaves_notifies_the_next,
-        the_last_notified_waiter_that_leaves_frees_the_lease,
-        a_waiter_that_left_is_not_notified,
-        waiters_are_notified_in_their_order,
-        a_claim_that_does_not_wait_is_not_notified,
-        a_waiter_with_an_ended_queue_entry_is_not_notified,
-        a_release_sent_twice_notifies_once,
-        a_waiter_that_leaves_twice_notifies_once,
-        a_notified_waiter_that_asks_twice_is_granted_one_lease,
-        a_claim_of_several_is_notified_for_the_held_one,;
-    handover:
-        a_waiter_is_handed_the_mutex_with_the_release,
-        a_mutex_is_handed_over_in_turn,
-        the_end_of_a_handover_counts_from_the_queue_entry,
-        waiters_with_and_without_handover_share_the_queue,
-        a_waiter_that_does_not_listen_is_skipped,
-        a_release_sent_twice_hands_over_once,
-        a_waiter_that_leaves_after_a_handover_hands_the_lease_on,
-        a_handover_ends_by_itself,
-        an_ended_queue_entry_is_handed_nothing,
-        a_lease_that_was_passed_on_is_handed_over,
-        a_waiter_that_already_had_the_lease_is_not_handed_it_again,
-        a_handover_is_granted_again_to_its_owner,;
-    read_write:
-        readers_hold_together,
-        a_writer_holds_alone,
-        a_reader_sent_twice_counts_once,
-        a_reader_waits_behind_a_writer,
-        the_last_reader_hands_over_to_the_writer,
-        readers_and_writers_are_served_in_their_order,
-        a_writer_that_leaves_lets_readers_pass,
-        a_dead_writer_is_skipped,
-        a_dead_reader_ends_with_its_lease,
-        a_renewed_reader_lasts,
-        the_only_reader_becomes_the_writer,
-        a_writer_becomes_a_reader,
-        an_ended_lease_does_not_pass,
-        only_some_modes_pass,
-        read_and_write_leases_can_be_looked_at_and_cleared,;
-    permits:
-        no_more_permits_are_granted_than_the_limit,
-        a_permit_sent_twice_counts_once,
-        a_release_sent_twice_returns_its_permit_once,
-        several_permits_are_granted_all_or_none,
-        permits_of_a_dead_holder_come_back,
-        renewed_permits_last,
-        each_claim_brings_its_limit,
-        permits_can_be_looked_at_and_cleared,
-        permits_do_not_interfere_with_other_modes,;
-    several:
-        all_leases_are_granted_each_with_a_fence,
-        several_leases_are_granted_all_or_none,
-        claims_sent_twice_are_granted_twice_with_their_fences,
-        free_leases_are_granted_beside_the_callers_own,
-        leases_acquired_together_are_renewed_and_released_one_by_one,
-        only_exclusive_claims_are_acquired_together,
-        claims_of_overlapping_sets_never_block_each_other,;
-    latches:
-        a_latch_is_counted_down_to_zero_and_no_lower,
-        a_latch_that_was_never_set_is_not_at_zero,
-        a_latch_is_set_once,
-        a_step_sent_twice_counts_once,
-        an_unfinished_latch_ends_with_its_time,
-        a_finished_latch_stands_for_its_time_again,
-        zero_is_pushed_once_and_the_steps_are_not,
-        a_latch_that_is_cleared_is_not_set_and_wakes,
-        a_latch_and_a_lease_of_one_name_do_not_meet,
-        no_step_is_lost_and_none_counted_twice,;
-    contention:
-        contenders_never_hold_together,
-        readers_and_writers_never_hold_together,
-        permits_in_use_never_exceed_the_limit,
-        fair_contenders_hold_in_their_order,
-        an_invalidation_wins_against_any_commit,
-        a_put_wins_against_any_commit,
-        one_of_many_claims_is_granted,;
-    leftovers:
-        nothing_but_fences_and_entries_stays,
-        no_listener_is_left_in_the_end,
-        every_key_ends,;
+    every_backend {
+        leases:
+            a_lease_has_one_holder_at_a_time,
+            a_claim_sent_twice_is_granted_twice_with_one_fence,
+            an_occupied_lease_tells_its_fence_and_its_remaining_time,
+            a_lease_ends_by_itself,
+            a_renewed_lease_lasts_its_full_time_from_then,
+            a_claim_granted_again_lasts_its_full_time_from_then,
+            renewals_are_answered_one_by_one_and_in_order,
+            a_renewal_of_no_claims_has_no_answers,
+            a_stranger_renews_nothing,
+            an_ended_lease_cannot_be_renewed,
+            a_stranger_releases_nothing,
+            a_late_release_does_not_end_a_newer_lease,
+            leases_of_different_names_are_independent,;
+        passing:
+            a_lease_passes_on_in_one_step_with_a_greater_fence,
+            a_pass_sent_twice_passes_once,
+            a_claim_without_a_lease_passes_nothing,
+            a_lease_can_be_looked_at,
+            a_cleared_lease_is_free_and_wakes_waiters,;
+        pushes:
+            a_release_wakes,;
+        several:
+            all_leases_are_granted_each_with_a_fence,
+            several_leases_are_granted_all_or_none,
+            claims_sent_twice_are_granted_twice_with_their_fences,
+            free_leases_are_granted_beside_the_callers_own,
+            leases_acquired_together_are_renewed_and_released_one_by_one,
+            only_exclusive_claims_are_acquired_together,
+            claims_of_overlapping_sets_never_block_each_other,;
+        contention:
+            contenders_never_hold_together,;
+    }
+    needs fences {
+        fences:
+            fences_grow_over_releases,
+            fences_grow_over_expiries,
+            fences_grow_over_writes,
+            fences_grow_though_the_last_one_is_forgotten,
+            fences_grow_past_the_entry_though_the_last_one_is_forgotten,
+            a_burnt_fence_is_greater_than_the_granted_one,
+            a_fence_is_remembered_while_its_lease_is_renewed,;
+    }
+    needs queue {
+        turns:
+            a_waiter_is_notified_when_the_lease_is_free,
+            a_free_lease_is_kept_for_the_notified_waiter,
+            a_free_lease_is_kept_for_a_moment_only,
+            a_waiter_that_misses_its_turn_is_not_notified_again,
+            a_notified_waiter_holds_nothing_before_it_asks,
+            a_notified_waiter_that_leaves_notifies_the_next,
+            the_last_notified_waiter_that_leaves_frees_the_lease,
+            a_waiter_that_left_is_not_notified,
+            waiters_are_notified_in_their_order,
+            a_claim_that_does_not_wait_is_not_notified,
+            a_waiter_with_an_ended_queue_entry_is_not_notified,
+            a_release_sent_twice_notifies_once,
+            a_waiter_that_leaves_twice_notifies_once,
+            a_notified_waiter_that_asks_twice_is_granted_one_lease,
+            a_claim_of_several_is_notified_for_the_held_one,;
+        handover:
+            a_waiter_is_handed_the_mutex_with_the_release,
+            a_mutex_is_handed_over_in_turn,
+            the_end_of_a_handover_counts_from_the_queue_entry,
+            waiters_with_and_without_handover_share_the_queue,
+            a_waiter_that_does_not_listen_is_skipped,
+            a_release_sent_twice_hands_over_once,
+            a_waiter_that_leaves_after_a_handover_hands_the_lease_on,
+            a_handover_ends_by_itself,
+            an_ended_queue_entry_is_handed_nothing,
+            a_lease_that_was_passed_on_is_handed_over,
+            a_waiter_that_already_had_the_lease_is_not_handed_it_again,
+            a_handover_is_granted_again_to_its_owner,;
+    }
+    needs modes {
+        fair:
+            a_free_lease_is_granted_at_once,
+            fair_waiters_are_served_in_their_order,
+            a_lease_is_not_handed_to_a_waiter_that_does_not_listen,
+            a_waiter_that_takes_no_handover_is_only_notified,
+            a_notified_waiter_delays_the_queue_for_a_moment_only,
+            an_unfair_waiter_does_not_block_a_fair_waiter,
+            a_handover_lasts_for_its_time,
+            a_handover_lasts_no_longer_than_the_queue_entry,
+            a_handover_is_a_lease,
+            a_waiter_that_asks_again_keeps_its_queue_entry,
+            a_claim_that_does_not_wait_gets_no_queue_entry,
+            a_waiter_that_leaves_lets_the_next_pass,
+            dead_waiters_are_skipped_together,
+            a_fair_claim_sent_twice_is_granted_one_lease,
+            a_fair_mutex_and_a_mutex_share_one_lease,
+            a_cleared_lease_has_no_queue,;
+        read_write:
+            readers_hold_together,
+            a_writer_holds_alone,
+            a_reader_sent_twice_counts_once,
+            a_reader_waits_behind_a_writer,
+            the_last_reader_hands_over_to_the_writer,
+            readers_and_writers_are_served_in_their_order,
+            a_writer_that_leaves_lets_readers_pass,
+            a_dead_writer_is_skipped,
+            a_dead_reader_ends_with_its_lease,
+            a_renewed_reader_lasts,
+            the_only_reader_becomes_the_writer,
+            a_writer_becomes_a_reader,
+            an_ended_lease_does_not_pass,
+            only_some_modes_pass,
+            read_and_write_leases_can_be_looked_at_and_cleared,;
+        permits:
+            no_more_permits_are_granted_than_the_limit,
+            a_permit_sent_twice_counts_once,
+            a_release_sent_twice_returns_its_permit_once,
+            several_permits_are_granted_all_or_none,
+            permits_of_a_dead_holder_come_back,
+            renewed_permits_last,
+            each_claim_brings_its_limit,
+            permits_can_be_looked_at_and_cleared,
+            permits_do_not_interfere_with_other_modes,;
+        contention:
+            readers_and_writers_never_hold_together,
+            permits_in_use_never_exceed_the_limit,
+            fair_contenders_hold_in_their_order,;
+    }
+    needs entries {
+        leases:
+            a_granted_claim_begins_a_load_with_its_fence,
+            a_second_release_does_nothing,;
+        commits:
+            an_entry_is_stored_and_the_lease_ended,
+            a_claim_gets_the_entry_that_it_had_not_seen,
+            the_holder_gets_its_lease_whatever_it_has_seen,
+            a_claim_gets_a_newer_entry_though_the_lease_is_held,
+            a_commit_sent_twice_stores_once,
+            a_commit_sent_twice_does_not_restore_an_ended_entry,
+            a_commit_sent_twice_does_not_end_the_next_lease,
+            a_commit_without_a_time_stores_nothing,
+            a_hand_over_sent_twice_hands_over_once,
+            a_commit_of_a_lost_lease_is_stored_if_no_other_claim_had_it,
+            a_commit_of_a_lost_lease_is_refused_after_another_claim,
+            a_commit_of_a_lost_lease_gets_the_entry_of_its_successor,
+            a_commit_after_its_fence_is_forgotten_is_refused,
+            a_forgotten_fence_is_not_brought_back_by_its_holder,
+            an_entry_ends_with_its_time,
+            a_commit_replaces_the_entry_and_its_time,
+            an_uncacheable_entry_is_an_entry_too,
+            a_failure_ends_the_lease_and_stores_nothing,
+            large_entries_come_back_whole,;
+        writes:
+            a_put_writes_and_ends_the_lease,
+            a_put_makes_the_commit_under_way_give_way,
+            a_put_ends_with_its_time,
+            an_invalidation_removes_and_ends_the_lease,
+            an_invalidation_makes_the_commit_under_way_fail,
+            an_invalidation_of_nothing_burns_a_fence,
+            schemas_are_stored_side_by_side,
+            a_write_clears_the_neighbouring_schemas,;
+        pushes:
+            a_release_of_nothing_is_silent,
+            a_commit_hands_its_entry_over,
+            a_commit_without_a_time_hands_its_entry_over,
+            a_refused_commit_is_silent,
+            a_failure_reaches_the_listener,
+            a_put_pushes_its_entry,
+            an_invalidation_pushes_its_fence,
+            every_listener_is_told,
+            only_listeners_of_the_name_are_told,
+            a_new_listener_gets_the_changes_that_follow,
+            a_listener_that_replaces_another_misses_nothing,;
+        names:
+            any_text_is_a_name_of_its_own,
+            any_name_gets_its_own_pushes,
+            namespaces_do_not_meet,
+            caches_and_locks_do_not_meet,;
+        contention:
+            an_invalidation_wins_against_any_commit,
+            a_put_wins_against_any_commit,
+            one_of_many_claims_is_granted,;
+        leftovers:
+            nothing_but_fences_and_entries_stays,
+            no_listener_is_left_in_the_end,
+            every_key_ends,;
+    }
+    needs latches {
+        latches:
+            a_latch_is_counted_down_to_zero_and_no_lower,
+            a_latch_that_was_never_set_is_not_at_zero,
+            a_latch_is_set_once,
+            a_step_sent_twice_counts_once,
+            an_unfinished_latch_ends_with_its_time,
+            a_finished_latch_stands_for_its_time_again,
+            zero_is_pushed_once_and_the_steps_are_not,
+            a_latch_that_is_cleared_is_not_set_and_wakes,
+            a_latch_and_a_lease_of_one_name_do_not_meet,
+            no_step_is_lost_and_none_counted_twice,;
+    }
 }

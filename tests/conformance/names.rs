@@ -6,7 +6,7 @@ use bellwether::{
 };
 
 use crate::harness::{
-    FENCE_LIFE, Harness, TTL, begun, claim, granted, listen, name, name_in, next, read, stored,
+    FENCE_LIFE, FullHarness, TTL, begun, claim, granted, listen, name, name_in, next, read, stored,
     value,
 };
 
@@ -60,7 +60,7 @@ fn odd_names() -> Vec<Name> {
     texts.map(name).into()
 }
 
-pub async fn any_text_is_a_name_of_its_own<H: Harness>(h: &H) {
+pub async fn any_text_is_a_name_of_its_own<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let names = odd_names();
     for (at, name) in names.iter().enumerate() {
@@ -76,7 +76,7 @@ pub async fn any_text_is_a_name_of_its_own<H: Harness>(h: &H) {
     }
 }
 
-pub async fn any_name_gets_its_own_pushes<H: Harness>(h: &H) {
+pub async fn any_name_gets_its_own_pushes<H: FullHarness>(h: &H) {
     let (here, there) = (h.backend(), h.backend());
     let names = odd_names();
     let mut listeners = Vec::new();
@@ -89,19 +89,19 @@ pub async fn any_name_gets_its_own_pushes<H: Harness>(h: &H) {
     }
 }
 
-pub async fn namespaces_do_not_meet<H: Harness>(h: &H) {
+pub async fn namespaces_do_not_meet<H: FullHarness>(h: &H) {
     let shop = name_in("shop", Family::Cache, "k");
     let eu = name_in("shop.eu", Family::Cache, "k");
     apart(h, &shop, &eu).await;
 }
 
-pub async fn caches_and_locks_do_not_meet<H: Harness>(h: &H) {
+pub async fn caches_and_locks_do_not_meet<H: FullHarness>(h: &H) {
     let cache = name_in("shop", Family::Cache, "k");
     let lock = name_in("shop", Family::Lock, "k");
     apart(h, &cache, &lock).await;
 }
 
-async fn apart<H: Harness>(h: &H, this: &Name, other: &Name) {
+async fn apart<H: FullHarness>(h: &H, this: &Name, other: &Name) {
     let backend = h.backend();
     let mut to_this = listen(&backend, this).await;
     let mut to_other = listen(&backend, other).await;

@@ -5,13 +5,15 @@ use bellwether::{
     key::Name,
 };
 
-use crate::harness::{Harness, LEASE, MOMENT, claim, claim_in, granted, held, listen, name, next};
+use crate::harness::{
+    FullHarness, LEASE, MOMENT, claim, claim_in, granted, held, listen, name, next,
+};
 
 fn of(limit: u32, count: u32, name: &Name) -> Claim {
     claim_in(Mode::Permit { limit, count }, name)
 }
 
-pub async fn no_more_permits_are_granted_than_the_limit<H: Harness>(h: &H) {
+pub async fn no_more_permits_are_granted_than_the_limit<H: FullHarness>(h: &H) {
     let (here, there) = (h.backend(), h.backend());
     let name = name("k");
     let claims: [Claim; 3] = std::array::from_fn(|_| of(3, 1, &name));
@@ -29,7 +31,7 @@ pub async fn no_more_permits_are_granted_than_the_limit<H: Harness>(h: &H) {
     held(&there, &of(3, 1, &name)).await;
 }
 
-pub async fn a_permit_sent_twice_counts_once<H: Harness>(h: &H) {
+pub async fn a_permit_sent_twice_counts_once<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     let (one, two) = (of(3, 1, &name), of(3, 2, &name));
@@ -40,7 +42,7 @@ pub async fn a_permit_sent_twice_counts_once<H: Harness>(h: &H) {
     assert_eq!(held(&backend, &of(3, 1, &name)).await.holders, 3);
 }
 
-pub async fn a_release_sent_twice_returns_its_permit_once<H: Harness>(h: &H) {
+pub async fn a_release_sent_twice_returns_its_permit_once<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     let (first, second, third) = (of(2, 1, &name), of(2, 1, &name), of(2, 1, &name));
@@ -53,7 +55,7 @@ pub async fn a_release_sent_twice_returns_its_permit_once<H: Harness>(h: &H) {
     held(&backend, &of(2, 1, &name)).await;
 }
 
-pub async fn several_permits_are_granted_all_or_none<H: Harness>(h: &H) {
+pub async fn several_permits_are_granted_all_or_none<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     let (some, many) = (of(5, 2, &name), of(5, 4, &name));
@@ -72,7 +74,7 @@ pub async fn several_permits_are_granted_all_or_none<H: Harness>(h: &H) {
     granted(&backend, &many).await;
 }
 
-pub async fn permits_of_a_dead_holder_come_back<H: Harness>(h: &H) {
+pub async fn permits_of_a_dead_holder_come_back<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     let (dead, alive) = (of(3, 2, &name), of(3, 1, &name));
@@ -89,7 +91,7 @@ pub async fn permits_of_a_dead_holder_come_back<H: Harness>(h: &H) {
     assert_eq!(held(&backend, &of(3, 1, &name)).await.holders, 3);
 }
 
-pub async fn renewed_permits_last<H: Harness>(h: &H) {
+pub async fn renewed_permits_last<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     let (long, short) = (of(3, 2, &name), of(3, 1, &name));
@@ -106,7 +108,7 @@ pub async fn renewed_permits_last<H: Harness>(h: &H) {
 }
 
 /// The claim states the limit. A lower limit is therefore refused until enough permits are back.
-pub async fn each_claim_brings_its_limit<H: Harness>(h: &H) {
+pub async fn each_claim_brings_its_limit<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     let claims: [Claim; 3] = std::array::from_fn(|_| of(3, 1, &name));
@@ -125,7 +127,7 @@ pub async fn each_claim_brings_its_limit<H: Harness>(h: &H) {
     granted(&backend, &lower).await;
 }
 
-pub async fn permits_can_be_looked_at_and_cleared<H: Harness>(h: &H) {
+pub async fn permits_can_be_looked_at_and_cleared<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     let mode = Mode::Permit { limit: 3, count: 1 };
@@ -145,7 +147,7 @@ pub async fn permits_can_be_looked_at_and_cleared<H: Harness>(h: &H) {
     assert_eq!(backend.holder(&name, mode).await.unwrap(), None);
 }
 
-pub async fn permits_do_not_interfere_with_other_modes<H: Harness>(h: &H) {
+pub async fn permits_do_not_interfere_with_other_modes<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     let claims = [of(1, 1, &name), claim(&name), claim_in(Mode::Write, &name)];

@@ -9,8 +9,8 @@ use bellwether::backend::{Change, Committed, Entry, Leases, Store};
 use bytes::Bytes;
 
 use crate::harness::{
-    FENCE_LIFE, Harness, LEASE, TTL, begun, claim, failure, granted, listen, name, next, stored,
-    value,
+    FENCE_LIFE, FullHarness, Harness, LEASE, TTL, begun, claim, failure, granted, listen, name,
+    next, stored, value,
 };
 
 pub async fn a_release_wakes<H: Harness>(h: &H) {
@@ -23,7 +23,7 @@ pub async fn a_release_wakes<H: Harness>(h: &H) {
     assert_eq!(next(&mut changes).await, Change::Wake);
 }
 
-pub async fn a_release_of_nothing_is_silent<H: Harness>(h: &H) {
+pub async fn a_release_of_nothing_is_silent<H: FullHarness>(h: &H) {
     let (here, there) = (h.backend(), h.backend());
     let name = name("k");
     let mut changes = listen(&there, &name).await;
@@ -35,7 +35,7 @@ pub async fn a_release_of_nothing_is_silent<H: Harness>(h: &H) {
     assert_eq!(next(&mut changes).await, Change::Invalidated(burnt));
 }
 
-pub async fn a_commit_hands_its_entry_over<H: Harness>(h: &H) {
+pub async fn a_commit_hands_its_entry_over<H: FullHarness>(h: &H) {
     let (here, there) = (h.backend(), h.backend());
     let name = name("k");
     let mut changes = listen(&there, &name).await;
@@ -48,7 +48,7 @@ pub async fn a_commit_hands_its_entry_over<H: Harness>(h: &H) {
     assert_eq!(next(&mut changes).await, Change::Entry(entry.with_fence(fence)));
 }
 
-pub async fn a_commit_without_a_time_hands_its_entry_over<H: Harness>(h: &H) {
+pub async fn a_commit_without_a_time_hands_its_entry_over<H: FullHarness>(h: &H) {
     let (here, there) = (h.backend(), h.backend());
     let name = name("k");
     let claim = claim(&name);
@@ -59,7 +59,7 @@ pub async fn a_commit_without_a_time_hands_its_entry_over<H: Harness>(h: &H) {
     assert_eq!(next(&mut changes).await, Change::Entry(value("v").with_fence(grant.fence())));
 }
 
-pub async fn a_refused_commit_is_silent<H: Harness>(h: &H) {
+pub async fn a_refused_commit_is_silent<H: FullHarness>(h: &H) {
     let (here, there) = (h.backend(), h.backend());
     let name = name("k");
     let late = claim(&name);
@@ -78,7 +78,7 @@ pub async fn a_refused_commit_is_silent<H: Harness>(h: &H) {
     assert_eq!(next(&mut changes).await, Change::Invalidated(burnt));
 }
 
-pub async fn a_failure_reaches_the_listener<H: Harness>(h: &H) {
+pub async fn a_failure_reaches_the_listener<H: FullHarness>(h: &H) {
     let (here, there) = (h.backend(), h.backend());
     let name = name("k");
     let claim = claim(&name);
@@ -89,7 +89,7 @@ pub async fn a_failure_reaches_the_listener<H: Harness>(h: &H) {
     assert_eq!(next(&mut changes).await, Change::Failed(failure));
 }
 
-pub async fn a_put_pushes_its_entry<H: Harness>(h: &H) {
+pub async fn a_put_pushes_its_entry<H: FullHarness>(h: &H) {
     let (here, there) = (h.backend(), h.backend());
     let name = name("k");
     let mut changes = listen(&there, &name).await;
@@ -97,7 +97,7 @@ pub async fn a_put_pushes_its_entry<H: Harness>(h: &H) {
     assert_eq!(next(&mut changes).await, Change::Entry(value("v").with_fence(fence)));
 }
 
-pub async fn an_invalidation_pushes_its_fence<H: Harness>(h: &H) {
+pub async fn an_invalidation_pushes_its_fence<H: FullHarness>(h: &H) {
     let (here, there) = (h.backend(), h.backend());
     let name = name("k");
     let mut changes = listen(&there, &name).await;
@@ -105,7 +105,7 @@ pub async fn an_invalidation_pushes_its_fence<H: Harness>(h: &H) {
     assert_eq!(next(&mut changes).await, Change::Invalidated(burnt));
 }
 
-pub async fn every_listener_is_told<H: Harness>(h: &H) {
+pub async fn every_listener_is_told<H: FullHarness>(h: &H) {
     let (here, there) = (h.backend(), h.backend());
     let name = name("k");
     let mut listeners = Vec::new();
@@ -120,7 +120,7 @@ pub async fn every_listener_is_told<H: Harness>(h: &H) {
     }
 }
 
-pub async fn only_listeners_of_the_name_are_told<H: Harness>(h: &H) {
+pub async fn only_listeners_of_the_name_are_told<H: FullHarness>(h: &H) {
     let (here, there) = (h.backend(), h.backend());
     let (this, other) = (name("this"), name("other"));
     let mut to_this = listen(&there, &this).await;
@@ -133,7 +133,7 @@ pub async fn only_listeners_of_the_name_are_told<H: Harness>(h: &H) {
     assert_eq!(next(&mut to_this).await, Change::Invalidated(third));
 }
 
-pub async fn a_new_listener_gets_the_changes_that_follow<H: Harness>(h: &H) {
+pub async fn a_new_listener_gets_the_changes_that_follow<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     drop(listen(&backend, &name).await);
@@ -147,7 +147,7 @@ pub async fn a_new_listener_gets_the_changes_that_follow<H: Harness>(h: &H) {
 /// The last listener of a name leaves while a new one comes, again and again. The new listener was
 /// told that its subscription is in place. An unsubscription that is sent too late would take that
 /// subscription away.
-pub async fn a_listener_that_replaces_another_misses_nothing<H: Harness>(h: &H) {
+pub async fn a_listener_that_replaces_another_misses_nothing<H: FullHarness>(h: &H) {
     let (here, there) = (h.backend(), h.backend());
     let names = ["a", "b", "c"].map(name);
     let churn = names.iter().map(async |name| {

@@ -1,13 +1,14 @@
 //! A lease that several readers share, or that one writer holds alone.
 
 use bellwether::{
-    backend::{Change, Claim, Leases, Mode, PLACE_LIFE, Renewal},
+    backend::{Change, Claim, Leases, Mode, Renewal},
     error::BackendErrorKind,
     key::Name,
 };
+use testkit::queue_entry_life;
 
 use crate::harness::{
-    Harness, LEASE, MOMENT, claim, claim_in, granted, handed_over, held, listen, name, next,
+    FullHarness, LEASE, MOMENT, claim, claim_in, granted, handed_over, held, listen, name, next,
 };
 
 fn reader(name: &Name) -> Claim {
@@ -18,7 +19,7 @@ fn writer(name: &Name) -> Claim {
     claim_in(Mode::Write, name)
 }
 
-pub async fn readers_hold_together<H: Harness>(h: &H) {
+pub async fn readers_hold_together<H: FullHarness>(h: &H) {
     let (here, there) = (h.backend(), h.backend());
     let name = name("k");
     let (first, second, third) = (reader(&name), reader(&name), writer(&name));
@@ -33,7 +34,7 @@ pub async fn readers_hold_together<H: Harness>(h: &H) {
     granted(&there, &third).await;
 }
 
-pub async fn a_writer_holds_alone<H: Harness>(h: &H) {
+pub async fn a_writer_holds_alone<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     let (first, second, third) = (writer(&name), reader(&name), writer(&name));
@@ -52,7 +53,7 @@ pub async fn a_writer_holds_alone<H: Harness>(h: &H) {
     assert!(granted(&backend, &third).await.fence() > fence);
 }
 
-pub async fn a_reader_sent_twice_counts_once<H: Harness>(h: &H) {
+pub async fn a_reader_sent_twice_counts_once<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     let (first, other) = (reader(&name), writer(&name));
@@ -66,14 +67,14 @@ pub async fn a_reader_sent_twice_counts_once<H: Harness>(h: &H) {
     granted(&backend, &other).await;
 }
 
-pub async fn a_reader_waits_behind_a_writer<H: Harness>(h: &H) {
+pub async fn a_reader_waits_behind_a_writer<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     let (first, second, late) = (reader(&name), writer(&name), reader(&name));
     granted(&backend, &first).await;
     held(&backend, &second).await;
     let occupied = held(&backend, &late).await;
-    assert!(occupied.remaining <= PLACE_LIFE, "{occupied:?}");
+    assert!(occupied.remaining <= queue_entry_life(), "{occupied:?}");
     // A claim that does not wait cannot overtake the writer either. It gets no queue entry.
     let mut hasty = reader(&name);
     hasty.waits = false;
@@ -83,7 +84,7 @@ pub async fn a_reader_waits_behind_a_writer<H: Harness>(h: &H) {
     granted(&backend, &second).await;
 }
 
-pub async fn the_last_reader_hands_over_to_the_writer<H: Harness>(h: &H) {
+pub async fn the_last_reader_hands_over_to_the_writer<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     let (first, second, third) = (reader(&name), reader(&name), writer(&name));
@@ -99,7 +100,7 @@ pub async fn the_last_reader_hands_over_to_the_writer<H: Harness>(h: &H) {
     assert_eq!(granted(&backend, &third).await.fence(), fence);
 }
 
-pub async fn readers_and_writers_are_served_in_their_order<H: Harness>(h: &H) {
+pub async fn readers_and_writers_are_served_in_their_order<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     let now = writer(&name);
@@ -127,7 +128,7 @@ pub async fn readers_and_writers_are_served_in_their_order<H: Harness>(h: &H) {
     granted(&backend, &late).await;
 }
 
-pub async fn a_writer_that_leaves_lets_readers_pass<H: Harness>(h: &H) {
+pub async fn a_writer_that_leaves_lets_readers_pass<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     let (first, second, late) = (reader(&name), writer(&name), reader(&name));
@@ -140,19 +141,19 @@ pub async fn a_writer_that_leaves_lets_readers_pass<H: Harness>(h: &H) {
     granted(&backend, &late).await;
 }
 
-pub async fn a_dead_writer_is_skipped<H: Harness>(h: &H) {
+pub async fn a_dead_writer_is_skipped<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     let (first, second, late) = (reader(&name), writer(&name), reader(&name));
     granted(&backend, &first).await;
     held(&backend, &second).await;
-    h.pass(PLACE_LIFE / 2).await;
+    h.pass(queue_entry_life() / 2).await;
     held(&backend, &late).await;
-    h.pass(PLACE_LIFE / 2).await;
+    h.pass(queue_entry_life() / 2).await;
     granted(&backend, &late).await;
 }
 
-pub async fn a_dead_reader_ends_with_its_lease<H: Harness>(h: &H) {
+pub async fn a_dead_reader_ends_with_its_lease<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     let (dead, alive, other) = (reader(&name), reader(&name), writer(&name));
@@ -171,7 +172,7 @@ pub async fn a_dead_reader_ends_with_its_lease<H: Harness>(h: &H) {
     granted(&backend, &other).await;
 }
 
-pub async fn a_renewed_reader_lasts<H: Harness>(h: &H) {
+pub async fn a_renewed_reader_lasts<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     let (first, other) = (reader(&name), writer(&name));
@@ -186,7 +187,7 @@ pub async fn a_renewed_reader_lasts<H: Harness>(h: &H) {
     assert_eq!(backend.renew(&[first]).await.unwrap(), [Renewal::NotHeld]);
 }
 
-pub async fn the_only_reader_becomes_the_writer<H: Harness>(h: &H) {
+pub async fn the_only_reader_becomes_the_writer<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     let (mine, other, up) = (reader(&name), reader(&name), writer(&name));
@@ -209,7 +210,7 @@ pub async fn the_only_reader_becomes_the_writer<H: Harness>(h: &H) {
     assert!(granted(&backend, &waiting).await.fence() > grant.fence());
 }
 
-pub async fn a_writer_becomes_a_reader<H: Harness>(h: &H) {
+pub async fn a_writer_becomes_a_reader<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     let (mine, down) = (writer(&name), reader(&name));
@@ -234,7 +235,7 @@ pub async fn a_writer_becomes_a_reader<H: Harness>(h: &H) {
     granted(&backend, &last).await;
 }
 
-pub async fn an_ended_lease_does_not_pass<H: Harness>(h: &H) {
+pub async fn an_ended_lease_does_not_pass<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     let (first, second) = (reader(&name), writer(&name));
@@ -247,7 +248,7 @@ pub async fn an_ended_lease_does_not_pass<H: Harness>(h: &H) {
     assert_eq!(backend.pass(&second, &reader(&name)).await.unwrap(), None);
 }
 
-pub async fn only_some_modes_pass<H: Harness>(h: &H) {
+pub async fn only_some_modes_pass<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     let permit = claim_in(Mode::Permit { limit: 1, count: 1 }, &name);
@@ -264,7 +265,7 @@ pub async fn only_some_modes_pass<H: Harness>(h: &H) {
     }
 }
 
-pub async fn read_and_write_leases_can_be_looked_at_and_cleared<H: Harness>(h: &H) {
+pub async fn read_and_write_leases_can_be_looked_at_and_cleared<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     assert_eq!(backend.holder(&name, Mode::Read).await.unwrap(), None);

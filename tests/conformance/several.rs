@@ -9,7 +9,9 @@ use bellwether::{
 };
 use futures_util::future::join_all;
 
-use crate::harness::{FENCE_LIFE, Harness, LEASE, MOMENT, claim, granted, hasty, held, name};
+use crate::harness::{
+    FENCE_LIFE, Harness, LEASE, MOMENT, assert_newer, claim, granted, hasty, held, name,
+};
 
 /// The way in which several leases are acquired.
 #[derive(Clone, Copy, Debug)]
@@ -70,7 +72,7 @@ pub async fn all_leases_are_granted_each_with_a_fence<H: Harness>(h: &H) {
         let fences = way.fences(&here, &all).await;
         assert_eq!(fences.len(), 3);
         for (at, name) in names.iter().enumerate() {
-            assert!(fences[at] > last[at], "{way:?}");
+            assert_newer::<H>(fences[at], last[at]);
             let occupied = held(&there, &claim(name)).await;
             assert_eq!(occupied.fence, fences[at]);
             assert!(occupied.remaining > LEASE - MOMENT);
@@ -143,11 +145,11 @@ pub async fn leases_acquired_together_are_renewed_and_released_one_by_one<H: Har
             [Renewal::Held, Renewal::NotHeld, Renewal::Held]
         );
         let next = claim(&names[1]);
-        assert!(granted(&there, &next).await.fence() > fences[1]);
+        assert_newer::<H>(granted(&there, &next).await.fence(), fences[1]);
         let (at, _) = way.held(&there, &claims(&names)).await;
         assert_eq!(at, 0);
         h.pass(LEASE).await;
-        assert!(way.fences(&there, &claims(&names)).await[0] > fences[0]);
+        assert_newer::<H>(way.fences(&there, &claims(&names)).await[0], fences[0]);
         assert_eq!(here.renew(&all).await.unwrap(), [Renewal::NotHeld; 3]);
     }
 }

@@ -4,15 +4,15 @@
 use std::time::Duration;
 
 use bellwether::{
-    backend::{
-        Acquired, AcquiredAll, CALL_LIFE, Change, Changes, Claim, Leases, Mode, Occupied, Renewal,
-    },
+    backend::{Acquired, AcquiredAll, Change, Changes, Claim, Leases, Mode, Occupied, Renewal},
     key::{Family, Name},
 };
-use testkit::LIMIT;
+use testkit::{LIMIT, turn_life};
 use tokio::time::{Instant, timeout};
 
-use crate::harness::{Harness, LEASE, MOMENT, claim, granted, hasty, held, listen, name_in, next};
+use crate::harness::{
+    FullHarness, LEASE, MOMENT, claim, granted, hasty, held, listen, name_in, next,
+};
 
 /// Names a lock, because a waiter for an entry is never notified.
 fn lock(key: &str) -> Name {
@@ -30,7 +30,7 @@ async fn in_the_moment<T>(scene: impl AsyncFn(Name) -> (Instant, T)) -> T {
     let end = Instant::now() + LIMIT;
     for at in 0.. {
         let (begun, outcome) = scene(lock(&format!("k{at}"))).await;
-        if begun.elapsed() < CALL_LIFE {
+        if begun.elapsed() < turn_life() {
             return outcome;
         }
         assert!(Instant::now() < end, "no scene was answered in time");
@@ -39,7 +39,7 @@ async fn in_the_moment<T>(scene: impl AsyncFn(Name) -> (Instant, T)) -> T {
 }
 
 /// Lets a holder release the lease while a claim waits, and returns the instant of the release.
-async fn notified<H: Harness>(h: &H, name: &Name, waiting: &Claim) -> Instant {
+async fn notified<H: FullHarness>(h: &H, name: &Name, waiting: &Claim) -> Instant {
     let backend = h.backend();
     let mut changes = listen(&backend, name).await;
     let holder = claim(name);
@@ -66,7 +66,7 @@ async fn pushed(backend: &impl Leases, changes: &mut Changes, name: &Name) -> Ve
     all
 }
 
-pub async fn a_waiter_is_notified_when_the_lease_is_free<H: Harness>(h: &H) {
+pub async fn a_waiter_is_notified_when_the_lease_is_free<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = lock("k");
     let waiting = claim(&name);
@@ -80,7 +80,7 @@ pub async fn a_waiter_is_notified_when_the_lease_is_free<H: Harness>(h: &H) {
     assert!(backend.release(&waiting).await.unwrap());
 }
 
-pub async fn a_free_lease_is_kept_for_the_notified_waiter<H: Harness>(h: &H) {
+pub async fn a_free_lease_is_kept_for_the_notified_waiter<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let (alone, together, looked) = in_the_moment(async |name| {
         let begun = notified(h, &name, &claim(&name)).await;
@@ -93,7 +93,7 @@ pub async fn a_free_lease_is_kept_for_the_notified_waiter<H: Harness>(h: &H) {
     .await;
     let kept = |occupied: Occupied| {
         assert_eq!(occupied.fence, 0, "the lease has a holder");
-        assert!(occupied.remaining <= CALL_LIFE, "{occupied:?}");
+        assert!(occupied.remaining <= turn_life(), "{occupied:?}");
     };
     match (alone, together) {
         (Acquired::Held(alone), AcquiredAll::Held(1, together)) => {
@@ -105,12 +105,12 @@ pub async fn a_free_lease_is_kept_for_the_notified_waiter<H: Harness>(h: &H) {
     kept(looked.expect("the lease was not kept"));
 }
 
-pub async fn a_free_lease_is_kept_for_a_moment_only<H: Harness>(h: &H) {
+pub async fn a_free_lease_is_kept_for_a_moment_only<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = lock("k");
     let [waiting, stranger] = claims(&name);
     notified(h, &name, &waiting).await;
-    h.pass(CALL_LIFE).await;
+    h.pass(turn_life()).await;
     let fence = granted(&backend, &stranger).await.fence();
     // A waiter that came too late waits anew, and is notified anew.
     let mut changes = listen(&backend, &name).await;
@@ -121,12 +121,12 @@ pub async fn a_free_lease_is_kept_for_a_moment_only<H: Harness>(h: &H) {
 }
 
 /// A waiter that never comes is notified once, and does not delay the others a second time.
-pub async fn a_waiter_that_misses_its_turn_is_not_notified_again<H: Harness>(h: &H) {
+pub async fn a_waiter_that_misses_its_turn_is_not_notified_again<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = lock("k");
     let stranger = claim(&name);
     notified(h, &name, &claim(&name)).await;
-    h.pass(CALL_LIFE).await;
+    h.pass(turn_life()).await;
     granted(&backend, &stranger).await;
     let mut changes = listen(&backend, &name).await;
     assert!(backend.release(&stranger).await.unwrap());
@@ -134,7 +134,7 @@ pub async fn a_waiter_that_misses_its_turn_is_not_notified_again<H: Harness>(h: 
     granted(&backend, &hasty(&name)).await;
 }
 
-pub async fn a_notified_waiter_holds_nothing_before_it_asks<H: Harness>(h: &H) {
+pub async fn a_notified_waiter_holds_nothing_before_it_asks<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let (renewed, passed, released) = in_the_moment(async |name| {
         let [waiting, other] = claims(&name);
@@ -150,7 +150,7 @@ pub async fn a_notified_waiter_holds_nothing_before_it_asks<H: Harness>(h: &H) {
     assert_eq!((renewed, passed, released), (vec![Renewal::NotHeld], [None, None], false));
 }
 
-pub async fn a_notified_waiter_that_leaves_notifies_the_next<H: Harness>(h: &H) {
+pub async fn a_notified_waiter_that_leaves_notifies_the_next<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = lock("k");
     let [second, third] = claims(&name);
@@ -166,7 +166,7 @@ pub async fn a_notified_waiter_that_leaves_notifies_the_next<H: Harness>(h: &H) 
     granted(&backend, &third).await;
 }
 
-pub async fn the_last_notified_waiter_that_leaves_frees_the_lease<H: Harness>(h: &H) {
+pub async fn the_last_notified_waiter_that_leaves_frees_the_lease<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let (woken, after) = in_the_moment(async |name| {
         let waiting = claim(&name);
@@ -175,7 +175,7 @@ pub async fn the_last_notified_waiter_that_leaves_frees_the_lease<H: Harness>(h:
         backend.release(&waiting).await.unwrap();
         let after = backend.acquire(&hasty(&name)).await.unwrap();
         // After the moment there was nothing left to give back, and nothing to tell.
-        let woken = match begun.elapsed() < CALL_LIFE {
+        let woken = match begun.elapsed() < turn_life() {
             true => Some(next(&mut changes).await),
             false => None,
         };
@@ -187,7 +187,7 @@ pub async fn the_last_notified_waiter_that_leaves_frees_the_lease<H: Harness>(h:
 }
 
 /// A waiter leaves before it is notified.
-pub async fn a_waiter_that_left_is_not_notified<H: Harness>(h: &H) {
+pub async fn a_waiter_that_left_is_not_notified<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = lock("k");
     let [holder, second, third] = claims(&name);
@@ -201,7 +201,7 @@ pub async fn a_waiter_that_left_is_not_notified<H: Harness>(h: &H) {
     granted(&backend, &third).await;
 }
 
-pub async fn waiters_are_notified_in_their_order<H: Harness>(h: &H) {
+pub async fn waiters_are_notified_in_their_order<H: FullHarness>(h: &H) {
     let (here, there) = (h.backend(), h.backend());
     let name = lock("k");
     let mut holder = claim(&name);
@@ -226,7 +226,7 @@ pub async fn waiters_are_notified_in_their_order<H: Harness>(h: &H) {
     assert_eq!(next(&mut changes).await, Change::Wake, "the queue is not empty");
 }
 
-pub async fn a_claim_that_does_not_wait_is_not_notified<H: Harness>(h: &H) {
+pub async fn a_claim_that_does_not_wait_is_not_notified<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = lock("k");
     let (holder, hasty) = (claim(&name), hasty(&name));
@@ -238,21 +238,21 @@ pub async fn a_claim_that_does_not_wait_is_not_notified<H: Harness>(h: &H) {
     granted(&backend, &claim(&name)).await;
 }
 
-pub async fn a_waiter_with_an_ended_queue_entry_is_not_notified<H: Harness>(h: &H) {
+pub async fn a_waiter_with_an_ended_queue_entry_is_not_notified<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = lock("k");
     let [holder, gone, waiting] = claims(&name);
     granted(&backend, &holder).await;
     held(&backend, &gone).await;
-    h.pass(gone.place_life() / 2).await;
+    h.pass(gone.queue_entry_life() / 2).await;
     held(&backend, &waiting).await;
-    h.pass(gone.place_life() / 2).await;
+    h.pass(gone.queue_entry_life() / 2).await;
     let mut changes = listen(&backend, &name).await;
     assert!(backend.release(&holder).await.unwrap());
     assert_eq!(next(&mut changes).await, Change::Turn(waiting.owner));
 }
 
-pub async fn a_release_sent_twice_notifies_once<H: Harness>(h: &H) {
+pub async fn a_release_sent_twice_notifies_once<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let (again, notified) = in_the_moment(async |name| {
         let [holder, second, third] = claims(&name);
@@ -263,7 +263,7 @@ pub async fn a_release_sent_twice_notifies_once<H: Harness>(h: &H) {
         let begun = Instant::now();
         assert!(backend.release(&holder).await.unwrap());
         let again = backend.release(&holder).await.unwrap();
-        let on_time = begun.elapsed() < CALL_LIFE;
+        let on_time = begun.elapsed() < turn_life();
         let notified = pushed(&backend, &mut changes, &name).await;
         let begun = if on_time { Instant::now() } else { begun };
         (begun, (again, notified == [Change::Turn(second.owner)]))
@@ -272,7 +272,7 @@ pub async fn a_release_sent_twice_notifies_once<H: Harness>(h: &H) {
     assert!(!again && notified);
 }
 
-pub async fn a_waiter_that_leaves_twice_notifies_once<H: Harness>(h: &H) {
+pub async fn a_waiter_that_leaves_twice_notifies_once<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let notified = in_the_moment(async |name| {
         let [holder, second, third, fourth] = claims(&name);
@@ -285,7 +285,7 @@ pub async fn a_waiter_that_leaves_twice_notifies_once<H: Harness>(h: &H) {
         assert!(backend.release(&holder).await.unwrap());
         assert!(!backend.release(&second).await.unwrap());
         assert!(!backend.release(&second).await.unwrap());
-        let on_time = begun.elapsed() < CALL_LIFE;
+        let on_time = begun.elapsed() < turn_life();
         let notified = pushed(&backend, &mut changes, &name).await;
         let begun = if on_time { Instant::now() } else { begun };
         (begun, notified == [second.owner, third.owner].map(Change::Turn))
@@ -294,7 +294,7 @@ pub async fn a_waiter_that_leaves_twice_notifies_once<H: Harness>(h: &H) {
     assert!(notified);
 }
 
-pub async fn a_notified_waiter_that_asks_twice_is_granted_one_lease<H: Harness>(h: &H) {
+pub async fn a_notified_waiter_that_asks_twice_is_granted_one_lease<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = lock("k");
     let waiting = claim(&name);
@@ -310,7 +310,7 @@ pub async fn a_notified_waiter_that_asks_twice_is_granted_one_lease<H: Harness>(
 
 /// Of several leases that are wanted at once, the held one has the queue entry and the
 /// notification.
-pub async fn a_claim_of_several_is_notified_for_the_held_one<H: Harness>(h: &H) {
+pub async fn a_claim_of_several_is_notified_for_the_held_one<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let [free, taken] = [lock("{a}"), lock("{b}")];
     let holder = claim(&taken);

@@ -2,9 +2,11 @@
 
 use bellwether::backend::{Claimed, Committed, Leases, Renewal, Store};
 
-use crate::harness::{FENCE_LIFE, Harness, MOMENT, TTL, begun, claim, name, read, stored, value};
+use crate::harness::{
+    FENCE_LIFE, FullHarness, MOMENT, TTL, begun, claim, name, read, stored, value,
+};
 
-pub async fn a_put_writes_and_ends_the_lease<H: Harness>(h: &H) {
+pub async fn a_put_writes_and_ends_the_lease<H: FullHarness>(h: &H) {
     let (here, there) = (h.backend(), h.backend());
     let name = name("k");
     let first = claim(&name);
@@ -15,7 +17,7 @@ pub async fn a_put_writes_and_ends_the_lease<H: Harness>(h: &H) {
     assert!(matches!(here.claim(&claim(&name), fence).await, Ok(Claimed::Granted(_))));
 }
 
-pub async fn a_put_makes_the_commit_under_way_give_way<H: Harness>(h: &H) {
+pub async fn a_put_makes_the_commit_under_way_give_way<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     let claim = claim(&name);
@@ -30,7 +32,7 @@ pub async fn a_put_makes_the_commit_under_way_give_way<H: Harness>(h: &H) {
     assert_eq!(outcome, Committed::Refused);
 }
 
-pub async fn a_put_ends_with_its_time<H: Harness>(h: &H) {
+pub async fn a_put_ends_with_its_time<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     backend.put(&name, &value("first"), TTL, FENCE_LIFE).await.unwrap();
@@ -42,7 +44,7 @@ pub async fn a_put_ends_with_its_time<H: Harness>(h: &H) {
     assert_eq!(read(&backend, &name).await, None);
 }
 
-pub async fn an_invalidation_removes_and_ends_the_lease<H: Harness>(h: &H) {
+pub async fn an_invalidation_removes_and_ends_the_lease<H: FullHarness>(h: &H) {
     let (here, there) = (h.backend(), h.backend());
     let name = name("k");
     let first = stored(&here, &name, "v").await;
@@ -57,7 +59,7 @@ pub async fn an_invalidation_removes_and_ends_the_lease<H: Harness>(h: &H) {
 
 /// The value is read, then changed in the database and invalidated, and then committed. If it were
 /// stored, it would be served until its time ends.
-pub async fn an_invalidation_makes_the_commit_under_way_fail<H: Harness>(h: &H) {
+pub async fn an_invalidation_makes_the_commit_under_way_fail<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     let claim = claim(&name);
@@ -72,7 +74,7 @@ pub async fn an_invalidation_makes_the_commit_under_way_fail<H: Harness>(h: &H) 
     assert_eq!(read(&backend, &name).await, None);
 }
 
-pub async fn an_invalidation_of_nothing_burns_a_fence<H: Harness>(h: &H) {
+pub async fn an_invalidation_of_nothing_burns_a_fence<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     let first = backend.invalidate(&name, FENCE_LIFE).await.unwrap();
@@ -82,7 +84,7 @@ pub async fn an_invalidation_of_nothing_burns_a_fence<H: Harness>(h: &H) {
 }
 
 /// During a rolling deployment two versions of a service keep entries that only they can read.
-pub async fn schemas_are_stored_side_by_side<H: Harness>(h: &H) {
+pub async fn schemas_are_stored_side_by_side<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let old = name("k");
     let new = old.clone().with_schema(1);
@@ -99,7 +101,7 @@ pub async fn schemas_are_stored_side_by_side<H: Harness>(h: &H) {
     assert!(backend.release(&refresh).await.unwrap());
 }
 
-pub async fn a_write_clears_the_neighbouring_schemas<H: Harness>(h: &H) {
+pub async fn a_write_clears_the_neighbouring_schemas<H: FullHarness>(h: &H) {
     let backend = h.backend();
     // The schemas zero and `u16::MAX` are neighbours as well.
     for middle in [0, 1, 7, u16::MAX] {

@@ -162,7 +162,7 @@ impl Scripts {
         };
         let keys: Vec<_> = suffixes.iter().map(|suffix| claim.name.suffixed(suffix)).collect();
         let mut arguments = vec![text(claim.owner), text(claim.lease.as_millis())];
-        let kept = if claim.waits { claim.place_life().as_millis() } else { 0 };
+        let kept = if claim.waits { claim.queue_entry_life().as_millis() } else { 0 };
         match claim.mode {
             Mode::Write => arguments.extend([claim.fence_life.as_millis(), kept, 0].map(text)),
             Mode::Read => arguments.push(text(kept)),

@@ -15,12 +15,12 @@ use std::{
 
 use bellwether::{
     BoxError, Cache, Error, ErrorKind, Locks, RedisBackend,
-    backend::HANDOVER_LIFE,
     cache::{Abandoned, Lead, Loaded, Source as From},
     lock::Upgrade,
 };
 use fastrand::Rng;
 use serde::{Deserialize, Serialize};
+use testkit::handover_life;
 use testkit::primitives::Guard;
 use tokio::{
     task::JoinSet,
@@ -368,7 +368,7 @@ impl Worker {
             _ => 1,
         };
         match self.setup.seed % 2 == long {
-            true => HANDOVER_LIFE,
+            true => handover_life(),
             false => Duration::from_millis(self.setup.load.lease_ms),
         }
     }

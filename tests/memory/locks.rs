@@ -12,11 +12,11 @@ use std::{
 
 use bellwether::{
     ErrorKind, Locks, MemoryBackend,
-    backend::HANDOVER_LIFE,
     lease::{Retry, RetryStrategy},
     lock::Upgrade,
 };
 use testkit::faulty::{Fault, Faulty, Op};
+use testkit::handover_life;
 use tokio::{
     task::JoinHandle,
     time::{Instant, sleep, timeout},
@@ -179,7 +179,7 @@ async fn a_handover_outlives_failed_renewals() {
         2,
         "the waiter asked for a lease that was handed over to it"
     );
-    assert!(guard.remaining() < HANDOVER_LIFE, "{:?}", guard.remaining());
+    assert!(guard.remaining() < handover_life(), "{:?}", guard.remaining());
     while faulty.count(Op::Renew) < 4 && !guard.is_lost() {
         sleep(MS).await;
     }

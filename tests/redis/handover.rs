@@ -5,9 +5,9 @@ use std::{sync::Arc, time::Duration};
 
 use bellwether::{
     Locks, RedisBackend,
-    backend::HANDOVER_LIFE,
     lock::{Mutex, MutexGuard},
 };
+use testkit::handover_life;
 use testkit::{
     LIMIT, Raw, RedisServer, comes_true, eventually,
     proxy::{Proxy, PushFault},
@@ -238,7 +238,7 @@ async fn a_push_that_comes_after_the_end_is_not_trusted() {
     let asked = Instant::now();
     let Scene { server, proxy, mut raw, held, second } = scene(plain).await;
     let third = plain(&server.url());
-    proxy.pushes(Some(PushFault::Delay(HANDOVER_LIFE + 700 * MS)));
+    proxy.pushes(Some(PushFault::Delay(handover_life() + 700 * MS)));
     held.unlock().await.unwrap();
     let handed_over = Instant::now();
     let lease = key(&mut raw, ":l").await;
@@ -251,7 +251,7 @@ async fn a_push_that_comes_after_the_end_is_not_trusted() {
     };
     assert!(comes_true(LIMIT, ended).await, "the handover does not end");
     let held = held.unwrap();
-    assert!(handed_over.elapsed() >= HANDOVER_LIFE - 10 * MS);
+    assert!(handed_over.elapsed() >= handover_life() - 10 * MS);
     let before = scripts_called(&mut raw).await;
     // The push arrives, and the waiter asks.
     assert!(comes_true(LIMIT, async || scripts_called(&mut raw).await > before).await);
@@ -268,7 +268,7 @@ async fn a_push_that_comes_after_the_end_is_not_trusted() {
 async fn a_late_push_makes_the_waiter_ask() {
     for lock in BOTH {
         let Scene { server: _server, proxy, raw: _, held, second } = scene(lock).await;
-        proxy.pushes(Some(PushFault::Delay(HANDOVER_LIFE / 2 + 200 * MS)));
+        proxy.pushes(Some(PushFault::Delay(handover_life() / 2 + 200 * MS)));
         held.unlock().await.unwrap();
         let held = got(second).await;
         assert!(held.remaining() > LEASE / 2, "{:?}", held.remaining());

@@ -1,4 +1,4 @@
-//! The rules of latches, which are those of the scripts in `redis/lua`.
+//! The rules of latches, which are those of the Redis scripts.
 
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
@@ -6,6 +6,7 @@ use tokio::time::Instant;
 
 use super::{
     MemoryBackend,
+    shared::Latch,
     state::{End, State},
 };
 use crate::{
@@ -14,22 +15,6 @@ use crate::{
     key::Name,
     time::after,
 };
-
-pub(super) struct Latch {
-    left: u32,
-    /// The setting that made it.
-    set: Owner,
-    ttl: Duration,
-    ends: Instant,
-    /// What was counted; nothing any more, once none is left.
-    counted: HashSet<Owner>,
-}
-
-impl Latch {
-    fn countdown(&self, now: Instant) -> Countdown {
-        Countdown { left: self.left, remaining: self.ends - now }
-    }
-}
 
 impl State {
     fn set_latch(
@@ -50,7 +35,7 @@ impl State {
         true
     }
 
-    /// What is left, and whether it has just become zero.
+    /// Counts down. Returns the count, and whether it has just become zero.
     fn count_down(
         &mut self,
         name: &Name,

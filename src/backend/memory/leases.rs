@@ -10,8 +10,8 @@ use super::{
 };
 use crate::{
     backend::{
-        Acquired, AcquiredAll, CALL_LIFE, Change, Claim, Grant, HANDOVER_LIFE, Handover, Mode,
-        Occupied, Owner,
+        Acquired, AcquiredAll, Change, Claim, Grant, HANDOVER_LIFE, Handover, Mode, Occupied,
+        Owner, TURN_LIFE,
     },
     key::Name,
     time::after,
@@ -184,7 +184,7 @@ impl State {
             }
             // It lost the place, lest one that died be called again; and one whom nobody hears is passed over.
             if heard {
-                self.set_lease(&Claim { lease: CALL_LIFE, ..next }, CALLED, now);
+                self.set_lease(&Claim { lease: TURN_LIFE, ..next }, CALLED, now);
                 return Some(Change::Turn(token));
             }
         }
@@ -298,7 +298,7 @@ impl State {
             return;
         }
         let (name, token) = (claim.name.prefix().clone(), claim.owner);
-        let ends = after(now, claim.place_life());
+        let ends = after(now, claim.queue_entry_life());
         let place = Place {
             token,
             since: now,

@@ -1,10 +1,13 @@
 //! Holds that stand beside each other, and the queues for those that do not.
 
-use std::collections::HashMap;
+use std::{
+    collections::{HashMap, HashSet},
+    time::Duration,
+};
 
 use tokio::time::Instant;
 
-use crate::backend::{Occupied, Owner};
+use crate::backend::{Countdown, Occupied, Owner};
 
 /// What of one name several may have at a time.
 #[derive(Default)]
@@ -106,5 +109,22 @@ impl Queue {
     pub(super) fn leave(&mut self, token: Owner) -> Option<Instant> {
         let at = self.0.iter().position(|place| place.token == token)?;
         Some(self.0.remove(at).ends)
+    }
+}
+
+/// A count-down latch.
+pub(super) struct Latch {
+    pub(super) left: u32,
+    /// The id of the setting that made it.
+    pub(super) set: Owner,
+    pub(super) ttl: Duration,
+    pub(super) ends: Instant,
+    /// The ids of the steps; empty once nothing is left.
+    pub(super) counted: HashSet<Owner>,
+}
+
+impl Latch {
+    pub(super) fn countdown(&self, now: Instant) -> Countdown {
+        Countdown { left: self.left, remaining: self.ends - now }
     }
 }

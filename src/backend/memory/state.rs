@@ -7,7 +7,7 @@ use std::{
 use lru::LruCache;
 use tokio::time::Instant;
 
-use super::{latches::Latch, shared::Shared};
+use super::shared::{Latch, Shared};
 use crate::{
     backend::{Acquired, Claim, Claimed, Committed, Entry, Grant, Mode, Occupied, Owner},
     key::Name,

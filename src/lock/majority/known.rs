@@ -1,4 +1,4 @@
-//! Under which token each server knows what is held.
+//! The owners under which the servers know what is held.
 
 use std::{
     collections::HashMap,
@@ -7,20 +7,20 @@ use std::{
 
 use crate::backend::{Claim, Owner, Renewal};
 
-/// What is held, by the engine's token of it: the shares at the servers, in their order.
+/// The leases that are held, by the caller's owner: the owner at each server, in their order.
 #[derive(Default)]
 pub(super) struct Known(Mutex<HashMap<Owner, Vec<Holder>>>);
 
 #[derive(Clone, Copy)]
 pub(super) struct Holder {
-    token: Owner,
-    /// At the last renewal the server said that it has it not.
+    owner: Owner,
+    /// At the last renewal, the server denied that it has the lease.
     missing: bool,
 }
 
 impl From<Owner> for Holder {
-    fn from(token: Owner) -> Self {
-        Self { token, missing: false }
+    fn from(owner: Owner) -> Self {
+        Self { owner, missing: false }
     }
 }
 
@@ -29,17 +29,22 @@ impl Known {
         self.all().insert(ours, theirs.into_iter().map(Holder::from).collect());
     }
 
-    /// The claim as each server knows it, if it is held.
+    /// Returns whether the claim has the lease, as far as this process knows.
+    pub(super) fn has(&self, claim: &Claim) -> bool {
+        self.all().contains_key(&claim.owner)
+    }
+
+    /// Returns the claim as each server knows it, if it is held.
     pub(super) fn of(&self, claim: &Claim) -> Option<Vec<Claim>> {
         self.all().get(&claim.owner).map(|theirs| at_each(claim, theirs))
     }
 
-    /// The same, for the last time.
+    /// Returns the claim as each server knows it, and forgets it.
     pub(super) fn remove(&self, claim: &Claim) -> Option<Vec<Claim>> {
         self.all().remove(&claim.owner).map(|theirs| at_each(claim, &theirs))
     }
 
-    /// Takes over what the servers say of it. Returns those that say for the second time in a row that they have it not.
+    /// Notes what the servers say of a lease. Returns those that deny it for the second time in a row.
     pub(super) fn said(&self, ours: Owner, said: &[Renewal]) -> Vec<usize> {
         let mut all = self.all();
         let theirs = all.get_mut(&ours).map_or(&mut [][..], Vec::as_mut_slice);
@@ -56,7 +61,7 @@ impl Known {
         twice
     }
 
-    /// From now on one server knows it under another token. Says whether it is held.
+    /// Notes that one server knows the lease under another owner. Returns whether it is held.
     pub(super) fn replace(&self, ours: Owner, at: usize, theirs: Owner) -> bool {
         let mut all = self.all();
         let known = all.get_mut(&ours).and_then(|each| each.get_mut(at));
@@ -70,5 +75,5 @@ impl Known {
 
 fn at_each(claim: &Claim, theirs: &[Holder]) -> Vec<Claim> {
     let claim = Claim { fence_life: claim.lease, waits: false, ..claim.clone() };
-    theirs.iter().map(|holder| Claim { owner: holder.token, ..claim.clone() }).collect()
+    theirs.iter().map(|holder| Claim { owner: holder.owner, ..claim.clone() }).collect()
 }

@@ -101,6 +101,16 @@ impl Majority {
         join_all(asked.map(|answer| in_time(self.limit, answer))).await
     }
 
+    /// Answers a claim that is sent again and has the lease already: it lasts its full time from now.
+    async fn again(&self, claim: &Claim) -> Result<Option<Grant>, BackendError> {
+        if !self.held.has(claim) {
+            return Ok(None);
+        }
+        let renewed = Leases::renew(self, std::slice::from_ref(claim)).await?;
+        let is_held = renewed.first().is_some_and(|renewal| renewal.is_held());
+        Ok(is_held.then(|| Grant::new(0)))
+    }
+
     /// Takes a lease of a majority at one more server, in a task of its own.
     fn complete(&self, claim: &Claim, at: usize) {
         let Some(server) = self.servers.get(at).cloned() else { return };
@@ -163,6 +173,9 @@ impl Majority {
 impl Leases for Majority {
     async fn acquire(&self, claim: &Claim) -> Result<Acquired, BackendError> {
         only_exclusive(claim.mode)?;
+        if let Some(answer) = self.again(claim).await? {
+            return Ok(Acquired::Granted(answer));
+        }
         let theirs = afresh(claim);
         let tried = self.ask_all(&theirs, |_, server, claim| server.acquire(claim)).await;
         let (won, answers) = self.settle(tried, claim.owner, theirs.owner).await;
@@ -233,6 +246,9 @@ impl Leases for Majority {
     async fn pass(&self, from: &Claim, to: &Claim) -> Result<Option<Grant>, BackendError> {
         only_exclusive(from.mode)?;
         only_exclusive(to.mode)?;
+        if let Some(answer) = self.again(to).await? {
+            return Ok(Some(answer));
+        }
         let Some(ours) = self.held.of(from) else { return Ok(None) };
         let theirs = afresh(to);
         let pass = |at, server, to| pass(server, ours.get(at), to);

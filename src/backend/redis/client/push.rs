@@ -100,7 +100,7 @@ impl Drop for PushRun {
 
 impl PushRun {
     async fn keep_subscribed(self) {
-        let mut turns = self.events.channels.turns();
+        let mut turns = self.events.channels.openings();
         let mut backoff = Backoff::default();
         let mut is_refused = false;
         while self.is_wanted(&mut turns).await {

@@ -28,7 +28,7 @@ pub(super) fn held_at(mode: Mode) -> (&'static str, bool) {
 
 /// Returns for how many milliseconds the queue entry of a claim is kept, or zero if it takes none.
 pub(super) fn entry_life(claim: &Claim) -> u64 {
-    if claim.waits { millis(claim.place_life()) } else { 0 }
+    if claim.waits { millis(claim.queue_entry_life()) } else { 0 }
 }
 
 fn ticket_bits(claim: &Claim) -> u8 {

@@ -5,7 +5,7 @@ use bytes::Bytes;
 use super::{super::RedisBackend, has_process_channels, millis, replies};
 use crate::{
     backend::{
-        CALL_LIFE, Claim, HANDOVER_LIFE, Mode,
+        Claim, HANDOVER_LIFE, Mode, TURN_LIFE,
         redis::{
             keys,
             scripts::{Call, SCRIPTS},
@@ -40,10 +40,10 @@ impl RedisBackend {
             .keys(&claim.name, keys)
             .owner(claim.owner)
             .arg(u8::from(has_process_channels(&claim.name)))
-            .arg(millis(CALL_LIFE))
+            .arg(millis(TURN_LIFE))
             .arg(handover_life)
             .arg(millis(claim.fence_life))
-            .arg(millis(claim.place_life().saturating_sub(HANDOVER_LIFE)));
+            .arg(millis(claim.queue_entry_life().saturating_sub(HANDOVER_LIFE)));
         // If this process listens to the channel, other processes are likely to wait as well, and hear
         // before this caller. A fair mutex is left out: each of its releases would be two commands.
         let is_contended = claim.mode == Mode::Exclusive

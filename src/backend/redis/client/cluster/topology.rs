@@ -64,7 +64,7 @@ impl Topology {
                 let slot = slot_of(channel.as_bytes());
                 before.owner(slot) != now.owner(slot)
             }),
-            _ => self.channels.turn(),
+            _ => self.channels.recheck(),
         }
     }
 
@@ -86,7 +86,7 @@ impl Topology {
     fn channels_moved(&self, has_moved: impl Fn(&str) -> bool) {
         self.channels.forget_answers(&has_moved);
         self.channels.wake(&has_moved);
-        self.channels.turn();
+        self.channels.recheck();
     }
 
     /// Records that no node replied. A map that was known before stays.

@@ -1,0 +1,82 @@
+//! The capabilities that a majority of servers lacks, and how it says so.
+//!
+//! A rule that needs one of them is no test of a majority. Each test here fails if the majority gains
+//! the capability, so that the rules are then moved to it.
+
+use bellwether::{
+    backend::{Acquired, Change, Latches, Leases, Mode, Store},
+    error::BackendErrorKind,
+    lock::Majority,
+};
+
+use crate::harness::{Harness, claim, claim_in, granted, held, listen, name, next};
+
+/// Fails to compile if a type implements a trait: the call is ambiguous then.
+macro_rules! is_not {
+    ($type:ty: $capability:path) => {{
+        trait Lacks<A> {
+            fn check() {}
+        }
+        impl<T> Lacks<()> for T {}
+        struct Has;
+        impl<T: $capability> Lacks<Has> for T {}
+        <$type as Lacks<_>>::check();
+    }};
+}
+
+/// Each server counts for itself, so the servers have no growing number in common.
+pub async fn fences<H: Harness>(h: &H) {
+    let backend = h.backend();
+    let name = name("k");
+    for _ in 0..2 {
+        let claim = claim(&name);
+        assert_eq!(granted(&backend, &claim).await.fence(), 0);
+        assert!(backend.release(&claim).await.unwrap());
+    }
+}
+
+/// The queues of several servers would have as many orders. So a claim that waits enters none, and a
+/// release wakes all waiters.
+pub async fn queue<H: Harness>(h: &H) {
+    let backend = h.backend();
+    let name = name("k");
+    let [holder, first, second] = [(); 3].map(|()| claim(&name));
+    granted(&backend, &holder).await;
+    held(&backend, &first).await;
+    held(&backend, &second).await;
+    let mut changes = listen(&backend, &name).await;
+    assert!(backend.release(&holder).await.unwrap());
+    assert_eq!(next(&mut changes).await, Change::Wake);
+    granted(&backend, &second).await;
+}
+
+/// A majority cannot count: five servers with three permits each have room for five holders at three
+/// servers each. So it refuses every mode but the exclusive one.
+pub async fn modes<H: Harness>(h: &H) {
+    let backend = h.backend();
+    let name = name("k");
+    for mode in [Mode::Fair, Mode::Read, Mode::Write, Mode::Permit { limit: 3, count: 1 }] {
+        let claim = claim_in(mode, &name);
+        let refusals = [
+            backend.acquire(&claim).await.map(|answer| matches!(answer, Acquired::Granted(_))),
+            backend.pass(&claim, &claim).await.map(|grant| grant.is_some()),
+            backend.holder(&name, mode).await.map(|holder| holder.is_some()),
+            backend.clear(&name, mode).await,
+        ];
+        for refusal in refusals {
+            let error = refusal.expect_err("the mode was accepted");
+            assert_eq!(error.kind(), BackendErrorKind::Refused, "{mode:?}");
+        }
+    }
+}
+
+/// An entry is valid by its fence. A majority has no fences, so it is no [`Store`].
+pub async fn entries<H: Harness>(_: &H) {
+    is_not!(Majority: Store);
+}
+
+/// A latch that is counted down at different majorities has as many counts as servers, so a
+/// majority has no [`Latches`].
+pub async fn latches<H: Harness>(_: &H) {
+    is_not!(Majority: Latches);
+}
