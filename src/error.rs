@@ -167,7 +167,7 @@ pub struct BackendError {
     source: Arc<dyn StdError + Send + Sync>,
 }
 
-/// What is known of an operation that failed.
+/// The category of a [`BackendError`]: what is known of the operation that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum BackendErrorKind {

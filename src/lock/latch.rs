@@ -25,8 +25,8 @@ const LONGEST_TTL: Duration = Duration::from_secs(30 * 86_400);
 /// Created by [`Locks::latch`].
 ///
 /// It needs no cleaning up. If it is not finished, it ends with its [time to live](Self::ttl). If
-/// it is done, it stands for that time once more, so that late callers learn that it is done and
-/// not that it was never set.
+/// it is done, it stands for that time once more. So late callers learn that it is done, and not
+/// that it was never set.
 ///
 /// A latch has no holder, so it loses nothing when a process dies. After [`Locks::shutdown`] it can
 /// still be counted down. If the server loses its data, the latch is [not set](ErrorKind::NotSet)

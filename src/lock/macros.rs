@@ -151,7 +151,7 @@ macro_rules! guard {
     };
 }
 
-/// The methods by which any process sees who is in the way, and removes it.
+/// The methods by which any process looks up the holder of a lock, and ends its lease.
 macro_rules! inspection {
     ($this:ident => $mode:expr) => {
         /// Returns `true` if the lock was held at the moment of asking.

@@ -5,8 +5,8 @@
 //!
 //! # What a lock promises
 //!
-//! While a guard's [`lost`](MutexGuard::lost) has not completed, there is no other holder, as long
-//! as this process runs and the server keeps its data and its clock.
+//! There is no other holder until a guard's [`lost`](MutexGuard::lost) completes. This holds while
+//! this process runs and the server keeps its data and its clock.
 //!
 //! Otherwise the guard reports the loss at its first contact with the server, and only the [fencing
 //! token](MutexGuard::fence) protects. This is so after a failover, a restart without the data, an

@@ -78,8 +78,8 @@ impl<F> Mutex<F> {
     ///   of a [`Redlock`](crate::Redlock).
     /// - [`InvalidKey`](crate::ErrorKind::InvalidKey) for a name outside its range.
     /// - [`InvalidConfig`](crate::ErrorKind::InvalidConfig) for a setting outside its range.
-    /// - [`ShutDown`](crate::ErrorKind::ShutDown) after
-    ///   [`Locks::shutdown`](crate::Locks::shutdown).
+    /// - [`ShutDown`](crate::ErrorKind::ShutDown) after [`Locks::shutdown`](crate::Locks::shutdown)
+    ///   or [`Redlock::shutdown`](crate::Redlock::shutdown).
     ///
     /// # Cancel safety
     ///

@@ -27,7 +27,7 @@ use crate::{
 /// This is the Redlock algorithm of S. Sanfilippo ("Distributed Locks with Redis", redis.io). All
 /// servers are asked at once. A lock is held if a majority grants it in less time than the lease
 /// lasts. Without a majority, the grants are released. A request without an answer is undone as
-/// soon as possible, and again until one lease has passed, or a minute if the lease is longer.
+/// soon as possible. The undo is repeated until one lease has passed, at most for a minute.
 ///
 /// While a guard lives, its lease is renewed at all servers. The guard reports the loss when no
 /// majority can have the lease any more. It does so by the holder's own clock, before another
@@ -80,8 +80,8 @@ use crate::{
 /// resource that it writes to cannot tell it from its successor.
 ///
 /// S. Sanfilippo answered ("Is Redlock safe?", 2016) that the time check after the acquisition
-/// leaves only pauses after it, and that every lock with a lease has those. A unique token is
-/// enough where the store can compare and set. Both are right. So:
+/// leaves only later pauses. Every lock with a lease has those. A unique token is enough where the
+/// store can compare and set. Both are right. So:
 ///
 /// - If two holders at once are only a nuisance, such as work that is done twice, this lock is
 ///   fine.

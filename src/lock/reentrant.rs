@@ -1,7 +1,7 @@
 //! The reentrant mutex: one holder may acquire the lock again while it has it.
 //!
-//! The guards that live are counted in this process. The server sees one lease, because a count at
-//! the server would be wrong after a command that was sent twice, and would outlive a process that
+//! The guards that live are counted in this process. The server sees one lease. A count at the
+//! server would be wrong after a command that was sent twice, and would outlive a process that
 //! died.
 
 use std::{fmt, marker::PhantomData, sync::Arc};
@@ -188,7 +188,8 @@ impl<F> fmt::Debug for ReentrantHolder<F> {
 ///
 /// The last guard that is [unlocked](Self::unlock) or [dropped](super#dropped-guards) releases the
 /// lock. All of them share one lease, which is renewed while one of them lives, and one fencing
-/// token. If the lease is lost, each guard reports it.
+/// token. If the lease is lost, each guard reports it, also after its holder has acquired the lock
+/// anew.
 ///
 /// # Examples
 ///
