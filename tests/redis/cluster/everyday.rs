@@ -1,4 +1,4 @@
-//! Several nodes, and nothing wrong with any of them.
+//! Several healthy nodes.
 
 use std::{
     collections::HashMap,
@@ -29,7 +29,7 @@ async fn leases_on_all_nodes_are_renewed() {
     let before: Vec<_> = guards.iter().map(|guard| guard.fence()).collect();
     for node in &cluster.nodes {
         let mut raw = node.raw().await;
-        assert!(raw.keys("*:l").await.len() > 50, "not all nodes have their share");
+        assert!(raw.keys("*:l").await.len() > 50, "a node has too few leases");
         raw.age(LEASE / 2).await;
         let renewed = async || {
             for key in raw.keys("*:l").await {
@@ -39,7 +39,7 @@ async fn leases_on_all_nodes_are_renewed() {
             }
             true
         };
-        assert!(comes_true(LIMIT, renewed).await, "not all are renewed");
+        assert!(comes_true(LIMIT, renewed).await, "a lease is not renewed");
     }
     for (guard, before) in guards.into_iter().zip(before) {
         assert!(!guard.is_lost());
@@ -51,9 +51,10 @@ async fn leases_on_all_nodes_are_renewed() {
     }
 }
 
-/// Twelve names or so for each node, as many in one backend as in the other, and every push arrives.
+/// Each node has about twelve names, as many in one backend as in the other, and every push
+/// arrives.
 #[tokio::test]
-async fn pushes_go_through_the_node_that_serves_the_name_and_no_other() {
+async fn pushes_go_only_through_the_node_that_serves_the_name() {
     let cluster = Cluster::start(3, 0).await;
     let (here, there) = (patient(&cluster), patient(&cluster));
     let mut listeners = Vec::new();
@@ -62,7 +63,7 @@ async fn pushes_go_through_the_node_that_serves_the_name_and_no_other() {
         let changes = there.changes(&claim.name).await.unwrap();
         listeners.push((claim, changes));
     }
-    // Of each name the channel of all, and that of this process.
+    // Each name has the common channel, and the channel of this process.
     let mut all = 0;
     for (at, node) in cluster.nodes.iter().enumerate() {
         let channels = node.raw().await.shard_channels().await;
@@ -80,7 +81,7 @@ async fn pushes_go_through_the_node_that_serves_the_name_and_no_other() {
 }
 
 #[tokio::test]
-async fn a_load_is_led_once_though_two_processes_ask() {
+async fn a_load_of_two_processes_is_led_once() {
     let cluster = Cluster::start(3, 0).await;
     let build = || Cache::<String>::builder(patient(&cluster)).build().unwrap();
     let caches = [build(), build()];
@@ -93,7 +94,7 @@ async fn a_load_is_led_once_though_two_processes_ask() {
                 let mine = key.clone();
                 let load = move |_| async move {
                     *loads.lock().unwrap().entry(mine.clone()).or_default() += 1;
-                    // Long enough for the other process to ask meanwhile.
+                    // The load is long enough for the other process to ask meanwhile.
                     tokio::time::sleep(Duration::from_millis(20)).await;
                     Ok::<_, std::io::Error>(mine)
                 };
@@ -120,20 +121,24 @@ async fn a_lock_is_handed_over_by_a_push_on_every_node() {
         let owner = &cluster.nodes[cluster.owner(&format!("{{{key}}}")).await];
         let mut raw = owner.raw().await;
         let listens = async || !raw.shard_channels().await.is_empty();
-        assert!(comes_true(LIMIT, listens).await, "nobody waits");
+        assert!(comes_true(LIMIT, listens).await, "no waiter subscribed");
         guard.unlock().await.unwrap();
-        // Long before its lease would have ended.
+        // The push comes long before the end of the lease.
         timeout(LIMIT, waiting).await.unwrap().unwrap().unwrap().unlock().await.unwrap();
     }
 }
 
-/// One node is named, by a URL with the password that all of them ask for.
+/// The backend knows one node, by a URL with the password of all nodes.
 #[tokio::test]
-async fn one_node_is_enough_to_find_the_others_which_have_its_credentials() {
+async fn one_node_is_enough_to_find_the_others_with_its_credentials() {
     let cluster = Cluster::start_with(2, 0, &["--requirepass", "secret"]).await;
     let url = cluster.nodes[1].url_of(":secret", 0);
     let backend = RedisBackend::builder().cluster(["redis://127.0.0.1:1", &url]).build().unwrap();
-    assert_eq!(backend.ping().await.unwrap_err().kind(), ErrorKind::Backend, "the first is used");
+    assert_eq!(
+        backend.ping().await.unwrap_err().kind(),
+        ErrorKind::Backend,
+        "the first node was not used"
+    );
     let backend =
         RedisBackend::builder().cluster([url.as_str(), "redis://127.0.0.1:1"]).build().unwrap();
     let found = async || backend.ping().await.is_ok();
@@ -144,10 +149,10 @@ async fn one_node_is_enough_to_find_the_others_which_have_its_credentials() {
     assert!(!format!("{backend:?}").contains("secret"));
 }
 
-/// Nodes that go by their names, as where certificates have names; and nodes that do not know how others reach them,
-/// and so are where the answer came from.
+/// Some nodes announce themselves by name, as certificates may need. Others do not know their own
+/// address, and are reached at the address that gave the answer.
 #[tokio::test]
-async fn nodes_are_found_as_they_announce_themselves() {
+async fn nodes_are_found_at_their_announced_addresses() {
     for endpoint in ["hostname", "unknown-endpoint"] {
         let announced = ["--cluster-announce-hostname", "localhost"];
         let preferred = ["--cluster-preferred-endpoint-type", endpoint];
@@ -156,11 +161,11 @@ async fn nodes_are_found_as_they_announce_themselves() {
         let keys = cluster.key_of_each(2, |at| format!("k{at}")).await;
         let held: Vec<_> = keys.iter().map(|key| claim(key)).collect();
         for claim in &held {
-            // A node hears late how another one announces itself.
+            // A node learns late how another one announces itself.
             let found = async || backend.acquire(claim).await.is_ok();
             assert!(comes_true(LIMIT, found).await, "{endpoint}");
         }
-        // What tells where a slot went says it in the same way.
+        // An answer that redirects to another node names it in the same way.
         let slot = format!("{{{}}}", keys[0]);
         cluster.begin_to_move(&slot, 0, 1).await;
         cluster.move_keys(&slot, 0, 1).await;
@@ -177,7 +182,7 @@ async fn nodes_are_found_as_they_announce_themselves() {
 }
 
 #[tokio::test]
-async fn what_names_no_cluster_is_refused() {
+async fn urls_without_a_cluster_are_refused() {
     let none: [&str; 0] = [];
     for error in [
         RedisBackend::builder().cluster(none).build().unwrap_err(),
@@ -196,9 +201,9 @@ async fn what_names_no_cluster_is_refused() {
     assert!(format!("{error:#}").contains("cluster support disabled"), "{error}");
 }
 
-/// A cluster of version 6 knows neither command.
+/// A cluster of version 6 knows neither command of sharded channels.
 #[tokio::test]
-async fn without_channels_of_the_shard_waiters_look_by_themselves() {
+async fn waiters_poll_without_sharded_channels() {
     let old = ["--rename-command", "SPUBLISH", "", "--rename-command", "SSUBSCRIBE", ""];
     let cluster = Cluster::start_with(1, 0, &old).await;
     let (here, there) = (backend(&cluster), locks(&cluster));
@@ -208,8 +213,8 @@ async fn without_channels_of_the_shard_waiters_look_by_themselves() {
     let waiting = tokio::spawn(async move { waiter.lock().await });
     let mut raw = cluster.nodes[0].raw().await;
     let tried = async || raw.errors("ERR").await > 1;
-    assert!(comes_true(LIMIT, tried).await, "nobody waits");
+    assert!(comes_true(LIMIT, tried).await, "no waiter subscribed");
     guard.unlock().await.unwrap();
-    let next = timeout(LIMIT, waiting).await.expect("no turn").unwrap().unwrap();
+    let next = timeout(LIMIT, waiting).await.expect("the waiter got no turn").unwrap().unwrap();
     next.unlock().await.unwrap();
 }

@@ -1,4 +1,4 @@
-//! A master dies, and its replica takes its slots.
+//! A master dies, and its replica takes over its slots.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use tokio::time::timeout;
 use super::{LEASE, locks};
 
 #[tokio::test]
-async fn a_replica_takes_over_what_is_held_and_waited_for() {
+async fn a_replica_takes_over_held_leases_and_their_waiters() {
     let mut cluster = Cluster::start(3, 3).await;
     let (here, there) = (locks(&cluster), locks(&cluster));
     let keys = cluster.key_of_each(3, |at| format!("k{at}")).await;
@@ -24,7 +24,7 @@ async fn a_replica_takes_over_what_is_held_and_waited_for() {
     for (at, key) in keys.iter().enumerate() {
         let mut raw = cluster.nodes[at].raw().await;
         let listens = async || !raw.shard_channels().await.is_empty();
-        assert!(comes_true(LIMIT, listens).await, "nobody waits at {at}");
+        assert!(comes_true(LIMIT, listens).await, "no waiter subscribed at node {at}");
         let reached: usize = {
             raw.run::<()>(&["SET", &format!("{{{key}}}"), "", "PX", "1000"]).await;
             raw.run(&["WAIT", "1", "10000"]).await
@@ -34,7 +34,7 @@ async fn a_replica_takes_over_what_is_held_and_waited_for() {
     cluster.nodes[0].kill();
     let lease = format!("bellwether:l:{{{}}}:l", keys[0]);
     let replaced = async || cluster.owner_seen_by(1, &lease).await == Some(3);
-    assert!(comes_true(2 * LIMIT, replaced).await, "no replica takes over");
+    assert!(comes_true(2 * LIMIT, replaced).await, "no replica took over");
 
     let mut raw = cluster.nodes[3].raw().await;
     let mut before = raw.pttl(&lease).await;
@@ -42,35 +42,35 @@ async fn a_replica_takes_over_what_is_held_and_waited_for() {
         let now = raw.pttl(&lease).await;
         now > std::mem::replace(&mut before, now)
     };
-    assert!(comes_true(LIMIT, renewed).await, "it is not renewed over there");
+    assert!(comes_true(LIMIT, renewed).await, "the lease is not renewed at the new master");
     let mut raw = cluster.nodes[3].raw().await;
     let listens = async || !raw.shard_channels().await.is_empty();
-    assert!(comes_true(LIMIT, listens).await, "who waits does not listen over there");
+    assert!(comes_true(LIMIT, listens).await, "the waiter does not listen at the new master");
     for (guard, waiting) in guards.into_iter().zip(waiting) {
         assert!(!guard.is_lost());
         assert!(!waiting.is_finished());
         let fence = guard.fence();
         guard.unlock().await.unwrap();
-        let next = timeout(LIMIT, waiting).await.expect("no turn").unwrap().unwrap();
+        let next = timeout(LIMIT, waiting).await.expect("the waiter got no turn").unwrap().unwrap();
         assert!(next.fence() > fence);
         next.unlock().await.unwrap();
     }
 
-    // The dead one comes back as a replica, and nobody keeps a connection to it.
+    // The dead node comes back as a replica, and no backend keeps a connection to it.
     cluster.nodes[0].start_again().await;
     let mut raw = cluster.nodes[0].raw().await;
     let replica = async || raw.run::<String>(&["INFO", "replication"]).await.contains("role:slave");
     assert!(comes_true(LIMIT, replica).await);
-    // Longer than the pause between two attempts to connect.
+    // The time is longer than the pause between two attempts to connect.
     let quiet = async || {
         let before = connections(&mut raw).await;
         tokio::time::sleep(Duration::from_millis(600)).await;
         connections(&mut raw).await == before
     };
-    assert!(comes_true(LIMIT, quiet).await, "a node without slots is still connected to");
+    assert!(comes_true(LIMIT, quiet).await, "a backend still connects to a node without slots");
 }
 
-/// How many there have been.
+/// Returns the number of connections so far.
 async fn connections(raw: &mut Raw) -> u64 {
     let info: String = raw.run(&["INFO", "stats"]).await;
     let mut lines = info.lines();

@@ -1,6 +1,7 @@
-//! What is true of a Redis Cluster alone: several nodes, slots that move, masters that are replaced.
+//! Properties of a Redis Cluster alone: several nodes, slots that move, and masters that are
+//! replaced.
 //!
-//! That it keeps the rules of every backend is tested in `conformance`.
+//! The suite `conformance` tests that a cluster keeps the rules of every backend.
 
 mod everyday;
 mod failover;
@@ -18,12 +19,12 @@ use testkit::{Cluster, LIMIT};
 
 const LEASE: Duration = Duration::from_secs(60);
 
-/// A backend whose commands have the usual time.
+/// Returns a backend with the default command time-out.
 fn backend(cluster: &Cluster) -> RedisBackend {
     RedisBackend::builder().cluster(cluster.urls()).build().unwrap()
 }
 
-/// A backend for what no time-out is the matter of.
+/// Returns a backend for tests that are not about time-outs.
 fn patient(cluster: &Cluster) -> RedisBackend {
     RedisBackend::builder()
         .cluster(cluster.urls())

@@ -16,7 +16,7 @@ use super::{LEASE, backend, claim, locks, name, patient};
 const KEY: &str = "bellwether:l:{k}:l";
 
 #[tokio::test]
-async fn a_lock_is_held_on_while_its_slot_moves_and_passes_to_who_waits() {
+async fn a_lock_stays_held_while_its_slot_moves_and_is_handed_over() {
     let cluster = Cluster::start(3, 0).await;
     let (here, there) = (locks(&cluster), locks(&cluster));
     let refresh = Duration::from_millis(100);
@@ -28,37 +28,38 @@ async fn a_lock_is_held_on_while_its_slot_moves_and_passes_to_who_waits() {
     let waiter = there.mutex("k").lease(LEASE).wait_limit(3 * LIMIT);
     let waiting = tokio::spawn(async move { waiter.lock().await });
     let listens = async || !source.clone().shard_channels().await.is_empty();
-    assert!(comes_true(LIMIT, listens).await, "nobody waits");
+    assert!(comes_true(LIMIT, listens).await, "no waiter subscribed");
 
     cluster.begin_to_move("{k}", from, to).await;
     assert!(cluster.move_keys("{k}", from, to).await >= 2);
-    // The renewals are sent on by the node that has the keys no more.
+    // The node that no longer has the keys redirects the renewals.
     let asked = async || source.errors("ASK").await >= 3;
-    assert!(comes_true(LIMIT, asked).await, "nothing is sent on");
+    assert!(comes_true(LIMIT, asked).await, "no renewal is redirected");
     cluster.end_move("{k}", from, to).await;
 
     let mut source = cluster.nodes[from].raw().await;
     let moved = async || source.errors("MOVED").await >= 1;
-    assert!(comes_true(LIMIT, moved).await, "the move is not noticed");
+    assert!(comes_true(LIMIT, moved).await, "the backend did not notice the move");
     let listens = async || target.shard_channels().await.contains(&"bellwether:l:{k}:s".to_owned());
-    assert!(comes_true(LIMIT, listens).await, "who waits does not listen at the new owner");
+    assert!(comes_true(LIMIT, listens).await, "the waiter does not listen at the new node");
     let mut before = target.pttl(KEY).await;
     let renewed = async || {
         let now = target.pttl(KEY).await;
         now > std::mem::replace(&mut before, now)
     };
-    assert!(comes_true(LIMIT, renewed).await, "it is not renewed at the new owner");
+    assert!(comes_true(LIMIT, renewed).await, "the lease is not renewed at the new node");
     assert!(!guard.is_lost());
     assert!(!waiting.is_finished());
 
     guard.unlock().await.unwrap();
-    let next = timeout(LIMIT, waiting).await.expect("no turn").unwrap().unwrap();
+    let next = timeout(LIMIT, waiting).await.expect("the waiter got no turn").unwrap().unwrap();
     next.unlock().await.unwrap();
     assert!(cluster.nodes[from].raw().await.shard_channels().await.is_empty());
 }
 
-/// A permit has no fence; a script that names two keys of which one is not there is refused while a slot moves, and with
-/// it all renewals that were sent together. (Found by reading.)
+/// A permit has no fence. While a slot moves, the server refuses a script that names two keys of
+/// which one is missing. All renewals that were sent together were refused with it. A reading of
+/// the code found this.
 #[tokio::test]
 async fn a_permit_is_renewed_while_its_slot_moves() {
     let cluster = Cluster::start(3, 0).await;
@@ -78,19 +79,19 @@ async fn a_permit_is_renewed_while_its_slot_moves() {
         };
         comes_true(LIMIT, renewed).await
     };
-    assert!(is_renewed(from).await, "it is not renewed while its slot moves");
+    assert!(is_renewed(from).await, "the permit is not renewed while its slot moves");
     assert_eq!(cluster.move_keys("{k}", from, to).await, 1);
     let mut source = cluster.nodes[from].raw().await;
     let asked = async || source.errors("ASK").await >= 3;
-    assert!(comes_true(LIMIT, asked).await, "nothing is sent on");
+    assert!(comes_true(LIMIT, asked).await, "no renewal is redirected");
     cluster.end_move("{k}", from, to).await;
-    assert!(is_renewed(to).await, "it is not renewed at the new owner");
+    assert!(is_renewed(to).await, "the lease is not renewed at the new node");
     assert!(!permit.is_lost());
     permit.release().await.unwrap();
 }
 
-/// Whether something is refused. It is asked for as long as a command has time, so on a busy machine the last try may
-/// be one without an answer.
+/// Returns `true` if an operation is refused. The operation is tried for the whole command
+/// time-out, so on a busy machine the last try may stay unanswered.
 async fn refused(error: impl AsyncFn() -> BackendError) -> bool {
     comes_true(LIMIT, async || match error().await.kind() {
         BackendErrorKind::Refused => true,
@@ -100,9 +101,10 @@ async fn refused(error: impl AsyncFn() -> BackendError) -> bool {
     .await
 }
 
-/// Some keys of a name are here, and others there: no script can run, and nothing is half done.
+/// Some keys of a name are at one node, others at the other one. No script can run, and no script
+/// runs in part.
 #[tokio::test]
-async fn what_a_slot_on_the_move_cannot_do_is_refused_and_works_when_it_has_moved() {
+async fn a_command_that_a_moving_slot_cannot_run_is_refused_and_works_afterwards() {
     let cluster = Cluster::start(2, 0).await;
     let backend = backend(&cluster);
     let (held, entry) = (claim("k"), name("k"));
@@ -115,7 +117,7 @@ async fn what_a_slot_on_the_move_cannot_do_is_refused_and_works_when_it_has_move
     let before = cluster.nodes[from].raw().await.keys("*").await;
     assert!(refused(async || backend.release(&held).await.unwrap_err()).await);
     assert_eq!(cluster.nodes[from].raw().await.keys("*").await, before);
-    // What has all its keys at one place goes on: here, and then there.
+    // Commands whose keys are all at one node go on, first at the old node, then at the new one.
     assert_eq!(backend.renew(std::slice::from_ref(&held)).await.unwrap(), [Renewal::Held]);
     assert!(backend.get(&entry).await.unwrap().is_some());
     cluster.move_keys("{k}", from, to).await;
@@ -128,9 +130,9 @@ async fn what_a_slot_on_the_move_cannot_do_is_refused_and_works_when_it_has_move
     assert!(matches!(backend.acquire(&claim("k")).await.unwrap(), Acquired::Granted(_)));
 }
 
-/// A push that was lost on the way of the slot must not be waited for.
+/// A push that was lost during the move must not be waited for.
 #[tokio::test]
-async fn who_listens_is_told_to_look_when_the_slot_has_moved() {
+async fn a_listener_is_woken_when_its_slot_has_moved() {
     let cluster = Cluster::start(2, 0).await;
     let (here, there) = (patient(&cluster), patient(&cluster));
     let mut changes = there.changes(&name("k")).await.unwrap();
@@ -144,7 +146,7 @@ async fn who_listens_is_told_to_look_when_the_slot_has_moved() {
         assert_eq!(timeout(LIMIT, changes.next()).await.unwrap(), Change::Wake);
         let mut raw = cluster.nodes[to].raw().await;
         let listens = async || raw.shard_channels().await.contains(&name("k").suffixed("s"));
-        assert!(comes_true(LIMIT, listens).await, "nobody listens there");
+        assert!(comes_true(LIMIT, listens).await, "the backend does not listen at the new node");
         let burnt = here.invalidate(&name("k"), LEASE).await.unwrap();
         loop {
             match timeout(LIMIT, changes.next()).await.unwrap() {
@@ -153,11 +155,11 @@ async fn who_listens_is_told_to_look_when_the_slot_has_moved() {
             }
         }
     }
-    // It stayed where it is, but its node's connection for pushes was made anew.
+    // This slot stayed in place, but the push connection of its node was made anew.
     let owner = cluster.owner("{other}").await;
     let mut raw = cluster.nodes[owner].raw().await;
     let listens = async || raw.shard_channels().await.contains(&name("other").suffixed("s"));
-    assert!(comes_true(LIMIT, listens).await, "nobody listens there");
+    assert!(comes_true(LIMIT, listens).await, "the backend does not listen at the new node");
     let burnt = here.invalidate(&name("other"), LEASE).await.unwrap();
     loop {
         match timeout(LIMIT, other.next()).await.unwrap() {
@@ -167,9 +169,10 @@ async fn who_listens_is_told_to_look_when_the_slot_has_moved() {
     }
 }
 
-/// Slots move to and fro while locks are taken and given back: nobody holds together, nobody waits for ever.
+/// Slots move to and fro while locks are acquired and released. No two contenders hold the lock
+/// together, and none waits for ever.
 #[tokio::test]
-async fn contenders_never_hold_together_while_the_slot_moves_to_and_fro() {
+async fn contenders_never_hold_together_while_their_slot_moves() {
     let cluster = Cluster::start(2, 0).await;
     let inside = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
     let contenders: Vec<_> = (0..4)
@@ -184,7 +187,8 @@ async fn contenders_never_hold_together_while_the_slot_moves_to_and_fro() {
                     last = guard.fence();
                     tokio::task::yield_now().await;
                     inside.store(false, std::sync::atomic::Ordering::SeqCst);
-                    // Refused while the slot is on the move, it is given back by itself.
+                    // The release is refused while the slot moves, and is repeated in the
+                    // background.
                     let _ = guard.unlock().await;
                 }
             })

@@ -1,4 +1,4 @@
-//! A node that hangs, and a cluster that is down: what that costs whoever does not need it.
+//! A node that hangs, and a cluster that is down, and their cost for users of the other nodes.
 
 use std::time::Duration;
 
@@ -14,26 +14,26 @@ use tokio_util::sync::CancellationToken;
 
 use super::{backend, claim, locks};
 
-/// What a busy machine adds to a time-out.
+/// The delay that a busy machine adds to a time-out.
 const SLACK: Duration = Duration::from_secs(2);
-/// The time of a command: no busy machine takes so long.
+/// The command time-out, which no busy machine reaches.
 const TIMEOUT: Duration = Duration::from_secs(1);
 
 #[tokio::test]
-async fn a_node_that_hangs_costs_the_leases_of_the_others_nothing() {
+async fn a_node_that_hangs_does_not_affect_leases_of_other_nodes() {
     let cluster = Cluster::start_with(3, 0, &["--cluster-node-timeout", "60000"]).await;
     let locks = locks(&cluster);
     let keys = cluster.key_of_each(3, |at| format!("k{at}")).await;
     let mut guards = Vec::new();
     for key in &keys {
-        // So short that the first renewal that fails for all would lose them.
+        // The lease is so short that a single failed renewal of all leases would lose it.
         let lock = locks.mutex(key.as_str()).lease(Duration::from_secs(3));
         guards.push(lock.renew_every(Duration::from_millis(500)).lock().await.unwrap());
     }
     cluster.nodes[1].stop_signal();
     guards[1].lost().await;
     for at in [0, 2] {
-        // They are renewed as before.
+        // The leases are renewed as before.
         let renewed = async || guards[at].remaining() > Duration::from_secs(2);
         assert!(comes_true(SLACK, renewed).await);
         assert!(!guards[at].is_lost(), "{at}");
@@ -44,11 +44,11 @@ async fn a_node_that_hangs_costs_the_leases_of_the_others_nothing() {
     assert!(comes_true(LIMIT, again).await, "the node is not used again");
 }
 
-/// One breaker stood before all nodes. Every answer of the others closed it, and of a node that hung three failures
-/// in a row, which with one node of three come soon, opened it for all: the cache of the whole cluster went on and
-/// off, and each turn was a line in the log.
+/// One breaker stood before all nodes. Every answer of the healthy nodes closed it. Three failures
+/// in a row of a node that hung opened it for all nodes, and with one node of three these come
+/// soon. The cache of the whole cluster went on and off, and each turn was a line in the log.
 #[tokio::test]
-async fn a_node_that_hangs_costs_the_entries_of_the_others_nothing() {
+async fn a_node_that_hangs_does_not_affect_entries_of_other_nodes() {
     let cluster = Cluster::start_with(3, 0, &["--cluster-node-timeout", "60000"]).await;
     let builder = RedisBackend::builder().cluster(cluster.urls());
     let backend = builder.command_timeout(TIMEOUT).build().unwrap();
@@ -57,7 +57,7 @@ async fn a_node_that_hangs_costs_the_entries_of_the_others_nothing() {
     for key in &of_each {
         assert_eq!(ask(&cache, key).await.0, Source::Led);
     }
-    // More than may ask a part of the backend at once.
+    // The number of keys exceeds the limit on concurrent commands of a shard.
     let mut hanging = Vec::new();
     for at in 0.. {
         let key = format!("h{at}");
@@ -84,7 +84,7 @@ async fn a_node_that_hangs_costs_the_entries_of_the_others_nothing() {
             })
         })
         .collect();
-    // From before the first time-out to long after it.
+    // The checks run from before the first time-out until long after it.
     let begun = Instant::now();
     while begun.elapsed() < 3 * TIMEOUT {
         for at in [0, 2] {
@@ -94,7 +94,7 @@ async fn a_node_that_hangs_costs_the_entries_of_the_others_nothing() {
         }
         sleep(Duration::from_millis(1)).await;
     }
-    // Who asks the one that hangs waits for it no more, but for the one who tries for all.
+    // Callers of the hanging node no longer wait for it, except for the probe.
     let mut slow = 0;
     for _ in 0..100 {
         let (source, took) = ask(&cache, &of_each[1]).await;
@@ -112,7 +112,7 @@ async fn a_node_that_hangs_costs_the_entries_of_the_others_nothing() {
     assert!(comes_true(LIMIT, again).await, "the node is not used again");
 }
 
-/// Where the value of a key came from, and how long that took.
+/// Returns the source of the value of a key, and the time that it took.
 async fn ask(cache: &Cache<String>, key: &str) -> (Source, Duration) {
     let begun = Instant::now();
     let load = |_| async { Ok::<_, std::io::Error>("x".to_owned()) };
@@ -120,9 +120,9 @@ async fn ask(cache: &Cache<String>, key: &str) -> (Source, Duration) {
     (loaded.source(), begun.elapsed())
 }
 
-/// The cluster refuses everything as long as one slot is nobody's.
+/// The cluster refuses every command while one slot has no node.
 #[tokio::test]
-async fn a_cluster_that_is_down_is_an_error_at_once_and_used_again() {
+async fn a_cluster_that_is_down_is_an_error_at_once_and_is_used_again() {
     let cluster = Cluster::start(2, 0).await;
     let backend = backend(&cluster);
     let held = claim("k");
@@ -142,6 +142,6 @@ async fn a_cluster_that_is_down_is_an_error_at_once_and_used_again() {
     assert!(begun.elapsed() < Duration::from_millis(250) + SLACK);
     cluster.nodes[0].raw().await.run::<()>(&["CLUSTER", "ADDSLOTS", "0"]).await;
     let up = async || backend.renew(std::slice::from_ref(&held)).await.is_ok();
-    assert!(comes_true(LIMIT, up).await, "it is not used again");
+    assert!(comes_true(LIMIT, up).await, "the cluster is not used again");
     assert_eq!(backend.renew(&[held]).await.unwrap(), [Renewal::Held]);
 }

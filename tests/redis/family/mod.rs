@@ -18,8 +18,8 @@ macro_rules! each {
 
             each!(@ $file $fault: mutex MUTEX, fair FAIR,
                 reentrant REENTRANT, not_reentrant NOT_REENTRANT, several SEVERAL,
-                one_of_them ONE_OF_THEM, all_with_it ALL_WITH_IT, reader READER, writer WRITER, writers WRITERS,
-                semaphore SEMAPHORE, many MANY, permits PERMITS);
+                one_of_them ONE_OF_THEM, all_with_it ALL_WITH_IT, reader READER, writer WRITER,
+                writers WRITERS, semaphore SEMAPHORE, many MANY, permits PERMITS);
         }
     )+)+};
     (@ $file:ident $fault:ident: $($name:ident $pair:ident),+) => {$(

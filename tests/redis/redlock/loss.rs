@@ -1,4 +1,4 @@
-//! When a holder is told that the lock is lost, and when not.
+//! The cases in which a holder is told that the lock is lost.
 
 use bellwether::{
     ErrorKind, Redlock,
@@ -13,7 +13,8 @@ use super::{
     shares,
 };
 
-/// The holder's renewals come through to a minority only. It is told before another gets the lock.
+/// The renewals of the holder reach only a minority. The holder is told before another one gets the
+/// lock.
 #[tokio::test(start_paused = true)]
 async fn a_loss_is_reported_before_the_next_holder_gets_in() {
     for fault in [Fault::Refuse, Fault::Hang] {
@@ -36,9 +37,9 @@ async fn a_loss_is_reported_before_the_next_holder_gets_in() {
     }
 }
 
-/// Each renewal fails somewhere, and none at a majority.
+/// Each renewal fails at some server, and none at a majority.
 #[tokio::test(start_paused = true)]
-async fn renewals_that_fail_in_turn_are_no_loss() {
+async fn renewals_that_fail_in_turn_cause_no_loss() {
     let servers: [_; 5] = servers();
     let seen: Vec<_> =
         servers.iter().map(|server| Faulty::over(server.clone(), |_| None)).collect();
@@ -56,12 +57,13 @@ async fn renewals_that_fail_in_turn_are_no_loss() {
     guard.unlock().await.unwrap();
     let renewals = seen[0].count(Op::Renew);
     sleep(5 * LEASE).await;
-    assert_eq!(seen[0].count(Op::Renew), renewals, "the watchdog outlives the unlock");
+    assert_eq!(seen[0].count(Op::Renew), renewals, "the renewals outlive the unlock");
 }
 
-/// Two of three forget the lock, as servers do that come back empty: told at the next renewal.
+/// Two of three servers forget the lock, like servers that come back empty. The next renewal
+/// reports the loss.
 #[tokio::test(start_paused = true)]
-async fn a_majority_that_forgot_is_told_at_the_next_renewal() {
+async fn a_majority_that_forgot_the_lock_is_reported_at_the_next_renewal() {
     let servers: [_; 3] = servers();
     let redlock = Redlock::new(servers.clone()).unwrap();
     let guard = redlock.mutex("m").lease(LEASE).lock().await.unwrap();
@@ -73,10 +75,11 @@ async fn a_majority_that_forgot_is_told_at_the_next_renewal() {
     assert_eq!(shares(&servers, "m").await, 0);
 }
 
-/// Servers that are updated one after another come back empty, and one was away when the lock was taken. The lock was
-/// lost with the second of them, though at every moment two of three had it.
+/// Servers that are updated one after another come back empty, and one was away during the
+/// acquisition. The lock was once lost with the second of them, though at every moment two of three
+/// had it.
 #[tokio::test(start_paused = true)]
-async fn servers_that_forget_one_after_another_are_no_loss() {
+async fn servers_that_forget_one_after_another_cause_no_loss() {
     let servers: [_; 3] = servers();
     let seen = seen(&servers, &[]);
     let mut away = Some(Fault::Hang);
@@ -95,16 +98,16 @@ async fn servers_that_forget_one_after_another_are_no_loss() {
     assert_eq!(shares(&servers, "m").await, 0);
 }
 
-/// Where someone else has a share meanwhile, it stays his.
+/// A share that another owner has meanwhile is not taken from it.
 #[tokio::test(start_paused = true)]
-async fn a_share_that_someone_else_has_is_not_taken_from_him() {
+async fn a_share_of_another_owner_is_not_taken_from_it() {
     let servers: [_; 3] = servers();
     let other = occupy(&servers[0], "m", 10 * LEASE).await;
     let seen = seen(&servers, &[]);
     let redlock = Redlock::new(seen.clone()).unwrap();
     let guard = redlock.mutex("m").lease(LEASE).lock().await.unwrap();
     sleep(5 * LEASE).await;
-    assert!(seen[0].count(Op::Acquire) > 3, "it is not asked for");
+    assert!(seen[0].count(Op::Acquire) > 3, "the missing share is not asked for");
     assert!(servers[0].release(&other).await.unwrap());
     assert_eq!(shares(&servers, "m").await, 2);
     sleep(LEASE).await;
@@ -112,9 +115,9 @@ async fn a_share_that_someone_else_has_is_not_taken_from_him() {
     assert!(!guard.is_lost());
 }
 
-/// What is not known of one lease of a batch does not cost the others anything.
+/// An unknown outcome for one lease of a batch costs the other leases nothing.
 #[tokio::test(start_paused = true)]
-async fn a_lease_in_doubt_does_not_take_others_with_it() {
+async fn an_unknown_outcome_of_one_lease_does_not_end_others() {
     let servers: [_; 3] = servers();
     let seen = seen(&servers, &[]);
     let redlock = Redlock::new(seen.clone()).unwrap();
@@ -124,7 +127,7 @@ async fn a_lease_in_doubt_does_not_take_others_with_it() {
     seen[1].plan(|_| Some(Fault::Hang));
     let begun = Instant::now();
     doubtful.lost().await;
-    // It may be held at the silent one, so it lasts as long as that would have it.
+    // The silent server may still hold the lease, so it lasts as long as that share would.
     assert!(begun.elapsed() > LEASE * 9 / 10 && begun.elapsed() < LEASE);
     sleep(5 * LEASE).await;
     assert!(!sound.is_lost());
@@ -138,7 +141,7 @@ async fn a_fixed_lease_ends_by_itself() {
     let guard = redlock.mutex("m").lease(LEASE).fixed_lease().lock().await.unwrap();
     let begun = Instant::now();
     guard.lost().await;
-    // A hundredth and 2 ms are not trusted.
+    // A hundredth of the lease and 2 ms are kept for the drift of clocks.
     assert!(begun.elapsed() < LEASE && begun.elapsed() >= LEASE * 98 / 100);
     drop(Redlock::new(servers).unwrap().mutex("m").lock().await.unwrap());
     assert_eq!(kind(guard.unlock().await), ErrorKind::Lost);

@@ -17,12 +17,12 @@ use super::{
 };
 
 #[tokio::test(start_paused = true)]
-async fn one_holder_at_a_time_and_nothing_left() {
+async fn a_lock_has_one_holder_at_a_time_and_leaves_nothing() {
     for count in [1, 3, 5] {
         let servers: Vec<_> = (0..count).map(|_| MemoryBackend::new()).collect();
         let inside = Arc::new(AtomicUsize::new(0));
         let begun = Instant::now();
-        // Some of them in one process, and some in others.
+        // Some contenders share a process, others do not.
         let processes: Vec<_> = (0..6).map(|_| Redlock::new(servers.clone()).unwrap()).collect();
         let tasks = (0..60).map(|n| {
             let (redlock, inside) = (processes[n % 6].clone(), inside.clone());
@@ -37,14 +37,14 @@ async fn one_holder_at_a_time_and_nothing_left() {
         for task in tasks.collect::<Vec<_>>() {
             task.await.unwrap();
         }
-        // By pushes: the end of no lease was waited for, nor the 5 s after which everyone looks.
+        // Pushes wake the waiters: none waited for the end of a lease, or for the poll after 5 s.
         assert!(begun.elapsed() < Duration::from_secs(2), "{count}: {:?}", begun.elapsed());
         assert_eq!(shares(&servers, "m").await, 0);
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_minority_of_dead_servers_is_passed_over() {
+async fn a_minority_of_dead_servers_is_skipped() {
     for (count, away) in [(3, 1), (5, 2)] {
         for fault in [Fault::Refuse, Fault::Hang] {
             let servers: Vec<_> = (0..count).map(|_| MemoryBackend::new()).collect();
@@ -63,9 +63,10 @@ async fn a_minority_of_dead_servers_is_passed_over() {
     }
 }
 
-/// Two of three are held by others, one is free: it is given back, and the wait is for the next to end.
+/// Other owners hold two of three servers, and one is free. The share of the free one is released,
+/// and the waiter waits for the next share to end.
 #[tokio::test(start_paused = true)]
-async fn what_is_no_majority_is_given_back_and_waited_for() {
+async fn a_minority_of_shares_is_released_and_waited_for() {
     let servers: [_; 3] = servers();
     occupy(&servers[0], "m", 7000 * MS).await;
     occupy(&servers[1], "m", 3000 * MS).await;
@@ -84,9 +85,10 @@ async fn what_is_no_majority_is_given_back_and_waited_for() {
     assert_eq!(shares(&servers, "m").await, 1);
 }
 
-/// One server is free, and all waiters give back what they get there. That is no reason to try again at once.
+/// One server is free, and all waiters release their shares there. Such a release is no reason to
+/// try again at once.
 #[tokio::test(start_paused = true)]
-async fn those_who_wait_do_not_wake_each_other_without_end() {
+async fn waiters_do_not_wake_each_other_without_end() {
     let servers: [_; 3] = servers();
     let holder = seen(&servers, &[(2, Op::Acquire, Fault::Refuse)]);
     let guard = Redlock::new(holder).unwrap().mutex("m").lease(LEASE).lock().await.unwrap();
@@ -112,9 +114,9 @@ async fn those_who_wait_do_not_wake_each_other_without_end() {
     assert!(begun.elapsed() < 500 * MS, "{:?}", begun.elapsed());
 }
 
-/// A waiter is woken by the pushes of those that push; where too few do, it looks by itself.
+/// The pushes of any server wake a waiter. If too few servers push, the waiter polls.
 #[tokio::test(start_paused = true)]
-async fn a_waiter_comes_soon_whoever_pushes() {
+async fn a_waiter_is_served_soon_with_any_number_of_pushing_servers() {
     let most = [(0, 5 * MS), (1, 5 * MS), (2, 110 * MS), (3, 110 * MS)];
     for (mute, most) in most {
         let servers: [_; 3] = servers();
@@ -126,13 +128,13 @@ async fn a_waiter_comes_soon_whoever_pushes() {
         let begun = Instant::now();
         guard.unlock().await.unwrap();
         drop(waiting.await.unwrap());
-        assert!(begun.elapsed() <= most, "{mute} are mute: {:?}", begun.elapsed());
+        assert!(begun.elapsed() <= most, "{mute} servers are mute: {:?}", begun.elapsed());
     }
 }
 
-/// What is granted when the lease is as good as over is not held.
+/// A grant is no hold if the lease is nearly over by then.
 #[tokio::test(start_paused = true)]
-async fn an_acquisition_that_took_as_long_as_the_lease_is_none() {
+async fn an_acquisition_as_long_as_the_lease_fails() {
     let servers: [_; 3] = servers();
     let late = Fault::Late(99 * MS);
     let slow = seen(&servers, &[(0, Op::Acquire, late), (1, Op::Acquire, late)]);
@@ -141,13 +143,13 @@ async fn an_acquisition_that_took_as_long_as_the_lease_is_none() {
     assert_eq!(kind(mutex.clone().lease(100 * MS).lock().await), ErrorKind::Backend);
     assert_eq!(shares(&servers, "m").await, 0);
     let guard = mutex.lease(200 * MS).fixed_lease().lock().await.unwrap();
-    // What it took is spent from the lease, with the drift.
+    // The time of the acquisition and the drift are subtracted from the lease.
     assert!(guard.remaining() <= 97 * MS, "{:?}", guard.remaining());
     assert!(guard.remaining() >= 95 * MS, "{:?}", guard.remaining());
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_holder_takes_it_again_and_others_do_not() {
+async fn only_the_holder_can_acquire_the_lock_again() {
     let servers: [_; 3] = servers();
     let seen = seen(&servers, &[]);
     let redlock = Redlock::new(seen.clone()).unwrap();

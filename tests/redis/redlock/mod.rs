@@ -1,6 +1,6 @@
-//! What a lock over a majority of servers promises: in `memory`, `loss`, `undo` and `passing` with paused time
-//! and faults that are `played`, in `servers` over real ones that are killed, suspended and restarted, in
-//! `process` with holders that die.
+//! The promises of a lock over a majority of servers. `memory`, `loss`, `undo` and `passing` use
+//! paused time and faults that are `played`. `servers` uses real servers that are killed, suspended
+//! and restarted. In `process` the holders die.
 
 mod loss;
 mod memory;
@@ -22,12 +22,12 @@ use bellwether::{
 
 const MS: Duration = Duration::from_millis(1);
 
-/// The name of a lock, as each server knows it.
+/// Returns the name of a lock as each server knows it.
 fn name(key: &str) -> Name {
     Name::new(&Namespace::standard(), Family::Redlock, &Key::from(key), 512).unwrap()
 }
 
-/// At how many servers somebody holds a share of the lock.
+/// Returns the number of servers at which some owner holds a share of the lock.
 async fn shares(servers: &[impl Leases], key: &str) -> usize {
     let mut held = 0;
     for server in servers {
@@ -40,7 +40,7 @@ fn kind<T>(result: Result<T, Error>) -> ErrorKind {
     result.map(drop).unwrap_err().kind()
 }
 
-/// Tries, and again where a busy machine made too few servers answer in time.
+/// Tries until enough servers answer in time, which a busy machine may prevent.
 async fn try_lock(redlock: &Redlock, key: &str) -> Option<MutexGuard<Unfenced>> {
     for _ in 0..50 {
         match redlock.mutex(key).try_lock().await {
@@ -48,7 +48,7 @@ async fn try_lock(redlock: &Redlock, key: &str) -> Option<MutexGuard<Unfenced>> 
             Err(error) => assert_eq!(error.kind(), ErrorKind::Backend),
         }
     }
-    panic!("no majority answers");
+    panic!("no majority answered");
 }
 
 #[test]

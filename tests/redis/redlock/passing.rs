@@ -1,4 +1,5 @@
-//! The callers of one process stand in line, and the lock passes from one to the next at all servers.
+//! The callers of one process wait in its local queue, and the lock passes from one to the next at
+//! all servers.
 
 use std::{sync::Arc, time::Duration};
 
@@ -22,7 +23,7 @@ fn three() -> ([MemoryBackend; 3], Vec<Faulty>) {
     (servers, seen)
 }
 
-async fn next_in_line(redlock: &Redlock) -> JoinHandle<MutexGuard<Unfenced>> {
+async fn next_in_local_queue(redlock: &Redlock) -> JoinHandle<MutexGuard<Unfenced>> {
     let mutex = redlock.mutex("m").lease(LEASE);
     let waiting = tokio::spawn(async move { mutex.lock().await.unwrap() });
     yield_now().await;
@@ -30,7 +31,7 @@ async fn next_in_line(redlock: &Redlock) -> JoinHandle<MutexGuard<Unfenced>> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_contends_and_the_lock_passes_on() {
+async fn one_caller_contends_and_the_lock_passes_on() {
     let (servers, seen) = three();
     let redlock = Redlock::new(seen.clone()).unwrap();
     let order = Arc::new(std::sync::Mutex::new(Vec::new()));
@@ -56,14 +57,15 @@ async fn one_contends_and_the_lock_passes_on() {
     assert_eq!(shares(&servers, "m").await, 0);
 }
 
-/// The passing fails or is not answered at a minority. The next one has it, and the minority is free.
+/// The pass fails or stays unanswered at a minority. The next caller has the lock, and the minority
+/// is free.
 #[tokio::test(start_paused = true)]
 async fn a_minority_that_does_not_pass_is_released() {
     for fault in [Fault::Refuse, Fault::Hang, Fault::LoseReply] {
         let (servers, seen) = three();
         let redlock = Redlock::new(seen.clone()).unwrap();
         let first = redlock.mutex("m").lease(LEASE).lock().await.unwrap();
-        let next = next_in_line(&redlock).await;
+        let next = next_in_local_queue(&redlock).await;
         seen[1].plan(move |op| (op == Op::Pass).then_some(fault));
         first.unlock().await.unwrap();
         let guard = next.await.unwrap();
@@ -77,15 +79,15 @@ async fn a_minority_that_does_not_pass_is_released() {
     }
 }
 
-/// The passing fails at a majority: whoever gave it back is told that this is not known, and the next one has
-/// it soon, with a majority of his own.
+/// The pass fails at a majority. The unlocking caller is told that the outcome is unknown. The next
+/// caller soon has the lock, with a majority of its own.
 #[tokio::test(start_paused = true)]
 async fn a_majority_that_does_not_pass_orphans_nothing() {
     for fault in [Fault::Refuse, Fault::Hang, Fault::LoseReply] {
         let (servers, seen) = three();
         let redlock = Redlock::new(seen.clone()).unwrap();
         let first = redlock.mutex("m").lease(LEASE).lock().await.unwrap();
-        let next = next_in_line(&redlock).await;
+        let next = next_in_local_queue(&redlock).await;
         for server in &seen[..2] {
             server.plan(move |op| (op == Op::Pass).then_some(fault));
         }
@@ -101,13 +103,13 @@ async fn a_majority_that_does_not_pass_orphans_nothing() {
     }
 }
 
-/// Whoever unlocks goes away while the lock is passed on.
+/// The unlocking caller goes away while the lock is passed on.
 #[tokio::test(start_paused = true)]
-async fn an_unlock_that_is_dropped_passes_it_on_all_the_same() {
+async fn a_dropped_unlock_still_passes_the_lock_on() {
     let (servers, seen) = three();
     let redlock = Redlock::new(seen.clone()).unwrap();
     let first = redlock.mutex("m").lease(LEASE).lock().await.unwrap();
-    let next = next_in_line(&redlock).await;
+    let next = next_in_local_queue(&redlock).await;
     seen.iter().for_each(|server| server.plan(|_| Some(Fault::Late(20 * MS))));
     assert!(tokio::time::timeout(5 * MS, first.unlock()).await.is_err());
     let begun = Instant::now();

@@ -1,4 +1,4 @@
-//! Servers in memory, and the faults that affect what one client asks of them.
+//! Servers in memory, and the faults of the operations of one client.
 
 use std::time::Duration;
 
@@ -11,14 +11,14 @@ use testkit::faulty::{Fault, Faulty, Op};
 use super::name;
 
 pub const LEASE: Duration = Duration::from_secs(10);
-/// How long one server may take to answer.
+/// The time that one server may take to answer.
 pub const ANSWER: Duration = Duration::from_millis(50);
 
 pub fn servers<const N: usize>() -> [MemoryBackend; N] {
     std::array::from_fn(|_| MemoryBackend::new())
 }
 
-/// The same servers, as one client sees them: some of them with a fault.
+/// Returns the same servers as one client sees them, some of them with a fault.
 pub fn seen(servers: &[MemoryBackend], faults: &[(usize, Op, Fault)]) -> Vec<Faulty> {
     let one = |(at, server): (usize, &MemoryBackend)| {
         let faults: Vec<_> = faults.iter().filter(|fault| fault.0 == at).copied().collect();
@@ -28,7 +28,7 @@ pub fn seen(servers: &[MemoryBackend], faults: &[(usize, Op, Fault)]) -> Vec<Fau
     servers.iter().enumerate().map(one).collect()
 }
 
-/// A server that answers nothing.
+/// Returns servers of which some answer nothing.
 pub fn dead(servers: &[MemoryBackend], which: &[usize], fault: Fault) -> Vec<Faulty> {
     let one = |(at, server): (usize, &MemoryBackend)| {
         let fault = which.contains(&at).then_some(fault);
@@ -37,7 +37,7 @@ pub fn dead(servers: &[MemoryBackend], which: &[usize], fault: Fault) -> Vec<Fau
     servers.iter().enumerate().map(one).collect()
 }
 
-/// Someone else's claim at one server.
+/// Acquires the lock for another owner at one server.
 pub async fn occupy(server: &MemoryBackend, key: &str, lease: Duration) -> Claim {
     let claim = Claim::new(name(key), Mode::Exclusive, lease, lease);
     server.acquire(&claim).await.unwrap();

@@ -12,9 +12,10 @@ use tokio::{
 
 use super::try_lock;
 
-/// Makes this process a holder: the URLs of the servers, with spaces between them.
+/// The environment variable that makes this process a holder. It holds the URLs of the servers,
+/// separated by spaces.
 const VARIABLE: &str = "BELLWETHER_REDLOCK_HOLDER";
-const HOLDS: &str = "it holds the lock";
+const HOLDS: &str = "the holder has the lock";
 const LEASE: Duration = Duration::from_secs(2);
 
 fn redlock<'a>(urls: impl Iterator<Item = &'a str>) -> Redlock {
@@ -31,7 +32,7 @@ pub fn work() {
         let guard = redlock.mutex("m").lease(LEASE).lock().await.unwrap();
         println!("\n{HOLDS}");
         guard.lost().await;
-        panic!("it was lost");
+        panic!("the lock was lost");
     });
 }
 
@@ -56,7 +57,7 @@ async fn a_killed_holder_costs_the_rest_of_its_lease() {
         panic!("the holder has ended");
     };
     timeout(LIMIT, holds).await.unwrap();
-    // It renews: it is held longer than its first lease would last.
+    // The holder renews: the lock is held for longer than its first lease would last.
     tokio::time::sleep(LEASE * 3 / 2).await;
     let other = redlock(urls.iter().map(String::as_str));
     assert!(try_lock(&other, "m").await.is_none());
@@ -70,7 +71,10 @@ async fn a_killed_holder_costs_the_rest_of_its_lease() {
     let ends = Instant::now() + Duration::from_millis(u64::try_from(left[1]).unwrap());
     let guard = timeout(LIMIT, other.mutex("m").lock()).await.unwrap().unwrap();
     // Redis ends a key within a few milliseconds of its time.
-    assert!(Instant::now() + Duration::from_millis(20) >= ends, "while two of three have it");
+    assert!(
+        Instant::now() + Duration::from_millis(20) >= ends,
+        "another process got the lock while two of three servers held it"
+    );
     println!("after {:?}", killed.elapsed());
     assert!(killed.elapsed() < LEASE + Duration::from_secs(1), "{:?}", killed.elapsed());
     guard.unlock().await.unwrap();

@@ -22,16 +22,17 @@ use tokio::{
 
 use super::{MS, kind, try_lock};
 
-/// Long against what a busy machine may take, and short enough to be waited for.
+/// A lease that outlasts the delays of a busy machine, and that a test can wait for.
 const LEASE: Duration = Duration::from_millis(1500);
-/// A busy machine is no dead server: what is not about this limit has a long one.
+/// The short answer limit of tests about it. Other tests use a long one, because a busy machine is
+/// no dead server.
 const ANSWER: Duration = Duration::from_millis(200);
 
 async fn start(count: usize) -> Vec<RedisServer> {
     join_all((0..count).map(|_| RedisServer::start())).await
 }
 
-/// As a process of its own would see the servers.
+/// Returns a client with connections of its own.
 async fn client(servers: &[RedisServer]) -> Redlock {
     client_of(&urls(servers), ANSWER).await
 }
@@ -42,7 +43,7 @@ fn urls(servers: &[RedisServer]) -> Vec<String> {
 
 async fn client_of(urls: &[String], answer_limit: Duration) -> Redlock {
     let backends: Vec<_> = urls.iter().map(|url| RedisBackend::open(url).unwrap()).collect();
-    // Connected, if there is someone to connect to.
+    // Connects to the servers that are there.
     join_all(backends.iter().map(RedisBackend::ping)).await;
     Redlock::with_answer_limit(backends, answer_limit).unwrap()
 }
@@ -51,14 +52,15 @@ async fn lock(redlock: &Redlock, name: &str) -> MutexGuard<Unfenced> {
     timeout(LIMIT, redlock.mutex(name).lease(LEASE).lock()).await.unwrap().unwrap()
 }
 
-/// Gives it back while servers come and go: it may be held by a majority of which one has just gone.
+/// Releases the lock while servers come and go. The majority that holds it may lack a server that
+/// has just gone.
 async fn unlock(guard: MutexGuard<Unfenced>) {
     if let Err(error) = guard.unlock().await {
         assert_eq!(error.kind(), ErrorKind::Backend);
     }
 }
 
-/// Whether no server holds a share of any lock.
+/// Returns `true` if no server holds a share of any lock.
 async fn nothing_held(servers: &[RedisServer]) -> bool {
     for server in servers {
         if !server.raw().await.keys("bellwether:r:*:l").await.is_empty() {
@@ -78,15 +80,15 @@ async fn nothing_left(servers: &[RedisServer]) -> bool {
     true
 }
 
-/// Tasks of several clients that take one lock again and again, until they are told to stop.
-struct Crowd {
+/// Tasks of several clients that acquire one lock again and again, until they are told to stop.
+struct Contenders {
     stop: Arc<AtomicBool>,
     inside: Arc<AtomicUsize>,
     taken: Arc<AtomicUsize>,
     tasks: Vec<JoinHandle<()>>,
 }
 
-impl Crowd {
+impl Contenders {
     async fn start(servers: &[RedisServer], clients: usize, tasks_of_each: usize) -> Self {
         let (stop, inside, taken) =
             <(Arc<AtomicBool>, Arc<AtomicUsize>, Arc<AtomicUsize>)>::default();
@@ -95,14 +97,22 @@ impl Crowd {
             let redlock = client(servers).await;
             for _ in 0..tasks_of_each {
                 let (stop, inside, taken) = (stop.clone(), inside.clone(), taken.clone());
-                let mutex = redlock.mutex("crowd").lease(LEASE);
+                let mutex = redlock.mutex("contenders").lease(LEASE);
                 tasks.push(tokio::spawn(async move {
                     while !stop.load(Ordering::SeqCst) {
                         let guard = mutex.lock().await.unwrap();
-                        assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two are inside");
+                        assert_eq!(
+                            inside.fetch_add(1, Ordering::SeqCst),
+                            0,
+                            "two tasks hold the lock"
+                        );
                         tokio::task::yield_now().await;
-                        // Whoever lost it here would not be alone.
-                        assert_eq!(inside.fetch_sub(1, Ordering::SeqCst), 1, "two are inside");
+                        // A task that lost the lock here would not be alone.
+                        assert_eq!(
+                            inside.fetch_sub(1, Ordering::SeqCst),
+                            1,
+                            "two tasks hold the lock"
+                        );
                         taken.fetch_add(1, Ordering::SeqCst);
                         unlock(guard).await;
                     }
@@ -112,11 +122,11 @@ impl Crowd {
         Self { stop, inside, taken, tasks }
     }
 
-    /// Waits until the lock was taken so many times more.
+    /// Waits until the lock was acquired a number of further times.
     async fn takes(&self, count: usize) {
         let end = self.taken.load(Ordering::SeqCst) + count;
         let taken = || async { self.taken.load(Ordering::SeqCst) >= end };
-        assert!(eventually(3 * LIMIT, taken).await, "the crowd stands still");
+        assert!(eventually(3 * LIMIT, taken).await, "the tasks no longer get the lock");
     }
 
     async fn end(self) {
@@ -129,14 +139,14 @@ impl Crowd {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_crowd_goes_in_one_by_one_and_leaves_nothing() {
+async fn many_tasks_hold_the_lock_one_by_one_and_leave_nothing() {
     for count in [3, 5] {
         let servers = start(count).await;
-        let crowd = Crowd::start(&servers, 4, 6).await;
+        let contenders = Contenders::start(&servers, 4, 6).await;
         let begun = Instant::now();
-        crowd.takes(400).await;
+        contenders.takes(400).await;
         println!("{count} servers: 400 times in {:?}", begun.elapsed());
-        crowd.end().await;
+        contenders.end().await;
         assert!(eventually(LIMIT, || nothing_held(&servers)).await);
         // The fences and subscriptions end by themselves.
         assert!(eventually(2 * LEASE, || nothing_left(&servers)).await);
@@ -144,7 +154,7 @@ async fn a_crowd_goes_in_one_by_one_and_leaves_nothing() {
 }
 
 #[tokio::test]
-async fn an_unlock_ends_it_at_every_server() {
+async fn an_unlock_ends_the_lock_at_every_server() {
     for count in [3, 5] {
         let servers = start(count).await;
         let redlock = client(&servers).await;
@@ -159,42 +169,43 @@ async fn an_unlock_ends_it_at_every_server() {
     }
 }
 
-/// A minority dies in the midst of a crowd, then another one hangs in its place; and both come back.
+/// A minority dies in the middle of the load, then another minority hangs in its place, and both
+/// come back.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_crowd_goes_on_without_a_minority() {
+async fn many_tasks_go_on_without_a_minority() {
     for (count, away) in [(3, 1), (5, 2)] {
         let mut servers = start(count).await;
-        let crowd = Crowd::start(&servers, 3, 3).await;
-        crowd.takes(50).await;
+        let contenders = Contenders::start(&servers, 3, 3).await;
+        contenders.takes(50).await;
         for server in &mut servers[..away] {
             server.kill();
         }
-        crowd.takes(100).await;
-        // Away for a lease, for it has forgotten what it granted.
+        contenders.takes(100).await;
+        // The server stays away for a lease, because it has forgotten its grants.
         sleep(LEASE).await;
         for server in &mut servers[..away] {
             server.start_again().await;
         }
-        crowd.takes(100).await;
+        contenders.takes(100).await;
         for server in &servers[count - away..] {
             server.stop_signal();
         }
-        crowd.takes(50).await;
+        contenders.takes(50).await;
         for server in &servers[count - away..] {
             server.resume();
         }
-        crowd.takes(100).await;
-        crowd.end().await;
-        // What was on its way to those that hung arrived when they ran again.
+        contenders.takes(100).await;
+        contenders.end().await;
+        // Commands that were on their way to the hanging servers arrived when these ran again.
         assert!(eventually(2 * LEASE + LIMIT / 4, || nothing_held(&servers)).await);
     }
 }
 
-/// Each comes back empty, as one that keeps nothing on its disk does when it is updated.
+/// Each server comes back empty, like a server without persistence after an update.
 #[tokio::test]
-async fn servers_are_restarted_one_after_another_while_it_is_held() {
+async fn a_held_lock_survives_servers_restarted_one_after_another() {
     let mut servers = start(3).await;
-    // No server hangs; and on a busy machine, too, none is to be given up.
+    // No server hangs, and even a busy machine must not lose one.
     let redlock = client_of(&urls(&servers), LIMIT).await;
     let other = client(&servers).await;
     let guard = lock(&redlock, "m").await;
@@ -204,7 +215,7 @@ async fn servers_are_restarted_one_after_another_while_it_is_held() {
             let keys = raws.into_iter().map(async |mut raw| raw.keys("*:l").await.len());
             join_all(keys).await == [1; 3]
         };
-        assert!(comes_true(LIMIT, there).await, "it is not held at all of them");
+        assert!(comes_true(LIMIT, there).await, "the lock is not held at all servers");
     };
     everywhere(&servers).await;
     for at in [0, 1, 2, 0] {
@@ -218,7 +229,7 @@ async fn servers_are_restarted_one_after_another_while_it_is_held() {
 }
 
 #[tokio::test]
-async fn a_server_that_hangs_delays_by_its_time_out() {
+async fn a_server_that_hangs_delays_a_lock_by_its_time_out() {
     let servers = start(3).await;
     let redlock = client_of(&urls(&servers), 50 * MS).await;
     let other = client(&servers).await;
@@ -236,9 +247,10 @@ async fn a_server_that_hangs_delays_by_its_time_out() {
     assert!(eventually(LEASE + LIMIT / 4, || nothing_held(&servers)).await);
 }
 
-/// Its answers come when nobody waits for them any more. What it granted is undone, and is in nobody's way.
+/// The answers of one server come after the caller stopped waiting for them. Its grants are undone,
+/// and block no other client.
 #[tokio::test]
-async fn a_server_that_answers_late_is_passed_over_and_left_with_nothing() {
+async fn a_server_that_answers_late_is_skipped_and_left_with_nothing() {
     let servers = start(3).await;
     let proxy = Proxy::start(servers[0].port());
     let mut seen = urls(&servers);
@@ -248,29 +260,29 @@ async fn a_server_that_answers_late_is_passed_over_and_left_with_nothing() {
     proxy.when(acquires, Fault::Delay(120 * MS));
     for _ in 0..5 {
         let guard = lock(&redlock, "m").await;
-        // Undone there, and held by the others.
+        // The grant of the slow server is undone, and the others hold the lock.
         assert!(eventually(LIMIT, || nothing_held(&servers[..1])).await);
         assert!(!nothing_held(&servers[1..]).await);
         guard.unlock().await.unwrap();
         assert!(nothing_held(&servers[1..]).await);
     }
-    // With one of the others gone, it would be needed.
+    // Without one of the others, the slow server would be needed.
     proxy.clear();
     let mut servers = servers;
     servers[1].kill();
     lock(&redlock, "m").await.unlock().await.unwrap();
 }
 
-/// One server forgets what it granted. The others still make a majority, and none without them.
+/// One server forgets its grants. The others still make a majority, and without them there is none.
 #[tokio::test]
-async fn a_server_that_comes_back_empty_changes_nothing_while_it_is_one() {
+async fn one_server_that_comes_back_empty_changes_nothing() {
     let mut servers = start(3).await;
     let (redlock, other) = (client(&servers).await, client(&servers).await);
     let guard = lock(&redlock, "m").await;
     servers[1].restart().await;
     let begun = Instant::now();
     while begun.elapsed() < 2 * LEASE {
-        // It is not there for a moment, and then it grants; but a majority says no.
+        // The server is away for a moment, and then it grants. A majority refuses all the same.
         match other.mutex("m").try_lock().await {
             Ok(got) => assert!(got.is_none()),
             Err(error) => assert_eq!(error.kind(), ErrorKind::Backend),
@@ -283,7 +295,7 @@ async fn a_server_that_comes_back_empty_changes_nothing_while_it_is_one() {
 }
 
 #[tokio::test]
-async fn two_of_three_away_hold_nothing_and_leave_nothing() {
+async fn a_lock_without_a_majority_is_not_held_and_leaves_nothing() {
     for dead in [true, false] {
         let mut servers = start(3).await;
         let redlock = client(&servers).await;
@@ -299,16 +311,16 @@ async fn two_of_three_away_hold_nothing_and_leave_nothing() {
         for server in &mut servers[1..] {
             if dead { server.start_again().await } else { server.resume() }
         }
-        // What arrives at those that hung is gone within a lease.
+        // Commands that arrive at the hanging servers are without effect within a lease.
         lock(&redlock, "m").await.unlock().await.unwrap();
         assert!(eventually(LEASE + LIMIT / 4, || nothing_held(&servers)).await);
     }
 }
 
-/// The majority dies under a holder, and comes back empty when a lease has passed, as it must. Another wants
-/// the lock all the while, and gets it when the holder knows.
+/// The majority dies under a holder, and comes back empty after a lease, as operators must ensure.
+/// Another client wants the lock all the while, and gets it after the holder knows of its loss.
 #[tokio::test]
-async fn a_holder_knows_before_another_gets_in() {
+async fn a_holder_knows_of_its_loss_before_the_next_gets_in() {
     for dead in [true, false] {
         let mut servers = start(3).await;
         let (redlock, other) = (client(&servers).await, client(&servers).await);
@@ -342,17 +354,18 @@ async fn a_holder_knows_before_another_gets_in() {
     }
 }
 
-/// Callers that leave at any moment, while others hold and let go: nobody is shut out by what they left.
+/// Callers leave at any moment, while others acquire and release. Their leftovers block no other
+/// caller.
 #[tokio::test]
-async fn callers_who_leave_at_any_moment_leave_nothing() {
+async fn callers_that_leave_at_any_moment_leave_nothing() {
     let servers = start(3).await;
     let (redlock, other) = (client(&servers).await, client(&servers).await);
     for round in 0..300 {
-        let patience = Duration::from_micros(fastrand::u64(0..3000));
+        let wait_limit = Duration::from_micros(fastrand::u64(0..3000));
         let contended = round % 3 == 0;
         let guard = if contended { Some(lock(&other, "m").await) } else { None };
         let leaving = redlock.mutex("m").lease(LEASE);
-        let left = timeout(patience, leaving.lock()).await;
+        let left = timeout(wait_limit, leaving.lock()).await;
         drop(guard);
         drop(left);
         if round % 50 == 49 {
@@ -364,9 +377,9 @@ async fn callers_who_leave_at_any_moment_leave_nothing() {
     assert!(eventually(LEASE + LIMIT / 4, || nothing_held(&servers)).await);
 }
 
-/// The runtime of a holder goes away, and with it every task that could have given the lock back.
+/// The runtime of a holder goes away, with every task that could release the lock.
 #[test]
-fn a_runtime_that_is_dropped_gives_the_lock_back() {
+fn a_lock_is_released_after_its_runtime_is_dropped() {
     let runtime = || tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
     let outer = runtime();
     let servers = outer.block_on(start(3));

@@ -1,4 +1,5 @@
-//! What is not held, or no longer, is given back: at each server, and whatever is still on its way.
+//! A lock that is not held, or no longer, is released at each server, and so are shares that are
+//! still on their way.
 
 use std::{future::Future, pin::pin, task::Poll, time::Duration};
 
@@ -14,7 +15,7 @@ use super::{
 };
 
 #[tokio::test(start_paused = true)]
-async fn without_a_majority_nothing_is_held_nor_left() {
+async fn a_failed_majority_holds_and_leaves_nothing() {
     for fault in [Fault::Refuse, Fault::Hang, Fault::LoseReply] {
         let servers: [_; 3] = servers();
         let faults = [(1, Op::Acquire, fault), (2, Op::Acquire, fault)];
@@ -25,7 +26,7 @@ async fn without_a_majority_nothing_is_held_nor_left() {
         let mutex = redlock.mutex("m").lease(LEASE).wait_limit(Duration::from_secs(2));
         assert_eq!(kind(mutex.lock().await), ErrorKind::Backend);
         assert!(begun.elapsed() <= Duration::from_secs(2) + 2 * ANSWER);
-        // What had no answer is undone at once, too.
+        // The undo of unanswered tries happens at once as well.
         sleep(MS).await;
         assert_eq!(shares(&servers, "m").await, 0, "{fault:?}");
         redlock.shutdown(Duration::ZERO).await;
@@ -33,12 +34,13 @@ async fn without_a_majority_nothing_is_held_nor_left() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_unlock_says_what_it_knows_and_is_repeated() {
+async fn an_unlock_reports_its_outcome_and_is_repeated() {
     let servers: [_; 3] = servers();
     let seen = seen(&servers, &[]);
     let redlock = Redlock::new(seen.clone()).unwrap();
     let lock = async || redlock.mutex("m").lease(LEASE).lock().await.unwrap();
-    // One does not answer: unlocked all the same, and there in the background.
+    // One server does not answer. The unlock succeeds, and the release at that server continues in
+    // the background.
     let guard = lock().await;
     let mut silent = 3;
     seen[0].plan(move |op| {
@@ -49,7 +51,7 @@ async fn an_unlock_says_what_it_knows_and_is_repeated() {
     assert_eq!(shares(&servers, "m").await, 1);
     sleep(1200 * MS).await;
     assert_eq!(shares(&servers, "m").await, 0);
-    // Two do not.
+    // Two servers do not answer.
     let guard = lock().await;
     for server in &seen[..2] {
         server.plan(|op| (op == Op::Release).then_some(Fault::Refuse));
@@ -58,13 +60,13 @@ async fn an_unlock_says_what_it_knows_and_is_repeated() {
     seen.iter().for_each(|server| server.plan(|_| None));
     sleep(100 * MS).await;
     assert_eq!(shares(&servers, "m").await, 0);
-    // And a dropped guard gives back everywhere.
+    // A dropped guard releases at every server.
     drop(lock().await);
     sleep(MS).await;
     assert_eq!(shares(&servers, "m").await, 0);
 }
 
-/// Each acquisition is dropped after so many polls, wherever it is then.
+/// Each acquisition is dropped after a number of polls.
 #[tokio::test(start_paused = true)]
 async fn an_acquisition_dropped_at_any_await_leaves_nothing() {
     for fault in [None, Some(Fault::LoseReply), Some(Fault::Late(5 * MS))] {
@@ -76,7 +78,8 @@ async fn an_acquisition_dropped_at_any_await_leaves_nothing() {
                 seen[0].plan(move |op| (op == Op::Acquire).then_some(fault?));
                 seen[1].plan(|op| (op == Op::Acquire).then_some(Fault::Late(MS)));
                 if contended {
-                    // One free, one soon, and one never: everything from a split to a grant is met.
+                    // One server is free, one soon, and one never. The acquisition can split or be
+                    // granted.
                     occupy(&servers[1], "m", 5 * MS).await;
                     occupy(&servers[2], "m", 20 * MS).await;
                 }
@@ -95,7 +98,7 @@ async fn an_acquisition_dropped_at_any_await_leaves_nothing() {
                     .await
                 };
                 drop(locked);
-                // What was on its way has arrived, and was undone.
+                // Late shares have arrived, and were undone.
                 sleep(60 * MS).await;
                 assert_eq!(shares(&servers, "m").await, 0, "{fault:?} {contended} {polls}");
             }
@@ -103,9 +106,10 @@ async fn an_acquisition_dropped_at_any_await_leaves_nothing() {
     }
 }
 
-/// The acquisitions arrive long after their caller went away, when the first undo has found nothing.
+/// The acquisitions arrive long after their caller went away, when the first undo has found
+/// nothing.
 #[tokio::test(start_paused = true)]
-async fn what_arrives_late_is_undone_within_a_lease() {
+async fn a_late_acquisition_is_undone_within_a_lease() {
     let servers: [_; 3] = servers();
     let late = |inner: &MemoryBackend| stray(inner, 300 * MS);
     let redlock = Redlock::new(servers.iter().map(late)).unwrap();
@@ -113,19 +117,19 @@ async fn what_arrives_late_is_undone_within_a_lease() {
     let mutex = redlock.mutex("m").lease(lease);
     assert_eq!(kind(mutex.try_lock().await), ErrorKind::Backend);
     sleep(290 * MS).await;
-    assert_eq!(shares(&servers, "m").await, 3, "it arrives");
+    assert_eq!(shares(&servers, "m").await, 3, "the late shares did not arrive");
     let begun = Instant::now();
     let other = Redlock::new(servers.clone()).unwrap();
     let guard = other.mutex("m").lock().await.unwrap();
     assert!(begun.elapsed() <= lease, "{:?}", begun.elapsed());
-    // The undo is of that try and of nothing else.
+    // The undo concerns that try only.
     sleep(3 * lease).await;
     assert!(!guard.is_lost());
     assert_eq!(shares(&servers, "m").await, 3);
 }
 
-/// The first try has no answer from one server and is undone there, again after one lease. By then a later try
-/// of the same acquisition holds the lock, and must not be undone with it.
+/// The first try has no answer from one server. It is undone there, and again after one lease. By
+/// then a later try of the same acquisition holds the lock, and must not be undone with it.
 #[tokio::test(start_paused = true)]
 async fn the_undo_of_a_failed_try_spares_the_next_one() {
     let servers: [_; 3] = servers();
@@ -142,14 +146,14 @@ async fn the_undo_of_a_failed_try_spares_the_next_one() {
     assert!(!guard.is_lost());
     servers[1].release(&other).await.unwrap();
     assert_eq!(shares(&servers, "m").await, 2);
-    // Nor was it ended and taken once more.
+    // The share was not ended and acquired once more either.
     assert_eq!(seen[0].count(Op::Acquire), 1);
     guard.unlock().await.unwrap();
 }
 
-/// A share that was missing is asked for by a renewal, and is granted when the lock was given back.
+/// A renewal asks for a missing share, and the share is granted after the unlock.
 #[tokio::test(start_paused = true)]
-async fn a_share_that_comes_after_the_unlock_is_given_back() {
+async fn a_share_that_arrives_after_the_unlock_is_released() {
     let servers: [_; 3] = servers();
     let late = |(at, inner): (usize, &MemoryBackend)| {
         let by = if at == 0 { 300 * MS } else { Duration::ZERO };
@@ -158,7 +162,7 @@ async fn a_share_that_comes_after_the_unlock_is_given_back() {
     let redlock = Redlock::new(servers.iter().enumerate().map(late)).unwrap();
     let lease = Duration::from_secs(60);
     let guard = redlock.mutex("m").lease(lease).lock().await.unwrap();
-    // What came too late to count is undone by itself.
+    // A share that came too late to count is undone.
     sleep(lease / 4).await;
     assert_eq!(shares(&servers, "m").await, 2);
     for _ in 0..2 {
@@ -167,14 +171,14 @@ async fn a_share_that_comes_after_the_unlock_is_given_back() {
     guard.unlock().await.unwrap();
     assert_eq!(shares(&servers, "m").await, 0);
     sleep(301 * MS).await;
-    assert_eq!(shares(&servers, "m").await, 1, "it does not come late");
+    assert_eq!(shares(&servers, "m").await, 1, "the missing share did not arrive late");
     sleep(Duration::from_secs(1)).await;
     assert_eq!(shares(&servers, "m").await, 0);
 }
 
-/// The same, where it is granted in time.
+/// The same, with a share that is granted in time.
 #[tokio::test(start_paused = true)]
-async fn a_share_that_is_granted_after_the_unlock_is_given_back() {
+async fn a_share_that_is_granted_after_the_unlock_is_released() {
     let servers: [_; 3] = servers();
     let seen = seen(&servers, &[]);
     let mut faults = [Fault::Refuse, Fault::Late(ANSWER / 2)].into_iter();
@@ -190,8 +194,8 @@ async fn a_share_that_is_granted_after_the_unlock_is_given_back() {
     assert_eq!((seen[0].count(Op::Acquire), shares(&servers, "m").await), (1, 0));
 }
 
-/// A share arrives when it is being undone already, again and again. It was counted while it was there, and when it was gone
-/// a server that ended was one too many.
+/// A share arrives when it is already being undone, again and again. It was once counted while it
+/// was there. When it was gone, the end of one more server cost the majority.
 #[tokio::test(start_paused = true)]
 async fn a_share_that_is_undone_is_not_counted() {
     let servers: [_; 3] = servers();

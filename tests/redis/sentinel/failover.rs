@@ -14,7 +14,7 @@ fn locks(set: &Sentinels) -> Locks {
     Locks::new(backend(set))
 }
 
-/// Waits until everything that was written has reached the replicas.
+/// Waits until all writes have reached the replicas.
 async fn replicated(raw: &mut Raw, replicas: usize) {
     raw.run::<()>(&["SET", "marker", "1", "PX", "1000"]).await;
     let reached: usize = raw.run(&["WAIT", &replicas.to_string(), "10000"]).await;
@@ -24,7 +24,7 @@ async fn replicated(raw: &mut Raw, replicas: usize) {
 const LEASE: Duration = Duration::from_secs(30);
 
 #[tokio::test]
-async fn a_lease_that_was_replicated_is_held_on_and_waiters_get_their_turn() {
+async fn a_replicated_lease_stays_held_and_waiters_get_their_turn() {
     let mut set = Sentinels::start(2).await;
     let (here, there) = (locks(&set), locks(&set));
     let guard = here.mutex("k").lease(LEASE).renew_every(LEASE / 60).lock().await.unwrap();
@@ -33,47 +33,47 @@ async fn a_lease_that_was_replicated_is_held_on_and_waiters_get_their_turn() {
     let waiting = tokio::spawn(async move { waiter.lock().await });
     let mut raw = set.servers[0].raw().await;
     let listens = async || !raw.clone().pubsub_channels().await.is_empty();
-    assert!(comes_true(LIMIT, listens).await, "nobody waits");
+    assert!(comes_true(LIMIT, listens).await, "no waiter subscribed");
     replicated(&mut raw, 2).await;
 
     set.servers[0].kill();
     let new = set.master_after(set.servers[0].port()).await;
-    // Renewed over there: more of it is left than when it was. (A new connection each time, for sentinels cut
-    // those to a server that they promote.)
+    // The lease was renewed at the new master if more of it is left than before. Each look needs a
+    // new connection, because sentinels cut the connections to a server that they promote.
     let mut before = i64::MAX;
     let renewed = async || {
         let now = new.raw().await.try_run(&["PTTL", "bellwether:l:{k}:l"]).await;
         now.is_ok_and(|now| now > std::mem::replace(&mut before, now))
     };
-    assert!(comes_true(LIMIT, renewed).await, "it is not renewed on the new master");
+    assert!(comes_true(LIMIT, renewed).await, "the lease is not renewed at the new master");
     assert!(!guard.is_lost());
-    // A free lock is granted there, this one is not.
+    // The new master grants a free lock, and refuses this one.
     assert!(there.mutex("other").try_lock().await.unwrap().is_some());
     assert!(!waiting.is_finished());
     let listens = async || {
         let channels = new.raw().await.try_run::<Vec<String>>(&["PUBSUB", "CHANNELS"]).await;
         channels.is_ok_and(|channels| channels.iter().any(|channel| channel.contains("{k}")))
     };
-    assert!(comes_true(LIMIT, listens).await, "who waits does not listen there");
+    assert!(comes_true(LIMIT, listens).await, "the waiter does not listen at the new master");
 
     guard.unlock().await.unwrap();
-    // By a push: its lease would last for long.
-    let next = timeout(LIMIT, waiting).await.expect("no turn").unwrap().unwrap();
+    // The waiter was woken by a push, because the lease would last for long.
+    let next = timeout(LIMIT, waiting).await.expect("the waiter got no turn").unwrap().unwrap();
     assert!(next.fence() > fence);
     next.unlock().await.unwrap();
 }
 
 #[tokio::test]
-async fn a_lease_that_was_not_replicated_is_told_lost_and_goes_to_who_waits() {
+async fn an_unreplicated_lease_is_reported_as_lost_and_goes_to_the_waiter() {
     let mut set = Sentinels::start(1).await;
     let (here, there) = (locks(&set), locks(&set));
-    // Any lock, so that both are connected.
+    // Any acquired lock makes both sides connect.
     for locks in [&here, &there] {
         locks.mutex("warm").lock().await.unwrap().unlock().await.unwrap();
     }
     let mut raw = set.servers[0].raw().await;
     replicated(&mut raw, 1).await;
-    // From here on the replica gets nothing: it is thrown out, and may not come back.
+    // From here on the replica gets no data: it is disconnected, and may not come back.
     raw.run::<()>(&["ACL", "SETUSER", "default", "-psync", "-replconf"]).await;
     raw.run::<()>(&["CLIENT", "KILL", "TYPE", "replica"]).await;
 
@@ -81,22 +81,22 @@ async fn a_lease_that_was_not_replicated_is_told_lost_and_goes_to_who_waits() {
     let waiter = there.mutex("k").lease(LEASE).wait_limit(3 * LIMIT);
     let waiting = tokio::spawn(async move { waiter.lock().await });
     let listens = async || !raw.clone().pubsub_channels().await.is_empty();
-    assert!(comes_true(LIMIT, listens).await, "nobody waits");
+    assert!(comes_true(LIMIT, listens).await, "no waiter subscribed");
 
     set.servers[0].kill();
     set.master_after(set.servers[0].port()).await;
-    // Long before its lease would end.
-    timeout(LIMIT, guard.lost()).await.expect("the loss is not told");
-    let next = timeout(LIMIT, waiting).await.expect("no turn").unwrap().unwrap();
-    // The clock goes on, so the fence is greater though the last one is unknown there.
+    // The loss is reported long before the end of the lease.
+    timeout(LIMIT, guard.lost()).await.expect("the loss is not reported");
+    let next = timeout(LIMIT, waiting).await.expect("the waiter got no turn").unwrap().unwrap();
+    // The clock goes on, so the fence is greater, though the last one is unknown at the new master.
     assert!(next.fence() > guard.fence());
     assert_eq!(guard.unlock().await.unwrap_err().kind(), ErrorKind::Lost);
     assert!(!next.is_lost());
 }
 
-/// The master hangs, is replaced, and comes back believing that it still is the master.
+/// The master hangs and is replaced. It comes back in the belief that it still is the master.
 #[tokio::test]
-async fn a_master_that_hangs_is_replaced_and_nobody_returns_to_it() {
+async fn a_master_that_hangs_is_replaced_and_not_used_again() {
     let set = Sentinels::start(1).await;
     let build = || Cache::<String>::builder(backend(&set)).build().unwrap();
     let (here, there) = (build(), build());
@@ -111,7 +111,7 @@ async fn a_master_that_hangs_is_replaced_and_nobody_returns_to_it() {
     old.stop_signal();
     let new = set.master_after(old.port()).await;
     old.resume();
-    // Nobody is left out while it is away, and in the end it is stored again.
+    // Every caller is served during the failover, and in the end values are stored again.
     let mut at = 0;
     let stored = async || {
         at += 1;
@@ -122,9 +122,9 @@ async fn a_master_that_hangs_is_replaced_and_nobody_returns_to_it() {
         let mut raw = new.raw().await;
         raw.run::<bool>(&["EXISTS", &format!("bellwether:c:{{{key}}}:e")]).await
     };
-    assert!(comes_true(LIMIT, stored).await, "nothing is stored on the new master");
+    assert!(comes_true(LIMIT, stored).await, "no value is stored at the new master");
     let demoted = async || {
-        // Cut, perhaps, by the sentinel that makes it a replica.
+        // The sentinel that makes the server a replica may cut the connection.
         let info = old.raw().await.try_run::<String>(&["INFO", "replication"]).await;
         info.is_ok_and(|info| info.contains("role:slave"))
     };

@@ -1,4 +1,4 @@
-//! A sentinel that says what it is told to.
+//! A sentinel whose answers the test decides.
 
 use std::sync::{Arc, Mutex};
 
@@ -16,7 +16,7 @@ pub struct Fake {
 
 struct Shared {
     says: Mutex<Says>,
-    /// The `user:password` that it asks for.
+    /// The `user:password` that the sentinel requires.
     credentials: Option<&'static str>,
     asked: Mutex<usize>,
 }
@@ -25,9 +25,9 @@ struct Shared {
 pub enum Says {
     /// The master is the server of this port.
     Master(u16),
-    /// It knows no such master.
+    /// The sentinel knows no such master.
     Nothing,
-    /// It takes connections and never answers.
+    /// The sentinel takes connections and never answers.
     Silence,
 }
 
@@ -63,7 +63,7 @@ impl Fake {
         *self.shared.says.lock().unwrap() = says;
     }
 
-    /// How often it was asked for the master, or at all if it is silent.
+    /// Returns the number of questions for the master, or of connections if the sentinel is silent.
     pub fn asked(&self) -> usize {
         *self.shared.asked.lock().unwrap()
     }
@@ -110,7 +110,7 @@ async fn serve(stream: TcpStream, shared: Arc<Shared>) {
     }
 }
 
-/// `*2\r\n$3\r\nGET\r\n$1\r\nk\r\n`
+/// Reads a command such as `*2\r\n$3\r\nGET\r\n$1\r\nk\r\n`.
 async fn command(stream: &mut BufReader<TcpStream>) -> Option<Vec<String>> {
     let mut words = Vec::new();
     for _ in 0..number(stream, '*').await? {

@@ -1,4 +1,4 @@
-//! Which server is connected to, with sentinels that say what the test wants.
+//! The choice of the server, with sentinels whose answers the test decides.
 
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ fn claim(key: &str) -> Claim {
 }
 
 #[tokio::test]
-async fn one_sentinel_that_knows_is_enough_and_is_asked_first_from_then_on() {
+async fn one_sentinel_with_an_answer_is_enough_and_is_asked_first_afterwards() {
     let server = RedisServer::start().await;
     let gone = RedisServer::start().await.url();
     let (silent, ignorant) = (Fake::start(Says::Silence).await, Fake::start(Says::Nothing).await);
@@ -37,14 +37,18 @@ async fn one_sentinel_that_knows_is_enough_and_is_asked_first_from_then_on() {
     let before = (silent.asked(), ignorant.asked(), knows.asked());
     assert_eq!((before.1, before.2), (1, 1));
     let asked_again = async || knows.asked() > before.2 + 1;
-    assert!(comes_true(LIMIT, asked_again).await, "the master is not looked up any more");
+    assert!(comes_true(LIMIT, asked_again).await, "the backend no longer asks for the master");
     server.raw().await.run::<()>(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]).await;
     assert!(comes_true(LIMIT, || works(&backend)).await);
-    assert_eq!((silent.asked(), ignorant.asked()), (before.0, before.1), "not the one that knows");
+    assert_eq!(
+        (silent.asked(), ignorant.asked()),
+        (before.0, before.1),
+        "a sentinel without knowledge was asked again"
+    );
 }
 
 #[tokio::test]
-async fn a_replica_is_refused_and_the_next_sentinel_asked() {
+async fn a_replica_is_refused_and_the_next_sentinel_is_asked() {
     let master = RedisServer::start().await;
     let port = master.port().to_string();
     let replica = RedisServer::start_with(&["--replicaof", "127.0.0.1", &port]).await;
@@ -56,12 +60,12 @@ async fn a_replica_is_refused_and_the_next_sentinel_asked() {
     let current = Fake::start(Says::Master(master.port())).await;
     let backend =
         RedisBackend::builder().sentinels(&[stale.url(), current.url()], "flock").build().unwrap();
-    assert!(comes_true(LIMIT, || works(&backend)).await, "it stays with the replica");
+    assert!(comes_true(LIMIT, || works(&backend)).await, "the backend stays with the replica");
     assert!(backend.acquire(&claim("k")).await.is_ok());
 }
 
 #[tokio::test]
-async fn sentinels_that_know_nothing_are_an_error_that_says_so() {
+async fn sentinels_without_an_answer_are_an_error_that_says_so() {
     let fake = Fake::start(Says::Nothing).await;
     let backend = RedisBackend::builder().sentinels(&[fake.url()], "flock").build().unwrap();
     let error = backend.ping().await.unwrap_err();
@@ -69,7 +73,7 @@ async fn sentinels_that_know_nothing_are_an_error_that_says_so() {
     assert!(format!("{error:#}").contains("does not know the master"), "{error}");
     let server = RedisServer::start().await;
     fake.say(Says::Master(server.port()));
-    assert!(comes_true(LIMIT, || works(&backend)).await, "it is not found later");
+    assert!(comes_true(LIMIT, || works(&backend)).await, "the master is not found later");
 }
 
 #[tokio::test]
@@ -92,9 +96,10 @@ async fn sentinels_and_master_have_credentials_of_their_own() {
     assert_eq!(wrong.ping().await.unwrap_err().kind(), ErrorKind::Backend);
 }
 
-/// A master that its sentinels gave up, and that does not know it yet: its connections do not break.
+/// The sentinels gave a master up, and the master does not know it yet. Its connections do not
+/// break.
 #[tokio::test]
-async fn a_living_master_that_was_given_up_is_left() {
+async fn a_backend_leaves_a_living_master_that_was_given_up() {
     let (old, new) = (RedisServer::start().await, RedisServer::start().await);
     let fake = Fake::start(Says::Master(old.port())).await;
     let backend = patient().sentinels(&[fake.url()], "flock").build().unwrap();
@@ -104,15 +109,15 @@ async fn a_living_master_that_was_given_up_is_left() {
     fake.say(Says::Master(new.port()));
     let channel = "t:l:{k}:c".to_owned();
     let moved = async || new.raw().await.pubsub_channels().await.contains(&channel);
-    assert!(comes_true(LIMIT, moved).await, "the subscription stays behind");
-    // Who listens is told to look, and what is held there is not held here.
+    assert!(comes_true(LIMIT, moved).await, "the subscription stays at the old master");
+    // A listener is told to look, and a lease of the old master is not held at the new one.
     assert_eq!(changes.next().await, bellwether::backend::Change::Wake);
     let lost =
         async || backend.renew(std::slice::from_ref(&held)).await.unwrap() == [Renewal::NotHeld];
-    assert!(comes_true(LIMIT, lost).await, "commands stay behind");
+    assert!(comes_true(LIMIT, lost).await, "commands still go to the old master");
     assert!(old.raw().await.pubsub_channels().await.is_empty());
 
-    // What cannot be used is not changed to.
+    // An unusable server does not replace the present one.
     let port = new.port().to_string();
     let replica = RedisServer::start_with(&["--replicaof", "127.0.0.1", &port]).await;
     backend.acquire(&held).await.unwrap();
@@ -124,7 +129,7 @@ async fn a_living_master_that_was_given_up_is_left() {
 }
 
 #[tokio::test]
-async fn what_names_no_sentinel_is_refused_at_once() {
+async fn urls_without_a_sentinel_are_refused_at_once() {
     let none: [&str; 0] = [];
     let errors = [
         RedisBackend::builder().sentinels(none, "flock").build().unwrap_err(),

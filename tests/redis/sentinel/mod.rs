@@ -1,4 +1,4 @@
-//! A master that sentinels watch: how it is found, and what its failover costs.
+//! A master that sentinels watch: the search for it, and the cost of its failover.
 
 mod failover;
 mod fake;
