@@ -2,15 +2,16 @@
 //!
 //! ```text
 //! cargo run --example axum_service
-//! REDIS_URL=redis://127.0.0.1/ cargo run --example axum_service      # as many of them as you like
+//! REDIS_URL=redis://127.0.0.1/ cargo run --example axum_service      # as many as you like
 //!
 //! curl localhost:3000/products/1
 //! curl localhost:3000/catalog
-//! curl -X PUT -H 'content-type: application/json' -d '{"name":"bell","price":9}' localhost:3000/products/1
+//! curl -X PUT localhost:3000/products/1 \
+//!     -H 'content-type: application/json' -d '{"name":"bell","price":9}'
 //! ```
 //!
-//! `/products/{id}` guards the query itself, with `Cache::get_or_load`; `/catalog` is an ordinary handler
-//! with a `BellwetherLayer` around it.
+//! `/products/{id}` guards the query itself, with `Cache::get_or_load`. `/catalog` is an ordinary
+//! handler with a `BellwetherLayer` around it.
 
 use std::{
     collections::BTreeMap,
@@ -41,10 +42,10 @@ use tokio::{net::TcpListener, signal, task::JoinSet, time::sleep};
 use tracing::{error, info};
 use tracing_subscriber::EnvFilter;
 
-/// How long loads may still run when the service is told to end.
+/// The time limit of loads at the end of the service.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// A small service whose database is asked once, however many ask for the same at once.
+/// A small service that sends one query for all requests that want the same at once.
 #[derive(Parser)]
 struct Options {
     /// Where to listen.
@@ -67,7 +68,7 @@ async fn main() -> Result<(), BoxError> {
         .init();
 
     let shop = match env::var("REDIS_URL") {
-        // It connects by itself: the service starts, and serves, also while Redis is down.
+        // The backend connects in the background. The service also starts while Redis is down.
         Ok(url) => Shop::new(RedisBackend::open(&url)?)?,
         Err(_) => Shop::new(MemoryBackend::new())?,
     };
@@ -85,19 +86,19 @@ async fn main() -> Result<(), BoxError> {
     } else {
         server.with_graceful_shutdown(told_to_end()).await?;
     }
-    // After the last request: loads that still run may end, and their leases are given back.
+    // After the last request, running loads may end, and their leases are released.
     shop.products.shutdown(GRACE).await;
     shop.pages.shutdown(GRACE).await;
     Ok(())
 }
 
-/// What the handlers share. Clones are the same shop.
+/// The state of the handlers. Clones share it.
 #[derive(Clone)]
 struct Shop {
     database: Arc<Database>,
-    /// Products by their number; none is remembered too.
+    /// Products by number. A missing product is an entry, too.
     products: Cache<Option<Product>>,
-    /// Whole answers.
+    /// Complete HTTP answers.
     pages: Cache<CachedResponse>,
 }
 
@@ -137,7 +138,7 @@ async fn product(
     let load = move |lead: Lead| async move {
         let product = database.product(id).await;
         if product.is_none() {
-            // Not for long: it may be added any time.
+            // A short time, because the product may be added at any time.
             lead.expire_after(Duration::from_secs(5));
         }
         Ok::<_, BoxError>(product)
@@ -153,8 +154,8 @@ async fn product(
     }
 }
 
-/// First the database, then the cache: who asks after this was answered sees the new product, in the whole
-/// fleet, and a load that read the old one is not stored. The catalog may be old for its two seconds.
+/// Writes the database first, then the cache. A request after the answer sees the new product in
+/// the whole fleet, and a load of the old product is not stored. The catalog may be 2 s old.
 async fn update(
     State(shop): State<Shop>,
     Path(id): Path<u64>,
@@ -164,14 +165,15 @@ async fn update(
     match shop.products.invalidate(key(id)).await {
         Ok(()) => Ok(Json(product)),
         Err(error) => {
-            // It is written, but the old one may be served until it expires. Who sent it may send it again.
+            // The database has the new product, but the old one may be served until it expires.
+            // The client may send the request again.
             error!(%error, id, "an updated product is still in the cache");
             Err(StatusCode::SERVICE_UNAVAILABLE)
         }
     }
 }
 
-/// Nothing here knows of the layer around it.
+/// Lists all products. This handler does not know of the layer around it.
 async fn catalog(State(shop): State<Shop>) -> Json<Vec<Product>> {
     Json(shop.database.catalog().await)
 }
@@ -215,7 +217,7 @@ struct Change {
     price: u32,
 }
 
-/// Stands for a database: each query takes 300 ms. A real one is shared by all replicas; this one is not.
+/// Stands for a database: each query takes 300 ms. Unlike a real one, each replica has its own.
 struct Database {
     products: Mutex<BTreeMap<u64, Product>>,
     queries: Mutex<u64>,
@@ -263,7 +265,7 @@ impl Database {
     }
 }
 
-/// Completes on Ctrl-C, and on SIGTERM, which is what a deploy sends.
+/// Completes on Ctrl-C and on SIGTERM, the signal of a deployment.
 async fn told_to_end() {
     let interrupted = async {
         if let Err(error) = signal::ctrl_c().await {
@@ -290,7 +292,7 @@ async fn told_to_end() {
     info!("ending");
 }
 
-/// What `--once` does: asks, and prints what came.
+/// Sends a few requests and prints the answers.
 async fn try_it(address: SocketAddr) -> Result<(), BoxError> {
     let client = reqwest::Client::builder().no_proxy().build()?;
     let url = |path: &str| format!("http://{address}{path}");

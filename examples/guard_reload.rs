@@ -1,4 +1,4 @@
-//! One expensive function, guarded with a call. No tower, no HTTP, no Redis.
+//! Guards one expensive function with a call. No tower, no HTTP, no Redis.
 //!
 //! ```text
 //! cargo run --example guard_reload
@@ -22,7 +22,7 @@ use tokio::{task::JoinSet, time::sleep};
 
 #[tokio::main]
 async fn main() -> Result<(), BoxError> {
-    // `RedisBackend::open(url)?` in its place makes one fleet of all processes.
+    // With `RedisBackend::open(url)?` in its place, all processes form one fleet.
     let backend = MemoryBackend::new();
     let cache: Cache<String> = Cache::builder(backend.clone())
         .namespace("reports")
@@ -35,14 +35,15 @@ async fn main() -> Result<(), BoxError> {
     Ok(())
 }
 
-/// A hundred tasks want one report at once.
+/// Requests one report from a hundred tasks at once.
 async fn one_load_for_a_hundred(cache: &Cache<String>) -> Result<(), BoxError> {
     let runs = Arc::new(AtomicUsize::new(0));
     let mut tasks = JoinSet::new();
     for _ in 0..100 {
         let (cache, runs) = (cache.clone(), runs.clone());
         tasks.spawn(async move {
-            // `cache.get_or_load(key, loader)` is the same, without telling where the report came from.
+            // `cache.get_or_load(key, loader)` does the same, but returns the report without its
+            // source.
             cache.request("report:2024").load(|lead| write_report(lead, runs)).await
         });
     }
@@ -69,20 +70,20 @@ async fn one_load_for_a_hundred(cache: &Cache<String>) -> Result<(), BoxError> {
     Ok(())
 }
 
-/// The expensive function. The lead is what it is told about its load, and what it can say about it.
+/// The expensive function. The lead describes the load and takes its settings.
 async fn write_report(lead: Lead, runs: Arc<AtomicUsize>) -> Result<String, io::Error> {
     runs.fetch_add(1, Ordering::Relaxed);
-    // It grows with each load of the key, so a system downstream can refuse a writer that comes late.
+    // The fence grows with each load of the key, so that a later system can refuse a late writer.
     if let Some(fence) = lead.fence() {
         println!("  writing the report under fence {fence}");
     }
     sleep(Duration::from_millis(200)).await;
-    // The loader knows best how long this is good for.
+    // The loader knows how long the report is valid.
     lead.expire_after(Duration::from_secs(5));
     Ok("all is well".to_owned())
 }
 
-/// A load that fails does so once, for everyone who waited for it. It is not remembered.
+/// A load that fails is one failure for all its waiters. The failure is not stored.
 async fn one_error_for_a_hundred(cache: &Cache<String>) -> Result<(), BoxError> {
     let runs = Arc::new(AtomicUsize::new(0));
     let mut tasks = JoinSet::new();
@@ -111,7 +112,7 @@ async fn fail_to_write(runs: Arc<AtomicUsize>) -> Result<String, io::Error> {
     Err(io::Error::new(io::ErrorKind::NotFound, "2025 is not over"))
 }
 
-/// The same leases, as a lock.
+/// Uses the same leases as a lock.
 async fn a_lock(locks: &Locks) -> Result<(), BoxError> {
     let stock = locks.mutex("stock:42").lease(Duration::from_secs(10));
     let guard = stock.lock().await?;
@@ -119,7 +120,7 @@ async fn a_lock(locks: &Locks) -> Result<(), BoxError> {
     println!("  a second try meanwhile: {}", taken(stock.try_lock().await?.is_some()));
     tokio::select! {
         () = sleep(Duration::from_millis(100)) => println!("  the work is done"),
-        // Its lease could not be renewed: someone else may hold the lock by now.
+        // The lease could not be renewed. Another holder may have the lock by now.
         () = guard.lost() => return Err("the lock was lost".into()),
     }
     guard.unlock().await?;

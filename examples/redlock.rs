@@ -1,4 +1,4 @@
-//! A lock over three Redis servers of its own: all of them up, one of them killed, then two.
+//! A lock over three Redis servers: with all of them up, with one killed, and with two killed.
 //!
 //! ```text
 //! cargo run --example redlock
@@ -23,11 +23,12 @@ use tokio::{
     time::{Instant, sleep},
 };
 
-const INSTALL: &str = "this example starts three Redis servers, and there is no `redis-server` in the PATH.
-Install the package of Redis 6 or later (apt-get install redis-server, dnf install redis, pacman -S redis,
-brew install redis), and run it again. No server needs to run: it starts and stops its own.";
+const INSTALL: &str = "\
+this example starts three Redis servers, and there is no `redis-server` in the PATH.
+Install the package of Redis 6 or later (apt-get install redis-server, dnf install redis,
+pacman -S redis, brew install redis), and run it again. It starts and stops its own servers.";
 
-/// Where several take the lock, each asks anew: so long is waited at most for one that died.
+/// The longest wait for a holder that died.
 const LEASE: Duration = Duration::from_secs(2);
 const CLIENTS: usize = 3;
 const TASKS: usize = 4;
@@ -35,7 +36,7 @@ const TIMES: usize = 10;
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    // However it ends, the servers end with `run`.
+    // The servers end with `run`, whatever its result is.
     let ended = tokio::select! {
         ended = run() => ended,
         _ = tokio::signal::ctrl_c() => Err("interrupted".into()),
@@ -59,7 +60,7 @@ async fn run() -> Result<(), BoxError> {
         "three Redis servers that know nothing of each other, on the ports {}\n",
         ports.join(", ")
     );
-    // Each with connections of its own, as the processes of a fleet have them.
+    // Each client has its own connections, as the processes of a fleet do.
     let clients = (0..CLIENTS).map(|_| client(&servers)).collect::<Result<Vec<_>, _>>()?;
 
     println!("all three are up");
@@ -101,7 +102,7 @@ fn client(servers: &[Server]) -> Result<Redlock, bellwether::Error> {
     Redlock::new(servers.iter().map(open).collect::<Result<Vec<_>, _>>()?)
 }
 
-/// Tasks of several clients count what is in a till, each time with a read, a pause and a write.
+/// Counts a till up from tasks of several clients, each time by a read, a pause and a write.
 async fn one_at_a_time(clients: &[Redlock]) -> Result<(), BoxError> {
     let (till, inside) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let begun = Instant::now();
@@ -133,14 +134,14 @@ async fn one_at_a_time(clients: &[Redlock]) -> Result<(), BoxError> {
     }
     let tasks = clients.len() * TASKS;
     println!(
-        "  {tasks} tasks of {CLIENTS} clients put in {TIMES} each, one at a time: {counted} in the till \
-         after {:.1?}",
+        "  {tasks} tasks of {CLIENTS} clients put in {TIMES} each, one at a time: {counted} in \
+         the till after {:.1?}",
         begun.elapsed()
     );
     Ok(())
 }
 
-/// A Redis server on a free port, with a directory that goes with it.
+/// A Redis server on a free port, with a temporary directory.
 struct Server {
     child: Child,
     port: u16,
@@ -149,7 +150,7 @@ struct Server {
 
 impl Server {
     async fn start() -> Result<Self, BoxError> {
-        // Between finding a port and binding it, somebody else may bind it.
+        // Another process may bind the port before the server does.
         for _ in 0..10 {
             let directory = TempDir::new()?;
             let port = TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port();
@@ -173,7 +174,7 @@ impl Server {
         Err("no Redis server could be started".into())
     }
 
-    /// Waits until it answers; `false` if it has ended, as it does when it cannot have its port.
+    /// Waits until the server answers. Returns `false` if it ended because its port was taken.
     async fn answers(&mut self) -> Result<bool, BoxError> {
         let backend = RedisBackend::open(&format!("redis://127.0.0.1:{}/", self.port))?;
         let end = Instant::now() + Duration::from_secs(10);
@@ -189,7 +190,7 @@ impl Server {
         Ok(false)
     }
 
-    /// As a power failure does.
+    /// Kills the server, as a power failure would.
     fn kill(&mut self) -> io::Result<()> {
         self.child.kill()?;
         self.child.wait().map(drop)
@@ -198,7 +199,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // It fails only where the server has ended already.
+        // This fails only if the server has ended already.
         let _ = self.kill();
     }
 }

@@ -7,7 +7,7 @@ use tokio::{task::JoinSet, time::sleep};
 
 use crate::stage::{PROCESSES, Player, Stage, expect};
 
-/// More than a request takes on its way to the server.
+/// Longer than a request takes to the server.
 const APART: Duration = Duration::from_millis(100);
 
 pub(crate) async fn show(stage: &Stage) -> Result<String, BoxError> {
@@ -29,9 +29,9 @@ pub(crate) async fn show(stage: &Stage) -> Result<String, BoxError> {
         format!("asked in the order {asked}, served in the order {served}")
     })?;
     Ok(format!(
-        "While somebody has the lock, tasks of {PROCESSES} processes ask for it, {APART:?} apart, in the order \
-         {asked}. It is given back, and they are served in the order {served}: first come, first served, over \
-         all processes."
+        "While somebody has the lock, tasks of {PROCESSES} processes ask for it, {APART:?} apart, \
+         in the order {asked}. It is given back, and they are served in the order {served}: first \
+         come, first served, over all processes."
     ))
 }
 

@@ -1,12 +1,12 @@
-//! Each of the locks, by processes that want the same at the same time.
+//! Shows each lock with processes that contend for it.
 //!
 //! ```text
 //! cargo run --example locks
 //! ```
 //!
-//! A `stage` has a Redis `server` of its own and starts processes: this program again, with the name of a scene
-//! and a part in it. Each scene is a file. What it `show`s is told in a paragraph; how each part uses its lock
-//! stands in `play`, and is to copy from. A guarantee that does not hold is an error.
+//! A `stage` starts a Redis `server` and processes: this program again, with the name of a scene
+//! and of a part in it. Each scene is a file. Its `show` prints a paragraph; its `play` is the code
+//! of each part, and worth copying. A guarantee that does not hold is an error.
 
 mod fair;
 mod latch;
@@ -34,7 +34,7 @@ use tokio::{
 
 use crate::stage::{PROCESSES, Player, Stage};
 
-/// It takes a quarter of this, on a machine that does nothing else.
+/// The time limit of a scene. An idle machine needs a quarter of it.
 const LIMIT: Duration = Duration::from_secs(30);
 
 #[tokio::main]
@@ -54,7 +54,7 @@ async fn main() -> ExitCode {
     }
 }
 
-/// However it ends, the server and the processes end with it.
+/// The server and the processes end with the scene, whatever its result is.
 async fn run() -> Result<(), BoxError> {
     let mut terminated = signal(SignalKind::terminate())?;
     tokio::select! {
@@ -83,7 +83,7 @@ async fn show() -> Result<(), BoxError> {
     print(&format!("\nAll of it held, in {:.1?}.", begun.elapsed()))
 }
 
-/// What one of the processes does.
+/// Plays one part of a scene.
 async fn play(scene: &str, part: &str, url: &str) -> Result<(), BoxError> {
     let me = Player::enter(url).await?;
     match scene {
@@ -114,7 +114,7 @@ fn tell(title: &str, text: &str) -> Result<(), BoxError> {
     print(&lines.join("\n"))
 }
 
-/// Prints; whoever reads may have read enough.
+/// Prints a text. A closed pipe is not a failure, because the reader may have read enough.
 fn print(text: &str) -> Result<(), BoxError> {
     match writeln!(io::stdout(), "{text}") {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),

@@ -46,19 +46,19 @@ pub(crate) async fn show(stage: &Stage) -> Result<String, BoxError> {
     rival.hears("held").await?;
     let late = killed.elapsed();
     Ok(format!(
-        "{} tasks in {PROCESSES} processes add one to a number, {TIMES} times each, by a read and a write. \
-         Without a lock it comes to {without} of {all}; with it to {counted}, and the fence of each holder is \
-         greater than the one before. A holder is suspended until its lease of {LEASE:?} is over and a rival has \
-         the lock: awake again, it is told of its loss within {told:.1?}, and what it writes all the same, with \
-         its old fence, is refused. Another one is killed: the rival has the lock {late:.0?} later, when the \
-         lease has ended.",
+        "{} tasks in {PROCESSES} processes add one to a number, {TIMES} times each, by a read and \
+         a write. Without a lock it comes to {without} of {all}; with it to {counted}, and the \
+         fence of each holder is greater than the one before. A holder is suspended until its \
+         lease of {LEASE:?} is over and a rival has the lock: awake again, it is told of its loss \
+         within {told:.1?}, and what it writes all the same, with its old fence, is refused. \
+         Another one is killed: the rival has the lock {late:.0?} later, when the lease has ended.",
         PROCESSES * TASKS,
     ))
 }
 
 pub(crate) async fn play(mut me: Player, part: &str) -> Result<(), BoxError> {
     let mutex = me.locks.mutex("stock").lease(LEASE);
-    // Refuses what is older than what it has seen: the only protection from a holder who knows nothing yet.
+    // The script refuses an older fence. Nothing else stops a holder that has not noticed its loss.
     let write = Script::new(
         "if tonumber(ARGV[1]) < tonumber(redis.call('GET', KEYS[1]) or 0) then return 'refused' end
          redis.call('SET', KEYS[1], ARGV[1])

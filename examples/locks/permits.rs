@@ -31,9 +31,10 @@ pub(crate) async fn show(stage: &Stage) -> Result<String, BoxError> {
     let extended = permits.renew(id.parse::<PermitId>()?).await.map_err(|error| error.kind());
     expect(matches!(extended, Err(ErrorKind::Lost)), || format!("extended: {extended:?}"))?;
     Ok(format!(
-        "A process takes the only permit, tells its id ({}...) and is killed. Another one is told the id and \
-         extends it: {kept:.1?} after that, twice the lease, nobody else could have it. That one is killed too, and \
-         {free:.0?} later the permit has ended by itself and somebody else has it; the old id is refused.",
+        "A process takes the only permit, tells its id ({}...) and is killed. Another one is told \
+         the id and extends it: {kept:.1?} after that, twice the lease, nobody else could have \
+         it. That one is killed too, and {free:.0?} later the permit has ended by itself and \
+         somebody else has it; the old id is refused.",
         id.get(..8).unwrap_or(&id),
     ))
 }

@@ -9,7 +9,7 @@ use crate::stage::{PROCESSES, Player, Stage, TASKS, expect};
 
 const TIMES: usize = 5;
 const INSIDE: Duration = Duration::from_millis(5);
-/// More than a request takes on its way to the server.
+/// Longer than a request takes to the server.
 const APART: Duration = Duration::from_millis(100);
 
 pub(crate) async fn show(stage: &Stage) -> Result<String, BoxError> {
@@ -42,9 +42,10 @@ pub(crate) async fn show(stage: &Stage) -> Result<String, BoxError> {
     guard.unlock().await?;
     writer.hears("writes").await?;
     Ok(format!(
-        "{} tasks in {PROCESSES} processes, of which each fourth writes: up to {most} read together, and each of \
-         the {writes} writers was alone. A writer is done, but wants to read what it wrote, and becomes a reader \
-         with no gap: a reader that waited comes in beside it, and the next writer when both have left.",
+        "{} tasks in {PROCESSES} processes, of which each fourth writes: up to {most} read \
+         together, and each of the {writes} writers was alone. A writer is done, but wants to \
+         read what it wrote, and becomes a reader with no gap: a reader that waited comes in \
+         beside it, and the next writer when both have left.",
         PROCESSES * TASKS,
     ))
 }

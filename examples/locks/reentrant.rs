@@ -1,4 +1,4 @@
-//! One holder at a time, as often as he likes.
+//! One holder at a time, any number of times.
 
 use bellwether::{BoxError, lock::ReentrantHolder};
 
@@ -18,10 +18,10 @@ pub(crate) async fn show(stage: &Stage) -> Result<String, BoxError> {
     holder.hears("out").await?;
     rival.cue("try").await?;
     rival.hears("held").await?;
-    Ok("A holder has the lock in transfer(), which calls charge(), which takes it once more: at once, with the \
-        same fence. Another process tries while both have it: no. After charge() has given its own back: no. After \
-        transfer() too: yes. The holder is a value that is handed on, for a task has no thread of its own; a \
-        second holder in the same process is told no as well."
+    Ok("A holder has the lock in transfer(), which calls charge(), which takes it once more: at \
+    once, with the same fence. Another process tries while both have it: no. After charge() has \
+    given its own back: no. After transfer() too: yes. The holder is a value that is handed on, \
+    for a task has no thread of its own; a second holder in the same process is told no as well."
         .to_owned())
 }
 

@@ -1,4 +1,4 @@
-//! So many at a time.
+//! A limited number of holders at a time.
 
 use std::time::Duration;
 
@@ -33,9 +33,10 @@ pub(crate) async fn show(stage: &Stage) -> Result<String, BoxError> {
     let late = killed.elapsed();
     permit.release().await?;
     Ok(format!(
-        "{} tasks in {PROCESSES} processes want one of {PERMITS} permits, {TIMES} times each: no more than {most} \
-         had one at any time. A process that has {} of them is killed, and {left} are left; {late:.0?} later, when \
-         its lease has ended, one caller has all {PERMITS}.",
+        "{} tasks in {PROCESSES} processes want one of {PERMITS} permits, {TIMES} times each: no \
+         more than {most} had one at any time. A process that has {} of them is killed, and \
+         {left} are left; {late:.0?} later, when its lease has ended, one caller has all \
+         {PERMITS}.",
         PROCESSES * TASKS,
         PERMITS - left,
     ))

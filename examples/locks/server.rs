@@ -1,4 +1,4 @@
-//! A Redis server on a free port, with a directory that goes with it.
+//! A Redis server on a free port, with a temporary directory.
 
 use std::{
     fs::File,
@@ -12,9 +12,10 @@ use bellwether::{BoxError, RedisBackend};
 use tempfile::TempDir;
 use tokio::time::{Instant, sleep};
 
-const INSTALL: &str = "this example starts a Redis server, and there is no `redis-server` in the PATH.
-Install the package of Redis 6 or later (apt-get install redis-server, dnf install redis, pacman -S redis,
-brew install redis), and run it again. No server needs to run: it starts and stops its own.";
+const INSTALL: &str = "\
+this example starts a Redis server, and there is no `redis-server` in the PATH.
+Install the package of Redis 6 or later (apt-get install redis-server, dnf install redis,
+pacman -S redis, brew install redis), and run it again. It starts and stops its own server.";
 
 pub(crate) struct Server {
     child: Child,
@@ -24,7 +25,7 @@ pub(crate) struct Server {
 
 impl Server {
     pub(crate) async fn start() -> Result<Self, BoxError> {
-        // Between finding a port and binding it, somebody else may bind it.
+        // Another process may bind the port before the server does.
         for _ in 0..10 {
             let directory = TempDir::new()?;
             let port = TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port();
@@ -52,7 +53,7 @@ impl Server {
         format!("redis://127.0.0.1:{}/", self.port)
     }
 
-    /// Waits until it answers; `false` if it has ended, as it does when it cannot have its port.
+    /// Waits until the server answers. Returns `false` if it ended because its port was taken.
     async fn answers(&mut self) -> Result<bool, BoxError> {
         let backend = RedisBackend::open(&self.url())?;
         let end = Instant::now() + Duration::from_secs(10);
@@ -71,7 +72,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // These fail only where the server has ended already.
+        // These fail only if the server has ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -28,10 +28,10 @@ pub(crate) async fn show(stage: &Stage) -> Result<String, BoxError> {
     guard.unlock().await?;
     waiter.hears("held").await?;
     Ok(format!(
-        "{} tasks in {PROCESSES} processes transfer money between three accounts of 100, {TIMES} times each and in \
-         all directions, each under the locks of both: {} are in them afterwards, together {sum}, and no two tasks \
-         blocked each other. Who waits for two locks, of which one is held, holds nothing: anybody may take the \
-         other one meanwhile.",
+        "{} tasks in {PROCESSES} processes transfer money between three accounts of 100, {TIMES} \
+         times each and in all directions, each under the locks of both: {} are in them \
+         afterwards, together {sum}, and no two tasks blocked each other. Who waits for two \
+         locks, of which one is held, holds nothing: anybody may take the other one meanwhile.",
         PROCESSES * TASKS,
         amounts.iter().map(i64::to_string).collect::<Vec<_>>().join(", "),
     ))

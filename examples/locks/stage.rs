@@ -1,5 +1,5 @@
-//! The processes, from both ends. They are told what to do by lines on their standard input, and answer by lines
-//! on their standard output.
+//! Both ends of the processes. They get their cues on standard input and answer on standard output,
+//! line by line.
 
 use std::{env, fmt::Display, io, process, process::Stdio, thread};
 
@@ -14,11 +14,11 @@ use tokio::{
 
 use crate::server::Server;
 
-/// As many processes do the same at the same time, each in as many tasks.
+/// The number of processes with the same part, and of the tasks of each.
 pub(crate) const PROCESSES: usize = 3;
 pub(crate) const TASKS: usize = 4;
 
-/// The journal: the server says in which order things happened, and no clock is asked.
+/// The key of the journal. The server decides the order of events, not a clock.
 const JOURNAL: &str = "journal";
 
 pub(crate) struct Stage {
@@ -55,7 +55,7 @@ impl Stage {
         Ok(actor)
     }
 
-    /// As many as there are [`PROCESSES`], each in the same part.
+    /// Starts [`PROCESSES`] processes with the same part.
     pub(crate) async fn actors(&self, scene: &str, part: &str) -> Result<Vec<Actor>, BoxError> {
         let mut actors = Vec::new();
         for _ in 0..PROCESSES {
@@ -64,7 +64,7 @@ impl Stage {
         Ok(actors)
     }
 
-    /// They begin together, and each is heard to be done.
+    /// Lets all processes begin together, and waits until each is done.
     pub(crate) async fn together(&self, scene: &str, part: &str) -> Result<(), BoxError> {
         let mut actors = self.actors(scene, part).await?;
         for actor in &mut actors {
@@ -76,7 +76,7 @@ impl Stage {
         Ok(())
     }
 
-    /// What was written into the journal since it was last read.
+    /// Returns the new lines of the journal since the last call.
     pub(crate) async fn journal(&self) -> Result<Vec<String>, BoxError> {
         let lines = self.run("LRANGE", &[JOURNAL, "0", "-1"]).await?;
         self.run::<()>("DEL", &[JOURNAL]).await?;
@@ -92,7 +92,7 @@ impl Stage {
     }
 }
 
-/// A process, seen from the stage. It is killed when this is dropped.
+/// A process, from the side of the stage. It is killed on drop.
 pub(crate) struct Actor {
     child: Child,
     input: ChildStdin,
@@ -110,13 +110,13 @@ impl Actor {
         line.ok_or_else(|| "a process has ended before its time".into())
     }
 
-    /// It says this and nothing else.
+    /// Waits for this answer. Any other answer is an error.
     pub(crate) async fn hears(&mut self, expected: &str) -> Result<(), BoxError> {
         let said = self.says().await?;
         expect(said == expected, || format!("a process says {said:?} and not {expected:?}"))
     }
 
-    /// As a power failure does.
+    /// Kills the process, as a power failure would.
     pub(crate) async fn kill(mut self) -> io::Result<()> {
         self.child.kill().await
     }
@@ -128,7 +128,7 @@ impl Actor {
     }
 }
 
-/// A process, seen from within.
+/// A process, from the inside.
 pub(crate) struct Player {
     pub(crate) locks: Locks,
     pub(crate) redis: MultiplexedConnection,
@@ -140,10 +140,10 @@ impl Player {
         let (cue, cues) = unbounded_channel();
         thread::spawn(move || {
             for line in io::stdin().lines().map_while(Result::ok) {
-                // It fails only when nobody waits for a cue any more.
+                // This fails only if no task waits for a cue.
                 let _ = cue.send(line);
             }
-            // The stage is gone, and whoever plays ends with it, whatever he is doing.
+            // The stage has ended, and the process ends with it.
             process::exit(1);
         });
         let redis = Client::open(url)?.get_multiplexed_async_connection().await?;
@@ -154,7 +154,7 @@ impl Player {
         Ok(me)
     }
 
-    /// Waits for what the stage says.
+    /// Waits for the next cue of the stage.
     pub(crate) async fn cue(&mut self) -> Result<String, BoxError> {
         self.cues.recv().await.ok_or_else(|| "the stage is gone".into())
     }
@@ -168,7 +168,7 @@ impl Player {
     }
 }
 
-/// Writes into the journal and reads and writes numbers, by plain commands.
+/// Writes the journal, and reads and writes numbers, by plain commands.
 #[derive(Clone)]
 pub(crate) struct Pen(MultiplexedConnection);
 
@@ -178,7 +178,7 @@ impl Pen {
         Ok(note.arg(JOURNAL).arg(text.to_string()).exec_async(&mut self.0.clone()).await?)
     }
 
-    /// Adds to a number by a read and a write, between which others may write.
+    /// Adds to a number by a read and a write. Another process may write in between.
     pub(crate) async fn add(&self, number: &str, more: i64) -> Result<(), BoxError> {
         let redis = &mut self.0.clone();
         let read: Option<i64> = redis::cmd("GET").arg(number).query_async(redis).await?;
@@ -187,7 +187,7 @@ impl Pen {
     }
 }
 
-/// What a lock promises.
+/// Returns an error if a guarantee of a lock does not hold.
 pub(crate) fn expect(holds: bool, otherwise: impl FnOnce() -> String) -> Result<(), BoxError> {
     if holds { Ok(()) } else { Err(otherwise().into()) }
 }

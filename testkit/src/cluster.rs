@@ -1,8 +1,8 @@
 use super::{LIMIT, Raw, RedisServer, comes_true, server::free_port};
 
-/// A Redis Cluster: masters that share the slots evenly, and replicas of the first ones.
+/// A Redis Cluster whose masters share the slots evenly.
 pub struct Cluster {
-    /// First the masters, then a replica of the first one, of the second one and so on.
+    /// The masters, then one replica of the first master, of the second, and so on.
     pub nodes: Vec<RedisServer>,
 }
 
@@ -13,7 +13,7 @@ impl Cluster {
         Self::start_with(masters, replicas, &[]).await
     }
 
-    /// Starts it with further arguments for each node.
+    /// Starts a cluster with further arguments for each node.
     pub async fn start_with(masters: usize, replicas: usize, further: &[&str]) -> Self {
         let mut nodes = Vec::new();
         let mut buses = Vec::new();
@@ -68,7 +68,7 @@ impl Cluster {
         self.nodes.iter().map(RedisServer::url).collect()
     }
 
-    /// The place of the node that serves a key, as the node of this place sees it.
+    /// Returns the index of the node that serves a key, according to the node at index `at`.
     pub async fn owner_seen_by(&self, at: usize, key: &str) -> Option<usize> {
         let mut raw = self.nodes[at].raw().await;
         let slot: u16 = raw.run(&["CLUSTER", "KEYSLOT", key]).await;
@@ -80,7 +80,7 @@ impl Cluster {
         None
     }
 
-    /// A key for each of the masters, by their places.
+    /// Returns one key for each master, in the order of the masters.
     pub async fn key_of_each(&self, masters: usize, form: impl Fn(usize) -> String) -> Vec<String> {
         let mut keys = vec![None; masters];
         for at in 0.. {
@@ -93,12 +93,12 @@ impl Cluster {
         keys.into_iter().flatten().collect()
     }
 
-    /// The place of the node that serves a key.
+    /// Returns the index of the node that serves a key.
     pub async fn owner(&self, key: &str) -> usize {
         self.owner_seen_by(0, key).await.expect("every slot is served")
     }
 
-    /// Begins to move the slot of a key.
+    /// Starts the migration of the slot of a key.
     pub async fn begin_to_move(&self, key: &str, from: usize, to: usize) {
         let (slot, [from_id, to_id]) = self.slot_and_ids(key, from, to).await;
         let mut there = self.nodes[to].raw().await;
@@ -107,7 +107,9 @@ impl Cluster {
         here.run::<()>(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &to_id]).await;
     }
 
-    /// Moves the keys of the slot of a key, after [`begin_to_move`](Self::begin_to_move); says how many.
+    /// Moves all keys of the slot of a key, and returns how many there were.
+    ///
+    /// [`begin_to_move`](Self::begin_to_move) comes first.
     pub async fn move_keys(&self, key: &str, from: usize, to: usize) -> usize {
         let (slot, _) = self.slot_and_ids(key, from, to).await;
         let mut here = self.nodes[from].raw().await;
@@ -119,7 +121,7 @@ impl Cluster {
         keys.len()
     }
 
-    /// Ends a move: the slot is the other node's now.
+    /// Ends the migration: the slot belongs to the other node.
     pub async fn end_move(&self, key: &str, from: usize, to: usize) {
         let (slot, [_, to_id]) = self.slot_and_ids(key, from, to).await;
         for at in [to, from] {
@@ -137,7 +139,7 @@ impl Cluster {
     }
 }
 
-/// The ranges of slots, each with the port of its master.
+/// Reads the ranges of slots, each with the port of its master.
 async fn slots(mut raw: Raw) -> Vec<(u16, u16, u16)> {
     let ranges: Vec<Vec<redis::Value>> = raw.run(&["CLUSTER", "SLOTS"]).await;
     let read = |mut fields: Vec<redis::Value>| {

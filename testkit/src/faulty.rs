@@ -27,8 +27,8 @@ pub enum Fault {
     Double,
     /// The operation is performed and answered after this time.
     Late(Duration),
-    /// No answer comes. An acquisition, a claim or a release is performed after this time, even if its caller has
-    /// given up by then.
+    /// No answer comes. An acquisition, a claim or a release is performed after this time, even if
+    /// its caller has given up by then.
     Astray(Duration),
 }
 
@@ -74,7 +74,7 @@ impl Faulty {
         *self.hook.plan.lock().unwrap() = Box::new(plan);
     }
 
-    /// Returns how many operations of this kind were performed. One that went astray is not counted.
+    /// Returns how many operations of this kind were performed, without those that went astray.
     pub fn count(&self, op: Op) -> usize {
         self.hook.done.lock().unwrap().iter().filter(|done| **done == op).count()
     }

@@ -11,9 +11,11 @@ use bellwether::{
     key::Name,
 };
 
-/// Declares the operations of a backend: the name of each, its arguments, its answer, and how it is performed.
+/// Declares the operations of a backend: name, arguments, answer, and how each is performed.
 macro_rules! operations {
-    ($backend:ident; $($op:ident { $($argument:ident: $kind:ty),+ } -> $answer:ty = $perform:expr;)+) => {
+    ($backend:ident; $(
+        $op:ident { $($argument:ident: $kind:ty),+ } -> $answer:ty = $perform:expr;
+    )+) => {
         /// Names an operation.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum Op {
@@ -83,7 +85,9 @@ operations! {
 
 /// Meets each operation of an [`Interceptor`].
 pub trait Hook<B>: Clone + Send + Sync + 'static {
-    /// Answers an operation; a hook that changes nothing [performs](Operation::perform) it on the backend.
+    /// Answers an operation.
+    ///
+    /// A hook that changes nothing [performs](Operation::perform) it on the backend.
     fn around(
         &self,
         backend: &B,
@@ -96,7 +100,9 @@ pub trait Hook<B>: Clone + Send + Sync + 'static {
     }
 }
 
-/// A backend that shows each operation to a hook, and leaves it to the hook whether, when and where it is performed.
+/// A backend that passes each operation to a hook.
+///
+/// The hook decides whether, when and where the operation is performed.
 #[derive(Clone, Debug)]
 pub struct Interceptor<B, H> {
     pub inner: B,
@@ -105,12 +111,13 @@ pub struct Interceptor<B, H> {
 
 /// Sends an operation to the hook of an interceptor.
 macro_rules! ask {
-    ($interceptor:ident, $op:ident { $($arguments:tt)* }) => {
-        match $interceptor.hook.around(&$interceptor.inner, Operation::$op { $($arguments)* }).await? {
+    ($interceptor:ident, $op:ident { $($arguments:tt)* }) => {{
+        let operation = Operation::$op { $($arguments)* };
+        match $interceptor.hook.around(&$interceptor.inner, operation).await? {
             Answer::$op(answer) => Ok(answer),
             other => panic!("not an answer to {:?}: {other:?}", Op::$op),
         }
-    };
+    }};
 }
 
 impl<B: Store + Latches, H: Hook<B>> Leases for Interceptor<B, H> {

@@ -1,6 +1,6 @@
-//! What the tests and the benches share: real Redis servers, and looking at them from outside.
+//! Shared by the tests and the benches: real Redis servers, a proxy, and backends that fail.
 //!
-//! Redis is needed: where there is no `redis-server`, the tests that start one fail and say so.
+//! Tests that start a server need `redis-server` on the `PATH`, and fail with a message without it.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod cluster;
@@ -32,7 +32,7 @@ use bellwether::{
 };
 use tokio::time::{Instant, sleep};
 
-/// How long a test waits for what must happen: long, for it is only ever waited out by a test that fails.
+/// The time limit of a test for what must happen. Only a test that fails waits that long.
 pub const LIMIT: Duration = Duration::from_secs(20);
 
 /// Returns how long a released lease is kept for the claim whose turn it is.
@@ -56,18 +56,19 @@ fn any_claim() -> Claim {
     Claim::new(name.expect("the name is valid"), Mode::Fair, LIMIT, LIMIT)
 }
 
-/// Starts the test program that runs now once more, for one test of it.
+/// Returns a command that runs one test of the current test program in a process of its own.
 ///
-/// A worker is such a test: it returns at once unless an environment variable makes its process a worker.
+/// A worker is such a test. It returns at once unless an environment variable makes its process a
+/// worker.
 pub fn rerun(test: &str) -> Command {
     let mut command = Command::new(env::current_exe().expect("the path of this program"));
     command.args([test, "--exact", "--nocapture", "--test-threads=1"]);
     command
 }
 
-/// Looks until the condition holds; `false` if it does not within the limit.
+/// Polls the condition until it holds. Returns `false` if it does not hold within the limit.
 ///
-/// In place of a sleep: a test waits as long as it must on a busy machine, and no longer on a free one.
+/// A test uses this in place of a sleep: it waits as long as a busy machine needs, and no longer.
 #[must_use = "assert it"]
 pub async fn eventually<F>(limit: Duration, mut condition: impl FnMut() -> F) -> bool
 where
@@ -85,7 +86,9 @@ where
     }
 }
 
-/// As [`eventually`], with a condition that may change what it captures. (Its future cannot be spawned.)
+/// Does the same as [`eventually`] for a condition that changes its captures.
+///
+/// The future cannot be spawned.
 #[must_use = "assert it"]
 pub async fn comes_true(limit: Duration, mut condition: impl AsyncFnMut() -> bool) -> bool {
     let end = Instant::now() + limit;

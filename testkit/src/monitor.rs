@@ -8,20 +8,20 @@ use tokio::task::JoinHandle;
 
 use super::{LIMIT, Raw, eventually};
 
-/// Every command that clients send to a server.
+/// Records every command that clients send to a server.
 ///
-/// Neither `total_commands_processed` nor `commandstats` can say that: both count what scripts call, too.
-/// `MONITOR` names who sent each command, and marks what came out of a script.
+/// `total_commands_processed` and `commandstats` also count the commands of scripts. `MONITOR`
+/// names the client of each command and marks those of scripts.
 pub struct Monitor {
     lines: Arc<Mutex<Vec<String>>>,
-    /// The connections whose commands do not count.
+    /// The connections whose commands are not counted.
     own: Arc<Mutex<HashSet<String>>>,
     raw: Raw,
     reader: JoinHandle<()>,
     markers: u32,
 }
 
-/// One command.
+/// A command of a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Call {
     /// The address of the client.
@@ -43,12 +43,12 @@ impl Monitor {
             }
         });
         let mut monitor = Self { lines, own, raw, reader, markers: 0 };
-        // What was sent before this, as the connecting itself, is not counted.
+        // Earlier commands, such as those of connecting, are not counted.
         monitor.calls_from_clients().await;
         monitor
     }
 
-    /// The commands that clients have sent since the last time this was asked, in their order.
+    /// Returns the commands since the last call of this function, in the order of the server.
     pub async fn calls_from_clients(&mut self) -> Vec<Call> {
         self.markers += 1;
         let marker = format!("\"marker-{}\"", self.markers);
@@ -74,7 +74,7 @@ impl Drop for Monitor {
 }
 
 impl Call {
-    /// `1339518083.107412 [0 127.0.0.1:60866] "get" "key"`, with `lua` for the address inside a script.
+    /// Parses `1339518083.107412 [0 127.0.0.1:60866] "get" "key"`. Scripts have the address `lua`.
     fn read(line: &str) -> Option<Self> {
         let (_, rest) = line.split_once('[')?;
         let (from, words) = rest.split_once("] \"")?;

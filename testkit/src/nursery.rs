@@ -5,13 +5,14 @@ use std::{
     thread,
 };
 
-/// A command, and where its child is handed to.
+/// A command, and the channel that takes its child.
 type Order = (Command, mpsc::Sender<io::Result<Child>>);
 
 /// The thread that starts every child.
 ///
-/// A child that is to die with its parent is killed when the *thread* that started it ends, and a test's
-/// thread ends with its test. This one lives as long as the process, so a server may be shared by tests.
+/// The kernel kills a child with a parent-death signal when the *thread* that started it ends. The
+/// thread of a test ends with the test. This thread lives as long as the process, so that several
+/// tests can share a server.
 static NURSERY: LazyLock<mpsc::Sender<Order>> = LazyLock::new(|| {
     let (orders, incoming) = mpsc::channel::<Order>();
     thread::spawn(move || {

@@ -1,4 +1,4 @@
-//! The primitives, each behind the same few words.
+//! The lock primitives behind one interface.
 
 use std::time::Duration;
 
@@ -11,10 +11,10 @@ use bellwether::{
 };
 use futures_util::future::BoxFuture;
 
-/// How long waits may last here: longer than any test waits for what must happen.
+/// The wait limit of the primitives, which is longer than any test waits.
 pub const WAIT: Duration = Duration::from_secs(60);
 
-/// How to take something.
+/// How a primitive is acquired.
 #[derive(Clone, Debug)]
 pub struct Asked {
     pub locks: Locks,
@@ -41,19 +41,19 @@ impl Asked {
 pub type Taken = BoxFuture<'static, Result<Guard, Error>>;
 pub type Tried = BoxFuture<'static, Result<Option<Guard>, Error>>;
 
-/// A primitive: taken with a wait, or tried once.
+/// A primitive, acquired with a wait or tried once.
 #[derive(Clone, Copy)]
 pub struct Primitive {
     pub take: fn(Asked) -> Taken,
     pub attempt: fn(Asked) -> Tried,
 }
 
-/// What one holds, and what another cannot have meanwhile.
+/// A primitive, and a rival that cannot be held at the same time.
 #[derive(Clone, Copy)]
 pub struct Pair {
     pub one: Primitive,
     pub rival: Primitive,
-    /// The suffix of the Redis key that stands while it is held.
+    /// The suffix of the Redis key that exists while the primitive is held.
     pub key: &'static str,
 }
 
@@ -70,7 +70,7 @@ pub enum Guard {
 }
 
 impl Guard {
-    /// Whether its lease is renewed by itself, and a loss is told.
+    /// Returns whether the guard renews its lease and reports its loss.
     pub fn is_watched(&self) -> bool {
         !matches!(self, Self::Id(..))
     }
@@ -87,7 +87,7 @@ impl Guard {
         }
     }
 
-    /// Completes when the loss is told; of what is not watched, never.
+    /// Completes when the loss is reported. It never completes if the lease is not renewed.
     pub async fn lost(&self) {
         match self {
             Self::Mutex(guard) => guard.lost().await,
@@ -103,12 +103,12 @@ impl Guard {
         }
     }
 
-    /// The fence, where the primitive has one.
+    /// Returns the fence, if the primitive has one.
     pub fn fence(&self) -> Option<u64> {
         match self {
             Self::Mutex(guard) => Some(guard.fence()),
             Self::Twice(guard, _) => Some(guard.fence()),
-            // The one in the middle is that of the rival.
+            // The middle one is shared with the rival.
             Self::Several(guard) => guard.fences().nth(1).map(|(_, fence)| fence),
             Self::Writer(guard) => Some(guard.fence()),
             Self::Reader(_) | Self::Permit(_) | Self::Id(..) => None,
@@ -143,7 +143,7 @@ impl Guard {
     }
 }
 
-/// A primitive by its front, and how the front is asked to wait and to try.
+/// Declares a primitive by its front, and how the front waits and tries.
 macro_rules! primitive {
     ($guard:expr, $asked:ident => $front:expr, $take:ident($($argument:expr)?), $attempt:ident) => {
         Primitive {
@@ -161,8 +161,10 @@ macro_rules! primitive {
 
 const LOCKED: Primitive =
     primitive!(Guard::Mutex, asked => asked.locks.mutex(asked.name.as_str()), lock(), try_lock);
-const FAIRLY: Primitive = primitive!(Guard::Mutex, asked => asked.locks.fair_mutex(asked.name.as_str()), lock(), try_lock);
-/// By a holder of its own, who takes it a second time.
+const FAIRLY: Primitive = primitive!(
+    Guard::Mutex, asked => asked.locks.fair_mutex(asked.name.as_str()), lock(), try_lock
+);
+/// Acquires the lock twice with one holder.
 const TWICE: Primitive = Primitive {
     take: |asked| {
         Box::pin(async move {
@@ -180,7 +182,7 @@ const TWICE: Primitive = Primitive {
         })
     },
 };
-/// With one before it and one behind it, in the order in which they are taken.
+/// Acquires three locks; the one asked for is in the middle of their order.
 const TOGETHER: Primitive = primitive!(
     Guard::Several, asked => asked.locks.several(together(&asked.name)), lock(), try_lock
 );
@@ -191,7 +193,9 @@ fn together(name: &str) -> [String; 3] {
 
 const READ: Primitive =
     primitive!(Guard::Reader, asked => asked.locks.rw_lock(asked.name.as_str()), read(), try_read);
-const WRITTEN: Primitive = primitive!(Guard::Writer, asked => asked.locks.rw_lock(asked.name.as_str()), write(), try_write);
+const WRITTEN: Primitive = primitive!(
+    Guard::Writer, asked => asked.locks.rw_lock(asked.name.as_str()), write(), try_write
+);
 const ONLY: Primitive = primitive!(
     Guard::Permit, asked => asked.locks.semaphore(asked.name.as_str(), 1), acquire(), try_acquire
 );
@@ -246,18 +250,18 @@ pub const PAIRS: [(&str, Pair); 13] = [
     ("permits", PERMITS),
 ];
 
-/// Whether what the rival of this name takes has a fence, and the one before it has.
+/// Returns whether the guards of both primitives of this pair have fences.
 pub fn is_fenced(name: &str) -> bool {
     let together = matches!(name, "several" | "one_of_them" | "all_with_it");
     together || matches!(name, "mutex" | "fair" | "reentrant" | "not_reentrant" | "writers")
 }
 
-/// Whether it is renewed by itself, and its loss told.
+/// Returns whether the guards of this pair are renewed and report their loss.
 pub fn is_watched(name: &str) -> bool {
     name != "permits"
 }
 
-/// The pair of a name.
+/// Returns the pair of this name.
 pub fn pair(name: &str) -> Pair {
     PAIRS.iter().find(|(known, _)| *known == name).expect("a pair of the tests").1
 }

@@ -1,10 +1,10 @@
-//! A proxy between a client and a real Redis server that understands what passes, and can spoil it.
+//! A proxy between a client and a Redis server that parses the traffic and injects faults.
 //!
-//! It reads frames of RESP2 and RESP3 in both directions, so that it can lose *one* answer, double *one*
-//! command or reorder *two* pushes, and leave all else as it is. A [rule](Proxy::when) names the commands
-//! that it befalls by what they are ([`kind`]: `get`, `claim`, `commit`, `renew`, ...) and by their keys.
+//! It reads frames of RESP2 and RESP3 in both directions. It can lose *one* answer, double *one*
+//! command or reorder *two* pushes, and pass everything else unchanged. A [rule](Proxy::when)
+//! selects commands by their [`kind`] (`get`, `claim`, `commit`, `renew`, ...) and by their keys.
 //!
-//! It runs on a thread of its own, so that a busy test does not slow it down, and ends when it is dropped.
+//! The proxy has its own thread, so that a busy test does not slow it down. It ends on drop.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -30,16 +30,16 @@ use tokio::{
 
 use crate::scripts::{beginnings, script};
 
-/// What befalls a command or its answer.
+/// A fault of one command or its answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The command is done. Its answer never comes, nor does any later one on this connection.
+    /// The command is done. Its answer is lost, and so is each later one on this connection.
     Silence,
-    /// The command is done, and its answer is left out: each later answer goes to the wrong command.
+    /// The command is done, and its answer is left out. Later answers go to the wrong commands.
     Swallow,
-    /// The answer comes late, and all that stand behind it do, too.
+    /// The answer comes late, and so do all answers behind it.
     Delay(Duration),
-    /// The server gets the command twice; the client gets one answer.
+    /// The server gets the command twice. The client gets one answer.
     Double,
     /// The command is done, and the connection ends in place of its answer.
     Cut,
@@ -49,33 +49,33 @@ pub enum Fault {
     CutBefore,
 }
 
-/// What befalls pushed messages.
+/// A fault of pushed messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PushFault {
     Drop,
-    /// Each comes this much later, and overtakes nothing.
+    /// Each message comes this much later, in the same order.
     Delay(Duration),
     Double,
-    /// Two in a row change places. A single one comes after a moment.
+    /// Two messages in a row change places. A single one comes after a moment.
     Reorder,
 }
 
-/// What the proxy does with connections.
+/// How the proxy treats connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     Pass,
     /// New connections are closed at once.
     Refuse,
-    /// New connections are accepted, and everything is swallowed. A connection that lost something in
-    /// this mode stays silent for good, as one does that a gateway has forgotten.
+    /// New connections are accepted, and all traffic is dropped. A connection that lost bytes in
+    /// this mode stays silent for good, like a connection that a gateway has forgotten.
     Stall,
 }
 
 /// A command on its way.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// `claim`, `acquire`, `commit`, `release`, `fail`, or another script by its file; else the command in
-    /// small letters.
+    /// The file name of a script, such as `claim`, `acquire` or `commit`. For any other command,
+    /// its name in lower case.
     pub kind: String,
     pub words: Vec<Bytes>,
     pub keys: Vec<String>,
@@ -90,7 +90,7 @@ struct Rule {
     hits: Arc<AtomicUsize>,
 }
 
-/// What a rule has done.
+/// Counts the commands that a rule has met.
 #[derive(Clone)]
 pub struct Hits(Arc<AtomicUsize>);
 
@@ -100,19 +100,19 @@ impl Hits {
     }
 }
 
-/// Commands of a kind.
+/// Matches commands of a kind.
 pub fn kind(kind: &str) -> impl Fn(&Request) -> bool + Send + Sync + 'static {
     let kind = kind.to_owned();
     move |request| request.kind == kind
 }
 
-/// Commands of a kind on a cache key or a lock.
+/// Matches commands of a kind on a cache key or a lock.
 pub fn kind_of(kind: &str, key: &str) -> impl Fn(&Request) -> bool + Send + Sync + 'static {
     let (kind, key) = (kind.to_owned(), format!("{{{key}}}"));
     move |request| request.kind == kind && request.keys.iter().any(|name| name.contains(&key))
 }
 
-/// What has passed, and what was done to it.
+/// The traffic so far.
 #[derive(Debug, Default)]
 pub struct Counters {
     pub connections: AtomicU64,
@@ -135,7 +135,7 @@ struct Shared {
     beginnings: Vec<(String, String)>,
     seen: Mutex<HashMap<String, u64>>,
     counters: Counters,
-    /// Told to end the connections that are open at that moment.
+    /// Ends all connections that are open when a message arrives.
     cut: Notify,
 }
 
@@ -148,7 +148,7 @@ pub struct Proxy {
 }
 
 impl Proxy {
-    /// A proxy before a server on a port of the loopback interface.
+    /// Starts a proxy in front of a server on a port of the loopback interface.
     pub fn start(server: u16) -> Self {
         let shared = Arc::new(Shared {
             server,
@@ -190,7 +190,7 @@ impl Proxy {
         format!("redis://127.0.0.1:{}/", self.port)
     }
 
-    /// From now on this befalls each matching command, until [`clear`](Self::clear).
+    /// Gives the fault to each matching command from now on, until [`clear`](Self::clear).
     pub fn when(
         &self,
         matches: impl Fn(&Request) -> bool + Send + Sync + 'static,
@@ -199,7 +199,7 @@ impl Proxy {
         self.when_times(usize::MAX, matches, fault)
     }
 
-    /// This befalls the next matching command.
+    /// Gives the fault to the next matching command.
     pub fn once(
         &self,
         matches: impl Fn(&Request) -> bool + Send + Sync + 'static,
@@ -225,7 +225,7 @@ impl Proxy {
         Hits(hits)
     }
 
-    /// From now on this befalls each pushed message.
+    /// Gives the fault to each pushed message from now on.
     pub fn pushes(&self, fault: Option<PushFault>) {
         *self.shared.pushes.lock().unwrap() = fault;
     }
@@ -234,12 +234,12 @@ impl Proxy {
         *self.shared.mode.lock().unwrap() = mode;
     }
 
-    /// Ends every connection that is open.
+    /// Closes all open connections.
     pub fn cut(&self) {
         self.shared.cut.notify_waiters();
     }
 
-    /// Ends all rules.
+    /// Removes all rules.
     pub fn clear(&self) {
         self.shared.rules.lock().unwrap().clear();
         self.pushes(None);
@@ -250,7 +250,7 @@ impl Proxy {
         &self.shared.counters
     }
 
-    /// How many commands of a kind clients have sent.
+    /// Returns how many commands of a kind clients have sent.
     pub fn seen(&self, kind: &str) -> u64 {
         self.shared.seen.lock().unwrap().get(kind).copied().unwrap_or(0)
     }
@@ -289,11 +289,11 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
     }
 }
 
-/// What is to be done with the next answer.
+/// How the next answer is treated.
 #[derive(Debug)]
 enum Expected {
     Answer(Option<Fault>),
-    /// The confirmations of so many subscriptions, which are pushes; or one answer that refuses them.
+    /// This many confirmations of subscriptions, which are pushes, or one answer that refuses them.
     Subscriptions(usize),
     /// The second answer to a command that was doubled.
     Second,
@@ -405,7 +405,7 @@ impl Connection {
         }
     }
 
-    /// `false` if the connection is to end.
+    /// Returns `false` if the connection must end.
     async fn answer(&self, frame: Bytes) -> bool {
         let counters = &self.shared.counters;
         let expected = self.expected.lock().unwrap().pop_front();
@@ -494,7 +494,7 @@ impl Connection {
         }
     }
 
-    /// A subscription began or ended.
+    /// Handles the start or the end of a subscription.
     fn confirmed(&self) {
         let mut expected = self.expected.lock().unwrap();
         if let Some(Expected::Subscriptions(left)) = expected.front_mut() {
@@ -511,7 +511,7 @@ impl Connection {
 }
 
 impl Shared {
-    /// The fault that befalls a command; each rule counts what it befell.
+    /// Returns the fault of a command. The rule counts the command.
     fn fault(&self, request: &Request) -> Option<Fault> {
         let rules = self.rules.lock().unwrap().clone();
         let rule = rules.iter().find(|rule| {
@@ -557,7 +557,7 @@ impl Shared {
         request
     }
 
-    /// Remembers the digest of a script that is brought along.
+    /// Remembers the digest of a script in an `EVAL`.
     fn learn(&self, source: &str) {
         let known =
             self.beginnings.iter().filter(|(_, beginning)| source.starts_with(beginning.as_str()));
@@ -573,7 +573,7 @@ fn take_frame(buffer: &mut BytesMut) -> Option<Bytes> {
     Some(buffer.split_to(end).freeze())
 }
 
-/// Where the frame that begins at `at` ends; nothing, if it is not whole yet.
+/// Returns the end of the frame that begins at `at`, or `None` if the frame is not complete.
 fn frame_end(bytes: &[u8], at: usize) -> Option<usize> {
     let line = at + bytes.get(at..)?.windows(2).position(|two| two == b"\r\n")? + 2;
     let number = || std::str::from_utf8(&bytes[at + 1..line - 2]).ok()?.parse::<i64>().ok();
@@ -585,7 +585,7 @@ fn frame_end(bytes: &[u8], at: usize) -> Option<usize> {
         }
         kind @ (b'*' | b'~' | b'>' | b'%' | b'|') => {
             let count = number().expect("a count").max(0);
-            // An attribute stands before what it belongs to.
+            // An attribute precedes the value that it describes.
             let count = match kind {
                 b'%' => 2 * count,
                 b'|' => 2 * count + 1,
@@ -601,7 +601,7 @@ fn frame_end(bytes: &[u8], at: usize) -> Option<usize> {
     }
 }
 
-/// The strings in a frame.
+/// Returns the strings in a frame.
 fn words(frame: &[u8]) -> Vec<Bytes> {
     let values = match redis::parse_redis_value(frame) {
         Ok(Value::Array(values)) => values,
@@ -620,7 +620,7 @@ fn words(frame: &[u8]) -> Vec<Bytes> {
     values.into_iter().map(word).collect()
 }
 
-/// FIPS 180-4, for the digests by which a server knows its scripts.
+/// Computes SHA-1 of FIPS 180-4, which identifies a script at the server.
 fn sha1(message: &[u8]) -> String {
     let mut state: [u32; 5] = [0x67452301, 0xefcdab89, 0x98badcfe, 0x10325476, 0xc3d2e1f0];
     let mut padded = message.to_vec();

@@ -10,16 +10,16 @@ use redis::{
 
 use super::{LIMIT, comes_true};
 
-/// How long an answer may take.
+/// The time limit of an answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// A plain connection, to look at a server and to change it behind the crate's back.
+/// A plain connection that inspects and changes a server without the crate.
 #[derive(Clone)]
 pub struct Raw(MultiplexedConnection);
 
 impl Raw {
     pub(super) async fn connect(url: &str, own: &Arc<Mutex<HashSet<String>>>) -> RedisResult<Self> {
-        // The client's own limit is half a second: a look through all keys takes longer on a busy machine.
+        // A scan of all keys on a busy machine exceeds the default limit of half a second.
         let config = AsyncConnectionConfig::new().set_response_timeout(Some(PATIENCE));
         let client = Client::open(url)?;
         let connection = client.get_multiplexed_async_connection_with_config(&config).await?;
@@ -48,35 +48,35 @@ impl Raw {
         command.arg(&words[1..]).query_async(&mut self.0).await
     }
 
-    /// Whether the server still reads what it kept; until then it refuses nearly everything.
+    /// Returns whether the server still loads its data. Until then it refuses most commands.
     pub async fn is_loading(&mut self) -> bool {
         let info = self.try_run::<String>(&["INFO", "persistence"]).await;
         info.is_ok_and(|info| info.lines().any(|line| line == "loading:1"))
     }
 
-    /// The keys of a pattern, in order.
+    /// Returns the keys that match a pattern, sorted.
     pub async fn keys(&mut self, pattern: &str) -> Vec<String> {
         let mut keys: Vec<String> = self.run(&["KEYS", pattern]).await;
         keys.sort();
         keys
     }
 
-    /// Milliseconds until a key ends; -1 if it never does, -2 if it is not there.
+    /// Returns the milliseconds until a key expires: -1 if it never does, -2 if it is missing.
     pub async fn pttl(&mut self, key: &str) -> i64 {
         self.run(&["PTTL", key]).await
     }
 
-    /// The channels that somebody is subscribed to.
+    /// Returns the channels with a subscriber.
     pub async fn pubsub_channels(&mut self) -> Vec<String> {
         self.channels("CHANNELS").await
     }
 
-    /// The channels of its shard that somebody is subscribed to, at a node of a cluster.
+    /// Returns the shard channels with a subscriber, at a node of a cluster.
     pub async fn shard_channels(&mut self) -> Vec<String> {
         self.channels("SHARDCHANNELS").await
     }
 
-    /// Of both kinds.
+    /// Returns the channels of both kinds.
     pub async fn all_channels(&mut self) -> Vec<String> {
         let mut channels = self.pubsub_channels().await;
         channels.extend(self.shard_channels().await);
@@ -93,11 +93,10 @@ impl Raw {
         self.run::<()>(&["CONFIG", "SET", parameter, value]).await;
     }
 
-    /// Makes everything in this database so much older, and ends what ends within that: keys by their time,
-    /// members of sorted sets by their scores.
+    /// Makes everything in this database older by this time: keys by their expiry, members of
+    /// sorted sets by their scores. Whatever expires within this time is removed.
     ///
-    /// In place of waiting it out: a test that ages keys is exact where one that sleeps depends on how busy
-    /// the machine is.
+    /// A test that ages keys is exact. A test that sleeps depends on how busy the machine is.
     pub async fn age(&mut self, time: Duration) {
         const AGE: &str = "
             for _, key in ipairs(redis.call('KEYS', '*')) do
@@ -119,9 +118,9 @@ impl Raw {
         self.run::<()>(&["EVAL", AGE, "0", &time.as_millis().to_string()]).await;
     }
 
-    /// Waits until as many replicas follow this server and have said so.
+    /// Waits until this many replicas follow the server and have acknowledged it.
     ///
-    /// The server sends nothing before it has heard from a replica, which may be a second after that is in step.
+    /// The first acknowledgement of a replica may come one second after it is in sync.
     pub async fn followed_by(&mut self, replicas: usize) {
         let all = async || {
             self.run::<()>(&["FLUSHALL"]).await;
@@ -136,7 +135,7 @@ impl Raw {
         assert!(comes_true(LIMIT, all).await, "not all replicas follow");
     }
 
-    /// How often the server has answered with an error of this code.
+    /// Returns how many errors with this code the server has answered.
     pub async fn errors(&mut self, code: &str) -> usize {
         let info: String = self.run(&["INFO", "errorstats"]).await;
         let start = format!("errorstat_{code}:count=");
@@ -144,7 +143,7 @@ impl Raw {
         count.and_then(|count| count.trim().parse().ok()).unwrap_or(0)
     }
 
-    /// The process id of the server.
+    /// Returns the process id of the server.
     pub(super) async fn process(&mut self) -> Option<u32> {
         let info: String = self.try_run(&["INFO", "server"]).await.ok()?;
         info.lines().find_map(|line| line.strip_prefix("process_id:"))?.trim().parse().ok()

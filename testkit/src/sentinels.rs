@@ -1,8 +1,8 @@
 use super::{LIMIT, Raw, RedisServer, comes_true};
 
-/// A master with replicas, and three sentinels that watch it under the name [`MASTER`](Self::MASTER).
+/// A master with replicas, and three sentinels that watch it as [`MASTER`](Self::MASTER).
 pub struct Sentinels {
-    /// The first one is the master to begin with.
+    /// The servers. The first one is the master at the start.
     pub servers: Vec<RedisServer>,
     pub sentinels: Vec<RedisServer>,
 }
@@ -17,7 +17,7 @@ impl Sentinels {
             let follow = ["--replicaof", "127.0.0.1", &port, "--repl-diskless-sync-delay", "0"];
             servers.push(RedisServer::start_with(&follow).await);
         }
-        // A sentinel looks for replicas once in ten seconds, so they are to be there when it looks first.
+        // A sentinel looks for replicas every ten seconds. They must exist at its first look.
         servers[0].raw().await.followed_by(replicas).await;
         let configuration = format!(
             "sentinel monitor {name} 127.0.0.1 {port} 2\n\
@@ -42,10 +42,10 @@ impl Sentinels {
         self.sentinels.iter().map(RedisServer::url).collect()
     }
 
-    /// Waits until every sentinel names the same other master than this one, and all other servers follow it; says which
-    /// it is.
+    /// Waits for a new master that every sentinel names and all other servers follow, and
+    /// returns it.
     ///
-    /// On a busy machine two sentinels may each make a master of another replica, and agree only then.
+    /// On a busy machine two sentinels may promote two replicas before they agree on one.
     pub async fn master_after(&self, old: u16) -> &RedisServer {
         let settled = async || self.followed_after(old).await.is_some();
         assert!(comes_true(2 * LIMIT, settled).await, "no failover happens");
@@ -71,7 +71,7 @@ impl Sentinels {
     }
 }
 
-/// Whether a sentinel knows as many others, and as many replicas.
+/// Returns whether a sentinel knows this many other sentinels and this many replicas.
 async fn knows(mut raw: Raw, others: usize, replicas: usize) -> bool {
     let fields: Vec<String> = raw.run(&["SENTINEL", "MASTER", Sentinels::MASTER]).await;
     let field = |name: &str| {

@@ -12,15 +12,15 @@ use tokio::time::{Duration, Instant, sleep};
 
 use super::{LIMIT, Monitor, Raw, nursery};
 
-/// A Redis server of its own, on a free port of the loopback interface, with a directory of its own.
+/// A Redis server on a free port of the loopback interface, with its own directory.
 ///
-/// It ends when this is dropped, and also when the test process is killed.
+/// The server ends when this is dropped, and also when the test process is killed.
 pub struct RedisServer {
     child: Child,
     port: u16,
     arguments: Vec<String>,
     environment: Vec<(String, String)>,
-    /// The connections of this helper, which a [`Monitor`] does not count.
+    /// The connections of this type, which a [`Monitor`] does not count.
     own: Arc<Mutex<HashSet<String>>>,
     directory: TempDir,
 }
@@ -40,7 +40,7 @@ impl RedisServer {
         Self::start_from(Some(configuration), &["--sentinel"], &[]).await
     }
 
-    /// As [`start_with`](Self::start_with), with variables of the environment.
+    /// Does the same as [`start_with`](Self::start_with), with environment variables.
     pub async fn start_in(arguments: &[&str], environment: &[(&str, &str)]) -> Self {
         Self::start_from(None, arguments, environment).await
     }
@@ -53,7 +53,7 @@ impl RedisServer {
         let owned = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
         let environment: Vec<_> = environment.iter().map(owned).collect();
         let arguments: Vec<_> = arguments.iter().map(|text| (*text).to_owned()).collect();
-        // Between finding a port and binding it, somebody else may bind it.
+        // Another process may bind the port before the server does.
         for _ in 0..50 {
             let directory = TempDir::new().expect("a temporary directory");
             let port = free_port();
@@ -84,15 +84,15 @@ impl RedisServer {
         self.url_of("", 0)
     }
 
-    /// A URL with `user:password` and a database.
+    /// Returns a URL with `user:password` and a database.
     pub fn url_of(&self, credentials: &str, database: u8) -> String {
         let at = if credentials.is_empty() { "" } else { "@" };
         format!("redis://{credentials}{at}127.0.0.1:{}/{database}", self.port)
     }
 
-    /// A connection to look at the server with.
+    /// Returns a connection that inspects the server.
     pub async fn raw(&self) -> Raw {
-        // A sentinel that makes a replica of it cuts its connections, those that are just made among them.
+        // A sentinel that demotes the server cuts its connections, new ones included.
         for _ in 0..9 {
             if let Ok(raw) = Raw::connect(&self.own_url(), &self.own).await {
                 return raw;
@@ -101,35 +101,35 @@ impl RedisServer {
         Raw::connect(&self.own_url(), &self.own).await.expect("the server takes a connection")
     }
 
-    /// Listens to what clients send from now on.
+    /// Records the commands of clients from now on.
     pub async fn monitor(&self) -> Monitor {
         Monitor::start(&self.own_url(), self.raw().await, self.own.clone()).await
     }
 
-    /// Ends the server as a power failure would (SIGKILL).
+    /// Kills the server with SIGKILL, as a power failure would.
     pub fn kill(&mut self) {
-        // It fails only where the server has ended already.
+        // This fails only if the server has ended already.
         let _ = self.child.kill();
         self.child.wait().expect("a child can be waited for");
     }
 
-    /// Makes the server hang, its sockets open (SIGSTOP).
+    /// Suspends the server with SIGSTOP. Its sockets stay open.
     pub fn stop_signal(&self) {
         self.signal("STOP");
     }
 
-    /// Ends [`stop_signal`](Self::stop_signal) (SIGCONT).
+    /// Resumes the server with SIGCONT.
     pub fn resume(&self) {
         self.signal("CONT");
     }
 
-    /// Ends the server and starts it again, on its port and with its directory.
+    /// Kills the server and starts it again on the same port and directory.
     pub async fn restart(&mut self) {
         self.kill();
         self.start_again().await;
     }
 
-    /// Starts it again after [`kill`](Self::kill).
+    /// Starts the server again after [`kill`](Self::kill).
     pub async fn start_again(&mut self) {
         let end = Instant::now() + LIMIT;
         loop {
@@ -138,7 +138,7 @@ impl RedisServer {
             if self.answers().await {
                 return;
             }
-            // The port of a server that was killed may be in use for a moment.
+            // The port of a killed server may stay in use for a moment.
             assert!(Instant::now() < end, "the server did not start again: {}", self.log());
         }
     }
@@ -151,14 +151,14 @@ impl RedisServer {
         assert!(status.success(), "SIG{signal} could not be sent");
     }
 
-    /// Waits until the server answers; `false` if it ended, which it does when it cannot have its port.
+    /// Waits until the server answers. Returns `false` if it ended because its port was taken.
     async fn answers(&mut self) -> bool {
         let end = Instant::now() + LIMIT;
         loop {
             if self.child.try_wait().expect("a child can be asked").is_some() {
                 return false;
             }
-            // Who answers is compared too: the server of another test may have taken the port.
+            // The process id is compared, because another server may have taken the port.
             if let Ok(mut raw) = Raw::connect(&self.own_url(), &self.own).await
                 && raw.process().await == Some(self.pid())
                 && !raw.is_loading().await
@@ -209,8 +209,8 @@ fn spawn(
 ) -> Child {
     let server = find("redis-server")
         .expect("these tests need `redis-server` in the PATH: install Redis, from version 6");
-    // So that no server is left behind when the test process is killed. Without setpriv (it is part of
-    // util-linux), the end of the test still ends it.
+    // With setpriv, of util-linux, the server also ends when the test process is killed. Without
+    // it, the server ends with the test.
     let mut command = match find("setpriv") {
         Some(setpriv) => {
             let mut command = Command::new(setpriv);

@@ -71,7 +71,8 @@ pub(crate) fn draw(options: &Options, ways: &[Figures]) -> Result<(), Failure> {
 fn headline(svg: &mut Svg, options: &Options) {
     let title = "What the origin is asked for when hot keys expire";
     let below = format!(
-        "{} hot keys that live {:?}, {} clients, {} replicas; each bar is {:?}; all panels to one scale",
+        "{} hot keys that live {:?}, {} clients, {} replicas; each bar is {:?}; \
+         all panels to one scale",
         options.keys,
         options.ttl,
         options.clients,
@@ -82,7 +83,7 @@ fn headline(svg: &mut Svg, options: &Options) {
     svg.text((20.0, 68.0), Style { size: 16, color: GREY, ..Style::default() }, below);
     let style = Style { size: 15, anchor: "end", ..Style::default() };
     svg.text((RIGHT, 68.0), style, "what the origin can do");
-    svg.line((RIGHT - 210.0, 63.0), (RIGHT - 171.0, 63.0), INK, true);
+    svg.line((RIGHT - 225.0, 63.0), (RIGHT - 180.0, 63.0), INK, true);
 }
 
 /// The panel's name beside its color, and its sums.
@@ -212,14 +213,14 @@ impl Svg {
 
     fn rectangle(&mut self, (x, y): (f64, f64), (width, height): (f64, f64), color: &str) {
         self.push(format_args!(
-            r#"<rect x="{x:.1}" y="{y:.1}" width="{width:.1}" height="{height:.1}" fill="{color}"/>"#,
+            r#"<path d="M{x:.1} {y:.1} h{width:.1} v{height:.1} h-{width:.1} z" fill="{color}"/>"#,
         ));
     }
 
     fn line(&mut self, (x1, y1): (f64, f64), (x2, y2): (f64, f64), color: &str, dashed: bool) {
         let dashes = if dashed { r#" stroke-dasharray="6 5""# } else { "" };
         self.push(format_args!(
-            r#"<line x1="{x1:.1}" y1="{y1:.1}" x2="{x2:.1}" y2="{y2:.1}" stroke="{color}"{dashes}/>"#,
+            r#"<path d="M{x1:.1} {y1:.1} L{x2:.1} {y2:.1}" stroke="{color}"{dashes}/>"#,
         ));
     }
 
@@ -232,12 +233,13 @@ impl Svg {
         self.write((x, y), style, &format!(r#" transform="rotate(-90 {x:.1} {y:.1})""#), text);
     }
 
-    /// None of the texts has a character that XML would want escaped.
+    /// Writes a text. None of the texts has a character that needs an escape in XML.
     fn write(&mut self, (x, y): (f64, f64), style: Style, more: &str, text: impl Display) {
         let Style { size, bold, color, anchor } = style;
         let weight = if bold { "bold" } else { "normal" };
+        let font = format_args!(r#"font-size="{size}" font-weight="{weight}" fill="{color}""#);
         self.push(format_args!(
-            r#"<text x="{x:.1}" y="{y:.1}" font-size="{size}" font-weight="{weight}" fill="{color}" text-anchor="{anchor}"{more}>{text}</text>"#,
+            r#"<text x="{x:.1}" y="{y:.1}" text-anchor="{anchor}" {font}{more}>{text}</text>"#,
         ));
     }
 }

@@ -16,16 +16,15 @@ use crate::{Failure, fleet::Doors, http::Client, options::Options};
 /// How long a client waits on average before it asks again.
 const PAUSE: Duration = Duration::from_millis(25);
 
-/// What clients call the service, whichever replica a load balancer would send them to. The host is part of
-/// what a request asks for, so two names would be two entries.
+/// The name of the service. The host is part of the cache key, so all replicas answer to one name.
 const HOST: &str = "shop.example";
 
 /// How long a client waits for an answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What clients saw.
+/// The answers, as clients saw them.
 pub(crate) struct Tally {
-    /// The time that each answer took, in microseconds; errors too.
+    /// The time of each answer in microseconds, errors included.
     pub(crate) latency: Histogram<u64>,
     /// Requests that ended without an answer, or with another status than 200.
     pub errors: u64,
@@ -43,7 +42,7 @@ impl Tally {
     }
 }
 
-/// Lets all clients ask until the time is over, and sums up what they saw.
+/// Runs all clients until the time is over, and adds up their tallies.
 pub(crate) async fn hammer(options: &Options, doors: Arc<Doors>) -> Result<Tally, Failure> {
     let http = Client::new();
     let end = Instant::now() + options.length();
@@ -58,7 +57,7 @@ pub(crate) async fn hammer(options: &Options, doors: Arc<Doors>) -> Result<Tally
     Ok(total)
 }
 
-/// One client: asks a replica for a key, reads the answer, pauses.
+/// Runs one client: it asks a replica for a key, reads the answer, and pauses.
 async fn ask(http: Client, doors: Arc<Doors>, keys: u16, end: Instant) -> Result<Tally, Failure> {
     let mut tally = Tally::new()?;
     loop {

@@ -1,4 +1,4 @@
-//! What one way came to.
+//! The result of one way.
 
 use std::{
     collections::BTreeMap,
@@ -21,7 +21,7 @@ pub(crate) const BAR: Duration = Duration::from_millis(100);
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Figures {
     pub way: Way,
-    /// Loads that were asked of the origin.
+    /// Loads at the origin.
     pub loads: usize,
     /// How often a key expired, the first load of each included.
     pub expiries: usize,
@@ -74,13 +74,13 @@ impl Figures {
     }
 }
 
-/// How many loads each expiry cost.
+/// Returns how many loads each expiry cost.
 ///
-/// The loads of a key that begin within one TTL of the first of them belong to one expiry: whatever that
-/// first one stored cannot have expired again before.
+/// The loads of a key that begin within one TTL of the first one belong to one expiry, because the
+/// value of the first one cannot have expired before.
 fn expiries(loads: &[Load], ttl: Duration) -> Vec<usize> {
     let mut expiries = Vec::new();
-    // For each key: when its last expiry was, and where its loads are counted.
+    // The time of the last expiry of each key, and the index of its count.
     let mut last: BTreeMap<u16, (Instant, usize)> = BTreeMap::new();
     for load in loads {
         match last.get(&load.key) {

@@ -28,7 +28,7 @@ pub(crate) struct Fleet {
     doors: Arc<Doors>,
 }
 
-/// Where clients find the replicas. A load balancer would know as much.
+/// The addresses of the replicas, as a load balancer knows them.
 pub(crate) struct Doors(Vec<Door>);
 
 struct Door {
@@ -37,7 +37,7 @@ struct Door {
 }
 
 impl Doors {
-    /// The address of any replica that is not known to be dead.
+    /// Returns the address of any replica that is not known to be dead.
     pub(crate) fn any(&self) -> Option<SocketAddr> {
         let open: Vec<&Door> =
             self.0.iter().filter(|door| door.open.load(Ordering::Relaxed)).collect();
@@ -47,7 +47,7 @@ impl Doors {
 
 enum Member {
     Embedded(Embedded),
-    /// It ends when its standard input is closed.
+    /// The process ends when its standard input is closed.
     Process(Child, #[expect(dead_code, reason = "held open")] ChildStdin),
 }
 
@@ -71,12 +71,12 @@ impl Fleet {
         Ok(Self { members: Mutex::new(members), doors: Arc::new(Doors(doors)) })
     }
 
-    /// Where the replicas are.
+    /// Returns the addresses of the replicas.
     pub(crate) fn doors(&self) -> Arc<Doors> {
         self.doors.clone()
     }
 
-    /// Kills a replica without a warning. Whatever it was doing is not done, and nothing is cleaned up.
+    /// Kills a replica without a warning. Its work stops, and nothing is cleaned up.
     pub(crate) fn kill(&self, number: u16) -> Result<(), Failure> {
         let index = usize::from(number);
         let door = self.doors.0.get(index).ok_or("no such replica")?;
@@ -94,7 +94,7 @@ impl Fleet {
 struct Embedded(Option<Runtime>);
 
 impl Embedded {
-    /// Drops its tasks where they stand, without waiting for them.
+    /// Drops the tasks of the replica without waiting for them.
     fn kill(&mut self) {
         if let Some(runtime) = self.0.take() {
             runtime.shutdown_background();

@@ -1,13 +1,13 @@
-//! A cache stampede, seen; and seen stopped.
+//! Shows a cache stampede, and how bellwether stops it.
 //!
 //! ```text
 //! cargo run --release -p hotspot
 //! cargo run --release -p hotspot -- --redis redis://127.0.0.1/ --processes 4 --kill-leader
 //! ```
 //!
-//! `clients` send real HTTP to the `replica`s of a `fleet`, which load from the slow `origin`. This runs
-//! three ways in turn; `figures` are what each came to, `report` and `chart` show them, and `takeover` is
-//! what happens when the leader is killed.
+//! The `clients` send real HTTP to the `replica`s of a `fleet`, which load from the slow `origin`.
+//! Three ways run in turn. `figures` holds the result of each, `report` and `chart` show it, and
+//! `takeover` kills the leader.
 
 mod chart;
 mod clients;
@@ -39,7 +39,7 @@ use crate::{
     replica::{Settings, Way},
 };
 
-/// Whatever went wrong; it is printed in one line.
+/// A failure of the demo, printed in one line.
 pub(crate) type Failure = Box<dyn std::error::Error + Send + Sync>;
 
 #[tokio::main]
@@ -96,7 +96,7 @@ async fn run_way(options: &Options, way: Way, progress: &Progress) -> Result<Fig
 }
 
 fn replicas(options: &Options, way: Way, origin: &Origin) -> Vec<Settings> {
-    // A namespace for each run, so that it meets nothing that an earlier one left.
+    // Each run has its own namespace, so that it finds no entry of an earlier run.
     let namespace = format!("hotspot-{:08x}", fastrand::u32(..));
     let settings = |number| Settings {
         number,
@@ -142,7 +142,7 @@ fn show(options: &Options, ways: &[Figures]) -> Result<(), Failure> {
     print(&format!("{table}\n{sentences}\n\nThe chart is in {chart}"))
 }
 
-/// Prints; whoever reads may have read enough.
+/// Prints a text. A closed pipe is not a failure, because the reader may have read enough.
 fn print(text: &str) -> Result<(), Failure> {
     match writeln!(io::stdout(), "{text}") {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),

@@ -12,8 +12,8 @@ use crate::Failure;
 const HELP: &str = "\
 See a cache stampede happen, and see it stopped.
 
-Starts a slow origin and several replicas of a service on loopback, and lets clients ask for a few hot
-keys that expire again and again: first without protection, then with bellwether in each replica alone,
+Starts a slow origin and several replicas of a service on loopback. Clients ask for a few hot keys
+that expire again and again: first without protection, then with bellwether in each replica alone,
 then with bellwether over a store that the replicas share. Prints a table and draws a chart.
 
 Usage: hotspot [OPTIONS]
@@ -24,13 +24,13 @@ Options:
       --keys <N>           Hot keys, 1 to 1000 [default: 4]
       --seconds <SECONDS>  How long each of the three ways runs, 1 to 3600 [default: 10]
       --ttl <TIME>         How long a value is kept, such as `1s` or `750ms` [default: 1s]
-      --load-time <TIME>   How long one load takes while the origin is not overloaded [default: 150ms]
+      --load-time <TIME>   How long one load takes while the origin keeps up [default: 150ms]
       --lease <TIME>       How long the fleet waits for a replica that died while it was loading
                            [default: 5s, or 1s with --kill-leader]
-      --redis <URL>        Share entries and leases through this Redis or Valkey server, not through memory
+      --redis <URL>        Share entries and leases through this Redis or Valkey server
       --processes <N>      Run 1 to 32 replicas as processes of their own, in place of --replicas;
                            needs --redis
-      --kill-leader        Kill the replica that leads in the middle of a load, and tell which one took over
+      --kill-leader        Kill the leader in the middle of a load, and report the takeover
       --json               Print one JSON document, and no table
       --chart <PATH>       Where to write the chart [default: hotspot.svg]
   -h, --help               Print this help

@@ -1,8 +1,8 @@
 //! The slow origin: an HTTP server that stands for a database.
 //!
-//! It runs [`CAPACITY`] queries at a time, and each takes its time. Further ones queue for a place, and
-//! beyond [`CONNECTIONS`] it refuses them, as databases do. It writes down every load that was asked of it,
-//! so the figures of all three ways come from here and not from the replicas.
+//! It runs [`CAPACITY`] queries at a time, and each takes the load time. Further queries wait in a
+//! queue. Beyond [`CONNECTIONS`] the origin refuses them, as databases do. It records every load,
+//! so that the figures of all three ways come from one place.
 
 use std::{
     net::SocketAddr,
@@ -41,7 +41,7 @@ pub(crate) struct Origin {
     server: JoinHandle<()>,
 }
 
-/// One load that was asked of the origin.
+/// One load at the origin.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Load {
     pub(crate) at: Instant,
@@ -49,7 +49,7 @@ pub(crate) struct Load {
     pub(crate) replica: u16,
 }
 
-/// What is known of a product; `load` numbers the loads of the origin.
+/// A product. `load` is the number of the load that read it.
 #[derive(Debug, Deserialize, Serialize)]
 pub(crate) struct Product {
     pub id: u16,
@@ -57,7 +57,7 @@ pub(crate) struct Product {
     pub load: usize,
 }
 
-/// Which replica asks.
+/// The replica that sends a query.
 #[derive(Deserialize, Serialize)]
 pub(crate) struct Asker {
     pub(crate) replica: u16,
@@ -94,22 +94,22 @@ impl Origin {
         Ok(Self { address, database, server })
     }
 
-    /// All loads so far, in their order.
+    /// Returns all loads so far, in order.
     pub(crate) fn loads(&self) -> Vec<Load> {
         self.database.log().clone()
     }
 
-    /// How many loads there were so far.
+    /// Returns the number of loads so far.
     pub(crate) fn count(&self) -> usize {
         self.database.log().len()
     }
 
-    /// The most queries that ran or queued at one time.
+    /// Returns the most queries that ran or waited at one time.
     pub(crate) fn busiest(&self) -> usize {
         self.database.busiest.load(Ordering::Relaxed)
     }
 
-    /// The loads from now on.
+    /// Subscribes to the loads from now on.
     pub(crate) fn watch(&self) -> broadcast::Receiver<Load> {
         self.database.told.subscribe()
     }
@@ -122,11 +122,11 @@ impl Drop for Origin {
 }
 
 impl Database {
-    /// Writes a load down and gives it its number.
+    /// Records a load and returns its number.
     fn note(&self, load: Load) -> usize {
         let mut log = self.log();
         log.push(load);
-        // Nobody need listen.
+        // There may be no subscriber.
         let _ = self.told.send(load);
         log.len()
     }
@@ -152,7 +152,7 @@ async fn row(
     Ok(Json(Product { id: key, name: format!("product {key}"), load: number }))
 }
 
-/// A connection that is counted until it is dropped, also when its client went away.
+/// A connection, counted until it is dropped, even if its client disconnects.
 struct Connection<'a> {
     database: &'a Database,
     others: usize,

@@ -1,6 +1,6 @@
-//! One replica of the service: `GET /products/{id}`, out of the cache or from the origin.
+//! One replica of the service: `GET /products/{id}`, from the cache or from the origin.
 //!
-//! The handler is the same in all three ways; what differs is what stands around it.
+//! The handler is the same in all three ways. Only the cache around it differs.
 
 use std::{
     io,
@@ -30,7 +30,7 @@ use crate::{Failure, http::Client, origin::Product};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Way {
-    /// A cache with a TTL; whoever finds nothing in it loads.
+    /// A cache with a TTL. Each request that finds no entry loads.
     NoProtection,
     /// Bellwether, with a store of its own in each replica.
     InProcess,
@@ -58,7 +58,7 @@ impl Way {
     }
 }
 
-/// What a replica is told.
+/// The settings of a replica.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Settings {
     pub number: u16,
@@ -96,8 +96,8 @@ pub(crate) async fn serve(
     Ok(())
 }
 
-/// Serves as a process of its own: settings on the first line of standard input, the address on standard
-/// output. It ends when its standard input does, so it does not outlive the process that started it.
+/// Serves as a process: it reads its settings from the first line of standard input and prints its
+/// address. It ends when its standard input ends, and so with the process that started it.
 pub(crate) async fn serve_as_process() -> Result<(), Failure> {
     let mut line = String::new();
     io::stdin().read_line(&mut line)?;
@@ -111,7 +111,7 @@ pub(crate) async fn serve_as_process() -> Result<(), Failure> {
     serve(settings, listener, MemoryBackend::new()).await
 }
 
-/// A cache of answers, over the store that the way asks for.
+/// Opens a cache of answers over the store of the way.
 fn answers(settings: &Settings, shared: MemoryBackend) -> Result<Cache<CachedResponse>, Failure> {
     let builder = match (settings.way, &settings.redis) {
         (Way::InProcess, _) => http_cache(MemoryBackend::new()),
@@ -122,7 +122,7 @@ fn answers(settings: &Settings, shared: MemoryBackend) -> Result<Cache<CachedRes
     Ok(builder.lease(settings.lease).build()?)
 }
 
-/// A plain cache of texts, over the shared store.
+/// Opens a plain cache of texts over the shared store.
 fn texts(settings: &Settings, shared: MemoryBackend) -> Result<Cache<String>, Failure> {
     let builder = match &settings.redis {
         None => Cache::builder(shared),
@@ -131,7 +131,7 @@ fn texts(settings: &Settings, shared: MemoryBackend) -> Result<Cache<String>, Fa
     Ok(builder.namespace(&settings.namespace).ttl(settings.ttl).build()?)
 }
 
-/// What most services do: look into the cache; if there is nothing, load, and put it there.
+/// Looks into the cache, and loads and inserts if there is no entry, as most services do.
 async fn look_aside(
     State(cache): State<Cache<String>>,
     request: Request,
@@ -148,12 +148,12 @@ async fn look_aside(
     let body = axum::body::to_bytes(response.into_body(), 1 << 20).await;
     let body = body.map_err(|_| StatusCode::BAD_GATEWAY)?;
     let body = String::from_utf8(body.to_vec()).map_err(|_| StatusCode::BAD_GATEWAY)?;
-    // What could not be stored is loaded again.
+    // If the insert fails, the next request loads again.
     let _ = cache.insert(&key, &body).await;
     Ok(body.into_response())
 }
 
-/// The origin, as a replica asks it.
+/// The origin, from the side of a replica.
 struct Database {
     client: Client,
     rows: String,

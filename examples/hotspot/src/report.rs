@@ -1,4 +1,4 @@
-//! The table, its footnotes, and what they say in words.
+//! The table, its footnotes, and a summary in words.
 
 use std::fmt::Write;
 
@@ -69,9 +69,10 @@ fn footnote(options: &Options) -> String {
         false => "",
     };
     format!(
-        "\nAn expiry: all loads of a key that begin within one TTL ({:?}) of the first of them, counted at the \
-         origin.\nThe origin runs {} loads at once, each {:?}; more queue, and beyond {} it refuses with 503.\n\
-         Latency is what clients saw, errors included; an error is any answer but 200, or none.\n{killed}",
+        "\nAn expiry: all loads of a key that begin within one TTL ({:?}) of the first of them, \
+         counted at the origin.\nThe origin runs {} loads at once, each {:?}; more wait, and \
+         beyond {} it refuses with 503.\nLatency is what clients saw, errors included; an error is \
+         any answer but 200, or none.\n{killed}",
         options.ttl,
         origin::CAPACITY,
         options.load_time,
@@ -79,7 +80,7 @@ fn footnote(options: &Options) -> String {
     )
 }
 
-/// What the figures say.
+/// Returns the summary of the figures.
 pub(crate) fn sentences(options: &Options, ways: &[Figures]) -> String {
     let mut text = String::new();
     let of = |way| ways.iter().find(|figures| figures.way == way);
@@ -94,16 +95,16 @@ pub(crate) fn sentences(options: &Options, ways: &[Figures]) -> String {
     };
     let _ = write!(
         text,
-        "Each time a hot key expired, the origin was asked for it {} without protection, {} by {replicas}, and \
-         {} by the fleet with bellwether.",
+        "Each time a hot key expired, the origin was asked for it {} without protection, {} by \
+         {replicas}, and {} by the fleet with bellwether.",
         times(without.loads_per_expiry),
         times(alone.loads_per_expiry),
         times(fleet.loads_per_expiry),
     );
     let _ = write!(
         text,
-        "\nOne request in a hundred took longer than {} without protection, and than {} with bellwether; {} \
-         and {} failed.",
+        "\nOne request in a hundred took longer than {} without protection, and than {} with \
+         bellwether; {} and {} failed.",
         milliseconds(without.p99_ms),
         milliseconds(fleet.p99_ms),
         share(without),
@@ -123,7 +124,7 @@ pub(crate) fn sentences(options: &Options, ways: &[Figures]) -> String {
     text
 }
 
-/// How many requests failed, and which share of all.
+/// Returns how many requests failed, and their share of all.
 fn share(figures: &Figures) -> String {
     match figures.errors {
         0 => "none".to_owned(),
@@ -141,7 +142,7 @@ fn times(count: f64) -> String {
     }
 }
 
-/// Short, but never rounded to look better: 1.02 is not 1.
+/// Formats a number with two decimals at most. 1.02 does not become 1.
 fn number(value: f64) -> String {
     if value >= 10.0 {
         return format!("{value:.0}");

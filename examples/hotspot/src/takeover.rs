@@ -1,4 +1,4 @@
-//! Killing the replica that leads, and seeing who takes over.
+//! Kills the replica that leads, and reports which one takes over.
 
 use std::time::{Duration, Instant};
 
@@ -15,17 +15,17 @@ use crate::{
     origin::{Load, Origin},
 };
 
-/// What happened after a leader was killed.
+/// The events after a leader was killed.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Takeover {
     key: u16,
     /// The replica that was killed, and how far into its load.
     killed: u16,
     into_load_ms: f64,
-    /// When it was killed, since the way began.
+    /// The time of the kill, since the way began.
     pub(crate) killed_at_s: f64,
     lease_ms: f64,
-    /// Who loaded next; none, if nobody did before the end.
+    /// The next load of the key, if there was one before the end.
     pub(crate) heir: Option<Heir>,
 }
 
@@ -44,19 +44,19 @@ impl Takeover {
         );
         match &self.heir {
             Some(Heir { replica, after_ms }) => format!(
-                "{death} Replica {replica} took over: its load began {after_ms:.0} ms after the kill, {:.0} ms \
-                 after the first one (the lease was {lease_ms:.0} ms).",
+                "{death} Replica {replica} took over: its load began {after_ms:.0} ms after the \
+                 kill, {:.0} ms after the first one (the lease was {lease_ms:.0} ms).",
                 into_load_ms + after_ms,
             ),
             None => {
-                format!("{death} Nobody took over before the end (the lease was {lease_ms:.0} ms).")
+                format!("{death} No replica took over (the lease was {lease_ms:.0} ms).")
             }
         }
     }
 }
 
-/// Waits for a load in the middle of the run, kills its replica half-way through, and waits for the second
-/// load of the same key. None, if there was no load to wait for.
+/// Waits for a load in the middle of the run, kills its replica half-way through, and waits for the
+/// next load of the same key. Returns `None` if there was no load.
 pub(crate) async fn kill_leader(
     options: &Options,
     origin: &Origin,
@@ -90,7 +90,7 @@ pub(crate) async fn kill_leader(
     }))
 }
 
-/// The next load of a kind.
+/// Returns the next load that is wanted.
 async fn next(loads: &mut Receiver<Load>, wanted: impl Fn(&Load) -> bool) -> Result<Load, Failure> {
     loop {
         match loads.recv().await {
