@@ -1,11 +1,13 @@
-//! What each step costs, against the floor and against peers, as ratios in one run.
+//! The cost of each step, compared with a minimum and with peers, as ratios in one run.
 //!
-//! `cargo bench --bench costs`. It starts a Redis server of its own. Everything is measured from spawned
-//! tasks: in `block_on` on a multi-threaded runtime each round trip costs about three times as much.
+//! `cargo bench --bench costs` starts a Redis server of its own. Everything is measured from
+//! spawned tasks. In `block_on` on a multi-threaded runtime, each round trip costs about three
+//! times as much.
 //!
-//! The contenders of a row take short turns, many of them, and each figure is the mean of all. (On two cores a
-//! round trip takes either some 30 us, where the scheduler has client and server share one, or some 130 us, and
-//! stays with it for a while. A median of few long turns falls anywhere in between.)
+//! The contenders of a row take many short turns, and each figure is the mean of all. On two cores
+//! a round trip takes about 30 us if client and server share a core, and about 130 us if they do
+//! not. The scheduler stays with its choice for a while. A median of a few long turns could be
+//! either figure, or any in between.
 #![allow(missing_docs, unreachable_pub, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::{
@@ -32,7 +34,8 @@ use tokio::{
 
 const ROUNDS: usize = 61;
 
-/// What one of many goes takes, on average. (A macro, for a closure's future could not be spawned.)
+/// Measures the mean time of a block over many runs. It is a macro, because the future of a closure
+/// could not be spawned.
 macro_rules! timed {
     ($times:expr, $what:block) => {{
         let begun = Instant::now();
@@ -45,12 +48,12 @@ macro_rules! timed {
 
 fn main() {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
-    // Once more spawned, so that no measured future runs in `block_on`.
+    // The task is spawned, so that no measured future runs in `block_on`.
     runtime.block_on(async { tokio::spawn(all()).await.unwrap() });
 }
 
 async fn all() {
-    println!("Everything on this machine's cores, the server too.\n");
+    println!("All processes share the cores of this machine, with the server.\n");
     followers().await;
     let server = RedisServer::start().await;
     hits(&server).await;
@@ -60,7 +63,7 @@ async fn all() {
     wake(&server).await;
 }
 
-/// 5,000 callers on one cold key: the processor time of each.
+/// Measures the processor time of each of 5,000 callers on one cold key.
 async fn followers() {
     const CALLERS: usize = 5_000;
     let ours: Cache<u64> = Cache::builder(MemoryBackend::new()).build().unwrap();
@@ -105,7 +108,7 @@ async fn followers() {
     row("a follower (CPU)", ours, "quick_cache::get_or_insert_async", theirs);
 }
 
-/// One hit after the other.
+/// Measures one hit after the other.
 async fn hits(server: &RedisServer) {
     const TURNS: usize = 2_000;
     const HITS: u32 = 30;
@@ -141,7 +144,7 @@ async fn hits(server: &RedisServer) {
     row("  the redis crate", redis, "a bare tokio socket", bare);
 }
 
-/// 64 tasks, each with a key of its own.
+/// Measures hits of 64 tasks, each with a key of its own.
 async fn many_hits(server: &RedisServer) {
     const TASKS: usize = 64;
     const HITS: usize = 50;
@@ -179,7 +182,7 @@ async fn many_hits(server: &RedisServer) {
     row("a hit, 64 tasks", ours, "bare GETs on one connection", bare);
 }
 
-/// What a rebuild asks of the server.
+/// Prints the commands of a rebuild.
 async fn rebuild(server: &RedisServer) {
     let (_, cache) = stored(server, &["warm".to_owned()]).await;
     cache.request("warm-load").load(one).await.unwrap();
@@ -196,7 +199,7 @@ async fn rebuild(server: &RedisServer) {
     println!("lock + unlock: {} commands ({})", calls.len(), calls.join(", "));
 }
 
-/// `lock` and `unlock` beside the same two scripts called bare, and beside what is done without them.
+/// Measures `lock` and `unlock`, compared with the two bare scripts and with simpler locks.
 async fn locks(server: &RedisServer) {
     const TURNS: usize = 1_000;
     const CYCLES: u32 = 10;
@@ -269,8 +272,9 @@ async fn locks(server: &RedisServer) {
     row("lock + unlock", ours, "SET NX PX + compare-and-delete", plain);
 }
 
-/// From a commit to the wake-up of who waits over another connection. A commit comes after a load, so it is measured
-/// after a pause, in which the processor forgets and falls asleep; and so is the round trip beside it.
+/// Measures the time from a commit to the wake-up of a waiter on another connection. A commit
+/// follows a load. It is therefore measured after a pause, in which the processor cools its caches
+/// and falls asleep. The same holds for the round trip beside it.
 async fn wake(server: &RedisServer) {
     const TURNS: usize = 300;
     const LOAD: Duration = Duration::from_millis(20);
@@ -327,7 +331,7 @@ fn name(key: &str, family: Family) -> Name {
 }
 
 async fn never(_: bellwether::cache::Lead) -> Result<Bytes, BoxError> {
-    panic!("it is stored")
+    panic!("the value is stored")
 }
 
 async fn one(_: bellwether::cache::Lead) -> Result<Bytes, BoxError> {

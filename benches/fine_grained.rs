@@ -1,8 +1,8 @@
-//! One lock for a whole collection, beside one for each item.
+//! One lock for a whole collection, compared with one lock for each item.
 //!
-//! `cargo bench --bench fine_grained [-- seconds]`. It starts a Redis server. So many tasks, over a handful of
-//! connections as separate processes have them, work on items that they pick at random, each under its lock,
-//! which is held for 1 ms. The two ways take turns in one run.
+//! `cargo bench --bench fine_grained [-- seconds]` starts a Redis server. A number of tasks work on
+//! items that they pick at random, each under its lock, which is held for 1 ms. The tasks use
+//! several connections, like separate processes. The two ways take turns in one run.
 #![allow(missing_docs, unreachable_pub, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::time::Duration;
@@ -42,7 +42,7 @@ fn main() {
     });
 }
 
-/// The holds in a second, with so many locks over the items.
+/// Returns the holds in a second, with a number of locks over the items.
 async fn work(locks: &[Locks], names: usize, time: Duration) -> f64 {
     let begun = Instant::now();
     let mut tasks = JoinSet::new();

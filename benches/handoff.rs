@@ -1,7 +1,8 @@
-//! How long after the end of a load the last caller in the fleet is served, and what a fill costs Redis.
+//! The time from the end of a load to the answer of the last caller in the fleet, and the commands
+//! for a fill.
 //!
-//! `cargo bench --bench handoff [-- rounds]`. It starts a Redis server and worker processes, as the suite
-//! `fleet` does, and prints a table. All processes share this machine's cores.
+//! `cargo bench --bench handoff [-- rounds]` starts a Redis server and worker processes like the
+//! suite `fleet`, and prints a table. All processes share the cores of this machine.
 #![allow(missing_docs, unreachable_pub, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 #[allow(dead_code, reason = "the suite `fleet` uses the rest")]
@@ -51,7 +52,7 @@ async fn measure(processes: usize, callers: usize, rounds: usize) {
         played.assert_one_value(processes * callers);
         times.push(played.last_after_load());
     }
-    // Apart from the rounds that are timed, for MONITOR costs the server time.
+    // These rounds are not timed, because MONITOR costs the server time.
     let mut monitor = server.monitor().await;
     let mut calls = BTreeMap::<_, usize>::new();
     let counted = rounds.min(20);

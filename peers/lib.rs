@@ -1,1 +1,1 @@
-//! Nothing but benches.
+//! An empty library. This package consists of benches.

@@ -1,11 +1,11 @@
-//! One lock that everybody wants: how long it lies free between two holders, how evenly it is shared, and
-//! what that costs Redis.
+//! One contended lock: the gap between two holders, the fairness, and the cost for Redis.
 //!
-//! `cargo bench --manifest-path peers/Cargo.toml [-- [seconds] [row] [processes x tasks]]`. It starts a Redis server and worker processes. Pin it to one
-//! core (`taskset -c 1`) to see the work and not the wake-ups across cores. Each hold lasts 1 ms, and nothing at all
-//! where there is one process. The *gap* is
-//! the time from the beginning of a release to the next acquisition by another process; *fair* is the number
-//! of holds of the process with the fewest, divided by that of the one with the most.
+//! `cargo bench --manifest-path peers/Cargo.toml [-- [seconds] [row] [processes x tasks]]` starts a
+//! Redis server and worker processes. Pin it to one core (`taskset -c 1`) to measure the work
+//! without the wake-ups across cores. Each hold lasts 1 ms, or no time with a single process. The
+//! *gap* is the time from the beginning of a release to the next acquisition by another process.
+//! *Fair* is the number of holds of the process with the fewest, divided by that of the process
+//! with the most.
 #![allow(
     dead_code,
     missing_docs,
@@ -31,28 +31,28 @@ use tokio::{
 };
 use testkit::RedisServer;
 
-/// How the lock is taken.
+/// The kind of lock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum How {
     Mutex,
     Fair,
-    /// Every task with its own front, so that none stands in the line of its process.
+    /// Every task has a front of its own, so that none uses the local queue of its process.
     Contending,
-    /// `SET NX PX`, asked for again every millisecond, and compare-and-delete.
+    /// `SET NX PX`, repeated every millisecond, and compare-and-delete.
     Polling,
-    /// `WATCH`, `GET`, `MULTI`, `SET`, `EXEC`, asked for again every millisecond.
+    /// `WATCH`, `GET`, `MULTI`, `SET`, `EXEC`, repeated every millisecond.
     Watching,
-    /// The crate `rslock`, with pauses as short as it takes them.
+    /// The crate `rslock`, with the shortest pauses that it accepts.
     Rslock,
 }
 
-/// How long each hold of a contended lock lasts.
+/// The duration of each hold of a contended lock.
 const HELD: Duration = Duration::from_millis(1);
 
 const ALL: [(&str, How); 6] = [
     ("mutex", How::Mutex),
     ("fair mutex", How::Fair),
-    ("no line in the process", How::Contending),
+    ("no local queue", How::Contending),
     ("SET NX PX, polling", How::Polling),
     ("WATCH, polling", How::Watching),
     ("rslock", How::Rslock),
@@ -117,7 +117,7 @@ fn runtime() -> Runtime {
     Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()
 }
 
-/// What all clocks of this machine agree on, in nanoseconds.
+/// Returns the time in nanoseconds on a clock that all processes of this machine share.
 fn now() -> u64 {
     let time = clock_gettime(ClockId::Monotonic);
     u64::try_from(time.tv_sec).unwrap() * 1_000_000_000 + u64::try_from(time.tv_nsec).unwrap()
@@ -154,7 +154,7 @@ fn measure(
                 .unwrap()
         })
         .collect();
-    // All are connected, and begin together.
+    // All workers are connected, and begin together.
     let mut outputs: Vec<_> =
         workers.iter_mut().map(|worker| BufReader::new(worker.stdout.take().unwrap())).collect();
     for output in &mut outputs {
@@ -184,7 +184,7 @@ fn measure(
         .windows(2)
         .filter(|two| two[0].2 != two[1].2)
         .map(|two| {
-            assert!(two[1].0 >= two[0].1, "two hold at once");
+            assert!(two[1].0 >= two[0].1, "two tasks hold the lock at once");
             Duration::from_nanos(two[1].0 - two[0].1)
         })
         .collect();
@@ -198,7 +198,7 @@ fn measure(
     }
 }
 
-/// How many commands clients have sent so far; what scripts call is not counted.
+/// Returns the number of commands that clients have sent so far, without those that scripts call.
 async fn calls(server: &RedisServer) -> u64 {
     let mut raw = server.raw().await;
     let info: String = raw.run(&["INFO", "commandstats"]).await;
@@ -207,13 +207,13 @@ async fn calls(server: &RedisServer) -> u64 {
         line.and_then(|line| line.split_once("calls=")?.1.split(',').next()?.parse().ok())
             .unwrap_or(0)
     };
-    // SET and GET are sent by those who poll; of ours, scripts call them.
+    // Polling contenders send SET and GET. In this crate only scripts call these two.
     let scripts = ["evalsha", "eval", "ping", "subscribe", "unsubscribe", "watch", "exec", "multi"];
     let sent: u64 = scripts.iter().map(|command| count(command)).sum();
     sent + raw.run::<Option<u64>>(&["GET", "polled"]).await.unwrap_or(0)
 }
 
-/// What a worker process does: it takes the lock again and again, and tells when it held it.
+/// Runs a worker process, which takes the lock again and again and prints the times of its holds.
 fn work(url: &str, (how, held): (How, Duration), tasks: usize, seconds: u64) {
     let runtime = runtime();
     let holds = runtime.block_on(async {
@@ -285,7 +285,7 @@ impl Taker {
         }
     }
 
-    /// Takes the lock, holds it, and gives it back: from when to when.
+    /// Takes the lock, holds it and releases it, and returns the beginning and the end of the hold.
     async fn hold(&self, task: usize) -> Option<(u64, u64)> {
         let locks = &self.locks[task % self.locks.len()];
         match self.how {
@@ -312,7 +312,7 @@ impl Taker {
             }
             How::Polling | How::Watching => {
                 let token = uuid::Uuid::new_v4().simple().to_string();
-                // A transaction has a connection to itself.
+                // A transaction needs a connection of its own.
                 let mut connection = match self.how {
                     How::Watching => self.client.get_multiplexed_async_connection().await.unwrap(),
                     _ => self.connection.clone(),
@@ -367,7 +367,7 @@ impl Taker {
         answer.is_some_and(|(answer,)| answer.is_some())
     }
 
-    /// Adds what was polled to what the server counts.
+    /// Adds the polls of this process to the counter at the server.
     async fn told(&self) {
         let polls = self.polls.load(std::sync::atomic::Ordering::Relaxed);
         let mut connection = self.connection.clone();
@@ -375,7 +375,7 @@ impl Taker {
     }
 }
 
-/// A lock that nobody else wants, and that is given back at once: the mean of many short turns.
+/// Measures a lock without contention that is released at once, as the mean of many short turns.
 async fn uncontended(url: &str) {
     const TURNS: u32 = 1000;
     const CYCLES: u32 = 10;
@@ -401,8 +401,8 @@ async fn uncontended(url: &str) {
     println!();
 }
 
-/// The two scripts with nothing around them but a hold, as long as those of the contenders, which is not counted: the
-/// processor falls asleep in it, and what comes next takes longer.
+/// Measures the two bare scripts around a hold as long as those of the contenders. The hold is not
+/// counted. The processor falls asleep in it, so the next script takes longer.
 async fn bare_cycle(url: &str) -> Duration {
     let [acquire, release] =
         ["acquire_queued", "release_queued"].map(|name| Script::new(&testkit::script(name)));

@@ -1,7 +1,7 @@
 //! The capabilities that a majority of servers lacks, and how it says so.
 //!
-//! A rule that needs one of them is no test of a majority. Each test here fails if the majority gains
-//! the capability, so that the rules are then moved to it.
+//! A rule that needs one of them is no test of a majority. Each test here fails if the majority
+//! gains the capability. The rules must then be moved to the majority.
 
 use bellwether::{
     backend::{Acquired, Change, Latches, Leases, Mode, Store},
@@ -35,8 +35,8 @@ pub async fn fences<H: Harness>(h: &H) {
     }
 }
 
-/// The queues of several servers would have as many orders. So a claim that waits enters none, and a
-/// release wakes all waiters.
+/// The queues of several servers would have several orders. A waiting claim therefore enters none,
+/// and a release wakes all waiters.
 pub async fn queue<H: Harness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
@@ -50,8 +50,8 @@ pub async fn queue<H: Harness>(h: &H) {
     granted(&backend, &second).await;
 }
 
-/// A majority cannot count: five servers with three permits each have room for five holders at three
-/// servers each. So it refuses every mode but the exclusive one.
+/// A majority cannot count. Five servers with three permits each have room for five holders at
+/// three servers each. The majority therefore refuses every mode but the exclusive one.
 pub async fn modes<H: Harness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
@@ -75,8 +75,8 @@ pub async fn entries<H: Harness>(_: &H) {
     is_not!(Majority: Store);
 }
 
-/// A latch that is counted down at different majorities has as many counts as servers, so a
-/// majority has no [`Latches`].
+/// A latch that is counted down at different majorities has a different count at each server. A
+/// majority therefore has no [`Latches`].
 pub async fn latches<H: Harness>(_: &H) {
     is_not!(Majority: Latches);
 }

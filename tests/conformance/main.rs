@@ -2,8 +2,8 @@
 //!
 //! Each rule is written once, against a [`Harness`](harness::Harness), and is a test for each
 //! backend. A rule that only one backend keeps is a bug in the other one, or no rule. The exception
-//! is a majority of servers, which [`lacks`] some capabilities. Other suites test the matters of one
-//! backend alone, such as foreign bytes, a full server or a weight limit.
+//! is a majority of servers, which [`lacks`] some capabilities. Other suites test the matters of
+//! one backend alone, such as foreign bytes, a full server or a weight limit.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, unreachable_pub)]
 
 mod commits;

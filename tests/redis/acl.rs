@@ -17,7 +17,8 @@ const MS: Duration = Duration::from_millis(1);
 /// A rule of the page: the words of the code block behind `<!-- acl: name -->`.
 fn rule(name: &str) -> Vec<&'static str> {
     let marker = format!("<!-- acl: {name} -->");
-    let (_, rest) = PAGE.split_once(&marker).unwrap_or_else(|| panic!("no rule {name}"));
+    let (_, rest) =
+        PAGE.split_once(&marker).unwrap_or_else(|| panic!("the page has no rule {name}"));
     let block = rest.split("```").nth(1).unwrap();
     // The first word names the language of the block.
     block.split_whitespace().skip(1).collect()
@@ -28,7 +29,7 @@ async fn set_user(raw: &mut Raw, user: &str, rule: &[&str]) {
     raw.run::<()>(&words).await;
 }
 
-/// What users were refused: who, and which command, key or channel.
+/// Returns the refusals so far, each with its user and the refused command, key or channel.
 async fn refusals(raw: &mut Raw) -> Vec<(String, String)> {
     let log: Vec<Vec<redis::Value>> = raw.run(&["ACL", "LOG", "1000"]).await;
     let text = |fields: &[redis::Value], name: &str| {
@@ -42,7 +43,7 @@ fn words(value: &redis::Value) -> String {
     redis::from_redis_value(value.clone()).unwrap_or_default()
 }
 
-/// Two processes, as far as the server can tell.
+/// Returns two backends, which the server sees as two processes.
 fn backends(url: &str) -> [RedisBackend; 2] {
     [0, 1].map(|_| RedisBackend::builder().server(url).build().unwrap())
 }
@@ -58,7 +59,7 @@ fn check(holds: bool, what: &str) -> Result<(), Error> {
     if holds { Ok(()) } else { Err(failed(what)) }
 }
 
-/// Every operation of a cache, by two processes that meet.
+/// Runs every operation of a cache, by two processes that contend.
 async fn use_caches([one, two]: [RedisBackend; 2], key: &str) -> Result<(), Error> {
     const LEASE: Duration = Duration::from_millis(600);
     one.ping().await?;
@@ -80,13 +81,13 @@ async fn use_caches([one, two]: [RedisBackend; 2], key: &str) -> Result<(), Erro
     });
     check(led?.source() == Source::Led, "the load had no lease")?;
     check(followed?.source() == Source::HandedOver, "the value was not handed over")?;
-    let hit = two.request(key).load(|_| async { Err(BoxError::from("it is stored")) });
+    let hit = two.request(key).load(|_| async { Err(BoxError::from("the value is stored")) });
     check(hit.await?.source() == Source::Hit, "the value was not stored")?;
     one.insert(key, &"c".to_owned()).await?;
     one.invalidate(key).await?;
-    check(two.get(key).await?.is_none(), "it was not invalidated")?;
+    check(two.get(key).await?.is_none(), "the value was not invalidated")?;
     let failing = one.request(key).load(|_| async { Err(BoxError::from("on purpose")) });
-    check(failing.await.is_err(), "a failed load is an error")?;
+    check(failing.await.is_err(), "a failed load succeeded")?;
     let again = one.request(key).load(|_| async { Ok::<_, BoxError>("d".to_owned()) });
     check(again.await?.source() == Source::Led, "the lease of a failed load stays")
 }
@@ -95,7 +96,7 @@ fn locks(backend: RedisBackend) -> Locks {
     Locks::new(backend).namespace("shop")
 }
 
-/// Every operation of each lock, by two processes that meet.
+/// Runs every operation of each lock, by two processes that contend.
 async fn use_locks([one, two]: [RedisBackend; 2], key: &str) -> Result<(), Error> {
     one.ping().await?;
     let [one, two] = [one, two].map(locks);
@@ -105,7 +106,7 @@ async fn use_locks([one, two]: [RedisBackend; 2], key: &str) -> Result<(), Error
     let [first, second] = [&one, &two].map(|locks| locks.latch(key).wait_limit(LIMIT));
     first.set(2).await?;
     first.count_down().await?;
-    check(second.left().await? == 1, "it was not counted")?;
+    check(second.left().await? == 1, "the step was not counted")?;
     let (waited, counted) = tokio::join!(second.wait(), async {
         sleep(50 * MS).await;
         first.count_down().await
@@ -120,9 +121,11 @@ async fn use_mutexes(one: &Locks, two: &Locks, key: &str) -> Result<(), Error> {
             true => locks.fair_mutex(key).wait_limit(LIMIT),
             false => locks.mutex(key).wait_limit(LIMIT),
         };
-        let Some(guard) = of(one).try_lock().await? else { return Err(failed("it was not free")) };
+        let Some(guard) = of(one).try_lock().await? else {
+            return Err(failed("the free lock was refused"));
+        };
         guard.renew().await?;
-        check(of(two).is_locked().await?, "it is locked")?;
+        check(of(two).is_locked().await?, "the mutex is not reported as locked")?;
         of(two).expires_in().await?;
         let waiter = of(two);
         let waiting = tokio::spawn(async move { waiter.lock().await });
@@ -143,9 +146,11 @@ async fn use_mutexes(one: &Locks, two: &Locks, key: &str) -> Result<(), Error> {
 
 async fn use_read_write(one: &Locks, two: &Locks, key: &str) -> Result<(), Error> {
     let of = |locks: &Locks| locks.rw_lock(key).wait_limit(LIMIT);
-    let Some(reader) = of(one).try_read().await? else { return Err(failed("it was not free")) };
+    let Some(reader) = of(one).try_read().await? else {
+        return Err(failed("the free lock was refused"));
+    };
     reader.renew().await?;
-    check(of(two).readers().await? == 1, "one reads")?;
+    check(of(two).readers().await? == 1, "the reader is not counted")?;
     let writer = of(two);
     let writing = tokio::spawn(async move { writer.write().await });
     sleep(50 * MS).await;
@@ -154,7 +159,7 @@ async fn use_read_write(one: &Locks, two: &Locks, key: &str) -> Result<(), Error
     let Upgrade::Done(writer) = reader.try_upgrade().await? else {
         return Err(failed("the only reader was not upgraded"));
     };
-    check(of(one).is_write_locked().await?, "one writes")?;
+    check(of(one).is_write_locked().await?, "the writer is not reported")?;
     writer.unlock().await?;
     of(one).force_unlock().await.map(drop)
 }
@@ -163,7 +168,7 @@ async fn use_permits(one: &Locks, two: &Locks, key: &str) -> Result<(), Error> {
     let of = |locks: &Locks| locks.semaphore(key, 2).wait_limit(LIMIT);
     let Some(permit) = of(one).try_acquire_many(2).await? else { return Err(failed("none")) };
     permit.renew().await?;
-    check(of(two).available().await? == 0, "all are out")?;
+    check(of(two).available().await? == 0, "a permit is still available")?;
     let waiter = of(two);
     let waiting = tokio::spawn(async move { waiter.acquire().await });
     sleep(50 * MS).await;
@@ -183,7 +188,7 @@ async fn use_all(url: &str, family: &str, key: &str) -> Result<(), Error> {
     }
 }
 
-/// The permissions without which something does not work, and those without which it is only slower.
+/// Returns the permissions that an operation needs, and those that only make operations faster.
 fn split(family: &str) -> (Vec<&'static str>, Vec<&'static str>) {
     let faster =
         ["+publish", "+subscribe", "+unsubscribe", "+eval", "+script|load", "+role", "+info"];
@@ -196,14 +201,14 @@ async fn the_rule_is_enough(family: &str) {
     let mut raw = server.raw().await;
     set_user(&mut raw, "app", &rule(family)).await;
     let done = timeout(3 * LIMIT, use_all(&server.url_of("app:secret", 0), family, "k")).await;
-    done.expect("it hangs").unwrap();
+    done.expect("the operations hang").unwrap();
     let refused = refusals(&mut raw).await;
     // The client library names itself to servers from version 7.2 on, and ignores the answer.
     let refused: Vec<_> = refused.iter().filter(|(_, what)| !what.starts_with("client")).collect();
     assert!(refused.is_empty(), "{refused:?}");
 }
 
-/// Each user lacks one permission. What fails, or is refused, shows that it is needed.
+/// Each user lacks one permission. A failure or a refusal shows that the permission is used.
 async fn each_permission_is_used(family: &str) {
     let server = RedisServer::start().await;
     let mut raw = server.raw().await;
@@ -218,7 +223,7 @@ async fn each_permission_is_used(family: &str) {
         users.push((user, *lacks));
     }
     let outcomes = users.iter().map(async |(user, lacks)| {
-        // What may be slow is given a moment, so that each is seen by itself.
+        // Each operation gets enough time, so that a slow one is not taken for a failed one.
         let url = server.url_of(&format!("{user}:secret"), 0);
         (user, *lacks, timeout(LIMIT, use_all(&url, family, user)).await)
     });
@@ -227,7 +232,7 @@ async fn each_permission_is_used(family: &str) {
     for (user, lacks, outcome) in outcomes {
         let works = matches!(outcome, Ok(Ok(())));
         assert_eq!(works, faster.contains(&lacks), "{family} without {lacks}: {outcome:?}");
-        // Scripts are sent along only where the server does not know them.
+        // `EVAL` is sent only if the server does not know the script.
         let object = lacks.trim_start_matches('+').split('|').next().unwrap();
         let seen = refused.iter().any(|(who, what)| who == user && what.starts_with(object));
         assert!(seen || lacks == "+eval", "{family}: {lacks} is never used: {refused:?}");
@@ -325,9 +330,9 @@ async fn the_rules_for_a_cluster_are_enough() {
         [0, 1].map(|_| RedisBackend::builder().cluster(&urls).build().unwrap())
     };
     let caches = timeout(3 * LIMIT, use_caches(backends("caches:secret"), "k")).await;
-    caches.expect("it hangs").unwrap();
+    caches.expect("the operations hang").unwrap();
     let locks = timeout(3 * LIMIT, use_locks(backends("locks:secret"), "k")).await;
-    locks.expect("it hangs").unwrap();
+    locks.expect("the operations hang").unwrap();
     for server in &cluster.nodes {
         let refused = refusals(&mut server.raw().await).await;
         assert!(refused.iter().all(|(_, what)| what.starts_with("client")), "{refused:?}");
