@@ -25,7 +25,7 @@ pub(crate) fn write<T: ?Sized>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
 pub(crate) mod checked {
     #[cfg(not(all(test, loom)))]
     pub(crate) use std::sync::{
-        Mutex, OnceLock, RwLock, RwLockReadGuard, RwLockWriteGuard,
+        Mutex, OnceLock, RwLock,
         atomic::{AtomicU64, AtomicUsize},
     };
 
@@ -65,11 +65,13 @@ pub(crate) mod checked {
             is_set: AtomicBool,
         }
 
-        impl<T> OnceLock<T> {
-            pub(crate) fn new() -> Self {
+        impl<T> Default for OnceLock<T> {
+            fn default() -> Self {
                 Self { cell: std::sync::OnceLock::new(), is_set: AtomicBool::new(false) }
             }
+        }
 
+        impl<T> OnceLock<T> {
             pub(crate) fn get(&self) -> Option<&T> {
                 self.is_set.load(Ordering::Acquire).then(|| self.cell.get())?
             }

@@ -1,27 +1,25 @@
-//! Guard a hot reload: of all who ask for one key at once, in the whole fleet, one loads it.
+//! A cache that loads each missing entry once in the whole fleet.
 //!
-//! [`Cache::get_or_load`] is the front. Behind it, a request ([`Request`]) joins the flight of its key in
-//! this process; the flight's leader goes the way that `path` tells: look into the backend, claim the
-//! lease, run the loader, commit; or wait for the process that has the lease. `load` runs the caller's
-//! loader, [`Lead`] is what the loader is given, `decide` says what an entry is good for, and a [`Codec`]
-//! turns values into bytes.
+//! [`Cache::get_or_load`] is the entry point. A [`Request`] joins the flight of its key in this process.
+//! The leader of the flight goes the way of `run`: look into the backend, claim the lease, run the loader,
+//! commit; or wait for the process that has the lease. The loader is given a [`Lead`]. A [`Codec`] turns
+//! values into bytes.
 
 mod breaker;
 mod builder;
-mod claim;
 mod codec;
-mod commit;
-mod decide;
+mod core;
 mod lead;
-mod load;
-mod path;
+mod loader;
+mod outcome;
 mod request;
+mod run;
+mod settings;
 mod shard;
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use tokio::sync::Semaphore;
-use tokio_util::sync::CancellationToken;
+use tokio::time::timeout;
 
 #[cfg(feature = "postcard")]
 pub use self::codec::Postcard;
@@ -29,27 +27,25 @@ pub use self::{
     builder::Builder,
     codec::{Codec, Json, Raw},
     lead::Lead,
-    request::{Loaded, Request, Source},
+    outcome::{Loaded, Source},
+    request::Request,
 };
 pub use crate::{flight::Abandoned, observe::Stats};
 
 #[cfg(feature = "http")]
-pub(crate) use self::{load::Produced, path::OnUncacheable, request::Flown};
+pub(crate) use self::{loader::Produced, outcome::Flown, run::OnUncacheable};
 
-use self::{builder::Settings, decide::Decision, path::Outcome, shard::Shards};
+use self::core::{Core, Decision};
 use crate::{
-    backend::{DynStore, Entry, Store, in_time},
-    error::{BackendError, BackendErrorKind, BoxError, Error, ErrorKind},
-    flight::Group,
-    key::{Family, Key, Name},
-    lease::Engine,
-    observe::{Counters, Once},
+    backend::{Store, in_time},
+    error::{BackendError, BoxError, Error},
+    key::Key,
 };
 
-/// A cache whose entries are rebuilt by one caller in the whole fleet.
+/// A cache whose entries are loaded by one caller in the whole fleet.
 ///
-/// Clones are the same cache. Every process that builds one with the same namespace over the same backend
-/// belongs to its fleet.
+/// Clones are the same cache. The processes that build one with the same namespace over the same backend
+/// are its fleet.
 ///
 /// ```
 /// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
@@ -64,263 +60,197 @@ use crate::{
 ///     .get_or_load("product:42", |_lead| async { Ok::<_, std::io::Error>("bell".to_owned()) })
 ///     .await?;
 /// assert_eq!(product, "bell");
+///
+/// cache.insert("product:43", &"whistle".to_owned()).await?;
+/// assert_eq!(cache.get("product:43").await?.as_deref(), Some("whistle"));
+/// cache.invalidate("product:43").await?;
+/// assert_eq!(cache.get("product:43").await?, None);
+///
+/// let loaded = cache
+///     .request("product:43")
+///     .ttl(Duration::from_secs(5))
+///     .load(|_lead| async { Ok::<_, std::io::Error>("horn".to_owned()) })
+///     .await?;
+/// assert_eq!(loaded.value(), "horn");
+///
+/// assert_eq!(cache.stats().loads, 2);
+/// cache.shutdown(Duration::from_secs(5)).await;
 /// # Ok::<_, bellwether::Error>(()) }).unwrap();
 /// ```
 pub struct Cache<V> {
-    inner: Arc<Inner<V>>,
-}
-
-/// What the clones of a cache share.
-struct Inner<V> {
-    store: Arc<dyn DynStore>,
-    engine: Arc<Engine>,
-    codec: Arc<dyn Codec<V>>,
-    settings: Settings,
-    flights: Group<Outcome<V>>,
-    /// Set when running loads are to end.
-    abort: CancellationToken,
-    loads: Semaphore,
-    counters: Counters,
-    shards: Shards,
-    /// Each is told loudly once, and counted from then on.
-    undecodable: Once,
-    unstorable: Once,
+    core: Arc<Core<V>>,
 }
 
 impl<V: Clone + Send + Sync + 'static> Cache<V> {
-    /// Begins to build a cache over a backend.
+    /// Returns a builder of a cache over a backend.
     pub fn builder<B: Store>(backend: B) -> Builder<V> {
         Builder::new(Arc::new(backend))
     }
 
-    /// The value of a key: a stored one, or what the one loader of the fleet makes of it now.
+    /// Returns the stored value of a key, or the value that the one loader of the fleet makes now.
     ///
-    /// The loader runs only if this caller is the one who leads. It runs in a task of its own, in this
-    /// caller's tracing span, and must not block its thread. (After a [shutdown](Self::shutdown), and where a loader
-    /// comes back to the key that it loads, it runs for its caller alone, and ends with him.)
+    /// The loader runs only if this caller is the one that leads. It runs in a task of its own, in the
+    /// tracing span of this caller, and must not block its thread.
+    ///
+    /// In two cases it runs for its caller alone, and ends with it: after a [shutdown](Self::shutdown),
+    /// and where a loader asks for the key that it loads.
     ///
     /// # Errors
     ///
-    /// [`Load`](ErrorKind::Load), [`Panicked`](ErrorKind::Panicked) and
-    /// [`LoadTimeout`](ErrorKind::LoadTimeout) say how the one load failed; everyone who waited for it gets
-    /// the same. [`InvalidKey`](ErrorKind::InvalidKey) for an empty or long key,
-    /// [`Overloaded`](ErrorKind::Overloaded) at a cap on [loads](Builder::max_loads) or on callers who wait
-    /// ([in all](Builder::max_waiters), [for a key](Builder::max_waiters_per_key)),
-    /// [`ShutDown`](ErrorKind::ShutDown) if the cache was [shut down](Self::shutdown) during the load,
-    /// [`Cancelled`](ErrorKind::Cancelled) if the runtime of the load went away meanwhile. A backend that is down is no error: the value is loaded then, once in this
-    /// process, and not stored.
+    /// - [`Load`](crate::ErrorKind::Load), [`Panicked`](crate::ErrorKind::Panicked) or
+    ///   [`LoadTimeout`](crate::ErrorKind::LoadTimeout) if the one load failed. All its waiters get the
+    ///   same error.
+    /// - [`InvalidKey`](crate::ErrorKind::InvalidKey) if the key is empty or too long.
+    /// - [`Overloaded`](crate::ErrorKind::Overloaded) if too many [loads](Builder::max_loads) are under
+    ///   way, or too many callers wait [in all](Builder::max_waiters) or
+    ///   [for this key](Builder::max_waiters_per_key).
+    /// - [`ShutDown`](crate::ErrorKind::ShutDown) if a [shutdown](Self::shutdown) ended the load.
+    /// - [`Cancelled`](crate::ErrorKind::Cancelled) if the runtime of the load was shut down.
+    ///
+    /// A backend that is down is no error. The value is then loaded once in this process, and not stored.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future costs nobody anything: the load runs on for the others, and where nobody waits
-    /// any more it ends as the cache was [told](Builder::when_abandoned).
+    /// Dropping the future has no effect on other callers: the load goes on for them. A load that no
+    /// caller waits for ends as the cache was [told](Builder::when_abandoned).
     pub async fn get_or_load<F, Fut, E>(&self, key: impl Into<Key>, loader: F) -> Result<V, Error>
     where
         F: FnOnce(Lead) -> Fut + Send + 'static,
         Fut: Future<Output = Result<V, E>> + Send + 'static,
         E: Into<BoxError> + 'static,
     {
-        Ok(self.request(key).load(loader).await?.into_value())
+        Ok(self.request(key).load(loader).await?.value)
     }
 
-    /// A request for a key with options of its own; it tells where its value came from.
+    /// Returns a request for a key, with options of its own. It also says where its value came from.
     pub fn request(&self, key: impl Into<Key>) -> Request<V> {
-        Request::new(self.clone(), key.into())
+        Request::new(self.core.clone(), key.into())
     }
 
-    /// The stored value, if there is one.
+    /// Returns the stored value, if there is one.
     ///
     /// # Errors
     ///
-    /// [`InvalidKey`](ErrorKind::InvalidKey), or [`Backend`](ErrorKind::Backend) if the backend did not
-    /// answer.
+    /// [`InvalidKey`](crate::ErrorKind::InvalidKey), or [`Backend`](crate::ErrorKind::Backend) if the
+    /// backend did not answer.
     ///
     /// # Cancel safety
     ///
     /// Dropping the future changes nothing.
     pub async fn get(&self, key: impl Into<Key>) -> Result<Option<V>, Error> {
-        let name = self.inner.name(&key.into())?;
-        match self.inner.look(&name).await? {
+        let name = self.core.name(&key.into())?;
+        match self.core.look(&name).await? {
             Decision::Fresh(value) => Ok(Some(value)),
             Decision::Miss { .. } | Decision::Uncacheable => Ok(None),
         }
     }
 
-    /// Stores a value for the time that the cache keeps values. A load that is under way will not be
+    /// Stores a value for as long as the cache keeps values. The value of a load that is under way is not
     /// stored.
     ///
     /// # Errors
     ///
-    /// [`Codec`](ErrorKind::Codec) if the value cannot be encoded or is larger than the limit,
-    /// [`InvalidKey`](ErrorKind::InvalidKey), or [`Backend`](ErrorKind::Backend): then it may or may not
-    /// have been stored.
+    /// - [`Codec`](crate::ErrorKind::Codec) if the value cannot be encoded, or is too large.
+    /// - [`InvalidKey`](crate::ErrorKind::InvalidKey) if the key is empty or too long.
+    /// - [`Backend`](crate::ErrorKind::Backend) if the backend did not answer or refused. The value may
+    ///   or may not be stored.
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, it may or may not be stored.
+    /// If the future is dropped, the value may or may not be stored.
     pub async fn insert(&self, key: impl Into<Key>, value: &V) -> Result<(), Error> {
-        let key = key.into();
-        let name = self.inner.name(&key)?;
-        let entry = self.inner.encode(value, Duration::ZERO)?;
-        let settings = &self.inner.settings;
-        let put = self.inner.store.put(&name, &entry, settings.ttl, settings.fence_life());
-        let written = self.inner.in_time(put).await;
-        // Also after an error, for it may have been stored.
-        self.inner.flights.detach(&key);
-        self.inner.counted(written)?;
-        Ok(())
+        let (core, key) = (&self.core, key.into());
+        let name = core.name(&key)?;
+        let entry = core.encode(value, Duration::ZERO)?;
+        let life = core.settings.fence_life();
+        self.change(&key, core.store.put(&name, &entry, core.settings.ttl, life)).await
     }
 
-    /// Removes a value. A load that is under way will not be stored, and who asks after this returned is
-    /// served nothing older.
+    /// Removes a value. The value of a load that is under way is not stored. A caller that asks after this
+    /// returned is served nothing older.
     ///
     /// # Errors
     ///
-    /// [`InvalidKey`](ErrorKind::InvalidKey), or [`Backend`](ErrorKind::Backend): then it may or may not
-    /// have been removed.
+    /// [`InvalidKey`](crate::ErrorKind::InvalidKey), or [`Backend`](crate::ErrorKind::Backend) if the
+    /// backend did not answer. The value may then be removed or not.
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, it may or may not be removed.
+    /// If the future is dropped, the value may or may not be removed.
     pub async fn invalidate(&self, key: impl Into<Key>) -> Result<(), Error> {
-        let key = key.into();
-        let name = self.inner.name(&key)?;
-        let fence_life = self.inner.settings.fence_life();
-        let removed = self.inner.in_time(self.inner.store.invalidate(&name, fence_life)).await;
-        self.inner.flights.detach(&key);
-        self.inner.counted(removed)?;
-        Ok(())
+        let (core, key) = (&self.core, key.into());
+        let name = core.name(&key)?;
+        self.change(&key, core.store.invalidate(&name, core.settings.fence_life())).await
     }
 
-    /// What was counted since the cache was built.
+    /// Returns what was counted since the cache was built.
     pub fn stats(&self) -> Stats {
-        self.inner.counters.snapshot(self.inner.flights.len())
+        self.core.counters.snapshot(self.core.flights.len())
     }
 
-    /// Ends the work of this cache, so that a deploy costs nobody a lease.
+    /// Ends the work of this cache, so that a deploy costs the fleet no lease.
     ///
-    /// No new flight starts; who still asks loads for himself. Running loads may end until `deadline` has
-    /// passed; then they are cancelled and their leases released, so that the next process in line begins
-    /// at once.
+    /// No new flight starts. A caller that still asks loads for itself, without a lease. Running loads may
+    /// end until `deadline` has passed. Then they are cancelled and their leases released, so that the
+    /// next process begins at once.
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped after it was first polled, no new flight starts all the same; call it again to
-    /// wait.
+    /// Once the future was polled, no new flight starts even if it is dropped. Call it again to wait.
     pub async fn shutdown(&self, deadline: Duration) {
-        let inner = &self.inner;
-        inner.flights.close();
-        inner.engine.stop();
-        if tokio::time::timeout(deadline, inner.flights.idle()).await.is_err() {
-            inner.abort.cancel();
-            inner.flights.idle().await;
+        let core = &self.core;
+        core.flights.close();
+        core.engine.stop();
+        if timeout(deadline, core.flights.idle()).await.is_err() {
+            core.abort.cancel();
+            core.flights.idle().await;
         }
-        // Releases that a backend does not answer end by themselves, with their leases.
-        let limit = inner.settings.retry.try_limit().saturating_mul(2);
-        inner.engine.shutdown(limit).await;
+        // A release that the backend does not answer ends by itself, with its lease.
+        core.engine.shutdown(core.settings.retry.try_limit().saturating_mul(2)).await;
+    }
+
+    /// Awaits a change of what is stored, no longer than one try may take.
+    async fn change<T>(
+        &self,
+        key: &Key,
+        change: impl Future<Output = Result<T, BackendError>>,
+    ) -> Result<(), Error> {
+        let changed = in_time(self.core.settings.retry.try_limit(), change).await;
+        // Also after an error, because the change may have happened.
+        self.core.flights.detach(key);
+        self.core.counted(changed)?;
+        Ok(())
     }
 
     #[cfg(feature = "http")]
     pub(crate) fn key_limit(&self) -> usize {
-        self.inner.settings.max_key
+        self.core.settings.max_key
     }
 
     #[cfg(feature = "http")]
     pub(crate) fn value_limit(&self) -> usize {
-        self.inner.settings.max_value
+        self.core.settings.max_value
     }
 
     #[cfg(feature = "http")]
     pub(crate) fn load_limit(&self) -> Duration {
-        self.inner.settings.load_limit
+        self.core.settings.load_limit
     }
 
     #[cfg(feature = "http")]
     pub(crate) fn ttl(&self) -> Duration {
-        self.inner.settings.ttl
-    }
-}
-
-impl<V: Clone + Send + Sync + 'static> Inner<V> {
-    fn name(&self, key: &Key) -> Result<Name, Error> {
-        let settings = &self.settings;
-        let name = Name::new(&settings.namespace, Family::Cache, key, settings.max_key)?;
-        Ok(name.with_schema(settings.schema))
-    }
-
-    /// What stands under a name, and what it is good for.
-    async fn look(&self, name: &Name) -> Result<Decision<V>, BackendError> {
-        match self.counted(self.store.get(name).await) {
-            Ok(Some(entry)) => Ok(self.decide(entry)),
-            Ok(None) => Ok(Decision::Miss { seen: 0 }),
-            Err(error) if error.kind() == BackendErrorKind::Foreign => {
-                let words = "what stands under the name counts as missing";
-                match self.undecodable.first() {
-                    true => tracing::warn!(?name, error = %crate::error::Chain(&error), "{words}"),
-                    false => {
-                        tracing::debug!(?name, error = %crate::error::Chain(&error), "{words}")
-                    }
-                }
-                self.counters.undecodable.add();
-                Ok(Decision::Miss { seen: 0 })
-            }
-            Err(error) => Err(error),
-        }
-    }
-
-    /// What the backend answers, or that it did not do so in time; no caller depends on its patience.
-    async fn in_time<T>(
-        &self,
-        answer: impl Future<Output = Result<T, BackendError>>,
-    ) -> Result<T, BackendError> {
-        let limit = self.settings.retry.try_limit();
-        in_time(limit, answer).await
-    }
-
-    fn decide(&self, entry: Entry) -> Decision<V> {
-        let decision = decide::decide(entry, self.tag(), self.codec.as_ref());
-        if let Decision::Miss { seen } = decision {
-            tracing::debug!(fence = seen, "an entry that cannot be decoded counts as missing");
-            self.counters.undecodable.add();
-        }
-        decision
-    }
-
-    fn encode(&self, value: &V, cost: Duration) -> Result<Entry, Error> {
-        let payload = self.codec.encode(value).map_err(|error| {
-            Error::with_source(ErrorKind::Codec, "the value could not be encoded", error)
-        })?;
-        let limit = self.settings.max_value;
-        if payload.len() > limit {
-            let size = payload.len();
-            return Err(Error::new(
-                ErrorKind::Codec,
-                format!("the value has {size} bytes, more than the limit of {limit}"),
-            ));
-        }
-        Ok(Entry::value(self.tag(), cost, payload))
-    }
-
-    fn tag(&self) -> u32 {
-        u32::from(self.settings.schema) << 16 | u32::from(self.codec.tag())
-    }
-
-    fn counted<T>(&self, answer: Result<T, BackendError>) -> Result<T, BackendError> {
-        if answer.is_err() {
-            self.counters.backend_errors.add();
-        }
-        answer
+        self.core.settings.ttl
     }
 }
 
 impl<V> Clone for Cache<V> {
     fn clone(&self) -> Self {
-        Self { inner: self.inner.clone() }
+        Self { core: self.core.clone() }
     }
 }
 
 impl<V> fmt::Debug for Cache<V> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Cache").field("settings", &self.inner.settings).finish_non_exhaustive()
+        f.debug_struct("Cache").field("settings", &self.core.settings).finish_non_exhaustive()
     }
 }

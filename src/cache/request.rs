@@ -1,117 +1,73 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use futures_util::FutureExt;
-use tokio::sync::SemaphorePermit;
 use tracing::Instrument;
 
 use super::{
-    Cache, Inner, Lead,
-    load::{self, Produced},
-    path::{OnUncacheable, Outcome, Path},
+    Lead, Loaded, Source,
+    core::Core,
+    loader::{self, Produced},
+    outcome::{Flown, Outcome},
+    run::{OnUncacheable, Options, Run},
 };
 use crate::{
     error::{BoxError, Error, ErrorKind},
-    flight::{self, Joined, Notice, Refused, Waited},
+    flight::{self, Edge, Follower, Joined, Notice, Refused, Waited},
     key::{Key, Name},
 };
 
-/// One request for a key, with options of its own (see [`Cache::request`]).
+/// One request for a key, with options of its own. [`Cache::request`](super::Cache::request) makes it.
+///
+/// ```
+/// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
+/// use std::time::Duration;
+/// use bellwether::{BoxError, Cache, MemoryBackend, cache::Source};
+///
+/// let cache: Cache<u64> = Cache::builder(MemoryBackend::new()).build()?;
+/// let loaded = cache
+///     .request("stock:42")
+///     .ttl(Duration::from_secs(5))
+///     .load_limit(Duration::from_secs(2))
+///     .wait_limit(Duration::from_secs(1))
+///     .load(|_lead| async { Ok::<_, BoxError>(17) })
+///     .await?;
+/// assert_eq!((*loaded.value(), loaded.source()), (17, Source::Led));
+/// assert_eq!(loaded.into_value(), 17);
+/// # Ok::<_, bellwether::Error>(()) }).unwrap();
+/// ```
 #[must_use = "a request does nothing until it is loaded"]
 pub struct Request<V> {
-    cache: Cache<V>,
+    core: Arc<Core<V>>,
     key: Key,
     options: Options,
 }
 
-#[derive(Clone, Copy)]
-pub(super) struct Options {
-    pub(super) ttl: Duration,
-    pub(super) load_limit: Duration,
-    pub(super) wait_limit: Duration,
-    pub(super) on_uncacheable: OnUncacheable,
-}
-
-/// A value, and where it came from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Loaded<V> {
-    value: V,
-    source: Source,
-}
-
-/// Where a value came from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Source {
-    /// It was stored.
-    Hit,
-    /// This caller's loader made it, under the lease.
-    Led,
-    /// The loader of another caller in this process made it meanwhile.
-    Followed,
-    /// Another process made it meanwhile.
-    HandedOver,
-    /// It was loaded without a lease and not stored: the backend did not answer, the wait for another
-    /// process was over (by the wait limit or the retry strategy), a
-    /// [verdict](super::Builder::uncacheable_ttl) stands, the loader came back to its own key, or the cache was
-    /// shut down. Or it was loaded under a lease, the backend did not answer when it was to be stored, and
-    /// this caller asked after the load had begun.
-    ///
-    /// It may come from a load that was under way in this process when its caller asked, and so be older
-    /// than an invalidation in another process that had returned by then.
-    Degraded,
-}
-
-impl<V> Loaded<V> {
-    /// The value.
-    pub fn value(&self) -> &V {
-        &self.value
-    }
-
-    /// The value, taken out.
-    pub fn into_value(self) -> V {
-        self.value
-    }
-
-    /// Where it came from.
-    pub fn source(&self) -> Source {
-        self.source
-    }
-}
-
-/// How a request ended that need not end with a value.
-pub(crate) enum Flown<V> {
-    Loaded(Loaded<V>),
-    /// Everyone for himself.
-    #[cfg_attr(not(feature = "http"), allow(dead_code))]
-    Uncacheable,
-}
-
 impl<V: Clone + Send + Sync + 'static> Request<V> {
-    pub(super) fn new(cache: Cache<V>, key: Key) -> Self {
-        let settings = &cache.inner.settings;
+    pub(super) fn new(core: Arc<Core<V>>, key: Key) -> Self {
+        let settings = &core.settings;
         let options = Options {
             ttl: settings.ttl,
             load_limit: settings.load_limit,
             wait_limit: settings.wait_limit,
             on_uncacheable: OnUncacheable::Coalesce,
         };
-        Self { cache, key, options }
+        Self { core, key, options }
     }
 
-    /// How long the value is kept, if this caller is the one who loads it. Zero keeps it for 1 ms at most;
-    /// [`Lead::do_not_store`] stores nothing.
+    /// Sets how long the value is kept, if this caller is the one that loads it. Zero keeps it for 1 ms
+    /// at most, and [`Lead::do_not_store`] stores nothing.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.options.ttl = ttl;
         self
     }
 
-    /// How long the load may take, if this caller is the one who leads.
+    /// Sets how long the load may take, if this caller is the one that leads.
     pub fn load_limit(mut self, limit: Duration) -> Self {
         self.options.load_limit = limit;
         self
     }
 
-    /// How long to wait for the load of another process, if this caller is the one who leads.
+    /// Sets how long to wait for the load of another process, if this caller is the one that leads.
     pub fn wait_limit(mut self, limit: Duration) -> Self {
         self.options.wait_limit = limit;
         self
@@ -123,15 +79,16 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         self
     }
 
-    /// The value of the key, as [`Cache::get_or_load`] finds or makes it, and where it came from.
+    /// Returns the value of the key and its source, as [`Cache::get_or_load`](super::Cache::get_or_load)
+    /// finds or makes it.
     ///
     /// # Errors
     ///
-    /// As [`Cache::get_or_load`].
+    /// As [`Cache::get_or_load`](super::Cache::get_or_load).
     ///
     /// # Cancel safety
     ///
-    /// As [`Cache::get_or_load`].
+    /// As [`Cache::get_or_load`](super::Cache::get_or_load).
     pub fn load<F, Fut, E>(
         self,
         loader: F,
@@ -141,14 +98,14 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         Fut: Future<Output = Result<V, E>> + Send + 'static,
         E: Into<BoxError> + 'static,
     {
-        // Not an async function: it would keep a copy of what it passes on.
-        self.fly(move |lead| load::shared(loader(lead))).map(|flown| match flown? {
+        // Not an async function, whose future would hold a copy of what it passes on.
+        self.fly(move |lead| loader::shared(loader(lead))).map(|flown| match flown? {
             Flown::Loaded(loaded) => Ok(loaded),
             Flown::Uncacheable => Err(Error::new(ErrorKind::Cancelled, "the value was not shared")),
         })
     }
 
-    /// As [`load`](Self::load), for work whose answer may turn out to be its caller's alone.
+    /// As [`load`](Self::load), for work that may make an answer for its caller alone.
     pub(crate) fn fly<F, Fut>(
         self,
         work: F,
@@ -157,90 +114,121 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         F: FnOnce(Lead) -> Fut + Send + 'static,
         Fut: Future<Output = Result<Produced<V>, Error>> + Send + 'static,
     {
+        let Self { core, key, options } = self;
         let mut work = Some(work);
         // As above.
         async move {
-            let inner = &self.cache.inner;
-            // Only who leads needs the name; whether the key is good, everyone is told.
-            Name::check(&self.key, inner.settings.max_key)?;
+            // Only a leader needs the name, but each caller is told if its key has none.
+            Name::check(&key, core.settings.max_key)?;
             let within = flight::current();
-            // For how long he waited for an answer that did not come.
+            // How long this caller has waited for an answer that did not come.
             let mut unanswered = None;
             loop {
-                let (mut follower, leader) = match inner.flights.join(&self.key) {
-                    Ok(Joined::Leading(follower, leader)) => (follower, Some(leader)),
-                    Ok(Joined::Following(follower)) => (follower, None),
+                let Joined { mut follower, leader } = match core.flights.join(&key) {
+                    Ok(joined) => joined,
                     Err(Refused::Closed) => {
-                        // A loader that waits for a place that loaders take could wait for itself.
-                        let _place = match within {
-                            Some(_) => None,
-                            // In a box, so that the way of who follows stays small.
-                            None => Some(Box::pin(inner.place(self.options.wait_limit)).await?),
-                        };
-                        // With a number, so that the loads that this one waits for need no place.
-                        let number = within.or_else(|| Some(flight::next_id()));
-                        return Box::pin(alone(inner, work.take(), self.options, number)).await;
+                        return Box::pin(after_shutdown(core, work, options, within)).await;
                     }
-                    Err(Refused::FlightFull(waiters)) => {
-                        return Err(overloaded(waiters, " for this key"));
-                    }
-                    Err(Refused::GroupFull(waiters)) => return Err(overloaded(waiters, "")),
+                    Err(full) => return Err(overloaded(full)),
                 };
-                // A loader that waits for a flight that waits for it would wait for ever.
-                let edge = within.map(|from| flight::nested(from, follower.flight_id()));
-                match edge {
-                    Some(None) => {
-                        tracing::debug!(key = %self.key, "a loader came back to a key that waits for it");
-                        drop((follower, leader));
-                        return Box::pin(alone(inner, work.take(), self.options, within)).await;
+                let Some(_edge) = nest(within, &follower) else {
+                    tracing::debug!(%key, "a loader asked for a key that waits for it");
+                    drop((follower, leader));
+                    return Box::pin(load_alone(core, work, options, within)).await;
+                };
+                let leads = leader.is_some();
+                let waited = match leader {
+                    Some(leader) => {
+                        let work = work.take().ok_or_else(cut_off)?;
+                        let run = Run::new(&core, &key, options, leader, unanswered.is_some())?;
+                        let span = tracing::debug_span!("flight", %key);
+                        follower.lead(Box::pin(run.run(work).instrument(span))).await
                     }
-                    Some(Some(_)) => follower.tell(Notice::NeededByLoader),
-                    None => {}
-                }
-                let led = leader.is_some();
-                let patience = inner.settings.retry.try_limit() / 2;
-                if !led && unanswered.is_some_and(|waited| waited > patience) {
-                    follower.tell(Notice::Hurry);
-                }
-                if let Some(leader) = leader {
-                    let Some(work) = work.take() else { return Err(cut_off()) };
-                    let name = inner.name(&self.key)?;
-                    let path =
-                        Path::new(inner.clone(), name, self.options, leader, unanswered.is_some());
-                    let span = tracing::debug_span!("flight", key = %self.key);
-                    follower.carry(Box::pin(path.run(work).instrument(span)));
-                }
-                return match follower.wait().await {
-                    Waited::Outcome(Outcome::Value(value, source)) => {
-                        let source = match source {
-                            Source::Led if !led => Source::Followed,
-                            source => source,
-                        };
-                        inner.count(source);
-                        Ok(Flown::Loaded(Loaded { value, source }))
-                    }
-                    Waited::Outcome(Outcome::Uncacheable) => Ok(Flown::Uncacheable),
-                    Waited::Outcome(Outcome::Failed(error)) => Err(error),
-                    Waited::Outcome(Outcome::Unanswered(waited)) => {
-                        unanswered = Some(waited);
-                        continue;
-                    }
-                    Waited::JoinAgain => {
-                        unanswered = None;
-                        continue;
+                    None => {
+                        hurry(&core, &follower, unanswered);
+                        follower.wait().await
                     }
                 };
+                match waited {
+                    Waited::JoinAgain => unanswered = None,
+                    Waited::Outcome(Outcome::Unanswered(waited)) => unanswered = Some(waited),
+                    Waited::Outcome(outcome) => return served(&core, outcome, leads),
+                }
             }
         }
     }
 }
 
-/// Loads for one caller: no flight, no lease, nothing stored.
-async fn alone<V, F, Fut>(
-    inner: &Arc<Inner<V>>,
+/// Enters the wait of a loader for a flight into the graph of waits, and gives its flight notice. `None` if
+/// the two would wait for each other.
+fn nest<T>(within: Option<u64>, follower: &Follower<T>) -> Option<Option<Edge>> {
+    let Some(from) = within else { return Some(None) };
+    let edge = flight::nested(from, follower.flight_id())?;
+    follower.tell(Notice::NeededByLoader);
+    Some(Some(edge))
+}
+
+/// Tells a flight not to wait for an answer, if the caller has waited for one in vain for long already.
+fn hurry<V, T>(core: &Core<V>, follower: &Follower<T>, unanswered: Option<Duration>) {
+    let patience = core.settings.retry.try_limit() / 2;
+    if unanswered.is_some_and(|waited| waited > patience) {
+        follower.tell(Notice::Hurry);
+    }
+}
+
+/// Returns what a flight ended with, for one of its callers.
+fn served<V>(core: &Core<V>, outcome: Outcome<V>, leads: bool) -> Result<Flown<V>, Error> {
+    match outcome {
+        Outcome::Value(value, source) => {
+            let source = match source {
+                Source::Led if !leads => Source::Followed,
+                source => source,
+            };
+            let counters = &core.counters;
+            let counter = match source {
+                Source::Hit => &counters.hits,
+                Source::Led => &counters.led,
+                Source::Followed => &counters.followed,
+                Source::HandedOver => &counters.handed_over,
+                Source::Degraded => &counters.degraded,
+            };
+            counter.add();
+            Ok(Flown::Loaded(Loaded { value, source }))
+        }
+        Outcome::Uncacheable => Ok(Flown::Uncacheable),
+        Outcome::Failed(error) => Err(error),
+        Outcome::Unanswered(_) => Err(cut_off()),
+    }
+}
+
+/// Loads for one caller of a cache that is shut down.
+async fn after_shutdown<V, F, Fut>(
+    core: Arc<Core<V>>,
     work: Option<F>,
     options: Options,
-    flight: Option<u64>,
+    within: Option<u64>,
+) -> Result<Flown<V>, Error>
+where
+    V: Clone + Send + Sync + 'static,
+    F: FnOnce(Lead) -> Fut,
+    Fut: Future<Output = Result<Produced<V>, Error>>,
+{
+    // A loader that waits for a permit that loaders hold could wait for itself.
+    let _permit = match within {
+        Some(_) => None,
+        None => Some(core.permit(options.wait_limit).await?),
+    };
+    // With a number, so that the loads that this one waits for need no permit.
+    let number = within.unwrap_or_else(flight::next_id);
+    load_alone(core.clone(), work, options, Some(number)).await
+}
+
+/// Loads for one caller, without a flight and a lease. Nothing is stored.
+async fn load_alone<V, F, Fut>(
+    core: Arc<Core<V>>,
+    work: Option<F>,
+    options: Options,
+    number: Option<u64>,
 ) -> Result<Flown<V>, Error>
 where
     V: Clone + Send + Sync + 'static,
@@ -248,50 +236,32 @@ where
     Fut: Future<Output = Result<Produced<V>, Error>>,
 {
     let work = work.ok_or_else(cut_off)?;
-    inner.counters.loads.add();
-    match load::run(work, Lead::new(None), options.load_limit, flight).await {
-        Ok(Produced::Value(value)) => {
-            inner.count(Source::Degraded);
-            Ok(Flown::Loaded(Loaded { value, source: Source::Degraded }))
-        }
+    core.counters.loads.add();
+    match loader::run(work, Lead::new(None), options.load_limit, number).await {
+        Ok(Produced::Value(value)) => served(&core, Outcome::Value(value, Source::Degraded), true),
         Ok(Produced::Uncacheable) => Ok(Flown::Uncacheable),
         Err(error) => {
-            inner.counters.failures.add();
+            core.counters.failures.add();
             Err(error)
         }
     }
 }
 
-fn overloaded(waiters: usize, which: &str) -> Error {
-    Error::new(ErrorKind::Overloaded, format!("{waiters} callers wait{which} already"))
+fn overloaded(full: Refused) -> Error {
+    let words = match full {
+        Refused::FlightFull(limit) => {
+            format!("{limit} callers wait for this key: ask later, or raise max_waiters_per_key")
+        }
+        Refused::GroupFull(limit) => {
+            format!("{limit} callers wait in this cache: ask later, or raise max_waiters")
+        }
+        Refused::Closed => return Error::shut_down(),
+    };
+    Error::new(ErrorKind::Overloaded, words)
 }
 
 fn cut_off() -> Error {
-    Error::new(ErrorKind::Cancelled, "the load was cut off: its runtime went away")
-}
-
-impl<V> Inner<V> {
-    /// A place among the loads of this process.
-    pub(super) async fn place(&self, limit: Duration) -> Result<SemaphorePermit<'_>, Error> {
-        let overloaded = || {
-            let loads = self.settings.max_loads;
-            Error::new(ErrorKind::Overloaded, format!("{loads} loads are running already"))
-        };
-        match tokio::time::timeout(limit, self.loads.acquire()).await {
-            Ok(place) => place.map_err(|_closed| overloaded()),
-            Err(_) => Err(overloaded()),
-        }
-    }
-
-    fn count(&self, source: Source) {
-        match source {
-            Source::Hit => self.counters.hits.add(),
-            Source::Led => self.counters.led.add(),
-            Source::Followed => self.counters.followed.add(),
-            Source::HandedOver => self.counters.handed_over.add(),
-            Source::Degraded => self.counters.degraded.add(),
-        }
-    }
+    Error::new(ErrorKind::Cancelled, "the load was cut off, because its runtime was shut down")
 }
 
 impl<V> fmt::Debug for Request<V> {

@@ -1,28 +1,33 @@
-//! The shards of a backend that fail apart: a server is one, of a cluster each node. What is known of one of them
-//! says nothing of another, and who waits for one that hangs takes no turn from those who ask another.
+//! The shards of a backend, which fail apart: a server is one, and so is each node of a cluster.
+//!
+//! A breaker and a queue of its own for each shard keep a shard that hangs from slowing down callers of
+//! the others.
 
 use std::{
     collections::HashMap,
-    sync::{Arc, PoisonError, RwLock},
+    sync::{Arc, RwLock},
 };
 
 use tokio::sync::{Semaphore, SemaphorePermit};
 
 use super::breaker::Breaker;
+use crate::sync::{read, write};
 
-/// So many flights ask a shard at once, the others queue: enough to keep a connection busy, and few enough that
-/// the answer comes well within the time-out, which must tell of the server and not of our own queue. Ten
-/// thousand cold keys at once would otherwise look like a server that is down. As many more may be had at once by who
-/// looks first: those are kept by callers who poll their look themselves, and may stop doing so.
+/// How many flights may ask a shard at once, while the others queue: enough to keep a connection busy, and
+/// few enough for an answer well within the time-out. Otherwise ten thousand cold keys at once would look
+/// like a server that is down.
 const TURNS: usize = 128;
 
-/// When there are so many, those of which nothing need be known are forgotten: nodes come and go.
+/// From this number on, shards without a known failure are forgotten when a new one comes.
 const WORTH_CLEARING: usize = 64;
 
 pub(super) struct Shard {
     pub(super) breaker: Breaker,
+    /// Turns of flights whose work has a task of its own.
     turns: Semaphore,
-    at_once: Semaphore,
+    /// Turns of flights whose work their caller polls. They are not queued for, because the caller may
+    /// stop polling.
+    pub(super) at_once: Semaphore,
 }
 
 impl Shard {
@@ -31,7 +36,7 @@ impl Shard {
         Self { breaker: Breaker::default(), turns, at_once }
     }
 
-    /// A turn to ask it, for work in a task of its own. There is none while it does not answer, so that nobody waits
+    /// Waits for a turn to ask the shard. `None` while the shard does not answer, so that no flight waits
     /// for the time-outs of others.
     pub(super) async fn turn(&self) -> Option<SemaphorePermit<'_>> {
         let turn = match self.turns.try_acquire() {
@@ -40,18 +45,11 @@ impl Shard {
         };
         turn.filter(|_| !self.breaker.is_open())
     }
-
-    /// A turn to ask it that need not be waited for; none, if there is none. (The inner one is as of
-    /// [`turn`](Self::turn).)
-    pub(super) fn turn_at_once(&self) -> Option<Option<SemaphorePermit<'_>>> {
-        let turn = self.at_once.try_acquire().ok()?;
-        Some(Some(turn).filter(|_| !self.breaker.is_open()))
-    }
 }
 
-/// All shards, by the numbers that the backend gives them.
+/// The shards, by the numbers that the backend gives them.
 pub(super) struct Shards {
-    /// The one that most backends have.
+    /// Shard 0, the only one of most backends.
     first: Arc<Shard>,
     others: RwLock<HashMap<usize, Arc<Shard>>>,
 }
@@ -65,10 +63,9 @@ impl Shards {
         if number == 0 {
             return self.first.clone();
         }
-        let known =
-            self.others.read().unwrap_or_else(PoisonError::into_inner).get(&number).cloned();
+        let known = read(&self.others).get(&number).cloned();
         known.unwrap_or_else(|| {
-            let mut others = self.others.write().unwrap_or_else(PoisonError::into_inner);
+            let mut others = write(&self.others);
             if others.len() >= WORTH_CLEARING {
                 others
                     .retain(|_, shard| Arc::strong_count(shard) > 1 || shard.breaker.is_troubled());

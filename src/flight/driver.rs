@@ -15,10 +15,13 @@ use crate::sync::checked::{Mutex, Runtime, lock};
 
 pub(crate) type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
 
+#[derive(Default)]
 pub(super) struct Driver(Mutex<State>);
 
+#[derive(Default)]
 enum State {
     /// The work has not come yet. The leader's caller is going to poll it.
+    #[default]
     Expected,
     /// The work has not come yet. A task gets it as soon as it comes.
     Claimed,
@@ -40,10 +43,6 @@ struct Parked {
 }
 
 impl Driver {
-    pub(super) fn new() -> Self {
-        Self(Mutex::new(State::Expected))
-    }
-
     /// Gives the work to the leader's caller, which must be in a runtime.
     pub(super) fn carry(&self, task: Task) {
         let parked = Parked { task, runtime: Runtime::current(), caller: None };

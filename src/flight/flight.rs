@@ -6,15 +6,17 @@ use std::sync::{
 };
 
 use super::{
-    census::Census,
     driver::Driver,
     landing::Landing,
+    leaders::Leaders,
     map::{self, Map},
-    members::Members,
     notices::{Notice, Notices},
     waiters::Waiters,
 };
-use crate::{key::Key, sync::checked::OnceLock};
+use crate::{
+    key::Key,
+    sync::checked::{AtomicU64 as CheckedU64, AtomicUsize, OnceLock, write},
+};
 
 /// What becomes of a load that no caller waits for any more.
 ///
@@ -39,7 +41,9 @@ pub enum Abandoned {
 /// The flights of one group, at most one for each key.
 pub(super) struct Flights<T> {
     pub(super) map: Map<Arc<Flight<T>>>,
-    pub(super) census: Census,
+    /// How many callers wait in all flights.
+    pub(super) waiting: AtomicUsize,
+    pub(super) leaders: Leaders,
     pub(super) abandoned: Abandoned,
 }
 
@@ -48,8 +52,12 @@ pub(super) struct Flight<T> {
     pub(super) key: Key,
     pub(super) hash: u64,
     pub(super) flights: Arc<Flights<T>>,
-    /// Callers join under a lock of the map.
-    pub(super) members: Members,
+    /// How many callers have joined, each under a lock of the map. A caller joins with `Release`, and an
+    /// epoch begins with `Acquire`: what the caller did before is done before the leader asks.
+    pub(super) joined: CheckedU64,
+    /// How many of them have left. Each leaves with `AcqRel`, and so sees the joins of those that have
+    /// left before it: the last caller to leave knows that it is the last.
+    pub(super) left: CheckedU64,
     pub(super) driver: Driver,
     pub(super) notices: Notices,
     /// Set once, when the flight is out of the map.
@@ -73,23 +81,25 @@ impl<T> Flight<T> {
             key,
             hash,
             flights,
-            members: Members::new(),
-            driver: Driver::new(),
-            notices: Notices::new(),
-            landing: OnceLock::new(),
-            waiters: Waiters::new(),
+            joined: CheckedU64::default(),
+            left: CheckedU64::default(),
+            driver: Driver::default(),
+            notices: Notices::default(),
+            landing: OnceLock::default(),
+            waiters: Waiters::default(),
         })
     }
 
     /// Takes the flight out of the map, so that no caller can join it any more.
-    pub(super) fn withdraw(&self) {
-        map::remove(&mut self.flights.map.write(self.hash), self.hash, |other| other.id == self.id);
+    pub(super) fn leave_map(&self) {
+        let mut table = write(self.flights.map.stripe(self.hash));
+        map::remove(&mut table, self.hash, |other| other.id == self.id);
     }
 
-    /// Lands the flight, and wakes the followers.
-    pub(super) fn land(&self, landing: Landing<T>) {
-        let _ = self.landing.set(landing);
-        self.waiters.wake();
+    /// Returns how many callers are present. Exact while none joins or leaves.
+    pub(super) fn present(&self) -> u64 {
+        let left = self.left.load(Ordering::Relaxed);
+        self.joined.load(Ordering::Relaxed).saturating_sub(left)
     }
 
     /// Tells the leader that the flight is unwanted, if the last caller has left.
@@ -97,9 +107,9 @@ impl<T> Flight<T> {
         if self.flights.abandoned == Abandoned::Finish || self.landing.get().is_some() {
             return;
         }
-        let mut table = self.flights.map.write(self.hash);
+        let mut table = write(self.flights.map.stripe(self.hash));
         // Callers join under this lock, so an empty flight that is not in the map stays empty.
-        let empty = self.members.present() == 0;
+        let empty = self.present() == 0;
         if empty {
             map::remove(&mut table, self.hash, |other| other.id == self.id);
         }

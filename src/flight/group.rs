@@ -1,13 +1,16 @@
-use std::sync::Arc;
+use std::sync::{Arc, atomic::Ordering};
 
 use super::{
-    census::Census,
     flight::{Abandoned, Flight, Flights},
     follower::Follower,
     leader::Leader,
+    leaders::Leaders,
     map::{self, Map},
 };
-use crate::key::Key;
+use crate::{
+    key::Key,
+    sync::checked::{AtomicUsize, read, write},
+};
 
 /// The flights of one cache.
 pub(crate) struct Group<T> {
@@ -33,16 +36,21 @@ pub(crate) enum Refused {
     GroupFull(usize),
 }
 
-/// The role in which a caller has joined.
-pub(crate) enum Joined<T> {
-    /// The first caller of a flight gets the duty to land it, and [carries](Follower::carry) its work.
-    Leading(Follower<T>, Leader<T>),
-    Following(Follower<T>),
+/// A caller that has joined a flight.
+pub(crate) struct Joined<T> {
+    pub(crate) follower: Follower<T>,
+    /// The first caller of a flight gets the duty to land it, and brings [work](Follower::lead).
+    pub(crate) leader: Option<Leader<T>>,
 }
 
 impl<T> Group<T> {
     pub(crate) fn new(abandoned: Abandoned, limits: Limits) -> Self {
-        let flights = Flights { map: Map::new(), census: Census::new(), abandoned };
+        let flights = Flights {
+            map: Map::new(),
+            abandoned,
+            waiting: AtomicUsize::default(),
+            leaders: Leaders::default(),
+        };
         Self { flights: Arc::new(flights), limits }
     }
 
@@ -53,42 +61,41 @@ impl<T> Group<T> {
     /// [`Refused`] if the group is closed or full. Callers that join at the same moment may pass a limit
     /// together.
     pub(crate) fn join(&self, key: &Key) -> Result<Joined<T>, Refused> {
-        let Flights { map, census, .. } = &*self.flights;
-        if census.is_closed() {
+        let Flights { map, leaders, waiting, .. } = &*self.flights;
+        if leaders.is_closed() {
             return Err(Refused::Closed);
         }
-        if census.waiting() >= self.limits.in_all {
+        if waiting.load(Ordering::Relaxed) >= self.limits.in_all {
             return Err(Refused::GroupFull(self.limits.in_all));
         }
-        let hash = map.hash(key);
+        let (hash, stripe) = map.locate(key);
         let same = |flight: &Arc<Flight<T>>| flight.key == *key;
         // Most callers of a hot key find its flight, and need no more than a look for that.
-        let found = map.read(hash).find(hash, same).map(|flight| self.follow(flight));
+        let found = read(stripe).find(hash, same).map(|flight| self.follow(flight));
         if let Some(follower) = found {
             return Self::following(follower);
         }
         let flight = Flight::new(self.flights.clone(), key.clone(), hash);
-        let mut table = map.write(hash);
+        let mut table = write(stripe);
         let found = table.find(hash, same).map(|flight| self.follow(flight));
         if let Some(follower) = found {
             drop(table);
             return Self::following(follower);
         }
         // Under the lock: `close` finds each flight that begins before it.
-        if !census.begin() {
+        if !leaders.begin() {
             return Err(Refused::Closed);
         }
         table.insert_unique(hash, flight.clone(), |flight| flight.hash);
         let follower = Follower::new(flight.clone());
         drop(table);
-        Ok(Joined::Leading(follower, Leader::new(flight)))
+        Ok(Joined { follower, leader: Some(Leader { flight }) })
     }
 
     /// Lets the flight of a key end for the callers that joined it. The next caller begins a new one.
     pub(crate) fn detach(&self, key: &Key) {
-        let flights = &self.flights.map;
-        let hash = flights.hash(key);
-        let detached = map::remove(&mut flights.write(hash), hash, |flight| flight.key == *key);
+        let (hash, stripe) = self.flights.map.locate(key);
+        let detached = map::remove(&mut write(stripe), hash, |flight| flight.key == *key);
         if let Some(flight) = detached {
             // `close` does not find it any more.
             flight.driver.detach();
@@ -102,7 +109,7 @@ impl<T> Group<T> {
 
     /// Lets no flight begin any more. Those that are under way no longer need their callers to poll them.
     pub(crate) fn close(&self) {
-        self.flights.census.close();
+        self.flights.leaders.close();
         for flight in self.flights.map.all() {
             flight.driver.detach();
         }
@@ -110,13 +117,13 @@ impl<T> Group<T> {
 
     /// Returns when no leader is under way. The group must be [closed](Self::close).
     pub(crate) async fn idle(&self) {
-        self.flights.census.idle().await;
+        self.flights.leaders.idle().await;
     }
 
     /// Joins a flight under the lock of the map.
     fn follow(&self, flight: &Arc<Flight<T>>) -> Result<Follower<T>, Refused> {
         let limit = self.limits.per_flight;
-        match flight.members.present() >= limit as u64 {
+        match flight.present() >= limit as u64 {
             true => Err(Refused::FlightFull(limit)),
             false => Ok(Follower::new(flight.clone())),
         }
@@ -126,6 +133,6 @@ impl<T> Group<T> {
     fn following(follower: Result<Follower<T>, Refused>) -> Result<Joined<T>, Refused> {
         let follower = follower?;
         follower.depend();
-        Ok(Joined::Following(follower))
+        Ok(Joined { follower, leader: None })
     }
 }

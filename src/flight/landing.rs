@@ -1,7 +1,18 @@
 //! The end of a flight, and what it brings each of its followers.
 
-use super::members::Epoch;
 use crate::sync::checked::OnceLock;
+
+/// A moment in a flight. An outcome that belongs to it may go to the callers that joined before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Epoch {
+    /// How many callers had joined.
+    pub(super) joined: u64,
+}
+
+impl Epoch {
+    /// The epoch that every caller joined before.
+    pub(crate) const END: Self = Self { joined: u64::MAX };
+}
 
 /// How a flight has ended.
 pub(super) enum Landing<T> {
@@ -20,20 +31,12 @@ pub(crate) enum Waited<T> {
 }
 
 impl<T> Landing<T> {
-    /// Ends the flight for the late joiners. Returns `false` if it had ended for all already.
-    pub(super) fn end(&self, outcome: Option<T>) -> bool {
-        match self {
-            Self::ForAll(_) => false,
-            Self::Before { late, .. } => late.set(outcome).is_ok(),
-        }
-    }
-
     /// Returns what there is for a follower, by the number that it joined with. `None` if it is a late
     /// joiner that has to wait.
     pub(super) fn of(&self, number: u64) -> Option<Waited<&T>> {
         let outcome = match self {
             Self::ForAll(outcome) => outcome.as_ref(),
-            Self::Before { epoch, outcome, .. } if epoch.is_after(number) => Some(outcome),
+            Self::Before { epoch, outcome, .. } if number < epoch.joined => Some(outcome),
             Self::Before { late, .. } => late.get()?.as_ref(),
         };
         Some(outcome.map_or(Waited::JoinAgain, Waited::Outcome))
@@ -43,7 +46,7 @@ impl<T> Landing<T> {
     pub(super) fn into(self, number: u64) -> Option<Waited<T>> {
         let outcome = match self {
             Self::ForAll(outcome) => outcome,
-            Self::Before { epoch, outcome, .. } if epoch.is_after(number) => Some(outcome),
+            Self::Before { epoch, outcome, .. } if number < epoch.joined => Some(outcome),
             Self::Before { late, .. } => late.into_inner()?,
         };
         Some(outcome.map_or(Waited::JoinAgain, Waited::Outcome))

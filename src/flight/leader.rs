@@ -1,13 +1,22 @@
-use std::{future::poll_fn, pin::pin, sync::Arc, task::Poll};
+use std::{
+    future::poll_fn,
+    pin::pin,
+    sync::{Arc, atomic::Ordering},
+    task::Poll,
+};
 
-use super::{flight::Flight, landing::Landing, members::Epoch, notices::Notice};
+use super::{
+    flight::Flight,
+    landing::{Epoch, Landing},
+    notices::Notice,
+};
 use crate::sync::checked::OnceLock;
 
 /// The duty to land a flight.
 ///
-/// Dropped without an outcome, the leader tells its followers that there is none.
+/// Dropped without an outcome, the leader sends its followers to join anew.
 pub(crate) struct Leader<T> {
-    flight: Arc<Flight<T>>,
+    pub(super) flight: Arc<Flight<T>>,
 }
 
 /// The duty to the callers that joined too late for an outcome. No caller can join any more.
@@ -16,19 +25,15 @@ pub(crate) struct Leader<T> {
 pub(crate) struct LateJoiners<T>(Leader<T>);
 
 impl<T> Leader<T> {
-    pub(super) fn new(flight: Arc<Flight<T>>) -> Self {
-        Self { flight }
-    }
-
     /// Returns the number of this flight in the process.
     pub(crate) fn id(&self) -> u64 {
         self.flight.id
     }
 
-    /// Begins an epoch. To be called before the backend is asked: its answer may go to the callers that
-    /// joined before.
+    /// Begins an epoch. To be called before the backend is asked: its answer may go to the callers
+    /// that joined before.
     pub(crate) fn begin_epoch(&self) -> Epoch {
-        self.flight.members.epoch()
+        Epoch { joined: self.flight.joined.load(Ordering::Acquire) }
     }
 
     /// Returns when the leader's work has a task of its own.
@@ -41,63 +46,70 @@ impl<T> Leader<T> {
         poll_fn(|cx| self.flight.notices.poll(notice, cx)).await;
     }
 
-    /// Awaits a question, until a follower gives the notice. `None` if it has.
+    /// Asks a question and awaits the answer. `None` if a follower gives the notice first.
     pub(crate) async fn unless_told<F: Future>(
         &self,
         notice: Notice,
         question: F,
     ) -> Option<F::Output> {
         let notices = &self.flight.notices;
-        if notices.is_told(notice) {
-            return None;
-        }
         let mut question = pin!(question);
-        poll_fn(|cx| match question.as_mut().poll(cx) {
-            Poll::Ready(answer) => Poll::Ready(Some(answer)),
-            Poll::Pending => notices.poll(notice, cx).map(|()| None),
+        let mut is_asked = false;
+        poll_fn(|cx| {
+            if !is_asked && notices.poll(notice, cx).is_ready() {
+                return Poll::Ready(None);
+            }
+            is_asked = true;
+            match question.as_mut().poll(cx) {
+                Poll::Ready(answer) => Poll::Ready(Some(answer)),
+                Poll::Pending => notices.poll(notice, cx).map(|()| None),
+            }
         })
         .await
     }
 
-    /// Lands the flight for the callers that joined before the epoch. Others are still owed an outcome.
+    /// Lands the flight for the callers that joined before the epoch. The others are still owed an
+    /// outcome.
     pub(crate) fn land(self, outcome: T, epoch: Epoch) -> Option<LateJoiners<T>> {
         let flight = &self.flight;
-        flight.withdraw();
-        if flight.members.joined_since(epoch) {
-            flight.land(Landing::Before { epoch, outcome, late: OnceLock::new() });
-            return Some(LateJoiners(self));
-        }
-        flight.land(Landing::ForAll(Some(outcome)));
-        None
-    }
-
-    /// Ends the flight for the callers that have no outcome yet.
-    fn end(&self, outcome: Option<T>) {
-        match self.flight.landing.get() {
-            None => {
-                self.flight.withdraw();
-                self.flight.land(Landing::ForAll(outcome));
-            }
-            Some(landing) => {
-                if landing.end(outcome) {
-                    self.flight.waiters.wake();
-                }
-            }
-        }
+        flight.leave_map();
+        let late = flight.joined.load(Ordering::Relaxed) > epoch.joined;
+        let _ = flight.landing.set(match late {
+            true => Landing::Before { epoch, outcome, late: OnceLock::default() },
+            false => Landing::ForAll(Some(outcome)),
+        });
+        flight.waiters.wake();
+        late.then(|| LateJoiners(self))
     }
 }
 
 impl<T> LateJoiners<T> {
-    /// Lands the flight with the answer to a question that was asked after this duty began. `None` sends
-    /// the late joiners to join anew.
+    /// Lands the flight with the answer to a question that was asked after this duty began. `None`
+    /// sends the late joiners to join anew.
     pub(crate) fn land(self, outcome: Option<T>) {
-        self.0.end(outcome);
+        if let Some(Landing::Before { late, .. }) = self.0.flight.landing.get() {
+            let _ = late.set(outcome);
+            self.0.flight.waiters.wake();
+        }
     }
 }
 
 impl<T> Drop for Leader<T> {
     fn drop(&mut self) {
-        self.end(None);
-        self.flight.flights.census.end();
+        let flight = &self.flight;
+        match flight.landing.get() {
+            Some(Landing::ForAll(_)) => {}
+            Some(Landing::Before { late, .. }) => {
+                if late.set(None).is_ok() {
+                    flight.waiters.wake();
+                }
+            }
+            None => {
+                flight.leave_map();
+                let _ = flight.landing.set(Landing::ForAll(None));
+                flight.waiters.wake();
+            }
+        }
+        flight.flights.leaders.end();
     }
 }

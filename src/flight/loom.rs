@@ -31,13 +31,10 @@ fn cell() -> Arc<AtomicU64> {
 /// Asks for the value of a source, which itself orders nothing. A leader leads in its own thread.
 fn ask(group: &Group<u64>, source: &AtomicU64) -> u64 {
     loop {
-        let mut follower = match group.join(&key()).unwrap_or_else(|_| unreachable!()) {
-            Joined::Following(follower) => follower,
-            Joined::Leading(follower, leader) => {
-                lead(leader, source);
-                follower
-            }
-        };
+        let Joined { mut follower, leader } = join(group);
+        if let Some(leader) = leader {
+            lead(leader, source);
+        }
         if let Waited::Outcome(value) = block_on(follower.wait()) {
             return value;
         }
@@ -62,20 +59,27 @@ fn work(leader: Leader<u64>, done: Arc<AtomicU64>) -> Task {
     })
 }
 
-/// Joins, and carries the work of a new flight.
-fn carry(group: &Group<u64>) -> Follower<u64> {
-    match group.join(&key()).unwrap_or_else(|_| unreachable!()) {
-        Joined::Following(follower) => follower,
-        Joined::Leading(mut follower, leader) => {
-            follower.carry(work(leader, cell()));
-            follower
-        }
-    }
+fn join(group: &Group<u64>) -> Joined<u64> {
+    group.join(&key()).unwrap_or_else(|_| unreachable!())
 }
 
-fn wait(mut follower: Follower<u64>, group: &Group<u64>) {
-    while block_on(follower.wait()) == Waited::JoinAgain {
-        follower = carry(group);
+/// Begins a flight, as its first caller.
+fn begin(group: &Group<u64>) -> (Follower<u64>, Leader<u64>) {
+    let Joined { follower, leader } = join(group);
+    (follower, leader.unwrap())
+}
+
+/// Joins until there is an outcome. A leader carries its work.
+fn carry(group: &Group<u64>) {
+    loop {
+        let Joined { mut follower, leader } = join(group);
+        let waited = match leader {
+            Some(leader) => block_on(follower.lead(work(leader, cell()))),
+            None => block_on(follower.wait()),
+        };
+        if waited != Waited::JoinAgain {
+            break assert_eq!(waited, Waited::Outcome(7));
+        }
     }
 }
 
@@ -105,7 +109,7 @@ fn a_caller_is_served_nothing_older_than_its_question() {
 fn late_joiners_are_told_apart() {
     model(|| {
         let (group, source) = (group(Abandoned::Finish), cell());
-        let Ok(Joined::Leading(mut follower, leader)) = group.join(&key()) else { unreachable!() };
+        let (mut follower, leader) = begin(&group);
         let callers: Vec<_> = (0..2)
             .map(|at| {
                 let (group, source) = (group.clone(), source.clone());
@@ -126,7 +130,7 @@ fn late_joiners_are_told_apart() {
 fn a_leader_that_is_dropped_sends_its_followers_on() {
     model(|| {
         let (group, source) = (group(Abandoned::Finish), cell());
-        let Ok(Joined::Leading(mut follower, leader)) = group.join(&key()) else { unreachable!() };
+        let (mut follower, leader) = begin(&group);
         let (theirs, value) = (group.clone(), source.clone());
         let other = thread::spawn(move || ask(&theirs, &value));
         drop(leader);
@@ -142,8 +146,8 @@ fn the_work_is_handed_over_and_ends() {
     model(|| {
         let group = group(Abandoned::Finish);
         let theirs = group.clone();
-        let other = thread::spawn(move || wait(carry(&theirs), &theirs));
-        wait(carry(&group), &group);
+        let other = thread::spawn(move || carry(&theirs));
+        carry(&group);
         other.join().unwrap();
     });
 }
@@ -152,13 +156,12 @@ fn the_work_is_handed_over_and_ends() {
 fn the_work_ends_though_its_caller_leaves() {
     model(|| {
         let group = group(Abandoned::Finish);
-        let Ok(Joined::Leading(mut follower, leader)) = group.join(&key()) else { unreachable!() };
+        let (mut follower, leader) = begin(&group);
         let theirs = group.clone();
-        let other = thread::spawn(move || wait(carry(&theirs), &theirs));
-        follower.carry(work(leader, cell()));
+        let other = thread::spawn(move || carry(&theirs));
         {
-            let mut waiting = std::pin::pin!(follower.wait());
-            let polled = waiting.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+            let mut leading = std::pin::pin!(follower.lead(work(leader, cell())));
+            let polled = leading.as_mut().poll(&mut Context::from_waker(Waker::noop()));
             assert!(matches!(polled, Poll::Pending | Poll::Ready(Waited::Outcome(7))));
         }
         drop(follower);
@@ -171,9 +174,9 @@ fn the_work_ends_though_its_caller_leaves() {
 fn a_flight_that_all_callers_have_left_is_unwanted() {
     model(|| {
         let group = group(Abandoned::Cancel);
-        let Ok(Joined::Leading(follower, leader)) = group.join(&key()) else { unreachable!() };
+        let (follower, leader) = begin(&group);
         let theirs = group.clone();
-        let other = thread::spawn(move || drop(theirs.join(&key())));
+        let other = thread::spawn(move || drop(join(&theirs)));
         drop(follower);
         other.join().unwrap();
         assert!(is_told(&leader));
@@ -184,19 +187,17 @@ fn a_flight_that_all_callers_have_left_is_unwanted() {
 fn a_flight_that_a_caller_has_joined_is_wanted() {
     model(|| {
         let group = group(Abandoned::Cancel);
-        let Ok(Joined::Leading(follower, leader)) = group.join(&key()) else { unreachable!() };
+        let (follower, leader) = begin(&group);
         let (theirs, leader) = (group.clone(), Arc::new(leader));
         let led = leader.clone();
         let other = thread::spawn(move || {
-            let joined = theirs.join(&key());
-            if let Ok(Joined::Following(_)) = &joined {
-                assert!(!is_told(&led));
-            }
+            let joined = join(&theirs);
+            assert!(joined.leader.is_some() || !is_told(&led));
             joined
         });
         drop(follower);
         let joined = other.join().unwrap();
-        assert_eq!(matches!(joined, Ok(Joined::Following(_))), !is_told(&leader));
+        assert_eq!(joined.leader.is_none(), !is_told(&leader));
     });
 }
 
@@ -207,11 +208,10 @@ fn a_closed_group_becomes_idle() {
         let (group, done) = (group(Abandoned::Finish), cell());
         let (theirs, work_done) = (group.clone(), done.clone());
         let other = thread::spawn(move || match theirs.join(&key()) {
-            Ok(Joined::Leading(mut follower, leader)) => {
-                follower.carry(work(leader, work_done));
+            Ok(Joined { follower, leader }) => {
+                follower.flight.driver.carry(work(leader.unwrap(), work_done));
                 Some(follower)
             }
-            Ok(Joined::Following(_)) => unreachable!(),
             Err(refused) => {
                 assert_eq!(refused, Refused::Closed);
                 None
@@ -229,7 +229,7 @@ fn a_closed_group_becomes_idle() {
 #[test]
 fn no_waiter_sleeps_through_the_wake_up() {
     model(|| {
-        let shared = Arc::new((Waiters::new(), AtomicU64::new(0)));
+        let shared = Arc::new((Waiters::default(), AtomicU64::new(0)));
         let wait = |shared: Arc<(Waiters, AtomicU64)>, leaves: bool| {
             let (waiters, landed) = &*shared;
             let mut waiting =
@@ -257,7 +257,7 @@ fn no_waiter_sleeps_through_the_wake_up() {
 fn a_notice_reaches_the_leader() {
     model(|| {
         let group = group(Abandoned::Finish);
-        let Ok(Joined::Leading(follower, leader)) = group.join(&key()) else { unreachable!() };
+        let (follower, leader) = begin(&group);
         let telling = thread::spawn(move || {
             follower.tell(Notice::Hurry);
             follower.tell(Notice::NeededByLoader);

@@ -9,7 +9,7 @@ use hashbrown::{DefaultHashBuilder, HashTable};
 
 use crate::{
     key::Key,
-    sync::checked::{RwLock, RwLockReadGuard, RwLockWriteGuard, read, write},
+    sync::checked::{RwLock, read},
 };
 
 /// Above this capacity, a stripe that becomes empty gives its memory back.
@@ -34,16 +34,10 @@ impl<E: Clone> Map<E> {
         }
     }
 
-    pub(super) fn hash(&self, key: &Key) -> u64 {
-        self.hasher.hash_one(key)
-    }
-
-    pub(super) fn read(&self, hash: u64) -> RwLockReadGuard<'_, HashTable<E>> {
-        read(self.stripe(hash))
-    }
-
-    pub(super) fn write(&self, hash: u64) -> RwLockWriteGuard<'_, HashTable<E>> {
-        write(self.stripe(hash))
+    /// Returns the hash of a key, and its stripe.
+    pub(super) fn locate(&self, key: &Key) -> (u64, &RwLock<HashTable<E>>) {
+        let hash = self.hasher.hash_one(key);
+        (hash, self.stripe(hash))
     }
 
     pub(super) fn len(&self) -> usize {
@@ -57,7 +51,7 @@ impl<E: Clone> Map<E> {
     }
 
     /// Chooses the stripe by the middle bits, because the table uses the upper and the lower ones.
-    fn stripe(&self, hash: u64) -> &RwLock<HashTable<E>> {
+    pub(super) fn stripe(&self, hash: u64) -> &RwLock<HashTable<E>> {
         &self.stripes[(hash >> 32) as usize & (self.stripes.len() - 1)].0
     }
 }

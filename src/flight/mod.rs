@@ -13,7 +13,6 @@
 //! ([`LateJoiners`](leader::LateJoiners)), for all of them together. If each joined anew, the first would
 //! ask before the second had joined, and so on, one by one.
 
-mod census;
 mod cycle;
 mod driver;
 #[allow(clippy::module_inception)]
@@ -22,20 +21,20 @@ mod follower;
 mod group;
 mod landing;
 mod leader;
+mod leaders;
 #[cfg(all(test, loom))]
 mod loom;
 mod map;
-mod members;
 mod notices;
 mod waiters;
 
 pub use self::flight::Abandoned;
 pub(crate) use self::{
-    cycle::{current, nested, within},
+    cycle::{Edge, current, nested, within},
     flight::next_id,
+    follower::Follower,
     group::{Group, Joined, Limits, Refused},
-    landing::Waited,
-    leader::Leader,
-    members::Epoch,
+    landing::{Epoch, Waited},
+    leader::{LateJoiners, Leader},
     notices::Notice,
 };

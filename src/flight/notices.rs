@@ -14,8 +14,10 @@ pub(crate) enum Notice {
     Unwanted,
 }
 
+#[derive(Default)]
 pub(super) struct Notices(Mutex<State>);
 
+#[derive(Default)]
 struct State {
     /// By the number of the notice.
     told: [bool; 3],
@@ -24,10 +26,6 @@ struct State {
 }
 
 impl Notices {
-    pub(super) fn new() -> Self {
-        Self(Mutex::new(State { told: [false; 3], leader: None }))
-    }
-
     pub(super) fn tell(&self, notice: Notice) {
         let mut state = lock(&self.0);
         state.told[notice as usize] = true;
@@ -36,10 +34,6 @@ impl Notices {
         if let Some(leader) = leader {
             leader.wake();
         }
-    }
-
-    pub(super) fn is_told(&self, notice: Notice) -> bool {
-        lock(&self.0).told[notice as usize]
     }
 
     /// Polls for a notice, on behalf of the leader's one task.

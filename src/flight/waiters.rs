@@ -11,8 +11,10 @@ use std::{
 
 use crate::sync::checked::{Mutex, lock};
 
+#[derive(Default)]
 pub(super) struct Waiters(Mutex<Slots>);
 
+#[derive(Default)]
 struct Slots {
     wakers: Vec<Option<Waker>>,
     free: Vec<u32>,
@@ -34,10 +36,6 @@ struct Waiter<'a> {
 }
 
 impl Waiters {
-    pub(super) fn new() -> Self {
-        Self(Mutex::new(Slots { wakers: Vec::new(), free: Vec::new(), woken: 0 }))
-    }
-
     /// Waits until `look` finds something. To be [woken](Self::wake) each time after it may.
     ///
     /// # Cancel safety
@@ -150,7 +148,7 @@ mod tests {
 
     #[test]
     fn each_waiter_is_woken_once_unless_it_left() {
-        let waiters = Waiters::new();
+        let waiters = Waiters::default();
         let waiter = || Waiter { waiters: &waiters, slot: None };
         let counts: Vec<_> = (0..5).map(|_| Arc::new(Count::default())).collect();
         let mut waiting: Vec<_> = counts.iter().map(|_| waiter()).collect();
@@ -181,7 +179,7 @@ mod tests {
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn no_waiter_sleeps_through_the_wake_up() {
         for _ in 0..2_000 {
-            let shared = Arc::new((Waiters::new(), AtomicBool::new(false)));
+            let shared = Arc::new((Waiters::default(), AtomicBool::new(false)));
             let theirs = shared.clone();
             let waiting = tokio::spawn(async move {
                 let look = || theirs.1.load(Ordering::SeqCst).then_some(());

@@ -41,7 +41,7 @@ async fn a_cache_that_is_shut_down_in_mid_load_hands_over_at_once() {
         assert!(lead.unwrap().fence().is_some());
         taken_over.open.send(()).unwrap();
         assert_eq!(waiting.await.unwrap().unwrap().source(), Source::Led);
-        assert_eq!(leading.await.unwrap().unwrap_err().kind(), ErrorKind::Cancelled);
+        assert_eq!(leading.await.unwrap().unwrap_err().kind(), ErrorKind::ShutDown);
         // A later caller of the ended cache is served without a flight.
         let late = a.request("late").load(value("late")).await.unwrap();
         assert_eq!(late.source(), Source::Degraded);

@@ -1,21 +1,18 @@
-//! The claim of a cache: the leader acquires the lease, or waits for what its holder makes.
+//! The claim: the leader acquires the lease, or waits for what its holder makes.
 
 use tokio::{sync::SemaphorePermit, time::Instant};
 use tracing::debug;
 
-use super::{
-    Source,
-    breaker::Answered,
-    path::{Outcome, Path, Step, second_try, silence},
-};
+use super::{Run, Step, failed, second_try, silence};
 use crate::{
     backend::{Change, Claim, Claimed, Grant, Mode, Occupied},
+    cache::{Source, breaker::Answered},
     error::{BackendError, BackendErrorKind},
     flight::Epoch,
     lease::{Acquisition, Asked, Attempt, LeaseGuard, Waiting, drive},
 };
 
-impl<V: Clone + Send + Sync + 'static> Path<V> {
+impl<V: Clone + Send + Sync + 'static> Run<V> {
     /// Claims the lease, or waits for what its holder makes. `seen` is the fence of the last entry
     /// that was not good enough.
     pub(super) async fn claim<'a>(
@@ -23,16 +20,16 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
         seen: u64,
         permit: &mut Option<SemaphorePermit<'a>>,
     ) -> Step<V> {
-        let settings = &self.inner.settings;
+        let settings = &self.core.settings;
         let mut claim =
             Claim::new(self.name.clone(), Mode::Exclusive, settings.lease, settings.fence_life());
         // The claims of a cache have no queue at the backend.
         claim.waits = false;
-        let (engine, retry) = (&self.inner.engine, settings.retry.as_ref());
+        let (engine, retry) = (&self.core.engine, settings.retry.as_ref());
         let limit = self.options.wait_limit;
         let waiting = Waiting::new(engine.backend().clone(), &claim, retry, limit);
         let claiming = Claiming {
-            path: self,
+            run: self,
             permit,
             acquisition: Acquisition::new(engine.janitor().clone(), claim),
             seen,
@@ -48,8 +45,8 @@ impl<V: Clone + Send + Sync + 'static> Path<V> {
 
 /// The claim of one leader.
 struct Claiming<'p, 'a, V: Clone> {
-    path: &'a Path<V>,
-    /// The place of this leader among the loads of the process.
+    run: &'a Run<V>,
+    /// The permit to load in this process.
     permit: &'p mut Option<SemaphorePermit<'a>>,
     acquisition: Acquisition,
     /// The fence of the last entry that was not good enough.
@@ -71,29 +68,29 @@ impl<V: Clone + Send + Sync + 'static> Attempt for Claiming<'_, '_, V> {
     type Outcome = Step<V>;
 
     async fn ask(&mut self, _: &mut Waiting<'_>) -> Asked<Step<V>> {
-        let path = self.path;
-        if let Err(error) = path.permit(self.permit).await {
-            return Asked::Settled(Step::Land(path.crowded_out(error).await));
+        let run = self.run;
+        if let Err(error) = run.permit(self.permit).await {
+            return Asked::Settled(Step::Land(run.look_instead(error).await));
         }
-        let turn = path.shard.turn().await;
-        if path.shard.breaker.is_open() {
-            return Asked::Settled(Step::Alone);
+        let turn = run.shard.turn().await;
+        if run.shard.breaker.is_open() {
+            return Asked::Settled(Step::LoadAlone);
         }
-        self.epoch = path.leader.begin_epoch();
+        self.epoch = run.leader.begin_epoch();
         let answer = self.ask_once().await;
         drop(turn);
         if answer.is_ok() {
-            path.shard.breaker.answered(Answered::Write);
+            run.shard.breaker.answered(Answered::Write);
         }
-        match path.inner.counted(answer) {
+        match run.core.counted(answer) {
             Ok((Claimed::Granted(grant), sent)) => Asked::Settled(self.granted(&grant, sent)),
             Ok((Claimed::Newer(entry), _)) => {
-                match path.serve(path.inner.decide(entry), Source::HandedOver, self.epoch) {
-                    Ok(fence) => {
-                        self.seen = fence;
+                match run.decided(run.core.decide(entry), Source::HandedOver, self.epoch) {
+                    Step::Claim { seen } => {
+                        self.seen = seen;
                         Asked::Again
                     }
-                    Err(step) => Asked::Settled(step),
+                    step => Asked::Settled(step),
                 }
             }
             Ok((Claimed::Held(occupied), _)) => self.occupied(&occupied),
@@ -102,23 +99,26 @@ impl<V: Clone + Send + Sync + 'static> Attempt for Claiming<'_, '_, V> {
     }
 
     fn pushed(&mut self, change: Change, _: &mut Waiting<'_>) -> Option<Step<V>> {
-        let path = self.path;
+        let run = self.run;
         match change {
             // A push that is older than the present holder is late or doubled.
             Change::Entry(entry) if entry.fence >= self.fence => {
-                path.serve(path.inner.decide(entry), Source::HandedOver, self.epoch).err()
+                match run.decided(run.core.decide(entry), Source::HandedOver, self.epoch) {
+                    Step::Claim { .. } => None,
+                    step => Some(step),
+                }
             }
             Change::Failed(failure) if failure.fence() >= self.fence => {
-                Some(Step::Land((Outcome::Failed(failure.into_error()), Epoch::END)))
+                Some(Step::Land(failed(failure.into_error())))
             }
             _ => None,
         }
     }
 
     async fn interrupted(&self) -> Option<Step<V>> {
-        self.path.shard.breaker.opened().await;
+        self.run.shard.breaker.opened().await;
         debug!("nothing can be pushed any more");
-        Some(Step::Alone)
+        Some(Step::LoadAlone)
     }
 
     fn time_up(&mut self) -> Option<Step<V>> {
@@ -129,8 +129,8 @@ impl<V: Clone + Send + Sync + 'static> Attempt for Claiming<'_, '_, V> {
 
 impl<V: Clone + Send + Sync + 'static> Claiming<'_, '_, V> {
     async fn ask_once(&mut self) -> Result<(Claimed, Instant), BackendError> {
-        let Path { inner, shard, .. } = self.path;
-        let (seen, limit) = (self.seen, inner.settings.retry.try_limit());
+        let Run { core, shard, .. } = self.run;
+        let (seen, limit) = (self.seen, core.settings.retry.try_limit());
         let limit = match self.unanswered {
             Some(first) => second_try(first, limit),
             None => {
@@ -141,7 +141,7 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, '_, V> {
         let claim = |_, claim| async move {
             tokio::select! {
                 biased;
-                answer = inner.store.claim(claim, seen) => answer,
+                answer = core.store.claim(claim, seen) => answer,
                 // Others have waited for a time-out already.
                 () = shard.breaker.opened() => Err(silence()),
             }
@@ -150,28 +150,28 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, '_, V> {
     }
 
     fn granted(&mut self, grant: &Grant, sent: Instant) -> Step<V> {
-        let (inner, fence) = (&self.path.inner, grant.fence());
+        let (core, fence) = (&self.run.core, grant.fence());
         debug!(fence, "lease taken");
-        let upkeep = inner.settings.upkeep(self.path.options.load_limit);
-        let guard = LeaseGuard::granted(&inner.engine, &mut self.acquisition, upkeep, fence, sent);
+        let upkeep = core.settings.upkeep(self.run.options.load_limit);
+        let guard = LeaseGuard::granted(&core.engine, &mut self.acquisition, upkeep, fence, sent);
         Step::Load(guard, self.epoch)
     }
 
     fn occupied(&mut self, occupied: &Occupied) -> Asked<Step<V>> {
-        // A leader that waits for another process takes no place from those that load.
+        // A leader that waits for another process needs no permit to load.
         *self.permit = None;
         self.unanswered = None;
         self.fence = occupied.fence;
         if self.time_up {
             debug!("the wait for another process is over");
-            return Asked::Settled(Step::Alone);
+            return Asked::Settled(Step::LoadAlone);
         }
         debug!(fence = occupied.fence, remaining = ?occupied.remaining, "another process loads");
         Asked::Occupied(occupied.remaining)
     }
 
     fn failed(&mut self, error: &BackendError) -> Asked<Step<V>> {
-        let breaker = &self.path.shard.breaker;
+        let breaker = &self.run.shard.breaker;
         // A request that an open breaker has cut short says nothing.
         if !breaker.is_open() {
             if error.kind() == BackendErrorKind::Unknown && self.unanswered.is_none() {
@@ -180,6 +180,6 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, '_, V> {
             }
             breaker.failed(error);
         }
-        Asked::Settled(Step::Alone)
+        Asked::Settled(Step::LoadAlone)
     }
 }

@@ -15,12 +15,12 @@ use crate::{
 pub(crate) enum Produced<V> {
     /// A value to share.
     Value(V),
-    /// An answer that belongs to its caller alone, who has it already.
+    /// An answer for its caller alone, which has it already.
     #[cfg_attr(not(feature = "http"), allow(dead_code))]
     Uncacheable,
 }
 
-/// A loader as users write it, with errors of any kind.
+/// Makes a loader of one that a user wrote, with errors of any type.
 pub(super) async fn shared<V, E, Fut>(loader: Fut) -> Result<Produced<V>, Error>
 where
     Fut: Future<Output = Result<V, E>>,
@@ -29,12 +29,12 @@ where
     loader.await.map(Produced::Value).map_err(Error::load)
 }
 
-/// Runs a loader within its time limit, for a flight if there is one.
+/// Runs a loader within its time limit, for the flight or load of this number, if there is one.
 pub(super) async fn run<V, F, Fut>(
     work: F,
     lead: Lead,
     limit: Duration,
-    flight: Option<u64>,
+    number: Option<u64>,
 ) -> Result<Produced<V>, Error>
 where
     F: FnOnce(Lead) -> Fut,
@@ -43,29 +43,26 @@ where
     // The loader may also panic before it returns its future.
     let loader = AssertUnwindSafe(async move { work(lead).await }).catch_unwind();
     let limited = timeout(limit, loader);
-    let ended = match flight {
-        Some(flight) => flight::within(flight, limited).await,
+    let ended = match number {
+        Some(number) => flight::within(number, limited).await,
         None => limited.await,
     };
     match ended {
         Ok(Ok(produced)) => produced,
         Ok(Err(panic)) => Err(panicked(panic.as_ref())),
-        Err(_) => Err(Error::new(
-            ErrorKind::LoadTimeout,
-            format!("the load took longer than its limit of {limit:?}"),
-        )),
+        Err(_) => {
+            let words = format!("the load took longer than its load_limit of {limit:?}");
+            Err(Error::new(ErrorKind::LoadTimeout, words))
+        }
     }
 }
 
-/// The error that a panic is to those who wait.
+/// Returns the error that a panic is to the waiters.
 pub(super) fn panicked(panic: &(dyn Any + Send)) -> Error {
-    Error::new(ErrorKind::Panicked, format!("the load panicked: {}", words(panic)))
-}
-
-fn words(panic: &(dyn Any + Send)) -> &str {
-    match (panic.downcast_ref::<&str>(), panic.downcast_ref::<String>()) {
+    let words = match (panic.downcast_ref::<&str>(), panic.downcast_ref::<String>()) {
         (Some(words), _) => words,
-        (_, Some(words)) => words,
-        _ => "with something that is not text",
-    }
+        (_, Some(words)) => words.as_str(),
+        _ => "with a payload that is not text",
+    };
+    Error::new(ErrorKind::Panicked, format!("the load panicked: {words}"))
 }

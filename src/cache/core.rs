@@ -1,0 +1,131 @@
+//! What the clones of a cache share.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio_util::sync::CancellationToken;
+
+use super::{Codec, outcome::Outcome, settings::Settings, shard::Shards};
+use crate::{
+    backend::{DynStore, Entry, EntryKind},
+    error::{BackendError, BackendErrorKind, Error, ErrorKind},
+    flight::Group,
+    key::{Family, Key, Name},
+    lease::Engine,
+    observe::{Counters, Once},
+};
+
+pub(super) struct Core<V> {
+    pub(super) store: Arc<dyn DynStore>,
+    pub(super) engine: Arc<Engine>,
+    pub(super) codec: Arc<dyn Codec<V>>,
+    pub(super) settings: Settings,
+    pub(super) flights: Group<Outcome<V>>,
+    /// Cancelled when the loads under way are to end.
+    pub(super) abort: CancellationToken,
+    /// The permits of loads under way.
+    pub(super) loads: Semaphore,
+    pub(super) counters: Counters,
+    pub(super) shards: Shards,
+    /// Warned of once, and counted from then on.
+    pub(super) undecodable: Once,
+    pub(super) unstorable: Once,
+}
+
+/// What an entry is good for.
+pub(super) enum Decision<V> {
+    /// It is served.
+    Fresh(V),
+    /// There is no entry that can be read, so the value is loaded under the lease. `seen` is the fence
+    /// of the entry, or 0 if there is none.
+    Miss { seen: u64 },
+    /// The load cannot be shared, so no caller waits for another.
+    Uncacheable,
+}
+
+impl<V: Clone + Send + Sync + 'static> Core<V> {
+    /// Returns the name of a key.
+    pub(super) fn name(&self, key: &Key) -> Result<Name, Error> {
+        let settings = &self.settings;
+        let name = Name::new(&settings.namespace, Family::Cache, key, settings.max_key)?;
+        Ok(name.with_schema(settings.schema))
+    }
+
+    /// Asks the backend for the entry of a name, and decides on it.
+    pub(super) async fn look(&self, name: &Name) -> Result<Decision<V>, BackendError> {
+        match self.store.get(name).await {
+            Ok(Some(entry)) => Ok(self.decide(entry)),
+            Ok(None) => Ok(Decision::Miss { seen: 0 }),
+            Err(error) => {
+                self.counters.backend_errors.add();
+                if error.kind() != BackendErrorKind::Foreign {
+                    return Err(error);
+                }
+                self.foreign(name, &error);
+                Ok(Decision::Miss { seen: 0 })
+            }
+        }
+    }
+
+    /// Counts what is stored under a name and is no entry.
+    fn foreign(&self, name: &Name, error: &BackendError) {
+        let words = "the stored bytes are no entry and count as missing";
+        let error = crate::error::Chain(error);
+        match self.undecodable.first() {
+            true => tracing::warn!(?name, %error, "{words}"),
+            false => tracing::debug!(?name, %error, "{words}"),
+        }
+        self.counters.undecodable.add();
+    }
+
+    /// Decides what an entry is good for, with the schema and the codec of this process. An entry that
+    /// exists is fresh, because the backend drops it when its time is over.
+    pub(super) fn decide(&self, entry: Entry) -> Decision<V> {
+        if entry.kind == EntryKind::Uncacheable {
+            return Decision::Uncacheable;
+        }
+        if entry.tag == self.tag()
+            && let Ok(value) = self.codec.decode(entry.payload)
+        {
+            return Decision::Fresh(value);
+        }
+        tracing::debug!(fence = entry.fence, "an entry that cannot be decoded counts as missing");
+        self.counters.undecodable.add();
+        Decision::Miss { seen: entry.fence }
+    }
+
+    pub(super) fn encode(&self, value: &V, cost: Duration) -> Result<Entry, Error> {
+        let payload = self.codec.encode(value).map_err(|error| {
+            Error::with_source(ErrorKind::Codec, "the codec could not encode the value", error)
+        })?;
+        let (size, limit) = (payload.len(), self.settings.max_value);
+        if size > limit {
+            let words =
+                format!("value of {size} bytes: shorten it, or raise the limit of {limit} bytes");
+            return Err(Error::new(ErrorKind::Codec, words));
+        }
+        Ok(Entry::value(self.tag(), cost, payload))
+    }
+
+    fn tag(&self) -> u32 {
+        u32::from(self.settings.schema) << 16 | u32::from(self.codec.tag())
+    }
+
+    /// Counts an answer of the backend that is an error.
+    pub(super) fn counted<T>(&self, answer: Result<T, BackendError>) -> Result<T, BackendError> {
+        if answer.is_err() {
+            self.counters.backend_errors.add();
+        }
+        answer
+    }
+
+    /// Waits for a permit to load in this process.
+    pub(super) async fn permit(&self, limit: Duration) -> Result<SemaphorePermit<'_>, Error> {
+        if let Ok(Ok(permit)) = tokio::time::timeout(limit, self.loads.acquire()).await {
+            return Ok(permit);
+        }
+        let loads = self.settings.max_loads;
+        let words = format!("{loads} loads are under way: ask later, or raise max_loads");
+        Err(Error::new(ErrorKind::Overloaded, words))
+    }
+}

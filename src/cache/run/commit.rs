@@ -1,0 +1,120 @@
+//! The commit of what a load made, which ends its lease.
+
+use std::time::Duration;
+
+use tokio::time::{Instant, timeout};
+use tracing::debug;
+
+use super::{Landing, Run, second_try, silence};
+use crate::{
+    backend::{Committed, Entry, Failure, Grant, in_time},
+    cache::{Source, breaker::Answered, core::Decision, outcome::Outcome},
+    error::{BackendError, BackendErrorKind, Error},
+    flight::Epoch,
+    lease::LeaseGuard,
+};
+
+impl<V: Clone + Send + Sync + 'static> Run<V> {
+    /// Commits a value that was loaded under a lease, granted in this epoch.
+    pub(super) async fn commit(
+        &self,
+        guard: LeaseGuard,
+        entry: Entry,
+        ttl: Option<Duration>,
+        value: V,
+        granted: Epoch,
+    ) -> Landing<V> {
+        let counters = &self.core.counters;
+        // Callers that join from here on get a look of their own.
+        let committed = self.leader.begin_epoch();
+        match self.try_commit(&guard, &entry, ttl).await {
+            Ok(answer @ (Committed::Stored | Committed::HandedOver)) => {
+                guard.settled();
+                match answer {
+                    Committed::Stored => counters.stored.add(),
+                    _ if ttl.is_some() => counters.unstored.add(),
+                    _ => {}
+                }
+                (Outcome::Value(value, Source::Led), committed)
+            }
+            Ok(Committed::Newer(entry)) => {
+                counters.refused.add();
+                debug!(fence = entry.fence, "commit refused: a newer entry is stored");
+                match self.core.decide(entry) {
+                    Decision::Fresh(newer) => {
+                        (Outcome::Value(newer, Source::HandedOver), committed)
+                    }
+                    _ => (Outcome::Value(value, Source::Led), granted),
+                }
+            }
+            // Only for callers that asked before the load began.
+            Ok(Committed::Refused) => {
+                counters.refused.add();
+                debug!("commit refused: the key was invalidated, or the lease lost");
+                (Outcome::Value(value, Source::Led), granted)
+            }
+            Err(error) => {
+                counters.unstored.add();
+                self.shard.breaker.failed(&error);
+                // The commit may have been refused, for an invalidation that late joiners know of.
+                let _ = self.for_late.set(Outcome::Value(value.clone(), Source::Degraded));
+                (Outcome::Value(value, Source::Led), granted)
+            }
+        }
+    }
+
+    /// Commits that the load cannot be shared, and remembers it for this time.
+    pub(super) async fn commit_uncacheable(
+        &self,
+        guard: LeaseGuard,
+        cost: Duration,
+        ttl: Option<Duration>,
+    ) -> Landing<V> {
+        let answer = self.try_commit(&guard, &Entry::uncacheable(cost), ttl).await;
+        if let Ok(Committed::Stored | Committed::HandedOver) = answer {
+            guard.settled();
+        }
+        (Outcome::Uncacheable, Epoch::END)
+    }
+
+    /// Tells the processes that wait that the load failed.
+    pub(super) async fn tell_failure(&self, guard: LeaseGuard, error: &Error) {
+        let failure = Failure::new(guard.fence(), error);
+        let told = self.core.store.fail(guard.claim(), &failure);
+        if let Ok(Ok(_)) = timeout(self.core.settings.retry.try_limit(), told).await {
+            guard.settled();
+        }
+    }
+
+    /// Commits, and again if there was no answer. The backend recognises the second commit.
+    async fn try_commit(
+        &self,
+        guard: &LeaseGuard,
+        entry: &Entry,
+        ttl: Option<Duration>,
+    ) -> Result<Committed, BackendError> {
+        let grant = Grant::new(guard.fence());
+        let (core, breaker) = (&self.core, &self.shard.breaker);
+        let commit = |limit| {
+            let committed = core.store.commit(guard.claim(), &grant, entry, ttl);
+            async move {
+                let answer = in_time(limit, committed).await;
+                if answer.is_ok() {
+                    breaker.answered(Answered::Write);
+                }
+                core.counted(answer)
+            }
+        };
+        let (first, limit) = (Instant::now(), core.settings.retry.try_limit());
+        match commit(limit).await {
+            Err(error) if error.kind() == BackendErrorKind::Unknown => {
+                tokio::select! {
+                    biased;
+                    answer = commit(second_try(first, limit)) => answer,
+                    () = breaker.opened() => Err(silence()),
+                }
+            }
+            answer => answer,
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! Running the loader, under the lease or without one.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tracing::{debug, warn};
+
+use super::{Landing, Run, failed};
+use crate::{
+    backend::Entry,
+    cache::{
+        Lead, Source,
+        loader::{self, Produced},
+        outcome::Outcome,
+    },
+    error::{Chain, Error},
+    flight::Epoch,
+    lease::LeaseGuard,
+};
+
+impl<V: Clone + Send + Sync + 'static> Run<V> {
+    /// Loads under the lease that was granted in this epoch, and commits.
+    pub(super) async fn load<F, Fut>(
+        &self,
+        work: F,
+        guard: LeaseGuard,
+        granted: Epoch,
+    ) -> Landing<V>
+    where
+        F: FnOnce(Lead) -> Fut,
+        Fut: Future<Output = Result<Produced<V>, Error>>,
+    {
+        let lead = Lead::new(Some(guard.record().clone()));
+        let begun = Instant::now();
+        let produced = self.produce(work, lead.clone()).await;
+        let cost = begun.elapsed();
+        // The lease is renewed until this turn has come.
+        let _turn = self.shard.turn().await;
+        guard.closing();
+        match produced {
+            Ok(Produced::Value(value)) => {
+                let (entry, ttl) = self.entry(&value, cost, &lead);
+                self.commit(guard, entry, ttl, value, granted).await
+            }
+            Ok(Produced::Uncacheable) => {
+                let ttl = self.core.settings.uncacheable_ttl;
+                let ttl = (!lead.keeping().do_not_store).then_some(ttl);
+                self.commit_uncacheable(guard, cost, ttl).await
+            }
+            Err(error) => {
+                self.tell_failure(guard, &error).await;
+                failed(error)
+            }
+        }
+    }
+
+    /// Loads without a lease, for all callers of this process that wait.
+    pub(super) async fn load_alone<F, Fut>(&self, work: F) -> Landing<V>
+    where
+        F: FnOnce(Lead) -> Fut,
+        Fut: Future<Output = Result<Produced<V>, Error>>,
+    {
+        match self.produce(work, Lead::new(None)).await {
+            Ok(Produced::Value(value)) => (Outcome::Value(value, Source::Degraded), Epoch::END),
+            Ok(Produced::Uncacheable) => (Outcome::Uncacheable, Epoch::END),
+            Err(error) => failed(error),
+        }
+    }
+
+    async fn produce<F, Fut>(&self, work: F, lead: Lead) -> Result<Produced<V>, Error>
+    where
+        F: FnOnce(Lead) -> Fut,
+        Fut: Future<Output = Result<Produced<V>, Error>>,
+    {
+        let counters = &self.core.counters;
+        counters.loads.add();
+        let number = Some(self.leader.id());
+        let produced = loader::run(work, lead, self.options.load_limit, number).await;
+        if produced.is_err() {
+            counters.failures.add();
+        }
+        produced
+    }
+
+    /// Returns the entry of a value, and how long it is kept. `None` stores nothing.
+    fn entry(&self, value: &V, cost: Duration, lead: &Lead) -> (Entry, Option<Duration>) {
+        let (core, keeping) = (&self.core, lead.keeping());
+        let (entry, ttl) = match core.encode(value, cost) {
+            Ok(entry) => (entry, keeping.ttl.unwrap_or(self.options.ttl)),
+            Err(error) => {
+                let words = "a value is returned and not stored";
+                match core.unstorable.first() {
+                    true => warn!(error = %Chain(&error), "{words}"),
+                    false => debug!(error = %Chain(&error), "{words}"),
+                }
+                core.counters.unstorable.add();
+                (Entry::uncacheable(cost), core.settings.uncacheable_ttl)
+            }
+        };
+        (entry, (!keeping.do_not_store).then_some(ttl))
+    }
+}

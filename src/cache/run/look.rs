@@ -1,0 +1,79 @@
+//! The look of a leader into the backend, and what it decides.
+
+use super::{Landing, OnUncacheable, Run, Step, failed};
+use crate::{
+    cache::{
+        Source,
+        breaker::Answered,
+        core::{Core, Decision},
+        outcome::Outcome,
+        shard::Shard,
+    },
+    error::Error,
+    flight::{Epoch, Notice},
+    key::Name,
+};
+
+impl<V: Clone + Send + Sync + 'static> Run<V> {
+    /// Asks the backend for the entry.
+    pub(super) async fn look(&self) -> Step<V> {
+        let _turn = match self.shard.at_once.try_acquire() {
+            Ok(turn) => Some(turn),
+            Err(_) => {
+                // A caller may stop polling the look, and would block the queue for all.
+                self.leader.own_task().await;
+                self.shard.turn().await
+            }
+        };
+        let epoch = self.leader.begin_epoch();
+        let asked = stored(&self.core, &self.shard, &self.name);
+        match self.leader.unless_told(Notice::Hurry, asked).await.flatten() {
+            Some(Decision::Fresh(value)) => Step::Land((Outcome::Value(value, Source::Hit), epoch)),
+            Some(decision) => self.decided(decision, Source::Hit, epoch),
+            None => Step::LoadAlone,
+        }
+    }
+
+    /// Returns the step that follows a decision.
+    pub(super) fn decided(&self, decision: Decision<V>, source: Source, epoch: Epoch) -> Step<V> {
+        match decision {
+            Decision::Fresh(value) => Step::Land((Outcome::Value(value, source), epoch)),
+            Decision::Miss { seen } => Step::Claim { seen },
+            Decision::Uncacheable => match self.options.on_uncacheable {
+                OnUncacheable::Coalesce => Step::LoadAlone,
+                OnUncacheable::Pass => Step::Land((Outcome::Uncacheable, Epoch::END)),
+            },
+        }
+    }
+
+    /// Looks once more, where this process may not load: another process may have loaded meanwhile.
+    pub(super) async fn look_instead(&self, error: Error) -> Landing<V> {
+        let _turn = self.shard.turn().await;
+        let epoch = self.leader.begin_epoch();
+        match stored(&self.core, &self.shard, &self.name).await {
+            Some(Decision::Fresh(value)) => (Outcome::Value(value, Source::HandedOver), epoch),
+            _ => failed(error),
+        }
+    }
+}
+
+/// Asks the backend for an entry. `None` if it does not answer, or is not to be asked now.
+pub(super) async fn stored<V: Clone + Send + Sync + 'static>(
+    core: &Core<V>,
+    shard: &Shard,
+    name: &Name,
+) -> Option<Decision<V>> {
+    if !shard.breaker.admits() {
+        return None;
+    }
+    match core.look(name).await {
+        Ok(decision) => {
+            shard.breaker.answered(Answered::Read);
+            Some(decision)
+        }
+        Err(error) => {
+            shard.breaker.failed(&error);
+            None
+        }
+    }
+}

@@ -1,0 +1,215 @@
+//! The run of a leader: look, claim, load and commit, or wait for the process that has the lease.
+//!
+//! A run always ends with an outcome. Where the backend fails, the leader loads without a lease, for this
+//! process alone, and stores nothing.
+
+mod claim;
+mod commit;
+mod load;
+mod look;
+
+use std::{
+    panic::AssertUnwindSafe,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
+
+use futures_util::FutureExt;
+use tokio::{sync::SemaphorePermit, time::Instant};
+use tracing::debug;
+
+use super::{
+    Lead, Source,
+    core::{Core, Decision},
+    loader::{self, Produced},
+    outcome::Outcome,
+    shard::Shard,
+};
+use crate::{
+    error::{BackendError, BackendErrorKind, Error, ErrorKind},
+    flight::{Epoch, LateJoiners, Leader, Notice},
+    key::{Key, Name},
+    lease::LeaseGuard,
+};
+
+/// One leader, on its way to an outcome.
+pub(super) struct Run<V: Clone> {
+    core: Arc<Core<V>>,
+    name: Name,
+    /// The part of the backend that keeps the name.
+    shard: Arc<Shard>,
+    options: Options,
+    leader: Leader<Outcome<V>>,
+    /// The outcome for late joiners, if the backend cannot be asked for it.
+    for_late: OnceLock<Outcome<V>>,
+    /// The callers have waited for the backend in vain already, so it is not asked.
+    is_alone: bool,
+}
+
+/// The settings of a cache that a request may change.
+#[derive(Clone, Copy)]
+pub(super) struct Options {
+    pub(super) ttl: Duration,
+    pub(super) load_limit: Duration,
+    pub(super) wait_limit: Duration,
+    pub(super) on_uncacheable: OnUncacheable,
+}
+
+/// What to do with a key that is remembered as uncacheable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OnUncacheable {
+    /// The callers of this process share one load.
+    Coalesce,
+    /// Each caller loads for itself.
+    #[cfg_attr(not(feature = "http"), allow(dead_code))]
+    Pass,
+}
+
+/// An outcome, and the epoch that it belongs to.
+type Landing<V> = (Outcome<V>, Epoch);
+
+/// The next step of a run.
+enum Step<V> {
+    /// Claim the lease. `seen` is the fence of the last entry that was not good enough.
+    Claim { seen: u64 },
+    /// Load under this lease, which was granted in this epoch.
+    Load(LeaseGuard, Epoch),
+    /// Load without a lease.
+    LoadAlone,
+    /// Land the flight.
+    Land(Landing<V>),
+}
+
+impl<V: Clone + Send + Sync + 'static> Run<V> {
+    pub(super) fn new(
+        core: &Arc<Core<V>>,
+        key: &Key,
+        options: Options,
+        leader: Leader<Outcome<V>>,
+        is_alone: bool,
+    ) -> Result<Self, Error> {
+        let name = core.name(key)?;
+        let shard = core.shards.of(core.store.shard(&name));
+        let core = core.clone();
+        Ok(Self { core, name, shard, options, leader, for_late: OnceLock::new(), is_alone })
+    }
+
+    /// Runs to the end.
+    pub(super) async fn run<F, Fut>(self, work: F)
+    where
+        F: FnOnce(Lead) -> Fut,
+        Fut: Future<Output = Result<Produced<V>, Error>>,
+    {
+        let landing = async {
+            let step = match self.is_alone {
+                true => Step::LoadAlone,
+                false => self.look().await,
+            };
+            match step {
+                Step::Land(landing) => landing,
+                // In a box of its own, so that the future of a hit stays small.
+                step => Box::pin(self.unless_cancelled(self.beyond(step, work))).await,
+            }
+        };
+        // A codec may panic, too. That is an outcome like any other.
+        let landing = AssertUnwindSafe(landing).catch_unwind().await;
+        let (outcome, epoch) =
+            landing.unwrap_or_else(|panic| failed(loader::panicked(panic.as_ref())));
+        let Self { core, name, shard, leader, for_late, .. } = self;
+        if let Some(late) = leader.land(outcome, epoch) {
+            serve_late(&core, &shard, &name, late, for_late.into_inner()).await;
+        }
+    }
+
+    /// Runs the steps that follow the look.
+    async fn beyond<F, Fut>(&self, mut step: Step<V>, work: F) -> Landing<V>
+    where
+        F: FnOnce(Lead) -> Fut,
+        Fut: Future<Output = Result<Produced<V>, Error>>,
+    {
+        self.leader.own_task().await;
+        let mut permit = None;
+        if let Step::Claim { seen } = step {
+            step = self.claim(seen, &mut permit).await;
+        }
+        match step {
+            Step::Land(landing) => landing,
+            Step::Load(guard, granted) => self.load(work, guard, granted).await,
+            Step::LoadAlone | Step::Claim { .. } => match self.permit(&mut permit).await {
+                Ok(()) => self.load_alone(work).await,
+                Err(error) => failed(error),
+            },
+        }
+    }
+
+    /// Awaits the rest of the run, unless it is cancelled. Dropping the rest releases what it holds, and
+    /// undoes what it may hold.
+    async fn unless_cancelled(&self, rest: impl Future<Output = Landing<V>>) -> Landing<V> {
+        let error = tokio::select! {
+            biased;
+            landing = rest => return landing,
+            () = self.leader.told(Notice::Unwanted) => {
+                Error::new(ErrorKind::Cancelled, "no caller waited for the load any more")
+            }
+            () = self.core.abort.cancelled() => {
+                Error::new(ErrorKind::ShutDown, "the cache was shut down")
+            }
+        };
+        debug!(%error, "load cancelled");
+        failed(error)
+    }
+
+    /// Waits for a permit to load in this process. A load that a loader waits for needs none, or loads
+    /// could wait for each other.
+    async fn permit<'a>(&'a self, permit: &mut Option<SemaphorePermit<'a>>) -> Result<(), Error> {
+        if permit.is_some() {
+            return Ok(());
+        }
+        tokio::select! {
+            biased;
+            () = self.leader.told(Notice::NeededByLoader) => {}
+            granted = self.core.permit(self.options.wait_limit) => *permit = Some(granted?),
+        }
+        Ok(())
+    }
+}
+
+/// Serves the callers that joined too late for the outcome.
+async fn serve_late<V: Clone + Send + Sync + 'static>(
+    core: &Core<V>,
+    shard: &Shard,
+    name: &Name,
+    late: LateJoiners<Outcome<V>>,
+    outcome: Option<Outcome<V>>,
+) {
+    if outcome.is_some() {
+        return late.land(outcome);
+    }
+    let begun = Instant::now();
+    late.land(match look::stored(core, shard, name).await {
+        Some(Decision::Fresh(value)) => Some(Outcome::Value(value, Source::Hit)),
+        Some(_) => None,
+        // If they joined anew, each would wait for another time-out.
+        None => Some(Outcome::Unanswered(begun.elapsed())),
+    });
+}
+
+/// Returns the landing with an error, for all callers.
+fn failed<V>(error: Error) -> Landing<V> {
+    (Outcome::Failed(error), Epoch::END)
+}
+
+/// How much longer the second try of a claim or a commit may take, after the first had no answer: a new
+/// connection and a round trip.
+const SECOND_TRY: Duration = Duration::from_millis(150);
+
+/// Returns the limit of the second try, if the first began at `first`. It includes what the first try left
+/// of its own time, because a connection that breaks ends it early.
+fn second_try(first: Instant, limit: Duration) -> Duration {
+    limit.saturating_sub(first.elapsed()).saturating_add(SECOND_TRY)
+}
+
+/// Returns the error of a try that ended because the breaker opened.
+fn silence() -> BackendError {
+    BackendError::new(BackendErrorKind::Unknown, "the backend does not answer")
+}

@@ -1,0 +1,126 @@
+//! The settings of a cache, with their defaults and ranges.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use tokio::sync::Semaphore;
+
+use super::Abandoned;
+use crate::{
+    error::{Error, ErrorKind},
+    key::Namespace,
+    lease::{Retry, RetryStrategy, Upkeep},
+};
+
+const MILLISECOND: Duration = Duration::from_millis(1);
+const DAY: Duration = Duration::from_secs(86_400);
+
+/// Each field is a setting of [`Builder`](super::Builder).
+#[derive(Clone)]
+pub(super) struct Settings {
+    pub(super) namespace: Namespace,
+    pub(super) schema: u16,
+    pub(super) ttl: Duration,
+    pub(super) uncacheable_ttl: Duration,
+    pub(super) lease: Duration,
+    pub(super) renew_every: Option<Duration>,
+    pub(super) load_limit: Duration,
+    pub(super) wait_limit: Duration,
+    pub(super) retry: Arc<dyn RetryStrategy>,
+    pub(super) max_loads: usize,
+    pub(super) max_waiters: usize,
+    pub(super) max_waiters_per_key: usize,
+    pub(super) max_key: usize,
+    pub(super) max_value: usize,
+    pub(super) abandoned: Abandoned,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            namespace: Namespace::standard(),
+            schema: 0,
+            ttl: Duration::from_secs(60),
+            uncacheable_ttl: Duration::from_secs(10),
+            lease: Duration::from_secs(5),
+            renew_every: None,
+            load_limit: Duration::from_secs(30),
+            wait_limit: Duration::from_secs(30),
+            retry: Arc::new(Retry::on_demand()),
+            max_loads: 1024,
+            max_waiters: 100_000,
+            max_waiters_per_key: 10_000,
+            max_key: 512,
+            max_value: 8 << 20,
+            abandoned: Abandoned::Finish,
+        }
+    }
+}
+
+impl Settings {
+    /// Returns how long a fence is kept. It outlives the lease by a grace: a load whose lease ended
+    /// unnoticed may still be committed in it, if no other load began.
+    pub(super) fn fence_life(&self) -> Duration {
+        self.lease * 2 + Duration::from_secs(5)
+    }
+
+    /// Returns how the lease of a load with this limit is kept.
+    pub(super) fn upkeep(&self, load_limit: Duration) -> Upkeep {
+        // The commit comes after the load.
+        let max_hold = load_limit.saturating_add(self.lease);
+        Upkeep { renew_every: Some(self.renew_every.unwrap_or(self.lease / 3)), max_hold }
+    }
+
+    /// Checks that each setting is in its range.
+    pub(super) fn check(&self) -> Result<(), Error> {
+        let renew_every = self.renew_every.unwrap_or(self.lease / 3);
+        at_least("ttl", self.ttl, MILLISECOND)?;
+        at_least("uncacheable_ttl", self.uncacheable_ttl, MILLISECOND)?;
+        at_least("lease", self.lease, 20 * MILLISECOND)?;
+        if self.lease > DAY {
+            return Err(outside("lease", self.lease, format_args!("at most {DAY:?}")));
+        }
+        at_least("renew_every", renew_every, MILLISECOND)?;
+        if renew_every >= self.lease {
+            let expected = format_args!("less than the lease of {:?}", self.lease);
+            return Err(outside("renew_every", renew_every, expected));
+        }
+        at_least("load_limit", self.load_limit, MILLISECOND)?;
+        at_least("max_loads", self.max_loads, 1)?;
+        if self.max_loads > Semaphore::MAX_PERMITS {
+            let expected = format_args!("at most {}", Semaphore::MAX_PERMITS);
+            return Err(outside("max_loads", self.max_loads, expected));
+        }
+        at_least("max_waiters", self.max_waiters, 1)?;
+        at_least("max_waiters_per_key", self.max_waiters_per_key, 1)?;
+        at_least("max_key", self.max_key, 1)?;
+        at_least("max_value", self.max_value, 1)
+    }
+}
+
+fn at_least<T: PartialOrd + fmt::Debug>(setting: &str, given: T, least: T) -> Result<(), Error> {
+    if given >= least {
+        return Ok(());
+    }
+    Err(outside(setting, given, format_args!("at least {least:?}")))
+}
+
+fn outside(setting: &str, given: impl fmt::Debug, expected: fmt::Arguments<'_>) -> Error {
+    let words = format!("{setting} is {given:?}; set {expected}");
+    Error::new(ErrorKind::InvalidConfig, words)
+}
+
+impl fmt::Debug for Settings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Settings")
+            .field("namespace", &self.namespace)
+            .field("schema", &self.schema)
+            .field("ttl", &self.ttl)
+            .field("lease", &self.lease)
+            .field("renew_every", &self.renew_every)
+            .field("load_limit", &self.load_limit)
+            .field("wait_limit", &self.wait_limit)
+            .field("max_loads", &self.max_loads)
+            .field("max_waiters", &self.max_waiters)
+            .finish_non_exhaustive()
+    }
+}
