@@ -18,7 +18,7 @@ pub(crate) async fn show(stage: &Stage) -> Result<String, BoxError> {
     let mut second = stage.actor("permits", "go on with").await?;
     while begun.elapsed() < LEASE * 2 {
         second.cue(&id).await?;
-        second.hears("extended").await?;
+        second.hears("renewed").await?;
         let taken = permits.try_acquire().await?;
         expect(taken.is_none(), || "two have the one permit".to_owned())?;
         sleep(LEASE / 4).await;
@@ -28,11 +28,11 @@ pub(crate) async fn show(stage: &Stage) -> Result<String, BoxError> {
     let begun = Instant::now();
     permits.acquire().await?;
     let free = begun.elapsed();
-    let extended = permits.renew(id.parse::<PermitId>()?).await.map_err(|error| error.kind());
-    expect(matches!(extended, Err(ErrorKind::Lost)), || format!("extended: {extended:?}"))?;
+    let renewed = permits.renew(id.parse::<PermitId>()?).await.map_err(|error| error.kind());
+    expect(matches!(renewed, Err(ErrorKind::Lost)), || format!("renewed: {renewed:?}"))?;
     Ok(format!(
         "A process takes the only permit, tells its id ({}...) and is killed. Another one is told \
-         the id and extends it: {kept:.1?} after that, twice the lease, nobody else could have \
+         the id and renews it: {kept:.1?} after that, twice the lease, nobody else could have \
          it. That one is killed too, and {free:.0?} later the permit has ended by itself and \
          somebody else has it; the old id is refused.",
         id.get(..8).unwrap_or(&id),
@@ -48,6 +48,6 @@ pub(crate) async fn play(mut me: Player, part: &str) -> Result<(), BoxError> {
     loop {
         let id: PermitId = me.cue().await?.parse()?;
         permits.renew(id).await?;
-        me.tell("extended");
+        me.tell("renewed");
     }
 }
