@@ -1,7 +1,8 @@
 //! Access to the locks of the standard library without poisoning.
 //!
-//! A panic of a caller's code (a `Clone`, a `Drop`) must not make every later access panic as well. Each
-//! lock of this crate guards state that is consistent between statements, so the state is used as it is.
+//! A panic of a caller's code (a `Clone`, a `Drop`) must not make every later access panic as well.
+//! Each lock of this crate guards state that is consistent between statements, so the state is used
+//! as it is.
 
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
@@ -59,7 +60,8 @@ pub(crate) mod checked {
             lock.write().unwrap()
         }
 
-        /// A cell whose content other threads of the model see as late as the memory order lets them.
+        /// A cell whose content other threads of the model see as late as the memory order lets
+        /// them.
         pub(crate) struct OnceLock<T> {
             cell: std::sync::OnceLock<T>,
             is_set: AtomicBool,

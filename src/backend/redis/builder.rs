@@ -11,8 +11,8 @@ use crate::error::{Error, ErrorKind};
 /// Configures a [`RedisBackend`].
 ///
 /// Created by [`RedisBackend::builder`]. It needs one of [`server`](Self::server),
-/// [`sentinels`](Self::sentinels) and [`cluster`](Self::cluster); if several are called, the last call
-/// counts. Everything else has a default.
+/// [`sentinels`](Self::sentinels) and [`cluster`](Self::cluster); if several are called, the last
+/// call counts. Everything else has a default.
 ///
 /// # Examples
 ///
@@ -46,11 +46,12 @@ enum Location {
 impl RedisBackendBuilder {
     /// Connects to one server: `redis://[user[:password]@]host[:port][/database]`.
     ///
-    /// `redis+unix:///path/to/socket` connects to a Unix socket. With the feature `tls`, `rediss://`
-    /// connects by TLS with rustls. The backend trusts the certificates that the system trusts, or those
-    /// in the file that the environment variable `SSL_CERT_FILE` names. It shows no certificate of its
-    /// own, so the server must not ask for one (`tls-auth-clients`). It installs *ring* as the crypto
-    /// provider of rustls, unless the process has installed another one before.
+    /// `redis+unix:///path/to/socket` connects to a Unix socket. With the feature `tls`,
+    /// `rediss://` connects by TLS with rustls. The backend trusts the certificates that the system
+    /// trusts, or those in the file that the environment variable `SSL_CERT_FILE` names. It shows
+    /// no certificate of its own, so the server must not ask for one (`tls-auth-clients`). It
+    /// installs *ring* as the crypto provider of rustls, unless the process has installed another
+    /// one before.
     ///
     /// # Examples
     ///
@@ -66,11 +67,11 @@ impl RedisBackendBuilder {
 
     /// Connects to the master that sentinels watch.
     ///
-    /// The URLs are those of the sentinels, with *their* credentials if they ask for any. One sentinel
-    /// that replies is enough. `master` is the name under which they watch the master, or a
-    /// [`SentinelMaster`] with its credentials. The backend asks for the master whenever it connects, and
-    /// once a second, and so follows a failover. The page [`failover`](super::failover) tells what a
-    /// failover may lose.
+    /// The URLs are those of the sentinels, with *their* credentials if they ask for any. One
+    /// sentinel that replies is enough. `master` is the name under which they watch the master, or
+    /// a [`SentinelMaster`] with its credentials. The backend asks for the master whenever it
+    /// connects, and once a second, and so follows a failover. The page
+    /// [`failover`](super::failover) tells what a failover may lose.
     ///
     /// # Examples
     ///
@@ -92,16 +93,16 @@ impl RedisBackendBuilder {
 
     /// Connects to a Redis Cluster of version 7 or later.
     ///
-    /// The URLs are those of some of its nodes. One node that replies is enough to find the others. Each
-    /// node is connected to with the settings of the first URL: its credentials, and TLS if it begins with
-    /// `rediss://`. The certificate of each node must then have the name or address that the node
-    /// announces. The backend follows slots that move and masters that are replaced. The page
-    /// [`failover`](super::failover) tells what a failover may lose.
+    /// The URLs are those of some of its nodes. One node that replies is enough to find the others.
+    /// Each node is connected to with the settings of the first URL: its credentials, and TLS if it
+    /// begins with `rediss://`. The certificate of each node must then have the name or address
+    /// that the node announces. The backend follows slots that move and masters that are replaced.
+    /// The page [`failover`](super::failover) tells what a failover may lose.
     ///
-    /// Pushes go through the node that serves the name, and only to the processes that wait (sharded
-    /// pub/sub). A cluster of version 6 has no sharded pub/sub; its waiters poll, at most every 100 ms.
-    /// While a slot moves, commands on its names are tried again until their time-out ends, and are then
-    /// [refused](crate::error::BackendErrorKind::Refused).
+    /// Pushes go through the node that serves the name, and only to the processes that wait
+    /// (sharded pub/sub). A cluster of version 6 has no sharded pub/sub; its waiters poll, at
+    /// intervals of up to 100 ms. While a slot moves, commands on its names are tried again until
+    /// their time-out ends, and are then [refused](crate::error::BackendErrorKind::Refused).
     ///
     /// # Examples
     ///
@@ -119,10 +120,11 @@ impl RedisBackendBuilder {
 
     /// Sets how long one command may take, including the wait for a connection.
     ///
-    /// Defaults to 250 ms: longer than most pauses of a server, and short enough that a request to a dead
-    /// server is late but not lost. The [`try_limit`](crate::lease::RetryStrategy::try_limit) of the retry
-    /// strategy, also 250 ms, bounds claims, writes and locks as well, so raise both. Renewals and
-    /// releases have a bound of 1 s.
+    /// Defaults to 250 ms: longer than most pauses of a server, and short enough that a request to
+    /// a dead server is late but not lost. The
+    /// [`try_limit`](crate::lease::RetryStrategy::try_limit) of the retry strategy, also 250 ms,
+    /// bounds claims, writes and locks as well, so raise both. Renewals and releases have a bound
+    /// of 1 s.
     pub fn command_timeout(mut self, timeout: Duration) -> Self {
         self.config.command_timeout = timeout;
         self
@@ -138,8 +140,8 @@ impl RedisBackendBuilder {
 
     /// Sets the size in bytes of the largest entry that is pushed to the waiters.
     ///
-    /// Waiters fetch a larger entry. Defaults to 64 KiB, because a push goes to each process that waits,
-    /// and a server disconnects subscribers that are 32 MiB behind.
+    /// Waiters fetch a larger entry. Defaults to 64 KiB, because a push goes to each process that
+    /// waits, and a server disconnects subscribers that are 32 MiB behind.
     pub fn push_limit(mut self, bytes: usize) -> Self {
         self.config.push_limit = bytes;
         self

@@ -1,13 +1,13 @@
 //! The names of Redis keys and channels.
 //!
-//! All keys of one [`Name`](crate::key::Name) share one cluster slot: `namespace:family:{name}:suffix`.
-//! Each script names the keys that it touches in its `KEYS`.
+//! All keys of one [`Name`](crate::key::Name) share one cluster slot:
+//! `namespace:family:{name}:suffix`. Each script names the keys that it touches in its `KEYS`.
 //!
 //! | suffix | type | holds |
 //! |---|---|---|
 //! | `e` | string, PX | the [entry](crate::backend::Entry); `e1`, `e2`, … those of other schemas |
 //! | `l` | string, PX | the lease: `owner:fence` |
-//! | `f` | string, PX | the last fence granted or burnt, followed by `:c` once its grant was committed |
+//! | `f` | string, PX | the last fence granted or burnt; `:c` follows a committed one |
 //! | `q`, `d` | sorted sets | the queue of a mutex: tickets, and the deadline of each queue entry |
 //! | `w` | string, PX | the writer's lease, as `l` |
 //! | `r` | sorted set | the readers, and the deadline of each |
@@ -18,8 +18,8 @@
 //! | `c` | channel | wake-ups and results; `c@3` for database 3, because databases share channels |
 //! | `s` | channel | the same in a cluster, as a shard channel |
 //!
-//! A sorted set expires with its last member. A channel of one process has the suffix of the channel and
-//! the first half of the process's owner ids: `c:0123456789abcdef`.
+//! A sorted set expires with its last member. A channel of one process has the suffix of the
+//! channel and the first half of the process's owner ids: `c:0123456789abcdef`.
 
 use std::sync::Arc;
 
@@ -45,7 +45,8 @@ pub(super) fn channel(database: i64) -> String {
     }
 }
 
-/// Returns the suffix of channels in a cluster, by which the scripts know that they are shard channels.
+/// Returns the suffix of channels in a cluster, by which the scripts know that they are shard
+/// channels.
 pub(super) fn shard_channel() -> String {
     "s".to_owned()
 }

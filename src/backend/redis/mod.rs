@@ -50,9 +50,9 @@ pub(crate) fn check_any_reply(value: &redis::Value) {
 /// # Ok::<_, bellwether::Error>(())
 /// ```
 #[derive(Clone)]
-pub struct RedisBackend(Arc<Inner>);
+pub struct RedisBackend(Arc<RedisInner>);
 
-struct Inner {
+struct RedisInner {
     deployment: Deployment,
     servers: Servers,
     config: RedisConfig,
@@ -63,14 +63,14 @@ struct Inner {
 impl RedisBackend {
     /// Opens a backend over one server: `redis://[user[:password]@]host[:port][/database]`.
     ///
-    /// The short form of [`builder`](Self::builder) with [`server`](RedisBackendBuilder::server), where
-    /// the forms of the URL are explained, and default settings. It does not connect yet;
+    /// The short form of [`builder`](Self::builder) with [`server`](RedisBackendBuilder::server),
+    /// where the forms of the URL are explained, and default settings. It does not connect yet;
     /// [`ping`](Self::ping) tests the connection.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidConfig`](crate::ErrorKind::InvalidConfig) if the URL cannot be read, or asks
-    /// for TLS without the feature `tls`.
+    /// [`ErrorKind::InvalidConfig`](crate::ErrorKind::InvalidConfig) if the URL cannot be read, or
+    /// asks for TLS without the feature `tls`.
     ///
     /// # Examples
     ///
@@ -95,7 +95,7 @@ impl RedisBackend {
             Deployment::Single(endpoint) => keys::channel(endpoint.database()),
         };
         let servers = Servers::new(deployment.clone(), config.clone());
-        Self(Arc::new(Inner { deployment, servers, config, channel }))
+        Self(Arc::new(RedisInner { deployment, servers, config, channel }))
     }
 
     /// Sends a `PING` to the server, or to each node of a cluster that serves a slot.
@@ -123,7 +123,8 @@ impl RedisBackend {
         Ok(self.0.servers.ping().await?)
     }
 
-    /// Replaces the connections if a reply could not be read, because it belongs to another command.
+    /// Replaces the connections if a reply could not be read, because it belongs to another
+    /// command.
     fn checked<T>(&self, reply: Result<T, BackendError>) -> Result<T, BackendError> {
         if reply.as_ref().is_err_and(|error| error.kind() == BackendErrorKind::Unknown) {
             self.0.servers.replace_connections();

@@ -1,13 +1,13 @@
 //! The connection for commands.
 //!
-//! A task keeps it connected (`reconnect`). A command takes the current connection. If the last attempt
-//! to connect failed, the command fails at once; if an attempt is under way, the command waits for it
-//! within its own time-out. So nothing queues up while the server is away.
+//! A task keeps it connected (`reconnect`). A command takes the current connection. If the last
+//! attempt to connect failed, the command fails at once; if an attempt is under way, the command
+//! waits for it within its own time-out. So nothing queues up while the server is away.
 //!
-//! A connection on which one command timed out gets no further commands. It may be dead, and a second
-//! try must not use it again. Or it lost a reply, and every later reply would go to the wrong command.
-//! Commands that are under way on it may still be answered. If a caller drops a command before its
-//! time-out, a `PING` tests the connection.
+//! A connection on which one command timed out gets no further commands. It may be dead, and a
+//! second try must not use it again. Or it lost a reply, and every later reply would go to the
+//! wrong command. Commands that are under way on it may still be answered. If a caller drops a
+//! command before its time-out, a `PING` tests the connection.
 
 use std::{pin::pin, sync::Arc};
 
@@ -68,8 +68,9 @@ impl CommandDeadline {
 pub(super) struct Extras {
     /// A `PING` before it.
     ///
-    /// Redis flushes replies in the reverse order in which clients became writable. A `PING` sent first
-    /// puts this client at the end, so that a waiter hears of a release before its releaser does.
+    /// Redis flushes replies in the reverse order in which clients became writable. A `PING` sent
+    /// first puts this client at the end, so that a waiter hears of a release before its releaser
+    /// does.
     pub(super) ping_first: bool,
     /// An `ASKING` before it, for a node that is about to receive the slot.
     pub(super) asking: bool,
@@ -277,7 +278,8 @@ impl CommandConnection {
 
 /// A command that is under way.
 ///
-/// If it is dropped, the command was not answered: its time-out ended, or its caller gave up earlier.
+/// If it is dropped, the command was not answered: its time-out ended, or its caller gave up
+/// earlier.
 struct Unanswered<'a> {
     kept: &'a KeptConnection,
     used: &'a Established,

@@ -1,11 +1,11 @@
 //! The connections to a single server, or to the nodes of a cluster.
 //!
-//! [`Servers`] is the only type that knows whether there is one server or a cluster. Each server has two
-//! or three connections (`node`): for commands (`commands`), for grants that replicas confirm, and for
-//! pushes (`push`). A task of its own keeps each of them (`reconnect`, `push`). A connection goes to a
-//! fixed server or to the master that sentinels name (`endpoint`, `sentinel`). It is made in `connect`,
-//! where a `write_batcher` goes between the socket and the client library. The time-outs of its commands
-//! share one timer (`timeout_wheel`).
+//! [`Servers`] is the only type that knows whether there is one server or a cluster. Each server
+//! has two or three connections (`node`): for commands (`commands`), for grants that replicas
+//! confirm, and for pushes (`push`). A task of its own keeps each of them (`reconnect`, `push`). A
+//! connection goes to a fixed server or to the master that sentinels name (`endpoint`, `sentinel`).
+//! It is made in `connect`, where a `write_batcher` goes between the socket and the client library.
+//! The time-outs of its commands share one timer (`timeout_wheel`).
 
 mod address;
 mod backoff;
@@ -109,8 +109,8 @@ impl Servers {
 
     /// Returns how many leases one script may renew.
     ///
-    /// In a cluster it is one: two leases rarely share a slot, and a slot that is being moved would block
-    /// the others.
+    /// In a cluster it is one: two leases rarely share a slot, and a slot that is being moved would
+    /// block the others.
     pub(super) fn renew_batch(&self) -> usize {
         match self.nodes {
             Nodes::Single { .. } => RENEW_BATCH,

@@ -1,12 +1,12 @@
 //! The connection for pushes.
 //!
-//! One task owns it and keeps the server's subscriptions in step with the channels that [`Channels`]
-//! wants ([`Subscriptions`]). A caller's future never subscribes itself, because it may be dropped. The
-//! task connects when the first channel opens. After a break, all waiters are woken once the
-//! subscriptions are restored.
+//! One task owns it and keeps the server's subscriptions in step with the channels that
+//! [`Channels`] wants ([`Subscriptions`]). A caller's future never subscribes itself, because it
+//! may be dropped. The task connects when the first channel opens. After a break, all waiters are
+//! woken once the subscriptions are restored.
 //!
-//! It is separate from the connection for commands, because Redis applies the output limit of pub/sub to
-//! a connection that subscribes, and closes it when large replies queue up.
+//! It is separate from the connection for commands, because Redis applies the output limit of
+//! pub/sub to a connection that subscribes, and closes it when large replies queue up.
 
 use std::{
     sync::{
@@ -40,8 +40,8 @@ use crate::{
 
 /// How often a silent connection is tested with a `PING`.
 ///
-/// Waiters rely on the connection without a sign that it is dead. With the time for the reply and for a
-/// new connection, that lasts two seconds at most.
+/// Waiters rely on the connection without a sign that it is dead. With the time for the reply and
+/// for a new connection, that lasts two seconds at most.
 const PING_EVERY: Duration = Duration::from_secs(1);
 /// How soon a subscription is tried again that cannot be made at the moment.
 const RETRY_AFTER: Duration = Duration::from_millis(50);
@@ -142,7 +142,8 @@ impl PushRun {
                 // The server may stay away for long, so each waiter asks at once and learns of it.
                 events.wake();
                 if let Err(error) = end {
-                    debug!(error = %Chain(&error), "the push connection to Redis broke; connecting again");
+                    let error = Chain(&error);
+                    debug!(%error, "the push connection to Redis broke; connecting again");
                 }
             }
             Err(error) => {
@@ -191,8 +192,8 @@ async fn keep_in_step(
 
 /// Returns the function that hands each push to the waiters on its channel.
 ///
-/// If replicas must confirm grants (`confirms`), a lease that is handed over wakes its waiter only, which
-/// then asks for the lease itself.
+/// If replicas must confirm grants (`confirms`), a lease that is handed over wakes its waiter only,
+/// which then asks for the lease itself.
 fn receive(
     channels: Channels,
     broken: Arc<Notify>,

@@ -1,4 +1,5 @@
-//! The task that keeps a connection for commands: connect, serve until it breaks, and connect again.
+//! The task that keeps a connection for commands: connect, serve until it breaks, and connect
+//! again.
 
 use std::{sync::Arc, time::Duration};
 
@@ -81,8 +82,8 @@ impl KeptConnection {
                 // Commands wait for the first attempt after a break, and fail during later ones.
                 self.state.send_replace(ConnectionState::Connecting);
                 *backoff = Backoff::default();
-                // The command that broke has a second try to make, so the first attempt comes at once,
-                // unless the server accepts connections only to break them.
+                // The command that broke has a second try to make, so the first attempt comes at
+                // once, unless the server accepts connections only to break them.
                 since.elapsed() <= LONG_LIVED
             }
             Err(error) => {

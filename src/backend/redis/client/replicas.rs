@@ -6,25 +6,28 @@ use crate::error::{Error, ErrorKind};
 
 /// The number of replicas that must confirm a grant before it counts.
 ///
-/// The confirmation is a `WAIT` behind the grant, on a connection of its own. With fewer replicas, the
-/// grant is given back, and the try fails with
-/// [`Unreplicated`](crate::error::BackendErrorKind::Unreplicated); the caller's retry strategy tries
-/// again. A renewal counts no sooner than a grant, so a lease is lost if the replicas stay away for as
-/// long as it lasts.
+/// The confirmation is a `WAIT` behind the grant, on a connection of its own. With fewer replicas,
+/// the grant is given back, and the try fails with
+/// [`Unreplicated`](crate::error::BackendErrorKind::Unreplicated); the caller's retry strategy
+/// tries again. A renewal counts no sooner than a grant, so a lease is lost if the replicas stay
+/// away for as long as it lasts.
 ///
 /// # What it does not give
 ///
-/// It makes it unlikely that a failover loses a lease, but not impossible, for `WAIT` is no consensus:
+/// It makes it unlikely that a failover loses a lease, but not impossible, for `WAIT` is no
+/// consensus:
 ///
-/// - A replica that has *not* confirmed may become the master. Each replica that can become the master
-///   has the lease only if `count` is the number of *all* replicas. Then one replica that is away
-///   prevents every grant.
+/// - A replica that has *not* confirmed may become the master. Each replica that can become the
+///   master has the lease only if `count` is the number of *all* replicas. Then one replica that is
+///   away prevents every grant.
 /// - A replica confirms what it has in memory, and may lose it when it restarts.
-/// - A master that is cut off from its replicas grants nothing any more, but may still answer reads.
-/// - A release does not wait for replicas, so a failover may undo it. The lease then ends by itself.
+/// - A master that is cut off from its replicas grants nothing any more, but may still answer
+///   reads.
+/// - A release does not wait for replicas, so a failover may undo it. The lease then ends by
+///   itself.
 ///
-/// So a fence is needed with it as without it. Each grant and each renewal takes one more round trip,
-/// from the server to its replicas, and the grants of one process wait for each other.
+/// So a fence is needed with it as without it. Each grant and each renewal takes one more round
+/// trip, from the server to its replicas, and the grants of one process wait for each other.
 ///
 /// # Examples
 ///
@@ -46,16 +49,16 @@ pub struct Replicas {
 impl Replicas {
     /// Requires `count` replicas of the server that grants, each time within 100 ms.
     ///
-    /// The master itself does not count: with two replicas, one replica and the master are the majority
-    /// of three.
+    /// The master itself does not count: with two replicas, one replica and the master are the
+    /// majority of three.
     pub fn confirming(count: u32) -> Self {
         Self { count, within: Duration::from_millis(100) }
     }
 
     /// Sets how long the replicas may take.
     ///
-    /// It must be at least 1 ms, and shorter than the
-    /// [command time-out](crate::backend::RedisBackendBuilder::command_timeout). Defaults to 100 ms.
+    /// It must be at least 1 ms, and shorter than the [command
+    /// time-out](crate::backend::RedisBackendBuilder::command_timeout). Defaults to 100 ms.
     #[must_use]
     pub fn within(mut self, limit: Duration) -> Self {
         self.within = limit;

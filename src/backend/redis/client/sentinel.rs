@@ -1,10 +1,11 @@
 //! Finds the master by asking sentinels.
 //!
-//! The sentinels are asked in turn, from the one that replied last, each for a short time. The server
-//! that a sentinel names must call itself a master, too, because a sentinel that was cut off for a while
-//! names the previous master. (Redis, "Guidelines for Redis clients with support for Redis Sentinel".)
-//! While there is a connection, the sentinels are asked again every second. A master that they have
-//! replaced may live on and accept writes that will be lost, and its connections do not break.
+//! The sentinels are asked in turn, from the one that replied last, each for a short time. The
+//! server that a sentinel names must call itself a master, too, because a sentinel that was cut off
+//! for a while names the previous master. (Redis, "Guidelines for Redis clients with support for
+//! Redis Sentinel".) While there is a connection, the sentinels are asked again every second. A
+//! master that they have replaced may live on and accept writes that will be lost, and its
+//! connections do not break.
 
 use std::{
     fmt,
@@ -85,9 +86,11 @@ impl SentinelMaster {
         self
     }
 
-    /// Connects to the master by TLS, as [`RedisBackend::open`](super::super::RedisBackend::open) does.
+    /// Connects to the master by TLS, as [`RedisBackend::open`](super::super::RedisBackend::open)
+    /// does.
     ///
-    /// The certificate must have the name or the address that the sentinels announce. Defaults to no TLS.
+    /// The certificate must have the name or the address that the sentinels announce. Defaults to
+    /// no TLS.
     #[cfg(feature = "tls")]
     #[must_use]
     pub fn tls(mut self) -> Self {

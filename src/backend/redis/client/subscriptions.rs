@@ -2,9 +2,9 @@
 //!
 //! All channels that opened or closed since the last turn are one write. A single server gets all
 //! channels in one command. If it refuses that, it gets one command for each channel, because one
-//! forbidden channel makes it refuse all. A node of a cluster gets one command for each channel, because
-//! a command must not touch two slots. Its channels are shard channels (`SSUBSCRIBE`, Redis 7), on which
-//! a message goes to no other node.
+//! forbidden channel makes it refuse all. A node of a cluster gets one command for each channel,
+//! because a command must not touch two slots. Its channels are shard channels (`SSUBSCRIBE`, Redis
+//! 7), on which a message goes to no other node.
 
 use std::{
     collections::HashSet,

@@ -33,8 +33,8 @@ impl OnDemandTask {
         let running = Running(self.is_running.clone());
         let task = task();
         let handle = tokio::spawn(async move {
-            // The mark is dropped before the task, polled or not, so that a waiter that is woken by the
-            // end of the task can start it again.
+            // The mark is dropped before the task, polled or not, so that a waiter that is woken by
+            // the end of the task can start it again.
             let running = running;
             let task = std::pin::pin!(task);
             let _running = running;

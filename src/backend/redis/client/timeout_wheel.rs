@@ -1,8 +1,9 @@
 //! One timer for the time-outs of many commands.
 //!
-//! A timer for each command would cost more than the rest that this crate adds to a hit. All commands
-//! have the same time-out, so the wheel turns in steps of a sixteenth of it. A command expires with the
-//! step that comes [`STEPS`] after the step in which it began. So it may expire up to a sixteenth early.
+//! A timer for each command would cost more than the rest that this crate adds to a hit. All
+//! commands have the same time-out, so the wheel turns in steps of a sixteenth of it. A command
+//! expires with the step that comes [`STEPS`] after the step in which it began. So it may expire up
+//! to a sixteenth early.
 
 use std::{
     sync::atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -49,7 +50,8 @@ impl TimeoutWheel {
     /// To be polled soon, and only while the wheel [runs](Self::run).
     pub(super) fn expired(&self) -> Notified<'_> {
         let expired = self.expired[self.step.load(Ordering::SeqCst) % (STEPS + 1)].notified();
-        // A command that finds the flag set will be seen by the next step without a store of its own.
+        // A command that finds the flag set will be seen by the next step without a store of its
+        // own.
         if !self.is_used.load(Ordering::SeqCst) {
             self.is_used.store(true, Ordering::SeqCst);
         }

@@ -16,7 +16,8 @@ use crate::{
 const TURN_ONLY: u8 = 1;
 const UNORDERED: u8 = 2;
 
-/// Returns the suffix of the key that holds what is granted in a mode, and whether it is a sorted set.
+/// Returns the suffix of the key that holds what is granted in a mode, and whether it is a sorted
+/// set.
 pub(super) fn held_at(mode: Mode) -> (&'static str, bool) {
     match mode {
         Mode::Exclusive | Mode::Fair => (keys::LEASE, false),

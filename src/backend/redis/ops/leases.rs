@@ -216,8 +216,8 @@ fn renewal(batch: &[Claim]) -> Call<'static> {
     let mut call = Call::new(&SCRIPTS.renew, 2 * batch.len());
     for claim in batch {
         let (held, is_set) = held_at(claim.mode);
-        // A set has no fence, and its own key stands in: while a slot moves, a script runs only if all
-        // of its keys are at one node.
+        // A set has no fence, and its own key stands in: while a slot moves, a script runs only if
+        // all of its keys are at one node.
         call = call.keys(&claim.name, &[held, if is_set { held } else { keys::FENCE }]);
     }
     for claim in batch {

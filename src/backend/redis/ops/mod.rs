@@ -20,8 +20,8 @@ fn millis(time: Duration) -> u64 {
 
 /// Returns whether each process has a channel of its own for a name.
 ///
-/// A waiter for a lock is notified on the channel of its process, so that the other processes do not
-/// wake. All waiters for an entry want to know of it.
+/// A waiter for a lock is notified on the channel of its process, so that the other processes do
+/// not wake. All waiters for an entry want to know of it.
 fn has_process_channels(name: &Name) -> bool {
     name.family() == Family::Lock
 }

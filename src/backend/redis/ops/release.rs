@@ -44,8 +44,9 @@ impl RedisBackend {
             .arg(handover_life)
             .arg(millis(claim.fence_life))
             .arg(millis(claim.queue_entry_life().saturating_sub(HANDOVER_LIFE)));
-        // If this process listens to the channel, other processes are likely to wait as well, and hear
-        // before this caller. A fair mutex is left out: each of its releases would be two commands.
+        // If this process listens to the channel, other processes are likely to wait as well, and
+        // hear before this caller. A fair mutex is left out: each of its releases would be two
+        // commands.
         let is_contended = claim.mode == Mode::Exclusive
             && self.0.servers.channels().wants(&claim.name.suffixed(self.channel()));
         self.released(call.answered_last(is_contended)).await

@@ -1,6 +1,6 @@
--- Grants a reader its hold beside other readers, unless a writer holds the lock or is before the reader
--- in the queue. A reader that is not granted takes an entry in the queue.
--- Returns 0 if granted; {'held', fence or 0, ms left, holders} if not.
+-- Grants a reader its hold beside other readers, unless a writer holds the lock or is before the
+-- reader in the queue. A reader that is not granted takes an entry in the queue. Returns 0 if
+-- granted; {'held', fence or 0, ms left, holders} if not.
 local lease, queue, deadlines, readers, writers = unpack(KEYS)
 -- The queue entry is kept for `entry_ms`, or not taken if that is '0'.
 local owner, lease_ms, entry_ms = unpack(ARGV)

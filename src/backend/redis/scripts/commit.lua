@@ -1,7 +1,7 @@
--- Writes an entry, ends its lease and publishes the entry, if its fence is the last one of the name. With
--- a `ttl_ms` of '0', or on a full server, publishes the entry and does not write it.
--- Returns 16 if stored or 8 if only handed over, plus the bit of `publish` if it published; 0 if the
--- fence is not the last one; {'newer', entry} if an entry with a greater fence stands.
+-- Writes an entry, ends its lease and publishes the entry, if its fence is the last one of the
+-- name. With a `ttl_ms` of '0', or on a full server, publishes the entry and does not write it.
+-- Returns 16 if stored or 8 if only handed over, plus the bit of `publish` if it published; 0 if
+-- the fence is not the last one; {'newer', entry} if an entry with a greater fence stands.
 local lease, fence, entry, channel = unpack(KEYS)
 local owner, granted, bytes, ttl_ms, push_limit = unpack(ARGV)
 local STORED, HANDED_OVER = 16, 8
@@ -9,7 +9,8 @@ local STORED, HANDED_OVER = 16, 8
 -- The usual case: the lease is as it was granted, and its fence is the last one.
 -- include: publish, entry_message, commit_mark
 if ttl_ms ~= '0' and redis.pcall('GET', lease) == owner .. ':' .. granted
-  and redis.pcall('GET', fence) == granted and redis.pcall('SET', entry, bytes, 'PX', ttl_ms).ok then
+  and redis.pcall('GET', fence) == granted
+  and redis.pcall('SET', entry, bytes, 'PX', ttl_ms).ok then
   mark_committed(fence, granted)
   redis.call('DEL', lease)
   return STORED + publish(channel, entry_message(bytes, push_limit))

@@ -1,5 +1,5 @@
--- Counts a latch down, once for each id, and wakes the waiters when nothing is left.
--- Returns {'left', count, ms until it ends} and, if it published, 1 if the server refused that or 0;
+-- Counts a latch down, once for each id, and wakes the waiters when nothing is left. Returns
+-- {'left', count, ms until it ends} and, if it published, 1 if the server refused that or 0;
 -- {'unset'} if there is no latch.
 local latch, channel = KEYS[1], KEYS[2]
 local id, by = ARGV[1], tonumber(ARGV[2])
@@ -11,8 +11,8 @@ if not left then return {'unset'} end
 local refused
 if left > 0 and redis.call('HEXISTS', latch, id) == 0 then
   left = math.max(0, left - by)
-  -- Lets a full server count down: in a script that has written it lets all writes through, and this
-  -- write needs no memory.
+  -- Lets a full server count down: in a script that has written it lets all writes through, and
+  -- this write needs no memory.
   redis.call('HDEL', latch, id)
   if left > 0 then
     redis.call('HSET', latch, 'left', left, id, '')

@@ -1,7 +1,7 @@
 //! The scripts, and calls of them.
 //!
-//! Each operation is one file, with those parts of `lib/` that it includes. A server learns a script once,
-//! and each call names it by its digest.
+//! Each operation is one file, with those parts of `lib/` that it includes. A server learns a
+//! script once, and each call names it by its digest.
 
 use std::{collections::HashSet, io::Write, sync::LazyLock};
 
@@ -33,9 +33,10 @@ macro_rules! scripts {
 
 scripts! {
     lib:
-        clock clock_fence clock_ms commit_mark entry_at entry_message fence_at fence_text first_in grant
-        handover_message hold holds_at is_held keep latch_at lease_at leave members next_fence
-        process_channel publish renew_lease set_lease take_entry ticket;
+        clock clock_fence clock_ms commit_mark entry_at entry_message fence_at fence_text first_in
+        grant handover_message hold holds_at is_held keep latch_at lease_at leave members
+        next_fence process_channel publish renew_lease set_lease take_entry ticket
+        ticket_bits;
     scripts:
         acquire acquire_all acquire_permit acquire_queued acquire_read clear commit count_down
         count_left downgrade holder invalidate pass put release release_permit release_queued renew
@@ -44,8 +45,8 @@ scripts! {
 
 /// Begins a line that names parts of `lib/`, each of which is inserted there once.
 ///
-/// The functions of a part are created at each call of a script. So a script includes only the parts that
-/// it uses, and the usual case comes before the parts that it does not need.
+/// The functions of a part are created at each call of a script. So a script includes only the
+/// parts that it uses, and the usual case comes before the parts that it does not need.
 const INCLUDE: &str = "-- include: ";
 
 /// The source of a script, and the digest under which a server knows it.

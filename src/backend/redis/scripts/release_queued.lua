@@ -1,18 +1,18 @@
--- Ends a lease or a reader's hold if its owner has it, and the owner's queue entry. Hands the lease over
--- to the first claim in the queue, or notifies it of its turn.
--- Returns 1 if it was held or 0 if not, plus the bit of `publish` if it published.
--- The readers and the queued writers are those of a read-write lock, and nil for any other lock.
+-- Ends a lease or a reader's hold if its owner has it, and the owner's queue entry. Hands the lease
+-- over to the first claim in the queue, or notifies it of its turn. Returns 1 if it was held or 0
+-- if not, plus the bit of `publish` if it published. The readers and the queued writers are those
+-- of a read-write lock, and nil for any other lock.
 local lease, channel, queue, deadlines, fence, readers, writers = unpack(KEYS)
--- own: '1' if each process has a channel of its own.
--- turn_ms: how long the lease is kept for an unordered claim whose turn was notified. The claim loses its
--- queue entry, so that the claim of a dead process is notified once.
--- handover_ms: how long a lease that is handed over lasts; '0' if none is handed over.
--- fresh_ms: an unordered claim that waited longer may reach its deadline before the handover ends.
+-- own: '1' if each process has a channel of its own. turn_ms: how long the lease is kept for an
+-- unordered claim whose turn was notified. The claim loses its queue entry, so that the claim of a
+-- dead process is notified once. handover_ms: how long a lease that is handed over lasts; '0' if
+-- none is handed over. fresh_ms: an unordered claim that waited longer may reach its deadline
+-- before the handover ends.
 local owner, own, turn_ms, handover_ms, fence_ms, fresh_ms = unpack(ARGV)
 
--- The usual cases: the owner has the lease, and no claim waits, or the first one is handed the lease or
--- notified. Any other case goes on below, with the queue as it was. A read-write lock comes here only if
--- its queue is empty.
+-- The usual cases: the owner has the lease, and no claim waits, or the first one is handed the
+-- lease or notified. Any other case goes on below, with the queue as it was. A read-write lock
+-- comes here only if its queue is empty.
 -- include: publish
 local value = redis.pcall('GET', lease)
 local is_owner = type(value) == 'string'
@@ -25,7 +25,7 @@ if popped and not popped[1] then
   return 1 + publish(channel, 'w')
 end
 
--- include: ticket, clock_fence, set_lease, process_channel, handover_message
+-- include: ticket_bits, clock_fence, set_lease, process_channel, handover_message
 while popped and popped[1] do
   local waiter, ticket, time = popped[1], tonumber(popped[2]), redis.call('TIME')
   local turn_only, unordered = ticket_bits(ticket)
@@ -37,8 +37,8 @@ while popped and popped[1] do
   -- The owner may have an entry of its own, if the lease was handed over to it while it waited.
   if waiter == owner then life = 0 end
 
-  -- Two cases are left to the code below: an ordered claim that is only notified, which keeps its entry,
-  -- and a clock that is behind the last fence.
+  -- Two cases are left to the code below: an ordered claim that is only notified, which keeps its
+  -- entry, and a clock that is behind the last fence.
   local is_usual = unordered or not turn_only
   if life > 0 and is_usual then
     local granted, kept_ms, message = '0', turn_ms, 't' .. waiter
@@ -90,8 +90,8 @@ end
 if redis.call('EXISTS', queue) == 0 then return was_held + publish(channel, 'w') end
 local at = now_ms()
 
--- Hands the lease over, and takes it back if no client hears of it. Returns what `publish` returns, or
--- nil if the entry has no time left or a full server refuses the lease.
+-- Hands the lease over, and takes it back if no client hears of it. Returns what `publish` returns,
+-- or nil if the entry has no time left or a full server refuses the lease.
 local function hand_over(waiter, kept_ms, ticket)
   local life = math.min(kept_ms, tonumber(handover_ms))
   if life < 1 then return nil end

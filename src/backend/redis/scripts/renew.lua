@@ -13,8 +13,8 @@ for one = 1, #KEYS / 2 do
   renewed[one] = 0
   if count > 0 then
     if is_held(key, owner, count, at) then
-      -- Lets a full server renew a hold: in a script that has written it lets all writes through, and
-      -- this write needs no memory.
+      -- Lets a full server renew a hold: in a script that has written it lets all writes through,
+      -- and this write needs no memory.
       redis.call('PEXPIRE', key, math.max(lease_ms, redis.call('PTTL', key)))
       hold(key, owner, count, at, lease_ms)
       renewed[one] = 1

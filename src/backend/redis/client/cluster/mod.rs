@@ -1,9 +1,9 @@
 //! The nodes of a Redis Cluster, each of which serves a part of the slots.
 //!
-//! All keys of a name lie in one slot, and one node serves each slot. A task (`refresh`) keeps the map of
-//! them (`slots`, `topology`). Each node has the connections that a single server has (`nodes`), made
-//! when they are first needed, and closed when the node serves no slot any more. A redirection to
-//! another node is followed at once, within the time-out of the command.
+//! All keys of a name lie in one slot, and one node serves each slot. A task (`refresh`) keeps the
+//! map of them (`slots`, `topology`). Each node has the connections that a single server has
+//! (`nodes`), made when they are first needed, and closed when the node serves no slot any more. A
+//! redirection to another node is followed at once, within the time-out of the command.
 //!
 //! The cluster connection of the client library is not used. There, a command waits while a node is
 //! reconnected, for as long as its retries last, and a connection that swallows commands is kept.
@@ -41,7 +41,8 @@ use crate::{
     key::Name,
 };
 
-/// The nodes by which a cluster is found. All nodes are connected to with the settings of the first one.
+/// The nodes by which a cluster is found. All nodes are connected to with the settings of the first
+/// one.
 #[derive(Clone)]
 pub(in super::super) struct ClusterSeeds {
     clients: Vec<Client>,
@@ -91,8 +92,8 @@ impl ClusterSeeds {
             }
             if let ConnectionAddr::Unix(path) = info.addr() {
                 return invalid(format!(
-                    "the URL of a cluster node names the socket file {}, but the nodes of a cluster \
-                     are reached by TCP; give host and port",
+                    "the URL of a cluster node names the socket file {}, but the nodes are \
+                     reached by TCP; give host and port",
                     path.display()
                 ));
             }
@@ -132,7 +133,8 @@ impl Cluster {
         self.send(slot_of(call.first_key()), SlotCommand::Call(call, replicas), deadline).await
     }
 
-    /// Runs scripts: one write for each node, and a command of its own for each that was redirected.
+    /// Runs scripts: one write for each node, and a command of its own for each that was
+    /// redirected.
     pub(super) async fn call_each(
         &self,
         calls: &[Call<'_>],

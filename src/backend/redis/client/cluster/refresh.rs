@@ -1,4 +1,5 @@
-//! The task that keeps the topology: asked for when it is first needed, and when something does not fit.
+//! The task that keeps the topology: asked for when it is first needed, and when something does not
+//! fit.
 
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
@@ -46,7 +47,7 @@ pub(super) async fn keep_known(run: RefreshRun) {
                 nodes.settle();
             }
             Err(error) => {
-                debug!(error = %Chain(&error), "no node reports the slots of the cluster; trying again");
+                debug!(error = %Chain(&error), "no node reports the cluster's slots; trying again");
                 topology.failed(BackendError::new(BackendErrorKind::Unavailable, error));
                 sleep(backoff.pause()).await;
             }
@@ -77,8 +78,8 @@ impl ClusterNodes {
         Err(last_error.unwrap_or_else(silent))
     }
 
-    /// Drops the nodes that serve no slot any more, and starts the push connections of those that serve
-    /// the channels that are open.
+    /// Drops the nodes that serve no slot any more, and starts the push connections of those that
+    /// serve the channels that are open.
     fn settle(&self) {
         let Some(slots) = self.topology.known() else { return };
         let gone: Vec<_> = {

@@ -38,8 +38,8 @@ pub(super) struct NodeAddress {
 impl NodeAddress {
     /// Reads `host:port`.
     ///
-    /// A node that does not know its own host gives only the port. Its host is then `from`, that of the
-    /// node which replied.
+    /// A node that does not know its own host gives only the port. Its host is then `from`, that of
+    /// the node which replied.
     pub(super) fn read(text: &str, from: &str) -> Option<Self> {
         let (host, port) = text.rsplit_once(':')?;
         let host = host.trim_start_matches('[').trim_end_matches(']');

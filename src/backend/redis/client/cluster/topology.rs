@@ -68,7 +68,8 @@ impl Topology {
         }
     }
 
-    /// Takes over that a slot has moved, and asks for the whole map, because other slots may have moved.
+    /// Takes over that a slot has moved, and asks for the whole map, because other slots may have
+    /// moved.
     pub(super) fn slot_moved(&self, slot: u16, to: NodeAddress) {
         let changed = self.state.send_if_modified(|state| match state {
             TopologyState::Known(slots) if slots.owner(slot) != Some(&to) => {

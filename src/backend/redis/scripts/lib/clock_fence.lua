@@ -1,6 +1,6 @@
--- Takes a fence from the clock: writes it, and reads the last fence in the same call. Returns its text.
--- Returns nil, and leaves the last fence as it is, unless the new fence is known to be greater. `time`
--- is the reply of TIME.
+-- Takes a fence from the clock: writes it, and reads the last fence in the same call. Returns its
+-- text. Returns nil, and leaves the last fence as it is, unless the new fence is known to be
+-- greater. `time` is the reply of TIME.
 local function clock_fence(key, fence_ms, time)
   local fence = time[1] .. string.sub('00000' .. time[2], -6)
   local last = redis.pcall('SET', key, fence, 'PX', fence_ms, 'GET')

@@ -1,5 +1,5 @@
--- Reads the entry under a key. Returns its bytes and its fence, or nil and 0 if it cannot be read. The
--- whole header is checked: an entry that only this script takes for one would stay in the way.
+-- Reads the entry under a key. Returns its bytes and its fence, or nil and 0 if it cannot be read.
+-- The whole header is checked: an entry that only this script takes for one would stay in the way.
 local function entry_at(key)
   local value = redis.pcall('GET', key)
   if type(value) ~= 'string' then return nil, 0 end

@@ -1,9 +1,9 @@
--- include: leave, ticket
+-- include: leave, ticket_bits
 
--- Returns the first claim in a queue whose entry is still kept, the milliseconds until its deadline, and
--- its ticket; or nil. Removes the entries before it that are past their deadlines. If `ordered`, skips
--- the claims that are not held to the order. To find the first writer, pass the set of the writers as
--- `queue` and the whole queue as `writers`.
+-- Returns the first claim in a queue whose entry is still kept, the milliseconds until its
+-- deadline, and its ticket; or nil. Removes the entries before it that are past their deadlines. If
+-- `ordered`, skips the claims that are not held to the order. To find the first writer, pass the
+-- set of the writers as `queue` and the whole queue as `writers`.
 local function first_in(queue, deadlines, writers, at, ordered)
   local index = 0
   while true do

@@ -1,6 +1,6 @@
--- Counts the holds in a sorted set. A hold is a member, and its score the millisecond in which it ends.
--- Removes those that have ended. Returns how many there are, and the milliseconds until the last one
--- ends. Any other key is an error, the third result.
+-- Counts the holds in a sorted set. A hold is a member, and its score the millisecond in which it
+-- ends. Removes those that have ended. Returns how many there are, and the milliseconds until the
+-- last one ends. Any other key is an error, the third result.
 local function holds_at(set, at)
   local ended = redis.pcall('ZREMRANGEBYSCORE', set, '-inf', at)
   if ended == 0 and redis.call('PTTL', set) == -1 then

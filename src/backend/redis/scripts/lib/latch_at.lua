@@ -1,5 +1,6 @@
--- Reads the latch under a key. Returns the count left, the milliseconds until it ends, the id that set
--- it and its time to live; or nil if there is none. Any other key is an error, the fifth result.
+-- Reads the latch under a key. Returns the count left, the milliseconds until it ends, the id that
+-- set it and its time to live; or nil if there is none. Any other key is an error, the fifth
+-- result.
 local function latch_at(key)
   if redis.call('EXISTS', key) == 0 then return nil end
   local fields = redis.pcall('HMGET', key, 'left', 'set', 'ttl')

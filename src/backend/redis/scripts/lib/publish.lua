@@ -1,9 +1,9 @@
 -- What a reply says of `publish`.
 local PUBLISHED, REFUSED = 2, 4
 
--- Publishes a message. A shard channel of a cluster is known by its suffix `s`. Returns PUBLISHED, or
--- REFUSED (by an ACL), and how many clients received the message. A refusal must not fail the script,
--- which has done its work by then.
+-- Publishes a message. A shard channel of a cluster is known by its suffix `s`. Returns PUBLISHED,
+-- or REFUSED (by an ACL), and how many clients received the message. A refusal must not fail the
+-- script, which has done its work by then.
 local function publish(channel, message)
   local command = string.find(channel, '}:s', 1, true) and 'SPUBLISH' or 'PUBLISH'
   local heard = redis.pcall(command, channel, message)
