@@ -105,7 +105,8 @@ fn main() {
                 count => (ratio(run.gaps[count / 2]), ratio(run.gaps[count * 99 / 100])),
             };
             println!(
-                "{name:<24} {processes:>9} {tasks:>7} {median:>14} {p99:>14} {:>7.2} {:>10.0} {:>6.2}",
+                "{name:<24} {processes:>9} {tasks:>7} {median:>14} {p99:>14} \
+                 {:>7.2} {:>10.0} {:>6.2}",
                 run.calls, run.holds, run.fair
             );
         }
@@ -279,7 +280,8 @@ impl Taker {
             client,
             rslock,
             delete: Script::new(
-                "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end",
+                "if redis.call('GET', KEYS[1]) == ARGV[1] then \
+                 return redis.call('DEL', KEYS[1]) end",
             ),
             polls: Default::default(),
         }

@@ -33,7 +33,7 @@ pub async fn a_claim_gets_the_entry_that_it_had_not_seen<H: FullHarness>(h: &H) 
     // The caller has seen the entry and found it too old, so it may load again.
     let refresh = claim(&name);
     let granted = backend.claim(&refresh, first).await.unwrap();
-    let Claimed::Granted(grant) = granted else { panic!("not granted: {granted:?}") };
+    let Claimed::Granted(grant) = granted else { panic!("the claim was not granted: {granted:?}") };
     assert!(grant.fence() > first);
 }
 
@@ -43,7 +43,7 @@ pub async fn the_holder_gets_its_lease_whatever_it_has_seen<H: FullHarness>(h: &
     let first = stored(&backend, &name, "first").await;
     let refresh = claim(&name);
     let Claimed::Granted(grant) = backend.claim(&refresh, first).await.unwrap() else {
-        panic!("not granted");
+        panic!("the claim was not granted");
     };
     // The claim is sent again with less knowledge. The load stays under way.
     assert_eq!(begun(&backend, &refresh).await.fence(), grant.fence());
@@ -55,12 +55,12 @@ pub async fn a_claim_gets_a_newer_entry_though_the_lease_is_held<H: FullHarness>
     let first = stored(&backend, &name, "first").await;
     let refresh = claim(&name);
     let Claimed::Granted(grant) = backend.claim(&refresh, first).await.unwrap() else {
-        panic!("not granted");
+        panic!("the claim was not granted");
     };
     let newer = backend.claim(&claim(&name), 0).await.unwrap();
     assert_eq!(newer, Claimed::Newer(value("first").with_fence(first)));
     let waits = backend.claim(&claim(&name), first).await.unwrap();
-    let Claimed::Held(occupied) = waits else { panic!("not held up: {waits:?}") };
+    let Claimed::Held(occupied) = waits else { panic!("the claim was not refused: {waits:?}") };
     assert_eq!(occupied.fence, grant.fence());
     assert!(occupied.remaining <= LEASE && occupied.remaining > LEASE - MOMENT, "{occupied:?}");
 }
@@ -107,7 +107,7 @@ pub async fn a_commit_sent_twice_does_not_end_the_next_lease<H: FullHarness>(h: 
     let grant = begun(&backend, &first).await;
     backend.commit(&first, &grant, &value("first"), Some(TTL)).await.unwrap();
     let next = backend.claim(&second, grant.fence()).await.unwrap();
-    let Claimed::Granted(next) = next else { panic!("not granted: {next:?}") };
+    let Claimed::Granted(next) = next else { panic!("the claim was not granted: {next:?}") };
     let late = backend.commit(&first, &grant, &value("first"), Some(TTL)).await.unwrap();
     assert_eq!(late, Committed::Refused);
     assert_eq!(held(&backend, &claim(&name)).await.fence, next.fence());

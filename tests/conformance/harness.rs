@@ -106,8 +106,8 @@ impl Harness for Memory {
 
 /// Three memory backends, of which a majority holds a lease.
 ///
-/// The backends of one harness are those of one process, since only the process that acquired a
-/// lease of a majority knows the owners at the servers.
+/// The backends of one harness are those of one process. Only the process that acquired a lease of
+/// a majority knows the owners at the servers.
 pub struct OverMemory(Majority);
 
 impl Harness for OverMemory {
@@ -424,5 +424,5 @@ pub async fn listen(backend: &impl Leases, name: &Name) -> Changes {
 }
 
 pub async fn next(changes: &mut Changes) -> Change {
-    timeout(LIMIT, changes.next()).await.expect("nothing was pushed")
+    timeout(LIMIT, changes.next()).await.expect("no change was pushed in time")
 }

@@ -325,7 +325,7 @@ pub async fn a_claim_of_several_is_notified_for_the_held_one<H: FullHarness>(h: 
     assert_eq!(next(&mut changes).await, Change::Turn(both[1].owner));
     match backend.acquire_all(&both).await.unwrap() {
         AcquiredAll::Granted(grants) => assert!(grants[1].fence() > fence && grants[0].fence() > 0),
-        other => panic!("not granted: {other:?}"),
+        other => panic!("the claims were not granted: {other:?}"),
     }
     for claim in &both {
         assert!(backend.release(claim).await.unwrap());

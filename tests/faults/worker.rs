@@ -190,6 +190,6 @@ fn library() -> PathBuf {
     let places = known.iter().map(PathBuf::from).chain(beside);
     let libraries = places.map(|place| place.join("libfaketimeMT.so.1"));
     libraries.into_iter().find(|library| Path::exists(library)).expect(
-        "this test sets the clock of a process and needs libfaketime: `apt-get install libfaketime`",
+        "libfaketime is missing, which sets the clock of a process: `apt-get install libfaketime`",
     )
 }

@@ -231,7 +231,7 @@ impl Scripts {
         let keys = [lease, fence, name.entry(), channel, before, after];
         match self.eval(self.invalidate.as_ref(), &keys, &[text(life.as_millis())]).await? {
             Value::Int(fence) => Ok(u64::try_from(fence).unwrap()),
-            other => panic!("not a fence: {other:?}"),
+            other => panic!("the answer is not a fence: {other:?}"),
         }
     }
 }
@@ -273,11 +273,11 @@ fn number<T: FromStr>(field: &[u8]) -> T {
 }
 
 fn fields(answer: Value) -> Vec<Vec<u8>> {
-    let Value::Array(fields) = answer else { panic!("not a list: {answer:?}") };
+    let Value::Array(fields) = answer else { panic!("the answer is not a list: {answer:?}") };
     let bytes = |field| match field {
         Value::BulkString(bytes) => bytes,
         Value::Int(number) => text(number),
-        other => panic!("not a field: {other:?}"),
+        other => panic!("the answer has an unexpected field: {other:?}"),
     };
     fields.into_iter().map(bytes).collect()
 }

@@ -317,7 +317,7 @@ async fn a_caller_after_an_invalidation_is_served_no_older_value() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_load_never_overwrites_what_was_inserted_meanwhile() {
+async fn a_load_never_overwrites_a_later_insert() {
     let (_, caches) = fleet(2);
     let origin = Origin::default();
     let early = [ask(&caches[0], &origin, 100 * MS), ask(&caches[1], &origin, 100 * MS)];
@@ -828,7 +828,7 @@ async fn a_failed_commit_promises_nothing_to_a_late_joiner() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn without_pushes_a_waiter_is_served_when_the_lease_ends_or_after_five_seconds() {
+async fn a_waiter_without_pushes_is_served_when_the_lease_ends_or_after_five_seconds() {
     let faulty = Faulty::new(|op| (op == Op::Changes).then_some(Fault::Refuse));
     let caches = two_over(&faulty);
     let origin = Origin::default();

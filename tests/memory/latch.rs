@@ -133,12 +133,12 @@ async fn a_lost_push_costs_five_seconds_or_the_rest_of_the_wait() {
     let here = Locks::new(backend.clone()).latch("l");
     let deaf = Locks::new(deaf(&backend)).latch("l");
     here.set(1).await.unwrap();
-    let patient = waiting(&deaf);
-    let hasty = waiting(&deaf.clone().wait_limit(3 * SECOND));
+    let long = waiting(&deaf);
+    let short = waiting(&deaf.clone().wait_limit(3 * SECOND));
     sleep(SECOND).await;
     let done = Instant::now();
     here.count_down().await.unwrap();
-    for (waiter, within) in [(patient, 5 * SECOND), (hasty, 2 * SECOND)] {
+    for (waiter, within) in [(long, 5 * SECOND), (short, 2 * SECOND)] {
         let (waited, at) = waiter.await.unwrap();
         waited.unwrap();
         assert!(at > done && at - done <= within + MS, "{:?}", at - done);

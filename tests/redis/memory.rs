@@ -30,7 +30,7 @@ impl Scene {
         let timeout = Duration::from_secs(5);
         let builder = RedisBackend::builder().server(server.url()).command_timeout(timeout);
         let backend = builder.build().unwrap();
-        // It knows the scripts and has made its buffers.
+        // The warm-up loads the scripts and grows the buffers.
         backend.acquire(&claim("warm", Mode::Exclusive)).await.unwrap();
         let mut raw = server.raw().await;
         let before = used(&mut raw).await;
@@ -43,17 +43,19 @@ impl Scene {
     }
 }
 
-/// Compares bytes with a row of the page. Versions of Redis and of its allocator differ a little.
+/// Compares bytes with a row of the page. The figures differ a little between versions of Redis and
+/// its allocator.
 fn assert_documented(row: &str, each: u64) {
     println!("{row}: {each} bytes");
     let line = PAGE.lines().find(|line| line.starts_with(&format!("| {row} |")));
     let column = line.and_then(|line| line.split('|').nth(2));
-    let documented: u64 = column.unwrap_or_else(|| panic!("no row {row}")).trim().parse().unwrap();
+    let documented: u64 =
+        column.unwrap_or_else(|| panic!("the page has no row {row}")).trim().parse().unwrap();
     assert!(each <= documented * 5 / 4, "{row}: {each} bytes, the page says {documented}");
     assert!(each * 2 >= documented, "{row}: {each} bytes, the page says {documented}");
 }
 
-/// Bytes of the server without the buffers of its clients.
+/// Returns the bytes of the server, without the buffers of its clients.
 async fn used(raw: &mut Raw) -> u64 {
     let info: String = raw.run(&["INFO", "memory"]).await;
     let field = |name: &str| -> u64 {
@@ -72,12 +74,12 @@ fn claim(key: &str, mode: Mode) -> Claim {
     Claim::new(name(key), mode, LIFE, LIFE)
 }
 
-/// As `product:00042`.
+/// Returns a key like `product:00042`.
 fn key(at: usize) -> String {
     format!("product:{at:05}")
 }
 
-/// Does it for each number, fifty at a time.
+/// Runs an act for each number, fifty at a time.
 async fn each<F: Future<Output = ()>>(what: impl Fn(usize) -> F) {
     stream::iter(0..COUNT).for_each_concurrent(50, what).await;
 }
@@ -89,7 +91,7 @@ async fn memory_of_an_entry() {
     each(async |at| {
         let claim = claim(&key(at), Mode::Exclusive);
         let Claimed::Granted(grant) = scene.backend.claim(&claim, 0).await.unwrap() else {
-            panic!("it is free");
+            panic!("the free lease was refused");
         };
         scene.backend.commit(&claim, &grant, &entry, Some(LIFE)).await.unwrap();
     })

@@ -271,9 +271,9 @@ async fn any_type_of_body_works() {
     }
 }
 
-fn async_frames()
--> impl futures_util::Stream<Item = Result<Frame<bytes::buf::Chain<&'static [u8], Bytes>>, io::Error>>
-+ Send {
+type Chained = Frame<bytes::buf::Chain<&'static [u8], Bytes>>;
+
+fn async_frames() -> impl futures_util::Stream<Item = Result<Chained, io::Error>> + Send {
     use bytes::Buf;
     futures_util::stream::once(async {
         let not_sync = std::cell::Cell::new(b"one".as_slice());

@@ -41,7 +41,7 @@ fn scheme_host_path_and_query_make_different_keys() {
         ("another scheme", layer(), "https://a/a", &[]),
         ("a host like a path", layer(), "/a/a", &[("host", "a")]),
         ("a tenant", by_tenant("t"), "/a", &[]),
-        ("nobody's tenant", by_tenant(""), "/a", &[]),
+        ("an empty tenant", by_tenant(""), "/a", &[]),
         ("two tenants", by_tenant("t").vary_by(|_| "t".to_owned()), "/a", &[]),
         ("one like two", by_tenant("t 1:t"), "/a", &[]),
         ("one that looks like two", by_tenant("t t"), "/a", &[]),

@@ -317,7 +317,7 @@ pub async fn a_foreign_key_is_reported_and_left_alone(pair: Pair) {
     let wrong: [&[&str]; 3] =
         [&["SET", &key, "1"], &["HSET", &key, "field", "1"], &["RPUSH", &key, "1"]];
     let endless: &[&str] = match pair.key {
-        "r" | "p" => &["ZADD", &key, "inf", "somebody"],
+        "r" | "p" => &["ZADD", &key, "inf", "foreign"],
         _ => &["SET", &key, "0123456789abcdef0123456789abcdef:1"],
     };
     for words in wrong.into_iter().chain([endless]) {
