@@ -1,4 +1,4 @@
-//! What is pushed to those who wait for a name.
+//! The changes of a name that are pushed to its waiters.
 
 use std::time::Duration;
 
@@ -9,10 +9,10 @@ use crate::{
     error::{Chain, Error, ErrorKind},
 };
 
-/// Something that happened to a name.
+/// A change of a name.
 ///
-/// A push may be lost, doubled, late or out of order. Whoever gets one compares its fence with what he
-/// knows, or looks again; nobody depends on it alone.
+/// A push may be lost, doubled, late or out of order. A waiter compares its fence with what it
+/// knows, or looks again. No waiter depends on a push alone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Change {
@@ -25,22 +25,22 @@ pub enum Change {
     Failed(Failure),
     /// The entry was removed, and this fence burnt.
     Invalidated(u64),
-    /// Whoever waits in a queue with this token is next. The others need not look.
+    /// It is the turn of the waiter in the queue with this owner. The others need not look.
     Turn(Owner),
-    /// Whoever waits in a queue with this token [holds the lease now](crate::backend::Claim::takes_handover). The others
-    /// need not look.
+    /// The waiter in the queue with this owner [has the lease
+    /// now](crate::backend::Claim::takes_handover). The others need not look.
     Granted(Handover),
 }
 
-/// A lease that a release granted to one who waits.
+/// A lease that a release granted to a waiter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Handover {
-    /// Who has it now.
+    /// The new holder.
     pub owner: Owner,
     /// The fence of the grant.
     pub fence: u64,
-    /// When it ends unless it is renewed, counted from when its holder took his place in the queue. (He knows when
-    /// that was, and of no other moment that he has in common with the server.)
+    /// When it ends unless it is renewed, counted from the time at which its holder entered the
+    /// queue. The holder and the server have no other time in common.
     pub ends: Duration,
 }
 
@@ -84,10 +84,10 @@ impl Failure {
 }
 
 impl Change {
-    /// The bytes of a message: a letter, then what it stands for.
+    /// Returns the bytes of a message: a letter, and then its content.
     ///
-    /// `w`, `e` and an entry, `f` with a fence, a kind and a text, `i` and a fence, `t` and a token, `g` with a
-    /// fence, a token and milliseconds.
+    /// `w`, `e` and an entry, `f` with a fence, a kind and a text, `i` and a fence, `t` and an
+    /// owner, `g` with a fence, an owner and milliseconds.
     pub fn encode(&self) -> Bytes {
         match self {
             Self::Wake => Bytes::from_static(b"w"),
@@ -108,14 +108,14 @@ impl Change {
                 format!("f{:016}{kind}{}", failure.fence, failure.message).into()
             }
             Self::Invalidated(fence) => format!("i{fence:016}").into(),
-            Self::Turn(token) => format!("t{token}").into(),
+            Self::Turn(owner) => format!("t{owner}").into(),
             Self::Granted(Handover { owner, fence, ends }) => {
                 format!("g{fence:016}{owner}{}", ends.as_millis()).into()
             }
         }
     }
 
-    /// Reads a message. What cannot be read means: look again.
+    /// Reads a message. Bytes that cannot be read mean: look again.
     pub fn decode(bytes: &Bytes) -> Self {
         let read = || {
             let text = |from: usize, to: usize| std::str::from_utf8(bytes.get(from..to)?).ok();
@@ -150,7 +150,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_encoded_is_decoded() {
+    fn an_encoded_change_is_decoded() {
         let error = Error::with_source(ErrorKind::Load, "the loader failed", "no such product");
         for change in [
             Change::Wake,
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn anything_else_means_look_again() {
+    fn other_bytes_mean_look_again() {
         for bytes in [
             "",
             "x",

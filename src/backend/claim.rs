@@ -12,15 +12,15 @@ use crate::key::Name;
 pub enum Mode {
     /// By one holder at a time.
     ///
-    /// A claim that is not granted enters a queue, if it [waits](Claim::waits). A release
-    /// [hands the lease over](Claim::takes_handover) to the first claim in the queue, or tells it that
-    /// it is its turn and keeps the lease for it for a [moment](Claim::turn_life). After that any
+    /// A claim that is not granted enters a queue, if it [waits](Claim::waits). A release [hands
+    /// the lease over](Claim::takes_handover) to the first claim in the queue, or tells it that it
+    /// is its turn and keeps the lease for it for a [moment](Claim::turn_life). After that any
     /// claim is granted.
     Exclusive,
     /// By one holder at a time, first come, first served.
     ///
-    /// A claim that is not granted enters the queue, if it [waits](Claim::waits), and is granted when
-    /// it is at the head.
+    /// A claim that is not granted enters the queue, if it [waits](Claim::waits), and is granted
+    /// when it is at the head.
     Fair,
     /// Beside other readers. Readers and writers wait in one queue: a reader is not granted while a
     /// writer is before it.
@@ -80,18 +80,20 @@ pub(crate) const TURN_LIFE: Duration = Duration::from_millis(50);
 /// that while a subscription to a pattern of channels exists.
 pub(crate) const HANDOVER_LIFE: Duration = Duration::from_secs(2);
 
-/// How long a queue entry lasts at most unless its claim is sent again. Where the queue decides which
-/// claim is granted, a waiter that died holds up those behind it for so long. The times of several
-/// that died run together.
+/// How long a queue entry lasts at most unless its claim is sent again. Where the queue decides
+/// which claim is granted, a waiter that died holds up those behind it for so long. The times of
+/// several that died run together.
 pub(crate) const QUEUE_ENTRY_LIFE: Duration = Duration::from_secs(5);
 
-/// The life of a queue entry where no claim is held to the order: it need not be renewed for itself.
+/// The life of a queue entry where no claim is held to the order: it need not be renewed for
+/// itself.
 const UNORDERED_ENTRY_LIFE: Duration = Duration::from_secs(12);
 
-/// What is asked of [`Leases`](crate::backend::Leases): the right to act on a name for a limited time.
+/// What is asked of [`Leases`](crate::backend::Leases): the right to act on a name for a limited
+/// time.
 ///
-/// A claim is sent as often as needed. A backend recognises by its owner a claim that it has granted
-/// already.
+/// A claim is sent as often as needed. A backend recognises by its owner a claim that it has
+/// granted already.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Claim {
@@ -109,8 +111,8 @@ pub struct Claim {
     /// Whether it enters the queue, where the mode has one and the claim is not granted at once.
     pub waits: bool,
     /// Whether a release may grant it the lease while it waits, and push that
-    /// ([`Change::Granted`](crate::backend::Change::Granted)). Otherwise the claim is told that it is
-    /// its turn, and asks.
+    /// ([`Change::Granted`](crate::backend::Change::Granted)). Otherwise the claim is told that it
+    /// is its turn, and asks.
     ///
     /// A claim that may have no use for the lease by then, or whose own lease is shorter than
     /// [`handover_life`](Self::handover_life), must not set it.
@@ -118,8 +120,8 @@ pub struct Claim {
 }
 
 impl Claim {
-    /// Creates a claim of a fresh [`Owner`] that waits. If the mode grants in order, the lease may be
-    /// handed over to it.
+    /// Creates a claim of a fresh [`Owner`] that waits. If the mode grants in order, the lease may
+    /// be handed over to it.
     pub fn new(name: Name, mode: Mode, lease: Duration, fence_life: Duration) -> Self {
         let takes_handover = mode.is_ordered() && mode.takes_handover(lease);
         let owner = Owner::fresh();
@@ -162,8 +164,8 @@ impl Grant {
         Self { fence }
     }
 
-    /// Returns a number that is greater than that of every earlier grant of the name; zero where the
-    /// mode [has none](Mode::is_fenced).
+    /// Returns a number that is greater than that of every earlier grant of the name; zero where
+    /// the mode [has none](Mode::is_fenced).
     pub fn fence(&self) -> u64 {
         self.fence
     }

@@ -21,11 +21,11 @@ use bytes::{Buf, BufMut, Bytes, BytesMut};
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Entry {
-    /// Whether there is a value, or a verdict that there is none to share.
+    /// Whether there is a value, or the mark that the name is uncacheable.
     pub kind: EntryKind,
     /// The fence under which it was written.
     pub fence: u64,
-    /// What reads the payload: the schema in the upper 16 bits, the
+    /// The reader of the payload: the schema in the upper 16 bits, the
     /// [codec](crate::cache::Codec::tag) in the lower.
     pub tag: u32,
     /// How long the load took.
@@ -34,13 +34,13 @@ pub struct Entry {
     pub payload: Bytes,
 }
 
-/// What an [`Entry`] holds.
+/// The content of an [`Entry`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum EntryKind {
     /// A value.
     Value,
-    /// The last answer was not to be shared: everyone loads for himself while this stands.
+    /// The last answer was not to be shared: each caller loads for itself while this stands.
     Uncacheable,
 }
 
@@ -52,28 +52,28 @@ pub struct Undecodable;
 const HEADER: usize = 36;
 
 impl Entry {
-    /// A value that is still to be written; the fence is set when it is.
+    /// Creates a value that is still to be written. A commit or a put sets the fence.
     pub fn value(tag: u32, cost: Duration, payload: Bytes) -> Self {
         Self { kind: EntryKind::Value, fence: 0, tag, cost, payload }
     }
 
-    /// The verdict that what was loaded cannot be shared.
+    /// Creates the mark that a name is uncacheable.
     pub fn uncacheable(cost: Duration) -> Self {
         Self { kind: EntryKind::Uncacheable, fence: 0, tag: 0, cost, payload: Bytes::new() }
     }
 
-    /// The same entry under a fence.
+    /// Returns the same entry under a fence.
     pub fn with_fence(mut self, fence: u64) -> Self {
         self.fence = fence;
         self
     }
 
-    /// How much of a memory limit it takes, in bytes.
+    /// Returns how much of a memory limit it takes, in bytes.
     pub fn weight(&self) -> usize {
         HEADER + self.payload.len()
     }
 
-    /// The bytes that are stored and pushed.
+    /// Returns the bytes that are stored and pushed.
     pub fn encode(&self) -> Bytes {
         let kind = match self.kind {
             EntryKind::Value => 'v',
@@ -87,11 +87,12 @@ impl Entry {
         bytes.freeze()
     }
 
-    /// Reads what [`encode`](Self::encode) wrote. The payload keeps the memory of `bytes`.
+    /// Reads the bytes that [`encode`](Self::encode) wrote. The payload keeps the memory of
+    /// `bytes`.
     ///
     /// # Errors
     ///
-    /// [`Undecodable`] for anything else; any bytes may be given.
+    /// Returns [`Undecodable`] for any other bytes.
     pub fn decode(mut bytes: Bytes) -> Result<Self, Undecodable> {
         let header = bytes.get(..HEADER).ok_or(Undecodable)?;
         let kind = match &header[..4] {
@@ -101,7 +102,7 @@ impl Entry {
         };
         let fence = digits::<10>(&header[4..20])?;
         let tag_and_cost = digits::<16>(&header[20..36])?;
-        // What is taken out as a part of it would cost a counter.
+        // A slice of the bytes would cost a reference count.
         bytes.advance(HEADER);
         Ok(Self {
             kind,
@@ -113,7 +114,7 @@ impl Entry {
     }
 }
 
-/// 16 of them, which a `u64` holds in either radix.
+/// Reads 16 digits, which fit into a `u64` in either radix.
 fn digits<const RADIX: u64>(text: &[u8]) -> Result<u64, Undecodable> {
     let (mut number, mut all) = (0, true);
     for byte in text {
@@ -124,7 +125,7 @@ fn digits<const RADIX: u64>(text: &[u8]) -> Result<u64, Undecodable> {
     if all { Ok(number) } else { Err(Undecodable) }
 }
 
-/// What each byte is worth as a digit; more than any is worth, if it is none.
+/// The value of each byte as a digit; greater than that of any digit if it is none.
 const DIGITS: [u8; 256] = {
     let mut digits = [u8::MAX; 256];
     let mut worth = 0;
@@ -140,12 +141,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_encoded_is_decoded() {
+    fn an_encoded_entry_is_decoded() {
         let entry = Entry::value(7, Duration::from_millis(210), Bytes::from_static(b"\0\xffv"))
             .with_fence(1_790_000_000_000_001);
         assert_eq!(Entry::decode(entry.encode()), Ok(entry));
-        let verdict = Entry::uncacheable(Duration::ZERO).with_fence(1);
-        assert_eq!(Entry::decode(verdict.encode()), Ok(verdict));
+        let uncacheable = Entry::uncacheable(Duration::ZERO).with_fence(1);
+        assert_eq!(Entry::decode(uncacheable.encode()), Ok(uncacheable));
     }
 
     #[test]

@@ -1,24 +1,29 @@
-//! Where leases and entries live.
+//! The ground: what is asked of a backend, and the backends.
 //!
-//! Three traits say what is asked of a backend: [`Leases`], the right to act on a name for a limited time,
-//! [`Store`], entries on top of that, and [`Latches`]. [`MemoryBackend`] keeps them in this process;
-//! `RedisBackend` keeps them in a Redis or Valkey server, for a fleet. One conformance suite
-//! runs against both.
+//! Three traits say what is asked. [`Leases`] is the right to act on a name for a limited time,
+//! [`Store`] adds entries, and [`Latches`] adds latches. [`MemoryBackend`] keeps them in this
+//! process, `RedisBackend` keeps them in a Redis or Valkey server, for a fleet. One conformance
+//! suite runs against all backends.
 //!
-//! # Which lies are allowed
+//! # Allowed failures
 //!
-//! A backend may fail at any time, and may not know whether what it was asked happened
-//! ([`BackendErrorKind::Unknown`]). It may lose, double, delay and
-//! reorder pushes. It may forget entries. It may never grant one exclusive lease to two holders while it
-//! keeps its data and its clock, hand out a fence that is not greater than the last one it remembers, let
-//! a commit pass whose fence is not the last one of its name, or write half of an operation.
+//! A backend may fail at any time, and may not know whether an operation happened
+//! ([`BackendErrorKind::Unknown`]). It may lose, double, delay and reorder pushes. It may forget
+//! entries.
 //!
-//! Every operation ends within a bounded time, with an answer or without; a backend puts its own time-out
-//! on what it waits for.
+//! While it keeps its data and its clock, a backend must never
 //!
-//! Every operation may be sent twice: the second does nothing that the first did not do, except for
-//! [`Store::put`] and [`Store::invalidate`], where it is one more write of the same, and for [`Leases::clear`] and
-//! [`Latches::clear_latch`], where it ends what came to stand there in between.
+//! - grant one exclusive lease to two holders,
+//! - hand out a fence that is not greater than the last one that it remembers,
+//! - accept a commit whose fence is not the last one of its name,
+//! - write half of an operation.
+//!
+//! Every operation ends within a bounded time, with an answer or without. A backend puts its own
+//! time-out on what it waits for.
+//!
+//! Every operation may be sent twice. The second one does nothing that the first one did not do,
+//! with two exceptions: [`Store::put`] and [`Store::invalidate`] are one more write of the same,
+//! and [`Leases::clear`] and [`Latches::clear_latch`] end what has come to stand there in between.
 
 mod answer;
 mod change;
@@ -69,22 +74,23 @@ pub(crate) use self::{
 ///
 /// # Cancel safety
 ///
-/// Every future may be dropped at any point; whether its operation happened is unknown then, and is for
-/// the caller to undo.
+/// Every future may be dropped at any point. Whether its operation happened is unknown then, and
+/// the caller undoes it.
 pub trait Leases: Send + Sync + 'static {
-    /// Grants the lease if it is free for a claim of its mode, and grants it again, with the same fence, to
-    /// the token that has it.
+    /// Grants the lease if it is free for a claim of its mode. Grants it again, with the same
+    /// fence, to the owner that has it.
     ///
-    /// Where the mode [queues](Mode::queues), a claim that [waits](Claim::waits) keeps its place by being
-    /// sent again within its [time](Claim::queue_entry_life).
+    /// Where the mode [queues](Mode::queues), a claim that [waits](Claim::waits) keeps its queue
+    /// entry by being sent again within the [life](Claim::queue_entry_life) of the entry.
     fn acquire(&self, claim: &Claim)
     -> impl Future<Output = Result<Acquired, BackendError>> + Send;
 
-    /// Grants the leases of several exclusive claims of different names, all or none, and grants them again to
-    /// the tokens that have them. Any other mode is [refused](crate::error::BackendErrorKind::Refused).
+    /// Grants the leases of several exclusive claims of different names, all or none. Grants them
+    /// again to the owners that have them. Any other mode is
+    /// [refused](crate::error::BackendErrorKind::Refused).
     ///
-    /// Unless a backend can do better, they are acquired [one after another](acquire_in_order), and nothing is
-    /// held by the time that it says who is in the way.
+    /// The default acquires them [one after another](acquire_in_order). By the time of an answer
+    /// that a holder is in the way, nothing is held.
     fn acquire_all(
         &self,
         claims: &[Claim],
@@ -92,27 +98,28 @@ pub trait Leases: Send + Sync + 'static {
         acquire_in_order(self, claims)
     }
 
-    /// Makes each lease last its full time from now, if its token still has it.
+    /// Makes each lease last its full time from now, if its owner still has it.
     ///
-    /// Returns one answer for each claim, in their order. A lease that is only kept for a claim
-    /// whose [turn](Mode::Exclusive) it is is [not held](Renewal::NotHeld).
+    /// Returns one answer for each claim, in their order. A lease that is only kept for the claim
+    /// whose [turn](Mode::Exclusive) it is counts as [not held](Renewal::NotHeld).
     fn renew(
         &self,
         claims: &[Claim],
     ) -> impl Future<Output = Result<Vec<Renewal>, BackendError>> + Send;
 
-    /// Ends the lease if the claim's token has it, and its place in the queue, and wakes whose turn it is.
-    /// Says whether it had the lease.
+    /// Ends the lease if the claim has it, and its queue entry, and tells the claim whose turn it
+    /// is. Returns whether the claim had the lease.
     ///
-    /// Whoever is first in the queue and [takes it](Claim::takes_handover) may be granted the lease with this, if it is
-    /// likely that he hears of it ([`Change::Granted`]); his place ends with that.
+    /// The release may grant the lease to the first claim in the queue, if that [takes
+    /// it](Claim::takes_handover) and is likely to hear of it ([`Change::Granted`]). Its queue
+    /// entry ends with that.
     fn release(&self, claim: &Claim) -> impl Future<Output = Result<bool, BackendError>> + Send;
 
-    /// Passes a lease from its holder to another claim of the same name in one step, with a new fence; none,
-    /// if the holder no longer has it.
+    /// Passes a lease from its holder to another claim of the same name in one step, with a new
+    /// fence. Returns `None` if the holder no longer has it.
     ///
-    /// From one exclusive or fair claim to another; from a writer to a reader; and from a reader to a writer,
-    /// if there is no other reader. Anything else is
+    /// A lease passes from one exclusive or fair claim to another, from a writer to a reader, and
+    /// from a reader to a writer if there is no other reader. Anything else is
     /// [refused](crate::error::BackendErrorKind::Refused).
     fn pass(
         &self,
@@ -120,18 +127,17 @@ pub trait Leases: Send + Sync + 'static {
         to: &Claim,
     ) -> impl Future<Output = Result<Option<Grant>, BackendError>> + Send;
 
-    /// Who holds the lease of a name in a mode, if anyone does.
+    /// Returns the holder of the lease of a name in a mode, if there is one.
     ///
-    /// [`BackendErrorKind::Foreign`] if what stands there is not a
-    /// lease.
+    /// The error is [`BackendErrorKind::Foreign`] if the name holds something that is not a lease.
     fn holder(
         &self,
         name: &Name,
         mode: Mode,
     ) -> impl Future<Output = Result<Option<Occupied>, BackendError>> + Send;
 
-    /// Ends what is held of a name in a mode, and its queue, whoever holds it and whatever stands there, and
-    /// wakes who waits. Says whether something was there.
+    /// Ends what is held of a name in a mode, and its queue, whatever stands there, and wakes the
+    /// waiters. Returns whether something was there.
     ///
     /// Readers and the writer are ended together.
     fn clear(
@@ -140,30 +146,35 @@ pub trait Leases: Send + Sync + 'static {
         mode: Mode,
     ) -> impl Future<Output = Result<bool, BackendError>> + Send;
 
-    /// Subscribes to what happens to a name; returns when the server has confirmed the subscription.
+    /// Subscribes to the changes of a name. Returns when the server has confirmed the subscription.
     fn changes(&self, name: &Name) -> impl Future<Output = Result<Changes, BackendError>> + Send;
 
-    /// Another subscription to what happens to a name, if this process has a confirmed one of its kind already:
-    /// who has it before he asks need not ask again after he subscribed. None, unless a backend knows.
+    /// Returns another subscription to the changes of a name, if this process has a confirmed one
+    /// already. A waiter that has it before its first request need not ask again after it
+    /// subscribed.
+    ///
+    /// The default returns `None`.
     fn changes_along(&self, _name: &Name) -> Option<Changes> {
         None
     }
 
-    /// How long an operation takes at most, where the backend sees to that itself: then nobody else sets a
-    /// timer for it.
+    /// Returns how long an operation takes at most, if the backend bounds its operations itself.
+    /// The caller then sets no timer for it.
     fn time_limit(&self) -> Option<Duration> {
         None
     }
 
-    /// Which part of the backend keeps a name, where there are several that fail apart, as the nodes of a
-    /// cluster do: a few numbers, each of which stands for the same part for good. What is of different parts is
-    /// not asked together, and a failure of one says nothing of another.
+    /// Returns the number of the shard that keeps a name. Shards fail apart, as the nodes of a
+    /// cluster do.
+    ///
+    /// There are few numbers, and each stands for the same shard for good. Names of different
+    /// shards are not asked for together, and a failure of one shard says nothing of another.
     fn shard(&self, _name: &Name) -> usize {
         0
     }
 
-    /// Another front to the same data, for a runtime that is about to end: what it connects must not be what
-    /// others use. None, where that makes no difference.
+    /// Returns another front to the same data, with connections of its own, for a runtime that is
+    /// about to end. Returns `None` where that makes no difference.
     fn apart(&self) -> Option<Self>
     where
         Self: Sized,
@@ -176,15 +187,14 @@ pub trait Leases: Send + Sync + 'static {
 ///
 /// # Errors
 ///
-/// As those of [`Leases`]. [`get`](Self::get) returns
-/// [`BackendErrorKind::Foreign`] where what stands under the name
-/// is not an entry; a commit or a put replaces it.
+/// As those of [`Leases`]. [`get`](Self::get) returns [`BackendErrorKind::Foreign`] if the name
+/// holds something that is not an entry. A commit or a put replaces it.
 ///
 /// # Cancel safety
 ///
 /// As that of [`Leases`].
 pub trait Store: Leases {
-    /// The entry, if there is one.
+    /// Returns the entry, if there is one.
     fn get(&self, name: &Name) -> impl Future<Output = Result<Option<Entry>, BackendError>> + Send;
 
     /// Acquires the lease, unless an entry stands with a greater fence than `seen`.
@@ -194,11 +204,11 @@ pub trait Store: Leases {
         seen: u64,
     ) -> impl Future<Output = Result<Claimed, BackendError>> + Send;
 
-    /// Writes an entry, ends the lease and pushes the entry to who waits, all at once; if and only if the
-    /// grant's fence is still the last one of the name.
+    /// Writes an entry, ends the lease and pushes the entry to the waiters, all at once, if and
+    /// only if the fence of the grant is still the last one of the name.
     ///
-    /// Without a `ttl` the entry is handed to who waits and not written. If the server is too full to
-    /// write, the same happens.
+    /// Without a `ttl`, the entry is handed to the waiters and not written. The same happens if the
+    /// server is too full to write.
     fn commit(
         &self,
         claim: &Claim,
@@ -207,16 +217,18 @@ pub trait Store: Leases {
         ttl: Option<Duration>,
     ) -> impl Future<Output = Result<Committed, BackendError>> + Send;
 
-    /// Ends the lease and pushes a failure to who waits now. Says whether the claim's token had the lease.
+    /// Ends the lease and pushes a failure to the present waiters. Returns whether the claim had
+    /// the lease.
     fn fail(
         &self,
         claim: &Claim,
         failure: &Failure,
     ) -> impl Future<Output = Result<bool, BackendError>> + Send;
 
-    /// Writes an entry without a load: whatever load is under way will not be stored. Returns the new fence.
+    /// Writes an entry without a load. A load that is under way is not stored. Returns the new
+    /// fence.
     ///
-    /// Where there is no room for it, it is refused, and nothing changes.
+    /// Without room for it, the entry is refused, and nothing changes.
     fn put(
         &self,
         name: &Name,
@@ -225,7 +237,7 @@ pub trait Store: Leases {
         fence_life: Duration,
     ) -> impl Future<Output = Result<u64, BackendError>> + Send;
 
-    /// Removes the entry: whatever load is under way will not be stored. Returns the fence that was burnt.
+    /// Removes the entry. A load that is under way is not stored. Returns the fence that was burnt.
     fn invalidate(
         &self,
         name: &Name,
@@ -239,7 +251,7 @@ pub trait Store: Leases {
 pub enum Acquired {
     /// The lease is held now.
     Granted(Grant),
-    /// Someone else holds it.
+    /// Another holder is in the way.
     Held(Occupied),
 }
 
@@ -251,7 +263,7 @@ pub enum Claimed {
     Granted(Grant),
     /// An entry that the caller had not seen makes the load needless.
     Newer(Entry),
-    /// Someone else is loading.
+    /// Another process loads.
     Held(Occupied),
 }
 
@@ -261,15 +273,15 @@ pub enum Claimed {
 pub enum Committed {
     /// The entry was written, or was written already by this grant.
     Stored,
-    /// The entry was handed to who waits, and not written: no `ttl`, or no room.
+    /// The entry was handed to the waiters, and not written: it had no `ttl`, or there was no room.
     HandedOver,
     /// A newer entry stands.
     Newer(Entry),
-    /// The fence was burnt, or another's load is under way: invalidated, or the lease was lost.
+    /// The fence was burnt by an invalidation, or the lease was lost and another load is under way.
     Refused,
 }
 
-/// A hold of this mode never passes to one of that.
+/// The refusal of a pass between two modes.
 fn no_pass(from: &Claim, to: &Claim) -> BackendError {
     let why = format!("{:?} does not pass to {:?}", from.mode, to.mode);
     BackendError::new(BackendErrorKind::Refused, why)

@@ -2,21 +2,22 @@ use std::{fmt, str::FromStr, sync::LazyLock};
 
 use uuid::Uuid;
 
-/// Who holds a lease: 64 random bits of the process, and 64 that are made anew for each acquisition.
+/// The id of a holder: 64 random bits of the process, and 64 fresh ones for each acquisition.
 ///
-/// A token is never used for two acquisitions, nor again if it was given back without an answer, so a late release
-/// cannot end what came after it. By its first half a backend finds the process that it stands for.
+/// An owner is never used for two acquisitions, nor again if it was released without an answer. So
+/// a late release cannot end a later grant. A backend finds the process of an owner by its first
+/// half.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Owner(Uuid);
 
 impl Owner {
-    /// A token that nobody else has.
+    /// Creates an owner that no other acquisition has.
     pub fn fresh() -> Self {
         let low = Uuid::new_v4().as_u64_pair().1;
         Self(Uuid::from_u64_pair(*PROCESS, low))
     }
 
-    /// The 32 hexadecimal digits that it is written with.
+    /// Returns its 32 hexadecimal digits.
     #[cfg_attr(not(feature = "redis"), allow(dead_code))]
     pub(crate) fn digits(self) -> [u8; 32] {
         let mut digits = [0; 32];
@@ -24,14 +25,14 @@ impl Owner {
         digits
     }
 
-    /// The half of the token that all tokens of this process have.
+    /// Returns the half that all owners of this process share.
     #[cfg_attr(not(feature = "redis"), allow(dead_code))]
     pub(crate) fn process() -> String {
         format!("{:016x}", *PROCESS)
     }
 }
 
-/// What tells this process from all others.
+/// The id of this process.
 static PROCESS: LazyLock<u64> = LazyLock::new(|| {
     let (high, low) = Uuid::new_v4().as_u64_pair();
     high ^ low

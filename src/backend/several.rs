@@ -10,25 +10,25 @@ use crate::{
 #[derive(Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AcquiredAll {
-    /// All leases are held now: a grant for each claim, in their order.
+    /// All leases are held now. There is a grant for each claim, in their order.
     Granted(Vec<Grant>),
-    /// Someone else holds the lease of the claim at this place, counted from zero, and nothing is held.
+    /// Another holder has the lease of the claim at this index, and nothing is held.
     Held(usize, Occupied),
 }
 
-/// Acquires leases one after another; gives back those that it has as soon as one is not to be had.
+/// Acquires leases one after another, and releases those that it has as soon as one is not granted.
 ///
-/// For a backend that cannot do it in one step. Where others do the same, the claims must be in one order
+/// It is for a backend that cannot do it in one step. The order of the claims must be the same
 /// everywhere.
 ///
 /// # Errors
 ///
-/// As [`Leases::acquire_all`]. What may have been taken is given back before it returns; if it is not certain
-/// that it was, the error is [unknown](BackendErrorKind::Unknown).
+/// As [`Leases::acquire_all`]. Leases that may have been granted are released before it returns. If
+/// a release had no answer, the error is [unknown](BackendErrorKind::Unknown).
 ///
 /// # Cancel safety
 ///
-/// As that of [`Leases`]: whoever drops it gives back what may have been taken.
+/// As that of [`Leases`]: the caller releases what may have been granted.
 pub async fn acquire_in_order<B: Leases + ?Sized>(
     backend: &B,
     claims: &[Claim],
@@ -44,7 +44,7 @@ pub async fn acquire_in_order<B: Leases + ?Sized>(
             Ok(Acquired::Held(occupied)) => Ok(AcquiredAll::Held(at, occupied)),
             Err(error) => Err(error),
         };
-        // With those that were granted, the one that may have been.
+        // Includes the claim that may have been granted.
         let unknown = stopped.as_ref().is_err_and(BackendError::may_have_happened);
         let taken = claims.iter().take(at + usize::from(unknown));
         let given_back = join_all(taken.map(|claim| backend.release(claim))).await;
@@ -56,7 +56,7 @@ pub async fn acquire_in_order<B: Leases + ?Sized>(
     Ok(AcquiredAll::Granted(grants))
 }
 
-/// Whether all claims are exclusive ones.
+/// Returns an error if one of the claims is not exclusive.
 pub(super) fn check(claims: &[Claim]) -> Result<(), BackendError> {
     match claims.iter().find(|claim| claim.mode != Mode::Exclusive) {
         Some(claim) => {

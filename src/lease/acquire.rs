@@ -1,8 +1,8 @@
 //! The loop of every acquisition: ask once, wait while others are in the way, and ask again.
 //!
-//! [`drive`] is the loop. An [`Attempt`] says what is asked, what a push may settle, and what ends the
-//! wait early. One lease, [several leases](super::several), the claim of a cache and the wait for a
-//! latch are attempts.
+//! [`drive`] is the loop. An [`Attempt`] says what is asked, what a push may settle, and what ends
+//! the wait early. OneAttempt lease, [several leases](super::several), the claim of a cache and the
+//! wait for a latch are attempts.
 
 use std::{sync::Arc, time::Duration};
 
@@ -11,7 +11,7 @@ use tokio::{sync::oneshot, time::sleep};
 use super::{
     Acquisition, Engine, LeaseGuard, LeaseRecord, RetryStrategy, Upkeep, Waiting, Woken,
     queue::{Entered, SlotNotice},
-    record::Slot,
+    record::LeaseSlot,
 };
 use crate::{
     backend::{Acquired, Change, Claim, Mode},
@@ -121,7 +121,7 @@ impl Engine {
         {
             waiting.adopt(changes);
         }
-        let attempt = One {
+        let attempt = OneAttempt {
             engine: self,
             acquisition: Acquisition::new(self.janitor.clone(), claim),
             upkeep,
@@ -134,20 +134,20 @@ impl Engine {
 }
 
 /// The acquisition of one lease.
-struct One<'a> {
+struct OneAttempt<'a> {
     engine: &'a Arc<Engine>,
     acquisition: Acquisition,
     upkeep: Upkeep,
     try_limit: Duration,
     /// The slot of the local queue, once this caller has it.
-    slot: Option<Slot>,
+    slot: Option<LeaseSlot>,
     /// The error of the last request, if it failed.
     failure: Option<BackendError>,
 }
 
 type Outcome = Result<LeaseGuard, Error>;
 
-impl Attempt for One<'_> {
+impl Attempt for OneAttempt<'_> {
     type Outcome = Outcome;
 
     async fn ask(&mut self, waiting: &mut Waiting<'_>) -> Asked<Outcome> {
@@ -204,7 +204,7 @@ impl Attempt for One<'_> {
     }
 }
 
-impl One<'_> {
+impl OneAttempt<'_> {
     /// Takes the slot of the local queue, and waits for it while another caller has it.
     ///
     /// Returns `None` if this caller contends at the backend now.
@@ -233,7 +233,8 @@ impl One<'_> {
                 self.contend(slot, failed, waiting).await;
                 None
             }
-            // The holder that was passing the lease on is gone with its runtime, and may have done so.
+            // The holder that was passing the lease on is gone with its runtime, and may have done
+            // so.
             Some(Err(_)) => {
                 self.restart(waiting);
                 Some(Asked::Again)
@@ -245,7 +246,7 @@ impl One<'_> {
     /// Takes over the slot, and with it the subscription of the last caller that contended.
     async fn contend(
         &mut self,
-        mut slot: Slot,
+        mut slot: LeaseSlot,
         failed: Option<BackendErrorKind>,
         waiting: &mut Waiting<'_>,
     ) {

@@ -4,7 +4,7 @@ use tokio::{runtime::Handle, time::Instant};
 use tracing::debug;
 
 use super::{
-    entry::QueueEntry,
+    handover::HandoverCheck,
     release::{Janitor, Unstoppable},
 };
 use crate::{
@@ -21,13 +21,13 @@ pub(crate) struct Acquisition {
     claim: Claim,
     /// The runtime on which the acquisition began, for its undo.
     runtime: Handle,
-    state: State,
-    entry: QueueEntry,
+    state: AcquisitionState,
+    handover: HandoverCheck,
 }
 
 /// What the backend may have of the claim.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum State {
+enum AcquisitionState {
     /// Nothing: no request was sent, or none left anything behind.
     Idle,
     /// A request is under way, and may be granted.
@@ -86,8 +86,8 @@ pub(super) struct Settled {
 
 impl Acquisition {
     pub(crate) fn new(janitor: Arc<Janitor>, claim: Claim) -> Self {
-        let (runtime, entry) = (Handle::current(), QueueEntry::default());
-        Self { janitor, claim, runtime, state: State::Idle, entry }
+        let (runtime, handover) = (Handle::current(), HandoverCheck::default());
+        Self { janitor, claim, runtime, state: AcquisitionState::Idle, handover }
     }
 
     pub(crate) fn claim(&self) -> &Claim {
@@ -106,37 +106,37 @@ impl Acquisition {
     {
         let sent = Instant::now();
         let before = self.begin(sent);
-        let Self { janitor, claim, state, entry, .. } = self;
+        let Self { janitor, claim, state, handover, .. } = self;
         let (janitor, claim): (&'a Janitor, &'a Claim) = (janitor, claim);
         let backend = janitor.backend().as_ref();
         let answer = answered_by(backend, limit, send(backend, claim)).await;
-        *state = after_answer(before, answer.as_ref().map(Said::from), entry);
+        *state = after_answer(before, answer.as_ref().map(Said::from), handover);
         Ok((answer?, sent))
     }
 
     /// Notes a request that is sent at `sent`. Returns the state before it.
-    fn begin(&mut self, sent: Instant) -> State {
-        self.entry.asked(sent);
-        std::mem::replace(&mut self.state, State::Asking)
+    fn begin(&mut self, sent: Instant) -> AcquisitionState {
+        self.handover.asked(sent);
+        std::mem::replace(&mut self.state, AcquisitionState::Asking)
     }
 
     /// Gives up an owner that may be granted the lease or may be released late, and goes on with a
     /// fresh one. A late release under the old owner must not end what the next request is granted.
     pub(super) fn restart(&mut self) {
         self.janitor.undo(self.claim.clone(), true, &self.runtime);
-        self.state = State::Idle;
-        self.entry = QueueEntry::default();
+        self.state = AcquisitionState::Idle;
+        self.handover = HandoverCheck::default();
         self.claim.owner = Owner::fresh();
     }
 
     /// Notes that the lease may have been passed to the claim by its last holder.
     pub(super) fn may_have_been_passed(&mut self) {
-        self.state = State::Unknown;
+        self.state = AcquisitionState::Unknown;
     }
 
     /// Returns whether the claim may have a queue entry at the backend.
     pub(super) fn may_be_queued(&self) -> bool {
-        self.state == State::Waiting
+        self.state == AcquisitionState::Waiting
     }
 
     /// Leaves the queue at the backend. If that has no answer, the claim goes on with a fresh
@@ -145,7 +145,7 @@ impl Acquisition {
         let backend = self.janitor.backend().as_ref();
         let left = answered_by(backend, ANSWER_LIMIT, backend.release(&self.claim)).await;
         match left {
-            Ok(_) => self.state = State::Idle,
+            Ok(_) => self.state = AcquisitionState::Idle,
             Err(_) => self.restart(),
         }
         left.is_ok()
@@ -153,56 +153,56 @@ impl Acquisition {
 
     /// Returns whether another holder was in the way.
     pub(super) fn is_waiting(&self) -> bool {
-        self.entry.is_taken()
+        self.handover.has_met_holder()
     }
 
     /// Returns whether the last request was granted, and every request had an answer.
     pub(crate) fn is_granted(&self) -> bool {
-        self.state == State::Granted
+        self.state == AcquisitionState::Granted
     }
 
     /// Returns until when a lease is held that was handed over to the claim, if that is certain.
     ///
     /// A request that may still be on its way could be granted the lease again, after its end.
     pub(super) fn trusts(&self, handover: &Handover) -> Option<Instant> {
-        let certain = self.claim.takes_handover && self.state != State::Unknown;
-        self.entry.trusts(handover).filter(|_| certain)
+        let certain = self.claim.takes_handover && self.state != AcquisitionState::Unknown;
+        self.handover.trusts(handover).filter(|_| certain)
     }
 
     /// Ends the acquisition, whose lease is held now: there is nothing to undo any more.
     pub(super) fn settle(&mut self) -> Settled {
-        let outcome_unknown = self.state == State::Unknown;
-        self.state = State::Idle;
+        let outcome_unknown = self.state == AcquisitionState::Unknown;
+        self.state = AcquisitionState::Idle;
         let (claim, runtime) = (self.claim.clone(), self.runtime.clone());
         Settled { claim, runtime, outcome_unknown }
     }
 
     /// Releases the lease that was granted. Dropping the future does not stop the release.
     pub(crate) fn give_back(mut self) -> Unstoppable<Result<(), Error>> {
-        self.state = State::Idle;
+        self.state = AcquisitionState::Idle;
         self.janitor.end(self.claim.clone())
     }
 
     /// Keeps the lease beyond the acquisition: there is nothing to undo any more.
     pub(crate) fn keep(mut self) {
-        self.state = State::Idle;
+        self.state = AcquisitionState::Idle;
     }
 }
 
 /// The state after an answer.
 fn after_answer(
-    before: State,
+    before: AcquisitionState,
     answer: Result<Said, &BackendError>,
-    entry: &mut QueueEntry,
-) -> State {
+    handover: &mut HandoverCheck,
+) -> AcquisitionState {
     if let Ok(Said::Occupied(fence)) = answer {
-        entry.met(fence);
+        handover.met(fence);
     }
     match answer {
-        Err(error) if error.may_have_happened() => State::Unknown,
-        _ if before == State::Unknown => State::Unknown,
-        Ok(Said::Granted) => State::Granted,
-        Ok(Said::Occupied(_)) => State::Waiting,
+        Err(error) if error.may_have_happened() => AcquisitionState::Unknown,
+        _ if before == AcquisitionState::Unknown => AcquisitionState::Unknown,
+        Ok(Said::Granted) => AcquisitionState::Granted,
+        Ok(Said::Occupied(_)) => AcquisitionState::Waiting,
         Ok(Said::Nothing) | Err(_) => before,
     }
 }
@@ -210,10 +210,10 @@ fn after_answer(
 impl Drop for Acquisition {
     fn drop(&mut self) {
         let outcome_unknown = match self.state {
-            State::Idle => return,
-            State::Waiting if !(self.claim.waits && self.claim.mode.queues()) => return,
-            State::Waiting | State::Granted => false,
-            State::Asking | State::Unknown => true,
+            AcquisitionState::Idle => return,
+            AcquisitionState::Waiting if !(self.claim.waits && self.claim.mode.queues()) => return,
+            AcquisitionState::Waiting | AcquisitionState::Granted => false,
+            AcquisitionState::Asking | AcquisitionState::Unknown => true,
         };
         if outcome_unknown {
             debug!(name = ?self.claim.name, "an acquisition with an unknown outcome is undone");
@@ -247,7 +247,7 @@ pub(super) async fn ask_all(
             AcquiredAll::Held(which, occupied) if *which == at => Said::Occupied(occupied.fence),
             AcquiredAll::Held(..) => Said::Nothing,
         });
-        one.state = after_answer(before, said, &mut one.entry);
+        one.state = after_answer(before, said, &mut one.handover);
     }
     Ok((answer?, sent))
 }

@@ -4,8 +4,8 @@ use tokio::time::{Instant, timeout};
 
 use super::{
     Acquisition, Engine, LeaseRecord, Upkeep,
-    queue::{SlotNotice, Waiter},
-    record::{Granted, Slot},
+    queue::{QueuedCaller, SlotNotice},
+    record::{Granted, LeaseSlot},
     release::{Release, Unstoppable},
 };
 use crate::{
@@ -147,7 +147,7 @@ impl LeaseGuard {
     /// Attaches the local queue slot and the waiter's subscription, so that both move on with the
     /// lease. The lease of a mode with several holders gives the slot up: the next caller may be
     /// granted one beside it.
-    pub(super) fn with_slot(self, slot: Option<Slot>, changes: Option<Changes>) -> Self {
+    pub(super) fn with_slot(self, slot: Option<LeaseSlot>, changes: Option<Changes>) -> Self {
         if let Some(mut slot) = slot
             && self.claim().mode == Mode::Exclusive
         {
@@ -211,9 +211,9 @@ impl Drop for LeaseGuard {
 async fn give_back(
     engine: Arc<Engine>,
     release: Release,
-    mut slot: Option<Slot>,
+    mut slot: Option<LeaseSlot>,
 ) -> Result<(), Error> {
-    let next = slot.as_mut().and_then(Slot::next);
+    let next = slot.as_mut().and_then(LeaseSlot::next);
     let answer = match (next, slot) {
         (Some(next), Some(slot)) => Box::pin(pass(&engine, release.claim(), next, slot)).await,
         (_, slot) => {
@@ -231,8 +231,8 @@ async fn give_back(
 async fn pass(
     engine: &Arc<Engine>,
     from: &Claim,
-    next: Waiter<Arc<LeaseRecord>>,
-    slot: Slot,
+    next: QueuedCaller<Arc<LeaseRecord>>,
+    slot: LeaseSlot,
 ) -> Result<bool, BackendError> {
     let since = Instant::now();
     let backend = engine.backend().as_ref();
@@ -256,7 +256,8 @@ async fn pass(
             return Ok(true);
         }
         Ok(None) => (Ok(false), None),
-        // Too few replicas have it: the lease was given away, but the next caller cannot rely on it.
+        // Too few replicas have it: the lease was given away, but the next caller cannot rely on
+        // it.
         Err(error) if error.kind() == BackendErrorKind::Unreplicated => {
             (Ok(true), Some(error.kind()))
         }

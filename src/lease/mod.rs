@@ -3,7 +3,7 @@
 //! The room stands on [`backend`](crate::backend), which grants. From the ground up:
 //!
 //! - `release`: a release that must happen, and the janitor that does it.
-//! - `entry`, `acquisition`: a claim on its way to a lease, and its undo.
+//! - `handover`, `acquisition`: a claim on its way to a lease, and its undo.
 //! - `queue`: the callers of this process that want one lease.
 //! - `record`, `renewals`: a lease that is held, renewed, or lost.
 //! - `engine`: what the leases of one `Cache` or one `Locks` share.
@@ -13,15 +13,15 @@
 //! # What a lease promises
 //!
 //! A holder's deadline passes before the server lets another holder in, while its process runs and
-//! the server keeps its data and its clock. In other cases the loss is told at the first contact, and
-//! only the fence protects: a failover, a restart without data, an eviction, a forced unlock, or a
-//! suspended process.
+//! the server keeps its data and its clock. In other cases the loss is told at the first contact,
+//! and only the fence protects: a failover, a restart without data, an eviction, a forced unlock,
+//! or a suspended process.
 
 mod acquire;
 mod acquisition;
 mod engine;
-mod entry;
 mod guard;
+mod handover;
 mod queue;
 mod record;
 mod release;

@@ -34,12 +34,12 @@ const TURN: Duration = Duration::from_millis(50);
 /// The local queues of one engine. Each exists while a caller contends or holds.
 ///
 /// `T` is a lease that is passed from its holder to the next caller.
-pub(super) struct LocalQueues<T>(Arc<Mutex<HashMap<QueueKey, VecDeque<Waiter<T>>>>>);
+pub(super) struct LocalQueues<T>(Arc<Mutex<HashMap<QueueKey, VecDeque<QueuedCaller<T>>>>>);
 
 type QueueKey = (Name, Mode);
 
 /// A caller in a local queue.
-pub(super) struct Waiter<T> {
+pub(super) struct QueuedCaller<T> {
     pub(super) claim: Claim,
     pub(super) upkeep: Upkeep,
     pub(super) runtime: Handle,
@@ -93,7 +93,7 @@ impl<T> LocalQueues<T> {
                     queue.retain(|waiter| !waiter.notify.is_closed());
                 }
                 let (claim, runtime) = (claim.clone(), Handle::current());
-                queue.push_back(Waiter { claim, upkeep, runtime, notify });
+                queue.push_back(QueuedCaller { claim, upkeep, runtime, notify });
                 Entered::Behind(notices)
             }
             Entry::Vacant(_) if matches!(claim.mode, Mode::Permit { .. }) && !waits => {
@@ -107,7 +107,7 @@ impl<T> LocalQueues<T> {
         }
     }
 
-    fn queues(&self) -> MutexGuard<'_, HashMap<QueueKey, VecDeque<Waiter<T>>>> {
+    fn queues(&self) -> MutexGuard<'_, HashMap<QueueKey, VecDeque<QueuedCaller<T>>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -124,7 +124,7 @@ impl<T> Default for LocalQueues<T> {
     }
 }
 
-impl<T> Waiter<T> {
+impl<T> QueuedCaller<T> {
     /// Notifies the caller. Returns the notice if the caller has left.
     pub(super) fn notify(self, notice: SlotNotice<T>) -> Result<(), SlotNotice<T>> {
         self.notify.send(notice)
@@ -152,7 +152,7 @@ impl<T> Slot<T> {
     }
 
     /// Takes the next caller to pass the lease to, while the turn of this process lasts.
-    pub(super) fn next(&mut self) -> Option<Waiter<T>> {
+    pub(super) fn next(&mut self) -> Option<QueuedCaller<T>> {
         if self.passes >= PASSES || self.since.elapsed() >= TURN {
             return None;
         }
@@ -162,7 +162,7 @@ impl<T> Slot<T> {
 }
 
 /// Takes the first caller that has not left.
-fn first<T>(queue: &mut VecDeque<Waiter<T>>) -> Option<Waiter<T>> {
+fn first<T>(queue: &mut VecDeque<QueuedCaller<T>>) -> Option<QueuedCaller<T>> {
     std::iter::from_fn(|| queue.pop_front()).find(|waiter| !waiter.notify.is_closed())
 }
 

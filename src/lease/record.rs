@@ -12,7 +12,7 @@ use super::{Upkeep, drift, queue};
 use crate::{backend::Claim, signal::Signal, time::after};
 
 /// The right of this process to contend for a lease, or to hold it.
-pub(super) type Slot = queue::Slot<Arc<LeaseRecord>>;
+pub(super) type LeaseSlot = queue::Slot<Arc<LeaseRecord>>;
 
 /// One held lease, as its guard and the renewals share it.
 pub(crate) struct LeaseRecord {
@@ -29,7 +29,7 @@ pub(crate) struct LeaseRecord {
     times: Mutex<Times>,
     /// The holder's slot in the local queue. It is given up when the lease is lost, so that a
     /// holder that is stuck does not keep the next callers from contending.
-    slot: Mutex<Option<Slot>>,
+    slot: Mutex<Option<LeaseSlot>>,
 }
 
 #[derive(Clone, Copy)]
@@ -123,13 +123,13 @@ impl LeaseRecord {
 
     /// Keeps a slot with the lease. A lease that is not renewed gives it up, since a holder that is
     /// never told of a loss would hold up the next callers.
-    pub(super) fn put_slot(&self, slot: Slot) {
+    pub(super) fn put_slot(&self, slot: LeaseSlot) {
         if self.upkeep.renew_every.is_some() {
             *self.slot.lock().unwrap_or_else(PoisonError::into_inner) = Some(slot);
         }
     }
 
-    pub(super) fn take_slot(&self) -> Option<Slot> {
+    pub(super) fn take_slot(&self) -> Option<LeaseSlot> {
         self.slot.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 

@@ -3,9 +3,9 @@
 //! A release is polled by its caller, since a task would cost a change of threads. If the caller
 //! leaves, the release goes on in a task on the runtime of the acquisition. That runtime may go
 //! away as well, in the middle of a load, and the fleet would wait for the end of the lease. So a
-//! [`Release`] is an obligation: dropped before it is done, it goes to the janitor. The janitor is a
-//! thread with a small runtime of its own, and lives as long as there is something to release. The
-//! end of the process ends it too, and the leases end by themselves.
+//! [`Release`] is an obligation: dropped before it is done, it goes to the janitor. The janitor is
+//! a thread with a small runtime of its own, and lives as long as there is something to release.
+//! The end of the process ends it too, and the leases end by themselves.
 
 use std::{
     pin::Pin,
@@ -140,7 +140,7 @@ impl Janitor {
         let janitor = self.clone();
         let thread = thread::Builder::new().name("bellwether-release".to_owned());
         if let Err(error) = thread.spawn(move || janitor.work()) {
-            warn!(%error, "leases of a runtime that is gone are not released; they end by themselves");
+            warn!(%error, "no thread for the releases of a runtime that is gone; the leases expire");
             *backlog = Backlog::default();
         }
     }
@@ -278,7 +278,7 @@ impl Release {
             match answered_by(backend, ANSWER_LIMIT, backend.release(&self.claim)).await {
                 Ok(_) => return,
                 Err(error) if Instant::now() + pause >= end => {
-                    debug!(?name, error = %Chain(&error), "release failed; the lease ends by itself");
+                    debug!(?name, error = %Chain(&error), "release failed; the lease expires");
                     return;
                 }
                 Err(error) => {

@@ -3,10 +3,11 @@
 //! One task for each engine does it, while something is held and for a moment longer, so that a
 //! caller that locks and unlocks in turn does not start it each time. The task is woken for what it
 //! would not see in time by itself. Renewals that fall due together are one batch. A renewal that
-//! fails is tried again while the lease can still be held: only a refusal or the deadline is a loss.
+//! fails is tried again while the lease can still be held: only a refusal or the deadline is a
+//! loss.
 //!
-//! The invariant: `deadline` is a monotonic time taken *before* the request was sent, plus the lease,
-//! less the drift. So it passes here before the lease ends on the server.
+//! The invariant: `deadline` is a monotonic time taken *before* the request was sent, plus the
+//! lease, less the drift. So it passes here before the lease ends on the server.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -38,9 +39,9 @@ const LINGER: Duration = Duration::from_millis(50);
 const SOON: Duration = Duration::from_millis(100);
 
 /// The renewals of one engine.
-pub(super) struct Renewals(Arc<Shared>);
+pub(super) struct Renewals(Arc<RenewalCore>);
 
-struct Shared {
+struct RenewalCore {
     backend: Arc<dyn DynLeases>,
     schedule: Mutex<Schedule>,
     /// Notified when the task must look earlier than it would.
@@ -64,7 +65,7 @@ struct Schedule {
 impl Renewals {
     pub(super) fn new(backend: Arc<dyn DynLeases>) -> Self {
         let schedule = Mutex::default();
-        Self(Arc::new(Shared { backend, schedule, changed: Notify::new() }))
+        Self(Arc::new(RenewalCore { backend, schedule, changed: Notify::new() }))
     }
 
     /// Begins to renew a lease that counts since `since`. A lease that was handed over is short,
@@ -85,7 +86,7 @@ impl Renewals {
         if !schedule.running {
             schedule.running = true;
             drop(schedule);
-            tokio::spawn(run(Task::new(&self.0)));
+            tokio::spawn(run(RenewalTask::new(&self.0)));
         } else if schedule.looks.is_some_and(|by_itself| look < by_itself) {
             self.0.tell(schedule);
         }
@@ -103,7 +104,7 @@ impl Renewals {
     }
 }
 
-impl Shared {
+impl RenewalCore {
     fn schedule(&self) -> MutexGuard<'_, Schedule> {
         self.schedule.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -119,8 +120,8 @@ impl Shared {
     fn due(&self) -> Vec<Arc<LeaseRecord>> {
         let now = Instant::now();
         let mut schedule = self.schedule();
-        // Leases that fall due within a tenth of the first one's interval come along, so that batches
-        // form.
+        // Leases that fall due within a tenth of the first one's interval come along, so that
+        // batches form.
         let first = schedule.timers.first().and_then(|(_, owner)| schedule.held.get(owner));
         let slack = first.and_then(|record| record.upkeep().renew_every).unwrap_or_default() / 10;
         let any = schedule.timers.first().is_some_and(|(at, _)| *at <= now);
@@ -133,7 +134,8 @@ impl Shared {
         let mut due = Vec::new();
         for record in past {
             if record.is_lost() {
-                warn!(name = ?record.claim().name, "lease lost: it could not be renewed in time");
+                let name = &record.claim().name;
+                warn!(?name, "lease lost: it could not be renewed in time");
                 record.tell_lost();
                 schedule.forget(&record);
                 continue;
@@ -176,7 +178,8 @@ impl Shared {
                     schedule.set_timer(record, look);
                 }
                 Some(Renewal::NotHeld) => {
-                    warn!(name = ?record.claim().name, "lease lost: the server no longer has it");
+                    let name = &record.claim().name;
+                    warn!(?name, "lease lost: the server no longer has it");
                     record.tell_lost();
                     schedule.forget(record);
                 }
@@ -228,20 +231,20 @@ struct Batch {
 }
 
 /// The task that renews. If its runtime goes away, it goes on in that of a lease that is held.
-struct Task {
-    shared: Arc<Shared>,
+struct RenewalTask {
+    shared: Arc<RenewalCore>,
     ended: bool,
     /// The task is being spawned.
     spawning: Arc<AtomicBool>,
 }
 
-impl Task {
-    fn new(shared: &Arc<Shared>) -> Self {
+impl RenewalTask {
+    fn new(shared: &Arc<RenewalCore>) -> Self {
         Self { shared: shared.clone(), ended: false, spawning: Arc::default() }
     }
 }
 
-impl Drop for Task {
+impl Drop for RenewalTask {
     fn drop(&mut self) {
         if self.ended {
             return;
@@ -277,7 +280,7 @@ impl Drop for Task {
     }
 }
 
-async fn run(mut task: Task) {
+async fn run(mut task: RenewalTask) {
     let shared = task.shared.clone();
     let mut renewals: FuturesUnordered<BoxFuture<'static, Batch>> = FuturesUnordered::new();
     loop {

@@ -1,15 +1,15 @@
-//! When to try again.
+//! Strategies for trying again.
 
 use std::time::Duration;
 
-/// How long to wait between tries at most, and when to give up.
+/// The longest waits between tries, and their end.
 ///
-/// Waiting does not mean polling: whoever waits is woken by a push when the lease is released, and by a
-/// timer when it runs out. The waits of a strategy are upper bounds in between, and its end is the end of
-/// the wait. What wakes earlier uses up no wait: a push, the end of the lease in the way, the look every 5 s,
-/// and the pause after a try that failed.
+/// Waiting does not mean polling: a push wakes the waiter when the lease is released, and a timer
+/// when the lease ends. The waits of a strategy are upper bounds in between, and its end is the end
+/// of the wait. An earlier wake uses up no wait: a push, the end of the lease in the way, the look
+/// every 5 s, and the pause after a failed try.
 ///
-/// A closure that makes an iterator of waits is a strategy, so one of your own is a few lines:
+/// A closure that makes an iterator of waits is a strategy, so a custom one takes a few lines:
 ///
 /// ```
 /// use std::{iter, time::Duration};
@@ -22,16 +22,18 @@ use std::time::Duration;
 /// # let _ = linear().waits().count();
 /// ```
 pub trait RetryStrategy: Send + Sync + 'static {
-    /// A fresh run of waits, for one acquisition. When it ends, the acquisition has failed.
+    /// Returns the waits of one acquisition. When they end, the acquisition has failed.
     fn waits(&self) -> Box<dyn Iterator<Item = Duration> + Send>;
 
-    /// How long one try may take before it is repeated: 250 ms unless set; for
-    /// [several locks](crate::Locks::several) so long for each name.
+    /// Returns how long one try may take before it is repeated. Defaults to 250 ms. For [several
+    /// locks](crate::Locks::several), it holds for each name.
     ///
-    /// It is repeated with the same token, so a try that was granted late is recognised by the next one, and
-    /// undone if there is none. (Several locks, [permits](crate::Locks::permits), the locks of a
-    /// [`Redlock`](crate::Redlock), and what too few [replicas](crate::error::BackendErrorKind::Unreplicated)
-    /// confirmed are tried again with new tokens, and what was granted late is undone.)
+    /// A try is repeated with the same owner, so that the next try recognises a late grant. Without
+    /// a next try, a late grant is undone.
+    ///
+    /// Some tries are repeated with a fresh owner instead, and a late grant is undone: those of
+    /// several locks, of [permits](crate::Locks::permits), of a [`Redlock`](crate::Redlock), and
+    /// those that too few [replicas](crate::error::BackendErrorKind::Unreplicated) confirmed.
     fn try_limit(&self) -> Duration {
         Duration::from_millis(250)
     }
@@ -47,7 +49,7 @@ where
     }
 }
 
-/// The strategies that come with the crate: a pace, bounded by count or by time.
+/// The strategies of the crate: a pace, bounded by number or by time.
 ///
 /// ```
 /// use std::time::Duration;
@@ -77,43 +79,45 @@ impl Retry {
         Self { pace, times: None, within: None, try_limit: Duration::from_millis(250) }
     }
 
-    /// Try when a push says so, when the lease that is in the way ends, and every 5 s, or as often as a place in an
-    /// order must be kept. The default.
+    /// Tries on a push, at the end of the lease in the way, and every 5 s. A queue entry may have
+    /// to be renewed more often. This is the default.
     pub const fn on_demand() -> Self {
         Self::new(Pace::OnDemand)
     }
 
-    /// One try, no wait.
+    /// Tries once, and does not wait.
     pub const fn never() -> Self {
         Self::on_demand().times(0)
     }
 
-    /// Try at least once in each interval.
+    /// Tries at least once in each interval.
     pub const fn fixed(interval: Duration) -> Self {
         Self::new(Pace::Fixed(interval))
     }
 
-    /// Wait a random time from zero to `base`, then to twice that, and so on up to `cap`.
+    /// Waits a random time from zero to `base`, then to twice that, and so on up to `cap`.
     ///
-    /// This is "full jitter" of M. Brooker, "Exponential Backoff and Jitter" (AWS Architecture Blog, 2015).
+    /// This is "full jitter" of M. Brooker, "Exponential Backoff and Jitter" (AWS Architecture
+    /// Blog, 2015).
     pub const fn exponential(base: Duration, cap: Duration) -> Self {
         Self::new(Pace::Exponential { base, cap })
     }
 
-    /// At most so many waits. There may be more tries, for what wakes earlier uses up none (see
-    /// [`RetryStrategy`]). A wait [on demand](Self::on_demand) has no end, so of those only 0 is a limit.
+    /// Limits the number of waits. There may be more tries, since an earlier wake uses up no wait:
+    /// see [`RetryStrategy`]. A wait [on demand](Self::on_demand) has no end, so only a limit of 0
+    /// has an effect on it.
     pub const fn times(mut self, times: usize) -> Self {
         self.times = Some(times);
         self
     }
 
-    /// Waits that add up to no more than `limit`.
+    /// Limits the sum of the waits.
     pub const fn within(mut self, limit: Duration) -> Self {
         self.within = Some(limit);
         self
     }
 
-    /// How long one try may take (see [`RetryStrategy::try_limit`]).
+    /// Limits the time of one try: see [`RetryStrategy::try_limit`].
     pub const fn try_limit(mut self, limit: Duration) -> Self {
         self.try_limit = limit;
         self
@@ -205,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn each_acquisition_starts_anew() {
+    fn each_acquisition_has_fresh_waits() {
         let strategy = Retry::fixed(MS).times(2);
         assert_eq!(strategy.waits().count(), 2);
         assert_eq!(strategy.waits().count(), 2);

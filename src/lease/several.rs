@@ -1,9 +1,9 @@
-//! Several leases at once, all or none.
+//! SeveralAttempt leases at once, all or none.
 //!
-//! Nothing is held during the wait: a request that is not granted everything has given back what
-//! it got by the time of its answer, and the one lease in the way is waited for. So two callers that
-//! want the same leases do not wait for each other. The backend may keep a lease that was in the way
-//! before for a caller whose turn it is, for [`TURN_LIFE`].
+//! Nothing is held during the wait: a request that is not granted everything has given back what it
+//! got by the time of its answer, and the one lease in the way is waited for. So two callers that
+//! want the same leases do not wait for each other. The backend may keep a lease that was in the
+//! way before for a caller whose turn it is, for [`TURN_LIFE`].
 
 use std::{future::pending, sync::Arc, time::Duration};
 
@@ -39,7 +39,7 @@ impl Engine {
         let acquisitions = claims.into_iter();
         let acquisitions =
             acquisitions.map(|claim| Acquisition::new(self.janitor.clone(), claim)).collect();
-        let attempt = Several {
+        let attempt = SeveralAttempt {
             engine: self,
             acquisitions,
             upkeep,
@@ -52,7 +52,7 @@ impl Engine {
 }
 
 /// The acquisition of several leases.
-struct Several<'a> {
+struct SeveralAttempt<'a> {
     engine: &'a Arc<Engine>,
     acquisitions: Vec<Acquisition>,
     upkeep: Upkeep,
@@ -66,7 +66,7 @@ struct Several<'a> {
 
 type Outcome = Result<Vec<LeaseGuard>, Error>;
 
-impl Attempt for Several<'_> {
+impl Attempt for SeveralAttempt<'_> {
     type Outcome = Outcome;
 
     async fn ask(&mut self, waiting: &mut Waiting<'_>) -> Asked<Outcome> {
@@ -140,7 +140,7 @@ impl Attempt for Several<'_> {
     }
 }
 
-impl Several<'_> {
+impl SeveralAttempt<'_> {
     fn queued(&self) -> usize {
         self.acquisitions.iter().filter(|one| one.may_be_queued()).count()
     }

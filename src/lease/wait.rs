@@ -220,7 +220,8 @@ impl<'a> Waiting<'a> {
                 Some(Woken::Again)
             }
             Err(error) => {
-                tracing::debug!(name = ?self.name, error = %Chain(&error), "no subscription; looking");
+                let name = &self.name;
+                tracing::debug!(?name, error = %Chain(&error), "no subscription; looking");
                 self.subscribe_at = Some(Instant::now() + RESUBSCRIBE);
                 None
             }
@@ -334,8 +335,7 @@ mod tests {
     /// No push will come, so the waiter looks by itself: soon after the attempt to subscribe, which
     /// took its time, and then at intervals that grow.
     #[tokio::test(start_paused = true)]
-    async fn without_a_subscription_the_looks_come_at_growing_intervals() -> Result<(), crate::Error>
-    {
+    async fn without_a_subscription_looks_come_at_growing_intervals() -> Result<(), crate::Error> {
         let (mut waiting, _) = waiting(Pushes(None))?;
         let told = Instant::now();
         assert!(matches!(waiting.next(5000 * MS).await, Woken::Again));

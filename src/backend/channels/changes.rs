@@ -1,37 +1,37 @@
 use std::fmt;
 
-use super::{joined::Joined, topics::Listener};
+use super::{joined::JointListener, topics::Listener};
 use crate::{backend::Change, error::BackendError};
 
 /// A subscription to the changes of one name. Dropping it ends it.
-pub struct Changes(Source);
+pub struct Changes(Listeners);
 
-enum Source {
+enum Listeners {
     One(Listener),
     /// The channel of all processes, and that of this process.
     Two(Box<[Listener; 2]>),
     /// The channels of several servers.
-    Several(Joined),
+    Several(JointListener),
 }
 
 impl Changes {
     pub(super) fn one([listener]: [Listener; 1]) -> Self {
-        Self(Source::One(listener))
+        Self(Listeners::One(listener))
     }
 
     pub(super) fn two(listeners: [Listener; 2]) -> Self {
-        Self(Source::Two(Box::new(listeners)))
+        Self(Listeners::Two(Box::new(listeners)))
     }
 
     /// Joins the changes of one name at several servers. The result wakes when as many servers as
     /// are `enough` have told of a change.
     pub(crate) fn join(each: Vec<Self>, enough: usize) -> Self {
         let listeners = each.into_iter().flat_map(|changes| match changes.0 {
-            Source::One(listener) => vec![listener],
-            Source::Two(both) => Vec::from(*both),
-            Source::Several(joined) => joined.into_listeners(),
+            Listeners::One(listener) => vec![listener],
+            Listeners::Two(both) => Vec::from(*both),
+            Listeners::Several(joined) => joined.into_listeners(),
         });
-        Self(Source::Several(Joined::new(listeners.collect(), enough)))
+        Self(Listeners::Several(JointListener::new(listeners.collect(), enough)))
     }
 
     /// Returns the next change, or [`Change::Wake`] if some were missed.
@@ -41,42 +41,42 @@ impl Changes {
     /// Dropping the future loses no change.
     pub async fn next(&mut self) -> Change {
         match &mut self.0 {
-            Source::One(listener) => listener.next().await,
-            Source::Two(both) => {
+            Listeners::One(listener) => listener.next().await,
+            Listeners::Two(both) => {
                 let [one, other] = both.as_mut();
                 tokio::select! {
                     change = one.next() => change,
                     change = other.next() => change,
                 }
             }
-            Source::Several(joined) => joined.next().await,
+            Listeners::Several(joined) => joined.next().await,
         }
     }
 
     /// Passes over the pushes until now.
     pub(crate) fn forget(&mut self) {
         match &mut self.0 {
-            Source::One(listener) => listener.forget(),
-            Source::Two(both) => both.iter_mut().for_each(Listener::forget),
-            Source::Several(joined) => joined.forget(),
+            Listeners::One(listener) => listener.forget(),
+            Listeners::Two(both) => both.iter_mut().for_each(Listener::forget),
+            Listeners::Several(joined) => joined.forget(),
         }
     }
 
     /// Returns whether no push can be expected any more.
     pub(crate) fn is_mute(&self) -> bool {
         match &self.0 {
-            Source::One(listener) => listener.is_mute(),
-            Source::Two(both) => both.iter().any(Listener::is_mute),
-            Source::Several(joined) => joined.is_mute(),
+            Listeners::One(listener) => listener.is_mute(),
+            Listeners::Two(both) => both.iter().any(Listener::is_mute),
+            Listeners::Several(joined) => joined.is_mute(),
         }
     }
 
     /// Returns whether the subscription was confirmed, and is no longer.
     pub(crate) fn is_lost(&self) -> bool {
         match &self.0 {
-            Source::One(listener) => listener.is_lost(),
-            Source::Two(both) => both.iter().any(Listener::is_lost),
-            Source::Several(joined) => joined.is_lost(),
+            Listeners::One(listener) => listener.is_lost(),
+            Listeners::Two(both) => both.iter().any(Listener::is_lost),
+            Listeners::Several(joined) => joined.is_lost(),
         }
     }
 
@@ -84,14 +84,14 @@ impl Changes {
     #[cfg_attr(not(feature = "redis"), allow(dead_code))]
     pub(crate) async fn confirmed(&mut self) -> Result<(), BackendError> {
         match &mut self.0 {
-            Source::One(listener) => listener.confirmed().await,
-            Source::Two(both) => {
+            Listeners::One(listener) => listener.confirmed().await,
+            Listeners::Two(both) => {
                 let [one, other] = both.as_mut();
                 one.confirmed().await?;
                 other.confirmed().await
             }
             // Each was confirmed before it was joined.
-            Source::Several(_) => Ok(()),
+            Listeners::Several(_) => Ok(()),
         }
     }
 }
@@ -100,9 +100,9 @@ impl fmt::Debug for Changes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut shown = f.debug_tuple("Changes");
         match &self.0 {
-            Source::One(listener) => shown.field(listener.channel()),
-            Source::Two(both) => shown.field(both[0].channel()),
-            Source::Several(joined) => shown.field(joined),
+            Listeners::One(listener) => shown.field(listener.channel()),
+            Listeners::Two(both) => shown.field(both[0].channel()),
+            Listeners::Several(joined) => shown.field(joined),
         };
         shown.finish()
     }

@@ -1,8 +1,8 @@
 //! The changes of one name at several servers, told as one.
 //!
-//! A holder at a majority of servers wakes the waiters at a majority when it releases. So a waiter is
-//! woken by a majority. The more often that was in vain, the more the waiters of a fleet spread out:
-//! waiters that ask all at once share the servers between them, and none has a majority.
+//! A holder at a majority of servers wakes the waiters at a majority when it releases. So a waiter
+//! is woken by a majority. The more often that was in vain, the more the waiters of a fleet spread
+//! out: waiters that ask all at once share the servers between them, and none has a majority.
 //!
 //! A change at a minority is mostly the noise of waiters, each of which gives back what it got of a
 //! lock that another holder has. It is worth a look after a while all the same, since the rest of
@@ -22,7 +22,7 @@ const LONGEST_SPREAD: Duration = Duration::from_millis(16);
 /// After how long a change at a minority is worth a look.
 const LONE: Duration = Duration::from_millis(100);
 
-pub(super) struct Joined {
+pub(super) struct JointListener {
     listeners: Vec<Listener>,
     /// The listeners that have told of a change since the last wake.
     heard: Vec<bool>,
@@ -32,7 +32,7 @@ pub(super) struct Joined {
     wakes: u32,
 }
 
-impl Joined {
+impl JointListener {
     pub(super) fn new(listeners: Vec<Listener>, enough: usize) -> Self {
         let heard = vec![false; listeners.len()];
         Self { listeners, heard, enough, wake_at: None, wakes: 0 }
@@ -122,8 +122,10 @@ async fn first(listeners: &mut [Listener]) -> usize {
     which
 }
 
-impl fmt::Debug for Joined {
+impl fmt::Debug for JointListener {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Joined").field("servers", &self.listeners.len()).finish_non_exhaustive()
+        f.debug_struct("JointListener")
+            .field("servers", &self.listeners.len())
+            .finish_non_exhaustive()
     }
 }

@@ -1,7 +1,7 @@
 //! The channels that this process listens to.
 //!
-//! `topics` has the listeners of each channel, `changes` the subscription of one waiter, and `joined`
-//! makes one subscription of those to several servers.
+//! `topics` has the listeners of each channel, `changes` the subscription of one waiter, and
+//! `joined` makes one subscription of those to several servers.
 
 mod changes;
 mod joined;

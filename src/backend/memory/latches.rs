@@ -6,8 +6,8 @@ use tokio::time::Instant;
 
 use super::{
     MemoryBackend,
-    shared::Latch,
-    state::{End, State},
+    data::{Data, Expiry},
+    occupancy::StoredLatch,
 };
 use crate::{
     backend::{Change, Countdown, Latches, Owner},
@@ -16,7 +16,7 @@ use crate::{
     time::after,
 };
 
-impl State {
+impl Data {
     fn set_latch(
         &mut self,
         name: &Name,
@@ -30,7 +30,7 @@ impl State {
             return latch.set == set;
         }
         let ends = after(now, ttl);
-        let latch = Latch { left, set, ttl, ends, counted: HashSet::new() };
+        let latch = StoredLatch { left, set, ttl, ends, counted: HashSet::new() };
         self.keep_latch(name.prefix().clone(), latch);
         true
     }
@@ -70,14 +70,14 @@ impl State {
         self.drop_latch(name.prefix()).is_some()
     }
 
-    fn keep_latch(&mut self, name: Arc<str>, latch: Latch) {
-        self.ends.insert((latch.ends, End::Latch(name.clone())));
+    fn keep_latch(&mut self, name: Arc<str>, latch: StoredLatch) {
+        self.expiries.insert((latch.ends, Expiry::Latch(name.clone())));
         self.latches.insert(name, latch);
     }
 
-    fn drop_latch(&mut self, name: &Arc<str>) -> Option<Latch> {
+    fn drop_latch(&mut self, name: &Arc<str>) -> Option<StoredLatch> {
         let latch = self.latches.remove(name)?;
-        self.ends.remove(&(latch.ends, End::Latch(name.clone())));
+        self.expiries.remove(&(latch.ends, Expiry::Latch(name.clone())));
         Some(latch)
     }
 }
@@ -90,7 +90,7 @@ impl Latches for MemoryBackend {
         count: u32,
         ttl: Duration,
     ) -> Result<bool, BackendError> {
-        Ok(self.state().set_latch(name, id, count, ttl, Instant::now()))
+        Ok(self.data().set_latch(name, id, count, ttl, Instant::now()))
     }
 
     async fn count_down(
@@ -99,7 +99,7 @@ impl Latches for MemoryBackend {
         id: Owner,
         by: u32,
     ) -> Result<Option<Countdown>, BackendError> {
-        let counted = self.state().count_down(name, id, by, Instant::now());
+        let counted = self.data().count_down(name, id, by, Instant::now());
         if let Some((_, true)) = counted {
             self.push(name, Change::Wake);
         }
@@ -107,11 +107,11 @@ impl Latches for MemoryBackend {
     }
 
     async fn latch(&self, name: &Name) -> Result<Option<Countdown>, BackendError> {
-        Ok(self.state().latch(name, Instant::now()))
+        Ok(self.data().latch(name, Instant::now()))
     }
 
     async fn clear_latch(&self, name: &Name) -> Result<bool, BackendError> {
-        let there = self.state().clear_latch(name, Instant::now());
+        let there = self.data().clear_latch(name, Instant::now());
         self.push(name, Change::Wake);
         Ok(there)
     }

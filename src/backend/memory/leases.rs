@@ -1,12 +1,12 @@
-//! The rules of the leases in each mode, which are those of the scripts in `redis/lua`.
+//! The rules of the leases in each mode, which are those of the Redis scripts.
 
 use std::{sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
 use super::{
-    shared::{Hold, Holds, Place, Queue, Shared},
-    state::{CALLED, End, Lease, Sole, State, sole},
+    data::{Data, Expiry, KEPT, Sole, SoleHold, sole},
+    occupancy::{Hold, Holds, Occupancy, Queue, QueueEntry},
 };
 use crate::{
     backend::{
@@ -17,7 +17,7 @@ use crate::{
     time::after,
 };
 
-impl State {
+impl Data {
     pub(super) fn acquire(&mut self, claim: &Claim, now: Instant) -> Acquired {
         self.expire(now);
         match claim.mode {
@@ -33,14 +33,14 @@ impl State {
             match self.lease(&claim.name, Sole::Lease) {
                 Some(lease) if lease.owner != claim.owner => {
                     let occupied = lease.occupied(now);
-                    self.take_place(claim, now);
+                    self.enter_queue(claim, now);
                     return AcquiredAll::Held(at, occupied);
                 }
                 _ => {}
             }
         }
         let grants = claims.iter().map(|claim| {
-            self.leave(claim);
+            self.leave_queue(claim);
             self.grant(claim, now)
         });
         AcquiredAll::Granted(grants.collect())
@@ -49,37 +49,40 @@ impl State {
     fn acquire_queued(&mut self, claim: &Claim, now: Instant) -> Acquired {
         let lease = self.lease(&claim.name, sole(claim.mode));
         if lease.is_some_and(|lease| lease.owner == claim.owner) {
-            self.leave(claim);
+            self.leave_queue(claim);
             return Acquired::Granted(self.grant(claim, now));
         }
-        let shared = self.shared.get(claim.name.prefix());
+        let occupancy = self.occupancies.get(claim.name.prefix());
         let reading = match claim.mode {
-            Mode::Write => shared.and_then(|shared| shared.readers.occupied(now)),
+            Mode::Write => occupancy.and_then(|occupancy| occupancy.readers.occupied(now)),
             _ => None,
         };
-        let first = shared.and_then(|shared| queue(shared, claim.mode).first_ordered());
-        // Those who wait for a mutex are called in their order, and not held to it; nor is anyone to them.
+        let first = occupancy.and_then(|occupancy| queue(occupancy, claim.mode).first_ordered());
+        // Claims that wait for a mutex get their turns in order, but are not held to the order, and
+        // never block a fair claim.
         let any_order = claim.mode == Mode::Exclusive;
-        let mine = any_order || first.is_none_or(|first| first.token == claim.owner);
+        let mine = any_order || first.is_none_or(|first| first.owner == claim.owner);
         let turn = first.map_or(Duration::ZERO, |first| first.ends - now);
         let occupied = match lease.map(|lease| lease.occupied(now)).or(reading) {
             Some(occupied) => occupied,
             None if mine => {
-                self.leave(claim);
+                self.leave_queue(claim);
                 return Acquired::Granted(self.grant(claim, now));
             }
             None => Occupied { fence: 0, remaining: turn, holders: 0 },
         };
-        self.take_place(claim, now);
+        self.enter_queue(claim, now);
         Acquired::Held(occupied)
     }
 
     fn acquire_read(&mut self, claim: &Claim, now: Instant) -> Acquired {
         let lease = self.lease(&claim.name, Sole::Writer).map(|lease| lease.occupied(now));
-        let shared = self.shared.get(claim.name.prefix());
-        let reads = shared.is_some_and(|shared| shared.readers.0.contains_key(&claim.owner));
-        let readers = shared.map_or(0, |shared| shared.readers.count());
-        let before = shared.and_then(|shared| shared.read_write.alone_before(claim.owner));
+        let occupancy = self.occupancies.get(claim.name.prefix());
+        let reads =
+            occupancy.is_some_and(|occupancy| occupancy.readers.0.contains_key(&claim.owner));
+        let readers = occupancy.map_or(0, |occupancy| occupancy.readers.count());
+        let before =
+            occupancy.and_then(|occupancy| occupancy.read_write_queue.alone_before(claim.owner));
         let before = before.map(|writer| Occupied {
             fence: 0,
             remaining: writer.ends - now,
@@ -87,11 +90,11 @@ impl State {
         });
         match lease.or(before) {
             Some(occupied) if !reads => {
-                self.take_place(claim, now);
+                self.enter_queue(claim, now);
                 Acquired::Held(occupied)
             }
             _ => {
-                self.leave(claim);
+                self.leave_queue(claim);
                 self.hold(claim, 1, now);
                 Acquired::Granted(Grant::new(0))
             }
@@ -100,7 +103,8 @@ impl State {
 
     fn acquire_permit(&mut self, claim: &Claim, limit: u32, count: u32, now: Instant) -> Acquired {
         let none = Holds::default();
-        let permits = self.shared.get(claim.name.prefix()).map_or(&none, |shared| &shared.permits);
+        let permits =
+            self.occupancies.get(claim.name.prefix()).map_or(&none, |occupancy| &occupancy.permits);
         let out = permits.count();
         let wanted = out.saturating_add(count);
         if permits.0.contains_key(&claim.owner) || wanted <= limit {
@@ -116,7 +120,7 @@ impl State {
         match claim.mode {
             Mode::Exclusive | Mode::Fair | Mode::Write => {
                 let lease = self.lease(&claim.name, sole(claim.mode));
-                let mine = |lease: &&Lease| lease.owner == claim.owner && lease.fence != CALLED;
+                let mine = |lease: &&SoleHold| lease.owner == claim.owner && lease.fence != KEPT;
                 let Some(fence) = lease.filter(mine).map(|lease| lease.fence) else { return false };
                 self.extend(claim, fence, now);
                 true
@@ -126,7 +130,8 @@ impl State {
         }
     }
 
-    /// Whether it was held, and what is to be pushed, to those who may hear it.
+    /// Releases a lease. `heard` says whether a waiter hears a push. Returns whether it was held,
+    /// and the push.
     pub(super) fn release(
         &mut self,
         claim: &Claim,
@@ -135,62 +140,63 @@ impl State {
     ) -> (bool, Option<Change>) {
         self.expire(now);
         let name = &claim.name;
-        let placed = self.leave(claim);
+        let queued = self.leave_queue(claim);
         let sole = sole(claim.mode);
         let lease = self.lease(name, sole).map(|lease| (lease.owner, lease.fence));
         let mine = lease.is_some_and(|(holder, _)| holder == claim.owner);
-        let called = lease == Some((claim.owner, CALLED));
+        let kept = lease == Some((claim.owner, KEPT));
         let had = match claim.mode {
             Mode::Exclusive | Mode::Fair | Mode::Write => {
-                mine && self.drop_lease(name, sole) && !called
+                mine && self.drop_lease(name, sole) && !kept
             }
             Mode::Read | Mode::Permit { .. } => self.end_hold(claim),
         };
-        // Also one who has no place any more: it may have been called, and leave instead.
-        let shared = self.shared.get(name.prefix());
+        // Also without a queue entry: it may be the claim's turn, and the claim leaves instead.
+        let occupancy = self.occupancies.get(name.prefix());
         let waited_for = claim.mode.queues()
-            && shared.is_some_and(|shared| queue(shared, claim.mode).first().is_some());
-        if !had && (lease.is_some() && !called || !(called || placed || waited_for)) {
+            && occupancy.is_some_and(|occupancy| queue(occupancy, claim.mode).first().is_some());
+        if !had && (lease.is_some() && !kept || !(kept || queued || waited_for)) {
             return (false, None);
         }
-        (had, self.turn(claim, heard, now))
+        (had, self.next_turn(claim, heard, now))
     }
 
-    /// Who is told that something has become free, where anyone hears it.
-    fn turn(&mut self, claim: &Claim, heard: bool, now: Instant) -> Option<Change> {
+    /// Returns the push that tells the next claim that the lease is free.
+    fn next_turn(&mut self, claim: &Claim, heard: bool, now: Instant) -> Option<Change> {
         loop {
-            let shared = self.shared.get(claim.name.prefix());
+            let occupancy = self.occupancies.get(claim.name.prefix());
             let first = match claim.mode {
                 Mode::Permit { .. } => None,
-                mode => shared.and_then(|shared| queue(shared, mode).first()),
+                mode => occupancy.and_then(|occupancy| queue(occupancy, mode).first()),
             };
             let Some(first) = first.filter(|first| first.alone) else { return Some(Change::Wake) };
             let reads = matches!(claim.mode, Mode::Read | Mode::Write);
-            if reads && shared.is_some_and(|shared| !shared.readers.0.is_empty()) {
+            if reads && occupancy.is_some_and(|occupancy| !occupancy.readers.0.is_empty()) {
                 return None;
             }
-            let token = first.token;
+            let owner = first.owner;
             let (ordered, takes_handover) = (first.ordered, first.takes_handover);
             let lease = (first.ends - now).min(HANDOVER_LIFE);
             let ends = now - first.since + lease;
             if ordered && !(heard && takes_handover) {
-                return Some(Change::Turn(token));
+                return Some(Change::Turn(owner));
             }
-            let next = Claim { owner: token, ..claim.clone() };
-            self.leave(&next);
+            let next = Claim { owner, ..claim.clone() };
+            self.leave_queue(&next);
             if heard && takes_handover {
                 let fence = self.grant(&Claim { lease, ..next }, now).fence();
-                return Some(Change::Granted(Handover { owner: token, fence, ends }));
+                return Some(Change::Granted(Handover { owner, fence, ends }));
             }
-            // It lost the place, lest one that died be called again; and one whom nobody hears is passed over.
+            // The entry is gone, so that a dead claim gets one turn only. A claim that does not
+            // hear is passed over.
             if heard {
-                self.set_lease(&Claim { lease: TURN_LIFE, ..next }, CALLED, now);
-                return Some(Change::Turn(token));
+                self.set_lease(&Claim { lease: TURN_LIFE, ..next }, KEPT, now);
+                return Some(Change::Turn(owner));
             }
         }
     }
 
-    /// The grant, and what is to be pushed; none of it, if `from` has nothing to pass.
+    /// Passes a lease on. Returns the grant and the push, or `None` if `from` has no lease to pass.
     pub(super) fn pass(
         &mut self,
         from: &Claim,
@@ -200,7 +206,7 @@ impl State {
         self.expire(now);
         let name = &from.name;
         let sole = sole(from.mode);
-        let held = self.lease(name, sole).filter(|lease| lease.fence != CALLED);
+        let held = self.lease(name, sole).filter(|lease| lease.fence != KEPT);
         let lease = held.map(|lease| (lease.owner, lease.fence));
         match (to.mode, lease) {
             (Mode::Read, _) if self.is_held(to) => Some((Grant::new(0), None)),
@@ -208,12 +214,12 @@ impl State {
             (Mode::Read, Some((holder, _))) if holder == from.owner => {
                 self.drop_lease(name, sole);
                 self.hold(to, 1, now);
-                let first = self.shared.get(name.prefix())?.read_write.first();
+                let first = self.occupancies.get(name.prefix())?.read_write_queue.first();
                 let reader = first.is_some_and(|first| !first.alone);
                 Some((Grant::new(0), reader.then_some(Change::Wake)))
             }
             (Mode::Write, None) if self.is_held(from) => {
-                let readers = self.shared.get(name.prefix())?.readers.count();
+                let readers = self.occupancies.get(name.prefix())?.readers.count();
                 (readers == 1).then(|| {
                     self.end_hold(from);
                     (self.grant(to, now), None)
@@ -229,10 +235,10 @@ impl State {
 
     pub(super) fn holder(&mut self, name: &Name, mode: Mode, now: Instant) -> Option<Occupied> {
         self.expire(now);
-        let shared = self.shared.get(name.prefix());
+        let occupancy = self.occupancies.get(name.prefix());
         match mode {
-            Mode::Read => shared?.readers.occupied(now),
-            Mode::Permit { .. } => shared?.permits.occupied(now),
+            Mode::Read => occupancy?.readers.occupied(now),
+            Mode::Permit { .. } => occupancy?.permits.occupied(now),
             _ => self.lease(name, sole(mode)).map(|lease| lease.occupied(now)),
         }
     }
@@ -242,132 +248,138 @@ impl State {
         let lease = !matches!(mode, Mode::Permit { .. }) && self.drop_lease(name, sole(mode));
         let mut ended = Vec::new();
         let prefix = name.prefix();
-        let shared = self.change_shared(prefix, |shared| {
+        let occupancy = self.change(prefix, |occupancy| {
             let holds = match mode {
-                Mode::Read | Mode::Write => Some(&mut shared.readers),
-                Mode::Permit { .. } => Some(&mut shared.permits),
+                Mode::Read | Mode::Write => Some(&mut occupancy.readers),
+                Mode::Permit { .. } => Some(&mut occupancy.permits),
                 _ => None,
             };
             let holds = holds.map(|holds| std::mem::take(&mut holds.0)).unwrap_or_default();
             let queue = match mode {
-                Mode::Read | Mode::Write => std::mem::take(&mut shared.read_write.0),
-                Mode::Exclusive | Mode::Fair => std::mem::take(&mut shared.sole.0),
+                Mode::Read | Mode::Write => std::mem::take(&mut occupancy.read_write_queue.0),
+                Mode::Exclusive | Mode::Fair => std::mem::take(&mut occupancy.sole_queue.0),
                 _ => Vec::new(),
             };
-            let hold = |(token, hold): (Owner, Hold)| (hold.ends, End::Hold(prefix.clone(), token));
+            let hold =
+                |(owner, hold): (Owner, Hold)| (hold.ends, Expiry::Hold(prefix.clone(), owner));
             ended.extend(holds.into_iter().map(hold));
-            let place = |place: Place| (place.ends, End::Place(prefix.clone(), place.token));
-            ended.extend(queue.into_iter().map(place));
+            let entry =
+                |entry: QueueEntry| (entry.ends, Expiry::QueueEntry(prefix.clone(), entry.owner));
+            ended.extend(queue.into_iter().map(entry));
             !ended.is_empty()
         });
         for end in ended {
-            self.ends.remove(&end);
+            self.expiries.remove(&end);
         }
-        lease || shared == Some(true)
+        lease || occupancy == Some(true)
     }
 
     fn is_held(&self, claim: &Claim) -> bool {
-        let shared = self.shared.get(claim.name.prefix());
-        shared.is_some_and(|shared| holds(shared, claim.mode).0.contains_key(&claim.owner))
+        let occupancy = self.occupancies.get(claim.name.prefix());
+        occupancy.is_some_and(|occupancy| holds(occupancy, claim.mode).0.contains_key(&claim.owner))
     }
 
     /// Makes a hold last its full time from now.
     fn hold(&mut self, claim: &Claim, count: u32, now: Instant) -> bool {
-        let (name, token) = (claim.name.prefix().clone(), claim.owner);
+        let (name, owner) = (claim.name.prefix().clone(), claim.owner);
         let ends = after(now, claim.lease);
-        let shared = self.shared.entry(name.clone()).or_default();
-        if let Some(old) = holds_mut(shared, claim.mode).0.insert(token, Hold { ends, count }) {
-            self.ends.remove(&(old.ends, End::Hold(name.clone(), token)));
+        let occupancy = self.occupancies.entry(name.clone()).or_default();
+        if let Some(old) = holds_mut(occupancy, claim.mode).0.insert(owner, Hold { ends, count }) {
+            self.expiries.remove(&(old.ends, Expiry::Hold(name.clone(), owner)));
         }
-        self.ends.insert((ends, End::Hold(name, token)));
+        self.expiries.insert((ends, Expiry::Hold(name, owner)));
         true
     }
 
     fn end_hold(&mut self, claim: &Claim) -> bool {
         let name = claim.name.prefix();
         let ended =
-            self.change_shared(name, |shared| holds_mut(shared, claim.mode).0.remove(&claim.owner));
+            self.change(name, |occupancy| holds_mut(occupancy, claim.mode).0.remove(&claim.owner));
         match ended.flatten() {
-            Some(hold) => self.ends.remove(&(hold.ends, End::Hold(name.clone(), claim.owner))),
+            Some(hold) => {
+                self.expiries.remove(&(hold.ends, Expiry::Hold(name.clone(), claim.owner)))
+            }
             None => false,
         }
     }
 
-    fn take_place(&mut self, claim: &Claim, now: Instant) {
+    fn enter_queue(&mut self, claim: &Claim, now: Instant) {
         if !claim.waits {
             return;
         }
-        let (name, token) = (claim.name.prefix().clone(), claim.owner);
+        let (name, owner) = (claim.name.prefix().clone(), claim.owner);
         let ends = after(now, claim.queue_entry_life());
-        let place = Place {
-            token,
+        let entry = QueueEntry {
+            owner,
             since: now,
             ends,
             alone: claim.mode != Mode::Read,
             ordered: claim.mode != Mode::Exclusive,
             takes_handover: claim.takes_handover,
         };
-        let shared = self.shared.entry(name.clone()).or_default();
-        let old = queue_mut(shared, claim.mode).take(place);
+        let occupancy = self.occupancies.entry(name.clone()).or_default();
+        let old = queue_mut(occupancy, claim.mode).enter(entry);
         if let Some(old) = old {
-            self.ends.remove(&(old, End::Place(name.clone(), token)));
+            self.expiries.remove(&(old, Expiry::QueueEntry(name.clone(), owner)));
         }
-        self.ends.insert((ends, End::Place(name, token)));
+        self.expiries.insert((ends, Expiry::QueueEntry(name, owner)));
     }
 
-    /// Leaves the queue; says whether there was a place to leave.
-    fn leave(&mut self, claim: &Claim) -> bool {
+    /// Leaves the queue. Returns whether there was an entry.
+    fn leave_queue(&mut self, claim: &Claim) -> bool {
         if !claim.mode.queues() {
             return false;
         }
         let name = claim.name.prefix();
         let left =
-            self.change_shared(name, |shared| queue_mut(shared, claim.mode).leave(claim.owner));
+            self.change(name, |occupancy| queue_mut(occupancy, claim.mode).leave(claim.owner));
         match left.flatten() {
-            Some(ends) => self.ends.remove(&(ends, End::Place(name.clone(), claim.owner))),
+            Some(ends) => {
+                self.expiries.remove(&(ends, Expiry::QueueEntry(name.clone(), claim.owner)))
+            }
             None => false,
         }
     }
 
-    /// Changes what several have of a name, and forgets it when nothing is left of it.
-    pub(super) fn change_shared<T>(
+    /// Changes the occupancy of a name, and forgets it when it is empty.
+    pub(super) fn change<T>(
         &mut self,
         name: &Arc<str>,
-        change: impl FnOnce(&mut Shared) -> T,
+        change: impl FnOnce(&mut Occupancy) -> T,
     ) -> Option<T> {
-        let shared = self.shared.get_mut(name)?;
-        let outcome = change(shared);
-        if shared.is_empty() {
-            self.shared.remove(name);
+        let occupancy = self.occupancies.get_mut(name)?;
+        let outcome = change(occupancy);
+        if occupancy.is_empty() {
+            self.occupancies.remove(name);
         }
         Some(outcome)
     }
 }
 
-fn queue(shared: &Shared, mode: Mode) -> &Queue {
+fn queue(occupancy: &Occupancy, mode: Mode) -> &Queue {
     match mode {
-        Mode::Exclusive | Mode::Fair => &shared.sole,
-        _ => &shared.read_write,
+        Mode::Exclusive | Mode::Fair => &occupancy.sole_queue,
+        _ => &occupancy.read_write_queue,
     }
 }
 
-fn queue_mut(shared: &mut Shared, mode: Mode) -> &mut Queue {
+fn queue_mut(occupancy: &mut Occupancy, mode: Mode) -> &mut Queue {
     match mode {
-        Mode::Exclusive | Mode::Fair => &mut shared.sole,
-        _ => &mut shared.read_write,
+        Mode::Exclusive | Mode::Fair => &mut occupancy.sole_queue,
+        _ => &mut occupancy.read_write_queue,
     }
 }
 
-fn holds(shared: &Shared, mode: Mode) -> &Holds {
+fn holds(occupancy: &Occupancy, mode: Mode) -> &Holds {
     match mode {
-        Mode::Permit { .. } => &shared.permits,
-        _ => &shared.readers,
+        Mode::Permit { .. } => &occupancy.permits,
+        _ => &occupancy.readers,
     }
 }
 
-fn holds_mut(shared: &mut Shared, mode: Mode) -> &mut Holds {
+fn holds_mut(occupancy: &mut Occupancy, mode: Mode) -> &mut Holds {
     match mode {
-        Mode::Permit { .. } => &mut shared.permits,
-        _ => &mut shared.readers,
+        Mode::Permit { .. } => &mut occupancy.permits,
+        _ => &mut occupancy.readers,
     }
 }

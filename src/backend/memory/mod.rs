@@ -1,13 +1,15 @@
 //! The embedded backend: leases and entries in this process.
 //!
-//! It keeps the rules of the Redis backend to the letter, so that what works here works there; only that
-//! its fleet is the caches and locks of one process. `state` is the data, with the rules of entries and `leases`
-//! and `latches` those of leases and latches, without locks or waiting; this file puts a mutex around it and pushes what happened.
+//! It keeps the rules of the Redis backend to the letter, so that code which works here works
+//! there. Its fleet is the caches and locks of one process. `data` has the data and the rules of
+//! entries, `leases` and `latches` have the rules of leases and latches, and `occupancy` has holds
+//! and queues. None of them locks or waits: this file puts a mutex around the data, and pushes the
+//! changes.
 
+mod data;
 mod latches;
 mod leases;
-mod shared;
-mod state;
+mod occupancy;
 
 use std::{
     fmt,
@@ -17,7 +19,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use self::state::State;
+use self::data::Data;
 use super::{
     Acquired, AcquiredAll, Change, Changes, Channels, Claimed, Committed, Failure, Leases, Store,
 };
@@ -29,34 +31,35 @@ use crate::{
 
 /// Leases and entries in this process: the embedded default, and a stand-in for Redis in tests.
 ///
-/// Clones share one store; several caches over clones of one backend behave as the processes of a fleet
-/// do. Entries beyond the weight limit make room by recency; leases are never evicted.
+/// Clones share one store. Several caches over clones of one backend behave as the processes of a
+/// fleet do. Entries beyond the weight limit evict the least recently used ones. Leases are never
+/// evicted.
 ///
-/// Time is tokio's, so a test that pauses it pauses this backend.
+/// Time is that of tokio, so a test that pauses it pauses this backend.
 #[derive(Clone)]
 pub struct MemoryBackend {
-    state: Arc<Mutex<State>>,
+    data: Arc<Mutex<Data>>,
     channels: Channels,
 }
 
 impl MemoryBackend {
-    /// A store for 64 MiB of entries.
+    /// Creates a store for 64 MiB of entries.
     pub fn new() -> Self {
         Self::with_weight(64 << 20)
     }
 
-    /// A store for entries of so many bytes in all, their headers counted.
+    /// Creates a store for entries of so many bytes in all, with their headers.
     pub fn with_weight(limit: usize) -> Self {
-        Self { state: Arc::new(Mutex::new(State::new(limit))), channels: Channels::default() }
+        Self { data: Arc::new(Mutex::new(Data::new(limit))), channels: Channels::default() }
     }
 
-    /// How many bytes of entries are stored, expired ones that were not yet met with counted.
+    /// Returns the bytes of the stored entries. Expired entries that were not yet dropped count.
     pub fn weight(&self) -> usize {
-        self.state().weight()
+        self.data().weight()
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn data(&self) -> MutexGuard<'_, Data> {
+        self.data.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn push(&self, name: &Name, change: Change) {
@@ -78,23 +81,23 @@ impl fmt::Debug for MemoryBackend {
 
 impl Leases for MemoryBackend {
     async fn acquire(&self, claim: &Claim) -> Result<Acquired, BackendError> {
-        Ok(self.state().acquire(claim, Instant::now()))
+        Ok(self.data().acquire(claim, Instant::now()))
     }
 
     async fn acquire_all(&self, claims: &[Claim]) -> Result<AcquiredAll, BackendError> {
         super::several::check(claims)?;
-        Ok(self.state().acquire_all(claims, Instant::now()))
+        Ok(self.data().acquire_all(claims, Instant::now()))
     }
 
     async fn renew(&self, claims: &[Claim]) -> Result<Vec<Renewal>, BackendError> {
         let now = Instant::now();
-        let mut state = self.state();
-        Ok(claims.iter().map(|claim| state.renew(claim, now).into()).collect())
+        let mut data = self.data();
+        Ok(claims.iter().map(|claim| data.renew(claim, now).into()).collect())
     }
 
     async fn release(&self, claim: &Claim) -> Result<bool, BackendError> {
         let heard = self.channels.wants(claim.name.prefix());
-        let (held, pushed) = self.state().release(claim, heard, Instant::now());
+        let (held, pushed) = self.data().release(claim, heard, Instant::now());
         if let Some(change) = pushed {
             self.push(&claim.name, change);
         }
@@ -105,7 +108,7 @@ impl Leases for MemoryBackend {
         if !from.mode.passes_to(to.mode) {
             return Err(super::no_pass(from, to));
         }
-        let passed = self.state().pass(from, to, Instant::now());
+        let passed = self.data().pass(from, to, Instant::now());
         let Some((grant, pushed)) = passed else { return Ok(None) };
         if let Some(change) = pushed {
             self.push(&from.name, change);
@@ -114,11 +117,11 @@ impl Leases for MemoryBackend {
     }
 
     async fn holder(&self, name: &Name, mode: Mode) -> Result<Option<Occupied>, BackendError> {
-        Ok(self.state().holder(name, mode, Instant::now()))
+        Ok(self.data().holder(name, mode, Instant::now()))
     }
 
     async fn clear(&self, name: &Name, mode: Mode) -> Result<bool, BackendError> {
-        let there = self.state().clear(name, mode, Instant::now());
+        let there = self.data().clear(name, mode, Instant::now());
         self.push(name, Change::Wake);
         Ok(there)
     }
@@ -130,11 +133,11 @@ impl Leases for MemoryBackend {
 
 impl Store for MemoryBackend {
     async fn get(&self, name: &Name) -> Result<Option<Entry>, BackendError> {
-        Ok(self.state().get(name, Instant::now()))
+        Ok(self.data().get(name, Instant::now()))
     }
 
     async fn claim(&self, claim: &Claim, seen: u64) -> Result<Claimed, BackendError> {
-        Ok(self.state().claim(claim, seen, Instant::now()))
+        Ok(self.data().claim(claim, seen, Instant::now()))
     }
 
     async fn commit(
@@ -145,11 +148,11 @@ impl Store for MemoryBackend {
         ttl: Option<Duration>,
     ) -> Result<Committed, BackendError> {
         let entry = entry.clone().with_fence(grant.fence());
-        let (outcome, pushed) = self.state().commit(claim, &entry, ttl, Instant::now());
+        let (outcome, pushed) = self.data().commit(claim, &entry, ttl, Instant::now());
         match (pushed, &outcome) {
             (true, _) => self.push(&claim.name, Change::Entry(entry)),
-            // Whoever waits for this load would wait for its end.
-            (false, Committed::Refused) if self.state().is_free(&claim.name) => {
+            // The waiters for this load would wait for its end.
+            (false, Committed::Refused) if self.data().is_free(&claim.name) => {
                 self.push(&claim.name, Change::Wake);
             }
             (false, _) => {}
@@ -158,7 +161,7 @@ impl Store for MemoryBackend {
     }
 
     async fn fail(&self, claim: &Claim, failure: &Failure) -> Result<bool, BackendError> {
-        let (held, _) = self.state().release(claim, true, Instant::now());
+        let (held, _) = self.data().release(claim, true, Instant::now());
         if held {
             self.push(&claim.name, Change::Failed(failure.clone()));
         }
@@ -172,7 +175,7 @@ impl Store for MemoryBackend {
         ttl: Duration,
         fence_life: Duration,
     ) -> Result<u64, BackendError> {
-        let put = self.state().put(name, entry, ttl, fence_life, Instant::now());
+        let put = self.data().put(name, entry, ttl, fence_life, Instant::now());
         let fence = put.ok_or_else(|| {
             BackendError::new(
                 BackendErrorKind::Refused,
@@ -184,7 +187,7 @@ impl Store for MemoryBackend {
     }
 
     async fn invalidate(&self, name: &Name, fence_life: Duration) -> Result<u64, BackendError> {
-        let fence = self.state().invalidate(name, fence_life, Instant::now());
+        let fence = self.data().invalidate(name, fence_life, Instant::now());
         self.push(name, Change::Invalidated(fence));
         Ok(fence)
     }

@@ -44,7 +44,8 @@ impl Known {
         self.all().remove(&claim.owner).map(|theirs| at_each(claim, &theirs))
     }
 
-    /// Notes what the servers say of a lease. Returns those that deny it for the second time in a row.
+    /// Notes what the servers say of a lease. Returns those that deny it for the second time in a
+    /// row.
     pub(super) fn said(&self, ours: Owner, said: &[Renewal]) -> Vec<usize> {
         let mut all = self.all();
         let theirs = all.get_mut(&ours).map_or(&mut [][..], Vec::as_mut_slice);

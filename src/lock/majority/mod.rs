@@ -101,7 +101,8 @@ impl Majority {
         join_all(asked.map(|answer| in_time(self.limit, answer))).await
     }
 
-    /// Answers a claim that is sent again and has the lease already: it lasts its full time from now.
+    /// Answers a claim that is sent again and has the lease already: it lasts its full time from
+    /// now.
     async fn again(&self, claim: &Claim) -> Result<Option<Grant>, BackendError> {
         if !self.held.has(claim) {
             return Ok(None);

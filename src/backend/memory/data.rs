@@ -7,34 +7,35 @@ use std::{
 use lru::LruCache;
 use tokio::time::Instant;
 
-use super::shared::{Latch, Shared};
+use super::occupancy::{Occupancy, StoredLatch};
 use crate::{
     backend::{Acquired, Claim, Claimed, Committed, Entry, Grant, Mode, Occupied, Owner},
     key::Name,
     time::after,
 };
 
-/// The data and its rules, which are those of the scripts in `redis/lua`.
-pub(super) struct State {
-    leases: HashMap<Held, Lease>,
-    pub(super) shared: HashMap<Arc<str>, Shared>,
-    pub(super) latches: HashMap<Arc<str>, Latch>,
+/// The data and its rules, which are those of the Redis scripts.
+pub(super) struct Data {
+    leases: HashMap<SoleKey, SoleHold>,
+    /// The holds and the queues of a name.
+    pub(super) occupancies: HashMap<Arc<str>, Occupancy>,
+    pub(super) latches: HashMap<Arc<str>, StoredLatch>,
     fences: HashMap<Arc<str>, Fence>,
-    entries: LruCache<Slot, Stored>,
-    /// When which of them ends, so that what nobody asks for again is dropped too.
-    pub(super) ends: BTreeSet<(Instant, End)>,
+    entries: LruCache<EntryKey, StoredEntry>,
+    /// When each of them ends, so that data without another request is dropped too.
+    pub(super) expiries: BTreeSet<(Instant, Expiry)>,
     weight: usize,
     limit: usize,
-    /// The server's clock: microseconds at `origin`.
+    /// The clock of the backend: microseconds at `origin`.
     origin: Instant,
     micros: u64,
 }
 
-/// Entries of two schemas lie side by side.
-type Slot = (Arc<str>, u16);
+/// The key of an entry. Entries of two schemas lie side by side.
+type EntryKey = (Arc<str>, u16);
 
-/// The lease of a name, and that of its writer, lie side by side.
-type Held = (Arc<str>, Sole);
+/// The key of a lease with one holder. The lease of a name and that of its writer lie side by side.
+type SoleKey = (Arc<str>, Sole);
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum Sole {
@@ -42,10 +43,11 @@ pub(super) enum Sole {
     Writer,
 }
 
-/// The fence of a lease that is kept for one who was called, and has not come yet.
-pub(super) const CALLED: u64 = 0;
+/// The fence of a lease that is kept for the claim whose turn it is, until it asks.
+pub(super) const KEPT: u64 = 0;
 
-pub(super) struct Lease {
+/// A lease with one holder.
+pub(super) struct SoleHold {
     pub(super) owner: Owner,
     pub(super) fence: u64,
     pub(super) ends: Instant,
@@ -58,32 +60,32 @@ struct Fence {
     ends: Instant,
 }
 
-struct Stored {
+struct StoredEntry {
     entry: Entry,
     ends: Instant,
 }
 
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum End {
-    Lease(Held),
+pub(super) enum Expiry {
+    Lease(SoleKey),
     Hold(Arc<str>, Owner),
-    Place(Arc<str>, Owner),
+    QueueEntry(Arc<str>, Owner),
     Latch(Arc<str>),
     Fence(Arc<str>),
-    Entry(Slot),
+    Entry(EntryKey),
 }
 
-impl State {
+impl Data {
     pub(super) fn new(limit: usize) -> Self {
-        // Fences leave the house, so those of a new process must be greater than those of the last one.
+        // Fences leave the process, so those of a new process must be greater than its last ones.
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Self {
             leases: HashMap::new(),
-            shared: HashMap::new(),
+            occupancies: HashMap::new(),
             latches: HashMap::new(),
             fences: HashMap::new(),
             entries: LruCache::unbounded(),
-            ends: BTreeSet::new(),
+            expiries: BTreeSet::new(),
             weight: 0,
             limit,
             origin: Instant::now(),
@@ -112,10 +114,10 @@ impl State {
 
     pub(super) fn get(&mut self, name: &Name, now: Instant) -> Option<Entry> {
         self.expire(now);
-        self.entries.get(&slot(name)).map(|stored| stored.entry.clone())
+        self.entries.get(&entry_key(name)).map(|stored| stored.entry.clone())
     }
 
-    /// The outcome, and whether the entry is to be pushed.
+    /// Commits an entry. Returns the outcome, and whether the entry is to be pushed.
     pub(super) fn commit(
         &mut self,
         claim: &Claim,
@@ -152,7 +154,7 @@ impl State {
         }
     }
 
-    /// The new fence; none, and nothing is changed, if the entry cannot be kept.
+    /// Writes an entry. Returns the new fence, or `None` if there is no room; then nothing changes.
     pub(super) fn put(
         &mut self,
         name: &Name,
@@ -184,7 +186,7 @@ impl State {
         self.lease(name, Sole::Lease).is_none()
     }
 
-    /// Grants a lease that is free, and grants it again to the token that has it.
+    /// Grants a lease that is free, and grants it again to its owner.
     pub(super) fn acquire_sole(&mut self, claim: &Claim, now: Instant) -> Acquired {
         match self.lease(&claim.name, sole(claim.mode)) {
             Some(lease) if lease.owner != claim.owner => Acquired::Held(lease.occupied(now)),
@@ -195,7 +197,7 @@ impl State {
     /// Grants a lease that is free or is the claim's own.
     pub(super) fn grant(&mut self, claim: &Claim, now: Instant) -> Grant {
         let fence = self.lease(&claim.name, sole(claim.mode)).map(|lease| lease.fence);
-        if let Some(fence) = fence.filter(|fence| *fence != CALLED) {
+        if let Some(fence) = fence.filter(|fence| *fence != KEPT) {
             self.extend(claim, fence, now);
             return Grant::new(fence);
         }
@@ -205,7 +207,8 @@ impl State {
         Grant::new(fence)
     }
 
-    /// Makes a lease last its full time from now, and its fence with it. A fence that is gone stays gone.
+    /// Makes a lease last its full time from now, and its fence with it. A forgotten fence stays
+    /// forgotten.
     pub(super) fn extend(&mut self, claim: &Claim, fence: u64, now: Instant) {
         self.set_lease(claim, fence, now);
         let name = claim.name.prefix();
@@ -214,7 +217,7 @@ impl State {
         }
     }
 
-    pub(super) fn lease(&self, name: &Name, sole: Sole) -> Option<&Lease> {
+    pub(super) fn lease(&self, name: &Name, sole: Sole) -> Option<&SoleHold> {
         self.leases.get(&(name.prefix().clone(), sole))
     }
 
@@ -226,7 +229,7 @@ impl State {
     }
 
     fn stored(&self, name: &Name) -> Option<&Entry> {
-        self.entries.peek(&slot(name)).map(|stored| &stored.entry)
+        self.entries.peek(&entry_key(name)).map(|stored| &stored.entry)
     }
 
     pub(super) fn set_lease(&mut self, claim: &Claim, fence: u64, now: Instant) {
@@ -234,73 +237,73 @@ impl State {
         self.drop_lease(&claim.name, sole);
         let held = (claim.name.prefix().clone(), sole);
         let ends = after(now, claim.lease);
-        self.ends.insert((ends, End::Lease(held.clone())));
-        self.leases.insert(held, Lease { owner: claim.owner, fence, ends });
+        self.expiries.insert((ends, Expiry::Lease(held.clone())));
+        self.leases.insert(held, SoleHold { owner: claim.owner, fence, ends });
     }
 
     pub(super) fn drop_lease(&mut self, name: &Name, sole: Sole) -> bool {
         let held = (name.prefix().clone(), sole);
         let Some(lease) = self.leases.remove(&held) else { return false };
-        self.ends.remove(&(lease.ends, End::Lease(held)));
+        self.expiries.remove(&(lease.ends, Expiry::Lease(held)));
         true
     }
 
     fn set_fence(&mut self, name: &Arc<str>, last: u64, spent: bool, ends: Instant) {
         if let Some(old) = self.fences.insert(name.clone(), Fence { last, spent, ends }) {
-            self.ends.remove(&(old.ends, End::Fence(name.clone())));
+            self.expiries.remove(&(old.ends, Expiry::Fence(name.clone())));
         }
-        self.ends.insert((ends, End::Fence(name.clone())));
+        self.expiries.insert((ends, Expiry::Fence(name.clone())));
     }
 
-    /// Writes an entry and makes room for it; says whether it is there now.
+    /// Writes an entry and makes room for it. Returns whether it is there now.
     fn store(&mut self, name: &Name, entry: Entry, ends: Instant) -> bool {
-        let slot = slot(name);
-        self.drop_entry(&slot);
+        let key = entry_key(name);
+        self.drop_entry(&key);
         if entry.weight() > self.limit {
             return false;
         }
         self.weight += entry.weight();
-        self.ends.insert((ends, End::Entry(slot.clone())));
-        self.entries.put(slot, Stored { entry, ends });
+        self.expiries.insert((ends, Expiry::Entry(key.clone())));
+        self.entries.put(key, StoredEntry { entry, ends });
         while self.weight > self.limit {
-            let Some((slot, stored)) = self.entries.pop_lru() else { break };
+            let Some((key, stored)) = self.entries.pop_lru() else { break };
             self.weight -= stored.entry.weight();
-            self.ends.remove(&(stored.ends, End::Entry(slot)));
+            self.expiries.remove(&(stored.ends, Expiry::Entry(key)));
         }
         true
     }
 
-    fn drop_entry(&mut self, slot: &Slot) {
-        if let Some(stored) = self.entries.pop(slot) {
+    fn drop_entry(&mut self, key: &EntryKey) {
+        if let Some(stored) = self.entries.pop(key) {
             self.weight -= stored.entry.weight();
-            self.ends.remove(&(stored.ends, End::Entry(slot.clone())));
+            self.expiries.remove(&(stored.ends, Expiry::Entry(key.clone())));
         }
     }
 
-    /// Drops everything whose time has come.
+    /// Drops all data whose time has come.
     pub(super) fn expire(&mut self, now: Instant) {
-        while let Some((at, _)) = self.ends.first()
+        while let Some((at, _)) = self.expiries.first()
             && *at <= now
-            && let Some((_, end)) = self.ends.pop_first()
+            && let Some((_, end)) = self.expiries.pop_first()
         {
             match end {
-                End::Lease(held) => drop(self.leases.remove(&held)),
-                End::Hold(name, token) => {
-                    self.change_shared(&name, |shared| {
-                        shared.readers.0.remove(&token);
-                        shared.permits.0.remove(&token);
+                Expiry::Lease(key) => drop(self.leases.remove(&key)),
+                Expiry::Hold(name, owner) => {
+                    self.change(&name, |occupancy| {
+                        occupancy.readers.0.remove(&owner);
+                        occupancy.permits.0.remove(&owner);
                     });
                 }
-                End::Place(name, token) => {
-                    self.change_shared(&name, |shared| {
-                        shared.sole.leave(token);
-                        shared.read_write.leave(token);
+                Expiry::QueueEntry(name, owner) => {
+                    self.change(&name, |occupancy| {
+                        occupancy.sole_queue.leave(owner);
+                        occupancy.read_write_queue.leave(owner);
                     });
                 }
-                End::Latch(name) => drop(self.latches.remove(&name)),
-                End::Fence(name) => {
+                Expiry::Latch(name) => drop(self.latches.remove(&name)),
+                Expiry::Fence(name) => {
                     self.fences.remove(&name);
-                    // The memory of a burst is given back.
+                    // Returns the memory of a burst.
                     if self.fences.capacity() > 1024
                         && self.fences.len() < self.fences.capacity() / 8
                     {
@@ -308,8 +311,8 @@ impl State {
                         self.leases.shrink_to(self.leases.len() * 2);
                     }
                 }
-                End::Entry(slot) => {
-                    if let Some(stored) = self.entries.pop(&slot) {
+                Expiry::Entry(key) => {
+                    if let Some(stored) = self.entries.pop(&key) {
                         self.weight -= stored.entry.weight();
                     }
                 }
@@ -318,13 +321,13 @@ impl State {
     }
 }
 
-impl Lease {
+impl SoleHold {
     pub(super) fn occupied(&self, now: Instant) -> Occupied {
         Occupied { fence: self.fence, remaining: self.ends - now, holders: 1 }
     }
 }
 
-/// Which lease it is that one holder has alone.
+/// Returns the lease with one holder that a mode is about.
 pub(super) fn sole(mode: Mode) -> Sole {
     match mode {
         Mode::Read | Mode::Write => Sole::Writer,
@@ -332,6 +335,6 @@ pub(super) fn sole(mode: Mode) -> Sole {
     }
 }
 
-fn slot(name: &Name) -> Slot {
+fn entry_key(name: &Name) -> EntryKey {
     (name.prefix().clone(), name.schema())
 }

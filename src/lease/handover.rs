@@ -18,14 +18,14 @@ use crate::{
 /// request that may have taken the entry. So a late push tells of a lease that has ended. A push
 /// that is older than a holder that was in the way is not trusted either.
 #[derive(Default)]
-pub(super) struct QueueEntry {
+pub(super) struct HandoverCheck {
     /// A time before the first request.
     since: Option<Instant>,
     /// The greatest fence that was in the way, once another holder was.
     met: Option<u64>,
 }
 
-impl QueueEntry {
+impl HandoverCheck {
     /// Notes a request that may take the entry, sent at `sent`.
     pub(super) fn asked(&mut self, sent: Instant) {
         self.since.get_or_insert(sent);
@@ -37,7 +37,7 @@ impl QueueEntry {
     }
 
     /// Returns whether another holder was in the way.
-    pub(super) fn is_taken(&self) -> bool {
+    pub(super) fn has_met_holder(&self) -> bool {
         self.met.is_some()
     }
 
@@ -67,32 +67,32 @@ mod tests {
     /// The answer to the first request is late, and so is the push.
     #[tokio::test(start_paused = true)]
     async fn a_handover_is_counted_from_before_the_first_request() {
-        let mut entry = QueueEntry::default();
-        assert_eq!(entry.trusts(&handover(8, HANDOVER_LIFE)), None);
+        let mut check = HandoverCheck::default();
+        assert_eq!(check.trusts(&handover(8, HANDOVER_LIFE)), None);
         let sent = Instant::now();
-        entry.asked(sent);
+        check.asked(sent);
         tokio::time::sleep(HANDOVER_LIFE / 4).await;
-        entry.met(7);
-        assert!(entry.is_taken());
+        check.met(7);
+        assert!(check.has_met_holder());
         // A second request keeps the entry.
-        entry.asked(Instant::now());
-        let until = entry.trusts(&handover(8, HANDOVER_LIFE)).unwrap();
+        check.asked(Instant::now());
+        let until = check.trusts(&handover(8, HANDOVER_LIFE)).unwrap();
         assert!(until < sent + HANDOVER_LIFE);
-        assert_eq!(entry.trusts(&handover(7, HANDOVER_LIFE)), None, "that one was met");
+        assert_eq!(check.trusts(&handover(7, HANDOVER_LIFE)), None, "that one was met");
         tokio::time::sleep(HANDOVER_LIFE / 2).await;
-        assert_eq!(entry.trusts(&handover(8, HANDOVER_LIFE)), None, "too little is left");
-        let until = entry.trusts(&handover(9, 2 * HANDOVER_LIFE)).unwrap();
+        assert_eq!(check.trusts(&handover(8, HANDOVER_LIFE)), None, "too little is left");
+        let until = check.trusts(&handover(9, 2 * HANDOVER_LIFE)).unwrap();
         assert!(until < sent + 2 * HANDOVER_LIFE && until > sent + HANDOVER_LIFE);
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_handover_is_trusted_no_longer_than_it_lasts() {
-        let mut entry = QueueEntry::default();
-        entry.asked(Instant::now());
-        entry.met(7);
+        let mut check = HandoverCheck::default();
+        check.asked(Instant::now());
+        check.met(7);
         let now = Instant::now();
         for ends in [2 * HANDOVER_LIFE, Duration::from_secs(3600), Duration::MAX] {
-            let until = entry.trusts(&handover(8, ends)).unwrap();
+            let until = check.trusts(&handover(8, ends)).unwrap();
             assert!(until < now + HANDOVER_LIFE && until > now + HANDOVER_LIFE / 2);
         }
     }
@@ -100,12 +100,12 @@ mod tests {
     /// Two clocks that both count the wait run apart by up to a hundredth of it.
     #[tokio::test(start_paused = true)]
     async fn after_a_long_wait_the_waiter_asks() {
-        let mut entry = QueueEntry::default();
-        entry.asked(Instant::now());
-        entry.met(7);
+        let mut check = HandoverCheck::default();
+        check.asked(Instant::now());
+        check.met(7);
         let long = 110 * HANDOVER_LIFE / 2;
         tokio::time::sleep(long).await;
-        assert_eq!(entry.trusts(&handover(8, long + HANDOVER_LIFE)), None);
-        assert!(entry.trusts(&handover(8, long + 2 * HANDOVER_LIFE)).is_some());
+        assert_eq!(check.trusts(&handover(8, long + HANDOVER_LIFE)), None);
+        assert!(check.trusts(&handover(8, long + 2 * HANDOVER_LIFE)).is_some());
     }
 }
