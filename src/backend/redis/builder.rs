@@ -216,3 +216,36 @@ fn check_timeout(setting: &str, timeout: Duration) -> Result<(), Error> {
 fn owned<U: AsRef<str>>(urls: impl IntoIterator<Item = U>) -> Vec<String> {
     urls.into_iter().map(|url| url.as_ref().to_owned()).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_says_what_was_given_and_what_to_do() {
+        let server = || RedisBackend::builder().server("redis://127.0.0.1:1");
+        let none: [&str; 0] = [];
+        let second = Duration::from_secs(1);
+        for (builder, said) in [
+            (RedisBackend::builder(), "call `server`, `sentinels` or `cluster`"),
+            (server().command_timeout(Duration::ZERO), "`command_timeout` is 0"),
+            (server().connect_timeout(Duration::ZERO), "`connect_timeout` is 0"),
+            (server().replicas(Replicas::confirming(0)), "give 1 or more"),
+            (server().replicas(Replicas::confirming(1).within(second)), "1s to confirm"),
+            (RedisBackend::builder().sentinels(none, "m"), "no sentinel was given"),
+            (RedisBackend::builder().cluster(none), "no node of the cluster was given"),
+            (RedisBackend::builder().cluster(["redis://127.0.0.1:1/3"]), "database 3"),
+            (RedisBackend::builder().cluster(["redis+unix:///tmp/s"]), "socket file /tmp/s"),
+        ] {
+            let text = builder.build().err().map(|error| error.to_string()).unwrap_or_default();
+            assert!(text.contains(said), "{text}");
+        }
+    }
+
+    #[test]
+    fn neither_builder_nor_backend_shows_a_password() {
+        let builder = RedisBackend::builder().server("redis://:secret@127.0.0.1:1");
+        let text = format!("{builder:?} {:?}", builder.clone().build().ok());
+        assert!(text.contains("command_timeout") && !text.contains("secret"), "{text}");
+    }
+}

@@ -12,14 +12,20 @@ use crate::error::{Error, ErrorKind};
 
 /// Reads a URL, and adds the protocol version and the settings of the socket.
 pub(super) fn parse(url: &str) -> Result<ConnectionInfo, Error> {
-    let refused = |why| Err(Error::new(ErrorKind::InvalidConfig, why));
-    if !cfg!(feature = "tls") && ["rediss:", "valkeys:"].iter().any(|tls| url.starts_with(tls)) {
-        return refused("for a URL with TLS, enable the feature `tls` of bellwether");
+    let invalid = |why: String| Error::new(ErrorKind::InvalidConfig, why);
+    let scheme = scheme(url);
+    if !cfg!(feature = "tls") && ["rediss", "valkeys"].contains(&scheme) {
+        return Err(invalid(format!(
+            "the URL begins with `{scheme}:`, but TLS is not compiled in; enable the feature `tls` \
+             of bellwether"
+        )));
     }
-    let info = url.into_connection_info().map_err(invalid)?;
+    let info = url.into_connection_info().map_err(|error| unreadable(scheme, error))?;
     match info.addr() {
         ConnectionAddr::TcpTls { insecure: true, .. } => {
-            return refused("TLS that trusts any certificate is not offered");
+            let why = "the URL ends with `#insecure`, which would trust any certificate; remove \
+                       it, and name the file of your CA in the variable `SSL_CERT_FILE`";
+            return Err(invalid(why.to_owned()));
         }
         #[cfg(feature = "tls")]
         ConnectionAddr::TcpTls { .. } => install_crypto_provider(),
@@ -27,6 +33,11 @@ pub(super) fn parse(url: &str) -> Result<ConnectionInfo, Error> {
     }
     let settings = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP3);
     Ok(info.set_redis_settings(settings).set_tcp_settings(tcp_settings()))
+}
+
+/// Returns the part of a URL that is safe to log: what follows it may be a password.
+fn scheme(url: &str) -> &str {
+    url.split_once("://").map_or("", |(scheme, _)| scheme)
 }
 
 /// Installs *ring* as the crypto provider of rustls, unless the process has installed one.
@@ -42,12 +53,18 @@ pub(super) fn install_crypto_provider() {
 }
 
 pub(super) fn client(info: ConnectionInfo) -> Result<Client, Error> {
-    Client::open(info).map_err(invalid)
+    Client::open(info).map_err(|error| unreadable("redis", error))
 }
 
-fn invalid(error: RedisError) -> Error {
-    let why = "the Redis URL cannot be read; \
-               give `redis://[user[:password]@]host[:port][/database]`";
+fn unreadable(scheme: &str, error: RedisError) -> Error {
+    let given = match scheme {
+        "" => "without a scheme".to_owned(),
+        scheme => format!("with the scheme `{scheme}`"),
+    };
+    let why = format!(
+        "the Redis URL {given} cannot be read; \
+         give `redis://[user[:password]@]host[:port][/database]`"
+    );
     Error::with_source(ErrorKind::InvalidConfig, why, error)
 }
 
@@ -62,4 +79,27 @@ pub(super) fn keepalive() -> TcpKeepalive {
     #[cfg(not(any(target_os = "openbsd", target_os = "windows")))]
     let keepalive = keepalive.with_retries(3);
     keepalive
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_names_the_scheme_and_never_the_password() {
+        for (url, said) in [
+            ("http://user:secret@host", "`http`"),
+            ("redis://user:secret@host:port", "`redis`"),
+            ("user:secret@host", "without a scheme"),
+            (
+                "rediss://user:secret@host#insecure",
+                if cfg!(feature = "tls") { "CA" } else { "tls" },
+            ),
+        ] {
+            let error = parse(url).err();
+            let text = error.as_ref().map(|error| format!("{error:#} {error:?}"));
+            let text = text.unwrap_or_default();
+            assert!(text.contains(said) && !text.contains("secret"), "{url}: {text}");
+        }
+    }
 }

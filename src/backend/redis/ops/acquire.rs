@@ -12,7 +12,7 @@ use crate::{
     error::{BackendError, BackendErrorKind},
 };
 
-/// How a claim waits, as bits of its ticket: see `scripts/lib/queue.lua`.
+/// How a claim waits, as bits of its ticket: see `scripts/lib/ticket.lua`.
 const TURN_ONLY: u8 = 1;
 const UNORDERED: u8 = 2;
 
