@@ -1,4 +1,5 @@
 -- Grants the lease of an entry: with a new fence if it is free, or again to the owner that has it.
+--
 -- Returns the fence if granted; {'newer', entry} if an entry stands whose fence is greater than
 -- `seen`; {'held', fence, ms left, 1} if another owner has the lease.
 local lease, fence, entry = unpack(KEYS)

@@ -1,8 +1,11 @@
 -- Grants the leases of several names, all or none: with new fences where they are free, and again
--- to the owners that have them. If one is held, takes an entry in its queue. KEYS of each: lease,
--- fence, queue, deadlines of the queue entries. ARGV of each: owner, lease ms, fence ms, ms for
--- which its queue entry is kept (0: it takes none). Returns {'granted', fence of each ...}, or
--- {'held', index from 0, fence, ms left, 1} for the first lease that another owner has.
+-- to the owners that have them. If one is held, takes an entry in its queue.
+--
+-- KEYS of each: lease, fence, queue, deadlines of the queue entries
+-- ARGV of each: owner, lease ms, fence ms, ms for which its queue entry is kept (0: it takes none)
+--
+-- Returns {'granted', fence of each ...}, or {'held', index from 0, fence, ms left, 1} for the
+-- first lease that another owner has.
 
 -- include: lease_at, clock_ms, ticket, take_entry, leave, grant, renew_lease
 local count = #KEYS / 4

@@ -1,4 +1,5 @@
 -- Grants `count` permits, while at most `limit` are out; or again to the owner that has them.
+--
 -- Returns 0 if granted; {'held', 0, ms until enough permits may be back, permits out} if not.
 local permits = KEYS[1]
 local owner, lease_ms = ARGV[1], ARGV[2]

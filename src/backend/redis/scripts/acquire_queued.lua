@@ -1,12 +1,15 @@
 -- Grants a lease to one holder: of a mutex, of a fair mutex, or the writer of a read-write lock. A
--- claim that is not granted takes an entry in the queue. Fair claims and writers are granted in its
--- order. An unfair claim is granted when it asks and the lease is free; the order is that of
--- handovers and turns. A lease whose turn was notified is kept for its waiter for a moment, with
--- the fence 0. Returns the fence if granted; {'held', fence or 0, ms left, holders} if not. The
--- readers and the queued writers are those of a read-write lock, and nil for any other lock.
+-- claim that is not granted takes an entry in the queue. Fair claims and writers are granted in the
+-- order of the queue. An unfair claim is granted when it asks and the lease is free; its entry only
+-- orders handovers and turns. A lease whose turn was notified is kept for its waiter for a moment,
+-- with the fence 0.
+--
+-- Returns the fence if granted; {'held', fence or 0, ms left, holders} if not.
+--
+-- readers, writers: of a read-write lock, nil for any other lock; the writers are in its queue
+-- entry_ms: how long the queue entry is kept; '0' if the claim takes none
+-- bits: of the ticket
 local lease, fence, queue, deadlines, readers, writers = unpack(KEYS)
--- The queue entry is kept for `entry_ms`, or not taken if that is '0'. `bits` are those of its
--- ticket.
 local owner, lease_ms, fence_ms, entry_ms, bits = unpack(ARGV)
 
 -- The usual cases: there is no lease and no queue, or the lease is kept for this claim.

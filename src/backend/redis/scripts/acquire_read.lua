@@ -1,8 +1,11 @@
 -- Grants a reader its hold beside other readers, unless a writer holds the lock or is before the
--- reader in the queue. A reader that is not granted takes an entry in the queue. Returns 0 if
--- granted; {'held', fence or 0, ms left, holders} if not.
+-- reader in the queue. A reader that is not granted takes an entry in the queue.
+--
+-- Returns 0 if granted; {'held', fence or 0, ms left, holders} if not.
+--
+-- writers: those in the queue
+-- entry_ms: how long the queue entry is kept; '0' if the claim takes none
 local lease, queue, deadlines, readers, writers = unpack(KEYS)
--- The queue entry is kept for `entry_ms`, or not taken if that is '0'.
 local owner, lease_ms, entry_ms = unpack(ARGV)
 
 -- include: clock_ms, lease_at, holds_at, is_held, hold, take_entry, leave, first_in

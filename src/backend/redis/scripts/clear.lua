@@ -1,5 +1,7 @@
 -- Ends what is held, with its queue, whatever the keys hold, and wakes the waiters.
--- KEYS: the channel, then the keys to remove.
+--
+-- KEYS: the channel, then the keys to remove
+--
 -- Returns 1 if there was something to remove, or 0.
 local channel = KEYS[1]
 

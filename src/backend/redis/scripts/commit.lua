@@ -1,5 +1,6 @@
 -- Writes an entry, ends its lease and publishes the entry, if its fence is the last one of the
 -- name. With a `ttl_ms` of '0', or on a full server, publishes the entry and does not write it.
+--
 -- Returns 16 if stored or 8 if only handed over, plus the bit of `publish` if it published; 0 if
 -- the fence is not the last one; {'newer', entry} if an entry with a greater fence stands.
 local lease, fence, entry, channel = unpack(KEYS)

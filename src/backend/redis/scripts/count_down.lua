@@ -1,5 +1,6 @@
--- Counts a latch down, once for each id, and wakes the waiters when nothing is left. Returns
--- {'left', count, ms until it ends} and, if it published, 1 if the server refused that or 0;
+-- Counts a latch down, once for each id, and wakes the waiters when nothing is left.
+--
+-- Returns {'left', count, ms until it ends} and, if it published, 1 if that was refused or 0;
 -- {'unset'} if there is no latch.
 local latch, channel = KEYS[1], KEYS[2]
 local id, by = ARGV[1], tonumber(ARGV[2])

@@ -1,4 +1,5 @@
 -- Reads what is left of a latch.
+--
 -- Returns {'left', count, ms until it ends}, or {'unset'} if there is no latch.
 local latch = KEYS[1]
 

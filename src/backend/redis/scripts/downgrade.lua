@@ -1,4 +1,5 @@
 -- Makes the writer a reader in one step, and wakes the readers that wait.
+--
 -- Returns 0 if granted, or nil if the writer does not have the lock any more.
 local lease, channel, queue, deadlines, readers, writers = unpack(KEYS)
 local writer, reader, lease_ms = unpack(ARGV)

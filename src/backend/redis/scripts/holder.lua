@@ -1,4 +1,5 @@
 -- Reads which lease is held, or how many holds a set has.
+--
 -- Returns {'held', fence or 0, ms left, holders}, or {'free'}.
 local key = KEYS[1]
 local is_set = ARGV[1] == '1'

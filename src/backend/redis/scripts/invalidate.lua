@@ -1,6 +1,8 @@
 -- Removes an entry, burns a fence and ends the lease, so that no load under way is stored.
+--
 -- Returns the fence.
--- `entry_before` and `entry_after` are the entries of the neighbouring schemas.
+--
+-- entry_before, entry_after: the entries of the neighbouring schemas
 local lease, fence, entry, channel, entry_before, entry_after = unpack(KEYS)
 local fence_ms = ARGV[1]
 

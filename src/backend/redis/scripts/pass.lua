@@ -1,4 +1,5 @@
 -- Passes a lease on from its holder to another owner, with a new fence.
+--
 -- Returns the fence if granted, or nil if the holder does not have the lease any more.
 local lease, fence = unpack(KEYS)
 local from, to, lease_ms, fence_ms = unpack(ARGV)

@@ -1,6 +1,9 @@
 -- Writes an entry without a load, burns a fence and ends the lease, so that no load under way is
--- stored. Returns the fence, which is written into the entry. `entry_before` and `entry_after` are
--- the entries of the neighbouring schemas.
+-- stored.
+--
+-- Returns the fence, which is written into the entry.
+--
+-- entry_before, entry_after: the entries of the neighbouring schemas
 local lease, fence, entry, channel, entry_before, entry_after = unpack(KEYS)
 local bytes, ttl_ms, fence_ms, push_limit = unpack(ARGV)
 

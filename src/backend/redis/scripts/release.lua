@@ -1,4 +1,5 @@
 -- Ends a lease if its owner has it, and publishes that it is free, or why its load failed.
+--
 -- Returns 1 plus the bit of `publish` if it ended, or 0 if the owner does not have it.
 local lease, channel = unpack(KEYS)
 local owner, message = unpack(ARGV)

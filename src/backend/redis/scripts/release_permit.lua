@@ -1,4 +1,5 @@
 -- Ends a hold of permits if its owner has it, and wakes the waiters.
+--
 -- Returns 1 if it was held or 0 if not, plus the bit of `publish` if it published.
 local permits, channel = KEYS[1], KEYS[2]
 local owner, count = ARGV[1], tonumber(ARGV[2])

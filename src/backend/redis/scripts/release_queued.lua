@@ -1,13 +1,15 @@
 -- Ends a lease or a reader's hold if its owner has it, and the owner's queue entry. Hands the lease
--- over to the first claim in the queue, or notifies it of its turn. Returns 1 if it was held or 0
--- if not, plus the bit of `publish` if it published. The readers and the queued writers are those
--- of a read-write lock, and nil for any other lock.
+-- over to the first claim in the queue, or notifies it of its turn.
+--
+-- Returns 1 if it was held or 0 if not, plus the bit of `publish` if it published.
+--
+-- readers, writers: of a read-write lock, nil for any other lock; the writers are in its queue
+-- own: '1' if each process has a channel of its own
+-- turn_ms: how long the lease is kept for an unordered claim whose turn was notified; the claim
+--   loses its queue entry, so that the claim of a dead process is notified once
+-- handover_ms: how long a lease that is handed over lasts; '0' if none is handed over
+-- fresh_ms: an unordered claim that waited longer may reach its deadline before a handover ends
 local lease, channel, queue, deadlines, fence, readers, writers = unpack(KEYS)
--- own: '1' if each process has a channel of its own. turn_ms: how long the lease is kept for an
--- unordered claim whose turn was notified. The claim loses its queue entry, so that the claim of a
--- dead process is notified once. handover_ms: how long a lease that is handed over lasts; '0' if
--- none is handed over. fresh_ms: an unordered claim that waited longer may reach its deadline
--- before the handover ends.
 local owner, own, turn_ms, handover_ms, fence_ms, fresh_ms = unpack(ARGV)
 
 -- The usual cases: the owner has the lease, and no claim waits, or the first one is handed the

@@ -1,6 +1,8 @@
 -- Makes leases and holds last their full times from now.
--- KEYS of each: lease or set of holds, fence (of a set, the set itself).
--- ARGV of each: owner, lease ms, fence ms, 0 for a lease or the number of members of a hold.
+--
+-- KEYS of each: lease or set of holds, fence (of a set, the set itself)
+-- ARGV of each: owner, lease ms, fence ms, 0 for a lease or the number of members of a hold
+--
 -- Returns for each 1 if renewed, or 0 if the owner does not have it.
 
 -- include: clock_ms, lease_at, renew_lease, is_held, hold

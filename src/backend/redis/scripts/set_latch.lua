@@ -1,4 +1,5 @@
 -- Sets a latch, unless there is one.
+--
 -- Returns 1 if the latch was set under this id, now or before, or 0 if it was set under another id.
 local latch = KEYS[1]
 local id, count, ttl_ms = unpack(ARGV)

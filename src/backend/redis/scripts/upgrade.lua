@@ -1,4 +1,5 @@
 -- Makes a reader the writer, if there is no other reader.
+--
 -- Returns the fence if granted, or nil if not.
 local lease, fence, readers = unpack(KEYS)
 local reader, writer, lease_ms, fence_ms = unpack(ARGV)

@@ -1,7 +1,7 @@
 -- Reads the lease `owner:fence` under a key. Returns the owner, the fence and the milliseconds
--- left; or nil if it is free. Any other value is an error, the fourth result: a script neither
--- waits for it nor overwrites it. A lease that is kept for a waiter whose turn it is has the fence
--- 0.
+-- left; or nil if it is free. The fence is 0 if the lease is kept for a waiter that was notified of
+-- its turn. Any other value is an error, the fourth result: a script neither waits for it nor
+-- overwrites it.
 local function lease_at(key)
   local value = redis.pcall('GET', key)
   if not value then return nil end
