@@ -197,7 +197,7 @@ impl Name {
 
     /// Checks that a key is not empty and has at most `limit` bytes.
     pub(crate) fn check(key: &Key, limit: usize) -> Result<(), Error> {
-        match key.as_str().len() {
+        match key.0.len() {
             0 => Err(Error::new(ErrorKind::InvalidKey, "empty key: give it at least one byte")),
             length if length > limit => Err(Error::new(
                 ErrorKind::InvalidKey,

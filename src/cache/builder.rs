@@ -72,7 +72,7 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
 
     /// Sets how long a value is kept. Defaults to 60 s; at least 1 ms.
     pub fn ttl(mut self, ttl: Duration) -> Self {
-        self.settings.ttl = ttl;
+        self.settings.options.ttl = ttl;
         self
     }
 
@@ -115,7 +115,7 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
     /// A load that takes longer is cancelled and fails. Otherwise a loader that hangs would block its
     /// key in the whole fleet.
     pub fn load_limit(mut self, limit: Duration) -> Self {
-        self.settings.load_limit = limit;
+        self.settings.options.load_limit = limit;
         self
     }
 
@@ -123,7 +123,7 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
     ///
     /// After it the caller claims the lease once more, and then loads without one.
     pub fn wait_limit(mut self, limit: Duration) -> Self {
-        self.settings.wait_limit = limit;
+        self.settings.options.wait_limit = limit;
         self
     }
 
@@ -216,10 +216,12 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
         settings.check()?;
         let limits =
             Limits { per_flight: settings.max_waiters_per_key, in_all: settings.max_waiters };
+        let tag = u32::from(settings.schema) << 16 | u32::from(self.codec.tag());
         let core = Core {
             engine: Engine::new(self.store.clone()),
             store: self.store,
             codec: Arc::new(self.codec),
+            tag,
             flights: Group::new(settings.abandoned, limits),
             abort: CancellationToken::new(),
             loads: Semaphore::new(settings.max_loads),

@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 use super::{Codec, outcome::Outcome, settings::Settings, shard::Shards};
 use crate::{
     backend::{DynStore, Entry, EntryKind},
-    error::{BackendError, BackendErrorKind, Error, ErrorKind},
+    error::{BackendError, BackendErrorKind, Chain, Error, ErrorKind},
     flight::Group,
     key::{Family, Key, Name},
     lease::Engine,
@@ -19,6 +19,8 @@ pub(super) struct Core<V> {
     pub(super) store: Arc<dyn DynStore>,
     pub(super) engine: Arc<Engine>,
     pub(super) codec: Arc<dyn Codec<V>>,
+    /// The tag of the entries of this schema and codec.
+    pub(super) tag: u32,
     pub(super) settings: Settings,
     pub(super) flights: Group<Outcome<V>>,
     /// Cancelled when the loads under way are to end.
@@ -32,15 +34,17 @@ pub(super) struct Core<V> {
     pub(super) unstorable: Once,
 }
 
-/// What an entry is good for.
+/// What an answer of the backend is good for.
 pub(super) enum Decision<V> {
-    /// It is served.
+    /// The value is served.
     Fresh(V),
     /// There is no entry that can be read, so the value is loaded under the lease. `seen` is the fence
     /// of the entry, or 0 if there is none.
     Miss { seen: u64 },
     /// The load cannot be shared, so no caller waits for another.
     Uncacheable,
+    /// There is no answer.
+    Unanswered(BackendError),
 }
 
 impl<V: Clone + Send + Sync + 'static> Core<V> {
@@ -51,40 +55,22 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         Ok(name.with_schema(settings.schema))
     }
 
-    /// Asks the backend for the entry of a name, and decides on it.
-    pub(super) async fn look(&self, name: &Name) -> Result<Decision<V>, BackendError> {
-        match self.store.get(name).await {
-            Ok(Some(entry)) => Ok(self.decide(entry)),
-            Ok(None) => Ok(Decision::Miss { seen: 0 }),
-            Err(error) => {
-                self.counters.backend_errors.add();
-                if error.kind() != BackendErrorKind::Foreign {
-                    return Err(error);
-                }
-                self.foreign(name, &error);
-                Ok(Decision::Miss { seen: 0 })
-            }
-        }
-    }
-
-    /// Counts what is stored under a name and is no entry.
-    fn foreign(&self, name: &Name, error: &BackendError) {
-        let words = "the stored bytes are no entry and count as missing";
-        let error = crate::error::Chain(error);
-        match self.undecodable.first() {
-            true => tracing::warn!(?name, %error, "{words}"),
-            false => tracing::debug!(?name, %error, "{words}"),
-        }
-        self.counters.undecodable.add();
-    }
-
-    /// Decides what an entry is good for, with the schema and the codec of this process. An entry that
-    /// exists is fresh, because the backend drops it when its time is over.
-    pub(super) fn decide(&self, entry: Entry) -> Decision<V> {
+    /// Decides what an answer about a name is good for, with the schema and the codec of this process. An
+    /// entry that exists is fresh, because the backend drops it when its time is over.
+    pub(super) fn decide(
+        &self,
+        name: &Name,
+        answer: Result<Option<Entry>, BackendError>,
+    ) -> Decision<V> {
+        let entry = match answer {
+            Ok(Some(entry)) => entry,
+            Ok(None) => return Decision::Miss { seen: 0 },
+            Err(error) => return self.no_entry(name, error),
+        };
         if entry.kind == EntryKind::Uncacheable {
             return Decision::Uncacheable;
         }
-        if entry.tag == self.tag()
+        if entry.tag == self.tag
             && let Ok(value) = self.codec.decode(entry.payload)
         {
             return Decision::Fresh(value);
@@ -92,6 +78,21 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         tracing::debug!(fence = entry.fence, "an entry that cannot be decoded counts as missing");
         self.counters.undecodable.add();
         Decision::Miss { seen: entry.fence }
+    }
+
+    /// Decides about an error. Stored bytes that are no entry count as missing.
+    fn no_entry(&self, name: &Name, error: BackendError) -> Decision<V> {
+        self.counters.backend_errors.add();
+        if error.kind() != BackendErrorKind::Foreign {
+            return Decision::Unanswered(error);
+        }
+        let (error, words) = (Chain(&error), "the stored bytes are no entry and count as missing");
+        match self.undecodable.first() {
+            true => tracing::warn!(?name, %error, "{words}"),
+            false => tracing::debug!(?name, %error, "{words}"),
+        }
+        self.counters.undecodable.add();
+        Decision::Miss { seen: 0 }
     }
 
     pub(super) fn encode(&self, value: &V, cost: Duration) -> Result<Entry, Error> {
@@ -104,11 +105,7 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
                 format!("value of {size} bytes: shorten it, or raise the limit of {limit} bytes");
             return Err(Error::new(ErrorKind::Codec, words));
         }
-        Ok(Entry::value(self.tag(), cost, payload))
-    }
-
-    fn tag(&self) -> u32 {
-        u32::from(self.settings.schema) << 16 | u32::from(self.codec.tag())
+        Ok(Entry::value(self.tag, cost, payload))
     }
 
     /// Counts an answer of the backend that is an error.

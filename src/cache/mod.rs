@@ -33,7 +33,7 @@ pub use self::{
 pub use crate::{flight::Abandoned, observe::Stats};
 
 #[cfg(feature = "http")]
-pub(crate) use self::{loader::Produced, outcome::Flown, run::OnUncacheable};
+pub(crate) use self::{loader::Produced, outcome::Flown, settings::OnUncacheable};
 
 use self::core::{Core, Decision};
 use crate::{
@@ -124,7 +124,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
 
     /// Returns a request for a key, with options of its own. It also says where its value came from.
     pub fn request(&self, key: impl Into<Key>) -> Request<V> {
-        Request::new(self.core.clone(), key.into())
+        Request { core: self.core.clone(), key: key.into(), options: self.core.settings.options }
     }
 
     /// Returns the stored value, if there is one.
@@ -139,9 +139,10 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// Dropping the future changes nothing.
     pub async fn get(&self, key: impl Into<Key>) -> Result<Option<V>, Error> {
         let name = self.core.name(&key.into())?;
-        match self.core.look(&name).await? {
+        match self.core.decide(&name, self.core.store.get(&name).await) {
             Decision::Fresh(value) => Ok(Some(value)),
             Decision::Miss { .. } | Decision::Uncacheable => Ok(None),
+            Decision::Unanswered(error) => Err(error.into()),
         }
     }
 
@@ -163,7 +164,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
         let name = core.name(&key)?;
         let entry = core.encode(value, Duration::ZERO)?;
         let life = core.settings.fence_life();
-        self.change(&key, core.store.put(&name, &entry, core.settings.ttl, life)).await
+        self.change(&key, core.store.put(&name, &entry, core.settings.options.ttl, life)).await
     }
 
     /// Removes a value. The value of a load that is under way is not stored. A caller that asks after this
@@ -234,12 +235,12 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
 
     #[cfg(feature = "http")]
     pub(crate) fn load_limit(&self) -> Duration {
-        self.core.settings.load_limit
+        self.core.settings.options.load_limit
     }
 
     #[cfg(feature = "http")]
     pub(crate) fn ttl(&self) -> Duration {
-        self.core.settings.ttl
+        self.core.settings.options.ttl
     }
 }
 

@@ -8,7 +8,8 @@ use super::{
     core::Core,
     loader::{self, Produced},
     outcome::{Flown, Outcome},
-    run::{OnUncacheable, Options, Run},
+    run::Run,
+    settings::Options,
 };
 use crate::{
     error::{BoxError, Error, ErrorKind},
@@ -37,23 +38,12 @@ use crate::{
 /// ```
 #[must_use = "a request does nothing until it is loaded"]
 pub struct Request<V> {
-    core: Arc<Core<V>>,
-    key: Key,
-    options: Options,
+    pub(super) core: Arc<Core<V>>,
+    pub(super) key: Key,
+    pub(super) options: Options,
 }
 
 impl<V: Clone + Send + Sync + 'static> Request<V> {
-    pub(super) fn new(core: Arc<Core<V>>, key: Key) -> Self {
-        let settings = &core.settings;
-        let options = Options {
-            ttl: settings.ttl,
-            load_limit: settings.load_limit,
-            wait_limit: settings.wait_limit,
-            on_uncacheable: OnUncacheable::Coalesce,
-        };
-        Self { core, key, options }
-    }
-
     /// Sets how long the value is kept, if this caller is the one that loads it. Zero keeps it for 1 ms
     /// at most, and [`Lead::do_not_store`] stores nothing.
     pub fn ttl(mut self, ttl: Duration) -> Self {
@@ -74,7 +64,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     }
 
     #[cfg(feature = "http")]
-    pub(crate) fn on_uncacheable(mut self, on_uncacheable: OnUncacheable) -> Self {
+    pub(crate) fn on_uncacheable(mut self, on_uncacheable: super::OnUncacheable) -> Self {
         self.options.on_uncacheable = on_uncacheable;
         self
     }
@@ -131,23 +121,24 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
                     }
                     Err(full) => return Err(overloaded(full)),
                 };
-                let Some(_edge) = nest(within, &follower) else {
+                let edge = within.map(|from| nest(from, &follower));
+                if let Some(None) = edge {
                     tracing::debug!(%key, "a loader asked for a key that waits for it");
                     drop((follower, leader));
                     return Box::pin(load_alone(core, work, options, within)).await;
-                };
-                let leads = leader.is_some();
-                let waited = match leader {
-                    Some(leader) => {
-                        let work = work.take().ok_or_else(cut_off)?;
-                        let run = Run::new(&core, &key, options, leader, unanswered.is_some())?;
-                        let span = tracing::debug_span!("flight", %key);
-                        follower.lead(Box::pin(run.run(work).instrument(span))).await
-                    }
-                    None => {
-                        hurry(&core, &follower, unanswered);
-                        follower.wait().await
-                    }
+                }
+                let (leads, mut waited) = (leader.is_some(), None);
+                if let Some(leader) = leader {
+                    let work = work.take().ok_or_else(cut_off)?;
+                    let run = Run::new(&core, &key, options, leader, unanswered.is_some())?;
+                    let span = tracing::debug_span!("flight", %key);
+                    waited = follower.lead(Box::pin(run.run(work).instrument(span))).await;
+                } else {
+                    hurry(&core, &follower, unanswered);
+                }
+                let waited = match waited {
+                    Some(waited) => waited,
+                    None => follower.wait().await,
                 };
                 match waited {
                     Waited::JoinAgain => unanswered = None,
@@ -161,11 +152,10 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
 
 /// Enters the wait of a loader for a flight into the graph of waits, and gives its flight notice. `None` if
 /// the two would wait for each other.
-fn nest<T>(within: Option<u64>, follower: &Follower<T>) -> Option<Option<Edge>> {
-    let Some(from) = within else { return Some(None) };
+fn nest<T>(from: u64, follower: &Follower<T>) -> Option<Edge> {
     let edge = flight::nested(from, follower.flight_id())?;
     follower.tell(Notice::NeededByLoader);
-    Some(Some(edge))
+    Some(edge)
 }
 
 /// Tells a flight not to wait for an answer, if the caller has waited for one in vain for long already.

@@ -14,17 +14,34 @@ use crate::{
 const MILLISECOND: Duration = Duration::from_millis(1);
 const DAY: Duration = Duration::from_secs(86_400);
 
+/// The settings that a request may change.
+#[derive(Clone, Copy)]
+pub(super) struct Options {
+    pub(super) ttl: Duration,
+    pub(super) load_limit: Duration,
+    pub(super) wait_limit: Duration,
+    pub(super) on_uncacheable: OnUncacheable,
+}
+
+/// What to do with a key that is remembered as uncacheable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OnUncacheable {
+    /// The callers of this process share one load.
+    Coalesce,
+    /// Each caller loads for itself.
+    #[cfg_attr(not(feature = "http"), allow(dead_code))]
+    Pass,
+}
+
 /// Each field is a setting of [`Builder`](super::Builder).
 #[derive(Clone)]
 pub(super) struct Settings {
     pub(super) namespace: Namespace,
     pub(super) schema: u16,
-    pub(super) ttl: Duration,
+    pub(super) options: Options,
     pub(super) uncacheable_ttl: Duration,
     pub(super) lease: Duration,
     pub(super) renew_every: Option<Duration>,
-    pub(super) load_limit: Duration,
-    pub(super) wait_limit: Duration,
     pub(super) retry: Arc<dyn RetryStrategy>,
     pub(super) max_loads: usize,
     pub(super) max_waiters: usize,
@@ -39,12 +56,15 @@ impl Default for Settings {
         Self {
             namespace: Namespace::standard(),
             schema: 0,
-            ttl: Duration::from_secs(60),
+            options: Options {
+                ttl: Duration::from_secs(60),
+                load_limit: Duration::from_secs(30),
+                wait_limit: Duration::from_secs(30),
+                on_uncacheable: OnUncacheable::Coalesce,
+            },
             uncacheable_ttl: Duration::from_secs(10),
             lease: Duration::from_secs(5),
             renew_every: None,
-            load_limit: Duration::from_secs(30),
-            wait_limit: Duration::from_secs(30),
             retry: Arc::new(Retry::on_demand()),
             max_loads: 1024,
             max_waiters: 100_000,
@@ -73,7 +93,7 @@ impl Settings {
     /// Checks that each setting is in its range.
     pub(super) fn check(&self) -> Result<(), Error> {
         let renew_every = self.renew_every.unwrap_or(self.lease / 3);
-        at_least("ttl", self.ttl, MILLISECOND)?;
+        at_least("ttl", self.options.ttl, MILLISECOND)?;
         at_least("uncacheable_ttl", self.uncacheable_ttl, MILLISECOND)?;
         at_least("lease", self.lease, 20 * MILLISECOND)?;
         if self.lease > DAY {
@@ -84,7 +104,7 @@ impl Settings {
             let expected = format_args!("less than the lease of {:?}", self.lease);
             return Err(outside("renew_every", renew_every, expected));
         }
-        at_least("load_limit", self.load_limit, MILLISECOND)?;
+        at_least("load_limit", self.options.load_limit, MILLISECOND)?;
         at_least("max_loads", self.max_loads, 1)?;
         if self.max_loads > Semaphore::MAX_PERMITS {
             let expected = format_args!("at most {}", Semaphore::MAX_PERMITS);
@@ -114,11 +134,11 @@ impl fmt::Debug for Settings {
         f.debug_struct("Settings")
             .field("namespace", &self.namespace)
             .field("schema", &self.schema)
-            .field("ttl", &self.ttl)
+            .field("ttl", &self.options.ttl)
             .field("lease", &self.lease)
             .field("renew_every", &self.renew_every)
-            .field("load_limit", &self.load_limit)
-            .field("wait_limit", &self.wait_limit)
+            .field("load_limit", &self.options.load_limit)
+            .field("wait_limit", &self.options.wait_limit)
             .field("max_loads", &self.max_loads)
             .field("max_waiters", &self.max_waiters)
             .finish_non_exhaustive()

@@ -43,19 +43,6 @@ struct Parked {
 }
 
 impl Driver {
-    /// Gives the work to the leader's caller, which must be in a runtime.
-    pub(super) fn carry(&self, task: Task) {
-        let parked = Parked { task, runtime: Runtime::current(), caller: None };
-        let mut state = lock(&self.0);
-        if let State::Expected = *state {
-            *state = State::Parked(parked);
-        } else {
-            *state = State::Away;
-            drop(state);
-            parked.spawn();
-        }
-    }
-
     /// Moves the work to a task of its own, unless it is there already. To be called without a lock of
     /// the map: a runtime that is gone drops the work at once, and so lands the flight.
     pub(super) fn detach(&self) {
@@ -73,17 +60,25 @@ impl Driver {
         }
     }
 
-    /// Polls the work for the leader's caller. Ready when there is nothing more for it to poll.
-    pub(super) fn poll(&self, cx: &mut Context<'_>) -> Poll<()> {
+    /// Polls the work for the leader's caller, which brings it with the first poll and must be in a
+    /// runtime. Ready when there is nothing more for it to poll.
+    pub(super) fn poll(&self, brought: &mut Option<Task>, cx: &mut Context<'_>) -> Poll<()> {
+        let park = |task| Parked { task, runtime: Runtime::current(), caller: None };
+        let brought = brought.take().map(park);
         let mut state = lock(&self.0);
-        let mut parked = match mem::replace(&mut *state, State::Polled) {
-            State::Parked(parked) => parked,
-            other => {
-                *state = other;
+        let (next, parked) = match (mem::replace(&mut *state, State::Away), brought) {
+            (State::Expected, Some(brought)) => (State::Polled, Some(brought)),
+            (State::Parked(parked), None) => (State::Polled, Some(parked)),
+            (_, Some(claimed)) => {
+                drop(state);
+                claimed.spawn();
                 return Poll::Ready(());
             }
+            (other, None) => (other, None),
         };
+        *state = next;
         drop(state);
+        let Some(mut parked) = parked else { return Poll::Ready(()) };
         let polled = parked.task.as_mut().poll(cx);
         let mut state = lock(&self.0);
         if polled.is_ready() {

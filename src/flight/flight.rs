@@ -9,7 +9,7 @@ use super::{
     driver::Driver,
     landing::Landing,
     leaders::Leaders,
-    map::{self, Map},
+    map::Map,
     notices::{Notice, Notices},
     waiters::Waiters,
 };
@@ -69,7 +69,7 @@ pub(super) struct Flight<T> {
 /// Flights are numbered through the process, so that one can wait for one of another cache.
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
-/// Returns the number of a flight, or of a load that is none.
+/// Returns the number of a load without a flight.
 pub(crate) fn next_id() -> u64 {
     NEXT_ID.fetch_add(1, Ordering::Relaxed)
 }
@@ -77,7 +77,7 @@ pub(crate) fn next_id() -> u64 {
 impl<T> Flight<T> {
     pub(super) fn new(flights: Arc<Flights<T>>, key: Key, hash: u64) -> Arc<Self> {
         Arc::new(Self {
-            id: next_id(),
+            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             key,
             hash,
             flights,
@@ -88,12 +88,6 @@ impl<T> Flight<T> {
             landing: OnceLock::default(),
             waiters: Waiters::default(),
         })
-    }
-
-    /// Takes the flight out of the map, so that no caller can join it any more.
-    pub(super) fn leave_map(&self) {
-        let mut table = write(self.flights.map.stripe(self.hash));
-        map::remove(&mut table, self.hash, |other| other.id == self.id);
     }
 
     /// Returns how many callers are present. Exact while none joins or leaves.
@@ -110,8 +104,8 @@ impl<T> Flight<T> {
         let mut table = write(self.flights.map.stripe(self.hash));
         // Callers join under this lock, so an empty flight that is not in the map stays empty.
         let empty = self.present() == 0;
-        if empty {
-            map::remove(&mut table, self.hash, |other| other.id == self.id);
+        if empty && let Ok(entry) = table.find_entry(self.hash, |other| other.id == self.id) {
+            entry.remove();
         }
         drop(table);
         if empty {

@@ -1,9 +1,15 @@
 use std::{
     future::poll_fn,
     sync::{Arc, atomic::Ordering},
+    task::{Poll, ready},
 };
 
-use super::{driver::Task, flight::Flight, landing::Waited, notices::Notice};
+use super::{
+    driver::Task,
+    flight::Flight,
+    landing::{Landing, Waited},
+    notices::Notice,
+};
 
 /// One caller in a flight. Dropping it leaves the flight.
 pub(crate) struct Follower<T> {
@@ -49,25 +55,33 @@ impl<T> Follower<T> {
 }
 
 impl<T: Clone> Follower<T> {
-    /// Brings the leader's work, polls it while no other caller depends on it, and waits.
+    /// Brings the leader's work, and polls it while no other caller depends on it. `None` if there is
+    /// still something to [wait](Self::wait) for.
     ///
     /// # Cancel safety
     ///
     /// As [`wait`](Self::wait). The work goes on in a task.
-    pub(crate) async fn lead(&mut self, work: Task) -> Waited<T> {
+    pub(crate) fn lead(&mut self, work: Task) -> impl Future<Output = Option<Waited<T>>> {
         self.stage = Stage::Carrying;
-        self.flight.driver.carry(work);
-        poll_fn(|cx| self.flight.driver.poll(cx)).await;
-        self.stage = Stage::Waiting;
-        // The last caller that has the flight needs no copy of the outcome.
-        let landing = Arc::get_mut(&mut self.flight).and_then(|flight| flight.landing.take());
-        match landing.and_then(|landing| landing.into(self.number)) {
-            Some(waited) => {
+        let mut work = Some(work);
+        // Not an async function, whose future would hold its arguments twice.
+        poll_fn(move |cx| {
+            ready!(self.flight.driver.poll(&mut work, cx));
+            self.stage = Stage::Waiting;
+            // The last caller that has the flight needs no copy of the outcome.
+            let landing = Arc::get_mut(&mut self.flight).and_then(|flight| flight.landing.take());
+            let waited = landing.map(|landing| match landing {
+                // The leader's caller joined before each epoch.
+                Landing::ForAll(Some(outcome)) | Landing::Before { outcome, .. } => {
+                    Waited::Outcome(outcome)
+                }
+                Landing::ForAll(None) => Waited::JoinAgain,
+            });
+            if waited.is_some() {
                 self.stage = Stage::Served;
-                waited
             }
-            None => self.wait().await,
-        }
+            Poll::Ready(waited)
+        })
     }
 
     /// Waits until the flight has landed.
@@ -76,8 +90,7 @@ impl<T: Clone> Follower<T> {
     ///
     /// Dropping the future and the follower leaves the flight, which goes on for the others.
     pub(crate) async fn wait(&mut self) -> Waited<T> {
-        let follower = &*self;
-        let landed = || Some(follower.flight.landing.get()?.of(follower.number)?.cloned());
+        let landed = || Some(self.flight.landing.get()?.of(self.number)?.cloned());
         let waited = self.flight.waiters.until(landed).await;
         self.stage = Stage::Served;
         waited

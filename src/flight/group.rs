@@ -1,11 +1,14 @@
-use std::sync::{Arc, atomic::Ordering};
+use std::{
+    hash::BuildHasher,
+    sync::{Arc, atomic::Ordering},
+};
 
 use super::{
     flight::{Abandoned, Flight, Flights},
     follower::Follower,
     leader::Leader,
     leaders::Leaders,
-    map::{self, Map},
+    map::Map,
 };
 use crate::{
     key::Key,
@@ -62,13 +65,12 @@ impl<T> Group<T> {
     /// together.
     pub(crate) fn join(&self, key: &Key) -> Result<Joined<T>, Refused> {
         let Flights { map, leaders, waiting, .. } = &*self.flights;
-        if leaders.is_closed() {
-            return Err(Refused::Closed);
+        let limit = self.limits.in_all;
+        if waiting.load(Ordering::Relaxed) >= limit && !leaders.is_closed() {
+            return Err(Refused::GroupFull(limit));
         }
-        if waiting.load(Ordering::Relaxed) >= self.limits.in_all {
-            return Err(Refused::GroupFull(self.limits.in_all));
-        }
-        let (hash, stripe) = map.locate(key);
+        let hash = map.hasher.hash_one(key);
+        let stripe = map.stripe(hash);
         let same = |flight: &Arc<Flight<T>>| flight.key == *key;
         // Most callers of a hot key find its flight, and need no more than a look for that.
         let found = read(stripe).find(hash, same).map(|flight| self.follow(flight));
@@ -94,9 +96,8 @@ impl<T> Group<T> {
 
     /// Lets the flight of a key end for the callers that joined it. The next caller begins a new one.
     pub(crate) fn detach(&self, key: &Key) {
-        let (hash, stripe) = self.flights.map.locate(key);
-        let detached = map::remove(&mut write(stripe), hash, |flight| flight.key == *key);
-        if let Some(flight) = detached {
+        let map = &self.flights.map;
+        if let Some(flight) = map.remove(map.hasher.hash_one(key), |flight| flight.key == *key) {
             // `close` does not find it any more.
             flight.driver.detach();
         }
@@ -123,10 +124,13 @@ impl<T> Group<T> {
     /// Joins a flight under the lock of the map.
     fn follow(&self, flight: &Arc<Flight<T>>) -> Result<Follower<T>, Refused> {
         let limit = self.limits.per_flight;
-        match flight.present() >= limit as u64 {
-            true => Err(Refused::FlightFull(limit)),
-            false => Ok(Follower::new(flight.clone())),
+        if self.flights.leaders.is_closed() {
+            return Err(Refused::Closed);
         }
+        if flight.present() >= limit as u64 {
+            return Err(Refused::FlightFull(limit));
+        }
+        Ok(Follower::new(flight.clone()))
     }
 
     /// Completes a join after the lock is released.

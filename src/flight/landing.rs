@@ -41,16 +41,6 @@ impl<T> Landing<T> {
         };
         Some(outcome.map_or(Waited::JoinAgain, Waited::Outcome))
     }
-
-    /// Returns the same as [`of`](Self::of), without a copy.
-    pub(super) fn into(self, number: u64) -> Option<Waited<T>> {
-        let outcome = match self {
-            Self::ForAll(outcome) => outcome,
-            Self::Before { epoch, outcome, .. } if number < epoch.joined => Some(outcome),
-            Self::Before { late, .. } => late.into_inner()?,
-        };
-        Some(outcome.map_or(Waited::JoinAgain, Waited::Outcome))
-    }
 }
 
 impl<T: Clone> Waited<&T> {

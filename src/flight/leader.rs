@@ -46,33 +46,31 @@ impl<T> Leader<T> {
         poll_fn(|cx| self.flight.notices.poll(notice, cx)).await;
     }
 
-    /// Asks a question and awaits the answer. `None` if a follower gives the notice first.
-    pub(crate) async fn unless_told<F: Future>(
-        &self,
-        notice: Notice,
-        question: F,
-    ) -> Option<F::Output> {
+    /// Asks a question in a new epoch, and awaits the answer. `None` if a follower is in a hurry.
+    pub(crate) async fn ask<F: Future>(&self, question: F) -> (Option<F::Output>, Epoch) {
+        let epoch = Epoch { joined: self.flight.joined.load(Ordering::Acquire) };
         let notices = &self.flight.notices;
         let mut question = pin!(question);
         let mut is_asked = false;
-        poll_fn(|cx| {
-            if !is_asked && notices.poll(notice, cx).is_ready() {
+        let answer = poll_fn(|cx| {
+            if !is_asked && notices.poll(Notice::Hurry, cx).is_ready() {
                 return Poll::Ready(None);
             }
             is_asked = true;
             match question.as_mut().poll(cx) {
                 Poll::Ready(answer) => Poll::Ready(Some(answer)),
-                Poll::Pending => notices.poll(notice, cx).map(|()| None),
+                Poll::Pending => notices.poll(Notice::Hurry, cx).map(|()| None),
             }
-        })
-        .await
+        });
+        (answer.await, epoch)
     }
 
     /// Lands the flight for the callers that joined before the epoch. The others are still owed an
     /// outcome.
     pub(crate) fn land(self, outcome: T, epoch: Epoch) -> Option<LateJoiners<T>> {
         let flight = &self.flight;
-        flight.leave_map();
+        // Out of the map first, so that no caller joins a flight that has landed.
+        flight.flights.map.remove(flight.hash, |other| other.id == flight.id);
         let late = flight.joined.load(Ordering::Relaxed) > epoch.joined;
         let _ = flight.landing.set(match late {
             true => Landing::Before { epoch, outcome, late: OnceLock::default() },
@@ -105,7 +103,7 @@ impl<T> Drop for Leader<T> {
                 }
             }
             None => {
-                flight.leave_map();
+                flight.flights.map.remove(flight.hash, |other| other.id == flight.id);
                 let _ = flight.landing.set(Landing::ForAll(None));
                 flight.waiters.wake();
             }

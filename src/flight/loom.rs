@@ -75,17 +75,22 @@ fn carry(group: &Group<u64>) {
         let Joined { mut follower, leader } = join(group);
         let waited = match leader {
             Some(leader) => block_on(follower.lead(work(leader, cell()))),
-            None => block_on(follower.wait()),
+            None => None,
         };
+        let waited = waited.unwrap_or_else(|| block_on(follower.wait()));
         if waited != Waited::JoinAgain {
             break assert_eq!(waited, Waited::Outcome(7));
         }
     }
 }
 
+fn context() -> Context<'static> {
+    Context::from_waker(Waker::noop())
+}
+
 fn is_told(leader: &Leader<u64>) -> bool {
     let mut told = std::pin::pin!(leader.told(Notice::Unwanted));
-    told.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready()
+    told.as_mut().poll(&mut context()).is_ready()
 }
 
 /// A caller that knows of a change joins, while a leader asks for the value that has changed.
@@ -161,8 +166,8 @@ fn the_work_ends_though_its_caller_leaves() {
         let other = thread::spawn(move || carry(&theirs));
         {
             let mut leading = std::pin::pin!(follower.lead(work(leader, cell())));
-            let polled = leading.as_mut().poll(&mut Context::from_waker(Waker::noop()));
-            assert!(matches!(polled, Poll::Pending | Poll::Ready(Waited::Outcome(7))));
+            let polled = leading.as_mut().poll(&mut context());
+            assert!(matches!(polled, Poll::Pending | Poll::Ready(Some(Waited::Outcome(7)) | None)));
         }
         drop(follower);
         other.join().unwrap();
@@ -209,8 +214,9 @@ fn a_closed_group_becomes_idle() {
         let (theirs, work_done) = (group.clone(), done.clone());
         let other = thread::spawn(move || match theirs.join(&key()) {
             Ok(Joined { follower, leader }) => {
-                follower.flight.driver.carry(work(leader.unwrap(), work_done));
-                Some(follower)
+                let mut work = Some(work(leader.unwrap(), work_done));
+                let polled = follower.flight.driver.poll(&mut work, &mut context());
+                Some((follower, polled))
             }
             Err(refused) => {
                 assert_eq!(refused, Refused::Closed);
@@ -235,7 +241,7 @@ fn no_waiter_sleeps_through_the_wake_up() {
             let mut waiting =
                 std::pin::pin!(waiters.until(|| (landed.load(RELAXED) == 1).then_some(())));
             match leaves {
-                true => drop(waiting.as_mut().poll(&mut Context::from_waker(Waker::noop()))),
+                true => drop(waiting.as_mut().poll(&mut context())),
                 false => block_on(waiting),
             }
         };
@@ -264,7 +270,7 @@ fn a_notice_reaches_the_leader() {
         });
         block_on(leader.told(Notice::NeededByLoader));
         let question = std::future::pending::<()>();
-        assert!(block_on(leader.unless_told(Notice::Hurry, question)).is_none());
+        assert!(block_on(leader.ask(question)).0.is_none());
         telling.join().unwrap();
     });
 }

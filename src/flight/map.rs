@@ -3,21 +3,18 @@
 //! A key is hashed once in a flight: the caller that joins passes the hash on, and the flight keeps it
 //! for its removal. The hash is seeded for each process.
 
-use std::{hash::BuildHasher, thread};
+use std::thread;
 
 use hashbrown::{DefaultHashBuilder, HashTable};
 
-use crate::{
-    key::Key,
-    sync::checked::{RwLock, read},
-};
+use crate::sync::checked::{RwLock, read, write};
 
 /// Above this capacity, a stripe that becomes empty gives its memory back.
 const WORTH_SHRINKING: usize = 256;
 
 pub(super) struct Map<E> {
     stripes: Box<[Stripe<E>]>,
-    hasher: DefaultHashBuilder,
+    pub(super) hasher: DefaultHashBuilder,
 }
 
 /// Aligned, because two locks in one cache line would slow each other down.
@@ -34,10 +31,14 @@ impl<E: Clone> Map<E> {
         }
     }
 
-    /// Returns the hash of a key, and its stripe.
-    pub(super) fn locate(&self, key: &Key) -> (u64, &RwLock<HashTable<E>>) {
-        let hash = self.hasher.hash_one(key);
-        (hash, self.stripe(hash))
+    /// Removes an entry, if it is there.
+    pub(super) fn remove(&self, hash: u64, which: impl FnMut(&E) -> bool) -> Option<E> {
+        let mut table = write(self.stripe(hash));
+        let (entry, _) = table.find_entry(hash, which).ok()?.remove();
+        if table.is_empty() && table.capacity() > WORTH_SHRINKING {
+            *table = HashTable::new();
+        }
+        Some(entry)
     }
 
     pub(super) fn len(&self) -> usize {
@@ -54,17 +55,4 @@ impl<E: Clone> Map<E> {
     pub(super) fn stripe(&self, hash: u64) -> &RwLock<HashTable<E>> {
         &self.stripes[(hash >> 32) as usize & (self.stripes.len() - 1)].0
     }
-}
-
-/// Removes an entry from a stripe, if it is there.
-pub(super) fn remove<E>(
-    table: &mut HashTable<E>,
-    hash: u64,
-    which: impl FnMut(&E) -> bool,
-) -> Option<E> {
-    let (entry, _) = table.find_entry(hash, which).ok()?.remove();
-    if table.is_empty() && table.capacity() > WORTH_SHRINKING {
-        *table = HashTable::new();
-    }
-    Some(entry)
 }

@@ -85,7 +85,11 @@ impl<V: Clone + Send + Sync + 'static> Attempt for Claiming<'_, '_, V> {
         match run.core.counted(answer) {
             Ok((Claimed::Granted(grant), sent)) => Asked::Settled(self.granted(&grant, sent)),
             Ok((Claimed::Newer(entry), _)) => {
-                match run.decided(run.core.decide(entry), Source::HandedOver, self.epoch) {
+                match run.decided(
+                    run.core.decide(&run.name, Ok(Some(entry))),
+                    Source::HandedOver,
+                    self.epoch,
+                ) {
                     Step::Claim { seen } => {
                         self.seen = seen;
                         Asked::Again
@@ -103,7 +107,11 @@ impl<V: Clone + Send + Sync + 'static> Attempt for Claiming<'_, '_, V> {
         match change {
             // A push that is older than the present holder is late or doubled.
             Change::Entry(entry) if entry.fence >= self.fence => {
-                match run.decided(run.core.decide(entry), Source::HandedOver, self.epoch) {
+                match run.decided(
+                    run.core.decide(&run.name, Ok(Some(entry))),
+                    Source::HandedOver,
+                    self.epoch,
+                ) {
                     Step::Claim { .. } => None,
                     step => Some(step),
                 }

@@ -40,7 +40,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             Ok(Committed::Newer(entry)) => {
                 counters.refused.add();
                 debug!(fence = entry.fence, "commit refused: a newer entry is stored");
-                match self.core.decide(entry) {
+                match self.core.decide(&self.name, Ok(Some(entry))) {
                     Decision::Fresh(newer) => {
                         (Outcome::Value(newer, Source::HandedOver), committed)
                     }

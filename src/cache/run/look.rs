@@ -1,16 +1,17 @@
 //! The look of a leader into the backend, and what it decides.
 
-use super::{Landing, OnUncacheable, Run, Step, failed};
+use super::{Landing, Run, Step, failed, silence};
 use crate::{
     cache::{
         Source,
         breaker::Answered,
         core::{Core, Decision},
         outcome::Outcome,
+        settings::OnUncacheable,
         shard::Shard,
     },
     error::Error,
-    flight::{Epoch, Notice},
+    flight::Epoch,
     key::Name,
 };
 
@@ -25,12 +26,13 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
                 self.shard.turn().await
             }
         };
-        let epoch = self.leader.begin_epoch();
-        let asked = stored(&self.core, &self.shard, &self.name);
-        match self.leader.unless_told(Notice::Hurry, asked).await.flatten() {
-            Some(Decision::Fresh(value)) => Step::Land((Outcome::Value(value, Source::Hit), epoch)),
-            Some(decision) => self.decided(decision, Source::Hit, epoch),
-            None => Step::LoadAlone,
+        let question = stored(&self.core, &self.shard, &self.name);
+        match self.leader.ask(question).await {
+            (Some(Decision::Fresh(value)), epoch) => {
+                Step::Land((Outcome::Value(value, Source::Hit), epoch))
+            }
+            (Some(decision), epoch) => self.decided(decision, Source::Hit, epoch),
+            (None, _) => Step::LoadAlone,
         }
     }
 
@@ -39,6 +41,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         match decision {
             Decision::Fresh(value) => Step::Land((Outcome::Value(value, source), epoch)),
             Decision::Miss { seen } => Step::Claim { seen },
+            Decision::Unanswered(_) => Step::LoadAlone,
             Decision::Uncacheable => match self.options.on_uncacheable {
                 OnUncacheable::Coalesce => Step::LoadAlone,
                 OnUncacheable::Pass => Step::Land((Outcome::Uncacheable, Epoch::END)),
@@ -51,29 +54,27 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         let _turn = self.shard.turn().await;
         let epoch = self.leader.begin_epoch();
         match stored(&self.core, &self.shard, &self.name).await {
-            Some(Decision::Fresh(value)) => (Outcome::Value(value, Source::HandedOver), epoch),
+            Decision::Fresh(value) => (Outcome::Value(value, Source::HandedOver), epoch),
             _ => failed(error),
         }
     }
 }
 
-/// Asks the backend for an entry. `None` if it does not answer, or is not to be asked now.
+/// Asks the backend for an entry, unless it has not answered lately.
 pub(super) async fn stored<V: Clone + Send + Sync + 'static>(
     core: &Core<V>,
     shard: &Shard,
     name: &Name,
-) -> Option<Decision<V>> {
-    if !shard.breaker.admits() {
-        return None;
+) -> Decision<V> {
+    let breaker = &shard.breaker;
+    if breaker.is_troubled() && !breaker.admits() {
+        return Decision::Unanswered(silence());
     }
-    match core.look(name).await {
-        Ok(decision) => {
-            shard.breaker.answered(Answered::Read);
-            Some(decision)
-        }
-        Err(error) => {
-            shard.breaker.failed(&error);
-            None
-        }
+    let decision = core.decide(name, core.store.get(name).await);
+    match &decision {
+        Decision::Unanswered(error) => breaker.failed(error),
+        _ if breaker.is_troubled() => breaker.answered(Answered::Read),
+        _ => {}
     }
+    decision
 }

@@ -23,6 +23,7 @@ use super::{
     core::{Core, Decision},
     loader::{self, Produced},
     outcome::Outcome,
+    settings::Options,
     shard::Shard,
 };
 use crate::{
@@ -44,25 +45,6 @@ pub(super) struct Run<V: Clone> {
     for_late: OnceLock<Outcome<V>>,
     /// The callers have waited for the backend in vain already, so it is not asked.
     is_alone: bool,
-}
-
-/// The settings of a cache that a request may change.
-#[derive(Clone, Copy)]
-pub(super) struct Options {
-    pub(super) ttl: Duration,
-    pub(super) load_limit: Duration,
-    pub(super) wait_limit: Duration,
-    pub(super) on_uncacheable: OnUncacheable,
-}
-
-/// What to do with a key that is remembered as uncacheable.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum OnUncacheable {
-    /// The callers of this process share one load.
-    Coalesce,
-    /// Each caller loads for itself.
-    #[cfg_attr(not(feature = "http"), allow(dead_code))]
-    Pass,
 }
 
 /// An outcome, and the epoch that it belongs to.
@@ -187,10 +169,10 @@ async fn serve_late<V: Clone + Send + Sync + 'static>(
     }
     let begun = Instant::now();
     late.land(match look::stored(core, shard, name).await {
-        Some(Decision::Fresh(value)) => Some(Outcome::Value(value, Source::Hit)),
-        Some(_) => None,
+        Decision::Fresh(value) => Some(Outcome::Value(value, Source::Hit)),
         // If they joined anew, each would wait for another time-out.
-        None => Some(Outcome::Unanswered(begun.elapsed())),
+        Decision::Unanswered(_) => Some(Outcome::Unanswered(begun.elapsed())),
+        Decision::Miss { .. } | Decision::Uncacheable => None,
     });
 }
 
