@@ -25,11 +25,11 @@ use std::{
 use bellwether::{Locks, RedisBackend};
 use redis::{Client, Script, aio::MultiplexedConnection};
 use rustix::time::{ClockId, clock_gettime};
+use testkit::RedisServer;
 use tokio::{
     runtime::{Builder, Runtime},
     time::sleep,
 };
-use testkit::RedisServer;
 
 /// The kind of lock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
