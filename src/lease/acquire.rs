@@ -6,7 +6,10 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tokio::{sync::oneshot, time::sleep};
+use tokio::{
+    sync::oneshot,
+    time::{Instant, sleep},
+};
 
 use super::{
     Acquisition, Engine, LeaseGuard, LeaseRecord, RetryStrategy, Upkeep, Waiting, Woken,
@@ -162,9 +165,8 @@ impl Attempt for OneAttempt<'_> {
         match self.acquisition.ask(self.try_limit, |backend, claim| backend.acquire(claim)).await {
             Ok((Acquired::Granted(grant), sent)) => {
                 let waited = self.acquisition.is_waiting();
-                let (engine, upkeep) = (self.engine, self.upkeep);
-                let held =
-                    LeaseGuard::granted(engine, &mut self.acquisition, upkeep, grant.fence(), sent);
+                let granted = self.acquisition.settle(self.upkeep, grant.fence(), sent, None);
+                let held = self.engine.hold(granted);
                 let changes = if waited { waiting.take_changes() } else { None };
                 Asked::Settled(Ok(held.with_slot(self.slot.take(), changes)))
             }
@@ -188,9 +190,9 @@ impl Attempt for OneAttempt<'_> {
     fn pushed(&mut self, change: Change, waiting: &mut Waiting<'_>) -> Option<Outcome> {
         let Change::Granted(handover) = change else { return None };
         let until = self.acquisition.trusts(&handover)?;
-        let (engine, upkeep) = (self.engine, self.upkeep);
-        let held =
-            LeaseGuard::handed_over(engine, &mut self.acquisition, upkeep, handover.fence, until);
+        let (upkeep, fence) = (self.upkeep, handover.fence);
+        let granted = self.acquisition.settle(upkeep, fence, Instant::now(), Some(until));
+        let held = self.engine.hold(granted);
         Some(Ok(held.with_slot(self.slot.take(), waiting.take_changes())))
     }
 

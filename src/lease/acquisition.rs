@@ -4,7 +4,9 @@ use tokio::{runtime::Handle, time::Instant};
 use tracing::debug;
 
 use super::{
+    Upkeep,
     handover::HandoverCheck,
+    record::Granted,
     release::{Janitor, Unstoppable},
 };
 use crate::{
@@ -74,14 +76,6 @@ impl From<&Option<Grant>> for Said {
     fn from(answer: &Option<Grant>) -> Self {
         answer.as_ref().map_or(Self::Nothing, |_| Self::Granted)
     }
-}
-
-/// What a settled acquisition leaves to the guard of the lease.
-pub(super) struct Settled {
-    pub(super) claim: Claim,
-    pub(super) runtime: Handle,
-    /// A request had no answer, and may be granted after the lease was released.
-    pub(super) outcome_unknown: bool,
 }
 
 impl Acquisition {
@@ -169,12 +163,21 @@ impl Acquisition {
         self.handover.trusts(handover).filter(|_| certain)
     }
 
-    /// Ends the acquisition, whose lease is held now: there is nothing to undo any more.
-    pub(super) fn settle(&mut self) -> Settled {
+    /// Ends the acquisition, which has the lease now: there is nothing to undo any more.
+    ///
+    /// `since` is a time before the request that was granted. `until` is the end of a lease that was
+    /// handed over, which is short.
+    pub(crate) fn settle(
+        &mut self,
+        upkeep: Upkeep,
+        fence: u64,
+        since: Instant,
+        until: Option<Instant>,
+    ) -> Granted {
         let outcome_unknown = self.state == AcquisitionState::Unknown;
         self.state = AcquisitionState::Idle;
         let (claim, runtime) = (self.claim.clone(), self.runtime.clone());
-        Settled { claim, runtime, outcome_unknown }
+        Granted { claim, upkeep, runtime, fence, since, until, outcome_unknown }
     }
 
     /// Releases the lease that was granted. Dropping the future does not stop the release.

@@ -3,7 +3,7 @@ use std::{ops::Deref, sync::Arc, time::Duration};
 use tokio::time::{Instant, timeout};
 
 use super::{
-    Acquisition, Engine, LeaseRecord, Upkeep,
+    Acquisition, Engine, LeaseRecord,
     queue::{QueuedCaller, SlotNotice},
     record::{Granted, LeaseSlot},
     release::{Release, Unstoppable},
@@ -12,6 +12,13 @@ use crate::{
     backend::{ANSWER_LIMIT, Changes, Claim, Mode, Owner, Renewal, answered_by},
     error::{BackendError, BackendErrorKind, Error, ErrorKind},
 };
+
+impl Engine {
+    /// Holds a lease that was granted.
+    pub(crate) fn hold(self: &Arc<Self>, granted: Granted) -> LeaseGuard {
+        LeaseGuard::new(self.clone(), self.keep(granted))
+    }
+}
 
 /// A lease that is held. Dropped, it is released in a task.
 pub(crate) struct LeaseGuard {
@@ -23,28 +30,6 @@ pub(crate) struct LeaseGuard {
 impl LeaseGuard {
     pub(super) fn new(engine: Arc<Engine>, record: Arc<LeaseRecord>) -> Self {
         Self { engine, record, released: false }
-    }
-
-    /// Takes over the lease that a request sent at `sent` was granted.
-    pub(crate) fn granted(
-        engine: &Arc<Engine>,
-        acquisition: &mut Acquisition,
-        upkeep: Upkeep,
-        fence: u64,
-        sent: Instant,
-    ) -> Self {
-        Self::settled_since(engine, acquisition, upkeep, fence, (sent, None))
-    }
-
-    /// Takes over the lease that another holder handed over, and that ends at `until`.
-    pub(super) fn handed_over(
-        engine: &Arc<Engine>,
-        acquisition: &mut Acquisition,
-        upkeep: Upkeep,
-        fence: u64,
-        until: Instant,
-    ) -> Self {
-        Self::settled_since(engine, acquisition, upkeep, fence, (Instant::now(), Some(until)))
     }
 
     /// Returns the shared record of the lease.
@@ -132,8 +117,8 @@ impl LeaseGuard {
             }
         };
         if let Some((fence, sent)) = passed {
-            let upkeep = self.record.upkeep();
-            let converted = Self::granted(&self.engine, &mut acquisition, upkeep, fence, sent);
+            let granted = acquisition.settle(self.record.upkeep(), fence, sent, None);
+            let converted = self.engine.hold(granted);
             self.settled();
             return Ok(Ok(converted));
         }
@@ -155,26 +140,6 @@ impl LeaseGuard {
             self.record.put_slot(slot);
         }
         self
-    }
-
-    fn settled_since(
-        engine: &Arc<Engine>,
-        acquisition: &mut Acquisition,
-        upkeep: Upkeep,
-        fence: u64,
-        (since, until): (Instant, Option<Instant>),
-    ) -> Self {
-        let settled = acquisition.settle();
-        let record = engine.keep(Granted {
-            claim: settled.claim,
-            upkeep,
-            runtime: settled.runtime,
-            fence,
-            since,
-            until,
-            outcome_unknown: settled.outcome_unknown,
-        });
-        Self::new(engine.clone(), record)
     }
 
     fn obligation(&self) -> Release {
@@ -237,36 +202,31 @@ async fn pass(
     let since = Instant::now();
     let backend = engine.backend().as_ref();
     let passed = answered_by(backend, ANSWER_LIMIT, backend.pass(from, &next.claim)).await;
-    let (answer, failed) = match passed {
-        Ok(Some(grant)) => {
-            let record = engine.keep(Granted {
-                claim: next.claim.clone(),
-                upkeep: next.upkeep,
-                runtime: next.runtime.clone(),
-                fence: grant.fence(),
-                since,
-                until: None,
-                outcome_unknown: false,
-            });
-            record.put_slot(slot);
-            if let Err(SlotNotice::Passed(record)) = next.notify(SlotNotice::Passed(record)) {
-                // The caller has left: its guard releases the lease.
-                drop(LeaseGuard::new(engine.clone(), record));
-            }
-            return Ok(true);
-        }
-        Ok(None) => (Ok(false), None),
-        // Too few replicas have it: the lease was given away, but the next caller cannot rely on
-        // it.
-        Err(error) if error.kind() == BackendErrorKind::Unreplicated => {
-            (Ok(true), Some(error.kind()))
-        }
-        // One of the two callers may have it.
-        Err(error) => {
-            let kind = error.kind();
-            (Err(error), Some(kind))
+    let grant = match passed {
+        Ok(Some(grant)) => grant,
+        refused => {
+            let failed = refused.as_ref().err().map(BackendError::kind);
+            drop(next.notify(SlotNotice::Contend { slot, failed }));
+            return match refused {
+                // The lease was given away, but the next caller cannot rely on it.
+                Err(error) if error.kind() == BackendErrorKind::Unreplicated => Ok(true),
+                answer => answer.map(|_| false),
+            };
         }
     };
-    drop(next.notify(SlotNotice::Contend { slot, failed }));
-    answer
+    let record = engine.keep(Granted {
+        claim: next.claim.clone(),
+        upkeep: next.upkeep,
+        runtime: next.runtime.clone(),
+        fence: grant.fence(),
+        since,
+        until: None,
+        outcome_unknown: false,
+    });
+    record.put_slot(slot);
+    if let Some(SlotNotice::Passed(record)) = next.notify(SlotNotice::Passed(record)) {
+        // The caller has left: its guard releases the lease.
+        drop(LeaseGuard::new(engine.clone(), record));
+    }
+    Ok(true)
 }

@@ -126,8 +126,8 @@ impl<T> Default for LocalQueues<T> {
 
 impl<T> QueuedCaller<T> {
     /// Notifies the caller. Returns the notice if the caller has left.
-    pub(super) fn notify(self, notice: SlotNotice<T>) -> Result<(), SlotNotice<T>> {
-        self.notify.send(notice)
+    pub(super) fn notify(self, notice: SlotNotice<T>) -> Option<SlotNotice<T>> {
+        self.notify.send(notice).err()
     }
 }
 

@@ -42,7 +42,7 @@ pub(super) struct Times {
 }
 
 /// A grant: its fence, and since when the lease counts.
-pub(super) struct Granted {
+pub(crate) struct Granted {
     pub(super) claim: Claim,
     pub(super) upkeep: Upkeep,
     pub(super) runtime: Handle,

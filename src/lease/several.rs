@@ -153,9 +153,8 @@ impl SeveralAttempt<'_> {
     }
 
     fn granted(&mut self, grants: &[Grant], sent: Instant) -> Vec<LeaseGuard> {
-        let (engine, upkeep) = (self.engine, self.upkeep);
         let each = self.acquisitions.iter_mut().zip(grants);
-        each.map(|(one, grant)| LeaseGuard::granted(engine, one, upkeep, grant.fence(), sent))
-            .collect()
+        let granted = each.map(|(one, grant)| one.settle(self.upkeep, grant.fence(), sent, None));
+        granted.map(|granted| self.engine.hold(granted)).collect()
     }
 }

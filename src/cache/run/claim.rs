@@ -9,7 +9,7 @@ use crate::{
     cache::{Source, breaker::Answered},
     error::{BackendError, BackendErrorKind},
     flight::Epoch,
-    lease::{Acquisition, Asked, Attempt, LeaseGuard, Waiting, drive},
+    lease::{Acquisition, Asked, Attempt, Waiting, drive},
 };
 
 impl<V: Clone + Send + Sync + 'static> Run<V> {
@@ -161,8 +161,8 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, '_, V> {
         let (core, fence) = (&self.run.core, grant.fence());
         debug!(fence, "lease taken");
         let upkeep = core.settings.upkeep(self.run.options.load_limit);
-        let guard = LeaseGuard::granted(&core.engine, &mut self.acquisition, upkeep, fence, sent);
-        Step::Load(guard, self.epoch)
+        let granted = self.acquisition.settle(upkeep, fence, sent, None);
+        Step::Load(core.engine.hold(granted), self.epoch)
     }
 
     fn occupied(&mut self, occupied: &Occupied) -> Asked<Step<V>> {
