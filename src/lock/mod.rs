@@ -20,7 +20,7 @@
 //!
 //! A name is any text, and is made where the lock is acquired:
 //! `locks.mutex(format!("order:{id}"))`. Names are not registered and need no cleaning up. A free
-//! lock is at most its last fencing token, a key of about 140 bytes that ends by itself, by default
+//! lock is at most its last fencing token, a key of about 165 bytes that ends by itself, by default
 //! [after a day](Mutex::fence_life). So lock the order, not the orders. Names never share a lock by
 //! a hash. So two items never wait for each other by accident, and the holder of one may acquire
 //! another.
