@@ -255,9 +255,9 @@ async fn a_server_that_answers_late_is_skipped_and_left_with_nothing() {
     let proxy = Proxy::start(servers[0].port());
     let mut seen = urls(&servers);
     seen[0] = proxy.url();
-    let redlock = client_of(&seen, 50 * MS).await;
+    let redlock = client_of(&seen, 150 * MS).await;
     let acquires = |request: &Request| request.kind.starts_with("acquire");
-    proxy.when(acquires, Fault::Delay(120 * MS));
+    proxy.when(acquires, Fault::Delay(360 * MS));
     for _ in 0..5 {
         let guard = lock(&redlock, "m").await;
         // The grant of the slow server is undone, and the others hold the lock.
