@@ -145,8 +145,8 @@ impl Claim {
         TURN_LIFE
     }
 
-    /// Returns how long a lease that is [handed over](Self::takes_handover) to the claim lasts
-    /// unless it is renewed: 2 s, or what is left of its queue entry if that is shorter.
+    /// Returns how long a lease that is [handed over](Self::takes_handover) to the claim lasts at
+    /// most unless it is renewed: 2 s. A backend shortens it to what is left of the queue entry.
     pub fn handover_life(&self) -> Duration {
         HANDOVER_LIFE
     }

@@ -2,10 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use futures_util::{
-    FutureExt,
-    future::{BoxFuture, ready},
-};
+use futures_util::{FutureExt, future::BoxFuture};
 
 use super::{
     Acquired, AcquiredAll, Changes, Claimed, Committed, Countdown, Failure, Latches, Leases,
@@ -13,7 +10,7 @@ use super::{
 };
 use crate::{
     backend::{Claim, Entry, Grant, Mode, Occupied, Owner},
-    error::{BackendError, BackendErrorKind},
+    error::BackendError,
     key::Name,
 };
 
@@ -21,24 +18,16 @@ type Answer<'a, T> = BoxFuture<'a, Result<T, BackendError>>;
 
 pub(crate) trait DynLeases: Send + Sync + 'static {
     fn acquire<'a>(&'a self, claim: &'a Claim) -> Answer<'a, Acquired>;
-    /// Refused, unless a backend knows how.
-    fn acquire_all<'a>(&'a self, _claims: &'a [Claim]) -> Answer<'a, AcquiredAll> {
-        let why = "several leases at once are not to be had here";
-        ready(Err(BackendError::new(BackendErrorKind::Refused, why))).boxed()
-    }
+    fn acquire_all<'a>(&'a self, claims: &'a [Claim]) -> Answer<'a, AcquiredAll>;
     fn renew<'a>(&'a self, claims: &'a [Claim]) -> Answer<'a, Vec<Renewal>>;
     fn release<'a>(&'a self, claim: &'a Claim) -> Answer<'a, bool>;
     fn pass<'a>(&'a self, from: &'a Claim, to: &'a Claim) -> Answer<'a, Option<Grant>>;
     fn holder<'a>(&'a self, name: &'a Name, mode: Mode) -> Answer<'a, Option<Occupied>>;
     fn clear<'a>(&'a self, name: &'a Name, mode: Mode) -> Answer<'a, bool>;
     fn changes<'a>(&'a self, name: &'a Name) -> Answer<'a, Changes>;
-    fn changes_along(&self, _name: &Name) -> Option<Changes> {
-        None
-    }
+    fn changes_along(&self, name: &Name) -> Option<Changes>;
     fn time_limit(&self) -> Option<Duration>;
-    fn shard(&self, _name: &Name) -> usize {
-        0
-    }
+    fn shard(&self, name: &Name) -> usize;
     fn apart(&self) -> Option<Arc<dyn DynLeases>>;
 }
 

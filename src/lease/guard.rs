@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     backend::{ANSWER_LIMIT, Changes, Claim, Mode, Owner, Renewal, answered_by},
-    error::{BackendError, BackendErrorKind, Error, ErrorKind},
+    error::{BackendError, BackendErrorKind, Error},
 };
 
 impl Engine {
@@ -123,10 +123,7 @@ impl LeaseGuard {
             return Ok(Ok(converted));
         }
         // Other holders are in the way, or the lease is lost. A renewal finds out which.
-        match self.renew().await {
-            Err(error) if error.kind() == ErrorKind::Lost => Err(error),
-            _ => Ok(Err(self)),
-        }
+        self.renew().await.map(|()| Err(self))
     }
 
     /// Attaches the local queue slot and the waiter's subscription, so that both move on with the

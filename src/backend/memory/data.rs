@@ -331,7 +331,7 @@ impl SoleHold {
 pub(super) fn sole(mode: Mode) -> Sole {
     match mode {
         Mode::Read | Mode::Write => Sole::Writer,
-        _ => Sole::Lease,
+        Mode::Exclusive | Mode::Fair | Mode::Permit { .. } => Sole::Lease,
     }
 }
 

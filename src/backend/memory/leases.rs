@@ -55,7 +55,7 @@ impl Data {
         let occupancy = self.occupancies.get(claim.name.prefix());
         let reading = match claim.mode {
             Mode::Write => occupancy.and_then(|occupancy| occupancy.readers.occupied(now)),
-            _ => None,
+            Mode::Exclusive | Mode::Fair | Mode::Read | Mode::Permit { .. } => None,
         };
         let first = occupancy.and_then(|occupancy| queue(occupancy, claim.mode).first_ordered());
         // Claims that wait for a mutex get their turns in order, but are not held to the order, and
@@ -239,7 +239,9 @@ impl Data {
         match mode {
             Mode::Read => occupancy?.readers.occupied(now),
             Mode::Permit { .. } => occupancy?.permits.occupied(now),
-            _ => self.lease(name, sole(mode)).map(|lease| lease.occupied(now)),
+            Mode::Exclusive | Mode::Fair | Mode::Write => {
+                self.lease(name, sole(mode)).map(|lease| lease.occupied(now))
+            }
         }
     }
 
@@ -252,13 +254,13 @@ impl Data {
             let holds = match mode {
                 Mode::Read | Mode::Write => Some(&mut occupancy.readers),
                 Mode::Permit { .. } => Some(&mut occupancy.permits),
-                _ => None,
+                Mode::Exclusive | Mode::Fair => None,
             };
             let holds = holds.map(|holds| std::mem::take(&mut holds.0)).unwrap_or_default();
             let queue = match mode {
                 Mode::Read | Mode::Write => std::mem::take(&mut occupancy.read_write_queue.0),
                 Mode::Exclusive | Mode::Fair => std::mem::take(&mut occupancy.sole_queue.0),
-                _ => Vec::new(),
+                Mode::Permit { .. } => Vec::new(),
             };
             let hold =
                 |(owner, hold): (Owner, Hold)| (hold.ends, Expiry::Hold(prefix.clone(), owner));
@@ -359,27 +361,27 @@ impl Data {
 fn queue(occupancy: &Occupancy, mode: Mode) -> &Queue {
     match mode {
         Mode::Exclusive | Mode::Fair => &occupancy.sole_queue,
-        _ => &occupancy.read_write_queue,
+        Mode::Read | Mode::Write | Mode::Permit { .. } => &occupancy.read_write_queue,
     }
 }
 
 fn queue_mut(occupancy: &mut Occupancy, mode: Mode) -> &mut Queue {
     match mode {
         Mode::Exclusive | Mode::Fair => &mut occupancy.sole_queue,
-        _ => &mut occupancy.read_write_queue,
+        Mode::Read | Mode::Write | Mode::Permit { .. } => &mut occupancy.read_write_queue,
     }
 }
 
 fn holds(occupancy: &Occupancy, mode: Mode) -> &Holds {
     match mode {
         Mode::Permit { .. } => &occupancy.permits,
-        _ => &occupancy.readers,
+        Mode::Exclusive | Mode::Fair | Mode::Read | Mode::Write => &occupancy.readers,
     }
 }
 
 fn holds_mut(occupancy: &mut Occupancy, mode: Mode) -> &mut Holds {
     match mode {
         Mode::Permit { .. } => &mut occupancy.permits,
-        _ => &mut occupancy.readers,
+        Mode::Exclusive | Mode::Fair | Mode::Read | Mode::Write => &mut occupancy.readers,
     }
 }

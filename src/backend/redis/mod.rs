@@ -30,7 +30,7 @@ pub(crate) fn check_any_reply(value: &redis::Value) {
     client::check_any_slots(value);
 }
 
-/// Keeps leases and entries in a Redis server from version 6, or in a Valkey server.
+/// Keeps leases and entries in a Redis server from version 6.2, or in a Valkey server.
 ///
 /// Clones share their connections. The backend connects when it is first used, and again whenever a
 /// connection breaks, without end. So a service can start while Redis is down.

@@ -96,7 +96,7 @@ pub(super) fn released(value: Value) -> Result<(bool, Option<bool>), BackendErro
     }
 }
 
-/// Reads the bits of `push.lua` in a reply: not published, published, or refused.
+/// Reads the bits of `lib/publish.lua` in a reply: not published, published, or refused.
 fn publish_refused(flags: i64) -> Result<Option<bool>, BackendError> {
     match flags {
         0 => Ok(None),
