@@ -562,3 +562,19 @@ async fn a_refused_upgrade_reports_a_lost_lease() {
     assert_eq!(other.unlock().await.unwrap_err().kind(), ErrorKind::Lost);
     there.rw_lock("m").write().await.unwrap().unlock().await.unwrap();
 }
+
+/// A reader asks for an upgrade beside another reader, and then whether it is still a reader. The
+/// second question gets no answer. After `Refused`, the caller would go on as a reader of a lock
+/// that it may have lost.
+#[tokio::test(start_paused = true)]
+async fn a_refused_upgrade_reports_an_unanswered_renewal() {
+    let unanswered = |op| (op == Op::Renew).then_some(Fault::LoseReply);
+    let memory = MemoryBackend::new();
+    let there = Locks::new(memory.clone());
+    let here = Locks::new(Faulty::over(memory, unanswered));
+    let other = there.rw_lock("m").read().await.unwrap();
+    let reader = here.rw_lock("m").read().await.unwrap();
+    assert_eq!(reader.try_upgrade().await.unwrap_err().kind(), ErrorKind::Backend);
+    other.unlock().await.unwrap();
+    there.rw_lock("m").write().await.unwrap().unlock().await.unwrap();
+}
