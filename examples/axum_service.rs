@@ -148,7 +148,7 @@ async fn product(
         Ok(None) => Err(StatusCode::NOT_FOUND),
         Err(error) if error.kind() == ErrorKind::Overloaded => Err(StatusCode::SERVICE_UNAVAILABLE),
         Err(error) => {
-            error!(%error, id, "a product could not be loaded");
+            error!(error = %format_args!("{error:#}"), id, "a product could not be loaded");
             Err(StatusCode::BAD_GATEWAY)
         }
     }
@@ -167,7 +167,11 @@ async fn update(
         Err(error) => {
             // The database has the new product, but the old one may be served until it expires.
             // The client may send the request again.
-            error!(%error, id, "an updated product is still in the cache");
+            error!(
+                error = %format_args!("{error:#}"),
+                id,
+                "an updated product is still in the cache"
+            );
             Err(StatusCode::SERVICE_UNAVAILABLE)
         }
     }
@@ -269,7 +273,7 @@ impl Database {
 async fn told_to_end() {
     let interrupted = async {
         if let Err(error) = signal::ctrl_c().await {
-            error!(%error, "Ctrl-C cannot be heard");
+            error!(error = %format_args!("{error:#}"), "Ctrl-C cannot be heard");
             std::future::pending::<()>().await;
         }
     };
@@ -278,7 +282,7 @@ async fn told_to_end() {
         match signal::unix::signal(signal::unix::SignalKind::terminate()) {
             Ok(mut terminate) => terminate.recv().await,
             Err(error) => {
-                error!(%error, "SIGTERM cannot be heard");
+                error!(error = %format_args!("{error:#}"), "SIGTERM cannot be heard");
                 std::future::pending().await
             }
         }

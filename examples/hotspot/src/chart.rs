@@ -19,7 +19,9 @@ const WIDTH: f64 = 1000.0;
 const HEIGHT: f64 = 900.0;
 const HEAD: f64 = 84.0;
 const LEFT: f64 = 76.0;
-const RIGHT: f64 = WIDTH - 24.0;
+const RIGHT: f64 = WIDTH - 96.0;
+/// The right end of the texts above a panel.
+const EDGE: f64 = WIDTH - 24.0;
 
 const INK: &str = "#222831";
 const GREY: &str = "#8a929c";
@@ -37,7 +39,7 @@ fn color(way: Way) -> &'static str {
 pub(crate) fn prepare(path: &Path) -> Result<(), Failure> {
     match File::options().create(true).append(true).open(path) {
         Ok(_) => Ok(()),
-        Err(error) => Err(format!("cannot write the chart {}: {error}", path.display()).into()),
+        Err(error) => Err(format!("cannot write the chart {}: {error:#}", path.display()).into()),
     }
 }
 
@@ -81,9 +83,6 @@ fn headline(svg: &mut Svg, options: &Options) {
     );
     svg.text((20.0, 40.0), Style { size: 27, bold: true, ..Style::default() }, title);
     svg.text((20.0, 68.0), Style { size: 16, color: GREY, ..Style::default() }, below);
-    let style = Style { size: 15, anchor: "end", ..Style::default() };
-    svg.text((RIGHT, 68.0), style, "what the origin can do");
-    svg.line((RIGHT - 225.0, 63.0), (RIGHT - 180.0, 63.0), INK, true);
 }
 
 /// The panel's name beside its color, and its sums.
@@ -93,15 +92,16 @@ fn legend(svg: &mut Svg, top: f64, figures: &Figures) {
     let name = Style { size: 19, bold: true, color, ..Style::default() };
     svg.text((100.0, top + 24.0), name, figures.way.title());
     let grey = Style { size: 15, color: GREY, ..Style::default() };
-    svg.text((272.0, top + 24.0), grey, figures.way.explanation());
+    svg.text((284.0, top + 24.0), grey, figures.way.explanation());
     let sum = format!(
-        "{} loads for {} expiries: {:.2} each",
+        "{} loads for {} expiries: {:.2} each, {} errors",
         thousands(figures.loads as u64),
         figures.expiries,
         figures.loads_per_expiry,
+        thousands(figures.errors),
     );
     let style = Style { size: 17, anchor: "end", ..Style::default() };
-    svg.text((RIGHT, top + 24.0), style, sum);
+    svg.text((EDGE, top + 24.0), style, sum);
 }
 
 /// The place of one panel, and its scales.
@@ -154,12 +154,16 @@ impl Panel {
         }
     }
 
-    /// A dashed line at the load that the origin can bear.
+    /// A dashed line at the load that the origin can bear, with its label at the right end.
     fn capacity(&self, svg: &mut Svg, options: &Options) {
         let bars_per_load = options.load_time.as_secs_f64() / BAR.as_secs_f64();
         let capacity = origin::CAPACITY as f64 / bars_per_load;
         if capacity <= self.most {
-            svg.line((LEFT, self.y(capacity)), (RIGHT, self.y(capacity)), INK, true);
+            let y = self.y(capacity);
+            svg.line((LEFT, y), (RIGHT, y), INK, true);
+            let style = Style { size: 14, ..Style::default() };
+            svg.text((RIGHT + 8.0, y - 3.0), style, "origin");
+            svg.text((RIGHT + 8.0, y + 12.0), style, "capacity");
         }
     }
 
@@ -170,12 +174,17 @@ impl Panel {
         svg.line((x, self.bottom), (x, top), INK, false);
         let words = match &takeover.heir {
             Some(heir) => format!(
-                "the leader is killed; the next load of its key begins {:.0} ms later",
+                "leader killed; the next load of its key begins {:.0} ms later",
                 heir.after_ms
             ),
-            None => "the leader is killed".to_owned(),
+            None => "leader killed".to_owned(),
         };
-        svg.text((x + 6.0, top + 12.0), Style { size: 14, ..Style::default() }, words);
+        // The words stand on the side that has more space.
+        let (at, anchor) = match x > (LEFT + RIGHT) / 2.0 {
+            true => (x - 6.0, "end"),
+            false => (x + 6.0, "start"),
+        };
+        svg.text((at, top + 12.0), Style { size: 14, anchor, ..Style::default() }, words);
     }
 }
 

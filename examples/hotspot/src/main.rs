@@ -63,6 +63,9 @@ async fn run() -> Result<(), Failure> {
         ping.map_err(|error| format!("--redis: {error:#}"))?;
     }
     chart::prepare(&options.chart)?;
+    if !options.json {
+        print(&report::setting(&options))?;
+    }
 
     let progress = Progress::new(options.length() * Way::ALL.len() as u32);
     let mut ways = Vec::new();

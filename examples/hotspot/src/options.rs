@@ -19,7 +19,7 @@ then with bellwether over a store that the replicas share. Prints a table and dr
 Usage: hotspot [OPTIONS]
 
 Options:
-      --replicas <N>       Replicas of the service, 1 to 32 [default: 3]
+      --replicas <N>       Replicas of the service, 1 to 32 [default: 16]
       --clients <N>        Clients, 1 to 2000; each needs up to six open files [default: 120]
       --keys <N>           Hot keys, 1 to 1000 [default: 4]
       --seconds <SECONDS>  How long each of the three ways runs, 1 to 3600 [default: 10]
@@ -107,7 +107,7 @@ impl Role {
 impl Options {
     fn standard() -> Self {
         Self {
-            replicas: 3,
+            replicas: 16,
             clients: 120,
             keys: 4,
             seconds: 10,

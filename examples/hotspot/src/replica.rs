@@ -51,9 +51,9 @@ impl Way {
 
     pub(crate) fn explanation(self) -> &'static str {
         match self {
-            Self::NoProtection => "every request that finds nothing in the cache loads",
-            Self::InProcess => "each replica has one request load",
-            Self::Bellwether => "the fleet has one request load",
+            Self::NoProtection => "every miss loads",
+            Self::InProcess => "one load per replica",
+            Self::Bellwether => "one load in the whole fleet",
         }
     }
 }

@@ -1,25 +1,48 @@
-//! The table, its footnotes, and a summary in words.
+//! The setting, the table with its footnotes, and a summary in words.
 
 use std::fmt::Write;
 
 use crate::{figures::Figures, options::Options, origin, replica::Way};
 
-const COLUMNS: [&str; 9] = [
+/// The headings of the table, which is at most 100 columns wide.
+const HEADINGS: [&str; 10] = [
     "",
-    "origin loads",
+    "loads",
     "expiries",
     "loads/expiry",
-    "worst expiry",
+    "worst",
     "requests/s",
     "p50",
     "p99",
-    "worst",
+    "slowest",
+    "errors",
 ];
 
-/// The table of all ways.
+/// The space between two columns.
+const GAP: &str = "  ";
+
+/// Says where the replicas run and what they share.
+pub(crate) fn setting(options: &Options) -> String {
+    let replicas = match options.fleet_size() {
+        1 => "1 replica".to_owned(),
+        count => format!("{count} replicas"),
+    };
+    match (options.processes, &options.redis) {
+        (Some(_), _) => format!("{replicas} in processes of their own, over Redis.\n"),
+        (None, Some(_)) => format!(
+            "{replicas} as tasks of this process, over Redis. Add `--processes N` for real \
+             processes.\n"
+        ),
+        (None, None) => format!(
+            "{replicas} as tasks of this process, over one MemoryBackend.\n\
+             For real processes over Redis: `--redis redis://127.0.0.1/ --processes N`.\n"
+        ),
+    }
+}
+
+/// Returns the table of all ways.
 pub(crate) fn table(options: &Options, ways: &[Figures]) -> String {
-    let mut rows = vec![COLUMNS.map(str::to_owned).to_vec()];
-    rows[0].push("errors".to_owned());
+    let mut rows = vec![HEADINGS.map(str::to_owned).to_vec()];
     for figures in ways {
         rows.push(vec![
             figures.way.title().to_owned(),
@@ -49,13 +72,13 @@ fn aligned(rows: &[Vec<String>]) -> String {
             let width = widths[column];
             let padded = match column {
                 0 => format!("{cell:<width$}"),
-                _ => format!("   {cell:>width$}"),
+                _ => format!("{GAP}{cell:>width$}"),
             };
             text.push_str(&padded);
         }
         text.push('\n');
         if index == 0 {
-            let line = widths.iter().sum::<usize>() + 3 * (columns - 1);
+            let line = widths.iter().sum::<usize>() + GAP.len() * (columns - 1);
             text.push_str(&"-".repeat(line));
             text.push('\n');
         }
@@ -69,10 +92,13 @@ fn footnote(options: &Options) -> String {
         false => "",
     };
     format!(
-        "\nAn expiry: all loads of a key that begin within one TTL ({:?}) of the first of them, \
-         counted at the origin.\nThe origin runs {} loads at once, each {:?}; more wait, and \
-         beyond {} it refuses with 503.\nLatency is what clients saw, errors included; an error is \
-         any answer but 200, or none.\n{killed}",
+        "\nLoads are counted at the origin, those that it refuses included.\n\
+         An expiry: all loads of a key that begin within one TTL ({:?}) of the first of them.\n\
+         Worst: the most loads that a single expiry caused.\n\
+         The origin runs {} loads at once, each {:?}; more wait, and beyond {} it refuses with \
+         503.\n\
+         Latency is what clients saw, errors included. An error is any answer but 200, or none.\n\
+         {killed}",
         options.ttl,
         origin::CAPACITY,
         options.load_time,
@@ -90,20 +116,20 @@ pub(crate) fn sentences(options: &Options, ways: &[Figures]) -> String {
         return text;
     };
     let replicas = match options.fleet_size() {
-        1 => "one replica that looked after itself".to_owned(),
-        count => format!("{count} replicas that each looked after themselves"),
+        1 => "one replica".to_owned(),
+        count => format!("{count} replicas, each for itself"),
     };
     let _ = write!(
         text,
-        "Each time a hot key expired, the origin was asked for it {} without protection, {} by \
-         {replicas}, and {} by the fleet with bellwether.",
+        "Each time a hot key expired, the origin was asked for it {} without protection,\n{} by \
+         {replicas}, and {} by the whole fleet with bellwether.",
         times(without.loads_per_expiry),
         times(alone.loads_per_expiry),
         times(fleet.loads_per_expiry),
     );
     let _ = write!(
         text,
-        "\nOne request in a hundred took longer than {} without protection, and than {} with \
+        "\nOne request in a hundred took longer than {} without protection,\nand than {} with \
          bellwether; {} and {} failed.",
         milliseconds(without.p99_ms),
         milliseconds(fleet.p99_ms),

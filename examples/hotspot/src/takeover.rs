@@ -44,8 +44,8 @@ impl Takeover {
         );
         match &self.heir {
             Some(Heir { replica, after_ms }) => format!(
-                "{death} Replica {replica} took over: its load began {after_ms:.0} ms after the \
-                 kill, {:.0} ms after the first one (the lease was {lease_ms:.0} ms).",
+                "{death}\nReplica {replica} took over: its load began {after_ms:.0} ms after the \
+                 kill,\n{:.0} ms after the first one. The lease was {lease_ms:.0} ms.",
                 into_load_ms + after_ms,
             ),
             None => {
