@@ -1,4 +1,4 @@
-//! What a cache counts.
+//! The counters of a cache.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -9,7 +9,20 @@ macro_rules! counters {
             $(pub(crate) $name: Counter,)*
         }
 
-        /// What a cache has counted since it was built, and what is under way.
+        /// The counters of a cache since it was built, and its flights under way.
+        ///
+        /// ```
+        /// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
+        /// use bellwether::{BoxError, Cache, MemoryBackend};
+        ///
+        /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new()).build()?;
+        /// for _ in 0..3 {
+        ///     cache.get_or_load("stock:42", |_lead| async { Ok::<_, BoxError>(17) }).await?;
+        /// }
+        /// let stats = cache.stats();
+        /// assert_eq!((stats.led, stats.stored, stats.hits, stats.flights), (1, 1, 2, 0));
+        /// # Ok::<_, bellwether::Error>(()) }).unwrap();
+        /// ```
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         #[non_exhaustive]
         pub struct Stats {
@@ -27,32 +40,32 @@ macro_rules! counters {
 }
 
 counters! {
-    /// Callers who were served a stored entry.
+    /// Callers that were served a stored entry.
     hits,
     /// Callers whose loader ran under the lease.
     led,
-    /// Callers who were served the load of another caller in this process.
+    /// Callers that were served the load of another caller in this process.
     followed,
-    /// Callers who were served the load of another process.
+    /// Callers that were served the load of another process.
     handed_over,
-    /// Callers who were served by a load without a lease, which was not stored.
+    /// Callers that were served a load without a lease, which was not stored.
     degraded,
-    /// Loaders that were started, under a lease or without.
+    /// Loaders that were started, with or without a lease.
     loads,
     /// Loads that failed, panicked, or took too long.
     failures,
-    /// Loaded values that were written, or that such a value cannot be shared.
+    /// Loaded values that were stored, and loads that were stored as uncacheable.
     stored,
-    /// Loaded values that the backend refused, because the key was invalidated or the lease lost meanwhile.
+    /// Loaded values that the backend refused, because the key was invalidated or the lease lost.
     refused,
-    /// Loaded values whose writing failed, or was not answered.
+    /// Loaded values whose commit failed or had no answer.
     unstored,
     /// Loaded values that were too large or could not be encoded.
     unstorable,
-    /// Entries that could not be decoded, and so counted as missing.
+    /// Entries that could not be decoded, and so count as missing.
     undecodable,
-    /// Looks, claims, commits, writes and invalidations that the backend refused or did not answer. (What keeps
-    /// and ends leases is not counted.)
+    /// Looks, claims, commits, writes and invalidations that the backend refused or did not answer.
+    /// Renewals and releases of leases are not counted.
     backend_errors,
 }
 
@@ -69,12 +82,12 @@ impl Counter {
     }
 }
 
-/// What is worth one line in the log, and not one for each request.
+/// An event that is worth one warning in the log, not one for each request.
 #[derive(Default)]
 pub(crate) struct Once(AtomicBool);
 
 impl Once {
-    /// Whether this is the first time.
+    /// Returns whether this is the first time.
     pub(crate) fn first(&self) -> bool {
         !self.0.swap(true, Ordering::Relaxed)
     }

@@ -1,11 +1,12 @@
-//! Something that happens once.
+//! An event that happens once.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use tokio::sync::Notify;
 
-/// Something that happens once. (A `CancellationToken` does the same, and more, in an allocation of its own;
-/// each flight has two of these, each lease one.)
+/// An event that happens once.
+///
+/// A `CancellationToken` does the same and more, in an allocation of its own.
 #[derive(Default)]
 pub(crate) struct Signal {
     given: AtomicBool,
@@ -22,8 +23,9 @@ impl Signal {
         self.given.load(Ordering::Acquire)
     }
 
+    /// Completes when the signal is given.
     pub(crate) async fn given(&self) {
-        // Made before the look, it also completes if the signal is given between the two.
+        // Created before the check, it also completes if the signal is given between the two.
         let listening = self.listeners.notified();
         if !self.is_given() {
             listening.await;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// The time `wait` after `start`; thirty years after it, if the clock cannot count that far.
+/// Returns the time `wait` after `start`, at most thirty years after it.
 pub(crate) fn after(start: Instant, wait: Duration) -> Instant {
     const FAR: Duration = Duration::from_secs(30 * 365 * 86_400);
     start.checked_add(wait.min(FAR)).unwrap_or(start)

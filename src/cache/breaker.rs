@@ -1,16 +1,17 @@
-//! A circuit breaker over a [shard](super::shard) of the backend, so that a broken server costs a request nothing after the first few.
+//! A circuit breaker over a [shard](super::shard), so that a broken server slows down no request after
+//! the first few (M. Nygard, "Release It!", 2007).
 //!
-//! Closed, everyone asks the backend. After [`FAILURES`] in a row it opens: nobody asks, and every flight
-//! loads for its process alone; who waits for another process stops waiting, for nothing can be pushed.
-//! After [`PAUSE`] one flight asks for all (a probe); its answer closes the breaker, its failure opens it
-//! anew. (M. Nygard, "Release It!", 2007.)
+//! While the breaker is closed, each flight asks the backend. After [`FAILURES`] in a row it opens: each
+//! flight loads for its process alone, and stops waiting for other processes, because nothing can be
+//! pushed. After [`PAUSE`] one flight asks as a probe. Its answer closes the breaker, and its failure
+//! opens it again.
 //!
-//! Only silence counts: a server that answers with an error costs a round trip and no time-out. Trouble is
-//! told when it begins and when it is over, not for each request.
+//! Only silence opens the breaker: a server that answers with an error costs a round trip and no
+//! time-out. The log tells when trouble begins and ends, not each request that meets it.
 
 use std::{
     sync::{
-        Mutex, MutexGuard, PoisonError,
+        Mutex, MutexGuard,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -19,19 +20,22 @@ use std::{
 use tokio::{sync::Notify, time::Instant};
 use tracing::{info, warn};
 
-use crate::error::{BackendError, BackendErrorKind};
+use crate::{
+    error::{BackendError, BackendErrorKind},
+    sync::lock,
+};
 
 const FAILURES: u32 = 3;
 const PAUSE: Duration = Duration::from_millis(250);
-/// After this long a probe counts as lost: its flight was cancelled.
+/// After this time a probe counts as lost, because its flight was cancelled.
 const PROBE_LIMIT: Duration = Duration::from_secs(1);
 
 #[derive(Default)]
 pub(super) struct Breaker {
     state: Mutex<State>,
-    /// Something failed since the last answer. Without it nobody needs the lock, which all flights share.
+    /// There was a failure since the last answer. Otherwise no flight needs the lock, which all share.
     troubled: AtomicBool,
-    /// Told when it opens.
+    /// Notified when the breaker opens.
     opened: Notify,
 }
 
@@ -39,20 +43,21 @@ pub(super) struct Breaker {
 struct State {
     /// Failures since the last answer.
     failures: u32,
-    /// When the next probe may go, while it is open.
+    /// While the breaker is open, the time of the next probe.
     open_until: Option<Instant>,
-    /// The trouble that was told.
-    told: Option<Trouble>,
+    /// The trouble that was logged.
+    logged: Option<Trouble>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Trouble {
+    /// The backend does not answer.
     Silence,
-    /// It answers, and refuses to be written to; so that it can be read from is no end of it.
+    /// The backend refuses writes. An answer to a read does not end this.
     Refusal,
 }
 
-/// What the backend was asked, and answered.
+/// The kind of request that the backend has answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Answered {
     Read,
@@ -60,7 +65,7 @@ pub(super) enum Answered {
 }
 
 impl Breaker {
-    /// Whether this flight may ask the backend.
+    /// Returns whether this flight may ask the backend.
     pub(super) fn admits(&self) -> bool {
         if !self.is_troubled() {
             return true;
@@ -76,19 +81,19 @@ impl Breaker {
         }
     }
 
-    /// Whether the backend counts as broken.
+    /// Returns whether the backend counts as broken.
     pub(super) fn is_open(&self) -> bool {
         self.is_troubled() && self.state().open_until.is_some()
     }
 
-    /// Completes when it opens; at once, if it is open.
+    /// Completes when the breaker opens, or at once if it is open.
     ///
     /// # Cancel safety
     ///
     /// Dropping the future changes nothing.
     pub(super) async fn opened(&self) {
         loop {
-            // Made before the look, it also completes if it opens between the two.
+            // Created before the check, it also completes if the breaker opens between the two.
             let opened = self.opened.notified();
             if self.is_open() {
                 return;
@@ -104,15 +109,15 @@ impl Breaker {
         let mut state = self.state();
         state.failures = 0;
         state.open_until = None;
-        let over = match state.told {
+        let over = match state.logged {
             Some(Trouble::Refusal) => what == Answered::Write,
             Some(Trouble::Silence) => true,
             None => false,
         };
         if over {
-            state.told = None;
+            state.logged = None;
         }
-        self.troubled.store(state.told.is_some(), Ordering::Release);
+        self.troubled.store(state.logged.is_some(), Ordering::Release);
         if over {
             drop(state);
             info!("the backend works again");
@@ -134,24 +139,24 @@ impl Breaker {
             }
         }
         let trouble = if silent { Trouble::Silence } else { Trouble::Refusal };
-        let told = state.told.is_some();
-        // A refusal is the longer trouble: reading alone does not end it.
-        if !told || trouble == Trouble::Refusal {
-            state.told = Some(trouble);
+        let is_logged = state.logged.is_some();
+        // A refusal lasts longer: an answer to a read does not end it.
+        if !is_logged || trouble == Trouble::Refusal {
+            state.logged = Some(trouble);
         }
-        if !told {
+        if !is_logged {
             drop(state);
             warn!(error = %crate::error::Chain(&error), "degraded: one load for each process and key, and nothing is stored");
         }
     }
 
-    /// Whether something failed since the last answer.
+    /// Returns whether there was a failure since the last answer.
     pub(super) fn is_troubled(&self) -> bool {
         self.troubled.load(Ordering::Acquire)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 }
 
@@ -164,7 +169,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn it_opens_after_a_few_failures_and_lets_one_probe_through_at_a_time() {
+    async fn the_breaker_opens_after_a_few_failures_and_admits_one_probe_at_a_time() {
         let breaker = Breaker::default();
         for _ in 0..FAILURES {
             assert!(breaker.admits());
@@ -182,7 +187,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_probe_that_is_cancelled_does_not_keep_it_open_for_ever() {
+    async fn a_cancelled_probe_does_not_keep_the_breaker_open() {
         let breaker = Breaker::default();
         (0..FAILURES).for_each(|_| breaker.failed(&silence()));
         tokio::time::sleep(PAUSE).await;
@@ -200,23 +205,23 @@ mod tests {
         assert!(breaker.admits());
     }
 
-    /// Told anew with each request, a full server would fill the log: it can be read, and refuses a claim.
+    /// A full server can be read and refuses claims. Logged for each request, it would fill the log.
     #[tokio::test(start_paused = true)]
-    async fn a_server_that_can_only_be_read_is_one_trouble() {
+    async fn a_server_that_refuses_writes_is_one_trouble() {
         let breaker = Breaker::default();
-        let told = || breaker.state().told.is_some();
+        let logged = || breaker.state().logged.is_some();
         breaker.failed(&BackendError::new(BackendErrorKind::Refused, "OOM"));
         breaker.answered(Answered::Read);
-        assert!(told());
+        assert!(logged());
         breaker.answered(Answered::Write);
-        assert!(!told());
+        assert!(!logged());
         breaker.failed(&silence());
         breaker.answered(Answered::Read);
-        assert!(!told());
+        assert!(!logged());
     }
 
     #[tokio::test(start_paused = true)]
-    async fn whoever_waits_is_told_that_it_opens() {
+    async fn a_waiter_is_told_that_the_breaker_opens() {
         let breaker = std::sync::Arc::new(Breaker::default());
         let theirs = breaker.clone();
         let waiting = tokio::spawn(async move { theirs.opened().await });

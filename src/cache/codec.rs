@@ -1,4 +1,4 @@
-//! Values to bytes and back.
+//! How values become bytes, and back.
 
 use bytes::Bytes;
 use serde::{Serialize, de::DeserializeOwned};
@@ -7,29 +7,54 @@ use crate::error::BoxError;
 
 /// Turns values into the bytes that are stored, and back.
 ///
-/// Two processes that share a namespace must agree on it; where they do not, the tag tells them apart and
-/// each counts the other's entries as missing.
+/// Two processes that share a namespace must agree on the codec. If they do not, the tag tells their
+/// entries apart, and each counts the entries of the other as missing.
+///
+/// ```
+/// use bellwether::{BoxError, Cache, MemoryBackend, cache::Codec};
+/// use bytes::Bytes;
+///
+/// struct Utf8;
+///
+/// impl Codec<String> for Utf8 {
+///     fn tag(&self) -> u16 {
+///         256
+///     }
+///
+///     fn encode(&self, value: &String) -> Result<Bytes, BoxError> {
+///         Ok(value.clone().into())
+///     }
+///
+///     fn decode(&self, bytes: Bytes) -> Result<String, BoxError> {
+///         Ok(String::from_utf8(bytes.into())?)
+///     }
+/// }
+///
+/// let cache: Cache<String> = Cache::builder(MemoryBackend::new()).codec(Utf8).build()?;
+/// # Ok::<_, bellwether::Error>(())
+/// ```
 pub trait Codec<V>: Send + Sync + 'static {
-    /// A number that stands in each entry. Those under 256 are taken by this crate.
+    /// Returns the number of the codec, which is part of each entry. It must always be the same. Numbers
+    /// under 256 are reserved for this crate.
     fn tag(&self) -> u16;
 
-    /// The bytes of a value.
+    /// Encodes a value.
     ///
     /// # Errors
     ///
-    /// If the value has no encoding; it is then returned to the callers and not stored, as one that is
-    /// [too large](super::Builder::max_value).
+    /// If the value has no encoding. It is then returned to the callers and not stored, as a value that
+    /// is [too large](super::Builder::max_value).
     fn encode(&self, value: &V) -> Result<Bytes, BoxError>;
 
-    /// The value of bytes that [`encode`](Self::encode) made, here or elsewhere.
+    /// Decodes the bytes that [`encode`](Self::encode) made, in this process or another one.
     ///
     /// # Errors
     ///
-    /// If the bytes are not a value; the entry then counts as missing.
+    /// If the bytes are not a value. The entry then counts as missing.
     fn decode(&self, bytes: Bytes) -> Result<V, BoxError>;
 }
 
-/// JSON, the default: readable in Redis, and tolerant of fields that come and go.
+/// JSON, the default. It is readable in Redis, and tolerates fields that are added or removed.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Json;
 
@@ -47,7 +72,8 @@ impl<V: Serialize + DeserializeOwned> Codec<V> for Json {
     }
 }
 
-/// Postcard: small and fast, but any change of the type is a new [schema](super::Builder::schema).
+/// Postcard. It is small and fast, but each change of the type needs a new
+/// [schema](super::Builder::schema).
 #[cfg(feature = "postcard")]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Postcard;
@@ -66,12 +92,12 @@ impl<V: Serialize + DeserializeOwned> Codec<V> for Postcard {
         let (value, rest) = postcard::take_from_bytes(&bytes)?;
         match rest.is_empty() {
             true => Ok(value),
-            false => Err("bytes are left over".into()),
+            false => Err(format!("{} bytes are left over after the value", rest.len()).into()),
         }
     }
 }
 
-/// Bytes as they are.
+/// Stores bytes as they are.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Raw;
 

@@ -1,14 +1,37 @@
 use std::{
     fmt,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
-use crate::lease::LeaseRecord;
+use crate::{lease::LeaseRecord, sync::lock};
 
-/// What a loader is given: the lease that it runs under, and a say in how its value is kept.
+/// The lease that a loader runs under, and how its value is kept.
 ///
-/// Clones are the same lead; dropping it means nothing.
+/// Clones are the same lead. Dropping one has no effect.
+///
+/// ```
+/// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
+/// use std::time::Duration;
+/// use bellwether::{BoxError, Cache, MemoryBackend};
+///
+/// let cache: Cache<u64> = Cache::builder(MemoryBackend::new()).build()?;
+/// let load = cache.get_or_load("stock:42", |lead| async move {
+///     assert!(lead.fence().is_some());
+///     let stock = tokio::select! {
+///         stock = async { 0 } => stock,
+///         () = lead.lost() => return Err(BoxError::from("the lease was lost")),
+///     };
+///     match stock {
+///         0 => lead.do_not_store(),
+///         _ => lead.expire_after(Duration::from_secs(5)),
+///     }
+///     Ok(stock)
+/// });
+/// assert_eq!(load.await?, 0);
+/// assert_eq!(cache.get("stock:42").await?, None);
+/// # Ok::<_, bellwether::Error>(()) }).unwrap();
+/// ```
 #[derive(Clone)]
 pub struct Lead(Arc<Inner>);
 
@@ -24,26 +47,27 @@ pub(super) struct Keeping {
 }
 
 impl Lead {
-    /// A lead under a lease, or without one.
     pub(super) fn new(lease: Option<Arc<LeaseRecord>>) -> Self {
         Self(Arc::new(Inner { lease, keeping: Mutex::default() }))
     }
 
-    /// The fence of this load: a number that is greater than that of every earlier load of this key.
+    /// Returns the fence of this load, which is greater than that of each earlier load of this key.
     ///
-    /// A system that remembers the greatest fence it has seen, and refuses smaller ones, is safe from a
-    /// loader that was suspended and comes back late. None, if the load runs without a lease;
-    /// [`Source::Degraded`](super::Source::Degraded) says why one does.
+    /// A system that remembers the greatest fence it has seen, and refuses smaller ones, is safe from
+    /// a loader that was suspended and goes on late.
+    ///
+    /// Returns `None` if the load runs without a lease.
+    /// [`Source::Degraded`](super::Source::Degraded) lists the reasons.
     pub fn fence(&self) -> Option<u64> {
         self.0.lease.as_ref().map(|lease| lease.fence())
     }
 
-    /// Completes when the lease is lost: someone else may be loading by now, and this value will most
-    /// likely not be stored. Never, if there is no lease.
+    /// Completes when the lease is lost. Another process may then load, and this value is most likely
+    /// not stored. Never completes without a lease.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future changes nothing; it can be asked for again.
+    /// Dropping the future changes nothing. The method can be called again.
     pub async fn lost(&self) {
         match &self.0.lease {
             Some(lease) => lease.lost().await,
@@ -51,23 +75,19 @@ impl Lead {
         }
     }
 
-    /// Keeps the value for this long instead of what the cache or the request says. Zero keeps it for 1 ms at
-    /// most; [`do_not_store`](Self::do_not_store) stores nothing.
+    /// Sets how long the value is kept, in place of the setting of the cache or the request. Zero keeps
+    /// it for 1 ms at most, and [`do_not_store`](Self::do_not_store) stores nothing.
     pub fn expire_after(&self, ttl: Duration) {
-        self.keep(|keeping| keeping.ttl = Some(ttl));
+        lock(&self.0.keeping).ttl = Some(ttl);
     }
 
-    /// Hands the value to everyone who waits, and stores nothing.
+    /// Hands the value to all waiters, and stores nothing.
     pub fn do_not_store(&self) {
-        self.keep(|keeping| keeping.do_not_store = true);
+        lock(&self.0.keeping).do_not_store = true;
     }
 
     pub(super) fn keeping(&self) -> Keeping {
-        *self.0.keeping.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn keep(&self, change: impl FnOnce(&mut Keeping)) {
-        change(&mut self.0.keeping.lock().unwrap_or_else(PoisonError::into_inner));
+        *lock(&self.0.keeping)
     }
 }
 

@@ -116,14 +116,10 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
             loop {
                 let Joined { mut follower, leader } = match core.flights.join(&key) {
                     Ok(joined) => joined,
-                    Err(Refused::Closed) => {
-                        return Box::pin(after_shutdown(core, work, options, within)).await;
-                    }
-                    Err(full) => return Err(overloaded(full)),
+                    Err(why) => return Box::pin(refused(core, work, options, within, why)).await,
                 };
                 let edge = within.map(|from| nest(from, &follower));
                 if let Some(None) = edge {
-                    tracing::debug!(%key, "a loader asked for a key that waits for it");
                     drop((follower, leader));
                     return Box::pin(load_alone(core, work, options, within)).await;
                 }
@@ -153,7 +149,10 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
 /// Enters the wait of a loader for a flight into the graph of waits, and gives its flight notice. `None` if
 /// the two would wait for each other.
 fn nest<T>(from: u64, follower: &Follower<T>) -> Option<Edge> {
-    let edge = flight::nested(from, follower.flight_id())?;
+    let Some(edge) = flight::nested(from, follower.flight_id()) else {
+        tracing::debug!("a loader asked for a key that waits for it");
+        return None;
+    };
     follower.tell(Notice::NeededByLoader);
     Some(edge)
 }
@@ -191,18 +190,22 @@ fn served<V>(core: &Core<V>, outcome: Outcome<V>, leads: bool) -> Result<Flown<V
     }
 }
 
-/// Loads for one caller of a cache that is shut down.
-async fn after_shutdown<V, F, Fut>(
+/// Loads for one caller of a cache that is shut down. A caller beyond a limit is told.
+async fn refused<V, F, Fut>(
     core: Arc<Core<V>>,
     work: Option<F>,
     options: Options,
     within: Option<u64>,
+    why: Refused,
 ) -> Result<Flown<V>, Error>
 where
     V: Clone + Send + Sync + 'static,
     F: FnOnce(Lead) -> Fut,
     Fut: Future<Output = Result<Produced<V>, Error>>,
 {
+    if why != Refused::Closed {
+        return Err(overloaded(why));
+    }
     // A loader that waits for a permit that loaders hold could wait for itself.
     let _permit = match within {
         Some(_) => None,

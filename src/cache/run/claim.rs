@@ -6,7 +6,7 @@ use tracing::debug;
 use super::{Run, Step, failed, second_try, silence};
 use crate::{
     backend::{Change, Claim, Claimed, Grant, Mode, Occupied},
-    cache::{Source, breaker::Answered},
+    cache::breaker::Answered,
     error::{BackendError, BackendErrorKind},
     flight::Epoch,
     lease::{Acquisition, Asked, Attempt, Waiting, drive},
@@ -84,19 +84,13 @@ impl<V: Clone + Send + Sync + 'static> Attempt for Claiming<'_, '_, V> {
         }
         match run.core.counted(answer) {
             Ok((Claimed::Granted(grant), sent)) => Asked::Settled(self.granted(&grant, sent)),
-            Ok((Claimed::Newer(entry), _)) => {
-                match run.decided(
-                    run.core.decide(&run.name, Ok(Some(entry))),
-                    Source::HandedOver,
-                    self.epoch,
-                ) {
-                    Step::Claim { seen } => {
-                        self.seen = seen;
-                        Asked::Again
-                    }
-                    step => Asked::Settled(step),
+            Ok((Claimed::Newer(entry), _)) => match run.handed_over(entry, self.epoch) {
+                Step::Claim { seen } => {
+                    self.seen = seen;
+                    Asked::Again
                 }
-            }
+                step => Asked::Settled(step),
+            },
             Ok((Claimed::Held(occupied), _)) => self.occupied(&occupied),
             Err(error) => self.failed(&error),
         }
@@ -107,11 +101,7 @@ impl<V: Clone + Send + Sync + 'static> Attempt for Claiming<'_, '_, V> {
         match change {
             // A push that is older than the present holder is late or doubled.
             Change::Entry(entry) if entry.fence >= self.fence => {
-                match run.decided(
-                    run.core.decide(&run.name, Ok(Some(entry))),
-                    Source::HandedOver,
-                    self.epoch,
-                ) {
+                match run.handed_over(entry, self.epoch) {
                     Step::Claim { .. } => None,
                     step => Some(step),
                 }

@@ -27,7 +27,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         let counters = &self.core.counters;
         // Callers that join from here on get a look of their own.
         let committed = self.leader.begin_epoch();
-        match self.try_commit(&guard, &entry, ttl).await {
+        let (value, source, epoch) = match self.try_commit(&guard, &entry, ttl).await {
             Ok(answer @ (Committed::Stored | Committed::HandedOver)) => {
                 guard.settled();
                 match answer {
@@ -35,32 +35,31 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
                     _ if ttl.is_some() => counters.unstored.add(),
                     _ => {}
                 }
-                (Outcome::Value(value, Source::Led), committed)
+                (value, Source::Led, committed)
             }
             Ok(Committed::Newer(entry)) => {
                 counters.refused.add();
                 debug!(fence = entry.fence, "commit refused: a newer entry is stored");
                 match self.core.decide(&self.name, Ok(Some(entry))) {
-                    Decision::Fresh(newer) => {
-                        (Outcome::Value(newer, Source::HandedOver), committed)
-                    }
-                    _ => (Outcome::Value(value, Source::Led), granted),
+                    Decision::Fresh(newer) => (newer, Source::HandedOver, committed),
+                    _ => (value, Source::Led, granted),
                 }
             }
             // Only for callers that asked before the load began.
             Ok(Committed::Refused) => {
                 counters.refused.add();
                 debug!("commit refused: the key was invalidated, or the lease lost");
-                (Outcome::Value(value, Source::Led), granted)
+                (value, Source::Led, granted)
             }
             Err(error) => {
                 counters.unstored.add();
                 self.shard.breaker.failed(&error);
                 // The commit may have been refused, for an invalidation that late joiners know of.
                 let _ = self.for_late.set(Outcome::Value(value.clone(), Source::Degraded));
-                (Outcome::Value(value, Source::Led), granted)
+                (value, Source::Led, granted)
             }
-        }
+        };
+        (Outcome::Value(value, source), epoch)
     }
 
     /// Commits that the load cannot be shared, and remembers it for this time.

@@ -2,6 +2,7 @@
 
 use super::{Landing, Run, Step, failed, silence};
 use crate::{
+    backend::Entry,
     cache::{
         Source,
         breaker::Answered,
@@ -37,7 +38,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     }
 
     /// Returns the step that follows a decision.
-    pub(super) fn decided(&self, decision: Decision<V>, source: Source, epoch: Epoch) -> Step<V> {
+    fn decided(&self, decision: Decision<V>, source: Source, epoch: Epoch) -> Step<V> {
         match decision {
             Decision::Fresh(value) => Step::Land((Outcome::Value(value, source), epoch)),
             Decision::Miss { seen } => Step::Claim { seen },
@@ -47,6 +48,12 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
                 OnUncacheable::Pass => Step::Land((Outcome::Uncacheable, Epoch::END)),
             },
         }
+    }
+
+    /// Returns the step that follows an entry of another process.
+    pub(super) fn handed_over(&self, entry: Entry, epoch: Epoch) -> Step<V> {
+        let decision = self.core.decide(&self.name, Ok(Some(entry)));
+        self.decided(decision, Source::HandedOver, epoch)
     }
 
     /// Looks once more, where this process may not load: another process may have loaded meanwhile.
