@@ -1,6 +1,6 @@
 //! Errors: what failed, and what is known of it.
 
-use std::{error::Error as StdError, fmt, sync::Arc};
+use std::{error::Error as StdError, fmt, sync::Arc, time::Duration};
 
 use tokio::time::error::Elapsed;
 
@@ -70,7 +70,10 @@ pub enum ErrorKind {
     InvalidKey,
     /// A setting is outside its range.
     InvalidConfig,
-    /// The `Cache`, the `Locks` or the `Redlock` was shut down.
+    /// The `Locks` or the `Redlock` was shut down, or the shutdown of a `Cache` ended the load.
+    ///
+    /// A call that comes after the shutdown of a `Cache` loads for itself, and gets
+    /// [`Degraded`](crate::cache::Source::Degraded).
     ShutDown,
 }
 
@@ -88,13 +91,18 @@ impl Error {
     }
 
     /// Creates the error of a lease that was lost before the call.
-    pub(crate) fn lost() -> Self {
-        Self::new(ErrorKind::Lost, "the lease was lost; another holder may have it by now")
+    pub(crate) fn lost(name: &str) -> Self {
+        let why = format!("the lease of {name:?} was lost; another holder may have it by now");
+        Self::new(ErrorKind::Lost, why)
     }
 
-    /// Creates the error of a wait that ended before the lock was free.
-    pub(crate) fn not_acquired(name: &str) -> Self {
-        let why = format!("{name} was not acquired before the wait ended");
+    /// Creates the error of a wait that the wait limit ended, or the retry strategy if there is
+    /// none.
+    pub(crate) fn not_acquired(what: &str, limit: Option<Duration>) -> Self {
+        let why = match limit {
+            Some(limit) => format!("{what} was not acquired within its wait limit of {limit:?}"),
+            None => format!("{what} was not acquired before its retry strategy ended"),
+        };
         Self::new(ErrorKind::NotAcquired, why)
     }
 
@@ -235,7 +243,7 @@ impl fmt::Display for BackendError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.kind {
             BackendErrorKind::Unavailable => {
-                "the backend is not reachable, so the operation was not sent"
+                "there is no usable connection to the backend, so the operation was not sent"
             }
             BackendErrorKind::Unknown => {
                 "the backend gave no usable answer in time, so the operation may have happened"
@@ -301,8 +309,8 @@ mod tests {
         let error = BackendError::new(BackendErrorKind::Unavailable, Repeats(refused));
         let error = Error::from(error);
         assert_eq!(error.to_string(), "the call to the backend failed");
-        let all = "the call to the backend failed: the backend is not reachable, so the operation \
-                   was not sent: read failed: connection refused";
+        let all = "the call to the backend failed: there is no usable connection to the backend, \
+                   so the operation was not sent: read failed: connection refused";
         assert_eq!(format!("{error:#}"), all);
         assert_eq!(Chain(&error).to_string(), all);
     }

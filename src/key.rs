@@ -96,6 +96,10 @@ impl fmt::Display for Key {
 pub struct Namespace(Arc<str>);
 
 impl Namespace {
+    pub(crate) fn as_str(&self) -> &str {
+        &self.0
+    }
+
     /// Returns the default namespace, `bellwether`.
     pub fn standard() -> Self {
         Self("bellwether".into())
@@ -181,7 +185,7 @@ impl Name {
         key: &Key,
         limit: usize,
     ) -> Result<Self, Error> {
-        Self::check(key, limit)?;
+        Self::check(family, key, limit)?;
         let family_tag = match family {
             Family::Cache => ":c:{",
             Family::Lock => ":l:{",
@@ -196,15 +200,21 @@ impl Name {
     }
 
     /// Checks that a key is not empty and has at most `limit` bytes.
-    pub(crate) fn check(key: &Key, limit: usize) -> Result<(), Error> {
-        match key.0.len() {
-            0 => Err(Error::new(ErrorKind::InvalidKey, "empty key: give it at least one byte")),
-            length if length > limit => Err(Error::new(
-                ErrorKind::InvalidKey,
-                format!("key of {length} bytes: shorten it, or raise the limit of {limit} bytes"),
-            )),
-            _ => Ok(()),
-        }
+    pub(crate) fn check(family: Family, key: &Key, limit: usize) -> Result<(), Error> {
+        let (what, setting) = match family {
+            Family::Cache => ("key of the entry", "max_key"),
+            Family::Lock | Family::Redlock => ("name of the lock", "max_name"),
+        };
+        let wrong = match key.0.len() {
+            0 => format!("the {what} is empty; give at least 1 byte"),
+            length if length > limit => {
+                format!(
+                    "the {what} has {length} bytes; shorten it, or raise `{setting}` of {limit}"
+                )
+            }
+            _ => return Ok(()),
+        };
+        Err(Error::new(ErrorKind::InvalidKey, wrong))
     }
 
     /// Returns the same name with the entries of another [schema](crate::cache::Builder::schema).
@@ -216,6 +226,17 @@ impl Name {
     /// Returns the start of every Redis key of this name.
     pub fn prefix(&self) -> &Arc<str> {
         &self.prefix
+    }
+
+    /// Returns the text of the key, for errors and logs.
+    pub(crate) fn key(&self) -> Cow<'_, str> {
+        // A namespace has no brace.
+        let start = self.prefix.find('{').map_or(0, |at| at + 1);
+        let escaped = &self.prefix[start..self.prefix.len() - 2];
+        match escaped.contains('%') {
+            true => escaped.replace("%7B", "{").replace("%7D", "}").replace("%25", "%").into(),
+            false => escaped.into(),
+        }
     }
 
     /// Returns the kind of thing that has this name.
@@ -281,7 +302,11 @@ fn entry_suffix(schema: u16) -> Cow<'static, str> {
 
 impl fmt::Debug for Name {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Name({}schema {})", self.prefix, self.schema)
+        f.write_str(self.prefix.trim_end_matches(':'))?;
+        match self.schema {
+            0 => Ok(()),
+            schema => write!(f, " of schema {schema}"),
+        }
     }
 }
 
@@ -299,6 +324,23 @@ mod tests {
     fn braces_never_reach_the_hash_tag() {
         assert_eq!(name("a{b}c%"), "bellwether:c:{a%7Bb%7Dc%25}:e");
         assert_ne!(name("a%7Bb"), name("a{b"));
+    }
+
+    #[test]
+    fn a_name_gives_its_key_back() -> Result<(), Error> {
+        for key in ["k", "a{b}c%", "%7B", "a:b:", "%25}", "ü:{}"] {
+            let name = Name::new(&Namespace::standard(), Family::Lock, &Key::from(key), 512)?;
+            assert_eq!(name.key(), key);
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn a_log_shows_the_redis_key_and_a_schema_other_than_zero() -> Result<(), Error> {
+        let name = Name::new(&Namespace::standard(), Family::Cache, &Key::from("k"), 512)?;
+        assert_eq!(format!("{name:?}"), "bellwether:c:{k}");
+        assert_eq!(format!("{:?}", name.with_schema(2)), "bellwether:c:{k} of schema 2");
+        Ok(())
     }
 
     #[test]

@@ -128,6 +128,18 @@ impl Claim {
         Self { name, owner, mode, lease, fence_life, waits: true, takes_handover }
     }
 
+    /// Returns what is claimed, for errors.
+    pub(crate) fn what(&self) -> String {
+        let key = self.name.key();
+        match self.mode {
+            Mode::Exclusive | Mode::Fair => format!("the lock {key:?}"),
+            Mode::Read => format!("the read lock {key:?}"),
+            Mode::Write => format!("the write lock {key:?}"),
+            Mode::Permit { count: 1, .. } => format!("a permit of {key:?}"),
+            Mode::Permit { count, .. } => format!("a set of {count} permits of {key:?}"),
+        }
+    }
+
     /// Returns how long its queue entry lasts unless the claim is sent again.
     ///
     /// It is 5 s, or the lease if that is shorter; and 12 s where no claim is held to the order.

@@ -75,7 +75,12 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         {
             return Decision::Fresh(value);
         }
-        tracing::debug!(fence = entry.fence, "an entry that cannot be decoded counts as missing");
+        let words = "an entry of another type or schema cannot be decoded and counts as missing; \
+                     give each type of value its own namespace";
+        match self.undecodable.first() {
+            true => tracing::warn!(?name, fence = entry.fence, "{words}"),
+            false => tracing::debug!(?name, fence = entry.fence, "{words}"),
+        }
         self.counters.undecodable.add();
         Decision::Miss { seen: entry.fence }
     }
@@ -122,7 +127,7 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
             return Ok(permit);
         }
         let loads = self.settings.max_loads;
-        let words = format!("{loads} loads are under way: ask later, or raise max_loads");
+        let words = format!("{loads} loads are under way: ask later, or raise `max_loads`");
         Err(Error::new(ErrorKind::Overloaded, words))
     }
 }

@@ -51,7 +51,7 @@ where
         Ok(Ok(produced)) => produced,
         Ok(Err(panic)) => Err(panicked(panic.as_ref())),
         Err(_) => {
-            let words = format!("the load took longer than its load_limit of {limit:?}");
+            let words = format!("the load took longer than its `load_limit` of {limit:?}");
             Err(Error::new(ErrorKind::LoadTimeout, words))
         }
     }

@@ -189,15 +189,18 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
         self.core.counters.snapshot(self.core.flights.len())
     }
 
-    /// Ends the work of this cache, so that a deploy costs the fleet no lease.
+    /// Shuts this cache and its clones down, so that a deploy costs the fleet no lease.
     ///
-    /// No new flight starts. A caller that still asks loads for itself, without a lease. Running loads may
-    /// end until `deadline` has passed. Then they are cancelled and their leases released, so that the
-    /// next process begins at once.
+    /// No new flight starts. A later caller does not read the cache: it loads for itself, without a
+    /// lease, and gets [`Degraded`](Source::Degraded). Loads that are under way may end until
+    /// `deadline` has passed. Then they are cancelled and fail as
+    /// [`ShutDown`](crate::ErrorKind::ShutDown). Their leases are released, so that the next process
+    /// begins at once.
     ///
     /// # Cancel safety
     ///
-    /// Once the future was polled, no new flight starts even if it is dropped. Call it again to wait.
+    /// If the future is dropped after it was first polled, still no new flight starts. Call it again
+    /// to wait.
     pub async fn shutdown(&self, deadline: Duration) {
         let core = &self.core;
         core.flights.close();

@@ -14,7 +14,7 @@ use super::{
 use crate::{
     error::{BoxError, Error, ErrorKind},
     flight::{self, Edge, Follower, Joined, Notice, Refused, Waited},
-    key::{Key, Name},
+    key::{Family, Key, Name},
 };
 
 /// One request for a key, with options of its own. [`Cache::request`](super::Cache::request) makes it.
@@ -109,7 +109,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         // As above.
         async move {
             // Only a leader needs the name, but each caller is told if its key has none.
-            Name::check(&key, core.settings.max_key)?;
+            Name::check(Family::Cache, &key, core.settings.max_key)?;
             let within = flight::current();
             // How long this caller has waited for an answer that did not come.
             let mut unanswered = None;
@@ -243,10 +243,10 @@ where
 fn overloaded(full: Refused) -> Error {
     let words = match full {
         Refused::FlightFull(limit) => {
-            format!("{limit} callers wait for this key: ask later, or raise max_waiters_per_key")
+            format!("{limit} callers wait for this key: ask later, or raise `max_waiters_per_key`")
         }
         Refused::GroupFull(limit) => {
-            format!("{limit} callers wait in this cache: ask later, or raise max_waiters")
+            format!("{limit} callers wait in this cache: ask later, or raise `max_waiters`")
         }
         Refused::Closed => return Error::shut_down(),
     };

@@ -83,16 +83,21 @@ impl Settings {
         self.lease * 2 + Duration::from_secs(5)
     }
 
+    /// Returns how often a lease is renewed.
+    fn renew_every(&self) -> Duration {
+        self.renew_every.unwrap_or(self.lease / 3)
+    }
+
     /// Returns how the lease of a load with this limit is kept.
     pub(super) fn upkeep(&self, load_limit: Duration) -> Upkeep {
         // The commit comes after the load.
         let max_hold = load_limit.saturating_add(self.lease);
-        Upkeep { renew_every: Some(self.renew_every.unwrap_or(self.lease / 3)), max_hold }
+        Upkeep { renew_every: Some(self.renew_every()), max_hold }
     }
 
     /// Checks that each setting is in its range.
     pub(super) fn check(&self) -> Result<(), Error> {
-        let renew_every = self.renew_every.unwrap_or(self.lease / 3);
+        let renew_every = self.renew_every();
         at_least("ttl", self.options.ttl, MILLISECOND)?;
         at_least("uncacheable_ttl", self.uncacheable_ttl, MILLISECOND)?;
         at_least("lease", self.lease, 20 * MILLISECOND)?;
@@ -125,18 +130,18 @@ fn at_least<T: PartialOrd + fmt::Debug>(setting: &str, given: T, least: T) -> Re
 }
 
 fn outside(setting: &str, given: impl fmt::Debug, expected: fmt::Arguments<'_>) -> Error {
-    let words = format!("{setting} is {given:?}; set {expected}");
+    let words = format!("`{setting}` is {given:?}; set {expected}");
     Error::new(ErrorKind::InvalidConfig, words)
 }
 
 impl fmt::Debug for Settings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Settings")
-            .field("namespace", &self.namespace)
+            .field("namespace", &self.namespace.as_str())
             .field("schema", &self.schema)
             .field("ttl", &self.options.ttl)
             .field("lease", &self.lease)
-            .field("renew_every", &self.renew_every)
+            .field("renew_every", &self.renew_every())
             .field("load_limit", &self.options.load_limit)
             .field("wait_limit", &self.options.wait_limit)
             .field("max_loads", &self.max_loads)

@@ -48,7 +48,7 @@ pub(crate) trait Attempt {
     }
 
     /// Returns the outcome of a wait that is over, or `None` to ask a last time.
-    fn time_up(&mut self) -> Option<Self::Outcome>;
+    fn time_up(&mut self, waiting: &Waiting<'_>) -> Option<Self::Outcome>;
 }
 
 /// What one request has led to.
@@ -90,7 +90,7 @@ pub(crate) async fn drive<A: Attempt>(mut attempt: A, mut waiting: Waiting<'_>) 
             }
         };
         let outcome = match woken {
-            Woken::TimeUp => attempt.time_up(),
+            Woken::TimeUp => attempt.time_up(&waiting),
             Woken::Pushed(change) => attempt.pushed(change, &mut waiting),
             Woken::Again => None,
         };
@@ -201,8 +201,9 @@ impl Attempt for OneAttempt<'_> {
         Some(Err(Error::shut_down()))
     }
 
-    fn time_up(&mut self) -> Option<Outcome> {
-        Some(Err(self.failure.take().map_or_else(|| self.not_acquired(), Error::from)))
+    fn time_up(&mut self, waiting: &Waiting<'_>) -> Option<Outcome> {
+        let failure = self.failure.take().map(Error::from);
+        Some(Err(failure.unwrap_or_else(|| self.not_acquired(waiting))))
     }
 }
 
@@ -241,7 +242,7 @@ impl OneAttempt<'_> {
                 self.restart(waiting);
                 Some(Asked::Again)
             }
-            None => Some(Asked::Settled(Err(self.not_acquired()))),
+            None => Some(Asked::Settled(Err(self.not_acquired(waiting)))),
         }
     }
 
@@ -281,8 +282,8 @@ impl OneAttempt<'_> {
         waiting.turn_to(self.acquisition.claim());
     }
 
-    fn not_acquired(&self) -> Error {
-        Error::not_acquired(self.acquisition.claim().name.prefix().trim_end_matches(':'))
+    fn not_acquired(&self, waiting: &Waiting<'_>) -> Error {
+        Error::not_acquired(&self.acquisition.claim().what(), waiting.limit_reached())
     }
 }
 

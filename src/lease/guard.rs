@@ -37,10 +37,15 @@ impl LeaseGuard {
         &self.record
     }
 
+    /// Returns the error of a call that finds the lease lost.
+    pub(crate) fn lost_error(&self) -> Error {
+        Error::lost(&self.claim().name.key())
+    }
+
     /// Renews the lease now.
     pub(crate) async fn renew(&self) -> Result<(), Error> {
         if self.is_lost() {
-            return Err(Error::lost());
+            return Err(self.lost_error());
         }
         let sent = Instant::now();
         let claims = std::slice::from_ref(self.claim());
@@ -51,10 +56,10 @@ impl LeaseGuard {
             }
             Ok(Ok(_)) => {
                 self.record.tell_lost();
-                Err(Error::lost())
+                Err(self.lost_error())
             }
             Ok(Err(error)) => Err(error.into()),
-            Err(_) => Err(Error::lost()),
+            Err(_) => Err(self.lost_error()),
         }
     }
 
@@ -67,7 +72,7 @@ impl LeaseGuard {
         let lost = self.is_lost();
         // A loss that was told stays one, whatever the server says.
         let given_back = self.give_back().await;
-        if lost { Err(Error::lost()) } else { given_back }
+        if lost { Err(self.lost_error()) } else { given_back }
     }
 
     /// Leaves the lease to itself, and returns its owner.
@@ -185,7 +190,7 @@ async fn give_back(
             answer
         }
     };
-    release.settle(answer)?.then_some(()).ok_or_else(Error::lost)
+    release.ended(answer)
 }
 
 /// Passes a lease to the next caller of this process, and the slot with it. Returns whether the

@@ -80,7 +80,7 @@ impl Janitor {
         let release = Release::new(self.clone(), claim, false);
         let end = async move {
             let answer = release.once().await;
-            release.settle(answer)?.then_some(()).ok_or_else(Error::lost)
+            release.ended(answer)
         };
         self.finish(end, Handle::current())
     }
@@ -211,6 +211,13 @@ impl Release {
     pub(super) async fn once(&self) -> Result<bool, BackendError> {
         let backend = self.janitor.backend.as_ref();
         answered_by(backend, ANSWER_LIMIT, backend.release(&self.claim)).await
+    }
+
+    /// Settles the release of a lease that was held, and returns whether it was.
+    pub(super) fn ended(self, answer: Result<bool, BackendError>) -> Result<(), Error> {
+        let lost = matches!(answer, Ok(false)).then(|| Error::lost(&self.claim.name.key()));
+        self.settle(answer)?;
+        lost.map_or(Ok(()), Err)
     }
 
     /// Leaves to a task what an answer to the first request leaves to be done.

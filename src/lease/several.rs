@@ -45,6 +45,7 @@ impl Engine {
             upkeep,
             try_limit: strategy.try_limit(),
             leave_at: None,
+            in_the_way: 0,
             failure: None,
         };
         drive(attempt, waiting).await
@@ -60,8 +61,10 @@ struct SeveralAttempt<'a> {
     /// When it leaves the queues of the holders that are no longer in the way. It is not counted
     /// anew with each wait, since there may be many.
     leave_at: Option<Instant>,
-    /// Why the acquisition has failed, if the wait ends now.
-    failure: Option<Error>,
+    /// Which lease was in the way last.
+    in_the_way: usize,
+    /// Why the last request failed, if it did.
+    failure: Option<BackendError>,
 }
 
 type Outcome = Result<Vec<LeaseGuard>, Error>;
@@ -81,12 +84,11 @@ impl Attempt for SeveralAttempt<'_> {
                 return Asked::Settled(Ok(self.granted(&grants, sent)));
             }
             Ok((AcquiredAll::Held(at, occupied), _)) => {
-                let in_the_way = self.acquisitions.get(at).map(Acquisition::claim);
-                if let Some(claim) = in_the_way {
-                    waiting.turn_to(claim);
-                    let name = claim.name.prefix().trim_end_matches(':');
-                    self.failure = Some(Error::not_acquired(name));
+                if let Some(one) = self.acquisitions.get(at) {
+                    waiting.turn_to(one.claim());
                 }
+                self.in_the_way = at;
+                self.failure = None;
                 Asked::Occupied(occupied.remaining)
             }
             Err(error) if error.kind() == BackendErrorKind::Foreign => {
@@ -94,7 +96,7 @@ impl Attempt for SeveralAttempt<'_> {
             }
             Err(error) => {
                 self.failed(&error);
-                self.failure = Some(error.into());
+                self.failure = Some(error);
                 Asked::Failed
             }
         };
@@ -135,8 +137,12 @@ impl Attempt for SeveralAttempt<'_> {
         left.contains(&false)
     }
 
-    fn time_up(&mut self) -> Option<Outcome> {
-        Some(Err(self.failure.take().unwrap_or_else(|| Error::not_acquired("one of the locks"))))
+    fn time_up(&mut self, waiting: &Waiting<'_>) -> Option<Outcome> {
+        let failure = self.failure.take().map(Error::from);
+        Some(Err(failure.unwrap_or_else(|| {
+            let what = self.acquisitions.get(self.in_the_way).map(|one| one.claim().what());
+            Error::not_acquired(&what.unwrap_or_default(), waiting.limit_reached())
+        })))
     }
 }
 

@@ -52,6 +52,7 @@ pub(crate) struct Waiting<'a> {
     waits: Option<Box<dyn Iterator<Item = Duration> + Send>>,
     /// When the strategy's present wait ends.
     until: Option<Instant>,
+    limit: Duration,
     deadline: Instant,
     failures: u32,
 }
@@ -101,6 +102,7 @@ impl<'a> Waiting<'a> {
             subscribe_at: None,
             waits: None,
             until: None,
+            limit,
             deadline: after(Instant::now(), limit),
             failures: 0,
         }
@@ -125,6 +127,11 @@ impl<'a> Waiting<'a> {
     /// The name that is waited for.
     pub(crate) fn name(&self) -> &Name {
         &self.name
+    }
+
+    /// Returns the limit if it has ended the wait, and not the strategy.
+    pub(crate) fn limit_reached(&self) -> Option<Duration> {
+        (Instant::now() >= self.deadline).then_some(self.limit)
     }
 
     /// Takes a subscription over, so that none of its own is needed.

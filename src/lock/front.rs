@@ -134,10 +134,10 @@ impl Front {
             )
         } else if self.max_hold < self.lease {
             let limit = self.max_hold;
-            format!("max_hold of {name:?} is {limit:?}; set at least its lease of {lease:?}")
+            format!("`max_hold` of {name:?} is {limit:?}; set at least its lease of {lease:?}")
         } else if self.fence_life < self.lease {
             let life = self.fence_life;
-            format!("fence_life of {name:?} is {life:?}; set at least its lease of {lease:?}")
+            format!("`fence_life` of {name:?} is {life:?}; set at least its lease of {lease:?}")
         } else {
             return Ok(Upkeep { renew_every, max_hold: self.max_hold });
         };
@@ -163,11 +163,11 @@ pub(super) fn none_if_not_acquired<T>(outcome: Result<T, Error>) -> Result<Optio
 
 /// Drops one of the clones that share a lease, and releases the lease with the last of them.
 pub(super) async fn release_one(held: Arc<LeaseGuard>) -> Result<(), Error> {
-    let is_lost = held.is_lost();
-    match Arc::into_inner(held) {
-        Some(last) => last.release().await,
-        None if is_lost => Err(Error::lost()),
-        None => Ok(()),
+    let lost = held.is_lost().then(|| held.lost_error());
+    match (Arc::into_inner(held), lost) {
+        (Some(last), _) => last.release().await,
+        (None, Some(lost)) => Err(lost),
+        (None, None) => Ok(()),
     }
 }
 

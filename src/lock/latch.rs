@@ -152,7 +152,7 @@ impl Latch {
         let (name, count) = (self.full_name()?, in_range(count)?);
         let id = Owner::fresh();
         let step = || self.locks.latches.count_down(&name, id, count);
-        let countdown: Option<Countdown> = self.send(&name, "counted", step).await?;
+        let countdown: Option<Countdown> = self.send(&name, "counted down", step).await?;
         Ok(countdown.ok_or_else(|| self.not_set())?.left)
     }
 
@@ -243,12 +243,11 @@ impl Latch {
                 let over = error.kind() == BackendErrorKind::Foreign
                     || matches!(waiting.after(None).await, Woken::TimeUp);
                 if over {
-                    let known = if is_outcome_unknown {
-                        "it may or may not have been"
-                    } else {
-                        "it was not"
+                    let known = match is_outcome_unknown {
+                        true => "may or may not have been",
+                        false => "was not",
                     };
-                    let why = format!("{known} {done}");
+                    let why = format!("the latch {:?} {known} {done}", self.name);
                     return Err(Error::with_source(ErrorKind::Backend, why, error));
                 }
             }
@@ -271,11 +270,14 @@ impl Latch {
     }
 
     fn not_set(&self) -> Error {
-        Error::new(ErrorKind::NotSet, format!("the latch {} is not set", self.name))
+        Error::new(ErrorKind::NotSet, format!("the latch {:?} is not set", self.name))
     }
 
     fn not_done(&self, left: u32) -> Error {
-        let why = format!("the wait ended before the latch {} was done; {left} left", self.name);
+        let (name, limit) = (&self.name, self.wait_limit);
+        let why = format!(
+            "the latch {name:?} was not done within its wait limit of {limit:?}; {left} left"
+        );
         Error::new(ErrorKind::NotDone, why)
     }
 }
@@ -343,7 +345,7 @@ impl Attempt for LatchWait<'_> {
     }
 
     /// Returns `None` for one last look, since the push may have been lost.
-    fn time_up(&mut self) -> Option<Self::Outcome> {
+    fn time_up(&mut self, _: &Waiting<'_>) -> Option<Self::Outcome> {
         self.time_up = true;
         None
     }

@@ -142,6 +142,11 @@ impl Locks {
 
 impl fmt::Debug for Locks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Locks").field("namespace", &self.space.namespace).finish_non_exhaustive()
+        let mut shown = f.debug_struct("Locks");
+        match &self.space.namespace {
+            Ok(namespace) => shown.field("namespace", &namespace.as_str()),
+            Err(error) => shown.field("namespace", error),
+        };
+        shown.finish_non_exhaustive()
     }
 }

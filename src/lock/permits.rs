@@ -82,7 +82,7 @@ impl Permits {
     ///
     /// If the future is dropped, a permit that it may have acquired is released.
     pub async fn acquire(&self) -> Result<PermitId, Error> {
-        let held = self.front.acquire(permit_mode(self.limit, 1)?).await?;
+        let held = self.front.acquire(permit_mode(&self.front.name, self.limit, 1)?).await?;
         Ok(PermitId(held.detach()))
     }
 
@@ -101,7 +101,7 @@ impl Permits {
     ///
     /// If the future is dropped, a permit that it may have acquired is released.
     pub async fn try_acquire(&self) -> Result<Option<PermitId>, Error> {
-        let held = self.front.try_acquire(permit_mode(self.limit, 1)?).await?;
+        let held = self.front.try_acquire(permit_mode(&self.front.name, self.limit, 1)?).await?;
         Ok(held.map(LeaseGuard::detach).map(PermitId))
     }
 
@@ -121,7 +121,10 @@ impl Permits {
     pub async fn renew(&self, id: PermitId) -> Result<(), Error> {
         let claim = self.claim(id)?;
         let renewed = self.front.space.engine.backend().renew(&[claim]).await?;
-        if renewed.first() == Some(&Renewal::Held) { Ok(()) } else { Err(Error::lost()) }
+        match renewed.first() {
+            Some(Renewal::Held) => Ok(()),
+            _ => Err(Error::lost(self.front.name.as_str())),
+        }
     }
 
     /// Releases a permit.

@@ -62,19 +62,21 @@ impl Reentry {
 
     pub(super) async fn lock(self: &Arc<Self>) -> Result<Arc<LeaseGuard>, Error> {
         let deadline = after(Instant::now(), self.front.wait_limit);
+        let mut left = self.front.wait_limit;
         loop {
-            let left = deadline.saturating_duration_since(Instant::now());
             match self.route(true, left) {
                 Route::Held(held) => return Ok(held),
                 Route::Start(acquiring) => return acquiring.await,
                 Route::Join(acquiring) => match timeout_at(deadline, acquiring).await {
                     // It was started earlier, or for a task that does not wait. This task has time
                     // left.
-                    Ok(Err(error)) if is_of_its_starter(&error) && Instant::now() < deadline => {}
+                    Ok(Err(error)) if is_of_its_starter(&error) && Instant::now() < deadline => {
+                        left = deadline.saturating_duration_since(Instant::now());
+                    }
                     Ok(outcome) => return outcome,
-                    Err(_) => return Err(Error::not_acquired(self.front.name.as_str())),
+                    Err(_) => return Err(self.not_acquired()),
                 },
-                Route::Refuse => return Err(Error::not_acquired(self.front.name.as_str())),
+                Route::Refuse => return Err(self.not_acquired()),
             }
         }
     }
@@ -116,10 +118,9 @@ impl Reentry {
             let front = Front { wait_limit: limit, ..self.front.clone() };
             let held = match waits {
                 true => front.acquire(Mode::Exclusive).await?,
-                false => front
-                    .try_acquire(Mode::Exclusive)
-                    .await?
-                    .ok_or_else(|| Error::not_acquired(front.name.as_str()))?,
+                false => {
+                    front.try_acquire(Mode::Exclusive).await?.ok_or_else(|| self.not_acquired())?
+                }
             };
             let held = Arc::new(held);
             self.state().held = Arc::downgrade(&held);
@@ -132,6 +133,11 @@ impl Reentry {
             .catch_unwind()
             .map(move |outcome| outcome.unwrap_or_else(panicked))
             .boxed()
+    }
+
+    fn not_acquired(&self) -> Error {
+        let what = format!("the lock {:?}", self.front.name);
+        Error::not_acquired(&what, Some(self.front.wait_limit))
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

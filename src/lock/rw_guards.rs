@@ -10,6 +10,8 @@ use crate::{backend::Mode, error::Error, lease::LeaseGuard};
 
 /// An [`RwLock`](super::RwLock) that is held beside other readers.
 ///
+/// It has no fencing token, because several callers hold at once.
+///
 /// Clones share one lease, which is renewed while one of them lives. The lock is released with the
 /// last of them, [in the background](super#dropped-guards) if that is dropped.
 ///
@@ -159,7 +161,7 @@ impl WriteGuard {
         let front = self.front;
         match convert(&front, self.held, Mode::Read).await? {
             Ok(held) => Ok(ReadGuard::new(front, held)),
-            Err(_) => Err(Error::lost()),
+            Err(held) => Err(held.lost_error()),
         }
     }
 

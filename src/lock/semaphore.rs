@@ -176,7 +176,7 @@ impl Semaphore {
     }
 
     fn mode(&self, count: u32) -> Result<Mode, Error> {
-        permit_mode(self.limit, count)
+        permit_mode(&self.front.name, self.limit, count)
     }
 
     fn permit(&self, held: LeaseGuard, count: u32) -> SemaphorePermit {
@@ -185,13 +185,16 @@ impl Semaphore {
 }
 
 /// Checks how many permits are to be acquired, and returns the mode for it.
-pub(super) fn permit_mode(limit: u32, count: u32) -> Result<Mode, Error> {
-    let wrong = match count {
-        0 => "0 permits are requested; request at least 1".to_owned(),
-        _ if count > limit => format!("{count} permits are requested, but there are only {limit}"),
-        _ if count > MOST_AT_ONCE => {
-            format!("{count} permits are requested at once; request at most {MOST_AT_ONCE}")
+pub(super) fn permit_mode(name: &Key, limit: u32, count: u32) -> Result<Mode, Error> {
+    let wrong = match (limit, count) {
+        (0, _) => format!("the semaphore {name:?} has 0 permits; give at least 1"),
+        (_, 0) => format!("0 permits of {name:?} are requested; request at least 1"),
+        _ if count > limit => {
+            format!("{count} permits of {name:?} are requested, but it has only {limit}")
         }
+        _ if count > MOST_AT_ONCE => format!(
+            "{count} permits of {name:?} are requested at once; request at most {MOST_AT_ONCE}"
+        ),
         _ => return Ok(Mode::Permit { limit, count }),
     };
     Err(Error::new(ErrorKind::InvalidConfig, wrong))
@@ -209,6 +212,8 @@ impl fmt::Debug for Semaphore {
 }
 
 /// Permits of a [`Semaphore`].
+///
+/// It has no fencing token, because several callers hold at once.
 ///
 /// Their lease is renewed while the value lives. If it is dropped, the permits are released
 /// [in the background](super#dropped-guards). [`release`](Self::release) also reports whether they

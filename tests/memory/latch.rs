@@ -195,9 +195,9 @@ async fn a_setting_whose_answer_is_lost_is_recognised() {
 #[tokio::test(start_paused = true)]
 async fn a_step_without_an_answer_is_an_error_that_states_what_is_known() {
     for (fault, known) in [
-        (Fault::Refuse, "it was not counted"),
-        (Fault::Hang, "it may or may not have been counted"),
-        (Fault::LoseReply, "it may or may not have been counted"),
+        (Fault::Refuse, "the latch \"l\" was not counted down"),
+        (Fault::Hang, "the latch \"l\" may or may not have been counted down"),
+        (Fault::LoseReply, "the latch \"l\" may or may not have been counted down"),
     ] {
         let faulty = Faulty::new(move |op| (op == Op::CountDown).then_some(fault));
         let latch = Locks::new(faulty.clone()).latch("l").wait_limit(5 * SECOND);

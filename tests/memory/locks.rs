@@ -578,3 +578,37 @@ async fn a_refused_upgrade_reports_an_unanswered_renewal() {
     other.unlock().await.unwrap();
     there.rw_lock("m").write().await.unwrap().unlock().await.unwrap();
 }
+
+#[tokio::test(start_paused = true)]
+async fn an_error_names_the_lock_and_what_ended_the_wait() {
+    let (limit, once) = (200 * MS, Retry::never());
+    let locks = Locks::new(MemoryBackend::new()).namespace("shop");
+    let mutex = locks.mutex("{held}").wait_limit(limit);
+    let held = mutex.lock().await.unwrap();
+    let error = mutex.lock().await.unwrap_err();
+    let said = "the lock \"{held}\" was not acquired within its wait limit of 200ms";
+    assert_eq!(error.to_string(), said);
+    let error = mutex.clone().retry(once).lock().await.unwrap_err();
+    let said = "the lock \"{held}\" was not acquired before its retry strategy ended";
+    assert_eq!(error.to_string(), said);
+    assert!(mutex.force_unlock().await.unwrap());
+    let error = held.unlock().await.unwrap_err();
+    let said = "the lease of \"{held}\" was lost; another holder may have it by now";
+    assert_eq!(error.to_string(), said);
+
+    let sem = locks.semaphore("sem", 1).wait_limit(limit);
+    let _permit = sem.acquire().await.unwrap();
+    let error = sem.acquire().await.unwrap_err().to_string();
+    assert_eq!(error, "a permit of \"sem\" was not acquired within its wait limit of 200ms");
+    let error = sem.acquire_many(2).await.unwrap_err().to_string();
+    assert_eq!(error, "2 permits of \"sem\" are requested, but it has only 1");
+    let error = locks.semaphore("s", 0).acquire().await.unwrap_err().to_string();
+    assert_eq!(error, "the semaphore \"s\" has 0 permits; give at least 1");
+    let error = locks.mutex("").lock().await.unwrap_err().to_string();
+    assert_eq!(error, "the name of the lock is empty; give at least 1 byte");
+
+    let rw = locks.rw_lock("rw").wait_limit(limit);
+    let _write = rw.write().await.unwrap();
+    let error = rw.read().await.unwrap_err().to_string();
+    assert_eq!(error, "the read lock \"rw\" was not acquired within its wait limit of 200ms");
+}

@@ -119,7 +119,7 @@ impl<V: Clone + Send + Sync + 'static> Attempt for Claiming<'_, '_, V> {
         Some(Step::LoadAlone)
     }
 
-    fn time_up(&mut self) -> Option<Step<V>> {
+    fn time_up(&mut self, _: &Waiting<'_>) -> Option<Step<V>> {
         self.time_up = true;
         None
     }

@@ -19,7 +19,7 @@
 mod known;
 mod tries;
 
-use std::{collections::HashMap, fmt, sync::Arc, time::Duration};
+use std::{collections::HashMap, error::Error as _, fmt, sync::Arc, time::Duration};
 
 use futures_util::{
     FutureExt, StreamExt,
@@ -33,7 +33,7 @@ use crate::{
     backend::{
         Acquired, Changes, Claim, DynLeases, Grant, Leases, Mode, Occupied, Owner, Renewal, in_time,
     },
-    error::{BackendError, BackendErrorKind, Error, ErrorKind},
+    error::{BackendError, BackendErrorKind, Chain, Error, ErrorKind},
     key::Name,
     lease::{Acquisition, Janitor},
 };
@@ -147,12 +147,11 @@ impl Majority {
         {
             return error.clone();
         }
-        let why = errors.first().and_then(std::error::Error::source);
-        let why = why.map_or(String::new(), |why| format!(": {why}"));
-        let (all, silent) = (self.servers.len(), errors.len());
-        let message = format!(
-            "{silent} of {all} servers gave no answer in time{why}, and the others no majority"
-        );
+        let (all, failed) = (self.servers.len(), errors.len());
+        let why = errors.first().map_or(String::new(), |why| {
+            format!("; the first with: {}", Chain(why.source().unwrap_or(why)))
+        });
+        let message = format!("no majority: {failed} of {all} servers failed{why}");
         BackendError::new(BackendErrorKind::Unavailable, message)
     }
 

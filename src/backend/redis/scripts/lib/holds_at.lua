@@ -9,7 +9,7 @@ local function holds_at(set, at)
   end
   if type(ended) == 'table' then
     if not string.find(ended.err, 'WRONGTYPE') then return nil, nil, ended end
-    local what = set .. ' holds something that is not a hold'
+    local what = set .. ' holds data that is not a set of permits or readers'
     return nil, nil, redis.error_reply('FOREIGN ' .. what)
   end
   local last = redis.call('ZRANGE', set, -1, -1, 'WITHSCORES')[2]
