@@ -10,22 +10,39 @@ use socket2::TcpKeepalive;
 
 use crate::error::{Error, ErrorKind};
 
+/// Reads several URLs. An error tells which of them is wrong.
+pub(super) fn parse_all<'a>(
+    urls: impl IntoIterator<Item = &'a str>,
+) -> Result<Vec<ConnectionInfo>, Error> {
+    let urls: Vec<_> = urls.into_iter().collect();
+    let parse = |(at, url): (usize, &&str)| {
+        parse_named(url, &format!("Redis URL {} of {}", at + 1, urls.len()))
+    };
+    urls.iter().enumerate().map(parse).collect()
+}
+
 /// Reads a URL, and adds the protocol version and the settings of the socket.
 pub(super) fn parse(url: &str) -> Result<ConnectionInfo, Error> {
+    parse_named(url, "the Redis URL")
+}
+
+/// Reads a URL that an error calls `which`, since the URL itself may have a password in it.
+fn parse_named(url: &str, which: &str) -> Result<ConnectionInfo, Error> {
     let invalid = |why: String| Error::new(ErrorKind::InvalidConfig, why);
     let scheme = scheme(url);
     if !cfg!(feature = "tls") && ["rediss", "valkeys"].contains(&scheme) {
         return Err(invalid(format!(
-            "the URL begins with `{scheme}:`, but TLS is not compiled in; enable the feature `tls` \
+            "{which} begins with `{scheme}:`, but TLS is not compiled in; enable the feature `tls` \
              of bellwether"
         )));
     }
-    let info = url.into_connection_info().map_err(|error| unreadable(scheme, error))?;
+    let info = url.into_connection_info().map_err(|error| unreadable(which, scheme, error))?;
     match info.addr() {
         ConnectionAddr::TcpTls { insecure: true, .. } => {
-            let why = "the URL ends with `#insecure`, which would trust any certificate; remove \
-                       it, and name the file of your CA in the variable `SSL_CERT_FILE`";
-            return Err(invalid(why.to_owned()));
+            return Err(invalid(format!(
+                "{which} ends with `#insecure`, which would trust any certificate; remove it, and \
+                 name the file of your CA in the variable `SSL_CERT_FILE`"
+            )));
         }
         #[cfg(feature = "tls")]
         ConnectionAddr::TcpTls { .. } => install_crypto_provider(),
@@ -53,17 +70,18 @@ pub(super) fn install_crypto_provider() {
 }
 
 pub(super) fn client(info: ConnectionInfo) -> Result<Client, Error> {
-    Client::open(info).map_err(|error| unreadable("redis", error))
+    Client::open(info).map_err(|error| unreadable("the Redis URL", "redis", error))
 }
 
-fn unreadable(scheme: &str, error: RedisError) -> Error {
+fn unreadable(which: &str, scheme: &str, error: RedisError) -> Error {
     let given = match scheme {
         "" => "without a scheme".to_owned(),
         scheme => format!("with the scheme `{scheme}`"),
     };
     let why = format!(
-        "the Redis URL {given} cannot be read; \
-         give `redis://[user[:password]@]host[:port][/database]`"
+        "{which} {given} cannot be read; \
+         give `redis://[user[:password]@]host[:port][/database]` (or `rediss://`, `redis+unix://`), \
+         with special characters in the password percent-encoded"
     );
     Error::with_source(ErrorKind::InvalidConfig, why, error)
 }
@@ -101,5 +119,13 @@ mod tests {
             let text = text.unwrap_or_default();
             assert!(text.contains(said) && !text.contains("secret"), "{url}: {text}");
         }
+    }
+
+    #[test]
+    fn an_error_tells_which_of_several_urls_is_wrong() {
+        let error = parse_all(["redis://a", "http://user:secret@b"]).err();
+        let text = error.map(|error| error.to_string()).unwrap_or_default();
+        assert!(text.starts_with("Redis URL 2 of 2 with the scheme `http`"), "{text}");
+        assert!(!text.contains("secret"), "{text}");
     }
 }

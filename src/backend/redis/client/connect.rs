@@ -19,6 +19,7 @@ use super::{
     address::keepalive,
     config::RedisConfig,
     endpoint::{Endpoint, EndpointWatch},
+    failure::ClientError,
     handshake::{config, refuse_replica},
     write_batcher::WriteBatcher,
 };
@@ -56,7 +57,7 @@ pub(super) async fn connect(
     let unavailable = BackendErrorKind::Unavailable;
     let error = match timeout(settings.connect_timeout, attempt).await {
         Ok(Ok(connected)) => return Ok((connected, watch)),
-        Ok(Err(error)) => BackendError::new(unavailable, error),
+        Ok(Err(error)) => BackendError::new(unavailable, ClientError(error)),
         Err(_elapsed) => {
             BackendError::new(unavailable, "no connection within the connect time-out")
         }

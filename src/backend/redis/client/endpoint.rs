@@ -39,6 +39,14 @@ impl Endpoint {
         }
     }
 
+    /// Returns the server for logs, without credentials.
+    pub(super) fn shown(&self) -> String {
+        match self {
+            Self::Server(client) => client.get_connection_info().addr().to_string(),
+            Self::Sentinel(sentinels) => format!("master {:?}", sentinels.master_name()),
+        }
+    }
+
     pub(in super::super) fn database(&self) -> i64 {
         match self {
             Self::Server(client) => client.get_connection_info().redis_settings().db(),

@@ -1,5 +1,7 @@
 //! Classification of an error reply: what is known of the command, and how to retry it.
 
+use std::fmt;
+
 use redis::{ErrorKind, RedisError, RetryMethod, ServerErrorKind};
 
 use crate::error::{BackendError, BackendErrorKind};
@@ -23,6 +25,21 @@ pub(super) enum CommandRetry {
     Later,
 }
 
+/// An error of the client library, without its source.
+///
+/// The library shows the source in the text of its error, so a logger that walks the sources would
+/// show it twice.
+#[derive(Debug)]
+pub(super) struct ClientError(pub(super) RedisError);
+
+impl fmt::Display for ClientError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl std::error::Error for ClientError {}
+
 impl CommandFailure {
     pub(super) fn of(error: RedisError) -> Self {
         let kind = match code(&error) {
@@ -31,7 +48,7 @@ impl CommandFailure {
             Some(_) if !asks_to_reconnect(&error) => BackendErrorKind::Refused,
             _ => BackendErrorKind::Unknown,
         };
-        Self { retry: CommandRetry::of(&error), error: BackendError::new(kind, error) }
+        Self { retry: CommandRetry::of(&error), error: BackendError::new(kind, ClientError(error)) }
     }
 }
 

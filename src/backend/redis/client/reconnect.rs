@@ -77,7 +77,8 @@ impl KeptConnection {
                 let runtime = Handle::current().id();
                 let current = Established { connected, broken, doubted: Notify::new(), runtime };
                 self.serve(Arc::new(current), watch).await;
-                info!("the connection to Redis broke; connecting again");
+                let server = self.endpoint.shown();
+                info!(%server, "the connection to Redis broke; connecting again");
                 self.events.trouble.notify_one();
                 // Commands wait for the first attempt after a break, and fail during later ones.
                 self.state.send_replace(ConnectionState::Connecting);
@@ -96,7 +97,8 @@ impl KeptConnection {
     fn failed(&self, error: BackendError) {
         let is_known = matches!(&*self.state.borrow(), ConnectionState::Failed(_));
         if !is_known {
-            warn!(error = %Chain(&error), "no connection to Redis; trying again");
+            let server = self.endpoint.shown();
+            warn!(%server, error = %Chain(&error), "no connection to Redis; trying again");
         }
         self.state.send_replace(ConnectionState::Failed(error));
         self.events.trouble.notify_one();

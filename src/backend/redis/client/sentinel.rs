@@ -25,6 +25,7 @@ use tracing::info;
 
 use super::{
     address,
+    failure::ClientError,
     handshake::{config, refuse_replica},
 };
 use crate::error::{BackendError, BackendErrorKind, Error, ErrorKind as Kind};
@@ -151,13 +152,17 @@ impl Sentinels {
         urls: impl IntoIterator<Item = &'a str>,
         master: SentinelMaster,
     ) -> Result<Self, Error> {
-        let client = |url| address::parse(url).map(of_sentinel).and_then(address::client);
-        let clients = urls.into_iter().map(client).collect::<Result<Vec<_>, _>>()?;
+        let infos = address::parse_all(urls)?.into_iter();
+        let clients = infos.map(of_sentinel).map(address::client).collect::<Result<Vec<_>, _>>()?;
         if clients.is_empty() {
             let why = "no sentinel was given; give the URL of one sentinel or more";
             return Err(Error::new(Kind::InvalidConfig, why));
         }
         Ok(Self { clients, master, first: AtomicUsize::new(0) })
+    }
+
+    pub(super) fn master_name(&self) -> &str {
+        &self.master.name
     }
 
     pub(super) fn database(&self) -> i64 {
@@ -166,7 +171,8 @@ impl Sentinels {
 
     /// Returns the current master.
     pub(super) async fn find(self: &Arc<Self>) -> Result<(Client, MasterWatch), BackendError> {
-        let unavailable = |error| BackendError::new(BackendErrorKind::Unavailable, error);
+        let unavailable =
+            |error| BackendError::new(BackendErrorKind::Unavailable, ClientError(error));
         let watch = self.locate().await.map_err(unavailable)?;
         let client = self.master.client_at(watch.address.clone()).map_err(unavailable)?;
         Ok((client, watch))

@@ -72,7 +72,7 @@ impl ClusterSeeds {
         urls: impl IntoIterator<Item = &'a str>,
     ) -> Result<Self, Error> {
         let invalid = |why: String| Err(Error::new(ErrorKind::InvalidConfig, why));
-        let infos = urls.into_iter().map(address::parse).collect::<Result<Vec<_>, _>>()?;
+        let infos = address::parse_all(urls)?;
         let Some(template) = infos.first().cloned().map(Box::new) else {
             let why = "no node of the cluster was given; give the URL of one node or more";
             return invalid(why.to_owned());
