@@ -111,7 +111,8 @@ async fn use_locks([one, two]: [RedisBackend; 2], key: &str) -> Result<(), Error
         sleep(50 * MS).await;
         first.count_down().await
     });
-    (waited?, counted?);
+    waited?;
+    counted?;
     first.clear().await.map(drop)
 }
 

@@ -103,7 +103,10 @@ async fn memory_of_an_entry() {
 async fn memory_of_a_lock() {
     let scene = Scene::start().await;
     let claims: Vec<_> = (0..COUNT).map(|at| claim(&key(at), Mode::Exclusive)).collect();
-    each(async |at| drop(scene.backend.acquire(&claims[at]).await.unwrap())).await;
+    each(async |at| {
+        let _ = scene.backend.acquire(&claims[at]).await.unwrap();
+    })
+    .await;
     let Scene { backend, mut raw, before, _server } = scene;
     let held = Scene { backend: backend.clone(), raw: raw.clone(), before, _server };
     let each_held = used(&mut raw).await.saturating_sub(before) / COUNT as u64;
@@ -127,7 +130,10 @@ async fn memory_of_a_queue_entry() {
 #[tokio::test]
 async fn memory_of_a_reader() {
     let scene = Scene::start().await;
-    each(async |_| drop(scene.backend.acquire(&claim("one", Mode::Read)).await.unwrap())).await;
+    each(async |_| {
+        let _ = scene.backend.acquire(&claim("one", Mode::Read)).await.unwrap();
+    })
+    .await;
     scene.assert("a reader of one lock").await;
 }
 
@@ -135,7 +141,10 @@ async fn memory_of_a_reader() {
 async fn memory_of_a_permit() {
     let scene = Scene::start().await;
     let mode = Mode::Permit { limit: 20_000, count: 1 };
-    each(async |_| drop(scene.backend.acquire(&claim("one", mode)).await.unwrap())).await;
+    each(async |_| {
+        let _ = scene.backend.acquire(&claim("one", mode)).await.unwrap();
+    })
+    .await;
     scene.assert("a permit of one semaphore").await;
 }
 
@@ -143,7 +152,10 @@ async fn memory_of_a_permit() {
 async fn memory_of_a_semaphore() {
     let scene = Scene::start().await;
     let mode = Mode::Permit { limit: 2, count: 1 };
-    each(async |at| drop(scene.backend.acquire(&claim(&key(at), mode)).await.unwrap())).await;
+    each(async |at| {
+        let _ = scene.backend.acquire(&claim(&key(at), mode)).await.unwrap();
+    })
+    .await;
     scene.assert("a semaphore with one permit out").await;
 }
 
