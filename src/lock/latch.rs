@@ -112,7 +112,7 @@ impl Latch {
         }
         let id = Owner::fresh();
         let set = || self.locks.latches.set_latch(&name, id, count, self.ttl);
-        self.send(&name, "set", set).await
+        self.send(&name, "set", set).instrument(self.span()).await
     }
 
     /// Counts down by one. Returns the count that is left.
@@ -152,7 +152,8 @@ impl Latch {
         let (name, count) = (self.full_name()?, in_range(count)?);
         let id = Owner::fresh();
         let step = || self.locks.latches.count_down(&name, id, count);
-        let countdown: Option<Countdown> = self.send(&name, "counted down", step).await?;
+        let counted = self.send(&name, "counted down", step).instrument(self.span());
+        let countdown: Option<Countdown> = counted.await?;
         Ok(countdown.ok_or_else(|| self.not_set())?.left)
     }
 
@@ -231,28 +232,23 @@ impl Latch {
         done: &str,
         operation: impl Fn() -> BoxFuture<'a, Result<T, BackendError>>,
     ) -> Result<T, Error> {
-        let sending = async {
-            let mut waiting = self.waiting(name);
-            let mut is_outcome_unknown = false;
-            loop {
-                let error = match in_time(ANSWER_LIMIT, operation()).await {
-                    Ok(answer) => return Ok(answer),
-                    Err(error) => error,
-                };
-                is_outcome_unknown |= error.kind() == BackendErrorKind::Unknown;
-                let over = error.kind() == BackendErrorKind::Foreign
-                    || matches!(waiting.after(None).await, Woken::TimeUp);
-                if over {
-                    let known = match is_outcome_unknown {
-                        true => "may or may not have been",
-                        false => "was not",
-                    };
-                    let why = format!("the latch {:?} {known} {done}", self.name);
-                    return Err(Error::with_source(ErrorKind::Backend, why, error));
-                }
+        let mut waiting = self.waiting(name);
+        let mut known = "was not";
+        loop {
+            let error = match in_time(ANSWER_LIMIT, operation()).await {
+                Ok(answer) => return Ok(answer),
+                Err(error) => error,
+            };
+            if error.kind() == BackendErrorKind::Unknown {
+                known = "may or may not have been";
             }
-        };
-        sending.instrument(self.span()).await
+            if error.kind() == BackendErrorKind::Foreign
+                || matches!(waiting.after(None).await, Woken::TimeUp)
+            {
+                let why = format!("the latch {:?} {known} {done}", self.name);
+                return Err(Error::with_source(ErrorKind::Backend, why, error));
+            }
+        }
     }
 
     fn waiting(&self, name: &Name) -> Waiting<'static> {
