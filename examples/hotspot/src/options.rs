@@ -20,7 +20,7 @@ Usage: hotspot [OPTIONS]
 
 Options:
       --replicas <N>       Replicas of the service, 1 to 32 [default: 16]
-      --clients <N>        Clients, 1 to 2000; each needs up to six open files [default: 120]
+      --clients <N>        Clients, 1 to 2000; each needs up to nine open files [default: 120]
       --keys <N>           Hot keys, 1 to 1000 [default: 4]
       --seconds <SECONDS>  How long each of the three ways runs, 1 to 3600 [default: 10]
       --ttl <TIME>         How long a value is kept, such as `1s` or `750ms` [default: 1s]
