@@ -1,7 +1,7 @@
 //! The loop of every acquisition: ask once, wait while others are in the way, and ask again.
 //!
 //! [`drive`] is the loop. An [`Attempt`] says what is asked, what a push may settle, and what ends
-//! the wait early. OneAttempt lease, [several leases](super::several), the claim of a cache and the
+//! the wait early. One lease, [several leases](super::several), the claim of a cache and the
 //! wait for a latch are attempts.
 
 use std::{sync::Arc, time::Duration};

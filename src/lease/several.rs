@@ -1,4 +1,4 @@
-//! SeveralAttempt leases at once, all or none.
+//! Several leases at once, all or none.
 //!
 //! Nothing is held during the wait: a request that is not granted everything has given back what it
 //! got by the time of its answer, and the one lease in the way is waited for. So two callers that
