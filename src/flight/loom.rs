@@ -8,7 +8,8 @@
 //!   `a_flight_that_all_callers_have_left_is_unwanted`;
 //! - `Release` of the end of a leader, and `Acquire` of `idle`: `a_closed_group_becomes_idle`.
 //!
-//! So does a count of late joiners that is off by one, and a waiter that does not look under the lock.
+//! So does a count of late joiners that is off by one. A waiter that does not look under the lock
+//! sleeps through a landing, and the check does not end.
 
 use std::{
     sync::{Arc, atomic::Ordering},
