@@ -1,10 +1,10 @@
-//! A circuit breaker over a [shard](super::shard), so that a broken server slows down no request after
-//! the first few (M. Nygard, "Release It!", 2007).
+//! A circuit breaker over a [shard](super::shard), so that a broken server slows down no request
+//! after the first few (M. Nygard, "Release It!", 2007).
 //!
-//! While the breaker is closed, each flight asks the backend. After [`FAILURES`] in a row it opens: each
-//! flight loads for its process alone, and stops waiting for other processes, because nothing can be
-//! pushed. After [`PAUSE`] one flight asks as a probe. Its answer closes the breaker, and its failure
-//! opens it again.
+//! While the breaker is closed, each flight asks the backend. After [`FAILURES`] in a row it opens:
+//! each flight loads for its process alone, and stops waiting for other processes, because nothing
+//! can be pushed. After [`PAUSE`] one flight asks as a probe. Its answer closes the breaker, and
+//! its failure opens it again.
 //!
 //! Only silence opens the breaker: a server that answers with an error costs a round trip and no
 //! time-out. The log tells when trouble begins and ends, not each request that meets it.
@@ -33,7 +33,8 @@ const PROBE_LIMIT: Duration = Duration::from_secs(1);
 #[derive(Default)]
 pub(super) struct Breaker {
     state: Mutex<State>,
-    /// There was a failure since the last answer. Otherwise no flight needs the lock, which all share.
+    /// There was a failure since the last answer. Otherwise no flight needs the lock, which all
+    /// share.
     troubled: AtomicBool,
     /// Notified when the breaker opens.
     opened: Notify,
@@ -205,7 +206,8 @@ mod tests {
         assert!(breaker.admits());
     }
 
-    /// A full server can be read and refuses claims. Logged for each request, it would fill the log.
+    /// A full server can be read and refuses claims. Logged for each request, it would fill the
+    /// log.
     #[tokio::test(start_paused = true)]
     async fn a_server_that_refuses_writes_is_one_trouble() {
         let breaker = Breaker::default();

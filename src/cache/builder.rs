@@ -13,7 +13,8 @@ use crate::{
     observe::{Counters, Once},
 };
 
-/// Builds a [`Cache`]. Every setting has a default, and [`build`](Self::build) checks them together.
+/// Builds a [`Cache`]. Every setting has a default, and [`build`](Self::build) checks them
+/// together.
 ///
 /// ```
 /// use std::time::Duration;
@@ -63,8 +64,8 @@ impl<V: Clone + Send + Sync + 'static> Builder<V> {
 impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
     /// Sets the namespace: 1 to 64 letters, digits, `.`, `_` or `-`. Defaults to `bellwether`.
     ///
-    /// All caches of one namespace and [schema](Self::schema) must have one type of value. A `Cache` of
-    /// another type reads the bytes of this one as its own.
+    /// All caches of one namespace and [schema](Self::schema) must have one type of value. A
+    /// `Cache` of another type reads the bytes of this one as its own.
     pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
         self.namespace = Some(namespace.into());
         self
@@ -84,25 +85,26 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
 
     /// Sets the number of the encoding of values. Defaults to 0.
     ///
-    /// Raise it by one with each change that old code cannot read. During a rolling deploy, the entries
-    /// of the two numbers are stored side by side and do not overwrite each other. An invalidation
-    /// removes both.
+    /// Raise it by one with each change that old code cannot read. During a rolling deploy, the
+    /// entries of the two numbers are stored side by side and do not overwrite each other. An
+    /// invalidation removes both.
     pub fn schema(mut self, number: u16) -> Self {
         self.settings.schema = number;
         self
     }
 
-    /// Sets how long the lease of a load lasts unless it is renewed. Defaults to 5 s; from 20 ms to a
-    /// day.
+    /// Sets how long the lease of a load lasts unless it is renewed. Defaults to 5 s; from 20 ms to
+    /// a day.
     ///
-    /// The fleet waits this long for a process that died while it was loading. A load may take longer,
-    /// because its lease is renewed while it runs.
+    /// The fleet waits this long for a process that died while it was loading. A load may take
+    /// longer, because its lease is renewed while it runs.
     pub fn lease(mut self, lease: Duration) -> Self {
         self.settings.lease = lease;
         self
     }
 
-    /// Sets how often the lease of a running load is renewed. At least 1 ms, and less than the lease.
+    /// Sets how often the lease of a running load is renewed. At least 1 ms, and less than the
+    /// lease.
     ///
     /// Defaults to a third of the lease, so that two renewals may fail before it is lost.
     pub fn renew_every(mut self, interval: Duration) -> Self {
@@ -112,8 +114,8 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
 
     /// Sets how long one load may take. Defaults to 30 s; at least 1 ms.
     ///
-    /// A load that takes longer is cancelled and fails. Otherwise a loader that hangs would block its
-    /// key in the whole fleet.
+    /// A load that takes longer is cancelled and fails. Otherwise a loader that hangs would block
+    /// its key in the whole fleet.
     pub fn load_limit(mut self, limit: Duration) -> Self {
         self.settings.options.load_limit = limit;
         self
@@ -127,8 +129,8 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
         self
     }
 
-    /// Sets when to ask again while another process loads. Defaults to
-    /// [on demand](crate::lease::Retry::on_demand).
+    /// Sets when to ask again while another process loads. Defaults to [on
+    /// demand](crate::lease::Retry::on_demand).
     ///
     /// The end of the strategy ends the wait, as the [wait limit](Self::wait_limit) does.
     pub fn retry(mut self, strategy: impl RetryStrategy) -> Self {
@@ -139,19 +141,19 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
     /// Sets how many loads of this cache may run at once in this process. Defaults to 1,024.
     ///
     /// Further ones queue for as long as the wait limit, and are then
-    /// [`Overloaded`](crate::ErrorKind::Overloaded). Loads that a loader asks for do not count, or they
-    /// could wait for each other.
+    /// [`Overloaded`](crate::ErrorKind::Overloaded). Loads that a loader asks for do not count, or
+    /// they could wait for each other.
     pub fn max_loads(mut self, loads: usize) -> Self {
         self.settings.max_loads = loads;
         self
     }
 
-    /// Sets how many callers may wait at once in this process for values of this cache, of all keys.
-    /// Defaults to 100,000.
+    /// Sets how many callers may wait at once in this process for values of this cache, of all
+    /// keys. Defaults to 100,000.
     ///
-    /// Further ones are [`Overloaded`](crate::ErrorKind::Overloaded) at once. Each caller that waits
-    /// keeps a request and its connection open. A service that accepts more than it can bear loses
-    /// those as well.
+    /// Further ones are [`Overloaded`](crate::ErrorKind::Overloaded) at once. Each caller that
+    /// waits keeps a request and its connection open. A service that accepts more than it can bear
+    /// loses those as well.
     pub fn max_waiters(mut self, callers: usize) -> Self {
         self.settings.max_waiters = callers;
         self
@@ -160,8 +162,8 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
     /// Sets how many callers may wait at once in this process for the load of one key. Defaults to
     /// 10,000.
     ///
-    /// Further ones are [`Overloaded`](crate::ErrorKind::Overloaded) at once. So one key whose load hangs
-    /// does not use up the limit for [all keys](Self::max_waiters).
+    /// Further ones are [`Overloaded`](crate::ErrorKind::Overloaded) at once. So one key whose load
+    /// hangs does not use up the limit for [all keys](Self::max_waiters).
     pub fn max_waiters_per_key(mut self, callers: usize) -> Self {
         self.settings.max_waiters_per_key = callers;
         self
@@ -189,11 +191,11 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
         self
     }
 
-    /// Sets how long a key is remembered as uncacheable: its load cannot be shared. Defaults to 10 s; at
-    /// least 1 ms.
+    /// Sets how long a key is remembered as uncacheable: its load cannot be shared. Defaults to 10
+    /// s; at least 1 ms.
     ///
-    /// Meanwhile each process loads the key for itself, at the same time as the others. Over HTTP each
-    /// caller does.
+    /// Meanwhile each process loads the key for itself, at the same time as the others. Over HTTP
+    /// each caller does.
     pub fn uncacheable_ttl(mut self, ttl: Duration) -> Self {
         self.settings.uncacheable_ttl = ttl;
         self
@@ -203,8 +205,8 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
     ///
     /// # Errors
     ///
-    /// [`InvalidConfig`](crate::ErrorKind::InvalidConfig) if a setting is outside its range. The limits
-    /// of loads, callers, keys and values are at least 1.
+    /// [`InvalidConfig`](crate::ErrorKind::InvalidConfig) if a setting is outside its range. The
+    /// limits of loads, callers, keys and values are at least 1.
     pub fn build(self) -> Result<Cache<V>, Error>
     where
         C: Codec<V>,

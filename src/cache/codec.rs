@@ -7,8 +7,8 @@ use crate::error::BoxError;
 
 /// Turns values into the bytes that are stored, and back.
 ///
-/// Two processes that share a namespace must agree on the codec. If they do not, the tag tells their
-/// entries apart, and each counts the entries of the other as missing.
+/// Two processes that share a namespace must agree on the codec. If they do not, the tag tells
+/// their entries apart, and each counts the entries of the other as missing.
 ///
 /// ```
 /// use bellwether::{BoxError, Cache, MemoryBackend, cache::Codec};
@@ -34,16 +34,16 @@ use crate::error::BoxError;
 /// # Ok::<_, bellwether::Error>(())
 /// ```
 pub trait Codec<V>: Send + Sync + 'static {
-    /// Returns the number of the codec, which is part of each entry. It must always be the same. Numbers
-    /// under 256 are reserved for this crate.
+    /// Returns the number of the codec, which is part of each entry. It must always be the same.
+    /// Numbers under 256 are reserved for this crate.
     fn tag(&self) -> u16;
 
     /// Encodes a value.
     ///
     /// # Errors
     ///
-    /// If the value has no encoding. It is then returned to the callers and not stored, as a value that
-    /// is [too large](super::Builder::max_value).
+    /// If the value has no encoding. It is then returned to the callers and not stored, as a value
+    /// that is [too large](super::Builder::max_value).
     fn encode(&self, value: &V) -> Result<Bytes, BoxError>;
 
     /// Decodes the bytes that [`encode`](Self::encode) made, in this process or another one.

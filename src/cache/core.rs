@@ -38,8 +38,8 @@ pub(super) struct Core<V> {
 pub(super) enum Decision<V> {
     /// The value is served.
     Fresh(V),
-    /// There is no entry that can be read, so the value is loaded under the lease. `seen` is the fence
-    /// of the entry, or 0 if there is none.
+    /// There is no entry that can be read, so the value is loaded under the lease. `seen` is the
+    /// fence of the entry, or 0 if there is none.
     Miss { seen: u64 },
     /// The load cannot be shared, so no caller waits for another.
     Uncacheable,
@@ -55,8 +55,8 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         Ok(name.with_schema(settings.schema))
     }
 
-    /// Decides what an answer about a name is good for, with the schema and the codec of this process. An
-    /// entry that exists is fresh, because the backend drops it when its time is over.
+    /// Decides what an answer about a name is good for, with the schema and the codec of this
+    /// process. An entry that exists is fresh, because the backend drops it when its time is over.
     pub(super) fn decide(
         &self,
         name: &Name,

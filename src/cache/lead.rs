@@ -53,8 +53,8 @@ impl Lead {
 
     /// Returns the fence of this load, which is greater than that of each earlier load of this key.
     ///
-    /// A system that remembers the greatest fence it has seen, and refuses smaller ones, is safe from
-    /// a loader that was suspended and goes on late.
+    /// A system that remembers the greatest fence it has seen, and refuses smaller ones, is safe
+    /// from a loader that was suspended and goes on late.
     ///
     /// Returns `None` if the load runs without a lease.
     /// [`Source::Degraded`](super::Source::Degraded) lists the reasons.
@@ -62,8 +62,8 @@ impl Lead {
         self.0.lease.as_ref().map(|lease| lease.fence())
     }
 
-    /// Completes when the lease is lost. Another process may then load, and this value is most likely
-    /// not stored. Never completes without a lease.
+    /// Completes when the lease is lost. Another process may then load, and this value is most
+    /// likely not stored. Never completes without a lease.
     ///
     /// # Cancel safety
     ///
@@ -75,8 +75,8 @@ impl Lead {
         }
     }
 
-    /// Sets how long the value is kept, in place of the setting of the cache or the request. Zero keeps
-    /// it for 1 ms at most, and [`do_not_store`](Self::do_not_store) stores nothing.
+    /// Sets how long the value is kept, in place of the setting of the cache or the request. Zero
+    /// keeps it for 1 ms at most, and [`do_not_store`](Self::do_not_store) stores nothing.
     pub fn expire_after(&self, ttl: Duration) {
         lock(&self.0.keeping).ttl = Some(ttl);
     }

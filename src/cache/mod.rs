@@ -1,9 +1,9 @@
 //! A cache that loads each missing entry once in the whole fleet.
 //!
-//! [`Cache::get_or_load`] is the entry point. A [`Request`] joins the flight of its key in this process.
-//! The leader of the flight goes the way of `run`: look into the backend, claim the lease, run the loader,
-//! commit; or wait for the process that has the lease. The loader is given a [`Lead`]. A [`Codec`] turns
-//! values into bytes.
+//! [`Cache::get_or_load`] is the entry point. A [`Request`] joins the flight of its key in this
+//! process. The leader of the flight goes the way of `run`: look into the backend, claim the lease,
+//! run the loader, commit; or wait for the process that has the lease. The loader is given a
+//! [`Lead`]. A [`Codec`] turns values into bytes.
 
 mod breaker;
 mod builder;
@@ -44,8 +44,8 @@ use crate::{
 
 /// A cache whose entries are loaded by one caller in the whole fleet.
 ///
-/// Clones are the same cache. The processes that build one with the same namespace over the same backend
-/// are its fleet.
+/// Clones are the same cache. The processes that build one with the same namespace over the same
+/// backend are its fleet.
 ///
 /// ```
 /// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
@@ -89,30 +89,31 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
 
     /// Returns the stored value of a key, or the value that the one loader of the fleet makes now.
     ///
-    /// The loader runs only if this caller is the one that leads. It runs in a task of its own, in the
-    /// tracing span of this caller, and must not block its thread.
+    /// The loader runs only if this caller is the one that leads. It runs in a task of its own, in
+    /// the tracing span of this caller, and must not block its thread.
     ///
-    /// In two cases it runs for its caller alone, and ends with it: after a [shutdown](Self::shutdown),
-    /// and where a loader asks for the key that it loads.
+    /// In two cases it runs for its caller alone, and ends with it: after a
+    /// [shutdown](Self::shutdown), and where a loader asks for the key that it loads.
     ///
     /// # Errors
     ///
     /// - [`Load`](crate::ErrorKind::Load), [`Panicked`](crate::ErrorKind::Panicked) or
-    ///   [`LoadTimeout`](crate::ErrorKind::LoadTimeout) if the one load failed. All its waiters get the
-    ///   same error.
+    ///   [`LoadTimeout`](crate::ErrorKind::LoadTimeout) if the one load failed. All its waiters get
+    ///   the same error.
     /// - [`InvalidKey`](crate::ErrorKind::InvalidKey) if the key is empty or too long.
-    /// - [`Overloaded`](crate::ErrorKind::Overloaded) if too many [loads](Builder::max_loads) are under
-    ///   way, or too many callers wait [in all](Builder::max_waiters) or
-    ///   [for this key](Builder::max_waiters_per_key).
+    /// - [`Overloaded`](crate::ErrorKind::Overloaded) if too many [loads](Builder::max_loads) are
+    ///   under way, or too many callers wait [in all](Builder::max_waiters) or [for this
+    ///   key](Builder::max_waiters_per_key).
     /// - [`ShutDown`](crate::ErrorKind::ShutDown) if a [shutdown](Self::shutdown) ended the load.
     /// - [`Cancelled`](crate::ErrorKind::Cancelled) if the runtime of the load was shut down.
     ///
-    /// A backend that is down is no error. The value is then loaded once in this process, and not stored.
+    /// A backend that is down is no error. The value is then loaded once in this process, and not
+    /// stored.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future has no effect on other callers: the load goes on for them. A load that no
-    /// caller waits for ends as the cache was [told](Builder::when_abandoned).
+    /// Dropping the future has no effect on other callers: the load goes on for them. A load that
+    /// no caller waits for ends as the cache was [told](Builder::when_abandoned).
     pub async fn get_or_load<F, Fut, E>(&self, key: impl Into<Key>, loader: F) -> Result<V, Error>
     where
         F: FnOnce(Lead) -> Fut + Send + 'static,
@@ -122,7 +123,8 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
         Ok(self.request(key).load(loader).await?.value)
     }
 
-    /// Returns a request for a key, with options of its own. It also says where its value came from.
+    /// Returns a request for a key, with options of its own. It also says where its value came
+    /// from.
     pub fn request(&self, key: impl Into<Key>) -> Request<V> {
         Request { core: self.core.clone(), key: key.into(), options: self.core.settings.options }
     }
@@ -131,8 +133,8 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     ///
     /// # Errors
     ///
-    /// [`InvalidKey`](crate::ErrorKind::InvalidKey), or [`Backend`](crate::ErrorKind::Backend) if the
-    /// backend did not answer.
+    /// [`InvalidKey`](crate::ErrorKind::InvalidKey), or [`Backend`](crate::ErrorKind::Backend) if
+    /// the backend did not answer.
     ///
     /// # Cancel safety
     ///
@@ -146,15 +148,15 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
         }
     }
 
-    /// Stores a value for as long as the cache keeps values. The value of a load that is under way is not
-    /// stored.
+    /// Stores a value for as long as the cache keeps values. The value of a load that is under way
+    /// is not stored.
     ///
     /// # Errors
     ///
     /// - [`Codec`](crate::ErrorKind::Codec) if the value cannot be encoded, or is too large.
     /// - [`InvalidKey`](crate::ErrorKind::InvalidKey) if the key is empty or too long.
-    /// - [`Backend`](crate::ErrorKind::Backend) if the backend did not answer or refused. The value may
-    ///   or may not be stored.
+    /// - [`Backend`](crate::ErrorKind::Backend) if the backend did not answer or refused. The value
+    ///   may or may not be stored.
     ///
     /// # Cancel safety
     ///
@@ -167,13 +169,13 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
         self.change(&key, core.store.put(&name, &entry, core.settings.options.ttl, life)).await
     }
 
-    /// Removes a value. The value of a load that is under way is not stored. A caller that asks after this
-    /// returned is served nothing older.
+    /// Removes a value. The value of a load that is under way is not stored. A caller that asks
+    /// after this returned is served nothing older.
     ///
     /// # Errors
     ///
-    /// [`InvalidKey`](crate::ErrorKind::InvalidKey), or [`Backend`](crate::ErrorKind::Backend) if the
-    /// backend did not answer. The value may then be removed or not.
+    /// [`InvalidKey`](crate::ErrorKind::InvalidKey), or [`Backend`](crate::ErrorKind::Backend) if
+    /// the backend did not answer. The value may then be removed or not.
     ///
     /// # Cancel safety
     ///
@@ -194,13 +196,13 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// No new flight starts. A later caller does not read the cache: it loads for itself, without a
     /// lease, and gets [`Degraded`](Source::Degraded). Loads that are under way may end until
     /// `deadline` has passed. Then they are cancelled and fail as
-    /// [`ShutDown`](crate::ErrorKind::ShutDown). Their leases are released, so that the next process
-    /// begins at once.
+    /// [`ShutDown`](crate::ErrorKind::ShutDown). Their leases are released, so that the next
+    /// process begins at once.
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped after it was first polled, still no new flight starts. Call it again
-    /// to wait.
+    /// If the future is dropped after it was first polled, still no new flight starts. Call it
+    /// again to wait.
     pub async fn shutdown(&self, deadline: Duration) {
         let core = &self.core;
         core.flights.close();

@@ -31,11 +31,11 @@ pub enum Source {
     /// - the loader asked for its own key, directly or through other loaders;
     /// - the cache was shut down.
     ///
-    /// It is also so if the value was loaded under a lease, the backend did not answer the commit, and
-    /// this caller asked after the load had begun.
+    /// It is also so if the value was loaded under a lease, the backend did not answer the commit,
+    /// and this caller asked after the load had begun.
     ///
-    /// The value may come from a load that was under way in this process when the caller asked. So it
-    /// may be older than an invalidation in another process that had returned by then.
+    /// The value may come from a load that was under way in this process when the caller asked. So
+    /// it may be older than an invalidation in another process that had returned by then.
     Degraded,
 }
 

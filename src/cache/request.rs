@@ -17,7 +17,8 @@ use crate::{
     key::{Family, Key, Name},
 };
 
-/// One request for a key, with options of its own. [`Cache::request`](super::Cache::request) makes it.
+/// One request for a key, with options of its own. [`Cache::request`](super::Cache::request) makes
+/// it.
 ///
 /// ```
 /// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
@@ -44,8 +45,8 @@ pub struct Request<V> {
 }
 
 impl<V: Clone + Send + Sync + 'static> Request<V> {
-    /// Sets how long the value is kept, if this caller is the one that loads it. Zero keeps it for 1 ms
-    /// at most, and [`Lead::do_not_store`] stores nothing.
+    /// Sets how long the value is kept, if this caller is the one that loads it. Zero keeps it for
+    /// 1 ms at most, and [`Lead::do_not_store`] stores nothing.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.options.ttl = ttl;
         self
@@ -69,8 +70,8 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         self
     }
 
-    /// Returns the value of the key and its source, as [`Cache::get_or_load`](super::Cache::get_or_load)
-    /// finds or makes it.
+    /// Returns the value of the key and its source, as
+    /// [`Cache::get_or_load`](super::Cache::get_or_load) finds or makes it.
     ///
     /// # Errors
     ///
@@ -146,8 +147,8 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     }
 }
 
-/// Enters the wait of a loader for a flight into the graph of waits, and gives its flight notice. `None` if
-/// the two would wait for each other.
+/// Enters the wait of a loader for a flight into the graph of waits, and gives its flight notice.
+/// `None` if the two would wait for each other.
 fn nest<T>(from: u64, follower: &Follower<T>) -> Option<Edge> {
     let Some(edge) = flight::nested(from, follower.flight_id()) else {
         tracing::debug!("a loader asked for a key that waits for it");
@@ -157,7 +158,8 @@ fn nest<T>(from: u64, follower: &Follower<T>) -> Option<Edge> {
     Some(edge)
 }
 
-/// Tells a flight not to wait for an answer, if the caller has waited for one in vain for long already.
+/// Tells a flight not to wait for an answer, if the caller has waited for one in vain for long
+/// already.
 fn hurry<V, T>(core: &Core<V>, follower: &Follower<T>, unanswered: Option<Duration>) {
     let patience = core.settings.retry.try_limit() / 2;
     if unanswered.is_some_and(|waited| waited > patience) {

@@ -1,8 +1,8 @@
 //! Loads that wait for loads.
 //!
-//! A loader may ask for other keys, and so its flight waits for theirs. If the loader comes back to a
-//! flight that waits for its own, directly or through others, neither would ever land. So each nested wait
-//! is an edge in a graph, and an edge that would close a circle is refused.
+//! A loader may ask for other keys, and so its flight waits for theirs. If the loader comes back to
+//! a flight that waits for its own, directly or through others, neither would ever land. So each
+//! nested wait is an edge in a graph, and an edge that would close a circle is refused.
 //!
 //! Only nested waits touch the graph.
 
@@ -33,8 +33,8 @@ pub(crate) async fn within<F: Future>(flight: u64, loader: F) -> F::Output {
     CURRENT.scope(flight, loader).await
 }
 
-/// Adds the wait of a loader for a flight, until the edge is dropped. `None` if they would wait for each
-/// other.
+/// Adds the wait of a loader for a flight, until the edge is dropped. `None` if they would wait for
+/// each other.
 pub(crate) fn nested(from: u64, to: u64) -> Option<Edge> {
     let mut waits = lock(&WAITS);
     let mut reached = vec![to];

@@ -1,9 +1,10 @@
 //! The leader's work, and which task polls it.
 //!
-//! While the leader's caller is the only one that depends on the work, it polls the work itself: a hit
-//! needs no task. As soon as another caller depends on it, the work moves to a task of its own, and never
-//! back. That is when a follower joins, when the leader's caller leaves, and when the group is closed. It
-//! is also before a load begins, because a load must not stop when its caller is not polled.
+//! While the leader's caller is the only one that depends on the work, it polls the work itself: a
+//! hit needs no task. As soon as another caller depends on it, the work moves to a task of its own,
+//! and never back. That is when a follower joins, when the leader's caller leaves, and when the
+//! group is closed. It is also before a load begins, because a load must not stop when its caller
+//! is not polled.
 
 use std::{
     mem,
@@ -43,8 +44,8 @@ struct Parked {
 }
 
 impl Driver {
-    /// Moves the work to a task of its own, unless it is there already. To be called without a lock of
-    /// the map: a runtime that is gone drops the work at once, and so lands the flight.
+    /// Moves the work to a task of its own, unless it is there already. To be called without a lock
+    /// of the map: a runtime that is gone drops the work at once, and so lands the flight.
     pub(super) fn detach(&self) {
         let mut state = lock(&self.0);
         let (next, parked) = match mem::replace(&mut *state, State::Away) {

@@ -52,11 +52,12 @@ pub(super) struct Flight<T> {
     pub(super) key: Key,
     pub(super) hash: u64,
     pub(super) flights: Arc<Flights<T>>,
-    /// How many callers have joined, each under a lock of the map. A caller joins with `Release`, and an
-    /// epoch begins with `Acquire`: what the caller did before is done before the leader asks.
+    /// How many callers have joined, each under a lock of the map. A caller joins with `Release`,
+    /// and an epoch begins with `Acquire`: what the caller did before is done before the leader
+    /// asks.
     pub(super) joined: CheckedU64,
-    /// How many of them have left. Each leaves with `AcqRel`, and so sees the joins of those that have
-    /// left before it: the last caller to leave knows that it is the last.
+    /// How many of them have left. Each leaves with `AcqRel`, and so sees the joins of those that
+    /// have left before it: the last caller to leave knows that it is the last.
     pub(super) left: CheckedU64,
     pub(super) driver: Driver,
     pub(super) notices: Notices,

@@ -55,8 +55,8 @@ impl<T> Follower<T> {
 }
 
 impl<T: Clone> Follower<T> {
-    /// Brings the leader's work, and polls it while no other caller depends on it. `None` if there is
-    /// still something to [wait](Self::wait) for.
+    /// Brings the leader's work, and polls it while no other caller depends on it. `None` if there
+    /// is still something to [wait](Self::wait) for.
     ///
     /// # Cancel safety
     ///

@@ -61,8 +61,8 @@ impl<T> Group<T> {
     ///
     /// # Errors
     ///
-    /// [`Refused`] if the group is closed or full. Callers that join at the same moment may pass a limit
-    /// together.
+    /// [`Refused`] if the group is closed or full. Callers that join at the same moment may pass a
+    /// limit together.
     pub(crate) fn join(&self, key: &Key) -> Result<Joined<T>, Refused> {
         let Flights { map, leaders, waiting, .. } = &*self.flights;
         let limit = self.limits.in_all;
@@ -94,7 +94,8 @@ impl<T> Group<T> {
         Ok(Joined { follower, leader: Some(Leader { flight }) })
     }
 
-    /// Lets the flight of a key end for the callers that joined it. The next caller begins a new one.
+    /// Lets the flight of a key end for the callers that joined it. The next caller begins a new
+    /// one.
     pub(crate) fn detach(&self, key: &Key) {
         let map = &self.flights.map;
         if let Some(flight) = map.remove(map.hasher.hash_one(key), |flight| flight.key == *key) {
@@ -108,7 +109,8 @@ impl<T> Group<T> {
         self.flights.map.len()
     }
 
-    /// Lets no flight begin any more. Those that are under way no longer need their callers to poll them.
+    /// Lets no flight begin any more. Those that are under way no longer need their callers to poll
+    /// them.
     pub(crate) fn close(&self) {
         self.flights.leaders.close();
         for flight in self.flights.map.all() {

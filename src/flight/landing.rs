@@ -31,8 +31,8 @@ pub(crate) enum Waited<T> {
 }
 
 impl<T> Landing<T> {
-    /// Returns what there is for a follower, by the number that it joined with. `None` if it is a late
-    /// joiner that has to wait.
+    /// Returns what there is for a follower, by the number that it joined with. `None` if it is a
+    /// late joiner that has to wait.
     pub(super) fn of(&self, number: u64) -> Option<Waited<&T>> {
         let outcome = match self {
             Self::ForAll(outcome) => outcome.as_ref(),

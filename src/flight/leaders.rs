@@ -7,8 +7,8 @@ use crate::sync::checked::AtomicUsize;
 
 #[derive(Default)]
 pub(super) struct Leaders {
-    /// The number of leaders, with [`CLOSED`]. One word, so that the last leader of a closed group and
-    /// the caller that waits for it cannot miss each other.
+    /// The number of leaders, with [`CLOSED`]. One word, so that the last leader of a closed group
+    /// and the caller that waits for it cannot miss each other.
     state: AtomicUsize,
     /// Callers that wait for the last leader.
     idle: Waiters,

@@ -1,4 +1,5 @@
-//! The guarantees of a flight in every order of its threads, by a model checker. `scripts/loom` runs it.
+//! The guarantees of a flight in every order of its threads, by a model checker. `scripts/loom`
+//! runs it.
 //!
 //! Weakened by hand, each of these orderings makes a test fail:
 //!
@@ -120,8 +121,8 @@ fn a_caller_is_served_nothing_older_than_its_question() {
     });
 }
 
-/// As above, without the map. The model checker keeps one access to each cell in mind, so the load of
-/// the limit in `Group::join` would hide the pair of orderings.
+/// As above, without the map. The model checker keeps one access to each cell in mind, so the load
+/// of the limit in `Group::join` would hide the pair of orderings.
 #[test]
 fn the_question_of_a_leader_comes_after_what_its_callers_did() {
     model(|| {
@@ -138,7 +139,8 @@ fn the_question_of_a_leader_comes_after_what_its_callers_did() {
     });
 }
 
-/// As above, with two callers: the one that joined before the epoch must not take the late one along.
+/// As above, with two callers: the one that joined before the epoch must not take the late one
+/// along.
 #[test]
 fn late_joiners_are_told_apart() {
     model(|| {
@@ -235,7 +237,8 @@ fn a_flight_that_a_caller_has_joined_is_wanted() {
     });
 }
 
-/// After `idle`, no leader is under way, though no caller polls its work, and its effects are visible.
+/// After `idle`, no leader is under way, though no caller polls its work, and its effects are
+/// visible.
 #[test]
 fn a_closed_group_becomes_idle() {
     model(|| {

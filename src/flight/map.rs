@@ -1,7 +1,7 @@
 //! A hash map for many threads, with one lock for each stripe of it. No lock is held over an await.
 //!
-//! A key is hashed once in a flight: the caller that joins passes the hash on, and the flight keeps it
-//! for its removal. The hash is seeded for each process.
+//! A key is hashed once in a flight: the caller that joins passes the hash on, and the flight keeps
+//! it for its removal. The hash is seeded for each process.
 
 use std::thread;
 

@@ -1,17 +1,18 @@
-//! In-process singleflight: of all callers that ask for one key at once, one leads and the others follow.
+//! In-process singleflight: of all callers that ask for one key at once, one leads and the others
+//! follow.
 //!
 //! [`Group::join`] makes a caller the leader of a new flight or a follower of the one under way. A
-//! [`Leader`] is an obligation: it lands its flight with an outcome. If it is dropped instead, that is an
-//! outcome too: a panic, an abort, a runtime that goes away. A [`Follower`] waits, and may leave at any
-//! time without an effect on the others.
+//! [`Leader`] is an obligation: it lands its flight with an outcome. If it is dropped instead, that
+//! is an outcome too: a panic, an abort, a runtime that goes away. A [`Follower`] waits, and may
+//! leave at any time without an effect on the others.
 //!
 //! # Epochs
 //!
-//! A caller must not be served what was read before it asked, because it may know of a change since. So
-//! the leader begins an epoch *before* each question to the backend. An outcome goes to the callers that
-//! joined before its epoch. For the late joiners the leader asks once more
-//! ([`LateJoiners`](leader::LateJoiners)), for all of them together. If each joined anew, the first would
-//! ask before the second had joined, and so on, one by one.
+//! A caller must not be served what was read before it asked, because it may know of a change
+//! since. So the leader begins an epoch *before* each question to the backend. An outcome goes to
+//! the callers that joined before its epoch. For the late joiners the leader asks once more
+//! ([`LateJoiners`](leader::LateJoiners)), for all of them together. If each joined anew, the first
+//! would ask before the second had joined, and so on, one by one.
 
 mod cycle;
 mod driver;

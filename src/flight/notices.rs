@@ -46,7 +46,8 @@ impl Notices {
             Some(leader) if leader.will_wake(cx.waker()) => None,
             _ => state.leader.replace(cx.waker().clone()),
         };
-        // Without the lock, because the last reference to a task may drop a follower of this flight.
+        // Without the lock, because the last reference to a task may drop a follower of this
+        // flight.
         drop(state);
         drop(last);
         Poll::Pending

@@ -1,7 +1,8 @@
 //! The callers that wait for something to happen, such as the landing of a flight.
 //!
-//! Their wakers lie side by side, so that waking them is a walk through an array. `Notify` keeps its list
-//! in the memory of the waiters: with thousands of them, each step is a miss of the processor's cache.
+//! Their wakers lie side by side, so that waking them is a walk through an array. `Notify` keeps
+//! its list in the memory of the waiters: with thousands of them, each step is a miss of the
+//! processor's cache.
 
 use std::{
     future::poll_fn,
@@ -175,7 +176,8 @@ mod tests {
         assert!(counts.iter().all(|count| Arc::strong_count(count) == 1), "a waker was kept");
     }
 
-    /// A waiter that looks before the outcome is there, and registers after the wake-up, would sleep for ever.
+    /// A waiter that looks before the outcome is there, and registers after the wake-up, would
+    /// sleep for ever.
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn no_waiter_sleeps_through_the_wake_up() {
         for _ in 0..2_000 {

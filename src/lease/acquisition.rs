@@ -38,8 +38,8 @@ enum AcquisitionState {
     Waiting,
     /// The last request was granted.
     Granted,
-    /// A request ended without an answer. It may be granted at any time, even after a later
-    /// request was, so this owner never leaves the state.
+    /// A request ended without an answer. It may be granted at any time, even after a later request
+    /// was, so this owner never leaves the state.
     Unknown,
 }
 
@@ -165,8 +165,8 @@ impl Acquisition {
 
     /// Ends the acquisition, which has the lease now: there is nothing to undo any more.
     ///
-    /// `since` is a time before the request that was granted. `until` is the end of a lease that was
-    /// handed over, which is short.
+    /// `since` is a time before the request that was granted. `until` is the end of a lease that
+    /// was handed over, which is short.
     pub(crate) fn settle(
         &mut self,
         upkeep: Upkeep,

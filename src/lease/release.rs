@@ -35,8 +35,8 @@ use crate::{
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_millis(80);
 
-/// A release whose acquisition may arrive late is repeated after these parts of the lease, or
-/// after these times if they are shorter.
+/// A release whose acquisition may arrive late is repeated after these parts of the lease, or after
+/// these times if they are shorter.
 const LATE: [(u32, Duration); 3] =
     [(16, Duration::from_secs(1)), (4, Duration::from_secs(10)), (1, Duration::from_secs(60))];
 

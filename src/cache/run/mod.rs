@@ -1,7 +1,7 @@
 //! The run of a leader: look, claim, load and commit, or wait for the process that has the lease.
 //!
-//! A run always ends with an outcome. Where the backend fails, the leader loads without a lease, for this
-//! process alone, and stores nothing.
+//! A run always ends with an outcome. Where the backend fails, the leader loads without a lease,
+//! for this process alone, and stores nothing.
 
 mod claim;
 mod commit;
@@ -124,8 +124,8 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         }
     }
 
-    /// Awaits the rest of the run, unless it is cancelled. Dropping the rest releases what it holds, and
-    /// undoes what it may hold.
+    /// Awaits the rest of the run, unless it is cancelled. Dropping the rest releases what it
+    /// holds, and undoes what it may hold.
     async fn unless_cancelled(&self, rest: impl Future<Output = Landing<V>>) -> Landing<V> {
         let error = tokio::select! {
             biased;
@@ -141,8 +141,8 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         failed(error)
     }
 
-    /// Waits for a permit to load in this process. A load that a loader waits for needs none, or loads
-    /// could wait for each other.
+    /// Waits for a permit to load in this process. A load that a loader waits for needs none, or
+    /// loads could wait for each other.
     async fn permit<'a>(&'a self, permit: &mut Option<SemaphorePermit<'a>>) -> Result<(), Error> {
         if permit.is_some() {
             return Ok(());
@@ -181,12 +181,12 @@ fn failed<V>(error: Error) -> Landing<V> {
     (Outcome::Failed(error), Epoch::END)
 }
 
-/// How much longer the second try of a claim or a commit may take, after the first had no answer: a new
-/// connection and a round trip.
+/// How much longer the second try of a claim or a commit may take, after the first had no answer: a
+/// new connection and a round trip.
 const SECOND_TRY: Duration = Duration::from_millis(150);
 
-/// Returns the limit of the second try, if the first began at `first`. It includes what the first try left
-/// of its own time, because a connection that breaks ends it early.
+/// Returns the limit of the second try, if the first began at `first`. It includes what the first
+/// try left of its own time, because a connection that breaks ends it early.
 fn second_try(first: Instant, limit: Duration) -> Duration {
     limit.saturating_sub(first.elapsed()).saturating_add(SECOND_TRY)
 }
