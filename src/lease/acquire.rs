@@ -17,7 +17,7 @@ use super::{
     record::LeaseSlot,
 };
 use crate::{
-    backend::{Acquired, Change, Claim, Mode},
+    backend::{Acquired, Change, Changes, Claim, Mode},
     error::{BackendError, BackendErrorKind, Error},
 };
 
@@ -116,13 +116,14 @@ impl Engine {
         // A lease that is not renewed lasts for its own time, so it cannot be handed over for less.
         claim.takes_handover =
             claim.waits && upkeep.renew_every.is_some() && claim.mode.takes_handover(claim.lease);
-        let mut waiting = Waiting::new(self.backend().clone(), &claim, strategy, limit);
-        // Where all waiters are in one queue, others of this process mostly wait already.
-        if claim.waits
-            && claim.mode.is_ordered()
-            && let Some(changes) = self.backend().changes_along(&claim.name)
-        {
-            waiting.adopt(changes);
+        let (backend, name) = (self.backend().clone(), claim.name.clone());
+        let mut waiting = Waiting::new(backend, name, claim.owner, strategy, limit);
+        if claim.waits && claim.mode.is_ordered() {
+            waiting.keep_entry(&claim);
+            // All waiters are in one queue, so others of this process mostly wait already.
+            if let Some(changes) = self.backend().changes_along(&claim.name) {
+                waiting.adopt(changes);
+            }
         }
         let attempt = OneAttempt {
             engine: self,
@@ -165,10 +166,8 @@ impl Attempt for OneAttempt<'_> {
         match self.acquisition.ask(self.try_limit, |backend, claim| backend.acquire(claim)).await {
             Ok((Acquired::Granted(grant), sent)) => {
                 let waited = self.acquisition.is_waiting();
-                let granted = self.acquisition.settle(self.upkeep, grant.fence(), sent, None);
-                let held = self.engine.hold(granted);
                 let changes = if waited { waiting.take_changes() } else { None };
-                Asked::Settled(Ok(held.with_slot(self.slot.take(), changes)))
+                Asked::Settled(Ok(self.hold(grant.fence(), sent, None, changes)))
             }
             Ok((Acquired::Held(occupied), _)) => {
                 self.failure = None;
@@ -190,10 +189,7 @@ impl Attempt for OneAttempt<'_> {
     fn pushed(&mut self, change: Change, waiting: &mut Waiting<'_>) -> Option<Outcome> {
         let Change::Granted(handover) = change else { return None };
         let until = self.acquisition.trusts(&handover)?;
-        let (upkeep, fence) = (self.upkeep, handover.fence);
-        let granted = self.acquisition.settle(upkeep, fence, Instant::now(), Some(until));
-        let held = self.engine.hold(granted);
-        Some(Ok(held.with_slot(self.slot.take(), waiting.take_changes())))
+        Some(Ok(self.hold(handover.fence, Instant::now(), Some(until), waiting.take_changes())))
     }
 
     async fn interrupted(&self) -> Option<Outcome> {
@@ -208,6 +204,24 @@ impl Attempt for OneAttempt<'_> {
 }
 
 impl OneAttempt<'_> {
+    /// Holds what was granted. The local queue slot and the waiter's subscription move on with the
+    /// lease. The lease of a mode with several holders gives the slot up: the next caller may be
+    /// granted one beside it.
+    fn hold(
+        &mut self,
+        fence: u64,
+        since: Instant,
+        until: Option<Instant>,
+        changes: Option<Changes>,
+    ) -> LeaseGuard {
+        let mut granted = self.acquisition.settle(self.upkeep, fence, since, until);
+        granted.slot = self.slot.take().filter(|_| granted.claim.mode == Mode::Exclusive);
+        if let Some(slot) = &mut granted.slot {
+            slot.begin(changes);
+        }
+        self.engine.hold(granted)
+    }
+
     /// Takes the slot of the local queue, and waits for it while another caller has it.
     ///
     /// Returns `None` if this caller contends at the backend now.

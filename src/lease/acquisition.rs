@@ -177,7 +177,7 @@ impl Acquisition {
         let outcome_unknown = self.state == AcquisitionState::Unknown;
         self.state = AcquisitionState::Idle;
         let (claim, runtime) = (self.claim.clone(), self.runtime.clone());
-        Granted { claim, upkeep, runtime, fence, since, until, outcome_unknown }
+        Granted { claim, upkeep, runtime, fence, since, until, outcome_unknown, slot: None }
     }
 
     /// Releases the lease that was granted. Dropping the future does not stop the release.

@@ -1,11 +1,6 @@
 use std::{sync::Arc, time::Duration};
 
-use super::{
-    queue::LocalQueues,
-    record::{Granted, LeaseRecord},
-    release::Janitor,
-    renewals::Renewals,
-};
+use super::{queue::LocalQueues, record::LeaseRecord, release::Janitor, renewals::Renewals};
 use crate::backend::DynLeases;
 
 /// What the leases of one `Cache` or one `Locks` share.
@@ -31,12 +26,6 @@ impl Engine {
     /// What undoes the acquisitions of this engine.
     pub(crate) fn janitor(&self) -> &Arc<Janitor> {
         &self.janitor
-    }
-
-    /// Begins to renew a lease that was granted.
-    pub(super) fn keep(&self, granted: Granted) -> Arc<LeaseRecord> {
-        let (since, is_short) = (granted.since, granted.until.is_some());
-        self.renewals.start(LeaseRecord::new(granted), since, is_short)
     }
 
     /// Stops the engine: no acquisition starts any more, and those that wait fail.

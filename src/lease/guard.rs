@@ -9,14 +9,14 @@ use super::{
     release::{Release, Unstoppable},
 };
 use crate::{
-    backend::{ANSWER_LIMIT, Changes, Claim, Mode, Owner, Renewal, answered_by},
+    backend::{ANSWER_LIMIT, Claim, Mode, Owner, Renewal, answered_by},
     error::{BackendError, BackendErrorKind, Error},
 };
 
 impl Engine {
     /// Holds a lease that was granted.
     pub(crate) fn hold(self: &Arc<Self>, granted: Granted) -> LeaseGuard {
-        LeaseGuard::new(self.clone(), self.keep(granted))
+        LeaseGuard::new(self.clone(), self.renewals.start(granted))
     }
 }
 
@@ -67,12 +67,11 @@ impl LeaseGuard {
     ///
     /// Dropping the future does not stop the release.
     pub(crate) async fn release(mut self) -> Result<(), Error> {
-        self.closing();
-        self.released = true;
+        let given_back = self.give_back();
         let lost = self.is_lost();
         // A loss that was told stays one, whatever the server says.
-        let given_back = self.give_back().await;
-        if lost { Err(self.lost_error()) } else { given_back }
+        let released = given_back.await;
+        if lost { Err(self.lost_error()) } else { released }
     }
 
     /// Leaves the lease to itself, and returns its owner.
@@ -131,25 +130,14 @@ impl LeaseGuard {
         self.renew().await.map(|()| Err(self))
     }
 
-    /// Attaches the local queue slot and the waiter's subscription, so that both move on with the
-    /// lease. The lease of a mode with several holders gives the slot up: the next caller may be
-    /// granted one beside it.
-    pub(super) fn with_slot(self, slot: Option<LeaseSlot>, changes: Option<Changes>) -> Self {
-        if let Some(mut slot) = slot
-            && self.claim().mode == Mode::Exclusive
-        {
-            slot.begin(changes);
-            self.record.put_slot(slot);
-        }
-        self
-    }
-
     fn obligation(&self) -> Release {
         let (janitor, claim) = (self.engine.janitor.clone(), self.claim().clone());
         Release::new(janitor, claim, self.record.outcome_unknown())
     }
 
-    fn give_back(&self) -> Unstoppable<Result<(), Error>> {
+    fn give_back(&mut self) -> Unstoppable<Result<(), Error>> {
+        self.engine.renewals.forget(&self.record);
+        self.released = true;
         let slot = self.record.take_slot();
         let given_back = give_back(self.engine.clone(), self.obligation(), slot);
         self.engine.janitor.finish(given_back, self.record.runtime().clone())
@@ -167,7 +155,6 @@ impl Deref for LeaseGuard {
 impl Drop for LeaseGuard {
     fn drop(&mut self) {
         if !self.released {
-            self.closing();
             // The release goes on by itself, and repeats what fails.
             drop(self.give_back());
         }
@@ -216,7 +203,7 @@ async fn pass(
             };
         }
     };
-    let record = engine.keep(Granted {
+    let record = engine.renewals.start(Granted {
         claim: next.claim.clone(),
         upkeep: next.upkeep,
         runtime: next.runtime.clone(),
@@ -224,8 +211,8 @@ async fn pass(
         since,
         until: None,
         outcome_unknown: false,
+        slot: Some(slot),
     });
-    record.put_slot(slot);
     if let Some(SlotNotice::Passed(record)) = next.notify(SlotNotice::Passed(record)) {
         // The caller has left: its guard releases the lease.
         drop(LeaseGuard::new(engine.clone(), record));

@@ -1,8 +1,6 @@
-use std::time::Duration;
-
 use tokio::time::Instant;
 
-use super::drift;
+use super::trusted;
 use crate::{
     backend::{HANDOVER_LIFE, Handover},
     time::after,
@@ -44,7 +42,6 @@ impl HandoverCheck {
     /// Returns until when a lease that was handed over is held. Returns `None` if the handover
     /// cannot be trusted or is nearly over; the waiter then asks the backend.
     pub(super) fn trusts(&self, handover: &Handover) -> Option<Instant> {
-        let trusted = |time: Duration| time.saturating_sub(drift(time));
         let now = Instant::now();
         // Never longer than a push without delay is trusted: the clock of the server may be set
         // forward during the wait, and the clock of this process may stand still.
@@ -57,6 +54,8 @@ impl HandoverCheck {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::backend::Owner;
 

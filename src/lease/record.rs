@@ -8,7 +8,7 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-use super::{Upkeep, drift, queue};
+use super::{Upkeep, queue, trusted};
 use crate::{backend::Claim, signal::Signal, time::after};
 
 /// The right of this process to contend for a lease, or to hold it.
@@ -52,13 +52,17 @@ pub(crate) struct Granted {
     /// When the lease ends, if a holder handed it over for less than its full time.
     pub(super) until: Option<Instant>,
     pub(super) outcome_unknown: bool,
+    /// The slot that goes with the lease. A lease that is not renewed gives it up, since a holder
+    /// that is never told of a loss would hold up the next callers.
+    pub(super) slot: Option<LeaseSlot>,
 }
 
 impl LeaseRecord {
     pub(super) fn new(granted: Granted) -> Self {
-        let Granted { claim, upkeep, runtime, fence, since, until, outcome_unknown } = granted;
+        let Granted { claim, upkeep, runtime, fence, since, until, outcome_unknown, slot } =
+            granted;
         let ends = after(since, upkeep.max_hold);
-        let deadline = until.unwrap_or_else(|| trusted_until(since, claim.lease)).min(ends);
+        let deadline = until.unwrap_or_else(|| after(since, trusted(claim.lease))).min(ends);
         let times = Times { deadline, timer: since, renewing: false };
         Self {
             claim,
@@ -69,7 +73,7 @@ impl LeaseRecord {
             outcome_unknown,
             lost: Signal::default(),
             times: Mutex::new(times),
-            slot: Mutex::default(),
+            slot: Mutex::new(slot.filter(|_| upkeep.renew_every.is_some())),
         }
     }
 
@@ -121,14 +125,6 @@ impl LeaseRecord {
         drop(self.take_slot());
     }
 
-    /// Keeps a slot with the lease. A lease that is not renewed gives it up, since a holder that is
-    /// never told of a loss would hold up the next callers.
-    pub(super) fn put_slot(&self, slot: LeaseSlot) {
-        if self.upkeep.renew_every.is_some() {
-            *self.slot.lock().unwrap_or_else(PoisonError::into_inner) = Some(slot);
-        }
-    }
-
     pub(super) fn take_slot(&self) -> Option<LeaseSlot> {
         self.slot.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
@@ -139,7 +135,7 @@ impl LeaseRecord {
 
     /// Extends the lease, which a request sent at `sent` renewed.
     pub(super) fn renewed(&self, sent: Instant) {
-        let deadline = trusted_until(sent, self.claim.lease).min(self.ends);
+        let deadline = after(sent, trusted(self.claim.lease)).min(self.ends);
         let mut times = self.times();
         times.deadline = times.deadline.max(deadline);
     }
@@ -161,9 +157,4 @@ impl LeaseRecord {
             _ => deadline,
         }
     }
-}
-
-/// Until when a lease that was granted or renewed by a request sent at `sent` is held for certain.
-fn trusted_until(sent: Instant, lease: Duration) -> Instant {
-    after(sent, lease.saturating_sub(drift(lease)))
 }

@@ -213,29 +213,25 @@ impl Release {
         answered_by(backend, ANSWER_LIMIT, backend.release(&self.claim)).await
     }
 
-    /// Settles the release of a lease that was held, and returns whether it was.
-    pub(super) fn ended(self, answer: Result<bool, BackendError>) -> Result<(), Error> {
-        let lost = matches!(answer, Ok(false)).then(|| Error::lost(&self.claim.name.key()));
-        self.settle(answer)?;
-        lost.map_or(Ok(()), Err)
-    }
-
-    /// Leaves to a task what an answer to the first request leaves to be done.
-    pub(super) fn settle(
-        mut self,
-        answer: Result<bool, BackendError>,
-    ) -> Result<bool, BackendError> {
+    /// Settles the release of a lease that was held, and returns whether it was. A task does what
+    /// the answer to the first request leaves to be done.
+    pub(super) fn ended(mut self, answer: Result<bool, BackendError>) -> Result<(), Error> {
         let janitor = self.janitor.clone();
-        match &answer {
-            Ok(_) if self.outcome_unknown => self.settle_late(&Handle::current()),
-            Ok(_) => self.duty = Duty::Done,
-            Err(_) => {
+        let outcome = match answer {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(Error::lost(&self.claim.name.key())),
+            Err(error) => {
                 // The lease may have been released, or be released later.
                 self.outcome_unknown = true;
                 janitor.tasks.spawn(self.run());
+                return Err(error.into());
             }
+        };
+        match self.outcome_unknown {
+            true => self.settle_late(&Handle::current()),
+            false => self.duty = Duty::Done,
         }
-        answer
+        outcome
     }
 
     /// Releases in a task what may arrive late. The rest was released in another way.

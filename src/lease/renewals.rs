@@ -26,7 +26,7 @@ use tokio::{
 };
 use tracing::{debug, warn};
 
-use super::record::LeaseRecord;
+use super::record::{Granted, LeaseRecord};
 use crate::{
     backend::{ANSWER_LIMIT, DynLeases, Owner, Renewal},
     error::Chain,
@@ -70,12 +70,9 @@ impl Renewals {
 
     /// Begins to renew a lease that counts since `since`. A lease that was handed over is short,
     /// and is renewed soon.
-    pub(super) fn start(
-        &self,
-        record: LeaseRecord,
-        since: Instant,
-        is_short: bool,
-    ) -> Arc<LeaseRecord> {
+    pub(super) fn start(&self, granted: Granted) -> Arc<LeaseRecord> {
+        let (since, is_short) = (granted.since, granted.until.is_some());
+        let record = LeaseRecord::new(granted);
         let look = record.next_look(since);
         let look = if is_short { look.min(since + SOON) } else { look };
         let record = Arc::new(record);

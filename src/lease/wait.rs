@@ -68,22 +68,8 @@ pub(crate) enum Woken {
 }
 
 impl<'a> Waiting<'a> {
-    /// Waits for a claim.
+    /// Waits for a name on behalf of an owner.
     pub(crate) fn new(
-        backend: Arc<dyn DynLeases>,
-        claim: &Claim,
-        strategy: &'a dyn RetryStrategy,
-        limit: Duration,
-    ) -> Self {
-        let mut waiting = Self::on(backend, claim.name.clone(), claim.owner, strategy, limit);
-        if claim.mode.is_ordered() {
-            waiting.longest = claim.queue_entry_life().mul_f64(KEEP_ENTRY);
-        }
-        waiting
-    }
-
-    /// Waits for a name without a claim.
-    pub(crate) fn on(
         backend: Arc<dyn DynLeases>,
         name: Name,
         owner: Owner,
@@ -106,6 +92,11 @@ impl<'a> Waiting<'a> {
             deadline: after(Instant::now(), limit),
             failures: 0,
         }
+    }
+
+    /// Looks often enough to keep the queue entry of a claim, which is ordered.
+    pub(super) fn keep_entry(&mut self, claim: &Claim) {
+        self.longest = claim.queue_entry_life().mul_f64(KEEP_ENTRY);
     }
 
     /// Waits for another claim from now on.
@@ -165,14 +156,7 @@ impl<'a> Waiting<'a> {
 
     /// Waits after a request that found the lease held for another `remaining`, or that failed.
     pub(crate) async fn after(&mut self, remaining: Option<Duration>) -> Woken {
-        match remaining {
-            Some(remaining) => self.next(remaining).await,
-            None => self.after_failure().await,
-        }
-    }
-
-    /// Waits after a request that found the lease held for another `remaining`.
-    async fn next(&mut self, remaining: Duration) -> Woken {
+        let Some(remaining) = remaining else { return self.after_failure().await };
         self.failures = 0;
         // Counted from here, since a subscription that is refused takes its time.
         let told = Instant::now();
@@ -236,7 +220,7 @@ impl<'a> Waiting<'a> {
     }
 
     /// Waits after a request that failed. The pause grows, since the backend may be in trouble.
-    pub(crate) async fn after_failure(&mut self) -> Woken {
+    async fn after_failure(&mut self) -> Woken {
         let Some(until) = self.until() else { return Woken::TimeUp };
         let bound = Duration::from_millis(20).saturating_mul(1 << self.failures.min(6));
         self.failures += 1;
@@ -334,9 +318,8 @@ mod tests {
 
     fn waiting(pushes: Pushes) -> Result<(Waiting<'static>, Name), crate::Error> {
         let name = Name::new(&Namespace::standard(), Family::Lock, &Key::from("k"), 512)?;
-        let claim = Claim::new(name.clone(), Mode::Exclusive, 5000 * MS, 5000 * MS);
         let limit = Duration::from_secs(60);
-        Ok((Waiting::new(Arc::new(pushes), &claim, &ON_DEMAND, limit), name))
+        Ok((Waiting::new(Arc::new(pushes), name.clone(), Owner::fresh(), &ON_DEMAND, limit), name))
     }
 
     /// No push will come, so the waiter looks by itself: soon after the attempt to subscribe, which
@@ -345,21 +328,21 @@ mod tests {
     async fn without_a_subscription_looks_come_at_growing_intervals() -> Result<(), crate::Error> {
         let (mut waiting, _) = waiting(Pushes(None))?;
         let told = Instant::now();
-        assert!(matches!(waiting.next(5000 * MS).await, Woken::Again));
+        assert!(matches!(waiting.after(Some(5000 * MS)).await, Woken::Again));
         // A timer fires within the millisecond after its time.
         let took = told.elapsed();
         assert!(took >= 250 * MS && took <= 251 * MS + FIRST_LOOK, "{took:?}");
         let mut looks = 0;
         while told.elapsed() < 1200 * MS {
             let before = Instant::now();
-            assert!(matches!(waiting.next(5000 * MS).await, Woken::Again));
+            assert!(matches!(waiting.after(Some(5000 * MS)).await, Woken::Again));
             assert!(before.elapsed() <= LONGEST_LOOK + MS, "{:?}", before.elapsed());
             looks += 1;
         }
         assert!((9..30).contains(&looks), "{looks} looks in a second");
         // The end of a lease is still looked for in its time.
         let before = Instant::now();
-        waiting.next(MS).await;
+        waiting.after(Some(MS)).await;
         assert!(before.elapsed() <= 250 * MS + JITTER + 2 * MS, "{:?}", before.elapsed());
         Ok(())
     }
@@ -371,18 +354,18 @@ mod tests {
     {
         let channels = Channels::default();
         let (mut waiting, name) = waiting(Pushes(Some(channels.clone())))?;
-        assert!(matches!(waiting.next(5000 * MS).await, Woken::Again), "it has subscribed");
+        assert!(matches!(waiting.after(Some(5000 * MS)).await, Woken::Again), "it has subscribed");
         channels.answer(name.prefix(), Subscription::Confirmed);
         channels.forget_answers(|_| true);
         for _ in 0..8 {
             let before = Instant::now();
-            assert!(matches!(waiting.next(5000 * MS).await, Woken::Again));
+            assert!(matches!(waiting.after(Some(5000 * MS)).await, Woken::Again));
             assert!(before.elapsed() <= LONGEST_LOOK + MS, "{:?}", before.elapsed());
         }
         channels.answer(name.prefix(), Subscription::Confirmed);
-        assert!(matches!(waiting.next(5000 * MS).await, Woken::Pushed(Change::Wake)));
+        assert!(matches!(waiting.after(Some(5000 * MS)).await, Woken::Pushed(Change::Wake)));
         let before = Instant::now();
-        assert!(matches!(waiting.next(4000 * MS).await, Woken::Again));
+        assert!(matches!(waiting.after(Some(4000 * MS)).await, Woken::Again));
         assert!(before.elapsed() >= 4000 * MS, "{:?}", before.elapsed());
         Ok(())
     }

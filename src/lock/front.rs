@@ -174,11 +174,10 @@ pub(super) async fn release_one(held: Arc<LeaseGuard>) -> Result<(), Error> {
 pub(super) fn debug_guard(
     f: &mut fmt::Formatter<'_>,
     type_name: &str,
-    name: &Key,
     held: &LeaseGuard,
 ) -> fmt::Result {
     let mut shown = f.debug_struct(type_name);
-    shown.field("name", name);
+    shown.field("name", &held.claim().name.key());
     // A majority of servers has no fence, and grants zero.
     if held.fence() > 0 {
         shown.field("fence", &held.fence());

@@ -85,7 +85,11 @@ impl<F> Mutex<F> {
     ///
     /// If the future is dropped, a lease that it may have acquired is released.
     pub async fn try_lock(&self) -> Result<Option<MutexGuard<F>>, Error> {
-        Ok(self.front.try_acquire(self.mode).await?.map(|held| self.guard(held)))
+        Ok(self
+            .front
+            .try_acquire(self.mode)
+            .await?
+            .map(|held| MutexGuard { held, fencing: PhantomData }))
     }
 
     /// Acquires the lock, waiting while there is another holder.
@@ -101,14 +105,10 @@ impl<F> Mutex<F> {
     ///
     /// If the future is dropped, a lease that it may have acquired is released.
     pub async fn lock(&self) -> Result<MutexGuard<F>, Error> {
-        Ok(self.guard(self.front.acquire(self.mode).await?))
+        Ok(MutexGuard { held: self.front.acquire(self.mode).await?, fencing: PhantomData })
     }
 
     inspection!(self => self.mode);
-
-    fn guard(&self, held: LeaseGuard) -> MutexGuard<F> {
-        MutexGuard { name: self.front.name.clone(), held, fencing: PhantomData }
-    }
 }
 
 impl<F> Clone for Mutex<F> {
@@ -152,7 +152,6 @@ impl<F> fmt::Debug for Mutex<F> {
 /// ```
 #[must_use = "the lock is released when its guard is dropped"]
 pub struct MutexGuard<F = Fenced> {
-    name: Key,
     held: LeaseGuard,
     fencing: PhantomData<fn() -> F>,
 }
@@ -168,6 +167,6 @@ impl<F> MutexGuard<F> {
 
 impl<F> fmt::Debug for MutexGuard<F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        debug_guard(f, "MutexGuard", &self.name, &self.held)
+        debug_guard(f, "MutexGuard", &self.held)
     }
 }

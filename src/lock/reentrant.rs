@@ -145,7 +145,7 @@ impl<F> ReentrantHolder<F> {
     /// If the future is dropped, a lease that it may have acquired is released, unless other tasks
     /// of this holder wait for it.
     pub async fn try_lock(&self) -> Result<Option<ReentrantGuard<F>>, Error> {
-        Ok(self.reentry.try_lock().await?.map(|held| self.guard(held)))
+        Ok(self.reentry.try_lock().await?.map(ReentrantGuard::new))
     }
 
     /// Acquires the lock, waiting while there is another holder. If this holder has the lock,
@@ -164,11 +164,7 @@ impl<F> ReentrantHolder<F> {
     /// If the future is dropped, a lease that it may have acquired is released, unless other tasks
     /// of this holder wait for it. The acquisition continues for those.
     pub async fn lock(&self) -> Result<ReentrantGuard<F>, Error> {
-        Ok(self.guard(self.reentry.lock().await?))
-    }
-
-    fn guard(&self, held: Arc<LeaseGuard>) -> ReentrantGuard<F> {
-        ReentrantGuard { name: self.reentry.front().name.clone(), held, fencing: PhantomData }
+        Ok(ReentrantGuard::new(self.reentry.lock().await?))
     }
 }
 
@@ -215,7 +211,6 @@ impl<F> fmt::Debug for ReentrantHolder<F> {
 /// ```
 #[must_use = "the lock is released when its last guard is dropped"]
 pub struct ReentrantGuard<F = Fenced> {
-    name: Key,
     held: Arc<LeaseGuard>,
     fencing: PhantomData<fn() -> F>,
 }
@@ -225,18 +220,22 @@ impl ReentrantGuard {
 }
 
 impl<F> ReentrantGuard<F> {
+    fn new(held: Arc<LeaseGuard>) -> Self {
+        Self { held, fencing: PhantomData }
+    }
+
     guard!(lease);
     guard!(unlock shared);
 }
 
 impl<F> Clone for ReentrantGuard<F> {
     fn clone(&self) -> Self {
-        Self { name: self.name.clone(), held: self.held.clone(), fencing: PhantomData }
+        Self::new(self.held.clone())
     }
 }
 
 impl<F> fmt::Debug for ReentrantGuard<F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        debug_guard(f, "ReentrantGuard", &self.name, &self.held)
+        debug_guard(f, "ReentrantGuard", &self.held)
     }
 }

@@ -86,7 +86,7 @@ impl ReadGuard {
 
 impl fmt::Debug for ReadGuard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        debug_guard(f, "ReadGuard", &self.front.name, &self.held)
+        debug_guard(f, "ReadGuard", &self.held)
     }
 }
 
@@ -170,7 +170,7 @@ impl WriteGuard {
 
 impl fmt::Debug for WriteGuard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        debug_guard(f, "WriteGuard", &self.front.name, &self.held)
+        debug_guard(f, "WriteGuard", &self.held)
     }
 }
 

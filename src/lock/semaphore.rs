@@ -115,7 +115,7 @@ impl Semaphore {
     /// If the future is dropped, permits that it may have acquired are released.
     pub async fn acquire_many(&self, count: u32) -> Result<SemaphorePermit, Error> {
         let held = self.front.acquire(self.mode(count)?).await?;
-        Ok(self.permit(held, count))
+        Ok(SemaphorePermit { held, count })
     }
 
     /// Acquires `count` permits at once, all or none. Returns `None` if too many are held, or if
@@ -134,7 +134,7 @@ impl Semaphore {
     /// If the future is dropped, permits that it may have acquired are released.
     pub async fn try_acquire_many(&self, count: u32) -> Result<Option<SemaphorePermit>, Error> {
         let held = self.front.try_acquire(self.mode(count)?).await?;
-        Ok(held.map(|held| self.permit(held, count)))
+        Ok(held.map(|held| SemaphorePermit { held, count }))
     }
 
     /// Returns how many permits were free at the moment of asking.
@@ -177,10 +177,6 @@ impl Semaphore {
 
     fn mode(&self, count: u32) -> Result<Mode, Error> {
         permit_mode(&self.front.name, self.limit, count)
-    }
-
-    fn permit(&self, held: LeaseGuard, count: u32) -> SemaphorePermit {
-        SemaphorePermit { name: self.front.name.clone(), held, count }
     }
 }
 
@@ -243,7 +239,6 @@ impl fmt::Debug for Semaphore {
 /// ```
 #[must_use = "permits are released when they are dropped"]
 pub struct SemaphorePermit {
-    name: Key,
     held: LeaseGuard,
     count: u32,
 }
@@ -275,7 +270,7 @@ impl SemaphorePermit {
 impl fmt::Debug for SemaphorePermit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("SemaphorePermit")
-            .field("name", &self.name)
+            .field("name", &self.held.claim().name.key())
             .field("count", &self.count)
             .field("remaining", &self.remaining())
             .finish()

@@ -7,7 +7,7 @@ use super::Majority;
 use crate::{
     backend::{Claim, DynLeases, Owner},
     error::BackendError,
-    lease::{Acquisition, Said, drift},
+    lease::{Acquisition, Said, trusted},
 };
 
 /// The acquisition at each server in one try, and the answer of each.
@@ -38,7 +38,7 @@ impl Majority {
             (acquisition, answer.map(|(answer, _)| answer))
         });
         let (acquisitions, answers) = join_all(asked).await.into_iter().unzip();
-        let in_time = sent.elapsed() + drift(claim.lease) < claim.lease;
+        let in_time = sent.elapsed() < trusted(claim.lease);
         Try { acquisitions, answers, in_time }
     }
 
