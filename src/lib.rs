@@ -167,6 +167,7 @@
 //! | `postcard` | the Postcard codec |
 
 #![forbid(unsafe_code)]
+#![warn(clippy::too_many_lines, clippy::excessive_nesting)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 pub mod backend;
