@@ -37,7 +37,7 @@ pub(crate) use self::{loader::Produced, outcome::Flown, settings::OnUncacheable}
 
 use self::core::{Core, Decision};
 use crate::{
-    backend::{Store, in_time},
+    backend::{Store, answered_by},
     error::{BackendError, BoxError, Error},
     key::Key,
 };
@@ -221,7 +221,9 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
         key: &Key,
         change: impl Future<Output = Result<T, BackendError>>,
     ) -> Result<(), Error> {
-        let changed = in_time(self.core.settings.retry.try_limit(), change).await;
+        let core = &self.core;
+        let (backend, limit) = (core.engine.backend().as_ref(), core.settings.retry.try_limit());
+        let changed = answered_by(backend, limit, change).await;
         // Also after an error, because the change may have happened.
         self.core.flights.detach(key);
         self.core.counted(changed)?;

@@ -25,7 +25,7 @@ use tokio::{
         tcp::{OwnedReadHalf, OwnedWriteHalf},
     },
     sync::{Mutex as AsyncMutex, Notify, watch},
-    time::sleep,
+    time::{Instant, sleep, sleep_until},
 };
 
 use crate::scripts::{beginnings, script};
@@ -135,8 +135,51 @@ struct Shared {
     beginnings: Vec<(String, String)>,
     seen: Mutex<HashMap<String, u64>>,
     counters: Counters,
+    to_server: Link,
+    to_client: Link,
     /// Ends all connections that are open when a message arrives.
     cut: Notify,
+}
+
+/// One direction of a link that all connections share. A rate of 0 is no limit.
+#[derive(Default)]
+struct Link {
+    rate: AtomicU64,
+    /// When the bytes that were sent so far have passed.
+    passed: Mutex<Option<Instant>>,
+}
+
+/// The connections take turns on a slow link after this many bytes.
+const PACKET: usize = 16 << 10;
+
+impl Link {
+    /// Waits until this many bytes have passed.
+    async fn pass(&self, bytes: usize) {
+        let rate = self.rate.load(Ordering::SeqCst);
+        if rate == 0 {
+            return;
+        }
+        let end = {
+            let mut passed = self.passed.lock().unwrap();
+            let from = passed.map_or_else(Instant::now, |passed| passed.max(Instant::now()));
+            let end = from + Duration::from_secs_f64(bytes as f64 / rate as f64);
+            *passed = Some(end);
+            end
+        };
+        sleep_until(end).await;
+    }
+
+    /// Reads what is there, as fast as the link lets it pass. Returns `false` at the end.
+    async fn read(&self, from: &mut OwnedReadHalf, into: &mut BytesMut) -> bool {
+        if self.rate.load(Ordering::SeqCst) == 0 {
+            return from.read_buf(into).await.is_ok_and(|read| read > 0);
+        }
+        let mut packet = [0; PACKET];
+        let read = from.read(&mut packet).await.unwrap_or(0);
+        self.pass(read).await;
+        into.extend_from_slice(&packet[..read]);
+        read > 0
+    }
 }
 
 /// See the [module](self).
@@ -159,6 +202,8 @@ impl Proxy {
             beginnings: beginnings(),
             seen: Mutex::default(),
             counters: Counters::default(),
+            to_server: Link::default(),
+            to_client: Link::default(),
             cut: Notify::new(),
         });
         for (name, _) in &shared.beginnings {
@@ -232,6 +277,13 @@ impl Proxy {
 
     pub fn mode(&self, mode: Mode) {
         *self.shared.mode.lock().unwrap() = mode;
+    }
+
+    /// Limits the bytes in each second of each direction, for all connections together.
+    pub fn limit_rate(&self, bytes_per_second: u64) {
+        for link in [&self.shared.to_server, &self.shared.to_client] {
+            link.rate.store(bytes_per_second, Ordering::SeqCst);
+        }
     }
 
     /// Closes all open connections.
@@ -381,7 +433,7 @@ impl Connection {
                     }
                 }
             }
-            if !from.read_buf(&mut buffer).await.is_ok_and(|read| read > 0) {
+            if !self.shared.to_server.read(&mut from, &mut buffer).await {
                 return;
             }
         }
@@ -506,7 +558,14 @@ impl Connection {
     }
 
     async fn write(&self, frame: &[u8]) -> bool {
-        self.to_client.lock().await.write_all(frame).await.is_ok()
+        let mut client = self.to_client.lock().await;
+        for packet in frame.chunks(PACKET) {
+            self.shared.to_client.pass(packet.len()).await;
+            if client.write_all(packet).await.is_err() {
+                return false;
+            }
+        }
+        true
     }
 }
 

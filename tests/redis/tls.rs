@@ -8,6 +8,7 @@ use std::{
     net::TcpListener,
     path::{Path, PathBuf},
     process::Stdio,
+    time::Duration,
 };
 
 use bellwether::{
@@ -161,4 +162,26 @@ async fn the_nodes_of_a_cluster_work_over_tls_like_the_first() {
     arguments.extend(["--tls-cluster", "yes"]);
     let _cluster = Cluster::start_with(1, 0, &arguments).await;
     client("cluster", port, &certificates.root()).await;
+}
+
+/// The error was "deadline has elapsed", which names neither the phase nor the port.
+#[tokio::test]
+async fn a_port_of_the_other_kind_is_named_in_the_error() {
+    let certificates = Certificates::new();
+    let (arguments, tls_port) = certificates.arguments();
+    let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
+    let server = RedisServer::start_with(&arguments).await;
+    for (url, said) in [
+        (format!("rediss://127.0.0.1:{}/", server.port()), "without TLS"),
+        (format!("redis://127.0.0.1:{tls_port}/"), "for TLS"),
+    ] {
+        let backend = RedisBackend::builder()
+            .server(&url)
+            .connect_timeout(Duration::from_secs(1))
+            .command_timeout(LIMIT)
+            .build()
+            .unwrap();
+        let error = format!("{:#}", backend.ping().await.unwrap_err());
+        assert!(error.contains(said) && error.contains("127.0.0.1:"), "{url}: {error}");
+    }
 }

@@ -7,7 +7,7 @@ use tracing::debug;
 
 use super::{Landing, Run, second_try, silence};
 use crate::{
-    backend::{Committed, Entry, Failure, Grant, in_time},
+    backend::{Committed, Entry, Failure, Grant, answered_by},
     cache::{Source, breaker::Answered, core::Decision, outcome::Outcome},
     error::{BackendError, BackendErrorKind, Error},
     flight::Epoch,
@@ -94,10 +94,11 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     ) -> Result<Committed, BackendError> {
         let grant = Grant::new(guard.fence());
         let (core, breaker) = (&self.core, &self.shard.breaker);
+        let backend = core.engine.backend().as_ref();
         let commit = |limit| {
             let committed = core.store.commit(guard.claim(), &grant, entry, ttl);
             async move {
-                let answer = in_time(limit, committed).await;
+                let answer = answered_by(backend, limit, committed).await;
                 if answer.is_ok() {
                     breaker.answered(Answered::Write);
                 }

@@ -4,12 +4,14 @@
 //! attempt to connect failed, the command fails at once; if an attempt is under way, the command
 //! waits for it within its own time-out. So nothing queues up while the server is away.
 //!
+//! A command times out when its connection was silent for the command time-out (`progress`).
+//!
 //! A connection on which one command timed out gets no further commands. It may be dead, and a
 //! second try must not use it again. Or it lost a reply, and every later reply would go to the
 //! wrong command. Commands that are under way on it may still be answered. If a caller drops a
 //! command before its time-out, a `PING` tests the connection.
 
-use std::{pin::pin, sync::Arc};
+use std::{pin::pin, sync::Arc, time::Duration};
 
 use redis::{Cmd, RedisError, Value, aio::MultiplexedConnection};
 use tokio::{
@@ -39,18 +41,19 @@ pub(super) struct CommandConnection {
     task: OnDemandTask,
 }
 
-/// The time by which a command must be answered.
+/// When a command began, and how long its connection may be silent.
 #[derive(Clone, Copy)]
 pub(super) struct CommandDeadline {
-    at: Instant,
-    /// The command begins now, so that its whole time-out is left.
+    begun: Instant,
+    limit: Duration,
+    /// The command begins now, and has the command time-out, so that the wheel can time it.
     is_whole: bool,
 }
 
 impl CommandDeadline {
     /// Returns the deadline of a command that begins now.
     pub(super) fn from_now(config: &RedisConfig) -> Self {
-        Self { at: after(Instant::now(), config.command_timeout), is_whole: true }
+        Self { begun: Instant::now(), limit: config.command_timeout, is_whole: true }
     }
 
     /// Returns the same deadline for a later step of the command.
@@ -58,8 +61,9 @@ impl CommandDeadline {
         Self { is_whole: false, ..self }
     }
 
+    /// Returns when the time of a command without progress ends.
     pub(super) fn at(self) -> Instant {
-        self.at
+        after(self.begun, self.limit)
     }
 }
 
@@ -206,12 +210,11 @@ impl CommandConnection {
     where
         F: Future<Output = Result<T, RedisError>>,
     {
-        let CommandDeadline { at, is_whole } = deadline;
-        let begun = at.checked_sub(self.kept.config.command_timeout);
+        let CommandDeadline { begun, limit, is_whole } = deadline;
         let (used, since, is_whole) = match self.current() {
-            Some(current) => (current, begun.unwrap_or_else(Instant::now), is_whole),
+            Some(current) => (current, begun, is_whole),
             // Boxed to keep the future of a command small, for this is rarely needed.
-            None => (Box::pin(self.connected(at)).await?, Instant::now(), false),
+            None => (Box::pin(self.connected(deadline.at())).await?, Instant::now(), false),
         };
         let unanswered = Unanswered { kept: &self.kept, used: &used, since };
         // Pinned on the stack, because the future is too large to be moved.
@@ -220,7 +223,11 @@ impl CommandConnection {
             // The wheel stops with its runtime, and another runtime must not stop with it.
             match is_whole && Handle::current().id() == used.runtime {
                 true => self.kept.timeouts.expired().await,
-                false => Box::pin(sleep_until(at)).await,
+                false => Box::pin(sleep_until(deadline.at())).await,
+            }
+            // While bytes move, the reply is on its way, or a large command is.
+            if used.connected.progress.silence() < limit {
+                Box::pin(used.connected.progress.silent_for(limit)).await;
             }
         };
         tokio::select! {
@@ -294,8 +301,9 @@ impl Unanswered<'_> {
 
 impl Drop for Unanswered<'_> {
     fn drop(&mut self) {
+        let silence = self.since.elapsed().min(self.used.connected.progress.silence());
         // A caller may have the same time-out, which then ends a moment earlier than this one.
-        if self.since.elapsed() >= self.kept.config.command_timeout.mul_f64(0.9) {
+        if silence >= self.kept.config.command_timeout.mul_f64(0.9) {
             self.kept.give_up(&self.used.broken);
         } else {
             self.used.doubted.notify_one();

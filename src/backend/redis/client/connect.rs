@@ -1,35 +1,18 @@
 //! A new connection to the server that an endpoint names.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
-use futures_util::future::select_ok;
-use redis::{
-    AsyncConnectionConfig, Client, ConnectionAddr, ErrorKind, PushInfo, PushKind, RedisError,
-    aio::MultiplexedConnection,
-};
-use socket2::SockRef;
-use tokio::{
-    net::{TcpStream, lookup_host},
-    sync::Notify,
-    time::timeout,
-};
-use tokio_util::task::AbortOnDropHandle;
+use redis::{AsyncConnectionConfig, Client, PushInfo, PushKind, RedisError};
+use tokio::{sync::Notify, time::timeout};
 
 use super::{
-    address::keepalive,
     config::RedisConfig,
+    connect_error::{ConnectError, ConnectPhase},
     endpoint::{Endpoint, EndpointWatch},
-    failure::ClientError,
     handshake::{config, refuse_replica},
-    write_batcher::WriteBatcher,
+    stream::{Connected, open},
 };
 use crate::error::{BackendError, BackendErrorKind};
-
-/// A connection, and its driver, which ends with it.
-pub(super) struct Connected {
-    pub(super) connection: MultiplexedConnection,
-    _driver: Option<AbortOnDropHandle<()>>,
-}
 
 /// Finds the server, connects, and checks that it can be written to.
 ///
@@ -49,57 +32,33 @@ pub(super) async fn connect(
         }
         Ok::<(), ()>(())
     });
-    let attempt = async {
-        let mut connected = open(&client, config, broken).await?;
-        refuse_replica(&mut connected.connection).await?;
-        Ok::<_, RedisError>(connected)
-    };
-    let unavailable = BackendErrorKind::Unavailable;
-    let error = match timeout(settings.connect_timeout, attempt).await {
-        Ok(Ok(connected)) => return Ok((connected, watch)),
-        Ok(Err(error)) => BackendError::new(unavailable, ClientError(error)),
-        Err(_elapsed) => {
-            BackendError::new(unavailable, "no connection within the connect time-out")
+    match connect_to(&client, config, broken, settings.connect_timeout).await {
+        Ok(connected) => Ok((connected, watch)),
+        Err(error) => {
+            watch.report_failure();
+            Err(BackendError::new(BackendErrorKind::Unavailable, error))
         }
-    };
-    watch.report_failure();
-    Err(error)
+    }
 }
 
-async fn open(
+async fn connect_to(
     client: &Client,
     config: AsyncConnectionConfig,
     broken: Arc<Notify>,
-) -> Result<Connected, RedisError> {
-    let info = client.get_connection_info();
-    let ConnectionAddr::Tcp(host, port) = info.addr() else {
-        // The client library makes the streams of TLS and of Unix sockets.
-        let connection = client.get_multiplexed_async_connection_with_config(&config).await?;
-        return Ok(Connected { connection, _driver: None });
+    limit: Duration,
+) -> Result<Connected, ConnectError> {
+    let mut phase = ConnectPhase::Reach;
+    let attempt = async {
+        let mut connected = open(client, config, broken, &mut phase).await?;
+        phase = ConnectPhase::Role;
+        refuse_replica(&mut connected.connection).await?;
+        Ok::<_, RedisError>(connected)
     };
-    let socket = connect_any(host, *port).await?;
-    socket.set_nodelay(true)?;
-    SockRef::from(&socket).set_tcp_keepalive(&keepalive())?;
-    let stream = WriteBatcher::new(socket);
-    let settings = info.redis_settings();
-    let (connection, driver) =
-        MultiplexedConnection::new_with_config(settings, stream, config).await?;
-    let driver = async move {
-        driver.await;
-        // After a failed write, the driver ends without a `Disconnection` push.
-        broken.notify_one();
-    };
-    let driver = AbortOnDropHandle::new(tokio::spawn(driver));
-    Ok(Connected { connection, _driver: Some(driver) })
-}
-
-/// Connects to the address of the host that answers first.
-async fn connect_any(host: &str, port: u16) -> Result<TcpStream, RedisError> {
-    let addresses = lookup_host((host, port)).await?;
-    let attempts: Vec<_> = addresses.map(|address| Box::pin(TcpStream::connect(address))).collect();
-    if attempts.is_empty() {
-        return Err(RedisError::from((ErrorKind::InvalidClientConfig, "the host has no address")));
+    let outcome = timeout(limit, attempt).await;
+    let server = || client.get_connection_info().addr().to_string();
+    match outcome {
+        Ok(Ok(connected)) => Ok(connected),
+        Ok(Err(error)) => Err(ConnectError::failed(server(), phase, error)),
+        Err(_elapsed) => Err(ConnectError::elapsed(server(), phase, limit)),
     }
-    let (socket, _others) = select_ok(attempts).await?;
-    Ok(socket)
 }

@@ -13,18 +13,23 @@ mod cluster;
 mod commands;
 mod config;
 mod connect;
+mod connect_error;
 mod endpoint;
 mod events;
 mod failure;
 mod handshake;
 mod node;
+mod progress;
 mod push;
 mod reconnect;
 mod replicas;
 mod sentinel;
+mod stream;
 mod subscriptions;
 mod task;
 mod timeout_wheel;
+#[cfg(feature = "tls")]
+mod tls;
 mod write_batcher;
 
 use futures_util::{FutureExt, future::try_join_all};

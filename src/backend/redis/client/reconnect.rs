@@ -3,7 +3,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use redis::{Value, aio::MultiplexedConnection};
+use redis::Value;
 use tokio::{
     runtime::{self, Handle},
     sync::{Notify, watch},
@@ -14,10 +14,11 @@ use tracing::{info, warn};
 use super::{
     backoff::Backoff,
     config::RedisConfig,
-    connect::{Connected, connect},
+    connect::connect,
     endpoint::{Endpoint, EndpointWatch},
     events::NodeEvents,
     handshake::prepare,
+    stream::Connected,
     timeout_wheel::TimeoutWheel,
 };
 use crate::error::{BackendError, Chain};
@@ -110,7 +111,6 @@ impl KeptConnection {
     /// Returns when the connection is broken, or another server is the master.
     async fn serve(&self, current: Arc<Established>, watch: EndpointWatch) {
         let mut preparing = current.connected.connection.clone();
-        let mut tested = current.connected.connection.clone();
         self.state.send_replace(ConnectionState::Established(current.clone()));
         self.events.connected.notify_waiters();
         let prepare = async {
@@ -121,7 +121,7 @@ impl KeptConnection {
         let tests = async {
             loop {
                 current.doubted.notified().await;
-                if !echoes(&mut tested, self.config.command_timeout).await {
+                if !echoes(&current.connected, self.config.command_timeout).await {
                     return;
                 }
             }
@@ -161,16 +161,24 @@ pub(super) async fn keep_connected(run: ReconnectRun) {
     }
 }
 
-/// Sends a random word, and returns whether it comes back in time.
-async fn echoes(connection: &mut MultiplexedConnection, limit: Duration) -> bool {
+/// Sends a random word, and returns whether it comes back before the connection falls silent.
+async fn echoes(connected: &Connected, limit: Duration) -> bool {
     let word = fastrand::u64(..).to_string();
     let mut ping = redis::cmd("PING");
     ping.arg(&word);
-    match timeout(limit, connection.send_packed_command(&ping)).await {
-        Ok(Ok(Value::BulkString(echo))) => echo == word.as_bytes(),
-        // An ACL may forbid PING, but the refusal is a reply as well.
-        Ok(Ok(Value::ServerError(_))) => true,
-        Ok(Err(error)) => error.code().is_some(),
-        _ => false,
+    let mut connection = connected.connection.clone();
+    let silence = async {
+        sleep(limit).await;
+        connected.progress.silent_for(limit).await;
+    };
+    tokio::select! {
+        reply = connection.send_packed_command(&ping) => match reply {
+            Ok(Value::BulkString(echo)) => echo == word.as_bytes(),
+            // An ACL may forbid PING, but the refusal is a reply as well.
+            Ok(Value::ServerError(_)) => true,
+            Err(error) => error.code().is_some(),
+            _ => false,
+        },
+        () = silence => false,
     }
 }

@@ -18,8 +18,8 @@ use tracing::warn;
 
 use super::{
     config::RedisConfig,
-    connect::Connected,
     events::{ChannelScope, NodeEvents},
+    stream::Connected,
 };
 use crate::{
     backend::channels::Subscription,

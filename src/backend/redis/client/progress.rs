@@ -1,0 +1,188 @@
+//! The last time at which bytes moved on a connection.
+//!
+//! A connection is silent when nothing has arrived for the command time-out. A reply of many
+//! megabytes may take longer than that, and so may the replies behind it.
+
+use std::{
+    io::{self, IoSlice},
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    time::{Instant, sleep_until},
+};
+
+use crate::time::after;
+
+/// A write of this size that the socket does not take at once is watched.
+///
+/// A socket takes small commands for long after its peer is gone, which shows nothing.
+const LARGE_WRITE: usize = 16 << 10;
+
+/// When bytes last moved on one connection.
+pub(super) struct Progress {
+    begun: Instant,
+    /// In microseconds since `begun`.
+    moved: AtomicU64,
+}
+
+impl Progress {
+    pub(super) fn new() -> Arc<Self> {
+        Arc::new(Self { begun: Instant::now(), moved: AtomicU64::new(0) })
+    }
+
+    fn note(&self) {
+        let micros = self.begun.elapsed().as_micros();
+        self.moved.store(u64::try_from(micros).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    fn moved_at(&self) -> Instant {
+        after(self.begun, Duration::from_micros(self.moved.load(Ordering::Relaxed)))
+    }
+
+    /// Returns for how long nothing has moved.
+    pub(super) fn silence(&self) -> Duration {
+        self.moved_at().elapsed()
+    }
+
+    /// Completes when nothing has moved for this long.
+    pub(super) async fn silent_for(&self, limit: Duration) {
+        loop {
+            let end = after(self.moved_at(), limit);
+            if end <= Instant::now() {
+                return;
+            }
+            sleep_until(end).await;
+        }
+    }
+}
+
+/// A socket that notes its progress.
+pub(super) struct Watched<S> {
+    stream: S,
+    progress: Arc<Progress>,
+    /// The socket did not take all of a large write.
+    is_full: bool,
+}
+
+impl<S> Watched<S> {
+    pub(super) fn new(stream: S, progress: Arc<Progress>) -> Self {
+        Self { stream, progress, is_full: false }
+    }
+
+    /// Notes a write of `length` bytes. A full socket takes more only after its peer took some.
+    fn written(&mut self, poll: Poll<io::Result<usize>>, length: usize) -> Poll<io::Result<usize>> {
+        match &poll {
+            Poll::Pending => self.is_full |= length >= LARGE_WRITE,
+            Poll::Ready(Ok(written)) if self.is_full => {
+                self.is_full = *written < length;
+                self.progress.note();
+            }
+            Poll::Ready(Ok(written)) => self.is_full = length - written >= LARGE_WRITE,
+            Poll::Ready(Err(_)) => {}
+        }
+        poll
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Watched<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        into: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = into.filled().len();
+        ready!(Pin::new(&mut self.stream).poll_read(cx, into))?;
+        if into.filled().len() > before {
+            self.progress.note();
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Watched<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let poll = Pin::new(&mut self.stream).poll_write(cx, bytes);
+        self.written(poll, bytes.len())
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let poll = Pin::new(&mut self.stream).poll_write_vectored(cx, slices);
+        let length = slices.iter().map(|slice| slice.len()).sum();
+        self.written(poll, length)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::{
+        io::{AsyncReadExt, AsyncWriteExt, duplex},
+        time::{advance, timeout},
+    };
+
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_millis(250);
+
+    #[tokio::test(start_paused = true)]
+    async fn bytes_that_arrive_end_the_silence() -> io::Result<()> {
+        let (here, mut there) = duplex(64);
+        let progress = Progress::new();
+        let mut watched = Watched::new(here, progress.clone());
+        for _ in 0..3 {
+            advance(LIMIT * 4 / 5).await;
+            there.write_all(b"x").await?;
+            watched.read_exact(&mut [0]).await?;
+            assert_eq!(progress.silence(), Duration::ZERO);
+        }
+        let begun = Instant::now();
+        progress.silent_for(LIMIT).await;
+        assert!(begun.elapsed() >= LIMIT && begun.elapsed() <= LIMIT * 2);
+        Ok(())
+    }
+
+    /// A peer that is gone takes what its socket still has room for, and nothing more.
+    #[tokio::test(start_paused = true)]
+    async fn only_a_full_socket_shows_by_a_write_that_its_peer_reads() -> io::Result<()> {
+        let (here, mut there) = duplex(LARGE_WRITE);
+        let progress = Progress::new();
+        let mut watched = Watched::new(here, progress.clone());
+        advance(LIMIT).await;
+        watched.write_all(b"a small command").await?;
+        assert!(progress.silence() >= LIMIT, "a write that fits says nothing");
+        let large = vec![0; 3 * LARGE_WRITE];
+        assert!(timeout(LIMIT, watched.write_all(&large)).await.is_err());
+        assert!(progress.silence() >= LIMIT * 2, "the peer has read nothing");
+        there.read_exact(&mut vec![0; LARGE_WRITE / 2]).await?;
+        assert!(timeout(LIMIT, watched.write_all(&large)).await.is_err());
+        assert!(progress.silence() <= LIMIT * 2, "the peer has read");
+        Ok(())
+    }
+}

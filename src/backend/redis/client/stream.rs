@@ -1,0 +1,123 @@
+//! The streams to a server: TCP, TLS over TCP, and Unix sockets.
+//!
+//! Each stream notes its progress (`progress`), and joins commands that are ready together
+//! (`write_batcher`).
+
+use std::sync::Arc;
+
+use futures_util::future::select_ok;
+use redis::{
+    AsyncConnectionConfig, Client, ConnectionAddr, ErrorKind, RedisConnectionInfo, RedisError,
+    aio::MultiplexedConnection,
+};
+use socket2::SockRef;
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::{TcpStream, lookup_host},
+    sync::Notify,
+};
+use tokio_util::task::AbortOnDropHandle;
+
+use super::{
+    address::keepalive,
+    connect_error::ConnectPhase,
+    progress::{Progress, Watched},
+    write_batcher::WriteBatcher,
+};
+
+/// How much of a large command the socket takes before its peer has some of it.
+///
+/// With more, a command would seem to be sent long before it is.
+#[cfg(any(target_os = "android", target_os = "linux"))]
+const UNSENT_LIMIT: u32 = 256 << 10;
+
+/// A connection, and its driver, which ends with it.
+pub(super) struct Connected {
+    pub(super) connection: MultiplexedConnection,
+    pub(super) progress: Arc<Progress>,
+    _driver: AbortOnDropHandle<()>,
+}
+
+/// Connects to a server and logs in. Leaves in `phase` how far it came.
+///
+/// Notifies `broken` when the connection has ended.
+pub(super) async fn open(
+    client: &Client,
+    config: AsyncConnectionConfig,
+    broken: Arc<Notify>,
+    phase: &mut ConnectPhase,
+) -> Result<Connected, RedisError> {
+    let info = client.get_connection_info();
+    let settings = info.redis_settings();
+    match info.addr() {
+        ConnectionAddr::Tcp(host, port) => {
+            let (socket, progress) = connect_tcp(host, *port).await?;
+            *phase = ConnectPhase::Login;
+            log_in(socket, settings, config, progress, broken).await
+        }
+        #[cfg(feature = "tls")]
+        ConnectionAddr::TcpTls { host, port, .. } => {
+            let (socket, progress) = connect_tcp(host, *port).await?;
+            *phase = ConnectPhase::Tls;
+            let stream = super::tls::connect(host, socket).await?;
+            *phase = ConnectPhase::Login;
+            log_in(stream, settings, config, progress, broken).await
+        }
+        #[cfg(unix)]
+        ConnectionAddr::Unix(path) => {
+            let socket = tokio::net::UnixStream::connect(path).await?;
+            *phase = ConnectPhase::Login;
+            let progress = Progress::new();
+            let socket = Watched::new(socket, progress.clone());
+            log_in(socket, settings, config, progress, broken).await
+        }
+        _ => {
+            let why = "the address needs a feature that is not compiled in";
+            Err(RedisError::from((ErrorKind::InvalidClientConfig, why)))
+        }
+    }
+}
+
+async fn log_in(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    settings: &RedisConnectionInfo,
+    config: AsyncConnectionConfig,
+    progress: Arc<Progress>,
+    broken: Arc<Notify>,
+) -> Result<Connected, RedisError> {
+    let stream = WriteBatcher::new(stream);
+    let (connection, driver) =
+        MultiplexedConnection::new_with_config(settings, stream, config).await?;
+    let driver = async move {
+        driver.await;
+        // After a failed write, the driver ends without a `Disconnection` push.
+        broken.notify_one();
+    };
+    let driver = AbortOnDropHandle::new(tokio::spawn(driver));
+    Ok(Connected { connection, progress, _driver: driver })
+}
+
+async fn connect_tcp(
+    host: &str,
+    port: u16,
+) -> Result<(Watched<TcpStream>, Arc<Progress>), RedisError> {
+    let socket = connect_any(host, port).await?;
+    socket.set_nodelay(true)?;
+    let options = SockRef::from(&socket);
+    options.set_tcp_keepalive(&keepalive())?;
+    #[cfg(any(target_os = "android", target_os = "linux"))]
+    options.set_tcp_notsent_lowat(UNSENT_LIMIT)?;
+    let progress = Progress::new();
+    Ok((Watched::new(socket, progress.clone()), progress))
+}
+
+/// Connects to the address of the host that answers first.
+async fn connect_any(host: &str, port: u16) -> Result<TcpStream, RedisError> {
+    let addresses = lookup_host((host, port)).await?;
+    let attempts: Vec<_> = addresses.map(|address| Box::pin(TcpStream::connect(address))).collect();
+    if attempts.is_empty() {
+        return Err(RedisError::from((ErrorKind::InvalidClientConfig, "the host has no address")));
+    }
+    let (socket, _others) = select_ok(attempts).await?;
+    Ok(socket)
+}
