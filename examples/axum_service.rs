@@ -196,7 +196,7 @@ fn counted(stats: Stats) -> Value {
         "hits": stats.hits,
         "led": stats.led,
         "followed": stats.followed,
-        "handed_over": stats.handed_over,
+        "received": stats.received,
         "degraded": stats.degraded,
         "failures": stats.failures,
         "backend_errors": stats.backend_errors,

@@ -54,7 +54,7 @@ async fn one_load_for_a_hundred(cache: &Cache<String>) -> Result<(), BoxError> {
             Source::Hit => "found it in the cache",
             Source::Led => "led: their loader ran",
             Source::Followed => "followed: they were given what the leader loaded",
-            Source::HandedOver => "were handed it by another process",
+            Source::Received => "received it from another process",
             _ => "loaded for themselves, without a lease",
         };
         *sources.entry(source).or_insert(0) += 1;

@@ -64,7 +64,7 @@ pub enum ErrorKind {
     Lost,
     /// The backend did not answer, or refused. The source is a [`BackendError`].
     Backend,
-    /// The value could not be encoded, or the value that was handed over could not be decoded.
+    /// The value could not be encoded, or a value of another process could not be decoded.
     Codec,
     /// The key is empty or too long.
     InvalidKey,

@@ -202,8 +202,8 @@ impl Name {
     /// Checks that a key is not empty and has at most `limit` bytes.
     pub(crate) fn check(family: Family, key: &Key, limit: usize) -> Result<(), Error> {
         let (what, setting) = match family {
-            Family::Cache => ("key of the entry", "max_key"),
-            Family::Lock | Family::Redlock => ("name of the lock", "max_name"),
+            Family::Cache => ("key", "max_key"),
+            Family::Lock | Family::Redlock => ("name", "max_name"),
         };
         let wrong = match key.0.len() {
             0 => format!("the {what} is empty; give at least 1 byte"),

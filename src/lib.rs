@@ -51,8 +51,8 @@
 //!    may come from a load that was running when its caller asked, because a process cannot know of
 //!    an invalidation in another one.
 //! 2. **Isolated callers.** The cancellation, panic or time-out of a caller never affects another
-//!    caller. The flight continues, or is handed over. A load without callers [finishes or is
-//!    cancelled](cache::Builder::when_abandoned), as configured.
+//!    caller. The flight continues, or another caller leads it. A load without callers
+//!    [finishes or is cancelled](cache::Builder::when_abandoned), as configured.
 //! 3. **No deadlock of nested loads.** A loader that comes back to its own key, directly or through
 //!    other loaders, loads without storing. A cycle between processes, or through a task that a
 //!    loader spawned, ends at the wait limit.
@@ -106,7 +106,7 @@
 //!   lease.
 //! - **Too many callers wait.** Further callers fail with [`Overloaded`](ErrorKind::Overloaded) at
 //!   once.
-//! - **Redis is full.** Values are handed over but not stored. Invalidations still work.
+//! - **Redis is full.** Values are pushed to waiters but not stored. Invalidations still work.
 //! - **Redis evicts leases.** Two processes may load at once. The older value is not stored. Set
 //!   `maxmemory-policy noeviction` to prevent it.
 //!

@@ -12,7 +12,8 @@ macro_rules! counters {
         /// The counters of a cache since it was built, and its flights under way.
         ///
         /// ```
-        /// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
+        /// # let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
+        /// # runtime.unwrap().block_on(async {
         /// use bellwether::{BoxError, Cache, MemoryBackend};
         ///
         /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new()).build()?;
@@ -47,7 +48,7 @@ counters! {
     /// Callers that were served the load of another caller in this process.
     followed,
     /// Callers that were served the load of another process.
-    handed_over,
+    received,
     /// Callers that were served a load without a lease, which was not stored.
     degraded,
     /// Loaders that were started, with or without a lease.

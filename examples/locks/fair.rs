@@ -29,7 +29,7 @@ pub(crate) async fn show(stage: &Stage) -> Result<String, BoxError> {
         format!("asked in the order {asked}, served in the order {served}")
     })?;
     Ok(format!(
-        "While somebody has the lock, tasks of {PROCESSES} processes ask for it, {APART:?} apart, \
+        "While a holder has the lock, tasks of {PROCESSES} processes ask for it, {APART:?} apart, \
          in the order {asked}. It is given back, and they are served in the order {served}: first \
          come, first served, over all processes."
     ))

@@ -32,9 +32,9 @@ pub(crate) async fn show(stage: &Stage) -> Result<String, BoxError> {
     expect(matches!(renewed, Err(ErrorKind::Lost)), || format!("renewed: {renewed:?}"))?;
     Ok(format!(
         "A process takes the only permit, tells its id ({}...) and is killed. Another one is told \
-         the id and renews it: {kept:.1?} after that, twice the lease, nobody else could have \
+         the id and renews it: {kept:.1?} after that, twice the lease, no other process could have \
          it. That one is killed too, and {free:.0?} later the permit has ended by itself and \
-         somebody else has it; the old id is refused.",
+         another holder has it; the old id is refused.",
         id.get(..8).unwrap_or(&id),
     ))
 }

@@ -19,7 +19,7 @@ pub enum Change {
     /// Look again: a lease was released, an entry too large to be pushed was written, or pushes may
     /// have been missed.
     Wake,
-    /// An entry was committed, put, or handed over without being stored.
+    /// An entry was committed, put, or pushed without being stored.
     Entry(Entry),
     /// A load failed.
     Failed(Failure),

@@ -58,7 +58,7 @@ impl Mode {
 
     /// Returns whether a release may hand a lease of this duration to a waiter, without harm to the
     /// others.
-    pub(crate) fn takes_handover(self, lease: Duration) -> bool {
+    pub(crate) fn can_be_handed_over(self, lease: Duration) -> bool {
         self.is_fenced() && lease >= HANDOVER_LIFE
     }
 
@@ -123,7 +123,7 @@ impl Claim {
     /// Creates a claim of a fresh [`Owner`] that waits. If the mode grants in order, the lease may
     /// be handed over to it.
     pub fn new(name: Name, mode: Mode, lease: Duration, fence_life: Duration) -> Self {
-        let takes_handover = mode.is_ordered() && mode.takes_handover(lease);
+        let takes_handover = mode.is_ordered() && mode.can_be_handed_over(lease);
         let owner = Owner::fresh();
         Self { name, owner, mode, lease, fence_life, waits: true, takes_handover }
     }

@@ -273,8 +273,8 @@ pub enum Claimed {
 pub enum Committed {
     /// The entry was written, or was written already by this grant.
     Stored,
-    /// The entry was handed to the waiters, and not written: it had no `ttl`, or there was no room.
-    HandedOver,
+    /// The entry was pushed to the waiters and not written: it had no `ttl`, or there was no room.
+    Pushed,
     /// A newer entry stands.
     Newer(Entry),
     /// The fence was burnt by an invalidation, or the lease was lost and another load is under way.

@@ -21,7 +21,7 @@ use tokio::{sync::Notify, time::Instant};
 use tracing::{info, warn};
 
 use crate::{
-    error::{BackendError, BackendErrorKind},
+    error::{BackendError, BackendErrorKind, Chain},
     sync::lock,
 };
 
@@ -147,7 +147,8 @@ impl Breaker {
         }
         if !is_logged {
             drop(state);
-            warn!(error = %crate::error::Chain(&error), "degraded: one load for each process and key, and nothing is stored");
+            let what = "degraded: one load for each process and key, and nothing is stored";
+            warn!(error = %Chain(&error), "{what}");
         }
     }
 

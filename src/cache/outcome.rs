@@ -22,7 +22,7 @@ pub enum Source {
     /// The loader of another caller in this process made it meanwhile.
     Followed,
     /// Another process made it meanwhile.
-    HandedOver,
+    Received,
     /// It was loaded without a lease and not stored. That is so if:
     ///
     /// - the backend did not answer;

@@ -180,7 +180,7 @@ fn served<V>(core: &Core<V>, outcome: Outcome<V>, leads: bool) -> Result<Flown<V
                 Source::Hit => &counters.hits,
                 Source::Led => &counters.led,
                 Source::Followed => &counters.followed,
-                Source::HandedOver => &counters.handed_over,
+                Source::Received => &counters.received,
                 Source::Degraded => &counters.degraded,
             };
             counter.add();

@@ -178,7 +178,7 @@ fn a_leader_that_is_dropped_sends_its_followers_on() {
 
 /// The work moves to a task while its caller carries it, polls it or leaves, and ends in any case.
 #[test]
-fn the_work_is_handed_over_and_ends() {
+fn the_work_moves_and_ends() {
     model(|| {
         let group = group(Abandoned::Finish);
         let theirs = group.clone();

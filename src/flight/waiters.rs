@@ -13,27 +13,27 @@ use std::{
 use crate::sync::checked::{Mutex, lock};
 
 #[derive(Default)]
-pub(super) struct Waiters(Mutex<Slots>);
+pub(super) struct Waiters(Mutex<Registry>);
 
 #[derive(Default)]
-struct Slots {
+struct Registry {
     wakers: Vec<Option<Waker>>,
     free: Vec<u32>,
-    /// How often all waiters were woken. A slot that was taken before the last time is gone.
+    /// How often all waiters were woken. An older registration is gone.
     woken: u32,
 }
 
-/// The place of a waiter's waker.
+/// Where the waker of a waiter is, and since which wake-up.
 #[derive(Clone, Copy)]
-struct Slot {
+struct Registration {
     at: u32,
     woken: u32,
 }
 
-/// A waiter, which gives its slot back when it is dropped.
+/// A waiter, which ends its registration when it is dropped.
 struct Waiter<'a> {
     waiters: &'a Waiters,
-    slot: Option<Slot>,
+    registration: Option<Registration>,
 }
 
 impl Waiters {
@@ -41,9 +41,9 @@ impl Waiters {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future gives the slot back.
+    /// Dropping the future ends the registration.
     pub(super) fn until<T>(&self, look: impl Fn() -> Option<T>) -> impl Future<Output = T> {
-        let mut waiter = Waiter { waiters: self, slot: None };
+        let mut waiter = Waiter { waiters: self, registration: None };
         // Not an async function, whose future would hold its arguments twice.
         poll_fn(move |cx| {
             let found = match look() {
@@ -51,8 +51,8 @@ impl Waiters {
                 None => waiter.poll(cx, &look),
             };
             if found.is_ready() {
-                // The slot is gone with the wake-up that has come, or is about to.
-                waiter.slot = None;
+                // The registration is gone with the wake-up that has come, or is about to.
+                waiter.registration = None;
             }
             found
         })
@@ -61,10 +61,10 @@ impl Waiters {
     /// Wakes all waiters.
     pub(super) fn wake(&self) {
         let wakers = {
-            let mut slots = lock(&self.0);
-            slots.woken = slots.woken.wrapping_add(1);
-            slots.free.clear();
-            mem::take(&mut slots.wakers)
+            let mut registry = lock(&self.0);
+            registry.woken = registry.woken.wrapping_add(1);
+            registry.free.clear();
+            mem::take(&mut registry.wakers)
         };
         wakers.into_iter().flatten().for_each(Waker::wake);
     }
@@ -72,21 +72,21 @@ impl Waiters {
 
 impl Waiter<'_> {
     fn poll<T>(&mut self, cx: &Context<'_>, look: impl Fn() -> Option<T>) -> Poll<T> {
-        let mut slots = lock(&self.waiters.0);
+        let mut registry = lock(&self.waiters.0);
         // Under the lock, because the wake-up takes the wakers under it afterwards.
         if let Some(found) = look() {
             return Poll::Ready(found);
         }
-        let kept = self.slot.filter(|slot| slot.woken == slots.woken);
-        match kept.and_then(|slot| slots.wakers.get_mut(slot.at as usize)) {
+        let kept = self.registration.filter(|it| it.woken == registry.woken);
+        match kept.and_then(|it| registry.wakers.get_mut(it.at as usize)) {
             Some(Some(waker)) if waker.will_wake(cx.waker()) => {}
             Some(waker) => {
                 let last = waker.replace(cx.waker().clone());
                 // Without the lock, because the last reference to a task may drop a waiter.
-                drop(slots);
+                drop(registry);
                 drop(last);
             }
-            None => self.slot = Some(slots.take(cx.waker().clone())),
+            None => self.registration = Some(registry.take(cx.waker().clone())),
         }
         Poll::Pending
     }
@@ -94,19 +94,19 @@ impl Waiter<'_> {
 
 impl Drop for Waiter<'_> {
     fn drop(&mut self) {
-        let Some(slot) = self.slot else { return };
-        let mut slots = lock(&self.waiters.0);
-        if slot.woken == slots.woken {
-            let waker = slots.wakers.get_mut(slot.at as usize).and_then(Option::take);
-            slots.free.push(slot.at);
-            drop(slots);
+        let Some(registration) = self.registration else { return };
+        let mut registry = lock(&self.waiters.0);
+        if registration.woken == registry.woken {
+            let waker = registry.wakers.get_mut(registration.at as usize).and_then(Option::take);
+            registry.free.push(registration.at);
+            drop(registry);
             drop(waker);
         }
     }
 }
 
-impl Slots {
-    fn take(&mut self, waker: Waker) -> Slot {
+impl Registry {
+    fn take(&mut self, waker: Waker) -> Registration {
         let at = match self.free.pop() {
             Some(at) => {
                 self.wakers[at as usize] = Some(waker);
@@ -117,7 +117,7 @@ impl Slots {
                 self.wakers.len() as u32 - 1
             }
         };
-        Slot { at, woken: self.woken }
+        Registration { at, woken: self.woken }
     }
 }
 
@@ -150,7 +150,7 @@ mod tests {
     #[test]
     fn each_waiter_is_woken_once_unless_it_left() {
         let waiters = Waiters::default();
-        let waiter = || Waiter { waiters: &waiters, slot: None };
+        let waiter = || Waiter { waiters: &waiters, registration: None };
         let counts: Vec<_> = (0..5).map(|_| Arc::new(Count::default())).collect();
         let mut waiting: Vec<_> = counts.iter().map(|_| waiter()).collect();
         for _ in 0..2 {
@@ -159,15 +159,15 @@ mod tests {
             }
         }
         drop(waiting.remove(2));
-        // The slot is free for another waiter.
+        // The place is free for another waiter.
         let late = Arc::new(Count::default());
         let mut next = waiter();
         assert!(wait(&mut next, &late).is_pending());
-        assert_eq!(next.slot.map(|slot| slot.at), Some(2));
+        assert_eq!(next.registration.map(|it| it.at), Some(2));
         waiters.wake();
         let woken: Vec<_> = counts.iter().map(|count| count.0.load(Ordering::SeqCst)).collect();
         assert_eq!((woken, late.0.load(Ordering::SeqCst)), (vec![1, 1, 0, 1, 1], 1));
-        // Leaving a slot from before a wake-up takes no slot from a waiter that came after it.
+        // Leaving after a wake-up takes no place from a waiter that came since.
         let mut again = waiter();
         assert!(wait(&mut again, &late).is_pending());
         drop(waiting.remove(0));

@@ -114,8 +114,9 @@ impl Engine {
         limit: Duration,
     ) -> Result<LeaseGuard, Error> {
         // A lease that is not renewed lasts for its own time, so it cannot be handed over for less.
-        claim.takes_handover =
-            claim.waits && upkeep.renew_every.is_some() && claim.mode.takes_handover(claim.lease);
+        claim.takes_handover = claim.waits
+            && upkeep.renew_every.is_some()
+            && claim.mode.can_be_handed_over(claim.lease);
         let (backend, name) = (self.backend().clone(), claim.name.clone());
         let mut waiting = Waiting::new(backend, name, claim.owner, strategy, limit);
         if claim.waits && claim.mode.is_ordered() {

@@ -52,8 +52,9 @@ pub(crate) struct Upkeep {
     pub(crate) max_hold: Duration,
 }
 
-/// The part of a lease that its holder trusts. The rest is the drift of the Redlock description: the
-/// clocks of two machines run apart by less than a hundredth, and a timer fires up to 2 ms late.
+/// Returns the part of a lease that its holder trusts. The rest is the drift of the Redlock
+/// description: the clocks of two machines run apart by less than a hundredth, and a timer fires up
+/// to 2 ms late.
 pub(crate) fn trusted(lease: Duration) -> Duration {
     lease.saturating_sub(lease / 100 + Duration::from_millis(2))
 }

@@ -140,7 +140,8 @@ impl Janitor {
         let janitor = self.clone();
         let thread = thread::Builder::new().name("bellwether-release".to_owned());
         if let Err(error) = thread.spawn(move || janitor.work()) {
-            warn!(%error, "no thread for the releases of a runtime that is gone; the leases expire");
+            let what = "no thread for the releases of a runtime that is gone; the leases expire";
+            warn!(%error, "{what}");
             *backlog = Backlog::default();
         }
     }

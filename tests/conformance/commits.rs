@@ -96,7 +96,7 @@ pub async fn a_commit_sent_twice_does_not_restore_an_ended_entry<H: FullHarness>
     assert_eq!(outcome, Committed::Stored);
     h.pass(TTL).await;
     let again = backend.commit(&claim, &grant, &value("v"), Some(TTL)).await.unwrap();
-    assert_eq!(again, Committed::HandedOver);
+    assert_eq!(again, Committed::Pushed);
     assert_eq!(read(&backend, &name).await, None);
 }
 
@@ -122,7 +122,7 @@ pub async fn a_commit_without_a_time_stores_nothing<H: FullHarness>(h: &H) {
     let first = claim(&name);
     let grant = begun(&backend, &first).await;
     let outcome = backend.commit(&first, &grant, &value("v"), None).await.unwrap();
-    assert_eq!(outcome, Committed::HandedOver);
+    assert_eq!(outcome, Committed::Pushed);
     assert_eq!(read(&backend, &name).await, None);
     assert!(begun(&backend, &claim(&name)).await.fence() > grant.fence());
 }
@@ -135,7 +135,7 @@ pub async fn a_hand_over_sent_twice_hands_over_once<H: FullHarness>(h: &H) {
     let grant = begun(&backend, &claim).await;
     for _ in 0..2 {
         let outcome = backend.commit(&claim, &grant, &value("v"), None).await.unwrap();
-        assert_eq!(outcome, Committed::HandedOver);
+        assert_eq!(outcome, Committed::Pushed);
     }
     let burnt = backend.invalidate(&name, FENCE_LIFE).await.unwrap();
     assert_eq!(next(&mut changes).await, Change::Entry(value("v").with_fence(grant.fence())));

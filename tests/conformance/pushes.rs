@@ -55,7 +55,7 @@ pub async fn a_commit_without_a_time_hands_its_entry_over<H: FullHarness>(h: &H)
     let grant = begun(&here, &claim).await;
     let mut changes = listen(&there, &name).await;
     let outcome = here.commit(&claim, &grant, &value("v"), None).await.unwrap();
-    assert_eq!(outcome, Committed::HandedOver);
+    assert_eq!(outcome, Committed::Pushed);
     assert_eq!(next(&mut changes).await, Change::Entry(value("v").with_fence(grant.fence())));
 }
 

@@ -137,7 +137,7 @@ async fn a_step_forward_ends_leases_and_only_the_fence_protects() {
     assert!(stepped.elapsed() < Duration::from_millis(2500), "{:?}", stepped.elapsed());
     first.open.send(()).unwrap();
     let served = leading.await.unwrap().unwrap();
-    assert_eq!((served.value().as_str(), served.source()), ("new", Source::HandedOver));
+    assert_eq!((served.value().as_str(), served.source()), ("new", Source::Received));
     assert_eq!(scene.caches[0].get("k").await.unwrap().as_deref(), Some("new"));
 }
 
@@ -169,7 +169,7 @@ async fn a_step_back_admits_no_second_load() {
         gate.open.send(()).unwrap();
         assert_eq!(leading.await.unwrap().unwrap().source(), Source::Led);
         let waited = waiting.await.unwrap().unwrap();
-        assert_eq!((waited.value().as_str(), waited.source()), ("held", Source::HandedOver));
+        assert_eq!((waited.value().as_str(), waited.source()), ("held", Source::Received));
         // An invalidation removes the loaded value.
         scene.caches[1].invalidate(&key).await.unwrap();
         assert_eq!(scene.caches[0].get(&key).await.unwrap(), None);

@@ -42,7 +42,7 @@ async fn a_suspended_holder_learns_that_it_lost_its_lease() {
         assert!(awake.elapsed() < LEASE, "{:?}", awake.elapsed());
         worker.tell("open").await;
         let answers = worker.answers().await;
-        assert!(answers.contains(&"new HandedOver".to_owned()), "{answers:?}");
+        assert!(answers.contains(&"new Received".to_owned()), "{answers:?}");
         assert!(answers.iter().all(|answer| answer.starts_with("new ")), "{answers:?}");
         assert!(worker.told("stats").await.contains("refused: 1"));
         assert_eq!(cache.get("k").await.unwrap().as_deref(), Some("new"));
@@ -112,7 +112,7 @@ async fn a_holder_whose_clock_is_set_keeps_its_lease() {
         let answers = worker.answers().await;
         assert!(answers.contains(&"old Led".to_owned()), "{fence}: {answers:?}");
         assert!(answers.iter().all(|answer| answer.starts_with("old ")), "{answers:?}");
-        assert_eq!(waiting.await.unwrap().unwrap().source(), Source::HandedOver);
+        assert_eq!(waiting.await.unwrap().unwrap().source(), Source::Received);
         let stored = || async { cache.get("k").await.unwrap().as_deref() == Some("old") };
         assert!(eventually(LIMIT, stored).await);
         cache.invalidate("k").await.unwrap();

@@ -186,7 +186,7 @@ impl Outcome {
 
     pub fn summary(&self) -> String {
         let sources =
-            [Source::Hit, Source::Led, Source::Followed, Source::HandedOver, Source::Degraded];
+            [Source::Hit, Source::Led, Source::Followed, Source::Received, Source::Degraded];
         let counts: Vec<_> =
             sources.iter().map(|source| format!("{source:?} {}", self.count(*source))).collect();
         format!("{} answers: {}", self.answers.len(), counts.join(", "))

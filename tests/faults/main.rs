@@ -153,7 +153,7 @@ async fn work(raw: &mut Raw, [a, b]: [&Cache<String>; 2], key: &str) -> Result<(
     let found = found.await.map_err(|error| format!("{error:#}"))?;
     let sources = (led.source(), waited.source(), found.source());
     match sources {
-        (Source::Led, Source::HandedOver, Source::Hit) if opened.elapsed() < 1000 * MS => Ok(()),
+        (Source::Led, Source::Received, Source::Hit) if opened.elapsed() < 1000 * MS => Ok(()),
         _ => Err(format!("{sources:?} after {:?}", opened.elapsed())),
     }
 }

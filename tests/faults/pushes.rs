@@ -48,7 +48,7 @@ async fn waiters_without_any_push_are_served_within_the_lease() {
         gate.open.send(()).unwrap();
         assert_eq!(leading.await.unwrap().unwrap().source(), Source::Led);
         let waited = waiting.await.unwrap().unwrap();
-        assert_eq!((waited.value().as_str(), waited.source()), ("pushed", Source::HandedOver));
+        assert_eq!((waited.value().as_str(), waited.source()), ("pushed", Source::Received));
         println!("without pushes: served after {:?}", asked.elapsed());
         assert!(asked.elapsed() < LEASE + 300 * MS, "{:?}", asked.elapsed());
     }
@@ -82,7 +82,7 @@ async fn doubled_late_or_overtaken_pushes_bring_no_old_value_back() {
                         Ok::<_, BoxError>(read.to_string())
                     });
                     let read = read.await.unwrap();
-                    waited += usize::from(read.source() == Source::HandedOver);
+                    waited += usize::from(read.source() == Source::Received);
                     let seen: u64 = read.into_value().parse().unwrap();
                     assert!(
                         seen >= at_least,

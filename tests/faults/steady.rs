@@ -51,7 +51,7 @@ async fn a_steady_load_survives_a_server_that_is_killed_every_few_seconds() {
         // Every answer is counted under its source. The answers of `works_again` are counted as
         // well.
         let answers = outcome.answers.iter().filter(|answer| answer.cache == number).count() as u64;
-        let counted = stats.hits + stats.led + stats.followed + stats.handed_over + stats.degraded;
+        let counted = stats.hits + stats.led + stats.followed + stats.received + stats.degraded;
         let beside = 3 * kills as u64 * 20;
         assert!((answers..answers + beside).contains(&counted), "{answers} answers: {stats:?}");
         // A load under the lease led its caller, or lost against a newer value. A load without a

@@ -33,7 +33,7 @@ async fn a_stampede_on_a_cold_key_loads_it_once() {
             // A process that began after the end of the load found the entry.
             let late = report.began > played.ended[0].2;
             assert!(
-                *process == leader || late || report.source("HandedOver") > 0,
+                *process == leader || late || report.source("Received") > 0,
                 "a process did not get the value by a push: {played:#?}"
             );
         }

@@ -218,7 +218,7 @@ impl Scripts {
         Ok(match self.eval(self.commit.as_ref(), &keys, &arguments).await? {
             Value::Int(0) => Committed::Refused,
             Value::Int(flags) if flags & 16 == 16 => Committed::Stored,
-            Value::Int(_) => Committed::HandedOver,
+            Value::Int(_) => Committed::Pushed,
             newer => {
                 Committed::Newer(Entry::decode(Bytes::from(fields(newer)[1].clone())).unwrap())
             }

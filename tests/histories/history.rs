@@ -170,7 +170,7 @@ pub enum Answer {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Source {
-    /// The value was read from the store, loaded under a lease, or handed over by its leader.
+    /// The value was read from the store, loaded under a lease, or received from its leader.
     Shared,
     Degraded,
 }

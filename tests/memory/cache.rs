@@ -292,7 +292,7 @@ async fn a_load_longer_than_its_lease_keeps_it() {
     ];
     let sources = sources(asked).await;
     assert_eq!(origin.loads(), 1);
-    assert_eq!((sources[&Source::Led], sources[&Source::HandedOver]), (1, 1));
+    assert_eq!((sources[&Source::Led], sources[&Source::Received]), (1, 1));
 }
 
 /// The load and its first waiters began before the invalidation. A caller that asks after the
@@ -325,7 +325,7 @@ async fn a_load_never_overwrites_a_later_insert() {
     caches[1].insert("k", &"inserted".to_owned()).await.unwrap();
     for answer in early {
         let answer = answer.await.unwrap().unwrap();
-        assert_eq!((answer.value().as_str(), answer.source()), ("inserted", Source::HandedOver));
+        assert_eq!((answer.value().as_str(), answer.source()), ("inserted", Source::Received));
     }
     assert_eq!(caches[0].get("k").await.unwrap().as_deref(), Some("inserted"));
 }
@@ -374,7 +374,7 @@ async fn a_lead_decides_how_its_value_is_kept() {
     assert!(caches[0].get("k").await.unwrap().is_none());
 }
 
-/// A value that cannot be stored is not handed over either. The waiters in other processes must not
+/// A value that cannot be stored is not pushed either. The waiters in other processes must not
 /// load one after the other in that case.
 #[tokio::test(start_paused = true)]
 async fn a_value_over_the_limit_is_returned_without_a_queue() {
@@ -763,7 +763,7 @@ async fn a_caller_without_a_permit_is_served_by_another_process() {
     let refused = tokio::spawn(narrow.request("unknown key").load(origin.loader(MS)));
     settle().await;
     assert_eq!(ask(&other, &origin, MS).await.unwrap().unwrap().source(), Source::Led);
-    assert_eq!(asked.await.unwrap().unwrap().source(), Source::HandedOver);
+    assert_eq!(asked.await.unwrap().unwrap().source(), Source::Received);
     assert_eq!(refused.await.unwrap().unwrap_err().kind(), ErrorKind::Overloaded);
     slow.await.unwrap().unwrap();
 }
@@ -835,7 +835,7 @@ async fn a_waiter_without_pushes_is_served_when_the_lease_ends_or_after_five_sec
     let begun = Instant::now();
     let asked = vec![ask(&caches[0], &origin, 200 * MS), ask(&caches[1], &origin, 200 * MS)];
     let sources = sources(asked).await;
-    assert_eq!((origin.loads(), sources[&Source::HandedOver]), (1, 1));
+    assert_eq!((origin.loads(), sources[&Source::Received]), (1, 1));
     assert!(begun.elapsed() <= Duration::from_millis(5200), "{:?}", begun.elapsed());
 }
 

@@ -605,7 +605,7 @@ async fn an_error_names_the_lock_and_what_ended_the_wait() {
     let error = locks.semaphore("s", 0).acquire().await.unwrap_err().to_string();
     assert_eq!(error, "the semaphore \"s\" has 0 permits; give at least 1");
     let error = locks.mutex("").lock().await.unwrap_err().to_string();
-    assert_eq!(error, "the name of the lock is empty; give at least 1 byte");
+    assert_eq!(error, "the name is empty; give at least 1 byte");
 
     let rw = locks.rw_lock("rw").wait_limit(limit);
     let _write = rw.write().await.unwrap();

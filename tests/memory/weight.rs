@@ -81,7 +81,7 @@ async fn a_commit_that_is_too_large_hands_over_and_drops_the_older_entry() {
     let Claimed::Granted(grant) = backend.claim(&refresh, seen).await.unwrap() else { panic!() };
     for _ in 0..2 {
         let outcome = backend.commit(&refresh, &grant, &entry(LIMIT + 1), Some(TTL)).await.unwrap();
-        assert_eq!(outcome, Committed::HandedOver);
+        assert_eq!(outcome, Committed::Pushed);
     }
     assert_eq!(backend.get(&name).await.unwrap(), None);
     assert_eq!(backend.weight(), 0);

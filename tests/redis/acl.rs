@@ -80,7 +80,7 @@ async fn use_caches([one, two]: [RedisBackend; 2], key: &str) -> Result<(), Erro
         slow(&two, "b").await
     });
     check(led?.source() == Source::Led, "the load had no lease")?;
-    check(followed?.source() == Source::HandedOver, "the value was not handed over")?;
+    check(followed?.source() == Source::Received, "the value was not received")?;
     let hit = two.request(key).load(|_| async { Err(BoxError::from("the value is stored")) });
     check(hit.await?.source() == Source::Hit, "the value was not stored")?;
     one.insert(key, &"c".to_owned()).await?;

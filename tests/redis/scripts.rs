@@ -503,7 +503,7 @@ async fn a_commit_on_a_full_server_hands_over_and_drops_the_older_entry() {
     full(&mut raw).await;
     for _ in 0..2 {
         let outcome = backend.commit(&refresh, &grant, &value("new"), Some(TTL)).await.unwrap();
-        assert_eq!(outcome, Committed::HandedOver);
+        assert_eq!(outcome, Committed::Pushed);
     }
     let burnt = backend.invalidate(&name, FENCE_LIFE).await.unwrap();
     assert_eq!(next(&mut changes).await, Change::Entry(value("new").with_fence(grant.fence())));

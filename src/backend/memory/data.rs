@@ -130,7 +130,7 @@ impl Data {
         match self.fences.get(name) {
             Some(fence) if fence.last == entry.fence && fence.spent => {
                 let stored = self.stored(&claim.name).is_some_and(|old| old.fence == entry.fence);
-                return (if stored { Committed::Stored } else { Committed::HandedOver }, false);
+                return (if stored { Committed::Stored } else { Committed::Pushed }, false);
             }
             Some(fence) if fence.last == entry.fence => {}
             _ => {
@@ -147,10 +147,10 @@ impl Data {
         if self.lease(&claim.name, Sole::Lease).is_some_and(|l| l.owner == claim.owner) {
             self.drop_lease(&claim.name, Sole::Lease);
         }
-        let Some(ttl) = ttl else { return (Committed::HandedOver, true) };
+        let Some(ttl) = ttl else { return (Committed::Pushed, true) };
         match self.store(&claim.name, entry.clone(), after(now, ttl)) {
             true => (Committed::Stored, true),
-            false => (Committed::HandedOver, true),
+            false => (Committed::Pushed, true),
         }
     }
 

@@ -125,8 +125,14 @@ impl Data {
                 self.extend(claim, fence, now);
                 true
             }
-            Mode::Read => self.is_held(claim) && self.hold(claim, 1, now),
-            Mode::Permit { count, .. } => self.is_held(claim) && self.hold(claim, count, now),
+            Mode::Read | Mode::Permit { .. } => {
+                let is_held = self.is_held(claim);
+                if is_held {
+                    let count = if let Mode::Permit { count, .. } = claim.mode { count } else { 1 };
+                    self.hold(claim, count, now);
+                }
+                is_held
+            }
         }
     }
 
@@ -282,7 +288,7 @@ impl Data {
     }
 
     /// Makes a hold last its full time from now.
-    fn hold(&mut self, claim: &Claim, count: u32, now: Instant) -> bool {
+    fn hold(&mut self, claim: &Claim, count: u32, now: Instant) {
         let (name, owner) = (claim.name.prefix().clone(), claim.owner);
         let ends = after(now, claim.lease);
         let occupancy = self.occupancies.entry(name.clone()).or_default();
@@ -290,7 +296,6 @@ impl Data {
             self.expiries.remove(&(old.ends, Expiry::Hold(name.clone(), owner)));
         }
         self.expiries.insert((ends, Expiry::Hold(name, owner)));
-        true
     }
 
     fn end_hold(&mut self, claim: &Claim) -> bool {

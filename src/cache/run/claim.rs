@@ -85,7 +85,7 @@ impl<V: Clone + Send + Sync + 'static> Attempt for Claiming<'_, '_, V> {
         }
         match run.core.counted(answer) {
             Ok((Claimed::Granted(grant), sent)) => Asked::Settled(self.granted(&grant, sent)),
-            Ok((Claimed::Newer(entry), _)) => match run.handed_over(entry, self.epoch) {
+            Ok((Claimed::Newer(entry), _)) => match run.received(entry, self.epoch) {
                 Step::Claim { seen } => {
                     self.seen = seen;
                     Asked::Again
@@ -102,7 +102,7 @@ impl<V: Clone + Send + Sync + 'static> Attempt for Claiming<'_, '_, V> {
         match change {
             // A push that is older than the present holder is late or doubled.
             Change::Entry(entry) if entry.fence >= self.fence => {
-                match run.handed_over(entry, self.epoch) {
+                match run.received(entry, self.epoch) {
                     Step::Claim { .. } => None,
                     step => Some(step),
                 }

@@ -28,7 +28,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         // Callers that join from here on get a look of their own.
         let committed = self.leader.begin_epoch();
         let (value, source, epoch) = match self.try_commit(&guard, &entry, ttl).await {
-            Ok(answer @ (Committed::Stored | Committed::HandedOver)) => {
+            Ok(answer @ (Committed::Stored | Committed::Pushed)) => {
                 guard.settled();
                 match answer {
                     Committed::Stored => counters.stored.add(),
@@ -41,7 +41,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
                 counters.refused.add();
                 debug!(fence = entry.fence, "commit refused: a newer entry is stored");
                 match self.core.decide(&self.name, Ok(Some(entry))) {
-                    Decision::Fresh(newer) => (newer, Source::HandedOver, committed),
+                    Decision::Fresh(newer) => (newer, Source::Received, committed),
                     _ => (value, Source::Led, granted),
                 }
             }
@@ -70,7 +70,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         ttl: Option<Duration>,
     ) -> Landing<V> {
         let answer = self.try_commit(&guard, &Entry::uncacheable(cost), ttl).await;
-        if let Ok(Committed::Stored | Committed::HandedOver) = answer {
+        if let Ok(Committed::Stored | Committed::Pushed) = answer {
             guard.settled();
         }
         (Outcome::Uncacheable, Epoch::END)

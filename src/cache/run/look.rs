@@ -51,9 +51,9 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     }
 
     /// Returns the step that follows an entry of another process.
-    pub(super) fn handed_over(&self, entry: Entry, epoch: Epoch) -> Step<V> {
+    pub(super) fn received(&self, entry: Entry, epoch: Epoch) -> Step<V> {
         let decision = self.core.decide(&self.name, Ok(Some(entry)));
-        self.decided(decision, Source::HandedOver, epoch)
+        self.decided(decision, Source::Received, epoch)
     }
 
     /// Looks once more, where this process may not load: another process may have loaded meanwhile.
@@ -61,7 +61,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         let _turn = self.shard.turn().await;
         let epoch = self.leader.begin_epoch();
         match stored(&self.core, &self.shard, &self.name).await {
-            Decision::Fresh(value) => (Outcome::Value(value, Source::HandedOver), epoch),
+            Decision::Fresh(value) => (Outcome::Value(value, Source::Received), epoch),
             _ => failed(error),
         }
     }

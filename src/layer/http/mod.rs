@@ -257,7 +257,8 @@ impl BellwetherLayer<Http> {
     /// Returns `None` if the host is not clear or the request has no path.
     ///
     /// ```
-    /// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
+    /// # let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
+    /// # runtime.unwrap().block_on(async {
     /// use bellwether::{BellwetherLayer, MemoryBackend, http_cache};
     /// use http::Request;
     ///

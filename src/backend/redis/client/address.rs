@@ -80,8 +80,8 @@ fn unreadable(which: &str, scheme: &str, error: RedisError) -> Error {
     };
     let why = format!(
         "{which} {given} cannot be read; \
-         give `redis://[user[:password]@]host[:port][/database]` (or `rediss://`, `redis+unix://`), \
-         with special characters in the password percent-encoded"
+         give `redis://[user[:password]@]host[:port][/database]` \
+         (or `rediss://`, `redis+unix://`), with special characters in the password percent-encoded"
     );
     Error::with_source(ErrorKind::InvalidConfig, why, error)
 }

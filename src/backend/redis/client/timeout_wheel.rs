@@ -1,9 +1,9 @@
 //! One timer for the time-outs of many commands.
 //!
-//! A timer for each command would cost more than the rest that this crate adds to a hit. All
-//! commands have the same time-out, so the wheel turns in steps of a sixteenth of it. A command
-//! expires with the step that comes [`STEPS`] after the step in which it began. So it may expire up
-//! to a sixteenth early.
+//! A timer of the runtime for each command would be set and cancelled under a lock, and almost none
+//! of them fires. All commands have the same time-out, so the wheel turns in steps of a sixteenth
+//! of it. A command expires with the step that comes [`STEPS`] after the step in which it began. So
+//! it may expire up to a sixteenth early.
 
 use std::{
     sync::atomic::{AtomicBool, AtomicUsize, Ordering},

@@ -75,7 +75,7 @@ pub(super) fn committed(value: Value) -> Result<(Committed, Option<bool>), Backe
     if let Value::Int(flags) = value {
         let outcome = match flags >> 3 {
             0 if flags == 0 => Committed::Refused,
-            1 => Committed::HandedOver,
+            1 => Committed::Pushed,
             2 => Committed::Stored,
             _ => return Err(unreadable(flags)),
         };

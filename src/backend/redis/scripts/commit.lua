@@ -1,11 +1,11 @@
 -- Writes an entry, ends its lease and publishes the entry, if its fence is the last one of the
 -- name. With a `ttl_ms` of '0', or on a full server, publishes the entry and does not write it.
 --
--- Returns 16 if stored or 8 if only handed over, plus the bit of `publish` if it published; 0 if
+-- Returns 16 if stored or 8 if only pushed, plus the bit of `publish` if it published; 0 if
 -- the fence is not the last one; {'newer', entry} if an entry with a greater fence stands.
 local lease, fence, entry, channel = unpack(KEYS)
 local owner, granted, bytes, ttl_ms, push_limit = unpack(ARGV)
-local STORED, HANDED_OVER = 16, 8
+local STORED, PUSHED = 16, 8
 
 -- The usual case: the lease is as it was granted, and its fence is the last one.
 -- include: publish, entry_message, commit_mark
@@ -29,10 +29,10 @@ if last ~= mine then
   return 0
 end
 if is_committed or stored == mine then
-  return stored == mine and STORED or HANDED_OVER
+  return stored == mine and STORED or PUSHED
 end
 
-local outcome = HANDED_OVER
+local outcome = PUSHED
 if ttl_ms ~= '0' then
   local written = redis.pcall('SET', entry, bytes, 'PX', ttl_ms)
   if type(written) == 'table' and written.err then

@@ -15,6 +15,9 @@ macro_rules! scripts {
         const LIB: &[(&str, &str)] =
             &[$((stringify!($part), include_str!(concat!("lib/", stringify!($part), ".lua")))),+];
 
+        #[cfg(test)]
+        const FILES: &[&str] = &[$(include_str!(concat!(stringify!($name), ".lua"))),+];
+
         pub(super) struct Scripts {
             $(pub(super) $name: Script,)+
         }
@@ -198,9 +201,8 @@ mod tests {
             });
         }
         assert_eq!(unused, HashSet::new());
-        let files = [include_str!("release_queued.lua"), include_str!("commit.lua")];
-        let libs = LIB.iter().map(|(_, source)| *source);
-        for line in libs.chain(files).flat_map(str::lines) {
+        let libs = LIB.iter().map(|(_, source)| source);
+        for line in libs.chain(FILES).flat_map(|source| source.lines()) {
             for name in line.strip_prefix(INCLUDE).into_iter().flat_map(|names| names.split(", ")) {
                 assert!(part(name).is_some(), "{name}");
             }

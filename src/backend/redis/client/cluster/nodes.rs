@@ -17,6 +17,7 @@ use crate::{
         config::RedisConfig,
         endpoint::Endpoint,
         events::{ChannelScope, NodeEvents},
+        failure::ClientError,
         node::Node,
     },
     error::{BackendError, BackendErrorKind},
@@ -75,6 +76,6 @@ impl ClusterNodes {
         };
         let info = self.template.clone().set_addr(addr);
         let info = info.into_connection_info().and_then(Client::open);
-        info.map_err(|error| BackendError::new(BackendErrorKind::Unavailable, error))
+        info.map_err(|error| BackendError::new(BackendErrorKind::Unavailable, ClientError(error)))
     }
 }

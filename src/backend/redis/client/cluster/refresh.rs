@@ -12,7 +12,7 @@ use super::{
     slots::{SlotMap, slot_of},
 };
 use crate::{
-    backend::redis::client::{backoff::Backoff, handshake},
+    backend::redis::client::{backoff::Backoff, failure::ClientError, handshake},
     error::{BackendError, BackendErrorKind, Chain},
     sync::lock,
 };
@@ -47,6 +47,7 @@ pub(super) async fn keep_known(run: RefreshRun) {
                 nodes.settle();
             }
             Err(error) => {
+                let error = ClientError(error);
                 debug!(error = %Chain(&error), "no node reports the cluster's slots; trying again");
                 topology.failed(BackendError::new(BackendErrorKind::Unavailable, error));
                 sleep(backoff.pause()).await;
