@@ -45,6 +45,9 @@ use tracing_subscriber::EnvFilter;
 /// The time limit of loads at the end of the service.
 const GRACE: Duration = Duration::from_secs(5);
 
+/// How old the catalog may be.
+const CATALOG_LIFETIME: Duration = Duration::from_secs(2);
+
 /// A small service that sends one query for all requests that want the same at once.
 #[derive(Parser)]
 struct Options {
@@ -110,10 +113,7 @@ impl Shop {
                 .namespace("shop")
                 .ttl(Duration::from_secs(60))
                 .build()?,
-            pages: http_cache(backend)
-                .namespace("shop-pages")
-                .ttl(Duration::from_secs(2))
-                .build()?,
+            pages: http_cache(backend).namespace("shop-pages").build()?,
         })
     }
 }
@@ -121,7 +121,8 @@ impl Shop {
 fn router(shop: Shop) -> Router {
     let catalog = Router::new()
         .route("/catalog", get(catalog))
-        .layer(BellwetherLayer::http(shop.pages.clone()));
+        // The answers of this route name no lifetime, and all of them may be shared.
+        .layer(BellwetherLayer::http(shop.pages.clone()).default_lifetime(CATALOG_LIFETIME));
     Router::new()
         .route("/products/{id}", get(product).put(update))
         .route("/healthz", get(|| async { "ok" }))
@@ -198,6 +199,7 @@ fn counted(stats: Stats) -> Value {
         "followed": stats.followed,
         "received": stats.received,
         "degraded": stats.degraded,
+        "passed": stats.passed,
         "failures": stats.failures,
         "backend_errors": stats.backend_errors,
         "flights": stats.flights,

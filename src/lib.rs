@@ -85,8 +85,8 @@
 //!
 //! - **A caller is cancelled.** Nothing else happens: the load runs in a task of its own.
 //! - **A loader fails, panics or takes too long.** All its waiters, in every process, receive that
-//!   failure. No waiter retries the load. An HTTP response of `5xx` or `429` is not such a failure:
-//!   each waiter then sends its own request.
+//!   failure. No waiter retries the load. An HTTP response of `4xx` or `5xx` is not such a failure:
+//!   it goes to its own caller, and the waiters try again or send their own requests.
 //! - **The leading process dies.** Its lease ends within the [lease time](cache::Builder::lease).
 //!   One of the waiters then loads.
 //! - **A reply of Redis is lost.** The claim or the commit is repeated, and Redis recognises it by
@@ -143,7 +143,7 @@
 //!   block its key.
 //! - **Time-outs:** far above a round trip. Yet a caller is late rather than lost.
 //! - **`Redlock`:** far above a round trip. A server that hangs costs this much of each lease.
-//! - **Loads at once:** further loads queue, up to the wait limit.
+//! - **Loads at once:** further loads queue, up to the wait limit. Further HTTP requests pass through.
 //! - **Waiting callers:** memory must not grow with the patience of clients.
 //! - **Key:** a URL fits. Every command carries the key.
 //! - **Value:** a larger one blocks a single-threaded server.

@@ -51,6 +51,12 @@ counters! {
     received,
     /// Callers that were served a load without a lease, which was not stored.
     degraded,
+    /// Requests of an HTTP layer that went to its inner service without the cache.
+    passed,
+    /// Those of `passed` whose key counts as uncacheable.
+    passed_uncacheable,
+    /// Those of `passed` that needed a load beyond the cap on loads.
+    passed_overloaded,
     /// Loaders that were started, with or without a lease.
     loads,
     /// Loads that failed, panicked, or took too long.

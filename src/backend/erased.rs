@@ -27,6 +27,7 @@ pub(crate) trait DynLeases: Send + Sync + 'static {
     fn changes<'a>(&'a self, name: &'a Name) -> Answer<'a, Changes>;
     fn changes_along(&self, name: &Name) -> Option<Changes>;
     fn time_limit(&self) -> Option<Duration>;
+    fn is_shared(&self) -> bool;
     fn shard(&self, name: &Name) -> usize;
     fn apart(&self) -> Option<Arc<dyn DynLeases>>;
 }
@@ -70,6 +71,10 @@ impl<B: Leases> DynLeases for B {
 
     fn time_limit(&self) -> Option<Duration> {
         Leases::time_limit(self)
+    }
+
+    fn is_shared(&self) -> bool {
+        Leases::is_shared(self)
     }
 
     fn shard(&self, name: &Name) -> usize {

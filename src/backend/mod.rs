@@ -164,6 +164,11 @@ pub trait Leases: Send + Sync + 'static {
         None
     }
 
+    /// Returns whether other processes may use the same data. Defaults to `true`.
+    fn is_shared(&self) -> bool {
+        true
+    }
+
     /// Returns the number of the shard that keeps a name. Shards fail apart, as the nodes of a
     /// cluster do.
     ///

@@ -6,7 +6,7 @@ use tokio_util::sync::CancellationToken;
 use super::{Abandoned, Cache, Codec, Json, core::Core, settings::Settings, shard::Shards};
 use crate::{
     backend::DynStore,
-    error::Error,
+    error::{Error, ErrorKind},
     flight::{Group, Limits},
     key::Namespace,
     lease::{Engine, RetryStrategy},
@@ -44,6 +44,8 @@ use crate::{
 pub struct Builder<V, C = Json> {
     store: Arc<dyn DynStore>,
     namespace: Option<String>,
+    /// Over a shared backend, the default namespace is refused.
+    needs_namespace: bool,
     codec: C,
     settings: Settings,
     value: PhantomData<fn() -> V>,
@@ -54,6 +56,7 @@ impl<V: Clone + Send + Sync + 'static> Builder<V> {
         Self {
             store,
             namespace: None,
+            needs_namespace: false,
             codec: Json,
             settings: Settings::default(),
             value: PhantomData,
@@ -79,8 +82,8 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
 
     /// Sets how values become bytes. Defaults to [`Json`].
     pub fn codec<D>(self, codec: D) -> Builder<V, D> {
-        let Self { store, namespace, settings, value, .. } = self;
-        Builder { store, namespace, codec, settings, value }
+        let Self { store, namespace, needs_namespace, settings, value, .. } = self;
+        Builder { store, namespace, needs_namespace, codec, settings, value }
     }
 
     /// Sets the number of the encoding of values. Defaults to 0.
@@ -201,19 +204,31 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
         self
     }
 
+    /// Demands a [namespace](Self::namespace) over a backend that other processes share.
+    ///
+    /// The keys of such a cache are not chosen by its user, so those of two services may be equal.
+    #[cfg(feature = "http")]
+    pub(crate) fn needs_namespace(mut self) -> Self {
+        self.needs_namespace = true;
+        self
+    }
+
     /// Builds the cache.
     ///
     /// # Errors
     ///
     /// [`InvalidConfig`](crate::ErrorKind::InvalidConfig) if a setting is outside its range. The
-    /// limits of loads, callers, keys and values are at least 1.
+    /// limits of loads, callers, keys and values are at least 1. An [HTTP cache](crate::http_cache)
+    /// over a backend that other processes share must have a namespace.
     pub fn build(self) -> Result<Cache<V>, Error>
     where
         C: Codec<V>,
     {
         let mut settings = self.settings;
-        if let Some(namespace) = &self.namespace {
-            settings.namespace = Namespace::new(namespace)?;
+        match &self.namespace {
+            Some(namespace) => settings.namespace = Namespace::new(namespace)?,
+            None if self.needs_namespace && self.store.is_shared() => return Err(no_namespace()),
+            None => {}
         }
         settings.check()?;
         let limits =
@@ -235,4 +250,10 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
         };
         Ok(Cache { core: Arc::new(core) })
     }
+}
+
+fn no_namespace() -> Error {
+    let words = "an HTTP cache over a shared backend has no `namespace`; set the name of the \
+                 service, because the answers of two services with one host name have the same keys";
+    Error::new(ErrorKind::InvalidConfig, words)
 }

@@ -2,10 +2,18 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::{
+    sync::{Semaphore, SemaphorePermit},
+    time::timeout,
+};
 use tokio_util::sync::CancellationToken;
 
-use super::{Codec, outcome::Outcome, settings::Settings, shard::Shards};
+use super::{
+    Codec,
+    outcome::Outcome,
+    settings::{OnFull, Options, Settings},
+    shard::Shards,
+};
 use crate::{
     backend::{DynStore, Entry, EntryKind},
     error::{BackendError, BackendErrorKind, Chain, Error, ErrorKind},
@@ -41,8 +49,8 @@ pub(super) enum Decision<V> {
     /// There is no entry that can be read, so the value is loaded under the lease. `seen` is the
     /// fence of the entry, or 0 if there is none.
     Miss { seen: u64 },
-    /// The load cannot be shared, so no caller waits for another.
-    Uncacheable,
+    /// The load cannot be shared, so no caller waits for another. `seen` is the fence of the mark.
+    Uncacheable { seen: u64 },
     /// There is no answer.
     Unanswered(BackendError),
 }
@@ -68,7 +76,7 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
             Err(error) => return self.no_entry(name, error),
         };
         if entry.kind == EntryKind::Uncacheable {
-            return Decision::Uncacheable;
+            return Decision::Uncacheable { seen: entry.fence };
         }
         if entry.tag == self.tag
             && let Ok(value) = self.codec.decode(entry.payload)
@@ -121,9 +129,13 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         answer
     }
 
-    /// Waits for a permit to load in this process.
-    pub(super) async fn permit(&self, limit: Duration) -> Result<SemaphorePermit<'_>, Error> {
-        if let Ok(Ok(permit)) = tokio::time::timeout(limit, self.loads.acquire()).await {
+    /// Waits for a permit to load in this process, as long as the options allow it.
+    pub(super) async fn permit(&self, options: &Options) -> Result<SemaphorePermit<'_>, Error> {
+        let permit = match options.sharing.on_full {
+            OnFull::Queue => timeout(options.wait_limit, self.loads.acquire()).await.ok(),
+            OnFull::Pass | OnFull::Refuse => self.loads.try_acquire().ok().map(Ok),
+        };
+        if let Some(Ok(permit)) = permit {
             return Ok(permit);
         }
         let loads = self.settings.max_loads;

@@ -33,9 +33,15 @@ pub use self::{
 pub use crate::{flight::Abandoned, observe::Stats};
 
 #[cfg(feature = "http")]
-pub(crate) use self::{loader::Produced, outcome::Flown, settings::OnUncacheable};
+pub(crate) use self::{
+    loader::Produced,
+    outcome::{Alone, Flown},
+    settings::{OnFull, OnUncacheable, Sharing},
+};
 
 use self::core::{Core, Decision};
+#[cfg(feature = "http")]
+use crate::observe::Counters;
 use crate::{
     backend::{Store, answered_by},
     error::{BackendError, BoxError, Error},
@@ -143,7 +149,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
         let name = self.core.name(&key.into())?;
         match self.core.decide(&name, self.core.store.get(&name).await) {
             Decision::Fresh(value) => Ok(Some(value)),
-            Decision::Miss { .. } | Decision::Uncacheable => Ok(None),
+            Decision::Miss { .. } | Decision::Uncacheable { .. } => Ok(None),
             Decision::Unanswered(error) => Err(error.into()),
         }
     }
@@ -229,25 +235,33 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
         self.core.counted(changed)?;
         Ok(())
     }
+}
 
-    #[cfg(feature = "http")]
+/// For the layers.
+#[cfg(feature = "http")]
+impl<V> Cache<V> {
     pub(crate) fn key_limit(&self) -> usize {
         self.core.settings.max_key
     }
 
-    #[cfg(feature = "http")]
     pub(crate) fn value_limit(&self) -> usize {
         self.core.settings.max_value
     }
 
-    #[cfg(feature = "http")]
     pub(crate) fn load_limit(&self) -> Duration {
         self.core.settings.options.load_limit
     }
 
-    #[cfg(feature = "http")]
     pub(crate) fn ttl(&self) -> Duration {
         self.core.settings.options.ttl
+    }
+
+    pub(crate) fn uncacheable_ttl(&self) -> Duration {
+        self.core.settings.uncacheable_ttl
+    }
+
+    pub(crate) fn counters(&self) -> &Counters {
+        &self.core.counters
     }
 }
 

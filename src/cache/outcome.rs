@@ -59,17 +59,26 @@ impl<V> Loaded<V> {
 /// How a request ended that may end without a value.
 pub(crate) enum Flown<V> {
     Loaded(Loaded<V>),
-    /// The load cannot be shared, so each caller loads for itself.
+    /// Each caller loads for itself.
     #[cfg_attr(not(feature = "http"), allow(dead_code))]
+    Alone(Alone),
+}
+
+/// Why each caller loads for itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Alone {
+    /// The load cannot be shared.
     Uncacheable,
+    /// Too many loads are under way.
+    Full,
 }
 
 /// What a flight lands with.
 #[derive(Clone)]
 pub(super) enum Outcome<V> {
     Value(V, Source),
-    /// The load cannot be shared, so each caller loads for itself.
-    Uncacheable,
+    /// Each caller loads for itself.
+    Alone(Alone),
     Failed(Error),
     /// For late joiners: the backend did not say within this time what they may have. They load
     /// without it.

@@ -7,9 +7,9 @@ use super::{
     Lead, Loaded, Source,
     core::Core,
     loader::{self, Produced},
-    outcome::{Flown, Outcome},
+    outcome::{Alone, Flown, Outcome},
     run::Run,
-    settings::Options,
+    settings::{OnFull, Options},
 };
 use crate::{
     error::{BoxError, Error, ErrorKind},
@@ -65,8 +65,8 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     }
 
     #[cfg(feature = "http")]
-    pub(crate) fn on_uncacheable(mut self, on_uncacheable: super::OnUncacheable) -> Self {
-        self.options.on_uncacheable = on_uncacheable;
+    pub(crate) fn sharing(mut self, sharing: super::Sharing) -> Self {
+        self.options.sharing = sharing;
         self
     }
 
@@ -92,7 +92,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         // Not an async function, whose future would hold a copy of what it passes on.
         self.fly(move |lead| loader::shared(loader(lead))).map(|flown| match flown? {
             Flown::Loaded(loaded) => Ok(loaded),
-            Flown::Uncacheable => Err(Error::new(ErrorKind::Cancelled, "the value was not shared")),
+            Flown::Alone(_) => Err(Error::new(ErrorKind::Cancelled, "the value was not shared")),
         })
     }
 
@@ -186,7 +186,7 @@ fn served<V>(core: &Core<V>, outcome: Outcome<V>, leads: bool) -> Result<Flown<V
             counter.add();
             Ok(Flown::Loaded(Loaded { value, source }))
         }
-        Outcome::Uncacheable => Ok(Flown::Uncacheable),
+        Outcome::Alone(why) => Ok(Flown::Alone(why)),
         Outcome::Failed(error) => Err(error),
         Outcome::Unanswered(_) => Err(cut_off()),
     }
@@ -211,7 +211,13 @@ where
     // A loader that waits for a permit that loaders hold could wait for itself.
     let _permit = match within {
         Some(_) => None,
-        None => Some(core.permit(options.wait_limit).await?),
+        None => match core.permit(&options).await {
+            Ok(permit) => Some(permit),
+            Err(_) if options.sharing.on_full == OnFull::Pass => {
+                return Ok(Flown::Alone(Alone::Full));
+            }
+            Err(error) => return Err(error),
+        },
     };
     // With a number, so that the loads that this one waits for need no permit.
     let number = within.unwrap_or_else(flight::next_id);
@@ -234,7 +240,7 @@ where
     core.counters.loads.add();
     match loader::run(work, Lead::new(None), options.load_limit, number).await {
         Ok(Produced::Value(value)) => served(&core, Outcome::Value(value, Source::Degraded), true),
-        Ok(Produced::Uncacheable) => Ok(Flown::Uncacheable),
+        Ok(Produced::Uncacheable) => Ok(Flown::Alone(Alone::Uncacheable)),
         Err(error) => {
             core.counters.failures.add();
             Err(error)

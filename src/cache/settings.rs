@@ -20,7 +20,16 @@ pub(super) struct Options {
     pub(super) ttl: Duration,
     pub(super) load_limit: Duration,
     pub(super) wait_limit: Duration,
-    pub(super) on_uncacheable: OnUncacheable,
+    pub(super) sharing: Sharing,
+}
+
+/// How the callers of a flight share its load. A layer may differ from the defaults of a cache.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sharing {
+    pub(crate) on_uncacheable: OnUncacheable,
+    pub(crate) on_full: OnFull,
+    /// Waits for one load of another process, not for the next one that follows it.
+    pub(crate) waits_once: bool,
 }
 
 /// What to do with a key that is remembered as uncacheable.
@@ -31,6 +40,22 @@ pub(crate) enum OnUncacheable {
     /// Each caller loads for itself.
     #[cfg_attr(not(feature = "http"), allow(dead_code))]
     Pass,
+    /// The key is loaded as if nothing were remembered.
+    #[cfg_attr(not(feature = "http"), allow(dead_code))]
+    Claim,
+}
+
+/// What to do with a load beyond the cap on loads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OnFull {
+    /// It queues for as long as the wait limit.
+    Queue,
+    /// Each caller loads for itself, without a flight.
+    #[cfg_attr(not(feature = "http"), allow(dead_code))]
+    Pass,
+    /// It is refused at once.
+    #[cfg_attr(not(feature = "http"), allow(dead_code))]
+    Refuse,
 }
 
 /// Each field is a setting of [`Builder`](super::Builder).
@@ -60,7 +85,11 @@ impl Default for Settings {
                 ttl: Duration::from_secs(60),
                 load_limit: Duration::from_secs(30),
                 wait_limit: Duration::from_secs(30),
-                on_uncacheable: OnUncacheable::Coalesce,
+                sharing: Sharing {
+                    on_uncacheable: OnUncacheable::Coalesce,
+                    on_full: OnFull::Queue,
+                    waits_once: false,
+                },
             },
             uncacheable_ttl: Duration::from_secs(10),
             lease: Duration::from_secs(5),

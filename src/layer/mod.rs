@@ -38,9 +38,10 @@
 //! `LoadShed` sheds nothing, and an outer `Buffer` does not fill. Requests queue at the
 //! `poll_ready` of the inner service instead, inside their futures.
 //!
-//! The cap on loads of the [cache](crate::cache::Builder::max_loads) takes over this job. Loads
-//! beyond the cap queue, and fail with [`Overloaded`](crate::ErrorKind::Overloaded) at the wait
-//! limit. The cap does not count requests that pass through. To bound these, put a
+//! The cap on loads of the [cache](crate::cache::Builder::max_loads) takes over this job. In
+//! [`Values`], loads beyond the cap queue, and fail with
+//! [`Overloaded`](crate::ErrorKind::Overloaded) at the wait limit. In `Http` they pass through, or
+//! are refused at once. The cap does not count requests that pass through. To bound these, put a
 //! `ConcurrencyLimit` or a `LoadShed` *inside* of this layer.
 //!
 //! # What is shared
@@ -75,7 +76,7 @@ mod values;
 #[cfg(all(feature = "http", any(fuzzing, test)))]
 pub(crate) use self::http::check_any_lines;
 #[cfg(feature = "http")]
-pub use self::http::{CachedResponse, Http, ResponseBody, ResponseCodec, http_cache};
+pub use self::http::{CachedResponse, Http, Overload, ResponseBody, ResponseCodec, http_cache};
 pub use self::{
     future::ResponseFuture,
     key_for::KeyFor,

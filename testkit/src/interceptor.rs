@@ -164,6 +164,10 @@ impl<B: Store + Latches, H: Hook<B>> Leases for Interceptor<B, H> {
         self.inner.time_limit()
     }
 
+    fn is_shared(&self) -> bool {
+        self.inner.is_shared()
+    }
+
     fn shard(&self, name: &Name) -> usize {
         self.inner.shard(name)
     }

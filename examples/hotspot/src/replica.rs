@@ -88,7 +88,8 @@ pub(crate) async fn serve(
             app.layer(middleware::from_fn_with_state(cache, look_aside))
         }
         Way::InProcess | Way::Bellwether => {
-            app.layer(BellwetherLayer::http(answers(&settings, shared)?))
+            let answers = answers(&settings, shared)?;
+            app.layer(BellwetherLayer::http(answers).default_lifetime(settings.ttl))
         }
     };
     listener.set_nonblocking(true)?;

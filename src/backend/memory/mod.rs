@@ -80,6 +80,10 @@ impl fmt::Debug for MemoryBackend {
 }
 
 impl Leases for MemoryBackend {
+    fn is_shared(&self) -> bool {
+        false
+    }
+
     async fn acquire(&self, claim: &Claim) -> Result<Acquired, BackendError> {
         Ok(self.data().acquire(claim, Instant::now()))
     }

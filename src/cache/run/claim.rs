@@ -3,10 +3,10 @@
 use tokio::{sync::SemaphorePermit, time::Instant};
 use tracing::debug;
 
-use super::{Run, Step, failed, second_try, silence};
+use super::{Run, Step, failed, look::uncacheable, second_try, silence};
 use crate::{
-    backend::{Change, Claim, Claimed, Grant, Mode, Occupied},
-    cache::breaker::Answered,
+    backend::{Change, Claim, Claimed, EntryKind, Grant, Mode, Occupied},
+    cache::{breaker::Answered, settings::OnUncacheable},
     error::{BackendError, BackendErrorKind},
     flight::Epoch,
     lease::{Acquisition, Asked, Attempt, Waiting, drive},
@@ -102,6 +102,12 @@ impl<V: Clone + Send + Sync + 'static> Attempt for Claiming<'_, '_, V> {
         match change {
             // A push that is older than the present holder is late or doubled.
             Change::Entry(entry) if entry.fence >= self.fence => {
+                if entry.kind == EntryKind::Uncacheable
+                    && run.options.sharing.on_uncacheable == OnUncacheable::Claim
+                {
+                    // The callers decide whether they try once more.
+                    return Some(Step::Land(uncacheable()));
+                }
                 match run.received(entry, self.epoch) {
                     Step::Claim { .. } => None,
                     step => Some(step),
@@ -160,8 +166,9 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, '_, V> {
         // A leader that waits for another process needs no permit to load.
         *self.permit = None;
         self.unanswered = None;
-        self.fence = occupied.fence;
-        if self.time_up {
+        let met = std::mem::replace(&mut self.fence, occupied.fence);
+        let is_next = met != 0 && met != occupied.fence;
+        if self.time_up || (is_next && self.run.options.sharing.waits_once) {
             debug!("the wait for another process is over");
             return Asked::Settled(Step::LoadAlone);
         }

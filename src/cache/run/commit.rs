@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::time::{Instant, timeout};
 use tracing::debug;
 
-use super::{Landing, Run, second_try, silence};
+use super::{Landing, Run, look::uncacheable, second_try, silence};
 use crate::{
     backend::{Committed, Entry, Failure, Grant, answered_by},
     cache::{Source, breaker::Answered, core::Decision, outcome::Outcome},
@@ -73,7 +73,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         if let Ok(Committed::Stored | Committed::Pushed) = answer {
             guard.settled();
         }
-        (Outcome::Uncacheable, Epoch::END)
+        uncacheable()
     }
 
     /// Tells the processes that wait that the load failed.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tracing::{debug, warn};
 
-use super::{Landing, Run, failed};
+use super::{Landing, Run, failed, look::uncacheable};
 use crate::{
     backend::Entry,
     cache::{
@@ -62,7 +62,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     {
         match self.produce(work, Lead::new(None)).await {
             Ok(Produced::Value(value)) => (Outcome::Value(value, Source::Degraded), Epoch::END),
-            Ok(Produced::Uncacheable) => (Outcome::Uncacheable, Epoch::END),
+            Ok(Produced::Uncacheable) => uncacheable(),
             Err(error) => failed(error),
         }
     }

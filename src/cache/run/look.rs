@@ -1,13 +1,13 @@
 //! The look of a leader into the backend, and what it decides.
 
-use super::{Landing, Run, Step, failed, silence};
+use super::{Landing, Run, Step, silence};
 use crate::{
     backend::Entry,
     cache::{
         Source,
         breaker::Answered,
         core::{Core, Decision},
-        outcome::Outcome,
+        outcome::{Alone, Outcome},
         settings::OnUncacheable,
         shard::Shard,
     },
@@ -43,9 +43,10 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             Decision::Fresh(value) => Step::Land((Outcome::Value(value, source), epoch)),
             Decision::Miss { seen } => Step::Claim { seen },
             Decision::Unanswered(_) => Step::LoadAlone,
-            Decision::Uncacheable => match self.options.on_uncacheable {
+            Decision::Uncacheable { seen } => match self.options.sharing.on_uncacheable {
                 OnUncacheable::Coalesce => Step::LoadAlone,
-                OnUncacheable::Pass => Step::Land((Outcome::Uncacheable, Epoch::END)),
+                OnUncacheable::Pass => Step::Land(uncacheable()),
+                OnUncacheable::Claim => Step::Claim { seen },
             },
         }
     }
@@ -62,9 +63,14 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         let epoch = self.leader.begin_epoch();
         match stored(&self.core, &self.shard, &self.name).await {
             Decision::Fresh(value) => (Outcome::Value(value, Source::Received), epoch),
-            _ => failed(error),
+            _ => self.full(error),
         }
     }
+}
+
+/// Returns the landing with a load that cannot be shared.
+pub(super) fn uncacheable<V>() -> Landing<V> {
+    (Outcome::Alone(Alone::Uncacheable), Epoch::END)
 }
 
 /// Asks the backend for an entry, unless it has not answered lately.

@@ -22,8 +22,8 @@ use super::{
     Lead, Source,
     core::{Core, Decision},
     loader::{self, Produced},
-    outcome::Outcome,
-    settings::Options,
+    outcome::{Alone, Outcome},
+    settings::{OnFull, Options},
     shard::Shard,
 };
 use crate::{
@@ -119,7 +119,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             Step::Load(guard, granted) => self.load(work, guard, granted).await,
             Step::LoadAlone | Step::Claim { .. } => match self.permit(&mut permit).await {
                 Ok(()) => self.load_alone(work).await,
-                Err(error) => failed(error),
+                Err(error) => self.full(error),
             },
         }
     }
@@ -150,9 +150,17 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         tokio::select! {
             biased;
             () = self.leader.told(Notice::NeededByLoader) => {}
-            granted = self.core.permit(self.options.wait_limit) => *permit = Some(granted?),
+            granted = self.core.permit(&self.options) => *permit = Some(granted?),
         }
         Ok(())
+    }
+
+    /// Returns the landing of a flight that has no permit to load.
+    fn full(&self, error: Error) -> Landing<V> {
+        match self.options.sharing.on_full {
+            OnFull::Pass => (Outcome::Alone(Alone::Full), Epoch::END),
+            OnFull::Queue | OnFull::Refuse => failed(error),
+        }
     }
 }
 
@@ -172,7 +180,7 @@ async fn serve_late<V: Clone + Send + Sync + 'static>(
         Decision::Fresh(value) => Some(Outcome::Value(value, Source::Hit)),
         // If they joined anew, each would wait for another time-out.
         Decision::Unanswered(_) => Some(Outcome::Unanswered(begun.elapsed())),
-        Decision::Miss { .. } | Decision::Uncacheable => None,
+        Decision::Miss { .. } | Decision::Uncacheable { .. } => None,
     });
 }
 

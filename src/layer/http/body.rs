@@ -8,6 +8,8 @@ use bytes::{Buf, Bytes};
 use http_body::{Body, Frame, SizeHint};
 use pin_project::pin_project;
 
+use super::watch::Watch;
+
 /// The body of a response: either shared bytes, or the body of the inner service.
 ///
 /// Its errors are those of the inner body.
@@ -25,6 +27,12 @@ enum BodySource<B: Body> {
     Untouched {
         #[pin]
         body: B,
+    },
+    /// The inner body, whose frames are watched.
+    Watched {
+        #[pin]
+        body: B,
+        watch: Box<Watch>,
     },
     /// The inner body, of which a part was collected.
     Partial { body: PartialBody<B> },
@@ -49,6 +57,13 @@ impl<B: Body> ResponseBody<B> {
         Self { source: BodySource::Untouched { body } }
     }
 
+    pub(super) fn watched(body: B, mut watch: Watch) -> Self {
+        if body.is_end_stream() {
+            watch.end();
+        }
+        Self { source: BodySource::Watched { body, watch: Box::new(watch) } }
+    }
+
     pub(super) fn partial(body: PartialBody<B>) -> Self {
         Self { source: BodySource::Partial { body } }
     }
@@ -69,6 +84,16 @@ impl<B: Body> Body for ResponseBody<B> {
             BodySourceProjection::Untouched { body } => {
                 body.poll_frame(context).map(|frame| frame.map(|frame| frame.map(in_bytes)))
             }
+            BodySourceProjection::Watched { mut body, watch } => {
+                let frame = ready!(body.as_mut().poll_frame(context));
+                let frame = frame.map(|frame| frame.map(in_bytes));
+                frame.iter().for_each(|frame| watch.frame(frame));
+                // A caller need not poll again after the last frame.
+                if frame.is_none() || body.is_end_stream() {
+                    watch.end();
+                }
+                Poll::Ready(frame)
+            }
             BodySourceProjection::Partial { body } => body.poll_frame(context),
         }
     }
@@ -76,7 +101,9 @@ impl<B: Body> Body for ResponseBody<B> {
     fn is_end_stream(&self) -> bool {
         match &self.source {
             BodySource::Whole { bytes } => bytes.is_none(),
-            BodySource::Untouched { body } => body.is_end_stream(),
+            BodySource::Untouched { body } | BodySource::Watched { body, .. } => {
+                body.is_end_stream()
+            }
             BodySource::Partial { body } => body.is_end_stream(),
         }
     }
@@ -86,7 +113,7 @@ impl<B: Body> Body for ResponseBody<B> {
             BodySource::Whole { bytes } => {
                 SizeHint::with_exact(bytes.as_ref().map_or(0, Bytes::len) as u64)
             }
-            BodySource::Untouched { body } => body.size_hint(),
+            BodySource::Untouched { body } | BodySource::Watched { body, .. } => body.size_hint(),
             BodySource::Partial { body } => body.size_hint(),
         }
     }
@@ -143,6 +170,7 @@ impl<B: Body> fmt::Debug for ResponseBody<B> {
         let source = match &self.source {
             BodySource::Whole { .. } => "Whole",
             BodySource::Untouched { .. } => "Untouched",
+            BodySource::Watched { .. } => "Watched",
             BodySource::Partial { .. } => "Partial",
         };
         f.debug_struct("ResponseBody").field("source", &source).finish_non_exhaustive()

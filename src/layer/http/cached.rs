@@ -9,7 +9,7 @@ use http::{
 };
 use thiserror::Error;
 
-use super::rules;
+use super::responses;
 use crate::{
     backend::Store,
     cache::{Builder, Cache, Codec, Source},
@@ -80,11 +80,11 @@ impl CachedResponse {
     /// Returns `None` if the length of the body contradicts `Content-Length`.
     pub(super) fn new(parts: &Parts, body: Bytes, age: u64) -> Option<Self> {
         let mut headers = parts.headers.clone();
-        match rules::content_length(&headers) {
+        match responses::content_length(&headers) {
             Ok(length) if length.is_none_or(|length| length == body.len() as u64) => {}
             _ => return None,
         }
-        rules::strip(&mut headers);
+        responses::strip(&mut headers);
         headers.remove(AGE);
         Some(Self(Arc::new(ResponseData {
             status: parts.status,
@@ -119,6 +119,14 @@ fn now() -> u64 {
 ///
 /// The cache holds [`CachedResponse`]s and encodes them with the [`ResponseCodec`].
 ///
+/// Over any backend but a [`MemoryBackend`](crate::MemoryBackend), the cache must have a
+/// [`namespace`](Builder::namespace): the name of the service. The key of a request is its host and
+/// path, so two services in one namespace would serve each other's responses. Without it,
+/// [`build`](Builder::build) fails.
+///
+/// The [`ttl`](Builder::ttl) of the cache is a cap on the lifetime of each response. It is no
+/// permission to share a response.
+///
 /// ```
 /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
 /// use std::time::Duration;
@@ -132,7 +140,7 @@ fn now() -> u64 {
 /// # Ok::<_, bellwether::Error>(()) }).unwrap();
 /// ```
 pub fn http_cache<B: Store>(backend: B) -> Builder<CachedResponse, ResponseCodec> {
-    Cache::builder(backend).codec(ResponseCodec)
+    Cache::builder(backend).codec(ResponseCodec).needs_namespace()
 }
 
 /// Encodes [`CachedResponse`]s as bytes, and decodes them.

@@ -1,8 +1,8 @@
-//! Parses headers that hold lists: `Cache-Control` and `Connection`.
+//! Parses headers that hold lists: `Cache-Control`, `Pragma` and `Connection`.
 
 use std::borrow::Cow;
 
-use http::header::{CACHE_CONTROL, CONNECTION, HeaderMap, HeaderName};
+use http::header::{CACHE_CONTROL, CONNECTION, HeaderMap, HeaderName, HeaderValue, PRAGMA};
 
 /// The directives of `Cache-Control` that decide about sharing.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -68,6 +68,15 @@ pub(super) fn connection(headers: &HeaderMap) -> Option<Vec<HeaderName>> {
     Some(names)
 }
 
+/// Returns whether a `Pragma` says `no-cache`.
+pub(super) fn pragma(headers: &HeaderMap) -> bool {
+    let no_cache = |line: &HeaderValue| {
+        let line = line.as_bytes().to_ascii_lowercase();
+        line.windows(b"no-cache".len()).any(|window| window == b"no-cache")
+    };
+    headers.get_all(PRAGMA).iter().any(no_cache)
+}
+
 /// Parses a number of seconds, digits only. A number beyond `u64` becomes `u64::MAX`.
 pub(super) fn seconds(text: &str) -> Option<u64> {
     let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
@@ -112,8 +121,6 @@ fn trim_start<'a>(text: &'a str, characters: &str) -> &'a str {
 /// Checks rules that hold for all header lines. The fuzz target `directives` calls it.
 #[cfg(any(fuzzing, test))]
 pub(crate) fn check_any_lines(lines: &[u8]) {
-    use http::HeaderValue;
-
     let values = |lines: &[u8]| -> Vec<HeaderValue> {
         let lines = lines.split(|byte| *byte == b'\n');
         lines.filter_map(|line| HeaderValue::from_bytes(line).ok()).collect()
@@ -143,8 +150,6 @@ pub(crate) fn check_any_lines(lines: &[u8]) {
 
 #[cfg(test)]
 mod tests {
-    use http::HeaderValue;
-
     use super::*;
 
     fn parse(lines: &[&str]) -> Option<Directives> {

@@ -1,38 +1,54 @@
 //! Derives the key of an HTTP request.
 //!
 //! The text of a key is `GET <scheme> <host>[ <length>:<part>]... <original path and query>[
-//! <routed path and query>]`. A `<part>` is the result of one `vary_by` function.
+//! <routed path and query>]`. A `<part>` is the result of one [`KeyPart`]. A layer that only
+//! coalesces has `COALESCE` in place of `GET`, so that it never finds what another layer stored.
 //!
 //! Two requests that differ in one of these fields never have the same text. Scheme, host and path
 //! cannot contain a space. Each part follows its own length. A path begins with a slash, a length
 //! with a digit.
 
-use std::fmt::Write;
+use std::{fmt::Write, sync::Arc};
 
 use http::{
-    HeaderMap, Uri,
+    HeaderMap, HeaderName, Uri,
     header::HOST,
     request::Parts,
     uri::{Authority, PathAndQuery},
 };
 use sha2::{Digest, Sha256};
 
-use super::VaryBy;
+use super::credentials::{HeaderClass, classify};
 use crate::key::Key;
+
+/// Returns a part of the key, or `None` if the request takes no part.
+pub(super) type KeyPart = Arc<dyn Fn(&Parts) -> Option<String> + Send + Sync>;
 
 /// Returns the key of a `GET`, of at most `limit` bytes.
 ///
-/// Returns `None` if the host is not clear, if there is no path, or if even a digest is too long.
-pub(super) fn key(parts: &Parts, vary_by: &[VaryBy], limit: usize) -> Option<Key> {
-    let host = host(&parts.uri, &parts.headers)?;
-    let scheme = parts.uri.scheme_str().unwrap_or_default().to_ascii_lowercase();
-    let mut text = format!("GET {scheme} {host}");
-    for vary_by in vary_by {
-        let value = vary_by(parts);
-        write!(text, " {}:{value}", value.len()).ok()?;
-    }
+/// Returns `None` if the host is not clear, if there is no path, if a part excludes the request, or
+/// if even a digest is too long.
+pub(super) fn key(
+    parts: &Parts,
+    key_parts: &[KeyPart],
+    coalesce_only: bool,
+    limit: usize,
+) -> Option<Key> {
     let routed = path(&parts.uri)?;
     let original = original(parts)?;
+    let scheme = parts.uri.scheme_str().unwrap_or_default();
+    let host = host(&parts.uri, &parts.headers)?;
+    let verb = if coalesce_only { "COALESCE" } else { "GET" };
+    let length = verb.len() + scheme.len() + host.len() + original.as_str().len() + 3;
+    let mut text = String::with_capacity(length);
+    for field in [verb, " ", scheme, " ", host] {
+        text.push_str(field);
+    }
+    text[verb.len()..].make_ascii_lowercase();
+    for part in key_parts {
+        let value = part(parts)?;
+        write!(text, " {}:{value}", value.len()).ok()?;
+    }
     text.push(' ');
     text.push_str(original.as_str());
     if original != routed {
@@ -45,7 +61,7 @@ pub(super) fn key(parts: &Parts, vary_by: &[VaryBy], limit: usize) -> Option<Key
     (text.len() <= limit).then(|| Key::from(text))
 }
 
-/// Shortens a key that is too long. The key of another request starts with `GET`, never with
+/// Shortens a key that is too long. The key of another request starts with its verb, never with
 /// `sha256:`.
 fn digest(text: &str) -> String {
     let mut key = String::from("sha256:");
@@ -54,6 +70,25 @@ fn digest(text: &str) -> String {
         let _ = write!(key, "{byte:02x}");
     }
     key
+}
+
+/// Returns the part of a header: its lines, each after its own length. The key contains only a
+/// digest of a header that looks like a credential.
+///
+/// The part excludes requests in which the header is not text. Two of these could look the same.
+pub(super) fn header_part(name: &str) -> KeyPart {
+    let is_secret = classify(name) == HeaderClass::Credential;
+    let name = HeaderName::from_bytes(name.as_bytes()).ok();
+    Arc::new(move |parts| {
+        let lines = name.iter().flat_map(|name| parts.headers.get_all(name));
+        let mut text = String::new();
+        for line in lines {
+            let line = line.to_str().ok()?;
+            write!(text, "{}:{line}", line.len()).ok()?;
+        }
+        let is_digest = is_secret && !text.is_empty();
+        Some(if is_digest { digest(&text) } else { text })
+    })
 }
 
 /// Returns the path before `Router::nest` removed a prefix. Without it, `/a/items` and `/b/items`
@@ -78,7 +113,7 @@ fn path(uri: &Uri) -> Option<&PathAndQuery> {
 /// Returns the requested host, or an empty one if the request names none.
 ///
 /// Returns `None` if the host has an invalid character, or if the request names two.
-fn host(uri: &Uri, headers: &HeaderMap) -> Option<String> {
+fn host<'a>(uri: &'a Uri, headers: &'a HeaderMap) -> Option<&'a str> {
     let mut hosts = headers.get_all(HOST).iter();
     let (header, second) = (hosts.next(), hosts.next());
     if second.is_some() {
@@ -94,12 +129,12 @@ fn host(uri: &Uri, headers: &HeaderMap) -> Option<String> {
     };
     match (authority, header) {
         // The inner service may read either, so neither alone decides its response.
-        (Some(authority), Some(header)) if authority != header => None,
+        (Some(authority), Some(header)) if !authority.eq_ignore_ascii_case(header) => None,
         (authority, header) => Some(authority.or(header).unwrap_or_default()),
     }
 }
 
-fn valid(host: &str) -> Option<String> {
+fn valid(host: &str) -> Option<&str> {
     let fits = |byte: u8| byte.is_ascii_alphanumeric() || b"-._:[]".contains(&byte);
-    (!host.is_empty() && host.bytes().all(fits)).then(|| host.to_ascii_lowercase())
+    (!host.is_empty() && host.bytes().all(fits)).then_some(host)
 }

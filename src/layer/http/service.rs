@@ -9,20 +9,23 @@ use tokio::time::Instant;
 use tower_service::Service;
 
 use super::{
-    CachedResponse, Http, KeyFor, ResponseBody,
+    CachedResponse, Http, ResponseBody,
     collect::{Collected, collect},
     exchange::{Exchange, ExchangeState},
-    rules::{ResponseClass, classify, request_is_shareable},
+    pass::CallResult,
+    reason::Reason,
+    recent::{RETRIES, Turnout},
+    responses::{ResponseClass, ResponseRules},
 };
 use crate::{
-    cache::{Flown, Lead, OnUncacheable, Produced},
+    cache::{Alone, Flown, Lead, Loaded, OnUncacheable, Produced, Sharing, Source},
     error::{Error, ErrorKind},
     key::Key,
     layer::{Bellwether, ResponseFuture, future::oneshot},
 };
 
-/// The result that a caller of the layer receives.
-type CallResult<B, E> = Result<Response<ResponseBody<B>>, E>;
+/// The exchange of a caller with the flight that it may lead.
+type CallExchange<B, ResBody, E> = Exchange<Request<B>, CallResult<ResBody, E>>;
 
 impl<S, B, ResBody> Service<Request<B>> for Bellwether<S, Http>
 where
@@ -43,30 +46,23 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        let inner = self.inner.clone();
+        let (http, inner) = (self.mode.clone(), self.inner.clone());
         let (parts, body) = request.into_parts();
-        let key = match request_is_shareable(&parts, &body) {
-            true => self.mode.key_for(&parts),
-            false => None,
-        };
+        let admitted = http.0.admit(&parts, &body);
         let request = Request::from_parts(parts, body);
-        match key {
-            Some(key) => ResponseFuture::new(share(self.mode.clone(), key, inner, request)),
-            None => ResponseFuture::new(pass_through(inner, request)),
+        match admitted {
+            Ok(key) if !http.0.recent.is_uncacheable(&key) => {
+                ResponseFuture::new(share(http, key, inner, request))
+            }
+            Ok(key) => ResponseFuture::new(async move {
+                http.pass_watched(key, inner, request, Reason::Uncacheable).await
+            }),
+            Err(why) => ResponseFuture::new(async move { http.pass(inner, request, why).await }),
         }
     }
 }
 
-/// Calls the inner service as if the layer were not there.
-async fn pass_through<S, B, ResBody>(inner: S, request: Request<B>) -> CallResult<ResBody, S::Error>
-where
-    S: Service<Request<B>, Response = Response<ResBody>>,
-    ResBody: Body,
-{
-    Ok(oneshot(inner, request).await?.map(ResponseBody::untouched))
-}
-
-/// Answers a request with the shared response, or with the caller's own if it is uncacheable.
+/// Answers a request with the shared response, or with the caller's own if there is none.
 async fn share<S, B, ResBody>(
     http: Http,
     key: Key,
@@ -82,35 +78,116 @@ where
     ResBody::Error: Send,
 {
     let exchange = Exchange::new(request);
-    let load = {
-        let (http, inner, exchange) = (http.clone(), inner.clone(), exchange.clone());
-        move |lead| produce(http, inner, exchange, lead)
-    };
-    let flown = http.0.cache.request(key).on_uncacheable(OnUncacheable::Pass).fly(load).await;
-    let whole = |response: Response<_>| Ok(response.map(ResponseBody::whole));
-    match (exchange.take(), flown) {
-        (ExchangeState::Answered(response), _) => response,
-        (_, Ok(Flown::Loaded(loaded))) => whole(loaded.value().replay(loaded.source())),
-        (ExchangeState::Pending(request), Ok(Flown::Uncacheable)) => {
-            pass_through(inner, request).await
+    let flown = fly(&http, &key, &inner, &exchange, OnUncacheable::Pass).await;
+    match http.settle(&key, exchange.take(), flown) {
+        Ok(response) => response,
+        // In a box of its own, so that the future of a hit stays small.
+        Err((request, why)) => Box::pin(share_again(http, key, inner, request, why)).await,
+    }
+}
+
+/// Tries again to share, as long as that is promising, then passes the request on.
+async fn share_again<S, B, ResBody>(
+    http: Http,
+    key: Key,
+    inner: S,
+    mut request: Request<B>,
+    mut why: Alone,
+) -> CallResult<ResBody, S::Error>
+where
+    B: Body + Send + 'static,
+    S: Service<Request<B>, Response = Response<ResBody>> + Clone + Send + 'static,
+    S::Error: Send + 'static,
+    S::Future: Send + 'static,
+    ResBody: Body + Send + 'static,
+    ResBody::Error: Send,
+{
+    for _ in 0..RETRIES {
+        if why == Alone::Full || !http.0.recent.is_promising(&key) {
+            break;
         }
-        (_, Err(error)) => whole((http.0.on_error)(&error)),
-        (ExchangeState::Taken, Ok(Flown::Uncacheable)) => whole((http.0.on_error)(&lost())),
+        let exchange = Exchange::new(request);
+        let flown = fly(&http, &key, &inner, &exchange, OnUncacheable::Claim).await;
+        (request, why) = match http.settle(&key, exchange.take(), flown) {
+            Ok(response) => return response,
+            Err(again) => again,
+        };
+    }
+    let why = match why {
+        Alone::Uncacheable => Reason::Uncacheable,
+        Alone::Full => Reason::Full,
+    };
+    http.pass_watched(key, inner, request, why).await
+}
+
+/// Joins the flight of a key. Its leader calls the inner service.
+fn fly<S, B, ResBody>(
+    http: &Http,
+    key: &Key,
+    inner: &S,
+    exchange: &CallExchange<B, ResBody, S::Error>,
+    on_uncacheable: OnUncacheable,
+) -> impl Future<Output = Result<Flown<CachedResponse>, Error>> + Send + use<S, B, ResBody>
+where
+    B: Body + Send + 'static,
+    S: Service<Request<B>, Response = Response<ResBody>> + Clone + Send + 'static,
+    S::Error: Send + 'static,
+    S::Future: Send + 'static,
+    ResBody: Body + Send + 'static,
+    ResBody::Error: Send,
+{
+    let settings = &http.0;
+    let sharing =
+        Sharing { on_uncacheable, on_full: settings.on_full(), waits_once: settings.coalesce_only };
+    let request = settings.cache.request(key).sharing(sharing);
+    let (http, key, inner, exchange) = (http.clone(), key.clone(), inner.clone(), exchange.clone());
+    request.fly(move |lead| produce(http, key, inner, exchange, lead))
+}
+
+impl Http {
+    /// Returns the response to a caller, or its request if it has to go on alone.
+    fn settle<B, ResBody, E>(
+        &self,
+        key: &Key,
+        state: ExchangeState<Request<B>, CallResult<ResBody, E>>,
+        flown: Result<Flown<CachedResponse>, Error>,
+    ) -> Result<CallResult<ResBody, E>, (Request<B>, Alone)>
+    where
+        ResBody: Body,
+    {
+        let whole = |response: Response<_>| Ok(Ok(response.map(ResponseBody::whole)));
+        match (state, flown) {
+            (ExchangeState::Answered(response), _) => Ok(response),
+            (_, Ok(Flown::Loaded(loaded))) => whole(self.replay(key, &loaded)),
+            (ExchangeState::Pending(request), Ok(Flown::Alone(why))) => Err((request, why)),
+            (_, Err(error)) => whole((self.0.on_error)(&error)),
+            (ExchangeState::Taken, Ok(Flown::Alone(_))) => whole((self.0.on_error)(&lost())),
+        }
+    }
+
+    fn replay(&self, key: &Key, loaded: &Loaded<CachedResponse>) -> Response<bytes::Bytes> {
+        let recent = &self.0.recent;
+        if loaded.source() == Source::Received && !recent.is_promising(key) {
+            recent.record(key, Turnout::Shareable);
+        }
+        loaded.value().replay(loaded.source())
     }
 }
 
 /// Calls the inner service for the leader, and decides whether its response may be shared.
 async fn produce<S, B, ResBody>(
     http: Http,
+    key: Key,
     inner: S,
-    exchange: Exchange<Request<B>, CallResult<ResBody, S::Error>>,
+    exchange: CallExchange<B, ResBody, S::Error>,
     lead: Lead,
 ) -> Result<Produced<CachedResponse>, Error>
 where
     S: Service<Request<B>, Response = Response<ResBody>>,
     ResBody: Body,
 {
-    let (limit, deadline) = http.0.body_bounds();
+    let settings = &http.0;
+    let (rules, deadline) = (settings.response_rules(), settings.body_deadline());
     let ExchangeState::Pending(request) = exchange.take() else { return Err(lost()) };
     let response = match oneshot(inner, request).await {
         Ok(response) => response,
@@ -119,14 +196,22 @@ where
             return Err(Error::new(ErrorKind::Load, "the inner service returned an error"));
         }
     };
-    match receive(response, limit, deadline).await {
+    let received = receive(response, &rules, deadline).await;
+    settings.recent.record(&key, received.turnout());
+    match received {
         Received::Shareable(response, lifetime) => {
-            if let Some(lifetime) = lifetime {
-                lead.expire_after(lifetime.min(http.0.cache.ttl()));
+            match lifetime.is_zero() {
+                true => lead.do_not_store(),
+                false => lead.expire_after(lifetime.min(settings.cache.ttl())),
             }
             return Ok(Produced::Value(response));
         }
-        Received::Uncacheable(response) => exchange.answer(Ok(response)),
+        Received::Uncacheable(response) => {
+            if !settings.recent.is_uncacheable(&key) {
+                lead.do_not_store();
+            }
+            exchange.answer(Ok(http.explained(response, &Reason::Uncacheable)));
+        }
         Received::Failing(response) => {
             lead.do_not_store();
             exchange.answer(Ok(response));
@@ -141,27 +226,41 @@ where
 
 /// A response of the inner service, read as far as its use demands.
 enum Received<B: Body> {
-    /// May be shared, for the given time if its headers limit it.
-    Shareable(CachedResponse, Option<Duration>),
+    /// May be shared for the given time. Zero means: with those who wait for it.
+    Shareable(CachedResponse, Duration),
     /// For its caller alone.
     Uncacheable(Response<ResponseBody<B>>),
-    /// For its caller alone. The next response may be shareable.
+    /// For its caller alone. It is an error, so the next response may be shareable.
     Failing(Response<ResponseBody<B>>),
     /// For its caller alone. Its body ends with an error.
     Broken(Response<ResponseBody<B>>),
 }
 
+impl<B: Body> Received<B> {
+    fn turnout(&self) -> Turnout {
+        match self {
+            Self::Shareable(..) => Turnout::Shareable,
+            Self::Uncacheable(_) => Turnout::Uncacheable,
+            Self::Failing(_) | Self::Broken(_) => Turnout::Failing,
+        }
+    }
+}
+
 /// Collects the body if the headers allow sharing, otherwise leaves it untouched.
-async fn receive<B: Body>(response: Response<B>, limit: u64, deadline: Instant) -> Received<B> {
+async fn receive<B: Body>(
+    response: Response<B>,
+    rules: &ResponseRules,
+    deadline: Instant,
+) -> Received<B> {
     let (parts, body) = response.into_parts();
     let untouched = |parts, body| Response::from_parts(parts, ResponseBody::untouched(body));
-    let freshness = match classify(&parts, body.size_hint().lower(), limit) {
+    let freshness = match rules.classify(&parts, body.size_hint().lower()) {
         ResponseClass::Shareable(freshness) => freshness,
         ResponseClass::Uncacheable => return Received::Uncacheable(untouched(parts, body)),
         ResponseClass::Failing => return Received::Failing(untouched(parts, body)),
     };
     let partial = |parts, body| Response::from_parts(parts, ResponseBody::partial(body));
-    match collect(body, limit, deadline).await {
+    match collect(body, rules.max_body, deadline).await {
         Collected::Whole(bytes) => {
             match CachedResponse::new(&parts, bytes.clone(), freshness.age) {
                 Some(response) => Received::Shareable(response, freshness.lifetime),

@@ -9,7 +9,7 @@ use std::{
 };
 
 use axum::body::Body;
-use bellwether::{BellwetherLayer, MemoryBackend, http_cache};
+use bellwether::{MemoryBackend, http_cache};
 use bytes::Bytes;
 use http::{HeaderMap, Response, StatusCode};
 use http_body::{Body as _, Frame, SizeHint};
@@ -20,7 +20,9 @@ use tokio::{
 };
 use tower::{Layer, ServiceExt, service_fn};
 
-use super::origin::{DELAY, Inner, ask, ask_all, cache, different, get, layered, origin};
+use super::origin::{
+    DELAY, Inner, ask, ask_all, cache, different, get, http_layer, layered, origin,
+};
 
 /// The feed of a body that is filled from outside.
 type Feed = mpsc::UnboundedSender<Result<Frame<Bytes>, io::Error>>;
@@ -105,7 +107,7 @@ async fn a_body_that_announces_a_size_over_the_limit_is_not_collected() {
 #[tokio::test(start_paused = true)]
 async fn a_body_over_the_limit_streams_from_there_on() {
     let (inner, mut feeds) = fed(&[]);
-    let layer = BellwetherLayer::http(cache(&MemoryBackend::new())).max_body(5);
+    let layer = http_layer(cache(&MemoryBackend::new())).max_body(5);
     let response = tokio::spawn(layer.layer(inner).oneshot(get("/")));
     let feed = feeds.recv().await.unwrap();
     for piece in ["on", "e", "two"] {
@@ -135,8 +137,7 @@ async fn a_body_of_the_limit_is_shared() {
                     false => Body::from(vec![b'x'; length]),
                 })
             });
-            let service =
-                BellwetherLayer::http(cache(&MemoryBackend::new())).max_body(5).layer(inner);
+            let service = http_layer(cache(&MemoryBackend::new())).max_body(5).layer(inner);
             for _ in 0..2 {
                 assert_eq!(ask(&service, get("/")).await.body.len(), length);
             }
@@ -151,7 +152,7 @@ async fn a_body_of_the_limit_is_shared() {
 async fn a_body_that_the_cache_cannot_store_is_not_collected() {
     let (inner, calls) = origin(|call, _| Response::new(Body::from(vec![call as u8; 200])));
     let cache = http_cache(MemoryBackend::new()).max_value(100).build().unwrap();
-    let service = BellwetherLayer::http(cache).layer(inner);
+    let service = http_layer(cache).layer(inner);
     let answers = ask_all(&[service], (0..3).map(|_| get("/"))).await;
     assert_eq!((calls.count(), different(&answers)), (3, 3));
 }
@@ -204,7 +205,7 @@ async fn a_body_that_stalls_goes_to_its_caller_in_time() {
     let (inner, mut feeds) = fed(&[]);
     let cache =
         http_cache(MemoryBackend::new()).load_limit(Duration::from_secs(8)).build().unwrap();
-    let service = BellwetherLayer::http(cache).layer(inner);
+    let service = http_layer(cache).layer(inner);
     let begun = Instant::now();
     let responses: Vec<_> =
         (0..3).map(|_| tokio::spawn(service.clone().oneshot(get("/")))).collect();
@@ -264,7 +265,7 @@ async fn any_type_of_body_works() {
         let pieces = async_frames();
         Ok::<_, Infallible>(Response::new(StreamBody::new(pieces)))
     });
-    let service = BellwetherLayer::http(cache(&MemoryBackend::new())).layer(inner);
+    let service = http_layer(cache(&MemoryBackend::new())).layer(inner);
     for _ in 0..2 {
         let response = service.clone().oneshot(get("/")).await.unwrap();
         assert_eq!(response.into_body().collect().await.unwrap().to_bytes(), "onetwo");

@@ -9,14 +9,14 @@ use std::{
 };
 
 use axum::body::Body;
-use bellwether::{BellwetherLayer, ErrorKind, MemoryBackend, http_cache};
+use bellwether::{ErrorKind, MemoryBackend, http_cache, layer::Overload};
 use bytes::Bytes;
 use http::{Request, Response, StatusCode};
 use http_body_util::BodyExt;
 use tokio::time::sleep;
 use tower::{Layer, ServiceExt, service_fn};
 
-use super::origin::{DELAY, ask, ask_all, cache, get, get_with, layered, origin};
+use super::origin::{DELAY, ask, ask_all, cache, get, get_with, http_layer, layered, origin};
 
 /// An error type without any trait.
 struct Bare(usize);
@@ -32,7 +32,7 @@ async fn the_leader_gets_the_error_itself() {
             Err::<Response<Body>, _>(Bare(call))
         }
     });
-    let service = BellwetherLayer::http(cache(&MemoryBackend::new())).layer(inner);
+    let service = http_layer(cache(&MemoryBackend::new())).layer(inner);
     let asked: Vec<_> = (0..10).map(|_| tokio::spawn(service.clone().oneshot(get("/")))).collect();
     let mut own = Vec::new();
     for asked in asked {
@@ -56,7 +56,7 @@ async fn a_panic_is_a_bad_gateway_for_all_callers() {
         }
         Ok::<Response<Body>, std::convert::Infallible>(Response::default())
     });
-    let service = BellwetherLayer::http(cache(&MemoryBackend::new())).layer(inner);
+    let service = http_layer(cache(&MemoryBackend::new())).layer(inner);
     let asked: Vec<_> = (0..3).map(|_| tokio::spawn(service.clone().oneshot(get("/")))).collect();
     for asked in asked {
         let answer = asked.await.unwrap().unwrap();
@@ -69,7 +69,7 @@ async fn a_panic_is_a_bad_gateway_for_all_callers() {
 async fn a_service_that_hangs_is_a_gateway_time_out() {
     let (inner, _) = origin(|_, _| Response::new(Body::empty()));
     let cache = http_cache(MemoryBackend::new()).load_limit(DELAY / 2).build().unwrap();
-    let service = BellwetherLayer::http(cache).layer(inner);
+    let service = http_layer(cache).layer(inner);
     for answer in ask_all(&[service], (0..3).map(|_| get("/"))).await {
         assert_eq!(answer.status, StatusCode::GATEWAY_TIMEOUT);
     }
@@ -80,7 +80,7 @@ async fn too_many_loads_are_a_service_that_is_unavailable() {
     let (inner, calls) = origin(|_, _| Response::new(Body::empty()));
     let cache =
         http_cache(MemoryBackend::new()).max_loads(1).wait_limit(DELAY / 2).build().unwrap();
-    let service = BellwetherLayer::http(cache).layer(inner);
+    let service = http_layer(cache).when_overloaded(Overload::Refuse).layer(inner);
     let mut statuses: Vec<_> = ask_all(&[service], ["/a", "/b", "/a"].map(get))
         .await
         .iter()
@@ -94,7 +94,7 @@ async fn too_many_loads_are_a_service_that_is_unavailable() {
 async fn a_cache_that_is_shut_down_lets_each_request_through() {
     let (inner, calls) = origin(|call, _| Response::new(Body::from(call.to_string())));
     let cache = cache(&MemoryBackend::new());
-    let service = BellwetherLayer::http(cache.clone()).layer(inner);
+    let service = http_layer(cache.clone()).layer(inner);
     let cut = tokio::spawn(service.clone().oneshot(get("/")));
     sleep(DELAY / 2).await;
     cache.shutdown(Duration::ZERO).await;
@@ -109,7 +109,7 @@ async fn a_cache_that_is_shut_down_lets_each_request_through() {
 async fn the_answer_to_a_failure_can_be_replaced() {
     let (inner, _) = origin(|_, _| Response::new(Body::empty()));
     let cache = http_cache(MemoryBackend::new()).load_limit(DELAY / 2).build().unwrap();
-    let service = BellwetherLayer::http(cache)
+    let service = http_layer(cache)
         .on_error(|error| {
             assert_eq!(error.kind(), ErrorKind::LoadTimeout);
             let body = Bytes::from(error.to_string());

@@ -6,7 +6,7 @@ use bellwether::{BellwetherLayer, MemoryBackend, http_cache};
 use tokio::time::sleep;
 use tower::Layer;
 
-use super::origin::{ask, get, layered, with_headers};
+use super::origin::{ask, ask_all, cache, different, get, http_layer, layered, with_headers};
 
 #[tokio::test(start_paused = true)]
 async fn the_freshness_of_an_answer_shortens_the_ttl() {
@@ -32,11 +32,56 @@ async fn the_freshness_of_an_answer_shortens_the_ttl() {
     }
 }
 
+/// Most services send no header about caching, with private answers neither.
+#[tokio::test(start_paused = true)]
+async fn a_silent_answer_is_shared_only_with_a_lifetime_for_it() {
+    for headers in [
+        &[][..],
+        &[("etag", "\"1\"")],
+        &[("last-modified", "Sat, 29 Oct 1994 19:43:31 GMT")],
+        &[("cache-control", "public")],
+        &[("cache-control", "must-revalidate")],
+    ] {
+        let (inner, calls) = with_headers(headers);
+        let cache = cache(&MemoryBackend::new());
+        let silent = BellwetherLayer::http(cache).layer(inner);
+        let answers = ask_all(&[silent.clone()], (0..10).map(|_| get("/"))).await;
+        assert_eq!((calls.count(), different(&answers)), (10, 10), "{headers:?}");
+        assert_eq!(ask(&silent, get("/")).await.text(), "11", "{headers:?}");
+    }
+    let (inner, calls) = with_headers(&[("cache-control", "max-age=5")]);
+    let silent = BellwetherLayer::http(cache(&MemoryBackend::new())).layer(inner);
+    ask_all(&[silent], (0..10).map(|_| get("/"))).await;
+    assert_eq!(calls.count(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_default_lifetime_is_for_answers_without_one() {
+    for (headers, seconds) in [
+        (&[][..], 5),
+        (&[("age", "2")], 3),
+        (&[("cache-control", "public")], 5),
+        (&[("cache-control", "max-age=8")], 8),
+        (&[("cache-control", "max-age=600")], 60),
+    ] {
+        let (inner, calls) = with_headers(headers);
+        let layer = BellwetherLayer::http(cache(&MemoryBackend::new()));
+        let service = layer.default_lifetime(Duration::from_secs(5)).layer(inner);
+        ask(&service, get("/")).await;
+        sleep(Duration::from_millis(seconds * 1000 - 10)).await;
+        ask(&service, get("/")).await;
+        assert_eq!(calls.count(), 1, "{headers:?} before its time");
+        sleep(Duration::from_millis(20)).await;
+        ask(&service, get("/")).await;
+        assert_eq!(calls.count(), 2, "{headers:?} after its time");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_short_ttl_of_the_cache_stays_short() {
     let (inner, calls) = with_headers(&[("cache-control", "max-age=60")]);
     let cache = http_cache(MemoryBackend::new()).ttl(Duration::from_millis(100)).build().unwrap();
-    let service = BellwetherLayer::http(cache).layer(inner);
+    let service = http_layer(cache).layer(inner);
     ask(&service, get("/")).await;
     sleep(Duration::from_millis(101)).await;
     ask(&service, get("/")).await;

@@ -1,10 +1,15 @@
 //! `BellwetherLayer::http`: shared answers, unshared answers, and the responses of all callers.
 
 mod bodies;
+mod coalesce;
 mod errors;
 mod freshness;
 mod keys;
+mod names;
+mod odd;
 mod origin;
+mod passes;
 mod routers;
 mod rules;
 mod uncacheable;
+mod users;

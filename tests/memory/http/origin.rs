@@ -69,9 +69,15 @@ pub(crate) fn cache(backend: &MemoryBackend) -> Cache<CachedResponse> {
     http_cache(backend.clone()).build().unwrap()
 }
 
+/// Returns the layer over a cache. It shares responses that name no lifetime for as long as the
+/// cache permits.
+pub(crate) fn http_layer(cache: Cache<CachedResponse>) -> BellwetherLayer<Http> {
+    BellwetherLayer::http(cache).default_lifetime(Duration::from_secs(3600))
+}
+
 /// Returns the layer over a cache of its own.
 pub(crate) fn layered(inner: &Inner) -> Layered {
-    BellwetherLayer::http(cache(&MemoryBackend::new())).layer(inner.clone())
+    http_layer(cache(&MemoryBackend::new())).layer(inner.clone())
 }
 
 pub(crate) fn get(path: &str) -> Request<Body> {

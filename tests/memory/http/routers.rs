@@ -22,10 +22,10 @@ use http_body_util::{BodyExt, Empty};
 use hyper_util::{rt::TokioIo, service::TowerToHyperService};
 use tower::{Layer, ServiceExt};
 
-use super::origin::{cache, get, layered, origin};
+use super::origin::{cache, get, http_layer, layered, origin};
 
 fn layer() -> BellwetherLayer<Http> {
-    BellwetherLayer::http(cache(&MemoryBackend::new()))
+    http_layer(cache(&MemoryBackend::new()))
 }
 
 async fn read(app: &Router, path: &str) -> String {
@@ -160,7 +160,7 @@ async fn hyper_serves_the_layer() {
         assert_eq!(request.headers()["host"], "shop.example");
         axum::response::Response::new(Body::from("a product"))
     });
-    let service = BellwetherLayer::http(cache).layer(
+    let service = http_layer(cache).layer(
         // Converts bodies of hyper to those of axum.
         tower::ServiceBuilder::new()
             .map_request(|request: http::Request<hyper::body::Incoming>| request.map(Body::new))

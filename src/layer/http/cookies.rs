@@ -1,0 +1,86 @@
+//! The names of the cookies in a request.
+
+use http::{HeaderMap, header::COOKIE};
+
+/// Cookies that no response depends on.
+#[derive(Clone, Debug, Default)]
+pub(super) struct IgnoredCookies {
+    names: Vec<String>,
+    /// The beginnings of names.
+    prefixes: Vec<String>,
+}
+
+impl IgnoredCookies {
+    /// Adds a name, or with a `*` at its end the beginning of names.
+    pub(super) fn add(&mut self, name: &str) {
+        match name.strip_suffix('*') {
+            Some(prefix) => self.prefixes.push(prefix.to_owned()),
+            None => self.names.push(name.to_owned()),
+        }
+    }
+
+    /// Returns whether all cookies of a request are ignored.
+    pub(super) fn cover(&self, headers: &HeaderMap) -> bool {
+        let cookies = || headers.get_all(COOKIE).iter().flat_map(|line| names(line.as_bytes()));
+        cookies().all(|name| self.has(name))
+    }
+
+    fn has(&self, name: &[u8]) -> bool {
+        self.names.iter().any(|known| known.as_bytes() == name)
+            || self.prefixes.iter().any(|prefix| name.starts_with(prefix.as_bytes()))
+    }
+}
+
+/// Returns the names of the cookies in one line. A cookie without a name has an empty one.
+fn names(line: &[u8]) -> impl Iterator<Item = &[u8]> {
+    let pairs = line.split(|byte| *byte == b';').map(<[u8]>::trim_ascii);
+    pairs.filter(|pair| !pair.is_empty()).map(|pair| {
+        let name = pair.iter().position(|byte| *byte == b'=').map_or(&b""[..], |at| &pair[..at]);
+        name.trim_ascii_end()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+
+    use super::*;
+
+    fn ignored(names: &[&str], lines: &[&str]) -> bool {
+        let mut cookies = IgnoredCookies::default();
+        names.iter().for_each(|name| cookies.add(name));
+        let mut headers = HeaderMap::new();
+        for line in lines {
+            headers.append(COOKIE, HeaderValue::from_bytes(line.as_bytes()).unwrap());
+        }
+        cookies.cover(&headers)
+    }
+
+    #[test]
+    fn all_cookies_of_all_lines_must_be_ignored() {
+        let known = ["_ga", "_ga_*", "theme"];
+        for lines in [
+            &[][..],
+            &["_ga=1"],
+            &["_ga=GA1.1; theme=dark"],
+            &["_ga_ABC=x=y", " theme = \u{e4};;"],
+            &["_ga="],
+        ] {
+            assert!(ignored(&known, lines), "{lines:?}");
+        }
+        for lines in [
+            &["session=1"][..],
+            &["_ga=1; session=1"],
+            &["_ga=1", "session=1"],
+            &["_ga=1;session=1"],
+            &["_GA=1"],
+            &["_gat=1"],
+            &["theme"],
+            &["=1"],
+            &["_ga=\"1; session=1\""],
+        ] {
+            assert!(!ignored(&known, lines), "{lines:?}");
+        }
+        assert!(!ignored(&[], &["_ga=1"]));
+    }
+}

@@ -1,0 +1,272 @@
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::{Response, request::Parts};
+
+use super::{
+    BellwetherLayer, CachedResponse, Http, KeyFor,
+    settings::{HttpSettings, Overload},
+};
+use crate::{cache::Cache, error::Error, key::Key};
+
+impl BellwetherLayer<Http> {
+    /// Creates a layer for HTTP services: axum, hyper, or any service from `Request` to `Response`.
+    ///
+    /// ```
+    /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
+    /// use std::time::Duration;
+    /// use axum::{Router, extract::Path, routing::get};
+    /// use bellwether::{BellwetherLayer, MemoryBackend, http_cache};
+    ///
+    /// async fn product(Path(id): Path<u64>) -> String {
+    ///     format!("product {id}")
+    /// }
+    ///
+    /// let cache = http_cache(MemoryBackend::new()).namespace("shop").build()?;
+    /// let app: Router = Router::new().route("/products/{id}", get(product)).layer(
+    ///     BellwetherLayer::http(cache).default_lifetime(Duration::from_secs(5)),
+    /// );
+    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # What the layer cannot see
+    ///
+    /// The layer sees the method, the URI and the headers of a request. It does not see what the
+    /// inner service makes of the rest. A response that depends on one of these needs a setting:
+    ///
+    /// | the response depends on | do this |
+    /// |---|---|
+    /// | an extension that an outer layer sets, such as the user or the session | [`identity`](Self::identity) |
+    /// | the address of the client (`ConnectInfo`) or its certificate | [`identity`](Self::identity) |
+    /// | authentication *inside* of this layer | move it outside and add [`identity`](Self::identity), or answer with `private` |
+    /// | a header, such as `Accept-Language` or `X-Forwarded-Host` | [`vary_by_header`](Self::vary_by_header) |
+    /// | anything else | [`vary_by`](Self::vary_by) |
+    ///
+    /// Authentication inside of the layer is the worst case. A stored response is served before the
+    /// inner service could refuse the request.
+    ///
+    /// # What is shared
+    ///
+    /// Sharing follows an allow-list. Every other request passes through as if the layer were not
+    /// there, and its response body streams.
+    ///
+    /// A request takes part if all of these hold:
+    ///
+    /// - It is a `GET` without a body.
+    /// - It has no `Authorization`, `Proxy-Authorization`, `Range`, `Upgrade`, nor any `If-…`
+    ///   header.
+    /// - It has no header that changes its method or its path: `X-HTTP-Method`, `X-Original-URL`,
+    ///   `X-Rewrite-URL`, and any name with `method-override`.
+    /// - It has no header that looks like a credential, unless that is
+    ///   [in the key](Self::vary_by_header) or [ignored](Self::ignore_headers). The name of such a
+    ///   header contains `account`, `assertion`, `auth`, `bearer`, `cert`, `cookie`, `credential`,
+    ///   `csrf`, `dpop`, `identity`, `jwt`, `key`, `login`, `oidc`, `passw`, `principal`, `saml`,
+    ///   `secret`, `session`, `sign`, `tenant`, `token`, `user` or `xsrf`. `Sec-Fetch-User` and
+    ///   names with `user-agent` do not count.
+    /// - It has no cookie, unless that is [ignored](Self::ignore_cookies).
+    /// - Its `Cache-Control` has neither `no-cache` nor `no-store`, and its `Pragma` has no
+    ///   `no-cache`. [`coalesce_only`](Self::coalesce_only) admits `no-cache`.
+    /// - Its host is clear: it has at most one `Host`, which does not contradict the URI. A host
+    ///   consists of letters, digits, `-`, `.`, `_` and a port. Requests without a host share among
+    ///   themselves.
+    ///
+    /// A response is shared if all of these hold:
+    ///
+    /// - It is a `200` whose body is complete and within the [limit](Self::max_body).
+    /// - It names its lifetime, or the layer has a [default lifetime](Self::default_lifetime).
+    /// - It has no `Set-Cookie`, no `Vary`, no `Content-Range` and no trailers.
+    /// - It has no `no-store`, `no-cache`, `private`, `max-age=0` or `s-maxage=0`, and no `Pragma`
+    ///   with `no-cache`.
+    /// - Its `Age` is below its lifetime.
+    /// - It does not have `Expires` as its only lifetime, which would need clocks that agree.
+    /// - It is no `text/event-stream` and no `multipart/x-mixed-replace`.
+    ///
+    /// A header that cannot be parsed forbids sharing. Headers of the connection and extensions are
+    /// not shared.
+    ///
+    /// Compression and CORS set `Vary`, and a response with `Vary` is not shared. So put them
+    /// *outside* of this layer. In axum, add them after it.
+    ///
+    /// # Freshness
+    ///
+    /// The lifetime of a response is its `s-maxage`, else its `max-age`, else the
+    /// [default lifetime](Self::default_lifetime), less its `Age`. The
+    /// [`ttl`](crate::cache::Builder::ttl) of the cache is a cap on it. A stored response is served
+    /// with its `Age`.
+    ///
+    /// # The key
+    ///
+    /// The key consists of scheme, host, and path with query. A key that is too long for the cache
+    /// is replaced by its SHA-256.
+    ///
+    /// With the feature `axum`, the path is the one before [nesting](axum::Router::nest) removed a
+    /// prefix. The feature works for routers of axum 0.8. Under nested routers of any other version
+    /// or framework, add the original path with [`vary_by`](Self::vary_by). Otherwise `/a/items`
+    /// and `/b/items` share one response.
+    ///
+    /// # Uncacheable responses
+    ///
+    /// The headers mostly show at once that a response is uncacheable. Its caller then receives it
+    /// untouched and streaming. All waiters, in every process, send their own requests in parallel.
+    /// From then on the requests for this key do not wait for each other. Each uncacheable response
+    /// extends this by the [`uncacheable_ttl`](crate::cache::Builder::uncacheable_ttl) of the
+    /// cache. The first response that could be shared ends it.
+    ///
+    /// Where responses of the key, or of most keys, were shared lately, a single odd response
+    /// changes nothing: the waiters elect a new leader. After four odd responses in a row, they
+    /// send their own requests, and the key counts as uncacheable.
+    ///
+    /// A `4xx` or `5xx` goes to its caller alone, and its waiters do the same. But the key never
+    /// becomes uncacheable by it. The service will recover, and sharing helps it to.
+    ///
+    /// A body that grows over the limit, or that is incomplete by seven eighths of the
+    /// [load limit](crate::cache::Builder::load_limit), is uncacheable. Its caller receives the
+    /// part that was read, then the rest. So the first caller of an endless stream waits that long
+    /// for nothing. To avoid this, mark such streams by their content type or with `no-store`.
+    ///
+    /// # Errors
+    ///
+    /// The service's error is that of the inner service. A leader receives that error as it is. It
+    /// also receives a response whose body fails, up to the point of failure. The waiters, and a
+    /// leader whose load panicked, timed out or was shut down, receive a response of this layer:
+    ///
+    /// - `502 Bad Gateway` if the load failed or panicked;
+    /// - `504 Gateway Timeout` if it took longer than the load limit;
+    /// - `503 Service Unavailable` if too many callers wait, if too many loads are running and
+    ///   [`when_overloaded`](Self::when_overloaded) says so, or if the cache was shut down.
+    ///
+    /// [`on_error`](Self::on_error) replaces these responses.
+    ///
+    /// # Cancel safety
+    ///
+    /// A cancelled caller never affects another caller. A request that leads continues in a task of
+    /// its own. A request that passes through is cancelled with its caller.
+    pub fn http(cache: Cache<CachedResponse>) -> Self {
+        Self { mode: Http(Arc::new(HttpSettings::new(cache))) }
+    }
+
+    /// Sets the largest body that is shared, in bytes. Defaults to 1 MiB.
+    ///
+    /// Each running load holds at most this much memory. The
+    /// [`max_value`](crate::cache::Builder::max_value) of the cache, 8 MiB by default, is a limit
+    /// too.
+    ///
+    /// ```
+    /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
+    /// use bellwether::{BellwetherLayer, MemoryBackend, http_cache};
+    ///
+    /// let cache = http_cache(MemoryBackend::new()).build()?;
+    /// let layer = BellwetherLayer::http(cache).max_body(256 << 10);
+    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
+    /// ```
+    pub fn max_body(mut self, bytes: u64) -> Self {
+        self.settings().max_body = bytes;
+        self
+    }
+
+    /// Sets what becomes of a request that needs a load beyond the
+    /// [cap on loads](crate::cache::Builder::max_loads). Defaults to [`Overload::Pass`].
+    ///
+    /// Neither choice waits. So URLs that are slow do not delay those that are not.
+    ///
+    /// ```
+    /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
+    /// use bellwether::{BellwetherLayer, MemoryBackend, http_cache, layer::Overload};
+    ///
+    /// let cache = http_cache(MemoryBackend::new()).max_loads(100).build()?;
+    /// let layer = BellwetherLayer::http(cache).when_overloaded(Overload::Refuse);
+    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
+    /// ```
+    pub fn when_overloaded(mut self, overload: Overload) -> Self {
+        self.settings().overload = overload;
+        self
+    }
+
+    /// Adds a header to responses that did not come from the cache, which says why.
+    ///
+    /// The header is `Cache-Status: bellwether; fwd=…` (RFC 9211). Its `detail` is the header of
+    /// the request that stood in the way, or `body`, `key`, `uncacheable` or `overloaded`. A
+    /// request with another method has `fwd=method`. Misses that can be shared have no header.
+    /// [`Stats`](crate::cache::Stats) counts the same.
+    ///
+    /// Defaults to no header, because it tells clients about the settings of the layer.
+    ///
+    /// ```
+    /// # let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
+    /// # runtime.unwrap().block_on(async {
+    /// use std::convert::Infallible;
+    /// use bellwether::{BellwetherLayer, MemoryBackend, http_cache};
+    /// use bytes::Bytes;
+    /// use http::{Request, Response};
+    /// use http_body_util::{Empty, Full};
+    /// use tower::{Layer, ServiceExt, service_fn};
+    ///
+    /// let layer = BellwetherLayer::http(http_cache(MemoryBackend::new()).build()?).explain_passes();
+    /// let service = layer.layer(service_fn(|_request: Request<Empty<Bytes>>| async {
+    ///     Ok::<_, Infallible>(Response::new(Full::<Bytes>::from("product 42")))
+    /// }));
+    /// let request = Request::get("/").header("cookie", "theme=dark").body(Empty::new()).unwrap();
+    /// let response = service.oneshot(request).await.unwrap();
+    /// assert_eq!(response.headers()["cache-status"], "bellwether; fwd=bypass; detail=\"cookie\"");
+    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
+    /// ```
+    pub fn explain_passes(mut self) -> Self {
+        self.settings().explain = true;
+        self
+    }
+
+    /// Sets the response to callers whose load failed. Defaults to an empty 502, 503 or 504.
+    ///
+    /// ```
+    /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
+    /// use bellwether::{BellwetherLayer, MemoryBackend, http_cache};
+    /// use bytes::Bytes;
+    /// use http::{Response, StatusCode};
+    ///
+    /// let cache = http_cache(MemoryBackend::new()).build()?;
+    /// let layer = BellwetherLayer::http(cache).on_error(|_error| {
+    ///     let mut response = Response::new(Bytes::from("try again later"));
+    ///     *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
+    ///     response
+    /// });
+    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
+    /// ```
+    pub fn on_error(
+        mut self,
+        response: impl Fn(&Error) -> Response<Bytes> + Send + Sync + 'static,
+    ) -> Self {
+        self.settings().on_error = Arc::new(response);
+        self
+    }
+
+    /// Returns the key under which the response to a request with these parts is shared.
+    ///
+    /// Use it to [invalidate](Cache::invalidate) that response. The key does not depend on the
+    /// method, nor on headers other than `Host`. So a `PUT` that outdates the response to a `GET`
+    /// has the same key, unless a part that was added to the key differs.
+    ///
+    /// Returns `None` if the host is not clear, if the request has no path, or if a part of the key
+    /// excludes it.
+    ///
+    /// ```
+    /// # let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
+    /// # runtime.unwrap().block_on(async {
+    /// use bellwether::{BellwetherLayer, MemoryBackend, http_cache};
+    /// use http::Request;
+    ///
+    /// let cache = http_cache(MemoryBackend::new()).build()?;
+    /// let layer = BellwetherLayer::http(cache.clone());
+    /// let put = Request::put("http://shop.example/products/42").body(()).unwrap();
+    /// if let Some(key) = layer.key(&put.into_parts().0) {
+    ///     cache.invalidate(key).await?;
+    /// }
+    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
+    /// ```
+    pub fn key(&self, parts: &Parts) -> Option<Key> {
+        self.mode.key_for(parts)
+    }
+
+    pub(super) fn settings(&mut self) -> &mut HttpSettings {
+        Arc::make_mut(&mut self.mode.0)
+    }
+}

@@ -1,0 +1,85 @@
+//! The way of a request without the cache.
+
+use http::{HeaderValue, Request, Response};
+use http_body::Body;
+use tower_service::Service;
+
+use super::{
+    Http, ResponseBody, reason::Reason, recent::Turnout, responses::ResponseClass, watch::Watch,
+};
+use crate::{key::Key, layer::future::oneshot};
+
+/// The result that a caller of the layer receives.
+pub(super) type CallResult<B, E> = Result<Response<ResponseBody<B>>, E>;
+
+impl Http {
+    /// Calls the inner service as if the layer were not there.
+    pub(super) async fn pass<S, B, ResBody>(
+        &self,
+        inner: S,
+        request: Request<B>,
+        why: Reason,
+    ) -> CallResult<ResBody, S::Error>
+    where
+        S: Service<Request<B>, Response = Response<ResBody>>,
+        ResBody: Body,
+    {
+        self.count(&why);
+        let response = oneshot(inner, request).await?;
+        Ok(self.explained(response, &why).map(ResponseBody::untouched))
+    }
+
+    /// Calls the inner service for a request with a key, and records how its answer turns out.
+    pub(super) async fn pass_watched<S, B, ResBody>(
+        &self,
+        key: Key,
+        inner: S,
+        request: Request<B>,
+        why: Reason,
+    ) -> CallResult<ResBody, S::Error>
+    where
+        S: Service<Request<B>, Response = Response<ResBody>>,
+        ResBody: Body,
+    {
+        self.count(&why);
+        let (settings, deadline) = (&self.0, self.0.body_deadline());
+        let response = oneshot(inner, request).await?;
+        let (parts, body) = response.into_parts();
+        let rules = settings.response_rules();
+        let body = match rules.classify(&parts, body.size_hint().lower()) {
+            ResponseClass::Shareable(_) => {
+                let watch = Watch::new(settings.recent.clone(), key, &rules, &parts, deadline);
+                ResponseBody::watched(body, watch)
+            }
+            ResponseClass::Uncacheable => {
+                settings.recent.record(&key, Turnout::Uncacheable);
+                ResponseBody::untouched(body)
+            }
+            ResponseClass::Failing => {
+                settings.recent.record(&key, Turnout::Failing);
+                ResponseBody::untouched(body)
+            }
+        };
+        Ok(self.explained(Response::from_parts(parts, body), &why))
+    }
+
+    fn count(&self, why: &Reason) {
+        let counters = self.0.cache.counters();
+        counters.passed.add();
+        match why {
+            Reason::Uncacheable => counters.passed_uncacheable.add(),
+            Reason::Full => counters.passed_overloaded.add(),
+            _ => {}
+        }
+    }
+
+    /// Adds the header that says why, if that was asked for.
+    pub(super) fn explained<B>(&self, mut response: Response<B>, why: &Reason) -> Response<B> {
+        if self.0.explain
+            && let Ok(value) = HeaderValue::from_str(&format!("bellwether; {why}"))
+        {
+            response.headers_mut().append("cache-status", value);
+        }
+        response
+    }
+}

@@ -1,0 +1,34 @@
+use std::fmt::{self, Display};
+
+use http::HeaderName;
+
+/// Why a request goes to the inner service without the cache.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Reason {
+    /// Its method is not `GET`.
+    Method,
+    /// It has a body.
+    Body,
+    /// It has this header.
+    Header(HeaderName),
+    /// It has no key: its host is not clear, or a part of the key excludes it.
+    Key,
+    /// The answers of its key belong to their callers.
+    Uncacheable,
+    /// Too many loads are under way.
+    Full,
+}
+
+/// Writes the parameters of a `Cache-Status` header (RFC 9211).
+impl Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Method => "fwd=method",
+            Self::Body => "fwd=bypass; detail=body",
+            Self::Header(name) => return write!(f, "fwd=bypass; detail=\"{name}\""),
+            Self::Key => "fwd=bypass; detail=key",
+            Self::Uncacheable => "fwd=uri-miss; detail=uncacheable",
+            Self::Full => "fwd=uri-miss; detail=overloaded",
+        })
+    }
+}

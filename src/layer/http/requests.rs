@@ -1,0 +1,63 @@
+//! Decides which requests take part: an allow-list.
+
+use http::{
+    HeaderMap, HeaderName, Method,
+    header::{CACHE_CONTROL, CONNECTION, COOKIE, PRAGMA, UPGRADE},
+    request::Parts,
+};
+use http_body::Body;
+
+use super::{
+    cookies::IgnoredCookies,
+    credentials::{HeaderClass, classify},
+    directives::{Directives, connection, pragma},
+    reason::Reason,
+};
+
+/// The rules for requests, as far as the user of the layer sets them.
+#[derive(Clone, Debug, Default)]
+pub(super) struct RequestRules {
+    /// Headers that look like credentials, and that are in the key or declared harmless.
+    pub(super) known_headers: Vec<String>,
+    pub(super) ignored_cookies: IgnoredCookies,
+}
+
+impl RequestRules {
+    /// Checks that a request may receive the response to another request, if that may be shared.
+    pub(super) fn check(
+        &self,
+        parts: &Parts,
+        body: &impl Body,
+        coalesce_only: bool,
+    ) -> Result<(), Reason> {
+        if parts.method != Method::GET {
+            return Err(Reason::Method);
+        }
+        if !body.is_end_stream() && body.size_hint().exact() != Some(0) {
+            return Err(Reason::Body);
+        }
+        let headers = &parts.headers;
+        let forbids = |name: &&HeaderName| !self.permits(name, headers, coalesce_only);
+        match headers.keys().find(forbids) {
+            Some(name) => Err(Reason::Header(name.clone())),
+            None => Ok(()),
+        }
+    }
+
+    fn permits(&self, name: &HeaderName, headers: &HeaderMap, coalesce_only: bool) -> bool {
+        match *name {
+            COOKIE => self.ignored_cookies.cover(headers),
+            CONNECTION => connection(headers).is_some_and(|names| !names.contains(&UPGRADE)),
+            CACHE_CONTROL => Directives::parse(headers)
+                .is_some_and(|wanted| !wanted.no_store && (coalesce_only || !wanted.no_cache)),
+            PRAGMA => coalesce_only || !pragma(headers),
+            _ => match classify(name.as_str()) {
+                HeaderClass::Harmless => true,
+                HeaderClass::Forbidden => false,
+                HeaderClass::Credential => {
+                    self.known_headers.iter().any(|known| name == known.as_str())
+                }
+            },
+        }
+    }
+}

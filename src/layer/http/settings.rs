@@ -1,0 +1,138 @@
+use std::{fmt, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use http::{HeaderValue, Response, StatusCode, header::CACHE_CONTROL, request::Parts};
+use http_body::Body;
+use tokio::time::Instant;
+
+use super::{
+    CachedResponse, KeyFor,
+    key::{self, KeyPart},
+    reason::Reason,
+    recent::RecentAnswers,
+    requests::RequestRules,
+    responses::ResponseRules,
+};
+use crate::{
+    cache::{Cache, OnFull},
+    error::{Error, ErrorKind},
+    key::Key,
+    time::after,
+};
+
+/// Shares complete responses to plain `GET`s. The mode of [`BellwetherLayer::http`].
+///
+/// Clones share one cache and have the same settings.
+///
+/// [`BellwetherLayer::http`]: super::BellwetherLayer::http
+#[derive(Clone)]
+pub struct Http(pub(super) Arc<HttpSettings>);
+
+#[derive(Clone)]
+pub(super) struct HttpSettings {
+    pub(super) cache: Cache<CachedResponse>,
+    pub(super) recent: Arc<RecentAnswers>,
+    pub(super) requests: RequestRules,
+    pub(super) key_parts: Vec<KeyPart>,
+    pub(super) max_body: u64,
+    pub(super) default_lifetime: Option<Duration>,
+    pub(super) coalesce_only: bool,
+    pub(super) overload: Overload,
+    pub(super) explain: bool,
+    pub(super) on_error: OnError,
+}
+
+pub(super) type OnError = Arc<dyn Fn(&Error) -> Response<Bytes> + Send + Sync>;
+
+/// What becomes of a request that needs a load beyond the [cap on loads] of the cache.
+///
+/// [cap on loads]: crate::cache::Builder::max_loads
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Overload {
+    /// The request goes to the inner service at once, as if the layer were not there.
+    #[default]
+    Pass,
+    /// The request is refused at once, with the response to an
+    /// [`Overloaded`](ErrorKind::Overloaded) error.
+    Refuse,
+}
+
+impl HttpSettings {
+    pub(super) fn new(cache: Cache<CachedResponse>) -> Self {
+        Self {
+            recent: Arc::new(RecentAnswers::new(cache.uncacheable_ttl())),
+            cache,
+            requests: RequestRules::default(),
+            key_parts: Vec::new(),
+            max_body: 1 << 20,
+            default_lifetime: None,
+            coalesce_only: false,
+            overload: Overload::Pass,
+            explain: false,
+            on_error: Arc::new(error_response),
+        }
+    }
+
+    /// Returns the key of a request that takes part.
+    pub(super) fn admit(&self, parts: &Parts, body: &impl Body) -> Result<Key, Reason> {
+        self.requests.check(parts, body, self.coalesce_only)?;
+        self.key(parts).ok_or(Reason::Key)
+    }
+
+    fn key(&self, parts: &Parts) -> Option<Key> {
+        key::key(parts, &self.key_parts, self.coalesce_only, self.cache.key_limit())
+    }
+
+    pub(super) fn response_rules(&self) -> ResponseRules {
+        ResponseRules {
+            max_body: self.max_body.min(self.cache.value_limit() as u64),
+            default_lifetime: self.default_lifetime,
+            coalesce_only: self.coalesce_only,
+        }
+    }
+
+    /// Returns when a body must be complete that arrives for a load that starts now.
+    pub(super) fn body_deadline(&self) -> Instant {
+        // The last eighth of the load limit is for handing over a body that is incomplete by then.
+        after(Instant::now(), self.cache.load_limit() / 8 * 7)
+    }
+
+    pub(super) fn on_full(&self) -> OnFull {
+        match self.overload {
+            Overload::Pass => OnFull::Pass,
+            Overload::Refuse => OnFull::Refuse,
+        }
+    }
+}
+
+impl KeyFor<Parts> for Http {
+    fn key_for(&self, parts: &Parts) -> Option<Key> {
+        self.0.key(parts)
+    }
+}
+
+/// The default response to callers whose load failed.
+fn error_response(error: &Error) -> Response<Bytes> {
+    let status = match error.kind() {
+        ErrorKind::LoadTimeout => StatusCode::GATEWAY_TIMEOUT,
+        ErrorKind::Overloaded | ErrorKind::Cancelled | ErrorKind::ShutDown => {
+            StatusCode::SERVICE_UNAVAILABLE
+        }
+        _ => StatusCode::BAD_GATEWAY,
+    };
+    let mut response = Response::new(Bytes::new());
+    *response.status_mut() = status;
+    response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    response
+}
+
+impl fmt::Debug for Http {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Http")
+            .field("cache", &self.0.cache)
+            .field("max_body", &self.0.max_body)
+            .field("default_lifetime", &self.0.default_lifetime)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,82 @@
+//! Watches a body that goes to its caller alone: whether it could have been shared.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::response::Parts;
+use http_body::Frame;
+use tokio::time::Instant;
+
+use super::{
+    recent::{RecentAnswers, Turnout},
+    responses::{ResponseRules, content_length},
+};
+use crate::key::Key;
+
+/// The watch over one body, whose headers permit to share it.
+pub(super) struct Watch {
+    recent: Arc<RecentAnswers>,
+    key: Key,
+    received: u64,
+    max_body: u64,
+    /// The length that the headers announce.
+    announced: Option<u64>,
+    /// A body that is incomplete by then could not have been shared.
+    deadline: Instant,
+    is_settled: bool,
+}
+
+impl Watch {
+    pub(super) fn new(
+        recent: Arc<RecentAnswers>,
+        key: Key,
+        rules: &ResponseRules,
+        parts: &Parts,
+        deadline: Instant,
+    ) -> Self {
+        // The mark stands until this body has shown what it is.
+        recent.record(&key, Turnout::Open);
+        let announced = content_length(&parts.headers).unwrap_or_default();
+        let max_body = rules.max_body;
+        Self { recent, key, received: 0, max_body, announced, deadline, is_settled: false }
+    }
+
+    /// Notes a frame.
+    pub(super) fn frame<E>(&mut self, frame: &Result<Frame<Bytes>, E>) {
+        match frame.as_ref().map(Frame::data_ref) {
+            Ok(Some(data)) => {
+                self.received = self.received.saturating_add(data.len() as u64);
+                if self.received > self.max_body {
+                    self.settle(Turnout::Uncacheable);
+                }
+            }
+            // Trailers.
+            Ok(None) => self.settle(Turnout::Uncacheable),
+            Err(_) => self.settle(Turnout::Failing),
+        }
+    }
+
+    /// Notes the end of the body.
+    pub(super) fn end(&mut self) {
+        let is_whole = self.announced.is_none_or(|length| length == self.received);
+        match is_whole && Instant::now() <= self.deadline {
+            true => self.settle(Turnout::Shareable),
+            false => self.settle(Turnout::Uncacheable),
+        }
+    }
+
+    fn settle(&mut self, turnout: Turnout) {
+        if !std::mem::replace(&mut self.is_settled, true) {
+            self.recent.record(&self.key, turnout);
+        }
+    }
+}
+
+impl Drop for Watch {
+    /// A caller that leaves early says nothing about the body, unless the body is a long stream.
+    fn drop(&mut self) {
+        if Instant::now() > self.deadline {
+            self.settle(Turnout::Uncacheable);
+        }
+    }
+}

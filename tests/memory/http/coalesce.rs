@@ -1,0 +1,99 @@
+//! `coalesce_only`: answers that are shared with those who wait, and not stored.
+
+use std::time::Duration;
+
+use axum::body::Body;
+use bellwether::{BellwetherLayer, MemoryBackend};
+use http::Response;
+use tokio::time::sleep;
+use tower::Layer;
+
+use super::origin::{
+    DELAY, Inner, Layered, ask, ask_all, cache, different, get, get_with, http_layer, with_headers,
+};
+
+fn coalescing(backend: &MemoryBackend, inner: &Inner) -> [Layered; 2] {
+    [(), ()].map(|()| BellwetherLayer::http(cache(backend)).coalesce_only().layer(inner.clone()))
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_goes_to_those_who_wait_and_is_not_stored() {
+    for headers in [
+        &[][..],
+        &[("cache-control", "max-age=0")],
+        &[("cache-control", "public, max-age=60")],
+        &[("expires", "0")],
+    ] {
+        let backend = MemoryBackend::new();
+        let (inner, calls) = with_headers(headers);
+        let services = coalescing(&backend, &inner);
+        for call in 1..4 {
+            let answers = ask_all(&services, (0..20).map(|_| get("/"))).await;
+            assert_eq!((calls.count(), different(&answers)), (call, 1), "{headers:?}");
+            assert_eq!(backend.weight(), 0);
+        }
+        assert_eq!(ask(&services[0], get("/")).await.text(), "4");
+        assert_eq!(ask(&services[1], get("/")).await.text(), "5");
+    }
+}
+
+/// A browser that reloads a page sends these.
+#[tokio::test(start_paused = true)]
+async fn requests_with_no_cache_are_coalesced() {
+    let (inner, calls) = with_headers(&[]);
+    let services = coalescing(&MemoryBackend::new(), &inner);
+    let reload = || get_with(&[("cache-control", "no-cache"), ("pragma", "no-cache")]);
+    for call in 1..4 {
+        let answers = ask_all(&services, (0..20).map(|_| reload())).await;
+        assert_eq!((calls.count(), different(&answers)), (call, 1));
+    }
+    // A request with `no-store` takes no part.
+    let request = || get_with(&[("cache-control", "no-store")]);
+    ask_all(&services, (0..2).map(|_| request())).await;
+    assert_eq!(calls.count(), 5);
+}
+
+#[tokio::test(start_paused = true)]
+async fn answers_that_belong_to_their_callers_still_do() {
+    for headers in [
+        &[("set-cookie", "a=b")][..],
+        &[("vary", "accept")],
+        &[("cache-control", "private")],
+        &[("cache-control", "no-store")],
+        &[("cache-control", "no-cache")],
+    ] {
+        let (inner, calls) = with_headers(headers);
+        let services = coalescing(&MemoryBackend::new(), &inner);
+        let answers = ask_all(&services, (0..10).map(|_| get("/"))).await;
+        assert_eq!((calls.count(), different(&answers)), (10, 10), "{headers:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_another_layer_stored_is_not_served() {
+    let (inner, _) = with_headers(&[]);
+    let cache = cache(&MemoryBackend::new());
+    let storing = http_layer(cache.clone()).layer(inner.clone());
+    let coalescing = BellwetherLayer::http(cache).coalesce_only().layer(inner);
+    assert_eq!(ask(&storing, get("/")).await.text(), "1");
+    assert_eq!(ask(&coalescing, get("/")).await.text(), "2");
+    assert_eq!(ask(&storing, get("/")).await.text(), "1");
+}
+
+/// A process that waited for one load in vain does not wait for the next one as well.
+#[tokio::test(start_paused = true)]
+async fn no_caller_waits_for_two_loads_of_other_processes() {
+    let (inner, _) = super::origin::origin(|call, _| {
+        let body = Response::builder();
+        match call % 2 {
+            1 => body.status(502).body(Body::from(call.to_string())).unwrap(),
+            _ => body.body(Body::from(call.to_string())).unwrap(),
+        }
+    });
+    let backend = MemoryBackend::new();
+    let services: Vec<_> = (0..6).map(|_| coalescing(&backend, &inner)[0].clone()).collect();
+    let begun = tokio::time::Instant::now();
+    ask_all(&services, (0..6).map(|_| get("/"))).await;
+    assert!(begun.elapsed() <= 3 * DELAY, "{:?}", begun.elapsed());
+    sleep(Duration::from_secs(1)).await;
+}

@@ -1,0 +1,217 @@
+//! Uncacheable is hit-for-miss: odd answers among those that can be shared.
+
+use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use axum::body::Body;
+use bellwether::MemoryBackend;
+use http::Response;
+use http_body_util::BodyExt;
+use tokio::time::{Instant, sleep};
+use tower::{Layer, ServiceExt};
+
+use super::origin::{
+    Calls, DELAY, Inner, Layered, ask, ask_all, cache, different, get, get_with, http_layer, origin,
+};
+
+/// Returns two processes of a fleet.
+fn fleet(inner: &Inner) -> [Layered; 2] {
+    let backend = MemoryBackend::new();
+    [(), ()].map(|()| http_layer(cache(&backend)).layer(inner.clone()))
+}
+
+/// Answers of a second, or odd ones of a kind to requests that ask for them.
+fn answer(call: usize, odd: Option<&str>) -> Response<Body> {
+    let answer = match odd {
+        Some("404") => Response::builder().status(404),
+        Some("503") => Response::builder().status(503),
+        Some("vary") => Response::builder().header("vary", "x-odd"),
+        Some(_) => Response::builder().header("set-cookie", "a=b"),
+        None => Response::builder().header("cache-control", "max-age=1"),
+    };
+    answer.body(Body::from(call.to_string())).unwrap()
+}
+
+/// One odd answer sent 740 of 740 later requests to the origin.
+#[tokio::test(start_paused = true)]
+async fn one_odd_answer_costs_no_more_than_one_call() {
+    for odd in ["404", "503", "vary", "set-cookie"] {
+        let (inner, calls) = origin(move |call, _| {
+            let mut response = answer(call, (call == 1).then_some(odd));
+            response.headers_mut().entry("cache-control").or_insert("max-age=60".parse().unwrap());
+            if call > 1 {
+                response.headers_mut().insert("cache-control", "max-age=60".parse().unwrap());
+            }
+            response
+        });
+        let services = fleet(&inner);
+        for at in 0..740 {
+            ask(&services[at % 2], get("/")).await;
+            sleep(Duration::from_millis(10)).await;
+        }
+        assert!(calls.count() <= 4, "{odd}: {} calls", calls.count());
+    }
+}
+
+/// Clients ask one after the other for a page of a second, one in five of them oddly.
+async fn load(services: &[Layered], clients: usize, odd: Option<&'static str>) {
+    let random = Arc::new(Mutex::new(fastrand::Rng::with_seed(7)));
+    let until = Instant::now() + Duration::from_secs(10);
+    let clients: Vec<_> = (0..clients)
+        .map(|client| {
+            let (service, random) = (services[client % services.len()].clone(), random.clone());
+            tokio::spawn(async move {
+                while Instant::now() < until {
+                    let request = match (odd, random.lock().unwrap().u32(..5)) {
+                        (Some(odd), 0) => get_with(&[("x-odd", odd)]),
+                        _ => get("/"),
+                    };
+                    ask(&service, request).await;
+                    let pause = random.lock().unwrap().u64(1..80);
+                    sleep(Duration::from_millis(pause)).await;
+                }
+            })
+        })
+        .collect();
+    for client in clients {
+        client.await.unwrap();
+    }
+}
+
+fn by_request() -> (Inner, Calls) {
+    origin(|call, request| {
+        let odd = request.headers().get("x-odd").map(|odd| odd.to_str().unwrap().to_owned());
+        answer(call, odd.as_deref())
+    })
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_fifth_of_odd_requests_at_most_doubles_the_load_of_the_origin() {
+    for clients in [1, 20] {
+        let (inner, calls) = by_request();
+        load(&fleet(&inner), clients, None).await;
+        let without = calls.count();
+        for odd in ["404", "503", "vary", "set-cookie"] {
+            let (inner, calls) = by_request();
+            load(&fleet(&inner), clients, Some(odd)).await;
+            let with = calls.count();
+            println!("{clients} clients, {odd}: {without} calls without, {with} with");
+            assert!(with <= 2 * without, "{clients} clients, {odd}: {with} of {without}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn bursts_on_cold_keys_with_odd_requests_at_most_double_the_load() {
+    for odd in ["404", "503", "vary", "set-cookie"] {
+        let (inner, calls) = by_request();
+        let service = http_layer(cache(&MemoryBackend::new())).layer(inner);
+        let mut random = fastrand::Rng::with_seed(3);
+        for key in 0..200 {
+            let requests = (0..20).map(|_| {
+                let mut request = get(&format!("/{key}"));
+                if random.u32(..5) == 0 {
+                    request.headers_mut().insert("x-odd", odd.parse().unwrap());
+                }
+                request
+            });
+            let requests: Vec<_> = requests.collect();
+            ask_all(std::slice::from_ref(&service), requests).await;
+        }
+        assert!(calls.count() <= 400, "{odd}: {} calls for 200 keys", calls.count());
+    }
+}
+
+/// The mark of a key that stays uncacheable ended every 10 s, and its next requests queued.
+#[tokio::test(start_paused = true)]
+async fn a_key_stays_uncacheable_while_its_answers_are() {
+    let (inner, calls) = origin(|call, _| answer(call, Some("set-cookie")));
+    let services = fleet(&inner);
+    ask_all(&services, [get("/"), get("/")]).await;
+    for round in 0..20 {
+        let begun = Instant::now();
+        let answers = ask_all(&services, (0..10).map(|_| get("/"))).await;
+        assert_eq!((begun.elapsed(), different(&answers)), (DELAY, 10), "{round}");
+        sleep(Duration::from_secs(4)).await;
+    }
+    assert_eq!(calls.count(), 202);
+    // Without traffic it ends.
+    sleep(Duration::from_secs(10)).await;
+    let begun = Instant::now();
+    ask_all(&services, (0..10).map(|_| get("/"))).await;
+    assert_eq!(begun.elapsed(), 2 * DELAY);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_first_answer_that_can_be_shared_ends_it() {
+    let is_odd = Arc::new(AtomicBool::new(true));
+    let odd = is_odd.clone();
+    let (inner, calls) =
+        origin(move |call, _| answer(call, odd.load(Ordering::SeqCst).then_some("set-cookie")));
+    let [here, there] = fleet(&inner);
+    ask_all(&[here.clone(), there.clone()], (0..10).map(|_| get("/"))).await;
+    is_odd.store(false, Ordering::SeqCst);
+    ask(&here, get("/")).await;
+    ask_all(std::slice::from_ref(&here), (0..20).map(|_| get("/"))).await;
+    assert_eq!(calls.count(), 12);
+    // The other process learns it by an answer of its own.
+    ask(&there, get("/")).await;
+    ask_all(&[here, there], (0..20).map(|_| get("/"))).await;
+    assert_eq!(calls.count(), 13);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_error_marks_nothing() {
+    for odd in ["404", "503"] {
+        let (inner, calls) = origin(move |call, _| answer(call, (call == 1).then_some(odd)));
+        let services = fleet(&inner);
+        ask(&services[0], get("/")).await;
+        ask_all(&services, (0..20).map(|_| get("/"))).await;
+        assert_eq!(calls.count(), 2, "{odd}");
+    }
+}
+
+/// Waiters elect a new leader after an odd answer. That ends, or they would go one after another.
+#[tokio::test(start_paused = true)]
+async fn a_shared_key_that_becomes_uncacheable_delays_its_waiters_once() {
+    let (inner, calls) = origin(|call, _| answer(call, (call > 1).then_some("set-cookie")));
+    let service = http_layer(cache(&MemoryBackend::new())).layer(inner);
+    ask(&service, get("/")).await;
+    sleep(Duration::from_secs(2)).await;
+    for limit in [5, 1] {
+        let begun = Instant::now();
+        let answers = ask_all(std::slice::from_ref(&service), (0..50).map(|_| get("/"))).await;
+        assert!(begun.elapsed() <= limit * DELAY, "{:?}", begun.elapsed());
+        assert_eq!(different(&answers), 50);
+    }
+    assert_eq!(calls.count(), 101);
+}
+
+/// The headers of an endless body do not show that it cannot be shared. A pass must not end the
+/// mark, or every other caller would wait for the end of the load limit.
+#[tokio::test(start_paused = true)]
+async fn a_body_without_an_end_stays_uncacheable() {
+    let endless = |_: usize, _: &http::Request<Body>| {
+        let piece = |()| async {
+            sleep(Duration::from_secs(1)).await;
+            Some((Ok::<_, std::convert::Infallible>("x".repeat(10)), ()))
+        };
+        Response::new(Body::from_stream(futures_util::stream::unfold((), piece)))
+    };
+    let (inner, _) = origin(endless);
+    let service = http_layer(cache(&MemoryBackend::new())).layer(inner);
+    let mut open = vec![service.clone().oneshot(get("/")).await.unwrap()];
+    for _ in 0..20 {
+        let begun = Instant::now();
+        open.push(service.clone().oneshot(get("/")).await.unwrap());
+        assert_eq!(begun.elapsed(), DELAY);
+        sleep(Duration::from_secs(5)).await;
+        // A client that leaves early says nothing about the body.
+        open.swap_remove(0).into_body().frame().await.unwrap().unwrap();
+    }
+}

@@ -1,0 +1,150 @@
+//! Requests that go to the service without the cache are counted, and told why.
+
+use std::time::Duration;
+
+use axum::body::Body;
+use bellwether::{MemoryBackend, http_cache, layer::Overload};
+use http::{Request, Response, StatusCode};
+use tokio::time::{Instant, sleep};
+use tower::Layer;
+
+use super::origin::{
+    Answer, DELAY, ask, ask_all, cache, different, get, get_with, http_layer, origin,
+};
+
+fn status(answer: &Answer) -> Vec<&str> {
+    let lines = answer.headers.get_all("cache-status").iter();
+    lines.map(|line| line.to_str().unwrap()).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pass_is_counted_and_says_why() {
+    let (inner, _) = origin(|call, request| {
+        let mut response = Response::new(Body::from(call.to_string()));
+        if request.uri() == "/own" {
+            response.headers_mut().insert("set-cookie", "a=b".parse().unwrap());
+            response.headers_mut().insert("cache-status", "inner; hit".parse().unwrap());
+        }
+        response
+    });
+    let cache = cache(&MemoryBackend::new());
+    let silent = http_layer(cache.clone());
+    let explaining = silent
+        .clone()
+        .explain_passes()
+        .identity(|parts| (parts.uri != "/private").then(String::new));
+    let service = explaining.layer(inner.clone());
+    let post = || Request::post("/").body(Body::empty()).unwrap();
+    let with_body = || Request::get("/").body(Body::from("x")).unwrap();
+    for (request, expected) in [
+        (post(), "fwd=method"),
+        (with_body(), "fwd=bypass; detail=body"),
+        (get_with(&[("X-Api-Key", "1")]), "fwd=bypass; detail=\"x-api-key\""),
+        (get_with(&[("cookie", "a=b")]), "fwd=bypass; detail=\"cookie\""),
+        (get_with(&[("cache-control", "no-cache")]), "fwd=bypass; detail=\"cache-control\""),
+        (get_with(&[("host", "a b")]), "fwd=bypass; detail=key"),
+        (get("/private"), "fwd=bypass; detail=key"),
+    ] {
+        assert_eq!(status(&ask(&service, request).await), [format!("bellwether; {expected}")]);
+    }
+    assert_eq!((cache.stats().passed, cache.stats().passed_uncacheable), (7, 0));
+    // A leader whose answer is uncacheable, and a request that did not wait for one.
+    for passed in [0, 1] {
+        let answer = ask(&service, get("/own")).await;
+        let expected = ["inner; hit", "bellwether; fwd=uri-miss; detail=uncacheable"];
+        assert_eq!(status(&answer), expected);
+        assert_eq!(cache.stats().passed_uncacheable, passed);
+    }
+    // What is shared has no reason.
+    for _ in 0..2 {
+        assert!(status(&ask(&service, get("/")).await).is_empty());
+    }
+    assert_eq!(cache.stats().passed, 8);
+    // The header is not there unless it is asked for.
+    let service = silent.layer(inner);
+    assert!(status(&ask(&service, post()).await).is_empty());
+    assert_eq!(cache.stats().passed, 9);
+}
+
+/// 1,100 loads of 8 s were under way, and a cold URL of 10 ms took 5.8 s.
+#[tokio::test(start_paused = true)]
+async fn slow_urls_do_not_delay_others() {
+    const SLOW: Duration = Duration::from_secs(8);
+    let (inner, calls) = origin(|call, _| Response::new(Body::from(call.to_string())));
+    let slow = tower::service_fn(move |request: Request<Body>| {
+        let inner = inner.clone();
+        async move {
+            if request.uri().path().starts_with("/slow") {
+                sleep(SLOW).await;
+            }
+            tower::ServiceExt::oneshot(inner, request).await
+        }
+    });
+    let inner = tower::util::BoxCloneSyncService::new(slow);
+    for overload in [Overload::Pass, Overload::Refuse] {
+        let cache = cache(&MemoryBackend::new());
+        let layer = http_layer(cache.clone()).when_overloaded(overload).explain_passes();
+        let service = layer.layer(inner.clone());
+        let requests = (0..1_100).map(|number| get(&format!("/slow/{number}")));
+        let asked = {
+            let (service, requests) = (service.clone(), requests.collect::<Vec<_>>());
+            tokio::spawn(async move { ask_all(&[service], requests).await })
+        };
+        sleep(SLOW / 2).await;
+        let (before, begun) = (calls.count(), Instant::now());
+        let answers = ask_all(&[service.clone()], (0..5).map(|_| get("/cold"))).await;
+        match overload {
+            Overload::Pass => {
+                assert_eq!((begun.elapsed(), different(&answers)), (DELAY, 5));
+                let expected = "bellwether; fwd=uri-miss; detail=overloaded";
+                assert!(answers.iter().all(|answer| status(answer) == [expected]));
+                assert_eq!(cache.stats().passed_overloaded, 76 + 5);
+            }
+            _ => {
+                assert_eq!((begun.elapsed(), calls.count()), (Duration::ZERO, before));
+                let refused = StatusCode::SERVICE_UNAVAILABLE;
+                assert!(answers.iter().all(|answer| answer.status == refused));
+            }
+        }
+        let slow = asked.await.unwrap();
+        let served = slow.iter().filter(|answer| answer.status == StatusCode::OK).count();
+        assert_eq!(served, if overload == Overload::Pass { 1_100 } else { 1_024 });
+        // Now there is room, and the answer is shared again.
+        let before = calls.count();
+        ask_all(&[service], (0..5).map(|_| get("/cold"))).await;
+        assert_eq!(calls.count(), before + 1);
+    }
+}
+
+/// A process that waits for another one needs no permit. When it has to load after all, there may
+/// be none.
+#[tokio::test(start_paused = true)]
+async fn callers_that_waited_for_another_process_pass_as_well() {
+    let (inner, calls) = origin(|call, _| {
+        let mut response = Response::new(Body::from(call.to_string()));
+        if call == 1 {
+            *response.status_mut() = StatusCode::BAD_GATEWAY;
+        }
+        response
+    });
+    let backend = MemoryBackend::new();
+    let [one, other] = [1024, 1].map(|loads| {
+        let cache = http_cache(backend.clone()).max_loads(loads).build().unwrap();
+        http_layer(cache).layer(inner.clone())
+    });
+    let ask_later = |service: &super::origin::Layered, path: &'static str| {
+        let service = service.clone();
+        tokio::spawn(async move { ask(&service, get(path)).await })
+    };
+    let leader = ask_later(&one, "/");
+    sleep(DELAY / 4).await;
+    let waiters: Vec<_> = (0..3).map(|_| ask_later(&other, "/")).collect();
+    sleep(DELAY / 4).await;
+    let busy = ask_later(&other, "/busy");
+    assert_eq!(leader.await.unwrap().status, StatusCode::BAD_GATEWAY);
+    for waiter in waiters {
+        assert_eq!(waiter.await.unwrap().status, StatusCode::OK);
+    }
+    busy.await.unwrap();
+    assert_eq!(calls.count(), 5);
+}

@@ -1,0 +1,326 @@
+//! Two users whose requests differ in one respect, one after the other and at once.
+
+use std::net::SocketAddr;
+
+use axum::{body::Body, extract::ConnectInfo};
+use bellwether::{BellwetherLayer, MemoryBackend, layer::Http};
+use http::{HeaderMap, Method, Request, Response};
+use tower::Layer;
+
+use super::origin::{Calls, Layered, ask, ask_all, cache, get, get_with, http_layer, origin};
+
+const USERS: [&str; 2] = ["alice", "bob"];
+
+fn layer() -> BellwetherLayer<Http> {
+    http_layer(cache(&MemoryBackend::new()))
+}
+
+/// Returns a service that answers with what `user` reads in the request.
+fn for_users(
+    layer: BellwetherLayer<Http>,
+    user: impl Fn(&Request<Body>) -> String + Clone + Send + Sync + 'static,
+) -> (Layered, Calls) {
+    let (inner, calls) = origin(move |_, request| Response::new(Body::from(user(request))));
+    (layer.layer(inner), calls)
+}
+
+/// Returns all that the headers say about the user.
+fn said(headers: &HeaderMap) -> String {
+    let lines = headers.iter().map(|(name, value)| (name.as_str(), value.as_bytes()));
+    let lines: Vec<_> =
+        lines.map(|(name, value)| format!("{name}={}", value.escape_ascii())).collect();
+    lines.join(";")
+}
+
+fn by_headers(layer: BellwetherLayer<Http>) -> (Layered, Calls) {
+    for_users(layer, |request| said(request.headers()))
+}
+
+/// Sends the requests of two users one after the other, then at once. Each gets its own answer.
+async fn each_gets_its_own(
+    service: &Layered,
+    request: impl Fn(&'static str) -> Request<Body>,
+    expected: impl Fn(&Request<Body>) -> String,
+    what: &str,
+) {
+    for user in USERS.into_iter().chain(USERS) {
+        let sent = request(user);
+        let expected = expected(&sent);
+        assert_eq!(ask(service, sent).await.text(), expected, "{what}");
+    }
+    let sent: Vec<_> = (0..20).map(|at| request(USERS[at % 2])).collect();
+    let expected: Vec<_> = sent.iter().map(expected).collect();
+    let answers = ask_all(std::slice::from_ref(service), sent).await;
+    for (answer, expected) in answers.iter().zip(expected) {
+        assert_eq!(answer.text(), expected, "{what}");
+    }
+}
+
+const CREDENTIALS: [&str; 30] = [
+    "authorization",
+    "proxy-authorization",
+    "x-api-key",
+    "X-ApiKey",
+    "x-auth-token",
+    "x-authenticated-userid",
+    "x-access-token",
+    "x-amz-security-token",
+    "x-session",
+    "session-id",
+    "x-client-secret",
+    "signature",
+    "x-hub-signature-256",
+    "x-jwt",
+    "cf-access-jwt-assertion",
+    "x-goog-iap-jwt-assertion",
+    "X-Remote-User",
+    "x-forwarded-user",
+    "x-user-id",
+    "x-forwarded-client-cert",
+    "ssl-client-cert",
+    "x-csrf",
+    "x-xsrf",
+    "x-amzn-oidc-identity",
+    "x-assertion",
+    "x-tenant",
+    "X-Tenant-Id",
+    "DPoP",
+    "x-ms-client-principal",
+    "cookie",
+];
+
+#[tokio::test(start_paused = true)]
+async fn credentials_in_any_header_exclude_a_request() {
+    for name in CREDENTIALS {
+        let (service, calls) = by_headers(layer());
+        let request = |user| get_with(&[(name, user)]);
+        let expected = |request: &Request<Body>| said(request.headers());
+        each_gets_its_own(&service, request, expected, name).await;
+        assert_eq!(calls.count(), 24, "{name}");
+        // A request without the header neither gets such an answer nor makes one for such a user.
+        assert_eq!(ask(&service, get("/")).await.text(), "", "{name}");
+        let user = request("alice");
+        assert_eq!(ask(&service, request("alice")).await.text(), expected(&user), "{name}");
+        assert_eq!(ask(&service, get("/")).await.text(), "", "{name}");
+        assert_eq!(calls.count(), 26, "{name}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn headers_of_ordinary_browsers_and_proxies_share() {
+    let browser = [
+        ("accept", "text/html,application/xhtml+xml"),
+        ("accept-encoding", "gzip, deflate, br, zstd"),
+        ("accept-language", "en-GB,en;q=0.5"),
+        ("cache-control", "max-age=0"),
+        ("connection", "keep-alive"),
+        ("dnt", "1"),
+        ("priority", "u=0, i"),
+        ("referer", "http://shop.example/"),
+        ("sec-ch-ua", "\"Chromium\";v=\"140\""),
+        ("sec-ch-ua-mobile", "?0"),
+        ("sec-ch-ua-platform", "\"Linux\""),
+        ("sec-fetch-dest", "document"),
+        ("sec-fetch-mode", "navigate"),
+        ("sec-fetch-site", "none"),
+        ("sec-fetch-user", "?1"),
+        ("sec-gpc", "1"),
+        ("upgrade-insecure-requests", "1"),
+        ("user-agent", "Mozilla/5.0"),
+    ];
+    let proxy = [
+        ("cdn-loop", "cloudflare"),
+        ("cf-connecting-ip", "192.0.2.1"),
+        ("forwarded", "for=192.0.2.1"),
+        ("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"),
+        ("via", "1.1 proxy"),
+        ("x-amzn-trace-id", "Root=1-67891233-abcdef012345678912345678"),
+        ("x-envoy-attempt-count", "1"),
+        ("x-forwarded-for", "192.0.2.1"),
+        ("x-forwarded-proto", "https"),
+        ("x-original-user-agent", "Mozilla/5.0"),
+        ("x-real-ip", "192.0.2.1"),
+        ("x-request-id", "c0ffee"),
+    ];
+    let (service, calls) = by_headers(layer());
+    ask(&service, get_with(&browser)).await;
+    ask(&service, get_with(&proxy)).await;
+    ask(&service, get("/")).await;
+    assert_eq!(calls.count(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_header_in_the_key_separates_users() {
+    for name in ["x-tenant", "x-api-key", "accept-language"] {
+        let (service, calls) = by_headers(layer().vary_by_header(&name.to_uppercase()));
+        let request = |user| get_with(&[(name, user)]);
+        let expected = |request: &Request<Body>| said(request.headers());
+        each_gets_its_own(&service, request, expected, name).await;
+        assert_eq!(calls.count(), 2, "{name}");
+        assert_eq!(ask(&service, get("/")).await.text(), "");
+        assert_eq!(calls.count(), 3, "{name}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn all_lines_of_a_header_are_in_the_key() {
+    let (service, calls) = by_headers(layer().vary_by_header("x-tenant"));
+    let requests: [&[(&str, &str)]; 6] = [
+        &[],
+        &[("x-tenant", "")],
+        &[("x-tenant", "a")],
+        &[("x-tenant", "a"), ("x-tenant", "b")],
+        &[("x-tenant", "b"), ("x-tenant", "a")],
+        &[("x-tenant", "a1:b")],
+    ];
+    for _ in 0..2 {
+        for headers in requests {
+            let expected = said(get_with(headers).headers());
+            assert_eq!(ask(&service, get_with(headers)).await.text(), expected);
+        }
+    }
+    assert_eq!(calls.count(), requests.len());
+    // Two values that are not text could look the same in a key.
+    let request = || get_with(&[("x-tenant", "\u{e4}")]);
+    for call in 1..3 {
+        ask(&service, request()).await;
+        assert_eq!(calls.count(), requests.len() + call);
+    }
+}
+
+#[test]
+fn the_key_has_only_a_digest_of_a_secret() {
+    let layer = layer().vary_by_header("x-api-key").vary_by_header("accept-language");
+    let request = get_with(&[("x-api-key", "s3cret"), ("accept-language", "en")]);
+    let key = layer.key(&request.into_parts().0).unwrap();
+    assert!(!key.as_str().contains("s3cret") && key.as_str().contains("2:en"), "{key}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_header_that_is_ignored_does_not_matter() {
+    let (service, calls) = by_headers(layer().ignore_headers(["X-User-Timezone", "cookie"]));
+    for zone in ["Europe/Berlin", "Asia/Tokyo"] {
+        ask(&service, get_with(&[("x-user-timezone", zone)])).await;
+    }
+    assert_eq!(calls.count(), 1);
+    // Some headers cannot be ignored, and neither can a second one that looks like a credential.
+    for headers in [[("cookie", "a"), ("x", "1")], [("x-user-timezone", "a"), ("x-user", "1")]] {
+        let expected = said(get_with(&headers).headers());
+        assert_eq!(ask(&service, get_with(&headers)).await.text(), expected);
+    }
+}
+
+/// A `DELETE` by an override was answered from the cache, and lost.
+#[tokio::test(start_paused = true)]
+async fn a_request_that_overrides_its_method_or_path_reaches_the_service() {
+    for (name, value) in [
+        ("X-HTTP-Method-Override", "DELETE"),
+        ("x-method-override", "DELETE"),
+        ("x-http-method", "PUT"),
+        ("x-original-url", "/admin"),
+        ("x-rewrite-url", "/admin"),
+    ] {
+        let (service, calls) =
+            by_headers(layer().vary_by_header(name).ignore_headers([name.to_owned()]));
+        ask(&service, get("/")).await;
+        for call in 2..4 {
+            let request = get_with(&[(name, value)]);
+            let expected = said(request.headers());
+            assert_eq!(ask(&service, request).await.text(), expected);
+            assert_eq!(calls.count(), call, "{name}");
+        }
+        assert_eq!(ask(&service, get("/")).await.text(), "");
+        assert_eq!(calls.count(), 3, "{name}");
+    }
+}
+
+/// An extension of an outer layer.
+#[derive(Clone)]
+struct User(&'static str);
+
+fn from_extension(request: &Request<Body>) -> String {
+    request.extensions().get::<User>().map_or("", |user| user.0).to_owned()
+}
+
+fn of_user(user: &'static str) -> Request<Body> {
+    let mut request = get("/");
+    request.extensions_mut().insert(User(user));
+    request
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_identity_separates_the_users_of_an_outer_layer() {
+    let identity = |parts: &http::request::Parts| {
+        Some(parts.extensions.get::<User>().map_or("", |user| user.0).to_owned())
+    };
+    let (service, calls) = for_users(layer().identity(identity), from_extension);
+    each_gets_its_own(&service, of_user, from_extension, "an extension").await;
+    assert_eq!(ask(&service, get("/")).await.text(), "");
+    assert_eq!(calls.count(), 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_identity_excludes_requests() {
+    let identity = |parts: &http::request::Parts| match parts.extensions.get::<User>() {
+        Some(_) => None,
+        None => Some(String::new()),
+    };
+    let (service, calls) = for_users(layer().identity(identity), from_extension);
+    each_gets_its_own(&service, of_user, from_extension, "an extension").await;
+    assert_eq!(calls.count(), 24);
+    for _ in 0..2 {
+        assert_eq!(ask(&service, get("/")).await.text(), "");
+    }
+    assert_eq!(calls.count(), 25);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_identity_separates_client_addresses() {
+    fn address(request: &Request<Body>) -> String {
+        request.extensions().get::<ConnectInfo<SocketAddr>>().unwrap().ip().to_string()
+    }
+    let identity = |parts: &http::request::Parts| {
+        Some(parts.extensions.get::<ConnectInfo<SocketAddr>>()?.ip().to_string())
+    };
+    let (service, calls) = for_users(layer().identity(identity), address);
+    let request = |user| {
+        let address = if user == "alice" { "192.0.2.1:80" } else { "192.0.2.2:80" };
+        let mut request = get("/");
+        request.extensions_mut().insert(ConnectInfo(address.parse::<SocketAddr>().unwrap()));
+        request
+    };
+    each_gets_its_own(&service, request, address, "an address").await;
+    assert_eq!(calls.count(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn only_ignored_cookies_take_part() {
+    let layer = layer().ignore_cookies(["_ga", "_ga_*", "theme"]);
+    let (service, calls) = by_headers(layer);
+    for cookies in ["_ga=1; _ga_X=2", "theme=dark", "theme=light; _ga=3"] {
+        ask(&service, get_with(&[("cookie", cookies)])).await;
+    }
+    ask(&service, get("/")).await;
+    assert_eq!(calls.count(), 1);
+    let request = |user: &'static str| {
+        let session = if user == "alice" { "_ga=1; session=a" } else { "_ga=1; session=b" };
+        get_with(&[("cookie", session)])
+    };
+    let expected = |request: &Request<Body>| said(request.headers());
+    each_gets_its_own(&service, request, expected, "a session").await;
+    assert_eq!(calls.count(), 25);
+    // The session may be in a line of its own.
+    let request = || get_with(&[("cookie", "_ga=1"), ("cookie", "session=a")]);
+    assert_eq!(ask(&service, request()).await.text(), said(request().headers()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn methods_do_not_share() {
+    let (service, calls) = for_users(layer(), |request| request.method().to_string());
+    for method in [Method::GET, Method::HEAD, Method::POST, Method::GET, Method::DELETE] {
+        let request =
+            Request::builder().method(method.clone()).uri("/").body(Body::empty()).unwrap();
+        assert_eq!(ask(&service, request).await.text(), method.as_str());
+    }
+    assert_eq!(calls.count(), 4);
+}
