@@ -143,7 +143,8 @@
 //!   block its key.
 //! - **Time-outs:** far above a round trip. Yet a caller is late rather than lost.
 //! - **`Redlock`:** far above a round trip. A server that hangs costs this much of each lease.
-//! - **Loads at once:** further loads queue, up to the wait limit. Further HTTP requests pass through.
+//! - **Loads at once:** further loads queue, up to the wait limit. Further HTTP requests pass
+//!   through.
 //! - **Waiting callers:** memory must not grow with the patience of clients.
 //! - **Key:** a URL fits. Every command carries the key.
 //! - **Value:** a larger one blocks a single-threaded server.

@@ -218,8 +218,8 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
     /// # Errors
     ///
     /// [`InvalidConfig`](crate::ErrorKind::InvalidConfig) if a setting is outside its range. The
-    /// limits of loads, callers, keys and values are at least 1. An [HTTP cache](crate::http_cache)
-    /// over a backend that other processes share must have a namespace.
+    /// limits of loads, callers, keys and values are at least 1. A cache of
+    /// `http_cache` over a backend that other processes share must have a namespace.
     pub fn build(self) -> Result<Cache<V>, Error>
     where
         C: Codec<V>,
@@ -254,6 +254,6 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
 
 fn no_namespace() -> Error {
     let words = "an HTTP cache over a shared backend has no `namespace`; set the name of the \
-                 service, because the answers of two services with one host name have the same keys";
+                 service, because two services with one host name would have the same keys";
     Error::new(ErrorKind::InvalidConfig, words)
 }

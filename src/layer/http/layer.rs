@@ -34,13 +34,15 @@ impl BellwetherLayer<Http> {
     /// The layer sees the method, the URI and the headers of a request. It does not see what the
     /// inner service makes of the rest. A response that depends on one of these needs a setting:
     ///
-    /// | the response depends on | do this |
-    /// |---|---|
-    /// | an extension that an outer layer sets, such as the user or the session | [`identity`](Self::identity) |
-    /// | the address of the client (`ConnectInfo`) or its certificate | [`identity`](Self::identity) |
-    /// | authentication *inside* of this layer | move it outside and add [`identity`](Self::identity), or answer with `private` |
-    /// | a header, such as `Accept-Language` or `X-Forwarded-Host` | [`vary_by_header`](Self::vary_by_header) |
-    /// | anything else | [`vary_by`](Self::vary_by) |
+    /// - an extension that an outer layer sets, such as the user or the session:
+    ///   [`identity`](Self::identity);
+    /// - the address of the client (`ConnectInfo`), or its certificate:
+    ///   [`identity`](Self::identity);
+    /// - authentication *inside* of this layer: move it outside and add
+    ///   [`identity`](Self::identity), or answer with `private`;
+    /// - a header, such as `Accept-Language` or `X-Forwarded-Host`:
+    ///   [`vary_by_header`](Self::vary_by_header);
+    /// - anything else: [`vary_by`](Self::vary_by).
     ///
     /// Authentication inside of the layer is the worst case. A stored response is served before the
     /// inner service could refuse the request.
@@ -201,7 +203,8 @@ impl BellwetherLayer<Http> {
     /// use http_body_util::{Empty, Full};
     /// use tower::{Layer, ServiceExt, service_fn};
     ///
-    /// let layer = BellwetherLayer::http(http_cache(MemoryBackend::new()).build()?).explain_passes();
+    /// let cache = http_cache(MemoryBackend::new()).build()?;
+    /// let layer = BellwetherLayer::http(cache).explain_passes();
     /// let service = layer.layer(service_fn(|_request: Request<Empty<Bytes>>| async {
     ///     Ok::<_, Infallible>(Response::new(Full::<Bytes>::from("product 42")))
     /// }));

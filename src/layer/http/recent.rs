@@ -4,10 +4,10 @@
 //! service in parallel. Each uncacheable answer renews that, and the first answer that could be
 //! shared ends it.
 //!
-//! A key whose answers were shared lately does not become uncacheable by one odd answer. Its waiters
-//! elect a new leader, up to [`RETRIES`] times in a row. So a few odd requests do not send all
-//! others to the inner service. An unknown key counts as the other keys of the layer do: while most
-//! of them are shared, its waiters elect a new leader too. Otherwise they never wait twice.
+//! A key whose answers were shared lately does not become uncacheable by one odd answer. Its
+//! waiters elect a new leader, up to [`RETRIES`] times in a row. So a few odd requests do not send
+//! all others to the inner service. An unknown key counts as the other keys of the layer do: while
+//! most of them are shared, its waiters elect a new leader too. Otherwise they never wait twice.
 
 use std::{
     hash::BuildHasher,
@@ -52,8 +52,8 @@ struct States {
     trust: u8,
 }
 
-/// Each answer that can be shared adds one, and each other one takes away two. So the trust grows if
-/// fewer than a third of the answers are odd.
+/// Each answer that can be shared adds one, and each other one takes away two. So the trust grows
+/// if fewer than a third of the answers are odd.
 const MOST_TRUST: u8 = 20;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -80,9 +80,9 @@ where
     let exchange = Exchange::new(request);
     let flown = fly(&http, &key, &inner, &exchange, OnUncacheable::Pass).await;
     match http.settle(&key, exchange.take(), flown) {
-        Ok(response) => response,
+        Settled::Done(response) => response,
         // In a box of its own, so that the future of a hit stays small.
-        Err((request, why)) => Box::pin(share_again(http, key, inner, request, why)).await,
+        Settled::Alone(request, why) => Box::pin(share_again(http, key, inner, request, why)).await,
     }
 }
 
@@ -109,8 +109,8 @@ where
         let exchange = Exchange::new(request);
         let flown = fly(&http, &key, &inner, &exchange, OnUncacheable::Claim).await;
         (request, why) = match http.settle(&key, exchange.take(), flown) {
-            Ok(response) => return response,
-            Err(again) => again,
+            Settled::Done(response) => return response,
+            Settled::Alone(request, why) => (request, why),
         };
     }
     let why = match why {
@@ -144,22 +144,32 @@ where
     request.fly(move |lead| produce(http, key, inner, exchange, lead))
 }
 
+/// How a flight ended for one caller.
+enum Settled<B, ResBody: Body, E> {
+    /// With a response.
+    Done(CallResult<ResBody, E>),
+    /// The request has to go on alone.
+    Alone(Request<B>, Alone),
+}
+
 impl Http {
-    /// Returns the response to a caller, or its request if it has to go on alone.
+    /// Returns how a flight ended for a caller.
     fn settle<B, ResBody, E>(
         &self,
         key: &Key,
         state: ExchangeState<Request<B>, CallResult<ResBody, E>>,
         flown: Result<Flown<CachedResponse>, Error>,
-    ) -> Result<CallResult<ResBody, E>, (Request<B>, Alone)>
+    ) -> Settled<B, ResBody, E>
     where
         ResBody: Body,
     {
-        let whole = |response: Response<_>| Ok(Ok(response.map(ResponseBody::whole)));
+        let whole = |response: Response<_>| Settled::Done(Ok(response.map(ResponseBody::whole)));
         match (state, flown) {
-            (ExchangeState::Answered(response), _) => Ok(response),
+            (ExchangeState::Answered(response), _) => Settled::Done(response),
             (_, Ok(Flown::Loaded(loaded))) => whole(self.replay(key, &loaded)),
-            (ExchangeState::Pending(request), Ok(Flown::Alone(why))) => Err((request, why)),
+            (ExchangeState::Pending(request), Ok(Flown::Alone(why))) => {
+                Settled::Alone(request, why)
+            }
             (_, Err(error)) => whole((self.0.on_error)(&error)),
             (ExchangeState::Taken, Ok(Flown::Alone(_))) => whole((self.0.on_error)(&lost())),
         }

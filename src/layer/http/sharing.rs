@@ -41,7 +41,8 @@ impl BellwetherLayer<Http> {
     /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
     /// use bellwether::{BellwetherLayer, MemoryBackend, http_cache};
     ///
-    /// let layer = BellwetherLayer::http(http_cache(MemoryBackend::new()).build()?).coalesce_only();
+    /// let cache = http_cache(MemoryBackend::new()).build()?;
+    /// let layer = BellwetherLayer::http(cache).coalesce_only();
     /// # Ok::<_, bellwether::Error>(()) }).unwrap();
     /// ```
     pub fn coalesce_only(mut self) -> Self {
@@ -67,7 +68,8 @@ impl BellwetherLayer<Http> {
     ///     is_admin: bool,
     /// }
     ///
-    /// let layer = BellwetherLayer::http(http_cache(MemoryBackend::new()).build()?).identity(
+    /// let cache = http_cache(MemoryBackend::new()).build()?;
+    /// let layer = BellwetherLayer::http(cache).identity(
     ///     |parts: &Parts| match parts.extensions.get::<User>() {
     ///         None => Some("anonymous".to_owned()),
     ///         Some(user) if user.is_admin => None,
@@ -90,8 +92,8 @@ impl BellwetherLayer<Http> {
 
     /// Adds a header to the key. A header that looks like a credential may then be in a request.
     ///
-    /// All lines of the header count. A request in which it is not text takes no part. Only a digest
-    /// of a header that looks like a credential becomes part of the key.
+    /// All lines of the header count. A request in which it is not text takes no part. Of a header
+    /// that looks like a credential, only a digest becomes part of the key.
     ///
     /// `Authorization`, `Cookie` and other headers [that exclude a request](Self::http) still do.
     ///
@@ -99,7 +101,8 @@ impl BellwetherLayer<Http> {
     /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
     /// use bellwether::{BellwetherLayer, MemoryBackend, http_cache};
     ///
-    /// let layer = BellwetherLayer::http(http_cache(MemoryBackend::new()).build()?)
+    /// let cache = http_cache(MemoryBackend::new()).build()?;
+    /// let layer = BellwetherLayer::http(cache)
     ///     .vary_by_header("x-tenant")
     ///     .vary_by_header("accept-language");
     /// # Ok::<_, bellwether::Error>(()) }).unwrap();
@@ -129,7 +132,8 @@ impl BellwetherLayer<Http> {
     /// use bellwether::{BellwetherLayer, MemoryBackend, http_cache};
     /// use http::request::Parts;
     ///
-    /// let layer = BellwetherLayer::http(http_cache(MemoryBackend::new()).build()?)
+    /// let cache = http_cache(MemoryBackend::new()).build()?;
+    /// let layer = BellwetherLayer::http(cache)
     ///     // Phones get smaller pictures.
     ///     .vary_by(|parts: &Parts| match parts.headers.get("sec-ch-ua-mobile") {
     ///         Some(mobile) if mobile == "?1" => "phone".to_owned(),
@@ -152,7 +156,8 @@ impl BellwetherLayer<Http> {
     /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
     /// use bellwether::{BellwetherLayer, MemoryBackend, http_cache};
     ///
-    /// let layer = BellwetherLayer::http(http_cache(MemoryBackend::new()).build()?)
+    /// let cache = http_cache(MemoryBackend::new()).build()?;
+    /// let layer = BellwetherLayer::http(cache)
     ///     .ignore_headers(["x-user-timezone", "idempotency-key"]);
     /// # Ok::<_, bellwether::Error>(()) }).unwrap();
     /// ```
@@ -171,7 +176,8 @@ impl BellwetherLayer<Http> {
     /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
     /// use bellwether::{BellwetherLayer, MemoryBackend, http_cache};
     ///
-    /// let layer = BellwetherLayer::http(http_cache(MemoryBackend::new()).build()?)
+    /// let cache = http_cache(MemoryBackend::new()).build()?;
+    /// let layer = BellwetherLayer::http(cache)
     ///     .ignore_cookies(["_ga", "_ga_*", "theme"]);
     /// # Ok::<_, bellwether::Error>(()) }).unwrap();
     /// ```

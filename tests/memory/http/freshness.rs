@@ -45,7 +45,7 @@ async fn a_silent_answer_is_shared_only_with_a_lifetime_for_it() {
         let (inner, calls) = with_headers(headers);
         let cache = cache(&MemoryBackend::new());
         let silent = BellwetherLayer::http(cache).layer(inner);
-        let answers = ask_all(&[silent.clone()], (0..10).map(|_| get("/"))).await;
+        let answers = ask_all(std::slice::from_ref(&silent), (0..10).map(|_| get("/"))).await;
         assert_eq!((calls.count(), different(&answers)), (10, 10), "{headers:?}");
         assert_eq!(ask(&silent, get("/")).await.text(), "11", "{headers:?}");
     }

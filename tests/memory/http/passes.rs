@@ -92,7 +92,7 @@ async fn slow_urls_do_not_delay_others() {
         };
         sleep(SLOW / 2).await;
         let (before, begun) = (calls.count(), Instant::now());
-        let answers = ask_all(&[service.clone()], (0..5).map(|_| get("/cold"))).await;
+        let answers = ask_all(std::slice::from_ref(&service), (0..5).map(|_| get("/cold"))).await;
         match overload {
             Overload::Pass => {
                 assert_eq!((begun.elapsed(), different(&answers)), (DELAY, 5));
