@@ -1,9 +1,10 @@
 -- Grants the lease of an entry: with a new fence if it is free, or again to the owner that has it.
 --
 -- Returns the fence if granted; {'newer', entry} if an entry stands whose fence is greater than
--- `seen`; {'held', fence, ms left, 1} if another owner has the lease.
+-- `seen`; {'held', fence, ms left, 1} if another owner has the lease. The entry is cut after
+-- `part` bytes.
 local lease, fence, entry = unpack(KEYS)
-local owner, lease_ms, fence_ms, seen = unpack(ARGV)
+local owner, lease_ms, fence_ms, seen, part = unpack(ARGV)
 
 -- The usual case: there is neither a lease nor an entry.
 -- include: clock_fence, set_lease
@@ -24,7 +25,7 @@ if holder == owner then
   return held
 end
 
-local found, stored = entry_at(entry)
+local found, stored = entry_at(entry, part - 1)
 -- Before version 7, a master that became a replica shows scripts what has expired.
 if found and stored > tonumber(seen) and redis.call('PTTL', entry) ~= 0 then
   return {'newer', found}

@@ -2,46 +2,57 @@
 -- name. With a `ttl_ms` of '0', or on a full server, publishes the entry and does not write it.
 --
 -- Returns 16 if stored or 8 if only pushed, plus the bit of `publish` if it published; 0 if
--- the fence is not the last one; {'newer', entry} if an entry with a greater fence stands.
-local lease, fence, entry, channel = unpack(KEYS)
-local owner, granted, bytes, ttl_ms, push_limit = unpack(ARGV)
+-- the fence is not the last one; {'newer', entry} if an entry with a greater fence stands, cut
+-- after `part` bytes.
+--
+-- staged: holds a large entry, in place of `bytes`; or nil
+local lease, fence, entry, channel, staged = unpack(KEYS)
+local owner, granted, bytes, ttl_ms, push_limit, part = unpack(ARGV)
 local STORED, PUSHED = 16, 8
 
+-- include: publish, entry_message, commit_mark, move_entry
+local function is_written()
+  if staged then return move_entry(staged, entry, ttl_ms) end
+  return redis.pcall('SET', entry, bytes, 'PX', ttl_ms).ok
+end
+local function tell()
+  return publish(channel, staged and 'w' or entry_message(bytes, push_limit))
+end
+
 -- The usual case: the lease is as it was granted, and its fence is the last one.
--- include: publish, entry_message, commit_mark
 if ttl_ms ~= '0' and redis.pcall('GET', lease) == owner .. ':' .. granted
-  and redis.pcall('GET', fence) == granted
-  and redis.pcall('SET', entry, bytes, 'PX', ttl_ms).ok then
+  and redis.pcall('GET', fence) == granted and is_written() then
   mark_committed(fence, granted)
   redis.call('DEL', lease)
-  return STORED + publish(channel, entry_message(bytes, push_limit))
+  return STORED + tell()
 end
 
 -- include: fence_at, fence_text, entry_at, lease_at
-local mine = tonumber(granted)
-local last, is_committed = fence_at(fence)
-local found, stored = entry_at(entry)
+local function commit_otherwise()
+  local mine = tonumber(granted)
+  local last, is_committed = fence_at(fence)
+  local found, stored = entry_at(entry, part - 1)
 
-if last ~= mine then
-  if found and stored > mine then return {'newer', found} end
-  -- If the server lost its data, it lost the lease as well, and the waiters wait for its end.
-  if not redis.pcall('GET', lease) then publish(channel, 'w') end
-  return 0
-end
-if is_committed or stored == mine then
-  return stored == mine and STORED or PUSHED
-end
-
-local outcome = PUSHED
-if ttl_ms ~= '0' then
-  local written = redis.pcall('SET', entry, bytes, 'PX', ttl_ms)
-  if type(written) == 'table' and written.err then
-    -- A full server refuses the write. The entry that stands is older, and is removed.
-    redis.pcall('DEL', entry)
-  else
-    outcome = STORED
+  if last ~= mine then
+    if found and stored > mine then return {'newer', found} end
+    -- If the server lost its data, it lost the lease as well, and the waiters wait for its end.
+    if not redis.pcall('GET', lease) then publish(channel, 'w') end
+    return 0
   end
+  if is_committed or stored == mine then
+    return stored == mine and STORED or PUSHED
+  end
+
+  local outcome = PUSHED
+  if ttl_ms ~= '0' then
+    -- A full server refuses the write. The entry that stands is older, and is removed.
+    if is_written() then outcome = STORED else redis.pcall('DEL', entry) end
+  end
+  mark_committed(fence, fence_text(mine))
+  if lease_at(lease) == owner then redis.call('DEL', lease) end
+  return outcome + tell()
 end
-mark_committed(fence, fence_text(mine))
-if lease_at(lease) == owner then redis.call('DEL', lease) end
-return outcome + publish(channel, entry_message(bytes, push_limit))
+
+local reply = commit_otherwise()
+if staged then redis.pcall('DEL', staged) end
+return reply

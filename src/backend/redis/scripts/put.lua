@@ -1,21 +1,36 @@
 -- Writes an entry without a load, burns a fence and ends the lease, so that no load under way is
 -- stored.
 --
--- Returns the fence, which is written into the entry.
+-- Returns the fence, which is written into the entry. Fails if the staged entry is not there.
 --
 -- entry_before, entry_after: the entries of the neighbouring schemas
-local lease, fence, entry, channel, entry_before, entry_after = unpack(KEYS)
-local bytes, ttl_ms, fence_ms, push_limit = unpack(ARGV)
+-- staged: holds a large entry, in place of `kind` and `rest`; or nil
+-- kind, rest: the bytes of the entry before and behind its fence
+local lease, fence, entry, channel, entry_before, entry_after, staged = unpack(KEYS)
+local kind, rest, ttl_ms, fence_ms, push_limit = unpack(ARGV)
 
--- include: fence_at, fence_text, next_fence, entry_at, publish, entry_message
+-- include: fence_at, fence_text, next_fence, entry_at, publish, entry_message, move_entry
 local last = fence_at(fence)
-local _, stored = entry_at(entry)
+local _, stored = entry_at(entry, 35)
 local burnt = next_fence(last, stored)
 local text = fence_text(burnt)
-bytes = string.sub(bytes, 1, 4) .. text .. string.sub(bytes, 21)
+local message = 'w'
 -- The writes that a full server refuses come first, so that it refuses all or none.
-redis.call('SET', entry, bytes, 'PX', ttl_ms)
+if staged then
+  local written = redis.pcall('SETRANGE', staged, 4, text)
+  if type(written) ~= 'number' then
+    redis.call('DEL', staged)
+    return written
+  end
+  if not move_entry(staged, entry, ttl_ms) then
+    return redis.error_reply('UNSTAGED the entry to write is not there')
+  end
+else
+  local bytes = kind .. text .. rest
+  redis.call('SET', entry, bytes, 'PX', ttl_ms)
+  message = entry_message(bytes, push_limit)
+end
 redis.call('SET', fence, text, 'PX', fence_ms)
 redis.call('DEL', lease, entry_before, entry_after)
-publish(channel, entry_message(bytes, push_limit))
+publish(channel, message)
 return burnt

@@ -1,0 +1,7 @@
+-- Makes the entry that the client wrote to `staged` just before the entry of the name. Returns
+-- whether it was there: a full server refuses to write it.
+local function move_entry(staged, entry, ttl_ms)
+  if redis.call('PEXPIRE', staged, ttl_ms) == 0 then return false end
+  redis.call('RENAME', staged, entry)
+  return true
+end
