@@ -1,6 +1,6 @@
 //! An entry: a value with its fence, as it lies in the backend.
 
-use std::time::Duration;
+use std::{ops::Range, time::Duration};
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
@@ -52,6 +52,10 @@ pub struct Undecodable;
 const HEADER: usize = 36;
 
 impl Entry {
+    /// The place of the fence in the encoded bytes.
+    #[cfg_attr(not(feature = "redis"), allow(dead_code))]
+    pub(crate) const FENCE: Range<usize> = 4..20;
+
     /// Creates a value that is still to be written. A commit or a put sets the fence.
     pub fn value(tag: u32, cost: Duration, payload: Bytes) -> Self {
         Self { kind: EntryKind::Value, fence: 0, tag, cost, payload }
@@ -100,7 +104,7 @@ impl Entry {
             b"bw1u" => EntryKind::Uncacheable,
             _ => return Err(Undecodable),
         };
-        let fence = digits::<10>(&header[4..20])?;
+        let fence = digits::<10>(&header[Self::FENCE])?;
         let tag_and_cost = digits::<16>(&header[20..36])?;
         // A slice of the bytes would cost a reference count.
         bytes.advance(HEADER);

@@ -75,7 +75,7 @@ pub enum Mode {
 #[derive(Clone, Debug)]
 pub struct Request {
     /// The file name of a script, such as `claim`, `acquire` or `commit`. For any other command,
-    /// its name in lower case.
+    /// its name in lower case. A read of an entry is a `get`, in part or whole.
     pub kind: String,
     pub words: Vec<Bytes>,
     pub keys: Vec<String>,
@@ -611,7 +611,12 @@ impl Shared {
                     request.kind = "fail".to_owned();
                 }
             }
-            _ => request.keys = words.get(1).map(|_| text(1)).into_iter().collect(),
+            _ => {
+                if command == "getrange" {
+                    request.kind = "get".to_owned();
+                }
+                request.keys = words.get(1).map(|_| text(1)).into_iter().collect();
+            }
         }
         request
     }

@@ -13,6 +13,7 @@ mod fences;
 mod handover;
 mod harness;
 mod lacks;
+mod large;
 mod latches;
 mod leases;
 mod leftovers;
@@ -221,6 +222,12 @@ rules! {
             an_invalidation_of_nothing_burns_a_fence,
             schemas_are_stored_side_by_side,
             a_write_clears_the_neighbouring_schemas,;
+        large:
+            a_large_entry_is_found_whole,
+            a_large_entry_is_committed_and_ends_with_its_time,
+            a_large_commit_gives_way_to_an_invalidation,
+            large_and_small_entries_replace_each_other,
+            the_waiters_for_a_large_entry_are_told,;
         pushes:
             a_release_of_nothing_is_silent,
             a_commit_hands_its_entry_over,

@@ -167,7 +167,10 @@ impl Scripts {
             Mode::Write => arguments.extend([claim.fence_life.as_millis(), kept, 0].map(text)),
             Mode::Read => arguments.push(text(kept)),
             Mode::Permit { limit, count } => arguments.extend([limit, count].map(text)),
-            _ => arguments.extend([text(claim.fence_life.as_millis()), text(seen.unwrap_or(0))]),
+            _ => {
+                let seen = seen.unwrap_or(0);
+                arguments.extend([text(claim.fence_life.as_millis()), text(seen), text(1 << 16)]);
+            }
         }
         let answer = self.eval(script.as_ref(), &keys, &arguments).await?;
         if let Value::Int(fence) = answer {
@@ -213,6 +216,7 @@ impl Scripts {
             text(fence),
             entry.clone().with_fence(fence).encode().to_vec(),
             text(ttl.map_or(0, |ttl| ttl.as_millis())),
+            text(1 << 16),
             text(1 << 16),
         ];
         Ok(match self.eval(self.commit.as_ref(), &keys, &arguments).await? {

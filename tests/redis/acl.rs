@@ -86,6 +86,10 @@ async fn use_caches([one, two]: [RedisBackend; 2], key: &str) -> Result<(), Erro
     one.insert(key, &"c".to_owned()).await?;
     one.invalidate(key).await?;
     check(two.get(key).await?.is_none(), "the value was not invalidated")?;
+    let large = "x".repeat(100 << 10);
+    one.insert(key, &large).await?;
+    check(two.get(key).await? == Some(large), "the large value was not stored")?;
+    one.invalidate(key).await?;
     let failing = one.request(key).load(|_| async { Err(BoxError::from("on purpose")) });
     check(failing.await.is_err(), "a failed load succeeded")?;
     let again = one.request(key).load(|_| async { Ok::<_, BoxError>("d".to_owned()) });

@@ -10,11 +10,14 @@ use std::{
 };
 
 use bellwether::{
-    Cache, RedisBackend,
+    Cache, Key, RedisBackend,
+    backend::{Claim, Claimed, Committed, Entry, Grant, Leases, Mode, Store},
     cache::{Raw, Source},
+    error::BackendErrorKind,
+    key::{Family, Name, Namespace},
 };
 use bytes::Bytes;
-use testkit::{LIMIT, RedisServer, proxy::Proxy};
+use testkit::{LIMIT, RedisServer, eventually, proxy::Proxy};
 use tokio::time::{Instant, timeout};
 
 /// 100 Mbit/s.
@@ -86,4 +89,117 @@ async fn a_large_value_is_stored_over_a_slow_link() {
         let read = timeout(LIMIT, cache.request(key).load(never)).await.unwrap().unwrap();
         assert_eq!((read.source(), read.value().len()), (Source::Hit, 8 * MIB), "{key}");
     }
+}
+
+fn open(server: &RedisServer) -> RedisBackend {
+    RedisBackend::builder().server(server.url()).command_timeout(LIMIT).build().unwrap()
+}
+
+fn name(key: &str) -> Name {
+    Name::new(&Namespace::new("t").unwrap(), Family::Cache, &Key::from(key), 512).unwrap()
+}
+
+fn large(byte: u8) -> Entry {
+    Entry::value(7, Duration::ZERO, Bytes::from(vec![byte; MIB]))
+}
+
+async fn begun(backend: &RedisBackend, name: &Name, seen: u64) -> (Claim, Grant) {
+    let claim = Claim::new(name.clone(), Mode::Exclusive, LIMIT, LIMIT);
+    match backend.claim(&claim, seen).await {
+        Ok(Claimed::Granted(grant)) => (claim, grant),
+        other => panic!("{claim:?} was not granted: {other:?}"),
+    }
+}
+
+/// A script would copy the entry several times, so it moves a key that a plain `SET` wrote.
+#[tokio::test]
+async fn a_large_write_is_a_plain_set_and_a_script_and_leaves_nothing_else() {
+    let server = RedisServer::start().await;
+    let backend = open(&server);
+    let (name, mut raw) = (name("k"), server.raw().await);
+    // The connections and the scripts are in place after this.
+    for _ in 0..2 {
+        backend.put(&name, &large(0), LIMIT, LIMIT).await.unwrap();
+        backend.get(&name).await.unwrap();
+    }
+    let prepared = || async {
+        let info: String = server.raw().await.run(&["INFO", "memory"]).await;
+        info.contains("number_of_cached_scripts:20")
+    };
+    assert!(eventually(LIMIT, prepared).await);
+    let mut monitor = server.monitor().await;
+    let first = backend.put(&name, &large(1), LIMIT, LIMIT).await.unwrap();
+    backend.get(&name).await.unwrap();
+    let (claim, grant) = begun(&backend, &name, first).await;
+    let outcome = backend.commit(&claim, &grant, &large(2), Some(LIMIT)).await.unwrap();
+    assert_eq!(outcome, Committed::Stored);
+    let calls = monitor.calls_from_clients().await;
+    let words: Vec<_> = calls.iter().map(|call| call.command.as_str()).collect();
+    assert_eq!(words, ["SET", "EVALSHA", "GET", "EVALSHA", "SET", "EVALSHA"]);
+    let mut left = raw.keys("t:c:*").await;
+    left.sort();
+    assert_eq!(left, [name.suffixed("e"), name.suffixed("f")]);
+    assert!(raw.run::<i64>(&["PTTL", &left[0]]).await > 10_000, "the time of the staged entry");
+}
+
+/// Whatever the script finds, the staged entry is moved or removed.
+#[tokio::test]
+async fn a_large_write_that_is_refused_leaves_nothing() {
+    let server = RedisServer::start().await;
+    let backend = open(&server);
+    let (name, mut raw) = (name("k"), server.raw().await);
+    let (claim, grant) = begun(&backend, &name, 0).await;
+    backend.invalidate(&name, LIMIT).await.unwrap();
+    let outcome = backend.commit(&claim, &grant, &large(1), Some(LIMIT)).await.unwrap();
+    assert_eq!(outcome, Committed::Refused);
+    assert_eq!(raw.keys("t:c:*").await, [name.suffixed("f")]);
+}
+
+#[tokio::test]
+async fn a_full_server_refuses_large_writes_as_it_refuses_small_ones() {
+    let server = RedisServer::start().await;
+    let backend = open(&server);
+    let (name, mut raw) = (name("k"), server.raw().await);
+    let first = backend.put(&name, &large(1), LIMIT, LIMIT).await.unwrap();
+    let (claim, grant) = begun(&backend, &name, first).await;
+    raw.config_set("maxmemory", "1").await;
+    let error = backend.put(&name, &large(2), LIMIT, LIMIT).await.unwrap_err();
+    assert_eq!(error.kind(), BackendErrorKind::Refused);
+    assert!(format!("{error:#}").contains("OOM"), "{error:#}");
+    let stands = backend.get(&name).await.unwrap();
+    assert!(stands == Some(large(1).with_fence(first)), "the put changed something");
+    let outcome = backend.commit(&claim, &grant, &large(3), Some(LIMIT)).await.unwrap();
+    assert_eq!(outcome, Committed::Pushed);
+    assert_eq!(raw.keys("t:c:*").await, [name.suffixed("f")]);
+}
+
+#[tokio::test]
+async fn a_large_write_survives_a_flush_of_the_scripts() {
+    let server = RedisServer::start().await;
+    let backend = open(&server);
+    let (name, mut raw) = (name("k"), server.raw().await);
+    let first = backend.put(&name, &large(1), LIMIT, LIMIT).await.unwrap();
+    let (claim, grant) = begun(&backend, &name, first).await;
+    raw.run::<()>(&["SCRIPT", "FLUSH"]).await;
+    let outcome = backend.commit(&claim, &grant, &large(2), Some(LIMIT)).await.unwrap();
+    assert_eq!(outcome, Committed::Stored);
+    raw.run::<()>(&["SCRIPT", "FLUSH"]).await;
+    let fence = backend.put(&name, &large(3), LIMIT, LIMIT).await.unwrap();
+    assert!(backend.get(&name).await.unwrap() == Some(large(3).with_fence(fence)));
+    assert!(backend.release(&claim).await.is_ok_and(|was_held| !was_held));
+}
+
+/// A process that dies between the two commands leaves a key that ends by itself.
+#[tokio::test]
+async fn a_staged_entry_ends_by_itself() {
+    let server = RedisServer::start().await;
+    let proxy = Proxy::start(server.port());
+    let backend = RedisBackend::open(&proxy.url()).unwrap();
+    let (name, mut raw) = (name("k"), server.raw().await);
+    proxy.once(testkit::proxy::kind("put"), testkit::proxy::Fault::CutBefore);
+    assert!(backend.put(&name, &large(1), LIMIT, LIMIT).await.is_err());
+    let left = raw.keys("t:c:*").await;
+    assert_eq!(left.len(), 1, "{left:?}");
+    let ends = raw.run::<i64>(&["PTTL", &left[0]]).await;
+    assert!(left[0].starts_with(&name.suffixed("t")) && (1..=10_000).contains(&ends), "{ends}");
 }

@@ -6,6 +6,7 @@
 //! | suffix | type | holds |
 //! |---|---|---|
 //! | `e` | string, PX | the [entry](crate::backend::Entry); `e1`, `e2`, … those of other schemas |
+//! | `t` and an owner | string, PX | a large entry on its way to `e`, for 10 s at most |
 //! | `l` | string, PX | the lease: `owner:fence` |
 //! | `f` | string, PX | the last fence granted or burnt; `:c` follows a committed one |
 //! | `q`, `d` | sorted sets | the queue of a mutex: tickets, and the deadline of each queue entry |
@@ -25,6 +26,7 @@ use std::sync::Arc;
 
 use crate::backend::Owner;
 
+pub(super) const STAGED: &str = "t";
 pub(super) const LEASE: &str = "l";
 pub(super) const FENCE: &str = "f";
 pub(super) const QUEUE: &str = "q";

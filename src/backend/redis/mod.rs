@@ -16,10 +16,13 @@ use std::{fmt, sync::Arc};
 
 use tracing::warn;
 
-use self::client::{Deployment, RedisConfig, Servers};
 pub use self::{
     builder::RedisBackendBuilder,
     client::{Replicas, SentinelMaster},
+};
+use self::{
+    client::{Deployment, RedisConfig, Servers},
+    ops::LargeNames,
 };
 use crate::error::{BackendError, BackendErrorKind, Error};
 
@@ -58,6 +61,7 @@ struct RedisInner {
     config: RedisConfig,
     /// The suffix of channels.
     channel: String,
+    large: LargeNames,
 }
 
 impl RedisBackend {
@@ -95,7 +99,8 @@ impl RedisBackend {
             Deployment::Single(endpoint) => keys::channel(endpoint.database()),
         };
         let servers = Servers::new(deployment.clone(), config.clone());
-        Self(Arc::new(RedisInner { deployment, servers, config, channel }))
+        let large = LargeNames::default();
+        Self(Arc::new(RedisInner { deployment, servers, config, channel, large }))
     }
 
     /// Sends a `PING` to the server, or to each node of a cluster that serves a slot.

@@ -13,7 +13,7 @@
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
-use redis::{Cmd, RedisError, Value, aio::MultiplexedConnection};
+use redis::{Arg, Cmd, RedisError, Value, aio::MultiplexedConnection};
 use tokio::{
     runtime::Handle,
     sync::watch,
@@ -41,6 +41,9 @@ pub(super) struct CommandConnection {
     task: OnDemandTask,
 }
 
+/// The rate at which buffers on the way are assumed to empty, in bytes each second.
+const BUFFERED_RATE: f64 = 8e6;
+
 /// When a command began, and how long its connection may be silent.
 #[derive(Clone, Copy)]
 pub(super) struct CommandDeadline {
@@ -54,6 +57,21 @@ impl CommandDeadline {
     /// Returns the deadline of a command that begins now.
     pub(super) fn from_now(config: &RedisConfig) -> Self {
         Self { begun: Instant::now(), limit: config.command_timeout, is_whole: true }
+    }
+
+    /// Returns the deadline of a command with a large argument.
+    ///
+    /// What the buffers on the way have taken may not have arrived for long.
+    fn for_write(self, command: &Cmd) -> Self {
+        let bytes: usize = command
+            .args_iter()
+            .map(|arg| match arg {
+                Arg::Simple(bytes) => bytes.len(),
+                _ => 0,
+            })
+            .sum();
+        let limit = self.limit + Duration::from_secs_f64(bytes as f64 / BUFFERED_RATE);
+        Self { limit, is_whole: false, ..self }
     }
 
     /// Returns the same deadline for a later step of the command.
@@ -103,12 +121,56 @@ impl CommandConnection {
         extras: Extras,
         deadline: CommandDeadline,
     ) -> Result<Confirmed, CommandFailure> {
+        if let Some(stage) = call.stage() {
+            return Box::pin(self.call_staged(call, stage, extras, deadline)).await;
+        }
         let extras = Extras { ping_first: call.is_answered_last(), ..extras };
         match self.run(call.by_digest(), extras, deadline).await {
             Err(CommandFailure { retry: Some(CommandRetry::WithSource), .. }) => {
                 Box::pin(self.run(&call.with_source(), extras, deadline.remainder())).await
             }
             reply => reply,
+        }
+    }
+
+    /// Runs a script behind the command that stages its data, both in one write.
+    async fn call_staged(
+        &self,
+        call: &Call<'_>,
+        stage: &Cmd,
+        extras: Extras,
+        deadline: CommandDeadline,
+    ) -> Result<Confirmed, CommandFailure> {
+        let mut pipeline = redis::pipe();
+        for command in [stage, call.by_digest()] {
+            if extras.asking {
+                pipeline.cmd("ASKING");
+            }
+            pipeline.add_command(command.clone());
+        }
+        let at = usize::from(extras.asking);
+        let count = 2 * (1 + at);
+        let sent = self.exchange(deadline.for_write(stage), |mut connection| async move {
+            connection.send_packed_commands(&pipeline, 0, count).await
+        });
+        let (used, replies) = sent.await?;
+        let mut replies = replies.map_err(|error| self.failure(error, &used))?;
+        let reply = replies.pop().unwrap_or(Value::Nil).extract_error();
+        let staged = replies.swap_remove(at).extract_error();
+        let failure = match reply.map_err(|error| self.failure(error, &used)) {
+            Ok(value) => return Ok(Confirmed { value, replicas: 0 }),
+            Err(CommandFailure { retry: Some(CommandRetry::WithSource), .. }) => {
+                match self.run(&call.with_source(), extras, deadline.remainder()).await {
+                    Ok(reply) => return Ok(reply),
+                    Err(failure) => failure,
+                }
+            }
+            Err(failure) => failure,
+        };
+        // Without its data the script fails, but the reason is that of the stage.
+        match (staged, &failure.retry) {
+            (Err(error), None) => Err(self.failure(error, &used)),
+            _ => Err(failure),
         }
     }
 

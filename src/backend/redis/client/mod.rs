@@ -1,11 +1,12 @@
 //! The connections to a single server, or to the nodes of a cluster.
 //!
 //! [`Servers`] is the only type that knows whether there is one server or a cluster. Each server
-//! has two or three connections (`node`): for commands (`commands`), for grants that replicas
-//! confirm, and for pushes (`push`). A task of its own keeps each of them (`reconnect`, `push`). A
-//! connection goes to a fixed server or to the master that sentinels name (`endpoint`, `sentinel`).
-//! It is made in `connect`, where a `write_batcher` goes between the socket and the client library.
-//! The time-outs of its commands share one timer (`timeout_wheel`).
+//! has up to four connections (`node`): for commands (`commands`), for large entries, for grants
+//! that replicas confirm, and for pushes (`push`). A task of its own keeps each of them
+//! (`reconnect`, `push`). A connection goes to a fixed server or to the master that sentinels name
+//! (`endpoint`, `sentinel`). It is made in `connect`. Between its socket and the client library
+//! (`stream`), a `write_batcher` joins commands, and `progress` tells when bytes last moved. The
+//! time-outs of its commands share one timer (`timeout_wheel`).
 
 mod address;
 mod backoff;
@@ -46,7 +47,7 @@ use self::{
     cluster::{Cluster, share_a_slot},
     commands::{CommandDeadline, Confirmed, Extras},
     events::NodeEvents,
-    node::Node,
+    node::{Lane, Node},
 };
 use super::scripts::Call;
 use crate::{backend::Channels, error::BackendError, key::Name};
@@ -133,12 +134,22 @@ impl Servers {
 
     /// Runs a command that touches one key.
     pub(super) async fn run(&self, command: &Cmd, key: &str) -> Result<Value, BackendError> {
+        self.run_on(Lane::Commands, command, key).await
+    }
+
+    /// Runs a command with a large reply, which may delay no other.
+    pub(super) async fn run_bulk(&self, command: &Cmd, key: &str) -> Result<Value, BackendError> {
+        self.run_on(Lane::Bulk, command, key).await
+    }
+
+    async fn run_on(&self, lane: Lane, command: &Cmd, key: &str) -> Result<Value, BackendError> {
         match &self.nodes {
             Nodes::Single { node, .. } => {
                 let deadline = CommandDeadline::from_now(&self.config);
-                Ok(node.commands.run(command, Extras::default(), deadline).await?.value)
+                let connection = node.connection(lane);
+                Ok(connection.run(command, Extras::default(), deadline).await?.value)
             }
-            Nodes::Cluster(cluster) => Ok(cluster.run(command, key).boxed().await?.value),
+            Nodes::Cluster(cluster) => Ok(cluster.run(lane, command, key).boxed().await?.value),
         }
     }
 
@@ -194,7 +205,8 @@ impl Servers {
             Nodes::Single { node, .. } => {
                 let extras = Extras { replicas, ..Extras::default() };
                 let deadline = CommandDeadline::from_now(&self.config);
-                Ok(node.connection(replicas).call(call, extras, deadline).await?)
+                let connection = node.connection(Lane::of(call, replicas));
+                Ok(connection.call(call, extras, deadline).await?)
             }
             Nodes::Cluster(cluster) => cluster.call(call, replicas).boxed().await,
         }

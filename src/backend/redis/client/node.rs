@@ -4,13 +4,35 @@ use super::{
     commands::CommandConnection, config::RedisConfig, endpoint::Endpoint, events::NodeEvents,
     push::PushConnection, replicas::Replicas,
 };
+use crate::backend::redis::scripts::Call;
 
 /// One server and its connections, each made when it is first needed.
 pub(super) struct Node {
     pub(super) commands: CommandConnection,
-    /// For grants that replicas confirm: a `WAIT` delays all later commands of its connection.
-    pub(super) granting: CommandConnection,
+    granting: CommandConnection,
+    bulk: CommandConnection,
     pub(super) push: PushConnection,
+}
+
+/// The connection for a command.
+#[derive(Clone, Copy)]
+pub(super) enum Lane {
+    Commands,
+    /// For grants that replicas confirm: a `WAIT` delays all later commands of its connection.
+    Granting,
+    /// For large entries: their transfer delays all later commands of its connection.
+    Bulk,
+}
+
+impl Lane {
+    /// Returns the lane of a call, which `replicas` must confirm.
+    pub(super) fn of(call: &Call<'_>, replicas: Option<Replicas>) -> Self {
+        match (call.stage(), replicas) {
+            (Some(_), _) => Self::Bulk,
+            (None, Some(_)) => Self::Granting,
+            (None, None) => Self::Commands,
+        }
+    }
 }
 
 impl Node {
@@ -19,15 +41,16 @@ impl Node {
         Self {
             commands: commands(),
             granting: commands(),
+            bulk: commands(),
             push: PushConnection::new(endpoint.clone(), config.clone(), events.clone()),
         }
     }
 
-    /// Returns the connection for a command that `replicas` must confirm.
-    pub(super) fn connection(&self, replicas: Option<Replicas>) -> &CommandConnection {
-        match replicas {
-            Some(_) => &self.granting,
-            None => &self.commands,
+    pub(super) fn connection(&self, lane: Lane) -> &CommandConnection {
+        match lane {
+            Lane::Commands => &self.commands,
+            Lane::Granting => &self.granting,
+            Lane::Bulk => &self.bulk,
         }
     }
 
@@ -35,5 +58,6 @@ impl Node {
     pub(super) fn replace_connections(&self) {
         self.commands.replace();
         self.granting.replace();
+        self.bulk.replace();
     }
 }

@@ -1,6 +1,6 @@
 //! Calls of the scripts that grant a lease.
 
-use super::{super::RedisBackend, millis, replies};
+use super::{super::RedisBackend, large::PART, millis, replies};
 use crate::{
     backend::{
         Claim, Claimed, Leases, Mode,
@@ -39,11 +39,23 @@ fn ticket_bits(claim: &Claim) -> u8 {
 }
 
 impl RedisBackend {
-    /// Runs a script that may grant a claim. A grant that too few replicas confirm is given back.
+    /// Runs a script that may grant a lock.
     async fn granted(&self, claim: &Claim, call: Call<'_>) -> Result<Claimed, BackendError> {
+        let reply = self.granted_or_part(claim, call).await?;
+        self.checked(reply.ok_or_else(|| replies::unreadable("an entry in reply to an acquire")))
+    }
+
+    /// Runs a script that may grant a claim. A grant that too few replicas confirm is given back.
+    ///
+    /// Returns `None` for a newer entry of which the reply has only a part.
+    async fn granted_or_part(
+        &self,
+        claim: &Claim,
+        call: Call<'_>,
+    ) -> Result<Option<Claimed>, BackendError> {
         let (reply, is_confirmed) = self.0.servers.grant(call).await?;
         let reply = self.checked(replies::claimed(reply))?;
-        if !is_confirmed && matches!(reply, Claimed::Granted(_)) {
+        if !is_confirmed && matches!(reply, Some(Claimed::Granted(_))) {
             return Err(Box::pin(self.give_back(claim)).await);
         }
         Ok(reply)
@@ -62,13 +74,23 @@ impl RedisBackend {
         claim: &Claim,
         seen: u64,
     ) -> Result<Claimed, BackendError> {
-        let call = Call::new(&SCRIPTS.acquire, 3)
-            .keys(&claim.name, &[keys::LEASE, keys::FENCE, &claim.name.entry_suffix()])
-            .owner(claim.owner)
-            .arg(millis(claim.lease))
-            .arg(millis(claim.fence_life))
-            .arg(seen);
-        self.granted(claim, call).await
+        loop {
+            let call = Call::new(&SCRIPTS.acquire, 3)
+                .keys(&claim.name, &[keys::LEASE, keys::FENCE, &claim.name.entry_suffix()])
+                .owner(claim.owner)
+                .arg(millis(claim.lease))
+                .arg(millis(claim.fence_life))
+                .arg(seen)
+                .arg(PART);
+            if let Some(claimed) = self.granted_or_part(claim, call).await? {
+                return Ok(claimed);
+            }
+            let newer = Box::pin(self.read_whole(&claim.name)).await?;
+            if let Some(entry) = newer.filter(|entry| entry.fence > seen) {
+                return Ok(Claimed::Newer(entry));
+            }
+            // The entry has gone meanwhile.
+        }
     }
 
     pub(super) async fn acquire_queued(

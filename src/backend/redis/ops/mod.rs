@@ -1,6 +1,7 @@
 //! The backend traits: each operation is one call of a script, and reads its reply.
 
 mod acquire;
+mod large;
 mod latches;
 mod leases;
 mod release;
@@ -9,6 +10,7 @@ mod store;
 
 use std::time::Duration;
 
+pub(super) use self::large::LargeNames;
 #[cfg(any(fuzzing, test))]
 pub(super) use self::replies::check_any_reply;
 use crate::key::{Family, Name};

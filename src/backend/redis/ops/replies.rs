@@ -5,19 +5,21 @@ use std::{fmt, time::Duration};
 use bytes::Bytes;
 use redis::Value;
 
+use super::large::PART;
 use crate::{
     backend::{AcquiredAll, Claimed, Committed, Countdown, Entry, Grant, Occupied},
     error::{BackendError, BackendErrorKind},
 };
 
-pub(super) fn claimed(value: Value) -> Result<Claimed, BackendError> {
+/// Reads the reply to a claim. Returns `None` for a newer entry of which the reply has only a part.
+pub(super) fn claimed(value: Value) -> Result<Option<Claimed>, BackendError> {
     if let Value::Int(_) = value {
-        return fence(value).map(|fence| Claimed::Granted(Grant::new(fence)));
+        return fence(value).map(|fence| Some(Claimed::Granted(Grant::new(fence))));
     }
     let mut fields = Fields::new(value)?;
     match fields.word()?.as_str() {
-        "held" => fields.occupied().map(Claimed::Held),
-        "newer" => Ok(Claimed::Newer(entry(fields.bytes()?)?)),
+        "held" => fields.occupied().map(|occupied| Some(Claimed::Held(occupied))),
+        "newer" => Ok(part(fields.bytes()?)?.map(Claimed::Newer)),
         other => Err(unreadable(other)),
     }
 }
@@ -70,8 +72,9 @@ pub(super) fn countdown(value: Value) -> Result<(Option<Countdown>, Option<bool>
     }
 }
 
-/// Reads the outcome, and whether the server refused to publish, if the script published.
-pub(super) fn committed(value: Value) -> Result<(Committed, Option<bool>), BackendError> {
+/// Reads the outcome, and whether the server refused to publish, if the script published. The
+/// outcome is `None` for a newer entry of which the reply has only a part.
+pub(super) fn committed(value: Value) -> Result<(Option<Committed>, Option<bool>), BackendError> {
     if let Value::Int(flags) = value {
         let outcome = match flags >> 3 {
             0 if flags == 0 => Committed::Refused,
@@ -79,11 +82,11 @@ pub(super) fn committed(value: Value) -> Result<(Committed, Option<bool>), Backe
             2 => Committed::Stored,
             _ => return Err(unreadable(flags)),
         };
-        return Ok((outcome, publish_refused(flags & 7)?));
+        return Ok((Some(outcome), publish_refused(flags & 7)?));
     }
     let mut fields = Fields::new(value)?;
     match fields.word()?.as_str() {
-        "newer" => Ok((Committed::Newer(entry(fields.bytes()?)?), None)),
+        "newer" => Ok((part(fields.bytes()?)?.map(Committed::Newer), None)),
         other => Err(unreadable(other)),
     }
 }
@@ -104,6 +107,11 @@ fn publish_refused(flags: i64) -> Result<Option<bool>, BackendError> {
         4 => Ok(Some(true)),
         other => Err(unreadable(other)),
     }
+}
+
+/// Reads the first [`PART`] of an entry. Returns `None` if there is more.
+pub(super) fn part(bytes: Vec<u8>) -> Result<Option<Entry>, BackendError> {
+    if bytes.len() >= PART { Ok(None) } else { entry(bytes).map(Some) }
 }
 
 pub(super) fn entry(bytes: Vec<u8>) -> Result<Entry, BackendError> {

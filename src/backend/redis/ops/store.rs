@@ -2,43 +2,26 @@
 
 use std::time::Duration;
 
-use redis::{Cmd, Value};
-
-use super::{super::RedisBackend, millis, replies};
+use super::{
+    super::RedisBackend,
+    large::{PART, stage, staged_suffix},
+    millis, replies,
+};
 use crate::{
     backend::{
-        Change, Claim, Claimed, Committed, Entry, Failure, Grant, Store,
+        Change, Claim, Claimed, Committed, Entry, Failure, Grant, Owner, Store,
         redis::{
             keys,
-            scripts::{Call, SCRIPTS, Script, write_key},
+            scripts::{Call, SCRIPTS, Script},
         },
     },
     error::BackendError,
     key::Name,
 };
 
-impl RedisBackend {
-    /// Returns a call of a script that writes without a load, with the keys that it touches.
-    fn write<'a>(&self, script: &'a Script, name: &Name) -> Call<'a> {
-        let [before, after] = name.neighbours();
-        Call::new(script, 6)
-            .keys(name, &[keys::LEASE, keys::FENCE, &name.entry_suffix(), self.channel()])
-            .arg(before)
-            .arg(after)
-    }
-}
-
 impl Store for RedisBackend {
     async fn get(&self, name: &Name) -> Result<Option<Entry>, BackendError> {
-        let mut get = Cmd::with_capacity(2, name.prefix().len() + 16);
-        get.arg("GET");
-        write_key(&mut get, name, &name.entry_suffix());
-        // The prefix is enough to find the slot in a cluster.
-        match self.0.servers.run(&get, name.prefix()).await? {
-            Value::Nil => Ok(None),
-            Value::BulkString(bytes) => replies::entry(bytes).map(Some),
-            other => self.checked(Err(replies::unreadable(&other))),
-        }
+        self.read(name).await
     }
 
     async fn claim(&self, claim: &Claim, seen: u64) -> Result<Claimed, BackendError> {
@@ -52,21 +35,33 @@ impl Store for RedisBackend {
         entry: &Entry,
         ttl: Option<Duration>,
     ) -> Result<Committed, BackendError> {
-        let entry = entry.clone().with_fence(grant.fence());
-        let call = Call::new(&SCRIPTS.commit, 4)
-            .keys(
-                &claim.name,
-                &[keys::LEASE, keys::FENCE, &claim.name.entry_suffix(), self.channel()],
-            )
+        let entry = entry.clone().with_fence(grant.fence()).encode();
+        let is_staged = self.is_staged(&entry);
+        let name = &claim.name;
+        let mut call = Call::new(&SCRIPTS.commit, 4 + usize::from(is_staged))
+            .keys(name, &[keys::LEASE, keys::FENCE, &name.entry_suffix(), self.channel()]);
+        if is_staged {
+            let suffix = staged_suffix(claim.owner);
+            call = call.keys(name, &[&suffix]).staged(ttl.map(|_| stage(name, &suffix, &entry)));
+        }
+        let call = call
             .owner(claim.owner)
             .arg(grant.fence())
-            .arg(&entry.encode()[..])
+            .arg(if is_staged { &[] } else { &entry[..] })
             .arg(ttl.map_or(0, millis))
-            .arg(self.0.config.push_limit);
+            .arg(self.0.config.push_limit)
+            .arg(PART);
         let reply = replies::committed(self.0.servers.call(call).await?);
         let (outcome, publish_refused) = self.checked(reply)?;
         self.record_publish_refused(publish_refused);
-        Ok(outcome)
+        match outcome {
+            Some(outcome) => Ok(outcome),
+            // The newer entry may be gone by now.
+            None => {
+                let newer = Box::pin(self.read_whole(name)).await?;
+                Ok(newer.map_or(Committed::Refused, Committed::Newer))
+            }
+        }
     }
 
     async fn fail(&self, claim: &Claim, failure: &Failure) -> Result<bool, BackendError> {
@@ -80,9 +75,17 @@ impl Store for RedisBackend {
         ttl: Duration,
         fence_life: Duration,
     ) -> Result<u64, BackendError> {
-        let call = self
-            .write(&SCRIPTS.put, name)
-            .arg(&entry.encode()[..])
+        let entry = entry.encode();
+        let is_staged = self.is_staged(&entry);
+        let mut call = write(&SCRIPTS.put, name, self.channel(), usize::from(is_staged));
+        if is_staged {
+            let suffix = staged_suffix(Owner::fresh());
+            call = call.keys(name, &[&suffix]).staged(Some(stage(name, &suffix, &entry)));
+        }
+        let rest: &[u8] = if is_staged { &[] } else { &entry[Entry::FENCE.end..] };
+        let call = call
+            .arg(&entry[..Entry::FENCE.start])
+            .arg(rest)
             .arg(millis(ttl))
             .arg(millis(fence_life))
             .arg(self.0.config.push_limit);
@@ -90,7 +93,17 @@ impl Store for RedisBackend {
     }
 
     async fn invalidate(&self, name: &Name, fence_life: Duration) -> Result<u64, BackendError> {
-        let call = self.write(&SCRIPTS.invalidate, name).arg(millis(fence_life));
+        let call = write(&SCRIPTS.invalidate, name, self.channel(), 0).arg(millis(fence_life));
         self.checked(replies::fence(self.0.servers.call(call).await?))
     }
+}
+
+/// Returns a call of a script that writes without a load, with the keys that it touches, but for
+/// this many more.
+fn write<'a>(script: &'a Script, name: &Name, channel: &str, more: usize) -> Call<'a> {
+    let [before, after] = name.neighbours();
+    Call::new(script, 6 + more)
+        .keys(name, &[keys::LEASE, keys::FENCE, &name.entry_suffix(), channel])
+        .arg(before)
+        .arg(after)
 }

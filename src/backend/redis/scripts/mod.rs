@@ -38,7 +38,7 @@ scripts! {
     lib:
         clock clock_fence clock_ms commit_mark entry_at entry_message fence_at fence_text first_in
         grant handover_message hold holds_at is_held keep latch_at lease_at leave members
-        next_fence process_channel publish renew_lease set_lease take_entry ticket
+        move_entry next_fence process_channel publish renew_lease set_lease take_entry ticket
         ticket_bits;
     scripts:
         acquire acquire_all acquire_permit acquire_queued acquire_read clear commit count_down
@@ -102,6 +102,7 @@ impl Scripts {
 pub(super) struct Call<'a> {
     script: &'a Script,
     by_digest: Cmd,
+    stage: Option<Cmd>,
     answered_last: bool,
 }
 
@@ -121,7 +122,7 @@ impl<'a> Call<'a> {
     pub(super) fn new(script: &'a Script, keys: usize) -> Self {
         let mut by_digest = Cmd::with_capacity(16, 512);
         by_digest.arg("EVALSHA").arg(&script.digest).arg(keys);
-        Self { script, by_digest, answered_last: false }
+        Self { script, by_digest, stage: None, answered_last: false }
     }
 
     /// Sets whether the server replies to this caller after it has notified the waiters.
@@ -131,6 +132,17 @@ impl<'a> Call<'a> {
 
     pub(super) fn is_answered_last(&self) -> bool {
         self.answered_last
+    }
+
+    /// Sets a command that writes what the script takes up, and is sent just before it.
+    ///
+    /// A server copies each argument of a script several times, and a key not at all.
+    pub(super) fn staged(self, stage: Option<Cmd>) -> Self {
+        Self { stage, ..self }
+    }
+
+    pub(super) fn stage(&self) -> Option<&Cmd> {
+        self.stage.as_ref()
     }
 
     /// Adds a key, or an argument.

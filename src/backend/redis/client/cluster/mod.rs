@@ -32,6 +32,7 @@ use super::{
     commands::{CommandDeadline, Confirmed, Extras},
     config::RedisConfig,
     failure::{CommandFailure, CommandRetry},
+    node::Lane,
     replicas::Replicas,
     task::OnDemandTask,
 };
@@ -57,7 +58,7 @@ pub(super) struct Cluster {
 /// Something that is sent to the node that serves a slot.
 #[derive(Clone, Copy)]
 enum SlotCommand<'a> {
-    Run(&'a Cmd),
+    Run(Lane, &'a Cmd),
     Call(&'a Call<'a>, Option<Replicas>),
 }
 
@@ -119,9 +120,14 @@ impl Cluster {
         &self.nodes.topology.channels
     }
 
-    pub(super) async fn run(&self, command: &Cmd, key: &str) -> Result<Confirmed, BackendError> {
+    pub(super) async fn run(
+        &self,
+        lane: Lane,
+        command: &Cmd,
+        key: &str,
+    ) -> Result<Confirmed, BackendError> {
         let deadline = CommandDeadline::from_now(&self.nodes.config);
-        self.send(slot_of(key.as_bytes()), SlotCommand::Run(command), deadline).await
+        self.send(slot_of(key.as_bytes()), SlotCommand::Run(lane, command), deadline).await
     }
 
     pub(super) async fn call(
@@ -169,7 +175,8 @@ impl Cluster {
     ) -> Result<Vec<Confirmed>, BackendError> {
         let owner = calls.first().and_then(|call| slots.owner(slot_of(call.first_key())));
         let node = self.nodes.at(owner.ok_or_else(unserved)?)?;
-        let connection = node.connections.connection(replicas);
+        let lane = replicas.map_or(Lane::Commands, |_| Lane::Granting);
+        let connection = node.connections.connection(lane);
         let replies = connection.call_all(calls, replicas, deadline).await?;
         let settled = calls.iter().zip(replies).map(async |(call, reply)| match reply {
             Err(CommandFailure { retry: Some(_), .. }) => {
@@ -313,13 +320,14 @@ impl SlotCommand<'_> {
         deadline: CommandDeadline,
     ) -> Result<Confirmed, CommandFailure> {
         match self {
-            Self::Run(command) => {
+            Self::Run(lane, command) => {
                 let extras = Extras { asking, ..Extras::default() };
-                node.connections.commands.run(command, extras, deadline).await
+                node.connections.connection(lane).run(command, extras, deadline).await
             }
             Self::Call(call, replicas) => {
                 let extras = Extras { asking, replicas, ..Extras::default() };
-                node.connections.connection(replicas).call(call, extras, deadline).await
+                let lane = Lane::of(call, replicas);
+                node.connections.connection(lane).call(call, extras, deadline).await
             }
         }
     }

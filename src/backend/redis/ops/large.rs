@@ -1,0 +1,131 @@
+//! Large entries, which have a connection of their own.
+//!
+//! A reader cannot know how large an entry is, so it asks for the first part. If there is more, the
+//! reader asks for the whole on the other connection. It remembers the name, and then asks there at
+//! once. A writer sends a large entry by a plain `SET` to a key of its own, because a server copies
+//! each argument of a script several times. The script behind it moves the entry to its place.
+
+use std::{
+    hash::BuildHasher,
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+};
+
+use bytes::Bytes;
+use hashbrown::DefaultHashBuilder;
+use redis::{Cmd, Value};
+
+use super::{super::RedisBackend, replies};
+use crate::{
+    backend::{
+        Entry, Owner,
+        redis::{keys, scripts::write_key},
+    },
+    error::BackendError,
+    key::Name,
+};
+
+/// The bytes of an entry that every reader asks for. They take 5 ms at 100 Mbit/s.
+pub(super) const PART: usize = 64 << 10;
+/// A smaller entry costs less as an argument of its script.
+const STAGE_FROM: usize = 16 << 10;
+/// How long a staged entry lasts if its script does not come, in milliseconds.
+const STAGE_LIFE: u64 = 10_000;
+
+/// The names whose entries were large when they were last read, with a few mistakes.
+///
+/// A mistake costs one read on the other connection, or one read too many.
+pub(in super::super) struct LargeNames {
+    hasher: DefaultHashBuilder,
+    /// The hash of the last name that fell into each place, or 0.
+    places: Box<[AtomicU64]>,
+    is_used: AtomicBool,
+}
+
+impl Default for LargeNames {
+    fn default() -> Self {
+        let places = (0..1024).map(|_| AtomicU64::new(0)).collect();
+        Self { hasher: DefaultHashBuilder::default(), places, is_used: AtomicBool::new(false) }
+    }
+}
+
+impl LargeNames {
+    fn place(&self, name: &Name) -> (&AtomicU64, u64) {
+        let hash = self.hasher.hash_one(name.prefix()) | 1;
+        (&self.places[(hash >> 32) as usize % self.places.len()], hash)
+    }
+
+    fn contain(&self, name: &Name) -> bool {
+        self.is_used.load(Ordering::Relaxed) && {
+            let (place, hash) = self.place(name);
+            place.load(Ordering::Relaxed) == hash
+        }
+    }
+
+    fn set(&self, name: &Name, is_large: bool) {
+        let (place, hash) = self.place(name);
+        if is_large {
+            self.is_used.store(true, Ordering::Relaxed);
+            place.store(hash, Ordering::Relaxed);
+        } else {
+            let _ = place.compare_exchange(hash, 0, Ordering::Relaxed, Ordering::Relaxed);
+        }
+    }
+}
+
+impl RedisBackend {
+    /// Reads an entry.
+    pub(super) async fn read(&self, name: &Name) -> Result<Option<Entry>, BackendError> {
+        if self.0.large.contain(name) {
+            return Box::pin(self.read_whole(name)).await;
+        }
+        let mut get = Cmd::with_capacity(4, name.prefix().len() + 40);
+        get.arg("GETRANGE");
+        write_key(&mut get, name, &name.entry_suffix());
+        get.arg(0).arg(PART - 1);
+        // The prefix is enough to find the slot in a cluster.
+        let part = self.bytes(self.0.servers.run(&get, name.prefix()).await?)?;
+        if part.is_empty() {
+            return Ok(None);
+        }
+        match replies::part(part)? {
+            Some(entry) => Ok(Some(entry)),
+            None => Box::pin(self.read_whole(name)).await,
+        }
+    }
+
+    /// Reads an entry on the connection for large ones.
+    pub(super) async fn read_whole(&self, name: &Name) -> Result<Option<Entry>, BackendError> {
+        let mut get = redis::cmd("GET");
+        write_key(&mut get, name, &name.entry_suffix());
+        let bytes = self.bytes(self.0.servers.run_bulk(&get, name.prefix()).await?)?;
+        self.0.large.set(name, bytes.len() >= PART);
+        if bytes.is_empty() { Ok(None) } else { replies::entry(bytes).map(Some) }
+    }
+
+    fn bytes(&self, reply: Value) -> Result<Vec<u8>, BackendError> {
+        match reply {
+            Value::Nil => Ok(Vec::new()),
+            Value::BulkString(bytes) => Ok(bytes),
+            other => self.checked(Err(replies::unreadable(&other))),
+        }
+    }
+
+    /// Returns whether an entry is staged, and not an argument of its script.
+    pub(super) fn is_staged(&self, entry: &Bytes) -> bool {
+        entry.len() > self.0.config.push_limit.max(STAGE_FROM)
+    }
+}
+
+/// Returns the suffix of the key under which an entry is staged.
+pub(super) fn staged_suffix(writer: Owner) -> String {
+    format!("{}{writer}", keys::STAGED)
+}
+
+/// Returns the command that stages an entry.
+pub(super) fn stage(name: &Name, suffix: &str, entry: &Bytes) -> Cmd {
+    let mut set = Cmd::with_capacity(5, entry.len() + 512);
+    set.arg("SET");
+    write_key(&mut set, name, suffix);
+    set.arg(&entry[..]).arg("PX").arg(STAGE_LIFE);
+    set
+}
