@@ -14,180 +14,82 @@ use crate::{
     key::Name,
 };
 
-type Answer<'a, T> = BoxFuture<'a, Result<T, BackendError>>;
+/// Declares a trait with the methods of a trait of backends, and implements it for all of these.
+/// Each async method returns a future in a box.
+macro_rules! erased {
+    (
+        trait $erased:ident: $($bound:path),+; for $backend:ident;
+        $(async fn $method:ident($($arg:ident: $type:ty),*) -> $answer:ty;)*
+        $(fn $sync:ident($($sync_arg:ident: $sync_type:ty),*) -> $sync_answer:ty;)*
+    ) => {
+        pub(crate) trait $erased: $($bound +)+ Send + Sync + 'static {
+            $(fn $method<'a>(
+                &'a self,
+                $($arg: $type),*
+            ) -> BoxFuture<'a, Result<$answer, BackendError>>;)*
+            $(fn $sync(&self, $($sync_arg: $sync_type),*) -> $sync_answer;)*
+        }
 
-pub(crate) trait DynLeases: Send + Sync + 'static {
-    fn acquire<'a>(&'a self, claim: &'a Claim) -> Answer<'a, Acquired>;
-    fn acquire_all<'a>(&'a self, claims: &'a [Claim]) -> Answer<'a, AcquiredAll>;
-    fn renew<'a>(&'a self, claims: &'a [Claim]) -> Answer<'a, Vec<Renewal>>;
-    fn release<'a>(&'a self, claim: &'a Claim) -> Answer<'a, bool>;
-    fn pass<'a>(&'a self, from: &'a Claim, to: &'a Claim) -> Answer<'a, Option<Grant>>;
-    fn holder<'a>(&'a self, name: &'a Name, mode: Mode) -> Answer<'a, Option<Occupied>>;
-    fn clear<'a>(&'a self, name: &'a Name, mode: Mode) -> Answer<'a, bool>;
-    fn changes<'a>(&'a self, name: &'a Name) -> Answer<'a, Changes>;
-    fn changes_along(&self, name: &Name) -> Option<Changes>;
-    fn time_limit(&self) -> Option<Duration>;
-    fn is_shared(&self) -> bool;
-    fn shard(&self, name: &Name) -> usize;
+        impl<B: $backend> $erased for B {
+            $(fn $method<'a>(
+                &'a self,
+                $($arg: $type),*
+            ) -> BoxFuture<'a, Result<$answer, BackendError>> {
+                $backend::$method(self, $($arg),*).boxed()
+            })*
+            $(fn $sync(&self, $($sync_arg: $sync_type),*) -> $sync_answer {
+                $backend::$sync(self, $($sync_arg),*)
+            })*
+        }
+    };
+}
+
+erased! {
+    trait DynLeases: Apart; for Leases;
+    async fn acquire(claim: &'a Claim) -> Acquired;
+    async fn acquire_all(claims: &'a [Claim]) -> AcquiredAll;
+    async fn renew(claims: &'a [Claim]) -> Vec<Renewal>;
+    async fn release(claim: &'a Claim) -> bool;
+    async fn pass(from: &'a Claim, to: &'a Claim) -> Option<Grant>;
+    async fn holder(name: &'a Name, mode: Mode) -> Option<Occupied>;
+    async fn clear(name: &'a Name, mode: Mode) -> bool;
+    async fn changes(name: &'a Name) -> Changes;
+    fn changes_along(name: &Name) -> Option<Changes>;
+    fn time_limit() -> Option<Duration>;
+    fn is_shared() -> bool;
+    fn shard(name: &Name) -> usize;
+}
+
+erased! {
+    trait DynStore: DynLeases; for Store;
+    async fn get(name: &'a Name) -> Option<Entry>;
+    async fn claim(claim: &'a Claim, seen: u64) -> Claimed;
+    async fn commit(
+        claim: &'a Claim,
+        grant: &'a Grant,
+        entry: &'a Entry,
+        ttl: Option<Duration>
+    ) -> Committed;
+    async fn fail(claim: &'a Claim, failure: &'a Failure) -> bool;
+    async fn put(name: &'a Name, entry: &'a Entry, ttl: Duration, fence_life: Duration) -> u64;
+    async fn invalidate(name: &'a Name, fence_life: Duration) -> u64;
+}
+
+erased! {
+    trait DynLatches: Send; for Latches;
+    async fn set_latch(name: &'a Name, id: Owner, count: u32, ttl: Duration) -> bool;
+    async fn count_down(name: &'a Name, id: Owner, by: u32) -> Option<Countdown>;
+    async fn latch(name: &'a Name) -> Option<Countdown>;
+    async fn clear_latch(name: &'a Name) -> bool;
+}
+
+/// [`Leases::apart`] without the type.
+pub(crate) trait Apart {
     fn apart(&self) -> Option<Arc<dyn DynLeases>>;
 }
 
-impl<B: Leases> DynLeases for B {
-    fn acquire<'a>(&'a self, claim: &'a Claim) -> Answer<'a, Acquired> {
-        Leases::acquire(self, claim).boxed()
-    }
-
-    fn acquire_all<'a>(&'a self, claims: &'a [Claim]) -> Answer<'a, AcquiredAll> {
-        Leases::acquire_all(self, claims).boxed()
-    }
-
-    fn renew<'a>(&'a self, claims: &'a [Claim]) -> Answer<'a, Vec<Renewal>> {
-        Leases::renew(self, claims).boxed()
-    }
-
-    fn release<'a>(&'a self, claim: &'a Claim) -> Answer<'a, bool> {
-        Leases::release(self, claim).boxed()
-    }
-
-    fn pass<'a>(&'a self, from: &'a Claim, to: &'a Claim) -> Answer<'a, Option<Grant>> {
-        Leases::pass(self, from, to).boxed()
-    }
-
-    fn holder<'a>(&'a self, name: &'a Name, mode: Mode) -> Answer<'a, Option<Occupied>> {
-        Leases::holder(self, name, mode).boxed()
-    }
-
-    fn clear<'a>(&'a self, name: &'a Name, mode: Mode) -> Answer<'a, bool> {
-        Leases::clear(self, name, mode).boxed()
-    }
-
-    fn changes<'a>(&'a self, name: &'a Name) -> Answer<'a, Changes> {
-        Leases::changes(self, name).boxed()
-    }
-
-    fn changes_along(&self, name: &Name) -> Option<Changes> {
-        Leases::changes_along(self, name)
-    }
-
-    fn time_limit(&self) -> Option<Duration> {
-        Leases::time_limit(self)
-    }
-
-    fn is_shared(&self) -> bool {
-        Leases::is_shared(self)
-    }
-
-    fn shard(&self, name: &Name) -> usize {
-        Leases::shard(self, name)
-    }
-
+impl<B: Leases> Apart for B {
     fn apart(&self) -> Option<Arc<dyn DynLeases>> {
         Leases::apart(self).map(|apart| Arc::new(apart) as _)
-    }
-}
-
-pub(crate) trait DynStore: DynLeases {
-    fn get<'a>(&'a self, name: &'a Name) -> Answer<'a, Option<Entry>>;
-    fn claim<'a>(&'a self, claim: &'a Claim, seen: u64) -> Answer<'a, Claimed>;
-    fn commit<'a>(
-        &'a self,
-        claim: &'a Claim,
-        grant: &'a Grant,
-        entry: &'a Entry,
-        ttl: Option<Duration>,
-    ) -> Answer<'a, Committed>;
-    fn fail<'a>(&'a self, claim: &'a Claim, failure: &'a Failure) -> Answer<'a, bool>;
-    fn put<'a>(
-        &'a self,
-        name: &'a Name,
-        entry: &'a Entry,
-        ttl: Duration,
-        fence_life: Duration,
-    ) -> Answer<'a, u64>;
-    fn invalidate<'a>(&'a self, name: &'a Name, fence_life: Duration) -> Answer<'a, u64>;
-}
-
-impl<B: Store> DynStore for B {
-    fn get<'a>(&'a self, name: &'a Name) -> Answer<'a, Option<Entry>> {
-        Store::get(self, name).boxed()
-    }
-
-    fn claim<'a>(&'a self, claim: &'a Claim, seen: u64) -> Answer<'a, Claimed> {
-        Store::claim(self, claim, seen).boxed()
-    }
-
-    fn commit<'a>(
-        &'a self,
-        claim: &'a Claim,
-        grant: &'a Grant,
-        entry: &'a Entry,
-        ttl: Option<Duration>,
-    ) -> Answer<'a, Committed> {
-        Store::commit(self, claim, grant, entry, ttl).boxed()
-    }
-
-    fn fail<'a>(&'a self, claim: &'a Claim, failure: &'a Failure) -> Answer<'a, bool> {
-        Store::fail(self, claim, failure).boxed()
-    }
-
-    fn put<'a>(
-        &'a self,
-        name: &'a Name,
-        entry: &'a Entry,
-        ttl: Duration,
-        fence_life: Duration,
-    ) -> Answer<'a, u64> {
-        Store::put(self, name, entry, ttl, fence_life).boxed()
-    }
-
-    fn invalidate<'a>(&'a self, name: &'a Name, fence_life: Duration) -> Answer<'a, u64> {
-        Store::invalidate(self, name, fence_life).boxed()
-    }
-}
-
-pub(crate) trait DynLatches: Send + Sync + 'static {
-    fn set_latch<'a>(
-        &'a self,
-        name: &'a Name,
-        id: Owner,
-        count: u32,
-        ttl: Duration,
-    ) -> Answer<'a, bool>;
-    fn count_down<'a>(
-        &'a self,
-        name: &'a Name,
-        id: Owner,
-        by: u32,
-    ) -> Answer<'a, Option<Countdown>>;
-    fn latch<'a>(&'a self, name: &'a Name) -> Answer<'a, Option<Countdown>>;
-    fn clear_latch<'a>(&'a self, name: &'a Name) -> Answer<'a, bool>;
-}
-
-impl<B: Latches> DynLatches for B {
-    fn set_latch<'a>(
-        &'a self,
-        name: &'a Name,
-        id: Owner,
-        count: u32,
-        ttl: Duration,
-    ) -> Answer<'a, bool> {
-        Latches::set_latch(self, name, id, count, ttl).boxed()
-    }
-
-    fn count_down<'a>(
-        &'a self,
-        name: &'a Name,
-        id: Owner,
-        by: u32,
-    ) -> Answer<'a, Option<Countdown>> {
-        Latches::count_down(self, name, id, by).boxed()
-    }
-
-    fn latch<'a>(&'a self, name: &'a Name) -> Answer<'a, Option<Countdown>> {
-        Latches::latch(self, name).boxed()
-    }
-
-    fn clear_latch<'a>(&'a self, name: &'a Name) -> Answer<'a, bool> {
-        Latches::clear_latch(self, name).boxed()
     }
 }

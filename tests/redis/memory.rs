@@ -14,7 +14,7 @@ use futures_util::{StreamExt, stream};
 use testkit::{Raw, RedisServer};
 
 const PAGE: &str = include_str!("../../docs/redis.md");
-const COUNT: usize = 10_000;
+const COUNT: usize = 5_000;
 const LIFE: Duration = Duration::from_secs(3600);
 
 struct Scene {
