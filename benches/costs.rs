@@ -241,7 +241,6 @@ async fn locks(server: &RedisServer) {
                 .key(&deadlines)
                 .key(&fence)
                 .arg(&token)
-                .arg(1)
                 .arg(50)
                 .arg(2_000)
                 .arg(86_400_000)

@@ -425,7 +425,7 @@ async fn bare_cycle(url: &str) -> Duration {
         ["bare:l", "bare:c", "bare:q", "bare:d", "bare:f"]
             .iter()
             .for_each(|key| _ = given.key(key));
-        given.arg(&token).arg(1).arg(50).arg(2_000).arg(86_400_000).arg(10_000);
+        given.arg(&token).arg(50).arg(2_000).arg(86_400_000).arg(10_000);
         let released: i64 = given.invoke_async(&mut connection).await.unwrap();
         assert_eq!(released, 3);
         times.push(Duration::from_nanos(took + now() - from));

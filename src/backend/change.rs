@@ -84,6 +84,14 @@ impl Failure {
 }
 
 impl Change {
+    /// Returns the owner that the change is for, if it is for one only.
+    pub fn addressee(&self) -> Option<Owner> {
+        match self {
+            Self::Turn(owner) | Self::Granted(Handover { owner, .. }) => Some(*owner),
+            _ => None,
+        }
+    }
+
     /// Returns the bytes of a message: a letter, and then its content.
     ///
     /// `w`, `e` and an entry, `f` with a fence, a kind and a text, `i` and a fence, `t` and an

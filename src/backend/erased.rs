@@ -54,7 +54,8 @@ erased! {
     async fn holder(name: &'a Name, mode: Mode) -> Option<Occupied>;
     async fn clear(name: &'a Name, mode: Mode) -> bool;
     async fn changes(name: &'a Name) -> Changes;
-    fn changes_along(name: &Name) -> Option<Changes>;
+    async fn changes_for(claim: &'a Claim) -> Changes;
+    fn changes_along(claim: &Claim) -> Option<Changes>;
     fn time_limit() -> Option<Duration>;
     fn is_shared() -> bool;
     fn shard(name: &Name) -> usize;

@@ -146,15 +146,31 @@ pub trait Leases: Send + Sync + 'static {
         mode: Mode,
     ) -> impl Future<Output = Result<bool, BackendError>> + Send;
 
-    /// Subscribes to the changes of a name. Returns when the server has confirmed the subscription.
+    /// Subscribes to all changes of a name. Returns when the server has confirmed the subscription.
     fn changes(&self, name: &Name) -> impl Future<Output = Result<Changes, BackendError>> + Send;
 
-    /// Returns another subscription to the changes of a name, if this process has a confirmed one
-    /// already. A waiter that has it before its first request need not ask again after it
-    /// subscribed.
+    /// Subscribes to the changes of which a claim must know while it waits: those for all, and
+    /// those for its owner. Returns when the server has confirmed the subscription.
+    ///
+    /// The default subscribes to all changes of the name, with the owner as the
+    /// [address](Changes::address).
+    fn changes_for(
+        &self,
+        claim: &Claim,
+    ) -> impl Future<Output = Result<Changes, BackendError>> + Send {
+        async move {
+            let mut changes = self.changes(&claim.name).await?;
+            changes.address(claim.owner);
+            Ok(changes)
+        }
+    }
+
+    /// Returns the subscription of [`changes_for`](Self::changes_for), if that needs no request to
+    /// the server. A waiter that has it before its first request need not ask again after it
+    /// subscribed. Otherwise the backend may get ready to subscribe, without a wait.
     ///
     /// The default returns `None`.
-    fn changes_along(&self, _name: &Name) -> Option<Changes> {
+    fn changes_along(&self, _claim: &Claim) -> Option<Changes> {
         None
     }
 

@@ -117,14 +117,9 @@ impl Engine {
         claim.takes_handover = claim.waits
             && upkeep.renew_every.is_some()
             && claim.mode.can_be_handed_over(claim.lease);
-        let (backend, name) = (self.backend().clone(), claim.name.clone());
-        let mut waiting = Waiting::new(backend, name, claim.owner, strategy, limit);
+        let mut waiting = Waiting::new(self.backend().clone(), &claim, strategy, limit);
         if claim.waits && claim.mode.is_ordered() {
             waiting.keep_entry(&claim);
-            // All waiters are in one queue, so others of this process mostly wait already.
-            if let Some(changes) = self.backend().changes_along(&claim.name) {
-                waiting.adopt(changes);
-            }
         }
         let attempt = OneAttempt {
             engine: self,
@@ -164,6 +159,7 @@ impl Attempt for OneAttempt<'_> {
         {
             return asked;
         }
+        waiting.listen_along();
         match self.acquisition.ask(self.try_limit, |backend, claim| backend.acquire(claim)).await {
             Ok((Acquired::Granted(grant), sent)) => {
                 let waited = self.acquisition.is_waiting();

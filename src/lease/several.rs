@@ -35,8 +35,7 @@ impl Engine {
         limit: Duration,
     ) -> Result<Vec<LeaseGuard>, Error> {
         let Some(first) = claims.first() else { return Ok(Vec::new()) };
-        let waiting =
-            Waiting::new(self.backend().clone(), first.name.clone(), first.owner, strategy, limit);
+        let waiting = Waiting::new(self.backend().clone(), first, strategy, limit);
         let acquisitions = claims.into_iter();
         let acquisitions =
             acquisitions.map(|claim| Acquisition::new(self.janitor.clone(), claim)).collect();

@@ -2,7 +2,8 @@
 //!
 //! Ask, subscribe and have it confirmed, **ask again**, then sleep until a push, the end of the
 //! lease in the way, 5 s, the next wait of the strategy, or the end of the wait. The second request
-//! closes the gap in which a release could fall between the first one and the subscription.
+//! closes the gap in which a release could fall between the first one and the subscription. A
+//! subscription that was confirmed before the first request leaves no gap.
 //!
 //! Without a subscription the looks come at growing intervals instead: the server forbids it, its
 //! connection is broken, or the lost one is not restored yet. A server that forbids pushes makes
@@ -14,7 +15,7 @@ use tokio::time::{Instant, sleep_until};
 
 use super::RetryStrategy;
 use crate::{
-    backend::{Change, Changes, Claim, DynLeases, Handover, Owner},
+    backend::{Change, Changes, Claim, DynLeases, Owner},
     error::Chain,
     key::Name,
     time::after,
@@ -36,10 +37,8 @@ const KEEP_ENTRY: f64 = 0.32;
 pub(crate) struct Waiting<'a> {
     backend: Arc<dyn DynLeases>,
     strategy: &'a dyn RetryStrategy,
-    /// The name that is waited for.
-    name: Name,
-    /// The owner that waits.
-    owner: Owner,
+    /// What is waited for.
+    subject: Subject,
     changes: Option<Changes>,
     /// Subscriptions to names that were waited for before, and may be again.
     others: Vec<(Name, Changes)>,
@@ -57,6 +56,13 @@ pub(crate) struct Waiting<'a> {
     failures: u32,
 }
 
+/// What is waited for.
+enum Subject {
+    Claim(Claim),
+    /// A name without a claim.
+    Name(Name),
+}
+
 /// What a waiter does next.
 pub(crate) enum Woken {
     /// It asks again.
@@ -68,19 +74,36 @@ pub(crate) enum Woken {
 }
 
 impl<'a> Waiting<'a> {
-    /// Waits for a name on behalf of an owner.
+    /// Waits for a claim.
     pub(crate) fn new(
         backend: Arc<dyn DynLeases>,
+        claim: &Claim,
+        strategy: &'a dyn RetryStrategy,
+        limit: Duration,
+    ) -> Self {
+        Self::on_subject(backend, Subject::Claim(claim.clone()), strategy, limit)
+    }
+
+    /// Waits for a name without a claim.
+    pub(crate) fn on(
+        backend: Arc<dyn DynLeases>,
         name: Name,
-        owner: Owner,
+        strategy: &'a dyn RetryStrategy,
+        limit: Duration,
+    ) -> Self {
+        Self::on_subject(backend, Subject::Name(name), strategy, limit)
+    }
+
+    fn on_subject(
+        backend: Arc<dyn DynLeases>,
+        subject: Subject,
         strategy: &'a dyn RetryStrategy,
         limit: Duration,
     ) -> Self {
         Self {
             backend,
             strategy,
-            name,
-            owner,
+            subject,
             changes: None,
             others: Vec::new(),
             longest: LONGEST_SLEEP,
@@ -105,19 +128,26 @@ impl<'a> Waiting<'a> {
     /// another, and each new subscription costs a request.
     pub(crate) fn turn_to(&mut self, claim: &Claim) {
         let name = &claim.name;
-        self.owner = claim.owner;
-        if self.name == *name {
-            return;
+        let last = mem::replace(&mut self.subject, Subject::Claim(claim.clone()));
+        if last.name() != name {
+            let last = last.name().clone();
+            self.others.extend(self.changes.take().map(|changes| (last, changes)));
+            let known = self.others.iter().position(|(other, _)| other == name);
+            self.changes = known.map(|at| self.others.swap_remove(at).1);
         }
-        let last = mem::replace(&mut self.name, name.clone());
-        self.others.extend(self.changes.take().map(|changes| (last, changes)));
-        let known = self.others.iter().position(|(other, _)| other == name);
-        self.changes = known.map(|at| self.others.swap_remove(at).1);
+        self.address();
+    }
+
+    /// Gets the changes for the owner that waits now.
+    fn address(&mut self) {
+        if let (Some(changes), Some(owner)) = (&mut self.changes, self.subject.owner()) {
+            changes.address(owner);
+        }
     }
 
     /// The name that is waited for.
     pub(crate) fn name(&self) -> &Name {
-        &self.name
+        self.subject.name()
     }
 
     /// Returns the limit if it has ended the wait, and not the strategy.
@@ -128,6 +158,16 @@ impl<'a> Waiting<'a> {
     /// Takes a subscription over, so that none of its own is needed.
     pub(crate) fn adopt(&mut self, changes: Changes) {
         self.changes = Some(changes);
+        self.address();
+    }
+
+    /// Subscribes before a request, where that costs nothing. The waiter then need not ask again.
+    pub(crate) fn listen_along(&mut self) {
+        if let (None, Subject::Claim(claim)) = (&self.changes, &self.subject)
+            && claim.waits
+        {
+            self.changes = self.backend.changes_along(claim);
+        }
     }
 
     /// Hands its subscription on.
@@ -176,9 +216,10 @@ impl<'a> Waiting<'a> {
             look = look.min(Instant::now() + interval.mul_f64(0.5 + fastrand::f64() / 2.0));
         }
         let wake = look.min(until).min(self.deadline);
+        let owner = self.subject.owner();
         tokio::select! {
             biased;
-            change = pushed(self.changes.as_mut(), self.owner) => Woken::Pushed(change),
+            change = pushed(self.changes.as_mut(), owner) => Woken::Pushed(change),
             () = sleep_until(wake) => self.woken(wake),
         }
     }
@@ -201,8 +242,12 @@ impl<'a> Waiting<'a> {
     /// Subscribes. Returns what to do next, unless there is no subscription to be had.
     async fn subscribe(&mut self) -> Option<Woken> {
         let backend = self.backend.clone();
+        let changes = match &self.subject {
+            Subject::Claim(claim) => backend.changes_for(claim),
+            Subject::Name(name) => backend.changes(name),
+        };
         let subscribed = tokio::select! {
-            changes = backend.changes(&self.name) => changes,
+            changes = changes => changes,
             () = sleep_until(self.deadline) => return Some(Woken::TimeUp),
         };
         match subscribed {
@@ -211,7 +256,7 @@ impl<'a> Waiting<'a> {
                 Some(Woken::Again)
             }
             Err(error) => {
-                let name = &self.name;
+                let name = self.name();
                 tracing::debug!(?name, error = %Chain(&error), "no subscription; looking");
                 self.subscribe_at = Some(Instant::now() + RESUBSCRIBE);
                 None
@@ -250,15 +295,30 @@ impl<'a> Waiting<'a> {
     }
 }
 
-/// The next push that concerns a waiter.
-async fn pushed(changes: Option<&mut Changes>, owner: Owner) -> Change {
+impl Subject {
+    fn owner(&self) -> Option<Owner> {
+        match self {
+            Self::Claim(claim) => Some(claim.owner),
+            Self::Name(_) => None,
+        }
+    }
+
+    fn name(&self) -> &Name {
+        match self {
+            Self::Claim(claim) => &claim.name,
+            Self::Name(name) => name,
+        }
+    }
+}
+
+/// The next push for a waiter.
+async fn pushed(changes: Option<&mut Changes>, owner: Option<Owner>) -> Change {
     let Some(changes) = changes else { return std::future::pending().await };
     loop {
-        match changes.next().await {
-            // The turn of another waiter, and nothing to look at.
-            Change::Turn(other) | Change::Granted(Handover { owner: other, .. })
-                if other != owner => {}
-            change => return change,
+        let change = changes.next().await;
+        // An unread push may be for the owner that this waiter had before.
+        if change.addressee().is_none_or(|addressee| Some(addressee) == owner) {
+            return change;
         }
     }
 }
@@ -319,7 +379,7 @@ mod tests {
     fn waiting(pushes: Pushes) -> Result<(Waiting<'static>, Name), crate::Error> {
         let name = Name::new(&Namespace::standard(), Family::Lock, &Key::from("k"), 512)?;
         let limit = Duration::from_secs(60);
-        Ok((Waiting::new(Arc::new(pushes), name.clone(), Owner::fresh(), &ON_DEMAND, limit), name))
+        Ok((Waiting::on(Arc::new(pushes), name.clone(), &ON_DEMAND, limit), name))
     }
 
     /// No push will come, so the waiter looks by itself: soon after the attempt to subscribe, which

@@ -254,7 +254,7 @@ impl Latch {
     fn waiting(&self, name: &Name) -> Waiting<'static> {
         static ON_DEMAND: Retry = Retry::on_demand();
         let backend = self.locks.space.engine.backend().clone();
-        Waiting::new(backend, name.clone(), Owner::fresh(), &ON_DEMAND, self.wait_limit)
+        Waiting::on(backend, name.clone(), &ON_DEMAND, self.wait_limit)
     }
 
     fn span(&self) -> tracing::Span {

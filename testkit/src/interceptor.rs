@@ -66,6 +66,7 @@ operations! {
     Holder { name: Name, mode: Mode } -> Option<Occupied> = backend.holder(name, *mode);
     Clear { name: Name, mode: Mode } -> bool = backend.clear(name, *mode);
     Changes { name: Name } -> Changes = backend.changes(name);
+    ChangesFor { claim: Claim } -> Changes = backend.changes_for(claim);
     Get { name: Name } -> Option<Entry> = backend.get(name);
     Claim { claim: Claim, seen: u64 } -> Claimed = backend.claim(claim, *seen);
     Commit { claim: Claim, fence: u64, entry: Entry, ttl: Option<Duration> } -> Committed =
@@ -156,8 +157,12 @@ impl<B: Store + Latches, H: Hook<B>> Leases for Interceptor<B, H> {
         ask!(self, Changes { name: name.clone() })
     }
 
-    fn changes_along(&self, name: &Name) -> Option<Changes> {
-        self.inner.changes_along(name)
+    async fn changes_for(&self, claim: &Claim) -> Result<Changes, BackendError> {
+        ask!(self, ChangesFor { claim: claim.clone() })
+    }
+
+    fn changes_along(&self, claim: &Claim) -> Option<Changes> {
+        self.inner.changes_along(claim)
     }
 
     fn time_limit(&self) -> Option<Duration> {

@@ -66,9 +66,18 @@ impl Raw {
         self.run(&["PTTL", key]).await
     }
 
-    /// Returns the channels with a subscriber.
+    /// Returns the channels of names with a subscriber. Those of processes stay.
     pub async fn pubsub_channels(&mut self) -> Vec<String> {
-        self.channels("CHANNELS").await
+        let mut channels = self.channels("CHANNELS").await;
+        channels.retain(|channel| channel.contains('{'));
+        channels
+    }
+
+    /// Returns the channels of processes with a subscriber.
+    pub async fn process_channels(&mut self) -> Vec<String> {
+        let mut channels = self.channels("CHANNELS").await;
+        channels.retain(|channel| !channel.contains('{'));
+        channels
     }
 
     /// Returns the shard channels with a subscriber, at a node of a cluster.

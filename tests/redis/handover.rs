@@ -290,12 +290,9 @@ async fn a_push_that_is_older_than_the_holder_is_not_trusted() {
 async fn an_older_push_comes(lock: Lock) {
     let Scene { server: _server, proxy: _proxy, mut raw, held, second } = scene(lock).await;
     let token = first(&mut raw).await;
-    let listens = comes_true(LIMIT, async || {
-        raw.pubsub_channels().await.iter().any(|channel| channel.ends_with(&token[..16]))
-    });
+    let own = format!("bellwether:l:p:{}", &token[..16]);
+    let listens = comes_true(LIMIT, async || raw.process_channels().await.contains(&own));
     assert!(listens.await, "the waiter does not listen");
-    let channels = raw.pubsub_channels().await;
-    let own = channels.iter().find(|channel| channel.ends_with(&token[..16])).unwrap();
     let mut told = Vec::new();
     for fence in [held.fence(), held.fence() - 1, 0] {
         told.push(format!("g{fence:016}{token}60000"));
@@ -305,7 +302,8 @@ async fn an_older_push_comes(lock: Lock) {
     }
     for message in told {
         let before = scripts_called(&mut raw).await;
-        let heard: u32 = raw.run(&["PUBLISH", own, &message]).await;
+        let message = format!("bellwether:l:{{k}}:{message}");
+        let heard: u32 = raw.run(&["PUBLISH", &own, &message]).await;
         assert!(heard > 0);
         assert!(comes_true(LIMIT, async || scripts_called(&mut raw).await > before).await);
         assert!(!second.is_finished(), "the lock has two holders");

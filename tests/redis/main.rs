@@ -9,6 +9,7 @@ mod handover;
 mod large;
 mod latches;
 mod memory;
+mod pushes;
 mod redlock;
 mod replicas;
 mod scripts;

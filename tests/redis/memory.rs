@@ -187,6 +187,6 @@ async fn memory_of_a_subscription() {
     let listening = stream::iter(0..COUNT)
         .map(async |at| scene.backend.changes(&name(&key(at))).await.unwrap());
     let listening: Vec<_> = listening.buffer_unordered(50).collect().await;
-    scene.assert("a process that waits for a lock").await;
+    scene.assert("a process that waits for a latch").await;
     drop(listening);
 }

@@ -624,7 +624,7 @@ async fn a_missing_right_to_subscribe_is_reported_at_once() {
 async fn one_forbidden_channel_does_not_silence_the_others() {
     let server = RedisServer::start().await;
     let mut raw = server.raw().await;
-    user(&mut raw, &["resetchannels", "&*allowed*"]).await;
+    user(&mut raw, &["resetchannels", "&*allowed*", "&t:c:p:*"]).await;
     let backend = open(&server.url_of("app:secret", 0));
     let names: Vec<_> = (0..4)
         .map(|at| name(&format!("{}{at}", if at % 2 == 0 { "allowed" } else { "forbidden" })))

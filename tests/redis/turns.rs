@@ -65,8 +65,7 @@ async fn next(changes: &mut Changes) -> Change {
 async fn listening(server: &RedisServer, process: &str, name: &Name) -> PubSub {
     let client = redis::Client::open(server.url()).unwrap();
     let mut pushes = client.get_async_pubsub().await.unwrap();
-    let channel = name.suffixed("c");
-    pushes.subscribe(&[channel.clone(), format!("{channel}:{process}")]).await.unwrap();
+    pushes.subscribe(&[name.suffixed("c"), format!("t:l:p:{process}")]).await.unwrap();
     pushes
 }
 
@@ -84,7 +83,7 @@ async fn pushed(server: &RedisServer, processes: &mut [PubSub], name: &Name) -> 
                 timeout(LIMIT, messages.next()).await.expect("the mark did not arrive").unwrap();
             match message.get_payload::<String>().unwrap().as_str() {
                 "mark" => break,
-                message => own.push(message.to_owned()),
+                message => own.push(message.trim_start_matches(&**name.prefix()).to_owned()),
             }
         }
         all.push(own);

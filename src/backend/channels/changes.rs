@@ -1,14 +1,19 @@
 use std::fmt;
 
 use super::{joined::JointListener, topics::Listener};
-use crate::{backend::Change, error::BackendError};
+use crate::{
+    backend::{Change, Owner},
+    error::BackendError,
+};
 
 /// A subscription to the changes of one name. Dropping it ends it.
+///
+/// It gets all changes of the name, until it has an [address](Self::address).
 pub struct Changes(Listeners);
 
 enum Listeners {
     One(Listener),
-    /// The channel of all processes, and that of this process.
+    /// That of all processes, and that of this process.
     Two(Box<[Listener; 2]>),
     /// The channels of several servers.
     Several(JointListener),
@@ -50,6 +55,16 @@ impl Changes {
                 }
             }
             Listeners::Several(joined) => joined.next().await,
+        }
+    }
+
+    /// Gets the changes for this owner from now on, and none for another one. The changes for all
+    /// keep coming.
+    pub fn address(&mut self, owner: Owner) {
+        match &mut self.0 {
+            Listeners::One(listener) => listener.address(owner),
+            Listeners::Two(both) => both.iter_mut().for_each(|one| one.address(owner)),
+            Listeners::Several(joined) => joined.address(owner),
         }
     }
 
@@ -100,8 +115,8 @@ impl fmt::Debug for Changes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut shown = f.debug_tuple("Changes");
         match &self.0 {
-            Listeners::One(listener) => shown.field(listener.channel()),
-            Listeners::Two(both) => shown.field(both[0].channel()),
+            Listeners::One(listener) => shown.field(listener.topic()),
+            Listeners::Two(both) => shown.field(both[0].topic()),
             Listeners::Several(joined) => shown.field(joined),
         };
         shown.finish()

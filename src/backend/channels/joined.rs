@@ -14,7 +14,7 @@ use futures_util::{FutureExt, future::select_all};
 use tokio::time::{Instant, sleep_until};
 
 use super::topics::Listener;
-use crate::backend::Change;
+use crate::backend::{Change, Owner};
 
 /// How far the waiters spread: up to the first, then twice that, and so on up to the longest.
 const FIRST_SPREAD: Duration = Duration::from_millis(1);
@@ -86,6 +86,12 @@ impl JointListener {
     fn wake(&mut self) {
         self.wakes = self.wakes.saturating_add(1);
         self.forget();
+    }
+
+    pub(super) fn address(&mut self, owner: Owner) {
+        for listener in &mut self.listeners {
+            listener.address(owner);
+        }
     }
 
     /// Passes over the pushes until now.

@@ -1,34 +1,61 @@
-//! The channels that are listened to, and their listeners.
+//! The topics that are listened to, and their listeners.
+//!
+//! A topic has a channel of its own at the server, or its pushes come through a channel of the
+//! process, with those of many other topics.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, hash_map::Entry},
+    future::poll_fn,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard,
         atomic::{AtomicBool, Ordering},
     },
+    task::Waker,
 };
 
-use tokio::sync::{broadcast, watch};
+use tokio::sync::watch;
 
-use crate::{backend::Change, error::BackendError};
+use super::inbox::Inbox;
+use crate::{
+    backend::{Change, Owner},
+    error::BackendError,
+    sync::lock,
+};
 
-/// The pushes that a slow waiter may have unread. With more, it looks again.
-const BACKLOG: usize = 16;
-
-/// The open channels of one [`Channels`](super::Channels), and their listeners.
+/// What one [`Channels`](super::Channels) listens to.
 #[derive(Default)]
 pub(super) struct Topics {
-    open: Mutex<HashMap<Arc<str>, Topic>>,
+    open: Mutex<Open>,
     /// Counts openings and closings, for the task that keeps subscriptions in step.
     pub(super) openings: watch::Sender<u64>,
     /// The server pushes nothing any more, whatever is subscribed.
     pub(super) mute: AtomicBool,
 }
 
+#[derive(Default)]
+pub(super) struct Open {
+    topics: HashMap<Arc<str>, Topic>,
+    /// The channels of the process. They stay open.
+    process_channels: HashMap<Arc<str>, watch::Sender<Subscription>>,
+}
+
+/// The listeners of one topic. Each of them is in one of the maps.
 pub(super) struct Topic {
-    pub(super) sender: broadcast::Sender<Change>,
-    pub(super) subscription: watch::Sender<Subscription>,
-    listeners: usize,
+    /// The listeners that have an address: the changes for other owners do not reach them.
+    addressed: HashMap<Owner, Arc<Inbox>>,
+    /// The listeners that get the changes for each owner, by their numbers.
+    observers: HashMap<u64, Observer>,
+    /// The number of the next observer.
+    next: u64,
+    /// The channel of the process through which its pushes come. `None` if it has its own channel.
+    through: Option<Arc<str>>,
+    subscription: watch::Sender<Subscription>,
+}
+
+struct Observer {
+    inbox: Arc<Inbox>,
+    /// It gets the changes without an addressee as well.
+    hears_all: bool,
 }
 
 /// What the server has said of a subscription.
@@ -45,29 +72,35 @@ pub(crate) enum Subscription {
     Refused(BackendError),
 }
 
+/// A topic, and the way of its pushes.
+#[derive(Clone, Copy)]
+pub(crate) struct Source<'a> {
+    pub(crate) topic: &'a Arc<str>,
+    /// The channel of the process through which they come, or `None` for the topic's own channel.
+    pub(crate) through: Option<&'a Arc<str>>,
+    /// Whether the listener gets the changes without an addressee, before it has an address.
+    pub(crate) hears_all: bool,
+}
+
 impl Topics {
-    pub(super) fn open(&self) -> MutexGuard<'_, HashMap<Arc<str>, Topic>> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn open(&self) -> MutexGuard<'_, Open> {
+        lock(&self.open)
     }
 
-    /// Listens to channels, and opens those that are not open.
+    /// Listens to topics, and opens those that are not open.
     pub(super) fn listen<const N: usize>(
         self: &Arc<Self>,
-        channels: [&Arc<str>; N],
+        sources: [Source<'_>; N],
     ) -> [Listener; N] {
         let mut open = self.open();
-        let mut opened = false;
-        let listeners = channels.map(|channel| {
-            opened |= !open.contains_key(channel);
-            let topic = open.entry(channel.clone()).or_insert_with(|| Topic {
-                sender: broadcast::Sender::new(BACKLOG),
-                subscription: watch::Sender::new(Subscription::Asked),
-                listeners: 0,
-            });
-            topic.listen(channel, self)
+        let mut is_asked_for = false;
+        let listeners = sources.map(|source| {
+            let (topic, asked_for) = open.topic(source);
+            is_asked_for |= asked_for;
+            topic.listen(source.topic, source.hears_all, self)
         });
         drop(open);
-        if opened {
+        if is_asked_for {
             self.recheck();
         }
         listeners
@@ -79,43 +112,192 @@ impl Topics {
     }
 }
 
-impl Topic {
-    pub(super) fn listen(&mut self, channel: &Arc<str>, topics: &Arc<Topics>) -> Listener {
-        self.listeners += 1;
-        Listener {
-            receiver: self.sender.subscribe(),
-            subscription: self.subscription.subscribe(),
-            channel: channel.clone(),
-            topics: topics.clone(),
+impl Open {
+    /// Returns a topic, and whether the server must be asked for its subscription.
+    fn topic(&mut self, source: Source<'_>) -> (&mut Topic, bool) {
+        let shared = source.through.map(|channel| self.process_channel(channel));
+        let must_ask = shared.as_ref().is_some_and(|(said, is_new)| {
+            // What the server refused, it may allow by now.
+            let asks_again = |said: &mut Subscription| {
+                let is_refused = matches!(said, Subscription::Refused(_));
+                if is_refused {
+                    *said = Subscription::Asked;
+                }
+                is_refused
+            };
+            *is_new || said.send_if_modified(asks_again)
+        });
+        match self.topics.entry(source.topic.clone()) {
+            Entry::Occupied(topic) => (topic.into_mut(), must_ask),
+            Entry::Vacant(free) => {
+                let own = || watch::Sender::new(Subscription::Asked);
+                let is_own = shared.is_none();
+                let subscription = shared.map_or_else(own, |(shared, _)| shared);
+                let topic = Topic::new(source.through.cloned(), subscription);
+                (free.insert(topic), must_ask || is_own)
+            }
         }
+    }
+
+    /// Opens a channel of the process. Returns its subscription, and whether the server must be
+    /// asked for it.
+    pub(super) fn process_channel(
+        &mut self,
+        channel: &Arc<str>,
+    ) -> (watch::Sender<Subscription>, bool) {
+        let mut must_ask = false;
+        let subscription = self.process_channels.entry(channel.clone()).or_insert_with(|| {
+            must_ask = true;
+            watch::Sender::new(Subscription::Asked)
+        });
+        (subscription.clone(), must_ask)
+    }
+
+    /// Adds a push for the listeners that it is for. Returns the tasks to wake.
+    pub(super) fn push(&self, topic: &str, change: &Change) -> Vec<Waker> {
+        self.topics.get(topic).map_or(Vec::new(), |topic| topic.push(change))
+    }
+
+    /// Adds a push for the listeners of some topics, by the channels of their pushes.
+    pub(super) fn push_each(&self, change: &Change, which: impl Fn(&str) -> bool) -> Vec<Waker> {
+        let topics = self.topics.iter().filter(|(name, topic)| which(topic.channel(name)));
+        topics.flat_map(|(_, topic)| topic.push(change)).collect()
+    }
+
+    /// Returns whether a topic has listeners.
+    pub(super) fn has_listeners(&self, topic: &str) -> bool {
+        self.topics.contains_key(topic)
+    }
+
+    /// Returns the topics that have listeners.
+    pub(super) fn topics(&self) -> impl Iterator<Item = &Arc<str>> {
+        self.topics.keys()
+    }
+
+    /// Returns the channels that are subscribed to at the server, with what it has said of each.
+    pub(super) fn channels(
+        &self,
+    ) -> impl Iterator<Item = (&Arc<str>, &watch::Sender<Subscription>)> {
+        let own = self.topics.iter().filter(|(_, topic)| topic.through.is_none());
+        let own = own.map(|(name, topic)| (name, &topic.subscription));
+        own.chain(&self.process_channels)
+    }
+
+    /// Returns what the server has said of a channel, if it is wanted.
+    pub(super) fn subscription(&self, channel: &str) -> Option<&watch::Sender<Subscription>> {
+        self.process_channels.get(channel).or_else(|| {
+            let topic = self.topics.get(channel).filter(|topic| topic.through.is_none())?;
+            Some(&topic.subscription)
+        })
+    }
+
+    /// Listens to a topic that is open.
+    pub(super) fn listen(&mut self, topic: &Arc<str>, topics: &Arc<Topics>) -> Option<Listener> {
+        Some(self.topics.get_mut(topic)?.listen(topic, true, topics))
     }
 }
 
-/// One subscription to one channel.
+impl Topic {
+    fn new(through: Option<Arc<str>>, subscription: watch::Sender<Subscription>) -> Self {
+        let (addressed, observers) = Default::default();
+        Self { addressed, observers, next: 0, through, subscription }
+    }
+
+    fn listen(&mut self, topic: &Arc<str>, hears_all: bool, topics: &Arc<Topics>) -> Listener {
+        let inbox = Arc::<Inbox>::default();
+        let place = self.observe(Observer { inbox: inbox.clone(), hears_all });
+        let subscription = self.subscription.subscribe();
+        Listener { inbox, place, subscription, topic: topic.clone(), topics: topics.clone() }
+    }
+
+    /// Returns the channel of its pushes.
+    fn channel<'a>(&'a self, topic: &'a Arc<str>) -> &'a str {
+        self.through.as_ref().unwrap_or(topic)
+    }
+
+    /// A change with an addressee costs the same however many listeners have other addresses.
+    fn push(&self, change: &Change) -> Vec<Waker> {
+        let deliver = |inbox: &Arc<Inbox>| inbox.put(change.clone());
+        let addressee = change.addressee();
+        let mut readers: Vec<_> = match addressee {
+            Some(owner) => self.addressed.get(&owner).and_then(deliver).into_iter().collect(),
+            None => self.addressed.values().filter_map(deliver).collect(),
+        };
+        let observers = self.observers.values();
+        let observers = observers.filter(|one| one.hears_all || addressee.is_some());
+        readers.extend(observers.filter_map(|one| deliver(&one.inbox)));
+        readers
+    }
+
+    fn observe(&mut self, observer: Observer) -> Place {
+        let number = self.next;
+        self.next += 1;
+        self.observers.insert(number, observer);
+        Place::Observer(number)
+    }
+
+    /// Moves a listener to an address. It stays an observer if another listener has the address.
+    fn address(&mut self, place: Place, owner: Owner) -> Place {
+        if place == Place::Owner(owner) {
+            return place;
+        }
+        let Some(inbox) = self.remove(place) else { return place };
+        match self.addressed.entry(owner) {
+            Entry::Vacant(free) => {
+                free.insert(inbox);
+                Place::Owner(owner)
+            }
+            Entry::Occupied(_) => self.observe(Observer { inbox, hears_all: true }),
+        }
+    }
+
+    fn remove(&mut self, place: Place) -> Option<Arc<Inbox>> {
+        match place {
+            Place::Owner(owner) => self.addressed.remove(&owner),
+            Place::Observer(number) => self.observers.remove(&number).map(|one| one.inbox),
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.addressed.is_empty() && self.observers.is_empty()
+    }
+}
+
+/// Which of the listeners of a topic one is.
+#[derive(Clone, Copy, PartialEq)]
+enum Place {
+    Owner(Owner),
+    Observer(u64),
+}
+
+/// One subscription to one topic.
 pub(super) struct Listener {
-    receiver: broadcast::Receiver<Change>,
+    inbox: Arc<Inbox>,
+    place: Place,
     subscription: watch::Receiver<Subscription>,
-    channel: Arc<str>,
+    topic: Arc<str>,
     topics: Arc<Topics>,
 }
 
 impl Listener {
-    pub(super) fn channel(&self) -> &Arc<str> {
-        &self.channel
+    pub(super) fn topic(&self) -> &Arc<str> {
+        &self.topic
     }
 
     pub(super) async fn next(&mut self) -> Change {
-        match self.receiver.recv().await {
-            Ok(change) => change,
-            Err(broadcast::error::RecvError::Lagged(_)) => Change::Wake,
-            // The topic lives as long as this listener, and so does its sender.
-            Err(broadcast::error::RecvError::Closed) => std::future::pending().await,
+        poll_fn(|context| self.inbox.poll_next(context)).await
+    }
+
+    /// Gets the changes for this owner from now on, and none for another one.
+    pub(super) fn address(&mut self, owner: Owner) {
+        if let Some(topic) = self.topics.open().topics.get_mut(&self.topic) {
+            self.place = topic.address(self.place, owner);
         }
     }
 
     /// Passes over the pushes until now.
     pub(super) fn forget(&mut self) {
-        self.receiver = self.receiver.resubscribe();
+        self.inbox.forget();
     }
 
     pub(super) fn is_mute(&self) -> bool {
@@ -144,16 +326,20 @@ impl Listener {
 impl Drop for Listener {
     fn drop(&mut self) {
         let mut open = self.topics.open();
-        let Some(topic) = open.get_mut(&self.channel) else { return };
-        topic.listeners -= 1;
-        if topic.listeners == 0 {
-            open.remove(&self.channel);
-            // The memory of a burst is given back.
-            if open.capacity() > 1024 && open.len() < open.capacity() / 8 {
-                let kept = open.len() * 2;
-                open.shrink_to(kept);
-            }
-            drop(open);
+        let Some(topic) = open.topics.get_mut(&self.topic) else { return };
+        drop(topic.remove(self.place));
+        if !topic.is_empty() {
+            return;
+        }
+        let has_channel = topic.through.is_none();
+        open.topics.remove(&self.topic);
+        // The memory of a burst is given back.
+        let (capacity, left) = (open.topics.capacity(), open.topics.len());
+        if capacity > 1024 && left < capacity / 8 {
+            open.topics.shrink_to(left * 2);
+        }
+        drop(open);
+        if has_channel {
             self.topics.recheck();
         }
     }

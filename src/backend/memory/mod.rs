@@ -100,7 +100,7 @@ impl Leases for MemoryBackend {
     }
 
     async fn release(&self, claim: &Claim) -> Result<bool, BackendError> {
-        let heard = self.channels.wants(claim.name.prefix());
+        let heard = self.channels.has_listeners(claim.name.prefix());
         let (held, pushed) = self.data().release(claim, heard, Instant::now());
         if let Some(change) = pushed {
             self.push(&claim.name, change);

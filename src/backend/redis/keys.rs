@@ -19,12 +19,16 @@
 //! | `c` | channel | wake-ups and results; `c@3` for database 3, because databases share channels |
 //! | `s` | channel | the same in a cluster, as a shard channel |
 //!
-//! A sorted set expires with its last member. A channel of one process has the suffix of the
-//! channel and the first half of the process's owner ids: `c:0123456789abcdef`.
+//! A sorted set expires with its last member.
+//!
+//! At a single server, a process has one channel for all names of one namespace and family:
+//! `namespace:family:p:` and the first half of its owner ids, or `p@3:` for database 3. Messages on
+//! it begin with the [prefix](crate::key::Name::prefix) of the name. In a cluster, a process has a
+//! channel for each name: `s:` and that half.
 
 use std::sync::Arc;
 
-use crate::backend::Owner;
+use crate::{backend::Owner, key::Name};
 
 pub(super) const STAGED: &str = "t";
 pub(super) const LEASE: &str = "l";
@@ -53,7 +57,54 @@ pub(super) fn shard_channel() -> String {
     "s".to_owned()
 }
 
-/// Returns the channel of this process that belongs to the channel of a name.
-pub(super) fn process_channel(channel: &str) -> Arc<str> {
+/// Returns the channel of this process for a name in a cluster, which belongs to the channel of the
+/// name.
+pub(super) fn own_shard_channel(channel: &str) -> Arc<str> {
     format!("{channel}:{}", Owner::process()).into()
+}
+
+/// Returns the part of the channels of this process at a single server that follows the namespace
+/// and the family.
+pub(super) fn process_channel_suffix(database: i64) -> String {
+    format!("p{}:{}", &channel(database)[1..], Owner::process())
+}
+
+/// Returns the channel of this process for the namespace and family of a name.
+pub(super) fn process_channel(name: &Name, suffix: &str) -> Arc<str> {
+    // A namespace has no brace.
+    let scope = name.prefix().split('{').next().unwrap_or_default();
+    format!("{scope}{suffix}").into()
+}
+
+/// Splits a message on the channel of a process into the prefix of a name and the change. Returns
+/// `None` for a message on a channel of a name, which is the change.
+pub(super) fn split_message<'m>(channel: &str, message: &'m [u8]) -> Option<(&'m str, usize)> {
+    if channel.contains('{') {
+        return None;
+    }
+    let end = message.windows(2).position(|pair| pair == b"}:")? + 2;
+    Some((std::str::from_utf8(&message[..end]).ok()?, end))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::key::{Family, Key, Namespace};
+
+    #[test]
+    fn a_message_of_a_process_begins_with_the_prefix_of_a_name() -> Result<(), crate::Error> {
+        for key in ["k", "a{b}:c%", "}:", "ü"] {
+            let name = Name::new(&Namespace::standard(), Family::Lock, &Key::from(key), 512)?;
+            for database in [0, 3] {
+                let channel = process_channel(&name, &process_channel_suffix(database));
+                let message = format!("{}w}}:", name.prefix());
+                let (topic, at) = split_message(&channel, message.as_bytes()).unwrap_or_default();
+                assert_eq!((topic, &message[at..]), (&**name.prefix(), "w}:"));
+            }
+            let channel = name.suffixed(&channel(0));
+            assert_eq!(split_message(&channel, b"w"), None);
+        }
+        assert_eq!(split_message("bellwether:l:p:0123456789abcdef", b"w"), None);
+        Ok(())
+    }
 }

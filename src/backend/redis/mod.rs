@@ -62,6 +62,8 @@ struct RedisInner {
     /// The suffix of channels.
     channel: String,
     large: LargeNames,
+    /// The suffix of the channels of this process, at a single server.
+    process_channel: Option<String>,
 }
 
 impl RedisBackend {
@@ -94,13 +96,17 @@ impl RedisBackend {
     }
 
     fn with_own_connections(deployment: Deployment, config: RedisConfig) -> Self {
-        let channel = match &deployment {
-            Deployment::Cluster(_) => keys::shard_channel(),
-            Deployment::Single(endpoint) => keys::channel(endpoint.database()),
+        let (channel, process_channel) = match &deployment {
+            Deployment::Cluster(_) => (keys::shard_channel(), None),
+            Deployment::Single(endpoint) => {
+                let database = endpoint.database();
+                (keys::channel(database), Some(keys::process_channel_suffix(database)))
+            }
         };
         let servers = Servers::new(deployment.clone(), config.clone());
         let large = LargeNames::default();
-        Self(Arc::new(RedisInner { deployment, servers, config, channel, large }))
+        let inner = RedisInner { deployment, servers, config, channel, process_channel, large };
+        Self(Arc::new(inner))
     }
 
     /// Sends a `PING` to the server, or to each node of a cluster that serves a slot.

@@ -32,7 +32,9 @@ async fn a_replicated_lease_stays_held_and_waiters_get_their_turn() {
     let waiter = there.mutex("k").lease(LEASE).wait_limit(3 * LIMIT);
     let waiting = tokio::spawn(async move { waiter.lock().await });
     let mut raw = set.servers[0].raw().await;
-    let listens = async || !raw.clone().pubsub_channels().await.is_empty();
+    let waits = async || raw.clone().run::<u32>(&["ZCARD", "bellwether:l:{k}:q"]).await == 1;
+    assert!(comes_true(LIMIT, waits).await, "there is no waiter");
+    let listens = async || !raw.clone().process_channels().await.is_empty();
     assert!(comes_true(LIMIT, listens).await, "no waiter subscribed");
     replicated(&mut raw, 2).await;
 
@@ -52,7 +54,7 @@ async fn a_replicated_lease_stays_held_and_waiters_get_their_turn() {
     assert!(!waiting.is_finished());
     let listens = async || {
         let channels = new.raw().await.try_run::<Vec<String>>(&["PUBSUB", "CHANNELS"]).await;
-        channels.is_ok_and(|channels| channels.iter().any(|channel| channel.contains("{k}")))
+        channels.is_ok_and(|channels| channels.iter().any(|channel| channel.contains(":l:p:")))
     };
     assert!(comes_true(LIMIT, listens).await, "the waiter does not listen at the new master");
 
@@ -80,7 +82,9 @@ async fn an_unreplicated_lease_is_reported_as_lost_and_goes_to_the_waiter() {
     let guard = here.mutex("k").lease(LEASE).renew_every(LEASE / 60).lock().await.unwrap();
     let waiter = there.mutex("k").lease(LEASE).wait_limit(3 * LIMIT);
     let waiting = tokio::spawn(async move { waiter.lock().await });
-    let listens = async || !raw.clone().pubsub_channels().await.is_empty();
+    let waits = async || raw.clone().run::<u32>(&["ZCARD", "bellwether:l:{k}:q"]).await == 1;
+    assert!(comes_true(LIMIT, waits).await, "there is no waiter");
+    let listens = async || !raw.clone().process_channels().await.is_empty();
     assert!(comes_true(LIMIT, listens).await, "no waiter subscribed");
 
     set.servers[0].kill();

@@ -189,6 +189,16 @@ impl Servers {
         }
     }
 
+    /// Starts the task that keeps the subscriptions at a single server.
+    ///
+    /// Fails if the server is known to be unreachable.
+    pub(super) fn start_own_push(&self) -> Result<(), BackendError> {
+        match &self.nodes {
+            Nodes::Single { node, .. } => node.push.start(),
+            Nodes::Cluster(_) => Ok(()),
+        }
+    }
+
     pub(super) fn shard(&self, name: &Name) -> usize {
         match &self.nodes {
             Nodes::Single { .. } => 0,

@@ -34,7 +34,7 @@ use super::{
     task::OnDemandTask,
 };
 use crate::{
-    backend::{Change, Channels},
+    backend::{Change, Channels, redis::keys},
     error::{BackendError, BackendErrorKind, Chain},
 };
 
@@ -210,11 +210,13 @@ fn receive(
                     return;
                 };
                 let Ok(channel) = std::str::from_utf8(&channel) else { return };
-                let change = match Change::decode(&Bytes::from(message)) {
+                let message = Bytes::from(message);
+                let (topic, at) = keys::split_message(channel, &message).unwrap_or((channel, 0));
+                let change = match Change::decode(&message.slice(at..)) {
                     Change::Granted(handover) if confirms => Change::Turn(handover.owner),
                     change => change,
                 };
-                channels.push(channel, change);
+                channels.push(topic, change);
             }
             // Unless it was asked for, the channel's slot has moved. The client library takes the
             // message for the reply to another command, so the connection cannot be used any more.

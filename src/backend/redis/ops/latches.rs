@@ -59,7 +59,7 @@ impl Latches for RedisBackend {
     }
 
     async fn clear_latch(&self, name: &Name) -> Result<bool, BackendError> {
-        let call = Call::new(&SCRIPTS.clear, 2).keys(name, &[self.channel(), keys::LATCH]);
+        let call = Call::new(&SCRIPTS.clear, 2).keys(name, &[self.channel(), keys::LATCH]).arg(0);
         self.checked(replies::flag(self.0.servers.call(call).await?))
     }
 }

@@ -1,14 +1,13 @@
 //! The [`Leases`] of a Redis backend.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use futures_util::future::join_all;
-use tokio::time::timeout;
 
 use super::{
     super::RedisBackend,
     acquire::{entry_life, held_at, unreplicated},
-    has_process_channels, millis, replies,
+    millis, replies,
 };
 use crate::{
     backend::{
@@ -20,7 +19,7 @@ use crate::{
         },
         several,
     },
-    error::{BackendError, BackendErrorKind},
+    error::BackendError,
     key::Name,
 };
 
@@ -157,42 +156,23 @@ impl Leases for RedisBackend {
             Mode::Permit { .. } => (keys::PERMITS, &[]),
         };
         let call = Call::new(&SCRIPTS.clear, 2 + queue.len())
-            .keys(name, &[self.channel(), held])
-            .keys(name, queue);
+            .keys(name, &[self.channel()])
+            .keys(name, queue)
+            .keys(name, &[held])
+            .arg(u8::from(!queue.is_empty()));
         self.checked(replies::flag(self.0.servers.call(call).await?))
     }
 
     async fn changes(&self, name: &Name) -> Result<Changes, BackendError> {
-        let channels = self.0.servers.channels();
-        if channels.is_mute() {
-            let why = "the server refuses to publish";
-            return Err(BackendError::new(BackendErrorKind::Refused, why));
-        }
-        let channel: Arc<str> = name.suffixed(self.channel()).into();
-        let mut changes = match has_process_channels(name) {
-            true => channels.listen_to_both(&channel, &keys::process_channel(&channel)),
-            false => channels.listen(&channel),
-        };
-        let subscribed = async {
-            self.0.servers.start_push(&channel).await?;
-            changes.confirmed().await
-        };
-        match timeout(self.0.config.command_timeout, subscribed).await {
-            Ok(reply) => reply.map(|()| changes),
-            Err(_elapsed) => {
-                let why = "no subscription within the command time-out";
-                Err(BackendError::new(BackendErrorKind::Unavailable, why))
-            }
-        }
+        self.subscribe(name).await
     }
 
-    fn changes_along(&self, name: &Name) -> Option<Changes> {
-        let channels = self.0.servers.channels();
-        if channels.is_mute() || !has_process_channels(name) {
-            return None;
-        }
-        let channel = name.suffixed(self.channel()).into();
-        channels.listen_along(&channel, &keys::process_channel(&channel))
+    async fn changes_for(&self, claim: &Claim) -> Result<Changes, BackendError> {
+        self.subscribe_for(claim).await
+    }
+
+    fn changes_along(&self, claim: &Claim) -> Option<Changes> {
+        self.subscribed_for(claim)
     }
 
     /// The scripts of one renewal are sent at once, so that they share one command time-out.

@@ -1,6 +1,7 @@
 //! The backend traits: each operation is one call of a script, and reads its reply.
 
 mod acquire;
+mod changes;
 mod large;
 mod latches;
 mod leases;
@@ -13,17 +14,8 @@ use std::time::Duration;
 pub(super) use self::large::LargeNames;
 #[cfg(any(fuzzing, test))]
 pub(super) use self::replies::check_any_reply;
-use crate::key::{Family, Name};
 
 /// Returns whole milliseconds, at least one, because Redis refuses a time of zero.
 fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX).clamp(1, 1 << 52)
-}
-
-/// Returns whether each process has a channel of its own for a name.
-///
-/// A waiter for a lock is notified on the channel of its process, so that the other processes do
-/// not wake. All waiters for an entry want to know of it.
-fn has_process_channels(name: &Name) -> bool {
-    name.family() == Family::Lock
 }

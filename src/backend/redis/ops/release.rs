@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 
-use super::{super::RedisBackend, has_process_channels, millis, replies};
+use super::{super::RedisBackend, millis, replies};
 use crate::{
     backend::{
         Claim, HANDOVER_LIFE, Mode, TURN_LIFE,
@@ -39,16 +39,13 @@ impl RedisBackend {
         let call = Call::new(&SCRIPTS.release_queued, keys.len())
             .keys(&claim.name, keys)
             .owner(claim.owner)
-            .arg(u8::from(has_process_channels(&claim.name)))
             .arg(millis(TURN_LIFE))
             .arg(handover_life)
             .arg(millis(claim.fence_life))
             .arg(millis(claim.queue_entry_life().saturating_sub(HANDOVER_LIFE)));
-        // If this process listens to the channel, other processes are likely to wait as well, and
-        // hear before this caller. A fair mutex is left out: each of its releases would be two
-        // commands.
-        let is_contended = claim.mode == Mode::Exclusive
-            && self.0.servers.channels().wants(&claim.name.suffixed(self.channel()));
+        // If this process waits for the name, other processes are likely to wait as well, and hear
+        // before this caller. A fair mutex is left out: each of its releases would be two commands.
+        let is_contended = claim.mode == Mode::Exclusive && self.is_waited_for(&claim.name);
         self.released(call.answered_last(is_contended)).await
     }
 

@@ -7,7 +7,7 @@
 -- Returns {'granted', fence of each ...}, or {'held', index from 0, fence, ms left, 1} for the
 -- first lease that another owner has.
 
--- include: lease_at, clock_ms, ticket, take_entry, leave, grant, renew_lease
+-- include: lease_at, clock_ms, ticket, take_entry_or_look, leave, grant, renew_lease
 local count = #KEYS / 4
 local fences = {}
 for one = 1, count do
@@ -17,8 +17,8 @@ for one = 1, count do
   if foreign then return foreign end
   if holder and holder ~= owner then
     if entry_ms ~= '0' then
-      -- A full server refuses the entry. The claim does without it, and polls.
-      pcall(take_entry, queue, deadlines, nil, owner, now_ms(), entry_ms, TURN_ONLY + UNORDERED)
+      local bits = TURN_ONLY + UNORDERED
+      left = take_entry_or_look(left, queue, deadlines, nil, owner, now_ms(), entry_ms, bits)
     end
     return {'held', one - 1, held, left, 1}
   end

@@ -24,7 +24,7 @@ if taken == 0 or redis.pcall('GET', lease) == owner .. ':0' then
   end
 end
 
--- include: lease_at, clock_ms, ticket_bits, take_entry, leave, first_in, holds_at
+-- include: lease_at, clock_ms, ticket_bits, take_entry, take_entry_or_look, leave, first_in, holds_at
 -- include: grant, renew_lease
 local holder, held, left, foreign = lease_at(lease)
 if foreign then return foreign end
@@ -60,8 +60,7 @@ end
 
 if entry_ms ~= '0' then
   if unordered then
-    -- A full server refuses the entry. The claim does without it, and polls.
-    pcall(take_entry, queue, deadlines, writers, owner, now_ms(), entry_ms, bits)
+    left = take_entry_or_look(left, queue, deadlines, writers, owner, now_ms(), entry_ms, bits)
   else
     take_entry(queue, deadlines, writers, owner, at, entry_ms, bits)
   end

@@ -38,8 +38,8 @@ scripts! {
     lib:
         clock clock_fence clock_ms commit_mark entry_at entry_message fence_at fence_text first_in
         grant handover_message hold holds_at is_held keep latch_at lease_at leave members
-        move_entry next_fence process_channel publish renew_lease set_lease take_entry ticket
-        ticket_bits;
+        move_entry next_fence publish publish_to_process renew_lease set_lease take_entry
+        take_entry_or_look ticket ticket_bits wake_queue;
     scripts:
         acquire acquire_all acquire_permit acquire_queued acquire_read clear commit count_down
         count_left downgrade holder invalidate pass put release release_permit release_queued renew

@@ -4,13 +4,12 @@
 -- Returns 1 if it was held or 0 if not, plus the bit of `publish` if it published.
 --
 -- readers, writers: of a read-write lock, nil for any other lock; the writers are in its queue
--- own: '1' if each process has a channel of its own
 -- turn_ms: how long the lease is kept for an unordered claim whose turn was notified; the claim
 --   loses its queue entry, so that the claim of a dead process is notified once
 -- handover_ms: how long a lease that is handed over lasts; '0' if none is handed over
 -- fresh_ms: an unordered claim that waited longer may reach its deadline before a handover ends
 local lease, channel, queue, deadlines, fence, readers, writers = unpack(KEYS)
-local owner, own, turn_ms, handover_ms, fence_ms, fresh_ms = unpack(ARGV)
+local owner, turn_ms, handover_ms, fence_ms, fresh_ms = unpack(ARGV)
 
 -- The usual cases: the owner has the lease, and no claim waits, or the first one is handed the
 -- lease or notified. Any other case goes on below, with the queue as it was. A read-write lock
@@ -27,7 +26,7 @@ if popped and not popped[1] then
   return 1 + publish(channel, 'w')
 end
 
--- include: ticket_bits, clock_fence, set_lease, process_channel, handover_message
+-- include: ticket_bits, clock_fence, set_lease, publish_to_process, handover_message
 while popped and popped[1] do
   local waiter, ticket, time = popped[1], tonumber(popped[2]), redis.call('TIME')
   local turn_only, unordered = ticket_bits(ticket)
@@ -49,7 +48,7 @@ while popped and popped[1] do
       is_usual = granted ~= nil
       message = is_usual and handover_message(granted, waiter, waited + life)
     end
-    if is_usual then told, heard = publish(process_channel(channel, own, waiter), message) end
+    if is_usual then told, heard = publish_to_process(channel, waiter, message) end
     if heard > 0 then
       set_lease(lease, waiter, granted, kept_ms)
       redis.call('ZREM', deadlines, waiter)
@@ -101,13 +100,13 @@ local function hand_over(waiter, kept_ms, ticket)
   if not is_granted then return nil end
   local ends = at - math.floor(ticket / 1000) + life
   local message = handover_message(fence_text(granted), waiter, ends)
-  local told, heard = publish(process_channel(channel, own, waiter), message)
+  local told, heard = publish_to_process(channel, waiter, message)
   if heard > 0 then leave(queue, deadlines, writers, waiter) else redis.call('DEL', lease) end
   return told, heard
 end
 
 local first, kept_ms, ticket = first_in(queue, deadlines, writers, at)
--- A reader at the head of the queue ends the loop: the wake-up below reaches all readers.
+-- A reader at the head of the queue ends the loop: the wake-ups below reach all readers.
 while first and (not writers or redis.call('ZSCORE', writers, first)) do
   if readers and holds_at(readers, at) ~= 0 then return was_held end
   local turn_only, unordered = ticket_bits(ticket)
@@ -115,7 +114,7 @@ while first and (not writers or redis.call('ZSCORE', writers, first)) do
   if not turn_only and handover_ms ~= '0' then told, heard = hand_over(first, kept_ms, ticket) end
   local is_handed = told ~= nil
   if not is_handed then
-    told, heard = publish(process_channel(channel, own, first), 't' .. first)
+    told, heard = publish_to_process(channel, first, 't' .. first)
   end
   if told == REFUSED or not unordered or is_handed and heard > 0 then return was_held + told end
   leave(queue, deadlines, writers, first)
@@ -125,4 +124,6 @@ while first and (not writers or redis.call('ZSCORE', writers, first)) do
   end
   first, kept_ms, ticket = first_in(queue, deadlines, writers, at)
 end
+-- include: wake_queue
+if first then wake_queue(channel, queue) end
 return was_held + publish(channel, 'w')

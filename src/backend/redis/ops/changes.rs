@@ -1,0 +1,113 @@
+//! Subscriptions to the changes of names.
+//!
+//! A release notifies one waiter on the channel of its process, so that the other processes do not
+//! wake. At a single server a process has one such channel for all names, and keeps it: a wait costs
+//! no subscription. In a cluster a script publishes in the slot of its name only, so a process has
+//! such a channel for each name that it waits for.
+
+use std::sync::Arc;
+
+use tokio::time::timeout;
+
+use super::super::{RedisBackend, keys};
+use crate::{
+    backend::{Changes, Claim},
+    error::{BackendError, BackendErrorKind},
+    key::Name,
+};
+
+impl RedisBackend {
+    /// Subscribes to all changes of a name.
+    pub(super) async fn subscribe(&self, name: &Name) -> Result<Changes, BackendError> {
+        let channel: Arc<str> = name.suffixed(self.channel()).into();
+        let channels = self.0.servers.channels();
+        let changes = match self.process_channel(name) {
+            Some(shared) => channels.listen_to_all(&channel, &shared, name.prefix()),
+            None => channels.listen_to_both(&channel, &keys::own_shard_channel(&channel)),
+        };
+        self.confirmed(changes, &channel).await
+    }
+
+    /// Subscribes to the changes of which a claim must know while it waits.
+    pub(super) async fn subscribe_for(&self, claim: &Claim) -> Result<Changes, BackendError> {
+        let mut changes = if let Some(shared) = self.shared_channel(claim) {
+            let changes = self.0.servers.channels().listen_through(&shared, claim.name.prefix());
+            self.confirmed(changes, &shared).await?
+        } else if is_queued(claim) {
+            self.subscribe(&claim.name).await?
+        } else {
+            let channel: Arc<str> = claim.name.suffixed(self.channel()).into();
+            let changes = self.0.servers.channels().listen(&channel);
+            self.confirmed(changes, &channel).await?
+        };
+        changes.address(claim.owner);
+        Ok(changes)
+    }
+
+    /// Returns the subscription of [`subscribe_for`](Self::subscribe_for), if the server has
+    /// confirmed it already. Otherwise asks for the channel of this process, without a wait.
+    pub(super) fn subscribed_for(&self, claim: &Claim) -> Option<Changes> {
+        let (channels, name) = (self.0.servers.channels(), &claim.name);
+        if channels.is_mute() {
+            return None;
+        }
+        let mut changes = if let Some(shared) = self.shared_channel(claim) {
+            let is_confirmed = channels.open_process_channel(&shared);
+            self.0.servers.start_own_push().ok()?;
+            is_confirmed.then(|| channels.listen_through(&shared, name.prefix()))?
+        } else if is_queued(claim) {
+            let channel = name.suffixed(self.channel()).into();
+            channels.listen_along(&channel, &keys::own_shard_channel(&channel))?
+        } else {
+            return None;
+        };
+        changes.address(claim.owner);
+        Some(changes)
+    }
+
+    /// Returns whether a claim of this process waits for a name.
+    pub(super) fn is_waited_for(&self, name: &Name) -> bool {
+        let channels = self.0.servers.channels();
+        match self.0.process_channel {
+            Some(_) => channels.has_listeners(name.prefix()),
+            None => channels.has_listeners(&name.suffixed(self.channel())),
+        }
+    }
+
+    /// Returns the channel of this process on which a claim is told of all that it must know.
+    fn shared_channel(&self, claim: &Claim) -> Option<Arc<str>> {
+        if is_queued(claim) { self.process_channel(&claim.name) } else { None }
+    }
+
+    fn process_channel(&self, name: &Name) -> Option<Arc<str>> {
+        Some(keys::process_channel(name, self.0.process_channel.as_ref()?))
+    }
+
+    /// Waits until the server has confirmed a subscription.
+    async fn confirmed(
+        &self,
+        mut changes: Changes,
+        channel: &str,
+    ) -> Result<Changes, BackendError> {
+        if self.0.servers.channels().is_mute() {
+            let why = "the server refuses to publish";
+            return Err(BackendError::new(BackendErrorKind::Refused, why));
+        }
+        let subscribed = async {
+            self.0.servers.start_push(channel).await?;
+            changes.confirmed().await
+        };
+        match timeout(self.0.config.command_timeout, subscribed).await {
+            Ok(reply) => reply.map(|()| changes),
+            Err(_elapsed) => {
+                let why = "no subscription within the command time-out";
+                Err(BackendError::new(BackendErrorKind::Unavailable, why))
+            }
+        }
+    }
+}
+
+/// Returns whether a claim is told of its turn by its owner.
+fn is_queued(claim: &Claim) -> bool {
+    claim.waits && claim.mode.queues()
+}
