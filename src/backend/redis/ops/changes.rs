@@ -1,9 +1,9 @@
 //! Subscriptions to the changes of names.
 //!
 //! A release notifies one waiter on the channel of its process, so that the other processes do not
-//! wake. At a single server a process has one such channel for all names, and keeps it: a wait costs
-//! no subscription. In a cluster a script publishes in the slot of its name only, so a process has
-//! such a channel for each name that it waits for.
+//! wake. At a single server a process has one such channel for all names, and keeps it. So a wait
+//! costs no subscription. In a cluster a script publishes in the slot of its name only. So a
+//! process has such a channel for each name that it waits for.
 
 use std::sync::Arc;
 

@@ -24,8 +24,8 @@ if taken == 0 or redis.pcall('GET', lease) == owner .. ':0' then
   end
 end
 
--- include: lease_at, clock_ms, ticket_bits, take_entry, take_entry_or_look, leave, first_in, holds_at
--- include: grant, renew_lease
+-- include: lease_at, clock_ms, ticket_bits, take_entry, take_entry_or_look, leave, first_in
+-- include: holds_at, grant, renew_lease
 local holder, held, left, foreign = lease_at(lease)
 if foreign then return foreign end
 

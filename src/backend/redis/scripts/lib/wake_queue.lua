@@ -1,7 +1,7 @@
 -- include: publish_to_process
 
--- Wakes each process that has an entry in a queue. In a cluster all of them listen to the channel of
--- the name.
+-- Wakes each process that has an entry in a queue. In a cluster all of them listen to the channel
+-- of the name.
 local function wake_queue(channel, queue)
   if string.find(channel, '}:s', 1, true) then return end
   local waiters = redis.pcall('ZRANGE', queue, 0, -1)
