@@ -177,30 +177,6 @@ mod tests {
     }
 
     #[test]
-    fn other_bytes_mean_look_again() {
-        for bytes in [
-            "",
-            "x",
-            "e",
-            "ebw1v",
-            "f",
-            "f12",
-            "i",
-            "i-",
-            "t",
-            "t12",
-            "f0000000000000001",
-            "g",
-            "g0000000000000001",
-            "g000000000000000100",
-            "g0000000000000001000102030405060708090a0b0c0d0e0f",
-            "g0000000000000001000102030405060708090a0b0c0d0e0f-1",
-        ] {
-            assert_eq!(Change::decode(&Bytes::from(bytes)), Change::Wake, "{bytes:?}");
-        }
-    }
-
-    #[test]
     fn a_long_message_is_cut_between_characters() {
         let error = Error::new(ErrorKind::Load, "ü".repeat(2000));
         assert_eq!(Failure::new(1, &error).message.len(), LONGEST_MESSAGE);

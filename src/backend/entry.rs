@@ -139,30 +139,3 @@ const DIGITS: [u8; 256] = {
     }
     digits
 };
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_encoded_entry_is_decoded() {
-        let entry = Entry::value(7, Duration::from_millis(210), Bytes::from_static(b"\0\xffv"))
-            .with_fence(1_790_000_000_000_001);
-        assert_eq!(Entry::decode(entry.encode()), Ok(entry));
-        let uncacheable = Entry::uncacheable(Duration::ZERO).with_fence(1);
-        assert_eq!(Entry::decode(uncacheable.encode()), Ok(uncacheable));
-    }
-
-    #[test]
-    fn any_other_bytes_are_refused() {
-        let good = Entry::value(7, Duration::ZERO, Bytes::from_static(b"v")).encode();
-        for cut in 0..HEADER {
-            assert_eq!(Entry::decode(good.slice(..cut)), Err(Undecodable));
-        }
-        for at in 0..HEADER {
-            let mut bad = good.to_vec();
-            bad[at] = b'\xc3';
-            assert_eq!(Entry::decode(bad.into()), Err(Undecodable), "byte {at}");
-        }
-    }
-}

@@ -1,6 +1,7 @@
 //! Tests within one process. No server is started, and time is paused where it matters.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, unreachable_pub)]
 
+mod bytes;
 mod cache;
 mod decisions;
 mod http;
@@ -9,6 +10,7 @@ mod latch;
 mod layer;
 mod locks;
 mod msrv;
+mod names;
 mod properties;
 mod reentrant;
 mod send_sync;
