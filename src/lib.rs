@@ -184,6 +184,7 @@ pub mod layer;
 pub mod lease;
 pub mod lock;
 mod observe;
+mod shards;
 mod signal;
 mod sync;
 mod time;

@@ -105,8 +105,9 @@ pub struct Claim {
     pub mode: Mode,
     /// How long the lease lasts unless it is renewed.
     pub lease: Duration,
-    /// How long the last fence of the name is remembered after the lease was granted or renewed.
-    /// After a handover, it is the time of the holder that handed over.
+    /// How long the last fence of the name is remembered after the lease was granted. After each
+    /// renewal at least three quarters of it are left. After a handover, it is the time of the
+    /// holder that handed over.
     pub fence_life: Duration,
     /// Whether it enters the queue, where the mode has one and the claim is not granted at once.
     pub waits: bool,

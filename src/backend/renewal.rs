@@ -7,8 +7,8 @@ pub enum Renewal {
     NotHeld,
     /// The outcome for this claim is unknown, though it is known for others of the same call.
     ///
-    /// A backend of one server does not return it. A majority of servers returns it for a lease
-    /// about which too few servers answered.
+    /// A majority of servers returns it for a lease about which too few servers answered, and a
+    /// cluster for the leases of a node that does not answer.
     Unknown,
 }
 

@@ -3,7 +3,7 @@ use std::{marker::PhantomData, sync::Arc, time::Duration};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
-use super::{Abandoned, Cache, Codec, Json, core::Core, settings::Settings, shard::Shards};
+use super::{Abandoned, Cache, Codec, Json, core::Core, settings::Settings};
 use crate::{
     backend::DynStore,
     error::{Error, ErrorKind},
@@ -11,6 +11,7 @@ use crate::{
     key::Namespace,
     lease::{Engine, RetryStrategy},
     observe::{Counters, Once},
+    shards::Shards,
 };
 
 /// Builds a [`Cache`]. Every setting has a default, and [`build`](Self::build) checks them
@@ -243,7 +244,7 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
             abort: CancellationToken::new(),
             loads: Semaphore::new(settings.max_loads),
             counters: Counters::default(),
-            shards: Shards::new(),
+            shards: Shards::default(),
             undecodable: Once::default(),
             unstorable: Once::default(),
             settings,

@@ -12,7 +12,7 @@ use super::{
     Codec,
     outcome::Outcome,
     settings::{OnFull, Options, Settings},
-    shard::Shards,
+    shard::Shard,
 };
 use crate::{
     backend::{DynStore, Entry, EntryKind},
@@ -21,6 +21,7 @@ use crate::{
     key::{Family, Key, Name},
     lease::Engine,
     observe::{Counters, Once},
+    shards::Shards,
 };
 
 pub(super) struct Core<V> {
@@ -36,7 +37,7 @@ pub(super) struct Core<V> {
     /// The permits of loads under way.
     pub(super) loads: Semaphore,
     pub(super) counters: Counters,
-    pub(super) shards: Shards,
+    pub(super) shards: Shards<Shard>,
     /// Warned of once, and counted from then on.
     pub(super) undecodable: Once,
     pub(super) unstorable: Once,

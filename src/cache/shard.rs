@@ -3,23 +3,14 @@
 //! A breaker and a queue of its own for each shard keep a shard that hangs from slowing down
 //! callers of the others.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, RwLock},
-};
-
 use tokio::sync::{Semaphore, SemaphorePermit};
 
 use super::breaker::Breaker;
-use crate::sync::{read, write};
 
 /// How many flights may ask a shard at once, while the others queue: enough to keep a connection
 /// busy, and few enough for an answer well within the time-out. Otherwise ten thousand cold keys at
 /// once would look like a server that is down.
 const TURNS: usize = 128;
-
-/// From this number on, shards without a known failure are forgotten when a new one comes.
-const WORTH_CLEARING: usize = 64;
 
 pub(super) struct Shard {
     pub(super) breaker: Breaker,
@@ -30,12 +21,14 @@ pub(super) struct Shard {
     pub(super) at_once: Semaphore,
 }
 
-impl Shard {
-    fn new() -> Self {
+impl Default for Shard {
+    fn default() -> Self {
         let [turns, at_once] = [0, 1].map(|_| Semaphore::new(TURNS));
         Self { breaker: Breaker::default(), turns, at_once }
     }
+}
 
+impl Shard {
     /// Waits for a turn to ask the shard. `None` while the shard does not answer, so that no flight
     /// waits for the time-outs of others.
     pub(super) async fn turn(&self) -> Option<SemaphorePermit<'_>> {
@@ -44,33 +37,5 @@ impl Shard {
             Err(_) => self.turns.acquire().await.ok(),
         };
         turn.filter(|_| !self.breaker.is_open())
-    }
-}
-
-/// The shards, by the numbers that the backend gives them.
-pub(super) struct Shards {
-    /// Shard 0, the only one of most backends.
-    first: Arc<Shard>,
-    others: RwLock<HashMap<usize, Arc<Shard>>>,
-}
-
-impl Shards {
-    pub(super) fn new() -> Self {
-        Self { first: Arc::new(Shard::new()), others: RwLock::default() }
-    }
-
-    pub(super) fn of(&self, number: usize) -> Arc<Shard> {
-        if number == 0 {
-            return self.first.clone();
-        }
-        let known = read(&self.others).get(&number).cloned();
-        known.unwrap_or_else(|| {
-            let mut others = write(&self.others);
-            if others.len() >= WORTH_CLEARING {
-                others
-                    .retain(|_, shard| Arc::strong_count(shard) > 1 || shard.breaker.is_troubled());
-            }
-            others.entry(number).or_insert_with(|| Arc::new(Shard::new())).clone()
-        })
     }
 }

@@ -11,8 +11,7 @@ use super::{
 };
 use crate::{
     backend::{
-        ANSWER_LIMIT, Acquired, AcquiredAll, Claim, Claimed, DynLeases, Grant, Handover, Owner,
-        answered_by,
+        Acquired, AcquiredAll, Claim, Claimed, DynLeases, Grant, Handover, Owner, answered_by,
     },
     error::{BackendError, BackendErrorKind, Error},
 };
@@ -98,12 +97,15 @@ impl Acquisition {
         F: Future<Output = Result<T, BackendError>> + 'a,
         for<'t> Said: From<&'t T>,
     {
+        let turns = self.janitor.turns(&self.claim.name);
+        let turn = turns.acquisitions.next().await;
         let sent = Instant::now();
         let before = self.begin(sent);
         let Self { janitor, claim, state, handover, .. } = self;
         let (janitor, claim): (&'a Janitor, &'a Claim) = (janitor, claim);
         let backend = janitor.backend().as_ref();
         let answer = answered_by(backend, limit, send(backend, claim)).await;
+        turn.end(answer.as_ref().err());
         *state = after_answer(before, answer.as_ref().map(Said::from), handover);
         Ok((answer?, sent))
     }
@@ -136,8 +138,7 @@ impl Acquisition {
     /// Leaves the queue at the backend. If that has no answer, the claim goes on with a fresh
     /// owner. Returns whether it had one.
     pub(super) async fn leave_queue(&mut self) -> bool {
-        let backend = self.janitor.backend().as_ref();
-        let left = answered_by(backend, ANSWER_LIMIT, backend.release(&self.claim)).await;
+        let left = self.janitor.release(self.janitor.backend().as_ref(), &self.claim).await;
         match left {
             Ok(_) => self.state = AcquisitionState::Idle,
             Err(_) => self.restart(),
@@ -230,13 +231,16 @@ impl Drop for Acquisition {
 /// after another.
 pub(super) async fn ask_all(
     acquisitions: &mut [Acquisition],
-    backend: &dyn DynLeases,
+    janitor: &Janitor,
     limit: Duration,
 ) -> Result<(AcquiredAll, Instant), BackendError> {
+    let turns = acquisitions.first().map(|one| janitor.turns(&one.claim.name)).unwrap_or_default();
+    let turn = turns.acquisitions.next().await;
     let sent = Instant::now();
     let claims: Vec<_> = acquisitions.iter().map(|one| one.claim.clone()).collect();
     let before: Vec<_> = acquisitions.iter_mut().map(|one| one.begin(sent)).collect();
     let limit = limit.saturating_mul(u32::try_from(claims.len()).unwrap_or(u32::MAX));
+    let backend = janitor.backend().as_ref();
     let answer = match answered_by(backend, limit, backend.acquire_all(&claims)).await {
         Ok(AcquiredAll::Granted(grants)) if grants.len() != claims.len() => {
             let why = "not one grant for each claim";
@@ -244,6 +248,7 @@ pub(super) async fn ask_all(
         }
         answer => answer,
     };
+    turn.end(answer.as_ref().err());
     for (at, (one, before)) in acquisitions.iter_mut().zip(before).enumerate() {
         let said = answer.as_ref().map(|answer| match answer {
             AcquiredAll::Granted(_) => Said::Granted,

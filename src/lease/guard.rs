@@ -190,7 +190,8 @@ async fn pass(
 ) -> Result<bool, BackendError> {
     let since = Instant::now();
     let backend = engine.backend().as_ref();
-    let passed = answered_by(backend, ANSWER_LIMIT, backend.pass(from, &next.claim)).await;
+    let pass = answered_by(backend, ANSWER_LIMIT, backend.pass(from, &next.claim));
+    let passed = engine.janitor.turns(&from.name).releases.run(pass).await;
     let grant = match passed {
         Ok(Some(grant)) => grant,
         refused => {

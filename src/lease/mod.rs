@@ -2,6 +2,7 @@
 //!
 //! The room stands on [`backend`](crate::backend), which grants. From the ground up:
 //!
+//! - `turns`: the turns of requests to ask a shard.
 //! - `release`: a release that must happen, and the janitor that does it.
 //! - `handover`, `acquisition`: a claim on its way to a lease, and its undo.
 //! - `queue`: the callers of this process that want one lease.
@@ -28,6 +29,7 @@ mod release;
 mod renewals;
 mod retry;
 mod several;
+mod turns;
 mod wait;
 
 pub use self::retry::{Retry, RetryStrategy};

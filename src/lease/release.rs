@@ -6,6 +6,9 @@
 //! [`Release`] is an obligation: dropped before it is done, it goes to the janitor. The janitor is
 //! a thread with a small runtime of its own, and lives as long as there is something to release.
 //! The end of the process ends it too, and the leases end by themselves.
+//!
+//! A runtime of the current thread runs its tasks only inside of `block_on`. A caller outside of it
+//! cannot know whether that comes again, so its release goes to the janitor as well.
 
 use std::{
     pin::Pin,
@@ -17,16 +20,19 @@ use std::{
 
 use futures_util::{StreamExt, future::BoxFuture, stream::FuturesUnordered};
 use tokio::{
-    runtime::{Builder, Handle},
+    runtime::{Builder, Handle, RuntimeFlavor},
     sync::Notify,
     time::{Instant, sleep, sleep_until, timeout},
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::{debug, warn};
 
+use super::turns::ShardTurns;
 use crate::{
     backend::{ANSWER_LIMIT, Claim, DynLeases, answered_by},
     error::{BackendError, Chain, Error},
+    key::Name,
+    shards::Shards,
     time::after,
 };
 
@@ -43,6 +49,7 @@ const LATE: [(u32, Duration); 3] =
 /// The releases of one backend: those that run in tasks, and those that the janitor's thread does.
 pub(crate) struct Janitor {
     backend: Arc<dyn DynLeases>,
+    turns: Shards<ShardTurns>,
     /// Releases that no caller polls.
     tasks: TaskTracker,
     /// Cancelled when nothing new may begin.
@@ -63,6 +70,7 @@ impl Janitor {
     pub(crate) fn new(backend: Arc<dyn DynLeases>) -> Arc<Self> {
         Arc::new(Self {
             backend,
+            turns: Shards::default(),
             tasks: TaskTracker::new(),
             stop: CancellationToken::new(),
             backlog: Mutex::default(),
@@ -72,6 +80,21 @@ impl Janitor {
 
     pub(crate) fn backend(&self) -> &Arc<dyn DynLeases> {
         &self.backend
+    }
+
+    /// Returns the turns to ask the shard of a name.
+    pub(super) fn turns(&self, name: &Name) -> Arc<ShardTurns> {
+        self.turns.of(self.backend.shard(name), |_| true)
+    }
+
+    /// Releases the lease of a claim in its turn, once. Returns whether it was held.
+    pub(super) async fn release(
+        &self,
+        backend: &dyn DynLeases,
+        claim: &Claim,
+    ) -> Result<bool, BackendError> {
+        let release = answered_by(backend, ANSWER_LIMIT, backend.release(claim));
+        self.turns(&claim.name).releases.run(release).await
     }
 
     /// Releases the lease of a claim. The future returns [`Lost`](crate::ErrorKind::Lost) if it was
@@ -88,7 +111,9 @@ impl Janitor {
     /// Releases a claim that may be granted, or has a queue entry, in a task.
     pub(crate) fn undo(self: &Arc<Self>, claim: Claim, outcome_unknown: bool, runtime: &Handle) {
         let release = Release::new(self.clone(), claim, outcome_unknown);
-        self.tasks.spawn_on(release.run(), runtime);
+        if is_driven(runtime) {
+            self.tasks.spawn_on(release.run(), runtime);
+        }
     }
 
     /// Runs a task for which the shutdown waits.
@@ -210,8 +235,7 @@ impl Release {
 
     /// Asks the backend once. Returns whether the lease was held.
     pub(super) async fn once(&self) -> Result<bool, BackendError> {
-        let backend = self.janitor.backend.as_ref();
-        answered_by(backend, ANSWER_LIMIT, backend.release(&self.claim)).await
+        self.janitor.release(self.janitor.backend.as_ref(), &self.claim).await
     }
 
     /// Settles the release of a lease that was held, and returns whether it was. A task does what
@@ -238,7 +262,9 @@ impl Release {
     /// Releases in a task what may arrive late. The rest was released in another way.
     pub(super) fn settle_late(self, runtime: &Handle) {
         let janitor = self.janitor.clone();
-        janitor.tasks.spawn_on(self.run_late(), runtime);
+        if is_driven(runtime) {
+            janitor.tasks.spawn_on(self.run_late(), runtime);
+        }
     }
 
     async fn run_late(mut self) {
@@ -279,7 +305,7 @@ impl Release {
         let name = &self.claim.name;
         let mut pause = FIRST_PAUSE;
         loop {
-            match answered_by(backend, ANSWER_LIMIT, backend.release(&self.claim)).await {
+            match self.janitor.release(backend, &self.claim).await {
                 Ok(_) => return,
                 Err(error) if Instant::now() + pause >= end => {
                     debug!(?name, error = %Chain(&error), "release failed; the lease expires");
@@ -308,6 +334,12 @@ impl Drop for Release {
     }
 }
 
+/// Returns whether a task on this runtime can be expected to run.
+fn is_driven(runtime: &Handle) -> bool {
+    runtime.runtime_flavor() != RuntimeFlavor::CurrentThread
+        || Handle::try_current().is_ok_and(|current| current.id() == runtime.id())
+}
+
 /// A future that goes on in a task when it is dropped before its end.
 #[must_use = "dropping it costs a task"]
 pub(crate) struct Unstoppable<T: Send + 'static> {
@@ -330,7 +362,10 @@ impl<T: Send + 'static> Future for Unstoppable<T> {
 
 impl<T: Send + 'static> Drop for Unstoppable<T> {
     fn drop(&mut self) {
-        if let Some(future) = self.future.take() {
+        // Dropped here, the release that it owes goes to the janitor.
+        if let Some(future) = self.future.take()
+            && is_driven(&self.runtime)
+        {
             self.runtime.spawn(future);
         }
     }

@@ -2,38 +2,42 @@
 //!
 //! One task for each engine does it, while something is held and for a moment longer, so that a
 //! caller that locks and unlocks in turn does not start it each time. The task is woken for what it
-//! would not see in time by itself. Renewals that fall due together are one batch. A renewal that
-//! fails is tried again while the lease can still be held: only a refusal or the deadline is a
-//! loss.
+//! would not see in time by itself. Renewals that fall due together go out in
+//! [batches](batches). A renewal that fails is tried again while the lease can still be held: only
+//! a refusal or the deadline is a loss.
 //!
 //! The invariant: `deadline` is a monotonic time taken *before* the request was sent, plus the
 //! lease, less the drift. So it passes here before the lease ends on the server.
 
+mod batches;
+mod schedule;
+
 use std::{
-    collections::{BTreeMap, BTreeSet},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
 };
 
 use futures_util::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
-use hashbrown::HashMap;
 use tokio::{
     sync::Notify,
-    time::{Instant, sleep_until, timeout},
+    task::yield_now,
+    time::{Instant, sleep_until},
 };
-use tracing::{debug, warn};
+use tracing::warn;
 
+use self::{
+    batches::{Answered, Batch, Batches},
+    schedule::Schedule,
+};
 use super::record::{Granted, LeaseRecord};
 use crate::{
-    backend::{ANSWER_LIMIT, DynLeases, Owner, Renewal},
-    error::Chain,
+    backend::{DynLeases, Renewal},
+    sync::lock,
 };
 
-/// How long the task stays when nothing is held any more.
-const LINGER: Duration = Duration::from_millis(50);
 /// After how long a lease that was handed over is renewed. Most holders of a contended lease have
 /// released it by then.
 const SOON: Duration = Duration::from_millis(100);
@@ -46,20 +50,6 @@ struct RenewalCore {
     schedule: Mutex<Schedule>,
     /// Notified when the task must look earlier than it would.
     changed: Notify,
-}
-
-#[derive(Default)]
-struct Schedule {
-    held: HashMap<Owner, Arc<LeaseRecord>>,
-    /// When to look at a lease: to renew it, or because its deadline has come.
-    timers: BTreeSet<(Instant, Owner)>,
-    running: bool,
-    /// When the task looks by itself; `None` if it is about to.
-    looks: Option<Instant>,
-    /// The task stays for a moment, with nothing to do.
-    lingers: bool,
-    /// A lease has come since the task looked last.
-    came: bool,
 }
 
 impl Renewals {
@@ -77,9 +67,7 @@ impl Renewals {
         let look = if is_short { look.min(since + SOON) } else { look };
         let record = Arc::new(record);
         let mut schedule = self.0.schedule();
-        schedule.held.insert(record.claim().owner, record.clone());
-        schedule.set_timer(&record, look);
-        schedule.came = true;
+        schedule.hold(&record, look);
         if !schedule.running {
             schedule.running = true;
             drop(schedule);
@@ -93,9 +81,7 @@ impl Renewals {
     /// Renews a lease no more.
     pub(super) fn forget(&self, record: &LeaseRecord) {
         let mut schedule = self.0.schedule();
-        schedule.forget(record);
-        // The task would sleep on for a lease that is gone.
-        if schedule.held.is_empty() && schedule.looks.is_some() && !schedule.lingers {
+        if schedule.forget(record) {
             self.0.tell(schedule);
         }
     }
@@ -103,7 +89,7 @@ impl Renewals {
 
 impl RenewalCore {
     fn schedule(&self) -> MutexGuard<'_, Schedule> {
-        self.schedule.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.schedule)
     }
 
     /// Makes the task look now.
@@ -113,74 +99,35 @@ impl RenewalCore {
         self.changed.notify_one();
     }
 
-    /// Takes the leases that are due, and tells the losses among them.
-    fn due(&self) -> Vec<Arc<LeaseRecord>> {
-        let now = Instant::now();
-        let mut schedule = self.schedule();
-        // Leases that fall due within a tenth of the first one's interval come along, so that
-        // batches form.
-        let first = schedule.timers.first().and_then(|(_, owner)| schedule.held.get(owner));
-        let slack = first.and_then(|record| record.upkeep().renew_every).unwrap_or_default() / 10;
-        let any = schedule.timers.first().is_some_and(|(at, _)| *at <= now);
-        let past: Vec<_> = schedule
-            .timers
-            .iter()
-            .take_while(|(at, _)| any && *at <= now + slack)
-            .filter_map(|(_, owner)| schedule.held.get(owner).cloned())
-            .collect();
-        let mut due = Vec::new();
-        for record in past {
-            if record.is_lost() {
-                let name = &record.claim().name;
-                warn!(?name, "lease lost: it could not be renewed in time");
-                record.tell_lost();
-                schedule.forget(&record);
-                continue;
-            }
-            let mut times = record.times();
-            let renew = !times.renewing && record.is_due(now);
-            times.renewing |= renew;
-            let deadline = times.deadline;
-            drop(times);
-            schedule.set_timer(&record, deadline);
-            if renew {
-                due.push(record);
-            }
+    /// Moves leases that are due to the batches. Returns whether more of them are due.
+    fn collect(&self, batches: &mut Batches) -> bool {
+        let due = self.schedule().take_due(Instant::now());
+        for record in due.renewals {
+            batches.add(self.backend.shard(&record.claim().name), record);
         }
-        due
+        due.is_more
     }
 
-    /// Makes a batch for each shard: a shard that does not answer costs the others nothing.
-    fn by_shard(&self, due: Vec<Arc<LeaseRecord>>) -> impl Iterator<Item = Vec<Arc<LeaseRecord>>> {
-        let mut shards: BTreeMap<usize, Vec<_>> = BTreeMap::new();
-        for record in due {
-            shards.entry(self.backend.shard(&record.claim().name)).or_default().push(record);
-        }
-        shards.into_values()
-    }
-
-    fn renewed(&self, batch: Batch) {
+    /// Notes the answers to a batch.
+    fn renewed(&self, batch: &Batch, answered: &Answered) {
         let mut schedule = self.schedule();
         for (at, record) in batch.records.iter().enumerate() {
             record.times().renewing = false;
-            if !schedule.held.contains_key(&record.claim().owner) {
+            if !schedule.holds(record) {
                 continue;
             }
-            let answer = batch.answer.as_ref();
-            // An answer with too few parts says of the rest that it is not held.
-            match answer.map(|each| each.get(at).copied().unwrap_or(Renewal::NotHeld)) {
-                Some(Renewal::Held) => {
-                    record.renewed(batch.sent);
-                    let look = record.next_look(batch.sent);
-                    schedule.set_timer(record, look);
+            match answered.of(at) {
+                Renewal::Held => {
+                    record.renewed(answered.sent);
+                    schedule.renew_after(record, answered.sent);
                 }
-                Some(Renewal::NotHeld) => {
+                Renewal::NotHeld => {
                     let name = &record.claim().name;
                     warn!(?name, "lease lost: the server no longer has it");
                     record.tell_lost();
                     schedule.forget(record);
                 }
-                None | Some(Renewal::Unknown) => {
+                Renewal::Unknown => {
                     let (now, deadline) = (Instant::now(), record.deadline());
                     // A lease that was handed over has less than its full time left.
                     let pause = (record.claim().lease / 20).min((deadline - now) / 8);
@@ -190,41 +137,6 @@ impl RenewalCore {
             }
         }
     }
-}
-
-impl Schedule {
-    /// Sets the one timer of a lease.
-    fn set_timer(&mut self, record: &LeaseRecord, at: Instant) {
-        let owner = record.claim().owner;
-        let mut times = record.times();
-        self.timers.remove(&(times.timer, owner));
-        times.timer = at;
-        self.timers.insert((at, owner));
-    }
-
-    /// When the task looks next, after a look at `now`. Returns `None` if it is to end.
-    fn next_look(&mut self, now: Instant) -> Option<Instant> {
-        let came = std::mem::take(&mut self.came);
-        let lingered = std::mem::replace(&mut self.lingers, self.held.is_empty());
-        self.looks = match self.timers.first() {
-            Some((at, _)) => Some(*at),
-            None if lingered && !came => None,
-            None => Some(now + LINGER),
-        };
-        self.looks
-    }
-
-    fn forget(&mut self, record: &LeaseRecord) {
-        let owner = record.claim().owner;
-        self.held.remove(&owner);
-        self.timers.remove(&(record.times().timer, owner));
-    }
-}
-
-struct Batch {
-    records: Vec<Arc<LeaseRecord>>,
-    sent: Instant,
-    answer: Option<Vec<Renewal>>,
 }
 
 /// The task that renews. If its runtime goes away, it goes on in that of a lease that is held.
@@ -251,18 +163,12 @@ impl Drop for RenewalTask {
         if self.spawning.load(Ordering::SeqCst) {
             return;
         }
-        // Renewals that were under way are due at once.
-        let renewing = |record: &&Arc<LeaseRecord>| std::mem::take(&mut record.times().renewing);
-        let cut_off: Vec<_> = schedule.held.values().filter(renewing).cloned().collect();
-        for record in cut_off {
-            schedule.set_timer(&record, Instant::now());
-        }
+        schedule.renew_again();
         drop(schedule);
         let mut tried = Vec::new();
         loop {
             let mut schedule = self.shared.schedule();
-            let mut runtimes = schedule.held.values().map(|record| record.runtime());
-            let other = runtimes.find(|runtime| !tried.contains(&runtime.id())).cloned();
+            let other = schedule.runtime_but(&tried);
             let Some(runtime) = other.filter(|_| !schedule.running) else { return };
             schedule.running = true;
             drop(schedule);
@@ -279,10 +185,13 @@ impl Drop for RenewalTask {
 
 async fn run(mut task: RenewalTask) {
     let shared = task.shared.clone();
-    let mut renewals: FuturesUnordered<BoxFuture<'static, Batch>> = FuturesUnordered::new();
+    let mut batches = Batches::default();
+    let mut renewals: FuturesUnordered<BoxFuture<'static, (Batch, Answered)>> =
+        FuturesUnordered::new();
     loop {
-        for due in shared.by_shard(shared.due()) {
-            renewals.push(renew(shared.backend.clone(), due).boxed());
+        let is_more = shared.collect(&mut batches);
+        while let Some(batch) = batches.next(|record| shared.schedule().holds(record)) {
+            renewals.push(batch.renew(shared.backend.clone()).boxed());
         }
         let next = {
             let mut schedule = shared.schedule();
@@ -294,28 +203,19 @@ async fn run(mut task: RenewalTask) {
             };
             next
         };
+        let rest = async {
+            match is_more {
+                true => yield_now().await,
+                false => sleep_until(next).await,
+            }
+        };
         tokio::select! {
-            Some(batch) = renewals.next() => shared.renewed(batch),
-            () = sleep_until(next) => {}
+            Some((batch, answered)) = renewals.next() => {
+                batches.ended(&batch);
+                shared.renewed(&batch, &answered);
+            }
+            () = rest => {}
             () = shared.changed.notified() => {}
         }
     }
-}
-
-async fn renew(backend: Arc<dyn DynLeases>, records: Vec<Arc<LeaseRecord>>) -> Batch {
-    let sent = Instant::now();
-    let claims: Vec<_> = records.iter().map(|record| record.claim().clone()).collect();
-    // A renewal may take as long as the shortest lease in the batch lasts. A backend that does not
-    // bound its own operations must not use up a lease by one renewal.
-    let shortest = records.iter().map(|record| record.deadline()).min().unwrap_or(sent) - sent;
-    let limit = shortest.min(ANSWER_LIMIT);
-    let answer = match timeout(limit, backend.renew(&claims)).await {
-        Ok(Ok(answer)) => Some(answer),
-        Ok(Err(error)) => {
-            debug!(error = %Chain(&error), leases = claims.len(), "renewal failed");
-            None
-        }
-        Err(_) => None,
-    };
-    Batch { records, sent, answer }
 }

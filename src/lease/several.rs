@@ -77,8 +77,8 @@ impl Attempt for SeveralAttempt<'_> {
             return Asked::Settled(Err(Error::shut_down()));
         }
         waiting.forget_pushes();
-        let backend = self.engine.backend().as_ref();
-        let answer = ask_all(&mut self.acquisitions, backend, self.try_limit).await;
+        let janitor = &self.engine.janitor;
+        let answer = ask_all(&mut self.acquisitions, janitor, self.try_limit).await;
         let asked = match answer {
             Ok((AcquiredAll::Granted(grants), sent)) => {
                 return Asked::Settled(Ok(self.granted(&grants, sent)));

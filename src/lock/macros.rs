@@ -58,8 +58,8 @@ macro_rules! settings {
         }
     };
     (fence) => {
-        /// Sets how long the last fencing token is remembered after the lock was granted or last
-        /// renewed. Defaults to 24 h; at least the lease.
+        /// Sets how long the last fencing token is remembered after the lock was granted. Defaults
+        /// to 24 h; at least the lease. After each renewal at least three quarters of it are left.
         ///
         /// For this long, fencing tokens grow even if the server's clock is set back.
         pub fn fence_life(mut self, life: std::time::Duration) -> Self {

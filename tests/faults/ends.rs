@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use bellwether::{Cache, ErrorKind, cache::Source};
+use bellwether::{Cache, ErrorKind, Locks, RedisBackend, cache::Source};
 use testkit::{LIMIT, RedisServer, eventually};
 use tokio::{
     runtime::{Builder, Runtime},
@@ -130,4 +130,23 @@ fn followers_on_another_runtime_lead_anew() {
     }
     println!("from a dropped runtime to the answer: {delays:?}");
     assert!(*delays.iter().min().unwrap() < Duration::from_secs(1), "{delays:?}");
+}
+
+/// A runtime of the current thread runs no task outside of `block_on`. A release that was left to
+/// such a task kept the lock for the whole lease.
+#[test]
+fn a_guard_dropped_outside_of_a_runtime_that_is_not_driven_is_released() {
+    let staying = runtime();
+    let _turn = staying.block_on(turn());
+    let server = staying.block_on(RedisServer::start());
+    let idle = Builder::new_current_thread().enable_all().build().unwrap();
+    let there = Locks::new(RedisBackend::open(&server.url()).unwrap());
+    for at in 0..ROUNDS {
+        let locks = Locks::new(RedisBackend::open(&server.url()).unwrap());
+        let mutex = locks.mutex(format!("k{at}")).lease(Duration::from_secs(600));
+        let guard = idle.block_on(mutex.lock()).unwrap();
+        drop(guard);
+        let next = there.mutex(format!("k{at}")).wait_limit(LIMIT);
+        drop(staying.block_on(next.lock()).unwrap());
+    }
 }

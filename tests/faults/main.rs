@@ -14,6 +14,7 @@
 //! | the clock of the server is set | `clock` |
 //! | runtimes and caches end in the middle of a load | `ends` |
 //! | a hundred thousand keys | `burst` |
+//! | many locks of one process | `crowd` |
 //! | a server is killed every few seconds, under load | `steady` |
 //!
 //! Assertions about times subtract the delays of the machine itself (`load::control`).
@@ -21,6 +22,7 @@
 
 mod burst;
 mod clock;
+mod crowd;
 mod ends;
 mod holder;
 mod load;

@@ -199,8 +199,8 @@ async fn a_thousand_locks_are_renewed_together() {
     }
     sleep(3 * LEASE + LEASE / 6).await;
     assert!(guards.iter().all(|guard| !guard.is_lost()));
-    // Nine renewals, a third of the lease apart.
-    assert!((8..=12).contains(&faulty.count(Op::Renew)), "{}", faulty.count(Op::Renew));
+    // Nine renewals, a third of the lease apart or somewhat less, of ten hundreds each.
+    assert!((80..=120).contains(&faulty.count(Op::Renew)), "{}", faulty.count(Op::Renew));
 }
 
 #[tokio::test(start_paused = true)]

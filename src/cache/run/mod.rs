@@ -71,7 +71,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         is_alone: bool,
     ) -> Result<Self, Error> {
         let name = core.name(key)?;
-        let shard = core.shards.of(core.store.shard(&name));
+        let shard = core.shards.of(core.store.shard(&name), |shard| !shard.breaker.is_troubled());
         let core = core.clone();
         Ok(Self { core, name, shard, options, leader, for_late: OnceLock::new(), is_alone })
     }

@@ -33,7 +33,7 @@ mod timeout_wheel;
 mod tls;
 mod write_batcher;
 
-use futures_util::{FutureExt, future::try_join_all};
+use futures_util::{FutureExt, future::join_all};
 use redis::{Cmd, Value};
 
 #[cfg(any(fuzzing, test))]
@@ -98,19 +98,19 @@ impl Servers {
         Ok(self.confirmed(reply))
     }
 
-    /// Runs scripts that renew grants, all at once, as [`grant`](Self::grant) does.
+    /// Runs scripts that renew grants, all at once, each as [`grant`](Self::grant) does.
     pub(super) async fn renew(
         &self,
         calls: &[Call<'_>],
-    ) -> Result<Vec<(Value, bool)>, BackendError> {
+    ) -> Vec<Result<(Value, bool), BackendError>> {
         let replicas = self.config.replicas;
         let replies = match &self.nodes {
             Nodes::Single { .. } => {
-                try_join_all(calls.iter().map(|call| self.send(call, replicas))).await?
+                join_all(calls.iter().map(|call| self.send(call, replicas))).await
             }
-            Nodes::Cluster(cluster) => cluster.call_each(calls, replicas).boxed().await?,
+            Nodes::Cluster(cluster) => cluster.call_each(calls, replicas).boxed().await,
         };
-        Ok(replies.into_iter().map(|reply| self.confirmed(reply)).collect())
+        replies.into_iter().map(|reply| reply.map(|reply| self.confirmed(reply))).collect()
     }
 
     /// Returns how many leases one script may renew.

@@ -1,8 +1,12 @@
 //! The [`Leases`] of a Redis backend.
 
-use std::time::Duration;
+use std::{
+    sync::LazyLock,
+    time::{Duration, Instant},
+};
 
 use futures_util::future::join_all;
+use redis::Value;
 
 use super::{
     super::RedisBackend,
@@ -82,19 +86,24 @@ impl Leases for RedisBackend {
         Ok(reply)
     }
 
+    /// Each script has an outcome of its own.
     async fn renew(&self, claims: &[Claim]) -> Result<Vec<Renewal>, BackendError> {
         let batches = || claims.chunks(self.0.servers.renew_batch());
         let calls: Vec<_> = batches().map(renewal).collect();
-        let replies = self.0.servers.renew(&calls).await?;
+        let replies = self.0.servers.renew(&calls).await;
         let mut renewed = Vec::with_capacity(claims.len());
-        for (batch, (reply, is_confirmed)) in batches().zip(replies) {
-            let held = self.checked(replies::flags(reply, batch.len()))?;
-            renewed.extend(held.into_iter().map(Renewal::from));
-            if !is_confirmed {
-                return Err(unreplicated());
+        let mut failure = None;
+        for (batch, reply) in batches().zip(replies) {
+            match self.renewed(batch, reply) {
+                Ok(held) => renewed.extend(held.into_iter().map(Renewal::from)),
+                Err(error) => {
+                    renewed.extend(batch.iter().map(|_| Renewal::Unknown));
+                    failure = Some(error);
+                }
             }
         }
-        Ok(renewed)
+        let is_any_known = renewed.iter().any(|renewal| *renewal != Renewal::Unknown);
+        failure.filter(|_| !is_any_known).map_or(Ok(renewed), Err)
     }
 
     async fn release(&self, claim: &Claim) -> Result<bool, BackendError> {
@@ -191,26 +200,57 @@ impl Leases for RedisBackend {
     }
 }
 
+impl RedisBackend {
+    /// Reads which leases of a batch were renewed.
+    fn renewed(
+        &self,
+        batch: &[Claim],
+        reply: Result<(Value, bool), BackendError>,
+    ) -> Result<Vec<bool>, BackendError> {
+        let (reply, is_confirmed) = reply?;
+        let held = self.checked(replies::flags(reply, batch.len()))?;
+        if is_confirmed { Ok(held) } else { Err(unreplicated()) }
+    }
+}
+
 /// Returns the call that renews a batch of leases.
 fn renewal(batch: &[Claim]) -> Call<'static> {
-    let mut call = Call::new(&SCRIPTS.renew, 2 * batch.len());
+    let is_fence_due = |claim: &Claim| claim.mode.is_fenced() && extends_fence(claim);
+    let fences: Vec<_> =
+        batch.iter().enumerate().filter(|(_, claim)| is_fence_due(claim)).collect();
+    let mut call = Call::new(&SCRIPTS.renew, batch.len() + fences.len());
     for claim in batch {
-        let (held, is_set) = held_at(claim.mode);
-        // A set has no fence, and its own key stands in: while a slot moves, a script runs only if
-        // all of its keys are at one node.
-        call = call.keys(&claim.name, &[held, if is_set { held } else { keys::FENCE }]);
+        call = call.keys(&claim.name, &[held_at(claim.mode).0]);
     }
+    for (_, claim) in &fences {
+        call = call.keys(&claim.name, &[keys::FENCE]);
+    }
+    call = call.arg(batch.len());
     for claim in batch {
         let members = match claim.mode {
             Mode::Exclusive | Mode::Fair | Mode::Write => 0,
             Mode::Read => 1,
             Mode::Permit { count, .. } => count,
         };
-        call = call
-            .owner(claim.owner)
-            .arg(millis(claim.lease))
-            .arg(millis(claim.fence_life))
-            .arg(members);
+        call = call.owner(claim.owner).arg(millis(claim.lease)).arg(members);
+    }
+    for (at, claim) in fences {
+        call = call.arg(at + 1).arg(millis(claim.fence_life));
     }
     call
+}
+
+/// Returns whether a renewal now makes the fence last its full time as well.
+///
+/// This is so once in each eighth of the life of the fence, as two renewals lie less than a lease
+/// apart. So three quarters of its life are left after each renewal, for a command less.
+fn extends_fence(claim: &Claim) -> bool {
+    static START: LazyLock<Instant> = LazyLock::new(Instant::now);
+    let window = claim.fence_life / 8;
+    if claim.lease >= window / 2 {
+        return true;
+    }
+    let now = START.elapsed();
+    let number = |time: Duration| time.as_nanos() / window.as_nanos();
+    number(now) != number(now.saturating_sub(claim.lease))
 }

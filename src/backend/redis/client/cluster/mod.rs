@@ -140,29 +140,31 @@ impl Cluster {
     }
 
     /// Runs scripts: one write for each node, and a command of its own for each that was
-    /// redirected.
+    /// redirected. Each has its own outcome.
     pub(super) async fn call_each(
         &self,
         calls: &[Call<'_>],
         replicas: Option<Replicas>,
-    ) -> Result<Vec<Confirmed>, BackendError> {
+    ) -> Vec<Result<Confirmed, BackendError>> {
         let deadline = CommandDeadline::from_now(&self.nodes.config);
-        let slots = self.slots(deadline).await?;
+        let slots = match self.slots(deadline).await {
+            Ok(slots) => slots,
+            Err(error) => return calls.iter().map(|_| Err(error.clone())).collect(),
+        };
         let mut by_node: HashMap<usize, Vec<usize>> = HashMap::new();
         for (index, call) in calls.iter().enumerate() {
             by_node.entry(slots.number(slot_of(call.first_key()))).or_default().push(index);
         }
         let writes = by_node.into_values().map(async |indices| {
             let calls: Vec<_> = indices.iter().map(|index| &calls[*index]).collect();
-            let replies = self.call_at_node(&calls, &slots, replicas, deadline).await?;
-            Ok::<_, BackendError>(indices.into_iter().zip(replies))
+            let replies = self.call_at_node(&calls, &slots, replicas, deadline).await;
+            let replies =
+                replies.unwrap_or_else(|error| calls.iter().map(|_| Err(error.clone())).collect());
+            indices.into_iter().zip(replies)
         });
-        let mut all = Vec::with_capacity(calls.len());
-        for written in join_all(writes).await {
-            all.extend(written?);
-        }
+        let mut all: Vec<_> = join_all(writes).await.into_iter().flatten().collect();
         all.sort_unstable_by_key(|(index, _)| *index);
-        Ok(all.into_iter().map(|(_, reply)| reply).collect())
+        all.into_iter().map(|(_, reply)| reply).collect()
     }
 
     /// Runs scripts whose slots one node serves.
@@ -172,7 +174,7 @@ impl Cluster {
         slots: &SlotMap,
         replicas: Option<Replicas>,
         deadline: CommandDeadline,
-    ) -> Result<Vec<Confirmed>, BackendError> {
+    ) -> Result<Vec<Result<Confirmed, BackendError>>, BackendError> {
         let owner = calls.first().and_then(|call| slots.owner(slot_of(call.first_key())));
         let node = self.nodes.at(owner.ok_or_else(unserved)?)?;
         let lane = replicas.map_or(Lane::Commands, |_| Lane::Granting);
@@ -185,7 +187,7 @@ impl Cluster {
             }
             reply => Ok(reply?),
         });
-        join_all(settled).await.into_iter().collect()
+        Ok(join_all(settled).await)
     }
 
     /// Starts the push connection of the node that serves a channel's slot.

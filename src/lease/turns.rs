@@ -1,0 +1,161 @@
+//! Turns to ask a shard.
+//!
+//! Thousands of requests at once would wait in our own connection until their time-outs. So each
+//! shard has a number of turns for the requests of acquisitions. Releases have turns of their own,
+//! so that they need not wait behind a burst of acquisitions.
+//!
+//! A caller may stop polling a request, and keep its turn meanwhile. So a caller that sees no
+//! answer for a while asks without a turn.
+
+use std::{
+    pin::pin,
+    sync::atomic::{AtomicUsize, Ordering},
+    time::Duration,
+};
+
+use tokio::{
+    sync::{Semaphore, SemaphorePermit},
+    time::timeout,
+};
+
+use crate::error::{BackendError, BackendErrorKind};
+
+/// How many requests of a kind a shard is asked at once: enough to keep a connection busy, and few
+/// enough for an answer well within the time-out.
+const TURNS: usize = 128;
+
+/// How long a caller waits for a turn while no request is answered: about a command time-out.
+const SILENCE: Duration = Duration::from_millis(250);
+
+/// The turns of one shard.
+#[derive(Default)]
+pub(super) struct ShardTurns {
+    pub(super) acquisitions: Turns,
+    pub(super) releases: Turns,
+}
+
+pub(super) struct Turns {
+    free: Semaphore,
+    /// The number of requests that were answered.
+    answered: AtomicUsize,
+}
+
+/// The right to send one request, which ends when it is dropped.
+pub(super) struct Turn<'a> {
+    turns: &'a Turns,
+    /// `None` if this caller did not wait for its turn.
+    _permit: Option<SemaphorePermit<'a>>,
+}
+
+impl Default for Turns {
+    fn default() -> Self {
+        Self { free: Semaphore::new(TURNS), answered: AtomicUsize::new(0) }
+    }
+}
+
+impl Turns {
+    /// Sends a request in its turn.
+    pub(super) async fn run<T>(
+        &self,
+        request: impl Future<Output = Result<T, BackendError>>,
+    ) -> Result<T, BackendError> {
+        let turn = self.next().await;
+        let answer = request.await;
+        turn.end(answer.as_ref().err());
+        answer
+    }
+
+    /// Waits for a turn while requests are answered.
+    pub(super) async fn next(&self) -> Turn<'_> {
+        let permit = match self.free.try_acquire() {
+            Ok(permit) => Some(permit),
+            Err(_) => Box::pin(self.queued()).await,
+        };
+        Turn { turns: self, _permit: permit }
+    }
+
+    /// Waits in the order of the callers. Returns `None` if nothing is answered meanwhile.
+    async fn queued(&self) -> Option<SemaphorePermit<'_>> {
+        let mut queued = pin!(self.free.acquire());
+        loop {
+            let answered = self.answered.load(Ordering::Relaxed);
+            match timeout(SILENCE, queued.as_mut()).await {
+                Ok(permit) => return permit.ok(),
+                Err(_) if answered == self.answered.load(Ordering::Relaxed) => return None,
+                Err(_) => {}
+            }
+        }
+    }
+}
+
+impl Turn<'_> {
+    /// Ends the turn with the answer to its request.
+    pub(super) fn end(self, error: Option<&BackendError>) {
+        let silence = [BackendErrorKind::Unavailable, BackendErrorKind::Unknown];
+        if error.is_none_or(|error| !silence.contains(&error.kind())) {
+            self.turns.answered.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use futures_util::{FutureExt, future::join_all};
+    use tokio::time::{Instant, sleep};
+
+    use super::*;
+
+    /// A burst takes longer than a time-out, and each request is answered in ten milliseconds.
+    #[tokio::test(start_paused = true)]
+    async fn a_burst_is_sent_in_turns_while_it_is_answered() {
+        let turns = Turns::default();
+        let under_way = AtomicUsize::new(0);
+        let requests = (0..100 * TURNS).map(|_| {
+            turns.run(async {
+                assert!(under_way.fetch_add(1, Ordering::SeqCst) < TURNS);
+                sleep(Duration::from_millis(10)).await;
+                under_way.fetch_sub(1, Ordering::SeqCst);
+                Ok(())
+            })
+        });
+        let begun = Instant::now();
+        assert!(join_all(requests).await.into_iter().all(|answer| answer.is_ok()));
+        assert!(begun.elapsed() > 2 * SILENCE, "{:?}", begun.elapsed());
+    }
+
+    /// A server that hangs costs a burst one silence and one time-out, not one for each turn.
+    #[tokio::test(start_paused = true)]
+    async fn a_burst_does_not_queue_before_a_server_that_hangs() {
+        let turns = Turns::default();
+        let requests = (0..20 * TURNS).map(|_| {
+            turns.run(async {
+                sleep(SILENCE).await;
+                Err::<(), _>(BackendError::new(BackendErrorKind::Unknown, "silence"))
+            })
+        });
+        let begun = Instant::now();
+        assert!(join_all(requests).await.into_iter().all(|answer| answer.is_err()));
+        assert!(begun.elapsed() <= 2 * SILENCE + Duration::from_millis(2), "{:?}", begun.elapsed());
+    }
+
+    /// A task keeps many acquisitions that it no longer polls, for example in a stream, and needs
+    /// one more lock itself.
+    #[tokio::test(start_paused = true)]
+    async fn requests_that_are_not_polled_do_not_block_others_for_good() {
+        let turns = Arc::new(Turns::default());
+        let mut unpolled = Vec::new();
+        for _ in 0..TURNS {
+            let turns = turns.clone();
+            let mut request = Box::pin(async move {
+                turns.run(std::future::pending::<Result<(), BackendError>>()).await
+            });
+            assert!(request.as_mut().now_or_never().is_none());
+            unpolled.push(request);
+        }
+        assert!(turns.run(async { Ok(()) }).await.is_ok());
+        drop(unpolled);
+        assert_eq!(turns.free.available_permits(), TURNS);
+    }
+}
