@@ -131,6 +131,40 @@ async fn a_hit_is_one_command_and_a_rebuild_three() {
     assert_eq!(commands(monitor.calls_from_clients().await), ["EVALSHA"; 3]);
 }
 
+/// A fence lives for a day, and a renewal that extended it each time took four commands.
+#[tokio::test]
+async fn a_renewal_is_a_read_and_an_expiry_in_its_script() {
+    let server = RedisServer::start().await;
+    let backend = open(&server.url());
+    let mut raw = server.raw().await;
+    let mut claims: Vec<_> = (0..10).map(|at| claim(&name(&format!("k{at}")))).collect();
+    let day = Duration::from_secs(86_400);
+    for claim in &mut claims {
+        claim.fence_life = day;
+        begun(&backend, claim).await;
+    }
+    let mut commands = async |fence_life: Duration| {
+        claims.iter_mut().for_each(|claim| claim.fence_life = fence_life);
+        raw.run::<()>(&["CONFIG", "RESETSTAT"]).await;
+        assert_eq!(backend.renew(&claims).await.unwrap(), [Renewal::Held; 10]);
+        let stats: String = raw.run(&["INFO", "commandstats"]).await;
+        let calls = |line: &str| {
+            let (command, calls) = line.strip_prefix("cmdstat_")?.split_once(":calls=")?;
+            Some((command.to_owned(), calls.split(',').next()?.parse::<u32>().ok()?))
+        };
+        let mut calls: Vec<_> = stats.lines().filter_map(calls).collect();
+        calls.retain(|(command, _)| !command.starts_with("config") && command != "info");
+        calls.sort();
+        calls
+    };
+    let counts = |pexpire| {
+        [("evalsha", 1), ("get", 10), ("pexpire", pexpire)]
+            .map(|(command, calls)| (command.to_owned(), calls))
+    };
+    assert_eq!(commands(day).await, counts(10));
+    assert_eq!(commands(LEASE).await, counts(20));
+}
+
 #[tokio::test]
 async fn several_locks_are_acquired_by_one_command() {
     let server = RedisServer::start().await;

@@ -288,9 +288,7 @@ impl CommandConnection {
                 false => Box::pin(sleep_until(deadline.at())).await,
             }
             // While bytes move, the reply is on its way, or a large command is.
-            if used.connected.progress.silence() < limit {
-                Box::pin(used.connected.progress.silent_for(limit)).await;
-            }
+            Box::pin(used.connected.progress.silent_for(limit)).await;
         };
         tokio::select! {
             biased;

@@ -2,21 +2,26 @@
 //!
 //! A connection is silent when nothing has arrived for the command time-out. A reply of many
 //! megabytes may take longer than that, and so may the replies behind it.
+//!
+//! A busy process may not have run the driver of the connection for so long, while replies lie in
+//! the socket. So the driver looks once more before a connection counts as silent.
 
 use std::{
     io::{self, IoSlice},
-    pin::Pin,
+    pin::{Pin, pin},
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
-    task::{Context, Poll, ready},
+    task::{Context, Poll},
     time::Duration,
 };
 
+use futures_util::task::AtomicWaker;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
-    time::{Instant, sleep_until},
+    sync::Notify,
+    time::{Instant, sleep_until, timeout},
 };
 
 use crate::time::after;
@@ -26,16 +31,30 @@ use crate::time::after;
 /// A socket takes small commands for long after its peer is gone, which shows nothing.
 const LARGE_WRITE: usize = 16 << 10;
 
+/// The number of pauses in which the driver may look once more.
+const PAUSES: u32 = 16;
+
 /// When bytes last moved on one connection.
 pub(super) struct Progress {
     begun: Instant,
     /// In microseconds since `begun`.
     moved: AtomicU64,
+    /// The task that reads from the connection.
+    driver: AtomicWaker,
+    /// The driver is to tell when it has found nothing more to read.
+    is_look_wanted: AtomicBool,
+    looked: Notify,
 }
 
 impl Progress {
     pub(super) fn new() -> Arc<Self> {
-        Arc::new(Self { begun: Instant::now(), moved: AtomicU64::new(0) })
+        Arc::new(Self {
+            begun: Instant::now(),
+            moved: AtomicU64::new(0),
+            driver: AtomicWaker::new(),
+            is_look_wanted: AtomicBool::new(false),
+            looked: Notify::new(),
+        })
     }
 
     fn note(&self) {
@@ -56,10 +75,41 @@ impl Progress {
     pub(super) async fn silent_for(&self, limit: Duration) {
         loop {
             let end = after(self.moved_at(), limit);
-            if end <= Instant::now() {
+            if Instant::now() < end {
+                sleep_until(end).await;
+                continue;
+            }
+            self.look(limit / 2).await;
+            if self.silence() >= limit {
                 return;
             }
-            sleep_until(end).await;
+        }
+    }
+
+    /// Completes when the driver has read what there is. A driver that is gone or stands still does
+    /// not answer, so this also ends after the limit.
+    ///
+    /// The limit comes in short pauses. In a busy process each takes as long as the turn of the
+    /// driver takes to come.
+    async fn look(&self, limit: Duration) {
+        let mut looked = pin!(self.looked.notified());
+        looked.as_mut().enable();
+        self.is_look_wanted.store(true, Ordering::SeqCst);
+        self.driver.wake();
+        for _ in 0..PAUSES {
+            if timeout(limit / PAUSES, looked.as_mut()).await.is_ok() {
+                return;
+            }
+        }
+    }
+
+    /// Notes that there is nothing more to read.
+    fn nothing_left(&self, driver: &Context<'_>) {
+        self.driver.register(driver.waker());
+        if self.is_look_wanted.load(Ordering::SeqCst)
+            && self.is_look_wanted.swap(false, Ordering::SeqCst)
+        {
+            self.looked.notify_waiters();
         }
     }
 }
@@ -99,11 +149,13 @@ impl<S: AsyncRead + Unpin> AsyncRead for Watched<S> {
         into: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let before = into.filled().len();
-        ready!(Pin::new(&mut self.stream).poll_read(cx, into))?;
-        if into.filled().len() > before {
+        let poll = Pin::new(&mut self.stream).poll_read(cx, into);
+        if poll.is_pending() {
+            self.progress.nothing_left(cx);
+        } else if into.filled().len() > before {
             self.progress.note();
         }
-        Poll::Ready(Ok(()))
+        poll
     }
 }
 
@@ -165,6 +217,26 @@ mod tests {
         let begun = Instant::now();
         progress.silent_for(LIMIT).await;
         assert!(begun.elapsed() >= LIMIT && begun.elapsed() <= LIMIT * 2);
+        Ok(())
+    }
+
+    /// The driver did not run for a while, as behind thousands of tasks that were spawned at once.
+    #[tokio::test(start_paused = true)]
+    async fn bytes_that_lie_in_the_socket_are_read_before_a_silence() -> io::Result<()> {
+        let (here, mut there) = duplex(64);
+        let progress = Progress::new();
+        let mut watched = Watched::new(here, progress.clone());
+        there.write_all(b"x").await?;
+        advance(LIMIT).await;
+        let driver = tokio::spawn(async move {
+            let mut all = Vec::new();
+            watched.read_to_end(&mut all).await.map(|_| all)
+        });
+        let begun = Instant::now();
+        progress.silent_for(LIMIT).await;
+        assert!(begun.elapsed() >= LIMIT, "{:?}", begun.elapsed());
+        drop(there);
+        assert_eq!(driver.await??, b"x");
         Ok(())
     }
 

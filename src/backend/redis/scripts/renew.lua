@@ -6,38 +6,42 @@
 --   milliseconds
 --
 -- Returns for each lease or hold 1 if renewed, or 0 if the owner does not have it.
-local count = tonumber(ARGV[1])
-local renewed = {}
-
--- include: is_held, clock_ms
-local function renew_hold(set, owner, life_ms, size)
-  local at = now_ms()
-  if not is_held(set, owner, size, at) then return 0 end
-  -- Lets a full server renew a hold: in a script that has written it lets all writes through, and
-  -- this write needs no memory.
-  redis.call('PEXPIRE', set, math.max(life_ms, redis.call('PTTL', set)))
-  for _, member in ipairs(members(owner, size)) do redis.call('ZADD', set, at + life_ms, member) end
-  return 1
-end
+local count, renewed, has_holds = tonumber(ARGV[1]), {}, false
 
 for one = 1, count do
-  local key, owner, life_ms, size = KEYS[one], ARGV[3 * one - 1], ARGV[3 * one], ARGV[3 * one + 1]
-  if size ~= '0' then
-    renewed[one] = renew_hold(key, owner, tonumber(life_ms), tonumber(size))
-  else
-    local value = redis.pcall('GET', key)
-    renewed[one] = 0
+  renewed[one] = 0
+  if ARGV[3 * one + 1] == '0' then
+    local value, owner = redis.pcall('GET', KEYS[one]), ARGV[3 * one - 1]
     -- A lease that is kept for its turn (fence 0) is not held yet.
     if type(value) == 'string' and string.find(value, owner, 1, true) == 1
       and string.sub(value, 33, 34) ~= ':0' then
-      redis.call('PEXPIRE', key, life_ms)
+      redis.call('PEXPIRE', KEYS[one], ARGV[3 * one])
       renewed[one] = 1
     end
+  else
+    has_holds = true
   end
 end
 
 for fence = count + 1, #KEYS do
   local at = 3 * count + 2 * (fence - count)
   if renewed[tonumber(ARGV[at])] == 1 then redis.call('PEXPIRE', KEYS[fence], ARGV[at + 1]) end
+end
+if not has_holds then return renewed end
+
+-- include: is_held, clock_ms
+local at = now_ms()
+for one = 1, count do
+  local set, owner, life_ms, size = KEYS[one], unpack(ARGV, 3 * one - 1, 3 * one + 1)
+  size = tonumber(size)
+  if size > 0 and is_held(set, owner, size, at) then
+    -- Lets a full server renew a hold: in a script that has written it lets all writes through, and
+    -- this write needs no memory.
+    redis.call('PEXPIRE', set, math.max(life_ms, redis.call('PTTL', set)))
+    for _, member in ipairs(members(owner, size)) do
+      redis.call('ZADD', set, at + life_ms, member)
+    end
+    renewed[one] = 1
+  end
 end
 return renewed
