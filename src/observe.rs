@@ -1,79 +1,125 @@
-//! The counters of a cache.
+//! The counters of caches and of locks.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+/// Declares counters, and a snapshot of them with one number that goes up and down.
 macro_rules! counters {
-    ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
+    (
+        $(#[$stats_doc:meta])*
+        $counters:ident => $stats:ident {
+            $($(#[$doc:meta])* $name:ident,)*
+        }
+        $(#[$now_doc:meta])*
+        now $now:ident
+    ) => {
         #[derive(Default)]
-        pub(crate) struct Counters {
+        pub(crate) struct $counters {
             $(pub(crate) $name: Counter,)*
         }
 
-        /// The counters of a cache since it was built, and its flights under way.
-        ///
-        /// ```
-        /// # let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
-        /// # runtime.unwrap().block_on(async {
-        /// use bellwether::{BoxError, Cache, MemoryBackend};
-        ///
-        /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new()).build()?;
-        /// for _ in 0..3 {
-        ///     cache.get_or_load("stock:42", |_lead| async { Ok::<_, BoxError>(17) }).await?;
-        /// }
-        /// let stats = cache.stats();
-        /// assert_eq!((stats.led, stats.stored, stats.hits, stats.flights), (1, 1, 2, 0));
-        /// # Ok::<_, bellwether::Error>(()) }).unwrap();
-        /// ```
+        $(#[$stats_doc])*
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         #[non_exhaustive]
-        pub struct Stats {
+        pub struct $stats {
             $($(#[$doc])* pub $name: u64,)*
-            /// Flights that are under way now.
-            pub flights: u64,
+            $(#[$now_doc])*
+            pub $now: u64,
         }
 
-        impl Counters {
-            pub(crate) fn snapshot(&self, flights: usize) -> Stats {
-                Stats { $($name: self.$name.get(),)* flights: flights as u64 }
+        impl $counters {
+            pub(crate) fn snapshot(&self, $now: usize) -> $stats {
+                $stats { $($name: self.$name.get(),)* $now: $now as u64 }
             }
         }
     };
 }
 
 counters! {
-    /// Callers that were served a stored entry.
-    hits,
-    /// Callers whose loader ran under the lease.
-    led,
-    /// Callers that were served the load of another caller in this process.
-    followed,
-    /// Callers that were served the load of another process.
-    received,
-    /// Callers that were served a load without a lease, which was not stored.
-    degraded,
-    /// Requests of an HTTP layer that went to its inner service without the cache.
-    passed,
-    /// Those of `passed` whose key counts as uncacheable.
-    passed_uncacheable,
-    /// Those of `passed` that needed a load beyond the cap on loads.
-    passed_overloaded,
-    /// Loaders that were started, with or without a lease.
-    loads,
-    /// Loads that failed, panicked, or took too long.
-    failures,
-    /// Loaded values that were stored, and loads that were stored as uncacheable.
-    stored,
-    /// Loaded values that the backend refused, because the key was invalidated or the lease lost.
-    refused,
-    /// Loaded values whose commit failed or had no answer.
-    unstored,
-    /// Loaded values that were too large or could not be encoded.
-    unstorable,
-    /// Entries that could not be decoded, and so count as missing.
-    undecodable,
-    /// Looks, claims, commits, writes and invalidations that the backend refused or did not answer.
-    /// Renewals and releases of leases are not counted.
-    backend_errors,
+    /// The counters of a cache since it was built, and its flights under way.
+    ///
+    /// ```
+    /// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
+    /// use bellwether::{BoxError, Cache, MemoryBackend};
+    ///
+    /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new()).build()?;
+    /// for _ in 0..3 {
+    ///     cache.get_or_load("stock:42", |_lead| async { Ok::<_, BoxError>(17) }).await?;
+    /// }
+    /// let stats = cache.stats();
+    /// assert_eq!((stats.led, stats.stored, stats.hits, stats.flights), (1, 1, 2, 0));
+    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
+    /// ```
+    Counters => Stats {
+        /// Callers that were served a stored entry.
+        hits,
+        /// Callers whose loader ran under the lease.
+        led,
+        /// Callers that were served the load of another caller in this process.
+        followed,
+        /// Callers that were served the load of another process.
+        received,
+        /// Callers that were served a load without a lease, which was not stored.
+        degraded,
+        /// Requests of an HTTP layer that went to its inner service without the cache.
+        passed,
+        /// Those of `passed` whose key counts as uncacheable.
+        passed_uncacheable,
+        /// Those of `passed` that needed a load beyond the cap on loads.
+        passed_overloaded,
+        /// Loaders that were started, with or without a lease.
+        loads,
+        /// Loads that failed, panicked, or took too long.
+        failures,
+        /// Loaded values that were stored, and loads that were stored as uncacheable.
+        stored,
+        /// Loaded values that the backend refused, because the key was invalidated or the lease lost.
+        refused,
+        /// Loaded values whose commit failed or had no answer.
+        unstored,
+        /// Loaded values that were too large or could not be encoded.
+        unstorable,
+        /// Entries that could not be decoded, and so count as missing.
+        undecodable,
+        /// Looks, claims, commits, writes and invalidations that the backend refused or did not answer.
+        /// Renewals and releases of leases are not counted.
+        backend_errors,
+    }
+    /// Flights that are under way now.
+    now flights
+}
+
+counters! {
+    /// The counters of the locks of one engine since it was made, and the leases held now.
+    ///
+    /// ```
+    /// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
+    /// use bellwether::{Locks, MemoryBackend};
+    ///
+    /// let locks = Locks::new(MemoryBackend::new());
+    /// let guard = locks.mutex("stock:42").lock().await?;
+    /// assert!(locks.mutex("stock:42").try_lock().await?.is_none());
+    /// let stats = locks.stats();
+    /// assert_eq!((stats.acquired, stats.not_acquired, stats.held), (1, 1, 1));
+    /// guard.unlock().await?;
+    /// assert_eq!(locks.stats().held, 0);
+    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
+    /// ```
+    LockCounters => LockStats {
+        /// Leases that were acquired, also by a pass from another caller of this process.
+        acquired,
+        /// Acquisitions that ended without a lease because of other holders.
+        not_acquired,
+        /// Acquisitions that ended with another error.
+        failed,
+        /// Leases that were lost while they were held.
+        lost,
+        /// Renewals of a lease that succeeded.
+        renewed,
+        /// Renewals of a lease that had no answer. Each is tried again while the lease lasts.
+        unrenewed,
+    }
+    /// Leases that are held now.
+    now held
 }
 
 #[derive(Default)]

@@ -14,9 +14,11 @@ pub(crate) struct Signal {
 }
 
 impl Signal {
-    pub(crate) fn give(&self) {
-        self.given.store(true, Ordering::Release);
+    /// Gives the signal. Returns whether it was not given before.
+    pub(crate) fn give(&self) -> bool {
+        let first = !self.given.swap(true, Ordering::AcqRel);
         self.listeners.notify_waiters();
+        first
     }
 
     pub(crate) fn is_given(&self) -> bool {

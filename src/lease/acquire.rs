@@ -129,7 +129,7 @@ impl Engine {
             slot: None,
             failure: None,
         };
-        drive(attempt, waiting).await
+        self.counted(drive(attempt, waiting).await)
     }
 }
 

@@ -1,10 +1,15 @@
 use std::{sync::Arc, time::Duration};
 
 use super::{queue::LocalQueues, record::LeaseRecord, release::Janitor, renewals::Renewals};
-use crate::backend::DynLeases;
+use crate::{
+    backend::DynLeases,
+    error::{Error, ErrorKind},
+    observe::{LockCounters, LockStats},
+};
 
 /// What the leases of one `Cache` or one `Locks` share.
 pub(crate) struct Engine {
+    pub(super) counters: Arc<LockCounters>,
     pub(super) janitor: Arc<Janitor>,
     pub(super) renewals: Renewals,
     pub(super) queues: LocalQueues<Arc<LeaseRecord>>,
@@ -12,8 +17,10 @@ pub(crate) struct Engine {
 
 impl Engine {
     pub(crate) fn new(backend: Arc<dyn DynLeases>) -> Arc<Self> {
+        let counters = Arc::<LockCounters>::default();
         Arc::new(Self {
-            renewals: Renewals::new(backend.clone()),
+            renewals: Renewals::new(backend.clone(), counters.clone()),
+            counters,
             janitor: Janitor::new(backend),
             queues: LocalQueues::default(),
         })
@@ -26,6 +33,20 @@ impl Engine {
     /// What undoes the acquisitions of this engine.
     pub(crate) fn janitor(&self) -> &Arc<Janitor> {
         &self.janitor
+    }
+
+    pub(crate) fn stats(&self) -> LockStats {
+        self.counters.snapshot(self.renewals.held())
+    }
+
+    /// Counts an acquisition that ended with an error.
+    pub(super) fn counted<T>(&self, outcome: Result<T, Error>) -> Result<T, Error> {
+        match outcome.as_ref().map_err(Error::kind) {
+            Ok(_) => {}
+            Err(ErrorKind::NotAcquired) => self.counters.not_acquired.add(),
+            Err(_) => self.counters.failed.add(),
+        }
+        outcome
     }
 
     /// Stops the engine: no acquisition starts any more, and those that wait fail.

@@ -9,7 +9,7 @@ use tokio::{
 };
 
 use super::{Upkeep, queue, trusted};
-use crate::{backend::Claim, signal::Signal, time::after};
+use crate::{backend::Claim, observe::LockCounters, signal::Signal, time::after};
 
 /// The right of this process to contend for a lease, or to hold it.
 pub(super) type LeaseSlot = queue::Slot<Arc<LeaseRecord>>;
@@ -26,6 +26,7 @@ pub(crate) struct LeaseRecord {
     /// A request of the acquisition had no answer, and may be granted after the release.
     outcome_unknown: bool,
     lost: Signal,
+    counters: Arc<LockCounters>,
     times: Mutex<Times>,
     /// The holder's slot in the local queue. It is given up when the lease is lost, so that a
     /// holder that is stuck does not keep the next callers from contending.
@@ -58,7 +59,7 @@ pub(crate) struct Granted {
 }
 
 impl LeaseRecord {
-    pub(super) fn new(granted: Granted) -> Self {
+    pub(super) fn new(granted: Granted, counters: Arc<LockCounters>) -> Self {
         let Granted { claim, upkeep, runtime, fence, since, until, outcome_unknown, slot } =
             granted;
         let ends = after(since, upkeep.max_hold);
@@ -72,6 +73,7 @@ impl LeaseRecord {
             ends,
             outcome_unknown,
             lost: Signal::default(),
+            counters,
             times: Mutex::new(times),
             slot: Mutex::new(slot.filter(|_| upkeep.renew_every.is_some())),
         }
@@ -121,7 +123,9 @@ impl LeaseRecord {
     }
 
     pub(super) fn tell_lost(&self) {
-        self.lost.give();
+        if self.lost.give() {
+            self.counters.lost.add();
+        }
         drop(self.take_slot());
     }
 

@@ -35,6 +35,7 @@ use self::{
 use super::record::{Granted, LeaseRecord};
 use crate::{
     backend::{DynLeases, Renewal},
+    observe::LockCounters,
     sync::lock,
 };
 
@@ -47,22 +48,29 @@ pub(super) struct Renewals(Arc<RenewalCore>);
 
 struct RenewalCore {
     backend: Arc<dyn DynLeases>,
+    counters: Arc<LockCounters>,
     schedule: Mutex<Schedule>,
     /// Notified when the task must look earlier than it would.
     changed: Notify,
 }
 
 impl Renewals {
-    pub(super) fn new(backend: Arc<dyn DynLeases>) -> Self {
-        let schedule = Mutex::default();
-        Self(Arc::new(RenewalCore { backend, schedule, changed: Notify::new() }))
+    pub(super) fn new(backend: Arc<dyn DynLeases>, counters: Arc<LockCounters>) -> Self {
+        let (schedule, changed) = (Mutex::default(), Notify::new());
+        Self(Arc::new(RenewalCore { backend, counters, schedule, changed }))
+    }
+
+    /// Returns how many leases are held.
+    pub(super) fn held(&self) -> usize {
+        self.0.schedule().held()
     }
 
     /// Begins to renew a lease that counts since `since`. A lease that was handed over is short,
     /// and is renewed soon.
     pub(super) fn start(&self, granted: Granted) -> Arc<LeaseRecord> {
         let (since, is_short) = (granted.since, granted.until.is_some());
-        let record = LeaseRecord::new(granted);
+        let record = LeaseRecord::new(granted, self.0.counters.clone());
+        self.0.counters.acquired.add();
         let look = record.next_look(since);
         let look = if is_short { look.min(since + SOON) } else { look };
         let record = Arc::new(record);
@@ -118,6 +126,7 @@ impl RenewalCore {
             }
             match answered.of(at) {
                 Renewal::Held => {
+                    self.counters.renewed.add();
                     record.renewed(answered.sent);
                     schedule.renew_after(record, answered.sent);
                 }
@@ -128,6 +137,7 @@ impl RenewalCore {
                     schedule.forget(record);
                 }
                 Renewal::Unknown => {
+                    self.counters.unrenewed.add();
                     let (now, deadline) = (Instant::now(), record.deadline());
                     // A lease that was handed over has less than its full time left.
                     let pause = (record.claim().lease / 20).min((deadline - now) / 8);

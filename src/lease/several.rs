@@ -48,7 +48,7 @@ impl Engine {
             in_the_way: 0,
             failure: None,
         };
-        drive(attempt, waiting).await
+        self.counted(drive(attempt, waiting).await)
     }
 }
 

@@ -171,6 +171,18 @@ pub(super) async fn release_one(held: Arc<LeaseGuard>) -> Result<(), Error> {
     }
 }
 
+/// Runs a future until it completes, or returns `None` if the lease is lost first.
+pub(super) async fn run_until<Work: Future>(
+    lost: impl Future<Output = ()>,
+    work: Work,
+) -> Option<Work::Output> {
+    tokio::select! {
+        biased;
+        () = lost => None,
+        output = work => Some(output),
+    }
+}
+
 pub(super) fn debug_guard(
     f: &mut fmt::Formatter<'_>,
     type_name: &str,

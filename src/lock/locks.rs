@@ -9,6 +9,7 @@ use super::{
 use crate::{
     backend::{DynLatches, Latches, Mode},
     key::{Family, Key},
+    observe::LockStats,
 };
 
 /// The locks of a namespace over one backend.
@@ -123,6 +124,14 @@ impl Locks {
     /// Returns a count-down latch: set once, counted down by many, waited for by many.
     pub fn latch(&self, name: impl Into<Key>) -> Latch {
         Latch::new(self.clone(), name.into())
+    }
+
+    /// Returns the counters of these locks and their clones, and the number of leases held now.
+    ///
+    /// A lease counts as held while its guard lives. A future that is dropped before its end is
+    /// counted nowhere.
+    pub fn stats(&self) -> LockStats {
+        self.space.engine.stats()
     }
 
     /// Shuts these locks and their clones down.

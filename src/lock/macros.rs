@@ -87,6 +87,38 @@ macro_rules! guard {
             self.held.is_lost()
         }
 
+        /// Runs a future until it completes or the lease is [lost](Self::lost), and returns its
+        /// output.
+        ///
+        /// At a loss the future is dropped where it waits. Code that does not wait runs on until it
+        /// does, so a write that must not come late needs a fencing token as well.
+        ///
+        /// # Errors
+        ///
+        /// [`Lost`](crate::ErrorKind::Lost) if the lease was lost before the future completed.
+        ///
+        /// # Cancel safety
+        ///
+        /// Dropping the returned future drops the one that it runs. The lock stays held.
+        ///
+        /// # Examples
+        ///
+        /// ```
+        /// # use bellwether::{Error, Locks};
+        /// # async fn import(_: &str) -> u32 { 3 }
+        /// async fn nightly(locks: &Locks) -> Result<u32, Error> {
+        ///     let guard = locks.mutex("import").lock().await?;
+        ///     let imported = guard.run(import("products.csv")).await?;
+        ///     guard.unlock().await?;
+        ///     Ok(imported)
+        /// }
+        /// ```
+        pub async fn run<Work: Future>(&self, work: Work) -> Result<Work::Output, crate::Error> {
+            crate::lock::front::run_until(self.lost(), work)
+                .await
+                .ok_or_else(|| self.held.lost_error())
+        }
+
         /// Returns how long the lease is certain to last if no renewal succeeds. Zero if it is
         /// lost.
         pub fn remaining(&self) -> std::time::Duration {

@@ -105,3 +105,4 @@ pub use self::{
     semaphore::{Semaphore, SemaphorePermit},
     several::{Several, SeveralGuard},
 };
+pub use crate::observe::LockStats;

@@ -14,6 +14,7 @@ use crate::{
     backend::{Leases, Mode},
     error::Error,
     key::{Family, Key},
+    observe::LockStats,
     time::after,
 };
 
@@ -168,6 +169,14 @@ impl Redlock {
     /// It is the same lock as the [mutex](Self::mutex) of that name.
     pub fn reentrant_mutex(&self, name: impl Into<Key>) -> ReentrantMutex<Unfenced> {
         ReentrantMutex::new(self.space.clone(), name.into())
+    }
+
+    /// Returns the counters of these locks and their clones, and the number of leases held now.
+    ///
+    /// A lease counts as held while its guard lives. A future that is dropped before its end is
+    /// counted nowhere.
+    pub fn stats(&self) -> LockStats {
+        self.space.engine.stats()
     }
 
     /// Shuts these locks and their clones down.

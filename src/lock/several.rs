@@ -6,7 +6,7 @@ use futures_util::future::{join_all, select_all};
 use tracing::Instrument;
 
 use super::{
-    front::{Front, none_if_not_acquired},
+    front::{Front, none_if_not_acquired, run_until},
     macros::settings,
     space::LockSpace,
 };
@@ -204,6 +204,27 @@ impl SeveralGuard {
     /// Returns `true` if one of the leases is lost.
     pub fn is_lost(&self) -> bool {
         self.held.iter().any(|(_, held)| held.is_lost())
+    }
+
+    /// Runs a future until it completes or one of the leases is [lost](Self::lost), and returns its
+    /// output.
+    ///
+    /// At a loss the future is dropped where it waits. Code that does not wait runs on until it
+    /// does, so a write that must not come late needs a fencing token as well.
+    ///
+    /// # Errors
+    ///
+    /// [`Lost`](ErrorKind::Lost) if one of the leases was lost before the future completed.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the returned future drops the one that it runs. The locks stay held.
+    pub async fn run<Work: Future>(&self, work: Work) -> Result<Work::Output, Error> {
+        let output = run_until(self.lost(), work).await;
+        output.ok_or_else(|| {
+            let lost = self.held.iter().find(|(_, held)| held.is_lost()).or(self.held.first());
+            Error::lost(lost.map_or("", |(name, _)| name.as_str()))
+        })
     }
 
     /// Returns how long all leases are certain to last if no renewal succeeds. Zero if one is lost.

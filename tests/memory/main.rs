@@ -4,6 +4,7 @@
 mod bytes;
 mod cache;
 mod decisions;
+mod guards;
 mod http;
 mod ladder;
 mod latch;

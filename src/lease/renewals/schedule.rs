@@ -46,6 +46,11 @@ impl Schedule {
         self.came = true;
     }
 
+    /// Returns the number of leases.
+    pub(super) fn held(&self) -> usize {
+        self.held.len()
+    }
+
     pub(super) fn holds(&self, record: &LeaseRecord) -> bool {
         self.held.contains_key(&record.claim().owner)
     }

@@ -1,0 +1,109 @@
+//! Guards end the work of a lost lock, and `Locks` counts what becomes of leases.
+//!
+//! Time is paused, so every wait here is exact and takes no time.
+
+use std::{future::pending, sync::Arc, time::Duration};
+
+use bellwether::{ErrorKind, Locks, MemoryBackend, Redlock};
+use testkit::faulty::{Fault, Faulty, Op};
+use tokio::time::{Instant, sleep, timeout};
+
+const MS: Duration = Duration::from_millis(1);
+const LEASE: Duration = Duration::from_secs(10);
+
+/// Asserts that work is ended by the loss of a guard, and not before; and that other work is done.
+macro_rules! ends_with_the_lock {
+    ($guard:expr, $limit:expr) => {{
+        let guard = $guard;
+        assert_eq!(guard.run(async { 7 }).await.unwrap(), 7);
+        // Dropped before its end, it drops the work, and the lock stays held.
+        let held = Arc::new(());
+        let (theirs, begun) = (held.clone(), Instant::now());
+        let work = async move {
+            pending::<()>().await;
+            drop(theirs);
+        };
+        let mut running = Box::pin(guard.run(work));
+        assert!(timeout($limit / 2, &mut running).await.is_err());
+        assert_eq!(Arc::strong_count(&held), 2);
+        assert_eq!(running.await.unwrap_err().kind(), ErrorKind::Lost);
+        assert_eq!(Arc::strong_count(&held), 1, "the work was not dropped");
+        assert!(begun.elapsed() <= $limit && begun.elapsed() > $limit * 9 / 10);
+        // Nothing runs any more.
+        let error = guard.run(async { panic!("this must not run") }).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Lost);
+    }};
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_guard_runs_work_until_the_lock_is_lost() {
+    let locks = Locks::new(MemoryBackend::new());
+    let limit = 3 * LEASE;
+    let mutex = |name: &str| locks.mutex(name).lease(LEASE).max_hold(limit);
+    ends_with_the_lock!(mutex("m").lock().await.unwrap(), limit);
+    let rw_lock = locks.rw_lock("m").lease(LEASE).max_hold(limit);
+    ends_with_the_lock!(rw_lock.read().await.unwrap(), limit);
+    ends_with_the_lock!(rw_lock.write().await.unwrap(), limit);
+    let reentrant = locks.reentrant_mutex("r").lease(LEASE).max_hold(limit);
+    ends_with_the_lock!(reentrant.holder().lock().await.unwrap(), limit);
+    let semaphore = locks.semaphore("m", 1).lease(LEASE).max_hold(limit);
+    ends_with_the_lock!(semaphore.acquire().await.unwrap(), limit);
+    let several = locks.several(["a", "b"]).lease(LEASE).max_hold(limit);
+    ends_with_the_lock!(several.lock().await.unwrap(), limit);
+    let redlock = Redlock::new([MemoryBackend::new()]).unwrap();
+    let mutex = redlock.mutex("m").lease(LEASE).max_hold(limit);
+    ends_with_the_lock!(mutex.lock().await.unwrap(), limit);
+}
+
+/// A dropped run leaves the lock with its guard.
+#[tokio::test(start_paused = true)]
+async fn a_run_that_is_dropped_keeps_the_lock() {
+    let locks = Locks::new(MemoryBackend::new());
+    let guard = locks.mutex("m").lock().await.unwrap();
+    assert!(timeout(MS, guard.run(pending::<()>())).await.is_err());
+    assert!(!guard.is_lost());
+    assert!(locks.mutex("m").try_lock().await.unwrap().is_none());
+    guard.unlock().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn locks_count_what_becomes_of_their_leases() {
+    let mut refused = 2;
+    let faulty = Faulty::new(move |op| {
+        (op == Op::Renew && refused > 0).then(|| {
+            refused -= 1;
+            Fault::Refuse
+        })
+    });
+    let locks = Locks::new(faulty.clone());
+    let mutex = locks.mutex("m").lease(LEASE);
+    let guard = mutex.lock().await.unwrap();
+    assert!(mutex.try_lock().await.unwrap().is_none());
+    let late = mutex.clone().wait_limit(MS).lock().await.unwrap_err();
+    assert_eq!(late.kind(), ErrorKind::NotAcquired);
+    sleep(2 * LEASE).await;
+    let stats = locks.stats();
+    assert_eq!((stats.acquired, stats.not_acquired, stats.failed), (1, 2, 0), "{stats:?}");
+    assert_eq!((stats.held, stats.lost, stats.unrenewed), (1, 0, 2), "{stats:?}");
+    assert!((5..=6).contains(&stats.renewed), "{stats:?}");
+    guard.unlock().await.unwrap();
+
+    // A stranger ends the lock, which the next renewal finds out.
+    let guard = mutex.lock().await.unwrap();
+    let passed = tokio::spawn({
+        let mutex = mutex.clone();
+        async move { mutex.lock().await.unwrap() }
+    });
+    sleep(MS).await;
+    guard.unlock().await.unwrap();
+    let guard = passed.await.unwrap();
+    assert!(Locks::new(faulty.inner.clone()).mutex("m").force_unlock().await.unwrap());
+    guard.lost().await;
+    drop(guard);
+    let stats = locks.stats();
+    assert_eq!((stats.acquired, stats.held, stats.lost), (3, 0, 1), "{stats:?}");
+
+    locks.shutdown(MS).await;
+    assert_eq!(mutex.lock().await.unwrap_err().kind(), ErrorKind::ShutDown);
+    assert_eq!(locks.stats().failed, 1);
+}
