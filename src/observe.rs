@@ -38,7 +38,8 @@ counters! {
     /// The counters of a cache since it was built, and its flights under way.
     ///
     /// ```
-    /// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
+    /// # let mut builder = tokio::runtime::Builder::new_current_thread();
+    /// # builder.enable_time().build().unwrap().block_on(async {
     /// use bellwether::{BoxError, Cache, MemoryBackend};
     ///
     /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new()).build()?;
@@ -72,7 +73,8 @@ counters! {
         failures,
         /// Loaded values that were stored, and loads that were stored as uncacheable.
         stored,
-        /// Loaded values that the backend refused, because the key was invalidated or the lease lost.
+        /// Loaded values that the backend refused, because the key was invalidated or the lease
+        /// lost.
         refused,
         /// Loaded values whose commit failed or had no answer.
         unstored,
@@ -80,8 +82,8 @@ counters! {
         unstorable,
         /// Entries that could not be decoded, and so count as missing.
         undecodable,
-        /// Looks, claims, commits, writes and invalidations that the backend refused or did not answer.
-        /// Renewals and releases of leases are not counted.
+        /// Looks, claims, commits, writes and invalidations that the backend refused or did not
+        /// answer. Renewals and releases of leases are not counted.
         backend_errors,
     }
     /// Flights that are under way now.
@@ -92,7 +94,8 @@ counters! {
     /// The counters of the locks of one engine since it was made, and the leases held now.
     ///
     /// ```
-    /// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
+    /// # let mut builder = tokio::runtime::Builder::new_current_thread();
+    /// # builder.enable_time().build().unwrap().block_on(async {
     /// use bellwether::{Locks, MemoryBackend};
     ///
     /// let locks = Locks::new(MemoryBackend::new());
