@@ -24,7 +24,7 @@ use tokio::{
         TcpListener, TcpStream,
         tcp::{OwnedReadHalf, OwnedWriteHalf},
     },
-    sync::{Mutex as AsyncMutex, Notify, watch},
+    sync::{Mutex as AsyncMutex, Notify, mpsc, watch},
     time::{Instant, sleep, sleep_until},
 };
 
@@ -137,6 +137,8 @@ struct Shared {
     counters: Counters,
     to_server: Link,
     to_client: Link,
+    /// The time of one way, in microseconds.
+    one_way: AtomicU64,
     /// Ends all connections that are open when a message arrives.
     cut: Notify,
 }
@@ -170,7 +172,17 @@ impl Link {
     }
 
     /// Reads what is there, as fast as the link lets it pass. Returns `false` at the end.
-    async fn read(&self, from: &mut OwnedReadHalf, into: &mut BytesMut) -> bool {
+    async fn read(&self, from: &mut Incoming, into: &mut BytesMut) -> bool {
+        let from = match from {
+            Incoming::Direct(from) => from,
+            Incoming::Far(packets) => {
+                let Some((due, packet)) = packets.recv().await else { return false };
+                sleep_until(due).await;
+                self.pass(packet.len()).await;
+                into.extend_from_slice(&packet);
+                return true;
+            }
+        };
         if self.rate.load(Ordering::SeqCst) == 0 {
             return from.read_buf(into).await.is_ok_and(|read| read > 0);
         }
@@ -179,6 +191,31 @@ impl Link {
         self.pass(read).await;
         into.extend_from_slice(&packet[..read]);
         read > 0
+    }
+}
+
+/// The bytes that arrive on one side of a connection.
+enum Incoming {
+    Direct(OwnedReadHalf),
+    /// Each packet with the time at which it is due.
+    Far(mpsc::UnboundedReceiver<(Instant, Bytes)>),
+}
+
+impl Incoming {
+    fn new(mut from: OwnedReadHalf, one_way: Duration) -> Self {
+        if one_way.is_zero() {
+            return Self::Direct(from);
+        }
+        let (send, packets) = mpsc::unbounded_channel();
+        tokio::spawn(async move {
+            let mut packet = BytesMut::with_capacity(PACKET);
+            while from.read_buf(&mut packet).await.is_ok_and(|read| read > 0) {
+                if send.send((Instant::now() + one_way, packet.split().freeze())).is_err() {
+                    return;
+                }
+            }
+        });
+        Self::Far(packets)
     }
 }
 
@@ -204,6 +241,7 @@ impl Proxy {
             counters: Counters::default(),
             to_server: Link::default(),
             to_client: Link::default(),
+            one_way: AtomicU64::new(0),
             cut: Notify::new(),
         });
         for (name, _) in &shared.beginnings {
@@ -284,6 +322,11 @@ impl Proxy {
         for link in [&self.shared.to_server, &self.shared.to_client] {
             link.rate.store(bytes_per_second, Ordering::SeqCst);
         }
+    }
+
+    /// Lengthens each round trip by this, on connections that are made from now on.
+    pub fn lengthen_round_trip(&self, by: Duration) {
+        self.shared.one_way.store(by.as_micros() as u64 / 2, Ordering::SeqCst);
     }
 
     /// Closes all open connections.
@@ -381,9 +424,11 @@ impl Connection {
             held: AsyncMutex::new(None),
             silent: Mutex::new(false),
         });
+        let one_way = Duration::from_micros(connection.shared.one_way.load(Ordering::SeqCst));
+        let far = |from| Incoming::new(from, one_way);
         tokio::select! {
-            () = connection.requests(from_client, to_server) => {}
-            () = connection.answers(from_server) => {}
+            () = connection.requests(far(from_client), to_server) => {}
+            () = connection.answers(far(from_server)) => {}
         }
     }
 
@@ -393,7 +438,7 @@ impl Connection {
         *silent
     }
 
-    async fn requests(&self, mut from: OwnedReadHalf, mut to: OwnedWriteHalf) {
+    async fn requests(&self, mut from: Incoming, mut to: OwnedWriteHalf) {
         let mut buffer = BytesMut::new();
         loop {
             while let Some(frame) = take_frame(&mut buffer) {
@@ -439,7 +484,7 @@ impl Connection {
         }
     }
 
-    async fn answers(self: &Arc<Self>, mut from: OwnedReadHalf) {
+    async fn answers(self: &Arc<Self>, mut from: Incoming) {
         let mut buffer = BytesMut::new();
         loop {
             while let Some(frame) = take_frame(&mut buffer) {
@@ -451,7 +496,8 @@ impl Connection {
                     return;
                 }
             }
-            if !from.read_buf(&mut buffer).await.is_ok_and(|read| read > 0) {
+            // The answers pass the link where they are written.
+            if !Link::default().read(&mut from, &mut buffer).await {
                 return;
             }
         }

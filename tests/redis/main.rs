@@ -14,5 +14,6 @@ mod redlock;
 mod replicas;
 mod scripts;
 mod sentinel;
+mod slow;
 mod tls;
 mod turns;

@@ -41,6 +41,8 @@ pub(super) struct CommandConnection {
     task: OnDemandTask,
 }
 
+/// The round trips that a new connection takes, with some to spare.
+const CONNECT_ROUND_TRIPS: u32 = 8;
 /// The rate at which buffers on the way are assumed to empty, in bytes each second.
 const BUFFERED_RATE: f64 = 8e6;
 
@@ -77,6 +79,15 @@ impl CommandDeadline {
     /// Returns the same deadline for a later step of the command.
     pub(super) fn remainder(self) -> Self {
         Self { is_whole: false, ..self }
+    }
+
+    /// Returns the deadline of a command that had to wait for its connection until now.
+    pub(super) fn restarted(self) -> Self {
+        Self { begun: Instant::now(), is_whole: false, ..self }
+    }
+
+    pub(super) fn begun(self) -> Instant {
+        self.begun
     }
 
     /// Returns when the time of a command without progress ends.
@@ -272,13 +283,16 @@ impl CommandConnection {
     where
         F: Future<Output = Result<T, RedisError>>,
     {
-        let CommandDeadline { begun, limit, is_whole } = deadline;
-        let (used, since, is_whole) = match self.current() {
-            Some(current) => (current, begun, is_whole),
+        let (used, deadline) = match self.current() {
+            Some(current) => (current, deadline),
             // Boxed to keep the future of a command small, for this is rarely needed.
-            None => (Box::pin(self.connected(deadline.at())).await?, Instant::now(), false),
+            None => {
+                let used = Box::pin(self.connected(deadline)).await?;
+                (used, deadline.restarted())
+            }
         };
-        let unanswered = Unanswered { kept: &self.kept, used: &used, since };
+        let CommandDeadline { begun, limit, is_whole } = deadline;
+        let unanswered = Unanswered { kept: &self.kept, used: &used, since: begun };
         // Pinned on the stack, because the future is too large to be moved.
         let sending = pin!(send(used.connected.connection.clone()));
         let expired = async {
@@ -287,8 +301,10 @@ impl CommandConnection {
                 true => self.kept.timeouts.expired().await,
                 false => Box::pin(sleep_until(deadline.at())).await,
             }
-            // While bytes move, the reply is on its way, or a large command is.
-            Box::pin(used.connected.progress.silent_for(limit)).await;
+            // While bytes move, the reply is on its way, or a large command is. On a slow link it
+            // takes its time.
+            let limit = limit.max(used.patience);
+            Box::pin(used.connected.progress.silent_for(limit, begun)).await;
         };
         tokio::select! {
             biased;
@@ -320,24 +336,32 @@ impl CommandConnection {
     }
 
     /// Returns the current connection, or waits for the attempt that is under way.
-    async fn connected(&self, deadline: Instant) -> Result<Arc<Established>, BackendError> {
+    ///
+    /// The first attempt has its own limit. A later one has that of a command, or the round trips
+    /// that it needs on a slow link.
+    async fn connected(&self, deadline: CommandDeadline) -> Result<Arc<Established>, BackendError> {
         let unavailable = |why| Err(BackendError::new(BackendErrorKind::Unavailable, why));
         let mut state = self.kept.state.subscribe();
         loop {
             // Cloned, because the start of the task writes the state.
             let now = state.borrow_and_update().clone();
-            match now {
+            let limit = match now {
                 ConnectionState::Established(current) => return Ok(current),
                 ConnectionState::Failed(error) => return Err(error),
-                ConnectionState::Connecting => {}
+                ConnectionState::Connecting(round_trip) => {
+                    round_trip.saturating_mul(CONNECT_ROUND_TRIPS)
+                }
                 ConnectionState::Idle => {
                     self.task.start(|| keep_connected(ReconnectRun(self.kept.clone())));
+                    // The server may have to be found first.
+                    self.kept.config.connect_timeout.saturating_mul(2)
                 }
-            }
-            match timeout_at(deadline, state.changed()).await {
+            };
+            let end = deadline.at().max(after(deadline.begun, limit));
+            match timeout_at(end, state.changed()).await {
                 Ok(Ok(())) => {}
                 Ok(Err(_closed)) => return unavailable("the connection was closed"),
-                Err(_elapsed) => return unavailable("no connection within the command time-out"),
+                Err(_elapsed) => return unavailable("there is no connection yet"),
             }
         }
     }
@@ -363,7 +387,7 @@ impl Drop for Unanswered<'_> {
     fn drop(&mut self) {
         let silence = self.since.elapsed().min(self.used.connected.progress.silence());
         // A caller may have the same time-out, which then ends a moment earlier than this one.
-        if silence >= self.kept.config.command_timeout.mul_f64(0.9) {
+        if silence >= self.used.patience.mul_f64(0.9) {
             self.kept.give_up(&self.used.broken);
         } else {
             self.used.doubted.notify_one();

@@ -3,7 +3,10 @@
 use std::{sync::Arc, time::Duration};
 
 use redis::{AsyncConnectionConfig, Client, PushInfo, PushKind, RedisError};
-use tokio::{sync::Notify, time::timeout};
+use tokio::{
+    sync::Notify,
+    time::{Instant, timeout},
+};
 
 use super::{
     config::RedisConfig,
@@ -51,7 +54,9 @@ async fn connect_to(
     let attempt = async {
         let mut connected = open(client, config, broken, &mut phase).await?;
         phase = ConnectPhase::Role;
+        let asked = Instant::now();
         refuse_replica(&mut connected.connection).await?;
+        connected.round_trip = asked.elapsed();
         Ok::<_, RedisError>(connected)
     };
     let outcome = timeout(limit, attempt).await;
@@ -61,4 +66,9 @@ async fn connect_to(
         Ok(Err(error)) => Err(ConnectError::failed(server(), phase, error)),
         Err(_elapsed) => Err(ConnectError::elapsed(server(), phase, limit)),
     }
+}
+
+/// Connects to a server for a few questions, without its pushes.
+pub(super) async fn connect_plainly(client: &Client) -> Result<Connected, RedisError> {
+    open(client, config(), Arc::default(), &mut ConnectPhase::Reach).await
 }

@@ -25,6 +25,7 @@ mod push;
 mod reconnect;
 mod replicas;
 mod sentinel;
+mod staggered;
 mod stream;
 mod subscriptions;
 mod task;

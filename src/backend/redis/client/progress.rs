@@ -71,10 +71,10 @@ impl Progress {
         self.moved_at().elapsed()
     }
 
-    /// Completes when nothing has moved for this long.
-    pub(super) async fn silent_for(&self, limit: Duration) {
+    /// Completes when nothing has moved for this long, and this long after `begun`.
+    pub(super) async fn silent_for(&self, limit: Duration, begun: Instant) {
         loop {
-            let end = after(self.moved_at(), limit);
+            let end = after(self.moved_at().max(begun), limit);
             if Instant::now() < end {
                 sleep_until(end).await;
                 continue;
@@ -215,7 +215,7 @@ mod tests {
             assert_eq!(progress.silence(), Duration::ZERO);
         }
         let begun = Instant::now();
-        progress.silent_for(LIMIT).await;
+        progress.silent_for(LIMIT, begun).await;
         assert!(begun.elapsed() >= LIMIT && begun.elapsed() <= LIMIT * 2);
         Ok(())
     }

@@ -26,6 +26,9 @@ use crate::error::{BackendError, Chain};
 /// A connection that lived this long is replaced without a pause.
 const LONG_LIVED: Duration = Duration::from_secs(1);
 
+/// The number of round trips that a command may take on a slow link.
+const SLOW_ROUND_TRIPS: u32 = 4;
+
 /// A connection and its state, shared by the senders of commands and the task.
 pub(super) struct KeptConnection {
     pub(super) endpoint: Endpoint,
@@ -39,8 +42,8 @@ pub(super) struct KeptConnection {
 pub(super) enum ConnectionState {
     /// The task does not run.
     Idle,
-    /// An attempt is under way, for which commands wait.
-    Connecting,
+    /// An attempt is under way, for which commands wait. A round trip took this long before.
+    Connecting(Duration),
     Established(Arc<Established>),
     /// The last attempt failed. The task makes the next one.
     Failed(BackendError),
@@ -54,6 +57,8 @@ pub(super) struct Established {
     pub(super) doubted: Notify,
     /// The runtime of the task.
     pub(super) runtime: runtime::Id,
+    /// How long the connection may be silent while a command is under way.
+    pub(super) patience: Duration,
 }
 
 impl KeptConnection {
@@ -61,7 +66,7 @@ impl KeptConnection {
     pub(super) fn give_up(&self, broken: &Arc<Notify>) {
         self.state.send_if_modified(|state| match state {
             ConnectionState::Established(current) if Arc::ptr_eq(&current.broken, broken) => {
-                *state = ConnectionState::Connecting;
+                *state = ConnectionState::Connecting(current.connected.round_trip);
                 true
             }
             _ => false,
@@ -76,13 +81,16 @@ impl KeptConnection {
             Ok((connected, watch)) => {
                 let since = Instant::now();
                 let runtime = Handle::current().id();
-                let current = Established { connected, broken, doubted: Notify::new(), runtime };
+                let round_trip = connected.round_trip;
+                let patience = self.patience(round_trip);
+                let doubted = Notify::new();
+                let current = Established { connected, broken, doubted, runtime, patience };
                 self.serve(Arc::new(current), watch).await;
                 let server = self.endpoint.shown();
                 info!(%server, "the connection to Redis broke; connecting again");
                 self.events.trouble.notify_one();
                 // Commands wait for the first attempt after a break, and fail during later ones.
-                self.state.send_replace(ConnectionState::Connecting);
+                self.state.send_replace(ConnectionState::Connecting(round_trip));
                 *backoff = Backoff::default();
                 // The command that broke has a second try to make, so the first attempt comes at
                 // once, unless the server accepts connections only to break them.
@@ -93,6 +101,13 @@ impl KeptConnection {
                 true
             }
         }
+    }
+
+    /// Returns how long a connection may be silent while a command is under way: the command
+    /// time-out, or a few round trips where the link is slow.
+    fn patience(&self, round_trip: Duration) -> Duration {
+        let few = round_trip.saturating_mul(SLOW_ROUND_TRIPS).min(self.config.connect_timeout);
+        self.config.command_timeout.max(few)
     }
 
     fn failed(&self, error: BackendError) {
@@ -121,7 +136,7 @@ impl KeptConnection {
         let tests = async {
             loop {
                 current.doubted.notified().await;
-                if !echoes(&current.connected, self.config.command_timeout).await {
+                if !echoes(&current.connected, current.patience).await {
                     return;
                 }
             }
@@ -167,10 +182,7 @@ async fn echoes(connected: &Connected, limit: Duration) -> bool {
     let mut ping = redis::cmd("PING");
     ping.arg(&word);
     let mut connection = connected.connection.clone();
-    let silence = async {
-        sleep(limit).await;
-        connected.progress.silent_for(limit).await;
-    };
+    let silence = connected.progress.silent_for(limit, Instant::now());
     tokio::select! {
         reply = connection.send_packed_command(&ping) => match reply {
             Ok(Value::BulkString(echo)) => echo == word.as_bytes(),

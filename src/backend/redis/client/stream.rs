@@ -3,12 +3,12 @@
 //! Each stream notes its progress (`progress`), and joins commands that are ready together
 //! (`write_batcher`).
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use futures_util::future::select_ok;
 use redis::{
     AsyncConnectionConfig, Client, ConnectionAddr, ErrorKind, RedisConnectionInfo, RedisError,
-    aio::MultiplexedConnection,
+    aio::{MultiplexedConnection, PubSub},
 };
 use socket2::SockRef;
 use tokio::{
@@ -16,6 +16,8 @@ use tokio::{
     net::{TcpStream, lookup_host},
     sync::Notify,
 };
+#[cfg(feature = "tls")]
+use tokio_rustls::client::TlsStream;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::{
@@ -35,6 +37,8 @@ const UNSENT_LIMIT: u32 = 256 << 10;
 pub(super) struct Connected {
     pub(super) connection: MultiplexedConnection,
     pub(super) progress: Arc<Progress>,
+    /// How long the first command took.
+    pub(super) round_trip: Duration,
     _driver: AbortOnDropHandle<()>,
 }
 
@@ -47,29 +51,61 @@ pub(super) async fn open(
     broken: Arc<Notify>,
     phase: &mut ConnectPhase,
 ) -> Result<Connected, RedisError> {
-    let info = client.get_connection_info();
-    let settings = info.redis_settings();
-    match info.addr() {
+    let (stream, progress) = reach(client, phase).await?;
+    *phase = ConnectPhase::Login;
+    let settings = client.get_connection_info().redis_settings();
+    match stream {
+        Stream::Tcp(stream) => log_in(stream, settings, config, progress, broken).await,
+        #[cfg(feature = "tls")]
+        Stream::Tls(stream) => log_in(stream, settings, config, progress, broken).await,
+        #[cfg(unix)]
+        Stream::Unix(stream) => log_in(stream, settings, config, progress, broken).await,
+    }
+}
+
+/// Connects to a server for subscriptions of its own, with RESP2.
+pub(super) async fn open_pubsub(client: &Client) -> Result<PubSub, RedisError> {
+    let (stream, _) = reach(client, &mut ConnectPhase::Reach).await?;
+    let settings = client.get_connection_info().redis_settings();
+    match stream {
+        Stream::Tcp(stream) => PubSub::new(settings, stream).await,
+        #[cfg(feature = "tls")]
+        Stream::Tls(stream) => PubSub::new(settings, stream).await,
+        #[cfg(unix)]
+        Stream::Unix(stream) => PubSub::new(settings, stream).await,
+    }
+}
+
+/// The kinds are apart, so that the calls of each need no dispatch.
+enum Stream {
+    Tcp(Watched<TcpStream>),
+    #[cfg(feature = "tls")]
+    Tls(Box<TlsStream<Watched<TcpStream>>>),
+    #[cfg(unix)]
+    Unix(Watched<tokio::net::UnixStream>),
+}
+
+async fn reach(
+    client: &Client,
+    phase: &mut ConnectPhase,
+) -> Result<(Stream, Arc<Progress>), RedisError> {
+    *phase = ConnectPhase::Reach;
+    match client.get_connection_info().addr() {
         ConnectionAddr::Tcp(host, port) => {
             let (socket, progress) = connect_tcp(host, *port).await?;
-            *phase = ConnectPhase::Login;
-            log_in(socket, settings, config, progress, broken).await
+            Ok((Stream::Tcp(socket), progress))
         }
         #[cfg(feature = "tls")]
         ConnectionAddr::TcpTls { host, port, .. } => {
             let (socket, progress) = connect_tcp(host, *port).await?;
             *phase = ConnectPhase::Tls;
-            let stream = super::tls::connect(host, socket).await?;
-            *phase = ConnectPhase::Login;
-            log_in(stream, settings, config, progress, broken).await
+            Ok((Stream::Tls(Box::new(super::tls::connect(host, socket).await?)), progress))
         }
         #[cfg(unix)]
         ConnectionAddr::Unix(path) => {
-            let socket = tokio::net::UnixStream::connect(path).await?;
-            *phase = ConnectPhase::Login;
-            let progress = Progress::new();
-            let socket = Watched::new(socket, progress.clone());
-            log_in(socket, settings, config, progress, broken).await
+            let (socket, progress) =
+                (tokio::net::UnixStream::connect(path).await?, Progress::new());
+            Ok((Stream::Unix(Watched::new(socket, progress.clone())), progress))
         }
         _ => {
             let why = "the address needs a feature that is not compiled in";
@@ -94,7 +130,7 @@ async fn log_in(
         broken.notify_one();
     };
     let driver = AbortOnDropHandle::new(tokio::spawn(driver));
-    Ok(Connected { connection, progress, _driver: driver })
+    Ok(Connected { connection, progress, round_trip: Duration::ZERO, _driver: driver })
 }
 
 async fn connect_tcp(

@@ -40,6 +40,7 @@ use crate::{
     backend::{Channels, redis::scripts::Call},
     error::{BackendError, BackendErrorKind, Error, ErrorKind},
     key::Name,
+    time::after,
 };
 
 /// The nodes by which a cluster is found. All nodes are connected to with the settings of the first
@@ -230,7 +231,7 @@ impl Cluster {
     ) -> Result<Confirmed, BackendError> {
         if self.nodes.topology.known().is_none() {
             Box::pin(self.slots(deadline)).await?;
-            deadline = deadline.remainder();
+            deadline = deadline.restarted();
         }
         let mut node = self.owner(slot, deadline).await?;
         let (mut asking, mut hops) = (false, 0);
@@ -303,12 +304,12 @@ impl Cluster {
                 TopologyState::Failed(error) => return Err(error),
                 TopologyState::Unknown => start(),
             }
-            match timeout_at(deadline.at(), state.changed()).await {
+            // The first question has the limit of a first connection.
+            let end = after(deadline.begun(), self.nodes.config.connect_timeout);
+            match timeout_at(end.max(deadline.at()), state.changed()).await {
                 Ok(Ok(())) => {}
                 Ok(Err(_closed)) => return unavailable("the connections were closed"),
-                Err(_elapsed) => {
-                    return unavailable("no node reported the slots within the command time-out");
-                }
+                Err(_elapsed) => return unavailable("no node has reported the slots yet"),
             }
         }
     }

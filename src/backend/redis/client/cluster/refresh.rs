@@ -4,7 +4,7 @@
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use redis::{Client, ErrorKind, RedisError};
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 use tracing::debug;
 
 use super::{
@@ -12,15 +12,17 @@ use super::{
     slots::{SlotMap, slot_of},
 };
 use crate::{
-    backend::redis::client::{backoff::Backoff, failure::ClientError, handshake},
+    backend::redis::client::{
+        backoff::Backoff, connect::connect_plainly, failure::ClientError, staggered::first_success,
+    },
     error::{BackendError, BackendErrorKind, Chain},
     sync::lock,
 };
 
-/// How long one node may take to report the slots, before the next one is asked.
-const ASK_LIMIT: Duration = Duration::from_millis(250);
-/// The least time between two questions.
-const ASK_PAUSE: Duration = Duration::from_millis(20);
+/// How long one node may take to report the slots, before the next one is asked, too.
+const ASK_PAUSE: Duration = Duration::from_millis(80);
+/// The least time between two questions to the cluster.
+const REFRESH_PAUSE: Duration = Duration::from_millis(20);
 
 /// A run of the task. When it ends with its runtime, the next command starts it again.
 pub(super) struct RefreshRun(pub(super) Arc<ClusterNodes>);
@@ -41,7 +43,7 @@ pub(super) async fn keep_known(run: RefreshRun) {
                 topology.replace(slots);
                 nodes.settle();
                 backoff = Backoff::default();
-                sleep(ASK_PAUSE).await;
+                sleep(REFRESH_PAUSE).await;
                 topology.trouble.notified().await;
                 // If a slot has moved, its new node subscribes at once.
                 nodes.settle();
@@ -57,7 +59,7 @@ pub(super) async fn keep_known(run: RefreshRun) {
 }
 
 impl ClusterNodes {
-    /// Asks the nodes for the map of slots, one after the other.
+    /// Asks the nodes for the map of slots, one after another.
     ///
     /// Each turn begins with another node, because one may be out of date or in trouble.
     async fn ask_for_slots(&self, turn: usize) -> Result<SlotMap, RedisError> {
@@ -67,16 +69,12 @@ impl ClusterNodes {
         asked.extend(self.seeds.iter().cloned());
         let count = asked.len();
         asked.rotate_left(turn % count.max(1));
-        let mut last_error = None;
-        for client in asked {
-            match timeout(ASK_LIMIT, slots(&client)).await {
-                Ok(Ok(slots)) => return Ok(slots),
-                Ok(Err(error)) => last_error = Some(error),
-                Err(_elapsed) => {}
-            }
-        }
+        let questions = asked.iter().map(slots);
+        let limit = self.config.connect_timeout;
         let silent = || RedisError::from((ErrorKind::Client, "no node replied in time"));
-        Err(last_error.unwrap_or_else(silent))
+        first_success(questions, ASK_PAUSE, limit)
+            .await
+            .map_err(|error| error.unwrap_or_else(silent))
     }
 
     /// Drops the nodes that serve no slot any more, and starts the push connections of those that
@@ -103,11 +101,10 @@ impl ClusterNodes {
 }
 
 async fn slots(client: &Client) -> Result<SlotMap, RedisError> {
-    let config = handshake::config();
-    let mut connection = client.get_multiplexed_async_connection_with_config(&config).await?;
+    let mut connected = connect_plainly(client).await?;
     let mut question = redis::cmd("CLUSTER");
     question.arg("SLOTS");
-    let reply = connection.send_packed_command(&question).await?.extract_error()?;
+    let reply = connected.connection.send_packed_command(&question).await?.extract_error()?;
     let host = match client.get_connection_info().addr() {
         redis::ConnectionAddr::Tcp(host, _) => host,
         redis::ConnectionAddr::TcpTls { host, .. } => host,

@@ -1,0 +1,81 @@
+//! The sentinels, and what they say.
+
+use std::{
+    sync::atomic::{AtomicUsize, Ordering},
+    time::Duration,
+};
+
+use redis::{Client, ErrorKind, RedisError};
+use tokio::{sync::watch, time::timeout};
+
+use super::{
+    super::{connect::connect_plainly, handshake::refuse_replica, staggered::first_success},
+    HostPort, SentinelMaster,
+};
+
+/// How long one sentinel may take, before the next one is asked, too.
+const ASK_PAUSE: Duration = Duration::from_millis(80);
+/// How long all sentinels may take together.
+const ASK_LIMIT: Duration = Duration::from_secs(1);
+
+/// What the connections and the watch share.
+pub(super) struct KnownSentinels {
+    pub(super) clients: Vec<Client>,
+    pub(super) master: SentinelMaster,
+    /// The index of the sentinel to ask first.
+    first: AtomicUsize,
+    /// The master that the watch has seen last, sent again with each look.
+    pub(super) seen: watch::Sender<Option<HostPort>>,
+}
+
+impl KnownSentinels {
+    pub(super) fn new(clients: Vec<Client>, master: SentinelMaster) -> Self {
+        Self { clients, master, first: AtomicUsize::new(0), seen: watch::Sender::new(None) }
+    }
+
+    pub(super) fn master_name(&self) -> &str {
+        &self.master.name
+    }
+
+    /// Returns the address of the master, and the index of the sentinel that named it.
+    pub(super) async fn locate(&self) -> Result<(HostPort, usize), RedisError> {
+        let (first, count) = (self.first.load(Ordering::Relaxed), self.clients.len());
+        let questions = (0..count).map(|turn| (first + turn) % count).map(async |asked| {
+            let address = self.ask(asked).await?;
+            Ok((address, asked))
+        });
+        let located = first_success(questions, ASK_PAUSE, ASK_LIMIT).await;
+        let (address, named_by) = located.map_err(|error| error.unwrap_or_else(silent))?;
+        self.first.store(named_by, Ordering::Relaxed);
+        Ok((address, named_by))
+    }
+
+    /// Asks one sentinel.
+    pub(super) async fn ask(&self, sentinel: usize) -> Result<HostPort, RedisError> {
+        let mut connected = connect_plainly(&self.clients[sentinel]).await?;
+        let mut question = redis::cmd("SENTINEL");
+        question.arg("get-master-addr-by-name").arg(&self.master.name);
+        let reply: Option<HostPort> = question.query_async(&mut connected.connection).await?;
+        let unknown = "a sentinel does not know the master";
+        reply
+            .ok_or_else(|| RedisError::from((ErrorKind::Client, unknown, self.master.name.clone())))
+    }
+
+    /// Makes the next sentinel the first one to ask, since the server that this one named could not
+    /// be used.
+    pub(super) fn distrust(&self, sentinel: usize) {
+        self.first.store((sentinel + 1) % self.clients.len(), Ordering::Relaxed);
+    }
+
+    pub(super) async fn is_master(&self, address: HostPort) -> bool {
+        let attempt = async {
+            let mut connected = connect_plainly(&self.master.client_at(address)?).await?;
+            refuse_replica(&mut connected.connection).await
+        };
+        matches!(timeout(ASK_LIMIT, attempt).await, Ok(Ok(())))
+    }
+}
+
+fn silent() -> RedisError {
+    RedisError::from((ErrorKind::Client, "no sentinel replied in time"))
+}
