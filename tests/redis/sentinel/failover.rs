@@ -2,9 +2,14 @@
 
 use std::time::Duration;
 
-use bellwether::{Cache, ErrorKind, Locks, RedisBackend};
+use bellwether::{
+    Cache, ErrorKind, Key, Locks, RedisBackend,
+    backend::Store,
+    key::{Family, Name, Namespace},
+};
+use futures_util::StreamExt;
 use testkit::{LIMIT, Raw, Sentinels, comes_true};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 fn backend(set: &Sentinels) -> RedisBackend {
     RedisBackend::builder().sentinels(set.urls(), Sentinels::MASTER).build().unwrap()
@@ -136,4 +141,48 @@ async fn a_master_that_hangs_is_replaced_and_not_used_again() {
     load(&here, "after").await.unwrap();
     let mut raw = new.raw().await;
     assert!(raw.run::<bool>(&["EXISTS", "bellwether:c:{after}:e"]).await);
+}
+
+/// Each process asked a sentinel each second in its own phase. Meanwhile the old master, which a
+/// planned failover leaves alive, went on granting, and so did the new one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_planned_failover_is_followed_from_its_announcement() {
+    let set = Sentinels::start(1).await;
+    let backends: Vec<_> = (0..4).map(|_| backend(&set)).collect();
+    for backend in &backends {
+        backend.ping().await.unwrap();
+    }
+    // The watch of each backend listens to each sentinel.
+    for sentinel in &set.sentinels {
+        let mut raw = sentinel.raw().await;
+        let all = async || {
+            let clients: String = raw.run(&["CLIENT", "LIST"]).await;
+            clients.matches(" sub=2 ").count() >= backends.len()
+        };
+        assert!(comes_true(LIMIT, all).await, "a backend does not listen");
+    }
+    let old = set.servers[0].port();
+    let client = redis::Client::open(set.sentinels[0].url()).unwrap();
+    let mut announced = client.get_async_pubsub().await.unwrap();
+    announced.subscribe(&["+promoted-slave", "+switch-master"]).await.unwrap();
+    set.sentinels[0].raw().await.run::<()>(&["SENTINEL", "FAILOVER", Sentinels::MASTER]).await;
+    let message = timeout(LIMIT, announced.on_message().next()).await.unwrap().unwrap();
+    let begun = Instant::now();
+    let mut new = set.servers[1].raw().await;
+    for (at, backend) in backends.iter().enumerate() {
+        let name = name(&format!("k{at}"));
+        let moved = async || {
+            let Ok(fence) = backend.invalidate(&name, LEASE).await else { return false };
+            let known: Option<u64> = new.try_run(&["GET", &name.suffixed("f")]).await.ok();
+            known == Some(fence)
+        };
+        assert!(comes_true(LIMIT, moved).await, "the backend stays at the old master");
+    }
+    let channel = message.get_channel_name().to_owned();
+    println!("all backends left {:?} after the announcement by {channel}", begun.elapsed());
+    assert_ne!(set.master_after(old).await.port(), old);
+}
+
+fn name(key: &str) -> Name {
+    Name::new(&Namespace::new("t").unwrap(), Family::Cache, &Key::from(key), 512).unwrap()
 }

@@ -43,6 +43,18 @@ async fn one_sentinel_with_an_answer_is_enough_and_is_asked_first_afterwards() {
     assert_eq!(ignorant.asked(), before.0, "a sentinel without knowledge was asked again");
 }
 
+/// The first sentinel took the whole time of the first command, which failed, and so did the next.
+#[tokio::test]
+async fn a_first_sentinel_that_hangs_fails_no_command() {
+    let server = RedisServer::start().await;
+    let (silent, knows) =
+        (Fake::start(Says::Silence).await, Fake::start(Says::Master(server.port())).await);
+    let urls = [silent.url(), knows.url(), knows.url()];
+    let backend = RedisBackend::builder().sentinels(&urls, "flock").build().unwrap();
+    backend.ping().await.unwrap();
+    assert!(backend.acquire(&claim("k")).await.is_ok());
+}
+
 #[tokio::test]
 async fn a_replica_is_refused_and_the_next_sentinel_is_asked() {
     let master = RedisServer::start().await;
