@@ -33,6 +33,5 @@ async fn the_first_requests_of_a_process_far_away_are_answered() {
         let lock = locks.mutex("k");
         let guard = timeout(LIMIT, lock.lock()).await.unwrap().unwrap();
         timeout(LIMIT, guard.unlock()).await.unwrap().unwrap();
-        assert_eq!(proxy.counters().connections.load(std::sync::atomic::Ordering::SeqCst), 1);
     }
 }

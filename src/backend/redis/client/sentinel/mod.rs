@@ -1,8 +1,8 @@
 //! Finds the master by asking sentinels.
 //!
-//! The sentinels are asked one after another, from the one that replied last, and none is waited
-//! for longer than a moment before the next one is asked, too. The server that a sentinel names must
-//! call itself a master, because a sentinel that was cut off for a while names the previous master.
+//! The sentinels are asked one after another, from the one that replied last. If one has not
+//! replied for a moment, the next one is asked, too. The server that a sentinel names must call
+//! itself a master, because a sentinel that was cut off for a while names the previous master.
 //! (Redis, "Guidelines for Redis clients with support for Redis Sentinel".) While there is a
 //! connection, a task watches for another master (`watch`).
 

@@ -1,8 +1,8 @@
 //! Watches for another master, once for all connections of a backend.
 //!
 //! Each sentinel announces a failover that it takes part in, and is then asked at once. In case an
-//! announcement is lost, the sentinels are also asked every second. A master that they have replaced
-//! may live on and accept writes that will be lost, and its connections do not break.
+//! announcement is lost, the sentinels are also asked every second. A master that they have
+//! replaced may live on and accept writes that will be lost, and its connections do not break.
 
 use std::{sync::Arc, time::Duration};
 
