@@ -106,6 +106,11 @@ impl Error {
         Self::new(ErrorKind::NotAcquired, why)
     }
 
+    /// Adds which process holds the lock.
+    pub(crate) fn held_by(&self, owner: &str) -> Self {
+        Self::new(self.0.kind, format!("{}; {owner:?} holds it", self.0.message))
+    }
+
     /// Creates the error of a call that met a shutdown.
     pub(crate) fn shut_down() -> Self {
         Self::new(ErrorKind::ShutDown, "the locks are shut down")

@@ -52,6 +52,8 @@ erased! {
     async fn release(claim: &'a Claim) -> bool;
     async fn pass(from: &'a Claim, to: &'a Claim) -> Option<Grant>;
     async fn holder(name: &'a Name, mode: Mode) -> Option<Occupied>;
+    async fn introduce(name: &'a Name, label: &'a str) -> ();
+    async fn holder_label(name: &'a Name, mode: Mode) -> Option<String>;
     async fn clear(name: &'a Name, mode: Mode) -> bool;
     async fn changes(name: &'a Name) -> Changes;
     async fn changes_for(claim: &'a Claim) -> Changes;

@@ -8,9 +8,9 @@ use std::{
 
 use tracing::Instrument;
 
-use super::space::LockSpace;
+use super::{holder::Holder, space::LockSpace};
 use crate::{
-    backend::{Claim, Mode, Occupied},
+    backend::{ANSWER_LIMIT, Claim, Mode, Occupied, in_time},
     error::{Error, ErrorKind},
     key::{Key, Name},
     lease::{LeaseGuard, Retry, RetryStrategy, Upkeep},
@@ -61,7 +61,12 @@ impl Front {
 
     /// Acquires a lease in a mode, waiting while others are in the way.
     pub(super) async fn acquire(&self, mode: Mode) -> Result<LeaseGuard, Error> {
-        self.acquire_claim(self.claim(mode)?, self.retry.as_ref()).await
+        match self.acquire_claim(self.claim(mode)?, self.retry.as_ref()).await {
+            Err(error) if self.space.has_label() && error.kind() == ErrorKind::NotAcquired => {
+                Err(Box::pin(self.with_owner(error, mode)).await)
+            }
+            acquired => acquired,
+        }
     }
 
     /// Tries once. Returns `None` if others are in the way.
@@ -90,10 +95,32 @@ impl Front {
     pub(super) fn claim(&self, mode: Mode) -> Result<Claim, Error> {
         let mut claim = Claim::new(self.full_name()?.clone(), mode, self.lease, self.fence_life);
         claim.waits = self.space.has_queues();
+        self.space.introduce(&claim.name);
         Ok(claim)
     }
 
-    /// Looks up the holder in a mode.
+    /// Adds to an error which process holds the lock, if that is known.
+    async fn with_owner(&self, error: Error, mode: Mode) -> Error {
+        let Ok(name) = self.full_name() else { return error };
+        // A reader waits for a writer.
+        let mode = if mode == Mode::Read { Mode::Write } else { mode };
+        let label = self.space.engine.backend().holder_label(name, mode);
+        match in_time(ANSWER_LIMIT, label).await {
+            Ok(Some(owner)) => error.held_by(&owner),
+            _ => error,
+        }
+    }
+
+    /// Looks up the one holder in a mode, and the label of its process.
+    pub(super) async fn sole_holder(&self, mode: Mode) -> Result<Option<Holder>, Error> {
+        let (name, backend) = (self.full_name()?, self.space.engine.backend());
+        let Some(occupied) = backend.holder(name, mode).await? else { return Ok(None) };
+        let owner = backend.holder_label(name, mode).await?;
+        let fence = Some(occupied.fence).filter(|fence| *fence > 0);
+        Ok(Some(Holder { owner, expires_in: occupied.remaining, fence }))
+    }
+
+    /// Looks up what is held in a mode.
     pub(super) async fn holder(&self, mode: Mode) -> Result<Option<Occupied>, Error> {
         Ok(self.space.engine.backend().holder(self.full_name()?, mode).await?)
     }

@@ -66,6 +66,35 @@ impl Locks {
 
     name_settings!();
 
+    /// Sets a label for this process, such as the name of its pod.
+    ///
+    /// [`Mutex::holder`] tells the label of the holder to any process, and so does a
+    /// [`NotAcquired`](crate::ErrorKind::NotAcquired) error of locks that have a label themselves.
+    /// A process has one label in a namespace, the last one that was set. It is written in the
+    /// background by the first acquisition, and then once an hour. It is kept for a day, so a lock
+    /// that is held for longer, by a process that acquires no other, has no label any more.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let mut builder = tokio::runtime::Builder::new_current_thread();
+    /// # builder.enable_time().build().unwrap().block_on(async {
+    /// use bellwether::{Locks, MemoryBackend};
+    ///
+    /// let locks = Locks::new(MemoryBackend::new()).owner("pod-7");
+    /// let mutex = locks.mutex("import");
+    /// let guard = mutex.lock().await?;
+    /// # tokio::task::yield_now().await;
+    /// let holder = mutex.holder().await?.expect("the lock is held");
+    /// assert_eq!(holder.owner.as_deref(), Some("pod-7"));
+    /// assert_eq!(holder.fence, Some(guard.fence()));
+    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
+    /// ```
+    pub fn owner(mut self, label: impl Into<String>) -> Self {
+        self.space = self.space.owner(label.into());
+        self
+    }
+
     /// Returns a lock that one holder has at a time.
     ///
     /// A free lock goes to the first caller that asks. A released lock is handed over:

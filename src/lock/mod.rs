@@ -75,6 +75,7 @@
 
 mod fencing;
 mod front;
+mod holder;
 pub mod ladder;
 mod latch;
 mod locks;
@@ -93,6 +94,7 @@ mod space;
 
 pub use self::{
     fencing::{Fenced, Unfenced},
+    holder::Holder,
     latch::Latch,
     locks::Locks,
     majority::Majority,

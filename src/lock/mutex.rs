@@ -5,6 +5,7 @@ use std::{fmt, marker::PhantomData};
 use super::{
     fencing::Fenced,
     front::{Front, debug_guard},
+    holder::Holder,
     macros::{guard, inspection, settings},
     space::LockSpace,
 };
@@ -106,6 +107,19 @@ impl<F> Mutex<F> {
     /// If the future is dropped, a lease that it may have acquired is released.
     pub async fn lock(&self) -> Result<MutexGuard<F>, Error> {
         Ok(MutexGuard { held: self.front.acquire(self.mode).await?, fencing: PhantomData })
+    }
+
+    /// Returns the holder of the lock, or `None` if there is none.
+    ///
+    /// # Errors
+    ///
+    /// As [`is_locked`](Self::is_locked).
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future changes nothing.
+    pub async fn holder(&self) -> Result<Option<Holder>, Error> {
+        self.front.sole_holder(self.mode).await
     }
 
     inspection!(self => self.mode);

@@ -1,10 +1,13 @@
 //! A lease has one holder, for a limited time.
 
-use bellwether::backend::{Change, Claim, Leases, Renewal, Store};
+use bellwether::{
+    backend::{Change, Claim, Leases, Mode, Renewal, Store},
+    key::Family,
+};
 
 use crate::harness::{
     FENCE_LIFE, FullHarness, Harness, LEASE, MOMENT, begun, claim, granted, held, listen, name,
-    next,
+    name_in, next,
 };
 
 pub async fn a_lease_has_one_holder_at_a_time<H: Harness>(h: &H) {
@@ -171,4 +174,24 @@ pub async fn leases_of_different_names_are_independent<H: Harness>(h: &H) {
     let backend = h.backend();
     granted(&backend, &claim(&name("a"))).await;
     granted(&backend, &claim(&name("b"))).await;
+}
+
+pub async fn a_holder_is_told_by_the_label_of_its_process<H: FullHarness>(h: &H) {
+    let (here, there) = (h.backend(), h.backend());
+    let name = name("k");
+    let label = async || there.holder_label(&name, Mode::Exclusive).await.unwrap();
+    let claim = claim(&name);
+    granted(&here, &claim).await;
+    assert_eq!(label().await, None);
+    here.introduce(&name, "pod-7").await.unwrap();
+    assert_eq!(label().await.as_deref(), Some("pod-7"));
+    here.introduce(&name, "pod-8").await.unwrap();
+    assert_eq!(label().await.as_deref(), Some("pod-8"));
+    assert_eq!(there.holder_label(&name, Mode::Read).await.unwrap(), None);
+    assert!(here.release(&claim).await.unwrap());
+    assert_eq!(label().await, None);
+    // The label of another namespace is another one.
+    let elsewhere = name_in("elsewhere", Family::Cache, "k");
+    granted(&here, &Claim::new(elsewhere.clone(), Mode::Exclusive, LEASE, FENCE_LIFE)).await;
+    assert_eq!(there.holder_label(&elsewhere, Mode::Exclusive).await.unwrap(), None);
 }

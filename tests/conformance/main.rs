@@ -192,7 +192,8 @@ rules! {
     needs entries {
         leases:
             a_granted_claim_begins_a_load_with_its_fence,
-            a_second_release_does_nothing,;
+            a_second_release_does_nothing,
+            a_holder_is_told_by_the_label_of_its_process,;
         commits:
             an_entry_is_stored_and_the_lease_ended,
             a_claim_gets_the_entry_that_it_had_not_seen,

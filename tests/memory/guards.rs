@@ -107,3 +107,34 @@ async fn locks_count_what_becomes_of_their_leases() {
     assert_eq!(mutex.lock().await.unwrap_err().kind(), ErrorKind::ShutDown);
     assert_eq!(locks.stats().failed, 1);
 }
+
+/// A label costs no request of an acquisition: it is written in a task, once an hour.
+#[tokio::test(start_paused = true)]
+async fn a_label_tells_which_process_holds_a_lock() {
+    let backend = MemoryBackend::new();
+    let plain = Locks::new(backend.clone());
+    let guard = plain.mutex("m").lock().await.unwrap();
+    let holder = plain.mutex("m").holder().await.unwrap().unwrap();
+    assert_eq!((holder.owner, holder.fence), (None, Some(guard.fence())));
+    assert!(holder.expires_in > Duration::ZERO);
+    guard.unlock().await.unwrap();
+    assert_eq!(plain.mutex("m").holder().await.unwrap(), None);
+
+    let locks = plain.clone().owner("pod-7");
+    let guard = locks.fair_mutex("m").lock().await.unwrap();
+    sleep(MS).await;
+    let holder = plain.mutex("m").holder().await.unwrap().unwrap();
+    assert_eq!(holder.owner.as_deref(), Some("pod-7"));
+    let late = locks.mutex("m").wait_limit(MS).lock().await.unwrap_err();
+    assert_eq!(late.kind(), ErrorKind::NotAcquired);
+    assert!(late.to_string().ends_with("; \"pod-7\" holds it"), "{late}");
+    guard.unlock().await.unwrap();
+
+    // Another namespace is told of its own.
+    let elsewhere = locks.clone().namespace("elsewhere");
+    let guard = elsewhere.mutex("m").lock().await.unwrap();
+    sleep(MS).await;
+    let holder = elsewhere.mutex("m").holder().await.unwrap().unwrap();
+    assert_eq!(holder.owner.as_deref(), Some("pod-7"));
+    drop(guard);
+}

@@ -12,7 +12,7 @@ use bellwether::{
     key::{Family, Name, Namespace},
 };
 use bytes::Bytes;
-use testkit::{LIMIT, Raw, RedisServer, eventually};
+use testkit::{LIMIT, Raw, RedisServer, comes_true, eventually};
 use tokio::time::{Instant, timeout};
 
 const LEASE: Duration = Duration::from_secs(60);
@@ -163,6 +163,34 @@ async fn a_renewal_is_a_read_and_an_expiry_in_its_script() {
     };
     assert_eq!(commands(day).await, counts(10));
     assert_eq!(commands(LEASE).await, counts(20));
+}
+
+/// A process writes its label once, and not with each lock.
+#[tokio::test]
+async fn a_label_costs_no_command_of_a_lock() {
+    let server = RedisServer::start().await;
+    let [here, there] = [0, 1].map(|_| Locks::new(open(&server.url())));
+    let here = here.owner("pod-7");
+    let guard = here.mutex("k").lock().await.unwrap();
+    let told = async || {
+        let holder = there.mutex("k").holder().await.unwrap().expect("the lock is held");
+        assert_eq!(holder.fence, Some(guard.fence()));
+        holder.owner.as_deref() == Some("pod-7")
+    };
+    assert!(comes_true(LIMIT, told).await, "the label is not told");
+    guard.unlock().await.unwrap();
+    assert_eq!(there.mutex("k").holder().await.unwrap(), None);
+    let mut monitor = server.monitor().await;
+    here.mutex("k").lock().await.unwrap().unlock().await.unwrap();
+    assert_eq!(commands(monitor.calls_from_clients().await), ["EVALSHA"; 2]);
+    // Every key has an end.
+    let mut raw = server.raw().await;
+    let labels = raw.keys("bellwether:l:{*}:o").await;
+    assert_eq!(labels.len(), 1, "{labels:?}");
+    assert!(raw.pttl(&labels[0]).await > 82_800_000);
+    // Another kind of data in the place of a lock has no label.
+    raw.run::<()>(&["SET", "bellwether:l:{foreign}:l", "what"]).await;
+    assert!(there.mutex("foreign").holder().await.is_err());
 }
 
 #[tokio::test]

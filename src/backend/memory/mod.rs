@@ -12,6 +12,7 @@ mod leases;
 mod occupancy;
 
 use std::{
+    collections::HashMap,
     fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
@@ -27,6 +28,7 @@ use crate::{
     backend::{Claim, Entry, Grant, Mode, Occupied, Renewal},
     error::{BackendError, BackendErrorKind},
     key::Name,
+    sync::lock,
 };
 
 /// Leases and entries in this process: the embedded default, and a stand-in for Redis in tests.
@@ -40,6 +42,8 @@ use crate::{
 pub struct MemoryBackend {
     data: Arc<Mutex<Data>>,
     channels: Channels,
+    /// The label of this process, by namespace and family.
+    labels: Arc<Mutex<HashMap<String, String>>>,
 }
 
 impl MemoryBackend {
@@ -50,7 +54,11 @@ impl MemoryBackend {
 
     /// Creates a store for entries of so many bytes in all, with their headers.
     pub fn with_weight(limit: usize) -> Self {
-        Self { data: Arc::new(Mutex::new(Data::new(limit))), channels: Channels::default() }
+        Self {
+            data: Arc::new(Mutex::new(Data::new(limit))),
+            channels: Channels::default(),
+            labels: Arc::default(),
+        }
     }
 
     /// Returns the bytes of the stored entries. Expired entries that were not yet dropped count.
@@ -124,6 +132,17 @@ impl Leases for MemoryBackend {
         Ok(self.data().holder(name, mode, Instant::now()))
     }
 
+    async fn introduce(&self, name: &Name, label: &str) -> Result<(), BackendError> {
+        lock(&self.labels).insert(scope(name), label.to_owned());
+        Ok(())
+    }
+
+    /// All holders are in this process.
+    async fn holder_label(&self, name: &Name, mode: Mode) -> Result<Option<String>, BackendError> {
+        let is_held = mode.is_fenced() && self.data().holder(name, mode, Instant::now()).is_some();
+        Ok(is_held.then(|| lock(&self.labels).get(&scope(name)).cloned()).flatten())
+    }
+
     async fn clear(&self, name: &Name, mode: Mode) -> Result<bool, BackendError> {
         let there = self.data().clear(name, mode, Instant::now());
         self.push(name, Change::Wake);
@@ -133,6 +152,11 @@ impl Leases for MemoryBackend {
     async fn changes(&self, name: &Name) -> Result<Changes, BackendError> {
         Ok(self.channels.listen(name.prefix()))
     }
+}
+
+/// Returns the namespace and the family of a name.
+fn scope(name: &Name) -> String {
+    name.prefix().split('{').next().unwrap_or_default().to_owned()
 }
 
 impl Store for MemoryBackend {

@@ -15,6 +15,7 @@
 //! | `rq`, `rd` | sorted sets | the queue of a read-write lock, as `q` and `d` |
 //! | `i` | sorted set | the tickets of the writers in that queue |
 //! | `p` | sorted set | the permits that are out, and the deadline of each |
+//! | `o` | string, PX | the label of a process; its name is the first half of its owner ids |
 //! | `n` | hash, PX | a latch: what is left, its id, its time to live, and the ids of its steps |
 //! | `c` | channel | wake-ups and results; `c@3` for database 3, because databases share channels |
 //! | `s` | channel | the same in a cluster, as a shard channel |
@@ -74,6 +75,13 @@ pub(super) fn process_channel(name: &Name, suffix: &str) -> Arc<str> {
     // A namespace has no brace.
     let scope = name.prefix().split('{').next().unwrap_or_default();
     format!("{scope}{suffix}").into()
+}
+
+/// Returns the key of the label of a process in the namespace and family of a name.
+pub(super) fn label(name: &Name, process: &str) -> String {
+    // A namespace has no brace.
+    let scope = name.prefix().split('{').next().unwrap_or_default();
+    format!("{scope}{{{process}}}:o")
 }
 
 /// Splits a message on the channel of a process into the prefix of a name and the change. Returns

@@ -158,6 +158,14 @@ impl Leases for RedisBackend {
         self.checked(replies::holder(self.0.servers.call(call).await?))
     }
 
+    async fn introduce(&self, name: &Name, label: &str) -> Result<(), BackendError> {
+        self.set_label(name, label).await
+    }
+
+    async fn holder_label(&self, name: &Name, mode: Mode) -> Result<Option<String>, BackendError> {
+        self.label_of_holder(name, mode).await
+    }
+
     async fn clear(&self, name: &Name, mode: Mode) -> Result<bool, BackendError> {
         let (held, queue): (_, &[_]) = match mode {
             Mode::Exclusive | Mode::Fair => (keys::LEASE, QUEUE),

@@ -2,6 +2,7 @@
 
 mod acquire;
 mod changes;
+mod labels;
 mod large;
 mod latches;
 mod leases;
