@@ -126,9 +126,10 @@ impl Error {
         self.0.kind
     }
 
-    /// Returns the loader's own error, if it was returned in this process and is an `E`.
+    /// Returns the loader's own error, if it is an `E`.
     ///
-    /// An error of a load that another process led is a kind and a text only. An error that came as
+    /// An error of a load that another process led is a kind and a text only, unless the cache has
+    /// an [error codec](crate::cache::Builder::error_codec) for `E`. An error that came as
     /// an `anyhow::Error` is not found either, because its box hides the type within.
     pub fn load_ref<E: StdError + 'static>(&self) -> Option<&E> {
         match self.0.kind {

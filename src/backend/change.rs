@@ -50,9 +50,13 @@ pub struct Failure {
     fence: u64,
     kind: ErrorKind,
     message: String,
+    /// The loader's error, encoded. Empty if it has no encoding.
+    encoded: Bytes,
 }
 
 const LONGEST_MESSAGE: usize = 1024;
+/// The largest encoded error that is told. A push goes to each process that waits.
+const LONGEST_ENCODED: usize = 16 << 10;
 
 impl Failure {
     /// The failure of the load that ran under `fence`.
@@ -65,7 +69,20 @@ impl Failure {
         let ends = message.char_indices().map(|(at, character)| at + character.len_utf8());
         let cut = ends.take_while(|end| *end <= LONGEST_MESSAGE).last().unwrap_or(0);
         message.truncate(cut);
-        Self { fence, kind: error.kind(), message }
+        Self { fence, kind: error.kind(), message, encoded: Bytes::new() }
+    }
+
+    /// Adds the encoded error of the loader, unless it is too large.
+    pub(crate) fn with_encoded(mut self, encoded: Bytes) -> Self {
+        if encoded.len() <= LONGEST_ENCODED {
+            self.encoded = encoded;
+        }
+        self
+    }
+
+    /// Returns the encoded error of the loader. Empty if there is none.
+    pub(crate) fn encoded(&self) -> &Bytes {
+        &self.encoded
     }
 
     /// The fence of the load that failed.
@@ -83,6 +100,26 @@ impl Failure {
     }
 }
 
+impl Failure {
+    /// Reads a message. Returns `None` if it cannot be read.
+    fn decode(bytes: &Bytes) -> Option<Self> {
+        let text = |from: usize, to: usize| std::str::from_utf8(bytes.get(from..to)?).ok();
+        let length = usize::from_str_radix(text(18, 26)?, 16).ok()?;
+        let end = length.checked_add(26).filter(|end| *end <= bytes.len())?;
+        Some(Self {
+            fence: text(1, 17)?.parse().ok()?,
+            kind: match bytes.get(17)? {
+                b'p' => ErrorKind::Panicked,
+                b't' => ErrorKind::LoadTimeout,
+                b'c' => ErrorKind::Codec,
+                _ => ErrorKind::Load,
+            },
+            message: String::from_utf8_lossy(bytes.get(end..)?).into_owned(),
+            encoded: bytes.slice(26..end),
+        })
+    }
+}
+
 impl Change {
     /// Returns the owner that the change is for, if it is for one only.
     pub fn addressee(&self) -> Option<Owner> {
@@ -94,7 +131,7 @@ impl Change {
 
     /// Returns the bytes of a message: a letter, and then its content.
     ///
-    /// `w`, `e` and an entry, `f` with a fence, a kind and a text, `i` and a fence, `t` and an
+    /// `w`, `e` and an entry, `f` with a fence, a kind, an encoded error and a text, `i` and a fence, `t` and an
     /// owner, `g` with a fence, an owner and milliseconds.
     pub fn encode(&self) -> Bytes {
         match self {
@@ -113,7 +150,9 @@ impl Change {
                     ErrorKind::Codec => 'c',
                     _ => 'l',
                 };
-                format!("f{:016}{kind}{}", failure.fence, failure.message).into()
+                let length = failure.encoded.len();
+                let header = format!("f{:016}{kind}{length:08x}", failure.fence);
+                [header.as_bytes(), &failure.encoded, failure.message.as_bytes()].concat().into()
             }
             Self::Invalidated(fence) => format!("i{fence:016}").into(),
             Self::Turn(owner) => format!("t{owner}").into(),
@@ -129,16 +168,7 @@ impl Change {
             let text = |from: usize, to: usize| std::str::from_utf8(bytes.get(from..to)?).ok();
             Some(match bytes.first()? {
                 b'e' => Self::Entry(Entry::decode(bytes.slice(1..)).ok()?),
-                b'f' => Self::Failed(Failure {
-                    fence: text(1, 17)?.parse().ok()?,
-                    kind: match bytes.get(17)? {
-                        b'p' => ErrorKind::Panicked,
-                        b't' => ErrorKind::LoadTimeout,
-                        b'c' => ErrorKind::Codec,
-                        _ => ErrorKind::Load,
-                    },
-                    message: String::from_utf8_lossy(bytes.get(18..)?).into_owned(),
-                }),
+                b'f' => Self::Failed(Failure::decode(bytes)?),
                 b'i' => Self::Invalidated(text(1, 17)?.parse().ok()?),
                 b't' => Self::Turn(text(1, bytes.len())?.parse().ok()?),
                 b'g' => Self::Granted(Handover {
@@ -164,6 +194,7 @@ mod tests {
             Change::Wake,
             Change::Entry(Entry::value(1, Duration::ZERO, Bytes::from_static(b"v")).with_fence(9)),
             Change::Failed(Failure::new(1_790_000_000_000_001, &error)),
+            Change::Failed(Failure::new(1, &error).with_encoded(Bytes::from_static(b"\xff1"))),
             Change::Invalidated(3),
             Change::Turn(Owner::fresh()),
             Change::Granted(Handover {

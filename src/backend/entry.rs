@@ -17,7 +17,8 @@ use bytes::{Buf, BufMut, Bytes, BytesMut};
 /// | 4..20 | the fence: 16 decimal digits |
 /// | 20..28 | the tag, schema and codec: 8 hexadecimal digits |
 /// | 28..36 | what the load cost: milliseconds, 8 hexadecimal digits |
-/// | 36.. | the payload |
+/// | 36..44 | how long it is kept after its load: milliseconds, 8 hexadecimal digits; 0 is unknown |
+/// | 44.. | the payload |
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Entry {
@@ -30,6 +31,8 @@ pub struct Entry {
     pub tag: u32,
     /// How long the load took.
     pub cost: Duration,
+    /// How long it is kept, counted from the end of its load. Zero if that is unknown.
+    pub ttl: Duration,
     /// The encoded value.
     pub payload: Bytes,
 }
@@ -49,7 +52,7 @@ pub enum EntryKind {
 #[error("the bytes are not an entry in a format that this version reads")]
 pub struct Undecodable;
 
-const HEADER: usize = 36;
+const HEADER: usize = 44;
 
 impl Entry {
     /// The place of the fence in the encoded bytes.
@@ -58,17 +61,24 @@ impl Entry {
 
     /// Creates a value that is still to be written. A commit or a put sets the fence.
     pub fn value(tag: u32, cost: Duration, payload: Bytes) -> Self {
-        Self { kind: EntryKind::Value, fence: 0, tag, cost, payload }
+        Self { kind: EntryKind::Value, fence: 0, tag, cost, ttl: Duration::ZERO, payload }
     }
 
     /// Creates the mark that a name is uncacheable.
     pub fn uncacheable(cost: Duration) -> Self {
-        Self { kind: EntryKind::Uncacheable, fence: 0, tag: 0, cost, payload: Bytes::new() }
+        let (kind, ttl) = (EntryKind::Uncacheable, Duration::ZERO);
+        Self { kind, fence: 0, tag: 0, cost, ttl, payload: Bytes::new() }
     }
 
     /// Returns the same entry under a fence.
     pub fn with_fence(mut self, fence: u64) -> Self {
         self.fence = fence;
+        self
+    }
+
+    /// Returns the same entry with the time that it is kept.
+    pub fn with_ttl(mut self, ttl: Duration) -> Self {
+        self.ttl = ttl;
         self
     }
 
@@ -83,8 +93,9 @@ impl Entry {
             EntryKind::Value => 'v',
             EntryKind::Uncacheable => 'u',
         };
-        let cost = u32::try_from(self.cost.as_millis()).unwrap_or(u32::MAX);
-        let header = format!("bw1{kind}{:016}{:08x}{cost:08x}", self.fence, self.tag);
+        let millis = |time: Duration| u32::try_from(time.as_millis()).unwrap_or(u32::MAX);
+        let (cost, ttl) = (millis(self.cost), millis(self.ttl));
+        let header = format!("bw1{kind}{:016}{:08x}{cost:08x}{ttl:08x}", self.fence, self.tag);
         let mut bytes = BytesMut::with_capacity(header.len() + self.payload.len());
         bytes.put_slice(header.as_bytes());
         bytes.put_slice(&self.payload);
@@ -106,6 +117,7 @@ impl Entry {
         };
         let fence = digits::<10>(&header[Self::FENCE])?;
         let tag_and_cost = digits::<16>(&header[20..36])?;
+        let ttl = digits::<16>(&header[36..44])?;
         // A slice of the bytes would cost a reference count.
         bytes.advance(HEADER);
         Ok(Self {
@@ -113,6 +125,7 @@ impl Entry {
             fence,
             tag: (tag_and_cost >> 32) as u32,
             cost: Duration::from_millis(tag_and_cost & u64::from(u32::MAX)),
+            ttl: Duration::from_millis(ttl),
             payload: bytes,
         })
     }

@@ -3,7 +3,12 @@ use std::{marker::PhantomData, sync::Arc, time::Duration};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
-use super::{Abandoned, Cache, Codec, Json, core::Core, settings::Settings};
+use super::{
+    Abandoned, Cache, Codec, Json,
+    core::Core,
+    error_codec::{ErrorCodec, Of},
+    settings::Settings,
+};
 use crate::{
     backend::DynStore,
     error::{Error, ErrorKind},
@@ -48,6 +53,7 @@ pub struct Builder<V, C = Json> {
     /// Over a shared backend, the default namespace is refused.
     needs_namespace: bool,
     codec: C,
+    error_codec: Option<Arc<dyn ErrorCodec>>,
     settings: Settings,
     value: PhantomData<fn() -> V>,
 }
@@ -59,6 +65,7 @@ impl<V: Clone + Send + Sync + 'static> Builder<V> {
             namespace: None,
             needs_namespace: false,
             codec: Json,
+            error_codec: None,
             settings: Settings::default(),
             value: PhantomData,
         }
@@ -83,8 +90,43 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
 
     /// Sets how values become bytes. Defaults to [`Json`].
     pub fn codec<D>(self, codec: D) -> Builder<V, D> {
-        let Self { store, namespace, needs_namespace, settings, value, .. } = self;
-        Builder { store, namespace, needs_namespace, codec, settings, value }
+        let Self { store, namespace, needs_namespace, error_codec, settings, value, .. } = self;
+        Builder { store, namespace, needs_namespace, codec, error_codec, settings, value }
+    }
+
+    /// Sets how the errors of loaders become bytes. Defaults to none.
+    ///
+    /// With it, [`load_ref`](Error::load_ref) finds an `E` in every process that waited for the
+    /// load. Without it, and for errors of other types, the other processes get the text alone. The
+    /// same is so if the codec fails, or if the bytes are more than 16 KiB.
+    ///
+    /// ```
+    /// use bellwether::{Cache, MemoryBackend, cache::Json};
+    /// use serde::{Deserialize, Serialize};
+    ///
+    /// #[derive(Debug, Serialize, Deserialize)]
+    /// enum ShopError {
+    ///     SoldOut,
+    /// }
+    ///
+    /// impl std::fmt::Display for ShopError {
+    ///     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+    ///         f.write_str("sold out")
+    ///     }
+    /// }
+    ///
+    /// impl std::error::Error for ShopError {}
+    ///
+    /// let cache: Cache<String> =
+    ///     Cache::builder(MemoryBackend::new()).error_codec::<ShopError>(Json).build()?;
+    /// # Ok::<_, bellwether::Error>(())
+    /// ```
+    pub fn error_codec<E>(mut self, codec: impl Codec<E>) -> Self
+    where
+        E: std::error::Error + Send + Sync + 'static,
+    {
+        self.error_codec = Some(Arc::new(Of::<E, _>::new(codec)));
+        self
     }
 
     /// Sets the number of the encoding of values. Defaults to 0.
@@ -239,6 +281,7 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
             engine: Engine::new(self.store.clone()),
             store: self.store,
             codec: Arc::new(self.codec),
+            error_codec: self.error_codec,
             tag,
             flights: Group::new(settings.abandoned, limits),
             abort: CancellationToken::new(),

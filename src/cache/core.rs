@@ -10,7 +10,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     Codec,
-    outcome::Outcome,
+    error_codec::ErrorCodec,
+    outcome::{Outcome, Record},
     settings::{OnFull, Options, Settings},
     shard::Shard,
 };
@@ -28,6 +29,7 @@ pub(super) struct Core<V> {
     pub(super) store: Arc<dyn DynStore>,
     pub(super) engine: Arc<Engine>,
     pub(super) codec: Arc<dyn Codec<V>>,
+    pub(super) error_codec: Option<Arc<dyn ErrorCodec>>,
     /// The tag of the entries of this schema and codec.
     pub(super) tag: u32,
     pub(super) settings: Settings,
@@ -46,7 +48,7 @@ pub(super) struct Core<V> {
 /// What an answer of the backend is good for.
 pub(super) enum Decision<V> {
     /// The value is served.
-    Fresh(V),
+    Fresh(V, Record),
     /// There is no entry that can be read, so the value is loaded under the lease. `seen` is the
     /// fence of the entry, or 0 if there is none.
     Miss { seen: u64 },
@@ -79,10 +81,11 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         if entry.kind == EntryKind::Uncacheable {
             return Decision::Uncacheable { seen: entry.fence };
         }
+        let record = Record::of(&entry);
         if entry.tag == self.tag
             && let Ok(value) = self.codec.decode(entry.payload)
         {
-            return Decision::Fresh(value);
+            return Decision::Fresh(value, record);
         }
         let words = "an entry of another type or schema cannot be decoded and counts as missing; \
                      give each type of value its own namespace";

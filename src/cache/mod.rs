@@ -9,6 +9,7 @@ mod breaker;
 mod builder;
 mod codec;
 mod core;
+mod error_codec;
 mod lead;
 mod loader;
 mod outcome;
@@ -69,6 +70,7 @@ use crate::{
 ///
 /// cache.insert("product:43", &"whistle".to_owned()).await?;
 /// assert_eq!(cache.get("product:43").await?.as_deref(), Some("whistle"));
+/// cache.insert_with_ttl("product:44", &"gong".to_owned(), Duration::from_secs(5)).await?;
 /// cache.invalidate("product:43").await?;
 /// assert_eq!(cache.get("product:43").await?, None);
 ///
@@ -148,7 +150,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     pub async fn get(&self, key: impl Into<Key>) -> Result<Option<V>, Error> {
         let name = self.core.name(&key.into())?;
         match self.core.decide(&name, self.core.store.get(&name).await) {
-            Decision::Fresh(value) => Ok(Some(value)),
+            Decision::Fresh(value, _) => Ok(Some(value)),
             Decision::Miss { .. } | Decision::Uncacheable { .. } => Ok(None),
             Decision::Unanswered(error) => Err(error.into()),
         }
@@ -168,11 +170,30 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     ///
     /// If the future is dropped, the value may or may not be stored.
     pub async fn insert(&self, key: impl Into<Key>, value: &V) -> Result<(), Error> {
+        self.insert_with_ttl(key, value, self.core.settings.options.ttl).await
+    }
+
+    /// Stores a value for a time of its own. Zero keeps it for 1 ms. Everything else is as for
+    /// [`insert`](Self::insert).
+    ///
+    /// # Errors
+    ///
+    /// As those of [`insert`](Self::insert).
+    ///
+    /// # Cancel safety
+    ///
+    /// As that of [`insert`](Self::insert).
+    pub async fn insert_with_ttl(
+        &self,
+        key: impl Into<Key>,
+        value: &V,
+        ttl: Duration,
+    ) -> Result<(), Error> {
         let (core, key) = (&self.core, key.into());
-        let name = core.name(&key)?;
-        let entry = core.encode(value, Duration::ZERO)?;
+        let (name, ttl) = (core.name(&key)?, ttl.max(Duration::from_millis(1)));
+        let entry = core.encode(value, Duration::ZERO)?.with_ttl(ttl);
         let life = core.settings.fence_life();
-        self.change(&key, core.store.put(&name, &entry, core.settings.options.ttl, life)).await
+        self.change(&key, core.store.put(&name, &entry, ttl, life)).await
     }
 
     /// Removes a value. The value of a load that is under way is not stored. A caller that asks

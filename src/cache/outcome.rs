@@ -1,14 +1,47 @@
 //! What a request ends with, and what a flight lands with.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crate::error::Error;
+use crate::{backend::Entry, error::Error};
 
-/// A value, and where it came from.
+/// A value, where it came from, and what is known of its entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Loaded<V> {
     pub(super) value: V,
     pub(super) source: Source,
+    pub(super) record: Option<Record>,
+}
+
+/// What is known of an entry beside its value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Record {
+    fence: u64,
+    cost: Duration,
+    /// How long it is kept after its load. Zero if it is not stored.
+    ttl: Duration,
+}
+
+impl Record {
+    pub(super) fn of(entry: &Entry) -> Self {
+        Self::new(entry.fence, entry)
+    }
+
+    /// Returns the record of an entry that is written under this fence.
+    pub(super) fn new(fence: u64, entry: &Entry) -> Self {
+        Self { fence, cost: entry.cost, ttl: entry.ttl }
+    }
+
+    /// Returns the record of a value that was not stored.
+    pub(super) fn unstored(self) -> Self {
+        Self { ttl: Duration::ZERO, ..self }
+    }
+
+    /// Returns the time since the load ended. A fence is the time of the server at which it began.
+    fn age(&self) -> Duration {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let stored_at = Duration::from_micros(self.fence).saturating_add(self.cost);
+        now.saturating_sub(stored_at)
+    }
 }
 
 /// Where a value came from.
@@ -40,6 +73,11 @@ pub enum Source {
 }
 
 impl<V> Loaded<V> {
+    /// A value that was loaded without a lease.
+    pub(super) fn degraded(value: V) -> Self {
+        Self { value, source: Source::Degraded, record: None }
+    }
+
     /// Returns the value.
     pub fn value(&self) -> &V {
         &self.value
@@ -53,6 +91,32 @@ impl<V> Loaded<V> {
     /// Returns where the value came from.
     pub fn source(&self) -> Source {
         self.source
+    }
+
+    /// Returns the fence under which the value was loaded or inserted.
+    ///
+    /// Returns `None` if it was loaded without a lease. [`Source::Degraded`] lists the reasons.
+    pub fn fence(&self) -> Option<u64> {
+        Some(self.record?.fence)
+    }
+
+    /// Returns the time since the load of the value ended.
+    ///
+    /// It compares the clock of the server that keeps the entry with the clock of this process. So
+    /// it is as exact as the two agree. Nothing in the cache depends on it.
+    ///
+    /// Returns `None` where [`fence`](Self::fence) does.
+    pub fn age(&self) -> Option<Duration> {
+        Some(self.record?.age())
+    }
+
+    /// Returns the time until the entry expires, as exact as the [age](Self::age) is. Zero if it is
+    /// over.
+    ///
+    /// Returns `None` if the value is not stored. A later invalidation is not known here.
+    pub fn expires_in(&self) -> Option<Duration> {
+        let record = self.record.filter(|record| !record.ttl.is_zero())?;
+        Some(record.ttl.saturating_sub(record.age()))
     }
 }
 
@@ -76,7 +140,7 @@ pub(crate) enum Alone {
 /// What a flight lands with.
 #[derive(Clone)]
 pub(super) enum Outcome<V> {
-    Value(V, Source),
+    Value(Loaded<V>),
     /// Each caller loads for itself.
     Alone(Alone),
     Failed(Error),

@@ -170,8 +170,8 @@ fn hurry<V, T>(core: &Core<V>, follower: &Follower<T>, unanswered: Option<Durati
 /// Returns what a flight ended with, for one of its callers.
 fn served<V>(core: &Core<V>, outcome: Outcome<V>, leads: bool) -> Result<Flown<V>, Error> {
     match outcome {
-        Outcome::Value(value, source) => {
-            let source = match source {
+        Outcome::Value(loaded) => {
+            let source = match loaded.source {
                 Source::Led if !leads => Source::Followed,
                 source => source,
             };
@@ -184,7 +184,7 @@ fn served<V>(core: &Core<V>, outcome: Outcome<V>, leads: bool) -> Result<Flown<V
                 Source::Degraded => &counters.degraded,
             };
             counter.add();
-            Ok(Flown::Loaded(Loaded { value, source }))
+            Ok(Flown::Loaded(Loaded { source, ..loaded }))
         }
         Outcome::Alone(why) => Ok(Flown::Alone(why)),
         Outcome::Failed(error) => Err(error),
@@ -239,7 +239,7 @@ where
     let work = work.ok_or_else(cut_off)?;
     core.counters.loads.add();
     match loader::run(work, Lead::new(None), options.load_limit, number).await {
-        Ok(Produced::Value(value)) => served(&core, Outcome::Value(value, Source::Degraded), true),
+        Ok(Produced::Value(value)) => served(&core, Outcome::Value(Loaded::degraded(value)), true),
         Ok(Produced::Uncacheable) => Ok(Flown::Alone(Alone::Uncacheable)),
         Err(error) => {
             core.counters.failures.add();

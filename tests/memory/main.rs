@@ -17,4 +17,5 @@ mod reentrant;
 mod send_sync;
 mod several;
 mod stopped;
+mod values;
 mod weight;

@@ -511,8 +511,8 @@ async fn a_large_entry_is_announced_and_not_pushed() {
     let backend = builder.push_limit(100).build().unwrap();
     let name = name("k");
     let mut changes = backend.changes(&name).await.unwrap();
-    // The limit of a push includes a header of 36 bytes.
-    let (small, large) = (value(&"v".repeat(64)), value(&"v".repeat(65)));
+    // The limit of a push includes a header of 44 bytes.
+    let (small, large) = (value(&"v".repeat(56)), value(&"v".repeat(57)));
     let fence = backend.put(&name, &small, TTL, FENCE_LIFE).await.unwrap();
     assert_eq!(next(&mut changes).await, Change::Entry(small.clone().with_fence(fence)));
     let fence = backend.put(&name, &large, TTL, FENCE_LIFE).await.unwrap();

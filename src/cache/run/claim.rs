@@ -6,7 +6,7 @@ use tracing::debug;
 use super::{Run, Step, failed, look::uncacheable, second_try, silence};
 use crate::{
     backend::{Change, Claim, Claimed, EntryKind, Grant, Mode, Occupied},
-    cache::{breaker::Answered, settings::OnUncacheable},
+    cache::{breaker::Answered, error_codec, settings::OnUncacheable},
     error::{BackendError, BackendErrorKind},
     flight::Epoch,
     lease::{Acquisition, Asked, Attempt, Waiting, drive},
@@ -113,7 +113,8 @@ impl<V: Clone + Send + Sync + 'static> Attempt for Claiming<'_, '_, V> {
                 }
             }
             Change::Failed(failure) if failure.fence() >= self.fence => {
-                Some(Step::Land(failed(failure.into_error())))
+                let codec = run.core.error_codec.as_deref();
+                Some(Step::Land(failed(error_codec::error(codec, failure))))
             }
             _ => None,
         }

@@ -5,10 +5,20 @@ use std::time::Duration;
 use tokio::time::{Instant, timeout};
 use tracing::debug;
 
-use super::{Landing, Run, look::uncacheable, second_try, silence};
+use super::{
+    Landing, Run,
+    look::{found, uncacheable},
+    second_try, silence,
+};
 use crate::{
-    backend::{Committed, Entry, Failure, Grant, answered_by},
-    cache::{Source, breaker::Answered, core::Decision, outcome::Outcome},
+    backend::{Committed, Entry, Grant, answered_by},
+    cache::{
+        Loaded, Source,
+        breaker::Answered,
+        core::Decision,
+        error_codec,
+        outcome::{Outcome, Record},
+    },
     error::{BackendError, BackendErrorKind, Error},
     flight::Epoch,
     lease::LeaseGuard,
@@ -27,39 +37,46 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         let counters = &self.core.counters;
         // Callers that join from here on get a look of their own.
         let committed = self.leader.begin_epoch();
-        let (value, source, epoch) = match self.try_commit(&guard, &entry, ttl).await {
-            Ok(answer @ (Committed::Stored | Committed::Pushed)) => {
+        let record = Record::new(guard.fence(), &entry);
+        let answer = self.try_commit(&guard, &entry, ttl).await;
+        let is_stored = matches!(answer, Ok(Committed::Stored));
+        let record = if is_stored { record } else { record.unstored() };
+        let led = |value| Loaded { value, source: Source::Led, record: Some(record) };
+        let (outcome, epoch) = match answer {
+            Ok(Committed::Stored | Committed::Pushed) => {
                 guard.settled();
-                match answer {
-                    Committed::Stored => counters.stored.add(),
-                    _ if ttl.is_some() => counters.unstored.add(),
-                    _ => {}
+                match is_stored {
+                    true => counters.stored.add(),
+                    false if ttl.is_some() => counters.unstored.add(),
+                    false => {}
                 }
-                (value, Source::Led, committed)
+                (Outcome::Value(led(value)), committed)
             }
             Ok(Committed::Newer(entry)) => {
                 counters.refused.add();
                 debug!(fence = entry.fence, "commit refused: a newer entry is stored");
                 match self.core.decide(&self.name, Ok(Some(entry))) {
-                    Decision::Fresh(newer) => (newer, Source::Received, committed),
-                    _ => (value, Source::Led, granted),
+                    Decision::Fresh(newer, record) => {
+                        (found(newer, Source::Received, record), committed)
+                    }
+                    _ => (Outcome::Value(led(value)), granted),
                 }
             }
             // Only for callers that asked before the load began.
             Ok(Committed::Refused) => {
                 counters.refused.add();
                 debug!("commit refused: the key was invalidated, or the lease lost");
-                (value, Source::Led, granted)
+                (Outcome::Value(led(value)), granted)
             }
             Err(error) => {
                 counters.unstored.add();
                 self.shard.breaker.failed(&error);
                 // The commit may have been refused, for an invalidation that late joiners know of.
-                let _ = self.for_late.set(Outcome::Value(value.clone(), Source::Degraded));
-                (value, Source::Led, granted)
+                let _ = self.for_late.set(Outcome::Value(Loaded::degraded(value.clone())));
+                (Outcome::Value(led(value)), granted)
             }
         };
-        (Outcome::Value(value, source), epoch)
+        (outcome, epoch)
     }
 
     /// Commits that the load cannot be shared, and remembers it for this time.
@@ -78,7 +95,8 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
 
     /// Tells the processes that wait that the load failed.
     pub(super) async fn tell_failure(&self, guard: LeaseGuard, error: &Error) {
-        let failure = Failure::new(guard.fence(), error);
+        let codec = self.core.error_codec.as_deref();
+        let failure = error_codec::failure(codec, guard.fence(), error);
         let told = self.core.store.fail(guard.claim(), &failure);
         if let Ok(Ok(_)) = timeout(self.core.settings.retry.try_limit(), told).await {
             guard.settled();

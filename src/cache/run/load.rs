@@ -9,7 +9,7 @@ use super::{Landing, Run, failed, look::uncacheable};
 use crate::{
     backend::Entry,
     cache::{
-        Lead, Source,
+        Lead, Loaded,
         loader::{self, Produced},
         outcome::Outcome,
     },
@@ -61,7 +61,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         Fut: Future<Output = Result<Produced<V>, Error>>,
     {
         match self.produce(work, Lead::new(None)).await {
-            Ok(Produced::Value(value)) => (Outcome::Value(value, Source::Degraded), Epoch::END),
+            Ok(Produced::Value(value)) => (Outcome::Value(Loaded::degraded(value)), Epoch::END),
             Ok(Produced::Uncacheable) => uncacheable(),
             Err(error) => failed(error),
         }
@@ -97,6 +97,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
                 (Entry::uncacheable(cost), core.settings.uncacheable_ttl)
             }
         };
-        (entry, (!keeping.do_not_store).then_some(ttl))
+        let ttl = (!keeping.do_not_store).then_some(ttl);
+        (entry.with_ttl(ttl.unwrap_or_default()), ttl)
     }
 }

@@ -4,10 +4,10 @@ use super::{Landing, Run, Step, silence};
 use crate::{
     backend::Entry,
     cache::{
-        Source,
+        Loaded, Source,
         breaker::Answered,
         core::{Core, Decision},
-        outcome::{Alone, Outcome},
+        outcome::{Alone, Outcome, Record},
         settings::OnUncacheable,
         shard::Shard,
     },
@@ -29,8 +29,8 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         };
         let question = stored(&self.core, &self.shard, &self.name);
         match self.leader.ask(question).await {
-            (Some(Decision::Fresh(value)), epoch) => {
-                Step::Land((Outcome::Value(value, Source::Hit), epoch))
+            (Some(Decision::Fresh(value, record)), epoch) => {
+                Step::Land((found(value, Source::Hit, record), epoch))
             }
             (Some(decision), epoch) => self.decided(decision, Source::Hit, epoch),
             (None, _) => Step::LoadAlone,
@@ -40,7 +40,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     /// Returns the step that follows a decision.
     fn decided(&self, decision: Decision<V>, source: Source, epoch: Epoch) -> Step<V> {
         match decision {
-            Decision::Fresh(value) => Step::Land((Outcome::Value(value, source), epoch)),
+            Decision::Fresh(value, record) => Step::Land((found(value, source, record), epoch)),
             Decision::Miss { seen } => Step::Claim { seen },
             Decision::Unanswered(_) => Step::LoadAlone,
             Decision::Uncacheable { seen } => match self.options.sharing.on_uncacheable {
@@ -62,10 +62,15 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         let _turn = self.shard.turn().await;
         let epoch = self.leader.begin_epoch();
         match stored(&self.core, &self.shard, &self.name).await {
-            Decision::Fresh(value) => (Outcome::Value(value, Source::Received), epoch),
+            Decision::Fresh(value, record) => (found(value, Source::Received, record), epoch),
             _ => self.full(error),
         }
     }
+}
+
+/// Returns the outcome with a value of an entry.
+pub(super) fn found<V>(value: V, source: Source, record: Record) -> Outcome<V> {
+    Outcome::Value(Loaded { value, source, record: Some(record) })
 }
 
 /// Returns the landing with a load that cannot be shared.

@@ -177,7 +177,7 @@ async fn serve_late<V: Clone + Send + Sync + 'static>(
     }
     let begun = Instant::now();
     late.land(match look::stored(core, shard, name).await {
-        Decision::Fresh(value) => Some(Outcome::Value(value, Source::Hit)),
+        Decision::Fresh(value, record) => Some(look::found(value, Source::Hit, record)),
         // If they joined anew, each would wait for another time-out.
         Decision::Unanswered(_) => Some(Outcome::Unanswered(begun.elapsed())),
         Decision::Miss { .. } | Decision::Uncacheable { .. } => None,

@@ -8,7 +8,7 @@ local fence_ms = ARGV[1]
 
 -- include: fence_at, fence_text, next_fence, entry_at, publish
 local last = fence_at(fence)
-local _, stored = entry_at(entry, 35)
+local _, stored = entry_at(entry, 43)
 local burnt = next_fence(last, stored)
 redis.call('DEL', lease, entry, entry_before, entry_after)
 local written = redis.pcall('SET', fence, fence_text(burnt), 'PX', fence_ms)

@@ -11,7 +11,7 @@ local kind, rest, ttl_ms, fence_ms, push_limit = unpack(ARGV)
 
 -- include: fence_at, fence_text, next_fence, entry_at, publish, entry_message, move_entry
 local last = fence_at(fence)
-local _, stored = entry_at(entry, 35)
+local _, stored = entry_at(entry, 43)
 local burnt = next_fence(last, stored)
 local text = fence_text(burnt)
 local message = 'w'
