@@ -173,6 +173,7 @@
 
 pub mod backend;
 pub mod cache;
+pub mod config;
 pub mod error;
 mod flight;
 #[cfg(any(fuzzing, test))]

@@ -1,6 +1,6 @@
 //! The changes of a name that are pushed to its waiters.
 
-use std::time::Duration;
+use std::{ops::Range, time::Duration};
 
 use bytes::{BufMut, Bytes, BytesMut};
 
@@ -101,21 +101,20 @@ impl Failure {
 }
 
 impl Failure {
-    /// Reads a message. Returns `None` if it cannot be read.
-    fn decode(bytes: &Bytes) -> Option<Self> {
-        let text = |from: usize, to: usize| std::str::from_utf8(bytes.get(from..to)?).ok();
-        let length = usize::from_str_radix(text(18, 26)?, 16).ok()?;
-        let end = length.checked_add(26).filter(|end| *end <= bytes.len())?;
+    /// Reads a message that has an encoded error in this range. Returns `None` if it cannot be
+    /// read.
+    fn decode(bytes: &Bytes, encoded: Range<usize>) -> Option<Self> {
+        let message = bytes.get(encoded.end..)?;
         Some(Self {
-            fence: text(1, 17)?.parse().ok()?,
+            fence: std::str::from_utf8(bytes.get(1..17)?).ok()?.parse().ok()?,
             kind: match bytes.get(17)? {
                 b'p' => ErrorKind::Panicked,
                 b't' => ErrorKind::LoadTimeout,
                 b'c' => ErrorKind::Codec,
                 _ => ErrorKind::Load,
             },
-            message: String::from_utf8_lossy(bytes.get(end..)?).into_owned(),
-            encoded: bytes.slice(26..end),
+            message: String::from_utf8_lossy(message).into_owned(),
+            encoded: bytes.slice(encoded),
         })
     }
 }
@@ -131,7 +130,8 @@ impl Change {
 
     /// Returns the bytes of a message: a letter, and then its content.
     ///
-    /// `w`, `e` and an entry, `f` with a fence, a kind, an encoded error and a text, `i` and a fence, `t` and an
+    /// `w`, `e` and an entry, `f` with a fence, a kind and a text, `F` with an encoded
+    /// error before the text, `i` and a fence, `t` and an
     /// owner, `g` with a fence, an owner and milliseconds.
     pub fn encode(&self) -> Bytes {
         match self {
@@ -150,9 +150,12 @@ impl Change {
                     ErrorKind::Codec => 'c',
                     _ => 'l',
                 };
-                let length = failure.encoded.len();
-                let header = format!("f{:016}{kind}{length:08x}", failure.fence);
-                [header.as_bytes(), &failure.encoded, failure.message.as_bytes()].concat().into()
+                let Failure { fence, message, encoded, .. } = failure;
+                if encoded.is_empty() {
+                    return format!("f{fence:016}{kind}{message}").into();
+                }
+                let header = format!("F{fence:016}{kind}{:08x}", encoded.len());
+                [header.as_bytes(), encoded, message.as_bytes()].concat().into()
             }
             Self::Invalidated(fence) => format!("i{fence:016}").into(),
             Self::Turn(owner) => format!("t{owner}").into(),
@@ -168,7 +171,11 @@ impl Change {
             let text = |from: usize, to: usize| std::str::from_utf8(bytes.get(from..to)?).ok();
             Some(match bytes.first()? {
                 b'e' => Self::Entry(Entry::decode(bytes.slice(1..)).ok()?),
-                b'f' => Self::Failed(Failure::decode(bytes)?),
+                b'f' => Self::Failed(Failure::decode(bytes, 18..18)?),
+                b'F' => {
+                    let length = usize::from_str_radix(text(18, 26)?, 16).ok()?;
+                    Self::Failed(Failure::decode(bytes, 26..length.checked_add(26)?)?)
+                }
                 b'i' => Self::Invalidated(text(1, 17)?.parse().ok()?),
                 b't' => Self::Turn(text(1, bytes.len())?.parse().ok()?),
                 b'g' => Self::Granted(Handover {

@@ -1,6 +1,7 @@
 //! Leases and entries in a Redis or Valkey server.
 //!
-//! - `builder` and `keys`: the settings, and the names of Redis keys and channels.
+//! - `builder`, `options` and `keys`: the settings, in code and in a file, and the names of Redis
+//!   keys and channels.
 //! - `ops/`: the backend traits. Each operation but a bare `GET` is one script.
 //! - `scripts/`: the scripts, called by their digests.
 //! - `client/`: the connections, to one server, to a master that sentinels watch, or to a cluster.
@@ -10,6 +11,7 @@ mod client;
 pub mod failover;
 mod keys;
 mod ops;
+mod options;
 mod scripts;
 
 use std::{fmt, sync::Arc};
