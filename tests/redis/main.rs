@@ -6,6 +6,7 @@ mod cluster;
 mod connection;
 mod family;
 mod handover;
+mod http;
 mod large;
 mod latches;
 mod memory;

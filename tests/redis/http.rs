@@ -1,0 +1,176 @@
+//! The HTTP layer of two processes over one server.
+
+use std::{
+    convert::Infallible,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use axum::body::Body;
+use bellwether::{
+    BellwetherLayer, ErrorKind, RedisBackend, http_cache,
+    layer::{Http, ResponseBody},
+    lease::Retry,
+};
+use http::{Request, Response};
+use http_body_util::BodyExt;
+use testkit::{LIMIT, RedisServer};
+use tokio::time::sleep;
+use tower::{Layer, Service, ServiceExt, service_fn, util::BoxCloneSyncService};
+
+const DELAY: Duration = Duration::from_millis(100);
+
+/// The calls of an origin.
+#[derive(Default)]
+struct Calls {
+    all: AtomicUsize,
+    running: AtomicUsize,
+    most_running: AtomicUsize,
+}
+
+impl Calls {
+    fn count(&self) -> usize {
+        self.all.load(Ordering::SeqCst)
+    }
+}
+
+type Answer = Response<ResponseBody<Body>>;
+type App = BoxCloneSyncService<Request<Body>, Answer, Infallible>;
+
+/// Returns a process of a service: a layer over a backend of its own.
+fn process(
+    server: &RedisServer,
+    name: &str,
+    set: impl Fn(BellwetherLayer<Http>) -> BellwetherLayer<Http>,
+    calls: &Arc<Calls>,
+    answer: impl Fn(usize) -> Response<Body> + Clone + Send + Sync + 'static,
+) -> App {
+    let calls = calls.clone();
+    let backend = RedisBackend::builder().server(server.url()).command_timeout(LIMIT);
+    let cache = http_cache(backend.build().unwrap())
+        .namespace(name)
+        .retry(Retry::on_demand().try_limit(LIMIT))
+        .build()
+        .unwrap();
+    let inner = service_fn(move |_: Request<Body>| {
+        let answer = answer(calls.all.fetch_add(1, Ordering::SeqCst) + 1);
+        let calls = calls.clone();
+        async move {
+            let running = calls.running.fetch_add(1, Ordering::SeqCst) + 1;
+            calls.most_running.fetch_max(running, Ordering::SeqCst);
+            sleep(DELAY).await;
+            calls.running.fetch_sub(1, Ordering::SeqCst);
+            Ok::<_, Infallible>(answer)
+        }
+    });
+    BoxCloneSyncService::new(set(BellwetherLayer::http(cache)).layer(inner))
+}
+
+fn get(path: &str) -> Request<Body> {
+    Request::get(path).header("host", "internal").body(Body::empty()).unwrap()
+}
+
+async fn read(app: &App, request: Request<Body>) -> String {
+    let mut app = app.clone();
+    let response = app.ready().await.unwrap().call(request).await.unwrap();
+    let body = response.into_body().collect().await.unwrap().to_bytes();
+    String::from_utf8(body.to_vec()).unwrap()
+}
+
+/// Sends as many requests at once, in turn to each of the processes.
+async fn read_all(apps: &[App], count: usize, path: &'static str) -> Vec<String> {
+    let asked: Vec<_> = (0..count)
+        .map(|at| {
+            let app = apps[at % apps.len()].clone();
+            tokio::spawn(async move { read(&app, get(path)).await })
+        })
+        .collect();
+    let mut answers = Vec::new();
+    for asked in asked {
+        answers.push(asked.await.unwrap());
+    }
+    answers
+}
+
+fn for_a_minute(layer: BellwetherLayer<Http>) -> BellwetherLayer<Http> {
+    layer.default_lifetime(Duration::from_secs(60))
+}
+
+/// Returns an answer that begins with the number of the call.
+fn numbered(length: usize) -> impl Fn(usize) -> Response<Body> + Clone + Send + Sync + 'static {
+    move |call| Response::new(Body::from(format!("{call} {}", "x".repeat(length))))
+}
+
+/// Two services that shared a server and a host name served each other's answers.
+#[tokio::test]
+async fn two_services_with_one_host_name_do_not_meet() {
+    let server = RedisServer::start().await;
+    let nameless = http_cache(RedisBackend::open(&server.url()).unwrap()).build();
+    assert_eq!(nameless.unwrap_err().kind(), ErrorKind::InvalidConfig);
+    let apps = ["shop", "bank"]
+        .map(|name| process(&server, name, for_a_minute, move |_| Response::new(Body::from(name))));
+    for _ in 0..2 {
+        assert_eq!(read(&apps[0], get("/")).await, "shop");
+        assert_eq!(read(&apps[1], get("/")).await, "bank");
+    }
+    for (at, answer) in read_all(&apps, 20, "/other").await.iter().enumerate() {
+        assert_eq!(answer, ["shop", "bank"][at % 2]);
+    }
+}
+
+#[tokio::test]
+async fn an_answer_is_coalesced_over_processes_and_not_stored() {
+    let server = RedisServer::start().await;
+    let calls: Arc<Calls> = Arc::default();
+    let apps = [(), ()]
+        .map(|()| process(&server, "shop", BellwetherLayer::coalesce_only, counted(&calls, 10)));
+    for call in 1..4 {
+        let answers = read_all(&apps, 20, "/").await;
+        assert!(answers.iter().all(|answer| *answer == answers[0]), "{answers:?}");
+        assert_eq!(calls.count(), call);
+    }
+    assert_ne!(read(&apps[0], get("/")).await, read(&apps[1], get("/")).await);
+    let keys: Vec<String> =
+        redis::cmd("KEYS").arg("*").query_async(&mut server.raw().await).await.unwrap();
+    assert!(keys.iter().all(|key| !key.ends_with(":e")), "{keys:?}");
+}
+
+/// A large answer is not pushed. Processes that wait for one load after the other would be served
+/// one by one.
+#[tokio::test]
+async fn a_large_answer_that_is_coalesced_keeps_no_process_waiting_twice() {
+    let server = RedisServer::start().await;
+    let calls: Arc<Calls> = Arc::default();
+    let start =
+        |_| process(&server, "shop", BellwetherLayer::coalesce_only, &calls, numbered(100 << 10));
+    let apps: Vec<_> = (0..6).map(start).collect();
+    let answers = read_all(&apps, 12, "/").await;
+    assert!(answers.iter().all(|answer| answer.len() > 100 << 10));
+    assert!(calls.count() <= 6);
+    assert!(calls.most_running.load(Ordering::SeqCst) > 1);
+}
+
+/// One odd answer sent all later requests of both processes to the origin.
+#[tokio::test]
+async fn the_mark_of_one_odd_answer_ends_in_both_processes() {
+    let server = RedisServer::start().await;
+    let calls: Arc<Calls> = Arc::default();
+    let apps = [(), ()].map(|()| {
+        process(&server, "shop", for_a_minute, &calls, |call| {
+            let mut response = Response::new(Body::from(call.to_string()));
+            if call == 1 {
+                response.headers_mut().insert("set-cookie", "a=b".parse().unwrap());
+            }
+            response
+        })
+    });
+    for at in 0..40 {
+        read(&apps[at % 2], get("/")).await;
+    }
+    assert!(calls.count() <= 4, "{}", calls.count());
+    let answers = read_all(&apps, 20, "/").await;
+    assert!(answers.iter().all(|answer| *answer == answers[0]), "{answers:?}");
+}
