@@ -130,9 +130,8 @@ impl Change {
 
     /// Returns the bytes of a message: a letter, and then its content.
     ///
-    /// `w`, `e` and an entry, `f` with a fence, a kind and a text, `F` with an encoded
-    /// error before the text, `i` and a fence, `t` and an
-    /// owner, `g` with a fence, an owner and milliseconds.
+    /// `w`, `e` and an entry, `f` with a fence, a kind and a text, `F` with an encoded error before
+    /// the text, `i` and a fence, `t` and an owner, `g` with a fence, an owner and milliseconds.
     pub fn encode(&self) -> Bytes {
         match self {
             Self::Wake => Bytes::from_static(b"w"),

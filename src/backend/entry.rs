@@ -17,7 +17,7 @@ use bytes::{Buf, BufMut, Bytes, BytesMut};
 /// | 4..20 | the fence: 16 decimal digits |
 /// | 20..28 | the tag, schema and codec: 8 hexadecimal digits |
 /// | 28..36 | what the load cost: milliseconds, 8 hexadecimal digits |
-/// | 36..44 | how long it is kept after its load: milliseconds, 8 hexadecimal digits; 0 is unknown |
+/// | 36..44 | how long it is kept after its load: milliseconds, 8 hexadecimal digits; 0: unknown |
 /// | 44.. | the payload |
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]

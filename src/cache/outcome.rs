@@ -31,9 +31,10 @@ impl Record {
         Self { fence, cost: entry.cost, ttl: entry.ttl }
     }
 
-    /// Returns the record of a value that was not stored.
-    pub(super) fn unstored(self) -> Self {
-        Self { ttl: Duration::ZERO, ..self }
+    /// Returns the record without a time to live, unless the entry is stored.
+    pub(super) fn if_stored(self, is_stored: bool) -> Self {
+        let ttl = if is_stored { self.ttl } else { Duration::ZERO };
+        Self { ttl, ..self }
     }
 
     /// Returns the time since the load ended. A fence is the time of the server at which it began.

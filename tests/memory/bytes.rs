@@ -8,7 +8,8 @@ use bytes::Bytes;
 #[test]
 fn an_encoded_entry_is_decoded() {
     let entry = Entry::value(7, Duration::from_millis(210), Bytes::from_static(b"\0\xffv"))
-        .with_fence(1_790_000_000_000_001);
+        .with_fence(1_790_000_000_000_001)
+        .with_ttl(Duration::from_millis(60_001));
     assert_eq!(Entry::decode(entry.encode()), Ok(entry));
     let uncacheable = Entry::uncacheable(Duration::ZERO).with_fence(1);
     assert_eq!(Entry::decode(uncacheable.encode()), Ok(uncacheable));
@@ -42,6 +43,9 @@ fn any_other_bytes_mean_look_again() {
         "t",
         "t12",
         "f0000000000000001",
+        "F0000000000000001l",
+        "F0000000000000001l00000002x",
+        "F0000000000000001lffffffffx",
         "g",
         "g0000000000000001",
         "g000000000000000100",

@@ -37,12 +37,11 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         let counters = &self.core.counters;
         // Callers that join from here on get a look of their own.
         let committed = self.leader.begin_epoch();
-        let record = Record::new(guard.fence(), &entry);
         let answer = self.try_commit(&guard, &entry, ttl).await;
         let is_stored = matches!(answer, Ok(Committed::Stored));
-        let record = if is_stored { record } else { record.unstored() };
+        let record = Record::new(guard.fence(), &entry).if_stored(is_stored);
         let led = |value| Loaded { value, source: Source::Led, record: Some(record) };
-        let (outcome, epoch) = match answer {
+        match answer {
             Ok(Committed::Stored | Committed::Pushed) => {
                 guard.settled();
                 match is_stored {
@@ -75,8 +74,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
                 let _ = self.for_late.set(Outcome::Value(Loaded::degraded(value.clone())));
                 (Outcome::Value(led(value)), granted)
             }
-        };
-        (outcome, epoch)
+        }
     }
 
     /// Commits that the load cannot be shared, and remembers it for this time.
