@@ -110,8 +110,10 @@ async fn two_services_with_one_host_name_do_not_meet() {
     let server = RedisServer::start().await;
     let nameless = http_cache(RedisBackend::open(&server.url()).unwrap()).build();
     assert_eq!(nameless.unwrap_err().kind(), ErrorKind::InvalidConfig);
-    let apps = ["shop", "bank"]
-        .map(|name| process(&server, name, for_a_minute, move |_| Response::new(Body::from(name))));
+    let calls = Arc::default();
+    let apps = ["shop", "bank"].map(|name| {
+        process(&server, name, for_a_minute, &calls, move |_| Response::new(Body::from(name)))
+    });
     for _ in 0..2 {
         assert_eq!(read(&apps[0], get("/")).await, "shop");
         assert_eq!(read(&apps[1], get("/")).await, "bank");
@@ -125,16 +127,15 @@ async fn two_services_with_one_host_name_do_not_meet() {
 async fn an_answer_is_coalesced_over_processes_and_not_stored() {
     let server = RedisServer::start().await;
     let calls: Arc<Calls> = Arc::default();
-    let apps = [(), ()]
-        .map(|()| process(&server, "shop", BellwetherLayer::coalesce_only, counted(&calls, 10)));
+    let coalescing = BellwetherLayer::coalesce_only;
+    let apps = [(), ()].map(|()| process(&server, "shop", coalescing, &calls, numbered(10)));
     for call in 1..4 {
         let answers = read_all(&apps, 20, "/").await;
         assert!(answers.iter().all(|answer| *answer == answers[0]), "{answers:?}");
         assert_eq!(calls.count(), call);
     }
     assert_ne!(read(&apps[0], get("/")).await, read(&apps[1], get("/")).await);
-    let keys: Vec<String> =
-        redis::cmd("KEYS").arg("*").query_async(&mut server.raw().await).await.unwrap();
+    let keys: Vec<String> = server.raw().await.run(&["KEYS", "*"]).await;
     assert!(keys.iter().all(|key| !key.ends_with(":e")), "{keys:?}");
 }
 
@@ -144,8 +145,8 @@ async fn an_answer_is_coalesced_over_processes_and_not_stored() {
 async fn a_large_answer_that_is_coalesced_keeps_no_process_waiting_twice() {
     let server = RedisServer::start().await;
     let calls: Arc<Calls> = Arc::default();
-    let start =
-        |_| process(&server, "shop", BellwetherLayer::coalesce_only, &calls, numbered(100 << 10));
+    let coalescing = BellwetherLayer::coalesce_only;
+    let start = |_| process(&server, "shop", coalescing, &calls, numbered(100 << 10));
     let apps: Vec<_> = (0..6).map(start).collect();
     let answers = read_all(&apps, 12, "/").await;
     assert!(answers.iter().all(|answer| answer.len() > 100 << 10));
@@ -158,15 +159,14 @@ async fn a_large_answer_that_is_coalesced_keeps_no_process_waiting_twice() {
 async fn the_mark_of_one_odd_answer_ends_in_both_processes() {
     let server = RedisServer::start().await;
     let calls: Arc<Calls> = Arc::default();
-    let apps = [(), ()].map(|()| {
-        process(&server, "shop", for_a_minute, &calls, |call| {
-            let mut response = Response::new(Body::from(call.to_string()));
-            if call == 1 {
-                response.headers_mut().insert("set-cookie", "a=b".parse().unwrap());
-            }
-            response
-        })
-    });
+    let answer = |call: usize| {
+        let mut response = Response::new(Body::from(call.to_string()));
+        if call == 1 {
+            response.headers_mut().insert("set-cookie", "a=b".parse().unwrap());
+        }
+        response
+    };
+    let apps = [(), ()].map(|()| process(&server, "shop", for_a_minute, &calls, answer));
     for at in 0..40 {
         read(&apps[at % 2], get("/")).await;
     }
