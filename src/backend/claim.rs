@@ -13,9 +13,9 @@ pub enum Mode {
     /// By one holder at a time.
     ///
     /// A claim that is not granted enters a queue, if it [waits](Claim::waits). A release [hands
-    /// the lease over](Claim::takes_handover) to the first claim in the queue, or tells it that it
-    /// is its turn and keeps the lease for it for a [moment](Claim::turn_life). After that any
-    /// claim is granted.
+    /// the lease over](Claim::takes_handover) to the claim that has waited longest, or tells it
+    /// that it is its turn and keeps the lease for it for a [moment](Claim::turn_life). After that
+    /// any claim is granted.
     Exclusive,
     /// By one holder at a time, first come, first served.
     ///
@@ -27,7 +27,8 @@ pub enum Mode {
     Read,
     /// By one writer, and no reader beside it.
     Write,
-    /// Beside others, as long as no more than `limit` permits are out; `count` of them at once.
+    /// Beside others, as long as no more than `limit` permits are out; `count` of them at once. A
+    /// claim is not granted while another one is before it in the queue, whatever that wants.
     Permit {
         /// The number of permits. Each claim brings it, so that nothing is left to be changed.
         limit: u32,
@@ -37,14 +38,9 @@ pub enum Mode {
 }
 
 impl Mode {
-    /// Returns whether claims wait in a queue at the backend.
-    pub fn queues(self) -> bool {
-        !matches!(self, Self::Permit { .. })
-    }
-
     /// Returns whether claims are granted in the order of their queue only.
-    pub(crate) fn is_ordered(self) -> bool {
-        matches!(self, Self::Fair | Self::Read | Self::Write)
+    pub fn is_ordered(self) -> bool {
+        self != Self::Exclusive
     }
 
     /// Returns whether a hold of this mode may pass to one of the other.
@@ -56,12 +52,6 @@ impl Mode {
         }
     }
 
-    /// Returns whether a release may hand a lease of this duration to a waiter, without harm to the
-    /// others.
-    pub(crate) fn can_be_handed_over(self, lease: Duration) -> bool {
-        self.is_fenced() && lease >= HANDOVER_LIFE
-    }
-
     /// Returns whether each grant has a fence of its own. It is zero where several holders may hold
     /// together.
     pub fn is_fenced(self) -> bool {
@@ -69,8 +59,26 @@ impl Mode {
     }
 }
 
-/// How long a lease is kept for the claim whose turn it is: some round trips and a busy moment. If
-/// that claim's process died, the others find out when they next renew their queue entries.
+/// The claims of a name that wait for the same. A process keeps its entries among them together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum QueueKind {
+    Mutex,
+    ReadWrite,
+    Permits,
+}
+
+impl From<Mode> for QueueKind {
+    fn from(mode: Mode) -> Self {
+        match mode {
+            Mode::Exclusive | Mode::Fair => Self::Mutex,
+            Mode::Read | Mode::Write => Self::ReadWrite,
+            Mode::Permit { .. } => Self::Permits,
+        }
+    }
+}
+
+/// How long a lease is kept for an unordered claim whose turn it is: some round trips and a busy
+/// moment.
 pub(crate) const TURN_LIFE: Duration = Duration::from_millis(50);
 
 /// How long a lease that was handed over lasts unless it is renewed.
@@ -80,14 +88,9 @@ pub(crate) const TURN_LIFE: Duration = Duration::from_millis(50);
 /// that while a subscription to a pattern of channels exists.
 pub(crate) const HANDOVER_LIFE: Duration = Duration::from_secs(2);
 
-/// How long a queue entry lasts at most unless its claim is sent again. Where the queue decides
-/// which claim is granted, a waiter that died holds up those behind it for so long. The times of
-/// several that died run together.
-pub(crate) const QUEUE_ENTRY_LIFE: Duration = Duration::from_secs(5);
-
-/// The life of a queue entry where no claim is held to the order: it need not be renewed for
-/// itself.
-const UNORDERED_ENTRY_LIFE: Duration = Duration::from_secs(12);
+/// How long the queue entries of a process last unless it keeps them. A process that died or stands
+/// still holds up the claims behind it for so long. The times of several processes run together.
+pub(crate) const QUEUE_ENTRY_LIFE: Duration = Duration::from_secs(2);
 
 /// What is asked of [`Leases`](crate::backend::Leases): the right to act on a name for a limited
 /// time.
@@ -124,7 +127,7 @@ impl Claim {
     /// Creates a claim of a fresh [`Owner`] that waits. If the mode grants in order, the lease may
     /// be handed over to it.
     pub fn new(name: Name, mode: Mode, lease: Duration, fence_life: Duration) -> Self {
-        let takes_handover = mode.is_ordered() && mode.can_be_handed_over(lease);
+        let takes_handover = mode.is_ordered() && lease >= HANDOVER_LIFE;
         let owner = Owner::fresh();
         Self { name, owner, mode, lease, fence_life, waits: true, takes_handover }
     }
@@ -141,21 +144,18 @@ impl Claim {
         }
     }
 
-    /// Returns how long its queue entry lasts unless the claim is sent again.
-    ///
-    /// It is 5 s, or the lease if that is shorter; and 12 s where no claim is held to the order.
+    /// Returns how long its queue entry lasts unless its process [keeps](super::Leases::keep) it: 2
+    /// s.
     pub fn queue_entry_life(&self) -> Duration {
-        match self.mode {
-            Mode::Exclusive => UNORDERED_ENTRY_LIFE,
-            _ => QUEUE_ENTRY_LIFE.min(self.lease),
-        }
+        QUEUE_ENTRY_LIFE
     }
 
-    /// Returns how long a released lease is kept for the claim when it is its turn: 50 ms.
+    /// Returns how long a released lease is kept for the claim when it is its turn.
     ///
-    /// Only [exclusive](Mode::Exclusive) claims need it, since the others are granted in order.
+    /// It is 50 ms for an [exclusive](Mode::Exclusive) claim, and otherwise as long as its queue
+    /// entry lasts: a claim that is held to its order must not lose its place by a busy moment.
     pub fn turn_life(&self) -> Duration {
-        TURN_LIFE
+        if self.mode.is_ordered() { QUEUE_ENTRY_LIFE } else { TURN_LIFE }
     }
 
     /// Returns how long a lease that is [handed over](Self::takes_handover) to the claim lasts at

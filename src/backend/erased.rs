@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use futures_util::{FutureExt, future::BoxFuture};
 
 use super::{
-    Acquired, AcquiredAll, Changes, Claimed, Committed, Countdown, Failure, Latches, Leases,
+    Acquired, AcquiredAll, Changes, Claimed, Committed, Countdown, Failure, Kept, Latches, Leases,
     Renewal, Store,
 };
 use crate::{
@@ -49,6 +49,7 @@ erased! {
     async fn acquire(claim: &'a Claim) -> Acquired;
     async fn acquire_all(claims: &'a [Claim]) -> AcquiredAll;
     async fn renew(claims: &'a [Claim]) -> Vec<Renewal>;
+    async fn keep(claims: &'a [Claim]) -> Kept;
     async fn release(claim: &'a Claim) -> bool;
     async fn pass(from: &'a Claim, to: &'a Claim) -> Option<Grant>;
     async fn holder(name: &'a Name, mode: Mode) -> Option<Occupied>;

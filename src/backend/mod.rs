@@ -31,6 +31,7 @@ pub(crate) mod channels;
 mod claim;
 mod entry;
 mod erased;
+mod kept;
 mod latches;
 mod memory;
 mod owner;
@@ -53,6 +54,7 @@ pub use self::{
     channels::{Changes, Channels},
     claim::{Claim, Grant, Mode, Occupied},
     entry::{Entry, EntryKind, Undecodable},
+    kept::Kept,
     latches::{Countdown, Latches},
     memory::MemoryBackend,
     owner::Owner,
@@ -62,7 +64,7 @@ pub use self::{
 
 pub(crate) use self::{
     answer::{ANSWER_LIMIT, answered_by, in_time},
-    claim::{HANDOVER_LIFE, TURN_LIFE},
+    claim::{HANDOVER_LIFE, QueueKind, TURN_LIFE},
     erased::{DynLatches, DynLeases, DynStore},
 };
 
@@ -80,8 +82,8 @@ pub trait Leases: Send + Sync + 'static {
     /// Grants the lease if it is free for a claim of its mode. Grants it again, with the same
     /// fence, to the owner that has it.
     ///
-    /// Where the mode [queues](Mode::queues), a claim that [waits](Claim::waits) keeps its queue
-    /// entry by being sent again within the [life](Claim::queue_entry_life) of the entry.
+    /// A claim that [waits](Claim::waits) and is not granted enters the queue. Its entry lasts
+    /// while its process [keeps](Self::keep) it.
     fn acquire(&self, claim: &Claim)
     -> impl Future<Output = Result<Acquired, BackendError>> + Send;
 
@@ -107,12 +109,26 @@ pub trait Leases: Send + Sync + 'static {
         claims: &[Claim],
     ) -> impl Future<Output = Result<Vec<Renewal>, BackendError>> + Send;
 
-    /// Ends the lease if the claim has it, and its queue entry, and tells the claim whose turn it
-    /// is. Returns whether the claim had the lease.
+    /// Keeps the queue entries of one process for another [life](Claim::queue_entry_life) from now:
+    /// all that it has in the queue of these claims, which are of one name, one queue and one
+    /// process. If nothing is in the way, hands the lease over as a [release](Self::release) does.
     ///
-    /// The release may grant the lease to the first claim in the queue, if that [takes
-    /// it](Claim::takes_handover) and is likely to hear of it ([`Change::Granted`]). Its queue
-    /// entry ends with that.
+    /// The answer is about the given claims only, so a caller need not name all of its claims.
+    ///
+    /// The default is for a backend without queues: it keeps nothing, and the waiters ask again.
+    fn keep(&self, claims: &[Claim]) -> impl Future<Output = Result<Kept, BackendError>> + Send {
+        let stands = vec![false; claims.len()];
+        async { Ok(Kept { remaining: Duration::ZERO, has_lapsed: true, stands }) }
+    }
+
+    /// Ends the lease if the claim has it, and its queue entry. Returns whether the claim had the
+    /// lease.
+    ///
+    /// The release hands what is free then to the claims at the head of the queue that are likely
+    /// to hear of it: one holder alone, all readers, or permits while they fit. A claim that [takes
+    /// it](Claim::takes_handover) is granted the lease ([`Change::Granted`]); for another one the
+    /// lease is kept, and the claim is told that it is its [turn](Claim::turn_life). The queue
+    /// entry ends with that. The other waiters are not told.
     fn release(&self, claim: &Claim) -> impl Future<Output = Result<bool, BackendError>> + Send;
 
     /// Passes a lease from its holder to another claim of the same name in one step, with a new

@@ -25,7 +25,12 @@ impl Owner {
         digits
     }
 
-    /// Returns the half that all owners of this process share.
+    /// Returns the half that all owners of one process share.
+    pub(crate) fn process_half(self) -> u64 {
+        self.0.as_u64_pair().0
+    }
+
+    /// Returns the half that all owners of this process share, as text.
     #[cfg_attr(not(feature = "redis"), allow(dead_code))]
     pub(crate) fn process() -> String {
         format!("{:016x}", *PROCESS)

@@ -115,12 +115,11 @@ impl Engine {
     ) -> Result<LeaseGuard, Error> {
         // A lease that is not renewed lasts for its own time, so it cannot be handed over for less.
         claim.takes_handover = claim.waits
+            && claim.takes_handover
             && upkeep.renew_every.is_some()
-            && claim.mode.can_be_handed_over(claim.lease);
+            && claim.lease >= claim.handover_life();
         let mut waiting = Waiting::new(self.backend().clone(), &claim, strategy, limit);
-        if claim.waits && claim.mode.is_ordered() {
-            waiting.keep_entry(&claim);
-        }
+        waiting.keep_entries(&self.keeper);
         let attempt = OneAttempt {
             engine: self,
             acquisition: Acquisition::new(self.janitor.clone(), claim),
@@ -186,7 +185,9 @@ impl Attempt for OneAttempt<'_> {
     fn pushed(&mut self, change: Change, waiting: &mut Waiting<'_>) -> Option<Outcome> {
         let Change::Granted(handover) = change else { return None };
         let until = self.acquisition.trusts(&handover)?;
-        Some(Ok(self.hold(handover.fence, Instant::now(), Some(until), waiting.take_changes())))
+        let is_fenced = self.acquisition.claim().mode.is_fenced();
+        let fence = if is_fenced { handover.fence } else { 0 };
+        Some(Ok(self.hold(fence, Instant::now(), Some(until), waiting.take_changes())))
     }
 
     async fn interrupted(&self) -> Option<Outcome> {
@@ -202,8 +203,7 @@ impl Attempt for OneAttempt<'_> {
 
 impl OneAttempt<'_> {
     /// Holds what was granted. The local queue slot and the waiter's subscription move on with the
-    /// lease. The lease of a mode with several holders gives the slot up: the next caller may be
-    /// granted one beside it.
+    /// lease.
     fn hold(
         &mut self,
         fence: u64,
@@ -212,7 +212,7 @@ impl OneAttempt<'_> {
         changes: Option<Changes>,
     ) -> LeaseGuard {
         let mut granted = self.acquisition.settle(self.upkeep, fence, since, until);
-        granted.slot = self.slot.take().filter(|_| granted.claim.mode == Mode::Exclusive);
+        granted.slot = self.slot.take();
         if let Some(slot) = &mut granted.slot {
             slot.begin(changes);
         }
@@ -223,8 +223,8 @@ impl OneAttempt<'_> {
     ///
     /// Returns `None` if this caller contends at the backend now.
     async fn queue_up(&mut self, waiting: &mut Waiting<'_>) -> Option<Asked<Outcome>> {
-        let (claim, waits) = (self.acquisition.claim(), self.acquisition.is_waiting());
-        let notices = match self.engine.queues.enter(claim, self.upkeep, waits) {
+        let claim = self.acquisition.claim();
+        let notices = match self.engine.queues.enter(claim, self.upkeep) {
             Entered::None => return None,
             Entered::First(slot) => {
                 self.slot = Some(slot);

@@ -215,7 +215,7 @@ impl Drop for Acquisition {
     fn drop(&mut self) {
         let outcome_unknown = match self.state {
             AcquisitionState::Idle => return,
-            AcquisitionState::Waiting if !(self.claim.waits && self.claim.mode.queues()) => return,
+            AcquisitionState::Waiting if !self.claim.waits => return,
             AcquisitionState::Waiting | AcquisitionState::Granted => false,
             AcquisitionState::Asking | AcquisitionState::Unknown => true,
         };

@@ -1,6 +1,8 @@
 use std::{sync::Arc, time::Duration};
 
-use super::{queue::LocalQueues, record::LeaseRecord, release::Janitor, renewals::Renewals};
+use super::{
+    keeper::Keeper, queue::LocalQueues, record::LeaseRecord, release::Janitor, renewals::Renewals,
+};
 use crate::{
     backend::DynLeases,
     error::{Error, ErrorKind},
@@ -12,6 +14,7 @@ pub(crate) struct Engine {
     pub(super) counters: Arc<LockCounters>,
     pub(super) janitor: Arc<Janitor>,
     pub(super) renewals: Renewals,
+    pub(super) keeper: Keeper,
     pub(super) queues: LocalQueues<Arc<LeaseRecord>>,
 }
 
@@ -21,6 +24,7 @@ impl Engine {
         Arc::new(Self {
             renewals: Renewals::new(backend.clone(), counters.clone()),
             counters,
+            keeper: Keeper::new(backend.clone()),
             janitor: Janitor::new(backend),
             queues: LocalQueues::default(),
         })

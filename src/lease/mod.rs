@@ -6,6 +6,7 @@
 //! - `release`: a release that must happen, and the janitor that does it.
 //! - `handover`, `acquisition`: a claim on its way to a lease, and its undo.
 //! - `queue`: the callers of this process that want one lease.
+//! - `keeper`: the queue entries of this process at the backend.
 //! - `record`, `renewals`: a lease that is held, renewed, or lost.
 //! - `engine`: what the leases of one `Cache` or one `Locks` share.
 //! - `guard`: a lease that is held, for its holder.
@@ -23,6 +24,7 @@ mod acquisition;
 mod engine;
 mod guard;
 mod handover;
+mod keeper;
 mod queue;
 mod record;
 mod release;

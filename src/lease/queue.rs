@@ -6,9 +6,7 @@
 //! or [`TURN`] in a row the lease is released instead, so that other processes get it. A dropped
 //! slot goes to the next caller, which contends then.
 //!
-//! For permits, only callers that must wait enter the queue, and a caller gives the slot up when it
-//! has its permits, since there may be more. Modes with a queue at the backend that grants in order
-//! have no local queue.
+//! Modes whose queue at the backend grants in order have no local queue.
 
 use std::{
     collections::VecDeque,
@@ -79,8 +77,8 @@ pub(super) enum Entered<T> {
 }
 
 impl<T> LocalQueues<T> {
-    /// Enters the queue of a claim, before its first request or because it `waits` after one.
-    pub(super) fn enter(&self, claim: &Claim, upkeep: Upkeep, waits: bool) -> Entered<T> {
+    /// Enters the queue of a claim.
+    pub(super) fn enter(&self, claim: &Claim, upkeep: Upkeep) -> Entered<T> {
         if claim.mode.is_ordered() {
             return Entered::None;
         }
@@ -95,9 +93,6 @@ impl<T> LocalQueues<T> {
                 let (claim, runtime) = (claim.clone(), Handle::current());
                 queue.push_back(QueuedCaller { claim, upkeep, runtime, notify });
                 Entered::Behind(notices)
-            }
-            Entry::Vacant(_) if matches!(claim.mode, Mode::Permit { .. }) && !waits => {
-                Entered::None
             }
             Entry::Vacant(queue) => {
                 let key = queue.key().clone();
@@ -194,14 +189,14 @@ mod tests {
         let claim = Claim::new(name.clone(), Mode::Exclusive, TURN, TURN);
         let upkeep = Upkeep { renew_every: None, max_hold: Duration::MAX };
         let queues = LocalQueues::<()>::default();
-        let Entered::First(slot) = queues.enter(&claim, upkeep, false) else {
+        let Entered::First(slot) = queues.enter(&claim, upkeep) else {
             panic!("another caller has the slot")
         };
-        let Entered::Behind(stays) = queues.enter(&claim, upkeep, false) else {
+        let Entered::Behind(stays) = queues.enter(&claim, upkeep) else {
             panic!("there is no queue")
         };
         for _ in 0..10_000 {
-            drop(queues.enter(&claim, upkeep, false));
+            drop(queues.enter(&claim, upkeep));
         }
         let key = (name, Mode::Exclusive);
         assert!(queues.queues().get(&key).is_some_and(|queue| queue.len() < 16));

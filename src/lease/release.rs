@@ -279,7 +279,8 @@ impl Release {
 
     /// Releases what may be held.
     async fn repeat(&self, backend: &dyn DynLeases) {
-        self.until(backend, after(Instant::now(), self.claim.lease)).await;
+        let life = self.claim.lease.max(self.claim.queue_entry_life());
+        self.until(backend, after(Instant::now(), life)).await;
         if self.outcome_unknown {
             self.repeat_late(backend).await;
         }

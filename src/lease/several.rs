@@ -35,7 +35,8 @@ impl Engine {
         limit: Duration,
     ) -> Result<Vec<LeaseGuard>, Error> {
         let Some(first) = claims.first() else { return Ok(Vec::new()) };
-        let waiting = Waiting::new(self.backend().clone(), first, strategy, limit);
+        let mut waiting = Waiting::new(self.backend().clone(), first, strategy, limit);
+        waiting.keep_entries(&self.keeper);
         let acquisitions = claims.into_iter();
         let acquisitions =
             acquisitions.map(|claim| Acquisition::new(self.janitor.clone(), claim)).collect();

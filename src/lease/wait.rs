@@ -1,9 +1,12 @@
 //! Waiting for a lease that another holder has.
 //!
-//! Ask, subscribe and have it confirmed, **ask again**, then sleep until a push, the end of the
-//! lease in the way, 5 s, the next wait of the strategy, or the end of the wait. The second request
-//! closes the gap in which a release could fall between the first one and the subscription. A
-//! subscription that was confirmed before the first request leaves no gap.
+//! Ask, subscribe and have it confirmed, **ask again**, then sleep until a push, the next wait of
+//! the strategy, or the end of the wait. The second request closes the gap in which a release could
+//! fall between the first one and the subscription. A subscription that was confirmed before the
+//! first request leaves no gap.
+//!
+//! A waiter with a queue entry is also woken by the [keeper](super::keeper) of its entry, and any
+//! other one by the end of the lease in the way, or after 5 s.
 //!
 //! Without a subscription the looks come at growing intervals instead: the server forbids it, its
 //! connection is broken, or the lost one is not restored yet. A server that forbids pushes makes
@@ -13,7 +16,10 @@ use std::{mem, sync::Arc, time::Duration};
 
 use tokio::time::{Instant, sleep_until};
 
-use super::RetryStrategy;
+use super::{
+    RetryStrategy,
+    keeper::{Keeper, Place},
+};
 use crate::{
     backend::{Change, Changes, Claim, DynLeases, Owner},
     error::Chain,
@@ -30,8 +36,6 @@ const FIRST_LOOK: Duration = Duration::from_millis(10);
 const LONGEST_LOOK: Duration = Duration::from_millis(100);
 /// How long after a refused or a lost subscription the next one is asked for.
 const RESUBSCRIBE: Duration = Duration::from_secs(1);
-/// After which part of its time a queue entry is renewed: two requests may fail before it ends.
-const KEEP_ENTRY: f64 = 0.32;
 
 /// The wait of one caller. It costs nothing before the caller has to wait.
 pub(crate) struct Waiting<'a> {
@@ -42,8 +46,9 @@ pub(crate) struct Waiting<'a> {
     changes: Option<Changes>,
     /// Subscriptions to names that were waited for before, and may be again.
     others: Vec<(Name, Changes)>,
-    /// The longest time without a look: a queue entry may have to be renewed.
-    longest: Duration,
+    /// Keeps the queue entry of the claim, if it has one.
+    keeper: Option<Keeper>,
+    place: Option<Place>,
     /// The number of looks without a subscription, and when to ask for one again.
     looks: u32,
     subscribe_at: Option<Instant>,
@@ -106,7 +111,8 @@ impl<'a> Waiting<'a> {
             subject,
             changes: None,
             others: Vec::new(),
-            longest: LONGEST_SLEEP,
+            keeper: None,
+            place: None,
             looks: 0,
             subscribe_at: None,
             waits: None,
@@ -117,9 +123,9 @@ impl<'a> Waiting<'a> {
         }
     }
 
-    /// Looks often enough to keep the queue entry of a claim, which is ordered.
-    pub(super) fn keep_entry(&mut self, claim: &Claim) {
-        self.longest = claim.queue_entry_life().mul_f64(KEEP_ENTRY);
+    /// Has the queue entry of its claim kept while it waits.
+    pub(super) fn keep_entries(&mut self, keeper: &Keeper) {
+        self.keeper = Some(keeper.clone());
     }
 
     /// Waits for another claim from now on.
@@ -129,6 +135,7 @@ impl<'a> Waiting<'a> {
     pub(crate) fn turn_to(&mut self, claim: &Claim) {
         let name = &claim.name;
         let last = mem::replace(&mut self.subject, Subject::Claim(claim.clone()));
+        self.place = None;
         if last.name() != name {
             let last = last.name().clone();
             self.others.extend(self.changes.take().map(|changes| (last, changes)));
@@ -201,6 +208,7 @@ impl<'a> Waiting<'a> {
         // Counted from here, since a subscription that is refused takes its time.
         let told = Instant::now();
         let Some(until) = self.until() else { return Woken::TimeUp };
+        let has_entry = self.keep_entry(remaining);
         self.check_subscription(told);
         if self.changes.is_none()
             && self.subscribe_at.is_none_or(|at| at <= told)
@@ -209,7 +217,10 @@ impl<'a> Waiting<'a> {
             return woken;
         }
         let jitter = JITTER.mul_f64(fastrand::f64());
-        let mut look = told + remaining.saturating_add(jitter).min(self.longest);
+        let mut look = match has_entry {
+            true => self.deadline,
+            false => told + remaining.saturating_add(jitter).min(LONGEST_SLEEP),
+        };
         if self.changes.as_ref().is_none_or(Changes::is_lost) {
             let interval = FIRST_LOOK.saturating_mul(1 << self.looks.min(6)).min(LONGEST_LOOK);
             self.looks += 1;
@@ -220,8 +231,23 @@ impl<'a> Waiting<'a> {
         tokio::select! {
             biased;
             change = pushed(self.changes.as_mut(), owner) => Woken::Pushed(change),
+            () = kept(self.place.as_ref()) => Woken::Again,
             () = sleep_until(wake) => self.woken(wake),
         }
+    }
+
+    /// Has the queue entry kept, whose lease in the way lasts for another `remaining`. Returns
+    /// `false` if the claim has no entry.
+    fn keep_entry(&mut self, remaining: Duration) -> bool {
+        let (Some(keeper), Subject::Claim(claim)) = (&self.keeper, &self.subject) else {
+            return false;
+        };
+        match &self.place {
+            Some(place) => place.met(remaining),
+            None if claim.waits => self.place = Some(keeper.enter(claim, remaining)),
+            None => return false,
+        }
+        true
     }
 
     /// Drops a subscription of which no push can be expected, and decides when to ask for one.
@@ -308,6 +334,14 @@ impl Subject {
             Self::Claim(claim) => &claim.name,
             Self::Name(name) => name,
         }
+    }
+}
+
+/// Completes when the keeper of the queue entry wants the waiter to ask.
+async fn kept(place: Option<&Place>) {
+    match place {
+        Some(place) => place.asks().await,
+        None => std::future::pending().await,
     }
 }
 

@@ -33,6 +33,8 @@ pub(super) struct Front {
     pub(super) wait_limit: Duration,
     pub(super) retry: Arc<dyn RetryStrategy>,
     pub(super) fence_life: Duration,
+    /// Whether a release may grant the lease to a waiter.
+    pub(super) takes_handover: bool,
 }
 
 /// How often a lease is renewed.
@@ -56,6 +58,7 @@ impl Front {
             wait_limit: Duration::from_secs(30),
             retry: Arc::new(Retry::on_demand()),
             fence_life: Duration::from_secs(86_400),
+            takes_handover: true,
         }
     }
 
@@ -96,6 +99,7 @@ impl Front {
         let mut claim = Claim::new(self.full_name()?.clone(), mode, self.lease, self.fence_life);
         claim.waits = self.space.has_queues();
         self.space.introduce(&claim.name);
+        claim.takes_handover = self.takes_handover;
         Ok(claim)
     }
 

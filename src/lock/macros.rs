@@ -57,6 +57,17 @@ macro_rules! settings {
             self
         }
     };
+    (handover) => {
+        /// Has waiters ask for the lock when it is their turn, in place of being granted it by the
+        /// release.
+        ///
+        /// A lease that a release has granted lasts 2 s until its first renewal. Without handover,
+        /// each lease lasts its full time from its grant, and a hold costs a command more.
+        pub fn without_handover(mut self) -> Self {
+            self.front.takes_handover = false;
+            self
+        }
+    };
     (fence) => {
         /// Sets how long the last fencing token is remembered after the lock was granted. Defaults
         /// to 24 h; at least the lease. After each renewal at least three quarters of it are left.

@@ -57,6 +57,7 @@ pub struct Mutex<F = Fenced> {
 
 impl Mutex {
     settings!(fence);
+    settings!(handover);
 }
 
 impl<F> Mutex<F> {

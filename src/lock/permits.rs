@@ -86,8 +86,7 @@ impl Permits {
         Ok(PermitId(held.detach()))
     }
 
-    /// Acquires a permit. Returns `None` if all are held, or if another caller of this process
-    /// waits for one.
+    /// Acquires a permit. Returns `None` if all are held, or if another caller waits.
     ///
     /// # Errors
     ///

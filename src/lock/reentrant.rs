@@ -77,6 +77,7 @@ pub struct ReentrantMutex<F = Fenced> {
 
 impl ReentrantMutex {
     settings!(fence);
+    settings!(handover);
 }
 
 impl<F> ReentrantMutex<F> {

@@ -24,9 +24,9 @@ const MOST_AT_ONCE: u32 = 1000;
 /// only while no more than that are held. So the number changes with the code and never by mistake.
 /// While processes with the old and the new number run side by side, each keeps to its own.
 ///
-/// The callers of one process that want the same number of permits wait in a local queue. Between
-/// processes, and between callers that want different numbers, the first to ask after a release
-/// gets the permits. So a caller that wants many may wait for long where others want few.
+/// All waiters wait in one queue over all processes, whatever number of permits they want. A
+/// released permit is handed over to the first of them as soon as enough are free for it. So a
+/// caller that wants many is not overtaken by those that want few, and these wait behind it.
 ///
 /// # Examples
 ///
@@ -73,6 +73,7 @@ impl Semaphore {
 
     settings!(acquisition);
     settings!(renewal);
+    settings!(handover);
 
     /// Acquires a permit, waiting while all are held.
     ///
@@ -87,8 +88,7 @@ impl Semaphore {
         self.acquire_many(1).await
     }
 
-    /// Acquires a permit. Returns `None` if all are held, or if another caller of this process
-    /// waits for one.
+    /// Acquires a permit. Returns `None` if all are held, or if another caller waits.
     ///
     /// # Errors
     ///
@@ -119,7 +119,7 @@ impl Semaphore {
     }
 
     /// Acquires `count` permits at once, all or none. Returns `None` if too many are held, or if
-    /// another caller of this process waits for as many.
+    /// another caller waits.
     ///
     /// # Errors
     ///

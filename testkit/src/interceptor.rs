@@ -5,7 +5,7 @@ use std::{future::Future, time::Duration};
 use bellwether::{
     backend::{
         Acquired, AcquiredAll, Changes, Claim, Claimed, Committed, Countdown, Entry, Failure,
-        Grant, Latches, Leases, Mode, Occupied, Owner, Renewal, Store, acquire_in_order,
+        Grant, Kept, Latches, Leases, Mode, Occupied, Owner, Renewal, Store, acquire_in_order,
     },
     error::BackendError,
     key::Name,
@@ -61,6 +61,7 @@ operations! {
     Acquire { claim: Claim } -> Acquired = backend.acquire(claim);
     AcquireAll { claims: Vec<Claim> } -> AcquiredAll = backend.acquire_all(claims);
     Renew { claims: Vec<Claim> } -> Vec<Renewal> = backend.renew(claims);
+    Keep { claims: Vec<Claim> } -> Kept = backend.keep(claims);
     Release { claim: Claim } -> bool = backend.release(claim);
     Pass { from: Claim, to: Claim } -> Option<Grant> = backend.pass(from, to);
     Holder { name: Name, mode: Mode } -> Option<Occupied> = backend.holder(name, *mode);
@@ -135,6 +136,10 @@ impl<B: Store + Latches, H: Hook<B>> Leases for Interceptor<B, H> {
 
     async fn renew(&self, claims: &[Claim]) -> Result<Vec<Renewal>, BackendError> {
         ask!(self, Renew { claims: claims.to_vec() })
+    }
+
+    async fn keep(&self, claims: &[Claim]) -> Result<Kept, BackendError> {
+        ask!(self, Keep { claims: claims.to_vec() })
     }
 
     async fn release(&self, claim: &Claim) -> Result<bool, BackendError> {

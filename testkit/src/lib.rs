@@ -35,25 +35,25 @@ use tokio::time::{Instant, sleep};
 /// The time limit of a test for what must happen. Only a test that fails waits that long.
 pub const LIMIT: Duration = Duration::from_secs(20);
 
-/// Returns how long a released lease is kept for the claim whose turn it is.
+/// Returns how long a released lease is kept for an unordered claim whose turn it is.
 pub fn turn_life() -> Duration {
-    any_claim().turn_life()
+    any_claim(Mode::Exclusive).turn_life()
 }
 
 /// Returns how long a lease that was handed over lasts unless it is renewed.
 pub fn handover_life() -> Duration {
-    any_claim().handover_life()
+    any_claim(Mode::Fair).handover_life()
 }
 
-/// Returns how long a queue entry lasts unless its claim is sent again.
+/// Returns how long a queue entry lasts unless its process keeps it.
 pub fn queue_entry_life() -> Duration {
-    any_claim().queue_entry_life()
+    any_claim(Mode::Fair).queue_entry_life()
 }
 
-/// Returns a fair claim with a long lease.
-fn any_claim() -> Claim {
+/// Returns a claim with a long lease.
+fn any_claim(mode: Mode) -> Claim {
     let name = Name::new(&Namespace::standard(), Family::Lock, &"any".into(), 512);
-    Claim::new(name.expect("the name is valid"), Mode::Fair, LIMIT, LIMIT)
+    Claim::new(name.expect("the name is valid"), mode, LIMIT, LIMIT)
 }
 
 /// Returns a command that runs one test of the current test program in a process of its own.

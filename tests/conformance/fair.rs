@@ -9,7 +9,8 @@ use bellwether::{
 use testkit::{handover_life, queue_entry_life, turn_life};
 
 use crate::harness::{
-    FullHarness, LEASE, MOMENT, claim, claim_in, granted, handed_over, held, listen, name, next,
+    FullHarness, LEASE, MOMENT, claim, claim_in, elsewhere, granted, handed_over, held, listen,
+    name, next,
 };
 
 fn fair(name: &Name) -> Claim {
@@ -122,12 +123,12 @@ pub async fn an_unfair_waiter_does_not_block_a_fair_waiter<H: FullHarness>(h: &H
     let backend = h.backend();
     let name = name("k");
     let [mut first, second, third] = three(&name);
-    first.lease = handover_life();
+    first.lease = queue_entry_life() / 2;
     granted(&backend, &first).await;
     held(&backend, &claim(&name)).await;
     held(&backend, &second).await;
     held(&backend, &third).await;
-    h.pass(handover_life()).await;
+    h.pass(queue_entry_life() / 2).await;
     let occupied = held(&backend, &third).await;
     assert_eq!((occupied.fence, occupied.holders), (0, 0));
     assert!(occupied.remaining <= queue_entry_life(), "{occupied:?}");
@@ -140,6 +141,7 @@ async fn handed_over_to_a_dead_waiter<H: FullHarness>(h: &H, waited: Duration, l
     let backend = h.backend();
     let name = name("k");
     let [first, second, third] = three(&name);
+    let third = elsewhere(third);
     granted(&backend, &first).await;
     held(&backend, &second).await;
     let mut changes = listen(&backend, &name).await;
@@ -238,6 +240,7 @@ pub async fn dead_waiters_are_skipped_together<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
     let [holder, first, second] = three(&name);
+    let [first, second] = [first, second].map(elsewhere);
     let alive = fair(&name);
     granted(&backend, &holder).await;
     held(&backend, &first).await;

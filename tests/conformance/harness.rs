@@ -355,6 +355,29 @@ pub fn claim_in(mode: Mode, name: &Name) -> Claim {
     Claim::new(name.clone(), mode, LEASE, FENCE_LIFE)
 }
 
+/// Returns the claim as one of another process, which no claim of this one keeps in the queue.
+pub fn elsewhere(mut claim: Claim) -> Claim {
+    let text = claim.owner.to_string();
+    let (process, own) = text.split_at(16);
+    claim.owner = format!("{own}{process}").parse().expect("an owner is hexadecimal digits");
+    claim
+}
+
+/// Returns the changes of a mutex that were pushed so far, but for wake-ups. Clears the mutex.
+pub async fn pushed(backend: &impl Leases, changes: &mut Changes, name: &Name) -> Vec<Change> {
+    // The `Wake` of the clear follows all of them, but a turn may arrive on another channel.
+    backend.clear(name, Mode::Exclusive).await.expect("the clear failed");
+    let mut all = vec![next(changes).await];
+    while let Ok(change) = timeout(Duration::ZERO, changes.next()).await {
+        all.push(change);
+    }
+    while !all.contains(&Change::Wake) {
+        all.push(next(changes).await);
+    }
+    all.retain(|change| *change != Change::Wake);
+    all
+}
+
 pub fn value(text: &str) -> Entry {
     Entry::value(7, Duration::from_millis(5), Bytes::copy_from_slice(text.as_bytes()))
 }

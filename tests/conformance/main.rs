@@ -21,6 +21,7 @@ mod names;
 mod passing;
 mod permits;
 mod pushes;
+mod queues;
 mod read_write;
 mod several;
 mod turns;
@@ -158,6 +159,17 @@ rules! {
             a_fair_claim_sent_twice_is_granted_one_lease,
             a_fair_mutex_and_a_mutex_share_one_lease,
             a_cleared_lease_has_no_queue,;
+        queues:
+            one_request_keeps_all_entries_of_a_process,
+            a_process_learns_that_its_entries_are_gone,
+            keeping_entries_hands_a_free_lease_over,
+            a_process_that_stands_still_costs_one_handover,
+            ordered_and_unordered_waiters_are_served_by_age,
+            a_release_grants_all_readers_at_the_head,
+            permits_are_served_in_order,
+            an_ordered_waiter_keeps_its_turn_for_as_long_as_its_entry,
+            a_release_without_waiters_tells_nothing,
+            many_dead_waiters_are_passed_over,;
         read_write:
             readers_hold_together,
             a_writer_holds_alone,

@@ -8,7 +8,8 @@ use bellwether::{
 use testkit::queue_entry_life;
 
 use crate::harness::{
-    FullHarness, LEASE, MOMENT, claim, claim_in, granted, handed_over, held, listen, name, next,
+    FullHarness, LEASE, MOMENT, claim, claim_in, elsewhere, granted, handed_over, held, listen,
+    name, next,
 };
 
 fn reader(name: &Name) -> Claim {
@@ -112,7 +113,10 @@ pub async fn readers_and_writers_are_served_in_their_order<H: FullHarness>(h: &H
     }
     let mut changes = listen(&backend, &name).await;
     backend.release(&now).await.unwrap();
-    assert_eq!(next(&mut changes).await, Change::Wake);
+    // Both readers hold the lock before they have asked again.
+    handed_over(&mut changes, &first).await;
+    handed_over(&mut changes, &second).await;
+    assert_eq!(backend.holder(&name, Mode::Read).await.unwrap().unwrap().holders, 2);
     held(&backend, &late).await;
     held(&backend, &next_writer).await;
     granted(&backend, &second).await;
@@ -124,7 +128,7 @@ pub async fn readers_and_writers_are_served_in_their_order<H: FullHarness>(h: &H
     assert_eq!(held(&backend, &late).await.fence, fence);
     assert_eq!(granted(&backend, &next_writer).await.fence(), fence);
     backend.release(&next_writer).await.unwrap();
-    assert_eq!(next(&mut changes).await, Change::Wake);
+    handed_over(&mut changes, &late).await;
     granted(&backend, &late).await;
 }
 
@@ -137,14 +141,14 @@ pub async fn a_writer_that_leaves_lets_readers_pass<H: FullHarness>(h: &H) {
     held(&backend, &late).await;
     let mut changes = listen(&backend, &name).await;
     assert!(!backend.release(&second).await.unwrap());
-    assert_eq!(next(&mut changes).await, Change::Wake);
+    handed_over(&mut changes, &late).await;
     granted(&backend, &late).await;
 }
 
 pub async fn a_dead_writer_is_skipped<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = name("k");
-    let (first, second, late) = (reader(&name), writer(&name), reader(&name));
+    let (first, second, late) = (reader(&name), elsewhere(writer(&name)), reader(&name));
     granted(&backend, &first).await;
     held(&backend, &second).await;
     h.pass(queue_entry_life() / 2).await;
@@ -221,7 +225,7 @@ pub async fn a_writer_becomes_a_reader<H: FullHarness>(h: &H) {
     let mut changes = listen(&backend, &name).await;
     let grant = backend.pass(&mine, &down).await.unwrap().unwrap();
     assert_eq!(grant.fence(), 0);
-    assert_eq!(next(&mut changes).await, Change::Wake);
+    handed_over(&mut changes, &waiting).await;
     assert_eq!(backend.pass(&mine, &down).await.unwrap().unwrap(), grant);
     assert_eq!(
         backend.renew(&[mine.clone(), down.clone()]).await.unwrap(),

@@ -207,7 +207,7 @@ async fn a_waiter_for_several_tries_no_more_often_than_it_is_pushed() {
     guard.unwrap().unlock().await.unwrap();
     let tries = way.count(Op::AcquireAll);
     assert!(tries <= turns + 5, "{tries}");
-    assert_eq!(way.count(Op::Changes), 2, "a name was not subscribed to exactly once");
+    assert_eq!(way.count(Op::ChangesFor), 2, "a name was not subscribed to exactly once");
 }
 
 #[tokio::test(start_paused = true)]

@@ -240,7 +240,10 @@ async fn each_permission_is_used(family: &str) {
         // `EVAL` is sent only if the server does not know the script.
         let object = lacks.trim_start_matches('+').split('|').next().unwrap();
         let seen = refused.iter().any(|(name, what)| name == user && what.starts_with(object));
-        assert!(seen || lacks == "+eval", "{family}: {lacks} is never used: {refused:?}");
+        assert!(
+            seen || lacks == "+eval",
+            "{family}: {lacks} is never used: {outcome:?}, {refused:?}"
+        );
     }
 }
 

@@ -9,7 +9,9 @@ use tokio::time::Instant;
 
 use super::occupancy::{Occupancy, StoredLatch};
 use crate::{
-    backend::{Acquired, Claim, Claimed, Committed, Entry, Grant, Mode, Occupied, Owner},
+    backend::{
+        Acquired, Claim, Claimed, Committed, Entry, Grant, Mode, Occupied, Owner, QueueKind,
+    },
     key::Name,
     time::after,
 };
@@ -69,7 +71,7 @@ struct StoredEntry {
 pub(super) enum Expiry {
     Lease(SoleKey),
     Hold(Arc<str>, Owner),
-    QueueEntry(Arc<str>, Owner),
+    QueueEntries(Arc<str>, QueueKind, u64),
     Latch(Arc<str>),
     Fence(Arc<str>),
     Entry(EntryKey),
@@ -221,8 +223,13 @@ impl Data {
         self.leases.get(&(name.prefix().clone(), sole))
     }
 
+    /// Returns the time of the backend in microseconds.
+    pub(super) fn clock(&self, now: Instant) -> u64 {
+        self.micros + u64::try_from((now - self.origin).as_micros()).unwrap_or(0)
+    }
+
     fn next_fence(&self, name: &Name, now: Instant) -> u64 {
-        let clock = self.micros + u64::try_from((now - self.origin).as_micros()).unwrap_or(0);
+        let clock = self.clock(now);
         let last = self.fences.get(name.prefix()).map_or(0, |fence| fence.last);
         let stored = self.stored(name).map_or(0, |entry| entry.fence);
         clock.max(last + 1).max(stored + 1)
@@ -294,11 +301,8 @@ impl Data {
                         occupancy.permits.0.remove(&owner);
                     });
                 }
-                Expiry::QueueEntry(name, owner) => {
-                    self.change(&name, |occupancy| {
-                        occupancy.sole_queue.leave(owner);
-                        occupancy.read_write_queue.leave(owner);
-                    });
+                Expiry::QueueEntries(name, of, process) => {
+                    self.change(&name, |occupancy| occupancy.queue_mut(of).lapse(process));
                 }
                 Expiry::Latch(name) => drop(self.latches.remove(&name)),
                 Expiry::Fence(name) => {

@@ -6,14 +6,14 @@ use tokio::time::Instant;
 
 use super::{
     data::{Data, Expiry, KEPT, Sole, SoleHold, sole},
-    occupancy::{Hold, Holds, Occupancy, Queue, QueueEntry},
+    occupancy::{Hold, Holds, Occupancy, QueueEntry},
 };
 use crate::{
     backend::{
-        Acquired, AcquiredAll, Change, Claim, Grant, HANDOVER_LIFE, Handover, Mode, Occupied,
-        Owner, TURN_LIFE,
+        Acquired, AcquiredAll, Change, Claim, Grant, HANDOVER_LIFE, Handover, Kept, Mode, Occupied,
+        Owner, QueueKind,
     },
-    key::Name,
+    key::{Family, Name},
     time::after,
 };
 
@@ -57,15 +57,16 @@ impl Data {
             Mode::Write => occupancy.and_then(|occupancy| occupancy.readers.occupied(now)),
             Mode::Exclusive | Mode::Fair | Mode::Read | Mode::Permit { .. } => None,
         };
-        let first = occupancy.and_then(|occupancy| queue(occupancy, claim.mode).first_ordered());
-        // Claims that wait for a mutex get their turns in order, but are not held to the order, and
-        // never block a fair claim.
-        let any_order = claim.mode == Mode::Exclusive;
-        let mine = any_order || first.is_none_or(|first| first.owner == claim.owner);
-        let turn = first.map_or(Duration::ZERO, |first| first.ends - now);
+        // Unordered claims get their turns in order, but are not held to the order, and never block
+        // an ordered claim.
+        let queue = occupancy.map(|occupancy| occupancy.queue(claim.mode.into()));
+        let first = queue.and_then(|queue| Some((queue, queue.first_ordered()?)));
+        let first = first.filter(|_| claim.mode.is_ordered());
+        let is_first = first.is_none_or(|(_, first)| first.claim.owner == claim.owner);
+        let turn = first.map_or(Duration::ZERO, |(queue, first)| queue.left(first, now));
         let occupied = match lease.map(|lease| lease.occupied(now)).or(reading) {
             Some(occupied) => occupied,
-            None if mine => {
+            None if is_first => {
                 self.leave_queue(claim);
                 return Acquired::Granted(self.grant(claim, now));
             }
@@ -77,41 +78,45 @@ impl Data {
 
     fn acquire_read(&mut self, claim: &Claim, now: Instant) -> Acquired {
         let lease = self.lease(&claim.name, Sole::Writer).map(|lease| lease.occupied(now));
-        let occupancy = self.occupancies.get(claim.name.prefix());
-        let reads =
-            occupancy.is_some_and(|occupancy| occupancy.readers.0.contains_key(&claim.owner));
-        let readers = occupancy.map_or(0, |occupancy| occupancy.readers.count());
-        let before =
-            occupancy.and_then(|occupancy| occupancy.read_write_queue.alone_before(claim.owner));
-        let before = before.map(|writer| Occupied {
+        let none = Occupancy::default();
+        let occupancy = self.occupancies.get(claim.name.prefix()).unwrap_or(&none);
+        let queue = &occupancy.read_write_queue;
+        let before = queue.writer_before(claim.owner).map(|writer| Occupied {
             fence: 0,
-            remaining: writer.ends - now,
-            holders: readers,
+            remaining: queue.left(writer, now),
+            holders: occupancy.readers.count(),
         });
         match lease.or(before) {
-            Some(occupied) if !reads => {
+            Some(occupied) if !occupancy.readers.0.contains_key(&claim.owner) => {
                 self.enter_queue(claim, now);
                 Acquired::Held(occupied)
             }
             _ => {
                 self.leave_queue(claim);
-                self.hold(claim, 1, now);
+                self.hold(claim, now);
                 Acquired::Granted(Grant::new(0))
             }
         }
     }
 
     fn acquire_permit(&mut self, claim: &Claim, limit: u32, count: u32, now: Instant) -> Acquired {
-        let none = Holds::default();
-        let permits =
-            self.occupancies.get(claim.name.prefix()).map_or(&none, |occupancy| &occupancy.permits);
+        let none = Occupancy::default();
+        let occupancy = self.occupancies.get(claim.name.prefix()).unwrap_or(&none);
+        let (permits, queue) = (&occupancy.permits, &occupancy.permit_queue);
         let out = permits.count();
         let wanted = out.saturating_add(count);
-        if permits.0.contains_key(&claim.owner) || wanted <= limit {
-            self.hold(claim, count, now);
+        let before = queue.first().filter(|first| first.claim.owner != claim.owner);
+        let fits = wanted <= limit && before.is_none();
+        if permits.0.contains_key(&claim.owner) || fits {
+            self.leave_queue(claim);
+            self.hold(claim, now);
             return Acquired::Granted(Grant::new(0));
         }
-        let remaining = permits.back(wanted - limit).map_or(Duration::ZERO, |ends| ends - now);
+        let remaining = match before {
+            Some(before) if wanted <= limit => queue.left(before, now),
+            _ => permits.back(wanted - limit).map_or(Duration::ZERO, |ends| ends - now),
+        };
+        self.enter_queue(claim, now);
         Acquired::Held(Occupied { fence: 0, remaining, holders: out })
     }
 
@@ -128,112 +133,205 @@ impl Data {
             Mode::Read | Mode::Permit { .. } => {
                 let is_held = self.is_held(claim);
                 if is_held {
-                    let count = if let Mode::Permit { count, .. } = claim.mode { count } else { 1 };
-                    self.hold(claim, count, now);
+                    self.hold(claim, now);
                 }
                 is_held
             }
         }
     }
 
-    /// Releases a lease. `heard` says whether a waiter hears a push. Returns whether it was held,
-    /// and the push.
+    /// Keeps the queue entries of the process of some claims, and hands over what is free. Returns
+    /// the pushes, too.
+    pub(super) fn keep(
+        &mut self,
+        claims: &[Claim],
+        heard: bool,
+        now: Instant,
+    ) -> (Kept, Vec<Change>) {
+        self.expire(now);
+        let Some(first) = claims.first() else {
+            let none = Kept { remaining: Duration::MAX, has_lapsed: false, stands: Vec::new() };
+            return (none, Vec::new());
+        };
+        let has_lapsed = self.keep_entries(first, now).is_none();
+        let has_entry = |claim: &Claim| {
+            let occupancy = self.occupancies.get(claim.name.prefix());
+            occupancy.is_some_and(|one| one.queue(claim.mode.into()).has(claim.owner))
+        };
+        let stands = claims.iter().map(has_entry).collect();
+        let pushed = self.hand_over(first, heard, now);
+        let none = Occupancy::default();
+        let occupancy = self.occupancies.get(first.name.prefix()).unwrap_or(&none);
+        let lease = self.lease(&first.name, sole(first.mode)).map(|lease| lease.ends - now);
+        let remaining = match first.mode {
+            Mode::Exclusive | Mode::Fair => lease,
+            Mode::Read | Mode::Write => {
+                lease.or_else(|| Some(occupancy.readers.occupied(now)?.remaining))
+            }
+            Mode::Permit { .. } => Some(occupancy.permits.first_end(now)),
+        };
+        (Kept { remaining: remaining.unwrap_or_default(), has_lapsed, stands }, pushed)
+    }
+
+    /// Releases a lease. `heard` says whether the waiters hear a push. Returns whether it was held,
+    /// and the pushes.
     pub(super) fn release(
         &mut self,
         claim: &Claim,
         heard: bool,
         now: Instant,
-    ) -> (bool, Option<Change>) {
+    ) -> (bool, Vec<Change>) {
         self.expire(now);
-        let name = &claim.name;
-        let queued = self.leave_queue(claim);
-        let sole = sole(claim.mode);
+        let (name, sole) = (&claim.name, sole(claim.mode));
+        self.leave_queue(claim);
         let lease = self.lease(name, sole).map(|lease| (lease.owner, lease.fence));
-        let mine = lease.is_some_and(|(holder, _)| holder == claim.owner);
-        let kept = lease == Some((claim.owner, KEPT));
+        let had_lease = lease.is_some_and(|(holder, _)| holder == claim.owner);
         let had = match claim.mode {
             Mode::Exclusive | Mode::Fair | Mode::Write => {
-                mine && self.drop_lease(name, sole) && !kept
+                had_lease && self.drop_lease(name, sole) && lease != Some((claim.owner, KEPT))
             }
             Mode::Read | Mode::Permit { .. } => self.end_hold(claim),
         };
-        // Also without a queue entry: it may be the claim's turn, and the claim leaves instead.
-        let occupancy = self.occupancies.get(name.prefix());
-        let waited_for = claim.mode.queues()
-            && occupancy.is_some_and(|occupancy| queue(occupancy, claim.mode).first().is_some());
-        if !had && (lease.is_some() && !kept || !(kept || queued || waited_for)) {
-            return (false, None);
+        let mut pushed = self.hand_over(claim, heard, now);
+        // Waiters for an entry have no queue.
+        let is_mutex = matches!(claim.mode, Mode::Exclusive | Mode::Fair);
+        if pushed.is_empty() && had_lease && is_mutex && name.family() != Family::Lock {
+            pushed.push(Change::Wake);
         }
-        (had, self.next_turn(claim, heard, now))
+        (had, pushed)
     }
 
-    /// Returns the push that tells the next claim that the lease is free.
-    fn next_turn(&mut self, claim: &Claim, heard: bool, now: Instant) -> Option<Change> {
-        loop {
-            let occupancy = self.occupancies.get(claim.name.prefix());
-            let first = match claim.mode {
-                Mode::Permit { .. } => None,
-                mode => occupancy.and_then(|occupancy| queue(occupancy, mode).first()),
-            };
-            let Some(first) = first.filter(|first| first.alone) else { return Some(Change::Wake) };
-            let reads = matches!(claim.mode, Mode::Read | Mode::Write);
-            if reads && occupancy.is_some_and(|occupancy| !occupancy.readers.0.is_empty()) {
+    /// Hands what is free to the claims at the head of the queue. Returns the pushes.
+    fn hand_over(&mut self, by: &Claim, heard: bool, now: Instant) -> Vec<Change> {
+        match by.mode {
+            Mode::Exclusive | Mode::Fair => self.next_holder(by, heard, now).into_iter().collect(),
+            Mode::Read | Mode::Write => self.next_rw_holders(by, heard, now),
+            Mode::Permit { .. } => self.next_permits(by, heard, now),
+        }
+    }
+
+    /// Returns the first claim in the queue, and how long its process keeps it.
+    fn first_in_queue(&self, by: &Claim, now: Instant) -> Option<(QueueEntry, Duration)> {
+        let queue = self.occupancies.get(by.name.prefix())?.queue(by.mode.into());
+        let first = queue.first()?;
+        Some((first.clone(), queue.left(first, now)))
+    }
+
+    fn next_holder(&mut self, by: &Claim, heard: bool, now: Instant) -> Option<Change> {
+        while self.lease(&by.name, sole(by.mode)).is_none() {
+            let (first, left) = self.first_in_queue(by, now)?;
+            if !heard && first.claim.mode.is_ordered() {
                 return None;
             }
-            let owner = first.owner;
-            let (ordered, takes_handover) = (first.ordered, first.takes_handover);
-            let lease = (first.ends - now).min(HANDOVER_LIFE);
-            let ends = now - first.since + lease;
-            if ordered && !(heard && takes_handover) {
-                return Some(Change::Turn(owner));
-            }
-            let next = Claim { owner, ..claim.clone() };
-            self.leave_queue(&next);
-            if heard && takes_handover {
-                let fence = self.grant(&Claim { lease, ..next }, now).fence();
-                return Some(Change::Granted(Handover { owner, fence, ends }));
-            }
-            // The entry is gone, so that a dead claim gets one turn only. A claim that does not
-            // hear is passed over.
+            self.leave_queue(&first.claim);
+            // An unordered claim that does not hear is passed over.
             if heard {
-                self.set_lease(&Claim { lease: TURN_LIFE, ..next }, KEPT, now);
-                return Some(Change::Turn(owner));
+                return Some(self.hand_lease_over(by, &first, left, now));
             }
         }
+        None
     }
 
-    /// Passes a lease on. Returns the grant and the push, or `None` if `from` has no lease to pass.
+    /// Grants a lease to a claim that has left the queue, or keeps it for the claim's turn.
+    fn hand_lease_over(
+        &mut self,
+        by: &Claim,
+        to: &QueueEntry,
+        left: Duration,
+        now: Instant,
+    ) -> Change {
+        let owner = to.claim.owner;
+        let next = Claim { fence_life: by.fence_life, ..to.claim.clone() };
+        if !to.claim.takes_handover {
+            let lease = left.min(to.claim.turn_life());
+            self.set_lease(&Claim { lease, ..next }, KEPT, now);
+            return Change::Turn(owner);
+        }
+        let lease = left.min(HANDOVER_LIFE);
+        let fence = self.grant(&Claim { lease, ..next }, now).fence();
+        Change::Granted(Handover { owner, fence, ends: now - to.since + lease })
+    }
+
+    fn next_rw_holders(&mut self, by: &Claim, heard: bool, now: Instant) -> Vec<Change> {
+        if !heard || self.lease(&by.name, Sole::Writer).is_some() {
+            return Vec::new();
+        }
+        let Some((first, left)) = self.first_in_queue(by, now) else { return Vec::new() };
+        let occupancy = self.occupancies.get(by.name.prefix());
+        if first.claim.mode == Mode::Write {
+            if occupancy.is_some_and(|occupancy| !occupancy.readers.0.is_empty()) {
+                return Vec::new();
+            }
+            self.leave_queue(&first.claim);
+            return vec![self.hand_lease_over(by, &first, left, now)];
+        }
+        let readers = occupancy.map(|occupancy| occupancy.read_write_queue.first_readers());
+        let readers = readers.unwrap_or_default();
+        readers.into_iter().map(|reader| self.hand_hold_over(&reader, now)).collect()
+    }
+
+    fn next_permits(&mut self, by: &Claim, heard: bool, now: Instant) -> Vec<Change> {
+        let mut pushed = Vec::new();
+        while heard && let Some((first, _)) = self.first_in_queue(by, now) {
+            let Mode::Permit { limit, count } = first.claim.mode else { break };
+            let occupancy = self.occupancies.get(by.name.prefix());
+            let out = occupancy.map_or(0, |occupancy| occupancy.permits.count());
+            if out.saturating_add(count) > limit {
+                break;
+            }
+            pushed.push(self.hand_hold_over(&first, now));
+        }
+        pushed
+    }
+
+    /// Grants a hold to a claim, which leaves the queue.
+    fn hand_hold_over(&mut self, to: &QueueEntry, now: Instant) -> Change {
+        let occupancy = self.occupancies.get(to.claim.name.prefix());
+        let queue = occupancy.map(|occupancy| occupancy.queue(to.claim.mode.into()));
+        let left = queue.map_or(Duration::ZERO, |queue| queue.left(to, now));
+        let lease = left.min(HANDOVER_LIFE);
+        self.leave_queue(&to.claim);
+        self.hold(&Claim { lease, ..to.claim.clone() }, now);
+        // A claim that takes no handover has to ask.
+        let ends = if to.claim.takes_handover { now - to.since + lease } else { Duration::ZERO };
+        Change::Granted(Handover { owner: to.claim.owner, fence: self.clock(now), ends })
+    }
+
+    /// Passes a lease on. Returns the grant and the pushes, or `None` if `from` has no lease to
+    /// pass.
     pub(super) fn pass(
         &mut self,
         from: &Claim,
         to: &Claim,
+        heard: bool,
         now: Instant,
-    ) -> Option<(Grant, Option<Change>)> {
+    ) -> Option<(Grant, Vec<Change>)> {
         self.expire(now);
         let name = &from.name;
         let sole = sole(from.mode);
         let held = self.lease(name, sole).filter(|lease| lease.fence != KEPT);
         let lease = held.map(|lease| (lease.owner, lease.fence));
         match (to.mode, lease) {
-            (Mode::Read, _) if self.is_held(to) => Some((Grant::new(0), None)),
-            (_, Some((holder, fence))) if holder == to.owner => Some((Grant::new(fence), None)),
+            (Mode::Read, _) if self.is_held(to) => Some((Grant::new(0), Vec::new())),
+            (_, Some((holder, fence))) if holder == to.owner => {
+                Some((Grant::new(fence), Vec::new()))
+            }
             (Mode::Read, Some((holder, _))) if holder == from.owner => {
                 self.drop_lease(name, sole);
-                self.hold(to, 1, now);
-                let first = self.occupancies.get(name.prefix())?.read_write_queue.first();
-                let reader = first.is_some_and(|first| !first.alone);
-                Some((Grant::new(0), reader.then_some(Change::Wake)))
+                self.hold(to, now);
+                Some((Grant::new(0), self.hand_over(to, heard, now)))
             }
             (Mode::Write, None) if self.is_held(from) => {
                 let readers = self.occupancies.get(name.prefix())?.readers.count();
                 (readers == 1).then(|| {
                     self.end_hold(from);
-                    (self.grant(to, now), None)
+                    (self.grant(to, now), Vec::new())
                 })
             }
             (Mode::Exclusive | Mode::Fair, Some((holder, _))) if holder == from.owner => {
                 self.drop_lease(name, sole);
-                Some((self.grant(to, now), None))
+                self.leave_queue(to);
+                Some((self.grant(to, now), Vec::new()))
             }
             _ => None,
         }
@@ -255,7 +353,7 @@ impl Data {
         self.expire(now);
         let lease = !matches!(mode, Mode::Permit { .. }) && self.drop_lease(name, sole(mode));
         let mut ended = Vec::new();
-        let prefix = name.prefix();
+        let (prefix, of) = (name.prefix(), QueueKind::from(mode));
         let occupancy = self.change(prefix, |occupancy| {
             let holds = match mode {
                 Mode::Read | Mode::Write => Some(&mut occupancy.readers),
@@ -263,18 +361,15 @@ impl Data {
                 Mode::Exclusive | Mode::Fair => None,
             };
             let holds = holds.map(|holds| std::mem::take(&mut holds.0)).unwrap_or_default();
-            let queue = match mode {
-                Mode::Read | Mode::Write => std::mem::take(&mut occupancy.read_write_queue.0),
-                Mode::Exclusive | Mode::Fair => std::mem::take(&mut occupancy.sole_queue.0),
-                Mode::Permit { .. } => Vec::new(),
-            };
             let hold =
                 |(owner, hold): (Owner, Hold)| (hold.ends, Expiry::Hold(prefix.clone(), owner));
             ended.extend(holds.into_iter().map(hold));
-            let entry =
-                |entry: QueueEntry| (entry.ends, Expiry::QueueEntry(prefix.clone(), entry.owner));
-            ended.extend(queue.into_iter().map(entry));
-            !ended.is_empty()
+            let was_held = !ended.is_empty();
+            let (had_entries, kept) = occupancy.queue_mut(of).clear();
+            let entries =
+                |(process, ends)| (ends, Expiry::QueueEntries(prefix.clone(), of, process));
+            ended.extend(kept.into_iter().map(entries));
+            was_held || had_entries
         });
         for end in ended {
             self.expiries.remove(&end);
@@ -288,9 +383,13 @@ impl Data {
     }
 
     /// Makes a hold last its full time from now.
-    fn hold(&mut self, claim: &Claim, count: u32, now: Instant) {
+    fn hold(&mut self, claim: &Claim, now: Instant) {
         let (name, owner) = (claim.name.prefix().clone(), claim.owner);
         let ends = after(now, claim.lease);
+        let count = match claim.mode {
+            Mode::Permit { count, .. } => count,
+            Mode::Exclusive | Mode::Fair | Mode::Read | Mode::Write => 1,
+        };
         let occupancy = self.occupancies.entry(name.clone()).or_default();
         if let Some(old) = holds_mut(occupancy, claim.mode).0.insert(owner, Hold { ends, count }) {
             self.expiries.remove(&(old.ends, Expiry::Hold(name.clone(), owner)));
@@ -311,41 +410,32 @@ impl Data {
     }
 
     fn enter_queue(&mut self, claim: &Claim, now: Instant) {
-        if !claim.waits {
-            return;
+        if claim.waits {
+            let occupancy = self.occupancies.entry(claim.name.prefix().clone()).or_default();
+            occupancy.queue_mut(claim.mode.into()).enter(claim, now);
+            self.keep_entries(claim, now);
         }
-        let (name, owner) = (claim.name.prefix().clone(), claim.owner);
-        let ends = after(now, claim.queue_entry_life());
-        let entry = QueueEntry {
-            owner,
-            since: now,
-            ends,
-            alone: claim.mode != Mode::Read,
-            ordered: claim.mode != Mode::Exclusive,
-            takes_handover: claim.takes_handover,
-        };
-        let occupancy = self.occupancies.entry(name.clone()).or_default();
-        let old = queue_mut(occupancy, claim.mode).enter(entry);
-        if let Some(old) = old {
-            self.expiries.remove(&(old, Expiry::QueueEntry(name.clone(), owner)));
-        }
-        self.expiries.insert((ends, Expiry::QueueEntry(name, owner)));
     }
 
-    /// Leaves the queue. Returns whether there was an entry.
-    fn leave_queue(&mut self, claim: &Claim) -> bool {
-        if !claim.mode.queues() {
-            return false;
+    /// Keeps the queue entries of the process of a claim. Returns until when they were kept before.
+    fn keep_entries(&mut self, claim: &Claim, now: Instant) -> Option<Instant> {
+        let (name, of) = (claim.name.prefix().clone(), QueueKind::from(claim.mode));
+        let process = claim.owner.process_half();
+        let until = after(now, claim.queue_entry_life());
+        let occupancy = self.occupancies.entry(name.clone()).or_default();
+        let before = occupancy.queue_mut(of).keep(process, until);
+        let expiry = Expiry::QueueEntries(name, of, process);
+        if let Some(before) = before {
+            self.expiries.remove(&(before, expiry.clone()));
         }
-        let name = claim.name.prefix();
-        let left =
-            self.change(name, |occupancy| queue_mut(occupancy, claim.mode).leave(claim.owner));
-        match left.flatten() {
-            Some(ends) => {
-                self.expiries.remove(&(ends, Expiry::QueueEntry(name.clone(), claim.owner)))
-            }
-            None => false,
-        }
+        self.expiries.insert((until, expiry));
+        before
+    }
+
+    /// Leaves the queue.
+    fn leave_queue(&mut self, claim: &Claim) {
+        let of = claim.mode.into();
+        self.change(claim.name.prefix(), |occupancy| occupancy.queue_mut(of).leave(claim.owner));
     }
 
     /// Changes the occupancy of a name, and forgets it when it is empty.
@@ -360,20 +450,6 @@ impl Data {
             self.occupancies.remove(name);
         }
         Some(outcome)
-    }
-}
-
-fn queue(occupancy: &Occupancy, mode: Mode) -> &Queue {
-    match mode {
-        Mode::Exclusive | Mode::Fair => &occupancy.sole_queue,
-        Mode::Read | Mode::Write | Mode::Permit { .. } => &occupancy.read_write_queue,
-    }
-}
-
-fn queue_mut(occupancy: &mut Occupancy, mode: Mode) -> &mut Queue {
-    match mode {
-        Mode::Exclusive | Mode::Fair => &mut occupancy.sole_queue,
-        Mode::Read | Mode::Write | Mode::Permit { .. } => &mut occupancy.read_write_queue,
     }
 }
 

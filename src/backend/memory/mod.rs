@@ -25,7 +25,7 @@ use super::{
     Acquired, AcquiredAll, Change, Changes, Channels, Claimed, Committed, Failure, Leases, Store,
 };
 use crate::{
-    backend::{Claim, Entry, Grant, Mode, Occupied, Renewal},
+    backend::{Claim, Entry, Grant, Kept, Mode, Occupied, Renewal},
     error::{BackendError, BackendErrorKind},
     key::Name,
     sync::lock,
@@ -73,6 +73,10 @@ impl MemoryBackend {
     fn push(&self, name: &Name, change: Change) {
         self.channels.push(name.prefix(), change);
     }
+
+    fn push_all(&self, name: &Name, changes: Vec<Change>) {
+        changes.into_iter().for_each(|change| self.push(name, change));
+    }
 }
 
 impl Default for MemoryBackend {
@@ -107,12 +111,18 @@ impl Leases for MemoryBackend {
         Ok(claims.iter().map(|claim| data.renew(claim, now).into()).collect())
     }
 
+    async fn keep(&self, claims: &[Claim]) -> Result<Kept, BackendError> {
+        let name = claims.first().map(|claim| &claim.name);
+        let heard = name.is_some_and(|name| self.channels.has_listeners(name.prefix()));
+        let (kept, pushed) = self.data().keep(claims, heard, Instant::now());
+        name.into_iter().for_each(|name| self.push_all(name, pushed.clone()));
+        Ok(kept)
+    }
+
     async fn release(&self, claim: &Claim) -> Result<bool, BackendError> {
         let heard = self.channels.has_listeners(claim.name.prefix());
         let (held, pushed) = self.data().release(claim, heard, Instant::now());
-        if let Some(change) = pushed {
-            self.push(&claim.name, change);
-        }
+        self.push_all(&claim.name, pushed);
         Ok(held)
     }
 
@@ -120,11 +130,10 @@ impl Leases for MemoryBackend {
         if !from.mode.passes_to(to.mode) {
             return Err(super::no_pass(from, to));
         }
-        let passed = self.data().pass(from, to, Instant::now());
+        let heard = self.channels.has_listeners(from.name.prefix());
+        let passed = self.data().pass(from, to, heard, Instant::now());
         let Some((grant, pushed)) = passed else { return Ok(None) };
-        if let Some(change) = pushed {
-            self.push(&from.name, change);
-        }
+        self.push_all(&from.name, pushed);
         Ok(Some(grant))
     }
 

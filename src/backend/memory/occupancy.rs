@@ -1,13 +1,13 @@
 //! The holds of a name that stand beside each other, its queues, and its latch.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{BTreeMap, HashMap, HashSet},
     time::Duration,
 };
 
 use tokio::time::Instant;
 
-use crate::backend::{Countdown, Occupied, Owner};
+use crate::backend::{Claim, Countdown, Mode, Occupied, Owner, QueueKind};
 
 /// The holds of one name that several holders may have, and its queues.
 #[derive(Default)]
@@ -15,17 +15,35 @@ pub(super) struct Occupancy {
     pub(super) readers: Holds,
     pub(super) permits: Holds,
     /// Waits for the lease that one holder has.
-    pub(super) sole_queue: Queue,
+    pub(super) mutex_queue: Queue,
     /// Waits to read or to write.
     pub(super) read_write_queue: Queue,
+    pub(super) permit_queue: Queue,
 }
 
 impl Occupancy {
     pub(super) fn is_empty(&self) -> bool {
         self.readers.0.is_empty()
             && self.permits.0.is_empty()
-            && self.sole_queue.0.is_empty()
-            && self.read_write_queue.0.is_empty()
+            && [&self.mutex_queue, &self.read_write_queue, &self.permit_queue]
+                .iter()
+                .all(|queue| queue.is_empty())
+    }
+
+    pub(super) fn queue(&self, of: QueueKind) -> &Queue {
+        match of {
+            QueueKind::Mutex => &self.mutex_queue,
+            QueueKind::ReadWrite => &self.read_write_queue,
+            QueueKind::Permits => &self.permit_queue,
+        }
+    }
+
+    pub(super) fn queue_mut(&mut self, of: QueueKind) -> &mut Queue {
+        match of {
+            QueueKind::Mutex => &mut self.mutex_queue,
+            QueueKind::ReadWrite => &mut self.read_write_queue,
+            QueueKind::Permits => &mut self.permit_queue,
+        }
     }
 }
 
@@ -49,6 +67,11 @@ impl Holds {
         Some(Occupied { fence: 0, remaining: last - now, holders: self.count() })
     }
 
+    /// Returns after how long the first hold ends.
+    pub(super) fn first_end(&self, now: Instant) -> Duration {
+        self.0.values().map(|hold| hold.ends - now).min().unwrap_or_default()
+    }
+
     /// Returns when so many are back at the latest.
     pub(super) fn back(&self, needed: u32) -> Option<Instant> {
         let mut holds: Vec<_> = self.0.values().map(|hold| (hold.ends, hold.count)).collect();
@@ -62,55 +85,90 @@ impl Holds {
     }
 }
 
-/// The claims that wait, in their order.
+/// The claims that wait, in their order. Their entries last while their process keeps them.
 #[derive(Default)]
-pub(super) struct Queue(pub(super) Vec<QueueEntry>);
+pub(super) struct Queue {
+    entries: BTreeMap<u64, QueueEntry>,
+    tickets: HashMap<Owner, u64>,
+    /// Until when each process keeps its entries.
+    kept: HashMap<u64, Instant>,
+    last: u64,
+}
 
+#[derive(Clone)]
 pub(super) struct QueueEntry {
-    pub(super) owner: Owner,
+    pub(super) claim: Claim,
     /// When the claim entered the queue.
     pub(super) since: Instant,
-    pub(super) ends: Instant,
-    /// It waits for all other holders to leave.
-    pub(super) alone: bool,
-    /// It is held to the order, and not passed over when it does not hear of its turn.
-    pub(super) ordered: bool,
-    pub(super) takes_handover: bool,
 }
 
 impl Queue {
+    fn is_empty(&self) -> bool {
+        self.entries.is_empty() && self.kept.is_empty()
+    }
+
+    pub(super) fn has(&self, owner: Owner) -> bool {
+        self.tickets.contains_key(&owner)
+    }
+
     pub(super) fn first(&self) -> Option<&QueueEntry> {
-        self.0.first()
+        self.entries.values().next()
     }
 
     /// Returns the first entry that is held to the order.
     pub(super) fn first_ordered(&self) -> Option<&QueueEntry> {
-        self.0.iter().find(|entry| entry.ordered)
+        self.entries.values().find(|entry| entry.claim.mode.is_ordered())
     }
 
-    /// Returns the first entry before an owner that waits for all other holders to leave. If the
-    /// owner has no entry, all entries are before it.
-    pub(super) fn alone_before(&self, owner: Owner) -> Option<&QueueEntry> {
-        let before = self.0.iter().take_while(|entry| entry.owner != owner);
-        before.into_iter().find(|entry| entry.alone)
+    /// Returns the readers before the first writer.
+    pub(super) fn first_readers(&self) -> Vec<QueueEntry> {
+        let readers = self.entries.values().take_while(|entry| entry.claim.mode == Mode::Read);
+        readers.cloned().collect()
     }
 
-    /// Enters the queue, or keeps the old entry of the owner until the end of the new one. Returns
-    /// when the old entry would have ended.
-    pub(super) fn enter(&mut self, entry: QueueEntry) -> Option<Instant> {
-        match self.0.iter_mut().find(|old| old.owner == entry.owner) {
-            Some(old) => Some(std::mem::replace(&mut old.ends, entry.ends)),
-            None => {
-                self.0.push(entry);
-                None
-            }
+    /// Returns the first writer before an owner. If the owner has no entry, all are before it.
+    pub(super) fn writer_before(&self, owner: Owner) -> Option<&QueueEntry> {
+        let end = self.tickets.get(&owner).copied().unwrap_or(u64::MAX);
+        self.entries.range(..end).map(|(_, entry)| entry).find(|one| one.claim.mode == Mode::Write)
+    }
+
+    /// Enters the queue, or keeps the old entry of the owner.
+    pub(super) fn enter(&mut self, claim: &Claim, now: Instant) {
+        if !self.has(claim.owner) {
+            self.last += 1;
+            self.tickets.insert(claim.owner, self.last);
+            self.entries.insert(self.last, QueueEntry { claim: claim.clone(), since: now });
         }
     }
 
-    /// Leaves the queue. Returns when the entry would have ended.
-    pub(super) fn leave(&mut self, owner: Owner) -> Option<Instant> {
-        let at = self.0.iter().position(|entry| entry.owner == owner)?;
-        Some(self.0.remove(at).ends)
+    /// Leaves the queue. Returns whether there was an entry.
+    pub(super) fn leave(&mut self, owner: Owner) -> bool {
+        let ticket = self.tickets.remove(&owner);
+        ticket.is_some_and(|ticket| self.entries.remove(&ticket).is_some())
+    }
+
+    /// Returns for how long an entry is kept.
+    pub(super) fn left(&self, entry: &QueueEntry, now: Instant) -> Duration {
+        let ends = self.kept.get(&entry.claim.owner.process_half());
+        ends.map_or(Duration::ZERO, |ends| ends.saturating_duration_since(now))
+    }
+
+    /// Keeps the entries of a process. Returns until when they were kept before.
+    pub(super) fn keep(&mut self, process: u64, until: Instant) -> Option<Instant> {
+        self.kept.insert(process, until)
+    }
+
+    /// Removes the entries of a process.
+    pub(super) fn lapse(&mut self, process: u64) {
+        self.kept.remove(&process);
+        self.entries.retain(|_, entry| entry.claim.owner.process_half() != process);
+        self.tickets.retain(|owner, _| owner.process_half() != process);
+    }
+
+    /// Removes all entries. Returns whether there were any, and until when each process kept them.
+    pub(super) fn clear(&mut self) -> (bool, HashMap<u64, Instant>) {
+        let all = std::mem::take(self);
+        (!all.entries.is_empty(), all.kept)
     }
 }
 

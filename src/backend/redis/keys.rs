@@ -9,13 +9,16 @@
 //! | `t` and an owner | string, PX | a large entry on its way to `e`, for 10 s at most |
 //! | `l` | string, PX | the lease: `owner:fence` |
 //! | `f` | string, PX | the last fence granted or burnt; `:c` follows a committed one |
-//! | `q`, `d` | sorted sets | the queue of a mutex: tickets, and the deadline of each queue entry |
+//! | `q` | sorted set | the queue of a mutex: the tickets of claims that are held to their order |
+//! | `u` | sorted set | the same of the other claims |
+//! | `d` | sorted set | until when each process keeps its entries in `q` and `u` |
 //! | `w` | string, PX | the writer's lease, as `l` |
 //! | `r` | sorted set | the readers, and the deadline of each |
 //! | `rq`, `rd` | sorted sets | the queue of a read-write lock, as `q` and `d` |
 //! | `i` | sorted set | the tickets of the writers in that queue |
 //! | `p` | sorted set | the permits that are out, and the deadline of each |
 //! | `o` | string, PX | the label of a process; its name is the first half of its owner ids |
+//! | `pq`, `pd` | sorted sets | the queue for permits, as `q` and `d`, of `owner:count:limit` |
 //! | `n` | hash, PX | a latch: what is left, its id, its time to live, and the ids of its steps |
 //! | `c` | channel | wake-ups and results; `c@3` for database 3, because databases share channels |
 //! | `s` | channel | the same in a cluster, as a shard channel |
@@ -35,6 +38,7 @@ pub(super) const STAGED: &str = "t";
 pub(super) const LEASE: &str = "l";
 pub(super) const FENCE: &str = "f";
 pub(super) const QUEUE: &str = "q";
+pub(super) const UNORDERED: &str = "u";
 pub(super) const DEADLINES: &str = "d";
 pub(super) const WRITER: &str = "w";
 pub(super) const READERS: &str = "r";
@@ -42,6 +46,8 @@ pub(super) const RW_QUEUE: &str = "rq";
 pub(super) const RW_DEADLINES: &str = "rd";
 pub(super) const WAITING_WRITERS: &str = "i";
 pub(super) const PERMITS: &str = "p";
+pub(super) const PERMIT_QUEUE: &str = "pq";
+pub(super) const PERMIT_DEADLINES: &str = "pd";
 pub(super) const LATCH: &str = "n";
 
 /// Returns the suffix of channels at a single server.

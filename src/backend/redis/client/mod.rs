@@ -34,6 +34,8 @@ mod timeout_wheel;
 mod tls;
 mod write_batcher;
 
+use std::borrow::Borrow;
+
 use futures_util::{FutureExt, future::join_all};
 use redis::{Cmd, Value};
 
@@ -89,13 +91,16 @@ impl Servers {
     }
 
     /// Runs a script.
-    pub(super) async fn call(&self, call: Call<'_>) -> Result<Value, BackendError> {
-        Ok(self.send(&call, None).await?.value)
+    pub(super) async fn call(&self, call: impl Borrow<Call<'_>>) -> Result<Value, BackendError> {
+        Ok(self.send(call.borrow(), None).await?.value)
     }
 
     /// Runs a script that grants something. Returns whether enough replicas confirmed it, too.
-    pub(super) async fn grant(&self, call: Call<'_>) -> Result<(Value, bool), BackendError> {
-        let reply = self.send(&call, self.config.replicas).await?;
+    pub(super) async fn grant(
+        &self,
+        call: impl Borrow<Call<'_>>,
+    ) -> Result<(Value, bool), BackendError> {
+        let reply = self.send(call.borrow(), self.config.replicas).await?;
         Ok(self.confirmed(reply))
     }
 

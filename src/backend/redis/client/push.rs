@@ -212,11 +212,13 @@ fn receive(
                 let Ok(channel) = std::str::from_utf8(&channel) else { return };
                 let message = Bytes::from(message);
                 let (topic, at) = keys::split_message(channel, &message).unwrap_or((channel, 0));
-                let change = match Change::decode(&message.slice(at..)) {
-                    Change::Granted(handover) if confirms => Change::Turn(handover.owner),
-                    change => change,
-                };
-                channels.push(topic, change);
+                for change in Change::decode_all(&message.slice(at..)) {
+                    let change = match change {
+                        Change::Granted(handover) if confirms => Change::Turn(handover.owner),
+                        change => change,
+                    };
+                    channels.push(topic, change);
+                }
             }
             // Unless it was asked for, the channel's slot has moved. The client library takes the
             // message for the reply to another command, so the connection cannot be used any more.

@@ -1,9 +1,13 @@
 //! Calls of the scripts that grant a lease.
 
+use std::time::Duration;
+
+use tokio::time::Instant;
+
 use super::{super::RedisBackend, large::PART, millis, replies};
 use crate::{
     backend::{
-        Claim, Claimed, Leases, Mode,
+        Claim, Claimed, Leases, Mode, Occupied,
         redis::{
             keys,
             scripts::{Call, SCRIPTS},
@@ -12,9 +16,8 @@ use crate::{
     error::{BackendError, BackendErrorKind},
 };
 
-/// How a claim waits, as bits of its ticket: see `scripts/lib/ticket.lua`.
+/// How a claim waits, as a bit of its ticket: see `scripts/lib/ticket.lua`.
 const TURN_ONLY: u8 = 1;
-const UNORDERED: u8 = 2;
 
 /// Returns the suffix of the key that holds what is granted in a mode, and whether it is a sorted
 /// set.
@@ -33,9 +36,7 @@ pub(super) fn entry_life(claim: &Claim) -> u64 {
 }
 
 fn ticket_bits(claim: &Claim) -> u8 {
-    let turn_only = if claim.takes_handover { 0 } else { TURN_ONLY };
-    let unordered = if claim.mode == Mode::Exclusive { UNORDERED } else { 0 };
-    turn_only | unordered
+    if claim.takes_handover { 0 } else { TURN_ONLY }
 }
 
 impl RedisBackend {
@@ -47,13 +48,26 @@ impl RedisBackend {
 
     /// Runs a script that may grant a claim. A grant that too few replicas confirm is given back.
     ///
+    /// A script that has to remove more entries of dead processes than it may is called again,
+    /// while the time for one command lasts.
+    ///
     /// Returns `None` for a newer entry of which the reply has only a part.
     async fn granted_or_part(
         &self,
         claim: &Claim,
         call: Call<'_>,
     ) -> Result<Option<Claimed>, BackendError> {
-        let (reply, is_confirmed) = self.0.servers.grant(call).await?;
+        let end = Instant::now() + self.0.config.command_timeout;
+        let (reply, is_confirmed) = loop {
+            let (reply, is_confirmed) = self.0.servers.grant(&call).await?;
+            if !replies::is_again(&reply) {
+                break (reply, is_confirmed);
+            }
+            if Instant::now() >= end {
+                let occupied = Occupied { fence: 0, remaining: Duration::ZERO, holders: 0 };
+                return Ok(Some(Claimed::Held(occupied)));
+            }
+        };
         let reply = self.checked(replies::claimed(reply))?;
         if !is_confirmed && matches!(reply, Some(Claimed::Granted(_))) {
             return Err(Box::pin(self.give_back(claim)).await);
@@ -103,6 +117,7 @@ impl RedisBackend {
             .owner(claim.owner)
             .arg(millis(claim.lease))
             .arg(millis(claim.fence_life))
+            .arg(u8::from(claim.mode.is_ordered()))
             .arg(entry_life(claim))
             .arg(ticket_bits(claim));
         self.granted(claim, call).await
@@ -120,7 +135,8 @@ impl RedisBackend {
             .keys(&claim.name, &keys)
             .owner(claim.owner)
             .arg(millis(claim.lease))
-            .arg(entry_life(claim));
+            .arg(entry_life(claim))
+            .arg(ticket_bits(claim));
         self.granted(claim, call).await
     }
 
@@ -130,10 +146,13 @@ impl RedisBackend {
         limit: u32,
         count: u32,
     ) -> Result<Claimed, BackendError> {
-        let call = Call::new(&SCRIPTS.acquire_permit, 1)
-            .keys(&claim.name, &[keys::PERMITS])
+        let keys = [keys::PERMITS, keys::PERMIT_QUEUE, keys::PERMIT_DEADLINES];
+        let call = Call::new(&SCRIPTS.acquire_permit, keys.len())
+            .keys(&claim.name, &keys)
             .owner(claim.owner)
             .arg(millis(claim.lease))
+            .arg(entry_life(claim))
+            .arg(ticket_bits(claim))
             .arg(limit)
             .arg(count);
         self.granted(claim, call).await

@@ -109,5 +109,5 @@ impl RedisBackend {
 
 /// Returns whether a claim is told of its turn by its owner.
 fn is_queued(claim: &Claim) -> bool {
-    claim.waits && claim.mode.queues()
+    claim.waits
 }

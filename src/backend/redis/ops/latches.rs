@@ -59,7 +59,9 @@ impl Latches for RedisBackend {
     }
 
     async fn clear_latch(&self, name: &Name) -> Result<bool, BackendError> {
-        let call = Call::new(&SCRIPTS.clear, 2).keys(name, &[self.channel(), keys::LATCH]).arg(0);
+        // A latch has no queue, and its own key stands in.
+        let keys = [self.channel(), keys::LATCH, keys::LATCH];
+        let call = Call::new(&SCRIPTS.clear, keys.len()).keys(name, &keys).arg(0);
         self.checked(replies::flag(self.0.servers.call(call).await?))
     }
 }

@@ -15,8 +15,8 @@ use super::{
 };
 use crate::{
     backend::{
-        Acquired, AcquiredAll, Changes, Claim, Claimed, Grant, Leases, Mode, Occupied, Renewal,
-        acquire_in_order, no_pass,
+        Acquired, AcquiredAll, Changes, Claim, Claimed, Grant, Kept, Leases, Mode, Occupied,
+        Renewal, acquire_in_order, no_pass,
         redis::{
             keys,
             scripts::{Call, SCRIPTS},
@@ -27,16 +27,14 @@ use crate::{
     key::Name,
 };
 
-/// The queue of a mutex.
-const QUEUE: &[&str] = &[keys::QUEUE, keys::DEADLINES];
-/// The queue and the readers of a read-write lock.
-const READ_WRITE: &[&str] =
-    &[keys::RW_QUEUE, keys::RW_DEADLINES, keys::READERS, keys::WAITING_WRITERS];
-
 impl Leases for RedisBackend {
     async fn acquire(&self, claim: &Claim) -> Result<Acquired, BackendError> {
         let reply = match claim.mode {
-            Mode::Exclusive | Mode::Fair => {
+            Mode::Exclusive => {
+                let keys = [keys::LEASE, keys::FENCE, keys::UNORDERED, keys::DEADLINES];
+                self.acquire_queued(claim, &keys).await?
+            }
+            Mode::Fair => {
                 let keys = [keys::LEASE, keys::FENCE, keys::QUEUE, keys::DEADLINES];
                 self.acquire_queued(claim, &keys).await?
             }
@@ -68,7 +66,8 @@ impl Leases for RedisBackend {
         }
         let mut call = Call::new(&SCRIPTS.acquire_all, 4 * claims.len());
         for claim in claims {
-            call = call.keys(&claim.name, &[keys::LEASE, keys::FENCE]).keys(&claim.name, QUEUE);
+            let keys = [keys::LEASE, keys::FENCE, keys::UNORDERED, keys::DEADLINES];
+            call = call.keys(&claim.name, &keys);
         }
         for claim in claims {
             call = call
@@ -77,7 +76,7 @@ impl Leases for RedisBackend {
                 .arg(millis(claim.fence_life))
                 .arg(entry_life(claim));
         }
-        let (reply, is_confirmed) = self.0.servers.grant(call).await?;
+        let (reply, is_confirmed) = self.0.servers.grant(&call).await?;
         let reply = self.checked(replies::acquired_all(reply, claims.len()))?;
         if !is_confirmed && matches!(reply, AcquiredAll::Granted(_)) {
             join_all(claims.iter().map(|claim| self.release(claim))).await;
@@ -106,45 +105,43 @@ impl Leases for RedisBackend {
         failure.filter(|_| !is_any_known).map_or(Ok(renewed), Err)
     }
 
+    async fn keep(&self, claims: &[Claim]) -> Result<Kept, BackendError> {
+        let Some(first) = claims.first() else {
+            return Ok(Kept { remaining: Duration::MAX, has_lapsed: false, stands: Vec::new() });
+        };
+        self.keep_entries(first, claims).await
+    }
+
     async fn release(&self, claim: &Claim) -> Result<bool, BackendError> {
-        let channel = self.channel();
-        match claim.mode {
-            Mode::Exclusive | Mode::Fair => {
-                let keys = [keys::LEASE, channel, keys::QUEUE, keys::DEADLINES, keys::FENCE];
-                self.release_queued(claim, &keys).await
-            }
-            Mode::Read | Mode::Write => {
-                let keys = [
-                    keys::WRITER,
-                    channel,
-                    keys::RW_QUEUE,
-                    keys::RW_DEADLINES,
-                    keys::FENCE,
-                    keys::READERS,
-                    keys::WAITING_WRITERS,
-                ];
-                self.release_queued(claim, &keys).await
-            }
-            Mode::Permit { count, .. } => self.release_permit(claim, count).await,
-        }
+        self.release_and_hand_over(claim).await
     }
 
     async fn pass(&self, from: &Claim, to: &Claim) -> Result<Option<Grant>, BackendError> {
         let name = &from.name;
         let call = match (from.mode, to.mode) {
             (Mode::Exclusive | Mode::Fair, Mode::Exclusive | Mode::Fair) => {
-                Call::new(&SCRIPTS.pass, 2).keys(name, &[keys::LEASE, keys::FENCE])
+                let keys = [keys::LEASE, keys::FENCE, keys::QUEUE, keys::UNORDERED];
+                Call::new(&SCRIPTS.pass, keys.len()).keys(name, &keys)
             }
             (Mode::Read, Mode::Write) => Call::new(&SCRIPTS.upgrade, 3)
                 .keys(name, &[keys::WRITER, keys::FENCE, keys::READERS]),
-            (Mode::Write, Mode::Read) => Call::new(&SCRIPTS.downgrade, 2 + READ_WRITE.len())
-                .keys(name, &[keys::WRITER, self.channel()])
-                .keys(name, READ_WRITE),
+            (Mode::Write, Mode::Read) => {
+                let keys = self.keys_of_queue(to.mode);
+                Call::new(&SCRIPTS.downgrade, keys.len()).keys(name, &keys)
+            }
             _ => return Err(no_pass(from, to)),
         };
-        let call =
-            call.owner(from.owner).owner(to.owner).arg(millis(to.lease)).arg(millis(to.fence_life));
-        let (reply, is_confirmed) = self.0.servers.grant(call).await?;
+        let call = call.owner(from.owner).owner(to.owner).arg(millis(to.lease));
+        let call = match to.mode {
+            Mode::Read => self.with_terms(to, call),
+            _ => call.arg(millis(to.fence_life)),
+        };
+        let (reply, is_confirmed) = loop {
+            let (reply, is_confirmed) = self.0.servers.grant(&call).await?;
+            if !replies::is_again(&reply) {
+                break (reply, is_confirmed);
+            }
+        };
         let passed = self.checked(replies::passed(reply))?;
         if !is_confirmed && passed.is_some() {
             return Err(self.give_back(to).await);
@@ -155,7 +152,7 @@ impl Leases for RedisBackend {
     async fn holder(&self, name: &Name, mode: Mode) -> Result<Option<Occupied>, BackendError> {
         let (suffix, is_set) = held_at(mode);
         let call = Call::new(&SCRIPTS.holder, 1).keys(name, &[suffix]).arg(u8::from(is_set));
-        self.checked(replies::holder(self.0.servers.call(call).await?))
+        self.checked(replies::holder(self.0.servers.call(&call).await?))
     }
 
     async fn introduce(&self, name: &Name, label: &str) -> Result<(), BackendError> {
@@ -167,17 +164,24 @@ impl Leases for RedisBackend {
     }
 
     async fn clear(&self, name: &Name, mode: Mode) -> Result<bool, BackendError> {
-        let (held, queue): (_, &[_]) = match mode {
-            Mode::Exclusive | Mode::Fair => (keys::LEASE, QUEUE),
-            Mode::Read | Mode::Write => (keys::WRITER, READ_WRITE),
-            Mode::Permit { .. } => (keys::PERMITS, &[]),
+        let queue: &[_] = match mode {
+            Mode::Exclusive | Mode::Fair => {
+                &[keys::DEADLINES, keys::LEASE, keys::QUEUE, keys::UNORDERED]
+            }
+            Mode::Read | Mode::Write => &[
+                keys::RW_DEADLINES,
+                keys::WRITER,
+                keys::RW_QUEUE,
+                keys::READERS,
+                keys::WAITING_WRITERS,
+            ],
+            Mode::Permit { .. } => &[keys::PERMIT_DEADLINES, keys::PERMITS, keys::PERMIT_QUEUE],
         };
-        let call = Call::new(&SCRIPTS.clear, 2 + queue.len())
+        let call = Call::new(&SCRIPTS.clear, 1 + queue.len())
             .keys(name, &[self.channel()])
             .keys(name, queue)
-            .keys(name, &[held])
-            .arg(u8::from(!queue.is_empty()));
-        self.checked(replies::flag(self.0.servers.call(call).await?))
+            .arg(1);
+        self.checked(replies::flag(self.0.servers.call(&call).await?))
     }
 
     async fn changes(&self, name: &Name) -> Result<Changes, BackendError> {

@@ -1,17 +1,18 @@
-//! Calls of the scripts that end a lease.
+//! Calls of the scripts that end a lease or keep a queue, and hand leases over.
 
 use bytes::Bytes;
 
 use super::{super::RedisBackend, millis, replies};
 use crate::{
     backend::{
-        Claim, HANDOVER_LIFE, Mode, TURN_LIFE,
+        Claim, HANDOVER_LIFE, Kept, Mode, TURN_LIFE,
         redis::{
             keys,
             scripts::{Call, SCRIPTS},
         },
     },
     error::BackendError,
+    key::Family,
 };
 
 impl RedisBackend {
@@ -28,43 +29,121 @@ impl RedisBackend {
         self.released(call).await
     }
 
-    pub(super) async fn release_queued(
-        &self,
-        claim: &Claim,
-        keys: &[&str],
-    ) -> Result<bool, BackendError> {
-        // A grant that replicas must confirm cannot be handed over: its holder asks for it.
-        let handover_life =
-            if self.0.config.replicas.is_none() { millis(HANDOVER_LIFE) } else { 0 };
-        let call = Call::new(&SCRIPTS.release_queued, keys.len())
-            .keys(&claim.name, keys)
-            .owner(claim.owner)
-            .arg(millis(TURN_LIFE))
-            .arg(handover_life)
-            .arg(millis(claim.fence_life))
-            .arg(millis(claim.queue_entry_life().saturating_sub(HANDOVER_LIFE)));
+    /// Ends a lease and its queue entry, and hands over what is free then.
+    ///
+    /// A script that has more to do than it may says so, and is called again. If this process ends
+    /// before that, the next script of any waiter goes on.
+    pub(super) async fn release_and_hand_over(&self, claim: &Claim) -> Result<bool, BackendError> {
+        let keys = self.keys_of_queue(claim.mode);
+        let script = match claim.mode {
+            Mode::Exclusive | Mode::Fair => &SCRIPTS.release_queued,
+            Mode::Read | Mode::Write => &SCRIPTS.release_rw,
+            Mode::Permit { .. } => &SCRIPTS.release_permit,
+        };
+        let mut call = Call::new(script, keys.len()).keys(&claim.name, &keys).owner(claim.owner);
+        if let Mode::Permit { limit, count } = claim.mode {
+            call = call.arg(count).arg(limit);
+        }
+        let call = self.with_terms(claim, call);
         // If this process waits for the name, other processes are likely to wait as well, and hear
         // before this caller. A fair mutex is left out: each of its releases would be two commands.
         let is_contended = claim.mode == Mode::Exclusive && self.is_waited_for(&claim.name);
-        self.released(call.answered_last(is_contended)).await
+        let mut was_held = false;
+        let call = call.answered_last(is_contended);
+        loop {
+            let reply = replies::released(self.0.servers.call(&call).await?);
+            let (held, told) = self.checked(reply)?;
+            was_held |= held;
+            self.record_publish_refused(told.publish_refused);
+            if !told.again {
+                return Ok(was_held);
+            }
+        }
     }
 
-    pub(super) async fn release_permit(
+    /// Keeps the queue entries of the process of some claims.
+    pub(super) async fn keep_entries(
         &self,
-        claim: &Claim,
-        count: u32,
-    ) -> Result<bool, BackendError> {
-        let call = Call::new(&SCRIPTS.release_permit, 2)
-            .keys(&claim.name, &[keys::PERMITS, self.channel()])
-            .owner(claim.owner)
-            .arg(count);
-        self.released(call).await
+        first: &Claim,
+        claims: &[Claim],
+    ) -> Result<Kept, BackendError> {
+        let keys = self.keys_of_queue(first.mode);
+        let script = match first.mode {
+            Mode::Exclusive | Mode::Fair => &SCRIPTS.keep_queued,
+            Mode::Read | Mode::Write => &SCRIPTS.keep_rw,
+            Mode::Permit { .. } => &SCRIPTS.keep_permits,
+        };
+        let call = Call::new(script, keys.len()).keys(&first.name, &keys);
+        let mut call = self.with_terms(first, call).arg(millis(first.queue_entry_life()));
+        for claim in claims {
+            call = match claim.mode {
+                Mode::Permit { limit, count } => {
+                    call.arg(format!("{}:{count}:{limit}", claim.owner))
+                }
+                _ => call.owner(claim.owner),
+            };
+        }
+        loop {
+            let reply = replies::kept(self.0.servers.call(&call).await?, claims.len());
+            let (kept, told) = self.checked(reply)?;
+            self.record_publish_refused(told.publish_refused);
+            if !told.again {
+                return Ok(kept);
+            }
+        }
+    }
+
+    /// Returns the suffixes of the keys of a queue, and of what its claims are handed.
+    pub(super) fn keys_of_queue(&self, mode: Mode) -> Vec<&str> {
+        let channel = self.channel();
+        match mode {
+            Mode::Exclusive | Mode::Fair => vec![
+                keys::LEASE,
+                channel,
+                keys::FENCE,
+                keys::QUEUE,
+                keys::UNORDERED,
+                keys::DEADLINES,
+            ],
+            Mode::Read | Mode::Write => vec![
+                keys::WRITER,
+                channel,
+                keys::FENCE,
+                keys::RW_QUEUE,
+                keys::RW_DEADLINES,
+                keys::READERS,
+                keys::WAITING_WRITERS,
+            ],
+            Mode::Permit { .. } => {
+                vec![keys::PERMITS, channel, keys::PERMIT_QUEUE, keys::PERMIT_DEADLINES]
+            }
+        }
+    }
+
+    /// Adds the terms of a handover to a call.
+    pub(super) fn with_terms<'a>(&self, claim: &Claim, call: Call<'a>) -> Call<'a> {
+        let call = call.arg(u8::from(self.hands_over())).arg(millis(HANDOVER_LIFE));
+        match claim.mode {
+            Mode::Exclusive | Mode::Fair => {
+                // Waiters for an entry have no queue, and all of them are woken.
+                let wakes_all = u8::from(claim.name.family() != Family::Lock);
+                call.arg(millis(claim.fence_life)).arg(millis(TURN_LIFE)).arg(wakes_all)
+            }
+            Mode::Read | Mode::Write => call.arg(millis(claim.fence_life)),
+            Mode::Permit { .. } => call,
+        }
+    }
+
+    /// Returns whether a lease may be handed over. A grant that replicas must confirm may not: its
+    /// holder asks for it.
+    fn hands_over(&self) -> bool {
+        self.0.config.replicas.is_none()
     }
 
     async fn released(&self, call: Call<'_>) -> Result<bool, BackendError> {
-        let reply = replies::released(self.0.servers.call(call).await?);
-        let (was_held, publish_refused) = self.checked(reply)?;
-        self.record_publish_refused(publish_refused);
+        let reply = replies::released(self.0.servers.call(&call).await?);
+        let (was_held, told) = self.checked(reply)?;
+        self.record_publish_refused(told.publish_refused);
         Ok(was_held)
     }
 }

@@ -7,7 +7,7 @@ use redis::Value;
 
 use super::large::PART;
 use crate::{
-    backend::{AcquiredAll, Claimed, Committed, Countdown, Entry, Grant, Occupied},
+    backend::{AcquiredAll, Claimed, Committed, Countdown, Entry, Grant, Kept, Occupied},
     error::{BackendError, BackendErrorKind},
 };
 
@@ -91,11 +91,52 @@ pub(super) fn committed(value: Value) -> Result<(Option<Committed>, Option<bool>
     }
 }
 
-/// Reads whether it was held, and whether the server refused to publish, if the script published.
-pub(super) fn released(value: Value) -> Result<(bool, Option<bool>), BackendError> {
+/// What a script says of its handover.
+#[derive(Clone, Copy)]
+pub(super) struct Told {
+    /// Whether the server refused to publish, if the script published.
+    pub(super) publish_refused: Option<bool>,
+    /// There is more to do than one script may, and it is to be called again.
+    pub(super) again: bool,
+}
+
+impl Told {
+    /// The bit of `lib/batch.lua`.
+    const AGAIN: i64 = 8;
+
+    fn read(flags: i64) -> Result<Self, BackendError> {
+        let publish_refused = publish_refused(flags & !Self::AGAIN)?;
+        Ok(Self { publish_refused, again: flags & Self::AGAIN != 0 })
+    }
+}
+
+/// Reads whether it was held, and what became of the handover.
+pub(super) fn released(value: Value) -> Result<(bool, Told), BackendError> {
     match value {
-        Value::Int(flags) => Ok((flags & 1 == 1, publish_refused(flags & !1)?)),
+        Value::Int(flags) => Ok((flags & 1 == 1, Told::read(flags & !1)?)),
         other => Err(unreadable(&other)),
+    }
+}
+
+/// Reads what the keeping of queue entries has found, and what became of a handover.
+pub(super) fn kept(value: Value, count: usize) -> Result<(Kept, Told), BackendError> {
+    let mut fields = Fields::new(value)?;
+    let told = Told::read(i64::try_from(fields.number()?).map_err(unreadable)?)?;
+    let remaining = Duration::from_millis(fields.number()?);
+    let has_lapsed = fields.number()? == 1;
+    let stands = (0..count).map(|_| fields.number().map(|stands| stands == 1));
+    let stands = stands.collect::<Result<_, _>>()?;
+    Ok((Kept { remaining, has_lapsed, stands }, told))
+}
+
+/// Returns whether a script that grants is to be called again.
+pub(super) fn is_again(value: &Value) -> bool {
+    match value {
+        Value::Array(fields) => match fields.first() {
+            Some(Value::BulkString(word)) => word == b"again",
+            _ => false,
+        },
+        _ => false,
     }
 }
 
@@ -147,6 +188,9 @@ pub(in super::super) fn check_any_reply(value: &Value) {
     let _ = (countdown(value.clone()), committed(value.clone()), released(value.clone()));
     let _ = (fence(value.clone()), flag(value.clone()));
     for count in 0..4 {
+        if let Ok((kept, _)) = kept(value.clone(), count) {
+            assert_eq!(kept.stands.len(), count);
+        }
         match acquired_all(value.clone(), count) {
             Ok(AcquiredAll::Granted(grants)) => assert_eq!(grants.len(), count),
             Ok(AcquiredAll::Held(at, _)) => assert!(at < count, "{at} of {count}"),

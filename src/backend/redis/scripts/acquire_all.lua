@@ -1,7 +1,7 @@
 -- Grants the leases of several names, all or none: with new fences where they are free, and again
 -- to the owners that have them. If one is held, takes an entry in its queue.
 --
--- KEYS of each: lease, fence, queue, deadlines of the queue entries
+-- KEYS of each: lease, fence, unordered queue, deadlines of its entries
 -- ARGV of each: owner, lease ms, fence ms, ms for which its queue entry is kept (0: it takes none)
 --
 -- Returns {'granted', fence of each ...}, or {'held', index from 0, fence, ms left, 1} for the
@@ -17,8 +17,7 @@ for one = 1, count do
   if foreign then return foreign end
   if holder and holder ~= owner then
     if entry_ms ~= '0' then
-      local bits = TURN_ONLY + UNORDERED
-      left = take_entry_or_look(left, queue, deadlines, nil, owner, now_ms(), entry_ms, bits)
+      left = take_entry_or_look(left, queue, deadlines, nil, owner, now_ms(), entry_ms, TURN_ONLY)
     end
     return {'held', one - 1, held, left, 1}
   end
@@ -28,7 +27,7 @@ end
 
 local reply = {'granted'}
 for one = 1, count do
-  local lease, fence, queue, deadlines = unpack(KEYS, 4 * one - 3, 4 * one)
+  local lease, fence, queue = unpack(KEYS, 4 * one - 3, 4 * one)
   local owner, lease_ms, fence_ms = unpack(ARGV, 4 * one - 3, 4 * one)
   local granted = fences[one]
   if granted then
@@ -36,7 +35,7 @@ for one = 1, count do
   else
     granted = grant(lease, fence, owner, lease_ms, fence_ms)
   end
-  if redis.call('EXISTS', queue) == 1 then leave(queue, deadlines, nil, owner) end
+  if redis.call('EXISTS', queue) == 1 then leave(queue, nil, owner) end
   reply[one + 1] = granted
 end
 return reply

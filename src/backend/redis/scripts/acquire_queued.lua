@@ -1,16 +1,19 @@
 -- Grants a lease to one holder: of a mutex, of a fair mutex, or the writer of a read-write lock. A
 -- claim that is not granted takes an entry in the queue. Fair claims and writers are granted in the
--- order of the queue. An unfair claim is granted when it asks and the lease is free; its entry only
--- orders handovers and turns. A lease whose turn was notified is kept for its waiter for a moment,
--- with the fence 0.
+-- order of their queue. An unordered claim is granted when it asks and the lease is free; its entry
+-- only orders handovers and turns. A lease whose turn was notified is kept for its waiter, with the
+-- fence 0.
 --
--- Returns the fence if granted; {'held', fence or 0, ms left, holders} if not.
+-- Returns the fence if granted; {'held', fence or 0, ms left, holders} if not; {'again'} if the
+-- script is to be called again.
 --
+-- queue: the one in which the claim waits
 -- readers, writers: of a read-write lock, nil for any other lock; the writers are in its queue
+-- is_ordered: '1' if the claim is held to the order of its queue
 -- entry_ms: how long the queue entry is kept; '0' if the claim takes none
 -- bits: of the ticket
 local lease, fence, queue, deadlines, readers, writers = unpack(KEYS)
-local owner, lease_ms, fence_ms, entry_ms, bits = unpack(ARGV)
+local owner, lease_ms, fence_ms, is_ordered, entry_ms, bits = unpack(ARGV)
 
 -- The usual cases: there is no lease and no queue, or the lease is kept for this claim.
 -- include: clock_fence, set_lease
@@ -24,8 +27,8 @@ if taken == 0 or redis.pcall('GET', lease) == owner .. ':0' then
   end
 end
 
--- include: lease_at, clock_ms, ticket_bits, take_entry, take_entry_or_look, leave, first_in
--- include: holds_at, grant, renew_lease
+-- include: lease_at, clock_ms, take_entry, take_entry_or_look, leave, first_alive, holds_at
+-- include: grant, renew_lease
 local holder, held, left, foreign = lease_at(lease)
 if foreign then return foreign end
 
@@ -34,37 +37,35 @@ if is_its_turn then holder = nil end
 
 if holder == owner then
   -- The lease may have been handed over to it while it waited.
-  if redis.call('EXISTS', queue) == 1 then leave(queue, deadlines, writers, owner) end
+  leave(queue, writers, owner)
   renew_lease(lease, fence, lease_ms, fence_ms)
   return held
 end
 
-local _, unordered = ticket_bits(bits)
-local at, reading, reading_ms, first, first_ms = nil, 0, 0, nil, 0
-if not unordered then
-  at = now_ms()
+local at = now_ms()
+local reading, reading_ms, first, first_ms = 0, 0, nil, 0
+if is_ordered == '1' then
   if readers then
     reading, reading_ms, foreign = holds_at(readers, at)
     if foreign then return foreign end
   end
-  -- A claim that is not held to the order does not block one that is.
-  first, first_ms = first_in(queue, deadlines, writers, at, true)
+  first, first_ms = first_alive(queue, deadlines, writers, at)
+  if first == AGAIN then return { 'again' } end
 end
 
 if not holder and reading == 0 and (is_its_turn or not first or first == owner) then
-  if not is_its_turn and redis.call('EXISTS', queue) == 1 then
-    leave(queue, deadlines, writers, owner)
-  end
-  return grant(lease, fence, owner, lease_ms, fence_ms)
+  local granted = grant(lease, fence, owner, lease_ms, fence_ms)
+  leave(queue, writers, owner)
+  return granted
 end
 
 if entry_ms ~= '0' then
-  if unordered then
-    left = take_entry_or_look(left, queue, deadlines, writers, owner, now_ms(), entry_ms, bits)
-  else
+  if is_ordered == '1' then
     take_entry(queue, deadlines, writers, owner, at, entry_ms, bits)
+  else
+    left = take_entry_or_look(left, queue, deadlines, writers, owner, at, entry_ms, bits)
   end
 end
-if holder then return {'held', held, left, 1} end
-if reading > 0 then return {'held', 0, reading_ms, reading} end
-return {'held', 0, first_ms, 0}
+if holder then return { 'held', held, left, 1 } end
+if reading > 0 then return { 'held', 0, reading_ms, reading } end
+return { 'held', 0, first_ms, 0 }

@@ -1,20 +1,24 @@
 -- Grants a reader its hold beside other readers, unless a writer holds the lock or is before the
 -- reader in the queue. A reader that is not granted takes an entry in the queue.
 --
--- Returns 0 if granted; {'held', fence or 0, ms left, holders} if not.
+-- Returns 0 if granted; {'held', fence or 0, ms left, holders} if not; {'again'} if the script is
+-- to be called again.
 --
 -- writers: those in the queue
 -- entry_ms: how long the queue entry is kept; '0' if the claim takes none
+-- bits: of the ticket
 local lease, queue, deadlines, readers, writers = unpack(KEYS)
-local owner, lease_ms, entry_ms = unpack(ARGV)
+local owner, lease_ms, entry_ms, bits = unpack(ARGV)
 
--- include: clock_ms, lease_at, holds_at, is_held, hold, take_entry, leave, first_in
+-- include: clock_ms, lease_at, holds_at, is_held, hold, hold_again, take_entry, leave, first_alive
 local at = now_ms()
 local reading, _, foreign = holds_at(readers, at)
 if foreign then return foreign end
 
 if is_held(readers, owner, 1, at) then
-  hold(readers, owner, 1, at, lease_ms)
+  hold_again(readers, owner, 1, at, lease_ms)
+  -- The lock may have been handed over to it while it waited.
+  leave(queue, nil, owner)
   return 0
 end
 
@@ -22,17 +26,18 @@ local writer, held, left
 writer, held, left, foreign = lease_at(lease)
 if foreign then return foreign end
 
-local first, first_ms = first_in(writers, deadlines, queue, at)
-local ticket = redis.call('ZSCORE', queue, owner)
+local first, first_ms = first_alive(writers, deadlines, queue, at)
+if first == AGAIN then return { 'again' } end
+local ticket = first and redis.call('ZSCORE', queue, owner)
 local behind = first
   and not (ticket and tonumber(ticket) < tonumber(redis.call('ZSCORE', writers, first)))
 
 if not writer and not behind then
-  leave(queue, deadlines, nil, owner)
   hold(readers, owner, 1, at, lease_ms)
+  leave(queue, nil, owner)
   return 0
 end
 
-if entry_ms ~= '0' then take_entry(queue, deadlines, nil, owner, at, entry_ms, 0) end
-if writer then return {'held', held, left, 1} end
-return {'held', 0, first_ms, reading}
+if entry_ms ~= '0' then take_entry(queue, deadlines, nil, owner, at, entry_ms, bits) end
+if writer then return { 'held', held, left, 1 } end
+return { 'held', 0, first_ms, reading }

@@ -1,20 +1,28 @@
--- Makes the writer a reader in one step, and wakes the readers that wait.
+-- Makes the writer a reader in one step, and hands the lock over to the readers at the head of the
+-- queue.
 --
--- Returns 0 if granted, or nil if the writer does not have the lock any more.
-local lease, channel, queue, deadlines, readers, writers = unpack(KEYS)
-local writer, reader, lease_ms = unpack(ARGV)
+-- Returns 0 if granted, or nil if the writer does not have the lock any more; {'again'} if granted,
+-- and the script is to be called again.
+--
+-- hands_over, handover_ms: as for `release_rw`
+local lease, channel, fence, queue, deadlines, readers, writers = unpack(KEYS)
+local writer, reader, lease_ms, hands_over, handover_ms, fence_ms = unpack(ARGV)
 
--- include: clock_ms, lease_at, holds_at, is_held, hold, first_in, publish, wake_queue
+-- include: clock_ms, lease_at, holds_at, is_held, hold, next_rw_holders
 local at = now_ms()
-if is_held(readers, reader, 1, at) then return 0 end
-if lease_at(lease) ~= writer then return nil end
-local _, _, foreign = holds_at(readers, at)
-if foreign then return foreign end
-redis.call('DEL', lease)
-hold(readers, reader, 1, at, lease_ms)
-local first = first_in(queue, deadlines, writers, at)
-if first and not redis.call('ZSCORE', writers, first) then
-  wake_queue(channel, queue)
-  publish(channel, 'w')
+local holder, _, _, has_foreign = lease_at(lease)
+if not is_held(readers, reader, 1, at) then
+  if holder ~= writer then return nil end
+  local _, _, foreign = holds_at(readers, at)
+  if foreign then return foreign end
+  redis.call('DEL', lease)
+  holder = nil
+  hold(readers, reader, 1, at, lease_ms)
 end
-return 0
+if holder or has_foreign then return 0 end
+local to = {
+  lease = lease, fence = fence, channel = channel,
+  hands_over = hands_over, handover_ms = handover_ms, fence_ms = fence_ms,
+}
+local told = next_rw_holders(to, queue, deadlines, readers, writers, at)
+return told == AGAIN and { 'again' } or 0

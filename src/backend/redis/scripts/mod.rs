@@ -36,14 +36,15 @@ macro_rules! scripts {
 
 scripts! {
     lib:
-        clock clock_fence clock_ms commit_mark entry_at entry_message fence_at fence_text first_in
-        grant handover_message hold holds_at is_held keep latch_at lease_at leave members
-        move_entry next_fence publish publish_to_process renew_lease set_lease take_entry
-        take_entry_or_look ticket ticket_bits wake_queue;
+        batch clock clock_fence clock_ms commit_mark entry_at entry_message fence_at fence_text
+        first_alive grant hand_over handover_message hold hold_again holds_at is_held keep
+        keep_entries kept_ms latch_at lease_at leave members move_entry next_fence next_holder
+        next_permits next_rw_holders publish publish_to_process renew_lease set_lease take_entry
+        take_entry_or_look ticket wake_queue;
     scripts:
         acquire acquire_all acquire_permit acquire_queued acquire_read clear commit count_down
-        count_left downgrade holder invalidate pass put release release_permit release_queued renew
-        set_latch upgrade
+        count_left downgrade holder invalidate keep_permits keep_queued keep_rw pass put release
+        release_permit release_queued release_rw renew set_latch upgrade
 }
 
 /// Begins a line that names parts of `lib/`, each of which is inserted there once.

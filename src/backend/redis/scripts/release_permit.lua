@@ -1,10 +1,23 @@
--- Ends a hold of permits if its owner has it, and wakes the waiters.
+-- Ends a hold of permits if its owner has it, and the owner's queue entry. Hands permits over to
+-- the claims at the head of the queue.
 --
--- Returns 1 if it was held or 0 if not, plus the bit of `publish` if it published.
-local permits, channel = KEYS[1], KEYS[2]
-local owner, count = ARGV[1], tonumber(ARGV[2])
+-- Returns 1 if it was held or 0 if not, plus the bit of `publish` if it published, plus AGAIN if
+-- the script is to be called again.
+--
+-- hands_over: '1' if permits may be handed over, for `handover_ms`
+local permits, channel, queue, deadlines = unpack(KEYS)
+local owner, count, limit, hands_over, handover_ms = unpack(ARGV)
 
--- include: clock_ms, members, is_held, publish
-local was_held = is_held(permits, owner, count, now_ms())
-local removed = redis.call('ZREM', permits, unpack(members(owner, count)))
-return (was_held and 1 or 0) + (removed > 0 and publish(channel, 'w') or 0)
+-- include: clock_ms, members, is_held
+local at = now_ms()
+local was_held = is_held(permits, owner, tonumber(count), at) and 1 or 0
+redis.call('ZREM', permits, unpack(members(owner, tonumber(count))))
+if redis.call('EXISTS', queue) == 0 then
+  redis.call('DEL', deadlines)
+  return was_held
+end
+
+-- include: next_permits
+redis.call('ZREM', queue, owner .. ':' .. count .. ':' .. limit)
+local to = { channel = channel, hands_over = hands_over, handover_ms = handover_ms }
+return was_held + next_permits(to, queue, deadlines, permits, at)

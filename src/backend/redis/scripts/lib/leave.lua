@@ -1,6 +1,5 @@
--- Removes a claim's entry from a queue. Returns whether there was one.
-local function leave(queue, deadlines, writers, owner)
-  redis.call('ZREM', deadlines, owner)
-  if writers then redis.call('ZREM', writers, owner) end
-  return redis.call('ZREM', queue, owner) == 1
+-- Removes a claim's entry from a queue, and from another set. Returns whether there was one.
+local function leave(queue, other, claim)
+  if other then redis.call('ZREM', other, claim) end
+  return redis.call('ZREM', queue, claim) == 1
 end

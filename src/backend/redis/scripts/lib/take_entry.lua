@@ -1,18 +1,21 @@
--- include: keep, ticket
+-- include: keep, ticket, clock
 
--- Takes an entry in a queue, or keeps the one that the claim has. `bits` are those of the ticket.
-local function take_entry(queue, deadlines, writers, owner, at, entry_ms, bits)
+-- Takes an entry in a queue, or keeps the one that the claim has, and the other entries of its
+-- process. `bits` are those of the ticket. `other` is another set that the claim is to be in.
+local function take_entry(queue, deadlines, other, claim, at, entry_ms, bits)
+  local process = string.sub(claim, 1, 16)
   -- Lets a full server keep an entry: in a script that has written it lets all writes through, and
   -- this write needs no memory.
-  if redis.call('ZSCORE', queue, owner) then redis.call('ZREM', deadlines, owner) end
+  if redis.call('ZSCORE', queue, claim) then redis.call('ZREM', deadlines, process) end
   local last = redis.call('ZRANGE', queue, -1, -1, 'WITHSCORES')[2]
   local behind = last and last - last % TICKET_STEP + TICKET_STEP or 0
-  redis.call('ZADD', queue, 'NX', math.max(at * 1000, behind) + bits, owner)
+  local time = now()
+  redis.call('ZADD', queue, 'NX', math.max(time - time % TICKET_STEP, behind) + bits, claim)
   keep(queue, entry_ms)
-  redis.call('ZADD', deadlines, at + entry_ms, owner)
+  redis.call('ZADD', deadlines, at + entry_ms, process)
   keep(deadlines, entry_ms)
-  if writers then
-    redis.call('ZADD', writers, redis.call('ZSCORE', queue, owner), owner)
-    keep(writers, entry_ms)
+  if other then
+    redis.call('ZADD', other, redis.call('ZSCORE', queue, claim), claim)
+    keep(other, entry_ms)
   end
 end

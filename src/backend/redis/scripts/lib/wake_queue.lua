@@ -1,14 +1,9 @@
--- include: publish_to_process
+-- include: batch, publish_to_process
 
--- Wakes each process that has an entry in a queue. In a cluster all of them listen to the channel
--- of the name.
-local function wake_queue(channel, queue)
+-- Wakes the processes that keep entries in a queue, if their number is not absurd. In a cluster all
+-- of them listen to the channel of the name.
+local function wake_queue(channel, deadlines)
   if string.find(channel, '}:s', 1, true) then return end
-  local waiters = redis.pcall('ZRANGE', queue, 0, -1)
-  local told = {}
-  for _, waiter in ipairs(waiters) do
-    local process = string.sub(waiter, 1, 16)
-    if not told[process] then publish_to_process(channel, waiter, 'w') end
-    told[process] = true
-  end
+  local processes = redis.pcall('ZRANGE', deadlines, 0, 5 * BATCH)
+  for _, process in ipairs(processes) do publish_to_process(channel, process, 'w') end
 end

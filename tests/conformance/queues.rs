@@ -1,0 +1,250 @@
+//! The queues of the modes: how their entries are kept, and what a release hands over.
+
+use bellwether::{
+    backend::{Change, Claim, Leases, Mode, Renewal, Store},
+    key::{Family, Name},
+};
+use testkit::{handover_life, queue_entry_life};
+
+use crate::harness::{
+    FullHarness, LEASE, MOMENT, claim_in, elsewhere, granted, handed_over, hasty, held, listen,
+    name_in, next,
+};
+
+/// A semaphore with one permit.
+const PERMIT: Mode = Mode::Permit { limit: 1, count: 1 };
+/// The modes in which one claim holds at a time.
+const ALONE: [Mode; 4] = [Mode::Exclusive, Mode::Fair, Mode::Write, PERMIT];
+
+fn lock(mode: Mode) -> Name {
+    name_in("conformance", Family::Lock, &format!("{mode:?}"))
+}
+
+/// Returns claims that take a handover.
+fn claims<const N: usize>(mode: Mode, name: &Name) -> [Claim; N] {
+    std::array::from_fn(|_| {
+        let mut claim = claim_in(mode, name);
+        claim.takes_handover = true;
+        claim
+    })
+}
+
+pub async fn one_request_keeps_all_entries_of_a_process<H: FullHarness>(h: &H) {
+    let backend = h.backend();
+    for mode in ALONE {
+        let name = lock(mode);
+        let [holder, first, second, other] = claims(mode, &name);
+        let other = elsewhere(other);
+        granted(&backend, &holder).await;
+        for claim in [&first, &other, &second] {
+            held(&backend, claim).await;
+        }
+        for _ in 0..4 {
+            h.pass(queue_entry_life() / 2).await;
+            // Only one of the two claims is named.
+            let kept = backend.keep(std::slice::from_ref(&first)).await.unwrap();
+            assert!(!kept.has_lapsed && kept.stands == [true], "{kept:?}");
+            assert!(kept.remaining <= LEASE && kept.remaining > LEASE - MOMENT, "{kept:?}");
+        }
+        let mut changes = listen(&backend, &name).await;
+        assert!(backend.release(&holder).await.unwrap());
+        handed_over(&mut changes, &first).await;
+        assert!(backend.release(&first).await.unwrap());
+        handed_over(&mut changes, &second).await;
+    }
+}
+
+pub async fn a_process_learns_that_its_entries_are_gone<H: FullHarness>(h: &H) {
+    let backend = h.backend();
+    for mode in ALONE {
+        let name = lock(mode);
+        let [holder, first, second, never] = claims(mode, &name);
+        granted(&backend, &holder).await;
+        held(&backend, &first).await;
+        held(&backend, &second).await;
+        assert!(!backend.release(&first).await.unwrap());
+        let all = [first, second, never];
+        let kept = backend.keep(&all).await.unwrap();
+        assert!(!kept.has_lapsed && kept.stands == [false, true, false], "{kept:?}");
+        h.pass(queue_entry_life()).await;
+        let kept = backend.keep(&all).await.unwrap();
+        assert!(kept.has_lapsed, "{kept:?}");
+        backend.clear(&name, mode).await.unwrap();
+    }
+}
+
+/// The holder died without a release, and no claim asks.
+pub async fn keeping_entries_hands_a_free_lease_over<H: FullHarness>(h: &H) {
+    let backend = h.backend();
+    for mode in ALONE {
+        let name = lock(mode);
+        let [mut dead, first, second] = claims(mode, &name);
+        dead.lease = queue_entry_life() / 2;
+        granted(&backend, &dead).await;
+        held(&backend, &first).await;
+        held(&backend, &second).await;
+        let mut changes = listen(&backend, &name).await;
+        h.pass(queue_entry_life() / 2).await;
+        let kept = backend.keep(std::slice::from_ref(&second)).await.unwrap();
+        handed_over(&mut changes, &first).await;
+        assert!(kept.remaining <= handover_life() && !kept.remaining.is_zero(), "{kept:?}");
+        assert_eq!(backend.renew(std::slice::from_ref(&first)).await.unwrap(), [Renewal::Held]);
+    }
+}
+
+/// A process with several waiters stands still, and its connection is still there. One of the
+/// waiters is handed the lease. When that has ended, no entry of the others is left.
+pub async fn a_process_that_stands_still_costs_one_handover<H: FullHarness>(h: &H) {
+    let backend = h.backend();
+    for mode in ALONE {
+        let name = lock(mode);
+        let [holder, alive] = claims(mode, &name);
+        let (still, alive) = (claims::<3>(mode, &name), elsewhere(alive));
+        granted(&backend, &holder).await;
+        for claim in still.iter().chain([&alive]) {
+            held(&backend, claim).await;
+        }
+        let mut changes = listen(&backend, &name).await;
+        assert!(backend.release(&holder).await.unwrap());
+        handed_over(&mut changes, &still[0]).await;
+        for _ in 0..2 {
+            held(&backend, &alive).await;
+            h.pass(handover_life() / 2).await;
+            backend.keep(std::slice::from_ref(&alive)).await.unwrap();
+        }
+        granted(&backend, &alive).await;
+    }
+}
+
+/// Those that wait for a mutex have two queues. The one that has waited longest is first.
+pub async fn ordered_and_unordered_waiters_are_served_by_age<H: FullHarness>(h: &H) {
+    let backend = h.backend();
+    let name = lock(Mode::Fair);
+    let [mut holder] = claims(Mode::Fair, &name);
+    granted(&backend, &holder).await;
+    let order = [Mode::Exclusive, Mode::Fair, Mode::Fair, Mode::Exclusive, Mode::Fair];
+    let waiting = order.map(|mode| claims::<1>(mode, &name)).concat();
+    for claim in &waiting {
+        held(&backend, claim).await;
+    }
+    let mut changes = listen(&backend, &name).await;
+    for claim in waiting {
+        assert!(backend.release(&holder).await.unwrap());
+        handed_over(&mut changes, &claim).await;
+        holder = claim;
+    }
+}
+
+pub async fn a_release_grants_all_readers_at_the_head<H: FullHarness>(h: &H) {
+    let backend = h.backend();
+    let name = lock(Mode::Read);
+    let [holder, last] = claims(Mode::Write, &name);
+    let [mut asks, behind] = claims(Mode::Read, &name);
+    asks.takes_handover = false;
+    let readers = claims::<5>(Mode::Read, &name);
+    granted(&backend, &holder).await;
+    for claim in readers.iter().chain([&asks, &last, &behind]) {
+        held(&backend, claim).await;
+    }
+    let mut changes = listen(&backend, &name).await;
+    assert!(backend.release(&holder).await.unwrap());
+    for reader in &readers {
+        let handover = handed_over(&mut changes, reader).await;
+        assert!(handover.ends >= handover_life() / 2, "{handover:?}");
+    }
+    // This one is granted too, and told to ask.
+    assert!(handed_over(&mut changes, &asks).await.ends.is_zero());
+    assert_eq!(backend.holder(&name, Mode::Read).await.unwrap().unwrap().holders, 6);
+    assert_eq!(backend.renew(&readers).await.unwrap(), [Renewal::Held; 5]);
+    for reader in readers.iter().chain([&asks]) {
+        assert_eq!(backend.holder(&name, Mode::Write).await.unwrap(), None);
+        assert!(backend.release(reader).await.unwrap());
+    }
+    handed_over(&mut changes, &last).await;
+    assert!(backend.release(&last).await.unwrap());
+    handed_over(&mut changes, &behind).await;
+}
+
+pub async fn permits_are_served_in_order<H: FullHarness>(h: &H) {
+    let backend = h.backend();
+    let name = lock(PERMIT);
+    let of = |count| claims::<1>(Mode::Permit { limit: 3, count }, &name);
+    let ([one], [two], [many], [few], [late]) = (of(1), of(2), of(3), of(1), of(1));
+    granted(&backend, &one).await;
+    granted(&backend, &two).await;
+    held(&backend, &many).await;
+    held(&backend, &few).await;
+    held(&backend, &late).await;
+    let mut changes = listen(&backend, &name).await;
+    // Two permits are free, and the first waiter wants three.
+    assert!(backend.release(&two).await.unwrap());
+    let occupied = held(&backend, &few).await;
+    assert_eq!(occupied.holders, 1);
+    assert!(occupied.remaining <= queue_entry_life(), "{occupied:?}");
+    assert!(backend.release(&one).await.unwrap());
+    handed_over(&mut changes, &many).await;
+    // The rest is handed over together.
+    assert!(backend.release(&many).await.unwrap());
+    handed_over(&mut changes, &few).await;
+    handed_over(&mut changes, &late).await;
+    assert_eq!(backend.renew(&[few, late]).await.unwrap(), [Renewal::Held; 2]);
+}
+
+/// A claim that is held to its order, and takes no handover.
+pub async fn an_ordered_waiter_keeps_its_turn_for_as_long_as_its_entry<H: FullHarness>(h: &H) {
+    let backend = h.backend();
+    let name = lock(Mode::Fair);
+    let [holder, mut first, second] = claims(Mode::Fair, &name);
+    first.takes_handover = false;
+    let second = elsewhere(second);
+    granted(&backend, &holder).await;
+    held(&backend, &first).await;
+    held(&backend, &second).await;
+    let mut changes = listen(&backend, &name).await;
+    assert!(backend.release(&holder).await.unwrap());
+    assert_eq!(next(&mut changes).await, Change::Turn(first.owner));
+    h.pass(queue_entry_life() / 2).await;
+    let kept = backend.keep(std::slice::from_ref(&second)).await.unwrap();
+    assert!(kept.remaining <= queue_entry_life() / 2 && !kept.remaining.is_zero(), "{kept:?}");
+    let occupied = held(&backend, &second).await;
+    assert_eq!((occupied.fence, occupied.holders), (0, 1));
+    h.pass(queue_entry_life() / 2).await;
+    backend.keep(std::slice::from_ref(&second)).await.unwrap();
+    granted(&backend, &second).await;
+}
+
+pub async fn a_release_without_waiters_tells_nothing<H: FullHarness>(h: &H) {
+    let backend = h.backend();
+    for mode in [Mode::Exclusive, Mode::Fair, Mode::Read, Mode::Write, PERMIT] {
+        let name = lock(mode);
+        let [holder] = claims(mode, &name);
+        let mut changes = listen(&backend, &name).await;
+        granted(&backend, &holder).await;
+        assert!(backend.release(&holder).await.unwrap());
+        let fence = backend.invalidate(&name, LEASE).await.unwrap();
+        assert_eq!(next(&mut changes).await, Change::Invalidated(fence));
+    }
+}
+
+/// More entries of dead processes than one script removes.
+pub async fn many_dead_waiters_are_passed_over<H: FullHarness>(h: &H) {
+    let backend = h.backend();
+    for mode in ALONE {
+        let name = lock(mode);
+        let [holder, alive] = claims(mode, &name);
+        granted(&backend, &holder).await;
+        for _ in 0..450 {
+            let [dead] = claims(mode, &name).map(elsewhere);
+            held(&backend, &dead).await;
+        }
+        h.pass(queue_entry_life()).await;
+        held(&backend, &alive).await;
+        let mut changes = listen(&backend, &name).await;
+        assert!(backend.release(&holder).await.unwrap());
+        handed_over(&mut changes, &alive).await;
+        assert!(backend.release(&alive).await.unwrap());
+        if mode == Mode::Exclusive {
+            granted(&backend, &hasty(&name)).await;
+        }
+    }
+}
