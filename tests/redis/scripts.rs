@@ -165,6 +165,23 @@ async fn a_renewal_is_a_read_and_an_expiry_in_its_script() {
     assert_eq!(commands(LEASE).await, counts(20));
 }
 
+#[tokio::test]
+async fn each_connection_has_the_name_that_was_given() {
+    let server = RedisServer::start().await;
+    let named = |name: &str| RedisBackend::builder().server(server.url()).client_name(name);
+    let backend = named("pod-7").build().unwrap();
+    // The subscription has a connection of its own.
+    drop(backend.changes(&name("k")).await.unwrap());
+    backend.get(&name("k")).await.unwrap();
+    let mut raw = server.raw().await;
+    let clients: String = raw.run(&["CLIENT", "LIST"]).await;
+    assert_eq!(clients.matches(" name=pod-7 ").count(), 2, "{clients}");
+    for wrong in ["", "a pod", "Größe", &"x".repeat(65)] {
+        let error = named(wrong).build().map(drop).unwrap_err();
+        assert_eq!(error.kind(), bellwether::ErrorKind::InvalidConfig, "{wrong:?}");
+    }
+}
+
 /// A process writes its label once, and not with each lock.
 #[tokio::test]
 async fn a_label_costs_no_command_of_a_lock() {

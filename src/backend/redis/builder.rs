@@ -155,6 +155,17 @@ impl RedisBackendBuilder {
         self
     }
 
+    /// Sets the name that each connection gives itself, for `CLIENT LIST` and the server's log.
+    ///
+    /// 1 to 64 visible ASCII characters without spaces, such as the name of a pod. Defaults to
+    /// none. A server whose ACL forbids `CLIENT SETNAME` serves the connection all the same. The
+    /// label that tells other processes which one holds a lock is
+    /// [`Locks::owner`](crate::Locks::owner).
+    pub fn client_name(mut self, name: impl Into<String>) -> Self {
+        self.config.client_name = Some(name.into());
+        self
+    }
+
     /// Builds the backend, which connects when it is first used.
     ///
     /// Call [`RedisBackend::ping`] to test the connection.
@@ -166,11 +177,15 @@ impl RedisBackendBuilder {
     /// - no server was given, or an empty list of sentinels or nodes;
     /// - a URL cannot be read, or asks for TLS without the feature `tls`;
     /// - the URLs of a cluster name a database or a socket file, or only some of them use TLS;
+    /// - the [`client_name`](Self::client_name) is empty, too long, or has another character;
     /// - a time-out is zero, or the time for [`Replicas`] is not shorter than the command time-out.
     pub fn build(self) -> Result<RedisBackend, Error> {
         let Self { location, config } = self;
         check_timeout("command_timeout", config.command_timeout)?;
         check_timeout("connect_timeout", config.connect_timeout)?;
+        if let Some(name) = &config.client_name {
+            check_client_name(name)?;
+        }
         if let Some(replicas) = config.replicas {
             replicas.check(config.command_timeout)?;
         }
@@ -203,6 +218,16 @@ impl fmt::Debug for RedisBackendBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RedisBackendBuilder").field("config", &self.config).finish_non_exhaustive()
     }
+}
+
+fn check_client_name(name: &str) -> Result<(), Error> {
+    if name.is_empty() || name.len() > 64 || !name.bytes().all(|byte| byte.is_ascii_graphic()) {
+        let why = format!(
+            "`client_name` is {name:?}; give 1 to 64 visible ASCII characters without spaces"
+        );
+        return Err(Error::new(ErrorKind::InvalidConfig, why));
+    }
+    Ok(())
 }
 
 fn check_timeout(setting: &str, timeout: Duration) -> Result<(), Error> {

@@ -17,6 +17,7 @@ struct Options {
     connect_timeout: Option<Time>,
     push_limit: Option<usize>,
     replicas: Option<Confirming>,
+    client_name: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -94,6 +95,9 @@ impl Options {
         }
         if let Some(bytes) = self.push_limit {
             builder = builder.push_limit(bytes);
+        }
+        if let Some(name) = self.client_name {
+            builder = builder.client_name(name);
         }
         if let Some(Confirming { confirming, within }) = self.replicas {
             let replicas = Replicas::confirming(confirming);

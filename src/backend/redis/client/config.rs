@@ -9,6 +9,8 @@ pub(in super::super) struct RedisConfig {
     pub(in super::super) connect_timeout: Duration,
     pub(in super::super) push_limit: usize,
     pub(in super::super) replicas: Option<Replicas>,
+    /// The name that each connection gives itself.
+    pub(in super::super) client_name: Option<String>,
 }
 
 impl Default for RedisConfig {
@@ -18,6 +20,7 @@ impl Default for RedisConfig {
             connect_timeout: Duration::from_secs(1),
             push_limit: 64 << 10,
             replicas: None,
+            client_name: None,
         }
     }
 }

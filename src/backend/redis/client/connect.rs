@@ -1,6 +1,6 @@
 //! A new connection to the server that an endpoint names.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use redis::{AsyncConnectionConfig, Client, PushInfo, PushKind, RedisError};
 use tokio::{
@@ -12,7 +12,7 @@ use super::{
     config::RedisConfig,
     connect_error::{ConnectError, ConnectPhase},
     endpoint::{Endpoint, EndpointWatch},
-    handshake::{config, refuse_replica},
+    handshake::{config, refuse_replica, set_name},
     stream::{Connected, open},
 };
 use crate::error::{BackendError, BackendErrorKind};
@@ -35,7 +35,7 @@ pub(super) async fn connect(
         }
         Ok::<(), ()>(())
     });
-    match connect_to(&client, config, broken, settings.connect_timeout).await {
+    match connect_to(&client, config, broken, settings).await {
         Ok(connected) => Ok((connected, watch)),
         Err(error) => {
             watch.report_failure();
@@ -48,8 +48,9 @@ async fn connect_to(
     client: &Client,
     config: AsyncConnectionConfig,
     broken: Arc<Notify>,
-    limit: Duration,
+    settings: &RedisConfig,
 ) -> Result<Connected, ConnectError> {
+    let limit = settings.connect_timeout;
     let mut phase = ConnectPhase::Reach;
     let attempt = async {
         let mut connected = open(client, config, broken, &mut phase).await?;
@@ -57,6 +58,9 @@ async fn connect_to(
         let asked = Instant::now();
         refuse_replica(&mut connected.connection).await?;
         connected.round_trip = asked.elapsed();
+        if let Some(name) = &settings.client_name {
+            set_name(&mut connected.connection, name).await?;
+        }
         Ok::<_, RedisError>(connected)
     };
     let outcome = timeout(limit, attempt).await;

@@ -30,6 +30,19 @@ pub(super) async fn refuse_replica(
     }
 }
 
+/// Names the connection for `CLIENT LIST`.
+pub(super) async fn set_name(
+    connection: &mut MultiplexedConnection,
+    name: &str,
+) -> Result<(), RedisError> {
+    let set = redis::cmd("CLIENT").arg("SETNAME").arg(name).exec_async(connection).await;
+    match set {
+        Err(error) if error.is_unrecoverable_error() => Err(error),
+        // An ACL may forbid it. The connection works without a name.
+        _ => Ok(()),
+    }
+}
+
 fn is_replica(role: &Value) -> bool {
     matches!(role, Value::BulkString(role) if role == b"slave" || role == b"replica")
 }
