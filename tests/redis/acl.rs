@@ -346,3 +346,47 @@ async fn the_rules_for_a_cluster_are_enough() {
         assert!(refused.iter().all(|(_, what)| what.starts_with("client")), "{refused:?}");
     }
 }
+
+/// Without `GET`, each caller was told that the name holds data of another program. Without `DEL`,
+/// a lock was granted and never released.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_check_at_the_start_names_the_missing_right() {
+    const ALWAYS: [&str; 7] = ["get", "set", "del", "exists", "pttl", "pexpire", "time"];
+    let server = RedisServer::start().await;
+    let mut raw = server.raw().await;
+    let ready = async |user: &str, family: &str| {
+        let backend = RedisBackend::open(&server.url_of(&format!("{user}:secret"), 0)).unwrap();
+        match family {
+            "caches" => backend.ready_for_caches().await,
+            _ => backend.ready_for_locks().await,
+        }
+    };
+    for (family, others) in [
+        ("caches", &["getrange", "setrange", "rename"][..]),
+        ("locks", &["zadd", "zrem", "zrange", "zcard", "zscore", "zremrangebyscore", "zpopmin"]),
+        ("locks", &["hset", "hmget", "hexists", "hdel"]),
+    ] {
+        let all = rule(family);
+        set_user(&mut raw, "all", &all).await;
+        ready("all", family).await.unwrap();
+        for lacks in ALWAYS.iter().chain(others) {
+            let rest = all.iter().copied().filter(|word| word.trim_start_matches('+') != *lacks);
+            set_user(&mut raw, lacks, &rest.collect::<Vec<_>>()).await;
+            let checked = ready(lacks, family).await;
+            let error = format!("{:#}", checked.expect_err(lacks));
+            assert!(error.contains(&format!("may not run {lacks};")), "{family}: {error}");
+        }
+    }
+    let backend = RedisBackend::open(&server.url_of("get:secret", 0)).unwrap();
+    let held = locks(RedisBackend::open(&server.url()).unwrap()).mutex("k").lock().await.unwrap();
+    let error = locks(backend).mutex("k").try_lock().await.unwrap_err();
+    let told = format!("{error:#}");
+    assert!(
+        told.contains("refused") && told.contains("ready") && !told.contains("write"),
+        "{told}"
+    );
+    held.unlock().await.unwrap();
+    // A user with all rights needs one check, which leaves nothing behind.
+    RedisBackend::open(&server.url()).unwrap().ready().await.unwrap();
+    assert_eq!(raw.keys("bellwether:rights:*").await, [""; 0]);
+}

@@ -136,6 +136,63 @@ impl RedisBackend {
         Ok(self.0.servers.ping().await?)
     }
 
+    /// Waits for the connection, and checks that the server can serve caches and locks.
+    ///
+    /// A service that calls it at its start learns of a wrong password, a server that is too old,
+    /// or rights that an ACL does not give, before its first request does. The error names them. If
+    /// only caches or only locks are used, and the user is held to them, call
+    /// [`ready_for_caches`](Self::ready_for_caches) or [`ready_for_locks`](Self::ready_for_locks).
+    ///
+    /// The rights to publish and to subscribe are not checked: without them, waiters poll.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Backend`](crate::ErrorKind::Backend). Its source tells what is missing.
+    ///
+    /// # Cancel safety
+    ///
+    /// Nothing is lost when the future is dropped.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # async fn start() -> Result<(), bellwether::Error> {
+    /// use bellwether::RedisBackend;
+    ///
+    /// let backend = RedisBackend::open("redis://127.0.0.1/")?;
+    /// backend.ready().await?;
+    /// # Ok(()) }
+    /// ```
+    pub async fn ready(&self) -> Result<(), Error> {
+        Ok(self.check_servers(true, true).await?)
+    }
+
+    /// Does the same as [`ready`](Self::ready) for a user that may use caches only.
+    ///
+    /// # Errors
+    ///
+    /// As those of [`ready`](Self::ready).
+    ///
+    /// # Cancel safety
+    ///
+    /// As that of [`ready`](Self::ready).
+    pub async fn ready_for_caches(&self) -> Result<(), Error> {
+        Ok(self.check_servers(true, false).await?)
+    }
+
+    /// Does the same as [`ready`](Self::ready) for a user that may use locks only.
+    ///
+    /// # Errors
+    ///
+    /// As those of [`ready`](Self::ready).
+    ///
+    /// # Cancel safety
+    ///
+    /// As that of [`ready`](Self::ready).
+    pub async fn ready_for_locks(&self) -> Result<(), Error> {
+        Ok(self.check_servers(false, true).await?)
+    }
+
     /// Replaces the connections if a reply could not be read, because it belongs to another
     /// command.
     fn checked<T>(&self, reply: Result<T, BackendError>) -> Result<T, BackendError> {

@@ -40,6 +40,14 @@ impl fmt::Display for ClientError {
 
 impl std::error::Error for ClientError {}
 
+/// What the server says where an ACL forbids a command of a script. It does not name the command.
+const SCRIPT_REFUSAL: &str = "can't run this command";
+
+/// A refusal of a command within a script.
+#[derive(Debug, thiserror::Error)]
+#[error("an ACL forbids a command of the script; `RedisBackend::ready` names it")]
+struct RightMissing(#[source] ClientError);
+
 impl CommandFailure {
     pub(super) fn of(error: RedisError) -> Self {
         let kind = match code(&error) {
@@ -48,7 +56,14 @@ impl CommandFailure {
             Some(_) if !asks_to_reconnect(&error) => BackendErrorKind::Refused,
             _ => BackendErrorKind::Unknown,
         };
-        Self { retry: CommandRetry::of(&error), error: BackendError::new(kind, ClientError(error)) }
+        let retry = CommandRetry::of(&error);
+        let lacks_right = error.detail().is_some_and(|text| text.contains(SCRIPT_REFUSAL));
+        let error = ClientError(error);
+        let error = match lacks_right {
+            true => BackendError::new(kind, RightMissing(error)),
+            false => BackendError::new(kind, error),
+        };
+        Self { retry, error }
     }
 }
 

@@ -36,7 +36,10 @@ mod write_batcher;
 
 use std::borrow::Borrow;
 
-use futures_util::{FutureExt, future::join_all};
+use futures_util::{
+    FutureExt,
+    future::{join_all, try_join_all},
+};
 use redis::{Cmd, Value};
 
 #[cfg(any(fuzzing, test))]
@@ -48,12 +51,16 @@ pub use self::{replicas::Replicas, sentinel::SentinelMaster};
 
 use self::{
     cluster::{Cluster, share_a_slot},
-    commands::{CommandDeadline, Confirmed, Extras},
+    commands::{CommandConnection, CommandDeadline, Confirmed, Extras},
     events::NodeEvents,
     node::{Lane, Node},
 };
 use super::scripts::Call;
-use crate::{backend::Channels, error::BackendError, key::Name};
+use crate::{
+    backend::Channels,
+    error::{BackendError, BackendErrorKind},
+    key::Name,
+};
 
 /// Where the servers are.
 #[derive(Clone)]
@@ -159,15 +166,46 @@ impl Servers {
         }
     }
 
-    pub(super) async fn ping(&self) -> Result<(), BackendError> {
-        match &self.nodes {
-            Nodes::Single { node, .. } => {
-                let deadline = CommandDeadline::from_now(&self.config);
-                node.commands.run(&redis::cmd("PING"), Extras::default(), deadline).await?;
-                Ok(())
+    /// Runs a command at each server. A refusal is a [`Value::Nil`].
+    pub(super) async fn run_at_each(&self, command: &Cmd) -> Result<Vec<Value>, BackendError> {
+        let replies = self.at_each(async |connection, deadline| {
+            match connection.run(command, Extras::default(), deadline).await {
+                Err(failure) if failure.error.kind() == BackendErrorKind::Refused => Ok(Value::Nil),
+                reply => Ok(reply?.value),
             }
-            Nodes::Cluster(cluster) => cluster.ping().boxed().await,
+        });
+        replies.await
+    }
+
+    /// Runs a script without keys at each server.
+    pub(super) async fn call_at_each(&self, call: &Call<'_>) -> Result<Vec<Value>, BackendError> {
+        let replies = self.at_each(async |connection, deadline| {
+            Ok(connection.call(call, Extras::default(), deadline).await?.value)
+        });
+        replies.await
+    }
+
+    async fn at_each(
+        &self,
+        ask: impl AsyncFn(&CommandConnection, CommandDeadline) -> Result<Value, BackendError>,
+    ) -> Result<Vec<Value>, BackendError> {
+        let deadline = CommandDeadline::from_now(&self.config);
+        match &self.nodes {
+            Nodes::Single { node, .. } => Ok(vec![ask(&node.commands, deadline).await?]),
+            Nodes::Cluster(cluster) => {
+                let nodes = cluster.owners(deadline).await?;
+                let asked = nodes.iter().map(|node| ask(node.commands(), deadline));
+                try_join_all(asked).await
+            }
         }
+    }
+
+    pub(super) async fn ping(&self) -> Result<(), BackendError> {
+        let ping = redis::cmd("PING");
+        let replies = self.at_each(async |connection, deadline| {
+            Ok(connection.run(&ping, Extras::default(), deadline).await?.value)
+        });
+        replies.await.map(drop)
     }
 
     /// Replaces the current connections after a reply that does not match its command.

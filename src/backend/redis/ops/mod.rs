@@ -6,6 +6,7 @@ mod labels;
 mod large;
 mod latches;
 mod leases;
+mod ready;
 mod release;
 mod replies;
 mod store;

@@ -181,6 +181,12 @@ pub(super) fn flags(value: Value, count: usize) -> Result<Vec<bool>, BackendErro
     }
 }
 
+pub(super) fn words(value: Value) -> Result<Vec<String>, BackendError> {
+    let mut fields = Fields::new(value)?;
+    let count = fields.0.len();
+    (0..count).map(|_| fields.word()).collect()
+}
+
 /// Checks rules that hold for all replies of scripts.
 #[cfg(any(fuzzing, test))]
 pub(in super::super) fn check_any_reply(value: &Value) {

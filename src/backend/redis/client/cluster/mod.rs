@@ -29,7 +29,7 @@ use self::{
 };
 use super::{
     address,
-    commands::{CommandDeadline, Confirmed, Extras},
+    commands::{CommandConnection, CommandDeadline, Confirmed, Extras},
     config::RedisConfig,
     failure::{CommandFailure, CommandRetry},
     node::Lane,
@@ -198,17 +198,13 @@ impl Cluster {
         node.connections.push.start()
     }
 
-    /// Sends a `PING` to each node that serves a slot.
-    pub(super) async fn ping(&self) -> Result<(), BackendError> {
-        let deadline = CommandDeadline::from_now(&self.nodes.config);
+    /// Returns the nodes that serve a slot.
+    pub(super) async fn owners(
+        &self,
+        deadline: CommandDeadline,
+    ) -> Result<Vec<Arc<ClusterNode>>, BackendError> {
         let slots = self.slots(deadline).await?;
-        let ping = redis::cmd("PING");
-        let replies = slots.owners().iter().map(async |owner| {
-            let node = self.nodes.at(owner)?;
-            node.connections.commands.run(&ping, Extras::default(), deadline).await?;
-            Ok(())
-        });
-        join_all(replies).await.into_iter().collect()
+        slots.owners().iter().map(|owner| self.nodes.at(owner)).collect()
     }
 
     pub(super) fn replace_connections(&self) {
@@ -337,6 +333,10 @@ impl SlotCommand<'_> {
 }
 
 impl ClusterNode {
+    pub(super) fn commands(&self) -> &CommandConnection {
+        self.connections.connection(Lane::Commands)
+    }
+
     /// Reads the address in a redirection of this node.
     fn resolve(&self, to: &str) -> Result<NodeAddress, BackendError> {
         NodeAddress::read(to, &self.address.host).ok_or_else(|| {

@@ -1,0 +1,80 @@
+//! The check of a server before a service begins to use it.
+
+use redis::Value;
+
+use super::{super::RedisBackend, replies};
+use crate::{
+    backend::{
+        Owner,
+        redis::scripts::{Call, SCRIPTS},
+    },
+    error::{BackendError, BackendErrorKind},
+};
+
+/// The first version whose scripts and commands suffice.
+const OLDEST: (u32, u32) = (6, 2);
+
+impl RedisBackend {
+    /// Checks each server: its version, and the rights that caches or locks need.
+    pub(in super::super) async fn check_servers(
+        &self,
+        for_caches: bool,
+        for_locks: bool,
+    ) -> Result<(), BackendError> {
+        let servers = &self.0.servers;
+        servers.ping().await?;
+        for info in servers.run_at_each(redis::cmd("INFO").arg("server")).await? {
+            check_version(&info)?;
+        }
+        let call = Call::new(&SCRIPTS.rights, 0)
+            .arg(format!("bellwether:rights:{}", Owner::fresh()))
+            .arg(u8::from(for_caches))
+            .arg(u8::from(for_locks));
+        for missing in servers.call_at_each(&call).await? {
+            let missing = replies::words(missing)?;
+            if !missing.is_empty() {
+                let why = format!(
+                    "the user of the Redis server may not run {}; add `+{}` to its ACL rule",
+                    missing.join(", "),
+                    missing.join(" +")
+                );
+                return Err(BackendError::new(BackendErrorKind::Refused, why));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Checks a reply to `INFO server`. An ACL may forbid the command, which says nothing.
+fn check_version(info: &Value) -> Result<(), BackendError> {
+    let text = match info {
+        Value::BulkString(text) => String::from_utf8_lossy(text),
+        Value::VerbatimString { text, .. } => text.as_str().into(),
+        _ => return Ok(()),
+    };
+    let version = text.lines().find_map(|line| line.strip_prefix("redis_version:"));
+    let mut parts = version.unwrap_or_default().split('.').map(|part| part.parse().ok());
+    let (Some(Some(major)), Some(Some(minor))) = (parts.next(), parts.next()) else {
+        return Ok(());
+    };
+    if (major, minor) < OLDEST {
+        let why = format!("the server is Redis {major}.{minor}; Redis 6.2 or later is needed");
+        return Err(BackendError::new(BackendErrorKind::Refused, why));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_that_is_too_old_is_named() {
+        let check = |info: &str| check_version(&Value::BulkString(info.into()));
+        for known in ["# Server\r\nredis_version:6.2.0\r\n", "redis_version:10.0.1", "", "x"] {
+            assert!(check(known).is_ok(), "{known}");
+        }
+        let error = check("# Server\r\nredis_version:6.0.16\r\n").err();
+        assert!(error.is_some_and(|error| format!("{error:#}").contains("is Redis 6.0")));
+    }
+}

@@ -1,0 +1,46 @@
+-- Tries the commands that caches (`for_caches` is '1') or locks need. Leaves nothing behind: where
+-- the key stands, it is a string of one second, on which the commands of other types fail.
+--
+-- Returns the names of those that the user may not run.
+--
+-- KEYS: none, since the key lies outside of the names that the user may be held to
+local key, for_caches, for_locks = unpack(ARGV)
+
+local missing = {}
+local function try(command, ...)
+  local reply = redis.pcall(command, ...)
+  local refusal = type(reply) == 'table' and reply.err or ''
+  if string.find(refusal, "can't run this command", 1, true)
+    or string.find(refusal, 'no permissions to run', 1, true) then
+    missing[#missing + 1] = string.lower(command)
+  end
+end
+
+try('SET', key, '1', 'PX', 1000)
+local may_set = #missing == 0
+try('GET', key)
+try('PTTL', key)
+try('PEXPIRE', key, 1000)
+try('TIME')
+try('EXISTS', key)
+if for_caches == '1' then
+  try('GETRANGE', key, 0, 0)
+  try('SETRANGE', key, 0, '')
+  try('RENAME', key, key)
+end
+if for_locks == '1' then
+  try('ZADD', key, 'XX', 1, 'a')
+  try('ZREM', key, 'a')
+  try('ZRANGE', key, 0, 0)
+  try('ZCARD', key)
+  try('ZSCORE', key, 'a')
+  try('ZREMRANGEBYSCORE', key, 0, 0)
+  try('ZPOPMIN', key)
+  -- Without the string, it would leave a hash behind.
+  if may_set then try('HSET', key, 'a', 1) end
+  try('HMGET', key, 'a')
+  try('HEXISTS', key, 'a')
+  try('HDEL', key, 'a')
+end
+try('DEL', key)
+return missing
