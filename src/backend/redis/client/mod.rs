@@ -34,7 +34,7 @@ mod timeout_wheel;
 mod tls;
 mod write_batcher;
 
-use std::borrow::Borrow;
+use std::{borrow::Borrow, sync::Arc};
 
 use futures_util::{
     FutureExt,
@@ -168,44 +168,46 @@ impl Servers {
 
     /// Runs a command at each server. A refusal is a [`Value::Nil`].
     pub(super) async fn run_at_each(&self, command: &Cmd) -> Result<Vec<Value>, BackendError> {
-        let replies = self.at_each(async |connection, deadline| {
+        self.at_each(|connection, deadline| async move {
             match connection.run(command, Extras::default(), deadline).await {
                 Err(failure) if failure.error.kind() == BackendErrorKind::Refused => Ok(Value::Nil),
                 reply => Ok(reply?.value),
             }
-        });
-        replies.await
+        })
+        .await
     }
 
     /// Runs a script without keys at each server.
     pub(super) async fn call_at_each(&self, call: &Call<'_>) -> Result<Vec<Value>, BackendError> {
-        let replies = self.at_each(async |connection, deadline| {
+        self.at_each(|connection, deadline| async move {
             Ok(connection.call(call, Extras::default(), deadline).await?.value)
-        });
-        replies.await
-    }
-
-    async fn at_each(
-        &self,
-        ask: impl AsyncFn(&CommandConnection, CommandDeadline) -> Result<Value, BackendError>,
-    ) -> Result<Vec<Value>, BackendError> {
-        let deadline = CommandDeadline::from_now(&self.config);
-        match &self.nodes {
-            Nodes::Single { node, .. } => Ok(vec![ask(&node.commands, deadline).await?]),
-            Nodes::Cluster(cluster) => {
-                let nodes = cluster.owners(deadline).await?;
-                let asked = nodes.iter().map(|node| ask(node.commands(), deadline));
-                try_join_all(asked).await
-            }
-        }
+        })
+        .await
     }
 
     pub(super) async fn ping(&self) -> Result<(), BackendError> {
         let ping = redis::cmd("PING");
-        let replies = self.at_each(async |connection, deadline| {
-            Ok(connection.run(&ping, Extras::default(), deadline).await?.value)
-        });
-        replies.await.map(drop)
+        let ping = &ping;
+        self.at_each(|connection, deadline| async move {
+            Ok(connection.run(ping, Extras::default(), deadline).await?.value)
+        })
+        .await
+        .map(drop)
+    }
+
+    async fn at_each<F>(
+        &self,
+        ask: impl Fn(Arc<CommandConnection>, CommandDeadline) -> F,
+    ) -> Result<Vec<Value>, BackendError>
+    where
+        F: Future<Output = Result<Value, BackendError>>,
+    {
+        let deadline = CommandDeadline::from_now(&self.config);
+        let connections = match &self.nodes {
+            Nodes::Single { node, .. } => vec![node.commands.clone()],
+            Nodes::Cluster(cluster) => cluster.commands(deadline).boxed().await?,
+        };
+        try_join_all(connections.into_iter().map(|connection| ask(connection, deadline))).await
     }
 
     /// Replaces the current connections after a reply that does not match its command.

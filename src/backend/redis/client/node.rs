@@ -1,5 +1,7 @@
 //! The connections to one server.
 
+use std::sync::Arc;
+
 use super::{
     commands::CommandConnection, config::RedisConfig, endpoint::Endpoint, events::NodeEvents,
     push::PushConnection, replicas::Replicas,
@@ -8,7 +10,7 @@ use crate::backend::redis::scripts::Call;
 
 /// One server and its connections, each made when it is first needed.
 pub(super) struct Node {
-    pub(super) commands: CommandConnection,
+    pub(super) commands: Arc<CommandConnection>,
     granting: CommandConnection,
     bulk: CommandConnection,
     pub(super) push: PushConnection,
@@ -39,7 +41,7 @@ impl Node {
     pub(super) fn new(endpoint: &Endpoint, config: &RedisConfig, events: NodeEvents) -> Self {
         let commands = || CommandConnection::new(endpoint.clone(), config.clone(), events.clone());
         Self {
-            commands: commands(),
+            commands: Arc::new(commands()),
             granting: commands(),
             bulk: commands(),
             push: PushConnection::new(endpoint.clone(), config.clone(), events.clone()),

@@ -198,13 +198,14 @@ impl Cluster {
         node.connections.push.start()
     }
 
-    /// Returns the nodes that serve a slot.
-    pub(super) async fn owners(
+    /// Returns the connections for commands to the nodes that serve a slot.
+    pub(super) async fn commands(
         &self,
         deadline: CommandDeadline,
-    ) -> Result<Vec<Arc<ClusterNode>>, BackendError> {
+    ) -> Result<Vec<Arc<CommandConnection>>, BackendError> {
         let slots = self.slots(deadline).await?;
-        slots.owners().iter().map(|owner| self.nodes.at(owner)).collect()
+        let nodes = slots.owners().iter().map(|owner| self.nodes.at(owner));
+        nodes.map(|node| Ok(node?.connections.commands.clone())).collect()
     }
 
     pub(super) fn replace_connections(&self) {
@@ -333,10 +334,6 @@ impl SlotCommand<'_> {
 }
 
 impl ClusterNode {
-    pub(super) fn commands(&self) -> &CommandConnection {
-        self.connections.connection(Lane::Commands)
-    }
-
     /// Reads the address in a redirection of this node.
     fn resolve(&self, to: &str) -> Result<NodeAddress, BackendError> {
         NodeAddress::read(to, &self.address.host).ok_or_else(|| {

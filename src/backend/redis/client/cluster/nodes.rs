@@ -34,7 +34,7 @@ pub(super) struct ClusterNodes {
 }
 
 /// A node of the cluster.
-pub(in crate::backend::redis::client) struct ClusterNode {
+pub(super) struct ClusterNode {
     pub(super) address: NodeAddress,
     pub(super) connections: Node,
 }
