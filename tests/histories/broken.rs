@@ -94,7 +94,7 @@ impl Scripts {
                 scripts.read = Some(cut("acquire_read", &cuts));
             }
             Break::PermitIgnoresLimit => {
-                let cuts = [("or out + count <= limit then", "or true then")];
+                let cuts = [("if not has_queue and out + count <= limit then", "if true then")];
                 scripts.permit = Some(cut("acquire_permit", &cuts));
             }
         }
@@ -157,16 +157,18 @@ impl Scripts {
         let (script, suffixes): (_, &[_]) = match claim.mode {
             Mode::Write => (&self.write, &["w", "f", "rq", "rd", "r", "i"]),
             Mode::Read => (&self.read, &["w", "rq", "rd", "r", "i"]),
-            Mode::Permit { .. } => (&self.permit, &["p"]),
+            Mode::Permit { .. } => (&self.permit, &["p", "pq", "pd"]),
             _ => (&self.acquire, &["l", "f", "e"]),
         };
         let keys: Vec<_> = suffixes.iter().map(|suffix| claim.name.suffixed(suffix)).collect();
         let mut arguments = vec![text(claim.owner), text(claim.lease.as_millis())];
         let kept = if claim.waits { claim.queue_entry_life().as_millis() } else { 0 };
         match claim.mode {
-            Mode::Write => arguments.extend([claim.fence_life.as_millis(), kept, 0].map(text)),
-            Mode::Read => arguments.push(text(kept)),
-            Mode::Permit { limit, count } => arguments.extend([limit, count].map(text)),
+            Mode::Write => arguments.extend([claim.fence_life.as_millis(), 1, kept, 0].map(text)),
+            Mode::Read => arguments.extend([kept, 0].map(text)),
+            Mode::Permit { limit, count } => {
+                arguments.extend([kept, 0, limit.into(), count.into()].map(text));
+            }
             _ => {
                 let seen = seen.unwrap_or(0);
                 arguments.extend([text(claim.fence_life.as_millis()), text(seen), text(1 << 16)]);
