@@ -48,7 +48,9 @@ use crate::{
 };
 
 #[cfg(feature = "redis")]
-pub use self::redis::{RedisBackend, RedisBackendBuilder, Replicas, SentinelMaster, failover};
+pub use self::redis::{
+    Credentials, RedisBackend, RedisBackendBuilder, Replicas, SentinelMaster, failover,
+};
 pub use self::{
     change::{Change, Failure, Handover},
     channels::{Changes, Channels},

@@ -4,6 +4,7 @@
 mod acl;
 mod cluster;
 mod connection;
+mod credentials;
 mod family;
 mod handover;
 mod http;

@@ -8,6 +8,7 @@ use std::{
     net::TcpListener,
     path::{Path, PathBuf},
     process::Stdio,
+    sync::Arc,
     time::Duration,
 };
 
@@ -17,7 +18,11 @@ use bellwether::{
     cache::Source,
     key::{Family, Name, Namespace},
 };
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
+use rustls::{
+    ClientConfig, RootCertStore,
+    pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
+};
 use tempfile::TempDir;
 use testkit::{Cluster, LIMIT, RedisServer, comes_true};
 use tokio::time::timeout;
@@ -44,6 +49,13 @@ impl Certificates {
         fs::write(here.root(), root.pem()).unwrap();
         fs::write(here.file("server.pem"), server.pem()).unwrap();
         fs::write(here.file("server.key"), key.serialize_pem()).unwrap();
+        let key = KeyPair::generate().unwrap();
+        let mut client = CertificateParams::default();
+        // The server takes a subject that is its issuer for the root itself.
+        client.distinguished_name.push(DnType::CommonName, "shop");
+        let client = client.signed_by(&key, &root).unwrap();
+        fs::write(here.file("client.pem"), client.pem()).unwrap();
+        fs::write(here.file("client.key"), key.serialize_pem()).unwrap();
         here
     }
 
@@ -53,6 +65,23 @@ impl Certificates {
 
     fn root(&self) -> PathBuf {
         self.file("root.pem")
+    }
+
+    /// Returns the configuration of a client that trusts the root, with its certificate or not.
+    fn config(&self, shows: bool) -> Arc<ClientConfig> {
+        let mut roots = RootCertStore::empty();
+        roots.add(CertificateDer::from_pem_file(self.root()).unwrap()).unwrap();
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let builder = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(roots);
+        if !shows {
+            return Arc::new(builder.with_no_client_auth());
+        }
+        let certificate = CertificateDer::from_pem_file(self.file("client.pem")).unwrap();
+        let key = PrivateKeyDer::from_pem_file(self.file("client.key")).unwrap();
+        Arc::new(builder.with_client_auth_cert(vec![certificate], key).unwrap())
     }
 
     /// Returns the arguments that make a server listen for TLS, and its port.
@@ -162,6 +191,24 @@ async fn the_nodes_of_a_cluster_work_over_tls_like_the_first() {
     arguments.extend(["--tls-cluster", "yes"]);
     let _cluster = Cluster::start_with(1, 0, &arguments).await;
     client("cluster", port, &certificates.root()).await;
+}
+
+/// A server that asks for certificates refused each backend.
+#[tokio::test]
+async fn a_client_certificate_is_shown() {
+    let certificates = Certificates::new();
+    let (mut arguments, port) = certificates.arguments();
+    *arguments.last_mut().unwrap() = "yes".to_owned();
+    let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
+    let _server = RedisServer::start_with(&arguments).await;
+    let url = format!("rediss://localhost:{port}/");
+    let open = |shows| {
+        let builder = RedisBackend::builder().server(&url).command_timeout(LIMIT);
+        builder.tls_config(certificates.config(shows)).build().unwrap()
+    };
+    works(|| open(true), None).await;
+    let error = open(false).ping().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Backend);
 }
 
 /// The error was "deadline has elapsed", which names neither the phase nor the port.

@@ -1,12 +1,15 @@
 use std::{fmt, sync::Arc, time::Duration};
 
+use futures_util::FutureExt;
+
 use super::{
-    RedisBackend,
+    Credentials, RedisBackend,
     client::{
-        ClusterSeeds, Deployment, Endpoint, RedisConfig, Replicas, SentinelMaster, Sentinels,
+        Access, ClusterSeeds, Deployment, Endpoint, RedisConfig, Replicas, SentinelMaster,
+        Sentinels,
     },
 };
-use crate::error::{Error, ErrorKind};
+use crate::error::{BoxError, Error, ErrorKind};
 
 /// Configures a [`RedisBackend`].
 ///
@@ -49,9 +52,8 @@ impl RedisBackendBuilder {
     /// `redis+unix:///path/to/socket` connects to a Unix socket. With the feature `tls`,
     /// `rediss://` connects by TLS with rustls. The backend trusts the certificates that the system
     /// trusts, or those in the file that the environment variable `SSL_CERT_FILE` names. It shows
-    /// no certificate of its own, so the server must not ask for one (`tls-auth-clients`). It
-    /// installs *ring* as the crypto provider of rustls, unless the process has installed another
-    /// one before.
+    /// no certificate of its own. `tls_config` changes both. It installs *ring* as the crypto
+    /// provider of rustls, unless the process has installed another one before.
     ///
     /// # Examples
     ///
@@ -166,6 +168,68 @@ impl RedisBackendBuilder {
         self
     }
 
+    /// Sets a callback that provides the credentials at each connect.
+    ///
+    /// So a password or token can change while the service runs. The callback takes the place of
+    /// the credentials in URLs and of those of a [`SentinelMaster`]. Only sentinels keep theirs. It
+    /// is asked for each connection, and within its [connect time-out](Self::connect_timeout). If
+    /// it fails, the next attempt asks again.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # async fn read_secret() -> std::io::Result<String> { Ok("secret".to_owned()) }
+    /// use bellwether::{RedisBackend, backend::Credentials};
+    ///
+    /// async fn credentials() -> std::io::Result<Credentials> {
+    ///     Ok(Credentials::user("shop", read_secret().await?))
+    /// }
+    ///
+    /// let backend =
+    ///     RedisBackend::builder().server("redis://127.0.0.1/").credentials(credentials).build()?;
+    /// # Ok::<_, bellwether::Error>(())
+    /// ```
+    pub fn credentials<F, Fut, E>(mut self, provide: F) -> Self
+    where
+        F: Fn() -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<Credentials, E>> + Send + 'static,
+        E: Into<BoxError>,
+    {
+        let provide = move || provide().map(|provided| provided.map_err(E::into)).boxed();
+        self.config.access.credentials = Some(Arc::new(provide));
+        self
+    }
+
+    /// Sets the configuration of TLS, for servers whose URL begins with `rediss://`.
+    ///
+    /// It takes the place of the roots of the system. With it, the backend can show a certificate
+    /// of its own (`tls-auth-clients`), or trust a private CA.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # fn roots() -> rustls::RootCertStore { rustls::RootCertStore::empty() }
+    /// use std::sync::Arc;
+    /// use bellwether::RedisBackend;
+    ///
+    /// let provider = Arc::new(rustls::crypto::ring::default_provider());
+    /// let config = rustls::ClientConfig::builder_with_provider(provider)
+    ///     .with_safe_default_protocol_versions()
+    ///     .unwrap()
+    ///     .with_root_certificates(roots())
+    ///     .with_no_client_auth();
+    /// let backend = RedisBackend::builder()
+    ///     .server("rediss://10.0.0.1/")
+    ///     .tls_config(Arc::new(config))
+    ///     .build()?;
+    /// # Ok::<_, bellwether::Error>(())
+    /// ```
+    #[cfg(feature = "tls")]
+    pub fn tls_config(mut self, config: Arc<rustls::ClientConfig>) -> Self {
+        self.config.access.tls = Some(config);
+        self
+    }
+
     /// Builds the backend, which connects when it is first used.
     ///
     /// Call [`RedisBackend::ping`] to test the connection.
@@ -189,12 +253,12 @@ impl RedisBackendBuilder {
         if let Some(replicas) = config.replicas {
             replicas.check(config.command_timeout)?;
         }
-        Ok(RedisBackend::with_own_connections(location.read()?, config))
+        Ok(RedisBackend::with_own_connections(location.read(&config.access)?, config))
     }
 }
 
 impl Location {
-    fn read(self) -> Result<Deployment, Error> {
+    fn read(self, access: &Access) -> Result<Deployment, Error> {
         fn texts(urls: &[String]) -> impl Iterator<Item = &str> {
             urls.iter().map(String::as_str)
         }
@@ -203,12 +267,14 @@ impl Location {
                 let why = "no server was given; call `server`, `sentinels` or `cluster`";
                 Err(Error::new(ErrorKind::InvalidConfig, why))
             }
-            Self::Server(url) => Ok(Deployment::Single(Endpoint::server(&url)?)),
+            Self::Server(url) => Ok(Deployment::Single(Endpoint::server(&url, access)?)),
             Self::Sentinels(urls, master) => {
-                let sentinels = Sentinels::new(texts(&urls), master)?;
+                let sentinels = Sentinels::new(texts(&urls), master, access)?;
                 Ok(Deployment::Single(Endpoint::Sentinel(Arc::new(sentinels))))
             }
-            Self::Cluster(urls) => Ok(Deployment::Cluster(ClusterSeeds::read(texts(&urls))?)),
+            Self::Cluster(urls) => {
+                Ok(Deployment::Cluster(ClusterSeeds::read(texts(&urls), access)?))
+            }
         }
     }
 }

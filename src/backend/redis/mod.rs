@@ -20,7 +20,7 @@ use tracing::warn;
 
 pub use self::{
     builder::RedisBackendBuilder,
-    client::{Replicas, SentinelMaster},
+    client::{Credentials, Replicas, SentinelMaster},
 };
 use self::{
     client::{Deployment, RedisConfig, Servers},

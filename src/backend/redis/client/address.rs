@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use redis::{
-    Client, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, ProtocolVersion, RedisError,
+    ConnectionAddr, ConnectionInfo, IntoConnectionInfo, ProtocolVersion, RedisError,
     io::tcp::TcpSettings,
 };
 use socket2::TcpKeepalive;
@@ -67,10 +67,6 @@ pub(super) fn install_crypto_provider() {
         // Another thread may install one first, which is as good.
         let _ = ring::default_provider().install_default();
     }
-}
-
-pub(super) fn client(info: ConnectionInfo) -> Result<Client, Error> {
-    Client::open(info).map_err(|error| unreadable("the Redis URL", "redis", error))
 }
 
 fn unreadable(which: &str, scheme: &str, error: RedisError) -> Error {

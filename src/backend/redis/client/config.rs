@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use super::replicas::Replicas;
+use super::{replicas::Replicas, target::Access};
 
 /// The settings of a backend that do not depend on where its servers are.
 #[derive(Clone, Debug)]
@@ -11,6 +11,7 @@ pub(in super::super) struct RedisConfig {
     pub(in super::super) replicas: Option<Replicas>,
     /// The name that each connection gives itself.
     pub(in super::super) client_name: Option<String>,
+    pub(in super::super) access: Access,
 }
 
 impl Default for RedisConfig {
@@ -21,6 +22,7 @@ impl Default for RedisConfig {
             push_limit: 64 << 10,
             replicas: None,
             client_name: None,
+            access: Access::default(),
         }
     }
 }

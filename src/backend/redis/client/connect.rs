@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use redis::{AsyncConnectionConfig, Client, PushInfo, PushKind, RedisError};
+use redis::{AsyncConnectionConfig, PushInfo, PushKind, RedisError};
 use tokio::{
     sync::Notify,
     time::{Instant, timeout},
@@ -14,6 +14,7 @@ use super::{
     endpoint::{Endpoint, EndpointWatch},
     handshake::{config, refuse_replica, set_name},
     stream::{Connected, open},
+    target::Target,
 };
 use crate::error::{BackendError, BackendErrorKind};
 
@@ -26,7 +27,7 @@ pub(super) async fn connect(
     broken: Arc<Notify>,
     on_push: impl Fn(PushInfo) + Send + Sync + 'static,
 ) -> Result<(Connected, EndpointWatch), BackendError> {
-    let (client, watch) = endpoint.find().await?;
+    let (target, watch) = endpoint.find().await?;
     let ended = broken.clone();
     let config = config().set_push_sender(move |push: PushInfo| {
         match push.kind {
@@ -35,7 +36,7 @@ pub(super) async fn connect(
         }
         Ok::<(), ()>(())
     });
-    match connect_to(&client, config, broken, settings).await {
+    match connect_to(&target, config, broken, settings).await {
         Ok(connected) => Ok((connected, watch)),
         Err(error) => {
             watch.report_failure();
@@ -45,15 +46,15 @@ pub(super) async fn connect(
 }
 
 async fn connect_to(
-    client: &Client,
+    target: &Target,
     config: AsyncConnectionConfig,
     broken: Arc<Notify>,
     settings: &RedisConfig,
 ) -> Result<Connected, ConnectError> {
     let limit = settings.connect_timeout;
-    let mut phase = ConnectPhase::Reach;
+    let mut phase = ConnectPhase::Credentials;
     let attempt = async {
-        let mut connected = open(client, config, broken, &mut phase).await?;
+        let mut connected = open(target, config, broken, &mut phase).await?;
         phase = ConnectPhase::Role;
         let asked = Instant::now();
         refuse_replica(&mut connected.connection).await?;
@@ -64,7 +65,7 @@ async fn connect_to(
         Ok::<_, RedisError>(connected)
     };
     let outcome = timeout(limit, attempt).await;
-    let server = || client.get_connection_info().addr().to_string();
+    let server = || target.info().addr().to_string();
     match outcome {
         Ok(Ok(connected)) => Ok(connected),
         Ok(Err(error)) => Err(ConnectError::failed(server(), phase, error)),
@@ -73,6 +74,6 @@ async fn connect_to(
 }
 
 /// Connects to a server for a few questions, without its pushes.
-pub(super) async fn connect_plainly(client: &Client) -> Result<Connected, RedisError> {
-    open(client, config(), Arc::default(), &mut ConnectPhase::Reach).await
+pub(super) async fn connect_plainly(target: &Target) -> Result<Connected, RedisError> {
+    open(target, config(), Arc::default(), &mut ConnectPhase::Credentials).await
 }

@@ -9,6 +9,8 @@ use super::failure::ClientError;
 /// How far an attempt to connect came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ConnectPhase {
+    /// Asks the user's callback for the credentials.
+    Credentials,
     /// Resolves the name of the host, and opens the socket.
     Reach,
     #[cfg_attr(not(feature = "tls"), expect(dead_code, reason = "TLS is not compiled in"))]
@@ -47,6 +49,9 @@ impl fmt::Display for ConnectError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { server, phase, outcome } = self;
         match (phase, outcome) {
+            (ConnectPhase::Credentials, _) => {
+                write!(f, "the credentials for {server} could not be had in time")
+            }
             (ConnectPhase::Reach, Outcome::Failed(_)) => write!(f, "cannot connect to {server}"),
             (ConnectPhase::Reach, Outcome::Elapsed(limit)) => {
                 write!(f, "{server} accepted no connection within {limit:?}")

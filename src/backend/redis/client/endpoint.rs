@@ -2,17 +2,16 @@
 
 use std::sync::Arc;
 
-use redis::Client;
-
 use super::{
     address,
     sentinel::{MasterWatch, Sentinels},
+    target::{Access, Target},
 };
 use crate::error::{BackendError, Error};
 
 #[derive(Clone)]
 pub(in super::super) enum Endpoint {
-    Server(Box<Client>),
+    Server(Box<Target>),
     /// The server that the sentinels name as the master.
     Sentinel(Arc<Sentinels>),
 }
@@ -24,17 +23,17 @@ pub(super) enum EndpointWatch {
 }
 
 impl Endpoint {
-    pub(in super::super) fn server(url: &str) -> Result<Self, Error> {
-        Ok(Self::Server(Box::new(address::client(address::parse(url)?)?)))
+    pub(in super::super) fn server(url: &str, access: &Access) -> Result<Self, Error> {
+        Ok(Self::Server(Box::new(Target::new(address::parse(url)?, access))))
     }
 
     /// Returns the server to connect to now.
-    pub(super) async fn find(&self) -> Result<(Client, EndpointWatch), BackendError> {
+    pub(super) async fn find(&self) -> Result<(Target, EndpointWatch), BackendError> {
         match self {
-            Self::Server(client) => Ok(((**client).clone(), EndpointWatch::Never)),
+            Self::Server(target) => Ok(((**target).clone(), EndpointWatch::Never)),
             Self::Sentinel(sentinels) => {
-                let (client, watch) = sentinels.find().await?;
-                Ok((client, EndpointWatch::Master(watch)))
+                let (target, watch) = sentinels.find().await?;
+                Ok((target, EndpointWatch::Master(watch)))
             }
         }
     }
@@ -42,14 +41,14 @@ impl Endpoint {
     /// Returns the server for logs, without credentials.
     pub(super) fn shown(&self) -> String {
         match self {
-            Self::Server(client) => client.get_connection_info().addr().to_string(),
+            Self::Server(target) => target.info().addr().to_string(),
             Self::Sentinel(sentinels) => format!("master {:?}", sentinels.master_name()),
         }
     }
 
     pub(in super::super) fn database(&self) -> i64 {
         match self {
-            Self::Server(client) => client.get_connection_info().redis_settings().db(),
+            Self::Server(target) => target.info().redis_settings().db(),
             Self::Sentinel(sentinels) => sentinels.database(),
         }
     }

@@ -28,6 +28,7 @@ mod sentinel;
 mod staggered;
 mod stream;
 mod subscriptions;
+mod target;
 mod task;
 mod timeout_wheel;
 #[cfg(feature = "tls")]
@@ -46,8 +47,9 @@ use redis::{Cmd, Value};
 pub(super) use self::cluster::check_any_slots;
 pub(super) use self::{
     cluster::ClusterSeeds, config::RedisConfig, endpoint::Endpoint, sentinel::Sentinels,
+    target::Access,
 };
-pub use self::{replicas::Replicas, sentinel::SentinelMaster};
+pub use self::{replicas::Replicas, sentinel::SentinelMaster, target::Credentials};
 
 use self::{
     cluster::{Cluster, share_a_slot},

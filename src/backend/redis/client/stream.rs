@@ -7,7 +7,7 @@ use std::{sync::Arc, time::Duration};
 
 use futures_util::future::select_ok;
 use redis::{
-    AsyncConnectionConfig, Client, ConnectionAddr, ErrorKind, RedisConnectionInfo, RedisError,
+    AsyncConnectionConfig, ConnectionAddr, ErrorKind, RedisConnectionInfo, RedisError,
     aio::{MultiplexedConnection, PubSub},
 };
 use socket2::SockRef;
@@ -24,6 +24,7 @@ use super::{
     address::keepalive,
     connect_error::ConnectPhase,
     progress::{Progress, Watched},
+    target::Target,
     write_batcher::WriteBatcher,
 };
 
@@ -46,14 +47,15 @@ pub(super) struct Connected {
 ///
 /// Notifies `broken` when the connection has ended.
 pub(super) async fn open(
-    client: &Client,
+    target: &Target,
     config: AsyncConnectionConfig,
     broken: Arc<Notify>,
     phase: &mut ConnectPhase,
 ) -> Result<Connected, RedisError> {
-    let (stream, progress) = reach(client, phase).await?;
+    *phase = ConnectPhase::Credentials;
+    let settings = &target.settings().await?;
+    let (stream, progress) = reach(target, phase).await?;
     *phase = ConnectPhase::Login;
-    let settings = client.get_connection_info().redis_settings();
     match stream {
         Stream::Tcp(stream) => log_in(stream, settings, config, progress, broken).await,
         #[cfg(feature = "tls")]
@@ -64,9 +66,9 @@ pub(super) async fn open(
 }
 
 /// Connects to a server for subscriptions of its own, with RESP2.
-pub(super) async fn open_pubsub(client: &Client) -> Result<PubSub, RedisError> {
-    let (stream, _) = reach(client, &mut ConnectPhase::Reach).await?;
-    let settings = client.get_connection_info().redis_settings();
+pub(super) async fn open_pubsub(target: &Target) -> Result<PubSub, RedisError> {
+    let settings = &target.settings().await?;
+    let (stream, _) = reach(target, &mut ConnectPhase::Reach).await?;
     match stream {
         Stream::Tcp(stream) => PubSub::new(settings, stream).await,
         #[cfg(feature = "tls")]
@@ -86,11 +88,11 @@ enum Stream {
 }
 
 async fn reach(
-    client: &Client,
+    target: &Target,
     phase: &mut ConnectPhase,
 ) -> Result<(Stream, Arc<Progress>), RedisError> {
     *phase = ConnectPhase::Reach;
-    match client.get_connection_info().addr() {
+    match target.info().addr() {
         ConnectionAddr::Tcp(host, port) => {
             let (socket, progress) = connect_tcp(host, *port).await?;
             Ok((Stream::Tcp(socket), progress))
@@ -99,7 +101,7 @@ async fn reach(
         ConnectionAddr::TcpTls { host, port, .. } => {
             let (socket, progress) = connect_tcp(host, *port).await?;
             *phase = ConnectPhase::Tls;
-            Ok((Stream::Tls(Box::new(super::tls::connect(host, socket).await?)), progress))
+            Ok((Stream::Tls(Box::new(super::tls::connect(target, host, socket).await?)), progress))
         }
         #[cfg(unix)]
         ConnectionAddr::Unix(path) => {

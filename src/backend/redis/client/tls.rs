@@ -1,4 +1,4 @@
-//! TLS with rustls, and the roots of the system.
+//! TLS with rustls, and the roots of the system unless a configuration is given.
 
 use std::sync::Arc;
 
@@ -9,15 +9,21 @@ use tokio::{
 };
 use tokio_rustls::{TlsConnector, client::TlsStream, rustls};
 
+use super::target::Target;
+
 /// Does the TLS handshake with a host.
 pub(super) async fn connect<S: AsyncRead + AsyncWrite + Unpin>(
+    target: &Target,
     host: &str,
     socket: S,
 ) -> Result<TlsStream<S>, RedisError> {
     let name = rustls::pki_types::ServerName::try_from(host)?.to_owned();
-    // The roots are files.
-    let config = spawn_blocking(config).await.map_err(std::io::Error::from)??;
-    Ok(TlsConnector::from(Arc::new(config)).connect(name, socket).await?)
+    let config = match &target.access.tls {
+        Some(config) => config.clone(),
+        // The roots are files.
+        None => Arc::new(spawn_blocking(config).await.map_err(std::io::Error::from)??),
+    };
+    Ok(TlsConnector::from(config).connect(name, socket).await?)
 }
 
 fn config() -> Result<rustls::ClientConfig, RedisError> {

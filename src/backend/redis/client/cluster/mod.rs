@@ -16,7 +16,7 @@ pub(super) mod topology;
 use std::{collections::HashMap, mem::discriminant, sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
-use redis::{Client, Cmd, ConnectionAddr, ConnectionInfo};
+use redis::{Cmd, ConnectionAddr, ConnectionInfo};
 use tokio::time::{Instant, sleep, timeout_at};
 
 #[cfg(any(fuzzing, test))]
@@ -34,6 +34,7 @@ use super::{
     failure::{CommandFailure, CommandRetry},
     node::Lane,
     replicas::Replicas,
+    target::{Access, Target},
     task::OnDemandTask,
 };
 use crate::{
@@ -47,7 +48,7 @@ use crate::{
 /// one.
 #[derive(Clone)]
 pub(in super::super) struct ClusterSeeds {
-    clients: Vec<Client>,
+    targets: Vec<Target>,
     template: Box<ConnectionInfo>,
 }
 
@@ -72,6 +73,7 @@ const PAUSE: Duration = Duration::from_millis(10);
 impl ClusterSeeds {
     pub(in super::super) fn read<'a>(
         urls: impl IntoIterator<Item = &'a str>,
+        access: &Access,
     ) -> Result<Self, Error> {
         let invalid = |why: String| Err(Error::new(ErrorKind::InvalidConfig, why));
         let infos = address::parse_all(urls)?;
@@ -100,8 +102,8 @@ impl ClusterSeeds {
                 ));
             }
         }
-        let clients = infos.into_iter().map(address::client).collect::<Result<_, _>>()?;
-        Ok(Self { clients, template })
+        let targets = infos.into_iter().map(|info| Target::new(info, access)).collect();
+        Ok(Self { targets, template })
     }
 }
 
@@ -109,7 +111,7 @@ impl Cluster {
     pub(super) fn new(seeds: ClusterSeeds, config: RedisConfig) -> Self {
         let nodes = ClusterNodes {
             topology: Arc::new(Topology::new()),
-            seeds: seeds.clients,
+            seeds: seeds.targets,
             template: *seeds.template,
             config,
             nodes: Default::default(),
@@ -177,7 +179,7 @@ impl Cluster {
         deadline: CommandDeadline,
     ) -> Result<Vec<Result<Confirmed, BackendError>>, BackendError> {
         let owner = calls.first().and_then(|call| slots.owner(slot_of(call.first_key())));
-        let node = self.nodes.at(owner.ok_or_else(unserved)?)?;
+        let node = self.nodes.at(owner.ok_or_else(unserved)?);
         let lane = replicas.map_or(Lane::Commands, |_| Lane::Granting);
         let connection = node.connections.connection(lane);
         let replies = connection.call_all(calls, replicas, deadline).await?;
@@ -205,7 +207,7 @@ impl Cluster {
     ) -> Result<Vec<Arc<CommandConnection>>, BackendError> {
         let slots = self.slots(deadline).await?;
         let nodes = slots.owners().iter().map(|owner| self.nodes.at(owner));
-        nodes.map(|node| Ok(node?.connections.commands.clone())).collect()
+        Ok(nodes.map(|node| node.connections.commands.clone()).collect())
     }
 
     pub(super) fn replace_connections(&self) {
@@ -267,7 +269,7 @@ impl Cluster {
         if !asking {
             self.nodes.topology.slot_moved(slot, to.clone());
         }
-        self.nodes.at(to)
+        Ok(self.nodes.at(to))
     }
 
     async fn owner(
@@ -277,7 +279,7 @@ impl Cluster {
     ) -> Result<Arc<ClusterNode>, BackendError> {
         let slots = self.slots(deadline).await?;
         match slots.owner(slot) {
-            Some(owner) => self.nodes.at(owner),
+            Some(owner) => Ok(self.nodes.at(owner)),
             None => {
                 self.nodes.topology.trouble.notify_one();
                 Err(unserved())

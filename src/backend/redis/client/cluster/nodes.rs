@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use redis::{Client, ConnectionAddr, ConnectionInfo, IntoConnectionInfo};
+use redis::{ConnectionAddr, ConnectionInfo};
 use tokio::sync::Notify;
 
 use super::{
@@ -17,16 +17,15 @@ use crate::{
         config::RedisConfig,
         endpoint::Endpoint,
         events::{ChannelScope, NodeEvents},
-        failure::ClientError,
         node::Node,
+        target::Target,
     },
-    error::{BackendError, BackendErrorKind},
     sync::lock,
 };
 
 pub(super) struct ClusterNodes {
     pub(super) topology: Arc<Topology>,
-    pub(super) seeds: Vec<Client>,
+    pub(super) seeds: Vec<Target>,
     /// The settings of each connection, but for the address.
     pub(super) template: ConnectionInfo,
     pub(super) config: RedisConfig,
@@ -41,11 +40,11 @@ pub(super) struct ClusterNode {
 
 impl ClusterNodes {
     /// Returns the node at an address.
-    pub(super) fn at(&self, address: &NodeAddress) -> Result<Arc<ClusterNode>, BackendError> {
+    pub(super) fn at(&self, address: &NodeAddress) -> Arc<ClusterNode> {
         if let Some(node) = lock(&self.nodes).get(address) {
-            return Ok(node.clone());
+            return node.clone();
         }
-        let endpoint = Endpoint::Server(Box::new(self.client(address)?));
+        let endpoint = Endpoint::Server(Box::new(self.target(address)));
         let slots = NodeSlots { topology: self.topology.clone(), address: address.clone() };
         let events = NodeEvents {
             channels: self.topology.channels.clone(),
@@ -56,14 +55,14 @@ impl ClusterNodes {
         let connections = Node::new(&endpoint, &self.config, events);
         let node = Arc::new(ClusterNode { address: address.clone(), connections });
         // Another task may have inserted the node meanwhile, which is then used.
-        Ok(lock(&self.nodes).entry(address.clone()).or_insert(node).clone())
+        lock(&self.nodes).entry(address.clone()).or_insert(node).clone()
     }
 
     pub(super) fn all(&self) -> Vec<Arc<ClusterNode>> {
         lock(&self.nodes).values().cloned().collect()
     }
 
-    pub(super) fn client(&self, address: &NodeAddress) -> Result<Client, BackendError> {
+    pub(super) fn target(&self, address: &NodeAddress) -> Target {
         let (host, port) = (address.host.to_string(), address.port);
         let addr = match self.template.addr() {
             ConnectionAddr::TcpTls { insecure, tls_params, .. } => ConnectionAddr::TcpTls {
@@ -74,8 +73,6 @@ impl ClusterNodes {
             },
             _ => ConnectionAddr::Tcp(host, port),
         };
-        let info = self.template.clone().set_addr(addr);
-        let info = info.into_connection_info().and_then(Client::open);
-        info.map_err(|error| BackendError::new(BackendErrorKind::Unavailable, ClientError(error)))
+        Target::new(self.template.clone().set_addr(addr), &self.config.access)
     }
 }

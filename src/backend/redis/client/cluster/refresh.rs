@@ -3,7 +3,7 @@
 
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
-use redis::{Client, ErrorKind, RedisError};
+use redis::{ErrorKind, RedisError};
 use tokio::time::sleep;
 use tracing::debug;
 
@@ -14,6 +14,7 @@ use super::{
 use crate::{
     backend::redis::client::{
         backoff::Backoff, connect::connect_plainly, failure::ClientError, staggered::first_success,
+        target::Target,
     },
     error::{BackendError, BackendErrorKind, Chain},
     sync::lock,
@@ -65,7 +66,7 @@ impl ClusterNodes {
     async fn ask_for_slots(&self, turn: usize) -> Result<SlotMap, RedisError> {
         let known = self.topology.known();
         let owners = known.iter().flat_map(|slots| slots.owners());
-        let mut asked: Vec<_> = owners.filter_map(|address| self.client(address).ok()).collect();
+        let mut asked: Vec<_> = owners.map(|address| self.target(address)).collect();
         asked.extend(self.seeds.iter().cloned());
         let count = asked.len();
         asked.rotate_left(turn % count.max(1));
@@ -92,20 +93,18 @@ impl ClusterNodes {
         let owners: HashSet<_> =
             wanted.iter().filter_map(|channel| slots.owner(slot_of(channel.as_bytes()))).collect();
         for owner in owners {
-            if let Ok(node) = self.at(owner) {
-                // A node that is down is connected to again by its own task.
-                let _ = node.connections.push.start();
-            }
+            // A node that is down is connected to again by its own task.
+            let _ = self.at(owner).connections.push.start();
         }
     }
 }
 
-async fn slots(client: &Client) -> Result<SlotMap, RedisError> {
-    let mut connected = connect_plainly(client).await?;
+async fn slots(target: &Target) -> Result<SlotMap, RedisError> {
+    let mut connected = connect_plainly(target).await?;
     let mut question = redis::cmd("CLUSTER");
     question.arg("SLOTS");
     let reply = connected.connection.send_packed_command(&question).await?.extract_error()?;
-    let host = match client.get_connection_info().addr() {
+    let host = match target.info().addr() {
         redis::ConnectionAddr::Tcp(host, _) => host,
         redis::ConnectionAddr::TcpTls { host, .. } => host,
         _ => "",

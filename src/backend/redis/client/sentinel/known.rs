@@ -5,11 +5,16 @@ use std::{
     time::Duration,
 };
 
-use redis::{Client, ErrorKind, RedisError};
+use redis::{ErrorKind, RedisError};
 use tokio::{sync::watch, time::timeout};
 
 use super::{
-    super::{connect::connect_plainly, handshake::refuse_replica, staggered::first_success},
+    super::{
+        connect::connect_plainly,
+        handshake::refuse_replica,
+        staggered::first_success,
+        target::{Access, Target},
+    },
     HostPort, SentinelMaster,
 };
 
@@ -20,8 +25,10 @@ const ASK_LIMIT: Duration = Duration::from_secs(1);
 
 /// What the connections and the watch share.
 pub(super) struct KnownSentinels {
-    pub(super) clients: Vec<Client>,
+    pub(super) targets: Vec<Target>,
     pub(super) master: SentinelMaster,
+    /// How to log in to the master.
+    pub(super) access: Access,
     /// The index of the sentinel to ask first.
     first: AtomicUsize,
     /// The master that the watch has seen last, sent again with each look.
@@ -29,8 +36,9 @@ pub(super) struct KnownSentinels {
 }
 
 impl KnownSentinels {
-    pub(super) fn new(clients: Vec<Client>, master: SentinelMaster) -> Self {
-        Self { clients, master, first: AtomicUsize::new(0), seen: watch::Sender::new(None) }
+    pub(super) fn new(targets: Vec<Target>, master: SentinelMaster, access: &Access) -> Self {
+        let (first, seen) = (AtomicUsize::new(0), watch::Sender::new(None));
+        Self { targets, master, access: access.clone(), first, seen }
     }
 
     pub(super) fn master_name(&self) -> &str {
@@ -39,7 +47,7 @@ impl KnownSentinels {
 
     /// Returns the address of the master, and the index of the sentinel that named it.
     pub(super) async fn locate(&self) -> Result<(HostPort, usize), RedisError> {
-        let (first, count) = (self.first.load(Ordering::Relaxed), self.clients.len());
+        let (first, count) = (self.first.load(Ordering::Relaxed), self.targets.len());
         let questions = (0..count).map(|turn| (first + turn) % count).map(async |asked| {
             let address = self.ask(asked).await?;
             Ok((address, asked))
@@ -52,7 +60,7 @@ impl KnownSentinels {
 
     /// Asks one sentinel.
     pub(super) async fn ask(&self, sentinel: usize) -> Result<HostPort, RedisError> {
-        let mut connected = connect_plainly(&self.clients[sentinel]).await?;
+        let mut connected = connect_plainly(&self.targets[sentinel]).await?;
         let mut question = redis::cmd("SENTINEL");
         question.arg("get-master-addr-by-name").arg(&self.master.name);
         let reply: Option<HostPort> = question.query_async(&mut connected.connection).await?;
@@ -64,12 +72,13 @@ impl KnownSentinels {
     /// Makes the next sentinel the first one to ask, since the server that this one named could not
     /// be used.
     pub(super) fn distrust(&self, sentinel: usize) {
-        self.first.store((sentinel + 1) % self.clients.len(), Ordering::Relaxed);
+        self.first.store((sentinel + 1) % self.targets.len(), Ordering::Relaxed);
     }
 
     pub(super) async fn is_master(&self, address: HostPort) -> bool {
         let attempt = async {
-            let mut connected = connect_plainly(&self.master.client_at(address)?).await?;
+            let target = self.master.target_at(address, &self.access)?;
+            let mut connected = connect_plainly(&target).await?;
             refuse_replica(&mut connected.connection).await
         };
         matches!(timeout(ASK_LIMIT, attempt).await, Ok(Ok(())))

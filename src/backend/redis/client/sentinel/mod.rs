@@ -12,8 +12,8 @@ mod watch;
 use std::{fmt, sync::Arc};
 
 use redis::{
-    Client, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, ProtocolVersion,
-    RedisConnectionInfo, RedisError,
+    ConnectionAddr, ConnectionInfo, IntoConnectionInfo, ProtocolVersion, RedisConnectionInfo,
+    RedisError,
 };
 
 pub(super) use self::watch::MasterWatch;
@@ -21,7 +21,12 @@ use self::{
     known::KnownSentinels,
     watch::{WatchRun, keep_watching},
 };
-use super::{address, failure::ClientError, task::OnDemandTask};
+use super::{
+    address,
+    failure::ClientError,
+    target::{Access, Target},
+    task::OnDemandTask,
+};
 use crate::error::{BackendError, BackendErrorKind, Error, ErrorKind as Kind};
 
 /// The master that sentinels watch: its name, and the settings of connections to it.
@@ -89,7 +94,7 @@ impl SentinelMaster {
         self
     }
 
-    fn client_at(&self, (host, port): HostPort) -> Result<Client, RedisError> {
+    fn target_at(&self, (host, port): HostPort, access: &Access) -> Result<Target, RedisError> {
         let address = if self.tls {
             ConnectionAddr::TcpTls { host, port, insecure: false, tls_params: None }
         } else {
@@ -97,7 +102,7 @@ impl SentinelMaster {
         };
         let info = address.into_connection_info()?;
         let info = info.set_redis_settings(self.settings.clone());
-        Client::open(info.set_tcp_settings(address::tcp_settings()))
+        Ok(Target::new(info.set_tcp_settings(address::tcp_settings()), access))
     }
 }
 
@@ -130,14 +135,17 @@ impl Sentinels {
     pub(in crate::backend::redis) fn new<'a>(
         urls: impl IntoIterator<Item = &'a str>,
         master: SentinelMaster,
+        access: &Access,
     ) -> Result<Self, Error> {
-        let infos = address::parse_all(urls)?.into_iter();
-        let clients = infos.map(of_sentinel).map(address::client).collect::<Result<Vec<_>, _>>()?;
-        if clients.is_empty() {
+        let infos = address::parse_all(urls)?.into_iter().map(of_sentinel);
+        // The credentials of sentinels are in their URLs.
+        let of_sentinels = access.without_credentials();
+        let targets: Vec<_> = infos.map(|info| Target::new(info, &of_sentinels)).collect();
+        if targets.is_empty() {
             let why = "no sentinel was given; give the URL of one sentinel or more";
             return Err(Error::new(Kind::InvalidConfig, why));
         }
-        let known = Arc::new(KnownSentinels::new(clients, master));
+        let known = Arc::new(KnownSentinels::new(targets, master, access));
         Ok(Self { known, watch: OnDemandTask::default() })
     }
 
@@ -150,16 +158,16 @@ impl Sentinels {
     }
 
     /// Returns the current master. Starts the task that watches for another one.
-    pub(super) async fn find(&self) -> Result<(Client, MasterWatch), BackendError> {
+    pub(super) async fn find(&self) -> Result<(Target, MasterWatch), BackendError> {
         let unavailable =
             |error| BackendError::new(BackendErrorKind::Unavailable, ClientError(error));
         let known = &self.known;
         // What is seen from here on may be newer than the answer.
         let seen = known.seen.subscribe();
         let (address, named_by) = known.locate().await.map_err(unavailable)?;
-        let client = known.master.client_at(address.clone()).map_err(unavailable)?;
+        let target = known.master.target_at(address.clone(), &known.access).map_err(unavailable)?;
         self.watch.start(|| keep_watching(WatchRun(known.clone())));
-        Ok((client, MasterWatch::new(known.clone(), seen, address, named_by)))
+        Ok((target, MasterWatch::new(known.clone(), seen, address, named_by)))
     }
 }
 

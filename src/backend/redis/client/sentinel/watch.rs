@@ -43,7 +43,7 @@ pub(super) async fn keep_watching(run: WatchRun) {
             }
         }
     };
-    let listens = join_all((0..known.clients.len()).map(async |sentinel| {
+    let listens = join_all((0..known.targets.len()).map(async |sentinel| {
         loop {
             // A sentinel that cannot be listened to may be asked all the same.
             let _ = known.listen(sentinel).await;
@@ -57,7 +57,7 @@ impl KnownSentinels {
     /// Listens to a sentinel until its connection ends.
     async fn listen(&self, sentinel: usize) -> Result<(), RedisError> {
         let listening = async {
-            let mut pubsub: PubSub = open_pubsub(&self.clients[sentinel]).await?;
+            let mut pubsub: PubSub = open_pubsub(&self.targets[sentinel]).await?;
             pubsub.subscribe(&ANNOUNCEMENTS[..]).await?;
             Ok::<_, RedisError>(pubsub)
         };

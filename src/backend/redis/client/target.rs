@@ -1,0 +1,102 @@
+//! A server to connect to, and how to log in there.
+
+use std::{fmt, io, sync::Arc};
+
+use futures_util::future::BoxFuture;
+use redis::{ConnectionInfo, RedisConnectionInfo, RedisError};
+
+use crate::error::BoxError;
+
+/// The name and the password with which a connection logs in.
+///
+/// ```
+/// use bellwether::backend::Credentials;
+///
+/// let of_default_user = Credentials::password("secret");
+/// let of_user = Credentials::user("shop", "secret");
+/// assert!(!format!("{of_user:?}").contains("secret"));
+/// ```
+#[derive(Clone, PartialEq, Eq)]
+pub struct Credentials {
+    username: Option<String>,
+    password: String,
+}
+
+impl Credentials {
+    /// Creates the credentials of the default user of Redis.
+    pub fn password(password: impl Into<String>) -> Self {
+        Self { username: None, password: password.into() }
+    }
+
+    /// Creates the credentials of a user.
+    pub fn user(username: impl Into<String>, password: impl Into<String>) -> Self {
+        Self { username: Some(username.into()), password: password.into() }
+    }
+
+    /// Returns the settings of a connection that logs in with these credentials.
+    fn of(self, settings: RedisConnectionInfo) -> RedisConnectionInfo {
+        let settings = settings.set_password(self.password);
+        match self.username {
+            Some(username) => settings.set_username(username),
+            None => settings,
+        }
+    }
+}
+
+/// Leaves the password out.
+impl fmt::Debug for Credentials {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Credentials").field("username", &self.username).finish_non_exhaustive()
+    }
+}
+
+type Provider = Arc<dyn Fn() -> BoxFuture<'static, Result<Credentials, BoxError>> + Send + Sync>;
+
+/// How the connections of a backend log in, beyond what their URLs say.
+#[derive(Clone, Default)]
+pub(in super::super) struct Access {
+    /// Asked at each connect. Without it, the credentials are those of the URL.
+    pub(in super::super) credentials: Option<Provider>,
+    /// Without it, the roots of the system are trusted.
+    #[cfg(feature = "tls")]
+    pub(in super::super) tls: Option<Arc<rustls::ClientConfig>>,
+}
+
+impl Access {
+    /// Returns the access to sentinels, which have credentials of their own.
+    pub(super) fn without_credentials(&self) -> Self {
+        Self { credentials: None, ..self.clone() }
+    }
+}
+
+impl fmt::Debug for Access {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Access").finish_non_exhaustive()
+    }
+}
+
+/// A server to connect to.
+#[derive(Clone)]
+pub(in super::super) struct Target {
+    info: ConnectionInfo,
+    pub(super) access: Access,
+}
+
+impl Target {
+    pub(super) fn new(info: ConnectionInfo, access: &Access) -> Self {
+        Self { info, access: access.clone() }
+    }
+
+    pub(super) fn info(&self) -> &ConnectionInfo {
+        &self.info
+    }
+
+    /// Returns the settings of a new connection, with the credentials of now.
+    pub(super) async fn settings(&self) -> Result<RedisConnectionInfo, RedisError> {
+        let settings = self.info.redis_settings().clone();
+        match &self.access.credentials {
+            None => Ok(settings),
+            Some(provide) => Ok(provide().await.map_err(io::Error::other)?.of(settings)),
+        }
+    }
+}

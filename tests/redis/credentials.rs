@@ -1,0 +1,109 @@
+//! Credentials that a callback provides at each connect.
+
+use std::{
+    io,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use bellwether::{Locks, RedisBackend, backend::Credentials};
+use testkit::{Cluster, LIMIT, Raw, RedisServer, comes_true};
+
+/// The password that the callback provides, and how often it was asked.
+#[derive(Clone, Default)]
+struct Vault {
+    password: Arc<Mutex<Option<String>>>,
+    asked: Arc<AtomicUsize>,
+}
+
+impl Vault {
+    fn set(&self, password: &str) {
+        *self.password.lock().unwrap() = Some(password.to_owned());
+    }
+
+    async fn credentials(self) -> Result<Credentials, io::Error> {
+        self.asked.fetch_add(1, Ordering::SeqCst);
+        let password = self.password.lock().unwrap().clone();
+        let password = password.ok_or_else(|| io::Error::other("the vault is sealed"))?;
+        Ok(Credentials::user("shop", password))
+    }
+
+    fn asked(&self) -> usize {
+        self.asked.load(Ordering::SeqCst)
+    }
+}
+
+async fn set_password(raw: &mut Raw, password: &str) {
+    let rule = format!(">{password}");
+    raw.run::<()>(&["ACL", "SETUSER", "shop", "reset", "on", &rule, "~*", "&*", "+@all"]).await;
+}
+
+/// A password is rotated while the service runs. Its connections stay, and new ones use the new
+/// password.
+#[tokio::test]
+async fn a_rotated_password_needs_no_restart() {
+    let server = RedisServer::start().await;
+    let (mut raw, vault) = (server.raw().await, Vault::default());
+    set_password(&mut raw, "one").await;
+    vault.set("one");
+    let provider = vault.clone();
+    let backend = RedisBackend::builder()
+        .server(format!("redis://nobody:wrong@127.0.0.1:{}/", server.port()))
+        .credentials(move || provider.clone().credentials())
+        .command_timeout(LIMIT)
+        .build()
+        .unwrap();
+    backend.ping().await.unwrap();
+    let locks = Locks::new(backend.clone());
+    let guard = locks.mutex("m").lock().await.unwrap();
+    set_password(&mut raw, "two").await;
+    vault.set("two");
+    let before = vault.asked();
+    for kind in ["normal", "pubsub"] {
+        raw.run::<u64>(&["CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes"]).await;
+    }
+    assert!(comes_true(LIMIT, async || backend.ping().await.is_ok()).await);
+    assert!(vault.asked() > before);
+    guard.unlock().await.unwrap();
+}
+
+#[tokio::test]
+async fn credentials_that_cannot_be_had_are_asked_for_again() {
+    let server = RedisServer::start().await;
+    let (mut raw, vault) = (server.raw().await, Vault::default());
+    set_password(&mut raw, "one").await;
+    let provider = vault.clone();
+    let backend = RedisBackend::builder()
+        .server(server.url())
+        .credentials(move || provider.clone().credentials())
+        .command_timeout(Duration::from_secs(1))
+        .build()
+        .unwrap();
+    let error = format!("{:#}", backend.ping().await.unwrap_err());
+    assert!(error.contains("credentials") && error.contains("the vault is sealed"), "{error}");
+    vault.set("one");
+    assert!(comes_true(LIMIT, async || backend.ping().await.is_ok()).await);
+}
+
+#[tokio::test]
+async fn each_node_of_a_cluster_is_logged_in_to() {
+    let cluster = Cluster::start(2, 0).await;
+    let vault = Vault::default();
+    vault.set("one");
+    for node in &cluster.nodes {
+        let mut raw = node.raw().await;
+        set_password(&mut raw, "one").await;
+        raw.run::<()>(&["ACL", "SETUSER", "default", "off"]).await;
+    }
+    let provider = vault.clone();
+    let backend = RedisBackend::builder()
+        .cluster(cluster.urls())
+        .credentials(move || provider.clone().credentials())
+        .command_timeout(LIMIT)
+        .build()
+        .unwrap();
+    backend.ping().await.unwrap();
+}
