@@ -569,6 +569,29 @@ async fn leases_are_renewed_and_released_on_a_full_server() {
     begun(&backend, &second).await;
 }
 
+/// One rule for all modes: a new lease or hold needs memory, and so does a place in a queue.
+#[tokio::test]
+async fn acquisitions_of_every_mode_are_refused_on_a_full_server() {
+    let server = RedisServer::start().await;
+    let backend = open(&server.url());
+    let mut raw = server.raw().await;
+    let permit = Mode::Permit { limit: 2, count: 1 };
+    for mode in [Mode::Exclusive, Mode::Fair, Mode::Read, Mode::Write, permit] {
+        let lock = Name::new(&Namespace::new("t").unwrap(), Family::Lock, &Key::from("k"), 512);
+        let claim = |lease| Claim::new(lock.clone().unwrap(), mode, lease, FENCE_LIFE);
+        let held = claim(LEASE);
+        assert!(matches!(backend.acquire(&held).await, Ok(Acquired::Granted(_))), "{mode:?}");
+        full(&mut raw).await;
+        // What is held is granted again and renewed.
+        assert!(matches!(backend.acquire(&held).await, Ok(Acquired::Granted(_))), "{mode:?}");
+        assert_eq!(backend.renew(std::slice::from_ref(&held)).await.unwrap(), [Renewal::Held]);
+        assert!(backend.release(&held).await.unwrap());
+        let error = backend.acquire(&claim(LEASE)).await.unwrap_err();
+        assert_eq!(error.kind(), BackendErrorKind::Refused, "{mode:?}: {error}");
+        roomy(&mut raw).await;
+    }
+}
+
 #[tokio::test]
 async fn a_commit_on_a_full_server_hands_over_and_drops_the_older_entry() {
     let server = RedisServer::start().await;
