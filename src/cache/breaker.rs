@@ -7,7 +7,9 @@
 //! its failure opens it again.
 //!
 //! Only silence opens the breaker: a server that answers with an error costs a round trip and no
-//! time-out. The log tells when trouble begins and ends, not each request that meets it.
+//! time-out. A grant that too few replicas confirmed costs their time, so after the first one no
+//! flight claims, but for a probe; reads go on. The log tells when trouble begins and ends, not
+//! each request that meets it.
 
 use std::{
     sync::{
@@ -46,6 +48,8 @@ struct State {
     failures: u32,
     /// While the breaker is open, the time of the next probe.
     open_until: Option<Instant>,
+    /// While replicas confirm no grants, the time of the next probe.
+    unconfirmed_until: Option<Instant>,
     /// The trouble that was logged.
     logged: Option<Trouble>,
 }
@@ -82,6 +86,23 @@ impl Breaker {
         }
     }
 
+    /// Returns whether this flight may claim a lease.
+    pub(super) fn admits_claim(&self) -> bool {
+        if !self.is_troubled() {
+            return true;
+        }
+        let mut state = self.state();
+        match (state.open_until, state.unconfirmed_until) {
+            (Some(_), _) => false,
+            (None, None) => true,
+            (None, Some(until)) if Instant::now() < until => false,
+            (None, Some(_)) => {
+                state.unconfirmed_until = Some(Instant::now() + PROBE_LIMIT);
+                true
+            }
+        }
+    }
+
     /// Returns whether the backend counts as broken.
     pub(super) fn is_open(&self) -> bool {
         self.is_troubled() && self.state().open_until.is_some()
@@ -110,6 +131,9 @@ impl Breaker {
         let mut state = self.state();
         state.failures = 0;
         state.open_until = None;
+        if what == Answered::Write {
+            state.unconfirmed_until = None;
+        }
         let over = match state.logged {
             Some(Trouble::Refusal) => what == Answered::Write,
             Some(Trouble::Silence) => true,
@@ -138,6 +162,9 @@ impl Breaker {
                     self.opened.notify_waiters();
                 }
             }
+        }
+        if error.kind() == BackendErrorKind::Unreplicated {
+            state.unconfirmed_until = Some(Instant::now() + PAUSE);
         }
         let trouble = if silent { Trouble::Silence } else { Trouble::Refusal };
         let is_logged = state.logged.is_some();
@@ -186,6 +213,23 @@ mod tests {
         assert!(breaker.admits());
         breaker.answered(Answered::Read);
         assert!(breaker.admits() && breaker.admits());
+    }
+
+    /// Each miss waited for the replicas, for as long as they were away.
+    #[tokio::test(start_paused = true)]
+    async fn after_an_unconfirmed_grant_one_flight_at_a_time_claims_and_all_may_read() {
+        let breaker = Breaker::default();
+        let unconfirmed = BackendError::new(BackendErrorKind::Unreplicated, "one is away");
+        assert!(breaker.admits_claim());
+        for _ in 0..2 * FAILURES {
+            breaker.failed(&unconfirmed);
+            breaker.answered(Answered::Read);
+            assert!(!breaker.admits_claim() && breaker.admits() && !breaker.is_open());
+            tokio::time::sleep(PAUSE).await;
+            assert!(breaker.admits_claim() && !breaker.admits_claim());
+        }
+        breaker.answered(Answered::Write);
+        assert!(breaker.admits_claim() && breaker.admits_claim());
     }
 
     #[tokio::test(start_paused = true)]

@@ -188,3 +188,30 @@ fn a_confirmation_limit_beyond_the_command_time_out_is_refused() {
         assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{replicas:?}");
     }
 }
+
+/// Each miss of a cache waited for the replica and for the release, up to 400 ms, for as long as
+/// the replica was away. The breaker counted silence only.
+#[tokio::test]
+async fn after_the_first_unconfirmed_grant_no_miss_waits_for_replicas() {
+    const MISSES: usize = 100;
+    let server = RedisServer::start().await;
+    let backend = RedisBackend::builder()
+        .server(server.url())
+        .replicas(Replicas::confirming(1))
+        .build()
+        .unwrap();
+    let cache = bellwether::Cache::<String>::builder(backend.clone()).build().unwrap();
+    // Entries are written without a confirmation, and read all the same.
+    cache.insert("stored", &"v".to_owned()).await.unwrap();
+    let mut monitor = server.monitor().await;
+    for at in 0..MISSES {
+        let load = cache.request(at).load(|_| async { Ok::<_, std::io::Error>("v".to_owned()) });
+        assert_eq!(load.await.unwrap().source(), bellwether::cache::Source::Degraded);
+        let hit =
+            cache.request("stored").load(|_| async { Ok::<_, std::io::Error>(String::new()) });
+        assert_eq!(hit.await.unwrap().source(), bellwether::cache::Source::Hit);
+    }
+    let calls = monitor.calls_from_clients().await;
+    let waits = calls.iter().filter(|call| call.command == "WAIT").count();
+    assert!((1..MISSES / 5).contains(&waits), "{waits} waits for {MISSES} misses");
+}

@@ -73,7 +73,7 @@ impl<V: Clone + Send + Sync + 'static> Attempt for Claiming<'_, '_, V> {
             return Asked::Settled(Step::Land(run.look_instead(error).await));
         }
         let turn = run.shard.turn().await;
-        if run.shard.breaker.is_open() {
+        if !run.shard.breaker.admits_claim() {
             return Asked::Settled(Step::LoadAlone);
         }
         self.epoch = run.leader.begin_epoch();
