@@ -3,7 +3,7 @@
 use std::{collections::HashMap, time::Duration};
 
 use testkit::{
-    RedisServer,
+    LIMIT, RedisServer, comes_true, handover_life,
     primitives::{self, PAIRS},
 };
 
@@ -160,4 +160,47 @@ async fn unlock(fleet: &mut Fleet, process: usize, name: &str) -> (bool, Option<
             _ => None,
         })
         .await
+}
+
+fn holds(event: Event) -> Option<u64> {
+    match event {
+        Event::Held { at, .. } => Some(at),
+        _ => None,
+    }
+}
+
+/// Several processes wait, and stand still with their connections open. A release hands the lock to
+/// the first of them. When that lease has ended, the queue entries of all of them have ended too.
+#[tokio::test]
+async fn processes_that_stand_still_cost_one_handover() {
+    let server = RedisServer::start().await;
+    let mut raw = server.raw().await;
+    for (pair, queue) in [("mutex", "u"), ("fair", "q"), ("writers", "rq"), ("semaphore", "pq")] {
+        let mut fleet = fleet(&server, 5).await;
+        let queue = format!("bellwether:l:{{{pair}}}:{queue}");
+        for process in 0..5 {
+            let name = pair.to_owned();
+            let hold = Command::Hold { pair: name.clone(), name, rival: false, lease_ms: 60_000 };
+            fleet.tell(process, &hold).await;
+            match process {
+                // The name is free, and this process is to be the holder.
+                0 => drop(fleet.wait_for(|_, event| holds(event)).await),
+                _ => {
+                    let waits = async || raw.run::<usize>(&["ZCARD", &queue]).await == process;
+                    assert!(comes_true(LIMIT, waits).await, "process {process} does not wait");
+                }
+            }
+        }
+        for process in 1..4 {
+            fleet.stop_signal(process);
+        }
+        let released = now();
+        assert_eq!(unlock(&mut fleet, 0, pair).await, (false, None));
+        let at = fleet.wait_for(|process, event| holds(event).filter(|_| process == 4)).await;
+        let took = Duration::from_micros(at - released);
+        println!("{pair}: {took:?} after a release to processes that stand still");
+        assert!(took < 2 * handover_life(), "{pair}: {took:?}");
+        drop(fleet);
+        raw.run::<()>(&["FLUSHALL"]).await;
+    }
 }

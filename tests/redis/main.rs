@@ -12,6 +12,7 @@ mod large;
 mod latches;
 mod memory;
 mod pushes;
+mod queues;
 mod redlock;
 mod replicas;
 mod scripts;

@@ -1,0 +1,185 @@
+//! Long queues: a script touches a bounded number of entries, and is called again for the rest.
+
+use std::time::Duration;
+
+use bellwether::{
+    RedisBackend,
+    backend::{Acquired, Claim, Leases, Mode},
+    key::{Family, Key, Name, Namespace},
+};
+use testkit::{LIMIT, Raw, RedisServer};
+
+const LEASE: Duration = Duration::from_secs(60);
+const MANY: usize = 10_000;
+/// How many entries one script touches at most, as in `scripts/lib/batch.lua`.
+const BATCH: usize = 100;
+
+/// A server, and the claims of one name in it.
+struct Scene {
+    server: RedisServer,
+    backend: RedisBackend,
+    raw: Raw,
+    name: Name,
+}
+
+impl Scene {
+    async fn start() -> Self {
+        let server = RedisServer::start().await;
+        let builder = RedisBackend::builder().server(server.url());
+        let backend = builder.command_timeout(LIMIT).connect_timeout(LIMIT).build().unwrap();
+        let raw = server.raw().await;
+        let name = Name::new(&Namespace::new("t").unwrap(), Family::Lock, &Key::from("k"), 512);
+        Self { server, backend, raw, name: name.unwrap() }
+    }
+
+    fn claim(&self, mode: Mode) -> Claim {
+        let mut claim = Claim::new(self.name.clone(), mode, LEASE, 2 * LEASE);
+        claim.takes_handover = true;
+        claim
+    }
+
+    async fn granted(&self, claim: &Claim) {
+        let answer = self.backend.acquire(claim).await.unwrap();
+        assert!(matches!(answer, Acquired::Granted(_)), "{answer:?}");
+    }
+
+    async fn held(&self, claim: &Claim) {
+        let answer = self.backend.acquire(claim).await.unwrap();
+        assert!(matches!(answer, Acquired::Held(_)), "{answer:?}");
+    }
+
+    /// Adds many entries to a queue, before all others. Each is of a process of its own, whose
+    /// deadline is `left` milliseconds ahead.
+    async fn fill(&mut self, queue: &str, deadlines: &str, suffix: &str, left: i64) {
+        const FILL: &str = "
+            local time = redis.call('TIME')
+            local ends = time[1] * 1000 + math.floor(time[2] / 1000) + ARGV[2]
+            for number = 1, tonumber(ARGV[1]) do
+              local process = string.format('%016x', number)
+              redis.call('ZADD', KEYS[1], 2 * number, process .. process .. ARGV[3])
+              redis.call('ZADD', KEYS[2], ends, process)
+            end
+            redis.call('PEXPIRE', KEYS[1], 60000)
+            redis.call('PEXPIRE', KEYS[2], 60000)";
+        let keys = [queue, deadlines].map(|suffix| self.name.suffixed(suffix));
+        let (count, left) = (MANY.to_string(), left.to_string());
+        let words = ["EVAL", FILL, "2", &keys[0], &keys[1], &count, &left, suffix];
+        self.raw.run::<()>(&words).await;
+        self.raw.run::<()>(&["CONFIG", "RESETSTAT"]).await;
+    }
+
+    /// Returns how many scripts were called since the queue was filled, and how many commands they
+    /// have called themselves.
+    async fn called(&mut self) -> (usize, usize) {
+        let info: String = self.raw.run(&["INFO", "commandstats"]).await;
+        let (mut scripts, mut commands) = (0, 0);
+        for line in info.lines() {
+            let Some((name, rest)) = line.split_once(":calls=") else { continue };
+            let calls: usize = rest.split(',').next().unwrap().parse().unwrap();
+            match name {
+                "cmdstat_evalsha" => scripts += calls,
+                "cmdstat_info" | "cmdstat_config|resetstat" | "cmdstat_ping" => {}
+                _ => commands += calls,
+            }
+        }
+        (scripts, commands)
+    }
+
+    /// Checks that the scripts since the queue was filled touched one batch of it each.
+    async fn assert_batches(&mut self) {
+        let (scripts, commands) = self.called().await;
+        assert!((MANY / BATCH..MANY / BATCH + 4).contains(&scripts), "{scripts} scripts");
+        assert!(commands < scripts * 2 * BATCH, "{commands} commands in {scripts} scripts");
+    }
+}
+
+#[tokio::test]
+async fn a_fair_claim_does_not_look_at_unordered_waiters() {
+    let mut scene = Scene::start().await;
+    let [holder, waiting] = [Mode::Exclusive, Mode::Fair].map(|mode| scene.claim(mode));
+    scene.granted(&holder).await;
+    scene.fill("u", "d", "", 60_000).await;
+    scene.held(&waiting).await;
+    let (scripts, commands) = scene.called().await;
+    assert!(scripts == 1 && commands < 20, "{commands} commands in {scripts} scripts");
+}
+
+#[tokio::test]
+async fn a_release_removes_dead_waiters_in_batches() {
+    for (mode, queue, deadlines, suffix) in [
+        (Mode::Exclusive, "u", "d", ""),
+        (Mode::Fair, "q", "d", ""),
+        (Mode::Write, "rq", "rd", ""),
+        (Mode::Permit { limit: 1, count: 1 }, "pq", "pd", ":1:1"),
+    ] {
+        let mut scene = Scene::start().await;
+        let (holder, last) = (scene.claim(mode), scene.claim(mode));
+        scene.granted(&holder).await;
+        scene.fill(queue, deadlines, suffix, -1).await;
+        assert!(scene.backend.release(&holder).await.unwrap());
+        scene.assert_batches().await;
+        scene.granted(&last).await;
+        assert!(scene.backend.release(&last).await.unwrap());
+        let keys = scene.raw.keys("*").await;
+        assert!(keys.iter().all(|key| key.ends_with(":f")), "{keys:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_claim_passes_dead_waiters_in_batches() {
+    for (mode, queue, deadlines, suffix) in [
+        (Mode::Fair, "q", "d", ""),
+        (Mode::Write, "rq", "rd", ""),
+        (Mode::Permit { limit: 1, count: 1 }, "pq", "pd", ":1:1"),
+    ] {
+        let mut scene = Scene::start().await;
+        let claim = scene.claim(mode);
+        // The scripts are known to the server after this.
+        scene.granted(&claim).await;
+        assert!(scene.backend.release(&claim).await.unwrap());
+        scene.fill(queue, deadlines, suffix, -1).await;
+        scene.granted(&scene.claim(mode)).await;
+        scene.assert_batches().await;
+    }
+}
+
+/// No process hears of it, so no reader is granted the lock, and the release ends.
+#[tokio::test]
+async fn readers_that_do_not_hear_keep_their_entries() {
+    let mut scene = Scene::start().await;
+    let holder = scene.claim(Mode::Write);
+    scene.granted(&holder).await;
+    scene.fill("rq", "rd", "", 60_000).await;
+    assert!(scene.backend.release(&holder).await.unwrap());
+    let (scripts, commands) = scene.called().await;
+    assert!(scripts == 1 && commands < 3 * BATCH, "{commands} commands in {scripts} scripts");
+    let queue = scene.name.suffixed("rq");
+    assert_eq!(scene.raw.run::<usize>(&["ZCARD", &queue]).await, MANY);
+    drop(scene.server);
+}
+
+/// Readers of this process wait behind a writer. Its release grants the lock to all of them.
+#[tokio::test]
+async fn readers_are_granted_in_batches_with_one_message_each() {
+    let mut scene = Scene::start().await;
+    let holder = scene.claim(Mode::Write);
+    scene.granted(&holder).await;
+    let mut readers = Vec::new();
+    for _ in 0..2 * BATCH + 50 {
+        let reader = scene.claim(Mode::Read);
+        scene.held(&reader).await;
+        readers.push((scene.backend.changes_for(&reader).await.unwrap(), reader));
+    }
+    scene.raw.run::<()>(&["CONFIG", "RESETSTAT"]).await;
+    assert!(scene.backend.release(&holder).await.unwrap());
+    let (scripts, _) = scene.called().await;
+    assert_eq!(scripts, 3);
+    let info: String = scene.raw.run(&["INFO", "commandstats"]).await;
+    assert!(info.contains("cmdstat_publish:calls=3,"), "{info}");
+    for (changes, reader) in &mut readers {
+        let change = tokio::time::timeout(LIMIT, changes.next()).await.unwrap();
+        assert_eq!(change.addressee(), Some(reader.owner));
+    }
+    let holds = scene.backend.holder(&scene.name, Mode::Read).await.unwrap().unwrap();
+    assert_eq!(holds.holders as usize, readers.len());
+}
