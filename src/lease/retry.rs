@@ -6,8 +6,8 @@ use std::time::Duration;
 ///
 /// Waiting does not mean polling: a push wakes the waiter when the lease is released, and a timer
 /// when the lease ends. The waits of a strategy are upper bounds in between, and its end is the end
-/// of the wait. An earlier wake uses up no wait: a push, the end of the lease in the way, the look
-/// every 5 s, and the pause after a failed try.
+/// of the wait. An earlier wake uses up no wait: a push, the end of the lease in the way, a look in
+/// between, and the pause after a failed try.
 ///
 /// A closure that makes an iterator of waits is a strategy, so a custom one takes a few lines:
 ///
@@ -79,8 +79,8 @@ impl Retry {
         Self { pace, times: None, within: None, try_limit: Duration::from_millis(250) }
     }
 
-    /// Tries on a push, at the end of the lease in the way, and every 5 s. A queue entry may have
-    /// to be renewed more often. This is the default.
+    /// Tries on a push, and at the end of the lease in the way. A waiter without a queue entry also
+    /// tries every 5 s. This is the default.
     pub const fn on_demand() -> Self {
         Self::new(Pace::OnDemand)
     }

@@ -101,13 +101,14 @@ impl Locks {
     ///
     /// - To the next waiter of this process, up to 16 times or for 50 ms, and then to the process
     ///   that has waited longest.
-    /// - A push tells the waiter there. If the push is lost, the waiter finds out within 5 s.
+    /// - A push tells the waiter there. If the push is lost, the waiter finds out within 0.7 s.
     /// - A process that died is passed over at once.
-    /// - A waiter that stands still at that moment costs the others 2 s. A lease that was handed
-    ///   over lasts no longer than that until its first renewal, after a tenth of a second. So
-    ///   [`remaining`](crate::lock::MutexGuard::remaining) begins with less than the lease.
-    /// - A lease of less than 2 s, or one that is not renewed, is not handed over. The waiters are
-    ///   notified, and ask.
+    /// - Processes that stand still at that moment cost the others 2 s, once, however many they
+    ///   are. A lease that was handed over lasts no longer than that until its first renewal, after
+    ///   a tenth of a second. So [`remaining`](crate::lock::MutexGuard::remaining) begins with less
+    ///   than the lease.
+    /// - A lease of less than 2 s, or one that is not renewed, is not handed over, and none is
+    ///   [without handover](Mutex::without_handover). The waiters are notified, and ask.
     pub fn mutex(&self, name: impl Into<Key>) -> Mutex {
         Mutex::new(self.space.clone(), name.into(), Mode::Exclusive)
     }
@@ -117,10 +118,10 @@ impl Locks {
     /// It is the same lock as the [mutex](Self::mutex) of that name. It is fair among the callers
     /// that use it as a fair one: a plain mutex overtakes the waiters in the queue.
     ///
-    /// Each waiter has an entry in a queue at the server, which costs a command every 1.6 s. A
-    /// released lock is handed over to the first waiter, like that of a mutex. If the push is lost,
-    /// the waiter finds out with its next command. Waiters whose process died are passed over after
-    /// at most 5 s, however many they are.
+    /// Each waiter has an entry in a queue at the server. A process keeps all of its entries there
+    /// with one command every 0.64 s. A released lock is handed over to the first waiter, like that
+    /// of a mutex. Waiters whose process died or stands still are passed over after at most 2 s,
+    /// however many they are.
     pub fn fair_mutex(&self, name: impl Into<Key>) -> Mutex {
         Mutex::new(self.space.clone(), name.into(), Mode::Fair)
     }
