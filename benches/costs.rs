@@ -211,8 +211,8 @@ async fn locks(server: &RedisServer) {
         "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end",
     );
     let name = name("bare", Family::Lock);
-    let [lease, fence, channel, queue, deadlines] =
-        ["l", "f", "c", "q", "d"].map(|suffix| name.suffixed(suffix));
+    let [lease, fence, channel, queue, unordered, deadlines] =
+        ["l", "f", "c", "q", "u", "d"].map(|suffix| name.suffixed(suffix));
     let mut connection = connection(server).await;
     let mut figures = [const { Vec::new() }; 3];
     for _ in 0..TURNS {
@@ -224,31 +224,34 @@ async fn locks(server: &RedisServer) {
             let _: redis::Value = acquire
                 .key(&lease)
                 .key(&fence)
-                .key(&queue)
+                .key(&unordered)
                 .key(&deadlines)
                 .arg(&token)
                 .arg(10_000)
                 .arg(86_400_000)
-                .arg(12_000)
-                .arg(2)
+                .arg(0)
+                .arg(2_000)
+                .arg(0)
                 .invoke_async(&mut connection)
                 .await
                 .unwrap();
             let ended: i64 = release
                 .key(&lease)
                 .key(&channel)
-                .key(&queue)
-                .key(&deadlines)
                 .key(&fence)
+                .key(&queue)
+                .key(&unordered)
+                .key(&deadlines)
                 .arg(&token)
-                .arg(50)
+                .arg(1)
                 .arg(2_000)
                 .arg(86_400_000)
-                .arg(10_000)
+                .arg(50)
+                .arg(0)
                 .invoke_async(&mut connection)
                 .await
                 .unwrap();
-            assert_eq!(ended, 3);
+            assert_eq!(ended, 1);
         }));
         figures[2].push(timed!(CYCLES, {
             let token = uuid::Uuid::new_v4().simple().to_string();
