@@ -72,8 +72,8 @@ impl RedisBackendBuilder {
     /// The URLs are those of the sentinels, with *their* credentials if they ask for any. One
     /// sentinel that replies is enough. `master` is the name under which they watch the master, or
     /// a [`SentinelMaster`] with its credentials. The backend asks for the master whenever it
-    /// connects, and once a second, and so follows a failover. The page
-    /// [`failover`](super::failover) tells what a failover may lose.
+    /// connects, listens to the announcements of all sentinels, and asks once a second in case one
+    /// is lost. The page [`failover`](super::failover) tells what a failover may lose.
     ///
     /// # Examples
     ///
@@ -120,7 +120,11 @@ impl RedisBackendBuilder {
         self
     }
 
-    /// Sets how long one command may take, including the wait for a connection.
+    /// Sets how long the connection may be silent while a command is under way.
+    ///
+    /// A transfer that moves is not silent, however long it takes. On a link with long round trips,
+    /// a command may take four of them. A command waits as long for a connection that broke, and
+    /// for the first one within the [connect time-out](Self::connect_timeout).
     ///
     /// Defaults to 250 ms: longer than most pauses of a server, and short enough that a request to
     /// a dead server is late but not lost. The
@@ -232,7 +236,7 @@ impl RedisBackendBuilder {
 
     /// Builds the backend, which connects when it is first used.
     ///
-    /// Call [`RedisBackend::ping`] to test the connection.
+    /// Call [`RedisBackend::ready`] to wait for the connection and to check the server.
     ///
     /// # Errors
     ///

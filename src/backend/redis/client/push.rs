@@ -107,7 +107,7 @@ impl PushRun {
             self.connect_and_serve(&mut turns, &mut backoff, &mut is_refused).await;
             self.events.trouble.notify_one();
             tokio::select! {
-                () = sleep(backoff.pause()) => {}
+                () = sleep(backoff.pause(Duration::ZERO)) => {}
                 () = self.events.connected.notified() => {}
             }
         }

@@ -61,6 +61,14 @@ pub(super) struct Established {
     pub(super) patience: Duration,
 }
 
+/// How an attempt to connect ended.
+enum Attempt {
+    Failed,
+    /// The server accepts connections, and may do so only to break them.
+    BrokeSoon,
+    Broke,
+}
+
 impl KeptConnection {
     /// Replaces a connection. Commands that begin from now on wait for the next one.
     pub(super) fn give_up(&self, broken: &Arc<Notify>) {
@@ -74,8 +82,8 @@ impl KeptConnection {
         broken.notify_one();
     }
 
-    /// Connects once. Returns whether the next attempt must wait for a pause.
-    async fn connect_and_serve(&self, backoff: &mut Backoff) -> bool {
+    /// Connects once, and serves until the connection breaks.
+    async fn connect_and_serve(&self, backoff: &mut Backoff) -> Attempt {
         let broken = Arc::new(Notify::new());
         match connect(&self.endpoint, &self.config, broken.clone(), |_| ()).await {
             Ok((connected, watch)) => {
@@ -94,11 +102,14 @@ impl KeptConnection {
                 *backoff = Backoff::default();
                 // The command that broke has a second try to make, so the first attempt comes at
                 // once, unless the server accepts connections only to break them.
-                since.elapsed() <= LONG_LIVED
+                match since.elapsed() <= LONG_LIVED {
+                    true => Attempt::BrokeSoon,
+                    false => Attempt::Broke,
+                }
             }
             Err(error) => {
                 self.failed(error);
-                true
+                Attempt::Failed
             }
         }
     }
@@ -164,8 +175,11 @@ pub(super) async fn keep_connected(run: ReconnectRun) {
     let connections = async {
         let mut backoff = Backoff::default();
         loop {
-            if kept.connect_and_serve(&mut backoff).await {
-                sleep(backoff.pause()).await;
+            let begun = Instant::now();
+            match kept.connect_and_serve(&mut backoff).await {
+                Attempt::Failed => sleep(backoff.pause(begun.elapsed())).await,
+                Attempt::BrokeSoon => sleep(backoff.pause(Duration::ZERO)).await,
+                Attempt::Broke => sleep(Backoff::jitter()).await,
             }
         }
     };

@@ -53,7 +53,7 @@ pub(super) async fn keep_known(run: RefreshRun) {
                 let error = ClientError(error);
                 debug!(error = %Chain(&error), "no node reports the cluster's slots; trying again");
                 topology.failed(BackendError::new(BackendErrorKind::Unavailable, error));
-                sleep(backoff.pause()).await;
+                sleep(backoff.pause(Duration::ZERO)).await;
             }
         }
     }
