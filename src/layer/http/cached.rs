@@ -23,7 +23,7 @@ use crate::{
 ///
 /// ```
 /// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
-/// use std::convert::Infallible;
+/// use std::{convert::Infallible, time::Duration};
 /// use bellwether::{BellwetherLayer, MemoryBackend, http_cache};
 /// use bytes::Bytes;
 /// use http::{Request, Response, StatusCode};
@@ -31,7 +31,7 @@ use crate::{
 /// use tower::{Layer, ServiceExt, service_fn};
 ///
 /// let cache = http_cache(MemoryBackend::new()).build()?;
-/// let layer = BellwetherLayer::http(cache.clone());
+/// let layer = BellwetherLayer::http(cache.clone()).default_lifetime(Duration::from_secs(5));
 /// let service = layer.layer(service_fn(|_request: Request<Empty<Bytes>>| async {
 ///     Ok::<_, Infallible>(Response::new(Full::<Bytes>::from("product 42")))
 /// }));

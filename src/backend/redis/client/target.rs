@@ -65,7 +65,9 @@ pub(in super::super) struct Access {
 impl Access {
     /// Returns the access to sentinels, which have credentials of their own.
     pub(super) fn without_credentials(&self) -> Self {
-        Self { credentials: None, ..self.clone() }
+        let mut access = self.clone();
+        access.credentials = None;
+        access
     }
 }
 
