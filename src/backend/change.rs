@@ -16,11 +16,12 @@ use crate::{
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Change {
-    /// Look again: a lease was released, an entry too large to be pushed was written, or pushes may
-    /// have been missed.
+    /// Look again: a lease was released, or pushes may have been missed.
     Wake,
     /// An entry was committed, put, or pushed without being stored.
     Entry(Entry),
+    /// An entry was committed or put that is too large to be pushed to all that wait for it.
+    Announced(Announcement),
     /// A load failed.
     Failed(Failure),
     /// The entry was removed, and this fence burnt.
@@ -30,6 +31,18 @@ pub enum Change {
     /// The waiter in the queue with this owner [has the lease
     /// now](crate::backend::Claim::takes_handover). The others need not look.
     Granted(Handover),
+}
+
+/// An entry that waiters are to [fetch](crate::backend::Store::fetch).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Announcement {
+    /// The fence of the entry.
+    pub fence: u64,
+    /// The size of the entry in bytes, with its header.
+    pub bytes: usize,
+    /// How many processes fetch it before this one, if the backend knows that. They are to fetch it
+    /// one after another.
+    pub turn: Option<u32>,
 }
 
 /// A lease that a release granted to a waiter.
@@ -131,8 +144,9 @@ impl Change {
 
     /// Returns the bytes of a message: a letter, and then its content.
     ///
-    /// `w`, `e` and an entry, `f` with a fence, a kind and a text, `F` with an encoded error before
-    /// the text, `i` and a fence, `t` and an owner, `g` with a fence, an owner and milliseconds.
+    /// `w`, `e` and an entry, `a` with a fence, bytes and a turn, `f` with a fence, a kind and a
+    /// text, `F` with an encoded error before the text, `i` and a fence, `t` and an owner, `g` with
+    /// a fence, an owner and milliseconds.
     pub fn encode(&self) -> Bytes {
         match self {
             Self::Wake => Bytes::from_static(b"w"),
@@ -142,6 +156,10 @@ impl Change {
                 bytes.put_u8(b'e');
                 bytes.put_slice(&entry);
                 bytes.freeze()
+            }
+            Self::Announced(Announcement { fence, bytes, turn }) => {
+                let turn = turn.map_or(String::new(), |turn| turn.to_string());
+                format!("a{fence:016}{bytes},{turn}").into()
             }
             Self::Failed(failure) => {
                 let kind = match failure.kind {
@@ -182,6 +200,14 @@ impl Change {
             let text = |from: usize, to: usize| std::str::from_utf8(bytes.get(from..to)?).ok();
             Some(match bytes.first()? {
                 b'e' => Self::Entry(Entry::decode(bytes.slice(1..)).ok()?),
+                b'a' => {
+                    let (size, turn) = text(17, bytes.len())?.split_once(',')?;
+                    Self::Announced(Announcement {
+                        fence: text(1, 17)?.parse().ok()?,
+                        bytes: size.parse().ok()?,
+                        turn: if turn.is_empty() { None } else { Some(turn.parse().ok()?) },
+                    })
+                }
                 b'f' => Self::Failed(Failure::decode(bytes, 18..18)?),
                 b'F' => {
                     let length = usize::from_str_radix(text(18, 26)?, 16).ok()?;
@@ -213,6 +239,8 @@ mod tests {
             Change::Entry(Entry::value(1, Duration::ZERO, Bytes::from_static(b"v")).with_fence(9)),
             Change::Failed(Failure::new(1_790_000_000_000_001, &error)),
             Change::Failed(Failure::new(1, &error).with_encoded(Bytes::from_static(b"\xff1"))),
+            Change::Announced(Announcement { fence: 9, bytes: 1 << 20, turn: Some(99) }),
+            Change::Announced(Announcement { fence: 9, bytes: 70_000, turn: None }),
             Change::Invalidated(3),
             Change::Turn(Owner::fresh()),
             Change::Granted(Handover {

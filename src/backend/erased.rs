@@ -9,7 +9,7 @@ use super::{
     Renewal, Store,
 };
 use crate::{
-    backend::{Claim, Entry, Grant, Mode, Occupied, Owner},
+    backend::{Announcement, Claim, Entry, Grant, Mode, Occupied, Owner},
     error::BackendError,
     key::Name,
 };
@@ -67,6 +67,7 @@ erased! {
 erased! {
     trait DynStore: DynLeases; for Store;
     async fn get(name: &'a Name) -> Option<Entry>;
+    async fn fetch(name: &'a Name, announced: &'a Announcement) -> Option<Entry>;
     async fn claim(claim: &'a Claim, seen: u64) -> Claimed;
     async fn commit(
         claim: &'a Claim,

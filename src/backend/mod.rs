@@ -52,7 +52,7 @@ pub use self::redis::{
     Credentials, RedisBackend, RedisBackendBuilder, Replicas, SentinelMaster, failover,
 };
 pub use self::{
-    change::{Change, Failure, Handover},
+    change::{Announcement, Change, Failure, Handover},
     channels::{Changes, Channels},
     claim::{Claim, Grant, Mode, Occupied},
     entry::{Entry, EntryKind, Undecodable},
@@ -258,6 +258,17 @@ pub trait Leases: Send + Sync + 'static {
 pub trait Store: Leases {
     /// Returns the entry, if there is one.
     fn get(&self, name: &Name) -> impl Future<Output = Result<Option<Entry>, BackendError>> + Send;
+
+    /// Returns the entry that was [announced](Change::Announced), or another one that stands now.
+    ///
+    /// The default is [`get`](Self::get).
+    fn fetch(
+        &self,
+        name: &Name,
+        _announced: &Announcement,
+    ) -> impl Future<Output = Result<Option<Entry>, BackendError>> + Send {
+        self.get(name)
+    }
 
     /// Acquires the lease, unless an entry stands with a greater fence than `seen`.
     fn claim(

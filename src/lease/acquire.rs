@@ -158,7 +158,9 @@ impl Attempt for OneAttempt<'_> {
         {
             return asked;
         }
-        waiting.listen_along();
+        if self.acquisition.claim().waits {
+            waiting.listen_along();
+        }
         match self.acquisition.ask(self.try_limit, |backend, claim| backend.acquire(claim)).await {
             Ok((Acquired::Granted(grant), sent)) => {
                 let waited = self.acquisition.is_waiting();

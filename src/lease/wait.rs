@@ -162,6 +162,11 @@ impl<'a> Waiting<'a> {
         (Instant::now() >= self.deadline).then_some(self.limit)
     }
 
+    /// Returns how long it still waits at most.
+    pub(crate) fn left(&self) -> Duration {
+        self.deadline.saturating_duration_since(Instant::now())
+    }
+
     /// Takes a subscription over, so that none of its own is needed.
     pub(crate) fn adopt(&mut self, changes: Changes) {
         self.changes = Some(changes);
@@ -170,9 +175,7 @@ impl<'a> Waiting<'a> {
 
     /// Subscribes before a request, where that costs nothing. The waiter then need not ask again.
     pub(crate) fn listen_along(&mut self) {
-        if let (None, Subject::Claim(claim)) = (&self.changes, &self.subject)
-            && claim.waits
-        {
+        if let (None, Subject::Claim(claim)) = (&self.changes, &self.subject) {
             self.changes = self.backend.changes_along(claim);
         }
     }

@@ -4,8 +4,9 @@ use std::{future::Future, time::Duration};
 
 use bellwether::{
     backend::{
-        Acquired, AcquiredAll, Changes, Claim, Claimed, Committed, Countdown, Entry, Failure,
-        Grant, Kept, Latches, Leases, Mode, Occupied, Owner, Renewal, Store, acquire_in_order,
+        Acquired, AcquiredAll, Announcement, Changes, Claim, Claimed, Committed, Countdown, Entry,
+        Failure, Grant, Kept, Latches, Leases, Mode, Occupied, Owner, Renewal, Store,
+        acquire_in_order,
     },
     error::BackendError,
     key::Name,
@@ -69,6 +70,8 @@ operations! {
     Changes { name: Name } -> Changes = backend.changes(name);
     ChangesFor { claim: Claim } -> Changes = backend.changes_for(claim);
     Get { name: Name } -> Option<Entry> = backend.get(name);
+    Fetch { name: Name, announced: Announcement } -> Option<Entry> =
+        backend.fetch(name, announced);
     Claim { claim: Claim, seen: u64 } -> Claimed = backend.claim(claim, *seen);
     Commit { claim: Claim, fence: u64, entry: Entry, ttl: Option<Duration> } -> Committed =
         async { backend.commit(claim, &Grant::new(*fence), entry, *ttl).await };
@@ -190,6 +193,14 @@ impl<B: Store + Latches, H: Hook<B>> Leases for Interceptor<B, H> {
 impl<B: Store + Latches, H: Hook<B>> Store for Interceptor<B, H> {
     async fn get(&self, name: &Name) -> Result<Option<Entry>, BackendError> {
         ask!(self, Get { name: name.clone() })
+    }
+
+    async fn fetch(
+        &self,
+        name: &Name,
+        announced: &Announcement,
+    ) -> Result<Option<Entry>, BackendError> {
+        ask!(self, Fetch { name: name.clone(), announced: *announced })
     }
 
     async fn claim(&self, claim: &Claim, seen: u64) -> Result<Claimed, BackendError> {

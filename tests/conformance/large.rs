@@ -98,7 +98,11 @@ pub async fn the_waiters_for_a_large_entry_are_told<H: FullHarness>(h: &H) {
         let expected = large(size, "").with_fence(grant.fence());
         match next(&mut changes).await {
             Change::Entry(entry) => assert!(entry == expected, "{size}"),
-            Change::Wake => assert!(there.get(&name).await.unwrap() == Some(expected), "{size}"),
+            Change::Announced(announced) => {
+                assert_eq!((announced.fence, announced.bytes), (expected.fence, size + 44));
+                let fetched = there.fetch(&name, &announced).await.unwrap();
+                assert!(fetched == Some(expected), "{size}");
+            }
             other => panic!("{size}: {other:?}"),
         }
     }

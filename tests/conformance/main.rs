@@ -243,6 +243,8 @@ rules! {
             the_waiters_for_a_large_entry_are_told,;
         pushes:
             a_release_of_nothing_is_silent,
+            a_claim_that_waits_is_told_how_the_load_ends,
+            a_turn_reaches_the_claim_that_it_is_for,
             a_commit_hands_its_entry_over,
             a_commit_without_a_time_hands_its_entry_over,
             a_refused_commit_is_silent,

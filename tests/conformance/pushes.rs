@@ -5,12 +5,12 @@
 
 use std::time::Duration;
 
-use bellwether::backend::{Change, Committed, Entry, Leases, Store};
+use bellwether::backend::{Change, Claimed, Committed, Entry, Leases, Mode, Store};
 use bytes::Bytes;
 
 use crate::harness::{
-    FENCE_LIFE, FullHarness, Harness, LEASE, TTL, begun, claim, failure, granted, listen, name,
-    next, stored, value,
+    FENCE_LIFE, FullHarness, Harness, LEASE, TTL, begun, claim, claim_in, failure, granted, hasty,
+    held, listen, name, next, stored, value,
 };
 
 pub async fn a_release_wakes<H: Harness>(h: &H) {
@@ -21,6 +21,75 @@ pub async fn a_release_wakes<H: Harness>(h: &H) {
     let mut changes = listen(&there, &name).await;
     assert!(here.release(&claim).await.unwrap());
     assert_eq!(next(&mut changes).await, Change::Wake);
+}
+
+/// Whatever ends the lease in the way, the next claim need not wait for its time.
+pub async fn a_claim_that_waits_is_told_how_the_load_ends<H: FullHarness>(h: &H) {
+    let (here, there) = (h.backend(), h.backend());
+    for end in 0..6 {
+        let name = name(&format!("k{end}"));
+        let (load, waits) = (hasty(&name), hasty(&name));
+        let grant = begun(&here, &load).await;
+        let mut changes = there.changes_for(&waits).await.unwrap();
+        for _ in 0..2 {
+            assert!(matches!(there.claim(&waits, 0).await, Ok(Claimed::Held(_))));
+        }
+        let fence = grant.fence();
+        let expected = match end {
+            0 => {
+                here.commit(&load, &grant, &value("v"), Some(TTL)).await.unwrap();
+                Change::Entry(value("v").with_fence(fence))
+            }
+            1 => {
+                here.fail(&load, &failure(fence, "the database is away")).await.unwrap();
+                Change::Failed(failure(fence, "the database is away"))
+            }
+            2 => Change::Invalidated(here.invalidate(&name, FENCE_LIFE).await.unwrap()),
+            3 => {
+                let fence = here.put(&name, &value("v"), TTL, FENCE_LIFE).await.unwrap();
+                Change::Entry(value("v").with_fence(fence))
+            }
+            4 => {
+                assert!(here.clear(&name, load.mode).await.unwrap());
+                Change::Wake
+            }
+            _ => {
+                assert!(here.release(&load).await.unwrap());
+                Change::Wake
+            }
+        };
+        assert_eq!(next(&mut changes).await, expected);
+    }
+}
+
+/// The other waiters of the process, and those with an earlier owner, sleep on.
+pub async fn a_turn_reaches_the_claim_that_it_is_for<H: FullHarness>(h: &H) {
+    let (here, there) = (h.backend(), h.backend());
+    let name = name("k");
+    let claims: [_; 3] = std::array::from_fn(|_| claim_in(Mode::Fair, &name));
+    granted(&here, &claims[0]).await;
+    let mut waiting = Vec::new();
+    for claim in &claims[1..] {
+        waiting.push(there.changes_for(claim).await.unwrap());
+        held(&there, claim).await;
+    }
+    let [second, third] = &mut waiting[..] else { unreachable!() };
+    let handed = |change| match change {
+        Change::Granted(handover) => handover.owner,
+        other => panic!("the lease was not handed over: {other:?}"),
+    };
+    assert!(here.release(&claims[0]).await.unwrap());
+    assert_eq!(handed(next(second).await), claims[1].owner);
+    assert!(there.release(&claims[1]).await.unwrap());
+    // The first push of the third waiter is its own.
+    assert_eq!(handed(next(third).await), claims[2].owner);
+    // A subscription that passes on is told of the next owner.
+    let fourth = claim_in(Mode::Fair, &name);
+    second.address(fourth.owner);
+    held(&there, &fourth).await;
+    assert!(there.release(&claims[2]).await.unwrap());
+    assert_eq!(handed(next(second).await), fourth.owner);
+    assert!(there.release(&fourth).await.unwrap());
 }
 
 pub async fn a_release_of_nothing_is_silent<H: FullHarness>(h: &H) {

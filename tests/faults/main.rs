@@ -94,10 +94,9 @@ fn gated(text: impl Into<String>) -> (impl FnOnce(Lead) -> Loading + Send + 'sta
     (loader, Gate { begun, open })
 }
 
-/// Returns the number of listeners for the changes of a key.
+/// Returns the number of processes that wait for the load of a key.
 async fn listeners(raw: &mut Raw, key: &str) -> usize {
-    let channel = format!("t:c:{{{key}}}:c");
-    raw.run::<(String, usize)>(&["PUBSUB", "NUMSUB", &channel]).await.1
+    raw.run(&["SCARD", &format!("t:c:{{{key}}}:lp")]).await
 }
 
 /// Waits until a caller waits for the load of another.

@@ -29,10 +29,10 @@ async fn all_wait_for_one_leader(fleet: &mut Fleet, server: &RedisServer, key: &
     fleet.loads(&mut played, 1).await;
     let raw = server.raw().await;
     let others = fleet.processes() - 1;
-    let channel = format!("fleet:c:{{{key}}}:c");
+    let processes = format!("fleet:c:{{{key}}}:lp");
     let all_wait = || {
-        let (mut raw, channel) = (raw.clone(), channel.clone());
-        async move { raw.run::<(String, usize)>(&["PUBSUB", "NUMSUB", &channel]).await.1 >= others }
+        let (mut raw, processes) = (raw.clone(), processes.clone());
+        async move { raw.run::<usize>(&["SCARD", &processes]).await >= others }
     };
     assert!(eventually(LIMIT, all_wait).await, "the others do not wait");
     let mut raw = raw;

@@ -158,7 +158,7 @@ impl Scripts {
             Mode::Write => (&self.write, &["w", "f", "rq", "rd", "r", "i"]),
             Mode::Read => (&self.read, &["w", "rq", "rd", "r", "i"]),
             Mode::Permit { .. } => (&self.permit, &["p", "pq", "pd"]),
-            _ => (&self.acquire, &["l", "f", "e"]),
+            _ => (&self.acquire, &["l", "f", "e", "lp"]),
         };
         let keys: Vec<_> = suffixes.iter().map(|suffix| claim.name.suffixed(suffix)).collect();
         let mut arguments = vec![text(claim.owner), text(claim.lease.as_millis())];
@@ -172,6 +172,7 @@ impl Scripts {
             _ => {
                 let seen = seen.unwrap_or(0);
                 arguments.extend([text(claim.fence_life.as_millis()), text(seen), text(1 << 16)]);
+                arguments.push(text(&claim.owner.to_string()[..16]));
             }
         }
         let answer = self.eval(script.as_ref(), &keys, &arguments).await?;
@@ -198,7 +199,7 @@ impl Scripts {
     }
 
     async fn release(&self, claim: &Claim) -> Result<bool, BackendError> {
-        let keys = [claim.name.suffixed("l"), claim.name.suffixed("c")];
+        let keys = ["l", "c", "lp"].map(|suffix| claim.name.suffixed(suffix));
         let arguments = [text(claim.owner), text("w")];
         let answer = self.eval(self.release.as_ref(), &keys, &arguments).await?;
         Ok(matches!(answer, Value::Int(flags) if flags & 1 == 1))
@@ -212,11 +213,15 @@ impl Scripts {
         ttl: Option<Duration>,
     ) -> Result<Committed, BackendError> {
         let name = &claim.name;
-        let keys = [name.suffixed("l"), name.suffixed("f"), name.entry(), name.suffixed("c")];
+        let [lease, last, channel] = ["l", "f", "c"].map(|suffix| name.suffixed(suffix));
+        let keys = [lease, last, name.entry(), channel, name.suffixed("lp")];
+        let entry = entry.clone().with_fence(fence).encode().to_vec();
+        let size = text(entry.len());
         let arguments = [
             text(claim.owner),
             text(fence),
-            entry.clone().with_fence(fence).encode().to_vec(),
+            entry,
+            size,
             text(ttl.map_or(0, |ttl| ttl.as_millis())),
             text(1 << 16),
             text(1 << 16),
@@ -234,7 +239,7 @@ impl Scripts {
     async fn invalidate(&self, name: &Name, life: Duration) -> Result<u64, BackendError> {
         let [before, after] = name.neighbours();
         let [lease, fence, channel] = ["l", "f", "c"].map(|suffix| name.suffixed(suffix));
-        let keys = [lease, fence, name.entry(), channel, before, after];
+        let keys = [lease, fence, name.entry(), channel, name.suffixed("lp"), before, after];
         match self.eval(self.invalidate.as_ref(), &keys, &[text(life.as_millis())]).await? {
             Value::Int(fence) => Ok(u64::try_from(fence).unwrap()),
             other => panic!("the answer is not a fence: {other:?}"),

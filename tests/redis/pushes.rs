@@ -2,9 +2,17 @@
 
 use std::time::Duration;
 
-use bellwether::{Locks, RedisBackend, lock::Mutex};
+use bellwether::{
+    BoxError, Cache, Key, Locks, RedisBackend,
+    backend::{Claim, Claimed, Entry, Mode, Store},
+    cache::{Lead, Raw as RawCodec, Source},
+    key::{Family, Name, Namespace},
+    lock::Mutex,
+};
+use bytes::Bytes;
+use futures_util::{StreamExt, future::join_all};
 use testkit::{LIMIT, Raw, RedisServer, comes_true};
-use tokio::time::timeout;
+use tokio::{sync::oneshot, time::timeout};
 
 const LEASE: Duration = Duration::from_secs(60);
 
@@ -77,4 +85,143 @@ async fn a_process_has_a_channel_for_each_database_namespace_and_family() {
         scopes.eq(expected)
     };
     assert!(comes_true(LIMIT, all).await);
+}
+
+fn cache(url: &str) -> Cache<Bytes> {
+    let builder = Cache::builder(open(url)).namespace("t").codec(RawCodec).lease(LEASE);
+    builder.wait_limit(LIMIT).load_limit(LIMIT).build().unwrap()
+}
+
+/// Begins the load of a key, which ends with a value of this size when the sender says so.
+async fn led(
+    cache: &Cache<Bytes>,
+    key: &str,
+    size: usize,
+) -> (oneshot::Sender<()>, impl Future<Output = Source>) {
+    let (begin, begun) = oneshot::channel();
+    let (open, opened) = oneshot::channel::<()>();
+    let loading = tokio::spawn(cache.request(key).load(move |_: Lead| async move {
+        let _ = begin.send(());
+        let _ = opened.await;
+        Ok::<_, BoxError>(Bytes::from(vec![b'v'; size]))
+    }));
+    begun.await.unwrap();
+    (open, async move { loading.await.unwrap().unwrap().source() })
+}
+
+/// Returns the number of backends that wait for the load of a key.
+async fn registered(raw: &mut Raw, key: &str) -> usize {
+    raw.run(&["SCARD", &format!("t:c:{{{key}}}:lp")]).await
+}
+
+/// The backend has its channel since an earlier wait. So it looks, and its claim registers it; the
+/// value comes by a push.
+#[tokio::test]
+async fn a_wait_for_the_load_of_another_process_costs_two_commands() {
+    const WAITS: usize = 10;
+    let server = RedisServer::start().await;
+    let mut raw = server.raw().await;
+    let [here, there] = [(); 2].map(|()| cache(&server.url()));
+    let mut monitor = server.monitor().await;
+    for at in 0..=WAITS {
+        let key = format!("k{at}");
+        let (open, leading) = led(&here, &key, 100).await;
+        let request = there.request(&key);
+        let waiting = tokio::spawn(request.load(|_| async { Err(BoxError::from("not led")) }));
+        assert!(comes_true(LIMIT, async || registered(&mut raw, &key).await == 1).await);
+        open.send(()).unwrap();
+        assert_eq!(leading.await, Source::Led);
+        let waited = timeout(LIMIT, waiting).await.unwrap().unwrap().unwrap();
+        assert_eq!((waited.source(), waited.value().len()), (Source::Received, 100));
+        if at == 0 {
+            monitor.calls_from_clients().await;
+        }
+    }
+    let calls = monitor.calls_from_clients().await;
+    let count = |word: &str| calls.iter().filter(|call| call.command.contains(word)).count();
+    // The leader looks, claims and commits. The waiter looks and claims.
+    assert_eq!((count("GET"), count("EVALSHA")), (2 * WAITS, 3 * WAITS), "{calls:?}");
+    assert_eq!(count("SUBSCRIBE"), 0, "{calls:?}");
+}
+
+/// The registrations last about as long as the lease, and end with it.
+#[tokio::test]
+async fn registrations_live_as_long_as_the_lease() {
+    let server = RedisServer::start().await;
+    let mut raw = server.raw().await;
+    let backends = [(); 3].map(|()| open(&server.url()));
+    let namespace = Namespace::new("t").unwrap();
+    let name = Name::new(&namespace, Family::Cache, &Key::from("k"), 512).unwrap();
+    let claim = || {
+        let mut claim = Claim::new(name.clone(), Mode::Exclusive, LEASE, LEASE);
+        claim.waits = false;
+        claim
+    };
+    let load = claim();
+    let Ok(Claimed::Granted(grant)) = backends[0].claim(&load, 0).await else { panic!() };
+    for backend in &backends[1..] {
+        for _ in 0..3 {
+            assert!(matches!(backend.claim(&claim(), 0).await, Ok(Claimed::Held(_))));
+        }
+    }
+    assert_eq!(registered(&mut raw, "k").await, 2);
+    let ids: Vec<String> = raw.run(&["SMEMBERS", &name.suffixed("lp")]).await;
+    let left = raw.pttl(&name.suffixed("lp")).await - raw.pttl(&name.suffixed("l")).await;
+    assert!((900..=1050).contains(&left), "{left} ms longer than the lease");
+    // Each of them is told on its own channel, and no other one.
+    let client = redis::Client::open(server.url()).unwrap();
+    let mut pushes = client.get_async_pubsub().await.unwrap();
+    pushes.psubscribe("t:c:p:*").await.unwrap();
+    let entry = Entry::value(1, Duration::ZERO, Bytes::from_static(b"v"));
+    backends[0].commit(&load, &grant, &entry, Some(LEASE)).await.unwrap();
+    let mut told: Vec<_> = pushes.on_message().take(2).collect().await;
+    told.sort_by_key(|message| ids.iter().position(|id| message.get_channel_name().ends_with(id)));
+    for (id, message) in ids.iter().zip(&told) {
+        assert_eq!(message.get_channel_name(), format!("t:c:p:{id}"));
+        let payload = message.get_payload_bytes();
+        assert!(payload.starts_with(b"t:c:{k}:ebw1v"), "{payload:?}");
+    }
+    assert_eq!(raw.keys("*:lp").await, [""; 0]);
+}
+
+/// Many processes wait for a large value. All read it at once when they were told, their reads
+/// timed out, and each loaded by itself. The value is loaded once, whatever its size.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_value_of_any_size_is_loaded_once_for_a_crowd() {
+    const CROWD: usize = 100;
+    let server = RedisServer::start().await;
+    let mut raw = server.raw().await;
+    // The time-outs are the usual ones.
+    let caches: Vec<_> = std::iter::repeat_with(|| {
+        let backend = RedisBackend::open(&server.url()).unwrap();
+        let builder = Cache::builder(backend).namespace("t").codec(RawCodec).lease(LEASE);
+        builder.wait_limit(LIMIT).load_limit(LIMIT).build().unwrap()
+    })
+    .take(CROWD)
+    .collect();
+    // All of them are connected, and have their channels.
+    for cache in &caches {
+        let key = format!("{:p}", cache);
+        cache.request(key).load(|_| async { Ok::<_, BoxError>(Bytes::new()) }).await.unwrap();
+    }
+    for size in [100, 50 << 10, 1 << 20] {
+        let key = format!("k{size}");
+        let (open, leading) = led(&caches[0], &key, size).await;
+        let waiting: Vec<_> = caches[1..]
+            .iter()
+            .map(|cache| {
+                let request = cache.request(&key);
+                tokio::spawn(request.load(|_| async { Err(BoxError::from("a second load")) }))
+            })
+            .collect();
+        let all = async || registered(&mut raw, &key).await == CROWD - 1;
+        assert!(comes_true(LIMIT, all).await, "not all caches wait");
+        open.send(()).unwrap();
+        assert_eq!(leading.await, Source::Led);
+        for waited in timeout(LIMIT, join_all(waiting)).await.unwrap() {
+            let waited = waited.unwrap().unwrap();
+            assert_eq!((waited.source(), waited.value().len()), (Source::Received, size));
+        }
+    }
+    assert_eq!(caches.iter().map(|cache| cache.stats().degraded).sum::<u64>(), 0);
 }

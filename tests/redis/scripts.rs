@@ -5,8 +5,8 @@ use std::time::Duration;
 use bellwether::{
     Key, Locks,
     backend::{
-        Acquired, AcquiredAll, Change, Changes, Claim, Claimed, Committed, Entry, Grant, Leases,
-        Mode, RedisBackend, Renewal, Store,
+        Acquired, AcquiredAll, Announcement, Change, Changes, Claim, Claimed, Committed, Entry,
+        Grant, Leases, Mode, RedisBackend, Renewal, Store,
     },
     error::BackendErrorKind,
     key::{Family, Name, Namespace},
@@ -533,11 +533,12 @@ async fn a_large_entry_is_announced_and_not_pushed() {
     let fence = backend.put(&name, &small, TTL, FENCE_LIFE).await.unwrap();
     assert_eq!(next(&mut changes).await, Change::Entry(small.clone().with_fence(fence)));
     let fence = backend.put(&name, &large, TTL, FENCE_LIFE).await.unwrap();
-    assert_eq!(next(&mut changes).await, Change::Wake);
+    let announced = |fence| Change::Announced(Announcement { fence, bytes: 101, turn: None });
+    assert_eq!(next(&mut changes).await, announced(fence));
     let refresh = claim(&name);
     let Claimed::Granted(grant) = backend.claim(&refresh, fence).await.unwrap() else { panic!() };
     backend.commit(&refresh, &grant, &large, Some(TTL)).await.unwrap();
-    assert_eq!(next(&mut changes).await, Change::Wake);
+    assert_eq!(next(&mut changes).await, announced(grant.fence()));
     assert_eq!(backend.get(&name).await.unwrap(), Some(large.with_fence(grant.fence())));
 }
 

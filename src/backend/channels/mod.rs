@@ -316,7 +316,7 @@ mod tests {
         assert!(!channels.open_process_channel(&process));
         let mut openings = channels.openings();
         let mut first = channels.listen_through(&process, &one);
-        assert_eq!(channels.wanted(), [process.clone()]);
+        assert_eq!(channels.wanted(), std::slice::from_ref(&process));
         channels.answer(&process, Subscription::Confirmed);
         assert!(channels.open_process_channel(&process));
         let mut second = channels.listen_through(&process, &other);

@@ -8,6 +8,7 @@
 //! | `e` | string, PX | the [entry](crate::backend::Entry); `e1`, `e2`, … those of other schemas |
 //! | `t` and an owner | string, PX | a large entry on its way to `e`, for 10 s at most |
 //! | `l` | string, PX | the lease: `owner:fence` |
+//! | `lp` | set, PX | the processes that wait for what the holder of `l` loads |
 //! | `f` | string, PX | the last fence granted or burnt; `:c` follows a committed one |
 //! | `q` | sorted set | the queue of a mutex: the tickets of claims that are held to their order |
 //! | `u` | sorted set | the same of the other claims |
@@ -25,10 +26,12 @@
 //!
 //! A sorted set expires with its last member.
 //!
-//! At a single server, a process has one channel for all names of one namespace and family:
-//! `namespace:family:p:` and the first half of its owner ids, or `p@3:` for database 3. Messages on
-//! it begin with the [prefix](crate::key::Name::prefix) of the name. In a cluster, a process has a
-//! channel for each name: `s:` and that half.
+//! At a single server, a process has one channel for all locks of one namespace and family:
+//! `namespace:family:p:` and the first half of its owner ids, or `p@3:` for database 3. A backend
+//! has one for all entries of one namespace, which ends with an id of its own. All backends share
+//! `namespace:c:p:all`. Messages on them begin with the [prefix](crate::key::Name::prefix) of the
+//! name. In a cluster, a process has a channel for each name: `s:` and the first half of its owner
+//! ids.
 
 use std::sync::Arc;
 
@@ -36,6 +39,7 @@ use crate::{backend::Owner, key::Name};
 
 pub(super) const STAGED: &str = "t";
 pub(super) const LEASE: &str = "l";
+pub(super) const PROCESSES: &str = "lp";
 pub(super) const FENCE: &str = "f";
 pub(super) const QUEUE: &str = "q";
 pub(super) const UNORDERED: &str = "u";
@@ -70,10 +74,26 @@ pub(super) fn own_shard_channel(channel: &str) -> Arc<str> {
     format!("{channel}:{}", Owner::process()).into()
 }
 
-/// Returns the part of the channels of this process at a single server that follows the namespace
-/// and the family.
-pub(super) fn process_channel_suffix(database: i64) -> String {
-    format!("p{}:{}", &channel(database)[1..], Owner::process())
+/// The channels of this process at a single server: the parts that follow the namespace and the
+/// family.
+pub(super) struct ProcessChannels {
+    /// For claims that wait in a queue: scripts find it by the owner of a claim.
+    pub(super) queued: String,
+    /// For claims of entries, which register the id of their backend.
+    pub(super) registered: String,
+    /// For the claims of entries of all processes, whose registrations may be lost.
+    pub(super) common: String,
+    /// The id of the backend.
+    pub(super) id: String,
+}
+
+impl ProcessChannels {
+    pub(super) fn new(database: i64) -> Self {
+        let start = format!("p{}:", &channel(database)[1..]);
+        let id = Owner::fresh().to_string().split_off(16);
+        let [queued, registered] = [&Owner::process(), &id].map(|id| format!("{start}{id}"));
+        Self { queued, registered, common: format!("{start}all"), id }
+    }
 }
 
 /// Returns the channel of this process for the namespace and family of a name.
@@ -110,7 +130,7 @@ mod tests {
         for key in ["k", "a{b}:c%", "}:", "ü"] {
             let name = Name::new(&Namespace::standard(), Family::Lock, &Key::from(key), 512)?;
             for database in [0, 3] {
-                let channel = process_channel(&name, &process_channel_suffix(database));
+                let channel = process_channel(&name, &ProcessChannels::new(database).queued);
                 let message = format!("{}w}}:", name.prefix());
                 let (topic, at) = split_message(&channel, message.as_bytes()).unwrap_or_default();
                 assert_eq!((topic, &message[at..]), (&**name.prefix(), "w}:"));

@@ -64,8 +64,8 @@ struct RedisInner {
     /// The suffix of channels.
     channel: String,
     large: LargeNames,
-    /// The suffix of the channels of this process, at a single server.
-    process_channel: Option<String>,
+    /// The channels of this process, at a single server.
+    process_channels: Option<keys::ProcessChannels>,
 }
 
 impl RedisBackend {
@@ -98,16 +98,16 @@ impl RedisBackend {
     }
 
     fn with_own_connections(deployment: Deployment, config: RedisConfig) -> Self {
-        let (channel, process_channel) = match &deployment {
+        let (channel, process_channels) = match &deployment {
             Deployment::Cluster(_) => (keys::shard_channel(), None),
             Deployment::Single(endpoint) => {
                 let database = endpoint.database();
-                (keys::channel(database), Some(keys::process_channel_suffix(database)))
+                (keys::channel(database), Some(keys::ProcessChannels::new(database)))
             }
         };
         let servers = Servers::new(deployment.clone(), config.clone());
         let large = LargeNames::default();
-        let inner = RedisInner { deployment, servers, config, channel, process_channel, large };
+        let inner = RedisInner { deployment, servers, config, channel, process_channels, large };
         Self(Arc::new(inner))
     }
 

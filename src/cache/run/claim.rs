@@ -5,7 +5,7 @@ use tracing::debug;
 
 use super::{Run, Step, failed, look::uncacheable, second_try, silence};
 use crate::{
-    backend::{Change, Claim, Claimed, EntryKind, Grant, Mode, Occupied},
+    backend::{Announcement, Change, Claim, Claimed, Entry, EntryKind, Grant, Mode, Occupied},
     cache::{breaker::Answered, error_codec, settings::OnUncacheable},
     error::{BackendError, BackendErrorKind},
     flight::Epoch,
@@ -38,14 +38,15 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             time_up: false,
             epoch: Epoch::END,
             fence: 0,
+            announced: None,
         };
         drive(claiming, waiting).await
     }
 }
 
 /// The claim of one leader.
-struct Claiming<'p, 'a, V: Clone> {
-    run: &'a Run<V>,
+pub(super) struct Claiming<'p, 'a, V: Clone> {
+    pub(super) run: &'a Run<V>,
     /// The permit to load in this process.
     permit: &'p mut Option<SemaphorePermit<'a>>,
     acquisition: Acquisition,
@@ -59,16 +60,23 @@ struct Claiming<'p, 'a, V: Clone> {
     /// The wait for another process is over, and the last request decides.
     time_up: bool,
     /// The epoch of the last request: later joiners have no part in its answer.
-    epoch: Epoch,
+    pub(super) epoch: Epoch,
     /// The fence of the holder that was in the way.
     fence: u64,
+    /// An entry that is to be fetched.
+    announced: Option<Announcement>,
 }
 
 impl<V: Clone + Send + Sync + 'static> Attempt for Claiming<'_, '_, V> {
     type Outcome = Step<V>;
 
-    async fn ask(&mut self, _: &mut Waiting<'_>) -> Asked<Step<V>> {
+    async fn ask(&mut self, waiting: &mut Waiting<'_>) -> Asked<Step<V>> {
         let run = self.run;
+        if let Some(announced) = self.announced.take()
+            && let Some(step) = self.fetch(announced, waiting.left()).await
+        {
+            return Asked::Settled(step);
+        }
         if let Err(error) = run.permit(self.permit).await {
             return Asked::Settled(Step::Land(run.look_instead(error).await));
         }
@@ -76,6 +84,7 @@ impl<V: Clone + Send + Sync + 'static> Attempt for Claiming<'_, '_, V> {
         if !run.shard.breaker.admits_claim() {
             return Asked::Settled(Step::LoadAlone);
         }
+        waiting.listen_along();
         self.epoch = run.leader.begin_epoch();
         let answer = self.ask_once().await;
         drop(turn);
@@ -97,23 +106,15 @@ impl<V: Clone + Send + Sync + 'static> Attempt for Claiming<'_, '_, V> {
     }
 
     fn pushed(&mut self, change: Change, _: &mut Waiting<'_>) -> Option<Step<V>> {
-        let run = self.run;
         match change {
             // A push that is older than the present holder is late or doubled.
-            Change::Entry(entry) if entry.fence >= self.fence => {
-                if entry.kind == EntryKind::Uncacheable
-                    && run.options.sharing.on_uncacheable == OnUncacheable::Claim
-                {
-                    // The callers decide whether they try once more.
-                    return Some(Step::Land(uncacheable()));
-                }
-                match run.received(entry, self.epoch) {
-                    Step::Claim { .. } => None,
-                    step => Some(step),
-                }
+            Change::Entry(entry) if entry.fence >= self.fence => self.received(entry),
+            Change::Announced(announced) if announced.fence >= self.fence => {
+                self.announced = Some(announced);
+                None
             }
             Change::Failed(failure) if failure.fence() >= self.fence => {
-                let codec = run.core.error_codec.as_deref();
+                let codec = self.run.core.error_codec.as_deref();
                 Some(Step::Land(failed(error_codec::error(codec, failure))))
             }
             _ => None,
@@ -133,6 +134,21 @@ impl<V: Clone + Send + Sync + 'static> Attempt for Claiming<'_, '_, V> {
 }
 
 impl<V: Clone + Send + Sync + 'static> Claiming<'_, '_, V> {
+    /// Returns the step that follows an entry of the holder, if it is of use.
+    pub(super) fn received(&self, entry: Entry) -> Option<Step<V>> {
+        let run = self.run;
+        if entry.kind == EntryKind::Uncacheable
+            && run.options.sharing.on_uncacheable == OnUncacheable::Claim
+        {
+            // The callers decide whether they try once more.
+            return Some(Step::Land(uncacheable()));
+        }
+        match run.received(entry, self.epoch) {
+            Step::Claim { .. } => None,
+            step => Some(step),
+        }
+    }
+
     async fn ask_once(&mut self) -> Result<(Claimed, Instant), BackendError> {
         let Run { core, shard, .. } = self.run;
         let (seen, limit) = (self.seen, core.settings.retry.try_limit());

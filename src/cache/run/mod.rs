@@ -5,6 +5,7 @@
 
 mod claim;
 mod commit;
+mod fetch;
 mod load;
 mod look;
 

@@ -266,7 +266,7 @@ pub async fn an_acquisition_that_arrives_twice_is_granted_once(pair: Pair) {
     let (a, b) = (Asked::new(&proxy.url(), "k", LEASE), Asked::new(&proxy.url(), "k", LEASE));
     let scene = scene(pair, from_ref(&server), &a, &b).await;
     scene.handed_over(LEASE).await;
-    assert!(hits.count() >= 4, "{}", hits.count());
+    assert!(hits.count() >= 3, "{}", hits.count());
     nothing_is_left(&server).await;
 }
 

@@ -89,13 +89,15 @@ impl RedisBackend {
         seen: u64,
     ) -> Result<Claimed, BackendError> {
         loop {
-            let call = Call::new(&SCRIPTS.acquire, 3)
-                .keys(&claim.name, &[keys::LEASE, keys::FENCE, &claim.name.entry_suffix()])
+            let entry = claim.name.entry_suffix();
+            let call = Call::new(&SCRIPTS.acquire, 4)
+                .keys(&claim.name, &[keys::LEASE, keys::FENCE, &entry, keys::PROCESSES])
                 .owner(claim.owner)
                 .arg(millis(claim.lease))
                 .arg(millis(claim.fence_life))
                 .arg(seen)
-                .arg(PART);
+                .arg(PART)
+                .arg(self.registration());
             if let Some(claimed) = self.granted_or_part(claim, call).await? {
                 return Ok(claimed);
             }

@@ -1,9 +1,11 @@
 //! Subscriptions to the changes of names.
 //!
 //! A release notifies one waiter on the channel of its process, so that the other processes do not
-//! wake. At a single server a process has one such channel for all names, and keeps it. So a wait
-//! costs no subscription. In a cluster a script publishes in the slot of its name only. So a
-//! process has such a channel for each name that it waits for.
+//! wake. The end of a load is told to the backends that registered for it. At a single server each
+//! has one such channel for all names, and keeps it. So a wait costs no subscription.
+//!
+//! In a cluster a script publishes in the slot of its name only. So a process has such a channel
+//! for each name that it waits for.
 
 use std::sync::Arc;
 
@@ -13,7 +15,7 @@ use super::super::{RedisBackend, keys};
 use crate::{
     backend::{Changes, Claim},
     error::{BackendError, BackendErrorKind},
-    key::Name,
+    key::{Family, Name},
 };
 
 impl RedisBackend {
@@ -21,8 +23,11 @@ impl RedisBackend {
     pub(super) async fn subscribe(&self, name: &Name) -> Result<Changes, BackendError> {
         let channel: Arc<str> = name.suffixed(self.channel()).into();
         let channels = self.0.servers.channels();
-        let changes = match self.process_channel(name) {
-            Some(shared) => channels.listen_to_all(&channel, &shared, name.prefix()),
+        let changes = match &self.0.process_channels {
+            Some(own) => {
+                let shared = keys::process_channel(name, &own.queued);
+                channels.listen_to_all(&channel, &shared, name.prefix())
+            }
             None => channels.listen_to_both(&channel, &keys::own_shard_channel(&channel)),
         };
         self.confirmed(changes, &channel).await
@@ -68,19 +73,31 @@ impl RedisBackend {
     /// Returns whether a claim of this process waits for a name.
     pub(super) fn is_waited_for(&self, name: &Name) -> bool {
         let channels = self.0.servers.channels();
-        match self.0.process_channel {
+        match self.0.process_channels {
             Some(_) => channels.has_listeners(name.prefix()),
             None => channels.has_listeners(&name.suffixed(self.channel())),
         }
     }
 
-    /// Returns the channel of this process on which a claim is told of all that it must know.
-    fn shared_channel(&self, claim: &Claim) -> Option<Arc<str>> {
-        if is_queued(claim) { self.process_channel(&claim.name) } else { None }
+    /// Returns the id that a claim of an entry's lease registers. It is empty where the processes
+    /// listen to the channel of the name.
+    pub(super) fn registration(&self) -> &str {
+        self.0.process_channels.as_ref().map_or("", |channels| &channels.id)
     }
 
-    fn process_channel(&self, name: &Name) -> Option<Arc<str>> {
-        Some(keys::process_channel(name, self.0.process_channel.as_ref()?))
+    /// Returns the channel of this process on which a claim is told of all that it must know.
+    fn shared_channel(&self, claim: &Claim) -> Option<Arc<str>> {
+        let channels = self.0.process_channels.as_ref()?;
+        let suffix = match is_queued(claim) {
+            true => &channels.queued,
+            false if claim.name.family() == Family::Cache => {
+                let common = keys::process_channel(&claim.name, &channels.common);
+                self.0.servers.channels().open_process_channel(&common);
+                &channels.registered
+            }
+            false => return None,
+        };
+        Some(keys::process_channel(&claim.name, suffix))
     }
 
     /// Waits until the server has confirmed a subscription.

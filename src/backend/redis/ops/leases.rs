@@ -15,8 +15,8 @@ use super::{
 };
 use crate::{
     backend::{
-        Acquired, AcquiredAll, Changes, Claim, Claimed, Grant, Kept, Leases, Mode, Occupied,
-        Renewal, acquire_in_order, no_pass,
+        Acquired, AcquiredAll, Change, Changes, Claim, Claimed, Grant, Kept, Leases, Mode,
+        Occupied, Renewal, acquire_in_order, no_pass,
         redis::{
             keys,
             scripts::{Call, SCRIPTS},
@@ -24,7 +24,7 @@ use crate::{
         several,
     },
     error::BackendError,
-    key::Name,
+    key::{Family, Name},
 };
 
 impl Leases for RedisBackend {
@@ -113,6 +113,10 @@ impl Leases for RedisBackend {
     }
 
     async fn release(&self, claim: &Claim) -> Result<bool, BackendError> {
+        // The claims of entries have no queue.
+        if claim.name.family() == Family::Cache && !claim.waits && claim.mode == Mode::Exclusive {
+            return self.release_entry(claim, Change::Wake.encode()).await;
+        }
         self.release_and_hand_over(claim).await
     }
 
@@ -177,10 +181,13 @@ impl Leases for RedisBackend {
             ],
             Mode::Permit { .. } => &[keys::PERMIT_DEADLINES, keys::PERMITS, keys::PERMIT_QUEUE],
         };
-        let call = Call::new(&SCRIPTS.clear, 1 + queue.len())
+        let has_processes = usize::from(name.family() == Family::Cache);
+        let call = Call::new(&SCRIPTS.clear, 1 + queue.len() + has_processes)
             .keys(name, &[self.channel()])
             .keys(name, queue)
-            .arg(1);
+            .keys(name, &[keys::PROCESSES][..has_processes])
+            .arg(1)
+            .arg(has_processes * (2 + queue.len()));
         self.checked(replies::flag(self.0.servers.call(&call).await?))
     }
 

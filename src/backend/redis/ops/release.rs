@@ -22,8 +22,8 @@ impl RedisBackend {
         claim: &Claim,
         message: Bytes,
     ) -> Result<bool, BackendError> {
-        let call = Call::new(&SCRIPTS.release, 2)
-            .keys(&claim.name, &[keys::LEASE, self.channel()])
+        let call = Call::new(&SCRIPTS.release, 3)
+            .keys(&claim.name, &[keys::LEASE, self.channel(), keys::PROCESSES])
             .owner(claim.owner)
             .arg(&message[..]);
         self.released(call).await

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     backend::{
-        Change, Claim, Claimed, Committed, Entry, Failure, Grant, Owner, Store,
+        Announcement, Change, Claim, Claimed, Committed, Entry, Failure, Grant, Owner, Store,
         redis::{
             keys,
             scripts::{Call, SCRIPTS, Script},
@@ -22,6 +22,17 @@ use crate::{
 impl Store for RedisBackend {
     async fn get(&self, name: &Name) -> Result<Option<Entry>, BackendError> {
         self.read(name).await
+    }
+
+    async fn fetch(
+        &self,
+        name: &Name,
+        announced: &Announcement,
+    ) -> Result<Option<Entry>, BackendError> {
+        match announced.bytes > PART {
+            true => self.read_whole(name).await,
+            false => self.read(name).await,
+        }
     }
 
     async fn claim(&self, claim: &Claim, seen: u64) -> Result<Claimed, BackendError> {
@@ -38,8 +49,9 @@ impl Store for RedisBackend {
         let entry = entry.clone().with_fence(grant.fence()).encode();
         let is_staged = self.is_staged(&entry);
         let name = &claim.name;
-        let mut call = Call::new(&SCRIPTS.commit, 4 + usize::from(is_staged))
-            .keys(name, &[keys::LEASE, keys::FENCE, &name.entry_suffix(), self.channel()]);
+        let mut call = Call::new(&SCRIPTS.commit, 5 + usize::from(is_staged))
+            .keys(name, &[keys::LEASE, keys::FENCE, &name.entry_suffix(), self.channel()])
+            .keys(name, &[keys::PROCESSES]);
         if is_staged {
             let suffix = staged_suffix(claim.owner);
             call = call.keys(name, &[&suffix]).staged(ttl.map(|_| stage(name, &suffix, &entry)));
@@ -48,6 +60,7 @@ impl Store for RedisBackend {
             .owner(claim.owner)
             .arg(grant.fence())
             .arg(if is_staged { &[] } else { &entry[..] })
+            .arg(entry.len())
             .arg(ttl.map_or(0, millis))
             .arg(self.0.config.push_limit)
             .arg(PART);
@@ -86,6 +99,7 @@ impl Store for RedisBackend {
         let call = call
             .arg(&entry[..Entry::FENCE.start])
             .arg(rest)
+            .arg(entry.len())
             .arg(millis(ttl))
             .arg(millis(fence_life))
             .arg(self.0.config.push_limit);
@@ -102,8 +116,8 @@ impl Store for RedisBackend {
 /// this many more.
 fn write<'a>(script: &'a Script, name: &Name, channel: &str, more: usize) -> Call<'a> {
     let [before, after] = name.neighbours();
-    Call::new(script, 6 + more)
-        .keys(name, &[keys::LEASE, keys::FENCE, &name.entry_suffix(), channel])
+    Call::new(script, 7 + more)
+        .keys(name, &[keys::LEASE, keys::FENCE, &name.entry_suffix(), channel, keys::PROCESSES])
         .arg(before)
         .arg(after)
 }

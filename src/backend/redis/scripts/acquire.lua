@@ -1,10 +1,15 @@
 -- Grants the lease of an entry: with a new fence if it is free, or again to the owner that has it.
 --
+-- A process that meets another owner is registered, so that the end of the lease is pushed to it.
+--
 -- Returns the fence if granted; {'newer', entry} if an entry stands whose fence is greater than
 -- `seen`; {'held', fence, ms left, 1} if another owner has the lease. The entry is cut after
 -- `part` bytes.
-local lease, fence, entry = unpack(KEYS)
-local owner, lease_ms, fence_ms, seen, part = unpack(ARGV)
+--
+-- processes: the processes that wait for the load
+-- process: that of the owner; '' if it listens to the channel of the name
+local lease, fence, entry, processes = unpack(KEYS)
+local owner, lease_ms, fence_ms, seen, part, process = unpack(ARGV)
 
 -- The usual case: there is neither a lease nor an entry.
 -- include: clock_fence, set_lease
@@ -31,5 +36,13 @@ if found and stored > tonumber(seen) and redis.call('PTTL', entry) ~= 0 then
   return {'newer', found}
 end
 
-if holder then return {'held', held, left, 1} end
+-- include: register
+if holder then
+  if process ~= '' then
+    local refused
+    left, refused = register(processes, process, left)
+    if refused then return refused end
+  end
+  return {'held', held, left, 1}
+end
 return grant(lease, fence, owner, lease_ms, fence_ms, stored)

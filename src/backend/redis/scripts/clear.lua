@@ -1,15 +1,15 @@
 -- Ends what is held, with its queue, whatever the keys hold, and wakes the waiters.
 --
 -- KEYS: the channel, the deadlines of the processes in the queue, and the other keys to remove
--- ARGV: '1' if there is a queue
+-- ARGV: '1' if there is a queue; which of the keys has the processes that wait for a load, or 0
 --
 -- Returns 1 if there was something to remove, or 0.
 local channel, deadlines = KEYS[1], KEYS[2]
-local has_queue = ARGV[1]
+local has_queue, processes = ARGV[1], KEYS[tonumber(ARGV[2])]
 
--- include: publish, wake_queue
+-- include: publish_to_all, wake_queue
 if has_queue == '1' then wake_queue(channel, deadlines) end
+publish_to_all(channel, processes, 'w')
 local removed = redis.call('DEL', unpack(KEYS, 3))
 redis.call('DEL', deadlines)
-publish(channel, 'w')
 return removed > 0 and 1 or 0

@@ -5,18 +5,21 @@
 -- the fence is not the last one; {'newer', entry} if an entry with a greater fence stands, cut
 -- after `part` bytes.
 --
+-- processes: the processes that wait for the load
 -- staged: holds a large entry, in place of `bytes`; or nil
-local lease, fence, entry, channel, staged = unpack(KEYS)
-local owner, granted, bytes, ttl_ms, push_limit, part = unpack(ARGV)
+-- size: of the entry in bytes
+local lease, fence, entry, channel, processes, staged = unpack(KEYS)
+local owner, granted, bytes, size, ttl_ms, push_limit, part = unpack(ARGV)
 local STORED, PUSHED = 16, 8
 
--- include: publish, entry_message, commit_mark, move_entry
+-- include: publish_entry, commit_mark, move_entry
 local function is_written()
   if staged then return move_entry(staged, entry, ttl_ms) end
   return redis.pcall('SET', entry, bytes, 'PX', ttl_ms).ok
 end
-local function tell()
-  return publish(channel, staged and 'w' or entry_message(bytes, push_limit))
+local function tell(is_stored)
+  local stored = is_stored and { granted, size }
+  return publish_entry(channel, processes, not staged and bytes, push_limit, stored)
 end
 
 -- The usual case: the lease is as it was granted, and its fence is the last one.
@@ -24,10 +27,10 @@ if ttl_ms ~= '0' and redis.pcall('GET', lease) == owner .. ':' .. granted
   and redis.pcall('GET', fence) == granted and is_written() then
   mark_committed(fence, granted)
   redis.call('DEL', lease)
-  return STORED + tell()
+  return STORED + tell(true)
 end
 
--- include: fence_at, fence_text, entry_at, lease_at
+-- include: fence_at, fence_text, entry_at, lease_at, wake_all
 local function commit_otherwise()
   local mine = tonumber(granted)
   local last, is_committed = fence_at(fence)
@@ -36,7 +39,10 @@ local function commit_otherwise()
   if last ~= mine then
     if found and stored > mine then return {'newer', found} end
     -- If the server lost its data, it lost the lease as well, and the waiters wait for its end.
-    if not redis.pcall('GET', lease) then publish(channel, 'w') end
+    if not redis.pcall('GET', lease) then
+      publish_to_all(channel, processes, 'w')
+      wake_all(channel)
+    end
     return 0
   end
   if is_committed or stored == mine then
@@ -49,8 +55,8 @@ local function commit_otherwise()
     if is_written() then outcome = STORED else redis.pcall('DEL', entry) end
   end
   mark_committed(fence, fence_text(mine))
-  if lease_at(lease) == owner then redis.call('DEL', lease) end
-  return outcome + tell()
+  if lease_at(lease) == owner then redis.call('DEL', lease) else wake_all(channel) end
+  return outcome + tell(outcome == STORED)
 end
 
 local reply = commit_otherwise()

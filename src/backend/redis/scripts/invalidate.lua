@@ -2,11 +2,12 @@
 --
 -- Returns the fence.
 --
+-- processes: the processes that wait for a load
 -- entry_before, entry_after: the entries of the neighbouring schemas
-local lease, fence, entry, channel, entry_before, entry_after = unpack(KEYS)
+local lease, fence, entry, channel, processes, entry_before, entry_after = unpack(KEYS)
 local fence_ms = ARGV[1]
 
--- include: fence_at, fence_text, next_fence, entry_at, publish
+-- include: fence_at, fence_text, next_fence, entry_at, publish_to_all
 local last = fence_at(fence)
 local _, stored = entry_at(entry, 43)
 local burnt = next_fence(last, stored)
@@ -14,5 +15,5 @@ redis.call('DEL', lease, entry, entry_before, entry_after)
 local written = redis.pcall('SET', fence, fence_text(burnt), 'PX', fence_ms)
 -- A full server refuses the write. Without a fence, no commit passes either.
 if type(written) == 'table' and written.err then redis.call('DEL', fence) end
-publish(channel, 'i' .. fence_text(burnt))
+publish_to_all(channel, processes, 'i' .. fence_text(burnt))
 return burnt

@@ -4,17 +4,19 @@
 -- Returns the fence, which is written into the entry. Fails if the staged entry is not there.
 --
 -- entry_before, entry_after: the entries of the neighbouring schemas
+-- processes: the processes that wait for a load
 -- staged: holds a large entry, in place of `kind` and `rest`; or nil
+-- size: of the entry in bytes
 -- kind, rest: the bytes of the entry before and behind its fence
-local lease, fence, entry, channel, entry_before, entry_after, staged = unpack(KEYS)
-local kind, rest, ttl_ms, fence_ms, push_limit = unpack(ARGV)
+local lease, fence, entry, channel, processes, entry_before, entry_after, staged = unpack(KEYS)
+local kind, rest, size, ttl_ms, fence_ms, push_limit = unpack(ARGV)
 
--- include: fence_at, fence_text, next_fence, entry_at, publish, entry_message, move_entry
+-- include: fence_at, fence_text, next_fence, entry_at, publish_entry, move_entry
 local last = fence_at(fence)
 local _, stored = entry_at(entry, 43)
 local burnt = next_fence(last, stored)
 local text = fence_text(burnt)
-local message = 'w'
+local bytes
 -- The writes that a full server refuses come first, so that it refuses all or none.
 if staged then
   local written = redis.pcall('SETRANGE', staged, 4, text)
@@ -26,11 +28,10 @@ if staged then
     return redis.error_reply('UNSTAGED the entry to write is not there')
   end
 else
-  local bytes = kind .. text .. rest
+  bytes = kind .. text .. rest
   redis.call('SET', entry, bytes, 'PX', ttl_ms)
-  message = entry_message(bytes, push_limit)
 end
 redis.call('SET', fence, text, 'PX', fence_ms)
 redis.call('DEL', lease, entry_before, entry_after)
-publish(channel, message)
+publish_entry(channel, processes, bytes, push_limit, { text, size })
 return burnt

@@ -27,6 +27,9 @@ if for_caches == '1' then
   try('GETRANGE', key, 0, 0)
   try('SETRANGE', key, 0, '')
   try('RENAME', key, key)
+  try('SMEMBERS', key)
+  -- Without the string, it would leave a set behind.
+  if may_set then try('SADD', key, 'a') end
 end
 if for_locks == '1' then
   try('ZADD', key, 'XX', 1, 'a')
