@@ -28,7 +28,7 @@ fn mutex(locks: &Locks, name: &str) -> Mutex {
 
 /// Waits until the queue of a lock has an entry.
 async fn queued(raw: &mut Raw, name: &str) {
-    let queue = format!("bellwether:l:{{{name}}}:q");
+    let queue = format!("bellwether:l:{{{name}}}:u");
     let waits = comes_true(LIMIT, async || raw.run::<usize>(&["ZCARD", &queue]).await == 1);
     assert!(waits.await, "the waiter does not queue");
 }
