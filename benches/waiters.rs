@@ -29,6 +29,8 @@ use tokio::{
 
 const WAITERS: [usize; 6] = [1, 10, 100, 1_000, 3_000, 10_000];
 const PROCESSES: usize = 4;
+/// The time in which all waiters connect and queue, before the figures begin.
+const WARM_UP: Duration = Duration::from_secs(3);
 const TURN: Duration = Duration::from_secs(4);
 const WORKER: &str = "WAITERS_WORKER";
 /// Longer than any turn, so that a wait that fails is a defect.
@@ -100,9 +102,11 @@ async fn row(name: &str, kind: Kind, waiters: usize) {
         .filter(|at| each(*at) > 0)
         .map(|at| start(&task(each(at), TURN, false)))
         .collect();
+    sleep(WARM_UP).await;
     let before = commands(&mut raw, false).await;
-    let done: Vec<_> = workers.into_iter().map(finish).collect();
+    sleep(TURN).await;
     let sent = commands(&mut raw, false).await - before;
+    let done: Vec<_> = workers.into_iter().map(finish).collect();
     let holds: usize = done.iter().map(|done| done.holds).sum();
     let failed: usize = done.iter().map(|done| done.failed).sum();
     let longest = done.iter().map(|done| done.longest).max().unwrap_or_default();
@@ -123,8 +127,7 @@ async fn idle(raw: &mut Raw, task: &Task) -> f64 {
     let fair = locks.fair_mutex("idle").lock().await.unwrap();
     let permit = locks.semaphore("idle", 1).acquire().await.unwrap();
     let mut worker = start(task);
-    // Until all of them have asked.
-    sleep(Duration::from_secs(3)).await;
+    sleep(WARM_UP).await;
     let (before, begun) = (commands(raw, true).await, Instant::now());
     sleep(TURN).await;
     let sent = commands(raw, true).await - before;
@@ -173,14 +176,20 @@ fn work(task: &Task) {
     let runtime = Builder::new_current_thread().enable_all().build().unwrap();
     let done = runtime.block_on(async {
         let locks = Locks::new(RedisBackend::open(&task.url).unwrap());
-        let end = Instant::now() + task.turn;
+        let begin = Instant::now() + WARM_UP;
         let mut tasks = JoinSet::new();
         for at in 0..task.waiters {
             tasks.spawn(hold(locks.clone(), task.kind, at, task.idle));
         }
         match task.idle {
             true => drop(tasks.join_all().await),
-            false => sleep_until(end).await,
+            false => {
+                sleep_until(begin).await;
+                for each in FIGURES.lock().unwrap().iter_mut() {
+                    (each.holds, each.longest) = (0, Duration::ZERO);
+                }
+                sleep_until(begin + task.turn).await;
+            }
         }
         let figures = FIGURES.lock().unwrap();
         figures.iter().fold(Done::default(), |all, each| Done {
