@@ -14,7 +14,7 @@ use std::{
 
 use bellwether::{
     Cache, ErrorKind, Locks, RedisBackend,
-    backend::{Change, Claim, Leases, Mode},
+    backend::{Acquired, Change, Claim, Leases, Mode},
     cache::Source,
     key::{Family, Name, Namespace},
 };
@@ -140,11 +140,14 @@ async fn the_client() {
 async fn works(open: impl Fn() -> RedisBackend, url: Option<&str>) {
     let [here, there] = [open(), open()];
     let name = Name::new(&Namespace::standard(), Family::Lock, &"pushed".into(), 512).unwrap();
-    let claim = Claim::new(name, Mode::Exclusive, LIMIT, LIMIT);
-    let mut changes = there.changes(&claim.name).await.unwrap();
+    let claim = Claim::new(name.clone(), Mode::Exclusive, LIMIT, LIMIT);
+    let next = Claim::new(name, Mode::Exclusive, LIMIT, LIMIT);
+    let mut changes = there.changes_for(&next).await.unwrap();
     here.acquire(&claim).await.unwrap();
+    assert!(matches!(there.acquire(&next).await.unwrap(), Acquired::Held(_)));
     assert!(here.release(&claim).await.unwrap());
-    assert_eq!(timeout(LIMIT, changes.next()).await.unwrap(), Change::Wake);
+    assert_eq!(timeout(LIMIT, changes.next()).await.unwrap(), Change::Turn(next.owner));
+    there.release(&next).await.unwrap();
     let cache = Cache::<String>::builder(here.clone()).build().unwrap();
     for expected in [Source::Led, Source::Hit] {
         let load = |_| async { Ok::<_, std::io::Error>("x".to_owned()) };

@@ -8,7 +8,7 @@ use std::{
 
 use bellwether::{
     Cache, ErrorKind, Locks, RedisBackend,
-    backend::{Change, Leases, Renewal},
+    backend::{Acquired, Change, Leases, Renewal},
 };
 use futures_util::future::join_all;
 use testkit::{Cluster, LIMIT, comes_true};
@@ -59,9 +59,10 @@ async fn pushes_go_only_through_the_node_that_serves_the_name() {
     let (here, there) = (patient(&cluster), patient(&cluster));
     let mut listeners = Vec::new();
     for at in 0..36 {
-        let claim = claim(&format!("k{at}"));
-        let changes = there.changes(&claim.name).await.unwrap();
-        listeners.push((claim, changes));
+        let name = format!("k{at}");
+        let (claim, next) = (claim(&name), claim(&name));
+        let changes = there.changes_for(&next).await.unwrap();
+        listeners.push((claim, next, changes));
     }
     // Each name has the common channel, and the channel of this process.
     let mut all = 0;
@@ -73,10 +74,11 @@ async fn pushes_go_only_through_the_node_that_serves_the_name() {
         }
     }
     assert_eq!(all, 2 * 36);
-    for (claim, changes) in &mut listeners {
+    for (claim, next, changes) in &mut listeners {
         here.acquire(claim).await.unwrap();
+        assert!(matches!(there.acquire(next).await.unwrap(), Acquired::Held(_)));
         assert!(here.release(claim).await.unwrap());
-        assert_eq!(timeout(LIMIT, changes.next()).await.unwrap(), Change::Wake);
+        assert_eq!(timeout(LIMIT, changes.next()).await.unwrap(), Change::Turn(next.owner));
     }
 }
 
