@@ -138,7 +138,7 @@ mod tests {
             ("99999999999999999d", None),
         ] {
             let text: serde::de::value::StrDeserializer<'_, Error> = text.into_deserializer();
-            let read = duration::deserialize(text.clone()).ok();
+            let read = duration::deserialize(text).ok();
             assert_eq!(read, micros.map(Duration::from_micros), "{text:?}");
         }
     }

@@ -70,6 +70,6 @@ mod tests {
         assert_eq!(race(&[(2, Err(1)), (3, Ok(2))]).await, (Ok(2), 5 * MS));
         assert_eq!(race(&[(2, Err(1)), (3, Err(2))]).await, (Err(Some(2)), 5 * MS));
         assert_eq!(race(&[(5000, Ok(1))]).await, (Err(None), 1000 * MS));
-        assert_eq!(race(&[]).await, (Err(None), 0 * MS));
+        assert_eq!(race(&[]).await, (Err(None), Duration::ZERO));
     }
 }
