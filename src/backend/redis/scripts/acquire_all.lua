@@ -7,7 +7,7 @@
 -- Returns {'granted', fence of each ...}, or {'held', index from 0, fence, ms left, 1} for the
 -- first lease that another owner has.
 
--- include: lease_at, clock_ms, ticket, take_entry_or_look, leave, grant, renew_lease
+-- include: lease_at, clock_ms, turn_only, take_entry_or_look, leave, grant, renew_lease
 local count = #KEYS / 4
 local fences = {}
 for one = 1, count do

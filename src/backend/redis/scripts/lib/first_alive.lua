@@ -1,4 +1,4 @@
--- include: kept_ms, batch
+-- include: kept_ms, batch, again
 
 -- Returns the first claim in a queue whose process keeps its entries, the milliseconds until that
 -- ends, and its ticket; or nil. Removes the entries before it, from `other` as well, which is

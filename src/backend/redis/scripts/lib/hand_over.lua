@@ -1,4 +1,4 @@
--- include: publish_to_process, handover_message, ticket, set_lease, grant
+-- include: publish_to_process, handover_message, ticket, turn_only, set_lease, grant
 
 -- Hands a free lease to a waiter whose process keeps its entry for another `left` ms: grants it, or
 -- keeps it for the waiter with the fence 0 and notifies the waiter of its turn. Does nothing if no

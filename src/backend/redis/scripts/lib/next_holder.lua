@@ -1,4 +1,4 @@
--- include: batch, first_alive, hand_over
+-- include: batch, again, first_alive, hand_over
 
 -- Hands a free mutex to the older head of its two queues. An unordered claim that does not hear of
 -- it loses its entry, and the next one has its turn. Returns the bit of `publish`, or AGAIN.

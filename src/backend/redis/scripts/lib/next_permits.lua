@@ -1,12 +1,12 @@
--- include: batch, first_alive, holds_at, hold, publish_to_process, handover_message, ticket
--- include: fence_text, clock
+-- include: batch, again, first_alive, holds_at, hold, publish_to_process, handover_message
+-- include: ticket, turn_only, fence_text, clock
 
 -- Hands permits to the claims at the head of the queue while they fit. Returns the bit of
 -- `publish`, or AGAIN.
 --
 -- A queue entry is `owner:count:limit`.
 local function next_permits(to, queue, deadlines, permits, at)
-  local told, heard = 0, 0
+  local told = 0
   local out = holds_at(permits, at)
   for _ = 1, BATCH / 4 do
     local claim, left, ticket = first_alive(queue, deadlines, nil, at)
@@ -23,6 +23,7 @@ local function next_permits(to, queue, deadlines, permits, at)
     local ends = has_to_ask and 0 or at - math.floor(ticket / 1000) + life
     -- The time stands for a fence, which permits do not have.
     local message = handover_message(fence_text(now()), waiter, ends)
+    local heard
     told, heard = publish_to_process(to.channel, waiter, message)
     -- A process that does not hear keeps its entry, and asks by itself.
     if heard == 0 then return told end

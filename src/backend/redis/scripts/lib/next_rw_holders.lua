@@ -1,4 +1,4 @@
--- include: batch, first_alive, hand_over, holds_at, keep, clock
+-- include: batch, again, first_alive, hand_over, holds_at, keep, clock
 
 -- Hands a read-write lock without a writer to the writer at the head of the queue, if there is no
 -- reader, or to all readers at its head, with one message for each process. Returns the bit of
@@ -24,8 +24,8 @@ local function next_rw_holders(to, queue, deadlines, readers, writers, at)
   local heads = redis.call('ZRANGE', queue, 0, BATCH - 1, 'WITHSCORES')
   local processes, waiting = {}, 0
   for index = 1, #heads, 2 do
-    local reader, ticket = heads[index], heads[index + 1]
-    if writer and tonumber(ticket) >= tonumber(writer) then break end
+    local reader, entered = heads[index], heads[index + 1]
+    if writer and tonumber(entered) >= tonumber(writer) then break end
     waiting = waiting + 1
     local process = string.sub(reader, 1, 16)
     local group = processes[process]
@@ -35,8 +35,8 @@ local function next_rw_holders(to, queue, deadlines, readers, writers, at)
       processes[process] = group
       processes[#processes + 1] = group
     end
-    local has_to_ask = ticket % TICKET_STEP == TURN_ONLY or to.hands_over ~= '1'
-    local ends = has_to_ask and 0 or at - math.floor(ticket / 1000) + group.life
+    local has_to_ask = entered % TICKET_STEP == TURN_ONLY or to.hands_over ~= '1'
+    local ends = has_to_ask and 0 or at - math.floor(entered / 1000) + group.life
     group.message[#group.message + 1] = reader .. ends
     group.waiters[#group.waiters + 1] = reader
     group.holds[#group.holds + 1] = at + group.life
