@@ -48,7 +48,7 @@ pub(super) struct Core<V> {
 /// What an answer of the backend is good for.
 pub(super) enum Decision<V> {
     /// The value is served.
-    Fresh(V, Record),
+    Fresh(V, Option<Record>),
     /// There is no entry that can be read, so the value is loaded under the lease. `seen` is the
     /// fence of the entry, or 0 if there is none.
     Miss { seen: u64 },

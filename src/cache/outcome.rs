@@ -1,6 +1,9 @@
 //! What a request ends with, and what a flight lands with.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::{
+    num::NonZeroU64,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
 
 use crate::{backend::Entry, error::Error};
 
@@ -12,35 +15,39 @@ pub struct Loaded<V> {
     pub(super) record: Option<Record>,
 }
 
-/// What is known of an entry beside its value.
+/// What is known of an entry beside its value. It is small, because each caller gets a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Record {
-    fence: u64,
-    cost: Duration,
-    /// How long it is kept after its load. Zero if it is not stored.
-    ttl: Duration,
+    fence: NonZeroU64,
+    /// How long the load took, in milliseconds.
+    cost: u32,
+    /// For how many milliseconds it is kept after its load. Zero if it is not stored.
+    ttl: u32,
 }
 
 impl Record {
-    pub(super) fn of(entry: &Entry) -> Self {
+    /// Returns the record of an entry, or `None` if it has no fence.
+    pub(super) fn of(entry: &Entry) -> Option<Self> {
         Self::new(entry.fence, entry)
     }
 
     /// Returns the record of an entry that is written under this fence.
-    pub(super) fn new(fence: u64, entry: &Entry) -> Self {
-        Self { fence, cost: entry.cost, ttl: entry.ttl }
+    pub(super) fn new(fence: u64, entry: &Entry) -> Option<Self> {
+        let millis = |time: Duration| u32::try_from(time.as_millis()).unwrap_or(u32::MAX);
+        let fence = NonZeroU64::new(fence)?;
+        Some(Self { fence, cost: millis(entry.cost), ttl: millis(entry.ttl) })
     }
 
     /// Returns the record without a time to live, unless the entry is stored.
     pub(super) fn if_stored(self, is_stored: bool) -> Self {
-        let ttl = if is_stored { self.ttl } else { Duration::ZERO };
-        Self { ttl, ..self }
+        Self { ttl: if is_stored { self.ttl } else { 0 }, ..self }
     }
 
     /// Returns the time since the load ended. A fence is the time of the server at which it began.
     fn age(&self) -> Duration {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let stored_at = Duration::from_micros(self.fence).saturating_add(self.cost);
+        let cost = Duration::from_millis(self.cost.into());
+        let stored_at = Duration::from_micros(self.fence.get()).saturating_add(cost);
         now.saturating_sub(stored_at)
     }
 }
@@ -98,7 +105,7 @@ impl<V> Loaded<V> {
     ///
     /// Returns `None` if it was loaded without a lease. [`Source::Degraded`] lists the reasons.
     pub fn fence(&self) -> Option<u64> {
-        Some(self.record?.fence)
+        Some(self.record?.fence.get())
     }
 
     /// Returns the time since the load of the value ended.
@@ -116,8 +123,8 @@ impl<V> Loaded<V> {
     ///
     /// Returns `None` if the value is not stored. A later invalidation is not known here.
     pub fn expires_in(&self) -> Option<Duration> {
-        let record = self.record.filter(|record| !record.ttl.is_zero())?;
-        Some(record.ttl.saturating_sub(record.age()))
+        let record = self.record.filter(|record| record.ttl > 0)?;
+        Some(Duration::from_millis(record.ttl.into()).saturating_sub(record.age()))
     }
 }
 

@@ -39,8 +39,8 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         let committed = self.leader.begin_epoch();
         let answer = self.try_commit(&guard, &entry, ttl).await;
         let is_stored = matches!(answer, Ok(Committed::Stored));
-        let record = Record::new(guard.fence(), &entry).if_stored(is_stored);
-        let led = |value| Loaded { value, source: Source::Led, record: Some(record) };
+        let record = Record::new(guard.fence(), &entry).map(|it| it.if_stored(is_stored));
+        let led = |value| Loaded { value, source: Source::Led, record };
         match answer {
             Ok(Committed::Stored | Committed::Pushed) => {
                 guard.settled();

@@ -69,8 +69,8 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
 }
 
 /// Returns the outcome with a value of an entry.
-pub(super) fn found<V>(value: V, source: Source, record: Record) -> Outcome<V> {
-    Outcome::Value(Loaded { value, source, record: Some(record) })
+pub(super) fn found<V>(value: V, source: Source, record: Option<Record>) -> Outcome<V> {
+    Outcome::Value(Loaded { value, source, record })
 }
 
 /// Returns the landing with a load that cannot be shared.

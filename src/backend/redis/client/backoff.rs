@@ -11,8 +11,8 @@ const LONGEST: Duration = Duration::from_millis(250);
 
 /// A sequence of pauses that doubles from [`FIRST`] to [`LONGEST`], each shortened by up to a half.
 ///
-/// A pause is no shorter than the attempt before it. So a server that is slow to refuse, or does
-/// not answer, is busy with a process for half of the time at most.
+/// Behind an attempt that took its time, the pause is as long as that within the bound of
+/// [`LONGEST`]. So a server that is slow to refuse is not asked again at once.
 #[derive(Default)]
 pub(super) struct Backoff {
     attempts: u32,
@@ -23,7 +23,7 @@ impl Backoff {
     pub(super) fn pause(&mut self, attempt: Duration) -> Duration {
         let bound = FIRST.saturating_mul(1 << self.attempts.min(5)).min(LONGEST);
         self.attempts = self.attempts.saturating_add(1);
-        bound.max(attempt.saturating_mul(2)).mul_f64(0.5 + fastrand::f64() / 2.0)
+        bound.max(attempt.min(LONGEST)).mul_f64(0.5 + fastrand::f64() / 2.0)
     }
 
     /// Returns a moment before the first attempt after a break, which many processes make.
@@ -43,8 +43,11 @@ mod tests {
             let (pause, bound) = (backoff.pause(Duration::ZERO), Duration::from_millis(bound));
             assert!(pause >= bound / 2 && pause <= bound, "{pause:?} of {bound:?}");
         }
-        let slow = Duration::from_secs(1);
-        let pause = backoff.pause(slow);
-        assert!(pause >= slow && pause <= slow * 2, "{pause:?}");
+        for (attempt, bound) in [(100, 100), (1000, 250)]
+            .map(|(attempt, bound)| (Duration::from_millis(attempt), Duration::from_millis(bound)))
+        {
+            let pause = Backoff::default().pause(attempt);
+            assert!(pause >= bound / 2 && pause <= bound, "{pause:?} of {bound:?}");
+        }
     }
 }

@@ -72,8 +72,3 @@ async fn connect_to(
         Err(_elapsed) => Err(ConnectError::elapsed(server(), phase, limit)),
     }
 }
-
-/// Connects to a server for a few questions, without its pushes.
-pub(super) async fn connect_plainly(target: &Target) -> Result<Connected, RedisError> {
-    open(target, config(), Arc::default(), &mut ConnectPhase::Credentials).await
-}

@@ -23,6 +23,7 @@ use tokio_util::task::AbortOnDropHandle;
 use super::{
     address::keepalive,
     connect_error::ConnectPhase,
+    handshake::config,
     progress::{Progress, Watched},
     target::Target,
     write_batcher::WriteBatcher,
@@ -63,6 +64,11 @@ pub(super) async fn open(
         #[cfg(unix)]
         Stream::Unix(stream) => log_in(stream, settings, config, progress, broken).await,
     }
+}
+
+/// Connects to a server for a few questions, without its pushes.
+pub(super) async fn connect_plainly(target: &Target) -> Result<Connected, RedisError> {
+    open(target, config(), Arc::default(), &mut ConnectPhase::Credentials).await
 }
 
 /// Connects to a server for subscriptions of its own, with RESP2.

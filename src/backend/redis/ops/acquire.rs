@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{super::RedisBackend, large::PART, millis, replies};
+use super::{super::RedisBackend, PART, millis, replies};
 use crate::{
     backend::{
         Claim, Claimed, Leases, Mode, Occupied,

@@ -14,7 +14,7 @@ use bytes::Bytes;
 use hashbrown::DefaultHashBuilder;
 use redis::{Cmd, Value};
 
-use super::{super::RedisBackend, replies};
+use super::{super::RedisBackend, PART, replies};
 use crate::{
     backend::{
         Entry, Owner,
@@ -24,8 +24,6 @@ use crate::{
     key::Name,
 };
 
-/// The bytes of an entry that every reader asks for. They take 5 ms at 100 Mbit/s.
-pub(super) const PART: usize = 64 << 10;
 /// A smaller entry costs less as an argument of its script.
 const STAGE_FROM: usize = 16 << 10;
 /// How long a staged entry lasts if its script does not come, in milliseconds.

@@ -5,7 +5,7 @@ use std::{fmt, time::Duration};
 use bytes::Bytes;
 use redis::Value;
 
-use super::large::PART;
+use super::PART;
 use crate::{
     backend::{AcquiredAll, Claimed, Committed, Countdown, Entry, Grant, Kept, Occupied},
     error::{BackendError, BackendErrorKind},

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use super::{
     super::RedisBackend,
-    large::{PART, stage, staged_suffix},
+    PART,
+    large::{stage, staged_suffix},
     millis, replies,
 };
 use crate::{

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     backend::redis::client::{
-        backoff::Backoff, connect::connect_plainly, failure::ClientError, staggered::first_success,
+        backoff::Backoff, failure::ClientError, staggered::first_success, stream::connect_plainly,
         target::Target,
     },
     error::{BackendError, BackendErrorKind, Chain},

@@ -10,9 +10,9 @@ use tokio::{sync::watch, time::timeout};
 
 use super::{
     super::{
-        connect::connect_plainly,
         handshake::refuse_replica,
         staggered::first_success,
+        stream::connect_plainly,
         target::{Access, Target},
     },
     HostPort, SentinelMaster,
