@@ -23,15 +23,15 @@ pub(crate) async fn show(stage: &Stage) -> Result<String, BoxError> {
     let mut waiter = stage.actor("several", "want the first two").await?;
     sleep(Duration::from_millis(50)).await;
     let other = stage.locks.mutex(ACCOUNTS[1]).try_lock().await?;
-    let other = other.ok_or("who waits for one lock holds another")?;
+    let other = other.ok_or("a task that waits for one lock holds another")?;
     other.unlock().await?;
     guard.unlock().await?;
     waiter.hears("held").await?;
     Ok(format!(
         "{} tasks in {PROCESSES} processes transfer money between three accounts of 100, {TIMES} \
          times each and in all directions, each under the locks of both: {} are in them \
-         afterwards, together {sum}, and no two tasks blocked each other. Who waits for two \
-         locks, of which one is held, holds nothing: anybody may take the other one meanwhile.",
+         afterwards, together {sum}, and no two tasks blocked each other. A task that \
+         waits for two locks, of which one is held, holds nothing: the other one is free.",
         PROCESSES * TASKS,
         amounts.iter().map(i64::to_string).collect::<Vec<_>>().join(", "),
     ))

@@ -18,7 +18,7 @@ impl Epoch {
 pub(super) enum Landing<T> {
     /// With one outcome for all followers. `None` if the leader was dropped without one.
     ForAll(Option<T>),
-    /// With an outcome for those who joined before the epoch. The late joiners wait for another.
+    /// With an outcome for the callers that joined before the epoch. Late joiners wait for another.
     Before { epoch: Epoch, outcome: T, late: OnceLock<Option<T>> },
 }
 

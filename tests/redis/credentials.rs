@@ -51,7 +51,7 @@ async fn a_rotated_password_needs_no_restart() {
     vault.set("one");
     let provider = vault.clone();
     let backend = RedisBackend::builder()
-        .server(format!("redis://nobody:wrong@127.0.0.1:{}/", server.port()))
+        .server(format!("redis://unknown:wrong@127.0.0.1:{}/", server.port()))
         .credentials(move || provider.clone().credentials())
         .command_timeout(LIMIT)
         .build()

@@ -42,7 +42,7 @@ fn is_ordinary(name: &str) -> bool {
     )
 }
 
-/// Returns whether a part of the name is a word for credentials or for the one who has them.
+/// Returns whether a part of the name is a word for credentials or for their bearer.
 fn looks_like_credential(name: &str) -> bool {
     let name = name.as_bytes();
     let begins = |at: usize| {

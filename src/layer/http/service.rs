@@ -236,7 +236,7 @@ where
 
 /// A response of the inner service, read as far as its use demands.
 enum Received<B: Body> {
-    /// May be shared for the given time. Zero means: with those who wait for it.
+    /// May be shared for the given time. Zero means: with the present waiters.
     Shareable(CachedResponse, Duration),
     /// For its caller alone.
     Uncacheable(Response<ResponseBody<B>>),

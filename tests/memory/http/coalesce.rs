@@ -1,4 +1,4 @@
-//! `coalesce_only`: answers that are shared with those who wait, and not stored.
+//! `coalesce_only`: answers that are shared with the present waiters, and not stored.
 
 use std::time::Duration;
 

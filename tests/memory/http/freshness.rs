@@ -6,7 +6,27 @@ use bellwether::{BellwetherLayer, MemoryBackend, http_cache};
 use tokio::time::sleep;
 use tower::Layer;
 
-use super::origin::{ask, ask_all, cache, different, get, http_layer, layered, with_headers};
+use super::origin::{
+    Calls, Layered, ask, ask_all, cache, different, get, http_layer, layered, with_headers,
+};
+
+type Headers<'a> = &'a [(&'static str, &'static str)];
+
+/// Asserts that an answer is served again for so many seconds, and no longer.
+async fn assert_served_again_for(
+    seconds: u64,
+    service: &Layered,
+    calls: &Calls,
+    what: Headers<'_>,
+) {
+    ask(service, get("/")).await;
+    sleep(Duration::from_millis(seconds * 1000 - 10)).await;
+    ask(service, get("/")).await;
+    assert_eq!(calls.count(), 1, "{what:?} before its time");
+    sleep(Duration::from_millis(20)).await;
+    ask(service, get("/")).await;
+    assert_eq!(calls.count(), 2, "{what:?} after its time");
+}
 
 #[tokio::test(start_paused = true)]
 async fn the_freshness_of_an_answer_shortens_the_ttl() {
@@ -22,13 +42,7 @@ async fn the_freshness_of_an_answer_shortens_the_ttl() {
     ] {
         let (inner, calls) = with_headers(headers);
         let service = layered(&inner);
-        ask(&service, get("/")).await;
-        sleep(Duration::from_millis(seconds * 1000 - 10)).await;
-        ask(&service, get("/")).await;
-        assert_eq!(calls.count(), 1, "{headers:?} before its time");
-        sleep(Duration::from_millis(20)).await;
-        ask(&service, get("/")).await;
-        assert_eq!(calls.count(), 2, "{headers:?} after its time");
+        assert_served_again_for(seconds, &service, &calls, headers).await;
     }
 }
 
@@ -67,13 +81,7 @@ async fn the_default_lifetime_is_for_answers_without_one() {
         let (inner, calls) = with_headers(headers);
         let layer = BellwetherLayer::http(cache(&MemoryBackend::new()));
         let service = layer.default_lifetime(Duration::from_secs(5)).layer(inner);
-        ask(&service, get("/")).await;
-        sleep(Duration::from_millis(seconds * 1000 - 10)).await;
-        ask(&service, get("/")).await;
-        assert_eq!(calls.count(), 1, "{headers:?} before its time");
-        sleep(Duration::from_millis(20)).await;
-        ask(&service, get("/")).await;
-        assert_eq!(calls.count(), 2, "{headers:?} after its time");
+        assert_served_again_for(seconds, &service, &calls, headers).await;
     }
 }
 

@@ -1,4 +1,4 @@
-//! The labels of processes, which tell an operator who holds a lock.
+//! The labels of processes, which tell an operator where a lock is held.
 
 use redis::{Cmd, Value};
 
