@@ -25,9 +25,9 @@ pub(crate) async fn show(stage: &Stage) -> Result<String, BoxError> {
     latch.wait().await?;
     Ok(format!(
         "{PROCESSES} processes do a part each and count down from {PROCESSES}: {} are left. \
-         {PROCESSES} others wait for all of it, and go on {after:.1?} after the last part was begun. \
-         A process that comes later does not wait at all. A step is counted once, even if its \
-         answer is lost and it is sent twice.",
+         {PROCESSES} others wait for all of it, and go on {after:.1?} after the last part was \
+         begun. A process that comes later does not wait at all. A step is counted once, even if \
+         its answer is lost and it is sent twice.",
         left.join(", "),
     ))
 }
