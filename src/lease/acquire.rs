@@ -118,7 +118,7 @@ impl Engine {
             && claim.takes_handover
             && upkeep.renew_every.is_some()
             && claim.lease >= claim.handover_life();
-        let mut waiting = Waiting::new(self.backend().clone(), &claim, strategy, limit);
+        let mut waiting = Waiting::new(&self.janitor, &claim, strategy, limit);
         waiting.keep_entries(&self.keeper);
         let attempt = OneAttempt {
             engine: self,

@@ -106,6 +106,7 @@ impl Acquisition {
         let backend = janitor.backend().as_ref();
         let answer = answered_by(backend, limit, send(backend, claim)).await;
         turn.end(answer.as_ref().err());
+        turns.recovery.heard(answer.is_ok());
         *state = after_answer(before, answer.as_ref().map(Said::from), handover);
         Ok((answer?, sent))
     }
@@ -249,6 +250,7 @@ pub(super) async fn ask_all(
         answer => answer,
     };
     turn.end(answer.as_ref().err());
+    turns.recovery.heard(answer.is_ok());
     for (at, (one, before)) in acquisitions.iter_mut().zip(before).enumerate() {
         let said = answer.as_ref().map(|answer| match answer {
             AcquiredAll::Granted(_) => Said::Granted,

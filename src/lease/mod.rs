@@ -3,6 +3,7 @@
 //! The room stands on [`backend`](crate::backend), which grants. From the ground up:
 //!
 //! - `turns`: the turns of requests to ask a shard.
+//! - `recovery`: the pauses after requests that failed.
 //! - `release`: a release that must happen, and the janitor that does it.
 //! - `handover`, `acquisition`: a claim on its way to a lease, and its undo.
 //! - `queue`: the callers of this process that want one lease.
@@ -27,6 +28,7 @@ mod handover;
 mod keeper;
 mod queue;
 mod record;
+mod recovery;
 mod release;
 mod renewals;
 mod retry;

@@ -94,7 +94,10 @@ impl Janitor {
         claim: &Claim,
     ) -> Result<bool, BackendError> {
         let release = answered_by(backend, ANSWER_LIMIT, backend.release(claim));
-        self.turns(&claim.name).releases.run(release).await
+        let turns = self.turns(&claim.name);
+        let answer = turns.releases.run(release).await;
+        turns.recovery.heard(answer.is_ok());
+        answer
     }
 
     /// Releases the lease of a claim. The future returns [`Lost`](crate::ErrorKind::Lost) if it was

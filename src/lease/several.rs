@@ -35,7 +35,7 @@ impl Engine {
         limit: Duration,
     ) -> Result<Vec<LeaseGuard>, Error> {
         let Some(first) = claims.first() else { return Ok(Vec::new()) };
-        let mut waiting = Waiting::new(self.backend().clone(), first, strategy, limit);
+        let mut waiting = Waiting::new(&self.janitor, first, strategy, limit);
         waiting.keep_entries(&self.keeper);
         let acquisitions = claims.into_iter();
         let acquisitions =

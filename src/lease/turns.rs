@@ -18,6 +18,7 @@ use tokio::{
     time::timeout,
 };
 
+use super::recovery::Recovery;
 use crate::error::{BackendError, BackendErrorKind};
 
 /// How many requests of a kind a shard is asked at once: enough to keep a connection busy, and few
@@ -32,6 +33,7 @@ const SILENCE: Duration = Duration::from_millis(250);
 pub(super) struct ShardTurns {
     pub(super) acquisitions: Turns,
     pub(super) releases: Turns,
+    pub(super) recovery: Recovery,
 }
 
 pub(super) struct Turns {

@@ -19,9 +19,11 @@ use tokio::time::{Instant, sleep_until};
 use super::{
     RetryStrategy,
     keeper::{Keeper, Place},
+    recovery::Failures,
+    release::Janitor,
 };
 use crate::{
-    backend::{Change, Changes, Claim, DynLeases, Owner},
+    backend::{Change, Changes, Claim, Owner},
     error::Chain,
     key::Name,
     time::after,
@@ -39,7 +41,7 @@ const RESUBSCRIBE: Duration = Duration::from_secs(1);
 
 /// The wait of one caller. It costs nothing before the caller has to wait.
 pub(crate) struct Waiting<'a> {
-    backend: Arc<dyn DynLeases>,
+    janitor: Arc<Janitor>,
     strategy: &'a dyn RetryStrategy,
     /// What is waited for.
     subject: Subject,
@@ -58,7 +60,7 @@ pub(crate) struct Waiting<'a> {
     until: Option<Instant>,
     limit: Duration,
     deadline: Instant,
-    failures: u32,
+    failures: Failures,
 }
 
 /// What is waited for.
@@ -81,32 +83,32 @@ pub(crate) enum Woken {
 impl<'a> Waiting<'a> {
     /// Waits for a claim.
     pub(crate) fn new(
-        backend: Arc<dyn DynLeases>,
+        janitor: &Arc<Janitor>,
         claim: &Claim,
         strategy: &'a dyn RetryStrategy,
         limit: Duration,
     ) -> Self {
-        Self::on_subject(backend, Subject::Claim(claim.clone()), strategy, limit)
+        Self::on_subject(janitor, Subject::Claim(claim.clone()), strategy, limit)
     }
 
     /// Waits for a name without a claim.
     pub(crate) fn on(
-        backend: Arc<dyn DynLeases>,
+        janitor: &Arc<Janitor>,
         name: Name,
         strategy: &'a dyn RetryStrategy,
         limit: Duration,
     ) -> Self {
-        Self::on_subject(backend, Subject::Name(name), strategy, limit)
+        Self::on_subject(janitor, Subject::Name(name), strategy, limit)
     }
 
     fn on_subject(
-        backend: Arc<dyn DynLeases>,
+        janitor: &Arc<Janitor>,
         subject: Subject,
         strategy: &'a dyn RetryStrategy,
         limit: Duration,
     ) -> Self {
         Self {
-            backend,
+            janitor: janitor.clone(),
             strategy,
             subject,
             changes: None,
@@ -119,7 +121,7 @@ impl<'a> Waiting<'a> {
             until: None,
             limit,
             deadline: after(Instant::now(), limit),
-            failures: 0,
+            failures: Failures::default(),
         }
     }
 
@@ -176,7 +178,7 @@ impl<'a> Waiting<'a> {
     /// Subscribes before a request, where that costs nothing. The waiter then need not ask again.
     pub(crate) fn listen_along(&mut self) {
         if let (None, Subject::Claim(claim)) = (&self.changes, &self.subject) {
-            self.changes = self.backend.changes_along(claim);
+            self.changes = self.janitor.backend().changes_along(claim);
         }
     }
 
@@ -207,7 +209,9 @@ impl<'a> Waiting<'a> {
     /// Waits after a request that found the lease held for another `remaining`, or that failed.
     pub(crate) async fn after(&mut self, remaining: Option<Duration>) -> Woken {
         let Some(remaining) = remaining else { return self.after_failure().await };
-        self.failures = 0;
+        if !mem::take(&mut self.failures).is_none() {
+            self.janitor.turns(self.subject.name()).recovery.heard(true);
+        }
         // Counted from here, since a subscription that is refused takes its time.
         let told = Instant::now();
         let Some(until) = self.until() else { return Woken::TimeUp };
@@ -270,7 +274,7 @@ impl<'a> Waiting<'a> {
 
     /// Subscribes. Returns what to do next, unless there is no subscription to be had.
     async fn subscribe(&mut self) -> Option<Woken> {
-        let backend = self.backend.clone();
+        let backend = self.janitor.backend().clone();
         let changes = match &self.subject {
             Subject::Claim(claim) => backend.changes_for(claim),
             Subject::Name(name) => backend.changes(name),
@@ -293,15 +297,18 @@ impl<'a> Waiting<'a> {
         }
     }
 
-    /// Waits after a request that failed. The pause grows, since the backend may be in trouble.
+    /// Waits after a request that failed, until the shard can be expected to answer.
     async fn after_failure(&mut self) -> Woken {
         let Some(until) = self.until() else { return Woken::TimeUp };
-        let bound = Duration::from_millis(20).saturating_mul(1 << self.failures.min(6));
-        self.failures += 1;
-        let pause = bound.mul_f64(0.5 + fastrand::f64() / 2.0);
-        let wake = (Instant::now() + pause).min(until).min(self.deadline);
-        sleep_until(wake).await;
-        self.woken(wake)
+        let wake = until.min(self.deadline);
+        let shard = self.janitor.turns(self.subject.name());
+        let owner = self.subject.owner();
+        tokio::select! {
+            biased;
+            change = pushed(self.changes.as_mut(), owner) => Woken::Pushed(change),
+            () = shard.recovery.pause(&mut self.failures) => Woken::Again,
+            () = sleep_until(wake) => self.woken(wake),
+        }
     }
 
     fn woken(&mut self, wake: Instant) -> Woken {
@@ -416,7 +423,7 @@ mod tests {
     fn waiting(pushes: Pushes) -> Result<(Waiting<'static>, Name), crate::Error> {
         let name = Name::new(&Namespace::standard(), Family::Lock, &Key::from("k"), 512)?;
         let limit = Duration::from_secs(60);
-        Ok((Waiting::on(Arc::new(pushes), name.clone(), &ON_DEMAND, limit), name))
+        Ok((Waiting::on(&Janitor::new(Arc::new(pushes)), name.clone(), &ON_DEMAND, limit), name))
     }
 
     /// No push will come, so the waiter looks by itself: soon after the attempt to subscribe, which

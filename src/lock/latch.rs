@@ -253,8 +253,8 @@ impl Latch {
 
     fn waiting(&self, name: &Name) -> Waiting<'static> {
         static ON_DEMAND: Retry = Retry::on_demand();
-        let backend = self.locks.space.engine.backend().clone();
-        Waiting::on(backend, name.clone(), &ON_DEMAND, self.wait_limit)
+        let janitor = self.locks.space.engine.janitor();
+        Waiting::on(janitor, name.clone(), &ON_DEMAND, self.wait_limit)
     }
 
     fn span(&self) -> tracing::Span {

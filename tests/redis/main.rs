@@ -13,6 +13,7 @@ mod latches;
 mod memory;
 mod pushes;
 mod queues;
+mod recovery;
 mod redlock;
 mod replicas;
 mod scripts;

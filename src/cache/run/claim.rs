@@ -27,7 +27,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         claim.waits = false;
         let (engine, retry) = (&self.core.engine, settings.retry.as_ref());
         let limit = self.options.wait_limit;
-        let waiting = Waiting::new(engine.backend().clone(), &claim, retry, limit);
+        let waiting = Waiting::new(engine.janitor(), &claim, retry, limit);
         let claiming = Claiming {
             run: self,
             permit,
