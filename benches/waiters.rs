@@ -1,7 +1,8 @@
 //! The cost of a hold, of a wait and of an idle waiter, for a growing number of waiters.
 //!
-//! `cargo bench --bench waiters [-- kind...]` starts a Redis server and worker processes. The kinds
-//! are `mutex`, `fair`, `rw` and `semaphore`. A row is a number of waiters, all for one name:
+//! `cargo bench --bench waiters [-- word...]` starts a Redis server and worker processes. A word is
+//! a kind (`mutex`, `fair`, `rw` or `semaphore`), a number of waiters, `processes=10`, or
+//! `chart=flat.svg`, which draws the rows. A row is a number of waiters, all for one name:
 //!
 //! - holds: the waiters are in four processes and lock in turn, and a hold does nothing;
 //! - commands: those of clients for each hold, with subscriptions;
@@ -11,8 +12,13 @@
 //!   a second.
 #![allow(missing_docs, unreachable_pub, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+#[path = "waiters/chart.rs"]
+mod chart;
+
 use std::{
+    fmt,
     io::{BufRead, BufReader, Write},
+    path::Path,
     process::{Child, Command, Stdio},
     sync::Mutex,
     time::Duration,
@@ -28,6 +34,7 @@ use tokio::{
 };
 
 const WAITERS: [usize; 6] = [1, 10, 100, 1_000, 3_000, 10_000];
+/// Unless `processes=` sets another number.
 const PROCESSES: usize = 4;
 /// The time in which all waiters connect and queue, before the figures begin.
 const WARM_UP: Duration = Duration::from_secs(3);
@@ -72,6 +79,9 @@ fn main() {
         std::env::args().skip(1).filter(|word| !word.starts_with('-')).collect();
     let numbers: Vec<usize> = wanted.iter().filter_map(|word| word.parse().ok()).collect();
     let waiters = if numbers.is_empty() { WAITERS.to_vec() } else { numbers };
+    let value = |name| wanted.iter().find_map(|word| word.strip_prefix(name));
+    let processes = value("processes=").map_or(PROCESSES, |number| number.parse().unwrap());
+    let mut rows = Vec::new();
     let kinds = [
         ("mutex", Kind::Mutex),
         ("fair", Kind::Fair),
@@ -87,18 +97,46 @@ fn main() {
                 continue;
             }
             for count in &waiters {
-                row(name, kind, *count).await;
+                let row = row(name, kind, processes, *count).await;
+                println!("{row}");
+                rows.push(row);
             }
         }
     });
+    if let Some(path) = value("chart=") {
+        chart::draw(Path::new(path), &rows).unwrap();
+    }
 }
 
-async fn row(name: &str, kind: Kind, waiters: usize) {
+/// The figures of one number of waiters.
+struct Row {
+    kind: String,
+    waiters: usize,
+    /// In a second.
+    holds: f64,
+    /// For each hold.
+    commands: f64,
+    /// As a multiple of the fair share.
+    worst_wait: f64,
+    failed: usize,
+    /// The scripts of idle waiters in a second.
+    idle: f64,
+}
+
+impl fmt::Display for Row {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Row { kind, waiters, holds, commands, worst_wait, failed, idle } = self;
+        write!(f, "{kind:9}  {waiters:7}  {holds:8.0}  {commands:13.1}  {worst_wait:10.1}  ")?;
+        write!(f, "{failed:6}  {idle:14.1}")
+    }
+}
+
+async fn row(name: &str, kind: Kind, processes: usize, waiters: usize) -> Row {
     let server = RedisServer::start().await;
     let mut raw = server.raw().await;
-    let each = |at: usize| waiters / PROCESSES + usize::from(at < waiters % PROCESSES);
+    let each = |at: usize| waiters / processes + usize::from(at < waiters % processes);
     let task = |waiters, turn, idle| Task { url: server.url(), kind, waiters, turn, idle };
-    let workers: Vec<_> = (0..PROCESSES)
+    let workers: Vec<_> = (0..processes)
         .filter(|at| each(*at) > 0)
         .map(|at| start(&task(each(at), TURN, false)))
         .collect();
@@ -112,12 +150,15 @@ async fn row(name: &str, kind: Kind, waiters: usize) {
     let longest = done.iter().map(|done| done.longest).max().unwrap_or_default();
     let share = TURN.as_secs_f64() / holds.max(1) as f64 * waiters as f64;
     let idle = idle(&mut raw, &task(waiters, TURN, true)).await;
-    println!(
-        "{name:9}  {waiters:7}  {:8.0}  {:13.1}  {:10.1}  {failed:6}  {idle:14.1}",
-        holds as f64 / TURN.as_secs_f64(),
-        sent as f64 / holds.max(1) as f64,
-        longest.as_secs_f64() / share,
-    );
+    Row {
+        kind: name.to_owned(),
+        waiters,
+        holds: holds as f64 / TURN.as_secs_f64(),
+        commands: sent as f64 / holds.max(1) as f64,
+        worst_wait: longest.as_secs_f64() / share,
+        failed,
+        idle,
+    }
 }
 
 /// Returns the scripts in a second of waiters for a lock that stays held.
