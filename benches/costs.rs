@@ -1,6 +1,7 @@
 //! The cost of each step, compared with a minimum and with peers, as ratios in one run.
 //!
-//! `cargo bench --bench costs` starts a Redis server of its own. Everything is measured from
+//! `cargo bench --bench costs [-- part...]` starts a Redis server of its own. The parts are
+//! `followers`, `hits`, `many`, `rebuild`, `locks` and `wake`. Everything is measured from
 //! spawned tasks. In `block_on` on a multi-threaded runtime, each round trip costs about three
 //! times as much.
 //!
@@ -18,7 +19,7 @@ use std::{
 
 use bellwether::{
     BoxError, Cache, Locks, MemoryBackend, RedisBackend,
-    backend::{Acquired, Change, Claim, Entry, Leases, Mode, Store},
+    backend::{Change, Claim, Claimed, Entry, Leases, Mode, Store},
     cache::Raw,
     key::{Family, Key, Name, Namespace},
 };
@@ -54,13 +55,28 @@ fn main() {
 
 async fn all() {
     println!("All processes share the cores of this machine, with the server.\n");
-    followers().await;
+    let wanted: Vec<String> =
+        std::env::args().skip(1).filter(|word| !word.starts_with('-')).collect();
+    let is_wanted = |part: &str| wanted.is_empty() || wanted.iter().any(|word| word == part);
+    if is_wanted("followers") {
+        followers().await;
+    }
     let server = RedisServer::start().await;
-    hits(&server).await;
-    many_hits(&server).await;
-    rebuild(&server).await;
-    locks(&server).await;
-    wake(&server).await;
+    if is_wanted("hits") {
+        hits(&server).await;
+    }
+    if is_wanted("many") {
+        many_hits(&server).await;
+    }
+    if is_wanted("rebuild") {
+        rebuild(&server).await;
+    }
+    if is_wanted("locks") {
+        locks(&server).await;
+    }
+    if is_wanted("wake") {
+        wake(&server).await;
+    }
 }
 
 /// Measures the processor time of each of 5,000 callers on one cold key.
@@ -285,12 +301,16 @@ async fn wake(server: &RedisServer) {
     let mut figures = [const { Vec::new() }; 2];
     for turn in 0..TURNS {
         let name = name(&format!("wake-{turn}"), Family::Cache);
-        let mut changes = there.changes(&name).await.unwrap();
         let life = Duration::from_secs(5);
-        let claim = Claim::new(name, Mode::Exclusive, life, life);
-        let Acquired::Granted(grant) = here.acquire(&claim).await.unwrap() else {
+        let claim = || Claim::new(name.clone(), Mode::Exclusive, life, life);
+        let (claim, mut waiter) = (claim(), claim());
+        let Claimed::Granted(grant) = here.claim(&claim, 0).await.unwrap() else {
             panic!("the lease is free");
         };
+        // As a leader waits that finds the lease held.
+        waiter.waits = false;
+        let mut changes = there.changes_for(&waiter).await.unwrap();
+        assert!(matches!(there.claim(&waiter, 0).await, Ok(Claimed::Held(_))));
         let waiting = tokio::spawn(async move {
             let change = changes.next().await;
             (change, Instant::now())

@@ -58,7 +58,8 @@ erased! {
     async fn clear(name: &'a Name, mode: Mode) -> bool;
     async fn changes(name: &'a Name) -> Changes;
     async fn changes_for(claim: &'a Claim) -> Changes;
-    fn changes_along(claim: &Claim) -> Option<Changes>;
+    fn missed_pushes(claim: &Claim) -> u64;
+    fn changes_since(claim: &Claim, missed: u64) -> Option<Changes>;
     fn time_limit() -> Option<Duration>;
     fn is_shared() -> bool;
     fn shard(name: &Name) -> usize;

@@ -206,12 +206,20 @@ pub trait Leases: Send + Sync + 'static {
         }
     }
 
+    /// Returns how many pushes a waiter for the claim may have missed until now, since it does not
+    /// listen yet. The backend may get ready to subscribe, without a wait.
+    ///
+    /// The default returns 0.
+    fn missed_pushes(&self, _claim: &Claim) -> u64 {
+        0
+    }
+
     /// Returns the subscription of [`changes_for`](Self::changes_for), if that needs no request to
-    /// the server. A waiter that has it before its first request need not ask again after it
-    /// subscribed. Otherwise the backend may get ready to subscribe, without a wait.
+    /// the server, and no push was missed since [`missed_pushes`](Self::missed_pushes) returned
+    /// `missed`. A waiter that asked before its request need not ask again.
     ///
     /// The default returns `None`.
-    fn changes_along(&self, _claim: &Claim) -> Option<Changes> {
+    fn changes_since(&self, _claim: &Claim, _missed: u64) -> Option<Changes> {
         None
     }
 

@@ -159,7 +159,7 @@ impl Attempt for OneAttempt<'_> {
             return asked;
         }
         if self.acquisition.claim().waits {
-            waiting.listen_along();
+            waiting.note_missed();
         }
         match self.acquisition.ask(self.try_limit, |backend, claim| backend.acquire(claim)).await {
             Ok((Acquired::Granted(grant), sent)) => {

@@ -2,8 +2,8 @@
 //!
 //! Ask, subscribe and have it confirmed, **ask again**, then sleep until a push, the next wait of
 //! the strategy, or the end of the wait. The second request closes the gap in which a release could
-//! fall between the first one and the subscription. A subscription that was confirmed before the
-//! first request leaves no gap.
+//! fall between the first one and the subscription. If a channel of the process was confirmed
+//! before the first request, and no push was missed since, there is no gap.
 //!
 //! A waiter with a queue entry is also woken by the [keeper](super::keeper) of its entry, and any
 //! other one by the end of the lease in the way, or after 5 s.
@@ -46,6 +46,8 @@ pub(crate) struct Waiting<'a> {
     /// What is waited for.
     subject: Subject,
     changes: Option<Changes>,
+    /// How many pushes may have been missed before the last request, if it had no subscription.
+    missed: Option<u64>,
     /// Subscriptions to names that were waited for before, and may be again.
     others: Vec<(Name, Changes)>,
     /// Keeps the queue entry of the claim, if it has one.
@@ -112,6 +114,7 @@ impl<'a> Waiting<'a> {
             strategy,
             subject,
             changes: None,
+            missed: None,
             others: Vec::new(),
             keeper: None,
             place: None,
@@ -137,7 +140,7 @@ impl<'a> Waiting<'a> {
     pub(crate) fn turn_to(&mut self, claim: &Claim) {
         let name = &claim.name;
         let last = mem::replace(&mut self.subject, Subject::Claim(claim.clone()));
-        self.place = None;
+        (self.place, self.missed) = (None, None);
         if last.name() != name {
             let last = last.name().clone();
             self.others.extend(self.changes.take().map(|changes| (last, changes)));
@@ -175,10 +178,18 @@ impl<'a> Waiting<'a> {
         self.address();
     }
 
-    /// Subscribes before a request, where that costs nothing. The waiter then need not ask again.
-    pub(crate) fn listen_along(&mut self) {
-        if let (None, Subject::Claim(claim)) = (&self.changes, &self.subject) {
-            self.changes = self.janitor.backend().changes_along(claim);
+    /// Notes before a request how many pushes were missed until now.
+    pub(crate) fn note_missed(&mut self) {
+        self.missed = match (&self.changes, &self.subject) {
+            (None, Subject::Claim(claim)) => Some(self.janitor.backend().missed_pushes(claim)),
+            _ => None,
+        };
+    }
+
+    /// Subscribes after a request, if that costs nothing, and no push was missed since.
+    fn listen_since(&mut self) {
+        if let (Some(missed), Subject::Claim(claim)) = (self.missed.take(), &self.subject) {
+            self.changes = self.janitor.backend().changes_since(claim, missed);
         }
     }
 
@@ -215,6 +226,7 @@ impl<'a> Waiting<'a> {
         // Counted from here, since a subscription that is refused takes its time.
         let told = Instant::now();
         let Some(until) = self.until() else { return Woken::TimeUp };
+        self.listen_since();
         let has_entry = self.keep_entry(remaining);
         self.check_subscription(told);
         if self.changes.is_none()

@@ -169,8 +169,12 @@ impl<B: Store + Latches, H: Hook<B>> Leases for Interceptor<B, H> {
         ask!(self, ChangesFor { claim: claim.clone() })
     }
 
-    fn changes_along(&self, claim: &Claim) -> Option<Changes> {
-        self.inner.changes_along(claim)
+    fn missed_pushes(&self, claim: &Claim) -> u64 {
+        self.inner.missed_pushes(claim)
+    }
+
+    fn changes_since(&self, claim: &Claim, missed: u64) -> Option<Changes> {
+        self.inner.changes_since(claim, missed)
     }
 
     fn time_limit(&self) -> Option<Duration> {

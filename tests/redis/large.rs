@@ -17,6 +17,7 @@ use bellwether::{
     key::{Family, Name, Namespace},
 };
 use bytes::Bytes;
+use futures_util::future::join_all;
 use testkit::{LIMIT, RedisServer, comes_true, eventually, proxy::Proxy};
 use tokio::time::{Instant, timeout};
 
@@ -140,6 +141,37 @@ async fn a_large_write_is_a_plain_set_and_a_script_and_leaves_nothing_else() {
     left.sort();
     assert_eq!(left, [name.suffixed("e"), name.suffixed("f")]);
     assert!(raw.run::<i64>(&["PTTL", &left[0]]).await > 10_000, "the time of the staged entry");
+}
+
+/// A part costs more than a whole, so a process without large entries asks for the whole.
+#[tokio::test]
+async fn a_reader_asks_for_a_part_for_as_long_as_large_entries_may_come() {
+    let server = RedisServer::start().await;
+    let [reader, writer] = [(); 2].map(|()| open(&server));
+    let names = ["small", "large"].map(name);
+    let small = Entry::value(7, Duration::ZERO, Bytes::from_static(b"v"));
+    writer.put(&names[0], &small, LIMIT, LIMIT).await.unwrap();
+    writer.put(&names[1], &large(1), LIMIT, LIMIT).await.unwrap();
+    reader.get(&names[0]).await.unwrap();
+    let mut monitor = server.monitor().await;
+    let mut read = async |at: usize| {
+        let entry = reader.get(&names[at]).await.unwrap().unwrap();
+        assert_eq!(entry.payload.len(), [1, MIB][at]);
+        let calls = monitor.calls_from_clients().await;
+        calls.into_iter().map(|call| call.command).collect::<Vec<_>>().join(" ")
+    };
+    assert_eq!(read(0).await, "GETRANGE");
+    for _ in 0..20 {
+        for entry in join_all((0..500).map(|_| reader.get(&names[0]))).await {
+            assert!(entry.unwrap().is_some());
+        }
+    }
+    read(0).await;
+    assert_eq!(read(0).await, "GET");
+    assert_eq!(read(1).await, "GET");
+    assert_eq!(read(0).await, "GETRANGE");
+    let other_connection = read(1).await;
+    assert!(other_connection.starts_with("HELLO"), "{other_connection}");
 }
 
 /// Whatever the script finds, the staged entry is moved or removed.

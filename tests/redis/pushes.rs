@@ -1,17 +1,28 @@
 //! The channel of a process, and what a wait costs with it.
 
-use std::time::Duration;
+use std::{
+    future::pending,
+    sync::{
+        Arc, Mutex as StdMutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 use bellwether::{
     BoxError, Cache, Key, Locks, RedisBackend,
-    backend::{Claim, Claimed, Entry, Mode, Store},
+    backend::{Claim, Claimed, Entry, Leases, Mode, Store},
     cache::{Lead, Raw as RawCodec, Source},
+    error::BackendError,
     key::{Family, Name, Namespace},
-    lock::Mutex,
+    lock::{Mutex, MutexGuard},
 };
 use bytes::Bytes;
 use futures_util::{StreamExt, future::join_all};
-use testkit::{LIMIT, Raw, RedisServer, comes_true};
+use testkit::{
+    LIMIT, Raw, RedisServer, comes_true, eventually,
+    interceptor::{Answer, Hook, Interceptor, Operation},
+};
 use tokio::{sync::oneshot, time::timeout};
 
 const LEASE: Duration = Duration::from_secs(60);
@@ -63,6 +74,60 @@ async fn waits_of_a_process_share_one_subscription() {
     assert_eq!(count("EVALSHA"), 4 * WAITS);
     assert_eq!(raw.process_channels().await, channels);
     assert_eq!(raw.pubsub_channels().await, [""; 0]);
+}
+
+/// Releases the lock between the refusal of a claim and the time at which its waiter listens.
+#[derive(Clone)]
+struct ReleasedInBetween {
+    held: Arc<StdMutex<Option<MutexGuard>>>,
+    claims: Arc<AtomicUsize>,
+}
+
+impl Hook<RedisBackend> for ReleasedInBetween {
+    async fn around(
+        &self,
+        backend: &RedisBackend,
+        operation: Operation,
+    ) -> Result<Answer, BackendError> {
+        let claim = match &operation {
+            Operation::Acquire { claim } => claim.clone(),
+            // Otherwise the keeper would find that the entry is gone.
+            Operation::Keep { .. } => return pending().await,
+            _ => return operation.perform(backend).await,
+        };
+        self.claims.fetch_add(1, Ordering::SeqCst);
+        let missed = backend.missed_pushes(&claim);
+        let answer = operation.perform(backend).await;
+        let held = self.held.lock().unwrap().take();
+        if let Some(held) = held {
+            held.unlock().await.unwrap();
+            let pushed = || async { backend.missed_pushes(&claim) != missed };
+            assert!(eventually(LIMIT, pushed).await, "nothing was pushed");
+        }
+        answer
+    }
+}
+
+/// A claim that is granted at once needs no subscription, so a waiter listens only when its claim
+/// was refused. The handover came in between, and nothing but a second claim tells of it.
+#[tokio::test]
+async fn a_push_before_the_waiter_listens_is_not_missed() {
+    let server = RedisServer::start().await;
+    let here = Locks::new(open(&server.url()));
+    let hook = ReleasedInBetween { held: Arc::default(), claims: Arc::default() };
+    let inner = open(&server.url());
+    let there = Locks::new(Interceptor { inner, hook: hook.clone() });
+    let mut raw = server.raw().await;
+    mutex(&there, "warm").lock().await.unwrap().unlock().await.unwrap();
+    assert!(comes_true(LIMIT, async || raw.process_channels().await.len() == 1).await);
+    for (name, claims) in [("first", 2), ("second", 2)] {
+        let held = mutex(&here, name).lock().await.unwrap();
+        *hook.held.lock().unwrap() = Some(held);
+        hook.claims.store(0, Ordering::SeqCst);
+        let guard = timeout(LIMIT, mutex(&there, name).lock()).await.unwrap().unwrap();
+        assert_eq!(hook.claims.load(Ordering::SeqCst), claims, "{name}");
+        guard.unlock().await.unwrap();
+    }
 }
 
 /// The channel of the process names the database, because databases share channels.

@@ -1,11 +1,13 @@
 //! The channels that this process listens to.
 //!
 //! `topics` has the listeners of each channel, and `inbox` the unread pushes of one of them.
-//! `changes` is the subscription of one waiter, and `joined` makes one of those to several servers.
+//! `missed` counts the pushes that come before a waiter listens. `changes` is the subscription of
+//! one waiter, and `joined` makes one of those to several servers.
 
 mod changes;
 mod inbox;
 mod joined;
+mod missed;
 mod topics;
 
 use std::{
@@ -50,7 +52,7 @@ impl Channels {
     /// those without an address.
     pub fn push(&self, channel: &str, change: Change) {
         // No listener is no error: the last one may have just left.
-        let readers = self.0.open().push(channel, &change);
+        let readers = self.0.push(channel, &change);
         readers.into_iter().for_each(Waker::wake);
     }
 
@@ -71,6 +73,23 @@ impl Channels {
     pub(crate) fn listen_through(&self, process_channel: &Arc<str>, topic: &Arc<str>) -> Changes {
         let through = Some(process_channel);
         Changes::one(self.0.listen([Source { topic, through, hears_all: true }]))
+    }
+
+    /// Does the same as [`listen_through`](Self::listen_through), if the server has confirmed the
+    /// channel of the process.
+    pub(crate) fn listen_along_through(
+        &self,
+        process_channel: &Arc<str>,
+        topic: &Arc<str>,
+    ) -> Option<Changes> {
+        let is_open = is_confirmed(self.0.open().subscription(process_channel));
+        is_open.then(|| self.listen_through(process_channel, topic))
+    }
+
+    /// Returns how many pushes for a topic may have been missed until now by a waiter that did not
+    /// listen. A waiter that listens, and finds the same number as earlier, has missed none since.
+    pub(crate) fn missed(&self, topic: &str) -> u64 {
+        self.0.missed.of(topic)
     }
 
     /// Listens to two channels as to one.
@@ -103,14 +122,12 @@ impl Channels {
         Some(Changes::two([one?, other?]))
     }
 
-    /// Opens a channel of the process, which stays open. Returns whether the server has confirmed
-    /// it.
-    pub(crate) fn open_process_channel(&self, channel: &Arc<str>) -> bool {
-        let (subscription, must_ask) = self.0.open().process_channel(channel);
+    /// Opens a channel of the process, which stays open.
+    pub(crate) fn open_process_channel(&self, channel: &Arc<str>) {
+        let (_, must_ask) = self.0.open().process_channel(channel);
         if must_ask {
             self.0.recheck();
         }
-        is_confirmed(Some(&subscription))
     }
 
     /// Notes whether the server pushes nothing at all. Returns whether that has changed.
@@ -128,6 +145,7 @@ impl Channels {
 
     /// Makes the waiters on some channels look again.
     pub(crate) fn wake(&self, which: impl Fn(&str) -> bool) {
+        self.0.missed.note_all();
         let readers = self.0.open().push_each(&Change::Wake, which);
         readers.into_iter().for_each(Waker::wake);
     }
@@ -174,6 +192,10 @@ impl Channels {
         let open = self.0.open();
         let Some(subscription) = open.subscription(channel) else { return };
         let was_lost = matches!(subscription.send_replace(answer), Subscription::Lost);
+        match open.is_process_channel(channel) {
+            true => self.0.missed.note_all(),
+            false => self.0.missed.note(channel),
+        }
         drop(open);
         if was_lost {
             self.wake(|one| one == channel);
@@ -182,7 +204,9 @@ impl Channels {
 
     /// Notes that the subscriptions to some channels are gone, and that none of them is refused.
     pub(crate) fn forget_answers(&self, which: impl Fn(&str) -> bool) {
-        for (_, subscription) in self.0.open().channels().filter(|(channel, _)| which(channel)) {
+        let open = self.0.open();
+        self.0.missed.note_all();
+        for (_, subscription) in open.channels().filter(|(channel, _)| which(channel)) {
             subscription.send_if_modified(|answer| {
                 let answered = matches!(answer, Subscription::Confirmed | Subscription::Refused(_));
                 if answered {
@@ -295,6 +319,45 @@ mod tests {
         assert!(!channels.has_listeners(&topic));
     }
 
+    /// A claim was refused, and a release pushed before its waiter listened. A waiter beside it has
+    /// its push.
+    #[test]
+    fn a_push_before_its_waiter_listens_is_counted() {
+        let (channels, topic) = (Channels::default(), Arc::from("t"));
+        let [early, late] = [Owner::fresh(), Owner::fresh()];
+        let before = channels.missed(&topic);
+        let mut changes = addressed(&channels, &topic, early);
+        channels.push(&topic, Change::Turn(early));
+        assert_eq!(channels.missed(&topic), before);
+        channels.push(&topic, Change::Turn(late));
+        assert_eq!(channels.missed(&topic), before + 1);
+        changes.address(late);
+        channels.push(&topic, Change::Turn(late));
+        assert_eq!(channels.missed(&topic), before + 1);
+        // Each waiter that does not listen yet may miss a change for all.
+        channels.push(&topic, Change::Wake);
+        assert_eq!(channels.missed(&topic), before + 2);
+        drop(changes);
+        channels.push(&topic, Change::Turn(late));
+        assert_eq!(channels.missed(&topic), before + 3);
+    }
+
+    /// The subscription was lost and restored while a claim was under way.
+    #[test]
+    fn a_subscription_that_was_lost_may_have_missed_a_push() {
+        let channels = Channels::default();
+        let [process, topic] = ["p", "t"].map(Arc::<str>::from);
+        channels.open_process_channel(&process);
+        let mut counts = vec![channels.missed(&topic)];
+        channels.answer(&process, Subscription::Confirmed);
+        counts.push(channels.missed(&topic));
+        channels.forget_answers(|_| true);
+        counts.push(channels.missed(&topic));
+        channels.answer(&process, Subscription::Confirmed);
+        counts.push(channels.missed(&topic));
+        assert!(counts.is_sorted_by(|one, next| one < next), "{counts:?}");
+    }
+
     #[test]
     fn a_slow_waiter_looks_again() {
         let (channels, topic) = (Channels::default(), Arc::from("t"));
@@ -313,12 +376,13 @@ mod tests {
         let channels = Channels::default();
         let [process, one, other] = ["p", "one", "other"].map(Arc::<str>::from);
         let wakes = Arc::<Wakes>::default();
-        assert!(!channels.open_process_channel(&process));
+        channels.open_process_channel(&process);
+        assert!(channels.listen_along_through(&process, &one).is_none());
         let mut openings = channels.openings();
         let mut first = channels.listen_through(&process, &one);
         assert_eq!(channels.wanted(), std::slice::from_ref(&process));
         channels.answer(&process, Subscription::Confirmed);
-        assert!(channels.open_process_channel(&process));
+        assert!(channels.listen_along_through(&process, &other).is_some());
         let mut second = channels.listen_through(&process, &other);
         assert!(!first.is_lost() && !second.is_lost());
         channels.forget_answers(|_| true);

@@ -4,7 +4,6 @@
 //! process, with those of many other topics.
 
 use std::{
-    collections::{HashMap, hash_map::Entry},
     future::poll_fn,
     sync::{
         Arc, Mutex, MutexGuard,
@@ -13,9 +12,10 @@ use std::{
     task::Waker,
 };
 
+use hashbrown::{HashMap, hash_map::Entry};
 use tokio::sync::watch;
 
-use super::inbox::Inbox;
+use super::{inbox::Inbox, missed::MissedPushes};
 use crate::{
     backend::{Change, Owner},
     error::BackendError,
@@ -30,6 +30,7 @@ pub(super) struct Topics {
     pub(super) openings: watch::Sender<u64>,
     /// The server pushes nothing any more, whatever is subscribed.
     pub(super) mute: AtomicBool,
+    pub(super) missed: MissedPushes,
 }
 
 #[derive(Default)]
@@ -106,6 +107,17 @@ impl Topics {
         listeners
     }
 
+    /// Adds a push for the listeners that it is for. Returns the tasks to wake.
+    pub(super) fn push(&self, topic: &str, change: &Change) -> Vec<Waker> {
+        let open = self.open();
+        let found = open.topics.get(topic);
+        // Under the lock: a waiter that is about to listen gets the push, or sees the count.
+        if !found.is_some_and(|topic| topic.has_addressee(change)) {
+            self.missed.note(topic);
+        }
+        found.map_or(Vec::new(), |topic| topic.push(change))
+    }
+
     /// Makes the task that keeps subscriptions in step look at all of them.
     pub(super) fn recheck(&self) {
         self.openings.send_modify(|openings| *openings = openings.wrapping_add(1));
@@ -153,11 +165,6 @@ impl Open {
         (subscription.clone(), must_ask)
     }
 
-    /// Adds a push for the listeners that it is for. Returns the tasks to wake.
-    pub(super) fn push(&self, topic: &str, change: &Change) -> Vec<Waker> {
-        self.topics.get(topic).map_or(Vec::new(), |topic| topic.push(change))
-    }
-
     /// Adds a push for the listeners of some topics, by the channels of their pushes.
     pub(super) fn push_each(&self, change: &Change, which: impl Fn(&str) -> bool) -> Vec<Waker> {
         let topics = self.topics.iter().filter(|(name, topic)| which(topic.channel(name)));
@@ -181,6 +188,10 @@ impl Open {
         let own = self.topics.iter().filter(|(_, topic)| topic.through.is_none());
         let own = own.map(|(name, topic)| (name, &topic.subscription));
         own.chain(&self.process_channels)
+    }
+
+    pub(super) fn is_process_channel(&self, channel: &str) -> bool {
+        self.process_channels.contains_key(channel)
     }
 
     /// Returns what the server has said of a channel, if it is wanted.
@@ -213,6 +224,11 @@ impl Topic {
     /// Returns the channel of its pushes.
     fn channel<'a>(&'a self, topic: &'a Arc<str>) -> &'a str {
         self.through.as_ref().unwrap_or(topic)
+    }
+
+    /// Returns whether the change is for one owner, which listens.
+    fn has_addressee(&self, change: &Change) -> bool {
+        change.addressee().is_some_and(|owner| self.addressed.contains_key(&owner))
     }
 
     /// A change with an addressee costs the same however many listeners have other addresses.

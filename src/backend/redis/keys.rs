@@ -33,7 +33,7 @@
 //! name. In a cluster, a process has a channel for each name: `s:` and the first half of its owner
 //! ids.
 
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock, atomic::AtomicBool};
 
 use crate::{backend::Owner, key::Name};
 
@@ -74,40 +74,74 @@ pub(super) fn own_shard_channel(channel: &str) -> Arc<str> {
     format!("{channel}:{}", Owner::process()).into()
 }
 
-/// The channels of this process at a single server: the parts that follow the namespace and the
-/// family.
+/// The channels of this process at a single server.
 pub(super) struct ProcessChannels {
-    /// For claims that wait in a queue: scripts find it by the owner of a claim.
-    pub(super) queued: String,
-    /// For claims of entries, which register the id of their backend.
-    pub(super) registered: String,
-    /// For the claims of entries of all processes, whose registrations may be lost.
-    pub(super) common: String,
+    /// What follows the namespace and the family.
+    start: String,
     /// The id of the backend.
     pub(super) id: String,
+    /// Those that were needed so far.
+    known: RwLock<Vec<Arc<ScopeChannels>>>,
+}
+
+/// The channels of this process for one namespace and family.
+pub(super) struct ScopeChannels {
+    scope: Box<str>,
+    /// For claims that wait in a queue: scripts find it by the owner of a claim.
+    pub(super) queued: Arc<str>,
+    /// For claims of entries, which register the id of their backend.
+    pub(super) registered: Arc<str>,
+    /// For the claims of entries of all processes, whose registrations may be lost.
+    pub(super) common: Arc<str>,
+    /// The server was asked for them.
+    pub(super) is_wanted: AtomicBool,
 }
 
 impl ProcessChannels {
     pub(super) fn new(database: i64) -> Self {
         let start = format!("p{}:", &channel(database)[1..]);
         let id = Owner::fresh().to_string().split_off(16);
-        let [queued, registered] = [&Owner::process(), &id].map(|id| format!("{start}{id}"));
-        Self { queued, registered, common: format!("{start}all"), id }
+        Self { start, id, known: RwLock::default() }
+    }
+
+    /// Returns the channels for the namespace and family of a name.
+    pub(super) fn of(&self, name: &Name) -> Arc<ScopeChannels> {
+        let is_of = |channels: &&Arc<ScopeChannels>| {
+            name.prefix().strip_prefix(&*channels.scope).is_some_and(|rest| rest.starts_with('{'))
+        };
+        let find = |known: &Vec<_>| known.iter().find(is_of).cloned();
+        if let Some(channels) = find(&self.known.read().unwrap_or_else(PoisonError::into_inner)) {
+            return channels;
+        }
+        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
+        find(&known).unwrap_or_else(|| {
+            let channels = Arc::new(self.named(scope(name)));
+            known.push(channels.clone());
+            channels
+        })
+    }
+
+    fn named(&self, scope: &str) -> ScopeChannels {
+        let named = |id: &str| format!("{scope}{}{id}", self.start).into();
+        ScopeChannels {
+            scope: scope.into(),
+            queued: named(&Owner::process()),
+            registered: named(&self.id),
+            common: named("all"),
+            is_wanted: AtomicBool::new(false),
+        }
     }
 }
 
-/// Returns the channel of this process for the namespace and family of a name.
-pub(super) fn process_channel(name: &Name, suffix: &str) -> Arc<str> {
+/// Returns the namespace and the family of a name, as its prefix begins.
+fn scope(name: &Name) -> &str {
     // A namespace has no brace.
-    let scope = name.prefix().split('{').next().unwrap_or_default();
-    format!("{scope}{suffix}").into()
+    name.prefix().split('{').next().unwrap_or_default()
 }
 
 /// Returns the key of the label of a process in the namespace and family of a name.
 pub(super) fn label(name: &Name, process: &str) -> String {
-    // A namespace has no brace.
-    let scope = name.prefix().split('{').next().unwrap_or_default();
-    format!("{scope}{{{process}}}:o")
+    format!("{}{{{process}}}:o", scope(name))
 }
 
 /// Splits a message on the channel of a process into the prefix of a name and the change. Returns
@@ -130,7 +164,7 @@ mod tests {
         for key in ["k", "a{b}:c%", "}:", "ü"] {
             let name = Name::new(&Namespace::standard(), Family::Lock, &Key::from(key), 512)?;
             for database in [0, 3] {
-                let channel = process_channel(&name, &ProcessChannels::new(database).queued);
+                let channel = ProcessChannels::new(database).of(&name).queued.clone();
                 let message = format!("{}w}}:", name.prefix());
                 let (topic, at) = split_message(&channel, message.as_bytes()).unwrap_or_default();
                 assert_eq!((topic, &message[at..]), (&**name.prefix(), "w}:"));

@@ -84,7 +84,7 @@ impl<V: Clone + Send + Sync + 'static> Attempt for Claiming<'_, '_, V> {
         if !run.shard.breaker.admits_claim() {
             return Asked::Settled(Step::LoadAlone);
         }
-        waiting.listen_along();
+        waiting.note_missed();
         self.epoch = run.leader.begin_epoch();
         let answer = self.ask_once().await;
         drop(turn);

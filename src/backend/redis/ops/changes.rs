@@ -7,7 +7,7 @@
 //! In a cluster a script publishes in the slot of its name only. So a process has such a channel
 //! for each name that it waits for.
 
-use std::sync::Arc;
+use std::sync::{Arc, atomic::Ordering};
 
 use tokio::time::timeout;
 
@@ -24,10 +24,7 @@ impl RedisBackend {
         let channel: Arc<str> = name.suffixed(self.channel()).into();
         let channels = self.0.servers.channels();
         let changes = match &self.0.process_channels {
-            Some(own) => {
-                let shared = keys::process_channel(name, &own.queued);
-                channels.listen_to_all(&channel, &shared, name.prefix())
-            }
+            Some(own) => channels.listen_to_all(&channel, &own.of(name).queued, name.prefix()),
             None => channels.listen_to_both(&channel, &keys::own_shard_channel(&channel)),
         };
         self.confirmed(changes, &channel).await
@@ -50,16 +47,15 @@ impl RedisBackend {
     }
 
     /// Returns the subscription of [`subscribe_for`](Self::subscribe_for), if the server has
-    /// confirmed it already. Otherwise asks for the channel of this process, without a wait.
-    pub(super) fn subscribed_for(&self, claim: &Claim) -> Option<Changes> {
+    /// confirmed it already, and no push was missed since [`missed_by`](Self::missed_by) returned
+    /// `missed`.
+    pub(super) fn subscribed_since(&self, claim: &Claim, missed: u64) -> Option<Changes> {
         let (channels, name) = (self.0.servers.channels(), &claim.name);
         if channels.is_mute() {
             return None;
         }
         let mut changes = if let Some(shared) = self.shared_channel(claim) {
-            let is_confirmed = channels.open_process_channel(&shared);
-            self.0.servers.start_own_push().ok()?;
-            is_confirmed.then(|| channels.listen_through(&shared, name.prefix()))?
+            channels.listen_along_through(&shared, name.prefix())?
         } else if is_queued(claim) {
             let channel = name.suffixed(self.channel()).into();
             channels.listen_along(&channel, &keys::own_shard_channel(&channel))?
@@ -67,7 +63,22 @@ impl RedisBackend {
             return None;
         };
         changes.address(claim.owner);
-        Some(changes)
+        (self.missed_by(claim) == missed).then_some(changes)
+    }
+
+    /// Returns how many pushes a waiter for a claim may have missed until now. Asks for the channel
+    /// of this process, without a wait.
+    pub(super) fn missed_by(&self, claim: &Claim) -> u64 {
+        let channels = self.0.servers.channels();
+        if self.0.process_channels.is_some() {
+            if self.shared_channel(claim).is_some() {
+                // A server that is down refuses the claim as well.
+                let _ = self.0.servers.start_own_push();
+            }
+            return channels.missed(claim.name.prefix());
+        }
+        let channel: Arc<str> = claim.name.suffixed(self.channel()).into();
+        channels.missed(&channel) + channels.missed(&keys::own_shard_channel(&channel))
     }
 
     /// Returns whether a claim of this process waits for a name.
@@ -87,17 +98,20 @@ impl RedisBackend {
 
     /// Returns the channel of this process on which a claim is told of all that it must know.
     fn shared_channel(&self, claim: &Claim) -> Option<Arc<str>> {
-        let channels = self.0.process_channels.as_ref()?;
-        let suffix = match is_queued(claim) {
-            true => &channels.queued,
-            false if claim.name.family() == Family::Cache => {
-                let common = keys::process_channel(&claim.name, &channels.common);
-                self.0.servers.channels().open_process_channel(&common);
-                &channels.registered
+        let is_queued = is_queued(claim);
+        if !is_queued && claim.name.family() != Family::Cache {
+            return None;
+        }
+        let own = self.0.process_channels.as_ref()?.of(&claim.name);
+        let shared = if is_queued { &own.queued } else { &own.registered };
+        if !own.is_wanted.swap(true, Ordering::Relaxed) {
+            let channels = self.0.servers.channels();
+            channels.open_process_channel(shared);
+            if !is_queued {
+                channels.open_process_channel(&own.common);
             }
-            false => return None,
-        };
-        Some(keys::process_channel(&claim.name, suffix))
+        }
+        Some(shared.clone())
     }
 
     /// Waits until the server has confirmed a subscription.

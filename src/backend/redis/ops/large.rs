@@ -2,12 +2,15 @@
 //!
 //! A reader cannot know how large an entry is, so it asks for the first part. If there is more, the
 //! reader asks for the whole on the other connection. It remembers the name, and then asks there at
-//! once. A writer sends a large entry by a plain `SET` to a key of its own, because a server copies
-//! each argument of a script several times. The script behind it moves the entry to its place.
+//! once. A part costs a third more than a whole. So after many reads without a large entry, a
+//! reader asks for the whole until it meets one.
+//!
+//! A writer sends a large entry by a plain `SET` to a key of its own, because a server copies each
+//! argument of a script several times. The script behind it moves the entry to its place.
 
 use std::{
     hash::BuildHasher,
-    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
 };
 
 use bytes::Bytes;
@@ -28,6 +31,8 @@ use crate::{
 const STAGE_FROM: usize = 16 << 10;
 /// How long a staged entry lasts if its script does not come, in milliseconds.
 const STAGE_LIFE: u64 = 10_000;
+/// How many reads after the last large entry ask for a part.
+const PART_READS: u32 = 10_000;
 
 /// The names whose entries were large when they were last read, with a few mistakes.
 ///
@@ -37,12 +42,15 @@ pub(in super::super) struct LargeNames {
     /// The hash of the last name that fell into each place, or 0.
     places: Box<[AtomicU64]>,
     is_used: AtomicBool,
+    /// How many of the next reads ask for a part.
+    part_reads: AtomicU32,
 }
 
 impl Default for LargeNames {
     fn default() -> Self {
         let places = (0..1024).map(|_| AtomicU64::new(0)).collect();
-        Self { hasher: DefaultHashBuilder::default(), places, is_used: AtomicBool::new(false) }
+        let (is_used, part_reads) = (AtomicBool::new(false), AtomicU32::new(PART_READS));
+        Self { hasher: DefaultHashBuilder::default(), places, is_used, part_reads }
     }
 }
 
@@ -59,9 +67,20 @@ impl LargeNames {
         }
     }
 
+    /// Returns whether the next read is to ask for a part, and counts it.
+    fn may_come(&self) -> bool {
+        let left = self.part_reads.load(Ordering::Relaxed);
+        if left > 0 {
+            // Of two reads at once, one may not be counted.
+            self.part_reads.store(left - 1, Ordering::Relaxed);
+        }
+        left > 0
+    }
+
     fn set(&self, name: &Name, is_large: bool) {
         let (place, hash) = self.place(name);
         if is_large {
+            self.part_reads.store(PART_READS, Ordering::Relaxed);
             self.is_used.store(true, Ordering::Relaxed);
             place.store(hash, Ordering::Relaxed);
         } else {
@@ -76,18 +95,24 @@ impl RedisBackend {
         if self.0.large.contain(name) {
             return Box::pin(self.read_whole(name)).await;
         }
+        let asks_for_part = self.0.large.may_come();
         let mut get = Cmd::with_capacity(4, name.prefix().len() + 40);
-        get.arg("GETRANGE");
+        get.arg(if asks_for_part { "GETRANGE" } else { "GET" });
         write_key(&mut get, name, &name.entry_suffix());
-        get.arg(0).arg(PART - 1);
-        // The prefix is enough to find the slot in a cluster.
-        let part = self.bytes(self.0.servers.run(&get, name.prefix()).await?)?;
-        if part.is_empty() {
-            return Ok(None);
+        if asks_for_part {
+            get.arg(0).arg(PART - 1);
         }
-        match replies::part(part)? {
-            Some(entry) => Ok(Some(entry)),
-            None => Box::pin(self.read_whole(name)).await,
+        // The prefix is enough to find the slot in a cluster.
+        let bytes = self.bytes(self.0.servers.run(&get, name.prefix()).await?)?;
+        match bytes.len() {
+            0 => Ok(None),
+            PART.. if asks_for_part => Box::pin(self.read_whole(name)).await,
+            length => {
+                if length >= PART {
+                    self.0.large.set(name, true);
+                }
+                replies::entry(bytes).map(Some)
+            }
         }
     }
 

@@ -199,8 +199,12 @@ impl Leases for RedisBackend {
         self.subscribe_for(claim).await
     }
 
-    fn changes_along(&self, claim: &Claim) -> Option<Changes> {
-        self.subscribed_for(claim)
+    fn missed_pushes(&self, claim: &Claim) -> u64 {
+        self.missed_by(claim)
+    }
+
+    fn changes_since(&self, claim: &Claim, missed: u64) -> Option<Changes> {
+        self.subscribed_since(claim, missed)
     }
 
     /// The scripts of one renewal are sent at once, so that they share one command time-out.
