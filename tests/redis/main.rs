@@ -11,6 +11,7 @@ mod http;
 mod large;
 mod latches;
 mod memory;
+mod outage;
 mod pushes;
 mod queues;
 mod recovery;

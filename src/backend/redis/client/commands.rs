@@ -1,8 +1,9 @@
 //! The connection for commands.
 //!
 //! A task keeps it connected (`reconnect`). A command takes the current connection. If the last
-//! attempt to connect failed, the command fails at once; if an attempt is under way, the command
-//! waits for it within its own time-out. So nothing queues up while the server is away.
+//! attempt to connect failed, the command fails at once, and the next attempt comes sooner; if an
+//! attempt is under way, the command waits for it within its own time-out. So nothing queues up
+//! while the server is away.
 //!
 //! A command times out when its connection was silent for the command time-out (`progress`).
 //!
@@ -25,6 +26,7 @@ use super::{
     endpoint::Endpoint,
     events::NodeEvents,
     failure::{CommandFailure, CommandRetry, ends_connection},
+    pacer::Demand,
     reconnect::{ConnectionState, Established, KeptConnection, ReconnectRun, keep_connected},
     replicas::Replicas,
     task::OnDemandTask,
@@ -53,12 +55,18 @@ pub(super) struct CommandDeadline {
     limit: Duration,
     /// The command begins now, and has the command time-out, so that the wheel can time it.
     is_whole: bool,
+    demand: Demand,
 }
 
 impl CommandDeadline {
     /// Returns the deadline of a command that begins now.
     pub(super) fn from_now(config: &RedisConfig) -> Self {
-        Self { begun: Instant::now(), limit: config.command_timeout, is_whole: true }
+        Self {
+            begun: Instant::now(),
+            limit: config.command_timeout,
+            is_whole: true,
+            demand: Demand::Request,
+        }
     }
 
     /// Returns the deadline of a command with a large argument.
@@ -84,6 +92,15 @@ impl CommandDeadline {
     /// Returns the deadline of a command that had to wait for its connection until now.
     pub(super) fn restarted(self) -> Self {
         Self { begun: Instant::now(), is_whole: false, ..self }
+    }
+
+    /// Returns the deadline of a script, which grants, renews or ends a lease.
+    pub(super) fn for_lease(self) -> Self {
+        Self { demand: Demand::Lease, ..self }
+    }
+
+    pub(super) fn demand(self) -> Demand {
+        self.demand
     }
 
     pub(super) fn begun(self) -> Instant {
@@ -132,6 +149,7 @@ impl CommandConnection {
         extras: Extras,
         deadline: CommandDeadline,
     ) -> Result<Confirmed, CommandFailure> {
+        let deadline = deadline.for_lease();
         if let Some(stage) = call.stage() {
             return Box::pin(self.call_staged(call, stage, extras, deadline)).await;
         }
@@ -200,7 +218,7 @@ impl CommandConnection {
             pipeline.add_command(replicas.wait_command());
         }
         let count = calls.len() + usize::from(replicas.is_some());
-        let sent = self.exchange(deadline, |mut connection| async move {
+        let sent = self.exchange(deadline.for_lease(), |mut connection| async move {
             connection.send_packed_commands(&pipeline, 0, count).await
         });
         let (used, replies) = sent.await?;
@@ -291,7 +309,7 @@ impl CommandConnection {
                 (used, deadline.restarted())
             }
         };
-        let CommandDeadline { begun, limit, is_whole } = deadline;
+        let CommandDeadline { begun, limit, is_whole, .. } = deadline;
         let unanswered = Unanswered { kept: &self.kept, used: &used, since: begun };
         // Pinned on the stack, because the future is too large to be moved.
         let sending = pin!(send(used.connected.connection.clone()));
@@ -347,7 +365,14 @@ impl CommandConnection {
             let now = state.borrow_and_update().clone();
             let limit = match now {
                 ConnectionState::Established(current) => return Ok(current),
-                ConnectionState::Failed(error) => return Err(error),
+                ConnectionState::Failed(error) => {
+                    if self.kept.events.pacer.demand(deadline.demand)
+                        && timeout_at(deadline.at(), state.changed()).await.is_ok()
+                    {
+                        continue;
+                    }
+                    return Err(error);
+                }
                 ConnectionState::Connecting(round_trip) => {
                     round_trip.saturating_mul(CONNECT_ROUND_TRIPS)
                 }

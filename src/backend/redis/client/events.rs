@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio::sync::Notify;
 
-use super::cluster::topology::NodeSlots;
+use super::{cluster::topology::NodeSlots, pacer::Pacer};
 use crate::backend::Channels;
 
 /// The events of one server, and the channels that they concern.
@@ -12,8 +12,7 @@ use crate::backend::Channels;
 pub(super) struct NodeEvents {
     pub(super) channels: Channels,
     pub(super) scope: ChannelScope,
-    /// Notified when there is a connection for commands again.
-    pub(super) connected: Arc<Notify>,
+    pub(super) pacer: Arc<Pacer>,
     /// Notified when a connection broke, or could not be made.
     pub(super) trouble: Arc<Notify>,
 }
@@ -29,8 +28,8 @@ pub(super) enum ChannelScope {
 impl NodeEvents {
     /// Returns the events of a single server, which serves all channels.
     pub(super) fn of_single(channels: Channels) -> Self {
-        let (connected, trouble) = (Arc::default(), Arc::default());
-        Self { channels, scope: ChannelScope::All, connected, trouble }
+        let (pacer, trouble) = (Arc::default(), Arc::default());
+        Self { channels, scope: ChannelScope::All, pacer, trouble }
     }
 
     /// Wakes the waiters on the server's channels, so that each asks again.

@@ -3,13 +3,13 @@
 //! [`Servers`] is the only type that knows whether there is one server or a cluster. Each server
 //! has up to four connections (`node`): for commands (`commands`), for large entries, for grants
 //! that replicas confirm, and for pushes (`push`). A task of its own keeps each of them
-//! (`reconnect`, `push`). A connection goes to a fixed server or to the master that sentinels name
-//! (`endpoint`, `sentinel`). It is made in `connect`. Between its socket and the client library
-//! (`stream`), a `write_batcher` joins commands, and `progress` tells when bytes last moved. The
-//! time-outs of its commands share one timer (`timeout_wheel`).
+//! (`reconnect`, `push`), and `pacer` paces their attempts to connect. A connection goes to a fixed
+//! server or to the master that sentinels name (`endpoint`, `sentinel`). It is made in `connect`.
+//! Between its socket and the client library (`stream`), a `write_batcher` joins commands, and
+//! `progress` tells when bytes last moved. The time-outs of its commands share one timer
+//! (`timeout_wheel`).
 
 mod address;
-mod backoff;
 mod cluster;
 mod commands;
 mod config;
@@ -20,6 +20,7 @@ mod events;
 mod failure;
 mod handshake;
 mod node;
+mod pacer;
 mod progress;
 mod push;
 mod reconnect;

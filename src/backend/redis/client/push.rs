@@ -25,11 +25,11 @@ use tokio::{
 use tracing::debug;
 
 use super::{
-    backoff::Backoff,
     config::RedisConfig,
     connect::connect,
     endpoint::{Endpoint, EndpointWatch},
     events::NodeEvents,
+    pacer::{Demand, after_break},
     subscriptions::{PendingUnsubscribes, Subscriptions},
     task::OnDemandTask,
 };
@@ -75,6 +75,7 @@ impl PushConnection {
             run.keep_subscribed()
         });
         if self.is_down.load(Ordering::Relaxed) {
+            self.events.pacer.demand(Demand::Lease);
             let why = "the last attempt to connect failed";
             return Err(BackendError::new(BackendErrorKind::Unavailable, why));
         }
@@ -101,15 +102,11 @@ impl Drop for PushRun {
 impl PushRun {
     async fn keep_subscribed(self) {
         let mut turns = self.events.channels.openings();
-        let mut backoff = Backoff::default();
         let mut is_refused = false;
         while self.is_wanted(&mut turns).await {
-            self.connect_and_serve(&mut turns, &mut backoff, &mut is_refused).await;
+            self.connect_and_serve(&mut turns, &mut is_refused).await;
             self.events.trouble.notify_one();
-            tokio::select! {
-                () = sleep(backoff.pause(Duration::ZERO)) => {}
-                () = self.events.connected.notified() => {}
-            }
+            sleep(after_break(1)).await;
         }
     }
 
@@ -121,20 +118,18 @@ impl PushRun {
         turns.wait_for(|_| any() || self.is_down.load(Ordering::Relaxed)).await.is_ok()
     }
 
-    async fn connect_and_serve(
-        &self,
-        turns: &mut watch::Receiver<u64>,
-        backoff: &mut Backoff,
-        is_refused: &mut bool,
-    ) {
+    async fn connect_and_serve(&self, turns: &mut watch::Receiver<u64>, is_refused: &mut bool) {
         let Self { endpoint, config, events, is_down } = self;
         let (broken, leaving) = (Arc::new(Notify::new()), PendingUnsubscribes::default());
         let confirms = config.replicas.is_some();
+        let is_away = events.pacer.error().is_some();
+        is_down.fetch_or(is_away, Ordering::Relaxed);
+        let attempt = events.pacer.attempt().await;
         let on_push = receive(events.channels.clone(), broken.clone(), leaving.clone(), confirms);
         match connect(endpoint, config, broken.clone(), on_push).await {
             Ok((connected, watch)) => {
+                attempt.succeeded();
                 is_down.store(false, Ordering::Relaxed);
-                *backoff = Backoff::default();
                 let subscriptions =
                     Subscriptions::new(connected, config, events, leaving, is_refused);
                 let end = serve(subscriptions, turns, &broken, watch).await;
@@ -149,6 +144,7 @@ impl PushRun {
             Err(error) => {
                 is_down.store(true, Ordering::Relaxed);
                 debug!(error = %Chain(&error), "no push connection to Redis; trying again");
+                attempt.failed(error);
             }
         }
     }

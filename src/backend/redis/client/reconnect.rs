@@ -12,18 +12,18 @@ use tokio::{
 use tracing::{info, warn};
 
 use super::{
-    backoff::Backoff,
     config::RedisConfig,
     connect::connect,
     endpoint::{Endpoint, EndpointWatch},
     events::NodeEvents,
     handshake::prepare,
+    pacer::after_break,
     stream::Connected,
     timeout_wheel::TimeoutWheel,
 };
 use crate::error::{BackendError, Chain};
 
-/// A connection that lived this long is replaced without a pause.
+/// A connection that lived this long is replaced almost without a pause.
 const LONG_LIVED: Duration = Duration::from_secs(1);
 
 /// The number of round trips that a command may take on a slow link.
@@ -61,14 +61,6 @@ pub(super) struct Established {
     pub(super) patience: Duration,
 }
 
-/// How an attempt to connect ended.
-enum Attempt {
-    Failed,
-    /// The server accepts connections, and may do so only to break them.
-    BrokeSoon,
-    Broke,
-}
-
 impl KeptConnection {
     /// Replaces a connection. Commands that begin from now on wait for the next one.
     pub(super) fn give_up(&self, broken: &Arc<Notify>) {
@@ -82,11 +74,19 @@ impl KeptConnection {
         broken.notify_one();
     }
 
-    /// Connects once, and serves until the connection breaks.
-    async fn connect_and_serve(&self, backoff: &mut Backoff) -> Attempt {
+    /// Connects once, and serves until the connection breaks. Returns how long it lasted, or `None`
+    /// if there was none.
+    async fn connect_and_serve(&self) -> Option<Duration> {
+        let pacer = &self.events.pacer;
+        if let Some(error) = pacer.error().filter(|_| !self.is_failed()) {
+            // Another connection has failed, so commands need not wait for this one.
+            self.failed(error);
+        }
+        let attempt = pacer.attempt().await;
         let broken = Arc::new(Notify::new());
         match connect(&self.endpoint, &self.config, broken.clone(), |_| ()).await {
             Ok((connected, watch)) => {
+                attempt.succeeded();
                 let since = Instant::now();
                 let runtime = Handle::current().id();
                 let round_trip = connected.round_trip;
@@ -99,17 +99,12 @@ impl KeptConnection {
                 self.events.trouble.notify_one();
                 // Commands wait for the first attempt after a break, and fail during later ones.
                 self.state.send_replace(ConnectionState::Connecting(round_trip));
-                *backoff = Backoff::default();
-                // The command that broke has a second try to make, so the first attempt comes at
-                // once, unless the server accepts connections only to break them.
-                match since.elapsed() <= LONG_LIVED {
-                    true => Attempt::BrokeSoon,
-                    false => Attempt::Broke,
-                }
+                Some(since.elapsed())
             }
             Err(error) => {
+                attempt.failed(error.clone());
                 self.failed(error);
-                Attempt::Failed
+                None
             }
         }
     }
@@ -121,8 +116,12 @@ impl KeptConnection {
         self.config.command_timeout.max(few)
     }
 
+    fn is_failed(&self) -> bool {
+        matches!(&*self.state.borrow(), ConnectionState::Failed(_))
+    }
+
     fn failed(&self, error: BackendError) {
-        let is_known = matches!(&*self.state.borrow(), ConnectionState::Failed(_));
+        let is_known = self.is_failed();
         if !is_known {
             let server = self.endpoint.shown();
             warn!(%server, error = %Chain(&error), "no connection to Redis; trying again");
@@ -137,8 +136,11 @@ impl KeptConnection {
     /// Returns when the connection is broken, or another server is the master.
     async fn serve(&self, current: Arc<Established>, watch: EndpointWatch) {
         let mut preparing = current.connected.connection.clone();
-        self.state.send_replace(ConnectionState::Established(current.clone()));
-        self.events.connected.notify_waiters();
+        let before = self.state.send_replace(ConnectionState::Established(current.clone()));
+        if matches!(before, ConnectionState::Failed(_)) {
+            // Each waiter asks in vain at the moment, with pauses.
+            self.events.wake();
+        }
         let prepare = async {
             let _ = timeout(self.config.connect_timeout, prepare(&mut preparing)).await;
             drop(preparing);
@@ -173,14 +175,13 @@ impl Drop for ReconnectRun {
 pub(super) async fn keep_connected(run: ReconnectRun) {
     let kept = &run.0;
     let connections = async {
-        let mut backoff = Backoff::default();
+        let mut broke_soon = 0;
         loop {
-            let begun = Instant::now();
-            match kept.connect_and_serve(&mut backoff).await {
-                Attempt::Failed => sleep(backoff.pause(begun.elapsed())).await,
-                Attempt::BrokeSoon => sleep(backoff.pause(Duration::ZERO)).await,
-                Attempt::Broke => sleep(Backoff::jitter()).await,
-            }
+            let Some(lived) = kept.connect_and_serve().await else { continue };
+            // The command that broke has a second try to make, so the first attempt comes at once,
+            // unless the server accepts connections only to break them.
+            broke_soon = if lived > LONG_LIVED { 0 } else { broke_soon + 1 };
+            sleep(after_break(broke_soon)).await;
         }
     };
     tokio::select! {

@@ -33,6 +33,7 @@ use super::{
     config::RedisConfig,
     failure::{CommandFailure, CommandRetry},
     node::Lane,
+    pacer::Pacer,
     replicas::Replicas,
     target::{Access, Target},
     task::OnDemandTask,
@@ -111,6 +112,7 @@ impl Cluster {
     pub(super) fn new(seeds: ClusterSeeds, config: RedisConfig) -> Self {
         let nodes = ClusterNodes {
             topology: Arc::new(Topology::new()),
+            pacer: Pacer::default(),
             seeds: seeds.targets,
             template: *seeds.template,
             config,
@@ -300,7 +302,10 @@ impl Cluster {
             let now = state.borrow_and_update().clone();
             match now {
                 TopologyState::Known(slots) => return Ok(slots),
-                TopologyState::Failed(error) => return Err(error),
+                TopologyState::Failed(error) => {
+                    self.nodes.pacer.demand(deadline.demand());
+                    return Err(error);
+                }
                 TopologyState::Unknown => start(),
             }
             // The first question has the limit of a first connection.

@@ -6,7 +6,6 @@ use std::{
 };
 
 use redis::{ConnectionAddr, ConnectionInfo};
-use tokio::sync::Notify;
 
 use super::{
     slots::NodeAddress,
@@ -18,6 +17,7 @@ use crate::{
         endpoint::Endpoint,
         events::{ChannelScope, NodeEvents},
         node::Node,
+        pacer::Pacer,
         target::Target,
     },
     sync::lock,
@@ -25,6 +25,8 @@ use crate::{
 
 pub(super) struct ClusterNodes {
     pub(super) topology: Arc<Topology>,
+    /// Paces the questions for the map of slots.
+    pub(super) pacer: Pacer,
     pub(super) seeds: Vec<Target>,
     /// The settings of each connection, but for the address.
     pub(super) template: ConnectionInfo,
@@ -49,7 +51,7 @@ impl ClusterNodes {
         let events = NodeEvents {
             channels: self.topology.channels.clone(),
             scope: ChannelScope::Slots(slots),
-            connected: Arc::new(Notify::new()),
+            pacer: Arc::default(),
             trouble: self.topology.trouble.clone(),
         };
         let connections = Node::new(&endpoint, &self.config, events);

@@ -1,7 +1,7 @@
 //! The task that keeps the topology: asked for when it is first needed, and when something does not
 //! fit.
 
-use std::{collections::HashSet, sync::Arc, time::Duration};
+use std::{collections::HashSet, pin::pin, sync::Arc, time::Duration};
 
 use redis::{ErrorKind, RedisError};
 use tokio::time::sleep;
@@ -13,7 +13,10 @@ use super::{
 };
 use crate::{
     backend::redis::client::{
-        backoff::Backoff, failure::ClientError, staggered::first_success, stream::connect_plainly,
+        failure::ClientError,
+        pacer::{Attempt, Demand},
+        staggered::first_success,
+        stream::connect_plainly,
         target::Target,
     },
     error::{BackendError, BackendErrorKind, Chain},
@@ -37,13 +40,13 @@ impl Drop for RefreshRun {
 pub(super) async fn keep_known(run: RefreshRun) {
     let nodes = &run.0;
     let topology = &nodes.topology;
-    let mut backoff = Backoff::default();
     for turn in 0.. {
+        let attempt = nodes.next_attempt().await;
         match nodes.ask_for_slots(turn).await {
             Ok(slots) => {
                 topology.replace(slots);
                 nodes.settle();
-                backoff = Backoff::default();
+                attempt.succeeded();
                 sleep(REFRESH_PAUSE).await;
                 topology.trouble.notified().await;
                 // If a slot has moved, its new node subscribes at once.
@@ -52,14 +55,28 @@ pub(super) async fn keep_known(run: RefreshRun) {
             Err(error) => {
                 let error = ClientError(error);
                 debug!(error = %Chain(&error), "no node reports the cluster's slots; trying again");
-                topology.failed(BackendError::new(BackendErrorKind::Unavailable, error));
-                sleep(backoff.pause(Duration::ZERO)).await;
+                let error = BackendError::new(BackendErrorKind::Unavailable, error);
+                attempt.failed(error.clone());
+                topology.failed(error);
             }
         }
     }
 }
 
 impl ClusterNodes {
+    /// Waits until the nodes may be asked. A connection to a node that fails demands it, too.
+    async fn next_attempt(&self) -> Attempt<'_> {
+        let mut attempt = pin!(self.pacer.attempt());
+        loop {
+            tokio::select! {
+                attempt = &mut attempt => return attempt,
+                () = self.topology.trouble.notified() => {
+                    self.pacer.demand(Demand::Lease);
+                }
+            }
+        }
+    }
+
     /// Asks the nodes for the map of slots, one after another.
     ///
     /// Each turn begins with another node, because one may be out of date or in trouble.

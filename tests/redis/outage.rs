@@ -1,0 +1,129 @@
+//! A server that is away: how often a process tries to connect, and how soon it finds the server
+//! when it is back.
+
+use std::{env, sync::atomic::Ordering, time::Duration};
+
+use bellwether::{Cache, Locks, RedisBackend, cache::Source};
+use testkit::{
+    LIMIT, RedisServer, eventually,
+    proxy::{Mode, Proxy},
+};
+use tokio::{
+    task::JoinSet,
+    time::{Instant, sleep, timeout},
+};
+
+const MS: Duration = Duration::from_millis(1);
+
+struct Scene {
+    _server: RedisServer,
+    proxy: Proxy,
+    backend: RedisBackend,
+    length: Duration,
+}
+
+impl Scene {
+    async fn begin() -> Self {
+        let server = RedisServer::start().await;
+        let proxy = Proxy::start(server.port());
+        let backend = RedisBackend::builder().server(proxy.url()).build().unwrap();
+        backend.ping().await.unwrap();
+        let seconds = env::var("BELLWETHER_OUTAGE_SECONDS").ok().and_then(|s| s.parse().ok());
+        let length = Duration::from_secs(seconds.unwrap_or(3));
+        Self { _server: server, proxy, backend, length }
+    }
+
+    fn attempts(&self) -> u64 {
+        self.proxy.counters().refused.load(Ordering::SeqCst)
+    }
+
+    /// Lets the outage begin, and returns when it is noticed.
+    async fn leave(&self) {
+        self.proxy.mode(Mode::Refuse);
+        self.proxy.cut();
+        assert!(eventually(LIMIT, || async { self.backend.ping().await.is_err() }).await);
+    }
+
+    /// Ends the outage, if there were at most so many attempts to connect.
+    fn come_back(&self, what: &str, most: u64) -> Instant {
+        let attempts = self.attempts();
+        println!("{what}: {attempts} attempts to connect in {:?}", self.length);
+        assert!(attempts <= most, "{what}: {attempts} attempts, at most {most}");
+        self.proxy.clear();
+        Instant::now()
+    }
+}
+
+/// Each of its connections tried on its own, every 187 ms.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_thousand_waiters_cost_few_attempts_and_are_served_at_once() {
+    let scene = Scene::begin().await;
+    let locks = Locks::new(scene.backend.clone());
+    // The connection for pushes is in use, too.
+    locks.mutex("k").lock().await.unwrap().unlock().await.unwrap();
+    scene.leave().await;
+    let mut locked = JoinSet::new();
+    for at in 0..1000 {
+        let lock = locks.mutex(format!("k{at}")).wait_limit(LIMIT * 10);
+        locked.spawn(async move { drop(lock.lock().await.unwrap()) });
+    }
+    sleep(scene.length).await;
+    let most = 10 + scene.length.as_millis() as u64 / 165;
+    let back = scene.come_back("1,000 waiters", most);
+    timeout(LIMIT, locked.join_next()).await.unwrap().unwrap().unwrap();
+    let first = back.elapsed();
+    while let Some(outcome) = timeout(LIMIT, locked.join_next()).await.unwrap() {
+        outcome.unwrap();
+    }
+    println!("1,000 waiters: the first lock after {first:?}, the last after {:?}", back.elapsed());
+    assert!(first < 500 * MS, "{first:?}");
+}
+
+/// The next request finds the server, although the last attempt was long ago.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_first_request_after_the_return_is_served() {
+    let scene = Scene::begin().await;
+    scene.leave().await;
+    sleep(scene.length).await;
+    println!("an idle process: {} attempts to connect in {:?}", scene.attempts(), scene.length);
+    // Until a pause has come that is longer than this.
+    let mut attempts = 0;
+    while attempts < scene.attempts() {
+        attempts = scene.attempts();
+        sleep(1100 * MS).await;
+    }
+    scene.proxy.clear();
+    let cache = Cache::<String>::builder(scene.backend.clone()).build().unwrap();
+    let load = cache.request("k").load(|_| async { Ok::<_, std::io::Error>("v".to_owned()) });
+    assert_eq!(timeout(LIMIT, load).await.unwrap().unwrap().source(), Source::Led);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_cost_few_attempts() {
+    let scene = Scene::begin().await;
+    let cache = Cache::<String>::builder(scene.backend.clone()).build().unwrap();
+    let load = |at: u32| {
+        let cache = cache.clone();
+        async move {
+            let load =
+                cache.request(at).load(|_| async { Ok::<_, std::io::Error>("v".to_owned()) });
+            timeout(LIMIT, load).await.unwrap().unwrap().source()
+        }
+    };
+    scene.leave().await;
+    let begun = Instant::now();
+    let mut at = 0;
+    while begun.elapsed() < scene.length {
+        assert_eq!(load(at).await, Source::Degraded);
+        at += 1;
+        sleep(5 * MS).await;
+    }
+    let most = 10 + scene.length.as_millis() as u64 / 750;
+    let back = scene.come_back("requests", most);
+    while load(at).await == Source::Degraded {
+        at += 1;
+        sleep(5 * MS).await;
+    }
+    println!("requests: the first load with a lease after {:?}", back.elapsed());
+    assert!(back.elapsed() < 2000 * MS, "{:?}", back.elapsed());
+}
