@@ -8,7 +8,7 @@ use bellwether::{
     key::{Family, Name, Namespace},
 };
 use futures_util::StreamExt;
-use testkit::{LIMIT, Raw, Sentinels, comes_true};
+use testkit::{LIMIT, Raw, RedisServer, Sentinels, comes_true};
 use tokio::time::{Instant, timeout};
 
 fn backend(set: &Sentinels) -> RedisBackend {
@@ -152,14 +152,9 @@ async fn a_planned_failover_is_followed_from_its_announcement() {
     for backend in &backends {
         backend.ping().await.unwrap();
     }
-    // The watch of each backend listens to each sentinel.
+    // One watch listens to each sentinel, for all backends of this process.
     for sentinel in &set.sentinels {
-        let mut raw = sentinel.raw().await;
-        let all = async || {
-            let clients: String = raw.run(&["CLIENT", "LIST"]).await;
-            clients.matches(" sub=2 ").count() >= backends.len()
-        };
-        assert!(comes_true(LIMIT, all).await, "a backend does not listen");
+        assert!(comes_true(LIMIT, async || watches(sentinel).await == 1).await, "no watch listens");
     }
     let old = set.servers[0].port();
     let client = redis::Client::open(set.sentinels[0].url()).unwrap();
@@ -181,6 +176,35 @@ async fn a_planned_failover_is_followed_from_its_announcement() {
     let channel = message.get_channel_name().to_owned();
     println!("all backends left {:?} after the announcement by {channel}", begun.elapsed());
     assert_ne!(set.master_after(old).await.port(), old);
+}
+
+/// Each backend asked and listened by itself.
+#[tokio::test]
+async fn backends_of_a_process_share_a_watch_that_ends_with_the_last_of_them() {
+    let set = Sentinels::start(1).await;
+    let mut backends: Vec<_> = (0..3).map(|_| backend(&set)).collect();
+    for backend in &backends {
+        backend.ping().await.unwrap();
+    }
+    let others = RedisBackend::builder().sentinels(&set.urls()[..1], Sentinels::MASTER);
+    let others = others.build().unwrap();
+    others.ping().await.unwrap();
+    let watched = async |expected| {
+        let first = &set.sentinels[0];
+        comes_true(LIMIT, async || watches(first).await == expected).await
+    };
+    assert!(watched(2).await, "a list of other sentinels has a watch of its own");
+    backends.truncate(1);
+    drop(others);
+    assert!(watched(1).await);
+    backends.clear();
+    assert!(watched(0).await, "the watch does not end with its last backend");
+}
+
+/// Returns how many connections listen to the announcements of a sentinel.
+async fn watches(sentinel: &RedisServer) -> usize {
+    let clients: String = sentinel.raw().await.run(&["CLIENT", "LIST"]).await;
+    clients.matches(" sub=2 ").count()
 }
 
 fn name(key: &str) -> Name {

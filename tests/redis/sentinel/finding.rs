@@ -8,6 +8,7 @@ use bellwether::{
     key::{Family, Key, Name, Namespace},
 };
 use testkit::{LIMIT, RedisServer, comes_true};
+use tokio::sync::oneshot;
 
 use super::fake::{Fake, Says};
 
@@ -134,6 +135,34 @@ async fn a_backend_leaves_a_living_master_that_was_given_up() {
     let asked_again = async || fake.asked() >= asked + 4;
     assert!(comes_true(LIMIT, asked_again).await);
     assert_eq!(backend.renew(&[held]).await.unwrap(), [Renewal::Held]);
+}
+
+/// The watch runs on the runtime of the backend that came first, and serves those of others.
+#[tokio::test]
+async fn a_watch_goes_on_when_its_runtime_has_ended() {
+    let (old, new) = (RedisServer::start().await, RedisServer::start().await);
+    let fake = Fake::start(Says::Master(old.port())).await;
+    let [first, second] = [0, 1].map(|_| patient().sentinels(&[fake.url()], "flock").build());
+    let (first, second) = (first.unwrap(), second.unwrap());
+    let (began, beginning) = oneshot::channel();
+    let (end, ending) = oneshot::channel::<()>();
+    let other = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            first.ping().await.unwrap();
+            began.send(()).unwrap();
+            let _ = ending.await;
+        });
+    });
+    beginning.await.unwrap();
+    second.ping().await.unwrap();
+    drop(end);
+    other.join().unwrap();
+    fake.say(Says::Master(new.port()));
+    let held = claim("k");
+    let moved =
+        async || second.acquire(&held).await.is_ok() && !new.raw().await.keys("*").await.is_empty();
+    assert!(comes_true(LIMIT, moved).await, "the backend stays at the old master");
 }
 
 #[tokio::test]

@@ -38,6 +38,14 @@ impl Endpoint {
         }
     }
 
+    /// Completes when the connection may find another server than at the time of the call.
+    pub(super) async fn moved(&self) {
+        match self {
+            Self::Server(_) => std::future::pending().await,
+            Self::Sentinel(sentinels) => sentinels.moved().await,
+        }
+    }
+
     /// Returns the server for logs, without credentials.
     pub(super) fn shown(&self) -> String {
         match self {

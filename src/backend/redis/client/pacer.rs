@@ -6,6 +6,7 @@
 //! in vain shortens the present pause, and the more so if a lease depends on it.
 
 use std::{
+    pin::pin,
     sync::{
         Mutex, MutexGuard,
         atomic::{AtomicU8, Ordering},
@@ -122,6 +123,22 @@ impl Pacer {
         let now = Instant::now();
         let is_due = |outage: &Outage| outage.due(demand) <= now && now < outage.due(before);
         self.outage().as_ref().is_some_and(is_due)
+    }
+
+    /// Waits for [`attempt`](Self::attempt). Events that may bring the server back demand it.
+    pub(super) async fn attempt_after<F>(&self, event: impl Fn() -> F) -> Attempt<'_>
+    where
+        F: Future<Output = ()>,
+    {
+        let mut attempt = pin!(self.attempt());
+        loop {
+            tokio::select! {
+                attempt = &mut attempt => return attempt,
+                () = event() => {
+                    self.demand(Demand::Lease);
+                }
+            }
+        }
     }
 
     /// Waits until an attempt may be made: at once, unless the server is away.

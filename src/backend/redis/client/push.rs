@@ -124,7 +124,7 @@ impl PushRun {
         let confirms = config.replicas.is_some();
         let is_away = events.pacer.error().is_some();
         is_down.fetch_or(is_away, Ordering::Relaxed);
-        let attempt = events.pacer.attempt().await;
+        let attempt = events.pacer.attempt_after(|| endpoint.moved()).await;
         let on_push = receive(events.channels.clone(), broken.clone(), leaving.clone(), confirms);
         match connect(endpoint, config, broken.clone(), on_push).await {
             Ok((connected, watch)) => {

@@ -82,7 +82,7 @@ impl KeptConnection {
             // Another connection has failed, so commands need not wait for this one.
             self.failed(error);
         }
-        let attempt = pacer.attempt().await;
+        let attempt = pacer.attempt_after(|| self.endpoint.moved()).await;
         let broken = Arc::new(Notify::new());
         match connect(&self.endpoint, &self.config, broken.clone(), |_| ()).await {
             Ok((connected, watch)) => {

@@ -71,6 +71,31 @@ impl Access {
     }
 }
 
+impl Access {
+    /// Returns whether both log in in the same way.
+    pub(super) fn is_same(&self, other: &Self) -> bool {
+        #[cfg(feature = "tls")]
+        let is_tls_same = are_same(self.tls.as_ref(), other.tls.as_ref());
+        #[cfg(not(feature = "tls"))]
+        let is_tls_same = true;
+        is_tls_same && are_same(self.credentials.as_ref(), other.credentials.as_ref())
+    }
+}
+
+fn are_same<T: ?Sized>(one: Option<&Arc<T>>, other: Option<&Arc<T>>) -> bool {
+    match (one, other) {
+        (Some(one), Some(other)) => Arc::ptr_eq(one, other),
+        (one, other) => one.is_none() && other.is_none(),
+    }
+}
+
+/// Returns whether two connections log in with the same credentials and use the same database.
+pub(super) fn log_in_alike(one: &RedisConnectionInfo, other: &RedisConnectionInfo) -> bool {
+    one.username() == other.username()
+        && one.password() == other.password()
+        && one.db() == other.db()
+}
+
 impl fmt::Debug for Access {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Access").finish_non_exhaustive()
@@ -91,6 +116,13 @@ impl Target {
 
     pub(super) fn info(&self) -> &ConnectionInfo {
         &self.info
+    }
+
+    /// Returns whether both are the same server, logged in to in the same way.
+    pub(super) fn is_same(&self, other: &Self) -> bool {
+        self.info.addr() == other.info.addr()
+            && log_in_alike(self.info.redis_settings(), other.info.redis_settings())
+            && self.access.is_same(&other.access)
     }
 
     /// Returns the settings of a new connection, with the credentials of now.

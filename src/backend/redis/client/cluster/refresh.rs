@@ -1,7 +1,7 @@
 //! The task that keeps the topology: asked for when it is first needed, and when something does not
 //! fit.
 
-use std::{collections::HashSet, pin::pin, sync::Arc, time::Duration};
+use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use redis::{ErrorKind, RedisError};
 use tokio::time::sleep;
@@ -13,11 +13,7 @@ use super::{
 };
 use crate::{
     backend::redis::client::{
-        failure::ClientError,
-        pacer::{Attempt, Demand},
-        staggered::first_success,
-        stream::connect_plainly,
-        target::Target,
+        failure::ClientError, staggered::first_success, stream::connect_plainly, target::Target,
     },
     error::{BackendError, BackendErrorKind, Chain},
     sync::lock,
@@ -41,7 +37,8 @@ pub(super) async fn keep_known(run: RefreshRun) {
     let nodes = &run.0;
     let topology = &nodes.topology;
     for turn in 0.. {
-        let attempt = nodes.next_attempt().await;
+        // A connection to a node that fails demands it, too.
+        let attempt = nodes.pacer.attempt_after(|| topology.trouble.notified()).await;
         match nodes.ask_for_slots(turn).await {
             Ok(slots) => {
                 topology.replace(slots);
@@ -64,19 +61,6 @@ pub(super) async fn keep_known(run: RefreshRun) {
 }
 
 impl ClusterNodes {
-    /// Waits until the nodes may be asked. A connection to a node that fails demands it, too.
-    async fn next_attempt(&self) -> Attempt<'_> {
-        let mut attempt = pin!(self.pacer.attempt());
-        loop {
-            tokio::select! {
-                attempt = &mut attempt => return attempt,
-                () = self.topology.trouble.notified() => {
-                    self.pacer.demand(Demand::Lease);
-                }
-            }
-        }
-    }
-
     /// Asks the nodes for the map of slots, one after another.
     ///
     /// Each turn begins with another node, because one may be out of date or in trouble.

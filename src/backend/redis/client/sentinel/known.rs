@@ -41,6 +41,22 @@ impl KnownSentinels {
         Self { targets, master, access: access.clone(), first, seen }
     }
 
+    /// Returns whether both find the same master in the same way.
+    pub(super) fn is_same(&self, other: &Self) -> bool {
+        self.targets.len() == other.targets.len()
+            && self.targets.iter().zip(&other.targets).all(|(one, other)| one.is_same(other))
+            && self.master.is_same(&other.master)
+            && self.access.is_same(&other.access)
+    }
+
+    /// Completes when another master was seen than at the time of the call.
+    pub(super) async fn moved(&self) {
+        let mut seen = self.seen.subscribe();
+        let before = seen.borrow_and_update().clone();
+        // The sender lives as long as this.
+        let _ = seen.wait_for(|now| now.is_some() && *now != before).await;
+    }
+
     pub(super) fn master_name(&self) -> &str {
         &self.master.name
     }

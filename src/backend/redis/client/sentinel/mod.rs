@@ -4,12 +4,16 @@
 //! replied for a moment, the next one is asked, too. The server that a sentinel names must call
 //! itself a master, because a sentinel that was cut off for a while names the previous master.
 //! (Redis, "Guidelines for Redis clients with support for Redis Sentinel".) While there is a
-//! connection, a task watches for another master (`watch`).
+//! connection, a task watches for another master (`watch`), once for all backends of the process
+//! that look for the same one in the same way.
 
 mod known;
 mod watch;
 
-use std::{fmt, sync::Arc};
+use std::{
+    fmt,
+    sync::{Arc, Mutex, Weak},
+};
 
 use redis::{
     ConnectionAddr, ConnectionInfo, IntoConnectionInfo, ProtocolVersion, RedisConnectionInfo,
@@ -17,17 +21,16 @@ use redis::{
 };
 
 pub(super) use self::watch::MasterWatch;
-use self::{
-    known::KnownSentinels,
-    watch::{WatchRun, keep_watching},
-};
+use self::{known::KnownSentinels, watch::SharedWatch};
 use super::{
     address,
     failure::ClientError,
-    target::{Access, Target},
-    task::OnDemandTask,
+    target::{Access, Target, log_in_alike},
 };
-use crate::error::{BackendError, BackendErrorKind, Error, ErrorKind as Kind};
+use crate::{
+    error::{BackendError, BackendErrorKind, Error, ErrorKind as Kind},
+    sync::lock,
+};
 
 /// The master that sentinels watch: its name, and the settings of connections to it.
 ///
@@ -94,6 +97,12 @@ impl SentinelMaster {
         self
     }
 
+    fn is_same(&self, other: &Self) -> bool {
+        self.name == other.name
+            && self.tls == other.tls
+            && log_in_alike(&self.settings, &other.settings)
+    }
+
     fn target_at(&self, (host, port): HostPort, access: &Access) -> Result<Target, RedisError> {
         let address = if self.tls {
             ConnectionAddr::TcpTls { host, port, insecure: false, tls_params: None }
@@ -126,10 +135,10 @@ impl fmt::Debug for SentinelMaster {
 
 type HostPort = (String, u16);
 
-pub(in crate::backend::redis) struct Sentinels {
-    known: Arc<KnownSentinels>,
-    watch: OnDemandTask,
-}
+pub(in crate::backend::redis) struct Sentinels(Arc<SharedWatch>);
+
+/// The watches of the process. Each lasts as long as a backend that uses it.
+static WATCHES: Mutex<Vec<Weak<SharedWatch>>> = Mutex::new(Vec::new());
 
 impl Sentinels {
     pub(in crate::backend::redis) fn new<'a>(
@@ -145,29 +154,46 @@ impl Sentinels {
             let why = "no sentinel was given; give the URL of one sentinel or more";
             return Err(Error::new(Kind::InvalidConfig, why));
         }
-        let known = Arc::new(KnownSentinels::new(targets, master, access));
-        Ok(Self { known, watch: OnDemandTask::default() })
+        Ok(Self::shared(KnownSentinels::new(targets, master, access)))
+    }
+
+    /// Shares the watch of another backend, if there is one for the same master.
+    fn shared(known: KnownSentinels) -> Self {
+        let mut watches = lock(&WATCHES);
+        watches.retain(|watch| watch.strong_count() > 0);
+        let same = watches.iter().filter_map(Weak::upgrade);
+        if let Some(watch) = same.into_iter().find(|watch| watch.known().is_same(&known)) {
+            return Self(watch);
+        }
+        let watch = Arc::new(SharedWatch::new(known));
+        watches.push(Arc::downgrade(&watch));
+        Self(watch)
     }
 
     pub(super) fn master_name(&self) -> &str {
-        &self.known.master.name
+        self.0.known().master_name()
     }
 
     pub(super) fn database(&self) -> i64 {
-        self.known.master.settings.db()
+        self.0.known().master.settings.db()
+    }
+
+    /// Completes when the watch has seen another master than at the time of the call.
+    pub(super) async fn moved(&self) {
+        self.0.known().moved().await;
     }
 
     /// Returns the current master. Starts the task that watches for another one.
     pub(super) async fn find(&self) -> Result<(Target, MasterWatch), BackendError> {
         let unavailable =
             |error| BackendError::new(BackendErrorKind::Unavailable, ClientError(error));
-        let known = &self.known;
+        let known = self.0.known();
         // What is seen from here on may be newer than the answer.
         let seen = known.seen.subscribe();
         let (address, named_by) = known.locate().await.map_err(unavailable)?;
         let target = known.master.target_at(address.clone(), &known.access).map_err(unavailable)?;
-        self.watch.start(|| keep_watching(WatchRun(known.clone())));
-        Ok((target, MasterWatch::new(known.clone(), seen, address, named_by)))
+        self.0.start();
+        Ok((target, MasterWatch::new(self.0.clone(), seen, address, named_by)))
     }
 }
 

@@ -1,8 +1,12 @@
-//! Watches for another master, once for all connections of a backend.
+//! Watches for another master, once for all connections that look for the same one.
 //!
 //! Each sentinel announces a failover that it takes part in, and is then asked at once. In case an
 //! announcement is lost, the sentinels are also asked every second. A master that they have
 //! replaced may live on and accept writes that will be lost, and its connections do not break.
+//!
+//! The watch runs on the runtime of the connection that started it. That runtime may end, and those
+//! of other connections go on. So a connection that sees no look for a while starts the watch
+//! again. If that does not help, because the runtime stands still, the connection looks by itself.
 
 use std::{sync::Arc, time::Duration};
 
@@ -14,18 +18,45 @@ use tokio::{
 };
 use tracing::info;
 
-use super::{super::stream::open_pubsub, HostPort, known::KnownSentinels};
+use super::{
+    super::{stream::open_pubsub, task::OnDemandTask},
+    HostPort,
+    known::KnownSentinels,
+};
 
 /// How often the sentinels are asked.
 const ASK_EVERY: Duration = Duration::from_secs(1);
+/// After this time without a look, a connection does not rely on the watch.
+const SILENCE: Duration = Duration::from_secs(4);
 /// How long it may take to listen to a sentinel.
 const LISTEN_LIMIT: Duration = Duration::from_secs(1);
 /// The announcements of a failover. A replica that was promoted is the master already, although the
 /// sentinels announce the switch only when the other replicas follow it.
 const ANNOUNCEMENTS: [&str; 2] = ["+promoted-slave", "+switch-master"];
 
-/// A run of the task. When it ends with its runtime, the next connection starts it again.
-pub(super) struct WatchRun(pub(super) Arc<KnownSentinels>);
+/// The sentinels, and the task that watches what they say. It ends when this is dropped.
+pub(super) struct SharedWatch {
+    known: Arc<KnownSentinels>,
+    task: OnDemandTask,
+}
+
+impl SharedWatch {
+    pub(super) fn new(known: KnownSentinels) -> Self {
+        Self { known: Arc::new(known), task: OnDemandTask::default() }
+    }
+
+    pub(super) fn known(&self) -> &KnownSentinels {
+        &self.known
+    }
+
+    /// Starts the task on the current runtime, unless it runs.
+    pub(super) fn start(&self) {
+        self.task.start(|| keep_watching(WatchRun(self.known.clone())));
+    }
+}
+
+/// A run of the task. When it ends with its runtime, a connection of another one starts it again.
+struct WatchRun(Arc<KnownSentinels>);
 
 impl Drop for WatchRun {
     fn drop(&mut self) {
@@ -33,14 +64,12 @@ impl Drop for WatchRun {
     }
 }
 
-pub(super) async fn keep_watching(run: WatchRun) {
+async fn keep_watching(run: WatchRun) {
     let known = &run.0;
     let asks = async {
         loop {
             sleep(ASK_EVERY).await;
-            if let Ok((address, _)) = known.locate().await {
-                known.look_at(address).await;
-            }
+            known.look().await;
         }
     };
     let listens = join_all((0..known.targets.len()).map(async |sentinel| {
@@ -75,6 +104,14 @@ impl KnownSentinels {
         Ok(())
     }
 
+    /// Asks for the master, and tells that the watch is alive.
+    async fn look(&self) {
+        match self.locate().await {
+            Ok((address, _)) => self.look_at(address).await,
+            Err(_) => self.seen.send_modify(|_| ()),
+        }
+    }
+
     /// Makes an address that a sentinel named known, if the server there is a master.
     async fn look_at(&self, address: HostPort) {
         let is_known = self.seen.borrow().as_ref() == Some(&address);
@@ -86,7 +123,7 @@ impl KnownSentinels {
 
 /// Reports when a connection must go to another master.
 pub(in super::super) struct MasterWatch {
-    sentinels: Arc<KnownSentinels>,
+    shared: Arc<SharedWatch>,
     seen: watch::Receiver<Option<HostPort>>,
     address: HostPort,
     named_by: usize,
@@ -94,30 +131,44 @@ pub(in super::super) struct MasterWatch {
 
 impl MasterWatch {
     pub(super) fn new(
-        sentinels: Arc<KnownSentinels>,
+        shared: Arc<SharedWatch>,
         seen: watch::Receiver<Option<HostPort>>,
         address: HostPort,
         named_by: usize,
     ) -> Self {
-        Self { sentinels, seen, address, named_by }
+        Self { shared, seen, address, named_by }
     }
 
     /// Completes when the sentinels name another server, and that server is a master.
     ///
     /// The connection stays while no sentinel replies, or the server that is named cannot be used.
     pub(in super::super) async fn outdated(mut self) {
-        while self.seen.changed().await.is_ok() {
+        loop {
+            self.look().await;
             let now = self.seen.borrow_and_update().clone();
-            if let Some((host, port)) = now.filter(|now| *now != self.address) {
-                info!(%host, port, "the sentinels name another master");
-                return;
+            match now {
+                Some((host, port)) if (&*host, port) != (&*self.address.0, self.address.1) => {
+                    info!(%host, port, "the sentinels name another master");
+                    return;
+                }
+                Some(_) => {}
+                // The runtime of the watch may have ended.
+                None => self.shared.start(),
             }
         }
-        std::future::pending().await
+    }
+
+    /// Waits for a look of the watch. Looks by itself if there is none.
+    async fn look(&mut self) {
+        // The sender lives as long as this.
+        if timeout(SILENCE, self.seen.changed()).await.is_err() {
+            self.shared.start();
+            self.shared.known.look().await;
+        }
     }
 
     /// Reports that the server could not be used, so that the next sentinel is asked first.
     pub(in super::super) fn report_failure(self) {
-        self.sentinels.distrust(self.named_by);
+        self.shared.known.distrust(self.named_by);
     }
 }
