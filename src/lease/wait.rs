@@ -312,6 +312,8 @@ impl<'a> Waiting<'a> {
     /// Waits after a request that failed, until the shard can be expected to answer.
     async fn after_failure(&mut self) -> Woken {
         let Some(until) = self.until() else { return Woken::TimeUp };
+        // The request may have left a queue entry.
+        self.listen_since();
         let wake = until.min(self.deadline);
         let shard = self.janitor.turns(self.subject.name());
         let owner = self.subject.owner();

@@ -19,7 +19,7 @@ use std::{
 use tokio::sync::watch;
 
 use self::topics::{Source, Topics};
-use super::Change;
+use super::{Change, Owner};
 
 pub use self::changes::Changes;
 pub(crate) use self::topics::Subscription;
@@ -86,10 +86,10 @@ impl Channels {
         is_open.then(|| self.listen_through(process_channel, topic))
     }
 
-    /// Returns how many pushes for a topic may have been missed until now by a waiter that did not
-    /// listen. A waiter that listens, and finds the same number as earlier, has missed none since.
-    pub(crate) fn missed(&self, topic: &str) -> u64 {
-        self.0.missed.of(topic)
+    /// Returns how many pushes for an owner on a topic may have been missed until now. A waiter
+    /// that listens, and finds the same number as earlier, has missed none since.
+    pub(crate) fn missed(&self, topic: &str, owner: Owner) -> u64 {
+        self.0.missed.of(topic, owner)
     }
 
     /// Listens to two channels as to one.
@@ -237,7 +237,6 @@ mod tests {
     };
 
     use super::*;
-    use crate::backend::Owner;
 
     /// Counts how often a task is woken.
     #[derive(Default)]
@@ -325,36 +324,41 @@ mod tests {
     fn a_push_before_its_waiter_listens_is_counted() {
         let (channels, topic) = (Channels::default(), Arc::from("t"));
         let [early, late] = [Owner::fresh(), Owner::fresh()];
-        let before = channels.missed(&topic);
+        let missed = || channels.missed(&topic, late);
+        let before = missed();
         let mut changes = addressed(&channels, &topic, early);
         channels.push(&topic, Change::Turn(early));
-        assert_eq!(channels.missed(&topic), before);
+        assert_eq!(missed(), before);
         channels.push(&topic, Change::Turn(late));
-        assert_eq!(channels.missed(&topic), before + 1);
+        assert_eq!(missed(), before + 1);
         changes.address(late);
         channels.push(&topic, Change::Turn(late));
-        assert_eq!(channels.missed(&topic), before + 1);
+        assert_eq!(missed(), before + 1);
         // Each waiter that does not listen yet may miss a change for all.
         channels.push(&topic, Change::Wake);
-        assert_eq!(channels.missed(&topic), before + 2);
+        assert_eq!(missed(), before + 2);
         drop(changes);
         channels.push(&topic, Change::Turn(late));
-        assert_eq!(channels.missed(&topic), before + 3);
+        assert_eq!(missed(), before + 3);
+        // A process with two backends gets the pushes for the waiters of both on both.
+        let owners = std::iter::repeat_with(Owner::fresh).take(20);
+        owners.for_each(|other| channels.push(&topic, Change::Turn(other)));
+        assert!(missed() < before + 13, "those of other owners are told apart");
     }
 
     /// The subscription was lost and restored while a claim was under way.
     #[test]
     fn a_subscription_that_was_lost_may_have_missed_a_push() {
-        let channels = Channels::default();
+        let (channels, owner) = (Channels::default(), Owner::fresh());
         let [process, topic] = ["p", "t"].map(Arc::<str>::from);
         channels.open_process_channel(&process);
-        let mut counts = vec![channels.missed(&topic)];
+        let mut counts = vec![channels.missed(&topic, owner)];
         channels.answer(&process, Subscription::Confirmed);
-        counts.push(channels.missed(&topic));
+        counts.push(channels.missed(&topic, owner));
         channels.forget_answers(|_| true);
-        counts.push(channels.missed(&topic));
+        counts.push(channels.missed(&topic, owner));
         channels.answer(&process, Subscription::Confirmed);
-        counts.push(channels.missed(&topic));
+        counts.push(channels.missed(&topic, owner));
         assert!(counts.is_sorted_by(|one, next| one < next), "{counts:?}");
     }
 

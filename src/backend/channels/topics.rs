@@ -112,8 +112,10 @@ impl Topics {
         let open = self.open();
         let found = open.topics.get(topic);
         // Under the lock: a waiter that is about to listen gets the push, or sees the count.
-        if !found.is_some_and(|topic| topic.has_addressee(change)) {
-            self.missed.note(topic);
+        match change.addressee() {
+            None => self.missed.note(topic),
+            Some(owner) if found.is_some_and(|topic| topic.addressed.contains_key(&owner)) => {}
+            Some(owner) => self.missed.note_for(owner),
         }
         found.map_or(Vec::new(), |topic| topic.push(change))
     }
@@ -224,11 +226,6 @@ impl Topic {
     /// Returns the channel of its pushes.
     fn channel<'a>(&'a self, topic: &'a Arc<str>) -> &'a str {
         self.through.as_ref().unwrap_or(topic)
-    }
-
-    /// Returns whether the change is for one owner, which listens.
-    fn has_addressee(&self, change: &Change) -> bool {
-        change.addressee().is_some_and(|owner| self.addressed.contains_key(&owner))
     }
 
     /// A change with an addressee costs the same however many listeners have other addresses.

@@ -75,10 +75,11 @@ impl RedisBackend {
                 // A server that is down refuses the claim as well.
                 let _ = self.0.servers.start_own_push();
             }
-            return channels.missed(claim.name.prefix());
+            return channels.missed(claim.name.prefix(), claim.owner);
         }
         let channel: Arc<str> = claim.name.suffixed(self.channel()).into();
-        channels.missed(&channel) + channels.missed(&keys::own_shard_channel(&channel))
+        let each = [&channel, &keys::own_shard_channel(&channel)];
+        each.into_iter().map(|channel| channels.missed(channel, claim.owner)).sum()
     }
 
     /// Returns whether a claim of this process waits for a name.
