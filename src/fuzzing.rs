@@ -14,11 +14,11 @@ use bytes::Bytes;
 
 use crate::backend::{Change, Entry};
 
-/// Checks [`Entry::decode`]: decoded bytes are the bytes that the entry encodes to.
+/// Checks [`Entry::decode`]: a decoded entry is decoded from its own bytes again.
 pub fn entry(data: &[u8]) {
     let bytes = Bytes::copy_from_slice(data);
     if let Ok(entry) = Entry::decode(bytes.clone()) {
-        assert_eq!(entry.encode(), bytes);
+        assert_eq!(Entry::decode(entry.encode()), Ok(entry));
     }
 }
 

@@ -53,6 +53,8 @@ counters! {
     Counters => Stats {
         /// Callers that were served a stored entry.
         hits,
+        /// Callers that were served a stored entry that was no longer fresh.
+        stale,
         /// Callers whose loader ran under the lease.
         led,
         /// Callers that were served the load of another caller in this process.
@@ -69,6 +71,8 @@ counters! {
         passed_overloaded,
         /// Loaders that were started, with or without a lease.
         loads,
+        /// Those of `loads` that refreshed an entry in the background.
+        refreshes,
         /// Loads that failed, panicked, or took too long.
         failures,
         /// Loaded values that were stored, and loads that were stored as uncacheable.

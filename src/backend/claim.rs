@@ -114,6 +114,9 @@ pub struct Claim {
     pub fence_life: Duration,
     /// Whether it enters the queue, where the mode has one and the claim is not granted at once.
     pub waits: bool,
+    /// Whether its process is told of the end of a load that is in the way. Only the claim of an
+    /// entry may do without.
+    pub listens: bool,
     /// Whether a release may grant it the lease while it waits, and push that
     /// ([`Change::Granted`](crate::backend::Change::Granted)). Otherwise the claim is told that it
     /// is its turn, and asks.
@@ -129,7 +132,7 @@ impl Claim {
     pub fn new(name: Name, mode: Mode, lease: Duration, fence_life: Duration) -> Self {
         let takes_handover = mode.is_ordered() && lease >= HANDOVER_LIFE;
         let owner = Owner::fresh();
-        Self { name, owner, mode, lease, fence_life, waits: true, takes_handover }
+        Self { name, owner, mode, lease, fence_life, waits: true, listens: true, takes_handover }
     }
 
     /// Returns what is claimed, for errors.

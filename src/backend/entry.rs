@@ -1,38 +1,57 @@
 //! An entry: a value with its fence, as it lies in the backend.
 
-use std::{ops::Range, time::Duration};
+use std::{fmt::Write, ops::Range, time::Duration};
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
+use super::Windows;
+
 /// A value with the fence under which it was written.
+///
+/// Two entries are equal if the same was written, whenever that was.
 ///
 /// # Format
 ///
-/// A header of text, so that the scripts in Redis can read it, then the payload:
+/// A header of text, so that the scripts in Redis can read it, then the payload. Times are in
+/// milliseconds and hexadecimal, but for those that are said to be decimal:
 ///
 /// | bytes | what |
 /// |---|---|
-/// | 0..3 | `bw1`: this format |
+/// | 0..3 | `bw2`: this format |
 /// | 3 | `v` a value, `u` uncacheable |
-/// | 4..20 | the fence: 16 decimal digits |
-/// | 20..28 | the tag, schema and codec: 8 hexadecimal digits |
-/// | 28..36 | what the load cost: milliseconds, 8 hexadecimal digits |
-/// | 36..44 | how long it is kept after its load: milliseconds, 8 hexadecimal digits; 0: unknown |
-/// | 44.. | the payload |
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// | 4..20 | the fence, decimal |
+/// | 20..36 | when it was stored, by the clock of the backend: microseconds, decimal |
+/// | 36..44 | the tag: schema and codec |
+/// | 44..52 | what loads cost, smoothed |
+/// | 52..60 | how far the costs spread |
+/// | 60..90 | the [windows](Windows): fresh, stale and error, 10 digits each; 0: unknown |
+/// | 90..96 | the number of bytes between the header and the payload; none are written yet |
+/// | 96.. | these bytes, then the payload |
+///
+/// Format 1 is still read: `bw1`, kind, fence, tag and cost as above, and 8 digits of a time to
+/// live. Such an entry is fresh until it is gone.
+#[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Entry {
     /// Whether there is a value, or the mark that the name is uncacheable.
     pub kind: EntryKind,
     /// The fence under which it was written.
     pub fence: u64,
+    /// When it was stored, in microseconds of the clock of the backend. The backend sets it. Zero
+    /// if it is unknown.
+    pub stored_at: u64,
+    /// How long ago it was stored, when the backend returned it. `None` for a push, and if it is
+    /// unknown. It is not part of the encoded bytes.
+    pub age: Option<Duration>,
     /// The reader of the payload: the schema in the upper 16 bits, the
     /// [codec](crate::cache::Codec::tag) in the lower.
     pub tag: u32,
-    /// How long the load took.
+    /// How long loads take, smoothed over the last ones.
     pub cost: Duration,
-    /// How long it is kept, counted from the end of its load. Zero if that is unknown.
-    pub ttl: Duration,
+    /// How far the costs of the last loads were from the smoothed cost, smoothed as well.
+    pub spread: Duration,
+    /// How long it is of use. Without windows it is fresh until it is gone.
+    pub windows: Option<Windows>,
     /// The encoded value.
     pub payload: Bytes,
 }
@@ -52,22 +71,35 @@ pub enum EntryKind {
 #[error("the bytes are not an entry in a format that this version reads")]
 pub struct Undecodable;
 
-const HEADER: usize = 44;
+const HEADER: usize = 96;
+const HEADER_1: usize = 44;
 
 impl Entry {
     /// The place of the fence in the encoded bytes.
     #[cfg_attr(not(feature = "redis"), allow(dead_code))]
     pub(crate) const FENCE: Range<usize> = 4..20;
+    /// The place of the time at which it was stored.
+    #[cfg_attr(not(feature = "redis"), allow(dead_code))]
+    pub(crate) const STORED_AT: Range<usize> = 20..36;
 
-    /// Creates a value that is still to be written. A commit or a put sets the fence.
+    /// Creates a value that is still to be written. A commit or a put sets the fence and the time.
     pub fn value(tag: u32, cost: Duration, payload: Bytes) -> Self {
-        Self { kind: EntryKind::Value, fence: 0, tag, cost, ttl: Duration::ZERO, payload }
+        Self {
+            kind: EntryKind::Value,
+            fence: 0,
+            stored_at: 0,
+            age: None,
+            tag,
+            cost,
+            spread: Duration::ZERO,
+            windows: None,
+            payload,
+        }
     }
 
     /// Creates the mark that a name is uncacheable.
     pub fn uncacheable(cost: Duration) -> Self {
-        let (kind, ttl) = (EntryKind::Uncacheable, Duration::ZERO);
-        Self { kind, fence: 0, tag: 0, cost, ttl, payload: Bytes::new() }
+        Self { kind: EntryKind::Uncacheable, ..Self::value(0, cost, Bytes::new()) }
     }
 
     /// Returns the same entry under a fence.
@@ -76,9 +108,28 @@ impl Entry {
         self
     }
 
-    /// Returns the same entry with the time that it is kept.
-    pub fn with_ttl(mut self, ttl: Duration) -> Self {
-        self.ttl = ttl;
+    /// Returns the same entry with the time at which it was stored.
+    pub fn with_stored_at(mut self, micros: u64) -> Self {
+        self.stored_at = micros;
+        self
+    }
+
+    /// Returns the same entry with its windows. Each is whole milliseconds, at most 34 years.
+    pub fn with_windows(mut self, windows: Windows) -> Self {
+        self.windows = Some(windows.in_range());
+        self
+    }
+
+    /// Returns the same entry with how far the costs of loads spread.
+    pub fn with_spread(mut self, spread: Duration) -> Self {
+        self.spread = spread;
+        self
+    }
+
+    /// Returns the same entry with its age at a time of the backend's clock, in microseconds.
+    pub fn read_at(mut self, micros: u64) -> Self {
+        let age = Duration::from_micros(micros.saturating_sub(self.stored_at));
+        self.age = (self.stored_at != 0).then_some(age);
         self
     }
 
@@ -94,10 +145,16 @@ impl Entry {
             EntryKind::Uncacheable => 'u',
         };
         let millis = |time: Duration| u32::try_from(time.as_millis()).unwrap_or(u32::MAX);
-        let (cost, ttl) = (millis(self.cost), millis(self.ttl));
-        let header = format!("bw1{kind}{:016}{:08x}{cost:08x}{ttl:08x}", self.fence, self.tag);
-        let mut bytes = BytesMut::with_capacity(header.len() + self.payload.len());
-        bytes.put_slice(header.as_bytes());
+        let (cost, spread) = (millis(self.cost), millis(self.spread));
+        let [fresh, stale, error] = self.windows.map_or([0; 3], Windows::millis);
+        let (fence, stored_at, tag) = (self.fence, self.stored_at, self.tag);
+        let mut bytes = BytesMut::with_capacity(HEADER + self.payload.len());
+        // Writing to memory does not fail.
+        let _ = write!(
+            bytes,
+            "bw2{kind}{fence:016}{stored_at:016}{tag:08x}{cost:08x}{spread:08x}\
+             {fresh:010x}{stale:010x}{error:010x}000000"
+        );
         bytes.put_slice(&self.payload);
         bytes.freeze()
     }
@@ -108,30 +165,67 @@ impl Entry {
     /// # Errors
     ///
     /// Returns [`Undecodable`] for any other bytes.
-    pub fn decode(mut bytes: Bytes) -> Result<Self, Undecodable> {
-        let header = bytes.get(..HEADER).ok_or(Undecodable)?;
-        let kind = match &header[..4] {
-            b"bw1v" => EntryKind::Value,
-            b"bw1u" => EntryKind::Uncacheable,
+    pub fn decode(bytes: Bytes) -> Result<Self, Undecodable> {
+        let kind = match bytes.get(3) {
+            Some(b'v') => EntryKind::Value,
+            Some(b'u') => EntryKind::Uncacheable,
             _ => return Err(Undecodable),
         };
+        match &bytes[..3] {
+            b"bw2" => Self::decode_2(kind, bytes),
+            b"bw1" => Self::decode_1(kind, bytes),
+            _ => Err(Undecodable),
+        }
+    }
+
+    fn decode_2(kind: EntryKind, mut bytes: Bytes) -> Result<Self, Undecodable> {
+        let header = bytes.get(..HEADER).ok_or(Undecodable)?;
         let fence = digits::<10>(&header[Self::FENCE])?;
-        let tag_and_cost = digits::<16>(&header[20..36])?;
-        let ttl = digits::<16>(&header[36..44])?;
+        let stored_at = digits::<10>(&header[Self::STORED_AT])?;
+        let (tag, cost) = halves(digits::<16>(&header[36..52])?);
+        let spread = digits::<16>(&header[52..60])?;
+        let fresh = digits::<16>(&header[60..70])?;
+        let stale = digits::<16>(&header[70..80])?;
+        let error = digits::<16>(&header[80..90])?;
+        let more = digits::<16>(&header[90..HEADER])?;
+        let windows = (fresh > 0).then(|| Windows::from_millis([fresh, stale, error]));
+        // A later version may write more, which is not for this one.
+        let payload_at = HEADER.saturating_add(usize::try_from(more).unwrap_or(usize::MAX));
         // A slice of the bytes would cost a reference count.
-        bytes.advance(HEADER);
-        Ok(Self {
-            kind,
-            fence,
-            tag: (tag_and_cost >> 32) as u32,
-            cost: Duration::from_millis(tag_and_cost & u64::from(u32::MAX)),
-            ttl: Duration::from_millis(ttl),
-            payload: bytes,
-        })
+        bytes.advance(payload_at.min(bytes.len()));
+        let entry = Self::value(tag, Duration::from_millis(cost.into()), bytes);
+        let spread = Duration::from_millis(spread);
+        Ok(Self { kind, fence, stored_at, spread, windows, ..entry })
+    }
+
+    fn decode_1(kind: EntryKind, mut bytes: Bytes) -> Result<Self, Undecodable> {
+        let header = bytes.get(..HEADER_1).ok_or(Undecodable)?;
+        let fence = digits::<10>(&header[Self::FENCE])?;
+        let (tag, cost) = halves(digits::<16>(&header[20..36])?);
+        digits::<16>(&header[36..HEADER_1])?;
+        bytes.advance(HEADER_1);
+        let entry = Self::value(tag, Duration::from_millis(cost.into()), bytes);
+        Ok(Self { kind, fence, ..entry })
     }
 }
 
-/// Reads 16 digits, which fit into a `u64` in either radix.
+impl PartialEq for Entry {
+    fn eq(&self, other: &Self) -> bool {
+        let written = |entry: &Self| {
+            (entry.kind, entry.fence, entry.tag, entry.cost, entry.spread, entry.windows)
+        };
+        written(self) == written(other) && self.payload == other.payload
+    }
+}
+
+impl Eq for Entry {}
+
+/// Returns the upper and the lower half of a number.
+fn halves(number: u64) -> (u32, u32) {
+    ((number >> 32) as u32, number as u32)
+}
+
+/// Reads up to 16 digits, which fit into a `u64` in either radix.
 fn digits<const RADIX: u64>(text: &[u8]) -> Result<u64, Undecodable> {
     let (mut number, mut all) = (0, true);
     for byte in text {

@@ -68,6 +68,7 @@ erased! {
 erased! {
     trait DynStore: DynLeases; for Store;
     async fn get(name: &'a Name) -> Option<Entry>;
+    async fn get_aged(name: &'a Name) -> Option<Entry>;
     async fn fetch(name: &'a Name, announced: &'a Announcement) -> Option<Entry>;
     async fn claim(claim: &'a Claim, seen: u64) -> Claimed;
     async fn commit(

@@ -39,6 +39,7 @@ mod owner;
 pub(crate) mod redis;
 mod renewal;
 mod several;
+mod windows;
 
 use std::{future::Future, time::Duration};
 
@@ -62,6 +63,7 @@ pub use self::{
     owner::Owner,
     renewal::Renewal,
     several::{AcquiredAll, acquire_in_order},
+    windows::Windows,
 };
 
 pub(crate) use self::{
@@ -264,8 +266,19 @@ pub trait Leases: Send + Sync + 'static {
 ///
 /// As that of [`Leases`].
 pub trait Store: Leases {
-    /// Returns the entry, if there is one.
+    /// Returns the entry, if there is one. If it has [windows](Windows) in which it is stale, it
+    /// comes with its [age](Entry::age).
     fn get(&self, name: &Name) -> impl Future<Output = Result<Option<Entry>, BackendError>> + Send;
+
+    /// Returns the entry with its [age](Entry::age), if there is one.
+    ///
+    /// The default is [`get`](Self::get).
+    fn get_aged(
+        &self,
+        name: &Name,
+    ) -> impl Future<Output = Result<Option<Entry>, BackendError>> + Send {
+        self.get(name)
+    }
 
     /// Returns the entry that was [announced](Change::Announced), or another one that stands now.
     ///
@@ -286,7 +299,10 @@ pub trait Store: Leases {
     ) -> impl Future<Output = Result<Claimed, BackendError>> + Send;
 
     /// Writes an entry, ends the lease and pushes the entry to the waiters, all at once, if and
-    /// only if the fence of the grant is still the last one of the name.
+    /// only if the fence of the grant is still the last one of the name. The entry gets that fence,
+    /// and the time of the backend.
+    ///
+    /// The backend drops the entry after `ttl`. The windows of the entry are for its readers.
     ///
     /// Without a `ttl`, the entry is handed to the waiters and not written. The same happens if the
     /// server is too full to write.

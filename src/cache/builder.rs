@@ -7,6 +7,8 @@ use super::{
     Abandoned, Cache, Codec, Json,
     core::Core,
     error_codec::{ErrorCodec, Of},
+    freshness::EarlyRefresh,
+    refreshes::Refreshes,
     settings::Settings,
 };
 use crate::{
@@ -85,6 +87,35 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
     /// Sets how long a value is kept. Defaults to 60 s; at least 1 ms.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.settings.options.ttl = ttl;
+        self
+    }
+
+    /// Sets how long a value is still served after its [`ttl`](Self::ttl), while it is refreshed in
+    /// the background. Defaults to zero.
+    ///
+    /// In this window no caller waits for a load. The first caller that finds the value stale lets
+    /// its loader refresh it, and one process of the fleet does that at a time. All of them are
+    /// served the stale value at once, as [`Source::Stale`](super::Source::Stale).
+    pub fn stale_while_revalidate(mut self, window: Duration) -> Self {
+        self.settings.options.stale_while_revalidate = window;
+        self
+    }
+
+    /// Sets how long a value is kept after its [`ttl`](Self::ttl) for the case that its load fails.
+    /// Defaults to zero.
+    ///
+    /// In this window a caller waits for the load. If the load fails, panics or takes too long, the
+    /// caller is served the old value, as [`Source::Stale`](super::Source::Stale). The window runs
+    /// beside that of [`stale_while_revalidate`](Self::stale_while_revalidate).
+    pub fn stale_if_error(mut self, window: Duration) -> Self {
+        self.settings.options.stale_if_error = window;
+        self
+    }
+
+    /// Sets when a value is refreshed before its [`ttl`](Self::ttl) is over. Defaults to
+    /// [`Off`](EarlyRefresh::Off).
+    pub fn early_refresh(mut self, early: EarlyRefresh) -> Self {
+        self.settings.options.rules.early = early;
         self
     }
 
@@ -290,6 +321,7 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
             shards: Shards::default(),
             undecodable: Once::default(),
             unstorable: Once::default(),
+            refreshes: Refreshes::default(),
             settings,
         };
         Ok(Cache { core: Arc::new(core) })

@@ -1,17 +1,19 @@
 //! What the clones of a cache share.
 
-use std::{sync::Arc, time::Duration};
+use std::{mem, sync::Arc, time::Duration};
 
 use tokio::{
     sync::{Semaphore, SemaphorePermit},
-    time::timeout,
+    time::{Instant, timeout},
 };
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Codec,
+    Codec, Source,
     error_codec::ErrorCodec,
+    freshness::{self, Costs, Freshness, Rules},
     outcome::{Outcome, Record},
+    refreshes::Refreshes,
     settings::{OnFull, Options, Settings},
     shard::Shard,
 };
@@ -23,6 +25,7 @@ use crate::{
     lease::Engine,
     observe::{Counters, Once},
     shards::Shards,
+    time::after,
 };
 
 pub(super) struct Core<V> {
@@ -40,6 +43,7 @@ pub(super) struct Core<V> {
     pub(super) loads: Semaphore,
     pub(super) counters: Counters,
     pub(super) shards: Shards<Shard>,
+    pub(super) refreshes: Refreshes<V>,
     /// Warned of once, and counted from then on.
     pub(super) undecodable: Once,
     pub(super) unstorable: Once,
@@ -49,6 +53,10 @@ pub(super) struct Core<V> {
 pub(super) enum Decision<V> {
     /// The value is served.
     Fresh(V, Option<Record>),
+    /// The value is served, and it is time to refresh it. It is still fresh, or stale.
+    Refresh(Box<Known<V>>, Source),
+    /// The value is served if the load fails.
+    OnError(Box<Known<V>>),
     /// There is no entry that can be read, so the value is loaded under the lease. `seen` is the
     /// fence of the entry, or 0 if there is none.
     Miss { seen: u64 },
@@ -56,6 +64,35 @@ pub(super) enum Decision<V> {
     Uncacheable { seen: u64 },
     /// There is no answer.
     Unanswered(BackendError),
+}
+
+impl<V> Decision<V> {
+    /// Returns the value that is served, if there is one, with where it came from.
+    pub(super) fn value(self) -> Option<(V, Option<Record>, Source)> {
+        match self {
+            Self::Fresh(value, record) => Some((value, record, Source::Hit)),
+            Self::Refresh(known, source) => Some((known.value, known.record, source)),
+            _ => None,
+        }
+    }
+}
+
+/// The entry that a load is to replace.
+pub(super) struct Known<V> {
+    pub(super) value: V,
+    pub(super) record: Option<Record>,
+    pub(super) fence: u64,
+    pub(super) costs: Costs,
+    /// Until when the value may stand in for a failure.
+    pub(super) on_error_until: Instant,
+}
+
+impl<V> Known<V> {
+    fn new(value: V, record: Option<Record>, entry: &Entry, rules: &Rules) -> Self {
+        let left = freshness::left_on_error(entry, rules).unwrap_or_default();
+        let on_error_until = after(Instant::now(), left);
+        Self { value, record, fence: entry.fence, costs: Costs::of(entry), on_error_until }
+    }
 }
 
 impl<V: Clone + Send + Sync + 'static> Core<V> {
@@ -67,13 +104,14 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
     }
 
     /// Decides what an answer about a name is good for, with the schema and the codec of this
-    /// process. An entry that exists is fresh, because the backend drops it when its time is over.
+    /// process, and the rules of the caller.
     pub(super) fn decide(
         &self,
         name: &Name,
+        rules: &Rules,
         answer: Result<Option<Entry>, BackendError>,
     ) -> Decision<V> {
-        let entry = match answer {
+        let mut entry = match answer {
             Ok(Some(entry)) => entry,
             Ok(None) => return Decision::Miss { seen: 0 },
             Err(error) => return self.no_entry(name, error),
@@ -81,11 +119,21 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         if entry.kind == EntryKind::Uncacheable {
             return Decision::Uncacheable { seen: entry.fence };
         }
-        let record = Record::of(&entry);
+        let freshness = freshness::decide(&entry, rules, fastrand::f64());
+        if freshness == Freshness::Over {
+            return Decision::Miss { seen: entry.fence };
+        }
         if entry.tag == self.tag
-            && let Ok(value) = self.codec.decode(entry.payload)
+            && let Ok(value) = self.codec.decode(mem::take(&mut entry.payload))
         {
-            return Decision::Fresh(value, record);
+            let record = Record::of(&entry);
+            let known = |value| Box::new(Known::new(value, record, &entry, rules));
+            return match freshness {
+                Freshness::Early => Decision::Refresh(known(value), Source::Hit),
+                Freshness::Stale => Decision::Refresh(known(value), Source::Stale),
+                Freshness::OnError => Decision::OnError(known(value)),
+                Freshness::Fresh | Freshness::Over => Decision::Fresh(value, record),
+            };
         }
         let words = "an entry of another type or schema cannot be decoded and counts as missing; \
                      give each type of value its own namespace";

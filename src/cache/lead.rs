@@ -43,6 +43,8 @@ struct Inner {
 #[derive(Clone, Copy, Default)]
 pub(super) struct Keeping {
     pub(super) ttl: Option<Duration>,
+    pub(super) stale_while_revalidate: Option<Duration>,
+    pub(super) stale_if_error: Option<Duration>,
     pub(super) do_not_store: bool,
 }
 
@@ -79,6 +81,18 @@ impl Lead {
     /// keeps it for 1 ms at most, and [`do_not_store`](Self::do_not_store) stores nothing.
     pub fn expire_after(&self, ttl: Duration) {
         lock(&self.0.keeping).ttl = Some(ttl);
+    }
+
+    /// Sets how long the value is served stale while it is refreshed, in place of the
+    /// [setting](super::Builder::stale_while_revalidate) of the cache or the request.
+    pub fn stale_while_revalidate(&self, window: Duration) {
+        lock(&self.0.keeping).stale_while_revalidate = Some(window);
+    }
+
+    /// Sets how long the value is kept for the case that its load fails, in place of the
+    /// [setting](super::Builder::stale_if_error) of the cache or the request.
+    pub fn stale_if_error(&self, window: Duration) {
+        lock(&self.0.keeping).stale_if_error = Some(window);
     }
 
     /// Hands the value to all waiters, and stores nothing.

@@ -10,9 +10,11 @@ mod builder;
 mod codec;
 mod core;
 mod error_codec;
+mod freshness;
 mod lead;
 mod loader;
 mod outcome;
+mod refreshes;
 mod request;
 mod run;
 mod settings;
@@ -27,6 +29,7 @@ pub use self::codec::Postcard;
 pub use self::{
     builder::Builder,
     codec::{Codec, Json, Raw},
+    freshness::EarlyRefresh,
     lead::Lead,
     outcome::{Loaded, Source},
     request::Request,
@@ -44,7 +47,7 @@ use self::core::{Core, Decision};
 #[cfg(feature = "http")]
 use crate::observe::Counters;
 use crate::{
-    backend::{Store, answered_by},
+    backend::{Store, Windows, answered_by},
     error::{BackendError, BoxError, Error},
     key::Key,
 };
@@ -137,7 +140,8 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
         Request { core: self.core.clone(), key: key.into(), options: self.core.settings.options }
     }
 
-    /// Returns the stored value, if there is one.
+    /// Returns the stored value, if there is one that is fresh or may be served
+    /// [stale](Builder::stale_while_revalidate). It is not refreshed.
     ///
     /// # Errors
     ///
@@ -149,10 +153,10 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// Dropping the future changes nothing.
     pub async fn get(&self, key: impl Into<Key>) -> Result<Option<V>, Error> {
         let name = self.core.name(&key.into())?;
-        match self.core.decide(&name, self.core.store.get(&name).await) {
-            Decision::Fresh(value, _) => Ok(Some(value)),
-            Decision::Miss { .. } | Decision::Uncacheable { .. } => Ok(None),
+        let rules = &self.core.settings.options.rules;
+        match self.core.decide(&name, rules, self.core.store.get(&name).await) {
             Decision::Unanswered(error) => Err(error.into()),
+            decision => Ok(decision.value().map(|(value, ..)| value)),
         }
     }
 
@@ -191,7 +195,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     ) -> Result<(), Error> {
         let (core, key) = (&self.core, key.into());
         let (name, ttl) = (core.name(&key)?, ttl.max(Duration::from_millis(1)));
-        let entry = core.encode(value, Duration::ZERO)?.with_ttl(ttl);
+        let entry = core.encode(value, Duration::ZERO)?.with_windows(Windows::fresh(ttl));
         let life = core.settings.fence_life();
         self.change(&key, core.store.put(&name, &entry, ttl, life)).await
     }
@@ -224,7 +228,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// lease, and gets [`Degraded`](Source::Degraded). Loads that are under way may end until
     /// `deadline` has passed. Then they are cancelled and fail as
     /// [`ShutDown`](crate::ErrorKind::ShutDown). Their leases are released, so that the next
-    /// process begins at once.
+    /// process begins at once. Refreshes in the background are cancelled without waiting.
     ///
     /// # Cancel safety
     ///
@@ -234,10 +238,13 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
         let core = &self.core;
         core.flights.close();
         core.engine.stop();
+        // No caller waits for a refresh.
+        core.refreshes.close();
         if timeout(deadline, core.flights.idle()).await.is_err() {
             core.abort.cancel();
             core.flights.idle().await;
         }
+        core.refreshes.idle().await;
         // A release that the backend does not answer ends by itself, with its lease.
         core.engine.shutdown(core.settings.retry.try_limit().saturating_mul(2)).await;
     }

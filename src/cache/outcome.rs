@@ -5,6 +5,8 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
+use tokio::time::Instant;
+
 use crate::{backend::Entry, error::Error};
 
 /// A value, where it came from, and what is known of its entry.
@@ -19,36 +21,38 @@ pub struct Loaded<V> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Record {
     fence: NonZeroU64,
-    /// How long the load took, in milliseconds.
-    cost: u32,
-    /// For how many milliseconds it is kept after its load. Zero if it is not stored.
-    ttl: u32,
+    /// When it was stored, by the clock of this process that only goes forward.
+    stored: Option<Instant>,
+    /// How long it is fresh after that. Zero if it is not stored.
+    fresh: Duration,
 }
 
 impl Record {
     /// Returns the record of an entry, or `None` if it has no fence.
     pub(super) fn of(entry: &Entry) -> Option<Self> {
-        Self::new(entry.fence, entry)
+        Self::new(entry.fence, entry, age(entry))
     }
 
-    /// Returns the record of an entry that is written under this fence.
-    pub(super) fn new(fence: u64, entry: &Entry) -> Option<Self> {
-        let millis = |time: Duration| u32::try_from(time.as_millis()).unwrap_or(u32::MAX);
+    /// Returns the record of an entry that is written under this fence now.
+    pub(super) fn written(fence: u64, entry: &Entry) -> Option<Self> {
+        Self::new(fence, entry, Some(Duration::ZERO))
+    }
+
+    fn new(fence: u64, entry: &Entry, age: Option<Duration>) -> Option<Self> {
         let fence = NonZeroU64::new(fence)?;
-        Some(Self { fence, cost: millis(entry.cost), ttl: millis(entry.ttl) })
+        let stored = age.and_then(|age| Instant::now().checked_sub(age));
+        let fresh = entry.windows.map_or(Duration::ZERO, |windows| windows.fresh);
+        Some(Self { fence, stored, fresh })
     }
 
     /// Returns the record without a time to live, unless the entry is stored.
     pub(super) fn if_stored(self, is_stored: bool) -> Self {
-        Self { ttl: if is_stored { self.ttl } else { 0 }, ..self }
+        Self { fresh: if is_stored { self.fresh } else { Duration::ZERO }, ..self }
     }
 
-    /// Returns the time since the load ended. A fence is the time of the server at which it began.
-    fn age(&self) -> Duration {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let cost = Duration::from_millis(self.cost.into());
-        let stored_at = Duration::from_micros(self.fence.get()).saturating_add(cost);
-        now.saturating_sub(stored_at)
+    /// Returns the time since it was stored.
+    fn age(&self) -> Option<Duration> {
+        Some(self.stored?.elapsed())
     }
 }
 
@@ -58,6 +62,8 @@ impl Record {
 pub enum Source {
     /// It was stored.
     Hit,
+    /// It was stored and is no longer fresh. It is refreshed in the background, or its load failed.
+    Stale,
     /// The loader of this caller made it, under the lease.
     Led,
     /// The loader of another caller in this process made it meanwhile.
@@ -78,6 +84,16 @@ pub enum Source {
     /// The value may come from a load that was under way in this process when the caller asked. So
     /// it may be older than an invalidation in another process that had returned by then.
     Degraded,
+}
+
+/// Returns how long ago an entry was stored. If the backend has not told its age, the clocks of the
+/// backend and of this process are compared.
+fn age(entry: &Entry) -> Option<Duration> {
+    if entry.age.is_some() || entry.stored_at == 0 {
+        return entry.age;
+    }
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    Some(now.saturating_sub(Duration::from_micros(entry.stored_at)))
 }
 
 impl<V> Loaded<V> {
@@ -110,21 +126,22 @@ impl<V> Loaded<V> {
 
     /// Returns the time since the load of the value ended.
     ///
-    /// It compares the clock of the server that keeps the entry with the clock of this process. So
-    /// it is as exact as the two agree. Nothing in the cache depends on it.
+    /// If the value has windows in which it is stale, the age is that by the clock of the server,
+    /// exact but for half a round trip. Otherwise it is as exact as the clocks of the server and of
+    /// this process agree, and nothing in the cache depends on it.
     ///
     /// Returns `None` where [`fence`](Self::fence) does.
     pub fn age(&self) -> Option<Duration> {
-        Some(self.record?.age())
+        self.record?.age()
     }
 
-    /// Returns the time until the entry expires, as exact as the [age](Self::age) is. Zero if it is
-    /// over.
+    /// Returns the time for which the value is still fresh, as exact as the [age](Self::age) is.
+    /// Zero if it is stale.
     ///
     /// Returns `None` if the value is not stored. A later invalidation is not known here.
     pub fn expires_in(&self) -> Option<Duration> {
-        let record = self.record.filter(|record| record.ttl > 0)?;
-        Some(Duration::from_millis(record.ttl.into()).saturating_sub(record.age()))
+        let record = self.record.filter(|record| !record.fresh.is_zero())?;
+        Some(record.fresh.saturating_sub(record.age()?))
     }
 }
 

@@ -4,7 +4,7 @@ use futures_util::FutureExt;
 use tracing::Instrument;
 
 use super::{
-    Lead, Loaded, Source,
+    EarlyRefresh, Lead, Loaded, Source,
     core::Core,
     loader::{self, Produced},
     outcome::{Alone, Flown, Outcome},
@@ -49,6 +49,34 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     /// 1 ms at most, and [`Lead::do_not_store`] stores nothing.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.options.ttl = ttl;
+        self
+    }
+
+    /// Sets how long the value is served stale while it is refreshed, if this caller is the one
+    /// that loads it. A stored value is then served stale to this caller for no longer either. Zero
+    /// asks for a fresh value.
+    ///
+    /// Everything else is as for
+    /// [`Builder::stale_while_revalidate`](super::Builder::stale_while_revalidate).
+    pub fn stale_while_revalidate(mut self, window: Duration) -> Self {
+        self.options.stale_while_revalidate = window;
+        self.options.rules.stale = window;
+        self
+    }
+
+    /// Sets how long the value is kept for the case that its load fails, if this caller is the one
+    /// that loads it. A stored value stands in for a failure for no longer either.
+    ///
+    /// Everything else is as for [`Builder::stale_if_error`](super::Builder::stale_if_error).
+    pub fn stale_if_error(mut self, window: Duration) -> Self {
+        self.options.stale_if_error = window;
+        self.options.rules.error = window;
+        self
+    }
+
+    /// Sets when this caller refreshes the value before its time to live is over.
+    pub fn early_refresh(mut self, early: EarlyRefresh) -> Self {
+        self.options.rules.early = early;
         self
     }
 
@@ -178,6 +206,7 @@ fn served<V>(core: &Core<V>, outcome: Outcome<V>, leads: bool) -> Result<Flown<V
             let counters = &core.counters;
             let counter = match source {
                 Source::Hit => &counters.hits,
+                Source::Stale => &counters.stale,
                 Source::Led => &counters.led,
                 Source::Followed => &counters.followed,
                 Source::Received => &counters.received,

@@ -4,7 +4,10 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use tokio::sync::Semaphore;
 
-use super::Abandoned;
+use super::{
+    Abandoned,
+    freshness::{EarlyRefresh, Rules},
+};
 use crate::{
     error::{Error, ErrorKind},
     key::Namespace,
@@ -18,6 +21,9 @@ const DAY: Duration = Duration::from_secs(86_400);
 #[derive(Clone, Copy)]
 pub(super) struct Options {
     pub(super) ttl: Duration,
+    pub(super) stale_while_revalidate: Duration,
+    pub(super) stale_if_error: Duration,
+    pub(super) rules: Rules,
     pub(super) load_limit: Duration,
     pub(super) wait_limit: Duration,
     pub(super) sharing: Sharing,
@@ -83,6 +89,13 @@ impl Default for Settings {
             schema: 0,
             options: Options {
                 ttl: Duration::from_secs(60),
+                stale_while_revalidate: Duration::ZERO,
+                stale_if_error: Duration::ZERO,
+                rules: Rules {
+                    early: EarlyRefresh::Off,
+                    stale: Duration::MAX,
+                    error: Duration::MAX,
+                },
                 load_limit: Duration::from_secs(30),
                 wait_limit: Duration::from_secs(30),
                 sharing: Sharing {

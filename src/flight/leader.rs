@@ -10,7 +10,7 @@ use super::{
     landing::{Epoch, Landing},
     notices::Notice,
 };
-use crate::sync::checked::OnceLock;
+use crate::{key::Key, sync::checked::OnceLock};
 
 /// The duty to land a flight.
 ///
@@ -28,6 +28,11 @@ impl<T> Leader<T> {
     /// Returns the number of this flight in the process.
     pub(crate) fn id(&self) -> u64 {
         self.flight.id
+    }
+
+    /// Returns the key of the flight.
+    pub(crate) fn key(&self) -> &Key {
+        &self.flight.key
     }
 
     /// Begins an epoch. To be called before the backend is asked: its answer may go to the callers

@@ -70,6 +70,7 @@ operations! {
     Changes { name: Name } -> Changes = backend.changes(name);
     ChangesFor { claim: Claim } -> Changes = backend.changes_for(claim);
     Get { name: Name } -> Option<Entry> = backend.get(name);
+    GetAged { name: Name } -> Option<Entry> = backend.get_aged(name);
     Fetch { name: Name, announced: Announcement } -> Option<Entry> =
         backend.fetch(name, announced);
     Claim { claim: Claim, seen: u64 } -> Claimed = backend.claim(claim, *seen);
@@ -197,6 +198,10 @@ impl<B: Store + Latches, H: Hook<B>> Leases for Interceptor<B, H> {
 impl<B: Store + Latches, H: Hook<B>> Store for Interceptor<B, H> {
     async fn get(&self, name: &Name) -> Result<Option<Entry>, BackendError> {
         ask!(self, Get { name: name.clone() })
+    }
+
+    async fn get_aged(&self, name: &Name) -> Result<Option<Entry>, BackendError> {
+        ask!(self, GetAged { name: name.clone() })
     }
 
     async fn fetch(

@@ -103,7 +103,8 @@ impl Raw {
     }
 
     /// Makes everything in this database older by this time: keys by their expiry, members of
-    /// sorted sets by their scores. Whatever expires within this time is removed.
+    /// sorted sets by their scores, entries by the time at which they were stored. Whatever expires
+    /// within this time is removed.
     ///
     /// A test that ages keys is exact. A test that sleeps depends on how busy the machine is.
     pub async fn age(&mut self, time: Duration) {
@@ -116,6 +117,9 @@ impl Raw {
                   local unit = tonumber(members[at + 1]) > 1e14 and 1000 or 1
                   redis.call('ZINCRBY', key, -ARGV[1] * unit, members[at])
                 end
+              elseif redis.pcall('GETRANGE', key, 0, 2) == 'bw2' then
+                local stored_at = tonumber(redis.call('GETRANGE', key, 20, 35)) - ARGV[1] * 1000
+                redis.call('SETRANGE', key, 20, string.format('%016.0f', stored_at))
               end
               local left = redis.call('PTTL', key)
               if left >= 0 and left <= tonumber(ARGV[1]) then

@@ -25,6 +25,7 @@ mod queues;
 mod read_write;
 mod several;
 mod turns;
+mod windows;
 mod writes;
 
 /// Makes each rule a test of each backend that promises it.
@@ -226,6 +227,11 @@ rules! {
             an_uncacheable_entry_is_an_entry_too,
             a_failure_ends_the_lease_and_stores_nothing,
             large_entries_come_back_whole,;
+        windows:
+            an_entry_tells_its_age,
+            an_entry_grows_older_between_two_reads,
+            a_newer_entry_tells_its_age,
+            an_entry_is_read_with_its_windows,;
         writes:
             a_put_writes_and_ends_the_lease,
             a_put_makes_the_commit_under_way_give_way,

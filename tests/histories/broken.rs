@@ -215,12 +215,14 @@ impl Scripts {
         let name = &claim.name;
         let [lease, last, channel] = ["l", "f", "c"].map(|suffix| name.suffixed(suffix));
         let keys = [lease, last, name.entry(), channel, name.suffixed("lp")];
-        let entry = entry.clone().with_fence(fence).encode().to_vec();
+        let entry = entry.clone().with_fence(fence).encode();
         let size = text(entry.len());
+        let [head, rest] = [&entry[..20], &entry[36..]].map(<[u8]>::to_vec);
         let arguments = [
             text(claim.owner),
             text(fence),
-            entry,
+            head,
+            rest,
             size,
             text(ttl.map_or(0, |ttl| ttl.as_millis())),
             text(1 << 16),

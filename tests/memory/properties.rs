@@ -17,7 +17,7 @@ use std::{
 
 use bellwether::{
     BoxError, Cache, ErrorKind, Key, MemoryBackend,
-    backend::{Change, Entry, EntryKind, Leases, Mode},
+    backend::{Change, Entry, EntryKind, Leases, Mode, Windows},
     cache::{Abandoned, Codec, Json, Lead, Postcard, Raw, Source},
     key::{Family, Name, Namespace},
     lease::{Retry, RetryStrategy},
@@ -110,14 +110,21 @@ fn entry() -> impl Strategy<Value = Entry> {
     // Sixteen digits: microseconds until the year 2286.
     let fence = 0..10_u64.pow(16);
     let payload = prop::collection::vec(any::<u8>(), 0..64);
-    (any::<bool>(), fence, any::<u32>(), any::<u32>(), payload).prop_map(
-        |(value, fence, tag, cost, payload)| {
+    let windows = prop::option::of(prop::array::uniform3(0..1_u64 << 42));
+    (any::<bool>(), fence, any::<u32>(), any::<u32>(), windows, payload).prop_map(
+        |(value, fence, tag, cost, windows, payload)| {
             let cost = Duration::from_millis(u64::from(cost));
             let entry = match value {
                 true => Entry::value(tag, cost, payload.into()),
                 false => Entry::uncacheable(cost),
             };
-            entry.with_fence(fence)
+            let entry = entry.with_fence(fence).with_spread(Duration::from_millis(tag.into()));
+            match windows.map(|windows| windows.map(Duration::from_millis)) {
+                Some([fresh, stale, error]) => {
+                    entry.with_windows(Windows::fresh(fresh).stale(stale).error(error))
+                }
+                None => entry,
+            }
         },
     )
 }
@@ -130,7 +137,7 @@ fn bytes() -> impl Strategy<Value = Bytes> {
         prop::option::of(letters),
         any::<prop::sample::Index>(),
         any::<u8>(),
-        0..80_usize,
+        0..160_usize,
     )
         .prop_map(|(entry, letter, at, byte, cut)| {
             let mut bytes: Vec<u8> = letter.into_iter().chain(entry.encode()).collect();
@@ -155,7 +162,7 @@ proptest! {
     #[test]
     fn any_bytes_are_an_entry_or_none(bytes in bytes()) {
         if let Ok(entry) = Entry::decode(bytes.clone()) {
-            prop_assert!(bytes.starts_with(b"bw1"));
+            prop_assert!(bytes.starts_with(b"bw1") || bytes.starts_with(b"bw2"));
             prop_assert!(matches!(entry.kind, EntryKind::Value | EntryKind::Uncacheable));
             prop_assert_eq!(Entry::decode(entry.encode()), Ok(entry));
         }

@@ -244,7 +244,7 @@ async fn registrations_live_as_long_as_the_lease() {
     for (id, message) in ids.iter().zip(&told) {
         assert_eq!(message.get_channel_name(), format!("t:c:p:{id}"));
         let payload = message.get_payload_bytes();
-        assert!(payload.starts_with(b"t:c:{k}:ebw1v"), "{payload:?}");
+        assert!(payload.starts_with(b"t:c:{k}:ebw2v"), "{payload:?}");
     }
     assert_eq!(raw.keys("*:lp").await, [""; 0]);
 }

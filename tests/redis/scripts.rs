@@ -525,15 +525,15 @@ async fn databases_do_not_meet() {
 async fn a_large_entry_is_announced_and_not_pushed() {
     let server = RedisServer::start().await;
     let builder = RedisBackend::builder().server(server.url()).command_timeout(LIMIT);
-    let backend = builder.push_limit(100).build().unwrap();
+    let backend = builder.push_limit(152).build().unwrap();
     let name = name("k");
     let mut changes = backend.changes(&name).await.unwrap();
-    // The limit of a push includes a header of 44 bytes.
+    // The limit of a push includes a header of 96 bytes.
     let (small, large) = (value(&"v".repeat(56)), value(&"v".repeat(57)));
     let fence = backend.put(&name, &small, TTL, FENCE_LIFE).await.unwrap();
     assert_eq!(next(&mut changes).await, Change::Entry(small.clone().with_fence(fence)));
     let fence = backend.put(&name, &large, TTL, FENCE_LIFE).await.unwrap();
-    let announced = |fence| Change::Announced(Announcement { fence, bytes: 101, turn: None });
+    let announced = |fence| Change::Announced(Announcement { fence, bytes: 153, turn: None });
     assert_eq!(next(&mut changes).await, announced(fence));
     let refresh = claim(&name);
     let Claimed::Granted(grant) = backend.claim(&refresh, fence).await.unwrap() else { panic!() };

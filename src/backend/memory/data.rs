@@ -106,7 +106,7 @@ impl Data {
             && let Some(entry) = self.stored(&claim.name)
             && entry.fence > seen
         {
-            return Claimed::Newer(entry.clone());
+            return Claimed::Newer(entry.clone().read_at(self.clock(now)));
         }
         match self.acquire_sole(claim, now) {
             Acquired::Granted(grant) => Claimed::Granted(grant),
@@ -116,7 +116,8 @@ impl Data {
 
     pub(super) fn get(&mut self, name: &Name, now: Instant) -> Option<Entry> {
         self.expire(now);
-        self.entries.get(&entry_key(name)).map(|stored| stored.entry.clone())
+        let clock = self.clock(now);
+        self.entries.get(&entry_key(name)).map(|stored| stored.entry.clone().read_at(clock))
     }
 
     /// Commits an entry. Returns the outcome, and whether the entry is to be pushed.
@@ -138,7 +139,7 @@ impl Data {
             _ => {
                 return match self.stored(&claim.name) {
                     Some(stored) if stored.fence > entry.fence => {
-                        (Committed::Newer(stored.clone()), false)
+                        (Committed::Newer(stored.clone().read_at(self.clock(now))), false)
                     }
                     _ => (Committed::Refused, false),
                 };
@@ -156,7 +157,8 @@ impl Data {
         }
     }
 
-    /// Writes an entry. Returns the new fence, or `None` if there is no room; then nothing changes.
+    /// Writes an entry. Returns it under its new fence, or `None` if there is no room; then nothing
+    /// changes.
     pub(super) fn put(
         &mut self,
         name: &Name,
@@ -164,13 +166,14 @@ impl Data {
         ttl: Duration,
         fence_life: Duration,
         now: Instant,
-    ) -> Option<u64> {
+    ) -> Option<Entry> {
         if entry.weight() > self.limit {
             return None;
         }
         let fence = self.invalidate(name, fence_life, now);
-        self.store(name, entry.clone().with_fence(fence), after(now, ttl));
-        Some(fence)
+        let entry = entry.clone().with_fence(fence).with_stored_at(self.clock(now));
+        self.store(name, entry.clone(), after(now, ttl));
+        Some(entry)
     }
 
     pub(super) fn invalidate(&mut self, name: &Name, fence_life: Duration, now: Instant) -> u64 {

@@ -184,8 +184,11 @@ impl Store for MemoryBackend {
         entry: &Entry,
         ttl: Option<Duration>,
     ) -> Result<Committed, BackendError> {
-        let entry = entry.clone().with_fence(grant.fence());
-        let (outcome, pushed) = self.data().commit(claim, &entry, ttl, Instant::now());
+        let now = Instant::now();
+        let mut data = self.data();
+        let entry = entry.clone().with_fence(grant.fence()).with_stored_at(data.clock(now));
+        let (outcome, pushed) = data.commit(claim, &entry, ttl, now);
+        drop(data);
         match (pushed, &outcome) {
             (true, _) => self.push(&claim.name, Change::Entry(entry)),
             // The waiters for this load would wait for its end.
@@ -213,13 +216,14 @@ impl Store for MemoryBackend {
         fence_life: Duration,
     ) -> Result<u64, BackendError> {
         let put = self.data().put(name, entry, ttl, fence_life, Instant::now());
-        let fence = put.ok_or_else(|| {
+        let entry = put.ok_or_else(|| {
             BackendError::new(
                 BackendErrorKind::Refused,
                 "the entry is larger than the weight limit",
             )
         })?;
-        self.push(name, Change::Entry(entry.clone().with_fence(fence)));
+        let fence = entry.fence;
+        self.push(name, Change::Entry(entry));
         Ok(fence)
     }
 

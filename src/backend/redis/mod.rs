@@ -14,7 +14,10 @@ mod ops;
 mod options;
 mod scripts;
 
-use std::{fmt, sync::Arc};
+use std::{
+    fmt,
+    sync::{Arc, atomic::AtomicBool},
+};
 
 use tracing::warn;
 
@@ -64,6 +67,8 @@ struct RedisInner {
     /// The suffix of channels.
     channel: String,
     large: LargeNames,
+    /// Entries with windows were read, so reads ask for the time now and then.
+    timed: AtomicBool,
     /// The channels of this process, at a single server.
     process_channels: Option<keys::ProcessChannels>,
 }
@@ -107,7 +112,9 @@ impl RedisBackend {
         };
         let servers = Servers::new(deployment.clone(), config.clone());
         let large = LargeNames::default();
-        let inner = RedisInner { deployment, servers, config, channel, process_channels, large };
+        let timed = AtomicBool::new(false);
+        let inner =
+            RedisInner { deployment, servers, config, channel, process_channels, large, timed };
         Self(Arc::new(inner))
     }
 

@@ -25,6 +25,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             Claim::new(self.name.clone(), Mode::Exclusive, settings.lease, settings.fence_life());
         // The claims of a cache have no queue at the backend.
         claim.waits = false;
+        claim.listens = self.waits;
         let (engine, retry) = (&self.core.engine, settings.retry.as_ref());
         let limit = self.options.wait_limit;
         let waiting = Waiting::new(engine.janitor(), &claim, retry, limit);
@@ -181,6 +182,12 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, '_, V> {
     fn occupied(&mut self, occupied: &Occupied) -> Asked<Step<V>> {
         // A leader that waits for another process needs no permit to load.
         *self.permit = None;
+        if !self.run.waits {
+            debug!("another process refreshes");
+            let leader = &self.run.leader;
+            self.run.core.refreshes.silence(leader.key(), occupied.remaining);
+            return Asked::Settled(Step::LoadAlone);
+        }
         self.unanswered = None;
         let met = std::mem::replace(&mut self.fence, occupied.fence);
         let is_next = met != 0 && met != occupied.fence;

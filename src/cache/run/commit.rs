@@ -15,7 +15,6 @@ use crate::{
     cache::{
         Loaded, Source,
         breaker::Answered,
-        core::Decision,
         error_codec,
         outcome::{Outcome, Record},
     },
@@ -39,7 +38,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         let committed = self.leader.begin_epoch();
         let answer = self.try_commit(&guard, &entry, ttl).await;
         let is_stored = matches!(answer, Ok(Committed::Stored));
-        let record = Record::new(guard.fence(), &entry).map(|it| it.if_stored(is_stored));
+        let record = Record::written(guard.fence(), &entry).map(|it| it.if_stored(is_stored));
         let led = |value| Loaded { value, source: Source::Led, record };
         match answer {
             Ok(Committed::Stored | Committed::Pushed) => {
@@ -54,11 +53,10 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             Ok(Committed::Newer(entry)) => {
                 counters.refused.add();
                 debug!(fence = entry.fence, "commit refused: a newer entry is stored");
-                match self.core.decide(&self.name, Ok(Some(entry))) {
-                    Decision::Fresh(newer, record) => {
-                        (found(newer, Source::Received, record), committed)
-                    }
-                    _ => (Outcome::Value(led(value)), granted),
+                let newer = self.core.decide(&self.name, &self.options.rules, Ok(Some(entry)));
+                match newer.value() {
+                    Some((newer, record, _)) => (found(newer, Source::Received, record), committed),
+                    None => (Outcome::Value(led(value)), granted),
                 }
             }
             // Only for callers that asked before the load began.

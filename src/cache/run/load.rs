@@ -7,9 +7,11 @@ use tracing::{debug, warn};
 
 use super::{Landing, Run, failed, look::uncacheable};
 use crate::{
-    backend::Entry,
+    backend::{Entry, Windows},
     cache::{
         Lead, Loaded,
+        freshness::Costs,
+        lead::Keeping,
         loader::{self, Produced},
         outcome::Outcome,
     },
@@ -85,8 +87,8 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     /// Returns the entry of a value, and how long it is kept. `None` stores nothing.
     fn entry(&self, value: &V, cost: Duration, lead: &Lead) -> (Entry, Option<Duration>) {
         let (core, keeping) = (&self.core, lead.keeping());
-        let (entry, ttl) = match core.encode(value, cost) {
-            Ok(entry) => (entry, keeping.ttl.unwrap_or(self.options.ttl)),
+        let (entry, windows) = match core.encode(value, cost) {
+            Ok(entry) => (self.with_costs(entry, cost), self.windows(&keeping)),
             Err(error) => {
                 let words = "a value is returned and not stored";
                 match core.unstorable.first() {
@@ -94,10 +96,26 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
                     false => debug!(error = %Chain(&error), "{words}"),
                 }
                 core.counters.unstorable.add();
-                (Entry::uncacheable(cost), core.settings.uncacheable_ttl)
+                (Entry::uncacheable(cost), Windows::fresh(core.settings.uncacheable_ttl))
             }
         };
-        let ttl = (!keeping.do_not_store).then_some(ttl);
-        (entry.with_ttl(ttl.unwrap_or_default()), ttl)
+        let ttl = (!keeping.do_not_store).then(|| windows.kept());
+        (entry.with_windows(windows), ttl)
+    }
+
+    /// Returns the entry with what loads cost, smoothed if the last entry is known.
+    fn with_costs(&self, entry: Entry, cost: Duration) -> Entry {
+        let costs = match self.known.get() {
+            Some((known, _)) => known.costs.and(cost),
+            None => Costs::first(cost),
+        };
+        Entry { cost: costs.cost, ..entry.with_spread(costs.spread) }
+    }
+
+    fn windows(&self, keeping: &Keeping) -> Windows {
+        let options = &self.options;
+        Windows::fresh(keeping.ttl.unwrap_or(options.ttl))
+            .stale(keeping.stale_while_revalidate.unwrap_or(options.stale_while_revalidate))
+            .error(keeping.stale_if_error.unwrap_or(options.stale_if_error))
     }
 }

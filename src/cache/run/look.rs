@@ -4,9 +4,10 @@ use super::{Landing, Run, Step, silence};
 use crate::{
     backend::Entry,
     cache::{
-        Loaded, Source,
+        EarlyRefresh, Loaded, Source,
         breaker::Answered,
         core::{Core, Decision},
+        freshness::Rules,
         outcome::{Alone, Outcome, Record},
         settings::OnUncacheable,
         shard::Shard,
@@ -27,10 +28,14 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
                 self.shard.turn().await
             }
         };
-        let question = stored(&self.core, &self.shard, &self.name);
+        let question = stored(&self.core, &self.shard, &self.name, &self.options.rules);
         match self.leader.ask(question).await {
             (Some(Decision::Fresh(value, record)), epoch) => {
                 Step::Land((found(value, Source::Hit, record), epoch))
+            }
+            (Some(Decision::Refresh(known, source)), epoch) => {
+                let landing = (found(known.value.clone(), source, known.record), epoch);
+                Step::LandAndRefresh(landing, known)
             }
             (Some(decision), epoch) => self.decided(decision, Source::Hit, epoch),
             (None, _) => Step::LoadAlone,
@@ -41,6 +46,15 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     fn decided(&self, decision: Decision<V>, source: Source, epoch: Epoch) -> Step<V> {
         match decision {
             Decision::Fresh(value, record) => Step::Land((found(value, source, record), epoch)),
+            // Another process has just made it.
+            Decision::Refresh(known, _) => {
+                Step::Land((found(known.value, source, known.record), epoch))
+            }
+            Decision::OnError(known) => {
+                let seen = known.fence;
+                let _ = self.known.set((*known, epoch));
+                Step::Claim { seen }
+            }
             Decision::Miss { seen } => Step::Claim { seen },
             Decision::Unanswered(_) => Step::LoadAlone,
             Decision::Uncacheable { seen } => match self.options.sharing.on_uncacheable {
@@ -53,7 +67,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
 
     /// Returns the step that follows an entry of another process.
     pub(super) fn received(&self, entry: Entry, epoch: Epoch) -> Step<V> {
-        let decision = self.core.decide(&self.name, Ok(Some(entry)));
+        let decision = self.core.decide(&self.name, &self.options.rules, Ok(Some(entry)));
         self.decided(decision, Source::Received, epoch)
     }
 
@@ -61,9 +75,11 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     pub(super) async fn look_instead(&self, error: Error) -> Landing<V> {
         let _turn = self.shard.turn().await;
         let epoch = self.leader.begin_epoch();
-        match stored(&self.core, &self.shard, &self.name).await {
-            Decision::Fresh(value, record) => (found(value, Source::Received, record), epoch),
-            _ => self.full(error),
+        let decision = stored(&self.core, &self.shard, &self.name, &self.options.rules).await;
+        match decision.value() {
+            Some((value, record, Source::Hit)) => (found(value, Source::Received, record), epoch),
+            Some((value, record, source)) => (found(value, source, record), epoch),
+            None => self.full(error),
         }
     }
 }
@@ -83,12 +99,17 @@ pub(super) async fn stored<V: Clone + Send + Sync + 'static>(
     core: &Core<V>,
     shard: &Shard,
     name: &Name,
+    rules: &Rules,
 ) -> Decision<V> {
     let breaker = &shard.breaker;
     if breaker.is_troubled() && !breaker.admits() {
         return Decision::Unanswered(silence());
     }
-    let decision = core.decide(name, core.store.get(name).await);
+    let answer = match rules.early {
+        EarlyRefresh::Off => core.store.get(name).await,
+        _ => core.store.get_aged(name).await,
+    };
+    let decision = core.decide(name, rules, answer);
     match &decision {
         Decision::Unanswered(error) => breaker.failed(error),
         _ if breaker.is_troubled() => breaker.answered(Answered::Read),

@@ -8,6 +8,7 @@ mod commit;
 mod fetch;
 mod load;
 mod look;
+mod refresh;
 
 use std::{
     panic::AssertUnwindSafe,
@@ -21,7 +22,8 @@ use tracing::debug;
 
 use super::{
     Lead, Source,
-    core::{Core, Decision},
+    core::{Core, Decision, Known},
+    freshness::Rules,
     loader::{self, Produced},
     outcome::{Alone, Outcome},
     settings::{OnFull, Options},
@@ -46,6 +48,10 @@ pub(super) struct Run<V: Clone> {
     for_late: OnceLock<Outcome<V>>,
     /// The callers have waited for the backend in vain already, so it is not asked.
     is_alone: bool,
+    /// Whether to wait for another process that has the lease.
+    waits: bool,
+    /// The entry that the load is to replace, read in this epoch.
+    known: OnceLock<(Known<V>, Epoch)>,
 }
 
 /// An outcome, and the epoch that it belongs to.
@@ -61,6 +67,8 @@ enum Step<V> {
     LoadAlone,
     /// Land the flight.
     Land(Landing<V>),
+    /// Land the flight, and refresh this entry in the background.
+    LandAndRefresh(Landing<V>, Box<Known<V>>),
 }
 
 impl<V: Clone + Send + Sync + 'static> Run<V> {
@@ -74,14 +82,15 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         let name = core.name(key)?;
         let shard = core.shards.of(core.store.shard(&name), |shard| !shard.breaker.is_troubled());
         let core = core.clone();
-        Ok(Self { core, name, shard, options, leader, for_late: OnceLock::new(), is_alone })
+        let (for_late, known) = (OnceLock::new(), OnceLock::new());
+        Ok(Self { core, name, shard, options, leader, for_late, is_alone, waits: true, known })
     }
 
     /// Runs to the end.
     pub(super) async fn run<F, Fut>(self, work: F)
     where
-        F: FnOnce(Lead) -> Fut,
-        Fut: Future<Output = Result<Produced<V>, Error>>,
+        F: FnOnce(Lead) -> Fut + Send + 'static,
+        Fut: Future<Output = Result<Produced<V>, Error>> + Send + 'static,
     {
         let landing = async {
             let step = match self.is_alone {
@@ -90,6 +99,10 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             };
             match step {
                 Step::Land(landing) => landing,
+                Step::LandAndRefresh(landing, known) => {
+                    self.begin_refresh(work, *known);
+                    landing
+                }
                 // In a box of its own, so that the future of a hit stays small.
                 step => Box::pin(self.unless_cancelled(self.beyond(step, work))).await,
             }
@@ -98,9 +111,9 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         let landing = AssertUnwindSafe(landing).catch_unwind().await;
         let (outcome, epoch) =
             landing.unwrap_or_else(|panic| failed(loader::panicked(panic.as_ref())));
-        let Self { core, name, shard, leader, for_late, .. } = self;
+        let Self { core, name, shard, options, leader, for_late, .. } = self;
         if let Some(late) = leader.land(outcome, epoch) {
-            serve_late(&core, &shard, &name, late, for_late.into_inner()).await;
+            serve_late(&core, &shard, &name, &options.rules, late, for_late.into_inner()).await;
         }
     }
 
@@ -115,13 +128,30 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         if let Step::Claim { seen } = step {
             step = self.claim(seen, &mut permit).await;
         }
-        match step {
-            Step::Land(landing) => landing,
+        let landing = match step {
+            Step::Land(landing) | Step::LandAndRefresh(landing, _) => landing,
             Step::Load(guard, granted) => self.load(work, guard, granted).await,
             Step::LoadAlone | Step::Claim { .. } => match self.permit(&mut permit).await {
                 Ok(()) => self.load_alone(work).await,
                 Err(error) => self.full(error),
             },
+        };
+        self.or_stale(landing)
+    }
+
+    /// Returns the landing with the entry that is kept for this case, if a load has failed.
+    fn or_stale(&self, landing: Landing<V>) -> Landing<V> {
+        let Outcome::Failed(error) = &landing.0 else { return landing };
+        let is_of_load = matches!(
+            error.kind(),
+            ErrorKind::Load | ErrorKind::Panicked | ErrorKind::LoadTimeout | ErrorKind::Overloaded
+        );
+        match self.known.get() {
+            Some((known, epoch)) if is_of_load && Instant::now() < known.on_error_until => {
+                debug!(%error, "the stale value is served, because the load failed");
+                (look::found(known.value.clone(), Source::Stale, known.record), *epoch)
+            }
+            _ => landing,
         }
     }
 
@@ -170,6 +200,7 @@ async fn serve_late<V: Clone + Send + Sync + 'static>(
     core: &Core<V>,
     shard: &Shard,
     name: &Name,
+    rules: &Rules,
     late: LateJoiners<Outcome<V>>,
     outcome: Option<Outcome<V>>,
 ) {
@@ -177,11 +208,12 @@ async fn serve_late<V: Clone + Send + Sync + 'static>(
         return late.land(outcome);
     }
     let begun = Instant::now();
-    late.land(match look::stored(core, shard, name).await {
-        Decision::Fresh(value, record) => Some(look::found(value, Source::Hit, record)),
+    late.land(match look::stored(core, shard, name, rules).await {
         // If they joined anew, each would wait for another time-out.
         Decision::Unanswered(_) => Some(Outcome::Unanswered(begun.elapsed())),
-        Decision::Miss { .. } | Decision::Uncacheable { .. } => None,
+        decision => {
+            decision.value().map(|(value, record, source)| look::found(value, source, record))
+        }
     });
 }
 

@@ -22,6 +22,7 @@ use tokio::{
 };
 
 use super::{
+    clock::ServerClock,
     config::RedisConfig,
     endpoint::Endpoint,
     events::NodeEvents,
@@ -126,12 +127,17 @@ pub(super) struct Extras {
     pub(super) asking: bool,
     /// A `WAIT` behind it, for this many replicas.
     pub(super) replicas: Option<Replicas>,
+    /// A `TIME` behind it, if a sample of the clock of the server is due.
+    pub(super) timed: bool,
 }
 
-/// The reply to a command, and how many replicas confirmed the command if a `WAIT` was sent.
+/// The reply to a command, and what was learnt with it.
 pub(super) struct Confirmed {
     pub(super) value: Value,
+    /// How many replicas confirmed the command, if a `WAIT` was sent.
     pub(super) replicas: usize,
+    /// The time of the server in microseconds, if it was asked for.
+    pub(super) time: Option<u64>,
 }
 
 impl CommandConnection {
@@ -187,7 +193,7 @@ impl CommandConnection {
         let reply = replies.pop().unwrap_or(Value::Nil).extract_error();
         let staged = replies.swap_remove(at).extract_error();
         let failure = match reply.map_err(|error| self.failure(error, &used)) {
-            Ok(value) => return Ok(Confirmed { value, replicas: 0 }),
+            Ok(value) => return Ok(Confirmed { value, replicas: 0, time: None }),
             Err(CommandFailure { retry: Some(CommandRetry::WithSource), .. }) => {
                 match self.run(&call.with_source(), extras, deadline.remainder()).await {
                     Ok(reply) => return Ok(reply),
@@ -228,7 +234,7 @@ impl CommandConnection {
             None => 0,
         };
         let each = replies.into_iter().map(|value| match value.extract_error() {
-            Ok(value) => Ok(Confirmed { value, replicas }),
+            Ok(value) => Ok(Confirmed { value, replicas, time: None }),
             Err(error) => Err(self.failure(error, &used)),
         });
         Ok(each.collect())
@@ -244,14 +250,43 @@ impl CommandConnection {
         if extras.ping_first || extras.asking || extras.replicas.is_some() {
             return Box::pin(self.run_with_extras(command, extras, deadline)).await;
         }
+        let has_turn = |current: Arc<Established>| current.clock.takes_turn();
+        if extras.timed && self.current().is_none_or(has_turn) {
+            return Box::pin(self.run_timed(command, deadline)).await;
+        }
         let sent = self.exchange(deadline, |mut connection| async move {
             connection.send_packed_command(command).await
         });
         let (used, reply) = sent.await?;
         match reply.and_then(Value::extract_error) {
-            Ok(value) => Ok(Confirmed { value, replicas: 0 }),
+            Ok(value) => {
+                let time = if extras.timed { used.clock.now() } else { None };
+                Ok(Confirmed { value, replicas: 0, time })
+            }
             Err(error) => Err(self.failure(error, &used)),
         }
+    }
+
+    /// Runs a command and asks for the time of the server, in one write.
+    async fn run_timed(
+        &self,
+        command: &Cmd,
+        deadline: CommandDeadline,
+    ) -> Result<Confirmed, CommandFailure> {
+        let mut pipeline = redis::pipe();
+        pipeline.add_command(command.clone()).cmd("TIME");
+        let asked = ServerClock::ask();
+        let sent = self.exchange(deadline, |mut connection| async move {
+            connection.send_packed_commands(&pipeline, 0, 2).await
+        });
+        let (used, replies) = sent.await?;
+        let reply = replies.and_then(|mut replies| {
+            // Without the right to ask, the age of an entry is not known.
+            used.clock.sample(&asked, replies.pop());
+            let value = replies.pop().unwrap_or(Value::Nil).extract_error()?;
+            Ok(Confirmed { value, replicas: 0, time: used.clock.now() })
+        });
+        reply.map_err(|error| self.failure(error, &used))
     }
 
     async fn run_with_extras(
@@ -280,7 +315,7 @@ impl CommandConnection {
         let confirmed = replies.and_then(|replies| {
             let mut replies = replies.into_iter();
             let value = replies.next().unwrap_or(Value::Nil).extract_error()?;
-            Ok(Confirmed { value, replicas: confirmations(replies.next()) })
+            Ok(Confirmed { value, replicas: confirmations(replies.next()), time: None })
         });
         confirmed.map_err(|error| self.failure(error, &used))
     }

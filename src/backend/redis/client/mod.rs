@@ -10,6 +10,7 @@
 //! (`timeout_wheel`).
 
 mod address;
+mod clock;
 mod cluster;
 mod commands;
 mod config;
@@ -47,8 +48,8 @@ use redis::{Cmd, Value};
 #[cfg(any(fuzzing, test))]
 pub(super) use self::cluster::check_any_slots;
 pub(super) use self::{
-    cluster::ClusterSeeds, config::RedisConfig, endpoint::Endpoint, sentinel::Sentinels,
-    target::Access,
+    clock::micros, cluster::ClusterSeeds, config::RedisConfig, endpoint::Endpoint,
+    sentinel::Sentinels, target::Access,
 };
 pub use self::{replicas::Replicas, sentinel::SentinelMaster, target::Credentials};
 
@@ -75,6 +76,12 @@ pub(super) enum Deployment {
 pub(super) struct Servers {
     config: RedisConfig,
     nodes: Nodes,
+}
+
+/// A reply, and the time of the server in microseconds, if the server tells it.
+pub(super) struct Timed {
+    pub(super) value: Value,
+    pub(super) time: Option<u64>,
 }
 
 /// The futures of a cluster are boxed, so that those of a single server stay small.
@@ -150,23 +157,46 @@ impl Servers {
 
     /// Runs a command that touches one key.
     pub(super) async fn run(&self, command: &Cmd, key: &str) -> Result<Value, BackendError> {
-        self.run_on(Lane::Commands, command, key).await
+        Ok(self.run_on(Lane::Commands, command, key, false).await?.value)
     }
 
-    /// Runs a command with a large reply, which may delay no other.
-    pub(super) async fn run_bulk(&self, command: &Cmd, key: &str) -> Result<Value, BackendError> {
-        self.run_on(Lane::Bulk, command, key).await
+    /// Runs a command that reads one key. If it is `timed`, returns the time of the server
+    /// as well.
+    pub(super) async fn read(
+        &self,
+        command: &Cmd,
+        key: &str,
+        timed: bool,
+    ) -> Result<Timed, BackendError> {
+        self.run_on(Lane::Commands, command, key, timed).await
     }
 
-    async fn run_on(&self, lane: Lane, command: &Cmd, key: &str) -> Result<Value, BackendError> {
-        match &self.nodes {
+    /// Reads as [`read`](Self::read) does. The reply is large, and may delay no other.
+    pub(super) async fn read_bulk(
+        &self,
+        command: &Cmd,
+        key: &str,
+        timed: bool,
+    ) -> Result<Timed, BackendError> {
+        self.run_on(Lane::Bulk, command, key, timed).await
+    }
+
+    async fn run_on(
+        &self,
+        lane: Lane,
+        command: &Cmd,
+        key: &str,
+        timed: bool,
+    ) -> Result<Timed, BackendError> {
+        let reply = match &self.nodes {
             Nodes::Single { node, .. } => {
                 let deadline = CommandDeadline::from_now(&self.config);
-                let connection = node.connection(lane);
-                Ok(connection.run(command, Extras::default(), deadline).await?.value)
+                let extras = Extras { timed, ..Extras::default() };
+                node.connection(lane).run(command, extras, deadline).await?
             }
-            Nodes::Cluster(cluster) => Ok(cluster.run(lane, command, key).boxed().await?.value),
-        }
+            Nodes::Cluster(cluster) => cluster.run(lane, command, key, timed).boxed().await?,
+        };
+        Ok(Timed { value: reply.value, time: reply.time })
     }
 
     /// Runs a command at each server. A refusal is a [`Value::Nil`].

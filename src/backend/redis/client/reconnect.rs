@@ -12,6 +12,7 @@ use tokio::{
 use tracing::{info, warn};
 
 use super::{
+    clock::ServerClock,
     config::RedisConfig,
     connect::connect,
     endpoint::{Endpoint, EndpointWatch},
@@ -59,6 +60,8 @@ pub(super) struct Established {
     pub(super) runtime: runtime::Id,
     /// How long the connection may be silent while a command is under way.
     pub(super) patience: Duration,
+    /// The clock of the server.
+    pub(super) clock: ServerClock,
 }
 
 impl KeptConnection {
@@ -92,7 +95,8 @@ impl KeptConnection {
                 let round_trip = connected.round_trip;
                 let patience = self.patience(round_trip);
                 let doubted = Notify::new();
-                let current = Established { connected, broken, doubted, runtime, patience };
+                let clock = ServerClock::default();
+                let current = Established { connected, broken, doubted, runtime, patience, clock };
                 self.serve(Arc::new(current), watch).await;
                 let server = self.endpoint.shown();
                 info!(%server, "the connection to Redis broke; connecting again");

@@ -97,11 +97,11 @@ impl RedisBackend {
                 .arg(millis(claim.fence_life))
                 .arg(seen)
                 .arg(PART)
-                .arg(self.registration());
+                .arg(if claim.listens { self.registration() } else { "" });
             if let Some(claimed) = self.granted_or_part(claim, call).await? {
                 return Ok(claimed);
             }
-            let newer = Box::pin(self.read_whole(&claim.name)).await?;
+            let newer = Box::pin(self.read_whole(&claim.name, false)).await?;
             if let Some(entry) = newer.filter(|entry| entry.fence > seen) {
                 return Ok(Claimed::Newer(entry));
             }

@@ -21,7 +21,7 @@ use super::{super::RedisBackend, PART, replies};
 use crate::{
     backend::{
         Entry, Owner,
-        redis::{keys, scripts::write_key},
+        redis::{client::Timed, keys, scripts::write_key},
     },
     error::BackendError,
     key::Name,
@@ -90,10 +90,14 @@ impl LargeNames {
 }
 
 impl RedisBackend {
-    /// Reads an entry.
-    pub(super) async fn read(&self, name: &Name) -> Result<Option<Entry>, BackendError> {
+    /// Reads an entry, with its age if that is asked for or if the entry has windows.
+    pub(super) async fn read(
+        &self,
+        name: &Name,
+        aged: bool,
+    ) -> Result<Option<Entry>, BackendError> {
         if self.0.large.contain(name) {
-            return Box::pin(self.read_whole(name)).await;
+            return Box::pin(self.read_whole(name, aged)).await;
         }
         let asks_for_part = self.0.large.may_come();
         let mut get = Cmd::with_capacity(4, name.prefix().len() + 40);
@@ -102,27 +106,60 @@ impl RedisBackend {
         if asks_for_part {
             get.arg(0).arg(PART - 1);
         }
+        let timed = aged || self.0.timed.load(Ordering::Relaxed);
         // The prefix is enough to find the slot in a cluster.
-        let bytes = self.bytes(self.0.servers.run(&get, name.prefix()).await?)?;
+        let Timed { value, time } = self.0.servers.read(&get, name.prefix(), timed).await?;
+        let bytes = self.bytes(value)?;
         match bytes.len() {
             0 => Ok(None),
-            PART.. if asks_for_part => Box::pin(self.read_whole(name)).await,
+            PART.. if asks_for_part => Box::pin(self.read_whole(name, aged)).await,
             length => {
                 if length >= PART {
                     self.0.large.set(name, true);
                 }
-                replies::entry(bytes).map(Some)
+                self.aged(name, replies::entry(bytes)?, aged, time).await.map(Some)
             }
         }
     }
 
     /// Reads an entry on the connection for large ones.
-    pub(super) async fn read_whole(&self, name: &Name) -> Result<Option<Entry>, BackendError> {
+    pub(super) async fn read_whole(
+        &self,
+        name: &Name,
+        aged: bool,
+    ) -> Result<Option<Entry>, BackendError> {
         let mut get = redis::cmd("GET");
         write_key(&mut get, name, &name.entry_suffix());
-        let bytes = self.bytes(self.0.servers.run_bulk(&get, name.prefix()).await?)?;
+        let timed = aged || self.0.timed.load(Ordering::Relaxed);
+        let Timed { value, time } = self.0.servers.read_bulk(&get, name.prefix(), timed).await?;
+        let bytes = self.bytes(value)?;
         self.0.large.set(name, bytes.len() >= PART);
-        if bytes.is_empty() { Ok(None) } else { replies::entry(bytes).map(Some) }
+        if bytes.is_empty() {
+            return Ok(None);
+        }
+        self.aged(name, replies::entry(bytes)?, aged, time).await.map(Some)
+    }
+
+    /// Returns an entry with its age, if that is needed. Asks for the time if it is not known.
+    async fn aged(
+        &self,
+        name: &Name,
+        entry: Entry,
+        aged: bool,
+        time: Option<u64>,
+    ) -> Result<Entry, BackendError> {
+        let has_windows = entry.windows.is_some_and(|windows| !windows.is_fresh_only());
+        if !has_windows && !aged {
+            return Ok(entry);
+        }
+        if has_windows && !self.0.timed.load(Ordering::Relaxed) {
+            self.0.timed.store(true, Ordering::Relaxed);
+        }
+        if let Some(time) = time {
+            return Ok(entry.read_at(time));
+        }
+        let reply = Box::pin(self.0.servers.run(&redis::cmd("TIME"), name.prefix())).await?;
+        Ok(entry.read_at(self.checked(replies::micros(reply))?))
     }
 
     fn bytes(&self, reply: Value) -> Result<Vec<u8>, BackendError> {

@@ -7,7 +7,9 @@ use redis::Value;
 
 use super::PART;
 use crate::{
-    backend::{AcquiredAll, Claimed, Committed, Countdown, Entry, Grant, Kept, Occupied},
+    backend::{
+        AcquiredAll, Claimed, Committed, Countdown, Entry, Grant, Kept, Occupied, redis::client,
+    },
     error::{BackendError, BackendErrorKind},
 };
 
@@ -19,7 +21,7 @@ pub(super) fn claimed(value: Value) -> Result<Option<Claimed>, BackendError> {
     let mut fields = Fields::new(value)?;
     match fields.word()?.as_str() {
         "held" => fields.occupied().map(|occupied| Some(Claimed::Held(occupied))),
-        "newer" => Ok(part(fields.bytes()?)?.map(Claimed::Newer)),
+        "newer" => Ok(fields.newer()?.map(Claimed::Newer)),
         other => Err(unreadable(other)),
     }
 }
@@ -58,6 +60,11 @@ pub(super) fn holder(value: Value) -> Result<Option<Occupied>, BackendError> {
     }
 }
 
+/// Reads the reply to `TIME`, in microseconds.
+pub(super) fn micros(value: Value) -> Result<u64, BackendError> {
+    client::micros(value.clone()).ok_or_else(|| unreadable(&value))
+}
+
 /// Reads the state of a latch, and whether the server refused to publish, if the script published.
 pub(super) fn countdown(value: Value) -> Result<(Option<Countdown>, Option<bool>), BackendError> {
     let mut fields = Fields::new(value)?;
@@ -86,7 +93,7 @@ pub(super) fn committed(value: Value) -> Result<(Option<Committed>, Option<bool>
     }
     let mut fields = Fields::new(value)?;
     match fields.word()?.as_str() {
-        "newer" => Ok((part(fields.bytes()?)?.map(Committed::Newer), None)),
+        "newer" => Ok((fields.newer()?.map(Committed::Newer), None)),
         other => Err(unreadable(other)),
     }
 }
@@ -228,6 +235,14 @@ impl Fields {
             Some(Value::BulkString(bytes)) => Ok(bytes),
             other => Err(unreadable(&other)),
         }
+    }
+
+    /// The first part of an entry, and the time of the server.
+    fn newer(&mut self) -> Result<Option<Entry>, BackendError> {
+        let bytes = self.bytes()?;
+        let time = self.word()?;
+        let time = time.parse().map_err(|_| unreadable(&time))?;
+        Ok(part(bytes)?.map(|entry| entry.read_at(time)))
     }
 
     /// A field that not every reply has.

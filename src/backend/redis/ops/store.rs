@@ -22,7 +22,11 @@ use crate::{
 
 impl Store for RedisBackend {
     async fn get(&self, name: &Name) -> Result<Option<Entry>, BackendError> {
-        self.read(name).await
+        self.read(name, false).await
+    }
+
+    async fn get_aged(&self, name: &Name) -> Result<Option<Entry>, BackendError> {
+        self.read(name, true).await
     }
 
     async fn fetch(
@@ -31,8 +35,8 @@ impl Store for RedisBackend {
         announced: &Announcement,
     ) -> Result<Option<Entry>, BackendError> {
         match announced.bytes > PART {
-            true => self.read_whole(name).await,
-            false => self.read(name).await,
+            true => self.read_whole(name, false).await,
+            false => self.read(name, false).await,
         }
     }
 
@@ -57,10 +61,15 @@ impl Store for RedisBackend {
             let suffix = staged_suffix(claim.owner);
             call = call.keys(name, &[&suffix]).staged(ttl.map(|_| stage(name, &suffix, &entry)));
         }
+        let (head, rest): (&[u8], &[u8]) = match is_staged {
+            true => (&[], &[]),
+            false => (&entry[..Entry::STORED_AT.start], &entry[Entry::STORED_AT.end..]),
+        };
         let call = call
             .owner(claim.owner)
             .arg(grant.fence())
-            .arg(if is_staged { &[] } else { &entry[..] })
+            .arg(head)
+            .arg(rest)
             .arg(entry.len())
             .arg(ttl.map_or(0, millis))
             .arg(self.0.config.push_limit)
@@ -72,7 +81,7 @@ impl Store for RedisBackend {
             Some(outcome) => Ok(outcome),
             // The newer entry may be gone by now.
             None => {
-                let newer = Box::pin(self.read_whole(name)).await?;
+                let newer = Box::pin(self.read_whole(name, false)).await?;
                 Ok(newer.map_or(Committed::Refused, Committed::Newer))
             }
         }
@@ -96,7 +105,7 @@ impl Store for RedisBackend {
             let suffix = staged_suffix(Owner::fresh());
             call = call.keys(name, &[&suffix]).staged(Some(stage(name, &suffix, &entry)));
         }
-        let rest: &[u8] = if is_staged { &[] } else { &entry[Entry::FENCE.end..] };
+        let rest: &[u8] = if is_staged { &[] } else { &entry[Entry::STORED_AT.end..] };
         let call = call
             .arg(&entry[..Entry::FENCE.start])
             .arg(rest)

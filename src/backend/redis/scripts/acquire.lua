@@ -2,9 +2,9 @@
 --
 -- A process that meets another owner is registered, so that the end of the lease is pushed to it.
 --
--- Returns the fence if granted; {'newer', entry} if an entry stands whose fence is greater than
--- `seen`; {'held', fence, ms left, 1} if another owner has the lease. The entry is cut after
--- `part` bytes.
+-- Returns the fence if granted; {'newer', entry, time} if an entry stands whose fence is greater
+-- than `seen`; {'held', fence, ms left, 1} if another owner has the lease. The entry is cut after
+-- `part` bytes, and its time is that of the server.
 --
 -- processes: the processes that wait for the load
 -- process: that of the owner; '' if it listens to the channel of the name
@@ -21,7 +21,7 @@ if redis.call('EXISTS', lease, entry) == 0 then
   end
 end
 
--- include: lease_at, entry_at, grant, renew_lease
+-- include: lease_at, entry_at, grant, renew_lease, time_text
 local holder, held, left, foreign = lease_at(lease)
 if foreign then return foreign end
 
@@ -33,7 +33,7 @@ end
 local found, stored = entry_at(entry, part - 1)
 -- Before version 7, a master that became a replica shows scripts what has expired.
 if found and stored > tonumber(seen) and redis.call('PTTL', entry) ~= 0 then
-  return {'newer', found}
+  return {'newer', found, time_text()}
 end
 
 -- include: register

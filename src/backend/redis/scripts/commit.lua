@@ -2,19 +2,22 @@
 -- name. With a `ttl_ms` of '0', or on a full server, publishes the entry and does not write it.
 --
 -- Returns 16 if stored or 8 if only pushed, plus the bit of `publish` if it published; 0 if
--- the fence is not the last one; {'newer', entry} if an entry with a greater fence stands, cut
--- after `part` bytes.
+-- the fence is not the last one; {'newer', entry, time} if an entry with a greater fence stands,
+-- cut after `part` bytes, at this time.
 --
 -- processes: the processes that wait for the load
--- staged: holds a large entry, in place of `bytes`; or nil
+-- staged: holds a large entry, in place of `head` and `rest`; or nil
+-- head, rest: the bytes of the entry before and behind the time at which it is stored
 -- size: of the entry in bytes
 local lease, fence, entry, channel, processes, staged = unpack(KEYS)
-local owner, granted, bytes, size, ttl_ms, push_limit, part = unpack(ARGV)
+local owner, granted, head, rest, size, ttl_ms, push_limit, part = unpack(ARGV)
 local STORED, PUSHED = 16, 8
 
--- include: publish_entry, commit_mark, move_entry
+-- include: publish_entry, commit_mark, move_entry, time_text
+local stored_at = time_text()
+local bytes = head .. stored_at .. rest
 local function is_written()
-  if staged then return move_entry(staged, entry, ttl_ms) end
+  if staged then return move_entry(staged, entry, ttl_ms, 20, stored_at) end
   return redis.pcall('SET', entry, bytes, 'PX', ttl_ms).ok
 end
 local function tell(is_stored)
@@ -37,7 +40,7 @@ local function commit_otherwise()
   local found, stored = entry_at(entry, part - 1)
 
   if last ~= mine then
-    if found and stored > mine then return {'newer', found} end
+    if found and stored > mine then return {'newer', found, stored_at} end
     -- If the server lost its data, it lost the lease as well, and the waiters wait for its end.
     if not redis.pcall('GET', lease) then
       publish_to_all(channel, processes, 'w')

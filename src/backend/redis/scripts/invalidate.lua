@@ -9,7 +9,7 @@ local fence_ms = ARGV[1]
 
 -- include: fence_at, fence_text, next_fence, entry_at, publish_to_all
 local last = fence_at(fence)
-local _, stored = entry_at(entry, 43)
+local _, stored = entry_at(entry)
 local burnt = next_fence(last, stored)
 redis.call('DEL', lease, entry, entry_before, entry_after)
 local written = redis.pcall('SET', fence, fence_text(burnt), 'PX', fence_ms)

@@ -7,28 +7,23 @@
 -- processes: the processes that wait for a load
 -- staged: holds a large entry, in place of `kind` and `rest`; or nil
 -- size: of the entry in bytes
--- kind, rest: the bytes of the entry before and behind its fence
+-- kind, rest: the bytes of the entry before its fence, and behind its time
 local lease, fence, entry, channel, processes, entry_before, entry_after, staged = unpack(KEYS)
 local kind, rest, size, ttl_ms, fence_ms, push_limit = unpack(ARGV)
 
--- include: fence_at, fence_text, next_fence, entry_at, publish_entry, move_entry
+-- include: fence_at, fence_text, next_fence, entry_at, publish_entry, move_entry, time_text
 local last = fence_at(fence)
-local _, stored = entry_at(entry, 43)
+local _, stored = entry_at(entry)
 local burnt = next_fence(last, stored)
 local text = fence_text(burnt)
 local bytes
--- The writes that a full server refuses come first, so that it refuses all or none.
+-- A full server refuses the first write, and so all or none.
 if staged then
-  local written = redis.pcall('SETRANGE', staged, 4, text)
-  if type(written) ~= 'number' then
-    redis.call('DEL', staged)
-    return written
-  end
-  if not move_entry(staged, entry, ttl_ms) then
+  if not move_entry(staged, entry, ttl_ms, 4, text .. time_text()) then
     return redis.error_reply('UNSTAGED the entry to write is not there')
   end
 else
-  bytes = kind .. text .. rest
+  bytes = kind .. text .. time_text() .. rest
   redis.call('SET', entry, bytes, 'PX', ttl_ms)
 end
 redis.call('SET', fence, text, 'PX', fence_ms)

@@ -61,7 +61,7 @@ pub(super) struct Cluster {
 /// Something that is sent to the node that serves a slot.
 #[derive(Clone, Copy)]
 enum SlotCommand<'a> {
-    Run(Lane, &'a Cmd),
+    Run { lane: Lane, command: &'a Cmd, timed: bool },
     Call(&'a Call<'a>, Option<Replicas>),
 }
 
@@ -130,9 +130,11 @@ impl Cluster {
         lane: Lane,
         command: &Cmd,
         key: &str,
+        timed: bool,
     ) -> Result<Confirmed, BackendError> {
         let deadline = CommandDeadline::from_now(&self.nodes.config);
-        self.send(slot_of(key.as_bytes()), SlotCommand::Run(lane, command), deadline).await
+        let command = SlotCommand::Run { lane, command, timed };
+        self.send(slot_of(key.as_bytes()), command, deadline).await
     }
 
     pub(super) async fn call(
@@ -327,8 +329,8 @@ impl SlotCommand<'_> {
         deadline: CommandDeadline,
     ) -> Result<Confirmed, CommandFailure> {
         match self {
-            Self::Run(lane, command) => {
-                let extras = Extras { asking, ..Extras::default() };
+            Self::Run { lane, command, timed } => {
+                let extras = Extras { asking, timed, ..Extras::default() };
                 node.connections.connection(lane).run(command, extras, deadline).await
             }
             Self::Call(call, replicas) => {

@@ -1,0 +1,83 @@
+//! The refresh of an entry in the background, while its callers are served.
+
+use std::{
+    panic::AssertUnwindSafe,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
+
+use futures_util::FutureExt;
+use tracing::{Instrument, debug};
+
+use super::{Run, Step};
+use crate::{
+    cache::{Lead, core::Known, loader::Produced, outcome::Outcome},
+    error::Error,
+    flight::{Epoch, Leader},
+};
+
+/// How long a process does not refresh a key after a refresh of its own has failed.
+const PAUSE: Duration = Duration::from_secs(1);
+
+impl<V: Clone + Send + Sync + 'static> Run<V> {
+    /// Begins to refresh an entry, unless that is under way or not to be tried now.
+    pub(super) fn begin_refresh<F, Fut>(&self, work: F, known: Known<V>)
+    where
+        F: FnOnce(Lead) -> Fut + Send + 'static,
+        Fut: Future<Output = Result<Produced<V>, Error>> + Send + 'static,
+    {
+        let Some(leader) = self.core.refreshes.begin(self.leader.key()) else { return };
+        let refresh = self.refresh(leader, known);
+        tokio::spawn(refresh.run_in_background(work).instrument(tracing::Span::current()));
+    }
+
+    /// Returns the run of a refresh.
+    fn refresh(&self, leader: Leader<Outcome<V>>, known: Known<V>) -> Self {
+        Self {
+            core: Arc::clone(&self.core),
+            name: self.name.clone(),
+            shard: Arc::clone(&self.shard),
+            options: self.options,
+            leader,
+            for_late: OnceLock::new(),
+            is_alone: false,
+            waits: false,
+            known: OnceLock::from((known, Epoch::END)),
+        }
+    }
+
+    async fn run_in_background<F, Fut>(self, work: F)
+    where
+        F: FnOnce(Lead) -> Fut,
+        Fut: Future<Output = Result<Produced<V>, Error>>,
+    {
+        // A panic of a codec ends the refresh, and nothing else.
+        let rebuild = AssertUnwindSafe(self.rebuild(work)).catch_unwind();
+        tokio::select! {
+            biased;
+            () = self.core.refreshes.stopped() => debug!("refresh cancelled by the shutdown"),
+            _ = rebuild => {}
+        }
+    }
+
+    /// Rebuilds the entry under the lease, if the process gets the lease and a permit at once.
+    async fn rebuild<F, Fut>(&self, work: F)
+    where
+        F: FnOnce(Lead) -> Fut,
+        Fut: Future<Output = Result<Produced<V>, Error>>,
+    {
+        let Ok(granted) = self.core.loads.try_acquire() else {
+            debug!("no refresh: too many loads are under way");
+            return;
+        };
+        let mut permit = Some(granted);
+        let seen = self.known.get().map_or(0, |(known, _)| known.fence);
+        if let Step::Load(guard, granted) = self.claim(seen, &mut permit).await {
+            self.core.counters.refreshes.add();
+            let (outcome, _) = self.load(work, guard, granted).await;
+            if let Outcome::Failed(_) = outcome {
+                self.core.refreshes.silence(self.leader.key(), PAUSE);
+            }
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! The age of entries, by the clock of the backend, and their windows.
+
+use std::time::Duration;
+
+use bellwether::backend::{Change, Claimed, Committed, Entry, Store, Windows};
+
+use crate::harness::{
+    FENCE_LIFE, FullHarness, MOMENT, TTL, begun, claim, listen, name, next, stored, value,
+};
+
+fn assert_age(entry: &Entry, age: Duration) {
+    let told = entry.age.expect("the age is unknown");
+    assert!(told >= age && told < age + MOMENT, "{entry:?}");
+}
+
+/// Returns the present entry after checking that it is at least this old, and hardly older.
+async fn aged(backend: &impl Store, age: Duration) -> Entry {
+    let entry = backend.get_aged(&name("k")).await.unwrap().expect("there is no entry");
+    assert_age(&entry, age);
+    entry
+}
+
+pub async fn an_entry_tells_its_age<H: FullHarness>(h: &H) {
+    let [here, there] = [h.backend(), h.backend()];
+    stored(&here, &name("k"), "v").await;
+    aged(&there, Duration::ZERO).await;
+    h.pass(TTL / 2).await;
+    let committed = aged(&there, TTL / 2).await;
+    here.put(&name("k"), &value("put"), TTL, FENCE_LIFE).await.unwrap();
+    let put = aged(&there, Duration::ZERO).await;
+    assert!(put.stored_at > committed.stored_at && committed.stored_at > 0);
+}
+
+/// A reader that was told the time once must not go on with it for ever.
+pub async fn an_entry_grows_older_between_two_reads<H: FullHarness>(h: &H) {
+    let backend = h.backend();
+    stored(&backend, &name("k"), "v").await;
+    for passed in 1..4 {
+        aged(&backend, (passed - 1) * TTL / 4).await;
+        h.pass(TTL / 4).await;
+        aged(&backend, passed * TTL / 4).await;
+    }
+}
+
+pub async fn a_newer_entry_tells_its_age<H: FullHarness>(h: &H) {
+    let backend = h.backend();
+    let late = claim(&name("k"));
+    let grant = begun(&backend, &late).await;
+    backend.put(&name("k"), &value("put"), TTL, FENCE_LIFE).await.unwrap();
+    h.pass(TTL / 2).await;
+    let Claimed::Newer(newer) = backend.claim(&claim(&name("k")), 0).await.unwrap() else {
+        panic!("the claim was not told of the newer entry");
+    };
+    assert_age(&newer, TTL / 2);
+    let outcome = backend.commit(&late, &grant, &value("late"), Some(TTL)).await.unwrap();
+    let Committed::Newer(newer) = outcome else {
+        panic!("the commit was not told of the newer entry: {outcome:?}");
+    };
+    assert_age(&newer, TTL / 2);
+}
+
+pub async fn an_entry_is_read_with_its_windows<H: FullHarness>(h: &H) {
+    let [here, there] = [h.backend(), h.backend()];
+    let windows = Windows::fresh(TTL / 4).stale(TTL / 2).error(TTL / 4);
+    let entry = value("v").with_windows(windows).with_spread(TTL / 100);
+    let mut changes = listen(&there, &name("k")).await;
+    let claim = claim(&name("k"));
+    let grant = begun(&here, &claim).await;
+    here.commit(&claim, &grant, &entry, Some(windows.kept())).await.unwrap();
+    let entry = entry.with_fence(grant.fence());
+    assert_eq!(next(&mut changes).await, Change::Entry(entry.clone()));
+    assert_eq!(there.get(&name("k")).await.unwrap(), Some(entry.clone()));
+    // It is there to the end of its last window.
+    h.pass(TTL / 2).await;
+    let stale = there.get(&name("k")).await.unwrap();
+    assert_eq!(stale, Some(entry));
+    // The age is what its windows are compared with.
+    stale.iter().for_each(|entry| assert_age(entry, TTL / 2));
+    h.pass(TTL / 4).await;
+    assert_eq!(there.get(&name("k")).await.unwrap(), None);
+}

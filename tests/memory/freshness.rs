@@ -1,0 +1,425 @@
+//! The windows of entries: fresh, stale while it is refreshed, and kept for failures.
+//!
+//! Caches over one memory backend stand for processes. Time is paused, so each edge is exact.
+
+use std::{
+    future::Future,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use bellwether::{
+    BoxError, Cache, Error, ErrorKind, MemoryBackend,
+    backend::{Claim, Leases, Mode},
+    cache::{Builder, EarlyRefresh, Lead, Loaded, Source},
+    key::{Family, Key, Name, Namespace},
+};
+use testkit::faulty::{Faulty, Op};
+use tokio::time::{Instant, sleep, timeout};
+
+const MS: Duration = Duration::from_millis(1);
+const TTL: Duration = Duration::from_secs(1);
+const STALE: Duration = Duration::from_secs(2);
+const ERROR: Duration = Duration::from_secs(5);
+const LOAD: Duration = Duration::from_millis(100);
+
+/// An origin that numbers its answers, takes a while, and may fail.
+#[derive(Clone, Default)]
+struct Origin {
+    asked: Arc<AtomicUsize>,
+    fails: Arc<AtomicBool>,
+    panics: Arc<AtomicBool>,
+}
+
+type Load = Pin<Box<dyn Future<Output = Result<usize, BoxError>> + Send>>;
+
+impl Origin {
+    fn asked(&self) -> usize {
+        self.asked.load(Ordering::SeqCst)
+    }
+
+    fn loader(&self) -> impl FnOnce(Lead) -> Load + Send + 'static {
+        let origin = self.clone();
+        |_| {
+            Box::pin(async move {
+                let number = origin.asked.fetch_add(1, Ordering::SeqCst) + 1;
+                sleep(LOAD).await;
+                assert!(!origin.panics.load(Ordering::SeqCst), "a broken loader");
+                match origin.fails.load(Ordering::SeqCst) {
+                    true => Err("the origin is down".into()),
+                    false => Ok(number),
+                }
+            })
+        }
+    }
+
+    async fn ask(&self, cache: &Cache<usize>) -> Result<Loaded<usize>, Error> {
+        cache.request("k").load(self.loader()).await
+    }
+
+    /// Asks, and checks that the answer comes at once.
+    async fn ask_at_once(&self, cache: &Cache<usize>) -> (usize, Source) {
+        let begun = Instant::now();
+        let loaded = self.ask(cache).await.unwrap();
+        assert_eq!(begun.elapsed(), Duration::ZERO, "the caller waited");
+        (*loaded.value(), loaded.source())
+    }
+}
+
+fn builder(backend: &MemoryBackend) -> Builder<usize> {
+    Cache::builder(backend.clone()).ttl(TTL)
+}
+
+fn fleet(size: usize, with: impl Fn(Builder<usize>) -> Builder<usize>) -> Vec<Cache<usize>> {
+    let backend = MemoryBackend::new();
+    (0..size).map(|_| with(builder(&backend)).build().unwrap()).collect()
+}
+
+fn with_windows(builder: Builder<usize>) -> Builder<usize> {
+    builder.stale_while_revalidate(STALE).stale_if_error(ERROR)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stale_value_is_served_at_once_and_refreshed_behind() {
+    let cache = &fleet(1, with_windows)[0];
+    let origin = Origin::default();
+    assert_eq!(origin.ask(cache).await.unwrap().source(), Source::Led);
+    sleep(TTL - MS).await;
+    assert_eq!(origin.ask_at_once(cache).await, (1, Source::Hit));
+    assert_eq!(origin.asked(), 1);
+    sleep(MS).await;
+    assert_eq!(origin.ask_at_once(cache).await, (1, Source::Stale));
+    sleep(LOAD - MS).await;
+    assert_eq!(origin.ask_at_once(cache).await, (1, Source::Stale));
+    sleep(2 * MS).await;
+    assert_eq!(origin.ask_at_once(cache).await, (2, Source::Hit));
+    let stats = cache.stats();
+    assert_eq!((origin.asked(), stats.refreshes, stats.stale, stats.hits), (2, 1, 2, 2));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_stale_window_ends_at_its_edge() {
+    for (age, expected) in [(TTL + STALE - MS, (1, Source::Stale)), (TTL + STALE, (2, Source::Led))]
+    {
+        let cache = &fleet(1, with_windows)[0];
+        let origin = Origin::default();
+        origin.ask(cache).await.unwrap();
+        sleep(age).await;
+        let loaded = origin.ask(cache).await.unwrap();
+        assert_eq!((*loaded.value(), loaded.source()), expected, "{age:?}");
+    }
+}
+
+/// Hundreds of instances each refresh, where each counts for itself.
+#[tokio::test(start_paused = true)]
+async fn a_window_has_one_refresh_in_the_whole_fleet_and_no_caller_waits() {
+    let caches = fleet(8, with_windows);
+    let origin = Origin::default();
+    origin.ask(&caches[0]).await.unwrap();
+    for window in 1..=5 {
+        sleep(TTL).await;
+        for _ in 0..20 {
+            for cache in &caches {
+                assert_eq!(origin.ask_at_once(cache).await, (window, Source::Stale));
+            }
+            sleep(LOAD / 20).await;
+        }
+        sleep(MS).await;
+        assert_eq!(origin.asked(), window + 1);
+    }
+    assert_eq!(caches.iter().map(|cache| cache.stats().refreshes).sum::<u64>(), 5);
+}
+
+/// A process that was refused the lease would claim with each caller, until the refresh ends.
+#[tokio::test(start_paused = true)]
+async fn a_process_claims_once_for_each_refresh() {
+    let backend = MemoryBackend::new();
+    let faulty = Faulty::over(backend.clone(), |_| None);
+    let observed: Cache<usize> =
+        with_windows(Cache::builder(faulty.clone()).ttl(TTL)).build().unwrap();
+    let other = with_windows(builder(&backend)).build().unwrap();
+    let origin = Origin::default();
+    origin.ask(&other).await.unwrap();
+    sleep(TTL).await;
+    origin.ask_at_once(&other).await;
+    for _ in 0..50 {
+        assert_eq!(origin.ask_at_once(&observed).await, (1, Source::Stale));
+        sleep(MS).await;
+    }
+    assert_eq!((faulty.count(Op::Claim), origin.asked()), (1, 2));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_value_is_kept_for_failures_to_the_end_of_its_window() {
+    let origin = Origin::default();
+    for (age, is_served) in [(TTL + ERROR - LOAD - MS, true), (TTL + ERROR - LOAD, false)] {
+        let cache = &fleet(1, with_windows)[0];
+        origin.fails.store(false, Ordering::SeqCst);
+        let first = origin.ask(cache).await.unwrap();
+        sleep(age).await;
+        origin.fails.store(true, Ordering::SeqCst);
+        match origin.ask(cache).await {
+            Ok(loaded) => assert!(is_served && loaded.value() == first.value(), "{age:?}"),
+            Err(error) => assert!(!is_served && error.kind() == ErrorKind::Load, "{error}"),
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_panic_and_a_time_limit_are_failures_too() {
+    let cache = &fleet(1, |builder| with_windows(builder).load_limit(10 * LOAD))[0];
+    let origin = Origin::default();
+    origin.ask(cache).await.unwrap();
+    sleep(TTL + STALE).await;
+    origin.panics.store(true, Ordering::SeqCst);
+    let loaded = origin.ask(cache).await.unwrap();
+    assert_eq!((*loaded.value(), loaded.source()), (1, Source::Stale));
+    let hangs = |_| async { std::future::pending::<Result<usize, BoxError>>().await };
+    let loaded = cache.request("k").load(hangs).await.unwrap();
+    assert_eq!((*loaded.value(), loaded.source()), (1, Source::Stale));
+}
+
+/// The waiters of another process learn of the failure by its push.
+#[tokio::test(start_paused = true)]
+async fn every_process_serves_the_value_that_is_kept_for_failures() {
+    let caches = fleet(3, with_windows);
+    let origin = Origin::default();
+    origin.ask(&caches[0]).await.unwrap();
+    sleep(TTL + STALE).await;
+    origin.fails.store(true, Ordering::SeqCst);
+    let asked: Vec<_> = caches
+        .iter()
+        .map(|cache| {
+            let (cache, origin) = (cache.clone(), origin.clone());
+            tokio::spawn(async move { origin.ask(&cache).await })
+        })
+        .collect();
+    for asked in asked {
+        let loaded = asked.await.unwrap().unwrap();
+        assert_eq!((*loaded.value(), loaded.source()), (1, Source::Stale));
+    }
+    assert_eq!(origin.asked(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refresh_that_fails_or_panics_disturbs_no_caller() {
+    for panics in [false, true] {
+        let caches = fleet(2, with_windows);
+        let origin = Origin::default();
+        origin.ask(&caches[0]).await.unwrap();
+        origin.fails.store(!panics, Ordering::SeqCst);
+        origin.panics.store(panics, Ordering::SeqCst);
+        sleep(TTL).await;
+        for _ in 0..10 {
+            for cache in &caches {
+                assert_eq!(origin.ask_at_once(cache).await, (1, Source::Stale));
+            }
+            sleep(LOAD / 5).await;
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refresh_outlives_the_caller_that_began_it() {
+    let cache = fleet(1, with_windows).remove(0);
+    let origin = Origin::default();
+    origin.ask(&cache).await.unwrap();
+    sleep(TTL).await;
+    let mut asked = Box::pin(origin.ask(&cache));
+    assert!(futures_util::poll!(&mut asked).is_ready());
+    drop(asked);
+    sleep(LOAD + MS).await;
+    assert_eq!(origin.ask_at_once(&cache).await, (2, Source::Hit));
+}
+
+/// A refresh began before the invalidation, so its value is not stored.
+#[tokio::test(start_paused = true)]
+async fn nothing_stale_is_served_after_an_invalidation() {
+    let caches = fleet(2, with_windows);
+    let origin = Origin::default();
+    origin.ask(&caches[0]).await.unwrap();
+    sleep(TTL).await;
+    origin.ask_at_once(&caches[0]).await;
+    sleep(LOAD / 2).await;
+    caches[1].invalidate("k").await.unwrap();
+    let loaded = origin.ask(&caches[0]).await.unwrap();
+    assert_eq!((*loaded.value(), loaded.source()), (3, Source::Led));
+    sleep(LOAD).await;
+    assert_eq!(origin.ask_at_once(&caches[1]).await, (3, Source::Hit));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_shutdown_waits_for_no_refresh_and_frees_its_lease() {
+    let backend = MemoryBackend::new();
+    let cache = with_windows(builder(&backend)).build().unwrap();
+    let origin = Origin::default();
+    origin.ask(&cache).await.unwrap();
+    sleep(TTL).await;
+    origin.ask_at_once(&cache).await;
+    sleep(LOAD / 2).await;
+    let begun = Instant::now();
+    cache.shutdown(Duration::from_secs(60)).await;
+    assert_eq!(begun.elapsed(), Duration::ZERO);
+    let name = Name::new(&Namespace::standard(), Family::Cache, &Key::from("k"), 512).unwrap();
+    assert_eq!(backend.holder(&name, Mode::Exclusive).await.unwrap(), None);
+    // A caller of a cache that is shut down loads for itself.
+    assert_eq!(origin.ask(&cache).await.unwrap().source(), Source::Degraded);
+}
+
+/// The process that refreshes dies. Its lease ends, and the next one refreshes.
+#[tokio::test(start_paused = true)]
+async fn a_refresh_whose_process_died_is_begun_again_within_its_lease() {
+    let lease = Duration::from_secs(1);
+    let backend = MemoryBackend::new();
+    let caches = [(); 2].map(|()| with_windows(builder(&backend)).lease(lease).build().unwrap());
+    let origin = Origin::default();
+    origin.ask(&caches[0]).await.unwrap();
+    sleep(TTL).await;
+    let name = Name::new(&Namespace::standard(), Family::Cache, &Key::from("k"), 512).unwrap();
+    // The dead process held the lease, and renews it no more.
+    backend.acquire(&Claim::new(name, Mode::Exclusive, lease, lease * 10)).await.unwrap();
+    let begun = Instant::now();
+    while origin.asked() == 1 {
+        for cache in &caches {
+            assert_eq!(origin.ask_at_once(cache).await, (1, Source::Stale));
+        }
+        sleep(10 * MS).await;
+    }
+    assert!(begun.elapsed() <= lease + 50 * MS, "{:?}", begun.elapsed());
+    sleep(LOAD).await;
+    assert_eq!(origin.ask_at_once(&caches[1]).await, (2, Source::Hit));
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_refresh_begins_beyond_the_cap_on_loads() {
+    let cache = fleet(1, |builder| with_windows(builder).max_loads(1)).remove(0);
+    let origin = Origin::default();
+    origin.ask(&cache).await.unwrap();
+    sleep(TTL).await;
+    let other = tokio::spawn(cache.request("other").load(origin.loader()));
+    sleep(LOAD / 2).await;
+    assert_eq!(origin.ask_at_once(&cache).await, (1, Source::Stale));
+    other.await.unwrap().unwrap();
+    assert_eq!((origin.asked(), cache.stats().refreshes), (2, 0));
+    assert_eq!(origin.ask_at_once(&cache).await, (1, Source::Stale));
+    sleep(LOAD).await;
+    assert_eq!(cache.stats().refreshes, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hot_entry_that_is_refreshed_early_never_becomes_stale() {
+    for early in [EarlyRefresh::Within(TTL / 4), EarlyRefresh::ByCost] {
+        let caches = fleet(4, |builder| builder.early_refresh(early));
+        let origin = Origin::default();
+        origin.ask(&caches[0]).await.unwrap();
+        for _ in 0..1000 {
+            for cache in &caches {
+                assert_eq!(origin.ask_at_once(cache).await.1, Source::Hit, "{early:?}");
+            }
+            sleep(10 * MS).await;
+        }
+        // Each refresh begins at half of the time to live at the earliest.
+        let refreshes: u64 = caches.iter().map(|cache| cache.stats().refreshes).sum();
+        assert_eq!(origin.asked() as u64, 1 + refreshes);
+        assert!((10..=20).contains(&refreshes), "{early:?}: {refreshes}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_early_refresh_begins_at_its_edge() {
+    let cache = &fleet(1, |builder| builder.early_refresh(EarlyRefresh::Within(TTL / 4)))[0];
+    let origin = Origin::default();
+    origin.ask(cache).await.unwrap();
+    sleep(TTL * 3 / 4 - MS).await;
+    origin.ask_at_once(cache).await;
+    sleep(MS / 2).await;
+    assert_eq!(origin.asked(), 1);
+    sleep(MS / 2).await;
+    assert_eq!(origin.ask_at_once(cache).await, (1, Source::Hit));
+    sleep(LOAD + MS).await;
+    assert_eq!(origin.ask_at_once(cache).await, (2, Source::Hit));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_has_windows_of_its_own() {
+    let cache = &fleet(1, |builder| builder)[0];
+    let origin = Origin::default();
+    let ask = |stale| {
+        let request = cache.request("k").stale_while_revalidate(stale);
+        request.load(origin.loader())
+    };
+    ask(STALE).await.unwrap();
+    sleep(TTL).await;
+    // This caller wants nothing stale.
+    let loaded = ask(Duration::ZERO).await.unwrap();
+    assert_eq!((*loaded.value(), loaded.source()), (2, Source::Led));
+    ask(STALE).await.unwrap();
+    sleep(TTL).await;
+    // The value was loaded without a stale window.
+    assert_eq!(ask(STALE).await.unwrap().source(), Source::Led);
+    sleep(TTL).await;
+    assert_eq!(ask(STALE).await.unwrap().source(), Source::Stale);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_loader_sets_the_windows_of_its_value() {
+    let cache = &fleet(1, |builder| builder)[0];
+    let load = |lead: Lead| async move {
+        lead.expire_after(TTL / 2);
+        lead.stale_while_revalidate(STALE);
+        lead.stale_if_error(ERROR);
+        Ok::<_, BoxError>(7)
+    };
+    cache.request("k").load(load).await.unwrap();
+    let origin = Origin::default();
+    origin.fails.store(true, Ordering::SeqCst);
+    sleep(TTL / 2 - MS).await;
+    assert_eq!(origin.ask_at_once(cache).await, (7, Source::Hit));
+    sleep(MS).await;
+    assert_eq!(origin.ask_at_once(cache).await, (7, Source::Stale));
+    sleep(STALE).await;
+    let loaded = origin.ask(cache).await.unwrap();
+    assert_eq!((*loaded.value(), loaded.source()), (7, Source::Stale));
+    sleep(ERROR).await;
+    assert_eq!(origin.ask(cache).await.unwrap_err().kind(), ErrorKind::Load);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_get_returns_what_may_be_served_and_refreshes_nothing() {
+    let cache = &fleet(1, with_windows)[0];
+    let origin = Origin::default();
+    origin.ask(cache).await.unwrap();
+    for (pause, expected) in [(TTL - MS, Some(1)), (MS, Some(1)), (STALE - MS, Some(1)), (MS, None)]
+    {
+        sleep(pause).await;
+        assert_eq!(cache.get("k").await.unwrap(), expected);
+    }
+    assert_eq!(origin.asked(), 1);
+}
+
+/// A loader that asks for its own key would wait for itself.
+#[tokio::test(start_paused = true)]
+async fn a_refresh_that_asks_for_its_own_key_is_served_the_stale_value() {
+    let cache = fleet(1, with_windows).remove(0);
+    let origin = Origin::default();
+    origin.ask(&cache).await.unwrap();
+    sleep(TTL).await;
+    let (inner, nested) = (cache.clone(), origin.clone());
+    let load = |_| async move {
+        let known = nested.ask(&inner).await.map_err(BoxError::from)?;
+        assert_eq!(known.source(), Source::Stale);
+        Ok::<_, BoxError>(known.value() + 100)
+    };
+    cache.request("k").load(load).await.unwrap();
+    let refreshed = timeout(LOAD, async {
+        while cache.get("k").await.unwrap() != Some(101) {
+            sleep(MS).await;
+        }
+    });
+    refreshed.await.unwrap();
+    assert_eq!(origin.asked(), 1);
+}
