@@ -1,11 +1,14 @@
 //! The cost of a hold, of a wait and of an idle waiter, for a growing number of waiters.
 //!
-//! `cargo bench --bench waiters [-- word...]` starts a Redis server and worker processes. A word is
-//! a kind (`mutex`, `fair`, `rw` or `semaphore`), a number of waiters, `processes=10`, or
-//! `chart=flat.svg`, which draws the rows. A row is a number of waiters, all for one name:
+//! `cargo bench --bench waiters [-- word...]` starts Redis servers and worker processes. A word is
+//! a kind (`mutex`, `fair`, `rw`, `semaphore`, `redlock` over three servers, `redlock5` over five,
+//! or `redlock-` over three of which one is down), a number of waiters, `processes=10`, the time of
+//! a hold such as `5ms`, or `chart=flat.svg`, which draws the rows. A row is a number of waiters,
+//! all for one name:
 //!
-//! - holds: the waiters are in four processes and lock in turn, and a hold does nothing;
-//! - commands: those of clients for each hold, with subscriptions;
+//! - holds: the waiters lock in turn, and a hold does nothing, or lasts for an argument like `5ms`;
+//! - commands: those of clients for each hold, with subscriptions, at all servers;
+//! - fewest: the holds of the waiter with the fewest, as a part of those with the most;
 //! - worst wait: the longest wait of a task, as a multiple of its fair share, which is the number
 //!   of waiters times the mean time between two holds;
 //! - idle: the waiters are in one process, another process holds, and the figure is the scripts in
@@ -24,7 +27,7 @@ use std::{
     time::Duration,
 };
 
-use bellwether::{Locks, RedisBackend};
+use bellwether::{Locks, RedisBackend, Redlock};
 use serde::{Deserialize, Serialize};
 use testkit::{Raw, RedisServer};
 use tokio::{
@@ -51,13 +54,31 @@ enum Kind {
     Rw,
     /// One permit.
     Semaphore,
+    /// A mutex over several servers.
+    Majority,
+}
+
+/// How many waiters a row has.
+#[derive(Clone, Copy)]
+struct Waiters {
+    processes: usize,
+    all: usize,
+}
+
+/// The servers of a row.
+#[derive(Clone, Copy)]
+struct Servers {
+    count: usize,
+    down: usize,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
 struct Task {
-    url: String,
+    urls: Vec<String>,
     kind: Kind,
     waiters: usize,
+    /// How long each hold lasts.
+    hold: Duration,
     turn: Duration,
     /// The waiters wait for a lock that stays held.
     idle: bool,
@@ -67,6 +88,8 @@ struct Task {
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Done {
     holds: usize,
+    fewest: usize,
+    most: usize,
     longest: Duration,
     failed: usize,
 }
@@ -81,23 +104,33 @@ fn main() {
     let waiters = if numbers.is_empty() { WAITERS.to_vec() } else { numbers };
     let value = |name| wanted.iter().find_map(|word| word.strip_prefix(name));
     let processes = value("processes=").map_or(PROCESSES, |number| number.parse().unwrap());
+    let hold = wanted.iter().find_map(|word| word.strip_suffix("ms")?.parse().ok());
+    let hold = Duration::from_millis(hold.unwrap_or(0));
     let mut rows = Vec::new();
+    let [one, three, five] = [1, 3, 5].map(|count| Servers { count, down: 0 });
+    let without_one = Servers { count: 3, down: 1 };
     let kinds = [
-        ("mutex", Kind::Mutex),
-        ("fair", Kind::Fair),
-        ("rw", Kind::Rw),
-        ("semaphore", Kind::Semaphore),
+        ("mutex", Kind::Mutex, one),
+        ("fair", Kind::Fair, one),
+        ("rw", Kind::Rw, one),
+        ("semaphore", Kind::Semaphore, one),
+        ("redlock", Kind::Majority, three),
+        ("redlock5", Kind::Majority, five),
+        ("redlock-", Kind::Majority, without_one),
     ];
-    let named = kinds.iter().any(|(name, _)| wanted.iter().any(|word| word == name));
+    let named = kinds.iter().any(|(name, ..)| wanted.iter().any(|word| word == name));
     let runtime = Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
-        println!("kind       waiters   holds/s  commands/hold  worst wait  failed  idle scripts/s");
-        for (name, kind) in kinds {
+        println!(
+            "kind       waiters   holds/s  commands/hold  fewest/most  worst wait  failed  \
+             idle scripts/s"
+        );
+        for (name, kind, servers) in kinds {
             if named && !wanted.iter().any(|word| word == name) {
                 continue;
             }
             for count in &waiters {
-                let row = row(name, kind, processes, *count).await;
+                let row = row(name, kind, servers, Waiters { processes, all: *count }, hold).await;
                 println!("{row}");
                 rows.push(row);
             }
@@ -116,6 +149,8 @@ struct Row {
     holds: f64,
     /// For each hold.
     commands: f64,
+    /// The fewest holds of a waiter, as a part of the most.
+    fewest: f64,
     /// As a multiple of the fair share.
     worst_wait: f64,
     failed: usize,
@@ -125,36 +160,50 @@ struct Row {
 
 impl fmt::Display for Row {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Row { kind, waiters, holds, commands, worst_wait, failed, idle } = self;
-        write!(f, "{kind:9}  {waiters:7}  {holds:8.0}  {commands:13.1}  {worst_wait:10.1}  ")?;
-        write!(f, "{failed:6}  {idle:14.1}")
+        let Row { kind, waiters, holds, commands, fewest, worst_wait, failed, idle } = self;
+        write!(f, "{kind:9}  {waiters:7}  {holds:8.0}  {commands:13.1}  ")?;
+        write!(f, "{fewest:11.2}  {worst_wait:10.1}  {failed:6}  {idle:14.1}")
     }
 }
 
-async fn row(name: &str, kind: Kind, processes: usize, waiters: usize) -> Row {
-    let server = RedisServer::start().await;
-    let mut raw = server.raw().await;
-    let each = |at: usize| waiters / processes + usize::from(at < waiters % processes);
-    let task = |waiters, turn, idle| Task { url: server.url(), kind, waiters, turn, idle };
+async fn row(name: &str, kind: Kind, servers: Servers, waiters: Waiters, hold: Duration) -> Row {
+    let mut running = Vec::new();
+    for _ in 0..servers.count {
+        running.push(RedisServer::start().await);
+    }
+    let urls: Vec<_> = running.iter().map(RedisServer::url).collect();
+    for server in &mut running[..servers.down] {
+        server.kill();
+    }
+    let mut raws = Vec::new();
+    for server in &running[servers.down..] {
+        raws.push(server.raw().await);
+    }
+    let Waiters { processes, all } = waiters;
+    let each = |at: usize| all / processes + usize::from(at < all % processes);
+    let task = |waiters, turn, idle| Task { urls: urls.clone(), kind, waiters, hold, turn, idle };
     let workers: Vec<_> = (0..processes)
         .filter(|at| each(*at) > 0)
         .map(|at| start(&task(each(at), TURN, false)))
         .collect();
     sleep(WARM_UP).await;
-    let before = commands(&mut raw, false).await;
+    let before = commands(&mut raws, false).await;
     sleep(TURN).await;
-    let sent = commands(&mut raw, false).await - before;
+    let sent = commands(&mut raws, false).await - before;
     let done: Vec<_> = workers.into_iter().map(finish).collect();
     let holds: usize = done.iter().map(|done| done.holds).sum();
     let failed: usize = done.iter().map(|done| done.failed).sum();
+    let fewest = done.iter().map(|done| done.fewest).min().unwrap_or_default();
+    let most = done.iter().map(|done| done.most).max().unwrap_or_default();
     let longest = done.iter().map(|done| done.longest).max().unwrap_or_default();
-    let share = TURN.as_secs_f64() / holds.max(1) as f64 * waiters as f64;
-    let idle = idle(&mut raw, &task(waiters, TURN, true)).await;
+    let share = TURN.as_secs_f64() / holds.max(1) as f64 * all as f64;
+    let idle = idle(&mut raws, &task(all, TURN, true)).await;
     Row {
         kind: name.to_owned(),
-        waiters,
+        waiters: all,
         holds: holds as f64 / TURN.as_secs_f64(),
         commands: sent as f64 / holds.max(1) as f64,
+        fewest: fewest as f64 / most.max(1) as f64,
         worst_wait: longest.as_secs_f64() / share,
         failed,
         idle,
@@ -162,19 +211,21 @@ async fn row(name: &str, kind: Kind, processes: usize, waiters: usize) -> Row {
 }
 
 /// Returns the scripts in a second of waiters for a lock that stays held.
-async fn idle(raw: &mut Raw, task: &Task) -> f64 {
-    let locks = Locks::new(RedisBackend::open(&task.url).unwrap());
+async fn idle(raws: &mut [Raw], task: &Task) -> f64 {
+    let (locks, redlock) = fronts(task);
+    let majority = redlock.mutex("idle").lock().await.unwrap();
     let held = locks.rw_lock("idle").write().await.unwrap();
     let fair = locks.fair_mutex("idle").lock().await.unwrap();
     let permit = locks.semaphore("idle", 1).acquire().await.unwrap();
     let mut worker = start(task);
     sleep(WARM_UP).await;
-    let (before, begun) = (commands(raw, true).await, Instant::now());
+    let (before, begun) = (commands(raws, true).await, Instant::now());
     sleep(TURN).await;
-    let sent = commands(raw, true).await - before;
+    let sent = commands(raws, true).await - before;
     let took = begun.elapsed();
-    drop((held, fair, permit));
+    drop((held, fair, permit, majority));
     locks.shutdown(Duration::from_secs(1)).await;
+    redlock.shutdown(Duration::from_secs(1)).await;
     let _ = worker.kill();
     let _ = worker.wait();
     sent as f64 / took.as_secs_f64()
@@ -199,28 +250,40 @@ fn finish(mut child: Child) -> Done {
     serde_json::from_str(&line).unwrap()
 }
 
-/// Returns the commands that clients have sent.
-async fn commands(raw: &mut Raw, scripts: bool) -> u64 {
-    let info: String = raw.run(&["INFO", "commandstats"]).await;
+/// Returns the locks at the last server, which is never down, and those of a majority.
+fn fronts(task: &Task) -> (Locks, Redlock) {
+    let backends: Vec<_> = task.urls.iter().map(|url| RedisBackend::open(url).unwrap()).collect();
+    (Locks::new(backends.last().unwrap().clone()), Redlock::new(backends).unwrap())
+}
+
+/// Returns the commands that clients have sent to all servers.
+async fn commands(raws: &mut [Raw], scripts: bool) -> u64 {
     let known: &[&str] = match scripts {
         true => &["evalsha", "eval"],
         false => &["evalsha", "eval", "subscribe", "unsubscribe", "ping"],
     };
-    let calls = info.lines().filter_map(|line| {
-        let (name, rest) = line.strip_prefix("cmdstat_")?.split_once(":calls=")?;
-        known.contains(&name).then(|| rest.split(',').next()?.parse::<u64>().ok())?
-    });
-    calls.sum()
+    let mut sum = 0;
+    for raw in raws {
+        let info: String = raw.run(&["INFO", "commandstats"]).await;
+        let calls = info.lines().filter_map(|line| {
+            let (name, rest) = line.strip_prefix("cmdstat_")?.split_once(":calls=")?;
+            known.contains(&name).then(|| rest.split(',').next()?.parse::<u64>().ok())?
+        });
+        sum += calls.sum::<u64>();
+    }
+    sum
 }
 
 fn work(task: &Task) {
     let runtime = Builder::new_current_thread().enable_all().build().unwrap();
     let done = runtime.block_on(async {
-        let locks = Locks::new(RedisBackend::open(&task.url).unwrap());
+        let (locks, redlock) = fronts(task);
         let begin = Instant::now() + WARM_UP;
         let mut tasks = JoinSet::new();
         for at in 0..task.waiters {
-            tasks.spawn(hold(locks.clone(), task.kind, at, task.idle));
+            let name = if task.idle { "idle" } else { "busy" };
+            let (locks, redlock) = (locks.clone(), redlock.clone());
+            tasks.spawn(hold(Waiter { locks, redlock, kind: task.kind, at, name }, task.hold));
         }
         match task.idle {
             true => drop(tasks.join_all().await),
@@ -233,8 +296,11 @@ fn work(task: &Task) {
             }
         }
         let figures = FIGURES.lock().unwrap();
-        figures.iter().fold(Done::default(), |all, each| Done {
+        let none = Done { fewest: usize::MAX, ..Done::default() };
+        figures.iter().fold(none, |all, each| Done {
             holds: all.holds + each.holds,
+            fewest: all.fewest.min(each.holds),
+            most: all.most.max(each.holds),
             failed: all.failed + each.failed,
             // A task that still waits has waited until now.
             longest: all.longest.max(each.longest).max(each.since.elapsed()),
@@ -256,14 +322,21 @@ struct Figures {
 /// The figures of the tasks of this worker, which end with it.
 static FIGURES: Mutex<Vec<Figures>> = Mutex::new(Vec::new());
 
-/// Locks and unlocks until the end of the worker.
-async fn hold(locks: Locks, kind: Kind, at: usize, idle: bool) {
-    let name = if idle { "idle" } else { "busy" };
+/// A task that locks and unlocks until the end of the worker.
+struct Waiter {
+    locks: Locks,
+    redlock: Redlock,
+    kind: Kind,
+    at: usize,
+    name: &'static str,
+}
+
+async fn hold(waiter: Waiter, lasts: Duration) {
     let begun = Figures { holds: 0, failed: 0, longest: Duration::ZERO, since: Instant::now() };
     FIGURES.lock().unwrap().push(begun);
     loop {
-        let held = once(&locks, kind, at, name).await;
-        note(at, held);
+        let held = waiter.once(lasts).await;
+        note(waiter.at, held.is_ok());
         tokio::task::yield_now().await;
     }
 }
@@ -277,20 +350,30 @@ fn note(at: usize, held: bool) {
     figures.since = Instant::now();
 }
 
-/// Locks and unlocks. The unlock is short, and counts as a part of the wait.
-async fn once(locks: &Locks, kind: Kind, at: usize, name: &str) -> bool {
-    let done = async {
-        match kind {
-            Kind::Mutex => locks.mutex(name).wait_limit(WAIT).lock().await?.unlock().await,
-            Kind::Fair => locks.fair_mutex(name).wait_limit(WAIT).lock().await?.unlock().await,
-            Kind::Rw if at.is_multiple_of(10) => {
-                locks.rw_lock(name).wait_limit(WAIT).write().await?.unlock().await
-            }
-            Kind::Rw => locks.rw_lock(name).wait_limit(WAIT).read().await?.unlock().await,
-            Kind::Semaphore => {
-                locks.semaphore(name, 1).wait_limit(WAIT).acquire().await?.release().await
-            }
+/// Holds a lock for a while.
+macro_rules! hold {
+    ($lock:expr, $acquire:ident, $release:ident, $lasts:expr) => {{
+        let guard = $lock.wait_limit(WAIT).$acquire().await?;
+        if !$lasts.is_zero() {
+            sleep($lasts).await;
         }
-    };
-    done.await.is_ok()
+        guard.$release().await
+    }};
+}
+
+impl Waiter {
+    /// Locks and unlocks. The hold and the unlock are short, and count as a part of the wait.
+    async fn once(&self, lasts: Duration) -> Result<(), bellwether::Error> {
+        let (locks, name) = (&self.locks, self.name);
+        match self.kind {
+            Kind::Mutex => hold!(locks.mutex(name), lock, unlock, lasts),
+            Kind::Fair => hold!(locks.fair_mutex(name), lock, unlock, lasts),
+            Kind::Rw if self.at.is_multiple_of(10) => {
+                hold!(locks.rw_lock(name), write, unlock, lasts)
+            }
+            Kind::Rw => hold!(locks.rw_lock(name), read, unlock, lasts),
+            Kind::Semaphore => hold!(locks.semaphore(name, 1), acquire, release, lasts),
+            Kind::Majority => hold!(self.redlock.mutex(name), lock, unlock, lasts),
+        }
+    }
 }

@@ -19,6 +19,7 @@ use super::{
 use crate::{
     backend::{Acquired, Change, Changes, Claim, Mode},
     error::{BackendError, BackendErrorKind, Error},
+    key::Family,
 };
 
 /// How long a process whose turn is over waits before it asks again. So the process whose turn it
@@ -272,20 +273,28 @@ impl OneAttempt<'_> {
             Some(_) => self.acquisition.may_have_been_passed(),
         }
         if let Some(changes) = slot.take_changes() {
-            waiting.adopt(changes);
+            // A majority may have its queue at another server by now.
+            if self.acquisition.claim().name.family() != Family::Redlock {
+                waiting.adopt(changes);
+            }
             // The turn of this process is over, and it is the turn of another one.
             Box::pin(sleep(GIVE_WAY)).await;
         }
         self.slot = Some(slot);
     }
 
-    /// Returns whether the next request needs a fresh owner: too few replicas confirmed a grant, or
-    /// a permit may be granted late. A permit leaves with its id, and no guard would undo that.
+    /// Returns whether the next request needs a fresh owner: too few replicas confirmed a grant, a
+    /// permit may be granted late, or a majority does not know the queue entry any more. A permit
+    /// leaves with its id, and no guard would undo that.
     fn must_restart(&self, error: &BackendError) -> bool {
-        let is_permit = matches!(self.acquisition.claim().mode, Mode::Permit { .. });
+        let claim = self.acquisition.claim();
+        let is_permit = matches!(claim.mode, Mode::Permit { .. });
+        let is_majority = claim.name.family() == Family::Redlock;
         match error.kind() {
             BackendErrorKind::Unreplicated => true,
-            BackendErrorKind::Unknown => is_permit && self.upkeep.renew_every.is_none(),
+            BackendErrorKind::Unknown => {
+                is_majority || is_permit && self.upkeep.renew_every.is_none()
+            }
             _ => false,
         }
     }

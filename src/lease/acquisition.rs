@@ -132,8 +132,13 @@ impl Acquisition {
     }
 
     /// Returns whether the claim may have a queue entry at the backend.
-    pub(super) fn may_be_queued(&self) -> bool {
+    pub(crate) fn may_be_queued(&self) -> bool {
         self.state == AcquisitionState::Waiting
+    }
+
+    /// Returns whether the backend has nothing of the claim.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.state == AcquisitionState::Idle
     }
 
     /// Leaves the queue at the backend. If that has no answer, the claim goes on with a fresh

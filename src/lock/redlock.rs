@@ -113,10 +113,13 @@ use crate::{
 ///
 /// # Waiting
 ///
-/// As with [`Locks`](crate::Locks), only the first waiter of a process contends. It is woken when a
-/// majority of the servers pushes that the lock is free, and by timers where they do not. Several
-/// processes spread their tries over some milliseconds: if all asked at once, none might get a
-/// majority.
+/// As with [`Locks`](crate::Locks), only the first waiter of a process contends. It enters the
+/// queue of one server: the first of the list that answers and pushes. That server tells it of its
+/// turn, and it asks all servers then. So list the servers in the same order in each process. In
+/// another order the lock is as safe, but processes may have it out of turn.
+///
+/// A process that had to wait passes the lock to each of its waiters once, and then it is the turn
+/// of the next process.
 #[derive(Clone)]
 pub struct Redlock {
     space: LockSpace,

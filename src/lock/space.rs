@@ -76,7 +76,7 @@ impl LockSpace {
     /// The queues of several servers would be in as many orders, and each server would notify
     /// another waiter.
     pub(super) fn has_queues(&self) -> bool {
-        self.family == Family::Lock
+        matches!(self.family, Family::Lock | Family::Redlock)
     }
 }
 

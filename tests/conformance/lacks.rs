@@ -6,10 +6,11 @@
 use bellwether::{
     backend::{Acquired, Change, Latches, Leases, Mode, Store},
     error::BackendErrorKind,
+    key::Family,
     lock::Majority,
 };
 
-use crate::harness::{Harness, claim, claim_in, granted, held, listen, name, next};
+use crate::harness::{Harness, claim, claim_in, granted, held, listen, name, name_in, next};
 
 /// Fails to compile if a type implements a trait: the call is ambiguous then.
 macro_rules! is_not {
@@ -35,19 +36,20 @@ pub async fn fences<H: Harness>(h: &H) {
     }
 }
 
-/// The queues of several servers would have several orders. A waiting claim therefore enters none,
-/// and a release wakes all waiters.
-pub async fn queue<H: Harness>(h: &H) {
+/// One server has the queue, and its release gives its own lease to the next claim only. The claim
+/// therefore asks all servers, and has its turn by then.
+pub async fn handover<H: Harness>(h: &H) {
     let backend = h.backend();
-    let name = name("k");
-    let [holder, first, second] = [(); 3].map(|()| claim(&name));
+    let name = name_in("conformance", Family::Lock, "k");
+    let [holder, mut next_holder] = [(); 2].map(|()| claim(&name));
+    next_holder.takes_handover = true;
     granted(&backend, &holder).await;
-    held(&backend, &first).await;
-    held(&backend, &second).await;
+    held(&backend, &next_holder).await;
     let mut changes = listen(&backend, &name).await;
     assert!(backend.release(&holder).await.unwrap());
-    assert_eq!(next(&mut changes).await, Change::Wake);
-    granted(&backend, &second).await;
+    assert_eq!(next(&mut changes).await, Change::Turn(next_holder.owner));
+    assert_eq!(backend.holder(&name, Mode::Exclusive).await.unwrap(), None);
+    granted(&backend, &next_holder).await;
 }
 
 /// A majority cannot count. Five servers with three permits each have room for five holders at

@@ -88,6 +88,22 @@ rules! {
             a_claim_without_a_lease_passes_nothing,
             a_lease_can_be_looked_at,
             a_cleared_lease_is_free_and_wakes_waiters,;
+        turns:
+            a_waiter_is_notified_when_the_lease_is_free,
+            a_free_lease_is_kept_for_the_notified_waiter,
+            a_free_lease_is_kept_for_a_moment_only,
+            a_waiter_that_misses_its_turn_is_not_notified_again,
+            a_notified_waiter_holds_nothing_before_it_asks,
+            a_notified_waiter_that_leaves_notifies_the_next,
+            the_last_notified_waiter_that_leaves_frees_the_lease,
+            a_waiter_that_left_is_not_notified,
+            waiters_are_notified_in_their_order,
+            a_claim_that_does_not_wait_is_not_notified,
+            a_waiter_with_an_ended_queue_entry_is_not_notified,
+            a_release_sent_twice_notifies_once,
+            a_waiter_that_leaves_twice_notifies_once,
+            a_notified_waiter_that_asks_twice_is_granted_one_lease,
+            a_claim_of_several_is_notified_for_the_held_one,;
         pushes:
             a_release_wakes,;
         several:
@@ -111,23 +127,9 @@ rules! {
             a_burnt_fence_is_greater_than_the_granted_one,
             a_fence_is_remembered_while_its_lease_is_renewed,;
     }
-    needs queue {
+    needs handover {
         turns:
-            a_waiter_is_notified_when_the_lease_is_free,
-            a_free_lease_is_kept_for_the_notified_waiter,
-            a_free_lease_is_kept_for_a_moment_only,
-            a_waiter_that_misses_its_turn_is_not_notified_again,
-            a_notified_waiter_holds_nothing_before_it_asks,
-            a_notified_waiter_that_leaves_notifies_the_next,
-            the_last_notified_waiter_that_leaves_frees_the_lease,
-            a_waiter_that_left_is_not_notified,
-            waiters_are_notified_in_their_order,
-            a_claim_that_does_not_wait_is_not_notified,
-            a_waiter_with_an_ended_queue_entry_is_not_notified,
-            a_release_sent_twice_notifies_once,
-            a_waiter_that_leaves_twice_notifies_once,
-            a_notified_waiter_that_asks_twice_is_granted_one_lease,
-            a_claim_of_several_is_notified_for_the_held_one,;
+            a_kept_lease_can_be_looked_at,;
         handover:
             a_waiter_is_handed_the_mutex_with_the_release,
             a_mutex_is_handed_over_in_turn,

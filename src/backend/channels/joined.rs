@@ -55,10 +55,12 @@ impl JointListener {
             let heard = tokio::select! {
                 biased;
                 () = due => None,
-                which = first(&mut self.listeners) => Some(which),
+                heard = first(&mut self.listeners) => Some(heard),
             };
             match heard {
-                Some(which) => self.hear(which),
+                // It is for this waiter alone, so that no other one asks as well.
+                Some((_, change)) if change.addressee().is_some() => return change,
+                Some((which, _)) => self.hear(which),
                 None => {
                     self.wake();
                     return Change::Wake;
@@ -123,9 +125,9 @@ impl JointListener {
 }
 
 /// Waits for the first listener that is told of a change.
-async fn first(listeners: &mut [Listener]) -> usize {
-    let (_, which, _) = select_all(listeners.iter_mut().map(|one| one.next().boxed())).await;
-    which
+async fn first(listeners: &mut [Listener]) -> (usize, Change) {
+    let (change, which, _) = select_all(listeners.iter_mut().map(|one| one.next().boxed())).await;
+    (which, change)
 }
 
 impl fmt::Debug for JointListener {

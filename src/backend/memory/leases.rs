@@ -196,7 +196,7 @@ impl Data {
         let mut pushed = self.hand_over(claim, heard, now);
         // Waiters for an entry have no queue.
         let is_mutex = matches!(claim.mode, Mode::Exclusive | Mode::Fair);
-        if pushed.is_empty() && had_lease && is_mutex && name.family() != Family::Lock {
+        if pushed.is_empty() && had_lease && is_mutex && name.family() == Family::Cache {
             pushed.push(Change::Wake);
         }
         (had, pushed)

@@ -14,19 +14,26 @@ pub(super) struct Known(Mutex<HashMap<Owner, Vec<Holder>>>);
 #[derive(Clone, Copy)]
 pub(super) struct Holder {
     owner: Owner,
+    /// The server has granted it the lease. Otherwise there is nothing to release.
+    is_granted: bool,
     /// At the last renewal, the server denied that it has the lease.
     missing: bool,
 }
 
-impl From<Owner> for Holder {
-    fn from(owner: Owner) -> Self {
-        Self { owner, missing: false }
+impl Holder {
+    pub(super) fn granted(owner: Owner) -> Self {
+        Self { owner, is_granted: true, missing: false }
+    }
+
+    /// Returns the holder at a server that has granted nothing, or may have to undo its grant.
+    pub(super) fn none() -> Self {
+        Self { owner: Owner::fresh(), is_granted: false, missing: false }
     }
 }
 
 impl Known {
-    pub(super) fn insert(&self, ours: Owner, theirs: impl IntoIterator<Item = Owner>) {
-        self.all().insert(ours, theirs.into_iter().map(Holder::from).collect());
+    pub(super) fn insert(&self, ours: Owner, theirs: Vec<Holder>) {
+        self.all().insert(ours, theirs);
     }
 
     /// Returns whether the claim has the lease, as far as this process knows.
@@ -39,9 +46,14 @@ impl Known {
         self.all().get(&claim.owner).map(|theirs| at_each(claim, theirs))
     }
 
-    /// Returns the claim as each server knows it, and forgets it.
-    pub(super) fn remove(&self, claim: &Claim) -> Option<Vec<Claim>> {
-        self.all().remove(&claim.owner).map(|theirs| at_each(claim, &theirs))
+    /// Returns the claim at each server that has granted it, if it is held.
+    pub(super) fn granted(&self, claim: &Claim) -> Option<Vec<Option<Claim>>> {
+        self.all().get(&claim.owner).map(|theirs| granted_at_each(claim, theirs))
+    }
+
+    /// Returns the claim at each server that has granted it, and forgets it.
+    pub(super) fn remove(&self, claim: &Claim) -> Option<Vec<Option<Claim>>> {
+        self.all().remove(&claim.owner).map(|theirs| granted_at_each(claim, &theirs))
     }
 
     /// Notes what the servers say of a lease. Returns those that deny it for the second time in a
@@ -66,7 +78,7 @@ impl Known {
     pub(super) fn replace(&self, ours: Owner, at: usize, theirs: Owner) -> bool {
         let mut all = self.all();
         let known = all.get_mut(&ours).and_then(|each| each.get_mut(at));
-        known.map(|known| *known = theirs.into()).is_some()
+        known.map(|known| *known = Holder::granted(theirs)).is_some()
     }
 
     fn all(&self) -> MutexGuard<'_, HashMap<Owner, Vec<Holder>>> {
@@ -77,4 +89,9 @@ impl Known {
 fn at_each(claim: &Claim, theirs: &[Holder]) -> Vec<Claim> {
     let claim = Claim { fence_life: claim.lease, waits: false, ..claim.clone() };
     theirs.iter().map(|holder| Claim { owner: holder.owner, ..claim.clone() }).collect()
+}
+
+fn granted_at_each(claim: &Claim, theirs: &[Holder]) -> Vec<Option<Claim>> {
+    let claims = at_each(claim, theirs).into_iter().zip(theirs);
+    claims.map(|(claim, holder)| holder.is_granted.then_some(claim)).collect()
 }

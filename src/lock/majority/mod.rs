@@ -14,24 +14,30 @@
 //! A try without a majority is undone at each server by itself: at once where the server granted
 //! it, and again until one lease has passed where the outcome is unknown. Each try has a fresh
 //! owner, since a late undo must not end the grant of a later try. [`Known`] maps the owner of the
-//! caller to the owners at the servers.
+//! caller to the owners at the servers. [`Order`] says which claim has its turn.
 
 mod known;
+mod listen;
+mod order;
 mod tries;
+mod turn;
 
 use std::{collections::HashMap, error::Error as _, fmt, sync::Arc, time::Duration};
 
 use futures_util::{
-    FutureExt, StreamExt,
+    FutureExt,
     future::{BoxFuture, join_all, ready},
-    stream::FuturesUnordered,
 };
 use tokio::{runtime::Handle, time::timeout};
 
-use self::known::Known;
+use self::{
+    known::Known,
+    order::{Order, Place},
+};
 use crate::{
     backend::{
-        Acquired, Changes, Claim, DynLeases, Grant, Leases, Mode, Occupied, Owner, Renewal, in_time,
+        Acquired, Changes, Claim, DynLeases, Grant, Kept, Leases, Mode, Occupied, Owner, Renewal,
+        in_time,
     },
     error::{BackendError, BackendErrorKind, Chain, Error, ErrorKind},
     key::Name,
@@ -47,9 +53,10 @@ pub(super) const SERVER_LIMIT: Duration = Duration::from_millis(50);
 /// share the servers and what is held at them.
 ///
 /// Only [exclusive](Mode::Exclusive) claims are granted: a majority cannot count readers or
-/// permits, and has no order in which claims wait. So every other mode is
-/// [refused](BackendErrorKind::Refused), [`Claim::waits`] has no effect, and the fence of each
-/// grant is zero.
+/// permits. So every other mode is [refused](BackendErrorKind::Refused), and the fence of each
+/// grant is zero. A claim that [waits](Claim::waits) enters the queue of one server: the first of
+/// the list that answers and pushes. It is told of its turn, and never [handed the
+/// lease](Claim::takes_handover).
 #[derive(Clone)]
 pub struct Majority {
     /// The servers, each with the releases and undos there.
@@ -57,6 +64,7 @@ pub struct Majority {
     /// The time that each server has for an answer.
     limit: Duration,
     held: Arc<Known>,
+    order: Arc<Order>,
 }
 
 impl Majority {
@@ -71,7 +79,8 @@ impl Majority {
         if servers.is_empty() {
             return Err(Error::new(ErrorKind::InvalidConfig, "a majority needs at least 1 server"));
         }
-        Ok(Self { servers, limit: SERVER_LIMIT, held: Arc::default() })
+        let order = Arc::new(Order::new(servers.len()));
+        Ok(Self { servers, limit: SERVER_LIMIT, held: Arc::default(), order })
     }
 
     /// Sets the time that one server has for an answer. Defaults to 50 ms.
@@ -176,25 +185,9 @@ impl Leases for Majority {
         if let Some(answer) = self.again(claim).await? {
             return Ok(Acquired::Granted(answer));
         }
-        let theirs = afresh(claim);
-        let tried = self.ask_all(&theirs, |_, server, claim| server.acquire(claim)).await;
-        let (won, answers) = self.settle(tried, claim.owner, theirs.owner).await;
-        if won {
-            return Ok(Acquired::Granted(Grant::new(0)));
-        }
-        let (mut free, mut held, mut errors) = (0, Vec::new(), Vec::new());
-        for answer in answers {
-            match answer {
-                Ok(Acquired::Granted(_)) => free += 1,
-                Ok(Acquired::Held(occupied)) => held.push(occupied.remaining),
-                Err(error) => errors.push(error),
-            }
-        }
-        held.sort();
-        // So many more servers must become free. They do when their leases end, at the latest.
-        match self.needed().checked_sub(free + 1).map(|more| held.get(more)) {
-            Some(Some(remaining)) => Ok(Acquired::Held(occupied(*remaining))),
-            _ => Err(self.undecided(errors)),
+        match claim.waits {
+            true => self.acquire_in_turn(claim).await,
+            false => self.acquire_at_once(claim).await,
         }
     }
 
@@ -228,10 +221,16 @@ impl Leases for Majority {
     /// Releases the lease at each server by itself. A release that takes longer than the limit
     /// goes on in the background.
     async fn release(&self, claim: &Claim) -> Result<bool, BackendError> {
+        if let Some(Place::Queued(queued)) = self.order.remove(claim.owner) {
+            let _ = timeout(self.limit, queued.acquisition.give_back()).await;
+        }
         let Some(theirs) = self.held.remove(claim) else { return Ok(false) };
-        let ended = self.servers.iter().zip(theirs);
-        let ended = ended.map(|(server, theirs)| timeout(self.limit, server.end(theirs)));
-        let (mut yes, mut no, mut errors) = (0, 0, Vec::new());
+        let granted: Vec<_> = self.servers.iter().zip(theirs).collect();
+        let (mut yes, mut errors) = (0, Vec::new());
+        let mut no = granted.iter().filter(|(_, theirs)| theirs.is_none()).count();
+        let ended = granted.into_iter().filter_map(|(server, theirs)| {
+            theirs.map(|theirs| timeout(self.limit, server.end(theirs)))
+        });
         for ended in join_all(ended).await {
             match ended {
                 Ok(Ok(())) => yes += 1,
@@ -249,20 +248,20 @@ impl Leases for Majority {
         if let Some(answer) = self.again(to).await? {
             return Ok(Some(answer));
         }
-        let Some(ours) = self.held.of(from) else { return Ok(None) };
-        let theirs = afresh(to);
-        let pass = |at, server, to| pass(server, ours.get(at), to);
-        let tried = self.ask_all(&theirs, pass).await;
+        let Some(ours) = self.held.granted(from) else { return Ok(None) };
+        let pass = |at: usize, server, to| pass(server, ours.get(at).cloned().flatten(), to);
+        let tried = self.ask_all(self.acquisitions(&afresh(to)), pass).await;
         // A server that may not have passed the lease may still have it under the old owner.
         let now = self.held.remove(from).unwrap_or_else(|| ours.clone());
         let there = self.servers.iter().zip(&ours).zip(now);
         for (((server, asked), now), answer) in there.zip(&tried.answers) {
-            if answer.is_err() || now.owner != asked.owner {
+            if let Some(now) = now.filter(|now| answer.is_err() || asked.as_ref() != Some(now)) {
                 server.undo(now, false, &Handle::current());
             }
         }
-        let (won, answers) = self.settle(tried, to.owner, theirs.owner).await;
+        let (won, answers) = self.settle(tried, to.owner).await;
         if won {
+            drop(self.order.remove(to.owner));
             return Ok(Some(Grant::new(0)));
         }
         let no = answers.iter().filter(|answer| matches!(answer, Ok(None))).count();
@@ -301,25 +300,25 @@ impl Leases for Majority {
         Ok(cleared.into_iter().flatten().any(|there| there))
     }
 
+    async fn keep(&self, claims: &[Claim]) -> Result<Kept, BackendError> {
+        Ok(self.keep_entries(claims).await)
+    }
+
     async fn changes(&self, name: &Name) -> Result<Changes, BackendError> {
-        let mut asked: FuturesUnordered<_> =
-            self.servers.iter().map(|server| server.backend().changes(name)).collect();
-        let (mut each, mut errors) = (Vec::new(), Vec::new());
-        while each.len() < self.needed() {
-            match asked.next().await {
-                Some(Ok(changes)) => each.push(changes),
-                Some(Err(error)) => errors.push(error),
-                None => return Err(self.undecided(errors)),
-            }
-        }
-        // The other servers get a short time only.
-        let rest = async {
-            while let Some(answer) = asked.next().await {
-                each.extend(answer.ok());
-            }
-        };
-        let _ = timeout(self.limit, rest).await;
-        Ok(Changes::join(each, self.needed()))
+        self.listen(|server| server.changes(name)).await
+    }
+
+    /// Listens to all servers, for any of them may be the queue server.
+    async fn changes_for(&self, claim: &Claim) -> Result<Changes, BackendError> {
+        self.listen(|server| server.changes_for(claim)).await
+    }
+
+    fn missed_pushes(&self, claim: &Claim) -> u64 {
+        self.missed(claim)
+    }
+
+    fn changes_since(&self, claim: &Claim, missed: u64) -> Option<Changes> {
+        self.listen_since(claim, missed)
     }
 
     /// Returns `None`: some operations ask the servers twice, one after the other.
@@ -362,13 +361,13 @@ fn only_exclusive(mode: Mode) -> Result<(), BackendError> {
 }
 
 /// Passes the lease of one server, if that has one.
-fn pass<'a>(
-    server: &'a dyn DynLeases,
-    from: Option<&'a Claim>,
-    to: &'a Claim,
-) -> BoxFuture<'a, Result<Option<Grant>, BackendError>> {
+fn pass(
+    server: &dyn DynLeases,
+    from: Option<Claim>,
+    to: Claim,
+) -> BoxFuture<'_, Result<Option<Grant>, BackendError>> {
     match from {
-        Some(from) => server.pass(from, to),
+        Some(from) => async move { server.pass(&from, &to).await }.boxed(),
         None => ready(Ok(None)).boxed(),
     }
 }

@@ -1,9 +1,10 @@
-//! The promises of a lock over a majority of servers. `memory`, `loss`, `undo` and `passing` use
-//! paused time and faults that are `played`. `servers` uses real servers that are killed, suspended
-//! and restarted. In `process` the holders die.
+//! The promises of a lock over a majority of servers. `memory`, `loss`, `undo`, `passing` and
+//! `order` use paused time and faults that are `played`. `servers` uses real servers that are
+//! killed, suspended and restarted. In `process` the holders die.
 
 mod loss;
 mod memory;
+mod order;
 mod passing;
 mod played;
 mod process;

@@ -126,7 +126,7 @@ impl RedisBackend {
         match claim.mode {
             Mode::Exclusive | Mode::Fair => {
                 // Waiters for an entry have no queue, and all of them are woken.
-                let wakes_all = u8::from(claim.name.family() != Family::Lock);
+                let wakes_all = u8::from(claim.name.family() == Family::Cache);
                 call.arg(millis(claim.fence_life)).arg(millis(TURN_LIFE)).arg(wakes_all)
             }
             Mode::Read | Mode::Write => call.arg(millis(claim.fence_life)),

@@ -1,0 +1,230 @@
+//! The acquisition of a claim: at once, or in its turn.
+
+use std::time::Duration;
+
+use futures_util::{FutureExt, future::BoxFuture};
+use tokio::time::{Instant, sleep, timeout};
+
+use super::{
+    Majority, afresh, occupied,
+    order::{Place, Queued},
+};
+use crate::{
+    backend::{Acquired, Claim, DynLeases, Grant, Kept, Occupied, in_time},
+    error::{BackendError, BackendErrorKind, ErrorKind},
+    lease::Acquisition,
+};
+
+/// How often a claim that has the queue server asks the others again.
+const TRIES: u32 = 6;
+/// The bound of the first pause between these tries, which doubles.
+const PAUSE: Duration = Duration::from_millis(1);
+
+/// The acquisition at the queue server.
+struct Entry {
+    at: usize,
+    acquisition: Acquisition,
+}
+
+type Refusal = Result<Occupied, BackendError>;
+
+impl Majority {
+    /// Asks all servers, and takes an entry in no queue.
+    pub(super) async fn acquire_at_once(&self, claim: &Claim) -> Result<Acquired, BackendError> {
+        let tried = self.ask_all(self.acquisitions(&afresh(claim)), acquire).await;
+        if let Some(occupied) = kept_for_another(&tried.answers, self.order.queue_server()) {
+            self.give_back(tried.acquisitions).await;
+            return Ok(Acquired::Held(occupied));
+        }
+        match self.settle(tried, claim.owner).await {
+            (true, _) => Ok(Acquired::Granted(Grant::new(0))),
+            (false, answers) => self.refused(answers).map(Acquired::Held),
+        }
+    }
+
+    /// What is in the way of a claim without a majority.
+    fn refused(
+        &self,
+        answers: Vec<Result<Acquired, BackendError>>,
+    ) -> Result<Occupied, BackendError> {
+        let (mut free, mut held, mut errors) = (0, Vec::new(), Vec::new());
+        for answer in answers {
+            match answer {
+                Ok(Acquired::Granted(_)) => free += 1,
+                Ok(Acquired::Held(occupied)) => held.push(occupied.remaining),
+                Err(error) => errors.push(error),
+            }
+        }
+        held.sort();
+        // So many more servers must become free. They do when their leases end, at the latest.
+        match self.needed().checked_sub(free + 1).map(|more| held.get(more)) {
+            Some(Some(remaining)) => Ok(occupied(*remaining)),
+            _ => Err(self.undecided(errors)),
+        }
+    }
+
+    /// Acquires the lease, or takes an entry in the queue.
+    pub(super) async fn acquire_in_turn(&self, claim: &Claim) -> Result<Acquired, BackendError> {
+        let (mut entry, is_queued) = match self.order.take(claim) {
+            Some(Place::Unknown) => return self.acquire_at_once(claim).await,
+            Some(Place::Queued(queued)) => (self.usable(queued).await?, true),
+            None => (self.entry(self.order.queue_server(), claim), false),
+        };
+        // A claim that asks all servers takes away shares of the claim whose turn it is.
+        if !is_queued
+            && self.order.is_contended(&claim.name)
+            && let Some(remaining) = self.ask_first(&mut entry).await?
+        {
+            return Ok(self.queued(entry, occupied(remaining)));
+        }
+        let (begun, mut tries) = (Instant::now(), 0);
+        loop {
+            let refusal = match self.ask_from(&mut entry).await {
+                Ok(()) => return Ok(Acquired::Granted(Grant::new(0))),
+                Err(refusal) => refusal,
+            };
+            tries += 1;
+            let goes_on = refusal.is_ok() && tries < TRIES && begun.elapsed() < self.limit;
+            let next = self.order.queue_server();
+            match refusal {
+                Ok(occupied) if entry.acquisition.may_be_queued() => {
+                    return Ok(self.queued(entry, occupied));
+                }
+                // Claims that are in the way may have asked out of their turn.
+                Ok(_) if goes_on && entry.acquisition.is_granted() => {
+                    sleep((PAUSE * (1 << tries)).mul_f64(fastrand::f64())).await;
+                }
+                Ok(_) if goes_on && entry.acquisition.is_idle() && next != entry.at => {
+                    entry = self.entry(next, claim);
+                }
+                refusal => return self.leave(entry).await.and(refusal).map(Acquired::Held),
+            }
+        }
+    }
+
+    fn entry(&self, at: usize, claim: &Claim) -> Entry {
+        let at = at.min(self.servers.len() - 1);
+        let claim = Claim { takes_handover: false, fence_life: claim.lease, ..claim.clone() };
+        Entry { at, acquisition: Acquisition::new(self.servers[at].clone(), claim) }
+    }
+
+    /// Takes an entry up again, at another server if its own cannot serve it any more.
+    async fn usable(&self, Queued { at, acquisition, .. }: Queued) -> Result<Entry, BackendError> {
+        let next = self.order.queue_server();
+        let claim = acquisition.claim().clone();
+        let entry = Entry { at, acquisition };
+        if next == at || self.order.serves(at) {
+            return Ok(entry);
+        }
+        self.leave(entry).await?;
+        self.order.take(&claim);
+        Ok(self.entry(next, &claim))
+    }
+
+    /// Asks the queue server alone. Returns how long the lease in the way lasts, if there is one.
+    async fn ask_first(&self, entry: &mut Entry) -> Result<Option<Duration>, BackendError> {
+        let answer = entry.acquisition.ask(self.limit, |server, claim| server.acquire(claim)).await;
+        self.order.answered(entry.at, &answer);
+        match answer {
+            Ok((Acquired::Held(occupied), _)) => Ok(Some(occupied.remaining)),
+            Err(error) if error.may_have_happened() => Err(error),
+            _ => Ok(None),
+        }
+    }
+
+    /// Asks all servers, and keeps what a majority grants. Otherwise keeps the entry alone.
+    async fn ask_from(&self, entry: &mut Entry) -> Result<(), Refusal> {
+        let claim = entry.acquisition.claim().clone();
+        let mut acquisitions = self.acquisitions(&afresh(&claim));
+        if let Some(there) = acquisitions.get_mut(entry.at) {
+            std::mem::swap(there, &mut entry.acquisition);
+        }
+        let mut tried = self.ask_all(acquisitions, acquire).await;
+        let kept = kept_for_another(&tried.answers, entry.at);
+        if kept.is_none() && tried.is_granted_by(self.needed()) {
+            self.keep_granted(tried.acquisitions, claim.owner);
+            drop(self.order.remove(claim.owner));
+            return Ok(());
+        }
+        if let Some(there) = tried.acquisitions.get_mut(entry.at) {
+            std::mem::swap(there, &mut entry.acquisition);
+        }
+        self.give_back(tried.acquisitions).await;
+        Err(kept.map_or_else(|| self.refused(tried.answers), Ok))
+    }
+
+    /// Leaves the claim in the queue.
+    fn queued(&self, entry: Entry, occupied: Occupied) -> Acquired {
+        self.order.met(&entry.acquisition.claim().name);
+        self.order.put(entry.at, entry.acquisition, occupied.remaining);
+        Acquired::Held(occupied)
+    }
+
+    /// Gives the entry back, and what the queue server has granted.
+    ///
+    /// Fails if the queue server may have something of the claim still, which is undone.
+    async fn leave(&self, entry: Entry) -> Result<(), BackendError> {
+        let (owner, is_idle) = (entry.acquisition.claim().owner, entry.acquisition.is_idle());
+        let has_entry = entry.acquisition.is_granted() || entry.acquisition.may_be_queued();
+        let has_left = has_entry
+            && match timeout(self.limit, entry.acquisition.give_back()).await {
+                Ok(Err(error)) => error.kind() == ErrorKind::Lost,
+                left => left.is_ok(),
+            };
+        if !is_idle && !has_left {
+            let why = "the server of the queue did not answer";
+            return Err(BackendError::new(BackendErrorKind::Unknown, why));
+        }
+        drop(self.order.remove(owner));
+        Ok(())
+    }
+
+    /// Keeps the queue entries, each at its server. A claim that has none, or that is to look, is
+    /// told so.
+    pub(super) async fn keep_entries(&self, claims: &[Claim]) -> Kept {
+        let places: Vec<_> = claims.iter().map(|claim| self.order.place(claim)).collect();
+        let mut stands = vec![false; claims.len()];
+        let mut remaining = None;
+        for (at, server) in self.servers.iter().enumerate() {
+            let there = places.iter().zip(claims).zip(&mut stands);
+            let there = there.filter_map(|((place, claim), stands)| {
+                let (_, look_at) = place.filter(|(queue_server, _)| *queue_server == at)?;
+                Some((claim.clone(), (look_at, stands)))
+            });
+            let (claims, there): (Vec<_>, Vec<_>) = there.unzip();
+            if claims.is_empty() {
+                continue;
+            }
+            let kept = in_time(self.limit, server.backend().keep(&claims)).await;
+            self.order.answered(at, &kept);
+            let Ok(kept) = kept else { continue };
+            for ((look_at, stands), is_there) in there.into_iter().zip(kept.stands) {
+                let left = look_at.saturating_duration_since(Instant::now());
+                *stands = is_there && !kept.has_lapsed && !left.is_zero();
+                let left = left.min(kept.remaining);
+                remaining = Some(remaining.map_or(left, |least: Duration| least.min(left)));
+            }
+        }
+        Kept { remaining: remaining.unwrap_or_default(), has_lapsed: false, stands }
+    }
+}
+
+fn acquire(
+    _at: usize,
+    server: &dyn DynLeases,
+    claim: Claim,
+) -> BoxFuture<'_, Result<Acquired, BackendError>> {
+    async move { server.acquire(&claim).await }.boxed()
+}
+
+/// Returns for how long the queue server keeps the lease for the claim whose turn it is. Any other
+/// claim gives way then, although a majority may be free.
+fn kept_for_another(
+    answers: &[Result<Acquired, BackendError>],
+    queue_server: usize,
+) -> Option<Occupied> {
+    match answers.get(queue_server) {
+        Some(Ok(Acquired::Held(kept))) if kept.fence == 0 => Some(occupied(kept.remaining)),
+        _ => None,
+    }
+}

@@ -1,0 +1,140 @@
+//! The order in which processes have the lock, counted in holds.
+
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use bellwether::{
+    MemoryBackend, RedisBackend, Redlock,
+    lock::{Mutex as Lock, Unfenced},
+};
+use futures_util::future::join_all;
+use testkit::{RedisServer, faulty::Fault};
+use tokio::{
+    task::{JoinSet, yield_now},
+    time::{sleep, timeout},
+};
+
+use super::{
+    MS,
+    played::{dead, servers},
+    shares,
+};
+
+/// What the tasks of all processes have seen.
+#[derive(Default)]
+struct Seen {
+    holds: usize,
+    of_each: Vec<usize>,
+    /// The most holds of others between a task's wish for the lock and its hold.
+    longest: usize,
+}
+
+impl Seen {
+    /// Checks that no task has much fewer holds than another.
+    fn check_counts(&self, what: &str) {
+        let (fewest, most) = (self.of_each.iter().min(), self.of_each.iter().max());
+        let (fewest, most) = (*fewest.unwrap(), *most.unwrap());
+        println!("{what}: {fewest} to {most} holds, the longest wait is {}", self.longest);
+        assert!(fewest * 10 >= most * 6, "{what}: {:?}", self.of_each);
+    }
+
+    /// Checks the counts, and the longest wait in holds.
+    fn check(&self, what: &str) {
+        self.check_counts(what);
+        let (all, longest) = (self.of_each.len(), self.longest);
+        assert!(longest <= 4 * all, "{what}: a task waited for {longest} holds of {all} tasks");
+    }
+}
+
+/// Has the tasks of some processes acquire one lock again and again, until it was held `holds`
+/// times, and then ends them.
+async fn contend(processes: &[Redlock], tasks: usize, holds: usize, lasts: Duration) -> Seen {
+    let all = processes.len() * tasks;
+    let seen = Arc::new(Mutex::new(Seen { of_each: vec![0; all], ..Seen::default() }));
+    let mut running = JoinSet::new();
+    for at in 0..all {
+        let (lock, seen) = (processes[at % processes.len()].mutex("m"), seen.clone());
+        running.spawn(async move { while hold(&lock, at, &seen, lasts).await < holds {} });
+    }
+    timeout(Duration::from_secs(600), running.join_all()).await.unwrap();
+    let mut seen = seen.lock().unwrap();
+    std::mem::take(&mut seen)
+}
+
+/// Holds the lock once. Returns how often all tasks have held it.
+async fn hold(lock: &Lock<Unfenced>, at: usize, seen: &Mutex<Seen>, lasts: Duration) -> usize {
+    let before = seen.lock().unwrap().holds;
+    let guard = lock.lock().await.unwrap();
+    let now = {
+        let mut seen = seen.lock().unwrap();
+        seen.longest = seen.longest.max(seen.holds - before);
+        seen.holds += 1;
+        seen.of_each[at] += 1;
+        seen.holds
+    };
+    match lasts.is_zero() {
+        true => yield_now().await,
+        false => sleep(lasts).await,
+    }
+    // A minority may be away.
+    let _ = guard.unlock().await;
+    now
+}
+
+/// Two processes of two tasks had 2 and 1,211 holds in 15 s, and the others failed: the process
+/// that released the lock asked for it again before the waiters of others woke.
+#[tokio::test(start_paused = true)]
+async fn processes_have_the_lock_in_turn() {
+    for count in [1, 3, 5] {
+        for (processes, tasks) in [(2, 1), (2, 2), (4, 4), (10, 4), (3, 20)] {
+            let servers: Vec<_> = (0..count).map(|_| MemoryBackend::new()).collect();
+            let fronts: Vec<_> =
+                (0..processes).map(|_| Redlock::new(servers.clone()).unwrap()).collect();
+            for lasts in [Duration::ZERO, 20 * MS] {
+                let seen = contend(&fronts, tasks, 40 * processes * tasks, lasts).await;
+                seen.check(&format!("{processes} x {tasks} at {count}, {lasts:?}"));
+            }
+            sleep(MS).await;
+            assert_eq!(shares(&servers, "m").await, 0);
+        }
+    }
+}
+
+/// The server that would order the waiters is down, or hangs.
+#[tokio::test(start_paused = true)]
+async fn processes_have_the_lock_in_turn_without_a_server() {
+    for fault in [Fault::Refuse, Fault::Hang] {
+        for away in 0..3 {
+            let servers: [_; 3] = servers();
+            let fronts: Vec<_> =
+                (0..4).map(|_| Redlock::new(dead(&servers, &[away], fault)).unwrap()).collect();
+            // The first holds find out which server is away.
+            contend(&fronts, 4, 320, MS).await;
+            let seen = contend(&fronts, 4, 1600, MS).await;
+            seen.check(&format!("without {away}: {fault:?}"));
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn processes_have_the_lock_in_turn_at_real_servers() {
+    for (count, down) in [(3, 0), (5, 0), (3, 1), (5, 2)] {
+        let mut servers = join_all((0..count).map(|_| RedisServer::start())).await;
+        let urls: Vec<_> = servers.iter().map(RedisServer::url).collect();
+        servers[..down].iter_mut().for_each(RedisServer::kill);
+        let front = || {
+            let backends = urls.iter().map(|url| RedisBackend::open(url).unwrap());
+            Redlock::with_answer_limit(backends, Duration::from_millis(200)).unwrap()
+        };
+        for (processes, tasks) in [(2, 2), (4, 4)] {
+            let fronts: Vec<_> = (0..processes).map(|_| front()).collect();
+            // The first holds make the connections.
+            contend(&fronts, tasks, 20 * processes * tasks, Duration::ZERO).await;
+            let seen = contend(&fronts, tasks, 60 * processes * tasks, MS).await;
+            // A busy machine makes a process miss its turn, so the longest wait is not checked.
+            seen.check_counts(&format!("{processes} x {tasks} at {count} without {down}"));
+        }
+    }
+}
