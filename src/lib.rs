@@ -120,7 +120,8 @@
 //! | renewal | a third of the lease |
 //! | load limit, wait limit | 30 s |
 //! | command time-out | 250 ms |
-//! | one attempt to claim, store or lock ([`try_limit`]) | 250 ms |
+//! | connect time-out | 4 command time-outs, at least 1 s |
+//! | one attempt to claim, store or lock ([`try_limit`]) | as the command time-out |
 //! | answer of one server of a `Redlock` | 50 ms |
 //! | loads at once | 1,024 per cache and process |
 //! | waiting callers | 100,000 per cache and process, 10,000 per key |

@@ -18,6 +18,15 @@ pub(crate) async fn in_time<T>(
     timeout(limit, operation).await.unwrap_or_else(|elapsed| Err(BackendError::timed_out(elapsed)))
 }
 
+/// Waits for the answer to an operation that has no limit of its own.
+pub(crate) async fn answered<T>(
+    backend: &dyn DynLeases,
+    operation: impl Future<Output = Result<T, BackendError>>,
+) -> Result<T, BackendError> {
+    let limit = backend.time_limit().unwrap_or_default().max(ANSWER_LIMIT);
+    answered_by(backend, limit, operation).await
+}
+
 /// Like [`in_time`], without a timer where the backend keeps the limit by itself.
 pub(crate) async fn answered_by<T>(
     backend: &dyn DynLeases,

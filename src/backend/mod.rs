@@ -67,7 +67,7 @@ pub use self::{
 };
 
 pub(crate) use self::{
-    answer::{ANSWER_LIMIT, answered_by, in_time},
+    answer::{ANSWER_LIMIT, answered, answered_by, in_time},
     claim::{HANDOVER_LIFE, QueueKind, TURN_LIFE},
     erased::{DynLatches, DynLeases, DynStore},
 };

@@ -16,7 +16,7 @@ use crate::{
     error::{Error, ErrorKind},
     flight::{Group, Limits},
     key::Namespace,
-    lease::{Engine, RetryStrategy},
+    lease::{Engine, RetryStrategy, try_limit},
     observe::{Counters, Once},
     shards::Shards,
 };
@@ -308,8 +308,10 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
         let limits =
             Limits { per_flight: settings.max_waiters_per_key, in_all: settings.max_waiters };
         let tag = u32::from(settings.schema) << 16 | u32::from(self.codec.tag());
+        let engine = Engine::new(self.store.clone());
         let core = Core {
-            engine: Engine::new(self.store.clone()),
+            try_limit: try_limit(settings.retry.as_ref(), engine.backend().as_ref()),
+            engine,
             store: self.store,
             codec: Arc::new(self.codec),
             error_codec: self.error_codec,

@@ -36,6 +36,8 @@ pub(super) struct Core<V> {
     /// The tag of the entries of this schema and codec.
     pub(super) tag: u32,
     pub(super) settings: Settings,
+    /// How long one try of a claim or a write may take.
+    pub(super) try_limit: Duration,
     pub(super) flights: Group<Outcome<V>>,
     /// Cancelled when the loads under way are to end.
     pub(super) abort: CancellationToken,

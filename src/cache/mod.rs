@@ -246,7 +246,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
         }
         core.refreshes.idle().await;
         // A release that the backend does not answer ends by itself, with its lease.
-        core.engine.shutdown(core.settings.retry.try_limit().saturating_mul(2)).await;
+        core.engine.shutdown(core.try_limit.saturating_mul(2)).await;
     }
 
     /// Awaits a change of what is stored, no longer than one try may take.
@@ -256,7 +256,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
         change: impl Future<Output = Result<T, BackendError>>,
     ) -> Result<(), Error> {
         let core = &self.core;
-        let (backend, limit) = (core.engine.backend().as_ref(), core.settings.retry.try_limit());
+        let (backend, limit) = (core.engine.backend().as_ref(), core.try_limit);
         let changed = answered_by(backend, limit, change).await;
         // Also after an error, because the change may have happened.
         self.core.flights.detach(key);

@@ -189,7 +189,7 @@ fn nest<T>(from: u64, follower: &Follower<T>) -> Option<Edge> {
 /// Tells a flight not to wait for an answer, if the caller has waited for one in vain for long
 /// already.
 fn hurry<V, T>(core: &Core<V>, follower: &Follower<T>, unanswered: Option<Duration>) {
-    let patience = core.settings.retry.try_limit() / 2;
+    let patience = core.try_limit / 2;
     if unanswered.is_some_and(|waited| waited > patience) {
         follower.tell(Notice::Hurry);
     }

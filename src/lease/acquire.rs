@@ -15,6 +15,7 @@ use super::{
     Acquisition, Engine, LeaseGuard, LeaseRecord, RetryStrategy, Upkeep, Waiting, Woken,
     queue::{Entered, SlotNotice},
     record::LeaseSlot,
+    try_limit,
 };
 use crate::{
     backend::{Acquired, Change, Changes, Claim, Mode},
@@ -125,7 +126,7 @@ impl Engine {
             engine: self,
             acquisition: Acquisition::new(self.janitor.clone(), claim),
             upkeep,
-            try_limit: strategy.try_limit(),
+            try_limit: try_limit(strategy, self.backend().as_ref()),
             slot: None,
             failure: None,
         };

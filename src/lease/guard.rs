@@ -9,7 +9,7 @@ use super::{
     release::{Release, Unstoppable},
 };
 use crate::{
-    backend::{ANSWER_LIMIT, Claim, Mode, Owner, Renewal, answered_by},
+    backend::{Claim, Mode, Owner, Renewal, answered},
     error::{BackendError, BackendErrorKind, Error},
 };
 
@@ -190,7 +190,7 @@ async fn pass(
 ) -> Result<bool, BackendError> {
     let since = Instant::now();
     let backend = engine.backend().as_ref();
-    let pass = answered_by(backend, ANSWER_LIMIT, backend.pass(from, &next.claim));
+    let pass = answered(backend, backend.pass(from, &next.claim));
     let passed = engine.janitor.turns(&from.name).releases.run(pass).await;
     let grant = match passed {
         Ok(Some(grant)) => grant,

@@ -21,7 +21,7 @@ use tokio::{
 use tracing::debug;
 
 use crate::{
-    backend::{ANSWER_LIMIT, Claim, DynLeases, Kept, QueueKind, answered_by},
+    backend::{Claim, DynLeases, Kept, QueueKind, answered},
     error::{BackendError, BackendErrorKind, Chain},
     key::Name,
     time::after,
@@ -221,7 +221,7 @@ impl KeeperTask {
             }
             let Some((numbers, claims)) = self.keeper.oldest(&self.key) else { break };
             let sent = Instant::now();
-            let answer = answered_by(backend.as_ref(), ANSWER_LIMIT, backend.keep(&claims)).await;
+            let answer = answered(backend.as_ref(), backend.keep(&claims)).await;
             self.keeper.answered(&self.key, (&numbers, &claims, sent), answer);
         }
         self.ended = true;

@@ -44,6 +44,7 @@ pub(crate) use self::{
     guard::LeaseGuard,
     record::LeaseRecord,
     release::Janitor,
+    retry::try_limit,
     wait::{Waiting, Woken},
 };
 

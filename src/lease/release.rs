@@ -29,7 +29,7 @@ use tracing::{debug, warn};
 
 use super::turns::ShardTurns;
 use crate::{
-    backend::{ANSWER_LIMIT, Claim, DynLeases, answered_by},
+    backend::{Claim, DynLeases, answered},
     error::{BackendError, Chain, Error},
     key::Name,
     shards::Shards,
@@ -93,7 +93,7 @@ impl Janitor {
         backend: &dyn DynLeases,
         claim: &Claim,
     ) -> Result<bool, BackendError> {
-        let release = answered_by(backend, ANSWER_LIMIT, backend.release(claim));
+        let release = answered(backend, backend.release(claim));
         let turns = self.turns(&claim.name);
         let answer = turns.releases.run(release).await;
         turns.recovery.heard(answer.is_ok());

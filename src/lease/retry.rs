@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::backend::DynLeases;
+
 /// The longest waits between tries, and their end.
 ///
 /// Waiting does not mean polling: a push wakes the waiter when the lease is released, and a timer
@@ -25,8 +27,13 @@ pub trait RetryStrategy: Send + Sync + 'static {
     /// Returns the waits of one acquisition. When they end, the acquisition has failed.
     fn waits(&self) -> Box<dyn Iterator<Item = Duration> + Send>;
 
-    /// Returns how long one try may take before it is repeated. Defaults to 250 ms. For [several
+    /// Returns how long one try may take before it is repeated. For [several
     /// locks](crate::Locks::several), it holds for each name.
+    ///
+    /// Defaults to `None`: as long as an operation of the backend may take
+    /// ([`Leases::time_limit`](crate::backend::Leases::time_limit)), or 250 ms if the backend does
+    /// not bound its operations. For Redis, that follows the
+    /// [command time-out](crate::backend::RedisBackendBuilder::command_timeout).
     ///
     /// A try is repeated with the same owner, so that the next try recognises a late grant. Without
     /// a next try, a late grant is undone.
@@ -34,9 +41,17 @@ pub trait RetryStrategy: Send + Sync + 'static {
     /// Some tries are repeated with a fresh owner instead, and a late grant is undone: those of
     /// several locks, of [permits](crate::Locks::permits), of a [`Redlock`](crate::Redlock), and
     /// those that too few [replicas](crate::error::BackendErrorKind::Unreplicated) confirmed.
-    fn try_limit(&self) -> Duration {
-        Duration::from_millis(250)
+    fn try_limit(&self) -> Option<Duration> {
+        None
     }
+}
+
+/// The limit of one try, for a backend that does not bound its operations itself.
+const TRY_LIMIT: Duration = Duration::from_millis(250);
+
+/// Returns how long one try may take.
+pub(crate) fn try_limit(strategy: &dyn RetryStrategy, backend: &dyn DynLeases) -> Duration {
+    strategy.try_limit().or_else(|| backend.time_limit()).unwrap_or(TRY_LIMIT)
 }
 
 impl<F, I> RetryStrategy for F
@@ -64,7 +79,7 @@ pub struct Retry {
     pace: Pace,
     times: Option<usize>,
     within: Option<Duration>,
-    try_limit: Duration,
+    try_limit: Option<Duration>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -76,7 +91,7 @@ enum Pace {
 
 impl Retry {
     const fn new(pace: Pace) -> Self {
-        Self { pace, times: None, within: None, try_limit: Duration::from_millis(250) }
+        Self { pace, times: None, within: None, try_limit: None }
     }
 
     /// Tries on a push, and at the end of the lease in the way. A waiter without a queue entry also
@@ -88,6 +103,11 @@ impl Retry {
     /// Tries once, and does not wait.
     pub const fn never() -> Self {
         Self::on_demand().times(0)
+    }
+
+    /// Tries once, for as long as one try of another strategy may take.
+    pub(crate) fn one_try_of(strategy: &dyn RetryStrategy) -> Self {
+        Self { try_limit: strategy.try_limit(), ..Self::never() }
     }
 
     /// Tries at least once in each interval.
@@ -119,7 +139,7 @@ impl Retry {
 
     /// Limits the time of one try: see [`RetryStrategy::try_limit`].
     pub const fn try_limit(mut self, limit: Duration) -> Self {
-        self.try_limit = limit;
+        self.try_limit = Some(limit);
         self
     }
 }
@@ -140,7 +160,7 @@ impl RetryStrategy for Retry {
         })
     }
 
-    fn try_limit(&self) -> Duration {
+    fn try_limit(&self) -> Option<Duration> {
         self.try_limit
     }
 }

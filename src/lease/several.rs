@@ -14,6 +14,7 @@ use super::{
     Acquisition, Engine, LeaseGuard, RetryStrategy, Upkeep, Waiting,
     acquire::{Asked, Attempt, drive},
     acquisition::ask_all,
+    try_limit,
 };
 use crate::{
     backend::{AcquiredAll, Change, Claim, Grant, TURN_LIFE},
@@ -44,7 +45,7 @@ impl Engine {
             engine: self,
             acquisitions,
             upkeep,
-            try_limit: strategy.try_limit(),
+            try_limit: try_limit(strategy, self.backend().as_ref()),
             leave_at: None,
             in_the_way: 0,
             failure: None,

@@ -92,7 +92,7 @@ impl Front {
 
     /// The strategy of a call that does not wait.
     pub(super) fn one_try(&self) -> Retry {
-        Retry::never().try_limit(self.retry.try_limit())
+        Retry::one_try_of(self.retry.as_ref())
     }
 
     pub(super) fn claim(&self, mode: Mode) -> Result<Claim, Error> {

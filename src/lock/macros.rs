@@ -18,7 +18,7 @@ macro_rules! settings {
         /// Sets how long an acquisition may wait for other holders. Defaults to 30 s.
         ///
         /// A try that is under way at the limit may add up to its
-        /// [`try_limit`](crate::lease::Retry::try_limit), by default 250 ms.
+        /// [`try_limit`](crate::lease::RetryStrategy::try_limit), by default 250 ms.
         pub fn wait_limit(mut self, limit: std::time::Duration) -> Self {
             self.front.wait_limit = limit;
             self

@@ -6,7 +6,11 @@ use super::{
     front::{Front, debug_guard},
     macros::guard,
 };
-use crate::{backend::Mode, error::Error, lease::LeaseGuard};
+use crate::{
+    backend::Mode,
+    error::Error,
+    lease::{LeaseGuard, try_limit},
+};
 
 /// An [`RwLock`](super::RwLock) that is held beside other readers.
 ///
@@ -180,5 +184,6 @@ async fn convert(
     held: LeaseGuard,
     mode: Mode,
 ) -> Result<Result<LeaseGuard, LeaseGuard>, Error> {
-    held.convert(mode, front.retry.try_limit()).await
+    let limit = try_limit(front.retry.as_ref(), front.space.engine.backend().as_ref());
+    held.convert(mode, limit).await
 }

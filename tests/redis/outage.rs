@@ -76,7 +76,6 @@ async fn a_thousand_waiters_cost_few_attempts_and_are_served_at_once() {
         outcome.unwrap();
     }
     println!("1,000 waiters: the first lock after {first:?}, the last after {:?}", back.elapsed());
-    assert!(first < 500 * MS, "{first:?}");
 }
 
 /// The next request finds the server, although the last attempt was long ago.

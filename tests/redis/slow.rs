@@ -4,19 +4,30 @@ use std::{convert::Infallible, time::Duration};
 
 use bellwether::{Cache, Locks, RedisBackend, cache::Source};
 use futures_util::future::join_all;
-use testkit::{LIMIT, RedisServer, proxy::Proxy};
+use testkit::{
+    LIMIT, RedisServer,
+    proxy::{Fault, Proxy, kind},
+};
 use tokio::time::timeout;
+
+/// Longer than each time-out that is not set.
+const LATE: Duration = Duration::from_millis(1200);
 
 /// The first connect takes three round trips or more, which did not fit into the command time-out.
 /// At 80 ms the first request degraded, and at 220 ms the first hundred.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_first_requests_of_a_process_far_away_are_answered() {
     let server = RedisServer::start().await;
-    for round_trip in [80, 150, 220, 300].map(Duration::from_millis) {
+    for round_trip in [80, 150, 200, 220, 300].map(Duration::from_millis) {
         let proxy = Proxy::start(server.port());
         proxy.lengthen_round_trip(round_trip);
         let builder = RedisBackend::builder().server(proxy.url());
-        let backend = builder.connect_timeout(LIMIT).build().unwrap();
+        let backend = match round_trip.as_millis() {
+            // Nothing needs to be set.
+            200 => builder.build().unwrap(),
+            // A busy machine must not cause a time-out.
+            _ => builder.connect_timeout(LIMIT).build().unwrap(),
+        };
         let namespace = format!("far-{}", round_trip.as_millis());
         let cache = Cache::<String>::builder(backend.clone()).namespace(&namespace);
         let cache = cache.build().unwrap();
@@ -33,5 +44,30 @@ async fn the_first_requests_of_a_process_far_away_are_answered() {
         let lock = locks.mutex("k");
         let guard = timeout(LIMIT, lock.lock()).await.unwrap().unwrap();
         timeout(LIMIT, guard.unlock()).await.unwrap().unwrap();
+    }
+}
+
+/// A lock had a limit of its own for each try, and a renewal, too, so a longer command time-out did
+/// not help them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_setting_is_enough_for_a_server_that_answers_late() {
+    let server = RedisServer::start().await;
+    let proxy = Proxy::start(server.port());
+    let builder = RedisBackend::builder().server(proxy.url());
+    let backend = builder.command_timeout(LIMIT).build().unwrap();
+    backend.ping().await.unwrap();
+    let lock = Locks::new(backend.clone()).namespace("late").mutex("k");
+    let late = |which: &'static str| (which, proxy.when_times(1, kind(which), Fault::Delay(LATE)));
+    let of_lock = ["acquire_queued", "renew", "release_queued"].map(late);
+    let guard = timeout(LIMIT, lock.try_lock()).await.unwrap().unwrap().unwrap();
+    timeout(LIMIT, guard.renew()).await.unwrap().unwrap();
+    timeout(LIMIT, guard.unlock()).await.unwrap().unwrap();
+    let cache = Cache::<String>::builder(backend).namespace("late").build().unwrap();
+    let of_cache = ["get", "claim", "commit", "put"].map(late);
+    let load = cache.request("k").load(|_| async { Ok::<_, Infallible>("v".to_owned()) });
+    assert_eq!(timeout(LIMIT, load).await.unwrap().unwrap().source(), Source::Led);
+    timeout(LIMIT, cache.insert("k", &"w".to_owned())).await.unwrap().unwrap();
+    for (which, hits) in of_lock.iter().chain(&of_cache) {
+        assert_eq!(hits.count(), 1, "{which} was not late");
     }
 }

@@ -6,7 +6,7 @@ use super::{
     Credentials, RedisBackend,
     client::{
         Access, ClusterSeeds, Deployment, Endpoint, RedisConfig, Replicas, SentinelMaster,
-        Sentinels,
+        Sentinels, default_connect_timeout,
     },
 };
 use crate::error::{BoxError, Error, ErrorKind};
@@ -34,6 +34,7 @@ use crate::error::{BoxError, Error, ErrorKind};
 pub struct RedisBackendBuilder {
     location: Location,
     config: RedisConfig,
+    connect_timeout: Option<Duration>,
 }
 
 /// The URLs that were given. They are read by [`RedisBackendBuilder::build`].
@@ -127,10 +128,10 @@ impl RedisBackendBuilder {
     /// for the first one within the [connect time-out](Self::connect_timeout).
     ///
     /// Defaults to 250 ms: longer than most pauses of a server, and short enough that a request to
-    /// a dead server is late but not lost. The
-    /// [`try_limit`](crate::lease::RetryStrategy::try_limit) of the retry strategy, also 250 ms,
-    /// bounds claims, writes and locks as well, so raise both. Renewals and releases have a bound
-    /// of 1 s.
+    /// a dead server is late but not lost. This is the one setting for a slower network or server:
+    /// the connect time-out and the
+    /// [`try_limit`](crate::lease::RetryStrategy::try_limit) of the retry strategy follow it,
+    /// unless they are set. Round trips of up to 300 ms need no setting.
     pub fn command_timeout(mut self, timeout: Duration) -> Self {
         self.config.command_timeout = timeout;
         self
@@ -138,9 +139,10 @@ impl RedisBackendBuilder {
 
     /// Sets how long one attempt to connect may take, including TLS and authentication.
     ///
-    /// Defaults to 1 s.
+    /// If the server is reached late within it, the rest may take up to as long again. Defaults to
+    /// four command time-outs, and at least 1 s.
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
-        self.config.connect_timeout = timeout;
+        self.connect_timeout = Some(timeout);
         self
     }
 
@@ -248,7 +250,10 @@ impl RedisBackendBuilder {
     /// - the [`client_name`](Self::client_name) is empty, too long, or has another character;
     /// - a time-out is zero, or the time for [`Replicas`] is not shorter than the command time-out.
     pub fn build(self) -> Result<RedisBackend, Error> {
-        let Self { location, config } = self;
+        let Self { location, mut config, connect_timeout } = self;
+        let connect_timeout =
+            connect_timeout.unwrap_or_else(|| default_connect_timeout(config.command_timeout));
+        config.connect_timeout = connect_timeout;
         check_timeout("command_timeout", config.command_timeout)?;
         check_timeout("connect_timeout", config.connect_timeout)?;
         if let Some(name) = &config.client_name {
@@ -286,7 +291,10 @@ impl Location {
 /// Leaves the URLs out, because they may have passwords in them.
 impl fmt::Debug for RedisBackendBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RedisBackendBuilder").field("config", &self.config).finish_non_exhaustive()
+        f.debug_struct("RedisBackendBuilder")
+            .field("config", &self.config)
+            .field("connect_timeout", &self.connect_timeout)
+            .finish_non_exhaustive()
     }
 }
 

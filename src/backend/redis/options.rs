@@ -149,7 +149,7 @@ mod tests {
         let text = r#"{"server": "redis://127.0.0.1:1", "command_timeout": "2s",
             "connect_timeout": "3s", "replicas": {"confirming": 2}}"#;
         let shown = format!("{:?}", read(text).ok());
-        let expected = ["command_timeout: 2s", "connect_timeout: 3s", "count: 2"];
+        let expected = ["command_timeout: 2s", "connect_timeout: Some(3s)", "count: 2"];
         assert!(expected.iter().all(|expected| shown.contains(expected)), "{shown}");
     }
 

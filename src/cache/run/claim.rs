@@ -152,7 +152,7 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, '_, V> {
 
     async fn ask_once(&mut self) -> Result<(Claimed, Instant), BackendError> {
         let Run { core, shard, .. } = self.run;
-        let (seen, limit) = (self.seen, core.settings.retry.try_limit());
+        let (seen, limit) = (self.seen, core.try_limit);
         let limit = match self.unanswered {
             Some(first) => second_try(first, limit),
             None => {

@@ -94,7 +94,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         let codec = self.core.error_codec.as_deref();
         let failure = error_codec::failure(codec, guard.fence(), error);
         let told = self.core.store.fail(guard.claim(), &failure);
-        if let Ok(Ok(_)) = timeout(self.core.settings.retry.try_limit(), told).await {
+        if let Ok(Ok(_)) = timeout(self.core.try_limit, told).await {
             guard.settled();
         }
     }
@@ -119,7 +119,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
                 core.counted(answer)
             }
         };
-        let (first, limit) = (Instant::now(), core.settings.retry.try_limit());
+        let (first, limit) = (Instant::now(), core.try_limit);
         match commit(limit).await {
             Err(error) if error.kind() == BackendErrorKind::Unknown => {
                 tokio::select! {

@@ -13,10 +13,14 @@ use super::{
     connect_error::{ConnectError, ConnectPhase},
     endpoint::{Endpoint, EndpointWatch},
     handshake::{config, refuse_replica, set_name},
-    stream::{Connected, open},
+    stream::{Connected, Reached},
     target::Target,
 };
 use crate::error::{BackendError, BackendErrorKind};
+
+/// The rest of an attempt may take this many times as long as it took to reach the server: it has
+/// three round trips, where the socket has one.
+const REST: u32 = 6;
 
 /// Finds the server, connects, and checks that it can be written to.
 ///
@@ -51,10 +55,24 @@ async fn connect_to(
     broken: Arc<Notify>,
     settings: &RedisConfig,
 ) -> Result<Connected, ConnectError> {
-    let limit = settings.connect_timeout;
+    let (begun, limit) = (Instant::now(), settings.connect_timeout);
     let mut phase = ConnectPhase::Credentials;
+    let server = || target.info().addr().to_string();
+    let failed = |phase, limit, error: Option<RedisError>| match error {
+        Some(error) => ConnectError::failed(server(), phase, error),
+        None => ConnectError::elapsed(server(), phase, limit),
+    };
+    let reached = timeout(limit, Reached::new(target, &mut phase)).await;
+    let reached = match reached {
+        Ok(reached) => reached.map_err(|error| failed(phase, limit, Some(error)))?,
+        Err(_elapsed) => return Err(failed(phase, limit, None)),
+    };
+    // A server that is far away could be reached, and may need as long again.
+    let took = begun.elapsed();
+    let limit = limit.saturating_sub(took).max(took.saturating_mul(REST).min(limit));
+    phase = ConnectPhase::Login;
     let attempt = async {
-        let mut connected = open(target, config, broken, &mut phase).await?;
+        let mut connected = reached.log_in(config, broken).await?;
         phase = ConnectPhase::Role;
         let asked = Instant::now();
         refuse_replica(&mut connected.connection).await?;
@@ -64,11 +82,9 @@ async fn connect_to(
         }
         Ok::<_, RedisError>(connected)
     };
-    let outcome = timeout(limit, attempt).await;
-    let server = || target.info().addr().to_string();
-    match outcome {
+    match timeout(limit, attempt).await {
         Ok(Ok(connected)) => Ok(connected),
-        Ok(Err(error)) => Err(ConnectError::failed(server(), phase, error)),
-        Err(_elapsed) => Err(ConnectError::elapsed(server(), phase, limit)),
+        Ok(Err(error)) => Err(failed(phase, limit, Some(error))),
+        Err(_elapsed) => Err(failed(phase, limit, None)),
     }
 }

@@ -48,8 +48,12 @@ use redis::{Cmd, Value};
 #[cfg(any(fuzzing, test))]
 pub(super) use self::cluster::check_any_slots;
 pub(super) use self::{
-    clock::micros, cluster::ClusterSeeds, config::RedisConfig, endpoint::Endpoint,
-    sentinel::Sentinels, target::Access,
+    clock::micros,
+    cluster::ClusterSeeds,
+    config::{RedisConfig, default_connect_timeout},
+    endpoint::Endpoint,
+    sentinel::Sentinels,
+    target::Access,
 };
 pub use self::{replicas::Replicas, sentinel::SentinelMaster, target::Credentials};
 
@@ -58,6 +62,7 @@ use self::{
     commands::{CommandConnection, CommandDeadline, Confirmed, Extras},
     events::NodeEvents,
     node::{Lane, Node},
+    push::PushAnswer,
 };
 use super::scripts::Call;
 use crate::{
@@ -261,7 +266,7 @@ impl Servers {
     /// Starts the task that keeps the subscription to a channel.
     ///
     /// Fails if the server is known to be unreachable.
-    pub(super) async fn start_push(&self, channel: &str) -> Result<(), BackendError> {
+    pub(super) async fn start_push(&self, channel: &str) -> Result<PushAnswer, BackendError> {
         match &self.nodes {
             Nodes::Single { node, .. } => node.push.start(),
             Nodes::Cluster(cluster) => cluster.start_push(channel).boxed().await,
@@ -273,7 +278,7 @@ impl Servers {
     /// Fails if the server is known to be unreachable.
     pub(super) fn start_own_push(&self) -> Result<(), BackendError> {
         match &self.nodes {
-            Nodes::Single { node, .. } => node.push.start(),
+            Nodes::Single { node, .. } => node.push.start().map(drop),
             Nodes::Cluster(_) => Ok(()),
         }
     }

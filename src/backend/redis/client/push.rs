@@ -8,13 +8,7 @@
 //! It is separate from the connection for commands, because Redis applies the output limit of
 //! pub/sub to a connection that subscribes, and closes it when large replies queue up.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use redis::{PushInfo, PushKind, RedisError, Value};
@@ -50,36 +44,78 @@ pub(super) struct PushConnection {
     endpoint: Endpoint,
     config: RedisConfig,
     events: NodeEvents,
-    /// The last attempt to connect failed.
-    is_down: Arc<AtomicBool>,
+    state: Arc<watch::Sender<PushState>>,
     task: OnDemandTask,
+}
+
+#[derive(Clone)]
+enum PushState {
+    /// There was no connection yet.
+    New,
+    /// There is a connection, on which a command may take this long.
+    Up(Duration),
+    /// The connection broke, and the first attempt to make another has not ended.
+    Broken,
+    /// The last attempt to connect failed.
+    Down(BackendError),
+}
+
+/// The time for the answer to a subscription.
+pub(in super::super) struct PushAnswer {
+    /// How long the server may take.
+    pub(in super::super) limit: Duration,
+    state: watch::Receiver<PushState>,
+}
+
+impl PushAnswer {
+    /// Completes when an attempt to connect has failed.
+    pub(in super::super) async fn failed(&mut self) -> BackendError {
+        loop {
+            let now = self.state.borrow_and_update().clone();
+            if let PushState::Down(error) = now {
+                return error;
+            }
+            if self.state.changed().await.is_err() {
+                return BackendError::new(
+                    BackendErrorKind::Unavailable,
+                    "the connection was closed",
+                );
+            }
+        }
+    }
 }
 
 impl PushConnection {
     pub(super) fn new(endpoint: Endpoint, config: RedisConfig, events: NodeEvents) -> Self {
-        let is_down = Arc::default();
-        Self { endpoint, config, events, is_down, task: OnDemandTask::default() }
+        let state = Arc::new(watch::Sender::new(PushState::New));
+        Self { endpoint, config, events, state, task: OnDemandTask::default() }
     }
 
     /// Starts the task on the current runtime, if it does not run.
     ///
     /// Fails if the last attempt to connect failed. The task makes the next one.
-    pub(super) fn start(&self) -> Result<(), BackendError> {
+    pub(super) fn start(&self) -> Result<PushAnswer, BackendError> {
         self.task.start(|| {
             let run = PushRun {
                 endpoint: self.endpoint.clone(),
                 config: self.config.clone(),
                 events: self.events.clone(),
-                is_down: self.is_down.clone(),
+                state: self.state.clone(),
             };
             run.keep_subscribed()
         });
-        if self.is_down.load(Ordering::Relaxed) {
-            self.events.pacer.demand(Demand::Lease);
-            let why = "the last attempt to connect failed";
-            return Err(BackendError::new(BackendErrorKind::Unavailable, why));
-        }
-        Ok(())
+        let now = self.state.borrow().clone();
+        let limit = match now {
+            // The server may have to be found first.
+            PushState::New => self.config.connect_timeout.saturating_mul(2),
+            PushState::Up(patience) => patience,
+            PushState::Broken => self.config.command_timeout,
+            PushState::Down(error) => {
+                self.events.pacer.demand(Demand::Lease);
+                return Err(error);
+            }
+        };
+        Ok(PushAnswer { limit, state: self.state.subscribe() })
     }
 }
 
@@ -88,12 +124,12 @@ struct PushRun {
     endpoint: Endpoint,
     config: RedisConfig,
     events: NodeEvents,
-    is_down: Arc<AtomicBool>,
+    state: Arc<watch::Sender<PushState>>,
 }
 
 impl Drop for PushRun {
     fn drop(&mut self) {
-        self.is_down.store(false, Ordering::Relaxed);
+        self.state.send_replace(PushState::New);
         self.events.forget_answers();
         self.events.wake();
     }
@@ -115,24 +151,30 @@ impl PushRun {
     /// While the server is down no waiter listens for long, so the task then goes on by itself.
     async fn is_wanted(&self, turns: &mut watch::Receiver<u64>) -> bool {
         let any = || self.events.channels.any(|channel| self.events.scope.contains(channel));
-        turns.wait_for(|_| any() || self.is_down.load(Ordering::Relaxed)).await.is_ok()
+        turns.wait_for(|_| any() || self.is_down()).await.is_ok()
+    }
+
+    fn is_down(&self) -> bool {
+        matches!(&*self.state.borrow(), PushState::Down(_))
     }
 
     async fn connect_and_serve(&self, turns: &mut watch::Receiver<u64>, is_refused: &mut bool) {
-        let Self { endpoint, config, events, is_down } = self;
+        let Self { endpoint, config, events, state } = self;
         let (broken, leaving) = (Arc::new(Notify::new()), PendingUnsubscribes::default());
         let confirms = config.replicas.is_some();
-        let is_away = events.pacer.error().is_some();
-        is_down.fetch_or(is_away, Ordering::Relaxed);
+        if let Some(error) = events.pacer.error() {
+            state.send_replace(PushState::Down(error));
+        }
         let attempt = events.pacer.attempt_after(|| endpoint.moved()).await;
         let on_push = receive(events.channels.clone(), broken.clone(), leaving.clone(), confirms);
         match connect(endpoint, config, broken.clone(), on_push).await {
             Ok((connected, watch)) => {
                 attempt.succeeded();
-                is_down.store(false, Ordering::Relaxed);
+                state.send_replace(PushState::Up(config.patience(connected.round_trip)));
                 let subscriptions =
                     Subscriptions::new(connected, config, events, leaving, is_refused);
                 let end = serve(subscriptions, turns, &broken, watch).await;
+                state.send_replace(PushState::Broken);
                 events.forget_answers();
                 // The server may stay away for long, so each waiter asks at once and learns of it.
                 events.wake();
@@ -142,8 +184,8 @@ impl PushRun {
                 }
             }
             Err(error) => {
-                is_down.store(true, Ordering::Relaxed);
                 debug!(error = %Chain(&error), "no push connection to Redis; trying again");
+                state.send_replace(PushState::Down(error.clone()));
                 attempt.failed(error);
             }
         }

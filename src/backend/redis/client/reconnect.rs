@@ -27,9 +27,6 @@ use crate::error::{BackendError, Chain};
 /// A connection that lived this long is replaced almost without a pause.
 const LONG_LIVED: Duration = Duration::from_secs(1);
 
-/// The number of round trips that a command may take on a slow link.
-const SLOW_ROUND_TRIPS: u32 = 4;
-
 /// A connection and its state, shared by the senders of commands and the task.
 pub(super) struct KeptConnection {
     pub(super) endpoint: Endpoint,
@@ -93,7 +90,7 @@ impl KeptConnection {
                 let since = Instant::now();
                 let runtime = Handle::current().id();
                 let round_trip = connected.round_trip;
-                let patience = self.patience(round_trip);
+                let patience = self.config.patience(round_trip);
                 let doubted = Notify::new();
                 let clock = ServerClock::default();
                 let current = Established { connected, broken, doubted, runtime, patience, clock };
@@ -111,13 +108,6 @@ impl KeptConnection {
                 None
             }
         }
-    }
-
-    /// Returns how long a connection may be silent while a command is under way: the command
-    /// time-out, or a few round trips where the link is slow.
-    fn patience(&self, round_trip: Duration) -> Duration {
-        let few = round_trip.saturating_mul(SLOW_ROUND_TRIPS).min(self.config.connect_timeout);
-        self.config.command_timeout.max(few)
     }
 
     fn is_failed(&self) -> bool {

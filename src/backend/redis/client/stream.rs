@@ -44,31 +44,42 @@ pub(super) struct Connected {
     _driver: AbortOnDropHandle<()>,
 }
 
-/// Connects to a server and logs in. Leaves in `phase` how far it came.
-///
-/// Notifies `broken` when the connection has ended.
-pub(super) async fn open(
-    target: &Target,
-    config: AsyncConnectionConfig,
-    broken: Arc<Notify>,
-    phase: &mut ConnectPhase,
-) -> Result<Connected, RedisError> {
-    *phase = ConnectPhase::Credentials;
-    let settings = &target.settings().await?;
-    let (stream, progress) = reach(target, phase).await?;
-    *phase = ConnectPhase::Login;
-    match stream {
-        Stream::Tcp(stream) => log_in(stream, settings, config, progress, broken).await,
-        #[cfg(feature = "tls")]
-        Stream::Tls(stream) => log_in(stream, settings, config, progress, broken).await,
-        #[cfg(unix)]
-        Stream::Unix(stream) => log_in(stream, settings, config, progress, broken).await,
+/// A server that was reached.
+pub(super) struct Reached {
+    settings: RedisConnectionInfo,
+    stream: Stream,
+    progress: Arc<Progress>,
+}
+
+impl Reached {
+    /// Reaches a server. Leaves in `phase` how far it came.
+    pub(super) async fn new(target: &Target, phase: &mut ConnectPhase) -> Result<Self, RedisError> {
+        let settings = target.settings().await?;
+        let (stream, progress) = reach(target, phase).await?;
+        Ok(Self { settings, stream, progress })
+    }
+
+    /// Logs in. Notifies `broken` when the connection has ended.
+    pub(super) async fn log_in(
+        self,
+        config: AsyncConnectionConfig,
+        broken: Arc<Notify>,
+    ) -> Result<Connected, RedisError> {
+        let Self { settings, stream, progress } = self;
+        match stream {
+            Stream::Tcp(stream) => log_in(stream, &settings, config, progress, broken).await,
+            #[cfg(feature = "tls")]
+            Stream::Tls(stream) => log_in(stream, &settings, config, progress, broken).await,
+            #[cfg(unix)]
+            Stream::Unix(stream) => log_in(stream, &settings, config, progress, broken).await,
+        }
     }
 }
 
 /// Connects to a server for a few questions, without its pushes.
 pub(super) async fn connect_plainly(target: &Target) -> Result<Connected, RedisError> {
-    open(target, config(), Arc::default(), &mut ConnectPhase::Credentials).await
+    let reached = Reached::new(target, &mut ConnectPhase::Credentials).await?;
+    reached.log_in(config(), Arc::default()).await
 }
 
 /// Connects to a server for subscriptions of its own, with RESP2.

@@ -9,7 +9,7 @@
 
 use std::sync::{Arc, atomic::Ordering};
 
-use tokio::time::timeout;
+use tokio::time::sleep;
 
 use super::super::{RedisBackend, keys};
 use crate::{
@@ -125,14 +125,13 @@ impl RedisBackend {
             let why = "the server refuses to publish";
             return Err(BackendError::new(BackendErrorKind::Refused, why));
         }
-        let subscribed = async {
-            self.0.servers.start_push(channel).await?;
-            changes.confirmed().await
-        };
-        match timeout(self.0.config.command_timeout, subscribed).await {
-            Ok(reply) => reply.map(|()| changes),
-            Err(_elapsed) => {
-                let why = "no subscription within the command time-out";
+        let mut answer = self.0.servers.start_push(channel).await?;
+        let limit = answer.limit;
+        tokio::select! {
+            reply = changes.confirmed() => reply.map(|()| changes),
+            error = answer.failed() => Err(error),
+            () = sleep(limit) => {
+                let why = format!("no subscription within {limit:?}");
                 Err(BackendError::new(BackendErrorKind::Unavailable, why))
             }
         }

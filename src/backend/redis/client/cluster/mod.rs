@@ -34,6 +34,7 @@ use super::{
     failure::{CommandFailure, CommandRetry},
     node::Lane,
     pacer::Pacer,
+    push::PushAnswer,
     replicas::Replicas,
     target::{Access, Target},
     task::OnDemandTask,
@@ -198,7 +199,7 @@ impl Cluster {
     }
 
     /// Starts the push connection of the node that serves a channel's slot.
-    pub(super) async fn start_push(&self, channel: &str) -> Result<(), BackendError> {
+    pub(super) async fn start_push(&self, channel: &str) -> Result<PushAnswer, BackendError> {
         let deadline = CommandDeadline::from_now(&self.nodes.config);
         let node = self.owner(slot_of(channel.as_bytes()), deadline).await?;
         node.connections.push.start()
