@@ -24,7 +24,7 @@ use super::Windows;
 /// | 36..44 | the tag: schema and codec |
 /// | 44..52 | what loads cost, smoothed |
 /// | 52..60 | how far the costs spread |
-/// | 60..90 | the [windows](Windows): fresh, stale and error, 10 digits each; 0: unknown |
+/// | 60..90 | the [windows](Windows): fresh, stale and error, 10 digits each; all 0: unknown |
 /// | 90..96 | the number of bytes between the header and the payload; none are written yet |
 /// | 96.. | these bytes, then the payload |
 ///
@@ -188,7 +188,8 @@ impl Entry {
         let stale = digits::<16>(&header[70..80])?;
         let error = digits::<16>(&header[80..90])?;
         let more = digits::<16>(&header[90..HEADER])?;
-        let windows = (fresh > 0).then(|| Windows::from_millis([fresh, stale, error]));
+        let windows =
+            (fresh + stale + error > 0).then(|| Windows::from_millis([fresh, stale, error]));
         // A later version may write more, which is not for this one.
         let payload_at = HEADER.saturating_add(usize::try_from(more).unwrap_or(usize::MAX));
         // A slice of the bytes would cost a reference count.

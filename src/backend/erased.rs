@@ -6,7 +6,7 @@ use futures_util::{FutureExt, future::BoxFuture};
 
 use super::{
     Acquired, AcquiredAll, Changes, Claimed, Committed, Countdown, Failure, Kept, Latches, Leases,
-    Renewal, Store,
+    Renewal, Store, Windows,
 };
 use crate::{
     backend::{Announcement, Claim, Entry, Grant, Mode, Occupied, Owner},
@@ -79,6 +79,8 @@ erased! {
     ) -> Committed;
     async fn fail(claim: &'a Claim, failure: &'a Failure) -> bool;
     async fn put(name: &'a Name, entry: &'a Entry, ttl: Duration, fence_life: Duration) -> u64;
+    async fn touch(name: &'a Name, windows: Windows, fence_life: Duration) -> Option<u64>;
+    async fn expire(name: &'a Name, fence_life: Duration) -> u64;
     async fn invalidate(name: &'a Name, fence_life: Duration) -> u64;
 }
 

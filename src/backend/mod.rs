@@ -334,6 +334,26 @@ pub trait Store: Leases {
         fence_life: Duration,
     ) -> impl Future<Output = Result<u64, BackendError>> + Send;
 
+    /// Sets the windows of the entry, from now on, without writing its payload. A load that is
+    /// under way is not stored. Returns the new fence of the entry, or `None` if there is no entry;
+    /// then nothing changes.
+    fn touch(
+        &self,
+        name: &Name,
+        windows: Windows,
+        fence_life: Duration,
+    ) -> impl Future<Output = Result<Option<u64>, BackendError>> + Send;
+
+    /// Ends the fresh and the stale window of the entry. It is kept for failures to the end of its
+    /// error window, counted from now, but not longer than it would have been. Without an error
+    /// window it is removed. A load that is under way is not stored. Returns the fence that was
+    /// burnt.
+    fn expire(
+        &self,
+        name: &Name,
+        fence_life: Duration,
+    ) -> impl Future<Output = Result<u64, BackendError>> + Send;
+
     /// Removes the entry. A load that is under way is not stored. Returns the fence that was burnt.
     fn invalidate(
         &self,

@@ -60,6 +60,13 @@ impl Windows {
             .map(|window| u64::try_from(window.as_millis()).unwrap_or(LONGEST).min(LONGEST))
     }
 
+    /// Returns the windows as they stand in the header of an entry.
+    #[cfg_attr(not(feature = "redis"), allow(dead_code))]
+    pub(crate) fn encoded(self) -> String {
+        let [fresh, stale, error] = self.in_range().millis();
+        format!("{fresh:010x}{stale:010x}{error:010x}")
+    }
+
     pub(crate) fn from_millis(windows: [u64; 3]) -> Self {
         let [fresh, stale, error] = windows.map(Duration::from_millis);
         Self { fresh, stale, error }

@@ -18,7 +18,7 @@ use super::{
     shard::Shard,
 };
 use crate::{
-    backend::{DynStore, Entry, EntryKind},
+    backend::{DynStore, Entry, EntryKind, answered_by},
     error::{BackendError, BackendErrorKind, Chain, Error, ErrorKind},
     flight::Group,
     key::{Family, Key, Name},
@@ -181,6 +181,19 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
             self.counters.backend_errors.add();
         }
         answer
+    }
+
+    /// Awaits a change of what is stored, no longer than one try may take.
+    pub(super) async fn change<T>(
+        &self,
+        key: &Key,
+        change: impl Future<Output = Result<T, BackendError>>,
+    ) -> Result<T, BackendError> {
+        let (backend, limit) = (self.engine.backend().as_ref(), self.try_limit);
+        let changed = answered_by(backend, limit, change).await;
+        // Also after an error, because the change may have happened.
+        self.flights.detach(key);
+        self.counted(changed)
     }
 
     /// Waits for a permit to load in this process, as long as the options allow it.

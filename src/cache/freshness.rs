@@ -46,6 +46,12 @@ pub(super) struct Rules {
     pub(super) error: Duration,
 }
 
+impl Rules {
+    /// Accepts whatever the backend has.
+    pub(super) const ALL: Self =
+        Self { early: EarlyRefresh::Off, stale: Duration::MAX, error: Duration::MAX };
+}
+
 /// What may be done with an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Freshness {
@@ -141,8 +147,7 @@ mod tests {
     use super::*;
 
     const MS: Duration = Duration::from_millis(1);
-    const LONGEST: Duration = Duration::MAX;
-    const ALL: Rules = Rules { early: EarlyRefresh::Off, stale: LONGEST, error: LONGEST };
+    const ALL: Rules = Rules::ALL;
 
     fn entry(age: u32, [fresh, stale, error]: [u32; 3], cost: u32, spread: u32) -> Entry {
         let windows = Windows::fresh(fresh * MS).stale(stale * MS).error(error * MS);
@@ -195,7 +200,7 @@ mod tests {
 
     #[test]
     fn without_age_or_windows_an_entry_is_fresh() {
-        let rules = Rules { early: EarlyRefresh::Within(LONGEST), ..ALL };
+        let rules = Rules { early: EarlyRefresh::Within(Duration::MAX), ..ALL };
         let known = entry(10_000, [10, 0, 0], 5, 5);
         assert_eq!(decide(&known, &rules, 0.5), Freshness::Over);
         let ageless = Entry { age: None, ..known.clone() };

@@ -98,6 +98,56 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         self
     }
 
+    /// Stores a value with the time to live and the windows of this request. Everything else is as
+    /// for [`Cache::insert`](super::Cache::insert).
+    ///
+    /// # Errors
+    ///
+    /// As those of [`Cache::insert`](super::Cache::insert).
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, the value may or may not be stored.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let mut builder = tokio::runtime::Builder::new_current_thread();
+    /// # builder.enable_time().build().unwrap().block_on(async {
+    /// use std::time::Duration;
+    /// use bellwether::{Cache, MemoryBackend};
+    ///
+    /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new()).build()?;
+    /// let request = cache.request("stock:42").ttl(Duration::from_secs(5));
+    /// request.stale_if_error(Duration::from_secs(600)).insert(&17).await?;
+    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
+    /// ```
+    pub async fn insert(self, value: &V) -> Result<(), Error> {
+        let Self { core, key, options } = self;
+        let windows = options.windows().in_range();
+        let (name, life) = (core.name(&key)?, core.settings.fence_life());
+        let entry = core.encode(value, Duration::ZERO)?.with_windows(windows);
+        core.change(&key, core.store.put(&name, &entry, windows.kept(), life)).await?;
+        Ok(())
+    }
+
+    /// Starts the windows of the stored value anew, with those of this request. Returns whether
+    /// there is a value. Everything else is as for [`Cache::touch`](super::Cache::touch).
+    ///
+    /// # Errors
+    ///
+    /// As those of [`Cache::touch`](super::Cache::touch).
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, the windows may or may not have begun anew.
+    pub async fn touch(self) -> Result<bool, Error> {
+        let Self { core, key, options } = self;
+        let (name, life) = (core.name(&key)?, core.settings.fence_life());
+        let touched = core.change(&key, core.store.touch(&name, options.windows(), life)).await?;
+        Ok(touched.is_some())
+    }
+
     /// Returns the value of the key and its source, as
     /// [`Cache::get_or_load`](super::Cache::get_or_load) finds or makes it.
     ///

@@ -4,11 +4,9 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use tokio::sync::Semaphore;
 
-use super::{
-    Abandoned,
-    freshness::{EarlyRefresh, Rules},
-};
+use super::{Abandoned, freshness::Rules};
 use crate::{
+    backend::Windows,
     error::{Error, ErrorKind},
     key::Namespace,
     lease::{Retry, RetryStrategy, Upkeep},
@@ -27,6 +25,13 @@ pub(super) struct Options {
     pub(super) load_limit: Duration,
     pub(super) wait_limit: Duration,
     pub(super) sharing: Sharing,
+}
+
+impl Options {
+    /// Returns the windows of a value.
+    pub(super) fn windows(&self) -> Windows {
+        Windows::fresh(self.ttl).stale(self.stale_while_revalidate).error(self.stale_if_error)
+    }
 }
 
 /// How the callers of a flight share its load. A layer may differ from the defaults of a cache.
@@ -91,11 +96,7 @@ impl Default for Settings {
                 ttl: Duration::from_secs(60),
                 stale_while_revalidate: Duration::ZERO,
                 stale_if_error: Duration::ZERO,
-                rules: Rules {
-                    early: EarlyRefresh::Off,
-                    stale: Duration::MAX,
-                    error: Duration::MAX,
-                },
+                rules: Rules::ALL,
                 load_limit: Duration::from_secs(30),
                 wait_limit: Duration::from_secs(30),
                 sharing: Sharing {

@@ -5,7 +5,7 @@ use std::{future::Future, time::Duration};
 use bellwether::{
     backend::{
         Acquired, AcquiredAll, Announcement, Changes, Claim, Claimed, Committed, Countdown, Entry,
-        Failure, Grant, Kept, Latches, Leases, Mode, Occupied, Owner, Renewal, Store,
+        Failure, Grant, Kept, Latches, Leases, Mode, Occupied, Owner, Renewal, Store, Windows,
         acquire_in_order,
     },
     error::BackendError,
@@ -79,6 +79,9 @@ operations! {
     Fail { claim: Claim, failure: Failure } -> bool = backend.fail(claim, failure);
     Put { name: Name, entry: Entry, ttl: Duration, fence_life: Duration } -> u64 =
         backend.put(name, entry, *ttl, *fence_life);
+    Touch { name: Name, windows: Windows, fence_life: Duration } -> Option<u64> =
+        backend.touch(name, *windows, *fence_life);
+    Expire { name: Name, fence_life: Duration } -> u64 = backend.expire(name, *fence_life);
     Invalidate { name: Name, fence_life: Duration } -> u64 =
         backend.invalidate(name, *fence_life);
     SetLatch { name: Name, id: Owner, count: u32, ttl: Duration } -> bool =
@@ -239,6 +242,19 @@ impl<B: Store + Latches, H: Hook<B>> Store for Interceptor<B, H> {
         fence_life: Duration,
     ) -> Result<u64, BackendError> {
         ask!(self, Put { name: name.clone(), entry: entry.clone(), ttl, fence_life })
+    }
+
+    async fn touch(
+        &self,
+        name: &Name,
+        windows: Windows,
+        fence_life: Duration,
+    ) -> Result<Option<u64>, BackendError> {
+        ask!(self, Touch { name: name.clone(), windows, fence_life })
+    }
+
+    async fn expire(&self, name: &Name, fence_life: Duration) -> Result<u64, BackendError> {
+        ask!(self, Expire { name: name.clone(), fence_life })
     }
 
     async fn invalidate(&self, name: &Name, fence_life: Duration) -> Result<u64, BackendError> {

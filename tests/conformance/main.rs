@@ -233,7 +233,11 @@ rules! {
             an_entry_tells_its_age,
             an_entry_grows_older_between_two_reads,
             a_newer_entry_tells_its_age,
-            an_entry_is_read_with_its_windows,;
+            an_entry_is_read_with_its_windows,
+            a_touch_begins_the_windows_anew,
+            a_touch_of_nothing_changes_nothing,
+            an_expired_entry_is_kept_for_failures,
+            an_entry_without_an_error_window_expires_for_good,;
         writes:
             a_put_writes_and_ends_the_lease,
             a_put_makes_the_commit_under_way_give_way,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use bellwether::backend::{Change, Claimed, Committed, Entry, Store, Windows};
+use bellwether::backend::{Change, Claim, Claimed, Committed, Entry, Grant, Store, Windows};
 
 use crate::harness::{
     FENCE_LIFE, FullHarness, MOMENT, TTL, begun, claim, listen, name, next, stored, value,
@@ -78,4 +78,87 @@ pub async fn an_entry_is_read_with_its_windows<H: FullHarness>(h: &H) {
     stale.iter().for_each(|entry| assert_age(entry, TTL / 2));
     h.pass(TTL / 4).await;
     assert_eq!(there.get(&name("k")).await.unwrap(), None);
+}
+
+/// The windows of the entries below.
+fn windows() -> Windows {
+    Windows::fresh(TTL / 4).stale(TTL / 2).error(TTL)
+}
+
+/// Puts an entry with windows, and begins a load beside it.
+async fn put_and_loading<B: Store>(backend: &B) -> (Claim, Grant, u64) {
+    let entry = value("v").with_windows(windows());
+    let fence = backend.put(&name("k"), &entry, windows().kept(), FENCE_LIFE).await.unwrap();
+    let load = claim(&name("k"));
+    let Claimed::Granted(grant) = backend.claim(&load, fence).await.unwrap() else {
+        panic!("the claim was not granted");
+    };
+    (load, grant, fence)
+}
+
+pub async fn a_touch_begins_the_windows_anew<H: FullHarness>(h: &H) {
+    let [here, there] = [h.backend(), h.backend()];
+    let (late, grant, _) = put_and_loading(&here).await;
+    h.pass(TTL / 2).await;
+    let touched = Windows::fresh(TTL).error(TTL);
+    let mut changes = listen(&here, &name("k")).await;
+    let fence = there.touch(&name("k"), touched, FENCE_LIFE).await.unwrap().unwrap();
+    assert!(fence > grant.fence());
+    assert_eq!(next(&mut changes).await, Change::Invalidated(fence));
+    let entry = aged(&here, Duration::ZERO).await;
+    assert_eq!(entry, value("v").with_windows(touched).with_fence(fence));
+    // The load began before it.
+    let outcome = here.commit(&late, &grant, &value("late"), Some(TTL)).await.unwrap();
+    assert_eq!(outcome, Committed::Newer(entry.clone()));
+    h.pass(TTL * 3 / 2).await;
+    assert_eq!(there.get(&name("k")).await.unwrap(), Some(entry));
+    h.pass(TTL / 2).await;
+    assert_eq!(there.get(&name("k")).await.unwrap(), None);
+}
+
+pub async fn a_touch_of_nothing_changes_nothing<H: FullHarness>(h: &H) {
+    let backend = h.backend();
+    let load = claim(&name("k"));
+    let grant = begun(&backend, &load).await;
+    assert_eq!(backend.touch(&name("k"), windows(), FENCE_LIFE).await.unwrap(), None);
+    let outcome = backend.commit(&load, &grant, &value("v"), Some(TTL)).await.unwrap();
+    assert_eq!(outcome, Committed::Stored);
+}
+
+pub async fn an_expired_entry_is_kept_for_failures<H: FullHarness>(h: &H) {
+    let [here, there] = [h.backend(), h.backend()];
+    let (late, grant, _) = put_and_loading(&here).await;
+    h.pass(TTL / 8).await;
+    let fence = there.expire(&name("k"), FENCE_LIFE).await.unwrap();
+    assert!(fence > grant.fence());
+    let entry = aged(&here, TTL / 8).await;
+    let left = entry.windows.expect("there are windows");
+    assert_eq!((entry.fence, left.fresh, left.stale), (fence, Duration::ZERO, Duration::ZERO));
+    assert!(left.error >= TTL * 9 / 8 && left.error < TTL * 9 / 8 + MOMENT, "{left:?}");
+    let outcome = here.commit(&late, &grant, &value("late"), Some(TTL)).await.unwrap();
+    assert_eq!(outcome, Committed::Newer(entry));
+    h.pass(TTL * 7 / 8).await;
+    assert!(there.get(&name("k")).await.unwrap().is_some());
+    // Its end does not move if it expires once more.
+    there.expire(&name("k"), FENCE_LIFE).await.unwrap();
+    h.pass(TTL / 8).await;
+    assert_eq!(there.get(&name("k")).await.unwrap(), None);
+}
+
+pub async fn an_entry_without_an_error_window_expires_for_good<H: FullHarness>(h: &H) {
+    let backend = h.backend();
+    let plain = value("v").with_windows(Windows::fresh(TTL).stale(TTL));
+    for entry in [Some(value("v")), Some(plain), None] {
+        if let Some(entry) = entry {
+            backend.put(&name("k"), &entry, TTL, FENCE_LIFE).await.unwrap();
+        }
+        let late = claim(&name("k"));
+        let Claimed::Granted(grant) = backend.claim(&late, u64::MAX).await.unwrap() else {
+            panic!("the claim was not granted");
+        };
+        assert!(backend.expire(&name("k"), FENCE_LIFE).await.unwrap() > grant.fence());
+        assert_eq!(backend.get(&name("k")).await.unwrap(), None);
+        let outcome = backend.commit(&late, &grant, &value("late"), Some(TTL)).await.unwrap();
+        assert_eq!(outcome, Committed::Refused);
+    }
 }

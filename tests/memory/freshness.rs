@@ -423,3 +423,88 @@ async fn a_refresh_that_asks_for_its_own_key_is_served_the_stale_value() {
     refreshed.await.unwrap();
     assert_eq!(origin.asked(), 1);
 }
+
+#[tokio::test(start_paused = true)]
+async fn an_expired_value_is_served_only_if_the_load_fails() {
+    let caches = fleet(2, with_windows);
+    let origin = Origin::default();
+    origin.ask(&caches[0]).await.unwrap();
+    caches[1].expire("k").await.unwrap();
+    assert_eq!(caches[0].get("k").await.unwrap(), None);
+    origin.fails.store(true, Ordering::SeqCst);
+    let kept = origin.ask(&caches[0]).await.unwrap();
+    assert_eq!((*kept.value(), kept.source()), (1, Source::Stale));
+    origin.fails.store(false, Ordering::SeqCst);
+    let loaded = origin.ask(&caches[1]).await.unwrap();
+    assert_eq!((*loaded.value(), loaded.source()), (3, Source::Led));
+}
+
+/// A refresh that began before an act on the entry does not undo it.
+#[tokio::test(start_paused = true)]
+async fn each_act_beats_the_refresh_that_began_before_it() {
+    for act in 0..3 {
+        let caches = fleet(2, with_windows);
+        let origin = Origin::default();
+        origin.ask(&caches[0]).await.unwrap();
+        sleep(TTL).await;
+        origin.ask_at_once(&caches[0]).await;
+        sleep(LOAD / 2).await;
+        match act {
+            0 => caches[1].expire("k").await.unwrap(),
+            1 => assert!(caches[1].touch("k").await.unwrap()),
+            _ => caches[1].insert("k", &100).await.unwrap(),
+        }
+        sleep(LOAD).await;
+        let expected = [None, Some(1), Some(100)][act];
+        assert_eq!((caches[0].get("k").await.unwrap(), origin.asked()), (expected, 2));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_peek_sees_each_window_and_counts_nothing() {
+    let cache = &fleet(1, with_windows)[0];
+    assert!(cache.peek("k").await.unwrap().is_none());
+    let origin = Origin::default();
+    origin.ask(cache).await.unwrap();
+    let before = cache.stats();
+    for (pause, source, left) in [
+        (TTL / 2, Source::Hit, TTL / 2),
+        (TTL / 2, Source::Stale, Duration::ZERO),
+        (STALE, Source::Stale, Duration::ZERO),
+    ] {
+        sleep(pause).await;
+        let peeked = cache.peek("k").await.unwrap().unwrap();
+        assert_eq!((*peeked.value(), peeked.source()), (1, source));
+        assert_eq!(cache.remaining("k").await.unwrap(), Some(left));
+    }
+    sleep(ERROR).await;
+    assert_eq!(cache.remaining("k").await.unwrap(), None);
+    assert_eq!((cache.stats(), origin.asked()), (before, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_touched_value_is_fresh_for_another_time() {
+    let cache = &fleet(1, with_windows)[0];
+    assert!(!cache.touch("k").await.unwrap());
+    let origin = Origin::default();
+    origin.ask(cache).await.unwrap();
+    sleep(TTL + MS).await;
+    assert!(cache.touch("k").await.unwrap());
+    sleep(TTL - MS).await;
+    assert_eq!(origin.ask_at_once(cache).await, (1, Source::Hit));
+    assert!(cache.request("k").ttl(3 * TTL).touch().await.unwrap());
+    sleep(3 * TTL - MS).await;
+    assert_eq!(origin.ask_at_once(cache).await, (1, Source::Hit));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_inserted_value_has_the_windows_of_its_request() {
+    let cache = &fleet(1, |builder| builder)[0];
+    let origin = Origin::default();
+    let request = cache.request("k").ttl(TTL / 2).stale_while_revalidate(STALE);
+    request.insert(&7).await.unwrap();
+    sleep(TTL / 2 - MS).await;
+    assert_eq!(origin.ask_at_once(cache).await, (7, Source::Hit));
+    sleep(MS).await;
+    assert_eq!(origin.ask_at_once(cache).await, (7, Source::Stale));
+}

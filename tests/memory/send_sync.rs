@@ -216,6 +216,7 @@ futures! {
 
     cache: Cache<String> => cache.get("k"), cache.insert("k", &String::new()),
         cache.invalidate("k"), cache.shutdown(NO_TIME),
+        cache.expire("k"), cache.touch("k"), cache.peek("k"), cache.remaining("k"),
         cache.get_or_load("k", |_| async { Ok::<_, Infallible>(String::new()) });
     request: Request<String> => request.load(|_| async { Ok::<_, Infallible>(String::new()) });
     lead: Lead => lead.lost();
@@ -253,6 +254,8 @@ fn futures_of_a_store<B: Store>(
     send(backend.fail(claim, failure));
     send(backend.put(name, entry, NO_TIME, NO_TIME));
     send(backend.invalidate(name, NO_TIME));
+    send(backend.get_aged(name));
+    send(backend.expire(name, NO_TIME));
 }
 
 #[allow(dead_code)]

@@ -11,6 +11,7 @@ use super::occupancy::{Occupancy, StoredLatch};
 use crate::{
     backend::{
         Acquired, Claim, Claimed, Committed, Entry, Grant, Mode, Occupied, Owner, QueueKind,
+        Windows,
     },
     key::Name,
     time::after,
@@ -174,6 +175,43 @@ impl Data {
         let entry = entry.clone().with_fence(fence).with_stored_at(self.clock(now));
         self.store(name, entry.clone(), after(now, ttl));
         Some(entry)
+    }
+
+    /// Sets the windows of an entry. Returns its new fence, or `None` if there is no entry.
+    pub(super) fn touch(
+        &mut self,
+        name: &Name,
+        windows: Windows,
+        fence_life: Duration,
+        now: Instant,
+    ) -> Option<u64> {
+        self.expire(now);
+        let entry = self.stored(name)?.clone().with_windows(windows);
+        let fence = self.next_fence(name, now);
+        self.drop_lease(name, Sole::Lease);
+        self.set_fence(name.prefix(), fence, false, after(now, fence_life));
+        let entry = entry.with_fence(fence).with_stored_at(self.clock(now));
+        let kept = entry.windows.map_or(Duration::ZERO, |windows| windows.kept());
+        self.store(name, entry, after(now, kept));
+        Some(fence)
+    }
+
+    /// Ends the fresh and the stale window of an entry. Returns the fence that was burnt.
+    pub(super) fn end_windows(&mut self, name: &Name, fence_life: Duration, now: Instant) -> u64 {
+        self.expire(now);
+        let ended = self.entries.peek(&entry_key(name)).and_then(|stored| {
+            let error = stored.entry.windows?.error.min(stored.ends - now);
+            (!error.is_zero()).then(|| (stored.entry.clone(), error))
+        });
+        let fence = self.invalidate(name, fence_life, now);
+        if let Some((entry, error)) = ended {
+            let age = self.clock(now).saturating_sub(entry.stored_at);
+            let kept = Duration::from_micros(age).saturating_add(error);
+            let windows = Windows::fresh(Duration::ZERO).error(kept);
+            let entry = Entry { windows: Some(windows), ..entry.with_fence(fence) };
+            self.store(name, entry, after(now, error));
+        }
+        fence
     }
 
     pub(super) fn invalidate(&mut self, name: &Name, fence_life: Duration, now: Instant) -> u64 {

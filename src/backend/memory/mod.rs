@@ -23,6 +23,7 @@ use tokio::time::Instant;
 use self::data::Data;
 use super::{
     Acquired, AcquiredAll, Change, Changes, Channels, Claimed, Committed, Failure, Leases, Store,
+    Windows,
 };
 use crate::{
     backend::{Claim, Entry, Grant, Kept, Mode, Occupied, Renewal},
@@ -224,6 +225,23 @@ impl Store for MemoryBackend {
         })?;
         let fence = entry.fence;
         self.push(name, Change::Entry(entry));
+        Ok(fence)
+    }
+
+    async fn touch(
+        &self,
+        name: &Name,
+        windows: Windows,
+        fence_life: Duration,
+    ) -> Result<Option<u64>, BackendError> {
+        let touched = self.data().touch(name, windows, fence_life, Instant::now());
+        touched.into_iter().for_each(|fence| self.push(name, Change::Invalidated(fence)));
+        Ok(touched)
+    }
+
+    async fn expire(&self, name: &Name, fence_life: Duration) -> Result<u64, BackendError> {
+        let fence = self.data().end_windows(name, fence_life, Instant::now());
+        self.push(name, Change::Invalidated(fence));
         Ok(fence)
     }
 

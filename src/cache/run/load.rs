@@ -113,9 +113,9 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     }
 
     fn windows(&self, keeping: &Keeping) -> Windows {
-        let options = &self.options;
-        Windows::fresh(keeping.ttl.unwrap_or(options.ttl))
-            .stale(keeping.stale_while_revalidate.unwrap_or(options.stale_while_revalidate))
-            .error(keeping.stale_if_error.unwrap_or(options.stale_if_error))
+        let windows = self.options.windows();
+        Windows::fresh(keeping.ttl.unwrap_or(windows.fresh))
+            .stale(keeping.stale_while_revalidate.unwrap_or(windows.stale))
+            .error(keeping.stale_if_error.unwrap_or(windows.error))
     }
 }

@@ -44,6 +44,12 @@ pub(super) fn acquired_all(value: Value, count: usize) -> Result<AcquiredAll, Ba
     }
 }
 
+/// Reads the fence, and whether there is an entry.
+pub(super) fn rewindowed(value: Value) -> Result<(u64, bool), BackendError> {
+    let mut fields = Fields::new(value)?;
+    Ok((fields.number()?, fields.number()? == 1))
+}
+
 pub(super) fn passed(value: Value) -> Result<Option<Grant>, BackendError> {
     match value {
         Value::Nil => Ok(None),
@@ -199,7 +205,7 @@ pub(super) fn words(value: Value) -> Result<Vec<String>, BackendError> {
 pub(in super::super) fn check_any_reply(value: &Value) {
     let _ = (claimed(value.clone()), passed(value.clone()), holder(value.clone()));
     let _ = (countdown(value.clone()), committed(value.clone()), released(value.clone()));
-    let _ = (fence(value.clone()), flag(value.clone()));
+    let _ = (fence(value.clone()), flag(value.clone()), rewindowed(value.clone()));
     for count in 0..4 {
         if let Ok((kept, _)) = kept(value.clone(), count) {
             assert_eq!(kept.stands.len(), count);

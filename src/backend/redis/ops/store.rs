@@ -11,6 +11,7 @@ use super::{
 use crate::{
     backend::{
         Announcement, Change, Claim, Claimed, Committed, Entry, Failure, Grant, Owner, Store,
+        Windows,
         redis::{
             keys,
             scripts::{Call, SCRIPTS, Script},
@@ -114,6 +115,29 @@ impl Store for RedisBackend {
             .arg(millis(fence_life))
             .arg(self.0.config.push_limit);
         self.checked(replies::fence(self.0.servers.call(call).await?))
+    }
+
+    async fn touch(
+        &self,
+        name: &Name,
+        windows: Windows,
+        fence_life: Duration,
+    ) -> Result<Option<u64>, BackendError> {
+        let call = write(&SCRIPTS.rewindow, name, self.channel(), 0)
+            .arg(millis(fence_life))
+            .arg(windows.encoded())
+            .arg(millis(windows.in_range().kept()));
+        let (fence, is_there) =
+            self.checked(replies::rewindowed(self.0.servers.call(call).await?))?;
+        Ok(is_there.then_some(fence))
+    }
+
+    async fn expire(&self, name: &Name, fence_life: Duration) -> Result<u64, BackendError> {
+        let call = write(&SCRIPTS.rewindow, name, self.channel(), 0)
+            .arg(millis(fence_life))
+            .arg("")
+            .arg(0);
+        Ok(self.checked(replies::rewindowed(self.0.servers.call(call).await?))?.0)
     }
 
     async fn invalidate(&self, name: &Name, fence_life: Duration) -> Result<u64, BackendError> {

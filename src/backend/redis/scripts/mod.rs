@@ -45,7 +45,7 @@ scripts! {
     scripts:
         acquire acquire_all acquire_permit acquire_queued acquire_read clear commit count_down
         count_left downgrade holder invalidate keep_permits keep_queued keep_rw pass put release
-        release_permit release_queued release_rw renew rights set_latch upgrade
+        release_permit release_queued release_rw renew rewindow rights set_latch upgrade
 }
 
 /// Begins a line that names parts of `lib/`, each of which is inserted there once.
