@@ -29,8 +29,10 @@ pub(crate) fn current() -> Option<u64> {
 }
 
 /// Runs a loader of a flight.
-pub(crate) async fn within<F: Future>(flight: u64, loader: F) -> F::Output {
-    CURRENT.scope(flight, loader).await
+///
+/// Not an async function, whose future would hold its arguments twice.
+pub(crate) fn within<F: Future>(flight: u64, loader: F) -> impl Future<Output = F::Output> {
+    CURRENT.scope(flight, loader)
 }
 
 /// Adds the wait of a loader for a flight, until the edge is dropped. `None` if they would wait for

@@ -65,14 +65,14 @@ pub(crate) enum Asked<O> {
     Failed,
 }
 
-/// Drives an attempt to its outcome.
+/// Drives an attempt to its outcome. Both are borrowed, since a future holds its arguments twice.
 ///
 /// # Cancel safety
 ///
-/// Dropping the future drops the attempt, and its [`Acquisition`]s undo themselves.
-pub(crate) async fn drive<A: Attempt>(mut attempt: A, mut waiting: Waiting<'_>) -> A::Outcome {
+/// The caller drops the attempt with its own future, and its [`Acquisition`]s undo themselves.
+pub(crate) async fn drive<A: Attempt>(attempt: &mut A, waiting: &mut Waiting<'_>) -> A::Outcome {
     loop {
-        let remaining = match attempt.ask(&mut waiting).await {
+        let remaining = match attempt.ask(waiting).await {
             Asked::Settled(outcome) => return outcome,
             Asked::Again => continue,
             Asked::Occupied(remaining) => Some(remaining),
@@ -87,13 +87,13 @@ pub(crate) async fn drive<A: Attempt>(mut attempt: A, mut waiting: Waiting<'_>) 
             if let Some(outcome) = interrupted {
                 return outcome;
             }
-            if attempt.step_aside(&mut waiting).await {
+            if attempt.step_aside(waiting).await {
                 break Woken::Again;
             }
         };
         let outcome = match woken {
-            Woken::TimeUp => attempt.time_up(&waiting),
-            Woken::Pushed(change) => attempt.pushed(change, &mut waiting),
+            Woken::TimeUp => attempt.time_up(waiting),
+            Woken::Pushed(change) => attempt.pushed(change, waiting),
             Woken::Again => None,
         };
         if let Some(outcome) = outcome {
@@ -122,7 +122,7 @@ impl Engine {
             && claim.lease >= claim.handover_life();
         let mut waiting = Waiting::new(&self.janitor, &claim, strategy, limit);
         waiting.keep_entries(&self.keeper);
-        let attempt = OneAttempt {
+        let mut attempt = OneAttempt {
             engine: self,
             acquisition: Acquisition::new(self.janitor.clone(), claim),
             upkeep,
@@ -130,7 +130,7 @@ impl Engine {
             slot: None,
             failure: None,
         };
-        self.counted(drive(attempt, waiting).await)
+        self.counted(drive(&mut attempt, &mut waiting).await)
     }
 }
 

@@ -41,7 +41,7 @@ impl Engine {
         let acquisitions = claims.into_iter();
         let acquisitions =
             acquisitions.map(|claim| Acquisition::new(self.janitor.clone(), claim)).collect();
-        let attempt = SeveralAttempt {
+        let mut attempt = SeveralAttempt {
             engine: self,
             acquisitions,
             upkeep,
@@ -50,7 +50,7 @@ impl Engine {
             in_the_way: 0,
             failure: None,
         };
-        self.counted(drive(attempt, waiting).await)
+        self.counted(drive(&mut attempt, &mut waiting).await)
     }
 }
 

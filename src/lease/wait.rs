@@ -186,6 +186,12 @@ impl<'a> Waiting<'a> {
         };
     }
 
+    /// Subscribes before a request, if that costs nothing.
+    pub(crate) fn listen_along(&mut self) {
+        self.note_missed();
+        self.listen_since();
+    }
+
     /// Subscribes after a request, if that costs nothing, and no push was missed since.
     fn listen_since(&mut self) {
         if let (Some(missed), Subject::Claim(claim)) = (self.missed.take(), &self.subject) {

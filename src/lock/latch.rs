@@ -221,8 +221,8 @@ impl Latch {
     }
 
     async fn wait_for(&self, name: &Name) -> Result<(), Error> {
-        let wait = LatchWait { latch: self, name, time_up: false };
-        drive(wait, self.waiting(name)).await
+        let mut wait = LatchWait { latch: self, name, time_up: false };
+        drive(&mut wait, &mut self.waiting(name)).await
     }
 
     /// Sends an operation that may be sent twice, until it is answered or the wait limit ends.

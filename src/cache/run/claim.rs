@@ -28,8 +28,8 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         claim.listens = self.waits;
         let (engine, retry) = (&self.core.engine, settings.retry.as_ref());
         let limit = self.options.wait_limit;
-        let waiting = Waiting::new(engine.janitor(), &claim, retry, limit);
-        let claiming = Claiming {
+        let mut waiting = Waiting::new(engine.janitor(), &claim, retry, limit);
+        let mut claiming = Claiming {
             run: self,
             permit,
             acquisition: Acquisition::new(engine.janitor().clone(), claim),
@@ -41,7 +41,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             fence: 0,
             announced: None,
         };
-        drive(claiming, waiting).await
+        drive(&mut claiming, &mut waiting).await
     }
 }
 
@@ -85,7 +85,8 @@ impl<V: Clone + Send + Sync + 'static> Attempt for Claiming<'_, '_, V> {
         if !run.shard.breaker.admits_claim() {
             return Asked::Settled(Step::LoadAlone);
         }
-        waiting.note_missed();
+        // Another process is likely to load. A second claim would read its entry out of turn.
+        waiting.listen_along();
         self.epoch = run.leader.begin_epoch();
         let answer = self.ask_once().await;
         drop(turn);

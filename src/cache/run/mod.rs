@@ -103,8 +103,9 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
                     self.begin_refresh(work, *known);
                     landing
                 }
-                // In a box of its own, so that the future of a hit stays small.
-                step => Box::pin(self.unless_cancelled(self.beyond(step, work))).await,
+                // In boxes of their own, so that the future of a hit stays small. A future holds
+                // its arguments twice.
+                step => Box::pin(self.unless_cancelled(Box::pin(self.beyond(step, work)))).await,
             }
         };
         // A codec may panic, too. That is an outcome like any other.
@@ -126,13 +127,15 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         self.leader.own_task().await;
         let mut permit = None;
         if let Step::Claim { seen } = step {
-            step = self.claim(seen, &mut permit).await;
+            // In a box, which does not stay during the load.
+            step = Box::pin(self.claim(seen, &mut permit)).await;
         }
         let landing = match step {
             Step::Land(landing) | Step::LandAndRefresh(landing, _) => landing,
-            Step::Load(guard, granted) => self.load(work, guard, granted).await,
+            // In a box, which a process that waits for another one does not need.
+            Step::Load(guard, granted) => Box::pin(self.load(work, guard, granted)).await,
             Step::LoadAlone | Step::Claim { .. } => match self.permit(&mut permit).await {
-                Ok(()) => self.load_alone(work).await,
+                Ok(()) => Box::pin(self.load_alone(work)).await,
                 Err(error) => self.full(error),
             },
         };
