@@ -11,6 +11,7 @@ use bellwether::{
     error::{BackendError, BackendErrorKind},
     key::{Family, Name, Namespace},
 };
+use futures_util::future::join_all;
 use testkit::{Cluster, LIMIT, RedisServer, comes_true};
 use tokio::time::Instant;
 
@@ -187,6 +188,59 @@ fn a_confirmation_limit_beyond_the_command_time_out_is_refused() {
         let error = builder.replicas(replicas).build().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{replicas:?}");
     }
+}
+
+/// Each grant had a `WAIT` of its own, and they waited for each other.
+#[tokio::test]
+async fn grants_that_are_ready_share_a_wait() {
+    const GRANTS: usize = 100;
+    let (master, _replica) = pair().await;
+    let backend = builder(1).server(master.url()).build().unwrap();
+    backend.acquire(&claim("warm")).await.unwrap();
+    let mut monitor = master.monitor().await;
+    let claims: Vec<_> = (0..GRANTS).map(|at| claim(&format!("k{at}"))).collect();
+    let granted = join_all(claims.iter().map(|claim| backend.acquire(claim))).await;
+    assert!(granted.iter().all(|answer| matches!(answer, Ok(Acquired::Granted(_)))));
+    assert_eq!(backend.renew(&claims).await.unwrap(), [Renewal::Held; GRANTS]);
+    let calls = monitor.calls_from_clients().await;
+    let waits = calls.iter().filter(|call| call.command == "WAIT").count();
+    println!("{waits} waits for {GRANTS} grants");
+    assert!((1..=10).contains(&waits), "{waits} waits");
+}
+
+/// Three grants waited for a replica one after another, which took longer than the command
+/// time-out. They were reported as unanswered, and the connection was replaced.
+#[tokio::test]
+async fn concurrent_grants_without_a_replica_are_unconfirmed_and_not_silent() {
+    let (master, replica) = pair().await;
+    let limit = Duration::from_secs(1);
+    let backend = RedisBackend::builder()
+        .server(master.url())
+        .command_timeout(2 * limit)
+        .connect_timeout(LIMIT)
+        .replicas(Replicas::confirming(1).within(limit))
+        .build()
+        .unwrap();
+    backend.acquire(&claim("warm")).await.unwrap();
+    backend.ping().await.unwrap();
+    let mut raw = master.raw().await;
+    replica.stop_signal();
+    let connected = async |raw: &mut testkit::Raw| {
+        let info: String = raw.run(&["INFO", "stats"]).await;
+        let line = info.lines().find_map(|line| line.strip_prefix("total_connections_received:"));
+        line.unwrap().to_owned()
+    };
+    let before = connected(&mut raw).await;
+    let claims: Vec<_> = (0..20).map(|at| claim(&format!("k{at}"))).collect();
+    let begun = Instant::now();
+    for answer in join_all(claims.iter().map(|claim| backend.acquire(claim))).await {
+        let error = answer.as_ref().unwrap_err().to_string();
+        assert!(error.contains("too few replicas"), "{error}");
+        unreplicated(answer);
+    }
+    assert!(begun.elapsed() < 2 * limit + SLACK, "{:?}", begun.elapsed());
+    assert_eq!(connected(&mut raw).await, before, "a connection was replaced");
+    assert_eq!(raw.keys("t:l:{k*}:l").await, [""; 0]);
 }
 
 /// Each miss of a cache waited for the replica and for the release, up to 400 ms, for as long as

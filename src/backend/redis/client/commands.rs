@@ -14,6 +14,7 @@
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
+use futures_util::future::join_all;
 use redis::{Arg, Cmd, RedisError, Value, aio::MultiplexedConnection};
 use tokio::{
     runtime::Handle,
@@ -27,6 +28,7 @@ use super::{
     endpoint::Endpoint,
     events::NodeEvents,
     failure::{CommandFailure, CommandRetry, ends_connection},
+    grants::{Grant, Grants},
     pacer::Demand,
     reconnect::{ConnectionState, Established, KeptConnection, ReconnectRun, keep_connected},
     replicas::Replicas,
@@ -39,9 +41,11 @@ use crate::{
     time::after,
 };
 
+#[derive(Clone)]
 pub(super) struct CommandConnection {
     kept: Arc<KeptConnection>,
-    task: OnDemandTask,
+    task: Arc<OnDemandTask>,
+    grants: Grants,
 }
 
 /// The round trips that a new connection takes, with some to spare.
@@ -125,7 +129,7 @@ pub(super) struct Extras {
     pub(super) ping_first: bool,
     /// An `ASKING` before it, for a node that is about to receive the slot.
     pub(super) asking: bool,
-    /// A `WAIT` behind it, for this many replicas.
+    /// A `WAIT` behind it and other grants, for this many replicas.
     pub(super) replicas: Option<Replicas>,
     /// A `TIME` behind it, if a sample of the clock of the server is due.
     pub(super) timed: bool,
@@ -145,7 +149,7 @@ impl CommandConnection {
         let timeouts = TimeoutWheel::new(config.command_timeout);
         let state = watch::Sender::new(ConnectionState::Idle);
         let kept = KeptConnection { endpoint, config, state, timeouts, events };
-        Self { kept: Arc::new(kept), task: OnDemandTask::default() }
+        Self { kept: Arc::new(kept), task: Arc::default(), grants: Grants::default() }
     }
 
     /// Runs a script, and sends its source if the server does not know it.
@@ -216,25 +220,25 @@ impl CommandConnection {
         replicas: Option<Replicas>,
         deadline: CommandDeadline,
     ) -> Result<Vec<Result<Confirmed, CommandFailure>>, BackendError> {
+        if let Some(replicas) = replicas {
+            let grant = |call: &&Call<'_>| {
+                let grant = (call.by_digest().clone(), false);
+                self.grants.send(self, grant, replicas, deadline.for_lease())
+            };
+            return Ok(join_all(calls.iter().map(grant)).await);
+        }
         let mut pipeline = redis::pipe();
         for call in calls {
             pipeline.add_command(call.by_digest().clone());
         }
-        if let Some(replicas) = replicas {
-            pipeline.add_command(replicas.wait_command());
-        }
-        let count = calls.len() + usize::from(replicas.is_some());
+        let count = calls.len();
         let sent = self.exchange(deadline.for_lease(), |mut connection| async move {
             connection.send_packed_commands(&pipeline, 0, count).await
         });
         let (used, replies) = sent.await?;
-        let mut replies = replies.map_err(|error| self.failure(error, &used).error)?;
-        let replicas = match replicas {
-            Some(_) => confirmations(replies.pop()),
-            None => 0,
-        };
+        let replies = replies.map_err(|error| self.failure(error, &used).error)?;
         let each = replies.into_iter().map(|value| match value.extract_error() {
-            Ok(value) => Ok(Confirmed { value, replicas, time: None }),
+            Ok(value) => Ok(Confirmed { value, replicas: 0, time: None }),
             Err(error) => Err(self.failure(error, &used)),
         });
         Ok(each.collect())
@@ -247,7 +251,11 @@ impl CommandConnection {
         extras: Extras,
         deadline: CommandDeadline,
     ) -> Result<Confirmed, CommandFailure> {
-        if extras.ping_first || extras.asking || extras.replicas.is_some() {
+        if let Some(replicas) = extras.replicas {
+            let grant = (command.clone(), extras.asking);
+            return Box::pin(self.grants.send(self, grant, replicas, deadline)).await;
+        }
+        if extras.ping_first || extras.asking {
             return Box::pin(self.run_with_extras(command, extras, deadline)).await;
         }
         let has_turn = |current: Arc<Established>| current.clock.takes_turn();
@@ -303,21 +311,56 @@ impl CommandConnection {
             pipeline.cmd("ASKING");
         }
         pipeline.add_command(command.clone());
-        if let Some(replicas) = extras.replicas {
-            pipeline.add_command(replicas.wait_command());
-        }
         let skipped = usize::from(extras.ping_first) + usize::from(extras.asking);
-        let count = 1 + usize::from(extras.replicas.is_some());
         let sent = self.exchange(deadline, |mut connection| async move {
-            connection.send_packed_commands(&pipeline, skipped, count).await
+            connection.send_packed_commands(&pipeline, skipped, 1).await
         });
         let (used, replies) = sent.await?;
-        let confirmed = replies.and_then(|replies| {
-            let mut replies = replies.into_iter();
-            let value = replies.next().unwrap_or(Value::Nil).extract_error()?;
-            Ok(Confirmed { value, replicas: confirmations(replies.next()), time: None })
+        let reply = replies.and_then(|mut replies| {
+            let value = replies.pop().unwrap_or(Value::Nil).extract_error()?;
+            Ok(Confirmed { value, replicas: 0, time: None })
         });
-        confirmed.map_err(|error| self.failure(error, &used))
+        reply.map_err(|error| self.failure(error, &used))
+    }
+
+    /// Sends grants and a `WAIT` in one write, and tells each caller.
+    pub(super) async fn send_grants(
+        &self,
+        grants: Vec<Grant>,
+        replicas: Replicas,
+        deadline: CommandDeadline,
+    ) {
+        let (mut pipeline, mut count) = (redis::pipe(), 1);
+        for grant in &grants {
+            if grant.asking {
+                pipeline.cmd("ASKING");
+            }
+            pipeline.add_command(grant.command.clone());
+            count += 1 + usize::from(grant.asking);
+        }
+        pipeline.add_command(replicas.wait_command());
+        let sent = self.exchange(deadline, |mut connection| async move {
+            connection.send_packed_commands(&pipeline, 0, count).await
+        });
+        let sent = sent.await.and_then(|(used, replies)| match replies {
+            Ok(replies) => Ok((used, replies)),
+            Err(error) => Err(self.failure(error, &used).error),
+        });
+        let (used, mut replies) = match sent {
+            Ok(sent) => sent,
+            Err(error) => {
+                return grants.into_iter().for_each(|grant| grant.tell(Err(error.clone().into())));
+            }
+        };
+        let replicas = confirmations(replies.pop());
+        let mut replies = replies.into_iter();
+        for grant in grants {
+            let value = replies.nth(usize::from(grant.asking)).unwrap_or(Value::Nil);
+            grant.tell(match value.extract_error() {
+                Ok(value) => Ok(Confirmed { value, replicas, time: None }),
+                Err(error) => Err(self.failure(error, &used)),
+            });
+        }
     }
 
     /// Replaces the current connection, after a reply that does not match its command.

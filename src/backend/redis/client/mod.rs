@@ -19,6 +19,7 @@ mod connect_error;
 mod endpoint;
 mod events;
 mod failure;
+mod grants;
 mod handshake;
 mod node;
 mod pacer;

@@ -27,7 +27,8 @@ use crate::error::{Error, ErrorKind};
 ///   itself.
 ///
 /// So a fence is needed with it as without it. Each grant and each renewal takes one more round
-/// trip, from the server to its replicas, and the grants of one process wait for each other.
+/// trip, from the server to its replicas. The grants of one process are confirmed in batches: those
+/// that are ready wait for the confirmation under way, and share the next one.
 ///
 /// # Examples
 ///

@@ -1,0 +1,104 @@
+//! Grants that replicas confirm, in batches with one `WAIT` each.
+//!
+//! A `WAIT` holds up whatever comes behind it on its connection. So while one is under way, the
+//! next grants are gathered here. They are sent in one write with the next `WAIT`, which confirms
+//! all writes of its connection before it.
+
+use std::sync::{Arc, Mutex};
+
+use redis::Cmd;
+use tokio::sync::oneshot;
+
+use super::{
+    commands::{CommandConnection, CommandDeadline, Confirmed},
+    failure::CommandFailure,
+    replicas::Replicas,
+};
+use crate::{
+    error::{BackendError, BackendErrorKind},
+    sync::lock,
+};
+
+/// The grants of one connection that are not sent yet.
+#[derive(Clone, Default)]
+pub(super) struct Grants(Arc<Mutex<Gathered>>);
+
+#[derive(Default)]
+struct Gathered {
+    grants: Vec<Grant>,
+    /// A task sends them.
+    is_sending: bool,
+}
+
+pub(super) struct Grant {
+    pub(super) command: Cmd,
+    /// An `ASKING` goes before it.
+    pub(super) asking: bool,
+    told: oneshot::Sender<Result<Confirmed, CommandFailure>>,
+}
+
+impl Grant {
+    pub(super) fn tell(self, reply: Result<Confirmed, CommandFailure>) {
+        // The caller may have left. It undoes what was granted.
+        let _ = self.told.send(reply);
+    }
+}
+
+impl Grants {
+    /// Sends a grant with the next batch, and waits for its reply.
+    pub(super) async fn send(
+        &self,
+        connection: &CommandConnection,
+        (command, asking): (Cmd, bool),
+        replicas: Replicas,
+        deadline: CommandDeadline,
+    ) -> Result<Confirmed, CommandFailure> {
+        let (told, reply) = oneshot::channel();
+        let must_start = {
+            let mut gathered = lock(&self.0);
+            gathered.grants.push(Grant { command, asking, told });
+            !std::mem::replace(&mut gathered.is_sending, true)
+        };
+        if must_start {
+            let mut sending = Sending { grants: self.clone(), has_ended: false };
+            let connection = connection.clone();
+            tokio::spawn(async move {
+                while let Some(grants) = sending.next() {
+                    connection.send_grants(grants, replicas, deadline.restarted()).await;
+                }
+            });
+        }
+        reply.await.unwrap_or_else(|_ended| {
+            let why = "the runtime that sent the grant has ended";
+            Err(BackendError::new(BackendErrorKind::Unknown, why).into())
+        })
+    }
+}
+
+/// The task that sends. However it ends, the next grant starts another one.
+struct Sending {
+    grants: Grants,
+    has_ended: bool,
+}
+
+impl Sending {
+    /// Takes the grants whose callers still wait. Returns `None` if there are none.
+    fn next(&mut self) -> Option<Vec<Grant>> {
+        let mut gathered = lock(&self.grants.0);
+        let mut grants = std::mem::take(&mut gathered.grants);
+        grants.retain(|grant| !grant.told.is_closed());
+        if grants.is_empty() {
+            (self.has_ended, gathered.is_sending) = (true, false);
+            return None;
+        }
+        Some(grants)
+    }
+}
+
+impl Drop for Sending {
+    fn drop(&mut self) {
+        if !self.has_ended {
+            *lock(&self.grants.0) = Gathered::default();
+        }
+    }
+}
