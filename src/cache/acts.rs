@@ -1,0 +1,199 @@
+//! What is done to an entry without a load, and looks at it.
+
+use std::time::Duration;
+
+use super::{Cache, Loaded, Source, core::Decision, freshness::Rules};
+use crate::{error::Error, key::Key};
+
+impl<V: Clone + Send + Sync + 'static> Cache<V> {
+    /// Stores a value for as long as the cache keeps values. The value of a load that is under way
+    /// is not stored.
+    ///
+    /// # Errors
+    ///
+    /// - [`Codec`](crate::ErrorKind::Codec) if the value cannot be encoded, or is too large.
+    /// - [`InvalidKey`](crate::ErrorKind::InvalidKey) if the key is empty or too long.
+    /// - [`Backend`](crate::ErrorKind::Backend) if the backend did not answer or refused. The value
+    ///   may or may not be stored.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, the value may or may not be stored.
+    pub async fn insert(&self, key: impl Into<Key>, value: &V) -> Result<(), Error> {
+        self.insert_with_ttl(key, value, self.core.settings.options.ttl).await
+    }
+
+    /// Stores a value for a time of its own. Zero keeps it for 1 ms. Everything else is as for
+    /// [`insert`](Self::insert).
+    ///
+    /// # Errors
+    ///
+    /// As those of [`insert`](Self::insert).
+    ///
+    /// # Cancel safety
+    ///
+    /// As that of [`insert`](Self::insert).
+    pub async fn insert_with_ttl(
+        &self,
+        key: impl Into<Key>,
+        value: &V,
+        ttl: Duration,
+    ) -> Result<(), Error> {
+        self.request(key).ttl(ttl).insert(value).await
+    }
+
+    /// Removes a value. The value of a load that is under way is not stored. A caller that asks
+    /// after this returned is served nothing older.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidKey`](crate::ErrorKind::InvalidKey), or [`Backend`](crate::ErrorKind::Backend) if
+    /// the backend did not answer. The value may then be removed or not.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, the value may or may not be removed.
+    pub async fn invalidate(&self, key: impl Into<Key>) -> Result<(), Error> {
+        let (core, key) = (&self.core, key.into());
+        let name = core.name(&key)?;
+        core.change(&key, core.store.invalidate(&name, core.settings.fence_life())).await?;
+        Ok(())
+    }
+
+    /// Makes a value stale. It is kept for the case that its load
+    /// [fails](super::Builder::stale_if_error), and otherwise served no more. Everything else is as
+    /// for [`invalidate`](Self::invalidate).
+    ///
+    /// Without a window for failures, the value is removed.
+    ///
+    /// # Errors
+    ///
+    /// As those of [`invalidate`](Self::invalidate).
+    ///
+    /// # Cancel safety
+    ///
+    /// As that of [`invalidate`](Self::invalidate).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let mut builder = tokio::runtime::Builder::new_current_thread();
+    /// # builder.enable_time().build().unwrap().block_on(async {
+    /// use std::time::Duration;
+    /// use bellwether::{BoxError, Cache, MemoryBackend, cache::Source};
+    ///
+    /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new())
+    ///     .stale_if_error(Duration::from_secs(600))
+    ///     .build()?;
+    /// cache.insert("stock:42", &17).await?;
+    /// cache.expire("stock:42").await?;
+    /// assert_eq!(cache.get("stock:42").await?, None);
+    /// let load = |_lead| async { Err::<u64, _>(BoxError::from("the database is down")) };
+    /// let loaded = cache.request("stock:42").load(load).await?;
+    /// assert_eq!((*loaded.value(), loaded.source()), (17, Source::Stale));
+    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
+    /// ```
+    pub async fn expire(&self, key: impl Into<Key>) -> Result<(), Error> {
+        let (core, key) = (&self.core, key.into());
+        let name = core.name(&key)?;
+        core.change(&key, core.store.expire(&name, core.settings.fence_life())).await?;
+        Ok(())
+    }
+
+    /// Starts the windows of a value anew, with the settings of the cache. Returns whether there is
+    /// a value. The value of a load that is under way is not stored.
+    ///
+    /// [`Request::touch`](super::Request::touch) does it with windows of its own. Use it if the
+    /// value is known to be right, such as after a write that has not changed it.
+    ///
+    /// # Errors
+    ///
+    /// As those of [`invalidate`](Self::invalidate).
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, the windows may or may not have begun anew.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let mut builder = tokio::runtime::Builder::new_current_thread();
+    /// # builder.enable_time().build().unwrap().block_on(async {
+    /// use bellwether::{Cache, MemoryBackend};
+    ///
+    /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new()).build()?;
+    /// assert!(!cache.touch("stock:42").await?);
+    /// cache.insert("stock:42", &17).await?;
+    /// assert!(cache.touch("stock:42").await?);
+    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
+    /// ```
+    pub async fn touch(&self, key: impl Into<Key>) -> Result<bool, Error> {
+        self.request(key).touch().await
+    }
+
+    /// Returns the stored value with what is known of it, if there is one that has not ended. It
+    /// may be stale, or kept for failures only. Nothing is refreshed or counted.
+    ///
+    /// # Errors
+    ///
+    /// As those of [`get`](Self::get).
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future changes nothing.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let mut builder = tokio::runtime::Builder::new_current_thread();
+    /// # builder.enable_time().build().unwrap().block_on(async {
+    /// use bellwether::{Cache, MemoryBackend, cache::Source};
+    ///
+    /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new()).build()?;
+    /// cache.insert("stock:42", &17).await?;
+    /// let stored = cache.peek("stock:42").await?.unwrap();
+    /// assert_eq!((*stored.value(), stored.source()), (17, Source::Hit));
+    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
+    /// ```
+    pub async fn peek(&self, key: impl Into<Key>) -> Result<Option<Loaded<V>>, Error> {
+        let name = self.core.name(&key.into())?;
+        let decision = self.core.decide(&name, &Rules::ALL, self.core.store.get_aged(&name).await);
+        let (value, record, source) = match decision {
+            Decision::Unanswered(error) => return Err(error.into()),
+            Decision::OnError(known) => (known.value, known.record, Source::Stale),
+            decision => match decision.value() {
+                Some(value) => value,
+                None => return Ok(None),
+            },
+        };
+        Ok(Some(Loaded { value, source, record }))
+    }
+
+    /// Returns for how long a value is still fresh, by the clock of the backend. Zero if it is
+    /// stale, and `None` if there is no value.
+    ///
+    /// # Errors
+    ///
+    /// As those of [`get`](Self::get).
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future changes nothing.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let mut builder = tokio::runtime::Builder::new_current_thread();
+    /// # builder.enable_time().build().unwrap().block_on(async {
+    /// use std::time::Duration;
+    /// use bellwether::{Cache, MemoryBackend};
+    ///
+    /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new()).build()?;
+    /// cache.insert_with_ttl("stock:42", &17, Duration::from_secs(5)).await?;
+    /// assert!(cache.remaining("stock:42").await?.unwrap() > Duration::from_secs(4));
+    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
+    /// ```
+    pub async fn remaining(&self, key: impl Into<Key>) -> Result<Option<Duration>, Error> {
+        Ok(self.peek(key).await?.and_then(|loaded| loaded.expires_in()))
+    }
+}
