@@ -8,6 +8,16 @@ pub struct Kept {
     pub remaining: Duration,
     /// The process had stopped to keep its entries, and others may have removed them.
     pub has_lapsed: bool,
+    /// Nothing was in the way, and the lease was handed to a waiter.
+    pub handed_over: bool,
     /// Whether each claim has an entry, in their order.
     pub stands: Vec<bool>,
+}
+
+impl Kept {
+    /// Returns the answer where no claim was given.
+    pub(super) fn nothing() -> Self {
+        let remaining = Duration::MAX;
+        Self { remaining, has_lapsed: false, handed_over: false, stands: Vec::new() }
+    }
 }

@@ -122,7 +122,9 @@ pub trait Leases: Send + Sync + 'static {
     /// The default is for a backend without queues: it keeps nothing, and the waiters ask again.
     fn keep(&self, claims: &[Claim]) -> impl Future<Output = Result<Kept, BackendError>> + Send {
         let stands = vec![false; claims.len()];
-        async { Ok(Kept { remaining: Duration::ZERO, has_lapsed: true, stands }) }
+        async {
+            Ok(Kept { remaining: Duration::ZERO, has_lapsed: true, handed_over: false, stands })
+        }
     }
 
     /// Ends the lease if the claim has it, and its queue entry. Returns whether the claim had the

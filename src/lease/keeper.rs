@@ -20,6 +20,7 @@ use tokio::{
 };
 use tracing::debug;
 
+use super::untold::Untold;
 use crate::{
     backend::{Claim, DynLeases, Kept, QueueKind, answered},
     error::{BackendError, BackendErrorKind, Chain},
@@ -44,6 +45,7 @@ pub(super) struct Keeper(Arc<KeeperCore>);
 struct KeeperCore {
     backend: Arc<dyn DynLeases>,
     queues: Mutex<HashMap<QueueKey, KeptQueue>>,
+    untold: Untold,
 }
 
 type QueueKey = (Name, QueueKind);
@@ -54,6 +56,8 @@ struct KeptQueue {
     waiters: BTreeMap<u64, KeptWaiter>,
     came: u64,
     look_at: Instant,
+    /// When the lease in the way ends, as far as is known.
+    ends: Instant,
     /// Notified when the task must look earlier.
     earlier: Arc<Notify>,
 }
@@ -75,7 +79,8 @@ pub(super) struct Place {
 
 impl Keeper {
     pub(super) fn new(backend: Arc<dyn DynLeases>) -> Self {
-        Self(Arc::new(KeeperCore { backend, queues: Mutex::default() }))
+        let (queues, untold) = Default::default();
+        Self(Arc::new(KeeperCore { backend, queues, untold }))
     }
 
     /// Keeps the entry of a claim, which was told that the lease in the way lasts for `remaining`.
@@ -84,10 +89,12 @@ impl Keeper {
         let (runtime, asks) = (Handle::current(), Arc::<Notify>::default());
         let mut queues = self.queues();
         let is_new = !queues.contains_key(&key);
+        let (now, count) = (Instant::now(), queues.len());
         let queue = queues.entry(key.clone()).or_insert_with(|| KeptQueue {
             waiters: BTreeMap::new(),
             came: 0,
-            look_at: Instant::now() + every(claim),
+            look_at: now + self.every(claim, count + 1),
+            ends: now,
             earlier: Arc::default(),
         });
         queue.came += 1;
@@ -132,8 +139,13 @@ impl Keeper {
     ) {
         let (numbers, claims, sent) = asked;
         let mut queues = self.queues();
+        let count = queues.len();
         let (Some(queue), Some(claim)) = (queues.get_mut(key), claims.first()) else { return };
-        queue.look_at = sent + every(claim);
+        if answer.as_ref().is_ok_and(|kept| kept.handed_over) && sent < queue.ends {
+            // The holder has released the lease, and no push told of it.
+            self.0.untold.note();
+        }
+        queue.look_at = sent + self.every(claim, count);
         match answer {
             Ok(kept) if kept.has_lapsed => queue.wake(|_| true),
             Ok(kept) => {
@@ -154,19 +166,21 @@ impl Keeper {
         }
     }
 
+    /// Returns how often the entries of one of `count` queues are kept.
+    fn every(&self, claim: &Claim, count: usize) -> Duration {
+        let every = claim.queue_entry_life().mul_f64(KEEP_ENTRY);
+        self.0.untold.interval(count).map_or(every, |interval| interval.min(every))
+    }
+
     fn queues(&self) -> MutexGuard<'_, HashMap<QueueKey, KeptQueue>> {
         self.0.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// How often the entries of a queue are kept.
-fn every(claim: &Claim) -> Duration {
-    claim.queue_entry_life().mul_f64(KEEP_ENTRY)
-}
-
 impl KeptQueue {
     /// Looks not long after the end of the lease in the way.
     fn look_after(&mut self, remaining: Duration) {
+        self.ends = after(Instant::now(), remaining);
         let look = after(Instant::now(), remaining.saturating_add(JITTER.mul_f64(fastrand::f64())));
         if look < self.look_at {
             self.look_at = look;

@@ -18,7 +18,7 @@ use tokio::{
     time::timeout,
 };
 
-use super::recovery::Recovery;
+use super::{recovery::Recovery, untold::Untold};
 use crate::error::{BackendError, BackendErrorKind};
 
 /// How many requests of a kind a shard is asked at once: enough to keep a connection busy, and few
@@ -34,6 +34,7 @@ pub(super) struct ShardTurns {
     pub(super) acquisitions: Turns,
     pub(super) releases: Turns,
     pub(super) recovery: Recovery,
+    pub(super) untold: Untold,
 }
 
 pub(super) struct Turns {

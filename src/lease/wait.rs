@@ -63,6 +63,8 @@ pub(crate) struct Waiting<'a> {
     limit: Duration,
     deadline: Instant,
     failures: Failures,
+    /// It has slept until a timer, although its subscription stood.
+    unpushed: bool,
 }
 
 /// What is waited for.
@@ -125,6 +127,7 @@ impl<'a> Waiting<'a> {
             limit,
             deadline: after(Instant::now(), limit),
             failures: Failures::default(),
+            unpushed: false,
         }
     }
 
@@ -210,6 +213,13 @@ impl<'a> Waiting<'a> {
         self.changes.iter_mut().chain(others).for_each(Changes::forget);
     }
 
+    /// Notes that its last look found what a push should have told.
+    pub(crate) fn found(&mut self) {
+        if mem::take(&mut self.unpushed) {
+            self.janitor.turns(self.name()).untold.note();
+        }
+    }
+
     /// Waits for something else than a push. Returns `None` if the wait is over first.
     pub(crate) async fn bounded<T>(&mut self, event: impl Future<Output = T>) -> Option<T> {
         let mut event = std::pin::pin!(event);
@@ -241,24 +251,37 @@ impl<'a> Waiting<'a> {
         {
             return woken;
         }
-        let jitter = JITTER.mul_f64(fastrand::f64());
         let mut look = match has_entry {
             true => self.deadline,
-            false => told + remaining.saturating_add(jitter).min(LONGEST_SLEEP),
+            false => self.look_at_end(told, remaining),
         };
-        if self.changes.as_ref().is_none_or(Changes::is_lost) {
+        let is_subscribed = self.changes.as_ref().is_some_and(|changes| !changes.is_lost());
+        if !is_subscribed {
             let interval = FIRST_LOOK.saturating_mul(1 << self.looks.min(6)).min(LONGEST_LOOK);
             self.looks += 1;
             look = look.min(Instant::now() + interval.mul_f64(0.5 + fastrand::f64() / 2.0));
         }
         let wake = look.min(until).min(self.deadline);
         let owner = self.subject.owner();
+        self.unpushed = false;
         tokio::select! {
             biased;
             change = pushed(self.changes.as_mut(), owner) => Woken::Pushed(change),
             () = kept(self.place.as_ref()) => Woken::Again,
-            () = sleep_until(wake) => self.woken(wake),
+            () = sleep_until(wake) => {
+                self.unpushed = is_subscribed;
+                self.woken(wake)
+            }
         }
+    }
+
+    /// Returns when to look without a queue entry: after the end of the lease in the way, or
+    /// earlier if pushes may not tell of it.
+    fn look_at_end(&self, told: Instant, remaining: Duration) -> Instant {
+        let jitter = JITTER.mul_f64(fastrand::f64());
+        let sleep = remaining.saturating_add(jitter).min(LONGEST_SLEEP);
+        let untold = self.janitor.turns(self.name()).untold.interval(1);
+        told + untold.map_or(sleep, |interval| interval.min(sleep))
     }
 
     /// Has the queue entry kept, whose lease in the way lasts for another `remaining`. Returns

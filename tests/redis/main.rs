@@ -22,3 +22,4 @@ mod sentinel;
 mod slow;
 mod tls;
 mod turns;
+mod untold;

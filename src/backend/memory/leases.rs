@@ -151,8 +151,7 @@ impl Data {
     ) -> (Kept, Vec<Change>) {
         self.expire(now);
         let Some(first) = claims.first() else {
-            let none = Kept { remaining: Duration::MAX, has_lapsed: false, stands: Vec::new() };
-            return (none, Vec::new());
+            return (Kept::nothing(), Vec::new());
         };
         let has_lapsed = self.keep_entries(first, now).is_none();
         let has_entry = |claim: &Claim| {
@@ -171,7 +170,8 @@ impl Data {
             }
             Mode::Permit { .. } => Some(occupancy.permits.first_end(now)),
         };
-        (Kept { remaining: remaining.unwrap_or_default(), has_lapsed, stands }, pushed)
+        let (remaining, handed_over) = (remaining.unwrap_or_default(), !pushed.is_empty());
+        (Kept { remaining, has_lapsed, handed_over, stands }, pushed)
     }
 
     /// Releases a lease. `heard` says whether the waiters hear a push. Returns whether it was held,

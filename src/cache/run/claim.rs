@@ -95,13 +95,16 @@ impl<V: Clone + Send + Sync + 'static> Attempt for Claiming<'_, '_, V> {
         }
         match run.core.counted(answer) {
             Ok((Claimed::Granted(grant), sent)) => Asked::Settled(self.granted(&grant, sent)),
-            Ok((Claimed::Newer(entry), _)) => match run.received(entry, self.epoch) {
-                Step::Claim { seen } => {
-                    self.seen = seen;
-                    Asked::Again
+            Ok((Claimed::Newer(entry), _)) => {
+                waiting.found();
+                match run.received(entry, self.epoch) {
+                    Step::Claim { seen } => {
+                        self.seen = seen;
+                        Asked::Again
+                    }
+                    step => Asked::Settled(step),
                 }
-                step => Asked::Settled(step),
-            },
+            }
             Ok((Claimed::Held(occupied), _)) => self.occupied(&occupied),
             Err(error) => self.failed(&error),
         }

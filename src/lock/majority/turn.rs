@@ -205,7 +205,12 @@ impl Majority {
                 remaining = Some(remaining.map_or(left, |least: Duration| least.min(left)));
             }
         }
-        Kept { remaining: remaining.unwrap_or_default(), has_lapsed: false, stands }
+        Kept {
+            remaining: remaining.unwrap_or_default(),
+            has_lapsed: false,
+            handed_over: false,
+            stands,
+        }
     }
 }
 

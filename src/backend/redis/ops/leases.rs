@@ -107,7 +107,7 @@ impl Leases for RedisBackend {
 
     async fn keep(&self, claims: &[Claim]) -> Result<Kept, BackendError> {
         let Some(first) = claims.first() else {
-            return Ok(Kept { remaining: Duration::MAX, has_lapsed: false, stands: Vec::new() });
+            return Ok(Kept::nothing());
         };
         self.keep_entries(first, claims).await
     }

@@ -139,7 +139,8 @@ pub(super) fn kept(value: Value, count: usize) -> Result<(Kept, Told), BackendEr
     let has_lapsed = fields.number()? == 1;
     let stands = (0..count).map(|_| fields.number().map(|stands| stands == 1));
     let stands = stands.collect::<Result<_, _>>()?;
-    Ok((Kept { remaining, has_lapsed, stands }, told))
+    let handed_over = told.publish_refused == Some(false);
+    Ok((Kept { remaining, has_lapsed, handed_over, stands }, told))
 }
 
 /// Returns whether a script that grants is to be called again.
