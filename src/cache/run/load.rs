@@ -39,18 +39,19 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         // The lease is renewed until this turn has come.
         let _turn = self.shard.turn().await;
         guard.closing();
+        // In boxes, which do not stay during the load.
         match produced {
             Ok(Produced::Value(value)) => {
                 let (entry, ttl) = self.entry(&value, cost, &lead);
-                self.commit(guard, entry, ttl, value, granted).await
+                Box::pin(self.commit(guard, entry, ttl, value, granted)).await
             }
             Ok(Produced::Uncacheable) => {
                 let ttl = self.core.settings.uncacheable_ttl;
                 let ttl = (!lead.keeping().do_not_store).then_some(ttl);
-                self.commit_uncacheable(guard, cost, ttl).await
+                Box::pin(self.commit_uncacheable(guard, cost, ttl)).await
             }
             Err(error) => {
-                self.tell_failure(guard, &error).await;
+                Box::pin(self.tell_failure(guard, &error)).await;
                 failed(error)
             }
         }
