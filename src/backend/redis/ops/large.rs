@@ -11,6 +11,7 @@
 use std::{
     hash::BuildHasher,
     sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
+    time::Duration,
 };
 
 use bytes::Bytes;
@@ -29,6 +30,9 @@ use crate::{
 
 /// A smaller entry costs less as an argument of its script.
 const STAGE_FROM: usize = 16 << 10;
+/// When the key of an entry that was moved away is removed. A server that has few keys has done so
+/// by then.
+const REMOVE_AFTER: Duration = Duration::from_millis(200);
 /// How long a staged entry lasts if its script does not come, in milliseconds.
 const STAGE_LIFE: u64 = 10_000;
 /// How many reads after the last large entry ask for a part.
@@ -173,6 +177,19 @@ impl RedisBackend {
     /// Returns whether an entry is staged, and not an argument of its script.
     pub(super) fn is_staged(&self, entry: &Bytes) -> bool {
         entry.len() > self.0.config.push_limit.max(STAGE_FROM)
+    }
+}
+
+impl RedisBackend {
+    /// Removes an entry that was moved away and has ended. A server with many keys may not come
+    /// across it for long.
+    pub(super) fn remove_soon(&self, key: String) {
+        let backend = self.clone();
+        tokio::spawn(async move {
+            tokio::time::sleep(REMOVE_AFTER).await;
+            // Without an answer, the server comes across it at last.
+            let _ = backend.0.servers.run(Cmd::new().arg("DEL").arg(&key), &key).await;
+        });
     }
 }
 

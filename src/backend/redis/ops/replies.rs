@@ -181,6 +181,14 @@ pub(super) fn fence(value: Value) -> Result<u64, BackendError> {
     }
 }
 
+/// Reads the fence that was burnt, and whether the entry was moved away.
+pub(super) fn invalidated(value: Value) -> Result<(u64, bool), BackendError> {
+    match value {
+        Value::Array(_) => Ok((Fields::new(value)?.number()?, true)),
+        value => fence(value).map(|burnt| (burnt, false)),
+    }
+}
+
 pub(super) fn flag(value: Value) -> Result<bool, BackendError> {
     match value {
         Value::Int(number) => Ok(number == 1),
@@ -205,6 +213,7 @@ pub(super) fn words(value: Value) -> Result<Vec<String>, BackendError> {
 #[cfg(any(fuzzing, test))]
 pub(in super::super) fn check_any_reply(value: &Value) {
     let _ = (claimed(value.clone()), passed(value.clone()), holder(value.clone()));
+    let _ = invalidated(value.clone());
     let _ = (countdown(value.clone()), committed(value.clone()), released(value.clone()));
     let _ = (fence(value.clone()), flag(value.clone()), rewindowed(value.clone()));
     for count in 0..4 {

@@ -141,8 +141,16 @@ impl Store for RedisBackend {
     }
 
     async fn invalidate(&self, name: &Name, fence_life: Duration) -> Result<u64, BackendError> {
-        let call = write(&SCRIPTS.invalidate, name, self.channel(), 0).arg(millis(fence_life));
-        self.checked(replies::fence(self.0.servers.call(call).await?))
+        let trash = staged_suffix(Owner::fresh());
+        let call = write(&SCRIPTS.invalidate, name, self.channel(), 1)
+            .keys(name, &[&trash])
+            .arg(millis(fence_life));
+        let (burnt, is_moved) =
+            self.checked(replies::invalidated(self.0.servers.call(call).await?))?;
+        if is_moved {
+            self.remove_soon(name.suffixed(&trash));
+        }
+        Ok(burnt)
     }
 }
 

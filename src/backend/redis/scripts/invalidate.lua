@@ -1,19 +1,21 @@
 -- Removes an entry, burns a fence and ends the lease, so that no load under way is stored.
 --
--- Returns the fence.
+-- Returns the fence, or {fence} if the entry was moved to `trash`.
 --
 -- processes: the processes that wait for a load
 -- entry_before, entry_after: the entries of the neighbouring schemas
-local lease, fence, entry, channel, processes, entry_before, entry_after = unpack(KEYS)
+-- trash: takes a large entry until it ends
+local lease, fence, entry, channel, processes, entry_before, entry_after, trash = unpack(KEYS)
 local fence_ms = ARGV[1]
 
--- include: fence_at, fence_text, next_fence, entry_at, publish_to_all
+-- include: fence_at, fence_text, next_fence, entry_at, publish_to_all, move_away
 local last = fence_at(fence)
 local _, stored = entry_at(entry)
 local burnt = next_fence(last, stored)
+local is_moved = move_away(entry, trash)
 redis.call('DEL', lease, entry, entry_before, entry_after)
 local written = redis.pcall('SET', fence, fence_text(burnt), 'PX', fence_ms)
 -- A full server refuses the write. Without a fence, no commit passes either.
 if type(written) == 'table' and written.err then redis.call('DEL', fence) end
 publish_to_all(channel, processes, 'i' .. fence_text(burnt))
-return burnt
+return is_moved and { burnt } or burnt
