@@ -269,3 +269,45 @@ async fn after_the_first_unconfirmed_grant_no_miss_waits_for_replicas() {
     let waits = calls.iter().filter(|call| call.command == "WAIT").count();
     assert!((1..MISSES / 5).contains(&waits), "{waits} waits for {MISSES} misses");
 }
+
+/// Returns how many times a server was told to wait for replicas.
+async fn waits(master: &RedisServer) -> u64 {
+    let stats: String = master.raw().await.run(&["INFO", "commandstats"]).await;
+    let calls = stats.lines().find_map(|line| line.strip_prefix("cmdstat_wait:calls="));
+    calls.and_then(|calls| calls.split(',').next()?.parse().ok()).unwrap_or(0)
+}
+
+/// A waiter holds what a release frees only when replicas have confirmed it: a reader behind a
+/// writer, and a waiter for the only permit.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_waiting_reader_and_a_waiting_permit_are_confirmed() {
+    let (master, replica) = pair().await;
+    let [here, there] = [0, 1].map(|_| {
+        let replicas = Replicas::confirming(1);
+        let backend = RedisBackend::builder().server(master.url()).replicas(replicas).build();
+        Locks::new(backend.unwrap())
+    });
+    let writer = here.rw_lock("k").write().await.unwrap();
+    let permit = here.semaphore("k", 1).acquire().await.unwrap();
+    let reader = there.rw_lock("k").wait_limit(LIMIT);
+    let reader = tokio::spawn(async move { reader.read().await });
+    let second = there.semaphore("k", 1).wait_limit(LIMIT);
+    let second = tokio::spawn(async move { second.acquire().await });
+    for queue in ["*{k}:rq", "*{k}:pq"] {
+        let queued = async || !master.raw().await.keys(queue).await.is_empty();
+        assert!(comes_true(LIMIT, queued).await, "no waiter in {queue}");
+    }
+    replica.stop_signal();
+    writer.unlock().await.unwrap();
+    permit.release().await.unwrap();
+    let before = waits(&master).await;
+    assert!(comes_true(LIMIT, async || waits(&master).await >= before + 4).await);
+    assert!(!reader.is_finished() && !second.is_finished(), "granted without a replica");
+    replica.resume();
+    let (reader, second) = (reader.await.unwrap().unwrap(), second.await.unwrap().unwrap());
+    for key in ["*{k}:r", "*{k}:p"] {
+        assert_eq!(replica.raw().await.keys(key).await.len(), 1, "{key} is not on the replica");
+    }
+    reader.unlock().await.unwrap();
+    second.release().await.unwrap();
+}
