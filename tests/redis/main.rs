@@ -6,6 +6,7 @@ mod cluster;
 mod connection;
 mod credentials;
 mod family;
+mod freshness;
 mod handover;
 mod http;
 mod large;
