@@ -92,6 +92,8 @@ struct Outage {
     took: Duration,
     /// From 0.75 to 1.
     jitter: f64,
+    /// The next attempt is under way.
+    is_attempting: bool,
 }
 
 impl Default for Pacer {
@@ -121,7 +123,9 @@ impl Pacer {
         }
         self.demanded.notify_waiters();
         let now = Instant::now();
-        let is_due = |outage: &Outage| outage.due(demand) <= now && now < outage.due(before);
+        let is_due = |outage: &Outage| {
+            !outage.is_attempting && outage.due(demand) <= now && now < outage.due(before)
+        };
         self.outage().as_ref().is_some_and(is_due)
     }
 
@@ -154,6 +158,7 @@ impl Pacer {
             }
         };
         self.demand.store(Demand::None as u8, Ordering::Relaxed);
+        self.set_attempting(true);
         Attempt { pacer: self, begun: Instant::now(), _permit: permit }
     }
 
@@ -169,6 +174,12 @@ impl Pacer {
                 () = sleep_until(at) => return permit,
                 () = demanded => {}
             }
+        }
+    }
+
+    fn set_attempting(&self, is_attempting: bool) {
+        if let Some(outage) = self.outage().as_mut() {
+            outage.is_attempting = is_attempting;
         }
     }
 
@@ -205,7 +216,14 @@ impl Attempt<'_> {
         let mut outage = self.pacer.outage();
         let count = outage.as_ref().map_or(0, |outage| outage.count.saturating_add(1));
         let (begun, took) = (self.begun, self.begun.elapsed());
-        *outage = Some(Outage { count, error, begun, took, jitter: jitter() });
+        *outage =
+            Some(Outage { count, error, begun, took, jitter: jitter(), is_attempting: false });
+    }
+}
+
+impl Drop for Attempt<'_> {
+    fn drop(&mut self) {
+        self.pacer.set_attempting(false);
     }
 }
 
