@@ -196,6 +196,11 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         self.counted(changed)
     }
 
+    /// Returns the options of a request: its own, or those of the cache.
+    pub(super) fn options<'a>(&'a self, own: Option<&'a Options>) -> &'a Options {
+        own.unwrap_or(&self.settings.options)
+    }
+
     /// Waits for a permit to load in this process, as long as the options allow it.
     pub(super) async fn permit(&self, options: &Options) -> Result<SemaphorePermit<'_>, Error> {
         let permit = match options.sharing.on_full {

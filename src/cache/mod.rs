@@ -142,7 +142,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// Returns a request for a key, with options of its own. It also says where its value came
     /// from.
     pub fn request(&self, key: impl Into<Key>) -> Request<V> {
-        Request { core: self.core.clone(), key: key.into(), options: self.core.settings.options }
+        Request { core: self.core.clone(), key: key.into(), own: None }
     }
 
     /// Returns the stored value, if there is one that is fresh or may be served

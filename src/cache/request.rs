@@ -41,14 +41,15 @@ use crate::{
 pub struct Request<V> {
     pub(super) core: Arc<Core<V>>,
     pub(super) key: Key,
-    pub(super) options: Options,
+    /// The options, if they are not those of the cache. In a box, because each follower carries it.
+    pub(super) own: Option<Box<Options>>,
 }
 
 impl<V: Clone + Send + Sync + 'static> Request<V> {
     /// Sets how long the value is kept, if this caller is the one that loads it. Zero keeps it for
     /// 1 ms at most, and [`Lead::do_not_store`] stores nothing.
     pub fn ttl(mut self, ttl: Duration) -> Self {
-        self.options.ttl = ttl;
+        self.options_mut().ttl = ttl;
         self
     }
 
@@ -59,8 +60,8 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     /// Everything else is as for
     /// [`Builder::stale_while_revalidate`](super::Builder::stale_while_revalidate).
     pub fn stale_while_revalidate(mut self, window: Duration) -> Self {
-        self.options.stale_while_revalidate = window;
-        self.options.rules.stale = window;
+        self.options_mut().stale_while_revalidate = window;
+        self.options_mut().rules.stale = window;
         self
     }
 
@@ -69,33 +70,38 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     ///
     /// Everything else is as for [`Builder::stale_if_error`](super::Builder::stale_if_error).
     pub fn stale_if_error(mut self, window: Duration) -> Self {
-        self.options.stale_if_error = window;
-        self.options.rules.error = window;
+        self.options_mut().stale_if_error = window;
+        self.options_mut().rules.error = window;
         self
     }
 
     /// Sets when this caller refreshes the value before its time to live is over.
     pub fn early_refresh(mut self, early: EarlyRefresh) -> Self {
-        self.options.rules.early = early;
+        self.options_mut().rules.early = early;
         self
     }
 
     /// Sets how long the load may take, if this caller is the one that leads.
     pub fn load_limit(mut self, limit: Duration) -> Self {
-        self.options.load_limit = limit;
+        self.options_mut().load_limit = limit;
         self
     }
 
     /// Sets how long to wait for the load of another process, if this caller is the one that leads.
     pub fn wait_limit(mut self, limit: Duration) -> Self {
-        self.options.wait_limit = limit;
+        self.options_mut().wait_limit = limit;
         self
     }
 
     #[cfg(feature = "http")]
     pub(crate) fn sharing(mut self, sharing: super::Sharing) -> Self {
-        self.options.sharing = sharing;
+        self.options_mut().sharing = sharing;
         self
+    }
+
+    fn options_mut(&mut self) -> &mut Options {
+        let core = &self.core;
+        self.own.get_or_insert_with(|| Box::new(core.settings.options))
     }
 
     /// Stores a value with the time to live and the windows of this request. Everything else is as
@@ -123,8 +129,8 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     /// # Ok::<_, bellwether::Error>(()) }).unwrap();
     /// ```
     pub async fn insert(self, value: &V) -> Result<(), Error> {
-        let Self { core, key, options } = self;
-        let windows = options.windows().in_range();
+        let Self { core, key, own } = self;
+        let windows = core.options(own.as_deref()).windows().in_range();
         let (name, life) = (core.name(&key)?, core.settings.fence_life());
         let entry = core.encode(value, Duration::ZERO)?.with_windows(windows);
         core.change(&key, core.store.put(&name, &entry, windows.kept(), life)).await?;
@@ -142,9 +148,10 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     ///
     /// If the future is dropped, the windows may or may not have begun anew.
     pub async fn touch(self) -> Result<bool, Error> {
-        let Self { core, key, options } = self;
+        let Self { core, key, own } = self;
         let (name, life) = (core.name(&key)?, core.settings.fence_life());
-        let touched = core.change(&key, core.store.touch(&name, options.windows(), life)).await?;
+        let windows = core.options(own.as_deref()).windows();
+        let touched = core.change(&key, core.store.touch(&name, windows, life)).await?;
         Ok(touched.is_some())
     }
 
@@ -183,7 +190,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         F: FnOnce(Lead) -> Fut + Send + 'static,
         Fut: Future<Output = Result<Produced<V>, Error>> + Send + 'static,
     {
-        let Self { core, key, options } = self;
+        let Self { core, key, mut own } = self;
         let mut work = Some(work);
         // As above.
         async move {
@@ -195,17 +202,17 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
             loop {
                 let Joined { mut follower, leader } = match core.flights.join(&key) {
                     Ok(joined) => joined,
-                    Err(why) => return Box::pin(refused(core, work, options, within, why)).await,
+                    Err(why) => return Box::pin(refused(core, work, own, within, why)).await,
                 };
                 let edge = within.map(|from| nest(from, &follower));
                 if let Some(None) = edge {
                     drop((follower, leader));
-                    return Box::pin(load_alone(core, work, options, within)).await;
+                    return Box::pin(load_alone(core, work, own, within)).await;
                 }
                 let (leads, mut waited) = (leader.is_some(), None);
                 if let Some(leader) = leader {
                     let work = work.take().ok_or_else(cut_off)?;
-                    let run = Run::new(&core, &key, options, leader, unanswered.is_some())?;
+                    let run = Run::new(&core, &key, own.take(), leader, unanswered.is_some())?;
                     let span = tracing::debug_span!("flight", %key);
                     waited = follower.lead(Box::pin(run.run(work).instrument(span))).await;
                 } else {
@@ -275,7 +282,7 @@ fn served<V>(core: &Core<V>, outcome: Outcome<V>, leads: bool) -> Result<Flown<V
 async fn refused<V, F, Fut>(
     core: Arc<Core<V>>,
     work: Option<F>,
-    options: Options,
+    own: Option<Box<Options>>,
     within: Option<u64>,
     why: Refused,
 ) -> Result<Flown<V>, Error>
@@ -287,10 +294,11 @@ where
     if why != Refused::Closed {
         return Err(overloaded(why));
     }
+    let options = core.options(own.as_deref());
     // A loader that waits for a permit that loaders hold could wait for itself.
     let _permit = match within {
         Some(_) => None,
-        None => match core.permit(&options).await {
+        None => match core.permit(options).await {
             Ok(permit) => Some(permit),
             Err(_) if options.sharing.on_full == OnFull::Pass => {
                 return Ok(Flown::Alone(Alone::Full));
@@ -300,14 +308,14 @@ where
     };
     // With a number, so that the loads that this one waits for need no permit.
     let number = within.unwrap_or_else(flight::next_id);
-    load_alone(core.clone(), work, options, Some(number)).await
+    load_alone(core.clone(), work, own, Some(number)).await
 }
 
 /// Loads for one caller, without a flight and a lease. Nothing is stored.
 async fn load_alone<V, F, Fut>(
     core: Arc<Core<V>>,
     work: Option<F>,
-    options: Options,
+    own: Option<Box<Options>>,
     number: Option<u64>,
 ) -> Result<Flown<V>, Error>
 where
@@ -317,7 +325,8 @@ where
 {
     let work = work.ok_or_else(cut_off)?;
     core.counters.loads.add();
-    match loader::run(work, Lead::new(None), options.load_limit, number).await {
+    let limit = core.options(own.as_deref()).load_limit;
+    match loader::run(work, Lead::new(None), limit, number).await {
         Ok(Produced::Value(value)) => served(&core, Outcome::Value(Loaded::degraded(value)), true),
         Ok(Produced::Uncacheable) => Ok(Flown::Alone(Alone::Uncacheable)),
         Err(error) => {

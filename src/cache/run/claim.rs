@@ -27,7 +27,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         claim.waits = false;
         claim.listens = self.waits;
         let (engine, retry) = (&self.core.engine, settings.retry.as_ref());
-        let limit = self.options.wait_limit;
+        let limit = self.options().wait_limit;
         let mut waiting = Waiting::new(engine.janitor(), &claim, retry, limit);
         let mut claiming = Claiming {
             run: self,
@@ -143,7 +143,7 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, '_, V> {
     pub(super) fn received(&self, entry: Entry) -> Option<Step<V>> {
         let run = self.run;
         if entry.kind == EntryKind::Uncacheable
-            && run.options.sharing.on_uncacheable == OnUncacheable::Claim
+            && run.options().sharing.on_uncacheable == OnUncacheable::Claim
         {
             // The callers decide whether they try once more.
             return Some(Step::Land(uncacheable()));
@@ -178,7 +178,7 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, '_, V> {
     fn granted(&mut self, grant: &Grant, sent: Instant) -> Step<V> {
         let (core, fence) = (&self.run.core, grant.fence());
         debug!(fence, "lease taken");
-        let upkeep = core.settings.upkeep(self.run.options.load_limit);
+        let upkeep = core.settings.upkeep(self.run.options().load_limit);
         let granted = self.acquisition.settle(upkeep, fence, sent, None);
         Step::Load(core.engine.hold(granted), self.epoch)
     }
@@ -195,7 +195,7 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, '_, V> {
         self.unanswered = None;
         let met = std::mem::replace(&mut self.fence, occupied.fence);
         let is_next = met != 0 && met != occupied.fence;
-        if self.time_up || (is_next && self.run.options.sharing.waits_once) {
+        if self.time_up || (is_next && self.run.options().sharing.waits_once) {
             debug!("the wait for another process is over");
             return Asked::Settled(Step::LoadAlone);
         }

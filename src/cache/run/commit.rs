@@ -53,7 +53,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             Ok(Committed::Newer(entry)) => {
                 counters.refused.add();
                 debug!(fence = entry.fence, "commit refused: a newer entry is stored");
-                let newer = self.core.decide(&self.name, &self.options.rules, Ok(Some(entry)));
+                let newer = self.core.decide(&self.name, &self.options().rules, Ok(Some(entry)));
                 match newer.value() {
                     Some((newer, record, _)) => (found(newer, Source::Received, record), committed),
                     None => (Outcome::Value(led(value)), granted),

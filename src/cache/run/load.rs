@@ -78,7 +78,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         let counters = &self.core.counters;
         counters.loads.add();
         let number = Some(self.leader.id());
-        let produced = loader::run(work, lead, self.options.load_limit, number).await;
+        let produced = loader::run(work, lead, self.options().load_limit, number).await;
         if produced.is_err() {
             counters.failures.add();
         }
@@ -114,7 +114,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     }
 
     fn windows(&self, keeping: &Keeping) -> Windows {
-        let windows = self.options.windows();
+        let windows = self.options().windows();
         Windows::fresh(keeping.ttl.unwrap_or(windows.fresh))
             .stale(keeping.stale_while_revalidate.unwrap_or(windows.stale))
             .error(keeping.stale_if_error.unwrap_or(windows.error))

@@ -28,7 +28,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
                 self.shard.turn().await
             }
         };
-        let question = stored(&self.core, &self.shard, &self.name, &self.options.rules);
+        let question = stored(&self.core, &self.shard, &self.name, &self.options().rules);
         match self.leader.ask(question).await {
             (Some(Decision::Fresh(value, record)), epoch) => {
                 Step::Land((found(value, Source::Hit, record), epoch))
@@ -57,7 +57,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             }
             Decision::Miss { seen } => Step::Claim { seen },
             Decision::Unanswered(_) => Step::LoadAlone,
-            Decision::Uncacheable { seen } => match self.options.sharing.on_uncacheable {
+            Decision::Uncacheable { seen } => match self.options().sharing.on_uncacheable {
                 OnUncacheable::Coalesce => Step::LoadAlone,
                 OnUncacheable::Pass => Step::Land(uncacheable()),
                 OnUncacheable::Claim => Step::Claim { seen },
@@ -67,7 +67,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
 
     /// Returns the step that follows an entry of another process.
     pub(super) fn received(&self, entry: Entry, epoch: Epoch) -> Step<V> {
-        let decision = self.core.decide(&self.name, &self.options.rules, Ok(Some(entry)));
+        let decision = self.core.decide(&self.name, &self.options().rules, Ok(Some(entry)));
         self.decided(decision, Source::Received, epoch)
     }
 
@@ -75,7 +75,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     pub(super) async fn look_instead(&self, error: Error) -> Landing<V> {
         let _turn = self.shard.turn().await;
         let epoch = self.leader.begin_epoch();
-        let decision = stored(&self.core, &self.shard, &self.name, &self.options.rules).await;
+        let decision = stored(&self.core, &self.shard, &self.name, &self.options().rules).await;
         match decision.value() {
             Some((value, record, Source::Hit)) => (found(value, Source::Received, record), epoch),
             Some((value, record, source)) => (found(value, source, record), epoch),

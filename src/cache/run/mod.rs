@@ -42,7 +42,7 @@ pub(super) struct Run<V: Clone> {
     name: Name,
     /// The part of the backend that keeps the name.
     shard: Arc<Shard>,
-    options: Options,
+    own: Option<Box<Options>>,
     leader: Leader<Outcome<V>>,
     /// The outcome for late joiners, if the backend cannot be asked for it.
     for_late: OnceLock<Outcome<V>>,
@@ -75,7 +75,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     pub(super) fn new(
         core: &Arc<Core<V>>,
         key: &Key,
-        options: Options,
+        own: Option<Box<Options>>,
         leader: Leader<Outcome<V>>,
         is_alone: bool,
     ) -> Result<Self, Error> {
@@ -83,7 +83,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         let shard = core.shards.of(core.store.shard(&name), |shard| !shard.breaker.is_troubled());
         let core = core.clone();
         let (for_late, known) = (OnceLock::new(), OnceLock::new());
-        Ok(Self { core, name, shard, options, leader, for_late, is_alone, waits: true, known })
+        Ok(Self { core, name, shard, own, leader, for_late, is_alone, waits: true, known })
     }
 
     /// Runs to the end.
@@ -112,9 +112,10 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         let landing = AssertUnwindSafe(landing).catch_unwind().await;
         let (outcome, epoch) =
             landing.unwrap_or_else(|panic| failed(loader::panicked(panic.as_ref())));
-        let Self { core, name, shard, options, leader, for_late, .. } = self;
+        let Self { core, name, shard, own, leader, for_late, .. } = self;
         if let Some(late) = leader.land(outcome, epoch) {
-            serve_late(&core, &shard, &name, &options.rules, late, for_late.into_inner()).await;
+            let rules = &core.options(own.as_deref()).rules;
+            serve_late(&core, &shard, &name, rules, late, for_late.into_inner()).await;
         }
     }
 
@@ -175,6 +176,10 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         failed(error)
     }
 
+    fn options(&self) -> &Options {
+        self.core.options(self.own.as_deref())
+    }
+
     /// Waits for a permit to load in this process. A load that a loader waits for needs none, or
     /// loads could wait for each other.
     async fn permit<'a>(&'a self, permit: &mut Option<SemaphorePermit<'a>>) -> Result<(), Error> {
@@ -184,14 +189,14 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         tokio::select! {
             biased;
             () = self.leader.told(Notice::NeededByLoader) => {}
-            granted = self.core.permit(&self.options) => *permit = Some(granted?),
+            granted = self.core.permit(self.options()) => *permit = Some(granted?),
         }
         Ok(())
     }
 
     /// Returns the landing of a flight that has no permit to load.
     fn full(&self, error: Error) -> Landing<V> {
-        match self.options.sharing.on_full {
+        match self.options().sharing.on_full {
             OnFull::Pass => (Outcome::Alone(Alone::Full), Epoch::END),
             OnFull::Queue | OnFull::Refuse => failed(error),
         }

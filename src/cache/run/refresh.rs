@@ -37,7 +37,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             core: Arc::clone(&self.core),
             name: self.name.clone(),
             shard: Arc::clone(&self.shard),
-            options: self.options,
+            own: self.own.clone(),
             leader,
             for_late: OnceLock::new(),
             is_alone: false,
