@@ -14,6 +14,7 @@ mod raw;
 mod scripts;
 mod sentinels;
 mod server;
+mod signal;
 
 pub use self::{
     cluster::Cluster,
@@ -22,6 +23,7 @@ pub use self::{
     scripts::script,
     sentinels::Sentinels,
     server::RedisServer,
+    signal::signal,
 };
 
 use std::{env, future::Future, process::Command, time::Duration};

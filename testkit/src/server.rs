@@ -10,7 +10,7 @@ use std::{
 use tempfile::TempDir;
 use tokio::time::{Duration, Instant, sleep};
 
-use super::{LIMIT, Monitor, Raw, nursery};
+use super::{LIMIT, Monitor, Raw, nursery, signal::signal};
 
 /// A Redis server on a free port of the loopback interface, with its own directory.
 ///
@@ -115,12 +115,12 @@ impl RedisServer {
 
     /// Suspends the server with SIGSTOP. Its sockets stay open.
     pub fn stop_signal(&self) {
-        self.signal("STOP");
+        signal(self.pid(), "STOP");
     }
 
     /// Resumes the server with SIGCONT.
     pub fn resume(&self) {
-        self.signal("CONT");
+        signal(self.pid(), "CONT");
     }
 
     /// Kills the server and starts it again on the same port and directory.
@@ -141,14 +141,6 @@ impl RedisServer {
             // The port of a killed server may stay in use for a moment.
             assert!(Instant::now() < end, "the server did not start again: {}", self.log());
         }
-    }
-
-    fn signal(&self, signal: &str) {
-        let status = Command::new("kill")
-            .args([format!("-{signal}"), self.pid().to_string()])
-            .status()
-            .expect("the command kill");
-        assert!(status.success(), "SIG{signal} could not be sent");
     }
 
     /// Waits until the server answers. Returns `false` if it ended because its port was taken.

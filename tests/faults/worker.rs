@@ -78,9 +78,7 @@ impl Worker {
     }
 
     pub fn signal(&self, signal: &str) {
-        let pid = self.child.id().unwrap().to_string();
-        let kill = std::process::Command::new("kill").args([&format!("-{signal}"), &pid]).status();
-        assert!(kill.unwrap().success(), "SIG{signal} was not sent");
+        testkit::signal(self.child.id().unwrap(), signal);
     }
 }
 

@@ -153,20 +153,11 @@ impl Fleet {
     }
 
     pub fn stop_signal(&self, process: usize) {
-        self.signal(process, "STOP");
+        testkit::signal(self.workers[process].child.id().unwrap(), "STOP");
     }
 
     pub fn resume(&self, process: usize) {
-        self.signal(process, "CONT");
-    }
-
-    fn signal(&self, process: usize, signal: &str) {
-        let pid = self.workers[process].child.id().unwrap();
-        let status = std::process::Command::new("kill")
-            .args([format!("-{signal}"), pid.to_string()])
-            .status()
-            .unwrap();
-        assert!(status.success(), "SIG{signal} was not sent");
+        testkit::signal(self.workers[process].child.id().unwrap(), "CONT");
     }
 }
 
