@@ -35,6 +35,8 @@
 
 use std::sync::{Arc, PoisonError, RwLock, atomic::AtomicBool};
 
+use hashbrown::HashMap;
+
 use crate::{backend::Owner, key::Name};
 
 pub(super) const STAGED: &str = "t";
@@ -80,13 +82,12 @@ pub(super) struct ProcessChannels {
     start: String,
     /// The id of the backend.
     pub(super) id: String,
-    /// Those that were needed so far.
-    known: RwLock<Vec<Arc<ScopeChannels>>>,
+    /// Those that were needed so far, by their namespace and family.
+    known: RwLock<HashMap<Box<str>, Arc<ScopeChannels>>>,
 }
 
 /// The channels of this process for one namespace and family.
 pub(super) struct ScopeChannels {
-    scope: Box<str>,
     /// For claims that wait in a queue: scripts find it by the owner of a claim.
     pub(super) queued: Arc<str>,
     /// For claims of entries, which register the id of their backend.
@@ -106,25 +107,19 @@ impl ProcessChannels {
 
     /// Returns the channels for the namespace and family of a name.
     pub(super) fn of(&self, name: &Name) -> Arc<ScopeChannels> {
-        let is_of = |channels: &&Arc<ScopeChannels>| {
-            name.prefix().strip_prefix(&*channels.scope).is_some_and(|rest| rest.starts_with('{'))
-        };
-        let find = |known: &Vec<_>| known.iter().find(is_of).cloned();
-        if let Some(channels) = find(&self.known.read().unwrap_or_else(PoisonError::into_inner)) {
-            return channels;
+        let scope = scope(name);
+        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some(channels) = known.get(scope) {
+            return channels.clone();
         }
+        drop(known);
         let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
-        find(&known).unwrap_or_else(|| {
-            let channels = Arc::new(self.named(scope(name)));
-            known.push(channels.clone());
-            channels
-        })
+        known.entry(scope.into()).or_insert_with(|| Arc::new(self.named(scope))).clone()
     }
 
     fn named(&self, scope: &str) -> ScopeChannels {
         let named = |id: &str| format!("{scope}{}{id}", self.start).into();
         ScopeChannels {
-            scope: scope.into(),
             queued: named(&Owner::process()),
             registered: named(&self.id),
             common: named("all"),
