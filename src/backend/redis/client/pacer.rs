@@ -92,6 +92,8 @@ struct Outage {
     took: Duration,
     /// From 0.75 to 1.
     jitter: f64,
+    /// The next attempt is under way.
+    is_attempting: bool,
 }
 
 impl Default for Pacer {
@@ -113,16 +115,20 @@ impl Pacer {
     }
 
     /// Notes that a caller asks for the server. Returns whether an attempt begins now because of
-    /// that, or has begun for another demand, so that the caller may wait for it.
+    /// that, for which the caller may wait.
     pub(super) fn demand(&self, demand: Demand) -> bool {
         let before = Demand::from(self.demand.fetch_max(demand as u8, Ordering::Relaxed));
         if before >= demand {
             return false;
         }
-        self.demanded.notify_waiters();
         let now = Instant::now();
-        let is_due = |outage: &Outage| outage.due(demand) <= now && now < outage.due(before);
-        self.outage().as_ref().is_some_and(is_due)
+        let is_due = |outage: &Outage| {
+            !outage.is_attempting && outage.due(demand) <= now && now < outage.due(before)
+        };
+        // Before the attempt begins, which may end at once on another thread.
+        let begins = self.outage().as_ref().is_some_and(is_due);
+        self.demanded.notify_waiters();
+        begins
     }
 
     /// Waits for [`attempt`](Self::attempt). Events that may bring the server back demand it.
@@ -154,6 +160,7 @@ impl Pacer {
             }
         };
         self.demand.store(Demand::None as u8, Ordering::Relaxed);
+        self.set_attempting(true);
         Attempt { pacer: self, begun: Instant::now(), _permit: permit }
     }
 
@@ -169,6 +176,12 @@ impl Pacer {
                 () = sleep_until(at) => return permit,
                 () = demanded => {}
             }
+        }
+    }
+
+    fn set_attempting(&self, is_attempting: bool) {
+        if let Some(outage) = self.outage().as_mut() {
+            outage.is_attempting = is_attempting;
         }
     }
 
@@ -205,7 +218,14 @@ impl Attempt<'_> {
         let mut outage = self.pacer.outage();
         let count = outage.as_ref().map_or(0, |outage| outage.count.saturating_add(1));
         let (begun, took) = (self.begun, self.begun.elapsed());
-        *outage = Some(Outage { count, error, begun, took, jitter: jitter() });
+        *outage =
+            Some(Outage { count, error, begun, took, jitter: jitter(), is_attempting: false });
+    }
+}
+
+impl Drop for Attempt<'_> {
+    fn drop(&mut self) {
+        self.pacer.set_attempting(false);
     }
 }
 
@@ -259,11 +279,9 @@ mod tests {
         }
     }
 
-    async fn demanding(pacer: Arc<Pacer>, demand: Demand, takes: u32) {
+    async fn demanding(pacer: Arc<Pacer>, demand: Demand) {
         loop {
-            // The first caller during an attempt waits for it.
-            let begins = pacer.demand(demand);
-            assert!(!begins || takes > 0, "an attempt began before it was due");
+            assert!(!pacer.demand(demand), "an attempt began before it was due");
             sleep(5 * MS).await;
         }
     }
@@ -277,7 +295,7 @@ mod tests {
             (Demand::Lease, 1000, 46..52),
         ] {
             let pacer = Arc::new(Pacer::default());
-            let asks = tokio::spawn(demanding(pacer.clone(), demand, takes));
+            let asks = tokio::spawn(demanding(pacer.clone(), demand));
             let count = attempts(&pacer, 60_000 * MS, takes * MS).await;
             asks.abort();
             assert!(expected.contains(&count), "{count} attempts of {takes} ms for {demand:?}");
