@@ -6,12 +6,13 @@
 
 use std::sync::{Arc, Mutex};
 
-use redis::Cmd;
+use redis::{Cmd, Value};
 use tokio::sync::oneshot;
 
 use super::{
-    commands::{CommandConnection, CommandDeadline, Confirmed},
+    deadline::CommandDeadline,
     failure::CommandFailure,
+    link::{Confirmed, Link},
     replicas::Replicas,
 };
 use crate::{
@@ -30,15 +31,15 @@ struct Gathered {
     is_sending: bool,
 }
 
-pub(super) struct Grant {
-    pub(super) command: Cmd,
+struct Grant {
+    command: Cmd,
     /// An `ASKING` goes before it.
-    pub(super) asking: bool,
+    asking: bool,
     told: oneshot::Sender<Result<Confirmed, CommandFailure>>,
 }
 
 impl Grant {
-    pub(super) fn tell(self, reply: Result<Confirmed, CommandFailure>) {
+    fn tell(self, reply: Result<Confirmed, CommandFailure>) {
         // The caller may have left. It undoes what was granted.
         let _ = self.told.send(reply);
     }
@@ -48,7 +49,7 @@ impl Grants {
     /// Sends a grant with the next batch, and waits for its reply.
     pub(super) async fn send(
         &self,
-        connection: &CommandConnection,
+        link: &Link,
         (command, asking): (Cmd, bool),
         replicas: Replicas,
         deadline: CommandDeadline,
@@ -61,10 +62,10 @@ impl Grants {
         };
         if must_start {
             let mut sending = Sending { grants: self.clone(), has_ended: false };
-            let connection = connection.clone();
+            let link = link.clone();
             tokio::spawn(async move {
                 while let Some(grants) = sending.next() {
-                    connection.send_grants(grants, replicas, deadline.restarted()).await;
+                    send_all(&link, grants, replicas, deadline.restarted()).await;
                 }
             });
         }
@@ -100,5 +101,48 @@ impl Drop for Sending {
         if !self.has_ended {
             *lock(&self.grants.0) = Gathered::default();
         }
+    }
+}
+
+/// Sends grants and a `WAIT` in one write, and tells each caller.
+async fn send_all(link: &Link, grants: Vec<Grant>, replicas: Replicas, deadline: CommandDeadline) {
+    let (mut pipeline, mut count) = (redis::pipe(), 1);
+    for grant in &grants {
+        if grant.asking {
+            pipeline.cmd("ASKING");
+        }
+        pipeline.add_command(grant.command.clone());
+        count += 1 + usize::from(grant.asking);
+    }
+    pipeline.add_command(replicas.wait_command());
+    let sent = link.exchange(deadline, |mut connection| async move {
+        connection.send_packed_commands(&pipeline, 0, count).await
+    });
+    let sent = sent.await.and_then(|(used, replies)| match replies {
+        Ok(replies) => Ok((used, replies)),
+        Err(error) => Err(link.failure(error, &used).error),
+    });
+    let (used, mut replies) = match sent {
+        Ok(sent) => sent,
+        Err(error) => {
+            return grants.into_iter().for_each(|grant| grant.tell(Err(error.clone().into())));
+        }
+    };
+    let replicas = confirmations(replies.pop());
+    let mut replies = replies.into_iter();
+    for grant in grants {
+        let value = replies.nth(usize::from(grant.asking)).unwrap_or(Value::Nil);
+        grant.tell(match value.extract_error() {
+            Ok(value) => Ok(Confirmed { value, replicas, time: None }),
+            Err(error) => Err(link.failure(error, &used)),
+        });
+    }
+}
+
+/// Returns how many replicas a `WAIT` counted.
+fn confirmations(wait: Option<Value>) -> usize {
+    match wait {
+        Some(Value::Int(count)) => usize::try_from(count).unwrap_or(0),
+        _ => 0,
     }
 }

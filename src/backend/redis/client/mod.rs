@@ -2,12 +2,12 @@
 //!
 //! [`Servers`] is the only type that knows whether there is one server or a cluster. Each server
 //! has up to four connections (`node`): for commands (`commands`), for large entries, for grants
-//! that replicas confirm, and for pushes (`push`). A task of its own keeps each of them
-//! (`reconnect`, `push`), and `pacer` paces their attempts to connect. A connection goes to a fixed
-//! server or to the master that sentinels name (`endpoint`, `sentinel`). It is made in `connect`.
-//! Between its socket and the client library (`stream`), a `write_batcher` joins commands, and
-//! `progress` tells when bytes last moved. The time-outs of its commands share one timer
-//! (`timeout_wheel`).
+//! that replicas confirm (`grants`), and for pushes (`push`). Commands are sent on a `link`, each
+//! with its `deadline`. A task of its own keeps each connection (`reconnect`, `push`), and `pacer`
+//! paces their attempts to connect. A connection goes to a fixed server or to the master that
+//! sentinels name (`endpoint`, `sentinel`). It is made in `connect`. Between its socket and the
+//! client library (`stream`), a `write_batcher` joins commands, and `progress` tells when bytes
+//! last moved. The time-outs of its commands share one timer (`timeout_wheel`).
 
 mod address;
 mod clock;
@@ -16,11 +16,13 @@ mod commands;
 mod config;
 mod connect;
 mod connect_error;
+mod deadline;
 mod endpoint;
 mod events;
 mod failure;
 mod grants;
 mod handshake;
+mod link;
 mod node;
 mod pacer;
 mod progress;
@@ -60,8 +62,10 @@ pub use self::{replicas::Replicas, sentinel::SentinelMaster, target::Credentials
 
 use self::{
     cluster::{Cluster, share_a_slot},
-    commands::{CommandConnection, CommandDeadline, Confirmed, Extras},
+    commands::{CommandConnection, Extras},
+    deadline::CommandDeadline,
     events::NodeEvents,
+    link::Confirmed,
     node::{Lane, Node},
     push::PushAnswer,
 };

@@ -29,9 +29,11 @@ use self::{
 };
 use super::{
     address,
-    commands::{CommandConnection, CommandDeadline, Confirmed, Extras},
+    commands::{CommandConnection, Extras},
     config::RedisConfig,
+    deadline::CommandDeadline,
     failure::{CommandFailure, CommandRetry},
+    link::Confirmed,
     node::Lane,
     pacer::Pacer,
     push::PushAnswer,
@@ -306,13 +308,13 @@ impl Cluster {
             match now {
                 TopologyState::Known(slots) => return Ok(slots),
                 TopologyState::Failed(error) => {
-                    self.nodes.pacer.demand(deadline.demand());
+                    self.nodes.pacer.demand(deadline.demand);
                     return Err(error);
                 }
                 TopologyState::Unknown => start(),
             }
             // The first question has the limit of a first connection.
-            let end = after(deadline.begun(), self.nodes.config.connect_timeout);
+            let end = after(deadline.begun, self.nodes.config.connect_timeout);
             match timeout_at(end.max(deadline.at()), state.changed()).await {
                 Ok(Ok(())) => {}
                 Ok(Err(_closed)) => return unavailable("the connections were closed"),
