@@ -161,12 +161,12 @@ impl Attempt for OneAttempt<'_> {
             return asked;
         }
         if self.acquisition.claim().waits {
-            waiting.note_missed();
+            waiting.listening().note_missed();
         }
         match self.acquisition.ask(self.try_limit, |backend, claim| backend.acquire(claim)).await {
             Ok((Acquired::Granted(grant), sent)) => {
                 let waited = self.acquisition.is_waiting();
-                let changes = if waited { waiting.take_changes() } else { None };
+                let changes = if waited { waiting.listening().take_changes() } else { None };
                 Asked::Settled(Ok(self.hold(grant.fence(), sent, None, changes)))
             }
             Ok((Acquired::Held(occupied), _)) => {
@@ -191,7 +191,7 @@ impl Attempt for OneAttempt<'_> {
         let until = self.acquisition.trusts(&handover)?;
         let is_fenced = self.acquisition.claim().mode.is_fenced();
         let fence = if is_fenced { handover.fence } else { 0 };
-        Some(Ok(self.hold(fence, Instant::now(), Some(until), waiting.take_changes())))
+        Some(Ok(self.hold(fence, Instant::now(), Some(until), waiting.listening().take_changes())))
     }
 
     async fn interrupted(&self) -> Option<Outcome> {
@@ -276,7 +276,7 @@ impl OneAttempt<'_> {
         if let Some(changes) = slot.take_changes() {
             // A majority may have its queue at another server by now.
             if self.acquisition.claim().name.family() != Family::Redlock {
-                waiting.adopt(changes);
+                waiting.listening().adopt(changes);
             }
             // The turn of this process is over, and it is the turn of another one.
             Box::pin(sleep(GIVE_WAY)).await;

@@ -12,7 +12,7 @@
 //! - `record`, `renewals`: a lease that is held, renewed, or lost.
 //! - `engine`: what the leases of one `Cache` or one `Locks` share.
 //! - `guard`: a lease that is held, for its holder.
-//! - `retry`, `wait`, `acquire`, `several`: asking, waiting, and asking again.
+//! - `retry`, `listening`, `wait`, `acquire`, `several`: asking, waiting, and asking again.
 //!
 //! # What a lease promises
 //!
@@ -27,6 +27,7 @@ mod engine;
 mod guard;
 mod handover;
 mod keeper;
+mod listening;
 mod queue;
 mod record;
 mod recovery;

@@ -78,7 +78,7 @@ impl Attempt for SeveralAttempt<'_> {
         if self.engine.janitor.is_stopped() {
             return Asked::Settled(Err(Error::shut_down()));
         }
-        waiting.forget_pushes();
+        waiting.listening().forget_pushes();
         let janitor = &self.engine.janitor;
         let answer = ask_all(&mut self.acquisitions, janitor, self.try_limit).await;
         let asked = match answer {

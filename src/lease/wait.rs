@@ -8,23 +8,22 @@
 //! A waiter with a queue entry is also woken by the [keeper](super::keeper) of its entry, and any
 //! other one by the end of the lease in the way, or after 5 s.
 //!
-//! Without a subscription the looks come at growing intervals instead: the server forbids it, its
-//! connection is broken, or the lost one is not restored yet. A server that forbids pushes makes
-//! waiters a tenth of a second late then, and not a lease.
+//! Without a [subscription](super::listening) the looks come at growing intervals instead. A server
+//! that forbids pushes makes waiters a tenth of a second late then, and not a lease.
 
 use std::{mem, sync::Arc, time::Duration};
 
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::{
     RetryStrategy,
     keeper::{Keeper, Place},
+    listening::{Listening, Subject},
     recovery::Failures,
     release::Janitor,
 };
 use crate::{
-    backend::{Change, Changes, Claim, Owner},
-    error::Chain,
+    backend::{Change, Claim},
     key::Name,
     time::after,
 };
@@ -33,29 +32,14 @@ use crate::{
 const LONGEST_SLEEP: Duration = Duration::from_secs(5);
 /// After the end of a lease, its waiters look at random times within this.
 const JITTER: Duration = Duration::from_millis(90);
-/// Without a subscription: the first interval between looks, doubled up to the longest.
-const FIRST_LOOK: Duration = Duration::from_millis(10);
-const LONGEST_LOOK: Duration = Duration::from_millis(100);
-/// How long after a refused or a lost subscription the next one is asked for.
-const RESUBSCRIBE: Duration = Duration::from_secs(1);
-
 /// The wait of one caller. It costs nothing before the caller has to wait.
 pub(crate) struct Waiting<'a> {
     janitor: Arc<Janitor>,
     strategy: &'a dyn RetryStrategy,
-    /// What is waited for.
-    subject: Subject,
-    changes: Option<Changes>,
-    /// How many pushes may have been missed before the last request, if it had no subscription.
-    missed: Option<u64>,
-    /// Subscriptions to names that were waited for before, and may be again.
-    others: Vec<(Name, Changes)>,
+    listening: Listening,
     /// Keeps the queue entry of the claim, if it has one.
     keeper: Option<Keeper>,
     place: Option<Place>,
-    /// The number of looks without a subscription, and when to ask for one again.
-    looks: u32,
-    subscribe_at: Option<Instant>,
     /// The waits of the strategy, once one was needed.
     waits: Option<Box<dyn Iterator<Item = Duration> + Send>>,
     /// When the strategy's present wait ends.
@@ -65,13 +49,6 @@ pub(crate) struct Waiting<'a> {
     failures: Failures,
     /// It has slept until a timer, although its subscription stood.
     unpushed: bool,
-}
-
-/// What is waited for.
-enum Subject {
-    Claim(Claim),
-    /// A name without a claim.
-    Name(Name),
 }
 
 /// What a waiter does next.
@@ -114,14 +91,9 @@ impl<'a> Waiting<'a> {
         Self {
             janitor: janitor.clone(),
             strategy,
-            subject,
-            changes: None,
-            missed: None,
-            others: Vec::new(),
+            listening: Listening::new(janitor, subject),
             keeper: None,
             place: None,
-            looks: 0,
-            subscribe_at: None,
             waits: None,
             until: None,
             limit,
@@ -137,32 +109,19 @@ impl<'a> Waiting<'a> {
     }
 
     /// Waits for another claim from now on.
-    ///
-    /// The subscription to the last name is kept: of several names now one is in the way and now
-    /// another, and each new subscription costs a request.
     pub(crate) fn turn_to(&mut self, claim: &Claim) {
-        let name = &claim.name;
-        let last = mem::replace(&mut self.subject, Subject::Claim(claim.clone()));
-        (self.place, self.missed) = (None, None);
-        if last.name() != name {
-            let last = last.name().clone();
-            self.others.extend(self.changes.take().map(|changes| (last, changes)));
-            let known = self.others.iter().position(|(other, _)| other == name);
-            self.changes = known.map(|at| self.others.swap_remove(at).1);
-        }
-        self.address();
-    }
-
-    /// Gets the changes for the owner that waits now.
-    fn address(&mut self) {
-        if let (Some(changes), Some(owner)) = (&mut self.changes, self.subject.owner()) {
-            changes.address(owner);
-        }
+        self.place = None;
+        self.listening.turn_to(claim);
     }
 
     /// The name that is waited for.
     pub(crate) fn name(&self) -> &Name {
-        self.subject.name()
+        self.listening.name()
+    }
+
+    /// Returns its subscription.
+    pub(crate) fn listening(&mut self) -> &mut Listening {
+        &mut self.listening
     }
 
     /// Returns the limit if it has ended the wait, and not the strategy.
@@ -173,44 +132,6 @@ impl<'a> Waiting<'a> {
     /// Returns how long it still waits at most.
     pub(crate) fn left(&self) -> Duration {
         self.deadline.saturating_duration_since(Instant::now())
-    }
-
-    /// Takes a subscription over, so that none of its own is needed.
-    pub(crate) fn adopt(&mut self, changes: Changes) {
-        self.changes = Some(changes);
-        self.address();
-    }
-
-    /// Notes before a request how many pushes were missed until now.
-    pub(crate) fn note_missed(&mut self) {
-        self.missed = match (&self.changes, &self.subject) {
-            (None, Subject::Claim(claim)) => Some(self.janitor.backend().missed_pushes(claim)),
-            _ => None,
-        };
-    }
-
-    /// Subscribes before a request, if that costs nothing.
-    pub(crate) fn listen_along(&mut self) {
-        self.note_missed();
-        self.listen_since();
-    }
-
-    /// Subscribes after a request, if that costs nothing, and no push was missed since.
-    fn listen_since(&mut self) {
-        if let (Some(missed), Subject::Claim(claim)) = (self.missed.take(), &self.subject) {
-            self.changes = self.janitor.backend().changes_since(claim, missed);
-        }
-    }
-
-    /// Hands its subscription on.
-    pub(crate) fn take_changes(&mut self) -> Option<Changes> {
-        self.changes.take()
-    }
-
-    /// Forgets the pushes until now: the request that comes next sees what they were about.
-    pub(crate) fn forget_pushes(&mut self) {
-        let others = self.others.iter_mut().map(|(_, changes)| changes);
-        self.changes.iter_mut().chain(others).for_each(Changes::forget);
     }
 
     /// Notes that its last look found what a push should have told.
@@ -237,39 +158,36 @@ impl<'a> Waiting<'a> {
     pub(crate) async fn after(&mut self, remaining: Option<Duration>) -> Woken {
         let Some(remaining) = remaining else { return self.after_failure().await };
         if !mem::take(&mut self.failures).is_none() {
-            self.janitor.turns(self.subject.name()).recovery.heard(true);
+            self.janitor.turns(self.name()).recovery.heard(true);
         }
         // Counted from here, since a subscription that is refused takes its time.
         let told = Instant::now();
         let Some(until) = self.until() else { return Woken::TimeUp };
-        self.listen_since();
+        self.listening.listen_since();
         let has_entry = self.keep_entry(remaining);
-        self.check_subscription(told);
-        if self.changes.is_none()
-            && self.subscribe_at.is_none_or(|at| at <= told)
-            && let Some(woken) = self.subscribe().await
-        {
-            return woken;
+        if self.listening.must_subscribe(told) {
+            match timeout_at(self.deadline, self.listening.subscribe()).await {
+                Ok(true) => return Woken::Again,
+                Ok(false) => {}
+                Err(_elapsed) => return Woken::TimeUp,
+            }
         }
         let mut look = match has_entry {
             true => self.deadline,
             false => self.look_at_end(told, remaining),
         };
-        let is_subscribed = self.changes.as_ref().is_some_and(|changes| !changes.is_lost());
-        if !is_subscribed {
-            let interval = FIRST_LOOK.saturating_mul(1 << self.looks.min(6)).min(LONGEST_LOOK);
-            self.looks += 1;
-            look = look.min(Instant::now() + interval.mul_f64(0.5 + fastrand::f64() / 2.0));
+        let interval = self.listening.look_interval();
+        if let Some(interval) = interval {
+            look = look.min(Instant::now() + interval);
         }
         let wake = look.min(until).min(self.deadline);
-        let owner = self.subject.owner();
         self.unpushed = false;
         tokio::select! {
             biased;
-            change = pushed(self.changes.as_mut(), owner) => Woken::Pushed(change),
+            change = self.listening.pushed() => Woken::Pushed(change),
             () = kept(self.place.as_ref()) => Woken::Again,
             () = sleep_until(wake) => {
-                self.unpushed = is_subscribed;
+                self.unpushed = interval.is_none();
                 self.woken(wake)
             }
         }
@@ -287,7 +205,7 @@ impl<'a> Waiting<'a> {
     /// Has the queue entry kept, whose lease in the way lasts for another `remaining`. Returns
     /// `false` if the claim has no entry.
     fn keep_entry(&mut self, remaining: Duration) -> bool {
-        let (Some(keeper), Subject::Claim(claim)) = (&self.keeper, &self.subject) else {
+        let (Some(keeper), Some(claim)) = (&self.keeper, self.listening.claim()) else {
             return false;
         };
         match &self.place {
@@ -298,57 +216,16 @@ impl<'a> Waiting<'a> {
         true
     }
 
-    /// Drops a subscription of which no push can be expected, and decides when to ask for one.
-    fn check_subscription(&mut self, now: Instant) {
-        if self.changes.as_ref().is_some_and(Changes::is_mute) {
-            self.changes = None;
-            self.subscribe_at = Some(now + RESUBSCRIBE);
-        }
-        match self.changes.as_ref().is_some_and(Changes::is_lost) {
-            // The waiter that was to restore it may be gone; a new request restores it.
-            true if self.subscribe_at.is_some_and(|at| at <= now) => self.changes = None,
-            true => drop(self.subscribe_at.get_or_insert(now + RESUBSCRIBE)),
-            false if self.changes.is_some() => self.subscribe_at = None,
-            false => {}
-        }
-    }
-
-    /// Subscribes. Returns what to do next, unless there is no subscription to be had.
-    async fn subscribe(&mut self) -> Option<Woken> {
-        let backend = self.janitor.backend().clone();
-        let changes = match &self.subject {
-            Subject::Claim(claim) => backend.changes_for(claim),
-            Subject::Name(name) => backend.changes(name),
-        };
-        let subscribed = tokio::select! {
-            changes = changes => changes,
-            () = sleep_until(self.deadline) => return Some(Woken::TimeUp),
-        };
-        match subscribed {
-            Ok(changes) => {
-                self.changes = Some(changes);
-                Some(Woken::Again)
-            }
-            Err(error) => {
-                let name = self.name();
-                tracing::debug!(?name, error = %Chain(&error), "no subscription; looking");
-                self.subscribe_at = Some(Instant::now() + RESUBSCRIBE);
-                None
-            }
-        }
-    }
-
     /// Waits after a request that failed, until the shard can be expected to answer.
     async fn after_failure(&mut self) -> Woken {
         let Some(until) = self.until() else { return Woken::TimeUp };
         // The request may have left a queue entry.
-        self.listen_since();
+        self.listening.listen_since();
         let wake = until.min(self.deadline);
-        let shard = self.janitor.turns(self.subject.name());
-        let owner = self.subject.owner();
+        let shard = self.janitor.turns(self.name());
         tokio::select! {
             biased;
-            change = pushed(self.changes.as_mut(), owner) => Woken::Pushed(change),
+            change = self.listening.pushed() => Woken::Pushed(change),
             () = shard.recovery.pause(&mut self.failures) => Woken::Again,
             () = sleep_until(wake) => self.woken(wake),
         }
@@ -374,22 +251,6 @@ impl<'a> Waiting<'a> {
     }
 }
 
-impl Subject {
-    fn owner(&self) -> Option<Owner> {
-        match self {
-            Self::Claim(claim) => Some(claim.owner),
-            Self::Name(_) => None,
-        }
-    }
-
-    fn name(&self) -> &Name {
-        match self {
-            Self::Claim(claim) => &claim.name,
-            Self::Name(name) => name,
-        }
-    }
-}
-
 /// Completes when the keeper of the queue entry wants the waiter to ask.
 async fn kept(place: Option<&Place>) {
     match place {
@@ -398,28 +259,20 @@ async fn kept(place: Option<&Place>) {
     }
 }
 
-/// The next push for a waiter.
-async fn pushed(changes: Option<&mut Changes>, owner: Option<Owner>) -> Change {
-    let Some(changes) = changes else { return std::future::pending().await };
-    loop {
-        let change = changes.next().await;
-        // An unread push may be for the owner that this waiter had before.
-        if change.addressee().is_none_or(|addressee| Some(addressee) == owner) {
-            return change;
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::{
         backend::{
-            Acquired, Channels, Grant, Leases, Mode, Occupied, Renewal, channels::Subscription,
+            Acquired, Changes, Channels, Grant, Leases, Mode, Occupied, Renewal,
+            channels::Subscription,
         },
         error::{BackendError, BackendErrorKind},
         key::{Family, Key, Namespace},
-        lease::Retry,
+        lease::{
+            Retry,
+            listening::{FIRST_LOOK, LONGEST_LOOK},
+        },
     };
 
     const MS: Duration = Duration::from_millis(1);

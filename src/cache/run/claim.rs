@@ -86,7 +86,7 @@ impl<V: Clone + Send + Sync + 'static> Attempt for Claiming<'_, '_, V> {
             return Asked::Settled(Step::LoadAlone);
         }
         // Another process is likely to load. A second claim would read its entry out of turn.
-        waiting.listen_along();
+        waiting.listening().listen_along();
         self.epoch = run.leader.begin_epoch();
         let answer = self.ask_once().await;
         drop(turn);
