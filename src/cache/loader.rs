@@ -18,6 +18,10 @@ pub(crate) enum Produced<V> {
     /// An answer for its caller alone, which has it already.
     #[cfg_attr(not(feature = "http"), allow(dead_code))]
     Uncacheable,
+    /// An answer for its caller alone, which says that the origin fails with this error. If there
+    /// is a stale value for this case, all callers get that instead.
+    #[cfg_attr(not(feature = "http"), allow(dead_code))]
+    Failing(Error),
 }
 
 /// Makes a loader of one that a user wrote, with errors of any type.

@@ -217,6 +217,14 @@ impl<V> Cache<V> {
         self.core.settings.options.ttl
     }
 
+    pub(crate) fn stale_while_revalidate(&self) -> Duration {
+        self.core.settings.options.stale_while_revalidate
+    }
+
+    pub(crate) fn stale_if_error(&self) -> Duration {
+        self.core.settings.options.stale_if_error
+    }
+
     pub(crate) fn uncacheable_ttl(&self) -> Duration {
         self.core.settings.uncacheable_ttl
     }

@@ -93,6 +93,14 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         self
     }
 
+    /// Accepts a stale value for this long after its time to live, whatever it is stale for.
+    #[cfg(feature = "http")]
+    pub(crate) fn max_stale(mut self, limit: Duration) -> Self {
+        let rules = &mut self.options_mut().rules;
+        (rules.stale, rules.error) = (limit, limit);
+        self
+    }
+
     #[cfg(feature = "http")]
     pub(crate) fn sharing(mut self, sharing: super::Sharing) -> Self {
         self.options_mut().sharing = sharing;
@@ -328,7 +336,7 @@ where
     let limit = core.options(own.as_deref()).load_limit;
     match loader::run(work, Lead::new(None), limit, number).await {
         Ok(Produced::Value(value)) => served(&core, Outcome::Value(Loaded::degraded(value)), true),
-        Ok(Produced::Uncacheable) => Ok(Flown::Alone(Alone::Uncacheable)),
+        Ok(Produced::Uncacheable | Produced::Failing(_)) => Ok(Flown::Alone(Alone::Uncacheable)),
         Err(error) => {
             core.counters.failures.add();
             Err(error)

@@ -36,6 +36,6 @@ pub(crate) use self::{
     follower::Follower,
     group::{Group, Joined, Limits, Refused},
     landing::{Epoch, Waited},
-    leader::{LateJoiners, Leader},
+    leader::Leader,
     notices::Notice,
 };

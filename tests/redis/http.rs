@@ -17,8 +17,8 @@ use bellwether::{
 };
 use http::{Request, Response};
 use http_body_util::BodyExt;
-use testkit::{LIMIT, RedisServer};
-use tokio::time::sleep;
+use testkit::{LIMIT, RedisServer, comes_true};
+use tokio::{sync::RwLock, time::sleep};
 use tower::{Layer, Service, ServiceExt, service_fn, util::BoxCloneSyncService};
 
 const DELAY: Duration = Duration::from_millis(100);
@@ -29,6 +29,8 @@ struct Calls {
     all: AtomicUsize,
     running: AtomicUsize,
     most_running: AtomicUsize,
+    /// While it is held, no call returns.
+    gate: RwLock<()>,
 }
 
 impl Calls {
@@ -62,6 +64,7 @@ fn process(
             let running = calls.running.fetch_add(1, Ordering::SeqCst) + 1;
             calls.most_running.fetch_max(running, Ordering::SeqCst);
             sleep(DELAY).await;
+            drop(calls.gate.read().await);
             calls.running.fetch_sub(1, Ordering::SeqCst);
             Ok::<_, Infallible>(answer)
         }
@@ -173,4 +176,55 @@ async fn the_mark_of_one_odd_answer_ends_in_both_processes() {
     assert!(calls.count() <= 4, "{}", calls.count());
     let answers = read_all(&apps, 20, "/").await;
     assert!(answers.iter().all(|answer| *answer == answers[0]), "{answers:?}");
+}
+
+/// Returns an answer that is fresh for a minute, and then stale in this window.
+fn stale(window: &'static str) -> impl Fn(usize) -> Response<Body> + Clone + Send + Sync + 'static {
+    move |call| {
+        Response::builder()
+            .status(if call > 1 && window == "stale-if-error" { 503 } else { 200 })
+            .header("cache-control", format!("max-age=60, {window}=600"))
+            .body(Body::from(call.to_string()))
+            .unwrap()
+    }
+}
+
+#[tokio::test]
+async fn one_process_refreshes_a_stale_answer_and_no_caller_waits() {
+    let server = RedisServer::start().await;
+    let calls: Arc<Calls> = Arc::default();
+    let as_it_says = |layer| layer;
+    let answer = stale("stale-while-revalidate");
+    let apps = [(), ()].map(|()| process(&server, "shop", as_it_says, &calls, answer.clone()));
+    assert_eq!(read(&apps[0], get("/")).await, "1");
+    for window in 1..4 {
+        server.raw().await.age(Duration::from_secs(100)).await;
+        // The origin does not answer, and so no caller can have waited for it.
+        let held = calls.gate.write().await;
+        let answers = read_all(&apps, 20, "/").await;
+        assert!(answers.iter().all(|answer| *answer == window.to_string()), "{answers:?}");
+        let response = apps[1].clone().oneshot(get("/")).await.unwrap();
+        let age: u64 = response.headers()["age"].to_str().unwrap().parse().unwrap();
+        assert!((100..160).contains(&age), "{age}");
+        drop(held);
+        let refreshed = async || read(&apps[1], get("/")).await == (window + 1).to_string();
+        assert!(comes_true(LIMIT, refreshed).await, "the answer is not refreshed");
+        assert_eq!(calls.count(), window + 1);
+    }
+}
+
+#[tokio::test]
+async fn a_stale_answer_stands_in_for_a_failure_in_both_processes() {
+    let server = RedisServer::start().await;
+    let calls: Arc<Calls> = Arc::default();
+    let as_it_says = |layer| layer;
+    let answer = stale("stale-if-error");
+    let apps = [(), ()].map(|()| process(&server, "shop", as_it_says, &calls, answer.clone()));
+    assert_eq!(read(&apps[0], get("/")).await, "1");
+    server.raw().await.age(Duration::from_secs(100)).await;
+    let answers = read_all(&apps, 20, "/").await;
+    assert!(answers.iter().all(|answer| answer == "1"), "{answers:?}");
+    assert!(calls.count() > 1);
+    server.raw().await.age(Duration::from_secs(600)).await;
+    assert_ne!(read(&apps[1], get("/")).await, "1");
 }

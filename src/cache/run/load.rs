@@ -45,7 +45,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
                 let (entry, ttl) = self.entry(&value, cost, &lead);
                 Box::pin(self.commit(guard, entry, ttl, value, granted)).await
             }
-            Ok(Produced::Uncacheable) => {
+            Ok(Produced::Uncacheable | Produced::Failing(_)) => {
                 let ttl = self.core.settings.uncacheable_ttl;
                 let ttl = (!lead.keeping().do_not_store).then_some(ttl);
                 Box::pin(self.commit_uncacheable(guard, cost, ttl)).await
@@ -65,7 +65,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     {
         match self.produce(work, Lead::new(None)).await {
             Ok(Produced::Value(value)) => (Outcome::Value(Loaded::degraded(value)), Epoch::END),
-            Ok(Produced::Uncacheable) => uncacheable(),
+            Ok(Produced::Uncacheable | Produced::Failing(_)) => uncacheable(),
             Err(error) => failed(error),
         }
     }
@@ -78,7 +78,11 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         let counters = &self.core.counters;
         counters.loads.add();
         let number = Some(self.leader.id());
-        let produced = loader::run(work, lead, self.options().load_limit, number).await;
+        let produced = match loader::run(work, lead, self.options().load_limit, number).await {
+            // Other processes hear of the failure, and have the same stale value.
+            Ok(Produced::Failing(error)) if self.stand_in().is_some() => Err(error),
+            produced => produced,
+        };
         if produced.is_err() {
             counters.failures.add();
         }

@@ -31,7 +31,7 @@ use super::{
 };
 use crate::{
     error::{BackendError, BackendErrorKind, Error, ErrorKind},
-    flight::{Epoch, LateJoiners, Leader, Notice},
+    flight::{Epoch, Leader, Notice},
     key::{Key, Name},
     lease::LeaseGuard,
 };
@@ -52,6 +52,8 @@ pub(super) struct Run<V: Clone> {
     waits: bool,
     /// The entry that the load is to replace, read in this epoch.
     known: OnceLock<(Known<V>, Epoch)>,
+    /// Set if the load has failed, and this entry is served in its place.
+    stood_in: OnceLock<()>,
 }
 
 /// An outcome, and the epoch that it belongs to.
@@ -81,9 +83,18 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     ) -> Result<Self, Error> {
         let name = core.name(key)?;
         let shard = core.shards.of(core.store.shard(&name), |shard| !shard.breaker.is_troubled());
-        let core = core.clone();
-        let (for_late, known) = (OnceLock::new(), OnceLock::new());
-        Ok(Self { core, name, shard, own, leader, for_late, is_alone, waits: true, known })
+        Ok(Self {
+            core: core.clone(),
+            name,
+            shard,
+            own,
+            leader,
+            for_late: OnceLock::new(),
+            is_alone,
+            waits: true,
+            known: OnceLock::new(),
+            stood_in: OnceLock::new(),
+        })
     }
 
     /// Runs to the end.
@@ -112,10 +123,16 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         let landing = AssertUnwindSafe(landing).catch_unwind().await;
         let (outcome, epoch) =
             landing.unwrap_or_else(|panic| failed(loader::panicked(panic.as_ref())));
-        let Self { core, name, shard, own, leader, for_late, .. } = self;
+        let Self { core, name, shard, own, leader, for_late, stood_in, .. } = self;
         if let Some(late) = leader.land(outcome, epoch) {
-            let rules = &core.options(own.as_deref()).rules;
-            serve_late(&core, &shard, &name, rules, late, for_late.into_inner()).await;
+            let outcome = match for_late.into_inner() {
+                Some(outcome) => Some(outcome),
+                None => {
+                    let rules = &core.options(own.as_deref()).rules;
+                    look_late(&core, &shard, &name, rules, stood_in.get().is_some()).await
+                }
+            };
+            late.land(outcome);
         }
     }
 
@@ -150,13 +167,19 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             error.kind(),
             ErrorKind::Load | ErrorKind::Panicked | ErrorKind::LoadTimeout | ErrorKind::Overloaded
         );
-        match self.known.get() {
-            Some((known, epoch)) if is_of_load && Instant::now() < known.on_error_until => {
+        match self.stand_in() {
+            Some((known, epoch)) if is_of_load => {
                 debug!(%error, "the stale value is served, because the load failed");
+                let _ = self.stood_in.set(());
                 (look::found(known.value.clone(), Source::Stale, known.record), *epoch)
             }
             _ => landing,
         }
+    }
+
+    /// Returns the entry that is served if the load fails now.
+    fn stand_in(&self) -> Option<&(Known<V>, Epoch)> {
+        self.known.get().filter(|(known, _)| Instant::now() < known.on_error_until)
     }
 
     /// Awaits the rest of the run, unless it is cancelled. Dropping the rest releases what it
@@ -203,26 +226,26 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     }
 }
 
-/// Serves the callers that joined too late for the outcome.
-async fn serve_late<V: Clone + Send + Sync + 'static>(
+/// Looks for the callers that joined too late for the outcome. Returns `None` if they join anew.
+async fn look_late<V: Clone + Send + Sync + 'static>(
     core: &Core<V>,
     shard: &Shard,
     name: &Name,
     rules: &Rules,
-    late: LateJoiners<Outcome<V>>,
-    outcome: Option<Outcome<V>>,
-) {
-    if outcome.is_some() {
-        return late.land(outcome);
-    }
+    has_failed: bool,
+) -> Option<Outcome<V>> {
     let begun = Instant::now();
-    late.land(match look::stored(core, shard, name, rules).await {
+    match look::stored(core, shard, name, rules).await {
         // If they joined anew, each would wait for another time-out.
         Decision::Unanswered(_) => Some(Outcome::Unanswered(begun.elapsed())),
+        // They have waited for the load that failed, too.
+        Decision::OnError(known) if has_failed => {
+            Some(look::found(known.value, Source::Stale, known.record))
+        }
         decision => {
             decision.value().map(|(value, record, source)| look::found(value, source, record))
         }
-    });
+    }
 }
 
 /// Returns the landing with an error, for all callers.

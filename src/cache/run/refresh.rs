@@ -16,7 +16,7 @@ use crate::{
     flight::{Epoch, Leader},
 };
 
-/// How long a process does not refresh a key after a refresh of its own has failed.
+/// How long a process does not refresh a key after a refresh of its own made no value.
 const PAUSE: Duration = Duration::from_secs(1);
 
 impl<V: Clone + Send + Sync + 'static> Run<V> {
@@ -43,6 +43,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             is_alone: false,
             waits: false,
             known: OnceLock::from((known, Epoch::END)),
+            stood_in: OnceLock::new(),
         }
     }
 
@@ -75,7 +76,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         if let Step::Load(guard, granted) = self.claim(seen, &mut permit).await {
             self.core.counters.refreshes.add();
             let (outcome, _) = self.load(work, guard, granted).await;
-            if let Outcome::Failed(_) = outcome {
+            if !matches!(outcome, Outcome::Value(_)) {
                 self.core.refreshes.silence(self.leader.key(), PAUSE);
             }
         }

@@ -1,7 +1,4 @@
-use std::{
-    sync::Arc,
-    time::{Duration, SystemTime, UNIX_EPOCH},
-};
+use std::sync::Arc;
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use http::{
@@ -12,7 +9,7 @@ use thiserror::Error;
 use super::responses;
 use crate::{
     backend::Store,
-    cache::{Builder, Cache, Codec, Source},
+    cache::{Builder, Cache, Codec, Loaded, Source},
     error::BoxError,
 };
 
@@ -56,9 +53,6 @@ struct ResponseData {
     body: Bytes,
     /// The age of the response when it arrived, in seconds.
     age: u64,
-    /// The wall-clock time of arrival, in milliseconds since 1970. It only feeds the `Age` header.
-    /// Nothing here depends on it.
-    received: u64,
 }
 
 impl CachedResponse {
@@ -86,33 +80,28 @@ impl CachedResponse {
         }
         responses::strip(&mut headers);
         headers.remove(AGE);
-        Some(Self(Arc::new(ResponseData {
-            status: parts.status,
-            headers,
-            body,
-            age,
-            received: now(),
-        })))
+        Some(Self(Arc::new(ResponseData { status: parts.status, headers, body, age })))
     }
 
     /// Builds the response for one caller, with its `Age`.
-    pub(super) fn replay(&self, source: Source) -> Response<Bytes> {
+    pub(super) fn replay(loaded: &Loaded<Self>) -> Response<Bytes> {
+        let response = loaded.value();
+        let was_stored = matches!(loaded.source(), Source::Hit | Source::Stale);
+        let kept = loaded.age().unwrap_or_default().as_secs();
+        let age = response.0.age.saturating_add(kept);
+        response.with_age((was_stored || response.0.age > 0).then_some(age))
+    }
+
+    fn with_age(&self, age: Option<u64>) -> Response<Bytes> {
         let stored = &self.0;
         let mut response = Response::new(stored.body.clone());
         *response.status_mut() = stored.status;
         *response.headers_mut() = stored.headers.clone();
-        if stored.age > 0 || source == Source::Hit {
-            let kept = Duration::from_millis(now().saturating_sub(stored.received));
-            let age = stored.age.saturating_add(kept.as_secs());
+        if let Some(age) = age {
             response.headers_mut().insert(AGE, age.into());
         }
         response
     }
-}
-
-fn now() -> u64 {
-    let elapsed = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// Returns a builder of the cache for [`BellwetherLayer::http`](crate::BellwetherLayer::http).
@@ -152,14 +141,13 @@ pub fn http_cache<B: Store>(backend: B) -> Builder<CachedResponse, ResponseCodec
 /// | version of this format | `u8` |
 /// | status | `u16` |
 /// | age on arrival, in seconds | `u64` |
-/// | time of arrival, in milliseconds since 1970 | `u64` |
 /// | number of headers | `u32` |
 /// | each header: length of its name, the name, length of its value, the value | `u16`, `u32` |
 /// | body | the remaining bytes |
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ResponseCodec;
 
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 
 /// The bytes are not a response of this version.
 #[derive(Debug, Error)]
@@ -175,11 +163,10 @@ impl Codec<CachedResponse> for ResponseCodec {
         let stored = &value.0;
         let headers: usize =
             stored.headers.iter().map(|(name, value)| 6 + name.as_str().len() + value.len()).sum();
-        let mut bytes = BytesMut::with_capacity(23 + headers + stored.body.len());
+        let mut bytes = BytesMut::with_capacity(15 + headers + stored.body.len());
         bytes.put_u8(VERSION);
         bytes.put_u16(stored.status.as_u16());
         bytes.put_u64(stored.age);
-        bytes.put_u64(stored.received);
         bytes.put_u32(u32::try_from(stored.headers.len())?);
         for (name, value) in &stored.headers {
             bytes.put_u16(u16::try_from(name.as_str().len())?);
@@ -197,7 +184,6 @@ impl Codec<CachedResponse> for ResponseCodec {
         }
         let status = StatusCode::from_u16(rest.try_get_u16()?)?;
         let age = rest.try_get_u64()?;
-        let received = rest.try_get_u64()?;
         let count = rest.try_get_u32()?;
         let mut headers = HeaderMap::new();
         for _ in 0..count {
@@ -207,7 +193,7 @@ impl Codec<CachedResponse> for ResponseCodec {
             let value = HeaderValue::from_maybe_shared(take(&mut rest, length)?)?;
             headers.try_append(name, value)?;
         }
-        Ok(CachedResponse(Arc::new(ResponseData { status, headers, body: rest, age, received })))
+        Ok(CachedResponse(Arc::new(ResponseData { status, headers, body: rest, age })))
     }
 }
 
@@ -239,13 +225,10 @@ mod tests {
 
     fn response() -> impl Strategy<Value = CachedResponse> {
         let body = vec(any::<u8>(), 0..200);
-        (100..1000_u16, headers(), body, any::<u64>(), any::<u64>()).prop_map(
-            |(status, headers, body, age, received)| {
-                let status = StatusCode::from_u16(status).unwrap();
-                let body = body.into();
-                CachedResponse(Arc::new(ResponseData { status, headers, body, age, received }))
-            },
-        )
+        (100..1000_u16, headers(), body, any::<u64>()).prop_map(|(status, headers, body, age)| {
+            let status = StatusCode::from_u16(status).unwrap();
+            CachedResponse(Arc::new(ResponseData { status, headers, body: body.into(), age }))
+        })
     }
 
     proptest! {
@@ -274,7 +257,7 @@ mod tests {
             damaged[at] = byte;
             if let Ok(response) = ResponseCodec.decode(damaged.into()) {
                 // A decoded response can be sent to a client.
-                let _ = response.replay(Source::Hit);
+                let _ = response.with_age(Some(1));
             }
         }
 
@@ -289,7 +272,7 @@ mod tests {
     #[test]
     fn an_excessive_header_count_is_an_error() {
         let mut bytes = BytesMut::from(&[VERSION, 0, 200][..]);
-        bytes.put_bytes(0, 16);
+        bytes.put_bytes(0, 8);
         bytes.put_u32(u32::MAX);
         for _ in 0..40_000 {
             bytes.put_slice(b"\0\x01a\0\0\0\0");

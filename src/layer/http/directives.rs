@@ -14,6 +14,12 @@ pub(super) struct Directives {
     pub(super) max_age: Option<u64>,
     /// Seconds.
     pub(super) s_maxage: Option<u64>,
+    /// `must-revalidate` or `proxy-revalidate`: no stale response is served.
+    pub(super) revalidate: bool,
+    /// Seconds (RFC 5861).
+    pub(super) stale_while_revalidate: Option<u64>,
+    /// Seconds (RFC 5861).
+    pub(super) stale_if_error: Option<u64>,
 }
 
 impl Directives {
@@ -48,6 +54,9 @@ impl Directives {
             "private" => self.private = true,
             "max-age" => set_once(&mut self.max_age, seconds(value?)?)?,
             "s-maxage" => set_once(&mut self.s_maxage, seconds(value?)?)?,
+            "must-revalidate" | "proxy-revalidate" => self.revalidate = true,
+            "stale-while-revalidate" => set_least(&mut self.stale_while_revalidate, value),
+            "stale-if-error" => set_least(&mut self.stale_if_error, value),
             _ => {}
         }
         Some(())
@@ -86,6 +95,13 @@ pub(super) fn seconds(text: &str) -> Option<u64> {
 /// Sets a directive that may be repeated, but only with the same value.
 fn set_once(field: &mut Option<u64>, seconds: u64) -> Option<()> {
     (*field.get_or_insert(seconds) == seconds).then_some(())
+}
+
+/// Sets a directive that permits more than a cache does without it. A value that cannot be parsed
+/// permits nothing, and the least of several values holds.
+fn set_least(field: &mut Option<u64>, value: Option<&str>) {
+    let permitted = value.and_then(seconds).unwrap_or(0);
+    *field = Some(field.map_or(permitted, |least| least.min(permitted)));
 }
 
 fn token(text: &str) -> Option<(&str, &str)> {
@@ -172,6 +188,27 @@ mod tests {
         assert!(parse(&["no-cache=\"x\""]).unwrap().no_cache);
         assert_eq!(parse(&["max-age=99999999999999999999"]).unwrap().max_age, Some(u64::MAX));
         assert_eq!(parse(&["max-age=5, max-age=5"]).unwrap().max_age, Some(5));
+    }
+
+    #[test]
+    fn stale_windows_are_read_and_the_least_holds() {
+        let windows = |line| {
+            let directives = parse(&[line]).unwrap();
+            (directives.stale_while_revalidate, directives.stale_if_error)
+        };
+        let table = [
+            ("max-age=1", (None, None)),
+            ("stale-while-revalidate=5, Stale-If-Error=\"7\"", (Some(5), Some(7))),
+            ("stale-while-revalidate=5, stale-while-revalidate=3", (Some(3), None)),
+            ("stale-while-revalidate", (Some(0), None)),
+            ("stale-if-error=soon, stale-if-error=9", (None, Some(0))),
+        ];
+        for (line, expected) in table {
+            assert_eq!(windows(line), expected, "{line}");
+        }
+        for line in ["must-revalidate", "Proxy-Revalidate, max-age=1"] {
+            assert!(parse(&[line]).unwrap().revalidate, "{line}");
+        }
     }
 
     #[test]

@@ -96,6 +96,28 @@ impl BellwetherLayer<Http> {
     /// [`ttl`](crate::cache::Builder::ttl) of the cache is a cap on it. A stored response is served
     /// with its `Age`.
     ///
+    /// # Stale responses
+    ///
+    /// A response may have two more windows, which begin together when its lifetime ends (RFC
+    /// 5861). Its `stale-while-revalidate` and `stale-if-error` set them. A response that names
+    /// neither has those of the layer: [`stale_while_revalidate`](Self::stale_while_revalidate) and
+    /// [`stale_if_error`](Self::stale_if_error). [`max_stale`](Self::max_stale) is a cap on all.
+    ///
+    /// - In the first window all callers receive the stale response at once. One process of the
+    ///   fleet sends the request of one of its callers in the background.
+    /// - In the second one a caller waits for the inner service. It receives the stale response if
+    ///   the answer is a `500`, `502`, `503` or `504`, if the service returns an error, or if it
+    ///   takes longer than the load limit. So do the callers that wait with it, in every process.
+    ///
+    /// A response with `must-revalidate` or `proxy-revalidate` is never served stale. The same
+    /// holds for one with `s-maxage`, unless it names a window itself: `s-maxage` implies
+    /// `proxy-revalidate` (RFC 9111).
+    ///
+    /// A refresh sends a request that takes part. So it has no credentials that are not in the key,
+    /// and no `Range` nor `If-…`. It goes to a fresh clone of the inner service, in a task of its
+    /// own. If its answer cannot be shared, this process tries again after a second at the
+    /// earliest.
+    ///
     /// # The key
     ///
     /// The key consists of scheme, host, and path with query. A key that is too long for the cache
@@ -118,8 +140,9 @@ impl BellwetherLayer<Http> {
     /// changes nothing: the waiters elect a new leader. After four odd responses in a row, they
     /// send their own requests, and the key counts as uncacheable.
     ///
-    /// A `4xx` or `5xx` goes to its caller alone, and its waiters do the same. But the key never
-    /// becomes uncacheable by it. The service will recover, and sharing helps it to.
+    /// A `4xx` or `5xx` goes to its caller alone, and its waiters do the same, unless a
+    /// [stale response](#stale-responses) stands in for it. But the key never becomes uncacheable
+    /// by it. The service will recover, and sharing helps it to.
     ///
     /// A body that grows over the limit, or that is incomplete by seven eighths of the
     /// [load limit](crate::cache::Builder::load_limit), is uncacheable. Its caller receives the
@@ -128,9 +151,10 @@ impl BellwetherLayer<Http> {
     ///
     /// # Errors
     ///
-    /// The service's error is that of the inner service. A leader receives that error as it is. It
-    /// also receives a response whose body fails, up to the point of failure. The waiters, and a
-    /// leader whose load panicked, timed out or was shut down, receive a response of this layer:
+    /// A [stale response](#stale-responses) hides the errors of a load. Without one, the service's
+    /// error is that of the inner service. A leader receives that error as it is. It also receives
+    /// a response whose body fails, up to the point of failure. The waiters, and a leader whose
+    /// load panicked, timed out or was shut down, receive a response of this layer:
     ///
     /// - `502 Bad Gateway` if the load failed or panicked;
     /// - `504 Gateway Timeout` if it took longer than the load limit;

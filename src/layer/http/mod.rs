@@ -4,7 +4,7 @@
 //! handles one request, from its arrival to its response. It uses:
 //!
 //! - `requests`, the requests that take part, with the names of `credentials` and `cookies`;
-//! - `responses`, the responses that may be shared;
+//! - `responses`, the responses that may be shared, and `stale`, for how long they may be stale;
 //! - `directives`, the header parsers of both;
 //! - `key`, the key of a request;
 //! - `exchange`, the state that a caller shares with the flight that it may lead;
@@ -32,6 +32,7 @@ mod responses;
 mod service;
 mod settings;
 mod sharing;
+mod stale;
 mod watch;
 
 #[cfg(any(fuzzing, test))]

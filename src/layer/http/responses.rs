@@ -14,7 +14,10 @@ use http::{
     response::Parts,
 };
 
-use super::directives::{Directives, connection, pragma, seconds};
+use super::{
+    directives::{Directives, connection, pragma, seconds},
+    stale::{StaleRules, StaleWindows},
+};
 
 /// The rules for responses, as far as the user of the layer sets them.
 #[derive(Clone, Copy, Debug)]
@@ -25,6 +28,8 @@ pub(super) struct ResponseRules {
     pub(super) default_lifetime: Option<Duration>,
     /// Responses go only to the callers that wait for them.
     pub(super) coalesce_only: bool,
+    /// The windows of a response that has none of its own, and their limit.
+    pub(super) stale: StaleRules,
 }
 
 /// The classes of responses, judged by their status and headers.
@@ -43,6 +48,8 @@ pub(super) enum ResponseClass {
 pub(super) struct Freshness {
     /// The remaining time. Zero if only those may have it that wait for it.
     pub(super) lifetime: Duration,
+    /// For how long it may be served stale after that.
+    pub(super) stale: StaleWindows,
     /// The age of the response when it arrived, in seconds.
     pub(super) age: u64,
 }
@@ -85,7 +92,8 @@ impl ResponseRules {
             _ => return None,
         };
         if self.coalesce_only {
-            return Some(Freshness { lifetime: Duration::ZERO, age });
+            let stale = StaleWindows::default();
+            return Some(Freshness { lifetime: Duration::ZERO, stale, age });
         }
         // `max-age=0` forbids sharing, even next to a larger `s-maxage`.
         let lifetime = match (directives.s_maxage, directives.max_age) {
@@ -96,7 +104,8 @@ impl ResponseRules {
             (None, None) => self.default_lifetime?,
         };
         let lifetime = lifetime.checked_sub(Duration::from_secs(age))?;
-        (!lifetime.is_zero()).then_some(Freshness { lifetime, age })
+        let stale = self.stale.windows(&directives);
+        (!lifetime.is_zero()).then_some(Freshness { lifetime, stale, age })
     }
 }
 

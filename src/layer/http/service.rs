@@ -1,7 +1,4 @@
-use std::{
-    task::{Context, Poll},
-    time::Duration,
-};
+use std::task::{Context, Poll};
 
 use http::{Request, Response};
 use http_body::Body;
@@ -15,7 +12,8 @@ use super::{
     pass::CallResult,
     reason::Reason,
     recent::{RETRIES, Turnout},
-    responses::{ResponseClass, ResponseRules},
+    responses::{Freshness, ResponseClass, ResponseRules},
+    stale,
 };
 use crate::{
     cache::{Alone, Flown, Lead, Loaded, OnUncacheable, Produced, Sharing, Source},
@@ -79,7 +77,7 @@ where
 {
     let exchange = Exchange::new(request);
     let flown = fly(&http, &key, &inner, &exchange, OnUncacheable::Pass).await;
-    match http.settle(&key, exchange.take(), flown) {
+    match http.settle(&key, &exchange, flown) {
         Settled::Done(response) => response,
         // In a box of its own, so that the future of a hit stays small.
         Settled::Alone(request, why) => Box::pin(share_again(http, key, inner, request, why)).await,
@@ -108,7 +106,7 @@ where
         }
         let exchange = Exchange::new(request);
         let flown = fly(&http, &key, &inner, &exchange, OnUncacheable::Claim).await;
-        (request, why) = match http.settle(&key, exchange.take(), flown) {
+        (request, why) = match http.settle(&key, &exchange, flown) {
             Settled::Done(response) => return response,
             Settled::Alone(request, why) => (request, why),
         };
@@ -139,7 +137,7 @@ where
     let settings = &http.0;
     let sharing =
         Sharing { on_uncacheable, on_full: settings.on_full(), waits_once: settings.coalesce_only };
-    let request = settings.cache.request(key).sharing(sharing);
+    let request = settings.cache.request(key).sharing(sharing).max_stale(settings.stale.limit);
     let (http, key, inner, exchange) = (http.clone(), key.clone(), inner.clone(), exchange.clone());
     request.fly(move |lead| produce(http, key, inner, exchange, lead))
 }
@@ -157,21 +155,25 @@ impl Http {
     fn settle<B, ResBody, E>(
         &self,
         key: &Key,
-        state: ExchangeState<Request<B>, CallResult<ResBody, E>>,
+        exchange: &CallExchange<B, ResBody, E>,
         flown: Result<Flown<CachedResponse>, Error>,
     ) -> Settled<B, ResBody, E>
     where
         ResBody: Body,
     {
         let whole = |response: Response<_>| Settled::Done(Ok(response.map(ResponseBody::whole)));
-        match (state, flown) {
+        // The exchange is left alone then. Its request may be that of a refresh which has begun,
+        // and a stale response stands in for the answer of an origin that fails.
+        if let Ok(Flown::Loaded(loaded)) = &flown {
+            return whole(self.replay(key, loaded));
+        }
+        match (exchange.take(), flown) {
             (ExchangeState::Answered(response), _) => Settled::Done(response),
-            (_, Ok(Flown::Loaded(loaded))) => whole(self.replay(key, &loaded)),
             (ExchangeState::Pending(request), Ok(Flown::Alone(why))) => {
                 Settled::Alone(request, why)
             }
             (_, Err(error)) => whole((self.0.on_error)(&error)),
-            (ExchangeState::Taken, Ok(Flown::Alone(_))) => whole((self.0.on_error)(&lost())),
+            (_, Ok(_)) => whole((self.0.on_error)(&lost())),
         }
     }
 
@@ -180,7 +182,7 @@ impl Http {
         if loaded.source() == Source::Received && !recent.is_promising(key) {
             recent.record(key, Turnout::Shareable);
         }
-        loaded.value().replay(loaded.source())
+        CachedResponse::replay(loaded)
     }
 }
 
@@ -209,11 +211,8 @@ where
     let received = receive(response, &rules, deadline).await;
     settings.recent.record(&key, received.turnout());
     match received {
-        Received::Shareable(response, lifetime) => {
-            match lifetime.is_zero() {
-                true => lead.do_not_store(),
-                false => lead.expire_after(lifetime.min(settings.cache.ttl())),
-            }
+        Received::Shareable(response, freshness) => {
+            freshness.keep(&lead, settings.cache.ttl());
             return Ok(Produced::Value(response));
         }
         Received::Uncacheable(response) => {
@@ -224,7 +223,9 @@ where
         }
         Received::Failing(response) => {
             lead.do_not_store();
+            let error = stale::error_of(response.status());
             exchange.answer(Ok(response));
+            return Ok(error.map_or(Produced::Uncacheable, Produced::Failing));
         }
         Received::Broken(response) => {
             exchange.answer(Ok(response));
@@ -236,8 +237,8 @@ where
 
 /// A response of the inner service, read as far as its use demands.
 enum Received<B: Body> {
-    /// May be shared for the given time. Zero means: with the present waiters.
-    Shareable(CachedResponse, Duration),
+    /// May be shared.
+    Shareable(CachedResponse, Freshness),
     /// For its caller alone.
     Uncacheable(Response<ResponseBody<B>>),
     /// For its caller alone. It is an error, so the next response may be shareable.
@@ -273,7 +274,7 @@ async fn receive<B: Body>(
     match collect(body, rules.max_body, deadline).await {
         Collected::Whole(bytes) => {
             match CachedResponse::new(&parts, bytes.clone(), freshness.age) {
-                Some(response) => Received::Shareable(response, freshness.lifetime),
+                Some(response) => Received::Shareable(response, freshness),
                 None => {
                     let body = ResponseBody::whole(bytes);
                     Received::Uncacheable(Response::from_parts(parts, body))

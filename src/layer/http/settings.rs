@@ -12,6 +12,7 @@ use super::{
     recent::RecentAnswers,
     requests::RequestRules,
     responses::ResponseRules,
+    stale::StaleRules,
 };
 use crate::{
     cache::{Cache, OnFull},
@@ -36,6 +37,7 @@ pub(super) struct HttpSettings {
     pub(super) key_parts: Vec<KeyPart>,
     pub(super) max_body: u64,
     pub(super) default_lifetime: Option<Duration>,
+    pub(super) stale: StaleRules,
     pub(super) coalesce_only: bool,
     pub(super) overload: Overload,
     pub(super) explain: bool,
@@ -62,6 +64,7 @@ impl HttpSettings {
     pub(super) fn new(cache: Cache<CachedResponse>) -> Self {
         Self {
             recent: Arc::new(RecentAnswers::new(cache.uncacheable_ttl())),
+            stale: StaleRules::of(&cache),
             cache,
             requests: RequestRules::default(),
             key_parts: Vec::new(),
@@ -89,6 +92,7 @@ impl HttpSettings {
             max_body: self.max_body.min(self.cache.value_limit() as u64),
             default_lifetime: self.default_lifetime,
             coalesce_only: self.coalesce_only,
+            stale: self.stale,
         }
     }
 

@@ -11,5 +11,6 @@ mod origin;
 mod passes;
 mod routers;
 mod rules;
+mod stale;
 mod uncacheable;
 mod users;

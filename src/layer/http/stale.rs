@@ -1,0 +1,121 @@
+//! For how long a response may be served stale (RFC 5861).
+
+use std::time::Duration;
+
+use http::StatusCode;
+
+use super::{BellwetherLayer, CachedResponse, Http, directives::Directives, responses::Freshness};
+use crate::{
+    cache::{Cache, Lead},
+    error::{Error, ErrorKind},
+};
+
+/// The limit of both windows, unless the user sets another one.
+const LIMIT: Duration = Duration::from_secs(86_400);
+
+/// The settings that decide about stale responses.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct StaleRules {
+    /// The windows of a response that has none of its own.
+    windows: StaleWindows,
+    /// The longest window of any response.
+    pub(super) limit: Duration,
+}
+
+/// For how long a response may be served stale after its lifetime.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct StaleWindows {
+    while_revalidate: Duration,
+    if_error: Duration,
+}
+
+impl StaleRules {
+    /// Returns the settings of a cache.
+    pub(super) fn of(cache: &Cache<CachedResponse>) -> Self {
+        let while_revalidate = cache.stale_while_revalidate();
+        let windows = StaleWindows { while_revalidate, if_error: cache.stale_if_error() };
+        Self { windows, limit: LIMIT }
+    }
+
+    /// Returns the windows of a response with these directives.
+    pub(super) fn windows(&self, directives: &Directives) -> StaleWindows {
+        if directives.revalidate {
+            return StaleWindows::default();
+        }
+        let window = |named: Option<u64>, setting: Duration| match named {
+            Some(seconds) => Duration::from_secs(seconds).min(self.limit),
+            // It implies `proxy-revalidate` (RFC 9111, section 5.2.2.10).
+            None if directives.s_maxage.is_some() => Duration::ZERO,
+            None => setting.min(self.limit),
+        };
+        StaleWindows {
+            while_revalidate: window(
+                directives.stale_while_revalidate,
+                self.windows.while_revalidate,
+            ),
+            if_error: window(directives.stale_if_error, self.windows.if_error),
+        }
+    }
+}
+
+impl Freshness {
+    /// Sets how long the response is kept. The cache caps its lifetime.
+    pub(super) fn keep(&self, lead: &Lead, cap: Duration) {
+        if self.lifetime.is_zero() {
+            return lead.do_not_store();
+        }
+        lead.expire_after(self.lifetime.min(cap));
+        lead.stale_while_revalidate(self.stale.while_revalidate);
+        lead.stale_if_error(self.stale.if_error);
+    }
+}
+
+/// Returns the error of a response for which a stale one may stand in (RFC 5861, section 4).
+pub(super) fn error_of(status: StatusCode) -> Option<Error> {
+    let words = format!("the inner service answered {status}");
+    matches!(status.as_u16(), 500 | 502 | 503 | 504).then(|| Error::new(ErrorKind::Load, words))
+}
+
+impl BellwetherLayer<Http> {
+    /// Sets for how long a response is served stale while it is refreshed, if it does not name that
+    /// time itself. Defaults to the [setting](crate::cache::Builder::stale_while_revalidate) of the
+    /// cache, which is zero unless it is set.
+    ///
+    /// The `stale-while-revalidate` of a response takes precedence. [Stale
+    /// responses](Self::http#stale-responses) says more.
+    ///
+    /// ```
+    /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
+    /// use std::time::Duration;
+    /// use bellwether::{BellwetherLayer, MemoryBackend, http_cache};
+    ///
+    /// let cache = http_cache(MemoryBackend::new()).build()?;
+    /// let layer = BellwetherLayer::http(cache)
+    ///     .stale_while_revalidate(Duration::from_secs(30))
+    ///     .stale_if_error(Duration::from_secs(600))
+    ///     .max_stale(Duration::from_secs(3600));
+    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
+    /// ```
+    pub fn stale_while_revalidate(mut self, window: Duration) -> Self {
+        self.settings().stale.windows.while_revalidate = window;
+        self
+    }
+
+    /// Sets for how long a response is kept to stand in for a failure, if it does not name that
+    /// time itself. Defaults to the [setting](crate::cache::Builder::stale_if_error) of the cache,
+    /// which is zero unless it is set.
+    ///
+    /// The `stale-if-error` of a response takes precedence. [Stale
+    /// responses](Self::http#stale-responses) says more.
+    pub fn stale_if_error(mut self, window: Duration) -> Self {
+        self.settings().stale.windows.if_error = window;
+        self
+    }
+
+    /// Sets for how long a response may be served stale at most, whatever it names itself. Zero
+    /// serves no stale response. Defaults to a day.
+    pub fn max_stale(mut self, limit: Duration) -> Self {
+        self.settings().stale.limit = limit;
+        self
+    }
+}

@@ -1,0 +1,279 @@
+//! Stale answers: while they are refreshed, and in place of a failure.
+
+use std::{
+    convert::Infallible,
+    io,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use axum::body::{Body, Bytes};
+use bellwether::{BellwetherLayer, MemoryBackend, http_cache, layer::Http};
+use http::{Request, Response, StatusCode};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tower::{Layer, ServiceExt, service_fn, util::BoxCloneSyncService};
+use tower_test::mock;
+
+use super::origin::{
+    Answer, DELAY, Inner, Layered, ask, ask_all, cache, get, get_with, layered, origin,
+    with_headers,
+};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// Returns two processes of one service.
+fn processes(inner: &Inner) -> [Layered; 2] {
+    let backend = MemoryBackend::new();
+    [(), ()].map(|()| BellwetherLayer::http(cache(&backend)).layer(inner.clone()))
+}
+
+fn age(answer: &Answer) -> &str {
+    answer.headers["age"].to_str().unwrap()
+}
+
+/// Asks, and returns whether the answer was there at once.
+async fn at_once(service: &Layered) -> bool {
+    let asked = Instant::now();
+    ask(service, get("/")).await;
+    asked.elapsed().is_zero()
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_caller_waits_while_one_process_refreshes() {
+    let (inner, calls) =
+        with_headers(&[("cache-control", "max-age=10, stale-while-revalidate=20")]);
+    let services = processes(&inner);
+    ask(&services[0], get("/")).await;
+    for window in 1..4 {
+        sleep(11 * SECOND).await;
+        let asked = Instant::now();
+        for answer in ask_all(&services, (0..50).map(|_| get("/"))).await {
+            assert_eq!((answer.text(), age(&answer)), (&*window.to_string(), "11"));
+        }
+        assert!(asked.elapsed().is_zero());
+        sleep(2 * DELAY).await;
+        assert_eq!(calls.count(), window + 1);
+        let fresh = ask(&services[1], get("/")).await;
+        assert_eq!((fresh.text(), age(&fresh)), (&*(window + 1).to_string(), "0"));
+    }
+}
+
+/// Sets the windows of a route.
+fn route(layer: BellwetherLayer<Http>) -> BellwetherLayer<Http> {
+    layer.stale_while_revalidate(4 * SECOND)
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_answer_and_the_route_decide_how_long_an_answer_is_stale() {
+    type Set = fn(BellwetherLayer<Http>) -> BellwetherLayer<Http>;
+    let of_cache: Set = |layer| layer;
+    let capped: Set = |layer| route(layer).max_stale(3 * SECOND);
+    let table: [(&str, Set, u32); 12] = [
+        ("max-age=5", route, 4),
+        ("max-age=5", of_cache, 2),
+        ("max-age=5", capped, 3),
+        ("max-age=5, stale-while-revalidate=7", route, 7),
+        ("max-age=5, stale-while-revalidate=7", capped, 3),
+        ("max-age=5, stale-while-revalidate=0", route, 0),
+        ("max-age=5, stale-while-revalidate", route, 0),
+        ("max-age=5, stale-while-revalidate=7, must-revalidate", route, 0),
+        ("max-age=5, proxy-revalidate", route, 0),
+        ("s-maxage=5", route, 0),
+        ("s-maxage=5, stale-while-revalidate=7", route, 7),
+        ("max-age=5, stale-while-revalidate=7", |layer| layer.max_stale(Duration::ZERO), 0),
+    ];
+    for (directives, set, stale) in table {
+        let (inner, calls) = with_headers(&[("cache-control", directives)]);
+        let cache = http_cache(MemoryBackend::new()).stale_while_revalidate(2 * SECOND);
+        let service = set(BellwetherLayer::http(cache.build().unwrap())).layer(inner);
+        for is_at_once in [true, false] {
+            ask(&service, get("/")).await;
+            let before = calls.count();
+            // The last moment of the window, and its end.
+            let left = if is_at_once { DELAY / 5 } else { Duration::ZERO };
+            sleep((5 + stale) * SECOND - left).await;
+            assert_eq!(at_once(&service).await, is_at_once, "{directives}");
+            sleep(2 * DELAY).await;
+            let is_loaded = stale > 0 || !is_at_once;
+            assert_eq!(calls.count() > before, is_loaded, "{directives}");
+            sleep(100 * SECOND).await;
+        }
+    }
+}
+
+/// Returns an origin whose first answer is good for ten seconds, and may stand in for failures for
+/// a minute more.
+fn failing(
+    answer: impl Fn() -> Response<Body> + Clone + Send + Sync + 'static,
+) -> (Inner, super::origin::Calls) {
+    origin(move |call, _| match call {
+        1 => Response::builder()
+            .header("cache-control", "max-age=10, stale-if-error=60")
+            .body(Body::from("good"))
+            .unwrap(),
+        _ => answer(),
+    })
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stale_answer_stands_in_for_a_server_that_fails() {
+    for status in [500, 502, 503, 504, 501, 404] {
+        let (inner, calls) =
+            failing(move || Response::builder().status(status).body(Body::from("failed")).unwrap());
+        let services = processes(&inner);
+        ask(&services[0], get("/")).await;
+        sleep(11 * SECOND).await;
+        let answers = ask_all(&services, (0..20).map(|_| get("/"))).await;
+        if [501, 404].contains(&status) {
+            assert!(answers.iter().all(|answer| answer.status.as_u16() == status));
+            continue;
+        }
+        for answer in &answers {
+            assert_eq!((answer.status, answer.text(), age(answer)), (StatusCode::OK, "good", "11"));
+        }
+        assert_eq!(calls.count(), 2, "both processes hear of one failure");
+        // Each answer goes to its caller when the window is over.
+        sleep(60 * SECOND).await;
+        for answer in ask_all(&services, (0..4).map(|_| get("/"))).await {
+            assert_eq!((answer.status.as_u16(), answer.text()), (status, "failed"));
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stale_answer_stands_in_for_a_body_that_fails_and_for_a_panic() {
+    let broken = || {
+        let frames = [Ok(Bytes::from("half")), Err(io::Error::other("cut"))];
+        Response::new(Body::from_stream(futures_util::stream::iter(frames)))
+    };
+    let cacheable = move || {
+        let mut response = broken();
+        response.headers_mut().insert("cache-control", "max-age=10".parse().unwrap());
+        response
+    };
+    let panics = || panic!("a handler");
+    // The panic takes no time, so that each process begins a load before it hears of the other.
+    for ((inner, calls), loads) in [(failing(cacheable), 2), (failing(panics), 3)] {
+        let services = processes(&inner);
+        ask(&services[0], get("/")).await;
+        sleep(11 * SECOND).await;
+        for answer in ask_all(&services, (0..6).map(|_| get("/"))).await {
+            assert_eq!((answer.status, answer.text()), (StatusCode::OK, "good"));
+        }
+        assert_eq!(calls.count(), loads);
+    }
+}
+
+/// The leader got the error of the service itself, while its followers got the stale answer.
+#[tokio::test(start_paused = true)]
+async fn a_stale_answer_stands_in_for_an_error_of_the_service() {
+    let (inner, mut handle) = mock::pair::<Request<Body>, Response<Body>>();
+    let layer = BellwetherLayer::http(cache(&MemoryBackend::new()));
+    let service = layer.default_lifetime(10 * SECOND).stale_if_error(60 * SECOND).layer(inner);
+    let first = tokio::spawn(service.clone().oneshot(get("/")));
+    handle.next_request().await.unwrap().1.send_response(Response::new(Body::from("good")));
+    first.await.unwrap().unwrap();
+    sleep(11 * SECOND).await;
+    let asked: Vec<_> = (0..4).map(|_| tokio::spawn(service.clone().oneshot(get("/")))).collect();
+    handle.next_request().await.unwrap().1.send_error("no connection");
+    for asked in asked {
+        let answer = Answer::of(asked.await.unwrap().unwrap()).await;
+        assert_eq!((answer.text(), age(&answer)), ("good", "11"));
+    }
+}
+
+/// The request of a caller went away with its caller, so each refresh ended at once.
+#[tokio::test(start_paused = true)]
+async fn a_refresh_makes_a_clone_of_the_service_ready() {
+    let (inner, mut handle) = mock::pair::<Request<Body>, Response<Body>>();
+    let layer = BellwetherLayer::http(cache(&MemoryBackend::new()));
+    let layer = layer.default_lifetime(10 * SECOND).stale_while_revalidate(60 * SECOND);
+    let service = layer.layer(inner);
+    let first = tokio::spawn(service.clone().oneshot(get("/")));
+    handle.next_request().await.unwrap().1.send_response(Response::new(Body::from("1")));
+    first.await.unwrap().unwrap();
+    sleep(11 * SECOND).await;
+
+    // The inner service is busy. The callers do not wait for it, and the refresh does.
+    handle.allow(0);
+    for _ in 0..3 {
+        let stale = service.clone().oneshot(get("/")).await.unwrap();
+        assert_eq!(Answer::of(stale).await.text(), "1");
+    }
+    assert!(timeout(SECOND, handle.next_request()).await.is_err());
+    handle.allow(1);
+    let (request, answer) = handle.next_request().await.unwrap();
+    assert_eq!(request.uri(), "/");
+    answer.send_response(Response::new(Body::from("2")));
+    sleep(DELAY).await;
+    let fresh = service.clone().oneshot(get("/")).await.unwrap();
+    assert_eq!(Answer::of(fresh).await.text(), "2");
+    assert!(timeout(SECOND, handle.next_request()).await.is_err());
+}
+
+#[tokio::test(start_paused = true)]
+async fn only_a_request_that_takes_part_drives_a_refresh() {
+    let seen: Arc<Mutex<Vec<Request<Body>>>> = Arc::default();
+    let log = seen.clone();
+    let inner = service_fn(move |request: Request<Body>| {
+        log.lock().unwrap().push(request);
+        async { Ok::<_, Infallible>(Response::new(Body::from("answer"))) }
+    });
+    let layer = BellwetherLayer::http(cache(&MemoryBackend::new()))
+        .default_lifetime(10 * SECOND)
+        .stale_while_revalidate(60 * SECOND)
+        .ignore_cookies(["theme"]);
+    let service = layer.layer(BoxCloneSyncService::new(inner));
+    ask(&service, get("/")).await;
+    sleep(11 * SECOND).await;
+    let own = [
+        ("authorization", "Basic YTpi"),
+        ("cookie", "session=1"),
+        ("range", "bytes=0-1"),
+        ("if-none-match", "\"1\""),
+        ("if-modified-since", "Sat, 29 Oct 1994 19:43:31 GMT"),
+        ("cache-control", "no-cache"),
+    ];
+    for header in own {
+        seen.lock().unwrap().clear();
+        ask(&service, get_with(&[header])).await;
+        sleep(DELAY).await;
+        assert_eq!(seen.lock().unwrap().len(), 1, "{header:?} passes, and refreshes nothing");
+    }
+    seen.lock().unwrap().clear();
+    assert_eq!(age(&ask(&service, get_with(&[("cookie", "theme=dark")])).await), "11");
+    sleep(DELAY).await;
+    let seen = seen.lock().unwrap();
+    assert_eq!((seen.len(), seen[0].method().as_str(), seen[0].uri().path()), (1, "GET", "/"));
+    assert!(
+        own.iter().all(|(name, _)| *name == "cookie" || !seen[0].headers().contains_key(*name))
+    );
+}
+
+/// A refresh whose answer could not be shared was followed by the next one at once.
+#[tokio::test(start_paused = true)]
+async fn a_refresh_without_a_value_is_not_repeated_at_once() {
+    for status in [503, 404, 200] {
+        let (inner, calls) = origin(move |call, _| {
+            let answer = Response::builder();
+            let answer = match call {
+                1 => answer.header("cache-control", "max-age=10, stale-while-revalidate=60"),
+                _ => answer.status(status).header("set-cookie", "a=b"),
+            };
+            answer.body(Body::from(call.to_string())).unwrap()
+        });
+        let service = layered(&inner);
+        ask(&service, get("/")).await;
+        sleep(11 * SECOND).await;
+        let begun = Instant::now();
+        while begun.elapsed() < 900 * Duration::from_millis(1) {
+            assert_eq!(ask(&service, get("/")).await.text(), "1", "{status}");
+            sleep(DELAY / 5).await;
+        }
+        assert_eq!(calls.count(), 2, "{status}");
+        sleep_until(begun + 2 * SECOND).await;
+        ask(&service, get("/")).await;
+        sleep(2 * DELAY).await;
+        assert_eq!(calls.count(), 3, "{status}");
+    }
+}
