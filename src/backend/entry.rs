@@ -1,6 +1,6 @@
 //! An entry: a value with its fence, as it lies in the backend.
 
-use std::{fmt::Write, ops::Range, time::Duration};
+use std::{ops::Range, time::Duration};
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
@@ -140,6 +140,14 @@ impl Entry {
 
     /// Returns the bytes that are stored and pushed.
     pub fn encode(&self) -> Bytes {
+        let mut bytes = BytesMut::with_capacity(self.weight());
+        bytes.put_slice(self.header().as_bytes());
+        bytes.put_slice(&self.payload);
+        bytes.freeze()
+    }
+
+    /// Returns the bytes before the payload.
+    pub(crate) fn header(&self) -> String {
         let kind = match self.kind {
             EntryKind::Value => 'v',
             EntryKind::Uncacheable => 'u',
@@ -148,15 +156,10 @@ impl Entry {
         let (cost, spread) = (millis(self.cost), millis(self.spread));
         let [fresh, stale, error] = self.windows.map_or([0; 3], Windows::millis);
         let (fence, stored_at, tag) = (self.fence, self.stored_at, self.tag);
-        let mut bytes = BytesMut::with_capacity(HEADER + self.payload.len());
-        // Writing to memory does not fail.
-        let _ = write!(
-            bytes,
+        format!(
             "bw2{kind}{fence:016}{stored_at:016}{tag:08x}{cost:08x}{spread:08x}\
              {fresh:010x}{stale:010x}{error:010x}000000"
-        );
-        bytes.put_slice(&self.payload);
-        bytes.freeze()
+        )
     }
 
     /// Reads the bytes that [`encode`](Self::encode) wrote. The payload keeps the memory of

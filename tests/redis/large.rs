@@ -19,7 +19,10 @@ use bellwether::{
 use bytes::Bytes;
 use futures_util::future::join_all;
 use testkit::{LIMIT, RedisServer, comes_true, eventually, proxy::Proxy};
-use tokio::time::{Instant, timeout};
+use tokio::{
+    sync::Notify,
+    time::{Instant, timeout},
+};
 
 /// 100 Mbit/s.
 const SLOW: u64 = 12_500_000;
@@ -101,7 +104,34 @@ fn name(key: &str) -> Name {
 }
 
 fn large(byte: u8) -> Entry {
-    Entry::value(7, Duration::ZERO, Bytes::from(vec![byte; MIB]))
+    sized(byte, MIB)
+}
+
+fn sized(byte: u8, size: usize) -> Entry {
+    Entry::value(7, Duration::ZERO, Bytes::from(vec![byte; size]))
+}
+
+/// A load that is under way over a large entry.
+struct Reload {
+    _server: RedisServer,
+    backend: RedisBackend,
+    name: Name,
+    raw: testkit::Raw,
+    /// The fence of the entry.
+    first: u64,
+    claim: Claim,
+    grant: Grant,
+}
+
+impl Reload {
+    async fn begin() -> Self {
+        let server = RedisServer::start().await;
+        let backend = open(&server);
+        let (name, raw) = (name("k"), server.raw().await);
+        let first = backend.put(&name, &large(1), LIMIT, LIMIT).await.unwrap();
+        let (claim, grant) = begun(&backend, &name, first).await;
+        Self { _server: server, backend, name, raw, first, claim, grant }
+    }
 }
 
 async fn begun(backend: &RedisBackend, name: &Name, seen: u64) -> (Claim, Grant) {
@@ -115,12 +145,23 @@ async fn begun(backend: &RedisBackend, name: &Name, seen: u64) -> (Claim, Grant)
 /// A script would copy the entry several times, so it moves a key that a plain `SET` wrote.
 #[tokio::test]
 async fn a_large_write_is_a_plain_set_and_a_script_and_leaves_nothing_else() {
+    is_a_plain_set_and_a_script(MIB).await;
+}
+
+/// An entry that is small enough for a push was an argument, which cost five times as much. Only a
+/// push reads it, and here there is no waiter.
+#[tokio::test]
+async fn a_write_of_middle_size_is_a_plain_set_and_a_script_that_does_not_read_it() {
+    is_a_plain_set_and_a_script(50_000).await;
+}
+
+async fn is_a_plain_set_and_a_script(size: usize) {
     let server = RedisServer::start().await;
     let backend = open(&server);
     let (name, mut raw) = (name("k"), server.raw().await);
     // The connections and the scripts are in place after this.
     for _ in 0..2 {
-        backend.put(&name, &large(0), LIMIT, LIMIT).await.unwrap();
+        backend.put(&name, &sized(0, size), LIMIT, LIMIT).await.unwrap();
         backend.get(&name).await.unwrap();
     }
     let prepared = || async {
@@ -129,14 +170,15 @@ async fn a_large_write_is_a_plain_set_and_a_script_and_leaves_nothing_else() {
     };
     assert!(eventually(LIMIT, prepared).await);
     let mut monitor = server.monitor().await;
-    let first = backend.put(&name, &large(1), LIMIT, LIMIT).await.unwrap();
+    let first = backend.put(&name, &sized(1, size), LIMIT, LIMIT).await.unwrap();
     backend.get(&name).await.unwrap();
     let (claim, grant) = begun(&backend, &name, first).await;
-    let outcome = backend.commit(&claim, &grant, &large(2), Some(LIMIT)).await.unwrap();
+    let outcome = backend.commit(&claim, &grant, &sized(2, size), Some(LIMIT)).await.unwrap();
     assert_eq!(outcome, Committed::Stored);
     let calls = monitor.calls_from_clients().await;
     let words: Vec<_> = calls.iter().map(|call| call.command.as_str()).collect();
-    assert_eq!(words, ["SET", "EVALSHA", "GET", "EVALSHA", "SET", "EVALSHA"]);
+    let read = if size == MIB { "GET" } else { "GETRANGE" };
+    assert_eq!(words, ["SET", "EVALSHA", read, "EVALSHA", "SET", "EVALSHA"]);
     let mut left = raw.keys("t:c:*").await;
     left.sort();
     assert_eq!(left, [name.suffixed("e"), name.suffixed("f")]);
@@ -199,26 +241,54 @@ async fn renames(raw: &mut testkit::Raw) -> u64 {
     calls.map_or(0, |calls| calls.split(',').next().unwrap().parse().unwrap())
 }
 
+/// A full server takes no staged entry, but a push needs no memory of it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_full_server_pushes_an_entry_that_it_cannot_stage() {
+    let server = RedisServer::start().await;
+    let mut raw = server.raw().await;
+    let [leader, waiter] = [(); 2].map(|()| cache(open(&server)));
+    let (loaded, goes_on) = (Bytes::from(vec![7; 40_000]), Arc::new(Notify::new()));
+    let load = {
+        let (loaded, goes_on) = (loaded.clone(), goes_on.clone());
+        tokio::spawn(async move {
+            let load = |_| async move {
+                goes_on.notified().await;
+                Ok::<_, Infallible>(loaded)
+            };
+            leader.request("k").load(load).await.unwrap()
+        })
+    };
+    let has_key = async |raw: &mut testkit::Raw, suffix: &str| {
+        raw.keys("*").await.iter().any(|key| key.ends_with(suffix))
+    };
+    assert!(comes_true(LIMIT, async || has_key(&mut raw, ":l").await).await, "no lease");
+    let wait = tokio::spawn(async move { waiter.request("k").load(never).await.unwrap() });
+    assert!(comes_true(LIMIT, async || has_key(&mut raw, ":lp").await).await, "no waiter");
+    raw.config_set("maxmemory", "1").await;
+    goes_on.notify_one();
+    assert_eq!(load.await.unwrap().value(), &loaded);
+    let waited = timeout(LIMIT, wait).await.unwrap().unwrap();
+    assert_eq!((waited.source(), waited.value()), (Source::Received, &loaded));
+}
+
 /// Whatever the script finds, the staged entry is moved or removed.
 #[tokio::test]
 async fn a_large_write_that_is_refused_leaves_nothing() {
     let server = RedisServer::start().await;
     let backend = open(&server);
     let (name, mut raw) = (name("k"), server.raw().await);
-    let (claim, grant) = begun(&backend, &name, 0).await;
-    backend.invalidate(&name, LIMIT).await.unwrap();
-    let outcome = backend.commit(&claim, &grant, &large(1), Some(LIMIT)).await.unwrap();
-    assert_eq!(outcome, Committed::Refused);
-    assert_eq!(raw.keys("t:c:*").await, [name.suffixed("f")]);
+    for size in [50_000, MIB] {
+        let (claim, grant) = begun(&backend, &name, 0).await;
+        backend.invalidate(&name, LIMIT).await.unwrap();
+        let outcome = backend.commit(&claim, &grant, &sized(1, size), Some(LIMIT)).await.unwrap();
+        assert_eq!(outcome, Committed::Refused);
+        assert_eq!(raw.keys("t:c:*").await, [name.suffixed("f")]);
+    }
 }
 
 #[tokio::test]
 async fn a_full_server_refuses_large_writes_as_it_refuses_small_ones() {
-    let server = RedisServer::start().await;
-    let backend = open(&server);
-    let (name, mut raw) = (name("k"), server.raw().await);
-    let first = backend.put(&name, &large(1), LIMIT, LIMIT).await.unwrap();
-    let (claim, grant) = begun(&backend, &name, first).await;
+    let Reload { _server, backend, name, mut raw, first, claim, grant } = Reload::begin().await;
     raw.config_set("maxmemory", "1").await;
     let error = backend.put(&name, &large(2), LIMIT, LIMIT).await.unwrap_err();
     assert_eq!(error.kind(), BackendErrorKind::Refused);
@@ -232,11 +302,7 @@ async fn a_full_server_refuses_large_writes_as_it_refuses_small_ones() {
 
 #[tokio::test]
 async fn a_large_write_survives_a_flush_of_the_scripts() {
-    let server = RedisServer::start().await;
-    let backend = open(&server);
-    let (name, mut raw) = (name("k"), server.raw().await);
-    let first = backend.put(&name, &large(1), LIMIT, LIMIT).await.unwrap();
-    let (claim, grant) = begun(&backend, &name, first).await;
+    let Reload { _server, backend, name, mut raw, claim, grant, .. } = Reload::begin().await;
     raw.run::<()>(&["SCRIPT", "FLUSH"]).await;
     let outcome = backend.commit(&claim, &grant, &large(2), Some(LIMIT)).await.unwrap();
     assert_eq!(outcome, Committed::Stored);

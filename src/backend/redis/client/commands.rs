@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use futures_util::future::join_all;
-use redis::{Cmd, Value};
+use redis::{Cmd, Pipeline, Value};
 
 use super::{
     clock::ServerClock,
@@ -17,7 +17,10 @@ use super::{
     reconnect::Established,
     replicas::Replicas,
 };
-use crate::{backend::redis::scripts::Call, error::BackendError};
+use crate::{
+    backend::redis::scripts::{Call, Staged},
+    error::BackendError,
+};
 
 /// Sends commands on one connection.
 #[derive(Clone)]
@@ -61,8 +64,8 @@ impl CommandConnection {
         deadline: CommandDeadline,
     ) -> Result<Confirmed, CommandFailure> {
         let deadline = deadline.for_lease();
-        if let Some(stage) = call.stage() {
-            return Box::pin(self.call_staged(call, stage, extras, deadline)).await;
+        if let Some(staged) = call.staged() {
+            return Box::pin(self.call_staged(call, staged, extras, deadline)).await;
         }
         let extras = Extras { ping_first: call.is_answered_last(), ..extras };
         match self.run(call.by_digest(), extras, deadline).await {
@@ -77,21 +80,21 @@ impl CommandConnection {
     async fn call_staged(
         &self,
         call: &Call<'_>,
-        stage: &Cmd,
+        staged: &Staged,
         extras: Extras,
         deadline: CommandDeadline,
     ) -> Result<Confirmed, CommandFailure> {
-        let mut pipeline = redis::pipe();
-        for command in [stage, call.by_digest()] {
-            if extras.asking {
-                pipeline.cmd("ASKING");
-            }
-            pipeline.add_command(command.clone());
-        }
         let at = usize::from(extras.asking);
+        let asking;
+        let pipeline = if extras.asking {
+            asking = asking_each(&staged.both);
+            &asking
+        } else {
+            &staged.both
+        };
         let count = 2 * (1 + at);
-        let sent = self.link.exchange(deadline.for_write(stage), |mut connection| async move {
-            connection.send_packed_commands(&pipeline, 0, count).await
+        let sent = self.link.exchange(deadline.for_write(pipeline), |mut connection| async move {
+            connection.send_packed_commands(pipeline, 0, count).await
         });
         let (used, replies) = sent.await?;
         let mut replies = replies.map_err(|error| self.link.failure(error, &used))?;
@@ -223,4 +226,13 @@ impl CommandConnection {
         });
         reply.map_err(|error| self.link.failure(error, &used))
     }
+}
+
+/// Returns the same commands with an `ASKING` before each.
+fn asking_each(commands: &Pipeline) -> Pipeline {
+    let mut pipeline = redis::pipe();
+    for command in commands.cmd_iter() {
+        pipeline.cmd("ASKING").add_command(command.clone());
+    }
+    pipeline
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use redis::{Arg, Cmd};
+use redis::{Arg, Cmd, Pipeline};
 use tokio::time::Instant;
 
 use super::{config::RedisConfig, pacer::Demand};
@@ -32,12 +32,13 @@ impl CommandDeadline {
         }
     }
 
-    /// Returns the deadline of a command with a large argument.
+    /// Returns the deadline of commands with a large argument.
     ///
     /// What the buffers on the way have taken may not have arrived for long.
-    pub(super) fn for_write(self, command: &Cmd) -> Self {
-        let bytes: usize = command
-            .args_iter()
+    pub(super) fn for_write(self, pipeline: &Pipeline) -> Self {
+        let bytes: usize = pipeline
+            .cmd_iter()
+            .flat_map(Cmd::args_iter)
             .map(|arg| match arg {
                 Arg::Simple(bytes) => bytes.len(),
                 _ => 0,

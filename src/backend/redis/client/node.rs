@@ -29,10 +29,10 @@ pub(super) enum Lane {
 impl Lane {
     /// Returns the lane of a call, which `replicas` must confirm.
     pub(super) fn of(call: &Call<'_>, replicas: Option<Replicas>) -> Self {
-        match (call.stage(), replicas) {
-            (Some(_), _) => Self::Bulk,
+        match (call.staged(), replicas) {
+            (Some(staged), _) if staged.is_large => Self::Bulk,
             (None, Some(_)) => Self::Granting,
-            (None, None) => Self::Commands,
+            _ => Self::Commands,
         }
     }
 }

@@ -6,23 +6,28 @@
 //! reader asks for the whole until it meets one.
 //!
 //! A writer sends a large entry by a plain `SET` to a key of its own, because a server copies each
-//! argument of a script several times. The script behind it moves the entry to its place.
+//! argument of a script several times. The script behind it moves the entry to its place, and reads
+//! it only if a waiter is to get it.
 
 use std::{
     hash::BuildHasher,
+    io::Write,
     sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
     time::Duration,
 };
 
-use bytes::Bytes;
 use hashbrown::DefaultHashBuilder;
-use redis::{Cmd, Value};
+use redis::{Cmd, RedisWrite, Value};
 
 use super::{super::RedisBackend, PART, replies};
 use crate::{
     backend::{
         Entry, Owner,
-        redis::{client::Timed, keys, scripts::write_key},
+        redis::{
+            client::Timed,
+            keys,
+            scripts::{Call, write_key},
+        },
     },
     error::BackendError,
     key::Name,
@@ -174,9 +179,11 @@ impl RedisBackend {
         }
     }
 
-    /// Returns whether an entry is staged, and not an argument of its script.
-    pub(super) fn is_staged(&self, entry: &Bytes) -> bool {
-        entry.len() > self.0.config.push_limit.max(STAGE_FROM)
+    /// Returns whether an entry with this time to live is staged, and not an argument of its
+    /// script. An entry that is only pushed is no argument either if it is too large for a push.
+    pub(super) fn is_staged(&self, entry: &Entry, ttl: Option<Duration>) -> bool {
+        let bytes = entry.weight();
+        bytes > STAGE_FROM && (ttl.is_some() || bytes > self.0.config.push_limit)
     }
 }
 
@@ -198,11 +205,16 @@ pub(super) fn staged_suffix(writer: Owner) -> String {
     format!("{}{writer}", keys::STAGED)
 }
 
-/// Returns the command that stages an entry.
-pub(super) fn stage(name: &Name, suffix: &str, entry: &Bytes) -> Cmd {
-    let mut set = Cmd::with_capacity(5, entry.len() + 512);
+/// Adds the command that stages an entry to a call with all its arguments.
+pub(super) fn with_stage<'a>(call: Call<'a>, name: &Name, suffix: &str, entry: &Entry) -> Call<'a> {
+    let mut set = Cmd::with_capacity(5, entry.weight() + 512);
     set.arg("SET");
     write_key(&mut set, name, suffix);
-    set.arg(&entry[..]).arg("PX").arg(STAGE_LIFE);
-    set
+    let mut value = set.writer_for_next_arg();
+    // Writes to memory do not fail.
+    let _ = value.write_all(entry.header().as_bytes());
+    let _ = value.write_all(&entry.payload);
+    drop(value);
+    set.arg("PX").arg(STAGE_LIFE);
+    call.with_stage(set, entry.weight() > PART)
 }

@@ -85,21 +85,34 @@ pub(super) fn countdown(value: Value) -> Result<(Option<Countdown>, Option<bool>
     }
 }
 
-/// Reads the outcome, and whether the server refused to publish, if the script published. The
-/// outcome is `None` for a newer entry of which the reply has only a part.
-pub(super) fn committed(value: Value) -> Result<(Option<Committed>, Option<bool>), BackendError> {
+/// What a script says of a commit.
+#[derive(Debug)]
+pub(super) enum CommitReply {
+    Done(Committed),
+    /// The staged entry is not there, and nothing was done.
+    Unstaged,
+    /// There is a newer entry, of which the reply has only a part.
+    PartOfNewer,
+}
+
+/// Reads the outcome, and whether the server refused to publish, if the script published.
+pub(super) fn committed(value: Value) -> Result<(CommitReply, Option<bool>), BackendError> {
     if let Value::Int(flags) = value {
         let outcome = match flags >> 3 {
+            -1 => return Ok((CommitReply::Unstaged, None)),
             0 if flags == 0 => Committed::Refused,
             1 => Committed::Pushed,
             2 => Committed::Stored,
             _ => return Err(unreadable(flags)),
         };
-        return Ok((Some(outcome), publish_refused(flags & 7)?));
+        return Ok((CommitReply::Done(outcome), publish_refused(flags & 7)?));
     }
     let mut fields = Fields::new(value)?;
     match fields.word()?.as_str() {
-        "newer" => Ok((fields.newer()?.map(Committed::Newer), None)),
+        "newer" => {
+            let newer = fields.newer()?.map(Committed::Newer);
+            Ok((newer.map_or(CommitReply::PartOfNewer, CommitReply::Done), None))
+        }
         other => Err(unreadable(other)),
     }
 }

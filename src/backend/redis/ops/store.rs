@@ -2,11 +2,14 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
+
 use super::{
     super::RedisBackend,
     PART,
-    large::{stage, staged_suffix},
-    millis, replies,
+    large::{staged_suffix, with_stage},
+    millis,
+    replies::{self, CommitReply},
 };
 use crate::{
     backend::{
@@ -52,37 +55,20 @@ impl Store for RedisBackend {
         entry: &Entry,
         ttl: Option<Duration>,
     ) -> Result<Committed, BackendError> {
-        let entry = entry.clone().with_fence(grant.fence()).encode();
-        let is_staged = self.is_staged(&entry);
-        let name = &claim.name;
-        let mut call = Call::new(&SCRIPTS.commit, 5 + usize::from(is_staged))
-            .keys(name, &[keys::LEASE, keys::FENCE, &name.entry_suffix(), self.channel()])
-            .keys(name, &[keys::PROCESSES]);
-        if is_staged {
-            let suffix = staged_suffix(claim.owner);
-            call = call.keys(name, &[&suffix]).staged(ttl.map(|_| stage(name, &suffix, &entry)));
-        }
-        let (head, rest): (&[u8], &[u8]) = match is_staged {
-            true => (&[], &[]),
-            false => (&entry[..Entry::STORED_AT.start], &entry[Entry::STORED_AT.end..]),
-        };
-        let call = call
-            .owner(claim.owner)
-            .arg(grant.fence())
-            .arg(head)
-            .arg(rest)
-            .arg(entry.len())
-            .arg(ttl.map_or(0, millis))
-            .arg(self.0.config.push_limit)
-            .arg(PART);
-        let reply = replies::committed(self.0.servers.call(call).await?);
-        let (outcome, publish_refused) = self.checked(reply)?;
-        self.record_publish_refused(publish_refused);
-        match outcome {
-            Some(outcome) => Ok(outcome),
+        let entry = entry.clone().with_fence(grant.fence());
+        let is_staged = self.is_staged(&entry, ttl);
+        match self.commit_once(claim, &entry, ttl, is_staged).await? {
+            CommitReply::Done(outcome) => Ok(outcome),
+            // A full server takes no staged entry, but it pushes what it cannot store.
+            CommitReply::Unstaged => {
+                match Box::pin(self.commit_once(claim, &entry, ttl, false)).await? {
+                    CommitReply::Done(outcome) => Ok(outcome),
+                    reply => self.checked(Err(replies::unreadable(reply))),
+                }
+            }
             // The newer entry may be gone by now.
-            None => {
-                let newer = Box::pin(self.read_whole(name, false)).await?;
+            CommitReply::PartOfNewer => {
+                let newer = Box::pin(self.read_whole(&claim.name, false)).await?;
                 Ok(newer.map_or(Committed::Refused, Committed::Newer))
             }
         }
@@ -99,21 +85,22 @@ impl Store for RedisBackend {
         ttl: Duration,
         fence_life: Duration,
     ) -> Result<u64, BackendError> {
-        let entry = entry.encode();
-        let is_staged = self.is_staged(&entry);
-        let mut call = write(&SCRIPTS.put, name, self.channel(), usize::from(is_staged));
-        if is_staged {
-            let suffix = staged_suffix(Owner::fresh());
-            call = call.keys(name, &[&suffix]).staged(Some(stage(name, &suffix, &entry)));
+        let staged = self.is_staged(entry, Some(ttl)).then(|| staged_suffix(Owner::fresh()));
+        let mut call = write(&SCRIPTS.put, name, self.channel(), usize::from(staged.is_some()));
+        let bytes = if staged.is_some() { Bytes::new() } else { entry.encode() };
+        if let Some(suffix) = &staged {
+            call = call.keys(name, &[suffix]);
         }
-        let rest: &[u8] = if is_staged { &[] } else { &entry[Entry::STORED_AT.end..] };
-        let call = call
-            .arg(&entry[..Entry::FENCE.start])
-            .arg(rest)
-            .arg(entry.len())
+        call = call
+            .arg(bytes.get(..Entry::FENCE.start).unwrap_or_default())
+            .arg(bytes.get(Entry::STORED_AT.end..).unwrap_or_default())
+            .arg(entry.weight())
             .arg(millis(ttl))
             .arg(millis(fence_life))
             .arg(self.0.config.push_limit);
+        if let Some(suffix) = &staged {
+            call = with_stage(call, name, suffix, entry);
+        }
         self.checked(replies::fence(self.0.servers.call(call).await?))
     }
 
@@ -151,6 +138,43 @@ impl Store for RedisBackend {
             self.remove_soon(name.suffixed(&trash));
         }
         Ok(burnt)
+    }
+}
+
+impl RedisBackend {
+    /// Commits an entry that is staged, or an argument of the script.
+    async fn commit_once(
+        &self,
+        claim: &Claim,
+        entry: &Entry,
+        ttl: Option<Duration>,
+        is_staged: bool,
+    ) -> Result<CommitReply, BackendError> {
+        let name = &claim.name;
+        let suffix = is_staged.then(|| staged_suffix(claim.owner));
+        let mut call = Call::new(&SCRIPTS.commit, 5 + usize::from(is_staged))
+            .keys(name, &[keys::LEASE, keys::FENCE, &name.entry_suffix(), self.channel()])
+            .keys(name, &[keys::PROCESSES]);
+        let bytes = if is_staged { Bytes::new() } else { entry.encode() };
+        if let Some(suffix) = &suffix {
+            call = call.keys(name, &[suffix]);
+        }
+        call = call
+            .owner(claim.owner)
+            .arg(entry.fence)
+            .arg(bytes.get(..Entry::STORED_AT.start).unwrap_or_default())
+            .arg(bytes.get(Entry::STORED_AT.end..).unwrap_or_default())
+            .arg(entry.weight())
+            .arg(ttl.map_or(0, millis))
+            .arg(self.0.config.push_limit)
+            .arg(PART);
+        if let (Some(suffix), Some(_)) = (&suffix, ttl) {
+            call = with_stage(call, name, suffix, entry);
+        }
+        let reply = replies::committed(self.0.servers.call(call).await?);
+        let (outcome, publish_refused) = self.checked(reply)?;
+        self.record_publish_refused(publish_refused);
+        Ok(outcome)
     }
 }
 

@@ -3,7 +3,8 @@
 --
 -- Returns 16 if stored or 8 if only pushed, plus the bit of `publish` if it published; 0 if
 -- the fence is not the last one; {'newer', entry, time} if an entry with a greater fence stands,
--- cut after `part` bytes, at this time.
+-- cut after `part` bytes, at this time; -1 and does nothing if the staged entry is not there, but
+-- could be pushed as an argument.
 --
 -- processes: the processes that wait for the load
 -- staged: holds a large entry, in place of `head` and `rest`; or nil
@@ -11,7 +12,7 @@
 -- size: of the entry in bytes
 local lease, fence, entry, channel, processes, staged = unpack(KEYS)
 local owner, granted, head, rest, size, ttl_ms, push_limit, part = unpack(ARGV)
-local STORED, PUSHED = 16, 8
+local STORED, PUSHED, UNSTAGED = 16, 8, -1
 
 -- include: publish_entry, commit_mark, move_entry, time_text
 local stored_at = time_text()
@@ -21,7 +22,7 @@ local function is_written()
   return redis.pcall('SET', entry, bytes, 'PX', ttl_ms).ok
 end
 local function tell(is_stored)
-  local stored = is_stored and { granted, size }
+  local stored = is_stored and { granted, size, entry }
   return publish_entry(channel, processes, not staged and bytes, push_limit, stored)
 end
 
@@ -52,6 +53,10 @@ local function commit_otherwise()
     return stored == mine and STORED or PUSHED
   end
 
+  if staged and tonumber(size) <= tonumber(push_limit)
+    and redis.call('EXISTS', staged) == 0 then
+    return UNSTAGED
+  end
   local outcome = PUSHED
   if ttl_ms ~= '0' then
     -- A full server refuses the write. The entry that stands is older, and is removed.

@@ -5,7 +5,7 @@
 
 use std::{collections::HashSet, io::Write, sync::LazyLock};
 
-use redis::{Arg, Cmd, RedisWrite, ToRedisArgs};
+use redis::{Arg, Cmd, Pipeline, RedisWrite, ToRedisArgs};
 
 use crate::{backend::Owner, key::Name};
 
@@ -104,8 +104,16 @@ impl Scripts {
 pub(super) struct Call<'a> {
     script: &'a Script,
     by_digest: Cmd,
-    stage: Option<Cmd>,
+    staged: Option<Staged>,
     answered_last: bool,
+}
+
+/// A command that stages an entry, and the script behind it.
+pub(super) struct Staged {
+    /// Kept together, because a copy of a large command costs as much as its transfer.
+    pub(super) both: Pipeline,
+    /// The transfer would hold up the commands behind it.
+    pub(super) is_large: bool,
 }
 
 /// Adds a key of a name to a command.
@@ -124,7 +132,7 @@ impl<'a> Call<'a> {
     pub(super) fn new(script: &'a Script, keys: usize) -> Self {
         let mut by_digest = Cmd::with_capacity(16, 512);
         by_digest.arg("EVALSHA").arg(&script.digest).arg(keys);
-        Self { script, by_digest, stage: None, answered_last: false }
+        Self { script, by_digest, staged: None, answered_last: false }
     }
 
     /// Sets whether the server replies to this caller after it has notified the waiters.
@@ -136,15 +144,18 @@ impl<'a> Call<'a> {
         self.answered_last
     }
 
-    /// Sets a command that writes what the script takes up, and is sent just before it.
+    /// Sets a command that writes what the script takes up, and is sent just before it. All
+    /// arguments of the script must be there.
     ///
     /// A server copies each argument of a script several times, and a key not at all.
-    pub(super) fn staged(self, stage: Option<Cmd>) -> Self {
-        Self { stage, ..self }
+    pub(super) fn with_stage(self, stage: Cmd, is_large: bool) -> Self {
+        let mut both = Pipeline::with_capacity(2);
+        both.add_command(stage).add_command(self.by_digest.clone());
+        Self { staged: Some(Staged { both, is_large }), ..self }
     }
 
-    pub(super) fn stage(&self) -> Option<&Cmd> {
-        self.stage.as_ref()
+    pub(super) fn staged(&self) -> Option<&Staged> {
+        self.staged.as_ref()
     }
 
     /// Adds a key, or an argument.

@@ -28,5 +28,5 @@ else
 end
 redis.call('SET', fence, text, 'PX', fence_ms)
 redis.call('DEL', lease, entry_before, entry_after)
-publish_entry(channel, processes, bytes, push_limit, { text, size })
+publish_entry(channel, processes, bytes, push_limit, { text, size, entry })
 return burnt

@@ -7,10 +7,16 @@ local PUSHED_AT_ONCE = 1048576
 -- limit, or if many processes wait for it. Each of these has a turn to fetch it, so that they do
 -- not all fetch it at once. Returns what `publish_to_all` returns.
 --
--- bytes: the entry, or nil if it is staged
--- stored: its fence and its size as texts, or nil if it was not stored
+-- bytes: the entry, or nil if it was staged. It is read again if a waiter is to get it. The
+--   waiters of a sharded channel are not known.
+-- stored: its fence and its size as texts, and its key; or nil if it was not stored
 local function publish_entry(channel, processes, bytes, limit, stored)
-  local pushed = bytes and #bytes <= tonumber(limit) and 'e' .. bytes
+  limit = tonumber(limit)
+  if not bytes and stored and tonumber(stored[2]) <= limit
+    and (string.find(channel, '}:s', 1, true) or redis.call('EXISTS', processes) == 1) then
+    bytes = redis.call('GET', stored[3])
+  end
+  local pushed = bytes and #bytes <= limit and 'e' .. bytes
   local announced = stored and 'a' .. stored[1] .. stored[2] .. ','
   local message = pushed or announced or 'w'
   return publish_to_all(channel, processes, message, function(count, turn)
