@@ -352,11 +352,11 @@ fn name(key: &str, family: Family) -> Name {
     Name::new(&Namespace::standard(), family, &Key::from(key), 512).unwrap()
 }
 
-async fn never(_: bellwether::cache::Lead) -> Result<Bytes, BoxError> {
+async fn never(_: bellwether::cache::Lead<Bytes>) -> Result<Bytes, BoxError> {
     panic!("the value is stored")
 }
 
-async fn one(_: bellwether::cache::Lead) -> Result<Bytes, BoxError> {
+async fn one(_: bellwether::cache::Lead<Bytes>) -> Result<Bytes, BoxError> {
     Ok(Bytes::from_static(b"value"))
 }
 

@@ -123,7 +123,7 @@ async fn crowd(
         let key = format!("crowd-{size}-{count}-{round}");
         let (begin, begun) = oneshot::channel();
         let (open, opened) = oneshot::channel::<()>();
-        let leading = tokio::spawn(caches[0].request(&key).load(move |_: Lead| async move {
+        let leading = tokio::spawn(caches[0].request(&key).load(move |_: Lead<_>| async move {
             let _ = begin.send(());
             let _ = opened.await;
             Ok::<_, BoxError>(Bytes::from(vec![b'v'; size]))

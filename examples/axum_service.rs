@@ -136,7 +136,7 @@ async fn product(
     Path(id): Path<u64>,
 ) -> Result<Json<Product>, StatusCode> {
     let database = shop.database.clone();
-    let load = move |lead: Lead| async move {
+    let load = move |lead: Lead<_>| async move {
         let product = database.product(id).await;
         if product.is_none() {
             // A short time, because the product may be added at any time.

@@ -71,7 +71,7 @@ async fn one_load_for_a_hundred(cache: &Cache<String>) -> Result<(), BoxError> {
 }
 
 /// The expensive function. The lead describes the load and takes its settings.
-async fn write_report(lead: Lead, runs: Arc<AtomicUsize>) -> Result<String, io::Error> {
+async fn write_report(lead: Lead<String>, runs: Arc<AtomicUsize>) -> Result<String, io::Error> {
     runs.fetch_add(1, Ordering::Relaxed);
     // The fence grows with each load of the key, so that a later system can refuse a late writer.
     if let Some(fence) = lead.fence() {

@@ -77,6 +77,9 @@ counters! {
         failures,
         /// Loaded values that were stored, and loads that were stored as uncacheable.
         stored,
+        /// Those of `stored` whose loader found the stored value unchanged, so that no bytes were
+        /// written.
+        unchanged,
         /// Loaded values that the backend refused, because the key was invalidated or the lease
         /// lost.
         refused,

@@ -77,6 +77,12 @@ erased! {
         entry: &'a Entry,
         ttl: Option<Duration>
     ) -> Committed;
+    async fn commit_unchanged(
+        claim: &'a Claim,
+        grant: &'a Grant,
+        seen: u64,
+        entry: &'a Entry
+    ) -> Committed;
     async fn fail(claim: &'a Claim, failure: &'a Failure) -> bool;
     async fn put(name: &'a Name, entry: &'a Entry, ttl: Duration, fence_life: Duration) -> u64;
     async fn touch(name: &'a Name, windows: Windows, fence_life: Duration) -> Option<u64>;

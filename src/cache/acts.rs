@@ -160,7 +160,10 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
         let decision = self.core.decide(&name, &Rules::ALL, self.core.store.get_aged(&name).await);
         let (value, record, source) = match decision {
             Decision::Unanswered(error) => return Err(error.into()),
-            Decision::OnError(known) => (known.value, known.record, Source::Stale),
+            Decision::Old(known) => match known.in_place_of_failure() {
+                Some(value) => (value, known.record, Source::Stale),
+                None => return Ok(None),
+            },
             decision => match decision.value() {
                 Some(value) => value,
                 None => return Ok(None),

@@ -4,14 +4,15 @@ use std::{mem, sync::Arc, time::Duration};
 
 use tokio::{
     sync::{Semaphore, SemaphorePermit},
-    time::{Instant, timeout},
+    time::timeout,
 };
 use tokio_util::sync::CancellationToken;
 
 use super::{
     Codec, Source,
     error_codec::ErrorCodec,
-    freshness::{self, Costs, Freshness, Rules},
+    freshness::{self, Freshness, Rules},
+    known::Known,
     outcome::{Outcome, Record},
     refreshes::Refreshes,
     settings::{OnFull, Options, Settings},
@@ -25,7 +26,6 @@ use crate::{
     lease::Engine,
     observe::{Counters, Once},
     shards::Shards,
-    time::after,
 };
 
 pub(super) struct Core<V> {
@@ -56,9 +56,9 @@ pub(super) enum Decision<V> {
     /// The value is served.
     Fresh(V, Option<Record>),
     /// The value is served, and it is time to refresh it. It is still fresh, or stale.
-    Refresh(Box<Known<V>>, Source),
-    /// The value is served if the load fails.
-    OnError(Box<Known<V>>),
+    Refresh(V, Source, Arc<Known<V>>),
+    /// The value is loaded under the lease. This entry may be served if the load fails.
+    Old(Arc<Known<V>>),
     /// There is no entry that can be read, so the value is loaded under the lease. `seen` is the
     /// fence of the entry, or 0 if there is none.
     Miss { seen: u64 },
@@ -73,27 +73,9 @@ impl<V> Decision<V> {
     pub(super) fn value(self) -> Option<(V, Option<Record>, Source)> {
         match self {
             Self::Fresh(value, record) => Some((value, record, Source::Hit)),
-            Self::Refresh(known, source) => Some((known.value, known.record, source)),
+            Self::Refresh(value, source, known) => Some((value, known.record, source)),
             _ => None,
         }
-    }
-}
-
-/// The entry that a load is to replace.
-pub(super) struct Known<V> {
-    pub(super) value: V,
-    pub(super) record: Option<Record>,
-    pub(super) fence: u64,
-    pub(super) costs: Costs,
-    /// Until when the value may stand in for a failure.
-    pub(super) on_error_until: Instant,
-}
-
-impl<V> Known<V> {
-    fn new(value: V, record: Option<Record>, entry: &Entry, rules: &Rules) -> Self {
-        let left = freshness::left_on_error(entry, rules).unwrap_or_default();
-        let on_error_until = after(Instant::now(), left);
-        Self { value, record, fence: entry.fence, costs: Costs::of(entry), on_error_until }
     }
 }
 
@@ -122,20 +104,18 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
             return Decision::Uncacheable { seen: entry.fence };
         }
         let freshness = freshness::decide(&entry, rules, fastrand::f64());
-        if freshness == Freshness::Over {
-            return Decision::Miss { seen: entry.fence };
+        let is_ours = entry.tag == self.tag;
+        if is_ours && matches!(freshness, Freshness::OnError | Freshness::Over) {
+            return Decision::Old(Arc::new(Known::encoded(entry, rules, &self.codec)));
         }
-        if entry.tag == self.tag
-            && let Ok(value) = self.codec.decode(mem::take(&mut entry.payload))
-        {
-            let record = Record::of(&entry);
-            let known = |value| Box::new(Known::new(value, record, &entry, rules));
-            return match freshness {
-                Freshness::Early => Decision::Refresh(known(value), Source::Hit),
-                Freshness::Stale => Decision::Refresh(known(value), Source::Stale),
-                Freshness::OnError => Decision::OnError(known(value)),
-                Freshness::Fresh | Freshness::Over => Decision::Fresh(value, record),
+        if is_ours && let Ok(value) = self.codec.decode(mem::take(&mut entry.payload)) {
+            let source = match freshness {
+                Freshness::Early => Source::Hit,
+                Freshness::Stale => Source::Stale,
+                _ => return Decision::Fresh(value, Record::of(&entry)),
             };
+            let known = Known::decoded(&entry, rules, &self.codec, value.clone());
+            return Decision::Refresh(value, source, Arc::new(known));
         }
         let words = "an entry of another type or schema cannot be decoded and counts as missing; \
                      give each type of value its own namespace";

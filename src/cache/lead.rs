@@ -4,9 +4,10 @@ use std::{
     time::Duration,
 };
 
+use super::known::Known;
 use crate::{lease::LeaseRecord, sync::lock};
 
-/// The lease that a loader runs under, and how its value is kept.
+/// The lease that a loader runs under, the value that it replaces, and how its value is kept.
 ///
 /// Clones are the same lead. Dropping one has no effect.
 ///
@@ -32,11 +33,11 @@ use crate::{lease::LeaseRecord, sync::lock};
 /// assert_eq!(cache.get("stock:42").await?, None);
 /// # Ok::<_, bellwether::Error>(()) }).unwrap();
 /// ```
-#[derive(Clone)]
-pub struct Lead(Arc<Inner>);
+pub struct Lead<V>(Arc<Inner<V>>);
 
-struct Inner {
+struct Inner<V> {
     lease: Option<Arc<LeaseRecord>>,
+    stale: Option<Arc<Known<V>>>,
     keeping: Mutex<Keeping>,
 }
 
@@ -46,11 +47,13 @@ pub(super) struct Keeping {
     pub(super) stale_while_revalidate: Option<Duration>,
     pub(super) stale_if_error: Option<Duration>,
     pub(super) do_not_store: bool,
+    /// The value is that of the stored entry.
+    pub(super) is_unchanged: bool,
 }
 
-impl Lead {
-    pub(super) fn new(lease: Option<Arc<LeaseRecord>>) -> Self {
-        Self(Arc::new(Inner { lease, keeping: Mutex::default() }))
+impl<V> Lead<V> {
+    pub(super) fn new(lease: Option<Arc<LeaseRecord>>, stale: Option<Arc<Known<V>>>) -> Self {
+        Self(Arc::new(Inner { lease, stale, keeping: Mutex::default() }))
     }
 
     /// Returns the fence of this load, which is greater than that of each earlier load of this key.
@@ -75,6 +78,62 @@ impl Lead {
             Some(lease) => lease.lost().await,
             None => std::future::pending().await,
         }
+    }
+
+    /// Returns the stored value that this load is to replace, if there is one. It is still fresh if
+    /// it is refreshed early.
+    ///
+    /// A loader that asks for changes only, such as with an `ETag`, keeps what it needs for that in
+    /// the value. If nothing has changed, it returns [`StaleValue::unchanged`].
+    ///
+    /// The value was read before the load began, and costs no further read. It is decoded here.
+    ///
+    /// Returns `None` if nothing is stored, or if the backend did not answer.
+    ///
+    /// ```
+    /// # let mut builder = tokio::runtime::Builder::new_current_thread();
+    /// # builder.enable_time().build().unwrap().block_on(async {
+    /// use std::time::Duration;
+    /// use bellwether::{BoxError, Cache, MemoryBackend};
+    /// use serde::{Deserialize, Serialize};
+    ///
+    /// #[derive(Clone, Serialize, Deserialize)]
+    /// struct Page {
+    ///     etag: String,
+    ///     body: String,
+    /// }
+    ///
+    /// /// Returns `None` for "304 Not Modified".
+    /// async fn fetch(if_none_match: Option<&str>) -> Result<Option<Page>, BoxError> {
+    ///     # if if_none_match == Some("1") { return Ok(None) }
+    ///     # Ok(Some(Page { etag: "1".into(), body: "bell".into() }))
+    /// }
+    ///
+    /// let cache: Cache<Page> = Cache::builder(MemoryBackend::new())
+    ///     .stale_if_error(Duration::from_secs(600))
+    ///     .build()?;
+    /// for _ in 0..2 {
+    ///     let load = cache.get_or_load("page:42", |lead| async move {
+    ///         let stale = lead.stale();
+    ///         let etag = stale.as_ref().map(|stale| stale.value().etag.as_str());
+    ///         match (fetch(etag).await?, stale) {
+    ///             (Some(page), _) => Ok(page),
+    ///             (None, Some(stale)) => Ok(stale.unchanged()),
+    ///             (None, None) => Err(BoxError::from("304 for a request without an ETag")),
+    ///         }
+    ///     });
+    ///     assert_eq!(load.await?.body, "bell");
+    ///     cache.expire("page:42").await?;
+    /// }
+    /// assert_eq!((cache.stats().loads, cache.stats().unchanged), (2, 1));
+    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
+    /// ```
+    pub fn stale(&self) -> Option<StaleValue<V>>
+    where
+        V: Clone + 'static,
+    {
+        let value = self.0.stale.as_ref()?.value()?;
+        Some(StaleValue { value, lead: self.clone() })
     }
 
     /// Sets how long the value is kept, in place of the setting of the cache or the request. Zero
@@ -103,9 +162,59 @@ impl Lead {
     pub(super) fn keeping(&self) -> Keeping {
         *lock(&self.0.keeping)
     }
+
+    /// Returns the entry that the load is to replace.
+    pub(super) fn known(&self) -> Option<&Known<V>> {
+        self.0.stale.as_deref()
+    }
 }
 
-impl fmt::Debug for Lead {
+/// The stored value that a load is to replace. [`Lead::stale`] returns it.
+pub struct StaleValue<V> {
+    value: V,
+    lead: Lead<V>,
+}
+
+impl<V> StaleValue<V> {
+    /// Returns the value.
+    pub fn value(&self) -> &V {
+        &self.value
+    }
+
+    /// Returns the time since the value was stored, as exact as [`Loaded::age`] is.
+    ///
+    /// [`Loaded::age`]: super::Loaded::age
+    pub fn age(&self) -> Option<Duration> {
+        self.lead.known()?.record?.age()
+    }
+
+    /// Returns the value as what the loader is to return, because it is still right. Its windows
+    /// begin anew, as those of any value that is loaded, and its bytes are not written again.
+    ///
+    /// After this call the loader must return this value or an error. If it returns another value,
+    /// its callers get that one, and the stored one stays.
+    ///
+    /// If the entry was evicted during the load, the value is written. If it was invalidated or
+    /// replaced meanwhile, nothing is stored, as with each other load that began before.
+    pub fn unchanged(self) -> V {
+        lock(&self.lead.0.keeping).is_unchanged = true;
+        self.value
+    }
+}
+
+impl<V> Clone for Lead<V> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<V: fmt::Debug> fmt::Debug for StaleValue<V> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StaleValue").field("value", &self.value).finish_non_exhaustive()
+    }
+}
+
+impl<V> fmt::Debug for Lead<V> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Lead").field("fence", &self.fence()).finish_non_exhaustive()
     }

@@ -36,12 +36,12 @@ where
 /// Runs a loader within its time limit, for the flight or load of this number, if there is one.
 pub(super) async fn run<V, F, Fut>(
     work: F,
-    lead: Lead,
+    lead: Lead<V>,
     limit: Duration,
     number: Option<u64>,
 ) -> Result<Produced<V>, Error>
 where
-    F: FnOnce(Lead) -> Fut,
+    F: FnOnce(Lead<V>) -> Fut,
     Fut: Future<Output = Result<Produced<V>, Error>>,
 {
     // The loader may also panic before it returns its future.

@@ -15,6 +15,7 @@ mod codec;
 mod core;
 mod error_codec;
 mod freshness;
+mod known;
 mod lead;
 mod loader;
 mod outcome;
@@ -35,7 +36,7 @@ pub use self::{
     builder::Builder,
     codec::{Codec, Json, Raw},
     freshness::EarlyRefresh,
-    lead::Lead,
+    lead::{Lead, StaleValue},
     outcome::{Loaded, Source},
     request::Request,
 };
@@ -132,7 +133,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// no caller waits for ends as the cache was [told](Builder::when_abandoned).
     pub async fn get_or_load<F, Fut, E>(&self, key: impl Into<Key>, loader: F) -> Result<V, Error>
     where
-        F: FnOnce(Lead) -> Fut + Send + 'static,
+        F: FnOnce(Lead<V>) -> Fut + Send + 'static,
         Fut: Future<Output = Result<V, E>> + Send + 'static,
         E: Into<BoxError> + 'static,
     {

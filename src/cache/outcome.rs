@@ -51,7 +51,7 @@ impl Record {
     }
 
     /// Returns the time since it was stored.
-    fn age(&self) -> Option<Duration> {
+    pub(super) fn age(&self) -> Option<Duration> {
         Some(self.stored?.elapsed())
     }
 }

@@ -178,7 +178,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         loader: F,
     ) -> impl Future<Output = Result<Loaded<V>, Error>> + Send + 'static
     where
-        F: FnOnce(Lead) -> Fut + Send + 'static,
+        F: FnOnce(Lead<V>) -> Fut + Send + 'static,
         Fut: Future<Output = Result<V, E>> + Send + 'static,
         E: Into<BoxError> + 'static,
     {
@@ -195,7 +195,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         work: F,
     ) -> impl Future<Output = Result<Flown<V>, Error>> + Send + 'static
     where
-        F: FnOnce(Lead) -> Fut + Send + 'static,
+        F: FnOnce(Lead<V>) -> Fut + Send + 'static,
         Fut: Future<Output = Result<Produced<V>, Error>> + Send + 'static,
     {
         let Self { core, key, mut own } = self;
@@ -296,7 +296,7 @@ async fn refused<V, F, Fut>(
 ) -> Result<Flown<V>, Error>
 where
     V: Clone + Send + Sync + 'static,
-    F: FnOnce(Lead) -> Fut,
+    F: FnOnce(Lead<V>) -> Fut,
     Fut: Future<Output = Result<Produced<V>, Error>>,
 {
     if why != Refused::Closed {
@@ -328,13 +328,13 @@ async fn load_alone<V, F, Fut>(
 ) -> Result<Flown<V>, Error>
 where
     V: Clone + Send + Sync + 'static,
-    F: FnOnce(Lead) -> Fut,
+    F: FnOnce(Lead<V>) -> Fut,
     Fut: Future<Output = Result<Produced<V>, Error>>,
 {
     let work = work.ok_or_else(cut_off)?;
     core.counters.loads.add();
     let limit = core.options(own.as_deref()).load_limit;
-    match loader::run(work, Lead::new(None), limit, number).await {
+    match loader::run(work, Lead::new(None, None), limit, number).await {
         Ok(Produced::Value(value)) => served(&core, Outcome::Value(Loaded::degraded(value)), true),
         Ok(Produced::Uncacheable | Produced::Failing(_)) => Ok(Flown::Alone(Alone::Uncacheable)),
         Err(error) => {

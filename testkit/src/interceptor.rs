@@ -76,6 +76,8 @@ operations! {
     Claim { claim: Claim, seen: u64 } -> Claimed = backend.claim(claim, *seen);
     Commit { claim: Claim, fence: u64, entry: Entry, ttl: Option<Duration> } -> Committed =
         async { backend.commit(claim, &Grant::new(*fence), entry, *ttl).await };
+    CommitUnchanged { claim: Claim, fence: u64, seen: u64, entry: Entry } -> Committed =
+        async { backend.commit_unchanged(claim, &Grant::new(*fence), *seen, entry).await };
     Fail { claim: Claim, failure: Failure } -> bool = backend.fail(claim, failure);
     Put { name: Name, entry: Entry, ttl: Duration, fence_life: Duration } -> u64 =
         backend.put(name, entry, *ttl, *fence_life);
@@ -228,6 +230,17 @@ impl<B: Store + Latches, H: Hook<B>> Store for Interceptor<B, H> {
     ) -> Result<Committed, BackendError> {
         let (claim, entry) = (claim.clone(), entry.clone());
         ask!(self, Commit { claim, fence: grant.fence(), entry, ttl })
+    }
+
+    async fn commit_unchanged(
+        &self,
+        claim: &Claim,
+        grant: &Grant,
+        seen: u64,
+        entry: &Entry,
+    ) -> Result<Committed, BackendError> {
+        let (claim, entry) = (claim.clone(), entry.clone());
+        ask!(self, CommitUnchanged { claim, fence: grant.fence(), seen, entry })
     }
 
     async fn fail(&self, claim: &Claim, failure: &Failure) -> Result<bool, BackendError> {

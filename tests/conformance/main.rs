@@ -25,6 +25,7 @@ mod queues;
 mod read_write;
 mod several;
 mod turns;
+mod unchanged;
 mod windows;
 mod writes;
 
@@ -238,6 +239,11 @@ rules! {
             a_touch_of_nothing_changes_nothing,
             an_expired_entry_is_kept_for_failures,
             an_entry_without_an_error_window_expires_for_good,;
+        unchanged:
+            an_unchanged_entry_is_renewed_with_its_load,
+            an_entry_that_is_gone_is_not_renewed,
+            an_act_beats_a_renewal_that_began_before_it,
+            the_waiters_for_a_large_unchanged_entry_are_told,;
         writes:
             a_put_writes_and_ends_the_lease,
             a_put_makes_the_commit_under_way_give_way,

@@ -69,22 +69,22 @@ async fn connected(url: &str) -> Cache<String> {
 type Loading = Pin<Box<dyn Future<Output = Result<String, BoxError>> + Send>>;
 
 /// Returns a loader that makes a value at once.
-fn value(text: impl Into<String>) -> impl FnOnce(Lead) -> Loading + Send + 'static {
+fn value(text: impl Into<String>) -> impl FnOnce(Lead<String>) -> Loading + Send + 'static {
     let text = text.into();
     move |_| Box::pin(async move { Ok(text) })
 }
 
 /// The gate of a loader, which reports its beginning and waits until the gate is opened.
 struct Gate {
-    pub begun: oneshot::Receiver<Lead>,
+    pub begun: oneshot::Receiver<Lead<String>>,
     pub open: oneshot::Sender<()>,
 }
 
-fn gated(text: impl Into<String>) -> (impl FnOnce(Lead) -> Loading + Send + 'static, Gate) {
+fn gated(text: impl Into<String>) -> (impl FnOnce(Lead<String>) -> Loading + Send + 'static, Gate) {
     let text = text.into();
     let (begin, begun) = oneshot::channel();
     let (open, opened) = oneshot::channel();
-    let loader = move |lead: Lead| -> Loading {
+    let loader = move |lead: Lead<_>| -> Loading {
         Box::pin(async move {
             let _ = begin.send(lead);
             let _ = opened.await;

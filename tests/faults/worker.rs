@@ -109,7 +109,7 @@ pub fn work() {
         let mut callers = JoinSet::new();
         for _ in 0..CALLERS {
             let gate = opened.clone();
-            callers.spawn(cache.request("k").load(|lead: Lead| async move {
+            callers.spawn(cache.request("k").load(|lead: Lead<_>| async move {
                 say(format!("begun {}", lead.fence().unwrap_or(0)));
                 tokio::spawn(async move {
                     lead.lost().await;

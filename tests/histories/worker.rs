@@ -220,7 +220,9 @@ impl Worker {
         &self,
         key: &str,
         plan: Plan,
-    ) -> impl FnOnce(Lead) -> futures_util::future::BoxFuture<'static, Result<Value, BoxError>>
+    ) -> impl FnOnce(
+        Lead<Value>,
+    ) -> futures_util::future::BoxFuture<'static, Result<Value, BoxError>>
     + Send
     + 'static {
         let (worker, key) = (self.clone(), key.to_owned());

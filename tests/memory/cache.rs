@@ -19,6 +19,7 @@ use bellwether::{
     cache::{Abandoned, Lead, Loaded, Raw, Source},
     key::{Family, Key, Name, Namespace},
 };
+use futures_util::future::BoxFuture;
 use testkit::faulty::{Fault, Faulty, Op};
 use tokio::{
     sync::Notify,
@@ -66,11 +67,8 @@ impl Origin {
     fn loader(
         &self,
         takes: Duration,
-    ) -> impl FnOnce(
-        Lead,
-    ) -> std::pin::Pin<Box<dyn Future<Output = Result<String, BoxError>> + Send>>
-    + Send
-    + 'static {
+    ) -> impl FnOnce(Lead<String>) -> BoxFuture<'static, Result<String, BoxError>> + Send + 'static
+    {
         let origin = self.clone();
         move |_lead| {
             Box::pin(async move {
@@ -335,7 +333,7 @@ async fn a_loader_learns_that_its_lease_is_lost() {
     let (_, caches) = fleet(1);
     let told = Arc::new(Notify::new());
     let telling = told.clone();
-    let load = tokio::spawn(caches[0].request("k").load(move |lead: Lead| async move {
+    let load = tokio::spawn(caches[0].request("k").load(move |lead: Lead<_>| async move {
         lead.lost().await;
         telling.notify_one();
         Ok::<_, BoxError>("late".to_owned())
@@ -352,7 +350,7 @@ async fn a_loader_learns_that_its_lease_is_lost() {
 async fn a_lead_decides_how_its_value_is_kept() {
     let (_, caches) = fleet(2);
     let unstored = |cache: &Cache<String>| {
-        tokio::spawn(cache.request("k").load(|lead: Lead| async move {
+        tokio::spawn(cache.request("k").load(|lead: Lead<_>| async move {
             assert!(lead.fence().is_some());
             lead.do_not_store();
             sleep(50 * MS).await;
@@ -363,7 +361,7 @@ async fn a_lead_decides_how_its_value_is_kept() {
         assert_eq!(answer.await.unwrap().unwrap().value(), "passing");
     }
     assert_eq!(caches[0].get("k").await.unwrap(), None);
-    let short = caches[0].request("k").load(|lead: Lead| async move {
+    let short = caches[0].request("k").load(|lead: Lead<_>| async move {
         lead.clone().expire_after(100 * MS);
         Ok::<_, BoxError>("short".to_owned())
     });

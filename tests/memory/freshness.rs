@@ -42,7 +42,7 @@ impl Origin {
         self.asked.load(Ordering::SeqCst)
     }
 
-    fn loader(&self) -> impl FnOnce(Lead) -> Load + Send + 'static {
+    fn loader(&self) -> impl FnOnce(Lead<usize>) -> Load + Send + 'static {
         let origin = self.clone();
         |_| {
             Box::pin(async move {
@@ -368,7 +368,7 @@ async fn a_request_has_windows_of_its_own() {
 #[tokio::test(start_paused = true)]
 async fn a_loader_sets_the_windows_of_its_value() {
     let cache = &fleet(1, |builder| builder)[0];
-    let load = |lead: Lead| async move {
+    let load = |lead: Lead<_>| async move {
         lead.expire_after(TTL / 2);
         lead.stale_while_revalidate(STALE);
         lead.stale_if_error(ERROR);

@@ -13,6 +13,7 @@ mod layer;
 mod locks;
 mod msrv;
 mod names;
+mod old_values;
 mod properties;
 mod reentrant;
 mod send_sync;

@@ -430,7 +430,7 @@ impl Play {
     async fn ask(&self, step: Step, caller: usize) -> Result<(), TestCaseError> {
         let Action::Ask { leaves, takes, end } = step.action else { unreachable!() };
         let log = self.log.clone();
-        let loader = move |lead: Lead| async move {
+        let loader = move |lead: Lead<_>| async move {
             let load = log.number();
             let leased = lead.fence().is_some();
             log.tell(Event::Began { load, key: step.key, process: step.process, leased });

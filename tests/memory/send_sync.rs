@@ -14,7 +14,10 @@ use bellwether::{
         RedisBackendBuilder, Renewal, Replicas, SentinelMaster, Store, Undecodable,
         acquire_in_order,
     },
-    cache::{Abandoned, Builder, Codec, Json, Lead, Loaded, Postcard, Raw, Request, Source, Stats},
+    cache::{
+        Abandoned, Builder, Codec, Json, Lead, Loaded, Postcard, Raw, Request, Source, StaleValue,
+        Stats,
+    },
     error::{BackendError, BackendErrorKind},
     key::{Family, Name, Namespace},
     layer::{
@@ -110,7 +113,8 @@ types! {
     Cache<String> => yes yes yes yes;
     Builder<String> => yes yes yes no;
     Request<String> => yes yes yes no;
-    Lead => yes yes yes yes;
+    Lead<String> => yes yes yes yes;
+    StaleValue<String> => yes yes yes no;
     Loaded<String> => yes yes yes yes;
     Source => yes yes yes yes;
     Abandoned => yes yes yes yes;
@@ -219,7 +223,7 @@ futures! {
         cache.expire("k"), cache.touch("k"), cache.peek("k"), cache.remaining("k"),
         cache.get_or_load("k", |_| async { Ok::<_, Infallible>(String::new()) });
     request: Request<String> => request.load(|_| async { Ok::<_, Infallible>(String::new()) });
-    lead: Lead => lead.lost();
+    lead: Lead<String> => lead.lost();
 
     redis: RedisBackend => redis.ping();
     changes: (Changes,) => { let (mut changes,) = changes; async move { changes.next().await } };

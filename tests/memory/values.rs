@@ -71,7 +71,7 @@ async fn a_value_says_its_fence_its_age_and_its_time_left() {
 #[tokio::test]
 async fn a_value_that_is_not_stored_has_no_time_left() {
     let here = cache(&MemoryBackend::new());
-    let load = |lead: bellwether::cache::Lead| async move {
+    let load = |lead: bellwether::cache::Lead<_>| async move {
         lead.do_not_store();
         Ok::<_, BoxError>("loaded".to_owned())
     };

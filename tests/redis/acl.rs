@@ -93,7 +93,16 @@ async fn use_caches([one, two]: [RedisBackend; 2], key: &str) -> Result<(), Erro
     let failing = one.request(key).load(|_| async { Err(BoxError::from("on purpose")) });
     check(failing.await.is_err(), "a failed load succeeded")?;
     let again = one.request(key).load(|_| async { Ok::<_, BoxError>("d".to_owned()) });
-    check(again.await?.source() == Source::Led, "the lease of a failed load stays")
+    check(again.await?.source() == Source::Led, "the lease of a failed load stays")?;
+    let kept = one.request(key).stale_if_error(Duration::from_secs(60));
+    kept.insert(&"e".to_owned()).await?;
+    two.expire(key).await?;
+    let unchanged = one.request(key).load(|lead| async move {
+        let stale = lead.stale().ok_or("there is no stale value")?;
+        Ok::<_, BoxError>(stale.unchanged())
+    });
+    check(unchanged.await?.into_value() == "e", "the value changed")?;
+    check(one.stats().unchanged == 1, "the entry was not renewed")
 }
 
 fn locks(backend: RedisBackend) -> Locks {

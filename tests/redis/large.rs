@@ -28,7 +28,7 @@ use tokio::{
 const SLOW: u64 = 12_500_000;
 const MIB: usize = 1 << 20;
 
-async fn never(_: bellwether::cache::Lead) -> Result<Bytes, Infallible> {
+async fn never(_: bellwether::cache::Lead<Bytes>) -> Result<Bytes, Infallible> {
     Ok(Bytes::from_static(b"loaded"))
 }
 

@@ -165,7 +165,7 @@ async fn led(
 ) -> (oneshot::Sender<()>, impl Future<Output = Source>) {
     let (begin, begun) = oneshot::channel();
     let (open, opened) = oneshot::channel::<()>();
-    let loading = tokio::spawn(cache.request(key).load(move |_: Lead| async move {
+    let loading = tokio::spawn(cache.request(key).load(move |_: Lead<_>| async move {
         let _ = begin.send(());
         let _ = opened.await;
         Ok::<_, BoxError>(Bytes::from(vec![b'v'; size]))

@@ -129,32 +129,69 @@ impl Data {
         ttl: Option<Duration>,
         now: Instant,
     ) -> (Committed, bool) {
-        self.expire(now);
-        let name = claim.name.prefix();
-        match self.fences.get(name) {
-            Some(fence) if fence.last == entry.fence && fence.spent => {
-                let stored = self.stored(&claim.name).is_some_and(|old| old.fence == entry.fence);
-                return (if stored { Committed::Stored } else { Committed::Pushed }, false);
-            }
-            Some(fence) if fence.last == entry.fence => {}
-            _ => {
-                return match self.stored(&claim.name) {
-                    Some(stored) if stored.fence > entry.fence => {
-                        (Committed::Newer(stored.clone().read_at(self.clock(now))), false)
-                    }
-                    _ => (Committed::Refused, false),
-                };
-            }
+        if let Some(settled) = self.settled_commit(claim, entry.fence, now) {
+            return (settled, false);
         }
-        let ends = self.fences.get(name).map_or(now, |fence| fence.ends);
-        self.set_fence(name, entry.fence, true, ends);
-        if self.lease(&claim.name, Sole::Lease).is_some_and(|l| l.owner == claim.owner) {
-            self.drop_lease(&claim.name, Sole::Lease);
-        }
+        self.end_load(claim, entry.fence, now);
         let Some(ttl) = ttl else { return (Committed::Pushed, true) };
         match self.store(&claim.name, entry.clone(), after(now, ttl)) {
             true => (Committed::Stored, true),
             false => (Committed::Pushed, true),
+        }
+    }
+
+    /// Renews the entry with the fence `seen`. Returns the outcome, and the entry if it is to be
+    /// pushed.
+    pub(super) fn commit_unchanged(
+        &mut self,
+        claim: &Claim,
+        fence: u64,
+        seen: u64,
+        terms: &Entry,
+        now: Instant,
+    ) -> (Committed, Option<Entry>) {
+        if let Some(settled) = self.settled_commit(claim, fence, now) {
+            return (settled, None);
+        }
+        let Some(stored) = self.stored(&claim.name).filter(|stored| stored.fence == seen) else {
+            return (Committed::Gone, None);
+        };
+        let Entry { cost, spread, windows, .. } = *terms;
+        let renewed = Entry { cost, spread, windows, ..stored.clone() };
+        let entry = renewed.with_fence(fence).with_stored_at(self.clock(now));
+        let kept = windows.map_or(Duration::ZERO, |windows| windows.kept());
+        self.end_load(claim, fence, now);
+        self.store(&claim.name, entry.clone(), after(now, kept));
+        (Committed::Stored, Some(entry))
+    }
+
+    /// Returns the outcome of a commit that changes nothing: its fence is not the last one, or it
+    /// was made already.
+    fn settled_commit(&mut self, claim: &Claim, fence: u64, now: Instant) -> Option<Committed> {
+        self.expire(now);
+        let stored = self.stored(&claim.name);
+        match self.fences.get(claim.name.prefix()) {
+            Some(last) if last.last == fence && last.spent => {
+                let is_stored = stored.is_some_and(|stored| stored.fence == fence);
+                Some(if is_stored { Committed::Stored } else { Committed::Pushed })
+            }
+            Some(last) if last.last == fence => None,
+            _ => Some(match stored {
+                Some(stored) if stored.fence > fence => {
+                    Committed::Newer(stored.clone().read_at(self.clock(now)))
+                }
+                _ => Committed::Refused,
+            }),
+        }
+    }
+
+    /// Marks a fence as committed, and ends its lease.
+    fn end_load(&mut self, claim: &Claim, fence: u64, now: Instant) {
+        let name = claim.name.prefix();
+        let ends = self.fences.get(name).map_or(now, |fence| fence.ends);
+        self.set_fence(name, fence, true, ends);
+        if self.lease(&claim.name, Sole::Lease).is_some_and(|l| l.owner == claim.owner) {
+            self.drop_lease(&claim.name, Sole::Lease);
         }
     }
 

@@ -75,6 +75,18 @@ impl MemoryBackend {
         self.channels.push(name.prefix(), change);
     }
 
+    /// Pushes what a commit has changed.
+    fn push_commit(&self, name: &Name, outcome: &Committed, entry: Option<Entry>) {
+        match (entry, outcome) {
+            (Some(entry), _) => self.push(name, Change::Entry(entry)),
+            // The waiters for this load would wait for its end.
+            (None, Committed::Refused) if self.data().is_free(name) => {
+                self.push(name, Change::Wake);
+            }
+            (None, _) => {}
+        }
+    }
+
     fn push_all(&self, name: &Name, changes: Vec<Change>) {
         changes.into_iter().for_each(|change| self.push(name, change));
     }
@@ -190,14 +202,21 @@ impl Store for MemoryBackend {
         let entry = entry.clone().with_fence(grant.fence()).with_stored_at(data.clock(now));
         let (outcome, pushed) = data.commit(claim, &entry, ttl, now);
         drop(data);
-        match (pushed, &outcome) {
-            (true, _) => self.push(&claim.name, Change::Entry(entry)),
-            // The waiters for this load would wait for its end.
-            (false, Committed::Refused) if self.data().is_free(&claim.name) => {
-                self.push(&claim.name, Change::Wake);
-            }
-            (false, _) => {}
-        }
+        self.push_commit(&claim.name, &outcome, pushed.then_some(entry));
+        Ok(outcome)
+    }
+
+    async fn commit_unchanged(
+        &self,
+        claim: &Claim,
+        grant: &Grant,
+        seen: u64,
+        entry: &Entry,
+    ) -> Result<Committed, BackendError> {
+        let now = Instant::now();
+        let (outcome, pushed) =
+            self.data().commit_unchanged(claim, grant.fence(), seen, entry, now);
+        self.push_commit(&claim.name, &outcome, pushed);
         Ok(outcome)
     }
 

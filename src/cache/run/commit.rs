@@ -13,7 +13,7 @@ use super::{
 use crate::{
     backend::{Committed, Entry, Grant, answered_by},
     cache::{
-        Loaded, Source,
+        Lead, Loaded, Source,
         breaker::Answered,
         error_codec,
         outcome::{Outcome, Record},
@@ -23,20 +23,35 @@ use crate::{
     lease::LeaseGuard,
 };
 
+/// What a commit writes.
+enum Commit<'a> {
+    /// An entry, for as long as it is kept. `None` stores nothing.
+    Whole(&'a Entry, Option<Duration>),
+    /// The costs and the windows of an entry. The stored one has this fence.
+    Unchanged(&'a Entry, u64),
+}
+
+/// A commit that was tried.
+struct Written {
+    entry: Entry,
+    ttl: Option<Duration>,
+    answer: Result<Committed, BackendError>,
+}
+
 impl<V: Clone + Send + Sync + 'static> Run<V> {
     /// Commits a value that was loaded under a lease, granted in this epoch.
     pub(super) async fn commit(
         &self,
         guard: LeaseGuard,
-        entry: Entry,
-        ttl: Option<Duration>,
         value: V,
+        cost: Duration,
+        lead: &Lead<V>,
         granted: Epoch,
     ) -> Landing<V> {
         let counters = &self.core.counters;
         // Callers that join from here on get a look of their own.
         let committed = self.leader.begin_epoch();
-        let answer = self.try_commit(&guard, &entry, ttl).await;
+        let Written { entry, ttl, answer } = self.write(&guard, &value, cost, lead).await;
         let is_stored = matches!(answer, Ok(Committed::Stored));
         let record = Record::written(guard.fence(), &entry).map(|it| it.if_stored(is_stored));
         let led = |value| Loaded { value, source: Source::Led, record };
@@ -60,7 +75,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
                 }
             }
             // Only for callers that asked before the load began.
-            Ok(Committed::Refused) => {
+            Ok(Committed::Refused | Committed::Gone) => {
                 counters.refused.add();
                 debug!("commit refused: the key was invalidated, or the lease lost");
                 (Outcome::Value(led(value)), granted)
@@ -75,6 +90,32 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         }
     }
 
+    /// Writes an entry, or renews it if its value is unchanged and it is still there.
+    async fn write(
+        &self,
+        guard: &LeaseGuard,
+        value: &V,
+        cost: Duration,
+        lead: &Lead<V>,
+    ) -> Written {
+        let keeping = lead.keeping();
+        let known = lead.known().filter(|_| keeping.is_unchanged && !keeping.do_not_store);
+        if let Some(known) = known {
+            let entry = self.terms(cost, &keeping);
+            let answer = self.try_commit(guard, &Commit::Unchanged(&entry, known.fence)).await;
+            if !matches!(answer, Ok(Committed::Gone)) {
+                if matches!(answer, Ok(Committed::Stored)) {
+                    self.core.counters.unchanged.add();
+                }
+                return Written { ttl: entry.windows.map(|windows| windows.kept()), entry, answer };
+            }
+            debug!("the entry is gone, and its value is written again");
+        }
+        let (entry, ttl) = self.entry(value, cost, &keeping);
+        let answer = self.try_commit(guard, &Commit::Whole(&entry, ttl)).await;
+        Written { entry, ttl, answer }
+    }
+
     /// Commits that the load cannot be shared, and remembers it for this time.
     pub(super) async fn commit_uncacheable(
         &self,
@@ -82,7 +123,8 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         cost: Duration,
         ttl: Option<Duration>,
     ) -> Landing<V> {
-        let answer = self.try_commit(&guard, &Entry::uncacheable(cost), ttl).await;
+        let entry = Entry::uncacheable(cost);
+        let answer = self.try_commit(&guard, &Commit::Whole(&entry, ttl)).await;
         if let Ok(Committed::Stored | Committed::Pushed) = answer {
             guard.settled();
         }
@@ -103,14 +145,19 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     async fn try_commit(
         &self,
         guard: &LeaseGuard,
-        entry: &Entry,
-        ttl: Option<Duration>,
+        what: &Commit<'_>,
     ) -> Result<Committed, BackendError> {
         let grant = Grant::new(guard.fence());
         let (core, breaker) = (&self.core, &self.shard.breaker);
         let backend = core.engine.backend().as_ref();
         let commit = |limit| {
-            let committed = core.store.commit(guard.claim(), &grant, entry, ttl);
+            let claim = guard.claim();
+            let committed = match *what {
+                Commit::Whole(entry, ttl) => core.store.commit(claim, &grant, entry, ttl),
+                Commit::Unchanged(entry, seen) => {
+                    core.store.commit_unchanged(claim, &grant, seen, entry)
+                }
+            };
             async move {
                 let answer = answered_by(backend, limit, committed).await;
                 if answer.is_ok() {

@@ -1,7 +1,8 @@
 //! Running the loader, under the lease or without one.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
+use bytes::Bytes;
 use tokio::time::Instant;
 use tracing::{debug, warn};
 
@@ -11,6 +12,7 @@ use crate::{
     cache::{
         Lead, Loaded,
         freshness::Costs,
+        known::Known,
         lead::Keeping,
         loader::{self, Produced},
         outcome::Outcome,
@@ -29,10 +31,10 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         granted: Epoch,
     ) -> Landing<V>
     where
-        F: FnOnce(Lead) -> Fut,
+        F: FnOnce(Lead<V>) -> Fut,
         Fut: Future<Output = Result<Produced<V>, Error>>,
     {
-        let lead = Lead::new(Some(guard.record().clone()));
+        let lead = Lead::new(Some(guard.record().clone()), self.stale());
         let begun = Instant::now();
         let produced = self.produce(work, lead.clone()).await;
         let cost = begun.elapsed();
@@ -42,8 +44,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         // In boxes, which do not stay during the load.
         match produced {
             Ok(Produced::Value(value)) => {
-                let (entry, ttl) = self.entry(&value, cost, &lead);
-                Box::pin(self.commit(guard, entry, ttl, value, granted)).await
+                Box::pin(self.commit(guard, value, cost, &lead, granted)).await
             }
             Ok(Produced::Uncacheable | Produced::Failing(_)) => {
                 let ttl = self.core.settings.uncacheable_ttl;
@@ -60,19 +61,19 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     /// Loads without a lease, for all callers of this process that wait.
     pub(super) async fn load_alone<F, Fut>(&self, work: F) -> Landing<V>
     where
-        F: FnOnce(Lead) -> Fut,
+        F: FnOnce(Lead<V>) -> Fut,
         Fut: Future<Output = Result<Produced<V>, Error>>,
     {
-        match self.produce(work, Lead::new(None)).await {
+        match self.produce(work, Lead::new(None, self.stale())).await {
             Ok(Produced::Value(value)) => (Outcome::Value(Loaded::degraded(value)), Epoch::END),
             Ok(Produced::Uncacheable | Produced::Failing(_)) => uncacheable(),
             Err(error) => failed(error),
         }
     }
 
-    async fn produce<F, Fut>(&self, work: F, lead: Lead) -> Result<Produced<V>, Error>
+    async fn produce<F, Fut>(&self, work: F, lead: Lead<V>) -> Result<Produced<V>, Error>
     where
-        F: FnOnce(Lead) -> Fut,
+        F: FnOnce(Lead<V>) -> Fut,
         Fut: Future<Output = Result<Produced<V>, Error>>,
     {
         let counters = &self.core.counters;
@@ -80,7 +81,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         let number = Some(self.leader.id());
         let produced = match loader::run(work, lead, self.options().load_limit, number).await {
             // Other processes hear of the failure, and have the same stale value.
-            Ok(Produced::Failing(error)) if self.stand_in().is_some() => Err(error),
+            Ok(Produced::Failing(error)) if self.has_stand_in() => Err(error),
             produced => produced,
         };
         if produced.is_err() {
@@ -89,11 +90,27 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         produced
     }
 
+    /// Returns the entry that the load is to replace, for its loader.
+    fn stale(&self) -> Option<Arc<Known<V>>> {
+        self.known().map(|(known, _)| known)
+    }
+
+    /// Returns what is new of an entry whose value is unchanged.
+    pub(super) fn terms(&self, cost: Duration, keeping: &Keeping) -> Entry {
+        let entry = Entry::value(self.core.tag, cost, Bytes::new());
+        self.with_costs(entry, cost).with_windows(self.windows(keeping))
+    }
+
     /// Returns the entry of a value, and how long it is kept. `None` stores nothing.
-    fn entry(&self, value: &V, cost: Duration, lead: &Lead) -> (Entry, Option<Duration>) {
-        let (core, keeping) = (&self.core, lead.keeping());
+    pub(super) fn entry(
+        &self,
+        value: &V,
+        cost: Duration,
+        keeping: &Keeping,
+    ) -> (Entry, Option<Duration>) {
+        let core = &self.core;
         let (entry, windows) = match core.encode(value, cost) {
-            Ok(entry) => (self.with_costs(entry, cost), self.windows(&keeping)),
+            Ok(entry) => (self.with_costs(entry, cost), self.windows(keeping)),
             Err(error) => {
                 let words = "a value is returned and not stored";
                 match core.unstorable.first() {
@@ -110,7 +127,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
 
     /// Returns the entry with what loads cost, smoothed if the last entry is known.
     fn with_costs(&self, entry: Entry, cost: Duration) -> Entry {
-        let costs = match self.known.get() {
+        let costs = match self.known() {
             Some((known, _)) => known.costs.and(cost),
             None => Costs::first(cost),
         };

@@ -15,6 +15,7 @@ use crate::{
     error::Error,
     flight::Epoch,
     key::Name,
+    sync::lock,
 };
 
 impl<V: Clone + Send + Sync + 'static> Run<V> {
@@ -33,8 +34,8 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             (Some(Decision::Fresh(value, record)), epoch) => {
                 Step::Land((found(value, Source::Hit, record), epoch))
             }
-            (Some(Decision::Refresh(known, source)), epoch) => {
-                let landing = (found(known.value.clone(), source, known.record), epoch);
+            (Some(Decision::Refresh(value, source, known)), epoch) => {
+                let landing = (found(value, source, known.record), epoch);
                 Step::LandAndRefresh(landing, known)
             }
             (Some(decision), epoch) => self.decided(decision, Source::Hit, epoch),
@@ -47,12 +48,12 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         match decision {
             Decision::Fresh(value, record) => Step::Land((found(value, source, record), epoch)),
             // Another process has just made it.
-            Decision::Refresh(known, _) => {
-                Step::Land((found(known.value, source, known.record), epoch))
+            Decision::Refresh(value, _, known) => {
+                Step::Land((found(value, source, known.record), epoch))
             }
-            Decision::OnError(known) => {
+            Decision::Old(known) => {
                 let seen = known.fence;
-                let _ = self.known.set((*known, epoch));
+                *lock(&self.known) = Some((known, epoch));
                 Step::Claim { seen }
             }
             Decision::Miss { seen } => Step::Claim { seen },

@@ -12,7 +12,7 @@ mod refresh;
 
 use std::{
     panic::AssertUnwindSafe,
-    sync::{Arc, OnceLock},
+    sync::{Arc, Mutex, OnceLock},
     time::Duration,
 };
 
@@ -22,8 +22,9 @@ use tracing::debug;
 
 use super::{
     Lead, Source,
-    core::{Core, Decision, Known},
+    core::{Core, Decision},
     freshness::Rules,
+    known::Known,
     loader::{self, Produced},
     outcome::{Alone, Outcome},
     settings::{OnFull, Options},
@@ -34,6 +35,7 @@ use crate::{
     flight::{Epoch, Leader, Notice},
     key::{Key, Name},
     lease::LeaseGuard,
+    sync::lock,
 };
 
 /// One leader, on its way to an outcome.
@@ -51,7 +53,7 @@ pub(super) struct Run<V: Clone> {
     /// Whether to wait for another process that has the lease.
     waits: bool,
     /// The entry that the load is to replace, read in this epoch.
-    known: OnceLock<(Known<V>, Epoch)>,
+    known: Mutex<Option<(Arc<Known<V>>, Epoch)>>,
     /// Set if the load has failed, and this entry is served in its place.
     stood_in: OnceLock<()>,
 }
@@ -70,7 +72,7 @@ enum Step<V> {
     /// Land the flight.
     Land(Landing<V>),
     /// Land the flight, and refresh this entry in the background.
-    LandAndRefresh(Landing<V>, Box<Known<V>>),
+    LandAndRefresh(Landing<V>, Arc<Known<V>>),
 }
 
 impl<V: Clone + Send + Sync + 'static> Run<V> {
@@ -92,7 +94,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             for_late: OnceLock::new(),
             is_alone,
             waits: true,
-            known: OnceLock::new(),
+            known: Mutex::default(),
             stood_in: OnceLock::new(),
         })
     }
@@ -100,7 +102,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     /// Runs to the end.
     pub(super) async fn run<F, Fut>(self, work: F)
     where
-        F: FnOnce(Lead) -> Fut + Send + 'static,
+        F: FnOnce(Lead<V>) -> Fut + Send + 'static,
         Fut: Future<Output = Result<Produced<V>, Error>> + Send + 'static,
     {
         let landing = async {
@@ -111,7 +113,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             match step {
                 Step::Land(landing) => landing,
                 Step::LandAndRefresh(landing, known) => {
-                    self.begin_refresh(work, *known);
+                    self.begin_refresh(work, known);
                     landing
                 }
                 // In boxes of their own, so that the future of a hit stays small. A future holds
@@ -139,7 +141,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     /// Runs the steps that follow the look.
     async fn beyond<F, Fut>(&self, mut step: Step<V>, work: F) -> Landing<V>
     where
-        F: FnOnce(Lead) -> Fut,
+        F: FnOnce(Lead<V>) -> Fut,
         Fut: Future<Output = Result<Produced<V>, Error>>,
     {
         self.leader.own_task().await;
@@ -167,19 +169,24 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             error.kind(),
             ErrorKind::Load | ErrorKind::Panicked | ErrorKind::LoadTimeout | ErrorKind::Overloaded
         );
-        match self.stand_in() {
-            Some((known, epoch)) if is_of_load => {
-                debug!(%error, "the stale value is served, because the load failed");
-                let _ = self.stood_in.set(());
-                (look::found(known.value.clone(), Source::Stale, known.record), *epoch)
-            }
-            _ => landing,
-        }
+        let is_kept = self.known().filter(|_| is_of_load);
+        let old = is_kept.and_then(|(known, epoch)| {
+            Some((look::found(known.in_place_of_failure()?, Source::Stale, known.record), epoch))
+        });
+        let Some(old) = old else { return landing };
+        debug!(%error, "the stale value is served, because the load failed");
+        let _ = self.stood_in.set(());
+        old
     }
 
-    /// Returns the entry that is served if the load fails now.
-    fn stand_in(&self) -> Option<&(Known<V>, Epoch)> {
-        self.known.get().filter(|(known, _)| Instant::now() < known.on_error_until)
+    /// Returns the entry that the load is to replace, if there is one.
+    fn known(&self) -> Option<(Arc<Known<V>>, Epoch)> {
+        lock(&self.known).clone()
+    }
+
+    /// Returns whether an entry is served if the load fails now.
+    fn has_stand_in(&self) -> bool {
+        self.known().is_some_and(|(known, _)| known.in_place_of_failure().is_some())
     }
 
     /// Awaits the rest of the run, unless it is cancelled. Dropping the rest releases what it
@@ -239,8 +246,9 @@ async fn look_late<V: Clone + Send + Sync + 'static>(
         // If they joined anew, each would wait for another time-out.
         Decision::Unanswered(_) => Some(Outcome::Unanswered(begun.elapsed())),
         // They have waited for the load that failed, too.
-        Decision::OnError(known) if has_failed => {
-            Some(look::found(known.value, Source::Stale, known.record))
+        Decision::Old(known) if has_failed => {
+            let value = known.in_place_of_failure()?;
+            Some(look::found(value, Source::Stale, known.record))
         }
         decision => {
             decision.value().map(|(value, record, source)| look::found(value, source, record))

@@ -2,7 +2,7 @@
 
 use std::{
     panic::AssertUnwindSafe,
-    sync::{Arc, OnceLock},
+    sync::{Arc, Mutex, OnceLock},
     time::Duration,
 };
 
@@ -11,7 +11,7 @@ use tracing::{Instrument, debug};
 
 use super::{Run, Step};
 use crate::{
-    cache::{Lead, core::Known, loader::Produced, outcome::Outcome},
+    cache::{Lead, known::Known, loader::Produced, outcome::Outcome},
     error::Error,
     flight::{Epoch, Leader},
 };
@@ -21,9 +21,9 @@ const PAUSE: Duration = Duration::from_secs(1);
 
 impl<V: Clone + Send + Sync + 'static> Run<V> {
     /// Begins to refresh an entry, unless that is under way or not to be tried now.
-    pub(super) fn begin_refresh<F, Fut>(&self, work: F, known: Known<V>)
+    pub(super) fn begin_refresh<F, Fut>(&self, work: F, known: Arc<Known<V>>)
     where
-        F: FnOnce(Lead) -> Fut + Send + 'static,
+        F: FnOnce(Lead<V>) -> Fut + Send + 'static,
         Fut: Future<Output = Result<Produced<V>, Error>> + Send + 'static,
     {
         let Some(leader) = self.core.refreshes.begin(self.leader.key()) else { return };
@@ -32,7 +32,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     }
 
     /// Returns the run of a refresh.
-    fn refresh(&self, leader: Leader<Outcome<V>>, known: Known<V>) -> Self {
+    fn refresh(&self, leader: Leader<Outcome<V>>, known: Arc<Known<V>>) -> Self {
         Self {
             core: Arc::clone(&self.core),
             name: self.name.clone(),
@@ -42,14 +42,14 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             for_late: OnceLock::new(),
             is_alone: false,
             waits: false,
-            known: OnceLock::from((known, Epoch::END)),
+            known: Mutex::new(Some((known, Epoch::END))),
             stood_in: OnceLock::new(),
         }
     }
 
     async fn run_in_background<F, Fut>(self, work: F)
     where
-        F: FnOnce(Lead) -> Fut,
+        F: FnOnce(Lead<V>) -> Fut,
         Fut: Future<Output = Result<Produced<V>, Error>>,
     {
         // A panic of a codec ends the refresh, and nothing else.
@@ -64,7 +64,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     /// Rebuilds the entry under the lease, if the process gets the lease and a permit at once.
     async fn rebuild<F, Fut>(&self, work: F)
     where
-        F: FnOnce(Lead) -> Fut,
+        F: FnOnce(Lead<V>) -> Fut,
         Fut: Future<Output = Result<Produced<V>, Error>>,
     {
         let Ok(granted) = self.core.loads.try_acquire() else {
@@ -72,7 +72,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             return;
         };
         let mut permit = Some(granted);
-        let seen = self.known.get().map_or(0, |(known, _)| known.fence);
+        let seen = self.known().map_or(0, |(known, _)| known.fence);
         if let Step::Load(guard, granted) = self.claim(seen, &mut permit).await {
             self.core.counters.refreshes.add();
             let (outcome, _) = self.load(work, guard, granted).await;

@@ -192,7 +192,7 @@ async fn produce<S, B, ResBody>(
     key: Key,
     inner: S,
     exchange: CallExchange<B, ResBody, S::Error>,
-    lead: Lead,
+    lead: Lead<CachedResponse>,
 ) -> Result<Produced<CachedResponse>, Error>
 where
     S: Service<Request<B>, Response = Response<ResBody>>,

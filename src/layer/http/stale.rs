@@ -60,7 +60,7 @@ impl StaleRules {
 
 impl Freshness {
     /// Sets how long the response is kept. The cache caps its lifetime.
-    pub(super) fn keep(&self, lead: &Lead, cap: Duration) {
+    pub(super) fn keep(&self, lead: &Lead<CachedResponse>, cap: Duration) {
         if self.lifetime.is_zero() {
             return lead.do_not_store();
         }

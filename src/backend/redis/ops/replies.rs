@@ -107,6 +107,9 @@ pub(super) fn committed(value: Value) -> Result<(CommitReply, Option<bool>), Bac
         };
         return Ok((CommitReply::Done(outcome), publish_refused(flags & 7)?));
     }
+    if let Value::Nil = value {
+        return Ok((CommitReply::Done(Committed::Gone), None));
+    }
     let mut fields = Fields::new(value)?;
     match fields.word()?.as_str() {
         "newer" => {

@@ -57,21 +57,35 @@ impl Store for RedisBackend {
     ) -> Result<Committed, BackendError> {
         let entry = entry.clone().with_fence(grant.fence());
         let is_staged = self.is_staged(&entry, ttl);
-        match self.commit_once(claim, &entry, ttl, is_staged).await? {
-            CommitReply::Done(outcome) => Ok(outcome),
+        let mut reply = self.commit_once(claim, &entry, ttl, is_staged).await?;
+        if let CommitReply::Unstaged = reply {
             // A full server takes no staged entry, but it pushes what it cannot store.
-            CommitReply::Unstaged => {
-                match Box::pin(self.commit_once(claim, &entry, ttl, false)).await? {
-                    CommitReply::Done(outcome) => Ok(outcome),
-                    reply => self.checked(Err(replies::unreadable(reply))),
-                }
-            }
-            // The newer entry may be gone by now.
-            CommitReply::PartOfNewer => {
-                let newer = Box::pin(self.read_whole(&claim.name, false)).await?;
-                Ok(newer.map_or(Committed::Refused, Committed::Newer))
-            }
+            reply = Box::pin(self.commit_once(claim, &entry, ttl, false)).await?;
         }
+        self.outcome(&claim.name, reply).await
+    }
+
+    async fn commit_unchanged(
+        &self,
+        claim: &Claim,
+        grant: &Grant,
+        seen: u64,
+        entry: &Entry,
+    ) -> Result<Committed, BackendError> {
+        let name = &claim.name;
+        let kept = entry.windows.map_or(Duration::ZERO, |windows| windows.kept());
+        let call = Call::new(&SCRIPTS.commit_unchanged, 5)
+            .keys(name, &[keys::LEASE, keys::FENCE, &name.entry_suffix(), self.channel()])
+            .keys(name, &[keys::PROCESSES])
+            .owner(claim.owner)
+            .arg(grant.fence())
+            .arg(seen)
+            .arg(&entry.encode()[Entry::TERMS])
+            .arg(millis(kept))
+            .arg(self.0.config.push_limit)
+            .arg(PART);
+        let reply = self.send_commit(call).await?;
+        self.outcome(name, reply).await
     }
 
     async fn fail(&self, claim: &Claim, failure: &Failure) -> Result<bool, BackendError> {
@@ -171,10 +185,26 @@ impl RedisBackend {
         if let (Some(suffix), Some(_)) = (&suffix, ttl) {
             call = with_stage(call, name, suffix, entry);
         }
+        self.send_commit(call).await
+    }
+
+    async fn send_commit(&self, call: Call<'_>) -> Result<CommitReply, BackendError> {
         let reply = replies::committed(self.0.servers.call(call).await?);
-        let (outcome, publish_refused) = self.checked(reply)?;
+        let (reply, publish_refused) = self.checked(reply)?;
         self.record_publish_refused(publish_refused);
-        Ok(outcome)
+        Ok(reply)
+    }
+
+    async fn outcome(&self, name: &Name, reply: CommitReply) -> Result<Committed, BackendError> {
+        match reply {
+            CommitReply::Done(outcome) => Ok(outcome),
+            // The newer entry may be gone by now.
+            CommitReply::PartOfNewer => {
+                let newer = Box::pin(self.read_whole(name, false)).await?;
+                Ok(newer.map_or(Committed::Refused, Committed::Newer))
+            }
+            CommitReply::Unstaged => self.checked(Err(replies::unreadable(reply))),
+        }
     }
 }
 

@@ -12,9 +12,9 @@
 -- size: of the entry in bytes
 local lease, fence, entry, channel, processes, staged = unpack(KEYS)
 local owner, granted, head, rest, size, ttl_ms, push_limit, part = unpack(ARGV)
-local STORED, PUSHED, UNSTAGED = 16, 8, -1
+local UNSTAGED = -1
 
--- include: publish_entry, commit_mark, move_entry, time_text
+-- include: committed, publish_entry, commit_mark, move_entry, time_text
 local stored_at = time_text()
 local bytes = head .. stored_at .. rest
 local function is_written()
@@ -34,24 +34,12 @@ if ttl_ms ~= '0' and redis.pcall('GET', lease) == owner .. ':' .. granted
   return STORED + tell(true)
 end
 
--- include: fence_at, fence_text, entry_at, lease_at, wake_all
+-- include: settled_commit, end_load
 local function commit_otherwise()
   local mine = tonumber(granted)
-  local last, is_committed = fence_at(fence)
-  local found, stored = entry_at(entry, part - 1)
-
-  if last ~= mine then
-    if found and stored > mine then return {'newer', found, stored_at} end
-    -- If the server lost its data, it lost the lease as well, and the waiters wait for its end.
-    if not redis.pcall('GET', lease) then
-      publish_to_all(channel, processes, 'w')
-      wake_all(channel)
-    end
-    return 0
-  end
-  if is_committed or stored == mine then
-    return stored == mine and STORED or PUSHED
-  end
+  local settled =
+    settled_commit(lease, fence, entry, channel, processes, mine, part, stored_at)
+  if settled then return settled end
 
   if staged and tonumber(size) <= tonumber(push_limit)
     and redis.call('EXISTS', staged) == 0 then
@@ -62,8 +50,7 @@ local function commit_otherwise()
     -- A full server refuses the write. The entry that stands is older, and is removed.
     if is_written() then outcome = STORED else redis.pcall('DEL', entry) end
   end
-  mark_committed(fence, fence_text(mine))
-  if lease_at(lease) == owner then redis.call('DEL', lease) else wake_all(channel) end
+  end_load(lease, fence, channel, owner, mine)
   return outcome + tell(outcome == STORED)
 end
 
