@@ -65,6 +65,17 @@ impl Monitor {
             .filter(|call| call.client != "lua" && !own.contains(&call.client))
             .collect()
     }
+
+    /// Returns whether the last script since the last call was sent behind a `PING` of its client.
+    /// Its client is answered after the waiters then.
+    pub async fn was_answered_last(&mut self) -> bool {
+        let calls = self.calls_from_clients().await;
+        let at = calls.iter().rposition(|call| call.command == "EVALSHA");
+        let at = at.expect("a script was called");
+        let mut before = calls[..at].iter().rev();
+        let before = before.find(|call| call.client == calls[at].client);
+        before.is_some_and(|call| call.command == "PING")
+    }
 }
 
 impl Drop for Monitor {

@@ -170,17 +170,10 @@ async fn a_release_that_others_wait_for_is_answered_last() {
     let third = waiting(&other);
     queued(&mut raw, 1).await;
     let mut monitor = server.monitor().await;
-    let mut is_last = async || {
-        let calls = monitor.calls_from_clients().await;
-        let at = calls.iter().rposition(|call| call.command == "EVALSHA").unwrap();
-        let mut before = calls[..at].iter().rev();
-        let before = before.find(|call| call.client == calls[at].client);
-        before.is_some_and(|call| call.command == "PING")
-    };
     alone.lock().await.unwrap().unlock().await.unwrap();
-    assert!(!is_last().await);
+    assert!(!monitor.was_answered_last().await);
     held.unlock().await.unwrap();
-    assert!(is_last().await);
+    assert!(monitor.was_answered_last().await);
     got(third).await.unlock().await.unwrap();
 }
 

@@ -69,6 +69,9 @@ struct RedisInner {
     large: LargeNames,
     /// Entries with windows were read, so reads ask for the time now and then.
     timed: AtomicBool,
+    /// Other clients waited for the last entry that was committed. They are likely to wait for the
+    /// next one, and hear of it before its committer does.
+    is_awaited: AtomicBool,
     /// The channels of this process, at a single server.
     process_channels: Option<keys::ProcessChannels>,
 }
@@ -112,10 +115,17 @@ impl RedisBackend {
         };
         let servers = Servers::new(deployment.clone(), config.clone());
         let large = LargeNames::default();
-        let timed = AtomicBool::new(false);
-        let inner =
-            RedisInner { deployment, servers, config, channel, process_channels, large, timed };
-        Self(Arc::new(inner))
+        let [timed, is_awaited] = [false; 2].map(AtomicBool::new);
+        Self(Arc::new(RedisInner {
+            deployment,
+            servers,
+            config,
+            channel,
+            large,
+            timed,
+            is_awaited,
+            process_channels,
+        }))
     }
 
     /// Sends a `PING` to the server, or to each node of a cluster that serves a slot.

@@ -95,26 +95,38 @@ pub(super) enum CommitReply {
     PartOfNewer,
 }
 
-/// Reads the outcome, and whether the server refused to publish, if the script published.
-pub(super) fn committed(value: Value) -> Result<(CommitReply, Option<bool>), BackendError> {
+/// What a commit says of its push, if the script published.
+#[derive(Clone, Copy, Default)]
+pub(super) struct CommitPush {
+    /// Whether the server refused to publish.
+    pub(super) publish_refused: Option<bool>,
+    /// Whether a client waited for the entry.
+    pub(super) awaited: Option<bool>,
+}
+
+/// Reads the outcome, and what became of the push.
+pub(super) fn committed(value: Value) -> Result<(CommitReply, CommitPush), BackendError> {
     if let Value::Int(flags) = value {
         let outcome = match flags >> 3 {
-            -1 => return Ok((CommitReply::Unstaged, None)),
+            -1 => return Ok((CommitReply::Unstaged, CommitPush::default())),
             0 if flags == 0 => Committed::Refused,
             1 => Committed::Pushed,
             2 => Committed::Stored,
             _ => return Err(unreadable(flags)),
         };
-        return Ok((CommitReply::Done(outcome), publish_refused(flags & 7)?));
+        let publish_refused = publish_refused(flags & 6)?;
+        let awaited = publish_refused.map(|_| flags & 1 == 1);
+        return Ok((CommitReply::Done(outcome), CommitPush { publish_refused, awaited }));
     }
     if let Value::Nil = value {
-        return Ok((CommitReply::Done(Committed::Gone), None));
+        return Ok((CommitReply::Done(Committed::Gone), CommitPush::default()));
     }
     let mut fields = Fields::new(value)?;
     match fields.word()?.as_str() {
         "newer" => {
             let newer = fields.newer()?.map(Committed::Newer);
-            Ok((newer.map_or(CommitReply::PartOfNewer, CommitReply::Done), None))
+            let reply = newer.map_or(CommitReply::PartOfNewer, CommitReply::Done);
+            Ok((reply, CommitPush::default()))
         }
         other => Err(unreadable(other)),
     }

@@ -1,6 +1,6 @@
 //! The [`Store`] of a Redis backend.
 
-use std::time::Duration;
+use std::{sync::atomic::Ordering, time::Duration};
 
 use bytes::Bytes;
 
@@ -189,9 +189,13 @@ impl RedisBackend {
     }
 
     async fn send_commit(&self, call: Call<'_>) -> Result<CommitReply, BackendError> {
+        let call = call.answered_last(self.0.is_awaited.load(Ordering::Relaxed));
         let reply = replies::committed(self.0.servers.call(call).await?);
-        let (reply, publish_refused) = self.checked(reply)?;
-        self.record_publish_refused(publish_refused);
+        let (reply, push) = self.checked(reply)?;
+        self.record_publish_refused(push.publish_refused);
+        if let Some(awaited) = push.awaited {
+            self.0.is_awaited.store(awaited, Ordering::Relaxed);
+        }
         Ok(reply)
     }
 

@@ -2,10 +2,12 @@
 
 -- The bytes of an entry that one script pushes to processes at most.
 local PUSHED_AT_ONCE = 1048576
+-- What a reply says if a client waited for the entry.
+local AWAITED = 1
 
 -- Pushes an entry to all waiters, or announces it. An entry is announced if it is larger than the
 -- limit, or if many processes wait for it. Each of these has a turn to fetch it, so that they do
--- not all fetch it at once. Returns what `publish_to_all` returns.
+-- not all fetch it at once. Returns the bit of `publish`, plus AWAITED if a client waited.
 --
 -- bytes: the entry, or nil if it was staged. It is read again if a waiter is to get it. The
 --   waiters of a sharded channel are not known.
@@ -19,8 +21,9 @@ local function publish_entry(channel, processes, bytes, limit, stored)
   local pushed = bytes and #bytes <= limit and 'e' .. bytes
   local announced = stored and 'a' .. stored[1] .. stored[2] .. ','
   local message = pushed or announced or 'w'
-  return publish_to_all(channel, processes, message, function(count, turn)
+  local told, waiting = publish_to_all(channel, processes, message, function(count, turn)
     if pushed and (#pushed * count <= PUSHED_AT_ONCE or not stored) then return pushed end
     return announced and announced .. turn or 'w'
   end)
+  return told + (waiting > 0 and AWAITED or 0)
 end

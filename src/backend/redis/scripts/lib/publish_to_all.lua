@@ -1,7 +1,8 @@
 -- include: publish, process_channels
 
 -- Publishes on the channel of a name, and to each process that registered, and ends the
--- registrations. Returns what `publish` returns for the channel of the name.
+-- registrations. Returns what `publish` returns for the channel of the name, with the number of
+-- registered processes added to that of the clients.
 --
 -- processes: nil if none can have registered
 -- message: for the channel of the name
@@ -18,5 +19,6 @@ local function publish_to_all(channel, processes, message, message_for)
       publish(start .. process, name .. own)
     end
   end
-  return publish(channel, message)
+  local told, heard = publish(channel, message)
+  return told, heard + count
 end
