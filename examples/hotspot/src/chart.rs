@@ -1,4 +1,5 @@
-//! The chart: the loads of the origin over time, one panel for each way, all to one scale.
+//! The chart: one panel for each way, all to one scale. Bars above the line are loads of the
+//! origin, bars below it are requests that wait.
 
 use std::{
     fmt::{Display, Write},
@@ -12,26 +13,35 @@ use crate::{
     options::Options,
     origin,
     replica::Way,
-    report::thousands,
+    report::{share, thousands},
 };
 
 const WIDTH: f64 = 1000.0;
-const HEIGHT: f64 = 900.0;
-const HEAD: f64 = 84.0;
+const HEAD: f64 = 112.0;
+const FOOT: f64 = 22.0;
+/// The heights of a panel: of its texts, of both halves of its plot, and in all.
+const TEXTS: f64 = 56.0;
+const LOADS: f64 = 92.0;
+const REQUESTS: f64 = 46.0;
+const PANEL: f64 = 232.0;
 const LEFT: f64 = 76.0;
 const RIGHT: f64 = WIDTH - 96.0;
 /// The right end of the texts above a panel.
 const EDGE: f64 = WIDTH - 24.0;
 
 const INK: &str = "#222831";
-const GREY: &str = "#8a929c";
+const GREY: &str = "#6b7480";
 const GRID: &str = "#e4e7eb";
+const WAITING: &str = "#a9b1bb";
+const FAILING: &str = "#fbe9e4";
 
 fn color(way: Way) -> &'static str {
     match way {
         Way::NoProtection => "#d1493f",
         Way::InProcess => "#d9931e",
         Way::Bellwether => "#1f7a8c",
+        Way::StaleWhileRevalidate => "#2f7d4f",
+        Way::EarlyRefresh => "#6a4c93",
     }
 }
 
@@ -45,71 +55,88 @@ pub(crate) fn prepare(path: &Path) -> Result<(), Failure> {
 
 /// Draws the chart into an SVG file.
 pub(crate) fn draw(options: &Options, ways: &[Figures]) -> Result<(), Failure> {
+    let height = HEAD + PANEL * ways.len() as f64 + FOOT;
     let mut svg = Svg(String::new());
-    svg.rectangle((0.0, 0.0), (WIDTH, HEIGHT), "#ffffff");
-    headline(&mut svg, options);
+    svg.rectangle((0.0, 0.0), (WIDTH, height), "#ffffff");
+    headline(&mut svg, options, ways);
     let most = ways.iter().flat_map(|way| &way.loads_per_100ms).max();
     let most = most.map_or(1.0, |most| f64::from(*most) * 1.1).max(5.0);
-    let height = (HEIGHT - HEAD) / ways.len().max(1) as f64;
     for (index, figures) in ways.iter().enumerate() {
-        let top = HEAD + height * index as f64;
-        let last = index + 1 == ways.len();
+        let top = HEAD + PANEL * index as f64;
+        let axis = top + TEXTS + LOADS;
         let seconds = options.length().as_secs_f64();
-        let panel = Panel { top: top + 34.0, bottom: top + height - 52.0, seconds, most };
-        panel.axes(&mut svg, last);
+        let panel = Panel { axis, seconds, most, clients: f64::from(options.clients) };
+        panel.failing(&mut svg, options);
+        panel.axes(&mut svg, index + 1 == ways.len());
         panel.bars(&mut svg, figures);
         panel.capacity(&mut svg, options);
         panel.takeover(&mut svg, figures);
-        legend(&mut svg, top, figures);
+        texts(&mut svg, top, figures);
     }
     let document = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{HEIGHT}\" \
-         viewBox=\"0 0 {WIDTH} {HEIGHT}\" font-family=\"sans-serif\">\n{}</svg>\n",
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{height}\" \
+         viewBox=\"0 0 {WIDTH} {height}\" font-family=\"sans-serif\">\n{}</svg>\n",
         svg.0,
     );
     Ok(fs::write(&options.chart, document)?)
 }
 
-fn headline(svg: &mut Svg, options: &Options) {
-    let title = "What the origin is asked for when hot keys expire";
-    let below = format!(
-        "{} hot keys that live {:?}, {} clients, {} replicas; each bar is {:?}; \
-         all panels to one scale",
+fn headline(svg: &mut Svg, options: &Options, ways: &[Figures]) {
+    let title = "What it costs when hot keys expire";
+    let setting = format!(
+        "{} hot keys that live {:?}, {} clients, {} replicas; a load takes {:?}; all panels to one \
+         scale",
         options.keys,
         options.ttl,
         options.clients,
         options.fleet_size(),
-        BAR,
+        options.load_time,
     );
-    svg.text((20.0, 40.0), Style { size: 27, bold: true, ..Style::default() }, title);
-    svg.text((20.0, 68.0), Style { size: 16, color: GREY, ..Style::default() }, below);
+    svg.text((20.0, 38.0), Style { size: 27, bold: true, ..Style::default() }, title);
+    let grey = Style { size: 16, color: GREY, ..Style::default() };
+    svg.text((20.0, 66.0), grey, setting);
+    let above = format!("In each {BAR:?}, above the line: loads of the origin. Below it:");
+    svg.text((20.0, 93.0), grey, above);
+    svg.rectangle((514.0, 81.0), (13.0, 13.0), WAITING);
+    svg.text((533.0, 93.0), grey, "requests that wait");
+    if ways.iter().any(|figures| figures.errors > 0) {
+        svg.rectangle((700.0, 81.0), (13.0, 13.0), INK);
+        svg.text((719.0, 93.0), grey, "errors");
+    }
 }
 
 /// The panel's name beside its color, and its sums.
-fn legend(svg: &mut Svg, top: f64, figures: &Figures) {
+fn texts(svg: &mut Svg, top: f64, figures: &Figures) {
     let color = color(figures.way);
-    svg.rectangle((78.0, top + 10.0), (14.0, 14.0), color);
+    svg.rectangle((78.0, top + 8.0), (14.0, 14.0), color);
     let name = Style { size: 19, bold: true, color, ..Style::default() };
-    svg.text((100.0, top + 24.0), name, figures.way.title());
+    svg.text((100.0, top + 22.0), name, figures.way.title());
     let grey = Style { size: 15, color: GREY, ..Style::default() };
-    svg.text((284.0, top + 24.0), grey, figures.way.explanation());
-    let sum = format!(
-        "{} loads for {} expiries: {:.2} each, {} errors",
+    svg.text((100.0, top + 42.0), grey, figures.way.explanation());
+    let loads = format!(
+        "{} loads for {} expiries: {:.2} each",
         thousands(figures.loads as u64),
         figures.expiries,
         figures.loads_per_expiry,
-        thousands(figures.errors),
     );
     let style = Style { size: 17, anchor: "end", ..Style::default() };
-    svg.text((EDGE, top + 24.0), style, sum);
+    svg.text((EDGE, top + 22.0), style, loads);
+    let errors = match figures.errors {
+        0 => String::new(),
+        errors => format!(", {} errors", thousands(errors)),
+    };
+    let waited = format!("requests that wait: {}{errors}", share(figures, figures.waited));
+    svg.text((EDGE, top + 42.0), style, waited);
 }
 
 /// The place of one panel, and its scales.
 struct Panel {
-    top: f64,
-    bottom: f64,
+    /// The line between both halves of the plot.
+    axis: f64,
     seconds: f64,
+    /// The ends of the scales.
     most: f64,
+    clients: f64,
 }
 
 impl Panel {
@@ -118,39 +145,71 @@ impl Panel {
     }
 
     fn y(&self, loads: f64) -> f64 {
-        self.bottom - (self.bottom - self.top) * loads / self.most
+        self.axis - LOADS * loads / self.most
+    }
+
+    fn bottom(&self) -> f64 {
+        self.axis + REQUESTS
+    }
+
+    /// A shade over the time in which the origin fails.
+    fn failing(&self, svg: &mut Svg, options: &Options) {
+        let Some(time) = options.failing() else { return };
+        let (left, right) = (self.x(time.start.as_secs_f64()), self.x(time.end.as_secs_f64()));
+        svg.rectangle((left, self.axis - LOADS), (right - left, LOADS + REQUESTS), FAILING);
+        let style = Style { size: 14, color: color(Way::NoProtection), ..Style::default() };
+        svg.text((left + 6.0, self.axis - LOADS + 26.0), style, "the origin fails");
     }
 
     fn axes(&self, svg: &mut Svg, last: bool) {
         let label = Style { size: 14, anchor: "end", ..Style::default() };
-        for loads in steps(self.most, 5.0) {
+        for loads in steps(self.most, 4.0) {
             let y = self.y(loads);
             svg.line((LEFT, y), (RIGHT, y), GRID, false);
             svg.text((LEFT - 8.0, y + 5.0), label, loads);
         }
-        svg.line((LEFT, self.top), (LEFT, self.bottom), GREY, false);
-        svg.line((LEFT, self.bottom), (RIGHT, self.bottom), GREY, false);
+        svg.line((LEFT, self.bottom()), (RIGHT, self.bottom()), GRID, false);
+        svg.text((LEFT - 8.0, self.bottom() + 5.0), label, self.clients);
+        svg.line((LEFT, self.axis - LOADS), (LEFT, self.bottom()), GREY, false);
+        svg.line((LEFT, self.axis), (RIGHT, self.axis), GREY, false);
         let label = Style { anchor: "middle", ..label };
         for second in steps(self.seconds, 11.0) {
             let x = self.x(second);
-            svg.line((x, self.bottom), (x, self.bottom + 5.0), GREY, false);
-            svg.text((x, self.bottom + 19.0), label, (second * 10.0).round() / 10.0);
+            svg.line((x, self.bottom()), (x, self.bottom() + 5.0), GREY, false);
+            svg.text((x, self.bottom() + 19.0), label, (second * 10.0).round() / 10.0);
         }
-        let style = Style { size: 15, anchor: "middle", ..Style::default() };
-        let middle = (self.top + self.bottom) / 2.0;
-        svg.upright((24.0, middle), style, format!("loads per {BAR:?}"));
+        svg.upright((26.0, self.axis - LOADS / 2.0), label, "loads");
+        svg.upright((26.0, self.axis + REQUESTS / 2.0), label, "wait");
         if last {
+            let style = Style { size: 15, ..label };
             let middle = (LEFT + RIGHT) / 2.0;
-            svg.text((middle, self.bottom + 41.0), style, "seconds since the start");
+            svg.text((middle, self.bottom() + 40.0), style, "seconds since the start");
         }
     }
 
     fn bars(&self, svg: &mut Svg, figures: &Figures) {
-        let width = BAR.as_secs_f64();
-        for (loads, index) in figures.loads_per_100ms.iter().zip(0_u32..) {
-            let (left, top) = (self.x(f64::from(index) * width), self.y(f64::from(*loads)));
-            let size = (self.x(width * 0.9) - LEFT, self.bottom - top);
-            svg.rectangle((left, top), size, color(figures.way));
+        let width = self.x(BAR.as_secs_f64() * 0.9) - LEFT;
+        let left = |index: u32| self.x(f64::from(index) * BAR.as_secs_f64());
+        let filled = |bars: &[u32]| -> Vec<(u32, f64)> {
+            let bars = (0..).zip(bars).filter(|(_, count)| **count > 0);
+            bars.map(|(index, count)| (index, f64::from(*count))).collect()
+        };
+        for (index, loads) in filled(&figures.loads_per_100ms) {
+            // One load is seen, too, however large the scale is.
+            let height = (self.axis - self.y(loads)).max(3.0);
+            svg.rectangle((left(index), self.axis - height), (width, height), color(figures.way));
+        }
+        let series = [(&figures.waiting_per_100ms, WAITING), (&figures.errors_per_100ms, INK)];
+        for (requests, color) in series {
+            for (index, requests) in filled(requests) {
+                let height = REQUESTS * (requests / self.clients).min(1.0);
+                svg.rectangle((left(index), self.axis), (width, height), color);
+            }
+        }
+        if figures.waited == 0 {
+            let style = Style { size: 17, anchor: "middle", bold: true, color: color(figures.way) };
+            let middle = (LEFT + RIGHT) / 2.0;
+            svg.text((middle, self.axis + REQUESTS / 2.0 + 6.0), style, "no request waits");
         }
     }
 
@@ -171,7 +230,7 @@ impl Panel {
     fn takeover(&self, svg: &mut Svg, figures: &Figures) {
         let Some(takeover) = &figures.takeover else { return };
         let (x, top) = (self.x(takeover.killed_at_s), self.y(self.most * 0.8));
-        svg.line((x, self.bottom), (x, top), INK, false);
+        svg.line((x, self.axis), (x, top), INK, false);
         let words = match &takeover.heir {
             Some(heir) => format!(
                 "leader killed; the next load of its key begins {:.0} ms later",

@@ -1,17 +1,27 @@
 //! The clients: real HTTP over connections that are kept alive.
 
 use std::{
+    net::SocketAddr,
     sync::Arc,
     time::{Duration, Instant},
 };
 
+use bytes::Bytes;
 use hdrhistogram::Histogram;
 use tokio::{
+    sync::Semaphore,
     task::JoinSet,
     time::{sleep, timeout},
 };
 
-use crate::{Failure, fleet::Doors, http::Client, options::Options};
+use crate::{
+    Failure,
+    figures::{bar_of, no_bars},
+    fleet::Doors,
+    http::Client,
+    options::Options,
+    origin,
+};
 
 /// How long a client waits on average before it asks again.
 const PAUSE: Duration = Duration::from_millis(25);
@@ -28,29 +38,90 @@ pub(crate) struct Tally {
     pub(crate) latency: Histogram<u64>,
     /// Requests that ended without an answer, or with another status than 200.
     pub errors: u64,
+    /// Answers that took half a load or longer.
+    pub waited: u64,
+    /// The same in each tenth of a second that they took, and the errors at their ends.
+    pub waiting: Vec<u32>,
+    pub failed: Vec<u32>,
 }
 
 impl Tally {
-    fn new() -> Result<Self, Failure> {
-        Ok(Self { latency: Histogram::new_with_bounds(1, 60_000_000, 2)?, errors: 0 })
+    fn new(options: &Options) -> Result<Self, Failure> {
+        Ok(Self {
+            latency: Histogram::new_with_bounds(1, 60_000_000, 2)?,
+            errors: 0,
+            waited: 0,
+            waiting: no_bars(options),
+            failed: no_bars(options),
+        })
+    }
+
+    /// Adds the answer to a request that was sent and answered at these times since the start.
+    fn record(&mut self, options: &Options, sent: Duration, answered: Duration, is_ok: bool) {
+        let took = answered - sent;
+        self.latency.saturating_record(u64::try_from(took.as_micros()).unwrap_or(u64::MAX));
+        if took >= options.load_time / 2 {
+            self.waited += 1;
+            let bars = self.waiting.iter_mut().take(bar_of(answered) + 1);
+            bars.skip(bar_of(sent)).for_each(|bar| *bar += 1);
+        }
+        if !is_ok {
+            self.errors += 1;
+            self.failed.get_mut(bar_of(answered)).into_iter().for_each(|bar| *bar += 1);
+        }
     }
 
     fn add(&mut self, other: &Self) -> Result<(), Failure> {
         self.latency.add(&other.latency)?;
         self.errors += other.errors;
+        self.waited += other.waited;
+        for (bars, more) in [(&mut self.waiting, &other.waiting), (&mut self.failed, &other.failed)]
+        {
+            bars.iter_mut().zip(more).for_each(|(bar, more)| *bar += more);
+        }
         Ok(())
     }
 }
 
-/// Runs all clients until the time is over, and adds up their tallies.
-pub(crate) async fn hammer(options: &Options, doors: Arc<Doors>) -> Result<Tally, Failure> {
+/// Asks each replica for each key once, so that a way begins with values in its caches. It takes no
+/// longer than a value lives.
+pub(crate) async fn warm_up(options: &Options, doors: &Doors) {
     let http = Client::new();
-    let end = Instant::now() + options.length();
+    // The first replica fills a store that is shared, and the others find its values.
+    let mut doors: Vec<_> = doors.all().collect();
+    let others = doors.split_off(doors.len().min(1));
+    let fill = async {
+        for doors in [doors, others] {
+            let mut requests = JoinSet::new();
+            let places = Arc::new(Semaphore::new(origin::CAPACITY));
+            for (address, key) in
+                doors.iter().flat_map(|door| (0..options.keys).map(move |key| (*door, key)))
+            {
+                let (http, places) = (http.clone(), places.clone());
+                requests.spawn(async move {
+                    let _place = places.acquire().await;
+                    get(&http, address, key).await.is_ok()
+                });
+            }
+            while requests.join_next().await.is_some() {}
+        }
+    };
+    let _ = timeout(options.ttl, fill).await;
+}
+
+/// Runs all clients until the time is over, and adds up their tallies.
+pub(crate) async fn hammer(
+    options: &Options,
+    doors: Arc<Doors>,
+    begun: Instant,
+) -> Result<Tally, Failure> {
+    let http = Client::new();
+    let options = Arc::new(options.clone());
     let mut clients = JoinSet::new();
     for _ in 0..options.clients {
-        clients.spawn(ask(http.clone(), doors.clone(), options.keys, end));
+        clients.spawn(ask(http.clone(), doors.clone(), options.clone(), begun));
     }
-    let mut total = Tally::new()?;
+    let mut total = Tally::new(&options)?;
     while let Some(tally) = clients.join_next().await {
         total.add(&tally??)?;
     }
@@ -58,24 +129,27 @@ pub(crate) async fn hammer(options: &Options, doors: Arc<Doors>) -> Result<Tally
 }
 
 /// Runs one client: it asks a replica for a key, reads the answer, and pauses.
-async fn ask(http: Client, doors: Arc<Doors>, keys: u16, end: Instant) -> Result<Tally, Failure> {
-    let mut tally = Tally::new()?;
+async fn ask(
+    http: Client,
+    doors: Arc<Doors>,
+    options: Arc<Options>,
+    begun: Instant,
+) -> Result<Tally, Failure> {
+    let mut tally = Tally::new(&options)?;
     loop {
         sleep(PAUSE.mul_f64(2.0 * fastrand::f64())).await;
-        if Instant::now() >= end {
+        let sent = begun.elapsed();
+        if sent >= options.length() {
             return Ok(tally);
         }
         let Some(address) = doors.any() else {
             return Err("no replica is left".into());
         };
-        let key = fastrand::u16(..keys);
-        let begun = Instant::now();
-        let url = format!("http://{address}/products/{key}");
-        let answer = timeout(PATIENCE, http.get(&url, Some(HOST))).await;
-        let took = u64::try_from(begun.elapsed().as_micros()).unwrap_or(u64::MAX);
-        tally.latency.saturating_record(took);
-        if !matches!(answer, Ok(Ok(_))) {
-            tally.errors += 1;
-        }
+        let answer = timeout(PATIENCE, get(&http, address, fastrand::u16(..options.keys))).await;
+        tally.record(&options, sent, begun.elapsed(), matches!(answer, Ok(Ok(_))));
     }
+}
+
+async fn get(http: &Client, address: SocketAddr, key: u16) -> Result<Bytes, Failure> {
+    http.get(&format!("http://{address}/products/{key}"), Some(HOST)).await
 }

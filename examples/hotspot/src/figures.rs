@@ -33,11 +33,17 @@ pub(crate) struct Figures {
     pub requests: u64,
     pub errors: u64,
     pub requests_per_second: f64,
+    /// Answers that took half a load or longer.
+    pub waited: u64,
     pub p50_ms: f64,
     pub p99_ms: f64,
     pub worst_ms: f64,
     /// Loads in each tenth of a second.
     pub loads_per_100ms: Vec<u32>,
+    /// Requests that waited for a load in some part of each tenth of a second.
+    pub waiting_per_100ms: Vec<u32>,
+    /// Errors that clients got in each tenth of a second.
+    pub errors_per_100ms: Vec<u32>,
     pub takeover: Option<Takeover>,
 }
 
@@ -51,8 +57,8 @@ impl Figures {
         takeover: Option<Takeover>,
     ) -> Self {
         let took = begun.elapsed();
-        let loads = origin.loads();
-        let expiries = expiries(&loads, options.ttl);
+        let loads = origin.loads(begun);
+        let expiries = expiries(&loads, way.shortest_life(options.ttl));
         let requests = tally.latency.len();
         let milliseconds = |micros: u64| micros as f64 / 1e3;
         Self {
@@ -65,10 +71,13 @@ impl Figures {
             requests,
             errors: tally.errors,
             requests_per_second: requests as f64 / took.as_secs_f64(),
+            waited: tally.waited,
             p50_ms: milliseconds(tally.latency.value_at_quantile(0.5)),
             p99_ms: milliseconds(tally.latency.value_at_quantile(0.99)),
             worst_ms: milliseconds(tally.latency.max()),
-            loads_per_100ms: bars(&loads, begun, options.length()),
+            loads_per_100ms: bars(&loads, begun, options),
+            waiting_per_100ms: tally.waiting.clone(),
+            errors_per_100ms: tally.failed.clone(),
             takeover,
         }
     }
@@ -76,15 +85,15 @@ impl Figures {
 
 /// Returns how many loads each expiry cost.
 ///
-/// The loads of a key that begin within one TTL of the first one belong to one expiry, because the
-/// value of the first one cannot have expired before.
-fn expiries(loads: &[Load], ttl: Duration) -> Vec<usize> {
+/// The loads of a key that begin within the life of a value after the first of them belong to one
+/// expiry, because the value of the first one cannot be due before.
+fn expiries(loads: &[Load], life: Duration) -> Vec<usize> {
     let mut expiries = Vec::new();
     // The time of the last expiry of each key, and the index of its count.
     let mut last: BTreeMap<u16, (Instant, usize)> = BTreeMap::new();
     for load in loads {
         match last.get(&load.key) {
-            Some((first, index)) if load.at < *first + ttl => expiries[*index] += 1,
+            Some((first, index)) if load.at < *first + life => expiries[*index] += 1,
             _ => {
                 last.insert(load.key, (load.at, expiries.len()));
                 expiries.push(1);
@@ -94,13 +103,20 @@ fn expiries(loads: &[Load], ttl: Duration) -> Vec<usize> {
     expiries
 }
 
-fn bars(loads: &[Load], begun: Instant, length: Duration) -> Vec<u32> {
-    let width = BAR.as_millis();
-    let count = length.as_millis().div_ceil(width);
-    let mut bars = vec![0; usize::try_from(count).unwrap_or(0)];
+/// Returns an empty bar for each tenth of a second.
+pub(crate) fn no_bars(options: &Options) -> Vec<u32> {
+    vec![0; bar_of(options.length())]
+}
+
+/// Returns the bar of a time since the start.
+pub(crate) fn bar_of(time: Duration) -> usize {
+    usize::try_from(time.as_millis() / BAR.as_millis()).unwrap_or(usize::MAX)
+}
+
+fn bars(loads: &[Load], begun: Instant, options: &Options) -> Vec<u32> {
+    let mut bars = no_bars(options);
     for load in loads {
-        let index = (load.at - begun).as_millis() / width;
-        if let Some(bar) = usize::try_from(index).ok().and_then(|index| bars.get_mut(index)) {
+        if let Some(bar) = bars.get_mut(bar_of(load.at - begun)) {
             *bar += 1;
         }
     }

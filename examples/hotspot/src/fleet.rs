@@ -37,6 +37,11 @@ struct Door {
 }
 
 impl Doors {
+    /// Returns the addresses of all replicas.
+    pub(crate) fn all(&self) -> impl Iterator<Item = SocketAddr> {
+        self.0.iter().map(|door| door.address)
+    }
+
     /// Returns the address of any replica that is not known to be dead.
     pub(crate) fn any(&self) -> Option<SocketAddr> {
         let open: Vec<&Door> =

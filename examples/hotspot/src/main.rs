@@ -6,7 +6,7 @@
 //! ```
 //!
 //! The `clients` send real HTTP to the `replica`s of a `fleet`, which load from the slow `origin`.
-//! Three ways run in turn. `figures` holds the result of each, `report` and `chart` show it, and
+//! Five ways run in turn. `figures` holds the result of each, `report` and `chart` show it, and
 //! `takeover` kills the leader.
 
 mod chart;
@@ -83,8 +83,12 @@ async fn run_way(options: &Options, way: Way, progress: &Progress) -> Result<Fig
     let replicas = replicas(options, way, &origin);
     let fleet = Fleet::start(replicas, options.processes.is_some()).await?;
 
+    clients::warm_up(options, &fleet.doors()).await;
     let begun = Instant::now();
-    let hammer = clients::hammer(options, fleet.doors());
+    if let Some(time) = options.failing() {
+        origin.fail(begun + time.start..begun + time.end);
+    }
+    let hammer = clients::hammer(options, fleet.doors(), begun);
     let kill = async {
         match (way, options.kill_leader) {
             (Way::Bellwether, true) => takeover::kill_leader(options, &origin, &fleet).await,
@@ -133,6 +137,7 @@ fn show(options: &Options, ways: &[Figures]) -> Result<(), Failure> {
             "seconds": options.seconds,
             "ttl_ms": options.ttl.as_secs_f64() * 1e3,
             "load_time_ms": options.load_time.as_secs_f64() * 1e3,
+            "origin_fails_ms": options.origin_fails.map(|time| time.as_secs_f64() * 1e3),
             "lease_ms": options.lease().as_secs_f64() * 1e3,
             "ways": ways,
             "summary": sentences,

@@ -1,7 +1,12 @@
 //! The command line.
 
 use std::{
-    ffi::OsString, fmt::Display, ops::RangeInclusive, path::PathBuf, process, str::FromStr,
+    ffi::OsString,
+    fmt::Display,
+    ops::{Range, RangeInclusive},
+    path::PathBuf,
+    process,
+    str::FromStr,
     time::Duration,
 };
 
@@ -13,8 +18,10 @@ const HELP: &str = "\
 See a cache stampede happen, and see it stopped.
 
 Starts a slow origin and several replicas of a service on loopback. Clients ask for a few hot keys
-that expire again and again: first without protection, then with bellwether in each replica alone,
-then with bellwether over a store that the replicas share. Prints a table and draws a chart.
+that expire again and again, in five ways: without protection, with bellwether in each replica
+alone, and with bellwether over a store that the replicas share, where the requests at an expiry
+wait, where they get the old value meanwhile, and where the value is refreshed before it expires.
+Prints a table and draws a chart.
 
 Usage: hotspot [OPTIONS]
 
@@ -22,7 +29,7 @@ Options:
       --replicas <N>       Replicas of the service, 1 to 32 [default: 16]
       --clients <N>        Clients, 1 to 2000; each needs up to nine open files [default: 120]
       --keys <N>           Hot keys, 1 to 1000 [default: 4]
-      --seconds <SECONDS>  How long each of the three ways runs, 1 to 3600 [default: 10]
+      --seconds <SECONDS>  How long each of the five ways runs, 1 to 3600 [default: 8]
       --ttl <TIME>         How long a value is kept, such as `1s` or `750ms` [default: 1s]
       --load-time <TIME>   How long one load takes while the origin keeps up [default: 150ms]
       --lease <TIME>       How long the fleet waits for a replica that died while it was loading
@@ -30,6 +37,9 @@ Options:
       --redis <URL>        Share entries and leases through this Redis or Valkey server
       --processes <N>      Run 1 to 32 replicas as processes of their own, in place of --replicas;
                            needs --redis
+      --origin-fails <TIME>
+                           Let all loads fail for so long, in runs that are longer by that; in the
+                           last two ways, old values stand in for failures
       --kill-leader        Kill the leader in the middle of a load, and report the takeover
       --json               Print one JSON document, and no table
       --chart <PATH>       Where to write the chart [default: hotspot.svg]
@@ -48,6 +58,7 @@ pub(crate) struct Options {
     pub(crate) lease: Option<Duration>,
     pub(crate) redis: Option<String>,
     pub(crate) processes: Option<u16>,
+    pub(crate) origin_fails: Option<Duration>,
     pub(crate) kill_leader: bool,
     pub(crate) json: bool,
     pub(crate) chart: PathBuf,
@@ -85,6 +96,7 @@ impl Role {
                 "lease" => options.lease = Some(time(&name, value()?)?),
                 "redis" => options.redis = Some(text(&name, value()?)?),
                 "processes" => options.processes = Some(number(&name, value()?, 1..=32)?),
+                "origin-fails" => options.origin_fails = Some(time(&name, value()?)?),
                 "kill-leader" => options.kill_leader = true,
                 "json" => options.json = true,
                 "chart" => options.chart = value()?.into(),
@@ -110,12 +122,13 @@ impl Options {
             replicas: 16,
             clients: 120,
             keys: 4,
-            seconds: 10,
+            seconds: 8,
             ttl: Duration::from_secs(1),
             load_time: Duration::from_millis(150),
             lease: None,
             redis: None,
             processes: None,
+            origin_fails: None,
             kill_leader: false,
             json: false,
             chart: "hotspot.svg".into(),
@@ -130,6 +143,9 @@ impl Options {
             return Err(
                 "--kill-leader needs at least two replicas, so that one can take over".into()
             );
+        }
+        if self.kill_leader && self.origin_fails.is_some() {
+            return Err("--kill-leader and --origin-fails exclude each other".into());
         }
         if self.lease() < Duration::from_millis(20) {
             return Err("--lease is under 20ms".into());
@@ -153,7 +169,13 @@ impl Options {
 
     /// Returns how long each way runs.
     pub(crate) fn length(&self) -> Duration {
-        Duration::from_secs(self.seconds)
+        Duration::from_secs(self.seconds) + self.origin_fails.unwrap_or_default()
+    }
+
+    /// Returns when the origin fails, since the start of a way.
+    pub(crate) fn failing(&self) -> Option<Range<Duration>> {
+        let from = Duration::from_secs(self.seconds).mul_f64(0.3);
+        Some(from..from + self.origin_fails?)
     }
 }
 

@@ -2,12 +2,13 @@
 //!
 //! It runs [`CAPACITY`] queries at a time, and each takes the load time. Further queries wait in a
 //! queue. Beyond [`CONNECTIONS`] the origin refuses them, as databases do. It records every load,
-//! so that the figures of all three ways come from one place.
+//! so that the figures of all ways come from one place.
 
 use std::{
     net::SocketAddr,
+    ops::Range,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, OnceLock, PoisonError,
         atomic::{AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
@@ -65,6 +66,8 @@ pub(crate) struct Asker {
 
 struct Database {
     load_time: Duration,
+    /// When all loads fail.
+    failing: OnceLock<Range<Instant>>,
     places: Semaphore,
     connections: AtomicUsize,
     busiest: AtomicUsize,
@@ -77,6 +80,7 @@ impl Origin {
     pub(crate) async fn start(load_time: Duration) -> Result<Self, Failure> {
         let database = Arc::new(Database {
             load_time,
+            failing: OnceLock::new(),
             places: Semaphore::new(CAPACITY),
             connections: AtomicUsize::new(0),
             busiest: AtomicUsize::new(0),
@@ -94,9 +98,14 @@ impl Origin {
         Ok(Self { address, database, server })
     }
 
-    /// Returns all loads so far, in order.
-    pub(crate) fn loads(&self) -> Vec<Load> {
-        self.database.log().clone()
+    /// Lets all loads fail that end in this time.
+    pub(crate) fn fail(&self, time: Range<Instant>) {
+        let _ = self.database.failing.set(time);
+    }
+
+    /// Returns all loads since then, in order.
+    pub(crate) fn loads(&self, since: Instant) -> Vec<Load> {
+        self.database.log().iter().filter(|load| load.at >= since).copied().collect()
     }
 
     /// Returns the number of loads so far.
@@ -149,6 +158,9 @@ async fn row(
     let place = database.places.acquire().await;
     let _place = place.map_err(|_| StatusCode::SERVICE_UNAVAILABLE)?;
     tokio::time::sleep(database.load_time).await;
+    if database.failing.get().is_some_and(|time| time.contains(&Instant::now())) {
+        return Err(StatusCode::SERVICE_UNAVAILABLE);
+    }
     Ok(Json(Product { id: key, name: format!("product {key}"), load: number }))
 }
 

@@ -1,6 +1,6 @@
 //! One replica of the service: `GET /products/{id}`, from the cache or from the origin.
 //!
-//! The handler is the same in all three ways. Only the cache around it differs.
+//! The handler is the same in all ways. Only the cache around it differs.
 
 use std::{
     io,
@@ -20,13 +20,17 @@ use axum::{
     routing::get,
 };
 use bellwether::{
-    BellwetherLayer, Cache, MemoryBackend, RedisBackend, http_cache, layer::CachedResponse,
+    BellwetherLayer, Cache, MemoryBackend, RedisBackend, cache::EarlyRefresh, http_cache,
+    layer::CachedResponse,
 };
 use serde::{Deserialize, Serialize};
 
 use crate::{Failure, http::Client, origin::Product};
 
-/// The three ways to run.
+/// For how long an old answer may be served.
+const STALE: Duration = Duration::from_secs(60);
+
+/// The ways to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Way {
@@ -36,24 +40,47 @@ pub(crate) enum Way {
     InProcess,
     /// Bellwether, with a store that the replicas share.
     Bellwether,
+    /// The same, where the old answer is served while one replica loads.
+    StaleWhileRevalidate,
+    /// The same, where one replica loads before the answer expires. The old answer is served if
+    /// the load fails.
+    EarlyRefresh,
 }
 
 impl Way {
-    pub(crate) const ALL: [Self; 3] = [Self::NoProtection, Self::InProcess, Self::Bellwether];
+    pub(crate) const ALL: [Self; 5] = [
+        Self::NoProtection,
+        Self::InProcess,
+        Self::Bellwether,
+        Self::StaleWhileRevalidate,
+        Self::EarlyRefresh,
+    ];
 
     pub(crate) fn title(self) -> &'static str {
         match self {
             Self::NoProtection => "no protection",
             Self::InProcess => "in-process only",
             Self::Bellwether => "bellwether",
+            Self::StaleWhileRevalidate => "stale while revalidate",
+            Self::EarlyRefresh => "early refresh",
+        }
+    }
+
+    /// Returns how soon after a load the next one of the same key may be due.
+    pub(crate) fn shortest_life(self, ttl: Duration) -> Duration {
+        match self {
+            Self::EarlyRefresh => ttl / 2,
+            _ => ttl,
         }
     }
 
     pub(crate) fn explanation(self) -> &'static str {
         match self {
-            Self::NoProtection => "every miss loads",
-            Self::InProcess => "one load per replica",
-            Self::Bellwether => "one load in the whole fleet",
+            Self::NoProtection => "each request that finds no value loads",
+            Self::InProcess => "each replica lets one request load, the others wait",
+            Self::Bellwether => "the fleet lets one request load, the others wait",
+            Self::StaleWhileRevalidate => "the old value is served while one replica loads",
+            Self::EarlyRefresh => "one replica loads before the value expires",
         }
     }
 }
@@ -87,9 +114,14 @@ pub(crate) async fn serve(
             let cache = texts(&settings, shared)?;
             app.layer(middleware::from_fn_with_state(cache, look_aside))
         }
-        Way::InProcess | Way::Bellwether => {
+        way => {
             let answers = answers(&settings, shared)?;
-            app.layer(BellwetherLayer::http(answers).default_lifetime(settings.ttl))
+            let layer = BellwetherLayer::http(answers).default_lifetime(settings.ttl);
+            app.layer(match way {
+                Way::StaleWhileRevalidate => layer.stale_while_revalidate(STALE),
+                Way::EarlyRefresh => layer.stale_if_error(STALE),
+                _ => layer,
+            })
         }
     };
     listener.set_nonblocking(true)?;
@@ -120,6 +152,10 @@ fn answers(settings: &Settings, shared: MemoryBackend) -> Result<Cache<CachedRes
         (_, Some(url)) => http_cache(RedisBackend::open(url)?),
     };
     let builder = builder.namespace(&settings.namespace).ttl(settings.ttl);
+    let builder = match settings.way {
+        Way::EarlyRefresh => builder.early_refresh(EarlyRefresh::ByCost),
+        _ => builder,
+    };
     Ok(builder.lease(settings.lease).build()?)
 }
 

@@ -11,8 +11,8 @@ const HEADINGS: [&str; 10] = [
     "expiries",
     "loads/expiry",
     "worst",
-    "requests/s",
-    "p50",
+    "req/s",
+    "waited",
     "p99",
     "slowest",
     "errors",
@@ -51,7 +51,7 @@ pub(crate) fn table(options: &Options, ways: &[Figures]) -> String {
             format!("{:.2}", figures.loads_per_expiry),
             figures.worst_expiry.to_string(),
             thousands(figures.requests_per_second.round() as u64),
-            milliseconds(figures.p50_ms),
+            thousands(figures.waited),
             milliseconds(figures.p99_ms),
             milliseconds(figures.worst_ms),
             thousands(figures.errors),
@@ -91,14 +91,22 @@ fn footnote(options: &Options) -> String {
         true => "Requests that the killed replica had open are errors.\n",
         false => "",
     };
+    let failed = match options.failing() {
+        Some(time) => {
+            format!("The origin fails for {:?}, from {:?} on.\n", time.end - time.start, time.start)
+        }
+        None => String::new(),
+    };
     format!(
-        "\nLoads are counted at the origin, those that it refuses included.\n\
-         An expiry: all loads of a key that begin within one TTL ({:?}) of the first of them.\n\
+        "\nThe caches are warm at the start. Loads are counted at the origin, failures included.\n\
+         An expiry: all loads of a key that begin within one TTL ({:?}) of the first of them, or\n\
+         within half of it with early refresh, which loads before the expiry.\n\
          Worst: the most loads that a single expiry caused.\n\
+         Waited: answers that took at least half as long as a load.\n\
          The origin runs {} loads at once, each {:?}; more wait, and beyond {} it refuses with \
          503.\n\
          Latency is what clients saw, errors included. An error is any answer but 200, or none.\n\
-         {killed}",
+         {killed}{failed}",
         options.ttl,
         origin::CAPACITY,
         options.load_time,
@@ -110,9 +118,13 @@ fn footnote(options: &Options) -> String {
 pub(crate) fn sentences(options: &Options, ways: &[Figures]) -> String {
     let mut text = String::new();
     let of = |way| ways.iter().find(|figures| figures.way == way);
-    let (Some(without), Some(alone), Some(fleet)) =
-        (of(Way::NoProtection), of(Way::InProcess), of(Way::Bellwether))
-    else {
+    let (Some(without), Some(alone), Some(fleet), Some(stale), Some(early)) = (
+        of(Way::NoProtection),
+        of(Way::InProcess),
+        of(Way::Bellwether),
+        of(Way::StaleWhileRevalidate),
+        of(Way::EarlyRefresh),
+    ) else {
         return text;
     };
     let replicas = match options.fleet_size() {
@@ -122,20 +134,41 @@ pub(crate) fn sentences(options: &Options, ways: &[Figures]) -> String {
     let _ = write!(
         text,
         "Each time a hot key expired, the origin was asked for it {} without protection,\n{} by \
-         {replicas}, and {} by the whole fleet with bellwether.",
+         {replicas}, and {} by the whole fleet with bellwether.\n\
+         Without protection, {} of the requests waited for a load, and {} failed.\n\
+         With bellwether, {} waited: {} where the old value is served meanwhile,\nand {} with \
+         early refresh.",
         times(without.loads_per_expiry),
         times(alone.loads_per_expiry),
         times(fleet.loads_per_expiry),
+        share(without, without.waited),
+        share(without, without.errors),
+        share(fleet, fleet.waited),
+        share(stale, stale.waited),
+        share(early, early.waited),
     );
-    let _ = write!(
-        text,
-        "\nOne request in a hundred took longer than {} without protection,\nand than {} with \
-         bellwether; {} and {} failed.",
-        milliseconds(without.p99_ms),
-        milliseconds(fleet.p99_ms),
-        share(without),
-        share(fleet),
-    );
+    let failed = |figures: &Figures| share(figures, figures.errors);
+    let _ = match options.origin_fails {
+        Some(time) => write!(
+            text,
+            "\nThe origin failed for {time:?}. Of all requests, {} failed without protection,\n{} \
+             with bellwether, {} with old values while they are refreshed,\nand {} with old values \
+             in place of failures.",
+            failed(without),
+            failed(fleet),
+            failed(stale),
+            failed(early),
+        ),
+        None => write!(
+            text,
+            "\nOne request in a hundred took longer than {} without protection, {} with \
+             bellwether,\n{} with old values, and {} with early refresh.",
+            milliseconds(without.p99_ms),
+            milliseconds(fleet.p99_ms),
+            milliseconds(stale.p99_ms),
+            milliseconds(early.p99_ms),
+        ),
+    };
     match &fleet.takeover {
         Some(takeover) => {
             let _ = write!(text, "\n{}", takeover.sentence());
@@ -150,15 +183,13 @@ pub(crate) fn sentences(options: &Options, ways: &[Figures]) -> String {
     text
 }
 
-/// Returns how many requests failed, and their share of all.
-fn share(figures: &Figures) -> String {
-    match figures.errors {
-        0 => "none".to_owned(),
-        errors => {
-            let percent = 100.0 * errors as f64 / figures.requests as f64;
-            format!("{} ({percent:.1} %)", thousands(errors))
-        }
+/// Returns a number of requests, and their share of all.
+pub(crate) fn share(figures: &Figures, count: u64) -> String {
+    if count == 0 {
+        return "none".to_owned();
     }
+    let percent = 100.0 * count as f64 / figures.requests.max(1) as f64;
+    format!("{} ({percent:.1} %)", thousands(count))
 }
 
 fn times(count: f64) -> String {
