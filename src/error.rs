@@ -37,7 +37,8 @@ pub struct Error(Arc<Inner>);
 struct Inner {
     kind: ErrorKind,
     message: String,
-    source: Option<BoxError>,
+    source: Option<Arc<dyn StdError + Send + Sync>>,
+    retry_after: Option<Duration>,
 }
 
 /// The category of an [`Error`], for the caller to decide what to do next.
@@ -50,6 +51,9 @@ pub enum ErrorKind {
     Panicked,
     /// The loader took longer than the load limit.
     LoadTimeout,
+    /// No load was tried, because the key backs off after one that failed. The source is what is
+    /// known of that. [`retry_after`](Error::retry_after) returns for how long.
+    BackingOff,
     /// The load was cancelled: no caller waited for it any more, or its runtime was shut down.
     Cancelled,
     /// A cap was reached: too many loads at once, or too many waiters.
@@ -79,7 +83,7 @@ pub enum ErrorKind {
 
 impl Error {
     pub(crate) fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
-        Self(Arc::new(Inner { kind, message: message.into(), source: None }))
+        Self(Arc::new(Inner { kind, message: message.into(), source: None, retry_after: None }))
     }
 
     pub(crate) fn with_source(
@@ -87,7 +91,8 @@ impl Error {
         message: impl Into<String>,
         source: impl Into<BoxError>,
     ) -> Self {
-        Self(Arc::new(Inner { kind, message: message.into(), source: Some(source.into()) }))
+        let (message, source) = (message.into(), Some(Arc::from(source.into())));
+        Self(Arc::new(Inner { kind, message, source, retry_after: None }))
     }
 
     /// Creates the error of a lease that was lost before the call.
@@ -119,6 +124,29 @@ impl Error {
     /// Wraps the error that a loader returned.
     pub(crate) fn load(error: impl Into<BoxError>) -> Self {
         Self::with_source(ErrorKind::Load, "the load failed", error)
+    }
+
+    /// Returns the same error for a later caller, whose key backs off for this time.
+    pub(crate) fn again_after(&self, wait: Duration) -> Self {
+        let Inner { kind, message, source, .. } = &*self.0;
+        let (message, source) = (format!("{message}; its key backs off"), source.clone());
+        Self(Arc::new(Inner { kind: *kind, message, source, retry_after: Some(wait) }))
+    }
+
+    /// Adds for how long the key backs off, unless the error is shared already.
+    pub(crate) fn with_retry_after(mut self, wait: Duration) -> Self {
+        if let Some(inner) = Arc::get_mut(&mut self.0) {
+            inner.retry_after = Some(wait);
+        }
+        self
+    }
+
+    /// Returns for how long the key backs off, counted from when this caller was told. Meanwhile no
+    /// process loads it.
+    ///
+    /// Returns `None` if a next call may load at once.
+    pub fn retry_after(&self) -> Option<Duration> {
+        self.0.retry_after
     }
 
     /// Returns the kind of the failure, to match on.

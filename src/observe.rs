@@ -1,6 +1,16 @@
 //! The counters of caches and of locks.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::{
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+use crate::sync::lock;
 
 /// Declares counters, and a snapshot of them with one number that goes up and down.
 macro_rules! counters {
@@ -75,6 +85,8 @@ counters! {
         refreshes,
         /// Loads that failed, panicked, or took too long.
         failures,
+        /// Flights and refreshes that began no load, because their key backed off.
+        backed_off,
         /// Loaded values that were stored, and loads that were stored as uncacheable.
         stored,
         /// Those of `stored` whose loader found the stored value unchanged, so that no bytes were
@@ -153,5 +165,23 @@ impl Once {
     /// Returns whether this is the first time.
     pub(crate) fn first(&self) -> bool {
         !self.0.swap(true, Ordering::Relaxed)
+    }
+}
+
+/// An event that is worth one warning a minute.
+#[derive(Default)]
+pub(crate) struct Rarely(Mutex<Option<Instant>>);
+
+const RARELY: Duration = Duration::from_secs(60);
+
+impl Rarely {
+    /// Returns whether this is the first time in a minute.
+    pub(crate) fn first(&self) -> bool {
+        let mut last = lock(&self.0);
+        let is_first = last.is_none_or(|last| last.elapsed() >= RARELY);
+        if is_first {
+            *last = Some(Instant::now());
+        }
+        is_first
     }
 }

@@ -99,6 +99,11 @@ impl Failure {
         &self.encoded
     }
 
+    /// Returns the text of the loader's error.
+    pub(crate) fn message(&self) -> &str {
+        &self.message
+    }
+
     /// The fence of the load that failed.
     pub fn fence(&self) -> u64 {
         self.fence

@@ -172,12 +172,24 @@ impl Claim {
 #[derive(Debug, PartialEq, Eq)]
 pub struct Grant {
     fence: u64,
+    failures: u32,
 }
 
 impl Grant {
     /// Creates a grant with its fence, as a backend hands it out.
     pub fn new(fence: u64) -> Self {
-        Self { fence }
+        Self { fence, failures: 0 }
+    }
+
+    /// Returns the same grant after this many failed loads.
+    pub fn after_failures(self, failures: u32) -> Self {
+        Self { failures, ..self }
+    }
+
+    /// Returns how many loads of the name have failed in a row before this grant, as far as that is
+    /// [remembered](crate::backend::BackOff::remembered).
+    pub fn failures(&self) -> u32 {
+        self.failures
     }
 
     /// Returns a number that is greater than that of every earlier grant of the name; zero where

@@ -5,8 +5,8 @@ use std::{sync::Arc, time::Duration};
 use futures_util::{FutureExt, future::BoxFuture};
 
 use super::{
-    Acquired, AcquiredAll, Changes, Claimed, Committed, Countdown, Failure, Kept, Latches, Leases,
-    Renewal, Store, Windows,
+    Acquired, AcquiredAll, BackOff, Changes, Claimed, Committed, Countdown, Failure, Kept, Latches,
+    Leases, Renewal, Store, Windows,
 };
 use crate::{
     backend::{Announcement, Claim, Entry, Grant, Mode, Occupied, Owner},
@@ -83,7 +83,11 @@ erased! {
         seen: u64,
         entry: &'a Entry
     ) -> Committed;
-    async fn fail(claim: &'a Claim, failure: &'a Failure) -> bool;
+    async fn fail(
+        claim: &'a Claim,
+        failure: &'a Failure,
+        back_off: Option<BackOff>
+    ) -> bool;
     async fn put(name: &'a Name, entry: &'a Entry, ttl: Duration, fence_life: Duration) -> u64;
     async fn touch(name: &'a Name, windows: Windows, fence_life: Duration) -> Option<u64>;
     async fn expire(name: &'a Name, fence_life: Duration) -> u64;

@@ -26,6 +26,7 @@
 //! and [`Leases::clear`] and [`Latches::clear_latch`] end what has come to stand there in between.
 
 mod answer;
+mod back_off;
 mod change;
 pub(crate) mod channels;
 mod claim;
@@ -53,6 +54,7 @@ pub use self::redis::{
     Credentials, RedisBackend, RedisBackendBuilder, Replicas, SentinelMaster, failover,
 };
 pub use self::{
+    back_off::BackOff,
     change::{Announcement, Change, Failure, Handover},
     channels::{Changes, Channels},
     claim::{Claim, Grant, Mode, Occupied},
@@ -293,7 +295,8 @@ pub trait Store: Leases {
         self.get(name)
     }
 
-    /// Acquires the lease, unless an entry stands with a greater fence than `seen`.
+    /// Acquires the lease, unless an entry stands with a greater fence than `seen`, or the name
+    /// [backs off](Self::fail). The grant tells [how many loads](Grant::failures) have failed.
     fn claim(
         &self,
         claim: &Claim,
@@ -307,7 +310,7 @@ pub trait Store: Leases {
     /// The backend drops the entry after `ttl`. The windows of the entry are for its readers.
     ///
     /// Without a `ttl`, the entry is handed to the waiters and not written. The same happens if the
-    /// server is too full to write.
+    /// server is too full to write. In each case the failures before it are forgotten.
     fn commit(
         &self,
         claim: &Claim,
@@ -336,11 +339,16 @@ pub trait Store: Leases {
     }
 
     /// Ends the lease and pushes a failure to the present waiters. Returns whether the claim had
-    /// the lease.
+    /// the lease; if not, nothing changes.
+    ///
+    /// With a back-off, the name backs off for its time: a claim is told of that and of the
+    /// failure. The failure is [remembered](BackOff::remembered) a while longer. A commit, a put, a
+    /// touch, an expiry or an invalidation ends both.
     fn fail(
         &self,
         claim: &Claim,
         failure: &Failure,
+        back_off: Option<BackOff>,
     ) -> impl Future<Output = Result<bool, BackendError>> + Send;
 
     /// Writes an entry without a load. A load that is under way is not stored. Returns the new
@@ -403,6 +411,8 @@ pub enum Claimed {
     Newer(Entry),
     /// Another process loads.
     Held(Occupied),
+    /// The name backs off after this failure.
+    BacksOff(BackOff, Failure),
 }
 
 /// The answer to [`Store::commit`].

@@ -4,9 +4,10 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Abandoned, Cache, Codec, Json,
+    Abandoned, AfterFailure, Cache, Codec, Json,
     core::Core,
     error_codec::{ErrorCodec, Of},
+    failures::{self, Failures},
     freshness::EarlyRefresh,
     refreshes::Refreshes,
     settings::Settings,
@@ -56,6 +57,7 @@ pub struct Builder<V, C = Json> {
     needs_namespace: bool,
     codec: C,
     error_codec: Option<Arc<dyn ErrorCodec>>,
+    failure_policy: Option<failures::Policy>,
     settings: Settings,
     value: PhantomData<fn() -> V>,
 }
@@ -68,6 +70,7 @@ impl<V: Clone + Send + Sync + 'static> Builder<V> {
             needs_namespace: false,
             codec: Json,
             error_codec: None,
+            failure_policy: None,
             settings: Settings::default(),
             value: PhantomData,
         }
@@ -119,10 +122,45 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
         self
     }
 
+    /// Sets what follows a failed load.
+    ///
+    /// By default, a key [backs off](AfterFailure::BACK_OFF) while a stale value stands in for the
+    /// load. Without such a value no failure is remembered, and the next caller loads.
+    ///
+    /// This setting holds with and without a stale value. Without one, callers get the failure of
+    /// the last load until its time is over: with its type by an [error codec](Self::error_codec),
+    /// otherwise as [`BackingOff`](crate::ErrorKind::BackingOff).
+    pub fn after_failure(mut self, rule: AfterFailure) -> Self {
+        self.settings.options.after_failure = Some(rule);
+        self
+    }
+
+    /// Sets what follows a failed load by its error. `None` leaves it to the
+    /// [setting](Self::after_failure).
+    ///
+    /// The policy is asked for each load that failed, panicked or took too long. An error that is
+    /// the mistake of one caller should [load again](AfterFailure::LoadAgain), so that it does not
+    /// block the others. A loader may overrule it by [`Lead::after_failure`](super::Lead).
+    pub fn failure_policy(
+        mut self,
+        policy: impl Fn(&Error) -> Option<AfterFailure> + Send + Sync + 'static,
+    ) -> Self {
+        self.failure_policy = Some(Arc::new(policy));
+        self
+    }
+
     /// Sets how values become bytes. Defaults to [`Json`].
     pub fn codec<D>(self, codec: D) -> Builder<V, D> {
-        let Self { store, namespace, needs_namespace, error_codec, settings, value, .. } = self;
-        Builder { store, namespace, needs_namespace, codec, error_codec, settings, value }
+        Builder {
+            store: self.store,
+            namespace: self.namespace,
+            needs_namespace: self.needs_namespace,
+            codec,
+            error_codec: self.error_codec,
+            failure_policy: self.failure_policy,
+            settings: self.settings,
+            value: PhantomData,
+        }
     }
 
     /// Sets how the errors of loaders become bytes. Defaults to none.
@@ -324,6 +362,7 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
             undecodable: Once::default(),
             unstorable: Once::default(),
             refreshes: Refreshes::default(),
+            failures: Failures::new(self.failure_policy),
             settings,
         };
         Ok(Cache { core: Arc::new(core) })

@@ -11,6 +11,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     Codec, Source,
     error_codec::ErrorCodec,
+    failures::Failures,
     freshness::{self, Freshness, Rules},
     known::Known,
     outcome::{Outcome, Record},
@@ -46,6 +47,7 @@ pub(super) struct Core<V> {
     pub(super) counters: Counters,
     pub(super) shards: Shards<Shard>,
     pub(super) refreshes: Refreshes<V>,
+    pub(super) failures: Failures,
     /// Warned of once, and counted from then on.
     pub(super) undecodable: Once,
     pub(super) unstorable: Once,
@@ -173,6 +175,7 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         let changed = answered_by(backend, limit, change).await;
         // Also after an error, because the change may have happened.
         self.flights.detach(key);
+        self.failures.forget(key);
         self.counted(changed)
     }
 

@@ -1,6 +1,6 @@
 //! How the errors of loaders become bytes, so that other processes get the same error.
 
-use std::{error::Error as StdError, marker::PhantomData};
+use std::{error::Error as StdError, marker::PhantomData, time::Duration};
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
@@ -64,11 +64,28 @@ pub(super) fn failure(codec: Option<&dyn ErrorCodec>, fence: u64, error: &Error)
 
 /// Returns the error of a load that failed in another process.
 pub(super) fn error(codec: Option<&dyn ErrorCodec>, failure: Failure) -> Error {
-    let decode = |codec: &dyn ErrorCodec| codec.decode(failure.encoded().clone());
-    match codec.and_then(decode) {
+    match decoded(codec, &failure) {
         Some(error) => {
             Error::with_source(ErrorKind::Load, "the load failed in another process", error)
         }
         None => failure.into_error(),
     }
+}
+
+/// Returns the error of a key that backs off for this time after a failure.
+pub(super) fn backing_off(
+    codec: Option<&dyn ErrorCodec>,
+    failure: &Failure,
+    wait: Duration,
+) -> Error {
+    let words = "the load failed, and its key backs off";
+    let (kind, source) = match decoded(codec, failure) {
+        Some(error) => (ErrorKind::Load, error),
+        None => (ErrorKind::BackingOff, failure.message().into()),
+    };
+    Error::with_source(kind, words, source).with_retry_after(wait)
+}
+
+fn decoded(codec: Option<&dyn ErrorCodec>, failure: &Failure) -> Option<BoxError> {
+    codec.and_then(|codec| codec.decode(failure.encoded().clone()))
 }

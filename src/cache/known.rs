@@ -3,6 +3,7 @@
 use std::{
     fmt,
     sync::{Arc, OnceLock},
+    time::Duration,
 };
 
 use bytes::Bytes;
@@ -74,7 +75,13 @@ impl<V: Clone + 'static> Known<V> {
 
     /// Returns the value, if it may stand in for a failure now.
     pub(super) fn in_place_of_failure(&self) -> Option<V> {
-        if Instant::now() < self.on_error_until { self.value() } else { None }
+        self.left_on_error().and_then(|_| self.value())
+    }
+
+    /// Returns for how much longer the value may stand in for a failure.
+    pub(super) fn left_on_error(&self) -> Option<Duration> {
+        let left = self.on_error_until.checked_duration_since(Instant::now())?;
+        (!left.is_zero()).then_some(left)
     }
 }
 

@@ -4,7 +4,7 @@ use std::{
     time::Duration,
 };
 
-use super::known::Known;
+use super::{AfterFailure, known::Known};
 use crate::{lease::LeaseRecord, sync::lock};
 
 /// The lease that a loader runs under, the value that it replaces, and how its value is kept.
@@ -49,6 +49,7 @@ pub(super) struct Keeping {
     pub(super) do_not_store: bool,
     /// The value is that of the stored entry.
     pub(super) is_unchanged: bool,
+    pub(super) after_failure: Option<AfterFailure>,
 }
 
 impl<V> Lead<V> {
@@ -152,6 +153,12 @@ impl<V> Lead<V> {
     /// [setting](super::Builder::stale_if_error) of the cache or the request.
     pub fn stale_if_error(&self, window: Duration) {
         lock(&self.0.keeping).stale_if_error = Some(window);
+    }
+
+    /// Sets what follows if this load fails, in place of the settings of the cache and the request.
+    /// A loader knows it from its error, such as the `Retry-After` of an answer.
+    pub fn after_failure(&self, rule: AfterFailure) {
+        lock(&self.0.keeping).after_failure = Some(rule);
     }
 
     /// Hands the value to all waiters, and stores nothing.

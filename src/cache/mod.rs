@@ -9,16 +9,19 @@
 //! [`windows`] shows in plain words how long a value is served, and when it is refreshed.
 
 mod acts;
+mod after_failure;
 mod breaker;
 mod builder;
 mod codec;
 mod core;
 mod error_codec;
+mod failures;
 mod freshness;
 mod known;
 mod lead;
 mod loader;
 mod outcome;
+mod quiet;
 mod refreshes;
 mod request;
 mod run;
@@ -33,6 +36,7 @@ use tokio::time::timeout;
 #[cfg(feature = "postcard")]
 pub use self::codec::Postcard;
 pub use self::{
+    after_failure::AfterFailure,
     builder::Builder,
     codec::{Codec, Json, Raw},
     freshness::EarlyRefresh,

@@ -4,7 +4,7 @@ use futures_util::FutureExt;
 use tracing::Instrument;
 
 use super::{
-    EarlyRefresh, Lead, Loaded, Source,
+    AfterFailure, EarlyRefresh, Lead, Loaded, Source,
     core::Core,
     loader::{self, Produced},
     outcome::{Alone, Flown, Outcome},
@@ -78,6 +78,14 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     /// Sets when this caller refreshes the value before its time to live is over.
     pub fn early_refresh(mut self, early: EarlyRefresh) -> Self {
         self.options_mut().rules.early = early;
+        self
+    }
+
+    /// Sets what follows a failed load, if this caller is the one that loads.
+    ///
+    /// Everything else is as for [`Builder::after_failure`](super::Builder::after_failure).
+    pub fn after_failure(mut self, rule: AfterFailure) -> Self {
+        self.options_mut().after_failure = Some(rule);
         self
     }
 

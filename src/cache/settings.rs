@@ -4,7 +4,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use tokio::sync::Semaphore;
 
-use super::{Abandoned, freshness::Rules};
+use super::{Abandoned, AfterFailure, freshness::Rules};
 use crate::{
     backend::Windows,
     error::{Error, ErrorKind},
@@ -22,6 +22,8 @@ pub(super) struct Options {
     pub(super) stale_while_revalidate: Duration,
     pub(super) stale_if_error: Duration,
     pub(super) rules: Rules,
+    /// By default, a key backs off where a stale value stands in.
+    pub(super) after_failure: Option<AfterFailure>,
     pub(super) load_limit: Duration,
     pub(super) wait_limit: Duration,
     pub(super) sharing: Sharing,
@@ -97,6 +99,7 @@ impl Default for Settings {
                 stale_while_revalidate: Duration::ZERO,
                 stale_if_error: Duration::ZERO,
                 rules: Rules::ALL,
+                after_failure: None,
                 load_limit: Duration::from_secs(30),
                 wait_limit: Duration::from_secs(30),
                 sharing: Sharing {

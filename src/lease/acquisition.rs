@@ -66,7 +66,7 @@ impl From<&Claimed> for Said {
         match answer {
             Claimed::Granted(_) => Self::Granted,
             Claimed::Held(occupied) => Self::Occupied(occupied.fence),
-            Claimed::Newer(_) => Self::Nothing,
+            Claimed::Newer(_) | Claimed::BacksOff(..) => Self::Nothing,
         }
     }
 }

@@ -4,9 +4,9 @@ use std::{future::Future, time::Duration};
 
 use bellwether::{
     backend::{
-        Acquired, AcquiredAll, Announcement, Changes, Claim, Claimed, Committed, Countdown, Entry,
-        Failure, Grant, Kept, Latches, Leases, Mode, Occupied, Owner, Renewal, Store, Windows,
-        acquire_in_order,
+        Acquired, AcquiredAll, Announcement, BackOff, Changes, Claim, Claimed, Committed,
+        Countdown, Entry, Failure, Grant, Kept, Latches, Leases, Mode, Occupied, Owner, Renewal,
+        Store, Windows, acquire_in_order,
     },
     error::BackendError,
     key::Name,
@@ -78,7 +78,8 @@ operations! {
         async { backend.commit(claim, &Grant::new(*fence), entry, *ttl).await };
     CommitUnchanged { claim: Claim, fence: u64, seen: u64, entry: Entry } -> Committed =
         async { backend.commit_unchanged(claim, &Grant::new(*fence), *seen, entry).await };
-    Fail { claim: Claim, failure: Failure } -> bool = backend.fail(claim, failure);
+    Fail { claim: Claim, failure: Failure, back_off: Option<BackOff> } -> bool =
+        backend.fail(claim, failure, *back_off);
     Put { name: Name, entry: Entry, ttl: Duration, fence_life: Duration } -> u64 =
         backend.put(name, entry, *ttl, *fence_life);
     Touch { name: Name, windows: Windows, fence_life: Duration } -> Option<u64> =
@@ -243,8 +244,13 @@ impl<B: Store + Latches, H: Hook<B>> Store for Interceptor<B, H> {
         ask!(self, CommitUnchanged { claim, fence: grant.fence(), seen, entry })
     }
 
-    async fn fail(&self, claim: &Claim, failure: &Failure) -> Result<bool, BackendError> {
-        ask!(self, Fail { claim: claim.clone(), failure: failure.clone() })
+    async fn fail(
+        &self,
+        claim: &Claim,
+        failure: &Failure,
+        back_off: Option<BackOff>,
+    ) -> Result<bool, BackendError> {
+        ask!(self, Fail { claim: claim.clone(), failure: failure.clone(), back_off })
     }
 
     async fn put(

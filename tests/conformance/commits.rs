@@ -249,10 +249,10 @@ pub async fn a_failure_ends_the_lease_and_stores_nothing<H: FullHarness>(h: &H) 
     let name = name("k");
     let (first, stranger) = (claim(&name), claim(&name));
     let fence = begun(&backend, &first).await.fence();
-    assert!(!backend.fail(&stranger, &failure(fence, "not mine")).await.unwrap());
+    assert!(!backend.fail(&stranger, &failure(fence, "not mine"), None).await.unwrap());
     held(&backend, &stranger).await;
-    assert!(backend.fail(&first, &failure(fence, "no such product")).await.unwrap());
-    assert!(!backend.fail(&first, &failure(fence, "no such product")).await.unwrap());
+    assert!(backend.fail(&first, &failure(fence, "no such product"), None).await.unwrap());
+    assert!(!backend.fail(&first, &failure(fence, "no such product"), None).await.unwrap());
     assert_eq!(read(&backend, &name).await, None);
     granted(&backend, &stranger).await;
 }

@@ -135,7 +135,7 @@ pub async fn zero_is_pushed_once_and_the_steps_are_not<H: FullHarness>(h: &H) {
     let marker = claim(&name);
     granted(&here, &marker).await;
     let failure = crate::harness::failure(7, "the end");
-    bellwether::backend::Store::fail(&here, &marker, &failure).await.unwrap();
+    bellwether::backend::Store::fail(&here, &marker, &failure, None).await.unwrap();
     assert_eq!(next(&mut changes).await, Change::Wake);
     assert_eq!(next(&mut changes).await, Change::Failed(failure));
 }

@@ -27,7 +27,7 @@ async fn work<H: FullHarness>(h: &H) {
         here.invalidate(&name, FENCE_LIFE).await.unwrap();
         let failed = claim(&name);
         let fence = begun(&there, &failed).await.fence();
-        there.fail(&failed, &failure(fence, "no such product")).await.unwrap();
+        there.fail(&failed, &failure(fence, "no such product"), None).await.unwrap();
         let handed = claim(&name);
         let grant = begun(&there, &handed).await;
         there.commit(&handed, &grant, &value("v"), None).await.unwrap();

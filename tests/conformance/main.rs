@@ -6,6 +6,7 @@
 //! one backend alone, such as foreign bytes, a full server or a weight limit.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, unreachable_pub)]
 
+mod back_off;
 mod commits;
 mod contention;
 mod fair;
@@ -244,6 +245,17 @@ rules! {
             an_entry_that_is_gone_is_not_renewed,
             an_act_beats_a_renewal_that_began_before_it,
             the_waiters_for_a_large_unchanged_entry_are_told,;
+        back_off:
+            a_name_backs_off_after_a_failed_load,
+            failures_are_forgotten_after_a_time,
+            a_failure_without_a_back_off_leaves_the_others,
+            a_back_off_of_one_name_is_not_that_of_others,
+            an_act_ends_a_back_off,
+            a_commit_ends_a_back_off,
+            a_late_failure_changes_nothing,
+            a_failure_sent_twice_backs_off_once,
+            a_claim_gets_a_newer_entry_though_the_name_backs_off,
+            a_failure_is_told_as_it_was,;
         writes:
             a_put_writes_and_ends_the_lease,
             a_put_makes_the_commit_under_way_give_way,

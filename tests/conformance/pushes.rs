@@ -41,7 +41,7 @@ pub async fn a_claim_that_waits_is_told_how_the_load_ends<H: FullHarness>(h: &H)
                 Change::Entry(value("v").with_fence(fence))
             }
             1 => {
-                here.fail(&load, &failure(fence, "the database is away")).await.unwrap();
+                here.fail(&load, &failure(fence, "the database is away"), None).await.unwrap();
                 Change::Failed(failure(fence, "the database is away"))
             }
             2 => Change::Invalidated(here.invalidate(&name, FENCE_LIFE).await.unwrap()),
@@ -99,7 +99,7 @@ pub async fn a_release_of_nothing_is_silent<H: FullHarness>(h: &H) {
     let stranger = claim(&name);
     granted(&here, &claim(&name)).await;
     assert!(!here.release(&stranger).await.unwrap());
-    assert!(!here.fail(&stranger, &failure(1, "not mine")).await.unwrap());
+    assert!(!here.fail(&stranger, &failure(1, "not mine"), None).await.unwrap());
     let burnt = here.invalidate(&name, FENCE_LIFE).await.unwrap();
     assert_eq!(next(&mut changes).await, Change::Invalidated(burnt));
 }
@@ -154,7 +154,7 @@ pub async fn a_failure_reaches_the_listener<H: FullHarness>(h: &H) {
     let fence = begun(&here, &claim).await.fence();
     let mut changes = listen(&there, &name).await;
     let failure = failure(fence, "kein Produkt für „42“\r\n");
-    assert!(here.fail(&claim, &failure).await.unwrap());
+    assert!(here.fail(&claim, &failure, None).await.unwrap());
     assert_eq!(next(&mut changes).await, Change::Failed(failure));
 }
 

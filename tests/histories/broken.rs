@@ -158,7 +158,7 @@ impl Scripts {
             Mode::Write => (&self.write, &["w", "f", "rq", "rd", "r", "i"]),
             Mode::Read => (&self.read, &["w", "rq", "rd", "r", "i"]),
             Mode::Permit { .. } => (&self.permit, &["p", "pq", "pd"]),
-            _ => (&self.acquire, &["l", "f", "e", "lp"]),
+            _ => (&self.acquire, &["l", "f", "e", "lp", "b"]),
         };
         let keys: Vec<_> = suffixes.iter().map(|suffix| claim.name.suffixed(suffix)).collect();
         let mut arguments = vec![text(claim.owner), text(claim.lease.as_millis())];
@@ -214,7 +214,8 @@ impl Scripts {
     ) -> Result<Committed, BackendError> {
         let name = &claim.name;
         let [lease, last, channel] = ["l", "f", "c"].map(|suffix| name.suffixed(suffix));
-        let keys = [lease, last, name.entry(), channel, name.suffixed("lp")];
+        let [processes, failure] = ["lp", "b"].map(|suffix| name.suffixed(suffix));
+        let keys = [lease, last, name.entry(), channel, processes, failure];
         let entry = entry.clone().with_fence(fence).encode();
         let size = text(entry.len());
         let [head, rest] = [&entry[..20], &entry[36..]].map(<[u8]>::to_vec);
@@ -241,7 +242,8 @@ impl Scripts {
     async fn invalidate(&self, name: &Name, life: Duration) -> Result<u64, BackendError> {
         let [before, after] = name.neighbours();
         let [lease, fence, channel] = ["l", "f", "c"].map(|suffix| name.suffixed(suffix));
-        let keys = [lease, fence, name.entry(), channel, name.suffixed("lp"), before, after];
+        let [processes, failure] = ["lp", "b"].map(|suffix| name.suffixed(suffix));
+        let keys = [lease, fence, name.entry(), channel, processes, failure, before, after];
         match self.eval(self.invalidate.as_ref(), &keys, &[text(life.as_millis())]).await? {
             Value::Int(fence) => Ok(u64::try_from(fence).unwrap()),
             other => panic!("the answer is not a fence: {other:?}"),
@@ -251,7 +253,7 @@ impl Scripts {
 
 /// The usual cases of scripts, which are decided before the rules that are cut out.
 const USUAL: [&str; 3] = [
-    "if redis.call('EXISTS', lease, entry) == 0 then",
+    "if redis.call('EXISTS', lease, entry, failure) == 0 then",
     "if taken == 0 or redis.pcall('GET', lease) == owner .. ':0' then",
     "if ttl_ms ~= '0' and redis.pcall('GET', lease) == owner .. ':' .. granted\n  and",
 ];

@@ -15,7 +15,7 @@ use std::{
 use bellwether::{
     BoxError, Cache, Error, ErrorKind, MemoryBackend,
     backend::{Claim, Leases, Mode},
-    cache::{Builder, EarlyRefresh, Lead, Loaded, Source},
+    cache::{AfterFailure, Builder, EarlyRefresh, Lead, Loaded, Source},
     key::{Family, Key, Name, Namespace},
 };
 use testkit::faulty::{Faulty, Op};
@@ -171,7 +171,8 @@ async fn a_value_is_kept_for_failures_to_the_end_of_its_window() {
 
 #[tokio::test(start_paused = true)]
 async fn a_panic_and_a_time_limit_are_failures_too() {
-    let cache = &fleet(1, |builder| with_windows(builder).load_limit(10 * LOAD))[0];
+    let with = |builder| with_windows(builder).after_failure(AfterFailure::LoadAgain);
+    let cache = &fleet(1, |builder| with(builder).load_limit(10 * LOAD))[0];
     let origin = Origin::default();
     origin.ask(cache).await.unwrap();
     sleep(TTL + STALE).await;
@@ -181,6 +182,7 @@ async fn a_panic_and_a_time_limit_are_failures_too() {
     let hangs = |_| async { std::future::pending::<Result<usize, BoxError>>().await };
     let loaded = cache.request("k").load(hangs).await.unwrap();
     assert_eq!((*loaded.value(), loaded.source()), (1, Source::Stale));
+    assert_eq!(cache.stats().failures, 2);
 }
 
 /// The waiters of another process learn of the failure by its push.
@@ -435,6 +437,8 @@ async fn an_expired_value_is_served_only_if_the_load_fails() {
     let kept = origin.ask(&caches[0]).await.unwrap();
     assert_eq!((*kept.value(), kept.source()), (1, Source::Stale));
     origin.fails.store(false, Ordering::SeqCst);
+    // The key backs off for a moment after the failure.
+    sleep(TTL).await;
     let loaded = origin.ask(&caches[1]).await.unwrap();
     assert_eq!((*loaded.value(), loaded.source()), (3, Source::Led));
 }

@@ -4,6 +4,7 @@
 mod bytes;
 mod cache;
 mod decisions;
+mod failures;
 mod freshness;
 mod guards;
 mod http;

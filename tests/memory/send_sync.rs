@@ -255,7 +255,7 @@ fn futures_of_a_store<B: Store>(
     send(backend.get(name));
     send(backend.claim(claim, 0));
     send(backend.commit(claim, grant, entry, None));
-    send(backend.fail(claim, failure));
+    send(backend.fail(claim, failure, None));
     send(backend.put(name, entry, NO_TIME, NO_TIME));
     send(backend.invalidate(name, NO_TIME));
     send(backend.get_aged(name));

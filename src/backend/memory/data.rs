@@ -7,7 +7,10 @@ use std::{
 use lru::LruCache;
 use tokio::time::Instant;
 
-use super::occupancy::{Occupancy, StoredLatch};
+use super::{
+    failures::StoredFailure,
+    occupancy::{Occupancy, StoredLatch},
+};
 use crate::{
     backend::{
         Acquired, Claim, Claimed, Committed, Entry, Grant, Mode, Occupied, Owner, QueueKind,
@@ -24,6 +27,8 @@ pub(super) struct Data {
     pub(super) occupancies: HashMap<Arc<str>, Occupancy>,
     pub(super) latches: HashMap<Arc<str>, StoredLatch>,
     fences: HashMap<Arc<str>, Fence>,
+    /// The names whose last loads failed.
+    pub(super) failures: HashMap<Arc<str>, StoredFailure>,
     entries: LruCache<EntryKey, StoredEntry>,
     /// When each of them ends, so that data without another request is dropped too.
     pub(super) expiries: BTreeSet<(Instant, Expiry)>,
@@ -75,6 +80,7 @@ pub(super) enum Expiry {
     QueueEntries(Arc<str>, QueueKind, u64),
     Latch(Arc<str>),
     Fence(Arc<str>),
+    Failure(Arc<str>),
     Entry(EntryKey),
 }
 
@@ -87,6 +93,7 @@ impl Data {
             occupancies: HashMap::new(),
             latches: HashMap::new(),
             fences: HashMap::new(),
+            failures: HashMap::new(),
             entries: LruCache::unbounded(),
             expiries: BTreeSet::new(),
             weight: 0,
@@ -109,8 +116,15 @@ impl Data {
         {
             return Claimed::Newer(entry.clone().read_at(self.clock(now)));
         }
+        let failed = self.failures.get(claim.name.prefix());
+        if self.is_free(&claim.name)
+            && let Some(back_off) = failed.and_then(|failed| failed.back_off(now))
+        {
+            return back_off;
+        }
+        let failures = failed.map_or(0, |failed| failed.failures);
         match self.acquire_sole(claim, now) {
-            Acquired::Granted(grant) => Claimed::Granted(grant),
+            Acquired::Granted(grant) => Claimed::Granted(grant.after_failures(failures)),
             Acquired::Held(occupied) => Claimed::Held(occupied),
         }
     }
@@ -185,11 +199,12 @@ impl Data {
         }
     }
 
-    /// Marks a fence as committed, and ends its lease.
+    /// Marks a fence as committed, ends its lease, and forgets failures.
     fn end_load(&mut self, claim: &Claim, fence: u64, now: Instant) {
         let name = claim.name.prefix();
         let ends = self.fences.get(name).map_or(now, |fence| fence.ends);
         self.set_fence(name, fence, true, ends);
+        self.forget_failure(name);
         if self.lease(&claim.name, Sole::Lease).is_some_and(|l| l.owner == claim.owner) {
             self.drop_lease(&claim.name, Sole::Lease);
         }
@@ -224,9 +239,7 @@ impl Data {
     ) -> Option<u64> {
         self.expire(now);
         let entry = self.stored(name)?.clone().with_windows(windows);
-        let fence = self.next_fence(name, now);
-        self.drop_lease(name, Sole::Lease);
-        self.set_fence(name.prefix(), fence, false, after(now, fence_life));
+        let fence = self.burn(name, fence_life, now);
         let entry = entry.with_fence(fence).with_stored_at(self.clock(now));
         let kept = entry.windows.map_or(Duration::ZERO, |windows| windows.kept());
         self.store(name, entry, after(now, kept));
@@ -253,11 +266,18 @@ impl Data {
 
     pub(super) fn invalidate(&mut self, name: &Name, fence_life: Duration, now: Instant) -> u64 {
         self.expire(now);
-        let fence = self.next_fence(name, now);
+        let fence = self.burn(name, fence_life, now);
         for schema in [-1_i16, 0, 1] {
             self.drop_entry(&(name.prefix().clone(), name.schema().wrapping_add_signed(schema)));
         }
+        fence
+    }
+
+    /// Burns a fence and ends the lease, so that no load under way is stored, and forgets failures.
+    fn burn(&mut self, name: &Name, fence_life: Duration, now: Instant) -> u64 {
+        let fence = self.next_fence(name, now);
         self.drop_lease(name, Sole::Lease);
+        self.forget_failure(name.prefix());
         self.set_fence(name.prefix(), fence, false, after(now, fence_life));
         fence
     }
@@ -382,6 +402,7 @@ impl Data {
                 Expiry::QueueEntries(name, of, process) => {
                     self.change(&name, |occupancy| occupancy.queue_mut(of).lapse(process));
                 }
+                Expiry::Failure(name) => drop(self.failures.remove(&name)),
                 Expiry::Latch(name) => drop(self.latches.remove(&name)),
                 Expiry::Fence(name) => {
                     self.fences.remove(&name);

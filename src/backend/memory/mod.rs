@@ -7,6 +7,7 @@
 //! changes.
 
 mod data;
+mod failures;
 mod latches;
 mod leases;
 mod occupancy;
@@ -22,8 +23,8 @@ use tokio::time::Instant;
 
 use self::data::Data;
 use super::{
-    Acquired, AcquiredAll, Change, Changes, Channels, Claimed, Committed, Failure, Leases, Store,
-    Windows,
+    Acquired, AcquiredAll, BackOff, Change, Changes, Channels, Claimed, Committed, Failure, Leases,
+    Store, Windows,
 };
 use crate::{
     backend::{Claim, Entry, Grant, Kept, Mode, Occupied, Renewal},
@@ -220,8 +221,13 @@ impl Store for MemoryBackend {
         Ok(outcome)
     }
 
-    async fn fail(&self, claim: &Claim, failure: &Failure) -> Result<bool, BackendError> {
-        let (held, _) = self.data().release(claim, true, Instant::now());
+    async fn fail(
+        &self,
+        claim: &Claim,
+        failure: &Failure,
+        back_off: Option<BackOff>,
+    ) -> Result<bool, BackendError> {
+        let held = self.data().fail(claim, failure, back_off, Instant::now());
         if held {
             self.push(&claim.name, Change::Failed(failure.clone()));
         }

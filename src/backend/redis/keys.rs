@@ -9,6 +9,7 @@
 //! | `t` and an owner | string, PX | a large entry on its way to `e`, for 10 s at most |
 //! | `l` | string, PX | the lease: `owner:fence` |
 //! | `lp` | set, PX | the processes that wait for what the holder of `l` loads |
+//! | `b` | string, PX | the failed loads after which a name backs off |
 //! | `f` | string, PX | the last fence granted or burnt; `:c` follows a committed one |
 //! | `q` | sorted set | the queue of a mutex: the tickets of claims that are held to their order |
 //! | `u` | sorted set | the same of the other claims |
@@ -42,6 +43,7 @@ use crate::{backend::Owner, key::Name};
 pub(super) const STAGED: &str = "t";
 pub(super) const LEASE: &str = "l";
 pub(super) const PROCESSES: &str = "lp";
+pub(super) const FAILURE: &str = "b";
 pub(super) const FENCE: &str = "f";
 pub(super) const QUEUE: &str = "q";
 pub(super) const UNORDERED: &str = "u";

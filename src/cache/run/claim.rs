@@ -1,5 +1,7 @@
 //! The claim: the leader acquires the lease, or waits for what its holder makes.
 
+use std::sync::atomic::Ordering;
+
 use tokio::{sync::SemaphorePermit, time::Instant};
 use tracing::debug;
 
@@ -95,6 +97,9 @@ impl<V: Clone + Send + Sync + 'static> Attempt for Claiming<'_, '_, V> {
         }
         match run.core.counted(answer) {
             Ok((Claimed::Granted(grant), sent)) => Asked::Settled(self.granted(&grant, sent)),
+            Ok((Claimed::BacksOff(back_off, failure), _)) => {
+                Asked::Settled(run.backs_off(back_off, &failure, self.epoch))
+            }
             Ok((Claimed::Newer(entry), _)) => {
                 waiting.found();
                 match run.received(entry, self.epoch) {
@@ -178,6 +183,7 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, '_, V> {
     fn granted(&mut self, grant: &Grant, sent: Instant) -> Step<V> {
         let (core, fence) = (&self.run.core, grant.fence());
         debug!(fence, "lease taken");
+        self.run.failures.store(grant.failures(), Ordering::Relaxed);
         let upkeep = core.settings.upkeep(self.run.options().load_limit);
         let granted = self.acquisition.settle(upkeep, fence, sent, None);
         Step::Load(core.engine.hold(granted), self.epoch)
@@ -188,8 +194,8 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, '_, V> {
         *self.permit = None;
         if !self.run.waits {
             debug!("another process refreshes");
-            let leader = &self.run.leader;
-            self.run.core.refreshes.silence(leader.key(), occupied.remaining);
+            let (refreshes, key) = (&self.run.core.refreshes, self.run.leader.key());
+            refreshes.silence(key, self.seen, occupied.remaining);
             return Asked::Settled(Step::LoadAlone);
         }
         self.unanswered = None;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
 use tracing::debug;
 
 use super::{
@@ -15,10 +15,9 @@ use crate::{
     cache::{
         Lead, Loaded, Source,
         breaker::Answered,
-        error_codec,
         outcome::{Outcome, Record},
     },
-    error::{BackendError, BackendErrorKind, Error},
+    error::{BackendError, BackendErrorKind},
     flight::Epoch,
     lease::LeaseGuard,
 };
@@ -129,16 +128,6 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             guard.settled();
         }
         uncacheable()
-    }
-
-    /// Tells the processes that wait that the load failed.
-    pub(super) async fn tell_failure(&self, guard: LeaseGuard, error: &Error) {
-        let codec = self.core.error_codec.as_deref();
-        let failure = error_codec::failure(codec, guard.fence(), error);
-        let told = self.core.store.fail(guard.claim(), &failure);
-        if let Ok(Ok(_)) = timeout(self.core.try_limit, told).await {
-            guard.settled();
-        }
     }
 
     /// Commits, and again if there was no answer. The backend recognises the second commit.

@@ -51,10 +51,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
                 let ttl = (!lead.keeping().do_not_store).then_some(ttl);
                 Box::pin(self.commit_uncacheable(guard, cost, ttl)).await
             }
-            Err(error) => {
-                Box::pin(self.tell_failure(guard, &error)).await;
-                failed(error)
-            }
+            Err(error) => failed(Box::pin(self.fail(guard, error, &lead)).await),
         }
     }
 
@@ -64,10 +61,11 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         F: FnOnce(Lead<V>) -> Fut,
         Fut: Future<Output = Result<Produced<V>, Error>>,
     {
-        match self.produce(work, Lead::new(None, self.stale())).await {
+        let lead = Lead::new(None, self.stale());
+        match self.produce(work, lead.clone()).await {
             Ok(Produced::Value(value)) => (Outcome::Value(Loaded::degraded(value)), Epoch::END),
             Ok(Produced::Uncacheable | Produced::Failing(_)) => uncacheable(),
-            Err(error) => failed(error),
+            Err(error) => failed(self.fail_alone(error, &lead)),
         }
     }
 
@@ -84,8 +82,9 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             Ok(Produced::Failing(error)) if self.has_stand_in() => Err(error),
             produced => produced,
         };
-        if produced.is_err() {
-            counters.failures.add();
+        match &produced {
+            Ok(_) => self.core.failures.forget(self.leader.key()),
+            Err(_) => counters.failures.add(),
         }
         produced
     }

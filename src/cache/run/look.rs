@@ -52,6 +52,9 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
                 Step::Land((found(value, source, known.record), epoch))
             }
             Decision::Old(known) => {
+                if let Some(landing) = self.while_backing_off(&known, epoch) {
+                    return Step::Land(landing);
+                }
                 let seen = known.fence;
                 *lock(&self.known) = Some((known, epoch));
                 Step::Claim { seen }

@@ -5,6 +5,7 @@
 
 mod claim;
 mod commit;
+mod fail;
 mod fetch;
 mod load;
 mod look;
@@ -12,7 +13,7 @@ mod refresh;
 
 use std::{
     panic::AssertUnwindSafe,
-    sync::{Arc, Mutex, OnceLock},
+    sync::{Arc, Mutex, OnceLock, atomic::AtomicU32},
     time::Duration,
 };
 
@@ -52,6 +53,8 @@ pub(super) struct Run<V: Clone> {
     is_alone: bool,
     /// Whether to wait for another process that has the lease.
     waits: bool,
+    /// How many loads have failed in a row before this one.
+    failures: AtomicU32,
     /// The entry that the load is to replace, read in this epoch.
     known: Mutex<Option<(Arc<Known<V>>, Epoch)>>,
     /// Set if the load has failed, and this entry is served in its place.
@@ -94,6 +97,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             for_late: OnceLock::new(),
             is_alone,
             waits: true,
+            failures: AtomicU32::new(0),
             known: Mutex::default(),
             stood_in: OnceLock::new(),
         })
@@ -154,10 +158,18 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             Step::Land(landing) | Step::LandAndRefresh(landing, _) => landing,
             // In a box, which a process that waits for another one does not need.
             Step::Load(guard, granted) => Box::pin(self.load(work, guard, granted)).await,
-            Step::LoadAlone | Step::Claim { .. } => match self.permit(&mut permit).await {
-                Ok(()) => Box::pin(self.load_alone(work)).await,
-                Err(error) => self.full(error),
-            },
+            Step::LoadAlone | Step::Claim { .. } => {
+                match self.core.failures.backs_off_alone(self.leader.key()) {
+                    Some(error) => {
+                        self.core.counters.backed_off.add();
+                        failed(error)
+                    }
+                    None => match self.permit(&mut permit).await {
+                        Ok(()) => Box::pin(self.load_alone(work)).await,
+                        Err(error) => self.full(error),
+                    },
+                }
+            }
         };
         self.or_stale(landing)
     }
@@ -167,7 +179,11 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         let Outcome::Failed(error) = &landing.0 else { return landing };
         let is_of_load = matches!(
             error.kind(),
-            ErrorKind::Load | ErrorKind::Panicked | ErrorKind::LoadTimeout | ErrorKind::Overloaded
+            ErrorKind::Load
+                | ErrorKind::Panicked
+                | ErrorKind::LoadTimeout
+                | ErrorKind::BackingOff
+                | ErrorKind::Overloaded
         );
         let is_kept = self.known().filter(|_| is_of_load);
         let old = is_kept.and_then(|(known, epoch)| {

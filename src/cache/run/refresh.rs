@@ -2,7 +2,7 @@
 
 use std::{
     panic::AssertUnwindSafe,
-    sync::{Arc, Mutex, OnceLock},
+    sync::{Arc, Mutex, OnceLock, atomic::AtomicU32},
     time::Duration,
 };
 
@@ -16,7 +16,7 @@ use crate::{
     flight::{Epoch, Leader},
 };
 
-/// How long a process does not refresh a key after a refresh of its own made no value.
+/// How long a process does not refresh a key that does not back off, after a refresh made no value.
 const PAUSE: Duration = Duration::from_secs(1);
 
 impl<V: Clone + Send + Sync + 'static> Run<V> {
@@ -26,7 +26,9 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         F: FnOnce(Lead<V>) -> Fut + Send + 'static,
         Fut: Future<Output = Result<Produced<V>, Error>> + Send + 'static,
     {
-        let Some(leader) = self.core.refreshes.begin(self.leader.key()) else { return };
+        let Some(leader) = self.core.refreshes.begin(self.leader.key(), known.fence) else {
+            return;
+        };
         let refresh = self.refresh(leader, known);
         tokio::spawn(refresh.run_in_background(work).instrument(tracing::Span::current()));
     }
@@ -42,6 +44,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             for_late: OnceLock::new(),
             is_alone: false,
             waits: false,
+            failures: AtomicU32::new(0),
             known: Mutex::new(Some((known, Epoch::END))),
             stood_in: OnceLock::new(),
         }
@@ -76,8 +79,14 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         if let Step::Load(guard, granted) = self.claim(seen, &mut permit).await {
             self.core.counters.refreshes.add();
             let (outcome, _) = self.load(work, guard, granted).await;
-            if !matches!(outcome, Outcome::Value(_)) {
-                self.core.refreshes.silence(self.leader.key(), PAUSE);
+            let is_settled = match outcome {
+                Outcome::Value(_) => true,
+                // The key backs off.
+                Outcome::Failed(error) => error.retry_after().is_some(),
+                _ => false,
+            };
+            if !is_settled {
+                self.core.refreshes.silence(self.leader.key(), seen, PAUSE);
             }
         }
     }

@@ -120,9 +120,10 @@ impl KeyFor<Parts> for Http {
 fn error_response(error: &Error) -> Response<Bytes> {
     let status = match error.kind() {
         ErrorKind::LoadTimeout => StatusCode::GATEWAY_TIMEOUT,
-        ErrorKind::Overloaded | ErrorKind::Cancelled | ErrorKind::ShutDown => {
-            StatusCode::SERVICE_UNAVAILABLE
-        }
+        ErrorKind::BackingOff
+        | ErrorKind::Overloaded
+        | ErrorKind::Cancelled
+        | ErrorKind::ShutDown => StatusCode::SERVICE_UNAVAILABLE,
         _ => StatusCode::BAD_GATEWAY,
     };
     let mut response = Response::new(Bytes::new());

@@ -90,8 +90,9 @@ impl RedisBackend {
     ) -> Result<Claimed, BackendError> {
         loop {
             let entry = claim.name.entry_suffix();
-            let call = Call::new(&SCRIPTS.acquire, 4)
+            let call = Call::new(&SCRIPTS.acquire, 5)
                 .keys(&claim.name, &[keys::LEASE, keys::FENCE, &entry, keys::PROCESSES])
+                .keys(&claim.name, &[keys::FAILURE])
                 .owner(claim.owner)
                 .arg(millis(claim.lease))
                 .arg(millis(claim.fence_life))

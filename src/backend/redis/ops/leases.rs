@@ -55,7 +55,9 @@ impl Leases for RedisBackend {
         match reply {
             Claimed::Granted(grant) => Ok(Acquired::Granted(grant)),
             Claimed::Held(occupied) => Ok(Acquired::Held(occupied)),
-            Claimed::Newer(_) => Err(replies::unreadable("an entry in reply to an acquire")),
+            Claimed::Newer(_) | Claimed::BacksOff(..) => {
+                Err(replies::unreadable("an entry in reply to an acquire"))
+            }
         }
     }
 
@@ -115,7 +117,7 @@ impl Leases for RedisBackend {
     async fn release(&self, claim: &Claim) -> Result<bool, BackendError> {
         // The claims of entries have no queue.
         if claim.name.family() == Family::Cache && !claim.waits && claim.mode == Mode::Exclusive {
-            return self.release_entry(claim, Change::Wake.encode()).await;
+            return self.release_entry(claim, Change::Wake.encode(), None).await;
         }
         self.release_and_hand_over(claim).await
     }

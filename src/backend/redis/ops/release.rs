@@ -5,7 +5,7 @@ use bytes::Bytes;
 use super::{super::RedisBackend, millis, replies};
 use crate::{
     backend::{
-        Claim, HANDOVER_LIFE, Kept, Mode, TURN_LIFE,
+        BackOff, Claim, HANDOVER_LIFE, Kept, Mode, TURN_LIFE,
         redis::{
             keys,
             scripts::{Call, SCRIPTS},
@@ -16,16 +16,23 @@ use crate::{
 };
 
 impl RedisBackend {
-    /// Ends the lease of an entry, and pushes the reason.
+    /// Ends the lease of an entry, and pushes the reason. The name may back off after it.
     pub(super) async fn release_entry(
         &self,
         claim: &Claim,
         message: Bytes,
+        back_off: Option<BackOff>,
     ) -> Result<bool, BackendError> {
-        let call = Call::new(&SCRIPTS.release, 3)
-            .keys(&claim.name, &[keys::LEASE, self.channel(), keys::PROCESSES])
-            .owner(claim.owner)
-            .arg(&message[..]);
+        let mut call = Call::new(&SCRIPTS.release, 3 + usize::from(back_off.is_some()))
+            .keys(&claim.name, &[keys::LEASE, self.channel(), keys::PROCESSES]);
+        if back_off.is_some() {
+            call = call.keys(&claim.name, &[keys::FAILURE]);
+        }
+        call = call.owner(claim.owner).arg(&message[..]);
+        if let Some(back_off) = back_off {
+            call = call.arg(millis(back_off.wait)).arg(millis(back_off.remembered()));
+            call = call.arg(back_off.failures);
+        }
         self.released(call).await
     }
 

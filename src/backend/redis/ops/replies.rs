@@ -8,7 +8,8 @@ use redis::Value;
 use super::PART;
 use crate::{
     backend::{
-        AcquiredAll, Claimed, Committed, Countdown, Entry, Grant, Kept, Occupied, redis::client,
+        AcquiredAll, BackOff, Change, Claimed, Committed, Countdown, Entry, Grant, Kept, Occupied,
+        redis::client,
     },
     error::{BackendError, BackendErrorKind},
 };
@@ -22,6 +23,11 @@ pub(super) fn claimed(value: Value) -> Result<Option<Claimed>, BackendError> {
     match fields.word()?.as_str() {
         "held" => fields.occupied().map(|occupied| Some(Claimed::Held(occupied))),
         "newer" => Ok(fields.newer()?.map(Claimed::Newer)),
+        "granted" => {
+            let (fence, failures) = (fields.number()?, fields.count()?);
+            Ok(Some(Claimed::Granted(Grant::new(fence).after_failures(failures))))
+        }
+        "failed" => fields.backs_off().map(Some),
         other => Err(unreadable(other)),
     }
 }
@@ -304,8 +310,21 @@ impl Fields {
     fn occupied(&mut self) -> Result<Occupied, BackendError> {
         let fence = self.number()?;
         let remaining = Duration::from_millis(self.number()?);
-        let holders = u32::try_from(self.number()?).unwrap_or(u32::MAX);
+        let holders = self.count()?;
         Ok(Occupied { fence, remaining, holders })
+    }
+
+    /// The back-off of a name, and the failure that it follows.
+    fn backs_off(&mut self) -> Result<Claimed, BackendError> {
+        let (wait, failures) = (Duration::from_millis(self.number()?), self.count()?);
+        match Change::decode(&Bytes::from(self.bytes()?)) {
+            Change::Failed(failure) => Ok(Claimed::BacksOff(BackOff { wait, failures }, failure)),
+            other => Err(unreadable(&other)),
+        }
+    }
+
+    fn count(&mut self) -> Result<u32, BackendError> {
+        Ok(u32::try_from(self.number()?).unwrap_or(u32::MAX))
     }
 
     fn number(&mut self) -> Result<u64, BackendError> {

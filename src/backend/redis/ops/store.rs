@@ -13,8 +13,8 @@ use super::{
 };
 use crate::{
     backend::{
-        Announcement, Change, Claim, Claimed, Committed, Entry, Failure, Grant, Owner, Store,
-        Windows,
+        Announcement, BackOff, Change, Claim, Claimed, Committed, Entry, Failure, Grant, Owner,
+        Store, Windows,
         redis::{
             keys,
             scripts::{Call, SCRIPTS, Script},
@@ -74,9 +74,9 @@ impl Store for RedisBackend {
     ) -> Result<Committed, BackendError> {
         let name = &claim.name;
         let kept = entry.windows.map_or(Duration::ZERO, |windows| windows.kept());
-        let call = Call::new(&SCRIPTS.commit_unchanged, 5)
+        let call = Call::new(&SCRIPTS.commit_unchanged, 6)
             .keys(name, &[keys::LEASE, keys::FENCE, &name.entry_suffix(), self.channel()])
-            .keys(name, &[keys::PROCESSES])
+            .keys(name, &[keys::PROCESSES, keys::FAILURE])
             .owner(claim.owner)
             .arg(grant.fence())
             .arg(seen)
@@ -88,8 +88,13 @@ impl Store for RedisBackend {
         self.outcome(name, reply).await
     }
 
-    async fn fail(&self, claim: &Claim, failure: &Failure) -> Result<bool, BackendError> {
-        self.release_entry(claim, Change::Failed(failure.clone()).encode()).await
+    async fn fail(
+        &self,
+        claim: &Claim,
+        failure: &Failure,
+        back_off: Option<BackOff>,
+    ) -> Result<bool, BackendError> {
+        self.release_entry(claim, Change::Failed(failure.clone()).encode(), back_off).await
     }
 
     async fn put(
@@ -166,9 +171,9 @@ impl RedisBackend {
     ) -> Result<CommitReply, BackendError> {
         let name = &claim.name;
         let suffix = is_staged.then(|| staged_suffix(claim.owner));
-        let mut call = Call::new(&SCRIPTS.commit, 5 + usize::from(is_staged))
+        let mut call = Call::new(&SCRIPTS.commit, 6 + usize::from(is_staged))
             .keys(name, &[keys::LEASE, keys::FENCE, &name.entry_suffix(), self.channel()])
-            .keys(name, &[keys::PROCESSES]);
+            .keys(name, &[keys::PROCESSES, keys::FAILURE]);
         let bytes = if is_staged { Bytes::new() } else { entry.encode() };
         if let Some(suffix) = &suffix {
             call = call.keys(name, &[suffix]);
@@ -216,8 +221,9 @@ impl RedisBackend {
 /// this many more.
 fn write<'a>(script: &'a Script, name: &Name, channel: &str, more: usize) -> Call<'a> {
     let [before, after] = name.neighbours();
-    Call::new(script, 7 + more)
+    Call::new(script, 8 + more)
         .keys(name, &[keys::LEASE, keys::FENCE, &name.entry_suffix(), channel, keys::PROCESSES])
+        .keys(name, &[keys::FAILURE])
         .arg(before)
         .arg(after)
 }

@@ -3,17 +3,19 @@
 -- A process that meets another owner is registered, so that the end of the lease is pushed to it.
 --
 -- Returns the fence if granted; {'newer', entry, time} if an entry stands whose fence is greater
--- than `seen`; {'held', fence, ms left, 1} if another owner has the lease. The entry is cut after
--- `part` bytes, and its time is that of the server.
+-- than `seen`; {'held', fence, ms left, 1} if another owner has the lease; {'failed', ms left,
+-- failures, message} while the name backs off. If the last loads failed, a grant is {'granted',
+-- fence, failures}. The entry is cut after `part` bytes, and its time is that of the server.
 --
 -- processes: the processes that wait for the load
+-- failure: the record of failed loads
 -- process: that of the owner; '' if it listens to the channel of the name
-local lease, fence, entry, processes = unpack(KEYS)
+local lease, fence, entry, processes, failure = unpack(KEYS)
 local owner, lease_ms, fence_ms, seen, part, process = unpack(ARGV)
 
--- The usual case: there is neither a lease nor an entry.
+-- The usual case: there is neither a lease nor an entry, and no load has failed.
 -- include: clock_fence, set_lease
-if redis.call('EXISTS', lease, entry) == 0 then
+if redis.call('EXISTS', lease, entry, failure) == 0 then
   local granted = clock_fence(fence, fence_ms, redis.call('TIME'))
   if granted then
     set_lease(lease, owner, granted, lease_ms)
@@ -21,13 +23,18 @@ if redis.call('EXISTS', lease, entry) == 0 then
   end
 end
 
--- include: lease_at, entry_at, grant, renew_lease, time_text
+-- include: lease_at, entry_at, grant, renew_lease, time_text, failure_at
 local holder, held, left, foreign = lease_at(lease)
 if foreign then return foreign end
 
+local wait_ms, failures, message = failure_at(failure)
+local function granted(with)
+  return failures > 0 and {'granted', with, failures} or with
+end
+
 if holder == owner then
   renew_lease(lease, fence, lease_ms, fence_ms)
-  return held
+  return granted(held)
 end
 
 local found, stored = entry_at(entry, part - 1)
@@ -45,4 +52,5 @@ if holder then
   end
   return {'held', held, left, 1}
 end
-return grant(lease, fence, owner, lease_ms, fence_ms, stored)
+if wait_ms > 0 then return {'failed', wait_ms, failures, message} end
+return granted(grant(lease, fence, owner, lease_ms, fence_ms, stored))

@@ -7,10 +7,11 @@
 -- could be pushed as an argument.
 --
 -- processes: the processes that wait for the load
+-- failure: the record of failed loads, which ends
 -- staged: holds a large entry, in place of `head` and `rest`; or nil
 -- head, rest: the bytes of the entry before and behind the time at which it is stored
 -- size: of the entry in bytes
-local lease, fence, entry, channel, processes, staged = unpack(KEYS)
+local lease, fence, entry, channel, processes, failure, staged = unpack(KEYS)
 local owner, granted, head, rest, size, ttl_ms, push_limit, part = unpack(ARGV)
 local UNSTAGED = -1
 
@@ -30,7 +31,7 @@ end
 if ttl_ms ~= '0' and redis.pcall('GET', lease) == owner .. ':' .. granted
   and redis.pcall('GET', fence) == granted and is_written() then
   mark_committed(fence, granted)
-  redis.call('DEL', lease)
+  redis.call('DEL', lease, failure)
   return STORED + tell(true)
 end
 
@@ -50,7 +51,7 @@ local function commit_otherwise()
     -- A full server refuses the write. The entry that stands is older, and is removed.
     if is_written() then outcome = STORED else redis.pcall('DEL', entry) end
   end
-  end_load(lease, fence, channel, owner, mine)
+  end_load(lease, fence, channel, failure, owner, mine)
   return outcome + tell(outcome == STORED)
 end
 

@@ -5,9 +5,10 @@
 -- nothing changes, and the lease goes on.
 --
 -- processes: the processes that wait for the load
+-- failure: the record of failed loads, which ends
 -- seen: the fence of the entry that the load began with
 -- terms: the costs and the windows, as in the header
-local lease, fence, entry, channel, processes = unpack(KEYS)
+local lease, fence, entry, channel, processes, failure = unpack(KEYS)
 local owner, granted, seen, terms, ttl_ms, push_limit, part = unpack(ARGV)
 
 -- include: committed, publish_entry, time_text, settled_commit, end_load
@@ -22,6 +23,6 @@ if stored ~= tonumber(seen) or string.sub(found, 3, 3) ~= '2' then return nil en
 redis.call('PEXPIRE', entry, ttl_ms)
 redis.call('SETRANGE', entry, 4, fence_text(mine) .. stored_at)
 local size = redis.call('SETRANGE', entry, 44, terms)
-end_load(lease, fence, channel, owner, mine)
+end_load(lease, fence, channel, failure, owner, mine)
 local bytes = size <= tonumber(push_limit) and redis.call('GET', entry)
 return STORED + publish_entry(channel, processes, bytes, push_limit, { granted, size })

@@ -3,9 +3,11 @@
 -- Returns the fence, or {fence} if the entry was moved to `trash`.
 --
 -- processes: the processes that wait for a load
+-- failure: the record of failed loads, which ends
 -- entry_before, entry_after: the entries of the neighbouring schemas
 -- trash: takes a large entry until it ends
-local lease, fence, entry, channel, processes, entry_before, entry_after, trash = unpack(KEYS)
+local lease, fence, entry, channel, processes, failure = unpack(KEYS)
+local entry_before, entry_after, trash = unpack(KEYS, 7)
 local fence_ms = ARGV[1]
 
 -- include: fence_at, fence_text, next_fence, entry_at, publish_to_all, move_away
@@ -13,7 +15,7 @@ local last = fence_at(fence)
 local _, stored = entry_at(entry)
 local burnt = next_fence(last, stored)
 local is_moved = move_away(entry, trash)
-redis.call('DEL', lease, entry, entry_before, entry_after)
+redis.call('DEL', lease, failure, entry, entry_before, entry_after)
 local written = redis.pcall('SET', fence, fence_text(burnt), 'PX', fence_ms)
 -- A full server refuses the write. Without a fence, no commit passes either.
 if type(written) == 'table' and written.err then redis.call('DEL', fence) end

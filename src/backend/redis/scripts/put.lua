@@ -5,10 +5,12 @@
 --
 -- entry_before, entry_after: the entries of the neighbouring schemas
 -- processes: the processes that wait for a load
+-- failure: the record of failed loads, which ends
 -- staged: holds a large entry, in place of `kind` and `rest`; or nil
 -- size: of the entry in bytes
 -- kind, rest: the bytes of the entry before its fence, and behind its time
-local lease, fence, entry, channel, processes, entry_before, entry_after, staged = unpack(KEYS)
+local lease, fence, entry, channel, processes, failure = unpack(KEYS)
+local entry_before, entry_after, staged = unpack(KEYS, 7)
 local kind, rest, size, ttl_ms, fence_ms, push_limit = unpack(ARGV)
 
 -- include: fence_at, fence_text, next_fence, entry_at, publish_entry, move_entry, time_text
@@ -27,6 +29,6 @@ else
   redis.call('SET', entry, bytes, 'PX', ttl_ms)
 end
 redis.call('SET', fence, text, 'PX', fence_ms)
-redis.call('DEL', lease, entry_before, entry_after)
+redis.call('DEL', lease, failure, entry_before, entry_after)
 publish_entry(channel, processes, bytes, push_limit, { text, size, entry })
 return burnt

@@ -1,12 +1,21 @@
 -- Ends a lease if its owner has it, and publishes that it is free, or why its load failed.
 --
+-- With a record of failed loads, no claim is granted for `wait_ms`. The record stands for `kept_ms`
+-- after that, so that the next failure is counted with it.
+--
 -- Returns 1 plus the bit of `publish` if it ended, or 0 if the owner does not have it.
 --
 -- processes: the processes that wait for the load
-local lease, channel, processes = unpack(KEYS)
-local owner, message = unpack(ARGV)
+-- failure: the record, or nil
+-- failures: the number of failed loads in a row
+local lease, channel, processes, failure = unpack(KEYS)
+local owner, message, wait_ms, kept_ms, failures = unpack(ARGV)
 
 -- include: lease_at, publish_to_all
 if lease_at(lease) ~= owner then return 0 end
 redis.call('DEL', lease)
+if failure then
+  local record = table.concat({ wait_ms, kept_ms, failures, message }, ',')
+  redis.pcall('SET', failure, record, 'PX', wait_ms + kept_ms)
+end
 return 1 + publish_to_all(channel, processes, message)

@@ -5,9 +5,11 @@
 -- and the fence is 0.
 --
 -- processes: the processes that wait for a load
+-- failure: the record of failed loads, which ends
 -- entry_before, entry_after: the entries of the neighbouring schemas
 -- windows: as in the header, or '' to end the fresh and the stale one
-local lease, fence, entry, channel, processes, entry_before, entry_after = unpack(KEYS)
+local lease, fence, entry, channel, processes, failure = unpack(KEYS)
+local entry_before, entry_after = unpack(KEYS, 7)
 local fence_ms, windows, ttl_ms = unpack(ARGV)
 
 -- include: fence_at, fence_text, next_fence, entry_at, time_text, publish_to_all
@@ -44,7 +46,7 @@ end
 local refused
 if windows == '' then end_windows() else refused = set_windows() end
 if refused then return refused end
-redis.call('DEL', lease)
+redis.call('DEL', lease, failure)
 local written = redis.pcall('SET', fence, text, 'PX', fence_ms)
 -- A full server refuses the write. Without a fence, no commit passes either.
 if type(written) == 'table' and written.err then redis.call('DEL', fence) end

@@ -1,7 +1,9 @@
 -- include: commit_mark, fence_text, lease_at, wake_all
 
--- Marks a fence as committed, and ends its lease. A lease that is lost took registrations with it.
-local function end_load(lease, fence, channel, owner, mine)
+-- Marks a fence as committed, and ends its lease and the record of failed loads. A lease that is
+-- lost took registrations with it.
+local function end_load(lease, fence, channel, failure, owner, mine)
   mark_committed(fence, fence_text(mine))
+  redis.call('DEL', failure)
   if lease_at(lease) == owner then redis.call('DEL', lease) else wake_all(channel) end
 end

@@ -1,0 +1,429 @@
+//! Keys that back off after a failed load.
+//!
+//! Caches over one memory backend stand for processes. Time is paused.
+
+use std::{
+    fmt,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use bellwether::{
+    Cache, Error, ErrorKind, MemoryBackend,
+    cache::{Abandoned, AfterFailure, Builder, Json, Lead, Loaded, Request, Source},
+};
+use serde::{Deserialize, Serialize};
+use testkit::faulty::{Fault, Faulty, Op};
+use tokio::time::{Instant, sleep, timeout};
+
+const MS: Duration = Duration::from_millis(1);
+const TTL: Duration = Duration::from_secs(1);
+const ERROR: Duration = Duration::from_secs(600);
+const LOAD: Duration = Duration::from_millis(10);
+/// The longest wait after the first failure by default, and the longest of all.
+const FIRST: Duration = Duration::from_millis(100);
+const LONGEST: Duration = Duration::from_secs(5);
+/// How exact the memory of a process is of the keys that back off.
+const TICK: Duration = Duration::from_millis(33);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+enum ShopError {
+    Down,
+    BadInput,
+    Busy { seconds: u64 },
+}
+
+impl fmt::Display for ShopError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self:?}")
+    }
+}
+
+impl std::error::Error for ShopError {}
+
+/// An origin that numbers its answers, and may fail.
+#[derive(Clone, Default)]
+struct Origin {
+    asked: Arc<AtomicUsize>,
+    fails: Arc<AtomicBool>,
+    /// When it was asked.
+    at: Arc<Mutex<Vec<Instant>>>,
+}
+
+impl Origin {
+    fn failing() -> Self {
+        let origin = Self::default();
+        origin.fails(true);
+        origin
+    }
+
+    fn fails(&self, fails: bool) {
+        self.fails.store(fails, Ordering::SeqCst);
+    }
+
+    fn asked(&self) -> usize {
+        self.asked.load(Ordering::SeqCst)
+    }
+
+    async fn load(self) -> Result<usize, ShopError> {
+        let number = self.asked.fetch_add(1, Ordering::SeqCst) + 1;
+        self.at.lock().unwrap().push(Instant::now());
+        sleep(LOAD).await;
+        if self.fails.load(Ordering::SeqCst) { Err(ShopError::Down) } else { Ok(number) }
+    }
+
+    async fn ask(&self, cache: &Cache<usize>) -> Result<Loaded<usize>, Error> {
+        self.ask_by(cache.request("k")).await
+    }
+
+    async fn ask_by(&self, request: Request<usize>) -> Result<Loaded<usize>, Error> {
+        let origin = self.clone();
+        request.load(|_| origin.load()).await
+    }
+
+    /// Asks, and checks that the answer comes at once.
+    async fn ask_at_once(&self, cache: &Cache<usize>) -> Result<Loaded<usize>, Error> {
+        let (begun, asked) = (Instant::now(), self.asked());
+        let answer = self.ask(cache).await;
+        assert_eq!((begun.elapsed(), self.asked()), (Duration::ZERO, asked), "{answer:?}");
+        answer
+    }
+}
+
+fn fleet(size: usize, with: impl Fn(Builder<usize>) -> Builder<usize>) -> Vec<Cache<usize>> {
+    let backend = MemoryBackend::new();
+    let build = |_| with(Cache::builder(backend.clone()).ttl(TTL)).build().unwrap();
+    (0..size).map(build).collect()
+}
+
+fn with_error_window(builder: Builder<usize>) -> Builder<usize> {
+    builder.stale_if_error(ERROR)
+}
+
+fn always(builder: Builder<usize>) -> Builder<usize> {
+    builder.after_failure(AfterFailure::BACK_OFF)
+}
+
+/// Returns caches with a value that is kept for failures, and its origin, which fails now.
+async fn failing_fleet(
+    with: impl Fn(Builder<usize>) -> Builder<usize>,
+) -> (Vec<Cache<usize>>, Origin) {
+    let (caches, origin) = (fleet(3, with), Origin::default());
+    origin.ask(&caches[0]).await.unwrap();
+    sleep(TTL).await;
+    origin.fails(true);
+    (caches, origin)
+}
+
+/// Checks that each cache has the error of a key that backs off for up to this time.
+async fn back_off(caches: &[Cache<usize>], origin: &Origin, longest: Duration) {
+    for cache in caches {
+        let error = origin.ask_at_once(cache).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::BackingOff);
+        let wait = error.retry_after().unwrap();
+        assert!(wait <= longest && wait >= longest / 2, "{wait:?}");
+        assert!(format!("{error:#}").ends_with("Down"), "{error:#}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stale_value_stands_in_while_its_key_backs_off() {
+    let (caches, origin) = failing_fleet(with_error_window).await;
+    let first = origin.ask(&caches[0]).await.unwrap();
+    assert_eq!((*first.value(), first.source(), origin.asked()), (1, Source::Stale, 2));
+    for _ in 0..10 {
+        for cache in &caches {
+            let loaded = origin.ask_at_once(cache).await.unwrap();
+            assert_eq!((*loaded.value(), loaded.source()), (1, Source::Stale));
+        }
+    }
+    assert_eq!(caches[1].stats().backed_off, 10);
+    sleep(FIRST + TICK).await;
+    assert_eq!(origin.ask(&caches[2]).await.unwrap().source(), Source::Stale);
+    assert_eq!(origin.asked(), 3);
+}
+
+/// A process asks once whether a key backs off, and then serves the value that stands in for it.
+#[tokio::test(start_paused = true)]
+async fn a_process_claims_once_for_each_back_off() {
+    let backend = Faulty::new(|_| None);
+    let caches = [(), ()].map(|()| {
+        let builder = Cache::<usize>::builder(backend.clone()).ttl(TTL).stale_if_error(ERROR);
+        builder.build().unwrap()
+    });
+    let origin = Origin::default();
+    origin.ask(&caches[0]).await.unwrap();
+    sleep(TTL).await;
+    origin.fails(true);
+    for _ in 0..20 {
+        for cache in &caches {
+            origin.ask(cache).await.unwrap();
+        }
+    }
+    assert_eq!((origin.asked(), backend.count(Op::Claim)), (2, 1 + 2));
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_failure_is_remembered_without_a_value_that_stands_in() {
+    let (caches, origin) = (fleet(2, with_error_window), Origin::failing());
+    for number in 1..=4 {
+        let error = origin.ask(&caches[number % 2]).await.unwrap_err();
+        assert_eq!((error.kind(), error.retry_after()), (ErrorKind::Load, None));
+        assert_eq!(origin.asked(), number);
+    }
+}
+
+/// The back-off would have outlasted the value that stood in, and callers got its failure.
+#[tokio::test(start_paused = true)]
+async fn a_back_off_by_default_ends_with_the_value_that_stands_in() {
+    let with = |builder: Builder<usize>| builder.stale_if_error(LOAD + FIRST / 10);
+    let (caches, origin) = failing_fleet(with).await;
+    assert_eq!(origin.ask(&caches[0]).await.unwrap().source(), Source::Stale);
+    sleep(FIRST / 10).await;
+    assert_eq!(origin.ask(&caches[1]).await.unwrap_err().kind(), ErrorKind::Load);
+    assert_eq!(origin.asked(), 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failure_is_told_at_once_while_the_key_backs_off() {
+    let (caches, origin) = (fleet(3, always), Origin::failing());
+    let error = origin.ask(&caches[0]).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Load);
+    let wait = error.retry_after().unwrap();
+    assert!(wait >= FIRST / 2 && wait <= FIRST);
+    back_off(&caches, &origin, FIRST).await;
+    sleep(wait - MS).await;
+    assert_eq!(origin.ask_at_once(&caches[1]).await.unwrap_err().retry_after(), Some(MS));
+    sleep(MS).await;
+    assert_eq!(origin.ask(&caches[1]).await.unwrap_err().kind(), ErrorKind::Load);
+    back_off(&caches, &origin, 2 * FIRST).await;
+    assert_eq!(origin.asked(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failure_keeps_its_type_while_the_key_backs_off() {
+    let caches = fleet(3, |builder| always(builder).error_codec::<ShopError>(Json));
+    let origin = Origin::failing();
+    for cache in &caches {
+        let error = origin.ask(cache).await.unwrap_err();
+        assert_eq!(error.load_ref(), Some(&ShopError::Down));
+        assert!(error.retry_after().is_some());
+    }
+    assert_eq!(origin.asked(), 1);
+}
+
+/// Callers of each process ask all the time, and the origin is asked by one of them for each wait.
+#[tokio::test(start_paused = true)]
+async fn waits_grow_up_to_the_longest_and_the_first_success_ends_them() {
+    for with in [with_error_window, always] {
+        let (caches, origin) = (fleet(3, with), Origin::default());
+        origin.ask(&caches[0]).await.unwrap();
+        sleep(TTL).await;
+        origin.fails(true);
+        origin.at.lock().unwrap().clear();
+        let end = Instant::now() + 12 * LONGEST;
+        while Instant::now() < end {
+            for cache in &caches {
+                let _ = origin.ask(cache).await;
+            }
+            sleep(MS).await;
+        }
+        let at = origin.at.lock().unwrap().clone();
+        assert!(at.len() > 12 && at.len() < 32, "{}", at.len());
+        for (number, pair) in at.windows(2).enumerate() {
+            let step = (FIRST * (1 << number.min(10))).min(LONGEST);
+            let wait = pair[1] - pair[0] - LOAD;
+            assert!(wait >= step / 2 && wait <= step + TICK, "{wait:?} of {step:?}");
+        }
+        origin.fails(false);
+        sleep(LONGEST + TICK).await;
+        let asked = origin.asked();
+        for cache in &caches {
+            assert_eq!(*origin.ask(cache).await.unwrap().value(), asked + 1);
+        }
+        // The next failure is the first one again.
+        sleep(TTL).await;
+        origin.fails(true);
+        let _ = origin.ask(&caches[1]).await;
+        sleep(FIRST + TICK).await;
+        let _ = origin.ask(&caches[2]).await;
+        assert_eq!(origin.asked(), asked + 3);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refresh_that_fails_backs_off_in_the_whole_fleet() {
+    let (caches, origin) = failing_fleet(|builder| builder.stale_while_revalidate(ERROR)).await;
+    let end = Instant::now() + 2 * LONGEST;
+    while Instant::now() < end {
+        for cache in &caches {
+            assert_eq!(origin.ask_at_once(cache).await.unwrap().source(), Source::Stale);
+        }
+        sleep(MS).await;
+    }
+    // After the first value: the waits are 0.1, 0.2, … to 3.2 s, or half of that.
+    assert!((1 + 6..=1 + 9).contains(&origin.asked()), "{}", origin.asked());
+    origin.fails(false);
+    sleep(LONGEST + TICK).await;
+    origin.ask_at_once(&caches[0]).await.unwrap();
+    sleep(2 * LOAD).await;
+    assert_eq!(origin.ask_at_once(&caches[1]).await.unwrap().source(), Source::Hit);
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_act_ends_a_back_off_in_the_whole_fleet() {
+    for act in ["insert", "invalidate", "expire", "touch"] {
+        let with = |builder| with_error_window(always(builder));
+        let (caches, origin) = failing_fleet(with).await;
+        for cache in &caches {
+            assert_eq!(origin.ask(cache).await.unwrap().source(), Source::Stale);
+        }
+        origin.fails(false);
+        match act {
+            "insert" => caches[1].insert("k", &77).await.unwrap(),
+            "invalidate" => caches[1].invalidate("k").await.unwrap(),
+            "expire" => caches[1].expire("k").await.unwrap(),
+            _ => assert!(caches[1].touch("k").await.unwrap()),
+        }
+        let value = match act {
+            "insert" => 77,
+            "touch" => 1,
+            _ => 3,
+        };
+        for cache in [&caches[2], &caches[0], &caches[1]] {
+            let loaded = origin.ask(cache).await.unwrap();
+            assert_eq!(*loaded.value(), value, "{act}");
+            assert_ne!(loaded.source(), Source::Stale, "{act}");
+        }
+    }
+}
+
+/// The load began before the invalidation, and its failure came after it.
+#[tokio::test(start_paused = true)]
+async fn a_failure_that_comes_late_does_not_block_the_next_load() {
+    let (caches, origin) = (fleet(2, always), Origin::failing());
+    let late = tokio::spawn({
+        let (cache, origin) = (caches[0].clone(), origin.clone());
+        async move { origin.ask(&cache).await }
+    });
+    sleep(LOAD / 2).await;
+    caches[1].invalidate("k").await.unwrap();
+    let next = tokio::spawn({
+        let (cache, origin) = (caches[1].clone(), Origin::default());
+        async move { origin.ask(&cache).await }
+    });
+    let error = late.await.unwrap().unwrap_err();
+    assert_eq!((error.kind(), error.retry_after()), (ErrorKind::Load, None));
+    assert_eq!(*next.await.unwrap().unwrap().value(), 1);
+    assert_eq!(origin.ask(&caches[0]).await.unwrap().source(), Source::Hit);
+}
+
+/// The leader that was cancelled has not failed, and the row of failures goes on.
+#[tokio::test(start_paused = true)]
+async fn after_a_cancelled_leader_the_next_caller_loads() {
+    let caches = fleet(2, |builder| always(builder).when_abandoned(Abandoned::Cancel));
+    let origin = Origin::failing();
+    origin.ask(&caches[0]).await.unwrap_err();
+    sleep(FIRST).await;
+    assert!(timeout(LOAD / 2, origin.ask(&caches[0])).await.is_err());
+    sleep(MS).await;
+    assert_eq!(origin.ask(&caches[1]).await.unwrap_err().kind(), ErrorKind::Load);
+    assert_eq!(origin.asked(), 3);
+    back_off(&caches, &origin, 2 * FIRST).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_policy_decides_by_the_error() {
+    let with = |builder: Builder<usize>| {
+        always(builder).failure_policy(|error| match error.load_ref::<ShopError>()? {
+            ShopError::BadInput => Some(AfterFailure::LoadAgain),
+            ShopError::Busy { seconds } => {
+                Some(AfterFailure::RetryAfter(Duration::from_secs(*seconds)))
+            }
+            ShopError::Down => None,
+        })
+    };
+    let caches = fleet(2, with);
+    let fail = |cache: &Cache<usize>, error: ShopError| {
+        cache.request("k").load(move |_| async move { Err(error) })
+    };
+    for cache in [&caches[0], &caches[1], &caches[0]] {
+        let error = fail(cache, ShopError::BadInput).await.unwrap_err();
+        assert_eq!((error.kind(), error.retry_after()), (ErrorKind::Load, None));
+    }
+    let error = fail(&caches[0], ShopError::Busy { seconds: 30 }).await.unwrap_err();
+    assert_eq!(error.retry_after(), Some(Duration::from_secs(30)));
+    sleep(Duration::from_secs(30) - MS).await;
+    let error = fail(&caches[1], ShopError::Down).await.unwrap_err();
+    assert_eq!((error.kind(), error.retry_after()), (ErrorKind::BackingOff, Some(MS)));
+    sleep(MS).await;
+    // It is the second failure in a row that backs off.
+    let error = fail(&caches[1], ShopError::Down).await.unwrap_err();
+    assert!(error.retry_after().unwrap() > FIRST || error.retry_after() == Some(FIRST));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_loader_and_a_request_have_rules_of_their_own() {
+    let cache = &fleet(1, always)[0];
+    let load = |rule: AfterFailure| {
+        cache.request("k").after_failure(AfterFailure::LoadAgain).load(
+            move |lead: Lead<usize>| async move {
+                lead.after_failure(rule);
+                Err::<usize, _>(ShopError::Down)
+            },
+        )
+    };
+    assert_eq!(load(AfterFailure::LoadAgain).await.unwrap_err().retry_after(), None);
+    let origin = Origin::failing();
+    let request = || cache.request("k").after_failure(AfterFailure::LoadAgain);
+    assert_eq!(origin.ask_by(request()).await.unwrap_err().retry_after(), None);
+    let minute = Duration::from_secs(60);
+    let error = load(AfterFailure::RetryAfter(minute)).await.unwrap_err();
+    assert_eq!(error.retry_after(), Some(minute));
+    assert_eq!(origin.ask_by(request()).await.unwrap_err().kind(), ErrorKind::BackingOff);
+}
+
+/// The backend is away, so each process backs off by itself.
+#[tokio::test(start_paused = true)]
+async fn without_a_backend_each_process_backs_off() {
+    let caches = [(), ()].map(|()| {
+        let backend = Faulty::new(|_| Some(Fault::Refuse));
+        always(Cache::builder(backend).ttl(TTL)).build().unwrap()
+    });
+    let origin = Origin::failing();
+    for (number, cache) in caches.iter().enumerate() {
+        let error = origin.ask(cache).await.unwrap_err();
+        assert_eq!(origin.asked(), number + 1);
+        sleep(error.retry_after().unwrap() - MS).await;
+        let error = origin.ask_at_once(cache).await.unwrap_err();
+        assert_eq!((error.load_ref(), error.retry_after()), (Some(&ShopError::Down), Some(MS)));
+    }
+    sleep(MS).await;
+    let wait = origin.ask(&caches[0]).await.unwrap_err().retry_after().unwrap();
+    assert!(wait >= FIRST && wait <= 2 * FIRST, "{wait:?}");
+    origin.fails(false);
+    sleep(wait).await;
+    assert_eq!(origin.ask(&caches[0]).await.unwrap().source(), Source::Degraded);
+    origin.fails(true);
+    let wait = origin.ask(&caches[0]).await.unwrap_err().retry_after().unwrap();
+    assert!(wait <= FIRST, "{wait:?}");
+}
+
+/// The process cannot know whether the others were told, so it backs off at least by itself.
+#[tokio::test(start_paused = true)]
+async fn a_failure_without_an_answer_backs_off_once() {
+    for fault in [Fault::LoseReply, Fault::Refuse] {
+        let backend = Faulty::once(Op::Fail, fault);
+        let cache = always(Cache::builder(backend.clone()).ttl(TTL)).build().unwrap();
+        let origin = Origin::failing();
+        let error = origin.ask(&cache).await.unwrap_err();
+        assert!(error.retry_after().is_some());
+        sleep(LONGEST).await;
+        // It is the second one, whether the backend knows of the first or not.
+        let wait = origin.ask(&cache).await.unwrap_err().retry_after().unwrap();
+        assert!(wait <= 2 * FIRST && origin.asked() == 2, "{fault:?}: {wait:?}");
+    }
+}
