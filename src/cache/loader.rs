@@ -18,8 +18,8 @@ pub(crate) enum Produced<V> {
     /// An answer for its caller alone, which has it already.
     #[cfg_attr(not(feature = "http"), allow(dead_code))]
     Uncacheable,
-    /// An answer for its caller alone, which says that the origin fails with this error. If there
-    /// is a stale value for this case, all callers get that instead.
+    /// An answer for its caller alone, which says that the origin fails with this error. It is a
+    /// failed load if there is a stale value for this case, or a setting of what follows.
     #[cfg_attr(not(feature = "http"), allow(dead_code))]
     Failing(Error),
 }

@@ -78,8 +78,8 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         counters.loads.add();
         let number = Some(self.leader.id());
         let produced = match loader::run(work, lead, self.options().load_limit, number).await {
-            // Other processes hear of the failure, and have the same stale value.
-            Ok(Produced::Failing(error)) if self.has_stand_in() => Err(error),
+            // Other processes hear of the failure, and have the same stale value and setting.
+            Ok(Produced::Failing(error)) if self.shares_failures() => Err(error),
             produced => produced,
         };
         match &produced {
@@ -87,6 +87,11 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             Err(_) => counters.failures.add(),
         }
         produced
+    }
+
+    /// Returns whether a failure that is an answer for its caller concerns the other callers.
+    fn shares_failures(&self) -> bool {
+        self.has_stand_in() || self.options().after_failure.is_some()
     }
 
     /// Returns the entry that the load is to replace, for its loader.

@@ -109,6 +109,10 @@ impl BellwetherLayer<Http> {
     ///   the answer is a `500`, `502`, `503` or `504`, if the service returns an error, or if it
     ///   takes longer than the load limit. So do the callers that wait with it, in every process.
     ///
+    /// After such a failure the key backs off in the whole fleet: no process sends a request, and
+    /// all callers receive the stale response at once. A `503` with a `Retry-After` in seconds sets
+    /// that time, up to a minute. Otherwise [`AfterFailure`](crate::cache::AfterFailure) says more.
+    ///
     /// A response with `must-revalidate` or `proxy-revalidate` is never served stale. The same
     /// holds for one with `s-maxage`, unless it names a window itself: `s-maxage` implies
     /// `proxy-revalidate` (RFC 9111).
@@ -159,7 +163,12 @@ impl BellwetherLayer<Http> {
     /// - `502 Bad Gateway` if the load failed or panicked;
     /// - `504 Gateway Timeout` if it took longer than the load limit;
     /// - `503 Service Unavailable` if too many callers wait, if too many loads are running and
-    ///   [`when_overloaded`](Self::when_overloaded) says so, or if the cache was shut down.
+    ///   [`when_overloaded`](Self::when_overloaded) says so, if the key backs off, or if the cache
+    ///   was shut down.
+    ///
+    /// Without a stale response, a key backs off only if the cache has a rule for that:
+    /// [`after_failure`](crate::cache::Builder::after_failure). A `500`, `502`, `503` or `504` is
+    /// then a load that failed, and the responses above have a `Retry-After`.
     ///
     /// [`on_error`](Self::on_error) replaces these responses.
     ///

@@ -223,7 +223,7 @@ where
         }
         Received::Failing(response) => {
             lead.do_not_store();
-            let error = stale::error_of(response.status());
+            let error = stale::failure(response.status(), response.headers(), &lead);
             exchange.answer(Ok(response));
             return Ok(error.map_or(Produced::Uncacheable, Produced::Failing));
         }

@@ -1,7 +1,11 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use http::{HeaderValue, Response, StatusCode, header::CACHE_CONTROL, request::Parts};
+use http::{
+    HeaderValue, Response, StatusCode,
+    header::{CACHE_CONTROL, RETRY_AFTER},
+    request::Parts,
+};
 use http_body::Body;
 use tokio::time::Instant;
 
@@ -128,7 +132,12 @@ fn error_response(error: &Error) -> Response<Bytes> {
     };
     let mut response = Response::new(Bytes::new());
     *response.status_mut() = status;
-    response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    let headers = response.headers_mut();
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    if let Some(wait) = error.retry_after() {
+        // In whole seconds, so that no client comes too early.
+        headers.insert(RETRY_AFTER, wait.as_secs().saturating_add(1).into());
+    }
     response
 }
 

@@ -2,16 +2,23 @@
 
 use std::time::Duration;
 
-use http::StatusCode;
+use http::{HeaderMap, StatusCode, header::RETRY_AFTER};
 
-use super::{BellwetherLayer, CachedResponse, Http, directives::Directives, responses::Freshness};
+use super::{
+    BellwetherLayer, CachedResponse, Http,
+    directives::{Directives, seconds},
+    responses::Freshness,
+};
 use crate::{
-    cache::{Cache, Lead},
+    cache::{AfterFailure, Cache, Lead},
     error::{Error, ErrorKind},
 };
 
 /// The limit of both windows, unless the user sets another one.
 const LIMIT: Duration = Duration::from_secs(86_400);
+
+/// The longest pause that a `Retry-After` may ask for. A wrong one must not block a key for long.
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
 /// The settings that decide about stale responses.
 #[derive(Clone, Copy, Debug)]
@@ -70,10 +77,28 @@ impl Freshness {
     }
 }
 
-/// Returns the error of a response for which a stale one may stand in (RFC 5861, section 4).
-pub(super) fn error_of(status: StatusCode) -> Option<Error> {
-    let words = format!("the inner service answered {status}");
-    matches!(status.as_u16(), 500 | 502 | 503 | 504).then(|| Error::new(ErrorKind::Load, words))
+/// Returns the error of a response for which a stale one may stand in (RFC 5861, section 4). Tells
+/// the lead if the response asks for a pause.
+pub(super) fn failure(
+    status: StatusCode,
+    headers: &HeaderMap,
+    lead: &Lead<CachedResponse>,
+) -> Option<Error> {
+    if !matches!(status.as_u16(), 500 | 502 | 503 | 504) {
+        return None;
+    }
+    if let (StatusCode::SERVICE_UNAVAILABLE, Some(time)) = (status, retry_after(headers)) {
+        lead.after_failure(AfterFailure::RetryAfter(time.min(LONGEST_PAUSE)));
+    }
+    Some(Error::new(ErrorKind::Load, format!("the inner service answered {status}")))
+}
+
+/// Returns the time of a `Retry-After`. A date would have to be compared with a clock that may be
+/// wrong.
+fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+    let mut values = headers.get_all(RETRY_AFTER).iter();
+    let (value, second) = (values.next()?, values.next());
+    second.is_none().then(|| seconds(value.to_str().ok()?)).flatten().map(Duration::from_secs)
 }
 
 impl BellwetherLayer<Http> {

@@ -163,6 +163,55 @@ async fn a_stale_answer_stands_in_for_a_body_that_fails_and_for_a_panic() {
     }
 }
 
+/// Returns the answer of a service that is down for so many seconds.
+fn down(seconds: &str) -> Response<Body> {
+    let answer = Response::builder().status(503).header("retry-after", seconds);
+    answer.body(Body::from("down")).unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_service_is_left_alone_for_as_long_as_it_asks() {
+    for (asked, kept) in [("20", 20), ("7200", 60)] {
+        let (inner, calls) = failing(move || down(asked));
+        let layer = BellwetherLayer::http(cache(&MemoryBackend::new()));
+        let service = layer.stale_if_error(3600 * SECOND).layer(inner);
+        ask(&service, get("/")).await;
+        sleep(11 * SECOND).await;
+        assert_eq!(ask(&service, get("/")).await.text(), "good");
+        let failed = Instant::now();
+        while failed.elapsed() < kept * SECOND - DELAY {
+            assert!(at_once(&service).await, "the key backs off");
+            sleep(DELAY).await;
+        }
+        assert_eq!(calls.count(), 2);
+        sleep_until(failed + kept * SECOND + DELAY).await;
+        ask(&service, get("/")).await;
+        assert_eq!(calls.count(), 3, "the pause is over");
+    }
+}
+
+/// Without a setting, an answer that fails goes to its caller alone, and the next caller asks.
+#[tokio::test(start_paused = true)]
+async fn callers_are_told_how_long_a_key_backs_off() {
+    let (inner, calls) = origin(|_, _| down("20"));
+    let backend = MemoryBackend::new();
+    let services = [(), ()].map(|()| {
+        let cache = http_cache(backend.clone()).after_failure(AfterFailure::BACK_OFF);
+        BellwetherLayer::http(cache.build().unwrap()).layer(inner.clone())
+    });
+    let own = ask(&services[0], get("/")).await;
+    assert_eq!((own.text(), &own.headers["retry-after"]), ("down", &"20".parse().unwrap()));
+    sleep(5 * SECOND + DELAY).await;
+    for answer in ask_all(&services, (0..6).map(|_| get("/"))).await {
+        assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE);
+        assert_eq!((answer.text(), &answer.headers["retry-after"]), ("", &"15".parse().unwrap()));
+    }
+    assert_eq!(calls.count(), 1);
+    sleep(15 * SECOND).await;
+    assert_eq!(ask(&services[1], get("/")).await.text(), "down");
+    assert_eq!(calls.count(), 2);
+}
+
 /// The leader got the error of the service itself, while its followers got the stale answer.
 #[tokio::test(start_paused = true)]
 async fn a_stale_answer_stands_in_for_an_error_of_the_service() {
