@@ -35,6 +35,8 @@ use crate::{
 /// A claim with a queue entry asks all servers once in this time, in its turn or not: the lease at
 /// the queue server may be that of a claim without a majority.
 const LOOK: Duration = Duration::from_secs(1);
+/// A claim that has left the queue asks again after this time, which doubles each time.
+const LEFT: Duration = Duration::from_millis(5);
 /// For how long a name counts as contended.
 const CONTENDED: Duration = Duration::from_secs(1);
 /// The number of contended names that are remembered.
@@ -70,6 +72,11 @@ impl Server {
 pub(super) enum Place {
     /// It has an entry in the queue of a server.
     Queued(Queued),
+    /// It has left the queue, because it had the queue server and no majority.
+    Left {
+        /// How often it did so in a row.
+        times: u32,
+    },
     /// A request is under way, or had no answer.
     Unknown,
 }
@@ -133,6 +140,15 @@ impl Order {
         lock(&self.places).insert(owner, Place::Queued(Queued { at, acquisition, look_at }));
     }
 
+    /// Notes that a claim has left the queue so many times in a row. Returns after how long it is
+    /// to ask again.
+    ///
+    /// A share in its way may be one that is being released, or that of a long hold.
+    pub(super) fn leave(&self, claim: &Claim, times: u32) -> Duration {
+        lock(&self.places).insert(claim.owner, Place::Left { times });
+        LEFT.saturating_mul(1 << times.min(7))
+    }
+
     /// Removes the place of a claim.
     pub(super) fn remove(&self, owner: Owner) -> Option<Place> {
         lock(&self.places).remove(&owner)
@@ -142,7 +158,7 @@ impl Order {
     pub(super) fn place(&self, claim: &Claim) -> Option<(usize, Instant)> {
         match lock(&self.places).get(&claim.owner)? {
             Place::Queued(queued) => Some((queued.at, queued.look_at)),
-            Place::Unknown => None,
+            Place::Left { .. } | Place::Unknown => None,
         }
     }
 

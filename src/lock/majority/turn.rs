@@ -65,10 +65,12 @@ impl Majority {
 
     /// Acquires the lease, or takes an entry in the queue.
     pub(super) async fn acquire_in_turn(&self, claim: &Claim) -> Result<Acquired, BackendError> {
-        let (mut entry, is_queued) = match self.order.take(claim) {
+        let fresh = || self.entry(self.order.queue_server(), claim);
+        let (mut entry, is_queued, times_left) = match self.order.take(claim) {
             Some(Place::Unknown) => return self.acquire_at_once(claim).await,
-            Some(Place::Queued(queued)) => (self.usable(queued).await?, true),
-            None => (self.entry(self.order.queue_server(), claim), false),
+            Some(Place::Queued(queued)) => (self.usable(queued).await?, true, 0),
+            Some(Place::Left { times }) => (fresh(), false, times),
+            None => (fresh(), false, 0),
         };
         // A claim that asks all servers takes away shares of the claim whose turn it is.
         if !is_queued
@@ -77,6 +79,16 @@ impl Majority {
         {
             return Ok(self.queued(entry, occupied(remaining)));
         }
+        self.ask_in_turn(entry, claim, times_left).await
+    }
+
+    /// Asks all servers, and again a few times while the claim has the queue server alone.
+    async fn ask_in_turn(
+        &self,
+        mut entry: Entry,
+        claim: &Claim,
+        times_left: u32,
+    ) -> Result<Acquired, BackendError> {
         let (begun, mut tries) = (Instant::now(), 0);
         loop {
             let refusal = match self.ask_from(&mut entry).await {
@@ -97,7 +109,12 @@ impl Majority {
                 Ok(_) if goes_on && entry.acquisition.is_idle() && next != entry.at => {
                     entry = self.entry(next, claim);
                 }
-                refusal => return self.leave(entry).await.and(refusal).map(Acquired::Held),
+                refusal => {
+                    self.leave(entry).await?;
+                    let met = refusal?;
+                    let look = self.order.leave(claim, times_left + 1);
+                    return Ok(Acquired::Held(occupied(look.min(met.remaining))));
+                }
             }
         }
     }

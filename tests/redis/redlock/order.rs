@@ -7,17 +7,18 @@ use std::{
 
 use bellwether::{
     MemoryBackend, RedisBackend, Redlock,
+    backend::{Claim, Leases, Mode},
     lock::{Mutex as Lock, Unfenced},
 };
 use futures_util::future::join_all;
 use testkit::{RedisServer, faulty::Fault};
 use tokio::{
     task::{JoinSet, yield_now},
-    time::{sleep, timeout},
+    time::{Instant, sleep, timeout},
 };
 
 use super::{
-    MS,
+    MS, name,
     played::{dead, servers},
     shares,
 };
@@ -136,5 +137,32 @@ async fn processes_have_the_lock_in_turn_at_real_servers() {
             // A busy machine makes a process miss its turn, so the longest wait is not checked.
             seen.check_counts(&format!("{processes} x {tasks} at {count} without {down}"));
         }
+    }
+}
+
+/// The release of the last holder reached some servers late. The claim whose turn it was gave up,
+/// left the queue, and asked again only when its process next kept the entries: up to 640 ms and
+/// hundreds of holds later.
+#[tokio::test(start_paused = true)]
+async fn a_claim_without_a_majority_in_its_turn_soon_asks_again() {
+    for late in [60, 100, 200] {
+        let servers: [_; 3] = servers();
+        let front = Redlock::new(servers.clone()).unwrap();
+        let last = Claim::new(name("m"), Mode::Exclusive, 10_000 * MS, 10_000 * MS);
+        for server in &servers[1..] {
+            server.acquire(&last).await.unwrap();
+        }
+        let lock = front.mutex("m").wait_limit(10_000 * MS);
+        let begun = Instant::now();
+        let waiting = tokio::spawn(async move { lock.lock().await.unwrap().unlock().await });
+        sleep(MS * late).await;
+        for server in &servers[1..] {
+            server.release(&last).await.unwrap();
+        }
+        waiting.await.unwrap().unwrap();
+        let took = begun.elapsed();
+        assert!(took < MS * 3 * late, "after {late} ms, it had the lock in {took:?}");
+        sleep(MS).await;
+        assert_eq!(shares(&servers, "m").await, 0);
     }
 }
