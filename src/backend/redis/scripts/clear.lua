@@ -10,6 +10,7 @@ local has_queue, processes = ARGV[1], KEYS[tonumber(ARGV[2])]
 -- include: publish_to_all, wake_queue
 if has_queue == '1' then wake_queue(channel, deadlines) end
 publish_to_all(channel, processes, 'w')
-local removed = redis.call('DEL', unpack(KEYS, 3))
-redis.call('DEL', deadlines)
+-- A long queue is freed after the script.
+local removed = redis.call('UNLINK', unpack(KEYS, 3))
+redis.call('UNLINK', deadlines)
 return removed > 0 and 1 or 0

@@ -42,6 +42,7 @@ if for_locks == '1' then
   try('HMGET', key, 'a')
   try('HEXISTS', key, 'a')
   try('HDEL', key, 'a')
+  try('UNLINK', key)
 end
 try('DEL', key)
 return missing
