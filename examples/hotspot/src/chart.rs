@@ -82,7 +82,10 @@ pub(crate) fn draw(options: &Options, ways: &[Figures]) -> Result<(), Failure> {
 }
 
 fn headline(svg: &mut Svg, options: &Options, ways: &[Figures]) {
-    let title = "What it costs when hot keys expire";
+    let title = match options.origin_fails {
+        None => "What it costs when hot keys expire",
+        Some(_) => "What it costs when hot keys expire, and the origin fails",
+    };
     let setting = format!(
         "{} hot keys that live {:?}, {} clients, {} replicas; a load takes {:?}; all panels to one \
          scale",

@@ -136,7 +136,7 @@ pub(crate) fn sentences(options: &Options, ways: &[Figures]) -> String {
         "Each time a hot key expired, the origin was asked for it {} without protection,\n{} by \
          {replicas}, and {} by the whole fleet with bellwether.\n\
          Without protection, {} of the requests waited for a load, and {} failed.\n\
-         With bellwether, {} waited: {} where the old value is served meanwhile,\nand {} with \
+         With bellwether, {} waited; {} where the old value is served meanwhile,\nand {} with \
          early refresh.",
         times(without.loads_per_expiry),
         times(alone.loads_per_expiry),
