@@ -20,7 +20,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     ///
     /// If the future is dropped, the value may or may not be stored.
     pub async fn insert(&self, key: impl Into<Key>, value: &V) -> Result<(), Error> {
-        self.insert_with_ttl(key, value, self.core.settings.options.ttl).await
+        self.request(key).insert(value).await
     }
 
     /// Stores a value for a time of its own. Zero keeps it for 1 ms. Everything else is as for

@@ -1,14 +1,17 @@
-use std::{marker::PhantomData, sync::Arc, time::Duration};
+mod failures;
+
+use std::{sync::Arc, time::Duration};
 
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Abandoned, AfterFailure, Cache, Codec, Json,
+    Abandoned, Cache, Codec, Json,
     core::Core,
     error_codec::{ErrorCodec, Of},
-    failures::{self, Failures},
+    failures::{Failures, Policy},
     freshness::EarlyRefresh,
+    negative::Negative,
     refreshes::Refreshes,
     settings::Settings,
 };
@@ -57,9 +60,9 @@ pub struct Builder<V, C = Json> {
     needs_namespace: bool,
     codec: C,
     error_codec: Option<Arc<dyn ErrorCodec>>,
-    failure_policy: Option<failures::Policy>,
+    failure_policy: Option<Policy>,
+    negative: Option<Negative<V>>,
     settings: Settings,
-    value: PhantomData<fn() -> V>,
 }
 
 impl<V: Clone + Send + Sync + 'static> Builder<V> {
@@ -71,8 +74,8 @@ impl<V: Clone + Send + Sync + 'static> Builder<V> {
             codec: Json,
             error_codec: None,
             failure_policy: None,
+            negative: None,
             settings: Settings::default(),
-            value: PhantomData,
         }
     }
 }
@@ -122,33 +125,6 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
         self
     }
 
-    /// Sets what follows a failed load.
-    ///
-    /// By default, a key [backs off](AfterFailure::BACK_OFF) while a stale value stands in for the
-    /// load. Without such a value no failure is remembered, and the next caller loads.
-    ///
-    /// This setting holds with and without a stale value. Without one, callers get the failure of
-    /// the last load until its time is over: with its type by an [error codec](Self::error_codec),
-    /// otherwise as [`BackingOff`](crate::ErrorKind::BackingOff).
-    pub fn after_failure(mut self, rule: AfterFailure) -> Self {
-        self.settings.options.after_failure = Some(rule);
-        self
-    }
-
-    /// Sets what follows a failed load by its error. `None` leaves it to the
-    /// [setting](Self::after_failure).
-    ///
-    /// The policy is asked for each load that failed, panicked or took too long. An error that is
-    /// the mistake of one caller should [load again](AfterFailure::LoadAgain), so that it does not
-    /// block the others. A loader may overrule it by [`Lead::after_failure`](super::Lead).
-    pub fn failure_policy(
-        mut self,
-        policy: impl Fn(&Error) -> Option<AfterFailure> + Send + Sync + 'static,
-    ) -> Self {
-        self.failure_policy = Some(Arc::new(policy));
-        self
-    }
-
     /// Sets how values become bytes. Defaults to [`Json`].
     pub fn codec<D>(self, codec: D) -> Builder<V, D> {
         Builder {
@@ -158,8 +134,8 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
             codec,
             error_codec: self.error_codec,
             failure_policy: self.failure_policy,
+            negative: self.negative,
             settings: self.settings,
-            value: PhantomData,
         }
     }
 
@@ -343,6 +319,7 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
             None => {}
         }
         settings.check()?;
+        self.negative.iter().try_for_each(Negative::check)?;
         let limits =
             Limits { per_flight: settings.max_waiters_per_key, in_all: settings.max_waiters };
         let tag = u32::from(settings.schema) << 16 | u32::from(self.codec.tag());
@@ -363,6 +340,7 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
             unstorable: Once::default(),
             refreshes: Refreshes::default(),
             failures: Failures::new(self.failure_policy),
+            negative: self.negative,
             settings,
         };
         Ok(Cache { core: Arc::new(core) })

@@ -14,13 +14,14 @@ use super::{
     failures::Failures,
     freshness::{self, Freshness, Rules},
     known::Known,
+    negative::Negative,
     outcome::{Outcome, Record},
     refreshes::Refreshes,
     settings::{OnFull, Options, Settings},
     shard::Shard,
 };
 use crate::{
-    backend::{DynStore, Entry, EntryKind, answered_by},
+    backend::{DynStore, Entry, EntryKind, Windows, answered_by},
     error::{BackendError, BackendErrorKind, Chain, Error, ErrorKind},
     flight::Group,
     key::{Family, Key, Name},
@@ -48,6 +49,7 @@ pub(super) struct Core<V> {
     pub(super) shards: Shards<Shard>,
     pub(super) refreshes: Refreshes<V>,
     pub(super) failures: Failures,
+    pub(super) negative: Option<Negative<V>>,
     /// Warned of once, and counted from then on.
     pub(super) undecodable: Once,
     pub(super) unstorable: Once,
@@ -177,6 +179,11 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         self.flights.detach(key);
         self.failures.forget(key);
         self.counted(changed)
+    }
+
+    /// Returns the windows of a value that is negative.
+    pub(super) fn negative_windows(&self, value: &V) -> Option<Windows> {
+        self.negative.as_ref()?.windows(value)
     }
 
     /// Returns the options of a request: its own, or those of the cache.

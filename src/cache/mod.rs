@@ -20,6 +20,7 @@ mod freshness;
 mod known;
 mod lead;
 mod loader;
+mod negative;
 mod outcome;
 mod quiet;
 mod refreshes;

@@ -146,7 +146,9 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     /// ```
     pub async fn insert(self, value: &V) -> Result<(), Error> {
         let Self { core, key, own } = self;
-        let windows = core.options(own.as_deref()).windows().in_range();
+        let negative = own.is_none().then(|| core.negative_windows(value)).flatten();
+        let windows = negative.unwrap_or_else(|| core.options(own.as_deref()).windows());
+        let windows = windows.in_range();
         let (name, life) = (core.name(&key)?, core.settings.fence_life());
         let entry = core.encode(value, Duration::ZERO)?.with_windows(windows);
         core.change(&key, core.store.put(&name, &entry, windows.kept(), life)).await?;

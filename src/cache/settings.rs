@@ -168,7 +168,11 @@ impl Settings {
     }
 }
 
-fn at_least<T: PartialOrd + fmt::Debug>(setting: &str, given: T, least: T) -> Result<(), Error> {
+pub(super) fn at_least<T: PartialOrd + fmt::Debug>(
+    setting: &str,
+    given: T,
+    least: T,
+) -> Result<(), Error> {
     if given >= least {
         return Ok(());
     }

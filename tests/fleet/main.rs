@@ -11,6 +11,7 @@
 #![allow(unreachable_pub, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod crash;
+mod failing;
 mod fleet;
 mod http;
 mod latches;
@@ -19,6 +20,7 @@ mod locks;
 mod nested;
 mod protocol;
 mod stampede;
+mod storm;
 mod worker;
 
 /// The worker process. Returns at once unless this process was started as a worker.

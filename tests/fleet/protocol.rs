@@ -31,6 +31,8 @@ pub enum Command {
     Round(Round),
     /// Sends requests to an axum router under the layer, all at once.
     Requests(Requests),
+    /// Asks for a key all the time, while its origin fails and recovers.
+    Storm(Storm),
     Shutdown {
         deadline_ms: u64,
     },
@@ -76,6 +78,19 @@ pub struct Round {
     pub abort_leader: bool,
     /// The time at which the callers ask, on the clock of [`now`].
     pub at: u64,
+}
+
+/// Callers that ask for one key all the time. All times are on the clock of [`now`].
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Storm {
+    pub key: String,
+    pub callers: usize,
+    /// The time that each load takes.
+    pub load_ms: u64,
+    /// Whether a value is kept for failures.
+    pub keeps: bool,
+    pub fails_until: u64,
+    pub ends: u64,
 }
 
 /// The behaviour of a loader.

@@ -24,6 +24,7 @@ use tokio::{
 use super::{
     http,
     protocol::{Command, Event, Load, Report, Round, Setup, VARIABLE, now},
+    storm,
 };
 
 /// The longest time for a command.
@@ -128,6 +129,7 @@ impl Worker {
             Command::Requests(requests) => {
                 tell(Event::Report(http::play(self.pages, requests).await));
             }
+            Command::Storm(storm) => tell(Event::Report(storm::play(self.cache, storm).await)),
             Command::Shutdown { deadline_ms } => {
                 self.cache.shutdown(Duration::from_millis(deadline_ms)).await;
                 tell(Event::Done);

@@ -427,3 +427,37 @@ async fn a_failure_without_an_answer_backs_off_once() {
         assert!(wait <= 2 * FIRST && origin.asked() == 2, "{fault:?}: {wait:?}");
     }
 }
+
+/// A value that says that there is none ends with its time, and nothing stands in for its load.
+#[tokio::test(start_paused = true)]
+async fn none_is_kept_for_a_time_of_its_own() {
+    let none_ttl = TTL / 10;
+    let builder = Cache::<Option<usize>>::builder(MemoryBackend::new()).ttl(TTL).none_ttl(none_ttl);
+    let cache = builder.stale_while_revalidate(ERROR).stale_if_error(ERROR).build().unwrap();
+    let load = |value| async move { Ok::<Option<usize>, ShopError>(value) };
+    let kept = async |key: &str| cache.remaining(key).await.unwrap().unwrap();
+    for (value, ttl) in [(None, none_ttl), (Some(1), TTL)] {
+        let key = format!("{value:?}");
+        cache.get_or_load(&*key, move |_| load(value)).await.unwrap();
+        assert_eq!(kept(&key).await, ttl);
+        cache.insert(&*key, &value).await.unwrap();
+        assert_eq!(kept(&key).await, ttl);
+        cache.insert_with_ttl(&*key, &value, 3 * TTL).await.unwrap();
+        assert_eq!(kept(&key).await, 3 * TTL);
+    }
+    let keeps_longer = |lead: Lead<Option<usize>>| async move {
+        lead.expire_after(2 * TTL);
+        Ok::<_, ShopError>(None)
+    };
+    cache.get_or_load("longer", keeps_longer).await.unwrap();
+    assert_eq!(kept("longer").await, 2 * TTL);
+    cache.get_or_load("gone", move |_| load(None)).await.unwrap();
+    sleep(none_ttl - MS).await;
+    assert_eq!(cache.get("gone").await.unwrap(), Some(None));
+    sleep(MS).await;
+    let error = cache.get_or_load("gone", |_| async { Err(ShopError::Down) }).await.unwrap_err();
+    assert_eq!(error.load_ref(), Some(&ShopError::Down));
+    let builder = Cache::<Option<usize>>::builder(MemoryBackend::new());
+    let error = builder.none_ttl(Duration::ZERO).build().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidConfig);
+}

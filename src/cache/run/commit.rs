@@ -100,7 +100,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         let keeping = lead.keeping();
         let known = lead.known().filter(|_| keeping.is_unchanged && !keeping.do_not_store);
         if let Some(known) = known {
-            let entry = self.terms(cost, &keeping);
+            let entry = self.terms(value, cost, &keeping);
             let answer = self.try_commit(guard, &Commit::Unchanged(&entry, known.fence)).await;
             if !matches!(answer, Ok(Committed::Gone)) {
                 if matches!(answer, Ok(Committed::Stored)) {

@@ -100,9 +100,9 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     }
 
     /// Returns what is new of an entry whose value is unchanged.
-    pub(super) fn terms(&self, cost: Duration, keeping: &Keeping) -> Entry {
+    pub(super) fn terms(&self, value: &V, cost: Duration, keeping: &Keeping) -> Entry {
         let entry = Entry::value(self.core.tag, cost, Bytes::new());
-        self.with_costs(entry, cost).with_windows(self.windows(keeping))
+        self.with_costs(entry, cost).with_windows(self.windows(value, keeping))
     }
 
     /// Returns the entry of a value, and how long it is kept. `None` stores nothing.
@@ -114,7 +114,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     ) -> (Entry, Option<Duration>) {
         let core = &self.core;
         let (entry, windows) = match core.encode(value, cost) {
-            Ok(entry) => (self.with_costs(entry, cost), self.windows(keeping)),
+            Ok(entry) => (self.with_costs(entry, cost), self.windows(value, keeping)),
             Err(error) => {
                 let words = "a value is returned and not stored";
                 match core.unstorable.first() {
@@ -138,8 +138,9 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         Entry { cost: costs.cost, ..entry.with_spread(costs.spread) }
     }
 
-    fn windows(&self, keeping: &Keeping) -> Windows {
-        let windows = self.options().windows();
+    fn windows(&self, value: &V, keeping: &Keeping) -> Windows {
+        let negative = self.core.negative_windows(value);
+        let windows = negative.unwrap_or_else(|| self.options().windows());
         Windows::fresh(keeping.ttl.unwrap_or(windows.fresh))
             .stale(keeping.stale_while_revalidate.unwrap_or(windows.stale))
             .error(keeping.stale_if_error.unwrap_or(windows.error))
