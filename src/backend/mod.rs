@@ -364,8 +364,8 @@ pub trait Store: Leases {
     ) -> impl Future<Output = Result<u64, BackendError>> + Send;
 
     /// Sets the windows of the entry, from now on, without writing its payload. A load that is
-    /// under way is not stored. Returns the new fence of the entry, or `None` if there is no entry;
-    /// then nothing changes.
+    /// under way is not stored. Returns the new fence of the entry. Returns `None` and changes
+    /// nothing if there is no entry, or if it [expired](Self::expire).
     fn touch(
         &self,
         name: &Name,

@@ -55,6 +55,11 @@ impl Windows {
         self.stale.max(self.error).is_zero()
     }
 
+    /// Returns whether an expiry has ended the first two windows.
+    pub(crate) fn are_ended(&self) -> bool {
+        self.fresh.max(self.stale).is_zero() && !self.error.is_zero()
+    }
+
     pub(crate) fn millis(self) -> [u64; 3] {
         [self.fresh, self.stale, self.error]
             .map(|window| u64::try_from(window.as_millis()).unwrap_or(LONGEST).min(LONGEST))

@@ -100,8 +100,11 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
         Ok(())
     }
 
-    /// Starts the windows of a value anew, with the settings of the cache. Returns whether there is
-    /// a value. The value of a load that is under way is not stored.
+    /// Starts the windows of a value anew, with the settings of the cache. Returns whether it did.
+    /// The value of a load that is under way is not stored.
+    ///
+    /// There may be no value, or one that was [expired](Self::expire). An expired value is not
+    /// revived, because the caller may not know of the expiry.
     ///
     /// [`Request::touch`](super::Request::touch) does it with windows of its own. Use it if the
     /// value is known to be right, such as after a write that has not changed it.

@@ -125,6 +125,17 @@ pub async fn a_touch_of_nothing_changes_nothing<H: FullHarness>(h: &H) {
     assert_eq!(outcome, Committed::Stored);
 }
 
+/// One caller knows that the entry is wrong, and the other one does not know of it.
+pub async fn a_touch_does_not_revive_an_expired_entry<H: FullHarness>(h: &H) {
+    let [here, there] = [h.backend(), h.backend()];
+    here.put(&name("k"), &value("v").with_windows(windows()), TTL, FENCE_LIFE).await.unwrap();
+    let expired = here.expire(&name("k"), FENCE_LIFE).await.unwrap();
+    assert_eq!(there.touch(&name("k"), windows(), FENCE_LIFE).await.unwrap(), None);
+    let entry = there.get(&name("k")).await.unwrap().unwrap();
+    let left = entry.windows.unwrap();
+    assert_eq!((entry.fence, left.fresh, left.stale), (expired, Duration::ZERO, Duration::ZERO));
+}
+
 pub async fn an_expired_entry_is_kept_for_failures<H: FullHarness>(h: &H) {
     let [here, there] = [h.backend(), h.backend()];
     let (late, grant, _) = put_and_loading(&here).await;

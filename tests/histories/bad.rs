@@ -4,6 +4,7 @@ use super::{
     checker::{Rule, check},
     history::{
         Answer, COUNT, Event, Family, History, Kind, Line, PERMITS, Process, Source, Time, Value,
+        Windows,
     },
 };
 
@@ -127,6 +128,14 @@ impl Written {
     }
 }
 
+/// Returns the plain history with windows of 100, 50 and 200 ms, the first of which ends at 212.
+fn with_windows() -> Written {
+    let [fresh, stale, error] = [100, 50, 200].map(|millis| millis * 1000);
+    let mut written = plain();
+    written.0.windows = Some(Windows { fresh, stale, error, slack: 1_000, refreshes: true });
+    written
+}
+
 /// Returns a history with a load by process 1 that is stored under fence 10, and read.
 fn plain() -> Written {
     let loaded = value(1, 1, 100_000);
@@ -231,6 +240,55 @@ fn a_read_of_a_value_loaded_before_an_invalidation_is_found() {
     // An invalidation that failed promises nothing.
     let served = plain().asked(3, 7, 130).read(4, older, Source::Shared, 141, 142);
     assert_eq!(served.breaks(), []);
+}
+
+#[test]
+fn reads_outside_of_the_windows_are_found() {
+    let loaded = value(1, 1, 100_000);
+    let read = |source, at| with_windows().read(2, loaded, source, at, at + 1).breaks();
+    for (source, end) in [(Source::Hit, 212), (Source::Stored, 262), (Source::Stale, 412)] {
+        assert_eq!(read(source, end), [], "{source:?}");
+        assert_eq!(read(source, end + 2), [Rule::Windows], "{source:?}");
+    }
+    // The windows begin anew under fence 20.
+    let key = || KEY.to_owned();
+    let touched = || {
+        with_windows()
+            .line(3, 200, Event::TouchAsked { write: 7, key: key() })
+            .line(3, 210, Event::Touched { key: key(), fence: 20, sent: 200_001 })
+            .answered(3, 7, 211)
+            .line(2, 250, Event::Seen { key: key(), value: loaded, fence: 20 })
+    };
+    assert_eq!(touched().read(2, loaded, Source::Hit, 300, 301).breaks(), []);
+    assert_eq!(touched().read(2, loaded, Source::Hit, 312, 313).breaks(), [Rule::Windows]);
+    let unanswered = with_windows().line(3, 200, Event::TouchAsked { write: 7, key: key() });
+    assert_eq!(unanswered.read(2, loaded, Source::Hit, 300, 301).breaks(), []);
+}
+
+#[test]
+fn an_expired_value_that_stands_in_for_no_failure_is_found() {
+    let loaded = value(1, 1, 100_000);
+    let expired = || {
+        with_windows()
+            .line(3, 130, Event::ExpireAsked { write: 7, key: KEY.to_owned() })
+            .line(
+                3,
+                131,
+                Event::Burnt { key: KEY.to_owned(), fence: 20, value: None, sent: 130_001 },
+            )
+            .answered(3, 7, 132)
+            .line(2, 133, Event::Seen { key: KEY.to_owned(), value: loaded, fence: 20 })
+    };
+    for source in [Source::Hit, Source::Stored, Source::Stale] {
+        let read = expired().read(2, loaded, source, 140, 141);
+        assert_eq!(read.breaks(), [Rule::NotBeforeWrite], "{source:?}");
+    }
+    let failed =
+        || expired().load(2, 1, 30, 142, 150).line(2, 149, Event::LoadFailed { number: 1 });
+    assert_eq!(failed().read(2, loaded, Source::Stale, 140, 151).breaks(), []);
+    // An invalidated value stands in for nothing.
+    let gone = failed().invalidated(3, 8, 40, 151, 152).read(2, loaded, Source::Stale, 153, 154);
+    assert_eq!(gone.breaks(), [Rule::NotBeforeWrite]);
 }
 
 #[test]

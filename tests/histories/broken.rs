@@ -35,6 +35,10 @@ pub enum Break {
     ReaderIgnoresWriter,
     /// Permits are granted although all are in use.
     PermitIgnoresLimit,
+    /// An expiry burns a fence and leaves the windows of the entry.
+    ExpiryLeavesWindows,
+    /// An entry is stored with a time that never comes.
+    EntriesDoNotAge,
 }
 
 /// The broken scripts, each in the place of one of the crate.
@@ -47,6 +51,7 @@ pub struct Scripts {
     release: Option<String>,
     commit: Option<String>,
     invalidate: Option<String>,
+    expire: Option<String>,
 }
 
 impl Scripts {
@@ -60,6 +65,7 @@ impl Scripts {
             release: None,
             commit: None,
             invalidate: None,
+            expire: None,
         };
         match broken {
             Break::CommitIgnoresFence => {
@@ -97,6 +103,14 @@ impl Scripts {
                 let cuts = [("if not has_queue and out + count <= limit then", "if true then")];
                 scripts.permit = Some(cut("acquire_permit", &cuts));
             }
+            Break::ExpiryLeavesWindows => {
+                let cuts = [("if windows == '' then end_windows()", "if windows == '' then")];
+                scripts.expire = Some(cut("rewindow", &cuts));
+            }
+            Break::EntriesDoNotAge => {
+                let stamp = ("local stored_at = time_text()", "local stored_at = ('9'):rep(16)");
+                scripts.commit = Some(cut("commit", &[stamp]));
+            }
         }
         scripts
     }
@@ -131,6 +145,7 @@ impl Scripts {
             Operation::Release { claim } => self.release.is_some() && claim.mode == Mode::Exclusive,
             Operation::Commit { .. } => self.commit.is_some(),
             Operation::Invalidate { .. } => self.invalidate.is_some(),
+            Operation::Expire { .. } => self.expire.is_some(),
             _ => false,
         }
     }
@@ -148,6 +163,9 @@ impl Scripts {
             }
             Operation::Invalidate { name, fence_life } => {
                 self.invalidate(name, *fence_life).await.map(Answer::Invalidate)
+            }
+            Operation::Expire { name, fence_life } => {
+                self.expire(name, *fence_life).await.map(Answer::Expire)
             }
             other => panic!("no script of {:?} is broken", other.op()),
         }
@@ -239,16 +257,27 @@ impl Scripts {
         })
     }
 
+    async fn expire(&self, name: &Name, life: Duration) -> Result<u64, BackendError> {
+        let arguments = [text(life.as_millis()), text(""), text(0)];
+        let answer = self.eval(self.expire.as_ref(), &write_keys(name), &arguments).await?;
+        Ok(number(&fields(answer)[0]))
+    }
+
     async fn invalidate(&self, name: &Name, life: Duration) -> Result<u64, BackendError> {
-        let [before, after] = name.neighbours();
-        let [lease, fence, channel] = ["l", "f", "c"].map(|suffix| name.suffixed(suffix));
-        let [processes, failure] = ["lp", "b"].map(|suffix| name.suffixed(suffix));
-        let keys = [lease, fence, name.entry(), channel, processes, failure, before, after];
+        let keys = write_keys(name);
         match self.eval(self.invalidate.as_ref(), &keys, &[text(life.as_millis())]).await? {
             Value::Int(fence) => Ok(u64::try_from(fence).unwrap()),
             other => panic!("the answer is not a fence: {other:?}"),
         }
     }
+}
+
+/// Returns the keys of a script that writes without a load.
+fn write_keys(name: &Name) -> [String; 8] {
+    let [before, after] = name.neighbours();
+    let [lease, fence, channel] = ["l", "f", "c"].map(|suffix| name.suffixed(suffix));
+    let [processes, failure] = ["lp", "b"].map(|suffix| name.suffixed(suffix));
+    [lease, fence, name.entry(), channel, processes, failure, before, after]
 }
 
 /// The usual cases of scripts, which are decided before the rules that are cut out.

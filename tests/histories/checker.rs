@@ -11,11 +11,16 @@
 //!   told of its loss, or if its process did not run when the newer load began.
 //! - [`Rule::OneFlight`]: two loads of a key in one process do not overlap, leased or not. An
 //!   overlap is excused if that process had written the key while the first load waited or ran.
+//!   Where values are refreshed, a load under a lease is left to the rule before.
 //! - [`Rule::Fences`]: a later grant or write has a greater fence, and no two have the same.
 //! - [`Rule::StoreGoesOn`]: nothing is stored under a fence after a greater one has been taken.
-//! - [`Rule::NeverBack`]: a read is not answered with an older fence than an earlier read was.
+//! - [`Rule::NeverBack`]: a read is not answered with an older fence than an earlier read was,
+//!   unless the value stands in for a failure. A newer value may not have been stored.
 //! - [`Rule::NotBeforeWrite`]: a read is not answered with a value that was made before a write.
-//!   The write must have returned when the read was asked for.
+//!   The write must have returned when the read was asked for. An expiry is a write. A value older
+//!   than it is served only in place of a load that failed meanwhile.
+//! - [`Rule::Windows`]: a value is read from the store within its windows only. They begin when it
+//!   is stored or touched, and a read counts by the time at which it was asked for.
 //! - [`Rule::Degraded`]: a value that was loaded without a lease stays in its process and is not
 //!   stored. It is older than no local write. All its readers waited at one moment after its load
 //!   ended.
@@ -38,7 +43,7 @@ use std::{
 
 use super::{
     history::{Family, History, Process, Source, Time, Value},
-    index::{Index, Known, Load, Read, Taken, Write},
+    index::{Act, Index, Known, Load, Read, Taken, Write},
 };
 
 /// The longest delay between the end of a timer and its task on a busy machine. A longer delay
@@ -48,6 +53,10 @@ pub const SLACK: Time = 50_000;
 /// The time within which an unanswered write happens, or not at all. By then its connection is
 /// broken, or the server has processed it. The server is never stopped for so long.
 const LATE: Time = 5_000_000;
+
+/// The time in which the flight of a load that failed still takes callers: until the end of its
+/// lease is answered.
+const RELEASE: Time = 1_000_000;
 
 /// The time for which a flight that a write has put aside may still wait for another process,
 /// before it loads.
@@ -61,6 +70,7 @@ pub enum Rule {
     StoreGoesOn,
     NeverBack,
     NotBeforeWrite,
+    Windows,
     Degraded,
     Origin,
     OneHolder,
@@ -106,6 +116,7 @@ pub fn check(history: &History) -> (Vec<Violation>, Tally) {
     checker.stored();
     checker.loads();
     checker.reads();
+    checker.windows();
     checker.degraded();
     checker.holds();
     checker.shared_holds();
@@ -158,12 +169,24 @@ impl Checker<'_> {
                 }
             }
         }
+        let rewritten: HashSet<_> =
+            self.index.rewritten().map(|(key, fence, ..)| (key, fence)).collect();
         let mut of = HashMap::new();
         for (value, fence) in &self.index.claimed {
-            if *of.entry(value).or_insert(fence) != fence {
+            let key = self.index.key_of(value).unwrap_or_default();
+            let is_first = !rewritten.contains(&(key, *fence));
+            // A write without an answer may have given the value another fence.
+            let is_rewritten = !is_first || self.may_be_rewritten(key);
+            if !is_rewritten && *of.entry(value).or_insert(fence) != fence {
                 self.violated(Rule::Fences, format!("{value:?} under {fence} and {}", of[value]));
             }
         }
+    }
+
+    fn may_be_rewritten(&self, key: &str) -> bool {
+        self.index.writes.iter().any(|write| {
+            !write.done && write.key == key && matches!(write.act, Act::Touch | Act::Expire)
+        })
     }
 
     fn stored(&mut self) {
@@ -223,7 +246,10 @@ impl Checker<'_> {
                     && write.answered.is_none_or(|answered| answered + WAIT >= first.began)
             });
             let paused = self.index.paused(process, second.began, second.began + overlap);
-            if overlap > SLACK && !written && !paused {
+            // A refresh is a flight apart, which only its lease holds apart from other loads.
+            let refreshes = self.history.windows.is_some_and(|windows| windows.refreshes);
+            let apart = refreshes && (first.fence.is_some() || second.fence.is_some());
+            if overlap > SLACK && !written && !paused && !apart {
                 self.violated(Rule::OneFlight, format!("{first:?} and {second:?}"));
             }
         }
@@ -283,13 +309,12 @@ impl Checker<'_> {
     }
 
     fn reads(&mut self) {
-        let fences: HashMap<Value, u64> = self.index.claimed.iter().copied().collect();
-        let fence = |read: &Read| fences.get(&read.value).copied();
-        let shared = || self.index.reads.iter().filter(|read| read.source == Source::Shared);
+        let fences = Fences::new(self.index);
+        let shared = || self.index.reads.iter().filter(|read| read.source != Source::Degraded);
         let mut seen: HashMap<_, Vec<_>> = HashMap::new();
         for read in shared() {
             let facts = seen.entry(&read.key).or_default();
-            facts.extend(fence(read).map(|fence| (read.at, (fence, read.value))));
+            facts.extend(fences.least(read).map(|fence| (read.at, (fence, read.value))));
         }
         let seen: HashMap<_, _> =
             seen.into_iter().map(|(key, facts)| (key, Known::new(facts))).collect();
@@ -306,7 +331,9 @@ impl Checker<'_> {
         let mut writes: HashMap<_, Vec<_>> = HashMap::new();
         for write in self.index.writes.iter().filter(|write| write.done) {
             self.tally.add("writes", 1);
-            if let Some(answered) = write.answered {
+            // A value that was touched is as good as before.
+            let ends_values = write.act != Act::Touch;
+            if let Some(answered) = write.answered.filter(|_| ends_values) {
                 writes.entry(&write.key).or_default().push((answered, write.asked));
             }
         }
@@ -321,10 +348,11 @@ impl Checker<'_> {
             if read.source == Source::Degraded {
                 continue;
             }
-            if let Some(fence) = fence(read) {
+            if let Some(fence) = fences.greatest(read) {
                 if let Some((newer, value)) =
                     seen.get(&read.key).and_then(|known| known.before(read.asked))
                     && *newer > fence
+                    && !self.replaces_failure(read)
                 {
                     let text = format!("{read:?} under {fence} after {value:?} under {newer}");
                     self.violated(Rule::NeverBack, text);
@@ -347,9 +375,60 @@ impl Checker<'_> {
                 && let Some(asked) =
                     writes.get(&read.key).and_then(|known| known.before(read.asked))
                 && *asked > made
+                && !self.stands_in(read, made)
             {
                 let text = format!("{read:?} after a write that was called at {asked}");
                 self.violated(Rule::NotBeforeWrite, text);
+            }
+        }
+    }
+
+    /// Returns whether a value that was made then stood in for a failure. It may then be older
+    /// than an expiry, and not older than another write.
+    fn stands_in(&self, read: &Read, made: Time) -> bool {
+        let mut writes = self.index.writes.iter().filter(|write| {
+            write.done
+                && write.key == read.key
+                && write.asked > made
+                && write.answered.is_some_and(|answered| answered < read.asked)
+        });
+        self.replaces_failure(read)
+            && writes.all(|write| matches!(write.act, Act::Expire | Act::Touch))
+    }
+
+    fn replaces_failure(&self, read: &Read) -> bool {
+        let mut loads = self.index.loads.values();
+        read.source == Source::Stale
+            && loads.any(|load| {
+                load.failed
+                    && load.key == read.key
+                    && load.ended + RELEASE >= read.asked
+                    && load.began <= read.at
+            })
+    }
+
+    fn windows(&mut self) {
+        let Some(windows) = self.history.windows else { return };
+        let begun = Begun::new(self.index);
+        for read in &self.index.reads {
+            let length = match read.source {
+                Source::Hit => windows.fresh,
+                Source::Stored => windows.fresh + windows.stale,
+                Source::Stale => windows.fresh + windows.stale.max(windows.error),
+                Source::Shared | Source::Degraded => continue,
+            };
+            let Some(begun) = begun.last(read) else {
+                self.tally.add("reads of unknown age", 1);
+                continue;
+            };
+            let what = match read.source {
+                Source::Stale => "stale reads",
+                _ if read.asked > begun + windows.fresh => "reads late in a window",
+                _ => "fresh reads",
+            };
+            self.tally.add(what, 1);
+            if read.asked > begun + length + windows.slack {
+                self.violated(Rule::Windows, format!("{read:?} began at {begun}"));
             }
         }
     }
@@ -418,5 +497,88 @@ impl Checker<'_> {
         for process in &self.history.hanging {
             self.violated(Rule::Answered, format!("process {process} still waits"));
         }
+    }
+}
+
+/// The fences under which values stood, each with the times at which it was asked for and answered.
+/// A touch and an expiry give a value a fence of their own.
+struct Fences(HashMap<Value, Vec<(u64, Time, Time)>>);
+
+impl Fences {
+    fn new(index: &Index) -> Self {
+        let rewritten: HashMap<_, _> =
+            index.rewritten().map(|(key, fence, sent, at)| ((key, fence), (sent, at))).collect();
+        let mut of: HashMap<_, Vec<_>> = HashMap::new();
+        let mut first = HashMap::new();
+        for (value, fence) in &index.claimed {
+            let least = first.entry(value).or_insert(fence);
+            *least = fence.min(least);
+        }
+        for (value, fence) in &index.claimed {
+            let key = index.key_of(value).unwrap_or_default();
+            let (sent, answered) = match rewritten.get(&(key, *fence)) {
+                Some(times) => *times,
+                None if first[value] == fence => (0, 0),
+                // It was given by a write without an answer.
+                None => (0, Time::MAX),
+            };
+            of.entry(*value).or_default().push((*fence, sent, answered));
+        }
+        Self(of)
+    }
+
+    fn of(&self, read: &Read) -> impl Iterator<Item = &(u64, Time, Time)> {
+        self.0.get(&read.value).into_iter().flatten()
+    }
+
+    /// Returns the greatest fence under which the value may have been read.
+    fn greatest(&self, read: &Read) -> Option<u64> {
+        self.of(read).filter(|(_, sent, _)| *sent <= read.at).map(|(fence, ..)| *fence).max()
+    }
+
+    /// Returns the fence under which the value was read at least.
+    fn least(&self, read: &Read) -> Option<u64> {
+        let known = self.of(read).filter(|(.., answered)| *answered < read.asked);
+        known.map(|(fence, ..)| *fence).max()
+    }
+}
+
+/// When the windows of values began at the latest.
+struct Begun<'a> {
+    index: &'a Index,
+    fences: Fences,
+    /// The answers to the commits and the touches, by key and fence.
+    answered: HashMap<(&'a str, u64), Time>,
+}
+
+impl<'a> Begun<'a> {
+    fn new(index: &'a Index) -> Self {
+        let stored = index.stored.iter().chain(&index.touched);
+        let answered =
+            stored.map(|stored| ((stored.key.as_str(), stored.fence), stored.answered)).collect();
+        Self { index, fences: Fences::new(index), answered }
+    }
+
+    /// Returns the last beginning before the end of a read, if all that may count are known.
+    fn last(&self, read: &Read) -> Option<Time> {
+        let unknown = self.index.writes.iter().any(|write| {
+            (write.act == Act::Touch || write.value == Some(read.value))
+                && write.key == read.key
+                && !write.done
+                && write.asked <= read.at
+        });
+        if unknown {
+            return None;
+        }
+        let fences = self.fences.of(read).filter(|(_, sent, _)| *sent <= read.at);
+        let told = fences.filter_map(|(fence, ..)| self.answered.get(&(&*read.key, *fence)));
+        let first = match self.index.inserts.get(&read.value) {
+            Some(insert) => insert.answered,
+            None => {
+                let load = self.index.loads.get(&(read.value.by, read.value.number))?;
+                self.answered.get(&(&*read.key, load.fence?)).copied()
+            }
+        }?;
+        Some(told.copied().fold(first, Time::max))
     }
 }

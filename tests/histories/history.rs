@@ -53,7 +53,17 @@ pub enum Event {
         key: String,
         value: Option<Value>,
     },
-    /// The write returned, with or without an error.
+    /// The process is about to expire the key.
+    ExpireAsked {
+        write: u64,
+        key: String,
+    },
+    /// The process is about to start the windows of the key anew.
+    TouchAsked {
+        write: u64,
+        key: String,
+    },
+    /// The write returned, with or without an error. An expiry and a touch are writes as well.
     WriteAnswered {
         write: u64,
         error: Option<String>,
@@ -66,6 +76,10 @@ pub enum Event {
     },
     /// The loader was told that its lease is lost.
     LoadLost {
+        number: u64,
+    },
+    /// The load failed or panicked.
+    LoadFailed {
         number: u64,
     },
     /// The load returned, failed, panicked or was cancelled.
@@ -81,11 +95,17 @@ pub enum Event {
         fence: u64,
         sent: Time,
     },
-    /// The backend has inserted or invalidated.
+    /// The backend has inserted, invalidated or expired.
     Burnt {
         key: String,
         fence: u64,
         value: Option<Value>,
+        sent: Time,
+    },
+    /// The backend has started the windows of an entry anew, under a fence of their own.
+    Touched {
+        key: String,
+        fence: u64,
         sent: Time,
     },
     /// The backend has written a loaded value under a fence.
@@ -170,8 +190,14 @@ pub enum Answer {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Source {
-    /// The value was read from the store, loaded under a lease, or received from its leader.
+    /// The value was loaded under a lease, or received from its leader.
     Shared,
+    /// It was read from the store within its fresh window.
+    Hit,
+    /// It was read from the store after its fresh window.
+    Stale,
+    /// It was read from the store by a `get`, which does not say in which window.
+    Stored,
     Degraded,
 }
 
@@ -197,9 +223,23 @@ pub const COUNT: u32 = 5;
 /// The number of permits of the semaphore.
 pub const PERMITS: u32 = 3;
 
+/// The windows of all values of a round. Each begins where the one before it ends, but for the last
+/// two, which begin together.
+#[derive(Clone, Copy, Debug)]
+pub struct Windows {
+    pub fresh: Time,
+    pub stale: Time,
+    pub error: Time,
+    /// How far the clock of a reader may be behind that of the server.
+    pub slack: Time,
+    /// Values are refreshed in the background.
+    pub refreshes: bool,
+}
+
 /// All events of one round, as the parent of the processes collected them.
 #[derive(Clone, Debug, Default)]
 pub struct History {
+    pub windows: Option<Windows>,
     pub lines: Vec<(Process, Line)>,
     /// The killed processes, each with two times. The process may have stopped after the first
     /// time, and did nothing after the second one.

@@ -1,6 +1,6 @@
 //! The events of a history, sorted by their subjects.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use super::history::{Answer, Event, Family, History, Kind, Process, Source, Time, Value};
 
@@ -16,6 +16,10 @@ pub struct Index {
     /// The grants and writes that took a fence.
     pub fences: Vec<Taken>,
     pub stored: Vec<Stored>,
+    /// The fences of inserts.
+    pub inserted: HashSet<(String, u64)>,
+    /// The touches, with their fences.
+    pub touched: Vec<Stored>,
     /// The values with the fences under which they were seen.
     pub claimed: Vec<(Value, u64)>,
     pub pauses: HashMap<Process, Vec<(Time, Time)>>,
@@ -31,10 +35,21 @@ pub struct Load {
     pub began: Time,
     pub ended: Time,
     pub lost: Option<Time>,
+    pub failed: bool,
+}
+
+/// What a write does to the value that stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Act {
+    Insert,
+    Invalidate,
+    Expire,
+    Touch,
 }
 
 #[derive(Clone, Debug)]
 pub struct Write {
+    pub act: Act,
     pub process: Process,
     pub key: String,
     pub value: Option<Value>,
@@ -100,6 +115,19 @@ pub struct Stored {
     pub key: String,
     pub fence: u64,
     pub sent: Time,
+    pub answered: Time,
+}
+
+impl Write {
+    fn asked(act: Act, process: Process, key: String, value: Option<Value>, asked: Time) -> Self {
+        Self { act, process, key, value, asked, answered: None, done: false }
+    }
+}
+
+impl Taken {
+    fn by_a_write(key: String, fence: u64, sent: Time, answered: Time) -> Self {
+        Self { family: Family::Cache, key, fence, sent, answered, owner: None }
+    }
 }
 
 impl Index {
@@ -126,8 +154,15 @@ impl Index {
                     Answer::Error(error) => index.errors.push(error),
                 },
                 Event::WriteAsked { write, key, value } => {
-                    let asked =
-                        Write { process, key, value, asked: at, answered: None, done: false };
+                    let act = if value.is_some() { Act::Insert } else { Act::Invalidate };
+                    writes.insert((process, write), Write::asked(act, process, key, value, at));
+                }
+                Event::ExpireAsked { write, key } => {
+                    let asked = Write::asked(Act::Expire, process, key, None, at);
+                    writes.insert((process, write), asked);
+                }
+                Event::TouchAsked { write, key } => {
+                    let asked = Write::asked(Act::Touch, process, key, None, at);
                     writes.insert((process, write), asked);
                 }
                 Event::WriteAnswered { write, error } => {
@@ -138,13 +173,19 @@ impl Index {
                 }
                 Event::LoadBegan { key, value, fence } => {
                     let ended = end_of(process);
-                    let load = Load { process, key, value, fence, began: at, ended, lost: None };
+                    let (began, lost, failed) = (at, None, false);
+                    let load = Load { process, key, value, fence, began, ended, lost, failed };
                     index.loads.insert((process, value.number), load);
                     index.claimed.extend(fence.map(|fence| (value, fence)));
                 }
                 Event::LoadLost { number } => {
                     if let Some(load) = index.loads.get_mut(&(process, number)) {
                         load.lost = Some(at);
+                    }
+                }
+                Event::LoadFailed { number } => {
+                    if let Some(load) = index.loads.get_mut(&(process, number)) {
+                        load.failed = true;
                     }
                 }
                 Event::LoadEnded { number } => {
@@ -157,19 +198,16 @@ impl Index {
                     index.fences.push(Taken { family, key, fence, sent, answered: at, owner });
                 }
                 Event::Burnt { key, fence, value, sent } => {
-                    let family = Family::Cache;
-                    index.fences.push(Taken {
-                        family,
-                        key,
-                        fence,
-                        sent,
-                        answered: at,
-                        owner: None,
-                    });
+                    index.inserted.extend(value.map(|_| (key.clone(), fence)));
                     index.claimed.extend(value.map(|value| (value, fence)));
+                    index.fences.push(Taken::by_a_write(key, fence, sent, at));
                 }
                 Event::Stored { key, fence, sent } => {
-                    index.stored.push(Stored { key, fence, sent });
+                    index.stored.push(Stored { key, fence, sent, answered: at });
+                }
+                Event::Touched { key, fence, sent } => {
+                    index.fences.push(Taken::by_a_write(key.clone(), fence, sent, at));
+                    index.touched.push(Stored { key, fence, sent, answered: at });
                 }
                 Event::Seen { value, fence, .. } => index.claimed.push((value, fence)),
                 Event::Locked { hold, name, kind, fence, asked } => {
@@ -219,6 +257,21 @@ impl Index {
         index.writes = writes.into_values().collect();
         index.holds = holds.into_values().collect();
         index
+    }
+
+    /// Returns the fences that touches and expiries gave to entries, each with its key and the times
+    /// at which it was sent and answered.
+    pub fn rewritten(&self) -> impl Iterator<Item = (&str, u64, Time, Time)> {
+        let writes = self.fences.iter().filter(|taken| taken.owner.is_none());
+        let kept =
+            writes.filter(|taken| !self.inserted.contains(&(taken.key.clone(), taken.fence)));
+        kept.map(|taken| (taken.key.as_str(), taken.fence, taken.sent, taken.answered))
+    }
+
+    /// Returns the key of a value, if its making was recorded.
+    pub fn key_of(&self, value: &Value) -> Option<&str> {
+        let load = self.loads.get(&(value.by, value.number)).map(|load| load.key.as_str());
+        load.or_else(|| self.inserts.get(value).map(|insert| insert.key.as_str()))
     }
 
     fn latch(&mut self, name: String) -> &mut Latch {

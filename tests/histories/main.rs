@@ -24,6 +24,7 @@ mod index;
 mod latches;
 mod recorder;
 mod round;
+mod schedules;
 mod worker;
 
 use std::{collections::BTreeMap, time::Duration};
@@ -114,6 +115,7 @@ async fn is_found(broken: Break, by: &[Rule]) {
         let faults = Faults { workers_ms: 400, server_ms: 300, cuts: false };
         (round.broken, round.faults) = (Some(broken), faults);
         (round.load.writes, round.load.lockers) = (30, 8);
+        (round.load.stale_ms, round.load.error_ms) = (50, 200);
         let (history, _) = round.play().await;
         let (violations, _) = check(&history);
         if let Some(found) = violations.iter().find(|violation| by.contains(&violation.rule)) {
@@ -145,6 +147,16 @@ async fn a_fence_that_does_not_grow_is_found() {
 #[tokio::test]
 async fn an_invalidation_without_effect_on_loads_is_found() {
     is_found(Break::InvalidationBurnsNothing, &[Rule::NotBeforeWrite]).await;
+}
+
+#[tokio::test]
+async fn an_expiry_that_leaves_the_windows_is_found() {
+    is_found(Break::ExpiryLeavesWindows, &[Rule::NotBeforeWrite]).await;
+}
+
+#[tokio::test]
+async fn an_entry_that_does_not_age_is_found() {
+    is_found(Break::EntriesDoNotAge, &[Rule::Windows]).await;
 }
 
 #[tokio::test]

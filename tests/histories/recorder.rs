@@ -1,5 +1,5 @@
 //! The backend of a worker: the real one, with a record of every grant and every write. For a test
-//! that expects the checker to fail, one of its scripts is broken.
+//! that expects the checker to fail, one of its rules is broken.
 
 use std::{
     collections::HashSet,
@@ -8,8 +8,7 @@ use std::{
 };
 
 use bellwether::{
-    RedisBackend,
-    backend::{Acquired, AcquiredAll, Claim, Claimed, Committed, Entry, Grant},
+    backend::{Acquired, AcquiredAll, Claim, Claimed, Committed, Entry, Grant, Latches, Store},
     error::BackendError,
     key::Name,
 };
@@ -17,16 +16,58 @@ use testkit::interceptor::{Answer, Hook, Interceptor, Operation};
 
 use super::{
     broken::Scripts,
-    history::{Event, Family, Line, Time, Value, now},
+    history::{Event, Family, Line, Process, Time, Value, now},
 };
 
-/// Writes a whole line at once, so that it survives a later kill.
-pub fn tell(event: Event) {
-    tell_at(now(), event);
+/// Where a process writes its events.
+#[derive(Clone)]
+pub enum Log {
+    /// To its parent.
+    Output,
+    /// To a list that several share, under paused time.
+    Memory(Process, Arc<Shared>),
 }
 
-pub fn tell_at(at: Time, event: Event) {
-    let line = serde_json::to_string(&Line { at, event }).unwrap();
+/// The events of all processes that are simulated in this one.
+pub struct Shared {
+    begun: tokio::time::Instant,
+    /// The last time that was given. No two events have the same time.
+    last: Mutex<Time>,
+    pub lines: Mutex<Vec<(Process, Line)>>,
+}
+
+impl Shared {
+    pub fn new() -> Arc<Self> {
+        let begun = tokio::time::Instant::now();
+        Arc::new(Self { begun, last: Mutex::default(), lines: Mutex::default() })
+    }
+}
+
+impl Log {
+    pub fn now(&self) -> Time {
+        match self {
+            Self::Output => now(),
+            Self::Memory(_, shared) => {
+                let time = u64::try_from(shared.begun.elapsed().as_micros()).unwrap();
+                let mut last = shared.last.lock().unwrap();
+                *last = time.max(*last + 1);
+                *last
+            }
+        }
+    }
+
+    /// Writes a whole line at once, so that it survives a later kill.
+    pub fn tell(&self, event: Event) {
+        let line = Line { at: self.now(), event };
+        match self {
+            Self::Output => print(line),
+            Self::Memory(process, shared) => shared.lines.lock().unwrap().push((*process, line)),
+        }
+    }
+}
+
+fn print(line: Line) {
+    let line = serde_json::to_string(&line).unwrap();
     let mut out = std::io::stdout().lock();
     // The test harness may have begun a line, so the event starts a new one.
     let told = out.write_all(format!("\n{line}\n").as_bytes());
@@ -38,16 +79,17 @@ pub fn tell_at(at: Time, event: Event) {
 /// Records the grants and the writes of the backend.
 #[derive(Clone)]
 pub struct Recorder {
+    log: Log,
     broken: Option<Arc<Scripts>>,
-    /// The values whose fence was recorded.
-    seen: Arc<Mutex<HashSet<Value>>>,
+    /// The values and their fences that were recorded.
+    seen: Arc<Mutex<HashSet<(Value, u64)>>>,
 }
 
 impl Recorder {
     /// Returns the backend with a record of its answers. The broken scripts replace those of the
     /// crate.
-    pub fn over(inner: RedisBackend, broken: Option<Scripts>) -> Interceptor<RedisBackend, Self> {
-        let hook = Self { broken: broken.map(Arc::new), seen: Arc::default() };
+    pub fn over<B>(inner: B, log: Log, broken: Option<Scripts>) -> Interceptor<B, Self> {
+        let hook = Self { log, broken: broken.map(Arc::new), seen: Arc::default() };
         Interceptor { inner, hook }
     }
 
@@ -55,53 +97,70 @@ impl Recorder {
         match (operation, answer) {
             (Operation::Acquire { claim }, Answer::Acquire(Acquired::Granted(grant)))
             | (Operation::Pass { to: claim, .. }, Answer::Pass(Some(grant))) => {
-                granted(Family::Lock, claim, grant, sent);
+                self.granted(Family::Lock, claim, grant, sent);
             }
             (
                 Operation::AcquireAll { claims },
                 Answer::AcquireAll(AcquiredAll::Granted(grants)),
             ) => {
                 for (claim, grant) in claims.iter().zip(grants) {
-                    granted(Family::Lock, claim, grant, sent);
+                    self.granted(Family::Lock, claim, grant, sent);
                 }
             }
             (Operation::Claim { claim, .. }, Answer::Claim(Claimed::Granted(grant))) => {
-                granted(Family::Cache, claim, grant, sent);
+                self.granted(Family::Cache, claim, grant, sent);
             }
             (Operation::Claim { claim, .. }, Answer::Claim(Claimed::Newer(entry)))
             | (Operation::Commit { claim, .. }, Answer::Commit(Committed::Newer(entry))) => {
                 self.saw(&claim.name, entry);
             }
-            (Operation::Get { name }, Answer::Get(Some(entry))) => self.saw(name, entry),
+            (Operation::Get { name }, Answer::Get(Some(entry)))
+            | (Operation::GetAged { name }, Answer::GetAged(Some(entry)))
+            | (Operation::Fetch { name, .. }, Answer::Fetch(Some(entry))) => self.saw(name, entry),
             (Operation::Commit { claim, fence, .. }, Answer::Commit(Committed::Stored)) => {
-                tell(Event::Stored { key: key(&claim.name), fence: *fence, sent });
+                self.log.tell(Event::Stored { key: key(&claim.name), fence: *fence, sent });
             }
             (Operation::Put { name, entry, .. }, Answer::Put(fence)) => {
-                tell(Event::Burnt { key: key(name), fence: *fence, value: value(entry), sent });
+                self.log.tell(Event::Burnt {
+                    key: key(name),
+                    fence: *fence,
+                    value: value(entry),
+                    sent,
+                });
             }
             (Operation::Invalidate { name, .. }, Answer::Invalidate(fence)) => {
-                tell(Event::Burnt { key: key(name), fence: *fence, value: None, sent });
+                self.log.tell(Event::Burnt { key: key(name), fence: *fence, value: None, sent });
+            }
+            (Operation::Expire { name, .. }, Answer::Expire(fence)) => {
+                self.log.tell(Event::Burnt { key: key(name), fence: *fence, value: None, sent });
+            }
+            (Operation::Touch { name, .. }, Answer::Touch(Some(fence))) => {
+                self.log.tell(Event::Touched { key: key(name), fence: *fence, sent });
             }
             _ => {}
         }
     }
 
+    fn granted(&self, family: Family, claim: &Claim, grant: &Grant, sent: Time) {
+        if !claim.mode.is_fenced() {
+            return;
+        }
+        let (key, owner) = (key(&claim.name), claim.owner.to_string());
+        self.log.tell(Event::Granted { family, key, owner, fence: grant.fence(), sent });
+    }
+
     fn saw(&self, name: &Name, entry: &Entry) {
         if let Some(value) = value(entry)
-            && self.seen.lock().unwrap().insert(value)
+            && self.seen.lock().unwrap().insert((value, entry.fence))
         {
-            tell(Event::Seen { key: key(name), value, fence: entry.fence });
+            self.log.tell(Event::Seen { key: key(name), value, fence: entry.fence });
         }
     }
 }
 
-impl Hook<RedisBackend> for Recorder {
-    async fn around(
-        &self,
-        backend: &RedisBackend,
-        operation: Operation,
-    ) -> Result<Answer, BackendError> {
-        let sent = now();
+impl<B: Store + Latches> Hook<B> for Recorder {
+    async fn around(&self, backend: &B, operation: Operation) -> Result<Answer, BackendError> {
+        let sent = self.log.now();
         let answer = match &self.broken {
             Some(broken) if broken.breaks(&operation) => broken.perform(&operation).await,
             _ => operation.perform(backend).await,
@@ -109,14 +168,6 @@ impl Hook<RedisBackend> for Recorder {
         self.record(&operation, &answer, sent);
         Ok(answer)
     }
-}
-
-fn granted(family: Family, claim: &Claim, grant: &Grant, sent: Time) {
-    if !claim.mode.is_fenced() {
-        return;
-    }
-    let (key, owner) = (key(&claim.name), claim.owner.to_string());
-    tell(Event::Granted { family, key, owner, fence: grant.fence(), sent });
 }
 
 /// Returns the key of a name as its user writes it.

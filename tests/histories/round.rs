@@ -14,6 +14,7 @@ use tokio::{
 
 use super::{
     broken::Break,
+    checker::SLACK,
     faults::{Faults, inject_server_faults, inject_worker_faults},
     history::{Event, History, Line, Process, Time, now},
     worker::{Setup, VARIABLE, Workload},
@@ -43,6 +44,9 @@ impl Round {
             writes: [0, 5, 30, 200][rng.usize(0..4)],
             lease_ms: 600,
             ttl_ms: [20, 60, 300][rng.usize(0..3)],
+            stale_ms: [0, 50, 300][rng.usize(0..3)],
+            error_ms: [0, 200, 500][rng.usize(0..3)],
+            early: rng.bool(),
             cancel: rng.bool(),
         };
         let pauses = |rng: &mut Rng| [0, 400, 900][rng.usize(0..3)];
@@ -73,6 +77,7 @@ impl Round {
         tokio::time::sleep_until(end).await;
         let mut history = fleet.into_inner().end().await;
         history.evicted = evicted;
+        history.windows = Some(self.load.windows(SLACK));
         (history, of_workers + of_server)
     }
 }

@@ -7,7 +7,7 @@ use std::{
     io::BufRead,
     panic,
     sync::{
-        Arc,
+        Arc, Once,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -15,7 +15,8 @@ use std::{
 
 use bellwether::{
     BoxError, Cache, Error, ErrorKind, Locks, RedisBackend,
-    cache::{Abandoned, Lead, Loaded, Source as From},
+    backend::{Latches, Store},
+    cache::{Abandoned, EarlyRefresh, Lead, Loaded, Source as From},
     lock::Upgrade,
 };
 use fastrand::Rng;
@@ -30,8 +31,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     broken::{Break, Scripts},
-    history::{Answer, COUNT, Event, Kind, PERMITS, Process, Source, Time, Value, now},
-    recorder::{Recorder, tell},
+    history::{Answer, COUNT, Event, Kind, PERMITS, Process, Source, Time, Value, Windows, now},
+    recorder::{Log, Recorder},
 };
 
 /// The environment variable that makes a process a worker. It holds a [`Setup`].
@@ -64,22 +65,29 @@ pub struct Workload {
     pub writes: u32,
     pub lease_ms: u64,
     pub ttl_ms: u64,
+    /// The windows behind the time to live.
+    pub stale_ms: u64,
+    pub error_ms: u64,
+    /// Values are refreshed early.
+    pub early: bool,
     /// A load without callers is cancelled.
     pub cancel: bool,
+}
+
+impl Workload {
+    /// Returns the windows of its values.
+    pub fn windows(&self, slack: Time) -> Windows {
+        let [fresh, stale, error] =
+            [self.ttl_ms, self.stale_ms, self.error_ms].map(|millis| millis * 1000);
+        Windows { fresh, stale, error, slack, refreshes: stale > 0 || self.early }
+    }
 }
 
 /// Works until the standard input ends, if this process is a worker.
 pub fn work() {
     let Ok(setup) = std::env::var(VARIABLE) else { return };
     let setup: Setup = serde_json::from_str(&setup).unwrap();
-    let usual = panic::take_hook();
-    panic::set_hook(Box::new(move |panic| {
-        if panic.payload().downcast_ref() != Some(&PLANNED) {
-            usual(panic);
-            // An unplanned panic ends the worker, and so the test.
-            std::process::abort();
-        }
-    }));
+    quiet_planned_panics();
     let stop = CancellationToken::new();
     let told = stop.clone();
     std::thread::spawn(move || {
@@ -99,9 +107,27 @@ pub fn work() {
     });
 }
 
+/// Keeps planned panics out of the output. Any other panic of a worker ends it, and so the test.
+pub fn quiet_planned_panics() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let is_worker = std::env::var(VARIABLE).is_ok();
+        let usual = panic::take_hook();
+        panic::set_hook(Box::new(move |panic| {
+            if panic.payload().downcast_ref() != Some(&PLANNED) {
+                usual(panic);
+                if is_worker {
+                    std::process::abort();
+                }
+            }
+        }));
+    });
+}
+
 #[derive(Clone)]
-struct Worker {
+pub struct Worker {
     setup: Arc<Setup>,
+    log: Log,
     cache: Cache<Value>,
     locks: Locks,
     numbers: Arc<AtomicU64>,
@@ -118,13 +144,23 @@ impl Worker {
                 Some(Scripts::new(broken, connection))
             }
         };
-        let backend = Recorder::over(backend, broken);
+        let log = Log::Output;
+        Self::over(Recorder::over(backend, log.clone(), broken), log, setup)
+    }
+
+    /// Creates a worker over a backend that records for the same log.
+    pub fn over<B: Store + Latches>(backend: B, log: Log, setup: Setup) -> Self {
         let abandoned = if setup.load.cancel { Abandoned::Cancel } else { Abandoned::Finish };
+        let early = if setup.load.early { EarlyRefresh::ByCost } else { EarlyRefresh::Off };
         Self {
+            log,
             cache: Cache::builder(backend.clone())
                 .namespace("histories")
                 .lease(Duration::from_millis(setup.load.lease_ms))
                 .ttl(Duration::from_millis(setup.load.ttl_ms))
+                .stale_while_revalidate(Duration::from_millis(setup.load.stale_ms))
+                .stale_if_error(Duration::from_millis(setup.load.error_ms))
+                .early_refresh(early)
                 .wait_limit(Duration::from_secs(8))
                 .when_abandoned(abandoned)
                 .build()
@@ -136,8 +172,8 @@ impl Worker {
     }
 
     async fn run(self, stop: CancellationToken) {
-        tell(Event::Ready);
-        let pulse = tokio::spawn(pulse());
+        self.log.tell(Event::Ready);
+        let pulse = tokio::spawn(pulse(self.log.clone()));
         let load = &self.setup.load;
         let mut callers = JoinSet::new();
         for number in 0..load.callers + load.lockers {
@@ -156,13 +192,17 @@ impl Worker {
         while let Some(caller) = callers.join_next().await {
             caller.unwrap();
         }
-        // Loads without callers end within their time, and all leases are released.
+        self.settled().await;
+        pulse.abort();
+        self.log.tell(Event::Done { stats: format!("{:?}", self.cache.stats()) });
+        std::future::pending().await
+    }
+
+    /// Waits until loads without callers have ended, and all leases are released.
+    pub async fn settled(&self) {
         while self.cache.stats().flights > 0 {
             sleep(Duration::from_millis(1)).await;
         }
-        pulse.abort();
-        tell(Event::Done { stats: format!("{:?}", self.cache.stats()) });
-        std::future::pending().await
     }
 
     fn number(&self) -> u64 {
@@ -170,29 +210,27 @@ impl Worker {
     }
 
     fn value(&self) -> Value {
-        Value { by: self.setup.process, number: self.number(), began: now() }
+        Value { by: self.setup.process, number: self.number(), began: self.log.now() }
     }
 
     /// Makes one call to the cache.
-    async fn call(&self, rng: &mut Rng) {
+    pub async fn call(&self, rng: &mut Rng) {
         let key = format!("k{}", rng.usize(0..self.setup.load.keys));
         let dice = rng.u32(0..1000);
         let writes = self.setup.load.writes;
         if dice < writes {
-            let value = rng.bool().then(|| self.value());
-            self.write(key, value).await;
+            self.write(key, rng).await;
         } else if dice < writes + 100 {
-            let asked = now();
+            let asked = self.log.now();
             let answer = match self.cache.get(key.as_str()).await {
                 Ok(None) => Answer::Nothing,
-                // A `get` reads from the store only.
-                Ok(Some(value)) => Answer::Value { value, source: Source::Shared },
+                Ok(Some(value)) => Answer::Value { value, source: Source::Stored },
                 Err(error) => unavailable(error),
             };
-            tell(Event::Read { key, asked, answer });
+            self.log.tell(Event::Read { key, asked, answer });
         } else {
             let loader = self.loader(&key, Plan::new(rng));
-            let asked = now();
+            let asked = self.log.now();
             let request = self.cache.request(key.as_str()).load(loader);
             // Some callers go away at any point of the call.
             let loaded = match rng.u8(0..10) {
@@ -200,20 +238,34 @@ impl Worker {
                 _ => Some(request.await),
             };
             if let Some(loaded) = loaded {
-                tell(Event::Read { key, asked, answer: answer(loaded) });
+                self.log.tell(Event::Read { key, asked, answer: answer(loaded) });
             }
         }
     }
 
-    async fn write(&self, key: String, value: Option<Value>) {
-        let write = self.number();
-        tell(Event::WriteAsked { write, key: key.clone(), value });
-        let written = match &value {
-            Some(value) => self.cache.insert(key, value).await,
-            None => self.cache.invalidate(key).await,
+    async fn write(&self, key: String, rng: &mut Rng) {
+        let (write, named) = (self.number(), key.clone());
+        let written = match rng.u8(0..6) {
+            0..2 => {
+                let value = self.value();
+                self.log.tell(Event::WriteAsked { write, key: named, value: Some(value) });
+                self.cache.insert(key, &value).await
+            }
+            2..4 => {
+                self.log.tell(Event::WriteAsked { write, key: named, value: None });
+                self.cache.invalidate(key).await
+            }
+            4 => {
+                self.log.tell(Event::ExpireAsked { write, key: named });
+                self.cache.expire(key).await
+            }
+            _ => {
+                self.log.tell(Event::TouchAsked { write, key: named });
+                self.cache.touch(key).await.map(|_| ())
+            }
         };
         let error = written.err().map(|error| format!("{:?}: {error:#}", error.kind()));
-        tell(Event::WriteAnswered { write, error });
+        self.log.tell(Event::WriteAnswered { write, error });
     }
 
     fn loader(
@@ -229,14 +281,14 @@ impl Worker {
         move |lead| {
             Box::pin(async move {
                 let value = worker.value();
-                tell(Event::LoadBegan { key, value, fence: lead.fence() });
+                worker.log.tell(Event::LoadBegan { key, value, fence: lead.fence() });
                 // Dropped when the load has returned, panicked, or was cancelled.
-                let _ended = Ended(value.number);
+                let _ended = Ended(worker.log.clone(), value.number);
                 let mut working = Box::pin(sleep(plan.takes));
                 tokio::select! {
                     () = &mut working => {}
                     () = lead.lost() => {
-                        tell(Event::LoadLost { number: value.number });
+                        worker.log.tell(Event::LoadLost { number: value.number });
                         // A load that guards nothing else may continue.
                         working.await;
                     }
@@ -244,8 +296,14 @@ impl Worker {
                 match plan.end {
                     End::Value => {}
                     End::Unstored => lead.do_not_store(),
-                    End::Fails => return Err(PLANNED.into()),
-                    End::Panics => panic::panic_any(PLANNED),
+                    End::Fails => {
+                        worker.log.tell(Event::LoadFailed { number: value.number });
+                        return Err(PLANNED.into());
+                    }
+                    End::Panics => {
+                        worker.log.tell(Event::LoadFailed { number: value.number });
+                        panic::panic_any(PLANNED)
+                    }
                 }
                 Ok(value)
             })
@@ -266,7 +324,7 @@ impl Worker {
             5..7 => ("w0".to_owned(), How::Reader),
             _ => ("s0".to_owned(), How::Permits(rng.u32(1..=PERMITS))),
         };
-        let mut asked = now();
+        let mut asked = self.log.now();
         let taking = match rng.u8(0..4) {
             0 => self.take(&name, how, false).await,
             1 => cut_off(self.take(&name, how, true), rng).await.flatten(),
@@ -283,18 +341,19 @@ impl Worker {
             let mut holds = Vec::new();
             for (name, fence) in names {
                 let hold = self.number();
-                tell(Event::Locked { hold, name, kind: how.kind(), fence, asked });
+                self.log.tell(Event::Locked { hold, name, kind: how.kind(), fence, asked });
                 holds.push(hold);
             }
-            let each =
-                |event: &dyn Fn(u64) -> Event| holds.iter().for_each(|hold| tell(event(*hold)));
+            let each = |event: &dyn Fn(u64) -> Event| {
+                holds.iter().for_each(|hold| self.log.tell(event(*hold)))
+            };
             let takes = Plan::new(rng).takes;
             tokio::select! {
                 () = sleep(takes) => {}
                 () = guard.lost() => each(&|hold| Event::LockLost { hold }),
             }
             each(&|hold| Event::Unlocking { hold });
-            asked = now();
+            asked = self.log.now();
             guard = match (rng.u8(0..8), guard) {
                 (0, guard) => return drop(guard),
                 (1..4, Guard::Writer(writer)) => match writer.downgrade().await {
@@ -326,30 +385,30 @@ impl Worker {
     /// a time, so that it can reach zero.
     async fn latch(&self, rng: &mut Rng) {
         const HOUR: u64 = 1_000_000;
-        let name = format!("l{}", now() / HOUR);
+        let name = format!("l{}", self.log.now() / HOUR);
         let latch = self.locks.latch(name.as_str()).wait_limit(Duration::from_secs(2));
         if rng.bool()
             && let Ok(did) = latch.set(COUNT).await
         {
-            tell(Event::LatchSet { name: name.clone(), did });
+            self.log.tell(Event::LatchSet { name: name.clone(), did });
         }
         for _ in 0..rng.u8(0..3) {
-            tell(Event::CountingDown { name: name.clone() });
-            let asked = now();
+            self.log.tell(Event::CountingDown { name: name.clone() });
+            let asked = self.log.now();
             let stepping = latch.count_down();
             let stepped = match rng.u8(0..4) {
                 0 => cut_off(stepping, rng).await,
                 _ => Some(stepping.await),
             };
             match stepped {
-                Some(Ok(left)) => tell(Event::CountedDown { name: name.clone(), left }),
+                Some(Ok(left)) => self.log.tell(Event::CountedDown { name: name.clone(), left }),
                 Some(Err(error)) => self.missing(&name, asked, &error),
                 None => {}
             }
         }
-        let asked = now();
+        let asked = self.log.now();
         match cut_off(latch.wait(), rng).await {
-            Some(Ok(())) => tell(Event::LatchDone { name }),
+            Some(Ok(())) => self.log.tell(Event::LatchDone { name }),
             Some(Err(error)) => self.missing(&name, asked, &error),
             None => {}
         }
@@ -357,7 +416,7 @@ impl Worker {
 
     fn missing(&self, name: &str, asked: Time, error: &Error) {
         if error.kind() == ErrorKind::NotSet {
-            tell(Event::LatchMissing { name: name.to_owned(), asked });
+            self.log.tell(Event::LatchMissing { name: name.to_owned(), asked });
         }
     }
 
@@ -458,11 +517,11 @@ impl Plan {
     }
 }
 
-struct Ended(u64);
+struct Ended(Log, u64);
 
 impl Drop for Ended {
     fn drop(&mut self) {
-        tell(Event::LoadEnded { number: self.0 });
+        self.0.tell(Event::LoadEnded { number: self.1 });
     }
 }
 
@@ -478,6 +537,8 @@ fn answer(loaded: Result<Loaded<Value>, Error>) -> Answer {
         Ok(loaded) => {
             let source = match loaded.source() {
                 From::Degraded => Source::Degraded,
+                From::Hit => Source::Hit,
+                From::Stale => Source::Stale,
                 _ => Source::Shared,
             };
             Answer::Value { value: loaded.into_value(), source }
@@ -496,12 +557,12 @@ fn unavailable(error: Error) -> Answer {
 }
 
 /// Records the times at which the process did not run.
-async fn pulse() {
+async fn pulse(log: Log) {
     let mut last = (now(), Instant::now());
     loop {
         sleep(Duration::from_millis(2)).await;
         if last.1.elapsed() > PAUSE {
-            tell(Event::Paused { from: last.0 });
+            log.tell(Event::Paused { from: last.0 });
         }
         last = (now(), Instant::now());
     }

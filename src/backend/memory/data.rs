@@ -238,7 +238,11 @@ impl Data {
         now: Instant,
     ) -> Option<u64> {
         self.expire(now);
-        let entry = self.stored(name)?.clone().with_windows(windows);
+        let entry = self.stored(name)?;
+        if entry.windows.is_some_and(|windows| windows.are_ended()) {
+            return None;
+        }
+        let entry = entry.clone().with_windows(windows);
         let fence = self.burn(name, fence_life, now);
         let entry = entry.with_fence(fence).with_stored_at(self.clock(now));
         let kept = entry.windows.map_or(Duration::ZERO, |windows| windows.kept());

@@ -17,9 +17,12 @@ local found, stored = entry_at(entry)
 local text = fence_text(next_fence(fence_at(fence), stored))
 -- An entry of format 1 has no windows.
 local has_windows = found and string.sub(found, 3, 3) == '2'
+-- The windows that an expiry has ended do not begin anew.
+local has_expired = has_windows and string.sub(found, 61, 80) == ('0'):rep(20)
+  and string.sub(found, 81, 90) ~= ('0'):rep(10)
 
 local function set_windows()
-  if not has_windows then return {0, 0} end
+  if not has_windows or has_expired then return {0, 0} end
   -- A full server refuses the first write, and so all or none.
   redis.call('SETRANGE', entry, 4, text .. time_text())
   redis.call('SETRANGE', entry, 60, windows)

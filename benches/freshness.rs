@@ -1,0 +1,330 @@
+//! Hot keys at the end of their time to live: how often each is loaded, and which callers wait.
+//!
+//! `cargo bench --bench freshness` starts a Redis server of its own. The processes are backends of
+//! this one process, which share its cores with the server. Keys are asked for by Zipf's law, and
+//! the figures are those of the hottest ones.
+#![allow(missing_docs, unreachable_pub, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::{
+    future::Future,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+use bellwether::{
+    BoxError, Cache, MemoryBackend, RedisBackend,
+    backend::{Latches, Store},
+    cache::{Builder, EarlyRefresh, Source},
+    error::BackendError,
+};
+use fastrand::Rng;
+use redis::aio::MultiplexedConnection;
+use testkit::{
+    RedisServer,
+    interceptor::{Answer, Hook, Interceptor, Operation},
+};
+use tokio::{task::JoinSet, time::sleep};
+
+const KEYS: usize = 1_000;
+/// The hottest keys, which are asked for many times in each window.
+const HOT: usize = 20;
+const CALLERS: usize = 8;
+const TTL: Duration = Duration::from_secs(1);
+const LOAD: Duration = Duration::from_millis(50);
+const WARM: Duration = Duration::from_millis(1_500);
+const TIME: Duration = Duration::from_secs(5);
+const OUTAGE: Duration = Duration::from_secs(10);
+
+fn main() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    runtime.block_on(async { tokio::spawn(all()).await.unwrap() });
+}
+
+async fn all() {
+    println!("a period is a time to live and a load; p99 of callers at a load, and of others\n");
+    for processes in [4, 16] {
+        println!(
+            "{processes} processes             loads/period  claims/period  waited   at a load    hits"
+        );
+        let stale = |builder: Builder<u64>| builder.stale_while_revalidate(TTL);
+        let early = |builder: Builder<u64>| builder.early_refresh(EarlyRefresh::ByCost);
+        leased("stale while revalidate", processes, stale).await;
+        leased("early refresh by cost", processes, early).await;
+        leased("both", processes, |builder| early(stale(builder))).await;
+        leased("a lease, and all wait", processes, |builder| builder).await;
+        xfetch(processes).await;
+        alone(processes).await;
+        println!();
+    }
+    outage(8).await;
+}
+
+/// What happens to the hot keys.
+#[derive(Default)]
+struct Origin {
+    loading: [AtomicUsize; HOT],
+    loads: AtomicUsize,
+    claims: Arc<AtomicUsize>,
+    is_counting: AtomicBool,
+    is_failing: AtomicBool,
+}
+
+impl Origin {
+    async fn load(&self, key: usize) -> Result<u64, BoxError> {
+        if key < HOT && self.is_counting.load(Ordering::Relaxed) {
+            self.loads.fetch_add(1, Ordering::Relaxed);
+        }
+        let under_way = self.loading.get(key).map(Loading::begin);
+        sleep(LOAD).await;
+        drop(under_way);
+        match self.is_failing.load(Ordering::Relaxed) {
+            true => Err("the origin fails".into()),
+            false => Ok(7),
+        }
+    }
+
+    fn is_loading(&self, key: usize) -> bool {
+        self.loading[key].load(Ordering::Relaxed) > 0
+    }
+}
+
+/// A load that is under way, until it ends or is cancelled.
+struct Loading<'a>(&'a AtomicUsize);
+
+impl<'a> Loading<'a> {
+    fn begin(count: &'a AtomicUsize) -> Self {
+        count.fetch_add(1, Ordering::Relaxed);
+        Self(count)
+    }
+}
+
+impl Drop for Loading<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Counts the claims of hot keys.
+#[derive(Clone)]
+struct Claims(Arc<AtomicUsize>);
+
+impl<B: Store + Latches> Hook<B> for Claims {
+    async fn around(&self, backend: &B, operation: Operation) -> Result<Answer, BackendError> {
+        if let Operation::Claim { claim, .. } = &operation
+            && claim.name.prefix().contains("{hot")
+        {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+        operation.perform(backend).await
+    }
+}
+
+fn name(key: usize) -> String {
+    if key < HOT { format!("hot{key}") } else { format!("cold{key}") }
+}
+
+/// Returns a key, the n-th of them n times more rarely than the first.
+fn zipf(rng: &mut Rng) -> usize {
+    let at = (KEYS as f64).powf(rng.f64());
+    (at as usize - 1).min(KEYS - 1)
+}
+
+async fn leased(label: &str, processes: usize, with: impl Fn(Builder<u64>) -> Builder<u64>) {
+    let (server, origin) = (RedisServer::start().await, Arc::new(Origin::default()));
+    let caches = caches(&server, &origin, processes, with);
+    run(label, processes, &origin, |process, key| ask(&caches[process], &origin, key)).await;
+}
+
+fn caches(
+    server: &RedisServer,
+    origin: &Origin,
+    processes: usize,
+    with: impl Fn(Builder<u64>) -> Builder<u64>,
+) -> Vec<Cache<u64>> {
+    let cache = |_| {
+        let inner = RedisBackend::open(&server.url()).unwrap();
+        let backend = Interceptor { inner, hook: Claims(origin.claims.clone()) };
+        with(Cache::builder(backend).ttl(TTL)).build().unwrap()
+    };
+    (0..processes).map(cache).collect()
+}
+
+/// Asks a cache, and returns whether the caller waited for a load.
+fn ask(
+    cache: &Cache<u64>,
+    origin: &Arc<Origin>,
+    key: usize,
+) -> impl Future<Output = bool> + Send + 'static {
+    let (cache, origin) = (cache.clone(), origin.clone());
+    async move {
+        let load = move |_| async move { origin.load(key).await };
+        let loaded = cache.request(name(key)).load(load).await.unwrap();
+        !matches!(loaded.source(), Source::Hit | Source::Stale)
+    }
+}
+
+/// Each process keeps values for itself.
+async fn alone(processes: usize) {
+    let origin = Arc::new(Origin::default());
+    let cache = |_| Cache::<u64>::builder(MemoryBackend::new()).ttl(TTL).build().unwrap();
+    let caches: Vec<_> = (0..processes).map(cache).collect();
+    run("each process for itself", processes, &origin, |process, key| {
+        ask(&caches[process], &origin, key)
+    })
+    .await;
+}
+
+/// Each caller loads early by chance alone, and nothing keeps two from doing so.
+async fn xfetch(processes: usize) {
+    let (server, origin) = (RedisServer::start().await, Arc::new(Origin::default()));
+    let client = redis::Client::open(server.url()).unwrap();
+    let mut connections = Vec::new();
+    for _ in 0..processes {
+        connections.push(client.get_multiplexed_async_connection().await.unwrap());
+    }
+    run("XFetch without a lease", processes, &origin, |process, key| {
+        fetch(connections[process].clone(), origin.clone(), key)
+    })
+    .await;
+}
+
+async fn fetch(mut connection: MultiplexedConnection, origin: Arc<Origin>, key: usize) -> bool {
+    let now = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64();
+    let name = name(key);
+    let ends: Option<f64> =
+        redis::cmd("GET").arg(&name).query_async(&mut connection).await.unwrap();
+    let early = LOAD.as_secs_f64() * -fastrand::f64().max(f64::MIN_POSITIVE).ln();
+    if ends.is_some_and(|ends| now() + early < ends) {
+        return false;
+    }
+    origin.load(key).await.unwrap();
+    let mut set = redis::cmd("SET");
+    set.arg(&name).arg(now() + TTL.as_secs_f64()).arg("PX").arg(TTL.as_millis() as u64);
+    set.exec_async(&mut connection).await.unwrap();
+    true
+}
+
+/// Has all processes ask for a while, and prints a row.
+async fn run<F>(
+    label: &str,
+    processes: usize,
+    origin: &Arc<Origin>,
+    ask: impl Fn(usize, usize) -> F,
+) where
+    F: Future<Output = bool> + Send + 'static,
+{
+    let begun = Instant::now();
+    let mut seen = Seen::default();
+    let mut under_way = JoinSet::new();
+    let mut rng = Rng::with_seed(7);
+    let mut next = begun;
+    let mut claims = 0;
+    // One caller of all processes asks each time, whether or not the others have an answer.
+    while begun.elapsed() < WARM + TIME {
+        if begun.elapsed() >= WARM && !origin.is_counting.swap(true, Ordering::Relaxed) {
+            claims = origin.claims.load(Ordering::Relaxed);
+        }
+        for process in 0..CALLERS {
+            let (process, key) = (process * processes / CALLERS, zipf(&mut rng));
+            let process = (process + rng.usize(0..processes)) % processes;
+            let (asked, counts) = (ask(process, key), begun.elapsed() >= WARM && key < HOT);
+            let origin = origin.clone();
+            under_way.spawn(async move {
+                let at_load = key < HOT && origin.is_loading(key);
+                let begun = Instant::now();
+                let waited = asked.await;
+                counts.then(|| (begun.elapsed(), at_load, waited))
+            });
+        }
+        while let Some(done) = under_way.try_join_next() {
+            seen.add(done.unwrap());
+        }
+        next += Duration::from_millis(2);
+        sleep(next.saturating_duration_since(Instant::now())).await;
+    }
+    origin.is_counting.store(false, Ordering::Relaxed);
+    let (loads, claims) =
+        (origin.loads.load(Ordering::Relaxed), origin.claims.load(Ordering::Relaxed) - claims);
+    while let Some(done) = under_way.join_next().await {
+        seen.add(done.unwrap());
+    }
+    let periods = HOT as f64 * TIME.as_secs_f64() / (TTL + LOAD).as_secs_f64();
+    seen.print(label, loads as f64 / periods, claims as f64 / periods);
+}
+
+#[derive(Default)]
+struct Seen {
+    at_load: Vec<Duration>,
+    others: Vec<Duration>,
+    waited: usize,
+}
+
+impl Seen {
+    fn add(&mut self, call: Option<(Duration, bool, bool)>) {
+        let Some((took, at_load, waited)) = call else { return };
+        self.waited += usize::from(waited);
+        // A caller that begins a load that it waits for is at that load.
+        let of = if at_load || waited { &mut self.at_load } else { &mut self.others };
+        of.push(took);
+    }
+
+    fn print(mut self, label: &str, loads: f64, claims: f64) {
+        let waited = self.waited as f64 / (self.at_load.len() + self.others.len()) as f64 * 100.0;
+        println!(
+            "{label:24} {loads:>12.2} {claims:>14.2} {waited:>6.2}% {:>9.2} ms {:>5.2} ms",
+            p99(&mut self.at_load) * 1e3,
+            p99(&mut self.others) * 1e3
+        );
+    }
+}
+
+fn p99(times: &mut [Duration]) -> f64 {
+    times.sort_unstable();
+    let at = (times.len() * 99 / 100).min(times.len().saturating_sub(1));
+    times.get(at).map_or(0.0, Duration::as_secs_f64)
+}
+
+/// Asks for the hot keys while the origin fails.
+async fn outage(processes: usize) {
+    let (server, origin) = (RedisServer::start().await, Arc::new(Origin::default()));
+    let caches =
+        caches(&server, &origin, processes, |builder| builder.stale_while_revalidate(6 * OUTAGE));
+    let asking = async |time: Duration, origin: &Arc<Origin>| {
+        let (begun, mut times) = (Instant::now(), Vec::new());
+        let mut at = 0;
+        while begun.elapsed() < time {
+            let asked = Instant::now();
+            ask(&caches[at % processes], origin, at % HOT).await;
+            times.push(asked.elapsed());
+            at += 1;
+            sleep(Duration::from_millis(1)).await;
+        }
+        p99(&mut times) * 1e3
+    };
+    asking(WARM, &origin).await;
+    origin.is_counting.store(true, Ordering::Relaxed);
+    let before = asking(2 * TTL, &origin).await;
+    let usual = origin.loads.swap(0, Ordering::Relaxed);
+    origin.is_failing.store(true, Ordering::Relaxed);
+    let during = asking(OUTAGE, &origin).await;
+    let failed = origin.loads.load(Ordering::Relaxed);
+    origin.is_failing.store(false, Ordering::Relaxed);
+    let recovered = Instant::now();
+    let mut left: Vec<_> = (0..HOT).collect();
+    while !left.is_empty() && recovered.elapsed() < 6 * OUTAGE {
+        for key in left.clone() {
+            ask(&caches[key % processes], &origin, key).await;
+            let fresh = caches[0].remaining(name(key)).await.unwrap();
+            left.retain(|other| *other != key || fresh.is_none_or(|fresh| fresh.is_zero()));
+        }
+        sleep(Duration::from_millis(1)).await;
+    }
+    println!("an origin that fails for {OUTAGE:?}, {processes} processes, {HOT} keys");
+    println!("loads of a key: {:.1} in {:?} before", usual as f64 / HOT as f64, 2 * TTL);
+    println!("loads of a key: {:.1} in {OUTAGE:?} of failures", failed as f64 / HOT as f64);
+    println!("p99 of all callers: {before:.2} ms before, {during:.2} ms meanwhile");
+    println!("all keys are fresh {:?} after its end", recovered.elapsed());
+}

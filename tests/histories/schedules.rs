@@ -1,0 +1,220 @@
+//! Random schedules of several processes over one backend in memory, under paused time.
+//!
+//! A schedule takes milliseconds, so thousands of them try orders that real processes rarely meet.
+//! The calls and the checker are those of the histories of real processes.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use bellwether::{
+    MemoryBackend,
+    backend::{Latches, Store},
+    error::{BackendError, BackendErrorKind},
+};
+use fastrand::Rng;
+use testkit::interceptor::{Answer, Hook, Interceptor, Operation};
+use tokio::{task::JoinSet, time::sleep};
+
+use super::{
+    checker::{Rule, Tally, check},
+    first_seed,
+    history::History,
+    recorder::{Log, Recorder, Shared},
+    variable,
+    worker::{Setup, Worker, Workload},
+};
+
+/// A rule of the backend that does not hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Missing {
+    /// A commit passes after an act on the entry.
+    CommitGivesWay,
+    /// An expiry ends the windows of an entry.
+    ExpireEndsWindows,
+    /// An entry has an age.
+    EntriesAge,
+    /// A lease has one holder.
+    OneHolder,
+}
+
+/// The way to the backend: it takes a random time, and a few answers are lost on it.
+#[derive(Clone)]
+struct Way {
+    seed: Arc<AtomicU64>,
+    missing: Option<Missing>,
+}
+
+impl Way {
+    fn rng(&self) -> Rng {
+        Rng::with_seed(self.seed.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
+impl<B: Store + Latches> Hook<B> for Way {
+    async fn around(&self, backend: &B, operation: Operation) -> Result<Answer, BackendError> {
+        let mut rng = self.rng();
+        let lost = || Err(BackendError::new(BackendErrorKind::Unknown, "the answer is lost"));
+        sleep(Duration::from_millis(rng.u64(0..4))).await;
+        // A push comes by a connection of its own.
+        let is_subscription =
+            matches!(operation, Operation::Changes { .. } | Operation::ChangesFor { .. });
+        if !is_subscription && rng.u8(0..100) == 0 {
+            return lost();
+        }
+        let answer = match self.missing {
+            Some(missing) => missing.perform(backend, operation).await,
+            None => operation.perform(backend).await,
+        };
+        sleep(Duration::from_millis(rng.u64(0..4))).await;
+        if !is_subscription && rng.u8(0..100) == 0 { lost() } else { answer }
+    }
+}
+
+impl Missing {
+    async fn perform<B: Store + Latches>(
+        self,
+        backend: &B,
+        operation: Operation,
+    ) -> Result<Answer, BackendError> {
+        match (self, &operation) {
+            (Self::CommitGivesWay, Operation::Commit { claim, entry, ttl: Some(ttl), .. }) => {
+                backend.put(&claim.name, entry, *ttl, claim.fence_life).await?;
+                Ok(Answer::Commit(bellwether::backend::Committed::Stored))
+            }
+            (Self::ExpireEndsWindows, Operation::Expire { .. }) => Ok(Answer::Expire(1)),
+            (Self::OneHolder, Operation::Claim { claim, seen }) => {
+                backend.clear(&claim.name, claim.mode).await?;
+                backend.claim(claim, *seen).await.map(Answer::Claim)
+            }
+            _ => {
+                let mut answer = operation.perform(backend).await;
+                if let (
+                    Self::EntriesAge,
+                    Ok(Answer::Get(Some(entry)) | Answer::GetAged(Some(entry))),
+                ) = (self, &mut answer)
+                {
+                    entry.age = Some(Duration::ZERO);
+                }
+                answer
+            }
+        }
+    }
+}
+
+/// Plays the schedule of a seed to its end.
+fn play(seed: u64, missing: Option<Missing>) -> History {
+    let mut runtime = tokio::runtime::Builder::new_current_thread();
+    let runtime = runtime.enable_time().start_paused(true).build().unwrap();
+    let history = runtime.block_on(simulate(seed, missing));
+    runtime.shutdown_background();
+    history
+}
+
+async fn simulate(seed: u64, missing: Option<Missing>) -> History {
+    let mut rng = Rng::with_seed(seed);
+    let load = Workload {
+        keys: rng.usize(1..=2),
+        locks: 0,
+        callers: rng.usize(2..=3),
+        lockers: 0,
+        writes: [50, 200, 400][rng.usize(0..3)],
+        lease_ms: [60, 600][rng.usize(0..2)],
+        ttl_ms: [20, 60, 300][rng.usize(0..3)],
+        stale_ms: [0, 50, 300][rng.usize(0..3)],
+        error_ms: [0, 200, 500][rng.usize(0..3)],
+        early: rng.bool(),
+        cancel: rng.bool(),
+    };
+    let (shared, backend) = (Shared::new(), MemoryBackend::new());
+    let mut callers = JoinSet::new();
+    let mut workers = Vec::new();
+    for process in 1..=rng.u32(2..=4) {
+        let log = Log::Memory(process, shared.clone());
+        let way = Way { seed: Arc::new(AtomicU64::new(rng.u64(..))), missing };
+        let backend = Interceptor { inner: backend.clone(), hook: way };
+        let backend = Recorder::over(backend, log.clone(), None);
+        let setup = Setup { url: String::new(), process, seed, load: load.clone(), broken: None };
+        let worker = Worker::over(backend, log, setup);
+        for _ in 0..load.callers {
+            let (worker, mut rng) = (worker.clone(), rng.fork());
+            callers.spawn(async move {
+                for _ in 0..rng.u8(4..12) {
+                    worker.call(&mut rng).await;
+                    let pause = [5, 40, 200][rng.usize(0..3)];
+                    sleep(Duration::from_millis(rng.u64(0..pause))).await;
+                }
+            });
+        }
+        workers.push(worker);
+    }
+    while let Some(caller) = callers.join_next().await {
+        caller.unwrap();
+    }
+    for worker in workers {
+        worker.settled().await;
+    }
+    let lines = shared.lines.lock().unwrap().clone();
+    // A timer has milliseconds, and the way back takes up to four.
+    History { windows: Some(load.windows(5_000)), lines, ..History::default() }
+}
+
+/// Plays one schedule after another, and returns the first of them that breaks one of some rules.
+fn found(missing: Missing, by: &[Rule]) -> Option<u64> {
+    let first = first_seed();
+    (first..first + 500).find(|seed| {
+        let (violations, _) = check(&play(*seed, Some(missing)));
+        violations.iter().any(|violation| by.contains(&violation.rule))
+    })
+}
+
+#[test]
+fn random_schedules_keep_the_promises() {
+    super::worker::quiet_planned_panics();
+    let count = variable("BELLWETHER_SCHEDULES").unwrap_or(2_000);
+    let first = first_seed();
+    println!("BELLWETHER_SEED={first}");
+    let threads = 2;
+    let parts = (0..threads).map(|part| {
+        std::thread::spawn(move || {
+            let mut all = Tally::default();
+            for seed in (first..first + count).skip(part).step_by(threads) {
+                let history = play(seed, None);
+                let (violations, tally) = check(&history);
+                all.take_in(&tally);
+                for violation in &violations {
+                    println!("BELLWETHER_SEED={seed}: {:?}: {}", violation.rule, violation.text);
+                }
+                assert!(violations.is_empty(), "the schedule of seed {seed} breaks a rule");
+            }
+            all
+        })
+    });
+    let mut all = Tally::default();
+    for part in parts.collect::<Vec<_>>() {
+        all.take_in(&part.join().unwrap());
+    }
+    println!("{count} schedules: {all}");
+    for what in ["stale reads", "reads late in a window", "writes", "commits stored", "overlaps"] {
+        assert!(all.0.get(what).is_some_and(|count| *count > 0), "no {what}: {all}");
+    }
+}
+
+#[test]
+fn a_backend_without_one_of_its_rules_is_found() {
+    super::worker::quiet_planned_panics();
+    for (missing, by) in [
+        (Missing::CommitGivesWay, &[Rule::NotBeforeWrite, Rule::StoreGoesOn][..]),
+        (Missing::ExpireEndsWindows, &[Rule::NotBeforeWrite]),
+        (Missing::EntriesAge, &[Rule::Windows]),
+        (Missing::OneHolder, &[Rule::OneLoad]),
+    ] {
+        let seed = found(missing, by);
+        println!("{missing:?} is found in seed {seed:?}");
+        assert!(seed.is_some(), "the checker did not find {missing:?}");
+    }
+}
