@@ -18,11 +18,13 @@ pub struct Setup {
     pub lease_ms: u64,
     pub wait_ms: u64,
     pub max_loads: usize,
+    pub ttl_ms: u64,
+    pub stale_ms: u64,
 }
 
 impl Setup {
     pub fn new(url: String) -> Self {
-        Self { url, lease_ms: 5_000, wait_ms: 30_000, max_loads: 1024 }
+        Self { url, lease_ms: 5_000, wait_ms: 30_000, max_loads: 1024, ttl_ms: 60_000, stale_ms: 0 }
     }
 }
 

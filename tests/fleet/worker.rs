@@ -112,6 +112,8 @@ impl Worker {
                 .lease(Duration::from_millis(setup.lease_ms))
                 .wait_limit(Duration::from_millis(setup.wait_ms))
                 .max_loads(setup.max_loads)
+                .ttl(Duration::from_millis(setup.ttl_ms))
+                .stale_while_revalidate(Duration::from_millis(setup.stale_ms))
                 .retry(Retry::on_demand().try_limit(COMMAND_TIMEOUT))
                 .build()
                 .unwrap(),

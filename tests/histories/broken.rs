@@ -71,7 +71,7 @@ impl Scripts {
             Break::CommitIgnoresFence => {
                 let cuts = [
                     ("if last ~= mine then", "if false then"),
-                    ("if is_committed or ", "if false or "),
+                    ("if is_committed then", "if false then"),
                 ];
                 scripts.commit = Some(cut("commit", &cuts));
             }
@@ -84,7 +84,7 @@ impl Scripts {
             }
             Break::InvalidationBurnsNothing => {
                 let burn = "redis.pcall('SET', fence, fence_text(burnt), 'PX', fence_ms)";
-                let cuts = [(burn, "true"), ("'DEL', lease, entry", "'DEL', entry")];
+                let cuts = [(burn, "true"), ("'DEL', lease, failure, entry", "'DEL', entry")];
                 scripts.invalidate = Some(cut("invalidate", &cuts));
             }
             Break::ReleaseIgnoresHolder => {

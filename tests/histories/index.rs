@@ -259,8 +259,8 @@ impl Index {
         index
     }
 
-    /// Returns the fences that touches and expiries gave to entries, each with its key and the times
-    /// at which it was sent and answered.
+    /// Returns the fences that touches and expiries gave to entries, each with its key and with the
+    /// times at which it was sent and answered.
     pub fn rewritten(&self) -> impl Iterator<Item = (&str, u64, Time, Time)> {
         let writes = self.fences.iter().filter(|taken| taken.owner.is_none());
         let kept =

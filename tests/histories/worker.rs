@@ -149,7 +149,7 @@ impl Worker {
     }
 
     /// Creates a worker over a backend that records for the same log.
-    pub fn over<B: Store + Latches>(backend: B, log: Log, setup: Setup) -> Self {
+    pub fn over<B: Store + Latches + Clone>(backend: B, log: Log, setup: Setup) -> Self {
         let abandoned = if setup.load.cancel { Abandoned::Cancel } else { Abandoned::Finish };
         let early = if setup.load.early { EarlyRefresh::ByCost } else { EarlyRefresh::Off };
         Self {

@@ -79,6 +79,15 @@ fn fleet(size: usize, with: impl Fn(Builder<usize>) -> Builder<usize>) -> Vec<Ca
     (0..size).map(|_| with(builder(&backend)).build().unwrap()).collect()
 }
 
+/// Returns a cache with one value, which has just become stale.
+async fn stale_value() -> (Cache<usize>, Origin) {
+    let cache = fleet(1, with_windows).remove(0);
+    let origin = Origin::default();
+    origin.ask(&cache).await.unwrap();
+    sleep(TTL).await;
+    (cache, origin)
+}
+
 fn with_windows(builder: Builder<usize>) -> Builder<usize> {
     builder.stale_while_revalidate(STALE).stale_if_error(ERROR)
 }
@@ -227,10 +236,7 @@ async fn a_refresh_that_fails_or_panics_disturbs_no_caller() {
 
 #[tokio::test(start_paused = true)]
 async fn a_refresh_outlives_the_caller_that_began_it() {
-    let cache = fleet(1, with_windows).remove(0);
-    let origin = Origin::default();
-    origin.ask(&cache).await.unwrap();
-    sleep(TTL).await;
+    let (cache, origin) = stale_value().await;
     let mut asked = Box::pin(origin.ask(&cache));
     assert!(futures_util::poll!(&mut asked).is_ready());
     drop(asked);
@@ -406,10 +412,7 @@ async fn a_get_returns_what_may_be_served_and_refreshes_nothing() {
 /// A loader that asks for its own key would wait for itself.
 #[tokio::test(start_paused = true)]
 async fn a_refresh_that_asks_for_its_own_key_is_served_the_stale_value() {
-    let cache = fleet(1, with_windows).remove(0);
-    let origin = Origin::default();
-    origin.ask(&cache).await.unwrap();
-    sleep(TTL).await;
+    let (cache, origin) = stale_value().await;
     let (inner, nested) = (cache.clone(), origin.clone());
     let load = |_| async move {
         let known = nested.ask(&inner).await.map_err(BoxError::from)?;
