@@ -47,7 +47,8 @@ async fn all() {
     println!("a period is a time to live and a load; p99 of callers at a load, and of others\n");
     for processes in [4, 16] {
         println!(
-            "{processes} processes             loads/period  claims/period  waited   at a load    hits"
+            "{processes:>2} processes {:>24} {:>14} {:>7} {:>12} {:>8}",
+            "loads/period", "claims/period", "waited", "at a load", "hits"
         );
         let stale = |builder: Builder<u64>| builder.stale_while_revalidate(TTL);
         let early = |builder: Builder<u64>| builder.early_refresh(EarlyRefresh::ByCost);
