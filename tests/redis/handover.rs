@@ -105,6 +105,7 @@ async fn a_fair_hold_is_two_commands() {
     let server = RedisServer::start().await;
     let locks = [fair(&server.url()), fair(&server.url())];
     let mut monitor = server.monitor().await;
+    let begun = Instant::now();
     let tasks = (0..6).map(|task| {
         let lock = locks[task % 2].clone();
         tokio::spawn(async move {
@@ -118,8 +119,12 @@ async fn a_fair_hold_is_two_commands() {
     }
     let calls = monitor.calls_from_clients().await;
     let scripts = calls.iter().filter(|call| call.command.starts_with("EVAL")).count();
-    // A waiter that asked before its process had subscribed asked twice.
-    assert!((12 * HOLDS..=12 * HOLDS + 12).contains(&scripts), "{scripts}");
+    // A waiter that asked before its process had subscribed asked twice. On a busy machine the
+    // holds take so long that each process also keeps its queue entries, every 640 ms.
+    let took = begun.elapsed();
+    let kept = 2 * usize::try_from(took.as_millis() / 600).unwrap();
+    let most = 12 * HOLDS + 12 + kept;
+    assert!((12 * HOLDS..=most).contains(&scripts), "{scripts} scripts in {took:?}");
 }
 
 /// A waiter for a mutex gets it without another command.
