@@ -106,8 +106,8 @@ impl BellwetherLayer<Http> {
     /// time itself. Defaults to the [setting](crate::cache::Builder::stale_while_revalidate) of the
     /// cache, which is zero unless it is set.
     ///
-    /// The `stale-while-revalidate` of a response takes precedence. [Stale
-    /// responses](Self::http#stale-responses) says more.
+    /// The `stale-while-revalidate` of a response takes precedence. The docs of
+    /// [`http`](Self::http) say more.
     ///
     /// ```
     /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
@@ -130,8 +130,8 @@ impl BellwetherLayer<Http> {
     /// time itself. Defaults to the [setting](crate::cache::Builder::stale_if_error) of the cache,
     /// which is zero unless it is set.
     ///
-    /// The `stale-if-error` of a response takes precedence. [Stale
-    /// responses](Self::http#stale-responses) says more.
+    /// The `stale-if-error` of a response takes precedence. The docs of
+    /// [`http`](Self::http) say more.
     pub fn stale_if_error(mut self, window: Duration) -> Self {
         self.settings().stale.windows.if_error = window;
         self
