@@ -5,8 +5,8 @@ use std::time::Duration;
 use bellwether::{
     Key, Locks,
     backend::{
-        Acquired, AcquiredAll, Announcement, Change, Changes, Claim, Claimed, Committed, Entry,
-        Grant, Leases, Mode, RedisBackend, Renewal, Store, Windows,
+        Acquired, AcquiredAll, Announcement, BackOff, Change, Changes, Claim, Claimed, Committed,
+        Entry, Grant, Leases, Mode, RedisBackend, Renewal, Store, Windows,
     },
     error::BackendErrorKind,
     key::{Family, Name, Namespace},
@@ -763,4 +763,25 @@ async fn one_forbidden_channel_does_not_silence_the_others() {
         let burnt = backend.invalidate(name, FENCE_LIFE).await.unwrap();
         assert_eq!(next(&mut changes.unwrap()).await, Change::Invalidated(burnt));
     }
+}
+
+/// A clock that was set back by an hour left a name backing off for an hour.
+#[tokio::test]
+async fn a_back_off_ends_when_the_clock_is_set_back() {
+    let server = RedisServer::start().await;
+    let (backend, name) = (open(&server.url()), name("k"));
+    let load = claim(&name);
+    let fence = begun(&backend, &load).await.fence();
+    let failure = match Change::decode(&format!("f{fence:016}lthe database is away").into()) {
+        Change::Failed(failure) => failure,
+        other => panic!("not a failure: {other:?}"),
+    };
+    let back_off = BackOff { wait: Duration::from_secs(60), failures: 4 };
+    assert!(backend.fail(&load, &failure, Some(back_off)).await.unwrap());
+    let refused = backend.claim(&claim(&name), 0).await.unwrap();
+    assert!(matches!(refused, Claimed::BacksOff(..)), "{refused:?}");
+    // The end of a key is a time of the clock, so it is an hour further away then.
+    let hour_later = Duration::from_secs(120 + 3600).as_millis().to_string();
+    server.raw().await.run::<()>(&["PEXPIRE", &name.suffixed("b"), &hour_later]).await;
+    assert_eq!(begun(&backend, &claim(&name)).await.failures(), 4);
 }
