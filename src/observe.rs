@@ -65,6 +65,8 @@ counters! {
         hits,
         /// Callers that were served a stored entry that was no longer fresh.
         stale,
+        /// Those of `stale` whose load took longer than they wait.
+        slow,
         /// Callers whose loader ran under the lease.
         led,
         /// Callers that were served the load of another caller in this process.

@@ -91,6 +91,7 @@ erased! {
     async fn put(name: &'a Name, entry: &'a Entry, ttl: Duration, fence_life: Duration) -> u64;
     async fn touch(name: &'a Name, windows: Windows, fence_life: Duration) -> Option<u64>;
     async fn expire(name: &'a Name, fence_life: Duration) -> u64;
+    async fn supersede(name: &'a Name, fence_life: Duration) -> u64;
     async fn invalidate(name: &'a Name, fence_life: Duration) -> u64;
 }
 

@@ -383,6 +383,15 @@ pub trait Store: Leases {
         fence_life: Duration,
     ) -> impl Future<Output = Result<u64, BackendError>> + Send;
 
+    /// Ends the lease of a load that is under way, which is then not stored, and the record of
+    /// failed loads. The entry stays.
+    /// Returns the fence that was burnt.
+    fn supersede(
+        &self,
+        name: &Name,
+        fence_life: Duration,
+    ) -> impl Future<Output = Result<u64, BackendError>> + Send;
+
     /// Removes the entry. A load that is under way is not stored. Returns the fence that was burnt.
     fn invalidate(
         &self,

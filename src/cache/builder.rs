@@ -37,6 +37,8 @@ use crate::{
 ///     .schema(2)
 ///     .codec(Json)
 ///     .ttl(Duration::from_secs(60))
+///     .ttl_jitter(0.1)
+///     .serve_stale_after(Duration::from_millis(200))
 ///     .uncacheable_ttl(Duration::from_secs(10))
 ///     .lease(Duration::from_secs(5))
 ///     .renew_every(Duration::from_secs(1))
@@ -96,6 +98,16 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
         self
     }
 
+    /// Sets by which part of it the [`ttl`](Self::ttl) of each value is shortened at most. Defaults
+    /// to 0; from 0 to 1.
+    ///
+    /// The part is random for each value, so that values which are stored together do not end
+    /// together. The process that stores a value chooses it, and the entry carries the result.
+    pub fn ttl_jitter(mut self, part: f64) -> Self {
+        self.settings.options.ttl_jitter = part;
+        self
+    }
+
     /// Sets how long a value is still served after its [`ttl`](Self::ttl), while it is refreshed in
     /// the background. Defaults to zero.
     ///
@@ -115,6 +127,20 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
     /// beside that of [`stale_while_revalidate`](Self::stale_while_revalidate).
     pub fn stale_if_error(mut self, window: Duration) -> Self {
         self.settings.options.stale_if_error = window;
+        self
+    }
+
+    /// Sets how long a caller waits for a load while a value is kept [for
+    /// failures](Self::stale_if_error). Defaults to no limit but that of the load.
+    ///
+    /// After it the caller is served the old value, as [`Source::Stale`](super::Source::Stale). The
+    /// load goes on, also if no caller waits for it any more. Its own limit is still the
+    /// [`load_limit`](Self::load_limit).
+    ///
+    /// In the window of [`stale_while_revalidate`](Self::stale_while_revalidate) no caller waits in
+    /// any case.
+    pub fn serve_stale_after(mut self, limit: Duration) -> Self {
+        self.settings.options.serve_stale_after = Some(limit);
         self
     }
 
@@ -341,6 +367,7 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
             refreshes: Refreshes::default(),
             failures: Failures::new(self.failure_policy),
             negative: self.negative,
+            looks: Group::new(Abandoned::Finish, Limits::NONE),
             settings,
         };
         Ok(Cache { core: Arc::new(core) })

@@ -9,7 +9,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Codec, Source,
+    Codec, Loaded, Source,
     error_codec::ErrorCodec,
     failures::Failures,
     freshness::{self, Freshness, Rules},
@@ -50,6 +50,8 @@ pub(super) struct Core<V> {
     pub(super) refreshes: Refreshes<V>,
     pub(super) failures: Failures,
     pub(super) negative: Option<Negative<V>>,
+    /// Looks for values of callers that wait for a load no longer.
+    pub(super) looks: Group<Option<Loaded<V>>>,
     /// Warned of once, and counted from then on.
     pub(super) undecodable: Once,
     pub(super) unstorable: Once,
@@ -89,6 +91,11 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         let settings = &self.settings;
         let name = Name::new(&settings.namespace, Family::Cache, key, settings.max_key)?;
         Ok(name.with_schema(settings.schema))
+    }
+
+    /// Returns the part of the backend that keeps a name.
+    pub(super) fn shard(&self, name: &Name) -> Arc<Shard> {
+        self.shards.of(self.store.shard(name), |shard| !shard.breaker.is_troubled())
     }
 
     /// Decides what an answer about a name is good for, with the schema and the codec of this

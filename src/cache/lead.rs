@@ -44,6 +44,7 @@ struct Inner<V> {
 #[derive(Clone, Copy, Default)]
 pub(super) struct Keeping {
     pub(super) ttl: Option<Duration>,
+    pub(super) ttl_jitter: Option<f64>,
     pub(super) stale_while_revalidate: Option<Duration>,
     pub(super) stale_if_error: Option<Duration>,
     pub(super) do_not_store: bool,
@@ -141,6 +142,12 @@ impl<V> Lead<V> {
     /// keeps it for 1 ms at most, and [`do_not_store`](Self::do_not_store) stores nothing.
     pub fn expire_after(&self, ttl: Duration) {
         lock(&self.0.keeping).ttl = Some(ttl);
+    }
+
+    /// Sets by which part of it the time to live is shortened at most, in place of the
+    /// [setting](super::Builder::ttl_jitter) of the cache or the request.
+    pub fn ttl_jitter(&self, part: f64) {
+        lock(&self.0.keeping).ttl_jitter = Some(part);
     }
 
     /// Sets how long the value is served stale while it is refreshed, in place of the

@@ -22,7 +22,9 @@ mod lead;
 mod loader;
 mod negative;
 mod outcome;
+mod patience;
 mod quiet;
+mod rebuild;
 mod refreshes;
 mod request;
 mod run;
@@ -192,13 +194,17 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
         let core = &self.core;
         core.flights.close();
         core.engine.stop();
-        // No caller waits for a refresh.
+        // No caller waits for the refreshes in the background.
         core.refreshes.close();
-        if timeout(deadline, core.flights.idle()).await.is_err() {
-            core.abort.cancel();
+        core.looks.close();
+        let idle = || async {
             core.flights.idle().await;
+            core.refreshes.idle().await;
+        };
+        if timeout(deadline, idle()).await.is_err() {
+            core.abort.cancel();
+            idle().await;
         }
-        core.refreshes.idle().await;
         // A release that the backend does not answer ends by itself, with its lease.
         core.engine.shutdown(core.try_limit.saturating_mul(2)).await;
     }

@@ -1,9 +1,10 @@
 //! The refreshes of a cache, which run in the background.
 //!
 //! A refresh is a flight of a group of its own, so there is one for each key at most. Its callers
-//! do not wait for it: they have been served. It claims the lease without waiting. If another
-//! process has it, the key is quiet in this process until that lease ends. So a hot key costs the
-//! fleet one claim for each process and refresh.
+//! do not wait for it: they have been served. A refresh that a caller asks for is apart from the
+//! others, because what they read from the origin may be older. A refresh of the background claims
+//! the lease without waiting. If another process has it, the key is quiet in this process until
+//! that lease ends. So a hot key costs the fleet one claim for each process and refresh.
 
 use std::{sync::OnceLock, time::Duration};
 
@@ -11,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{outcome::Outcome, quiet::QuietKeys};
 use crate::{
-    flight::{Abandoned, Group, Leader, Limits},
+    flight::{Abandoned, Follower, Group, Joined, Leader, Limits},
     key::Key,
 };
 
@@ -22,12 +23,14 @@ pub(super) struct Refreshes<V> {
     stop: CancellationToken,
 }
 
+/// The caller of a refresh, and its duty to land it.
+type Begun<V> = (Follower<Outcome<V>>, Leader<Outcome<V>>);
+
 impl<V> Default for Refreshes<V> {
     fn default() -> Self {
-        // No caller follows a refresh.
-        let limits = Limits { per_flight: usize::MAX, in_all: usize::MAX };
         Self {
-            flights: Group::new(Abandoned::Finish, limits),
+            // No caller follows a refresh.
+            flights: Group::new(Abandoned::Finish, Limits::NONE),
             quiet: OnceLock::new(),
             stop: CancellationToken::new(),
         }
@@ -42,6 +45,17 @@ impl<V> Refreshes<V> {
             return None;
         }
         self.flights.join(key).ok()?.leader
+    }
+
+    /// Begins a refresh that a caller has asked for, apart from those that are under way. Returns
+    /// `None` if the cache is shut down.
+    pub(super) fn begin_anew(&self, key: &Key) -> Option<Begun<V>> {
+        loop {
+            self.flights.detach(key);
+            if let Joined { follower, leader: Some(leader) } = self.flights.join(key).ok()? {
+                return Some((follower, leader));
+            }
+        }
     }
 
     /// Lets no refresh of the entry with this fence begin in this process for a time.

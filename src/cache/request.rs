@@ -6,8 +6,10 @@ use tracing::Instrument;
 use super::{
     AfterFailure, EarlyRefresh, Lead, Loaded, Source,
     core::Core,
+    lead::Keeping,
     loader::{self, Produced},
     outcome::{Alone, Flown, Outcome},
+    patience::Patience,
     run::Run,
     settings::{OnFull, Options},
 };
@@ -50,6 +52,25 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     /// 1 ms at most, and [`Lead::do_not_store`] stores nothing.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.options_mut().ttl = ttl;
+        self
+    }
+
+    /// Sets by which part of it the time to live is shortened at most, if this caller is the one
+    /// that loads the value. A part outside of 0 to 1 counts as the nearest of the two.
+    ///
+    /// Everything else is as for [`Builder::ttl_jitter`](super::Builder::ttl_jitter).
+    pub fn ttl_jitter(mut self, part: f64) -> Self {
+        self.options_mut().ttl_jitter = part;
+        self
+    }
+
+    /// Sets how long this caller waits for a load while a value is kept for failures. After it the
+    /// caller is served the old value, and the load goes on.
+    ///
+    /// Everything else is as for
+    /// [`Builder::serve_stale_after`](super::Builder::serve_stale_after).
+    pub fn serve_stale_after(mut self, limit: Duration) -> Self {
+        self.options_mut().serve_stale_after = Some(limit);
         self
     }
 
@@ -147,8 +168,8 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     pub async fn insert(self, value: &V) -> Result<(), Error> {
         let Self { core, key, own } = self;
         let negative = own.is_none().then(|| core.negative_windows(value)).flatten();
-        let windows = negative.unwrap_or_else(|| core.options(own.as_deref()).windows());
-        let windows = windows.in_range();
+        let options = core.options(own.as_deref());
+        let windows = options.windows_of(negative, &Keeping::default()).in_range();
         let (name, life) = (core.name(&key)?, core.settings.fence_life());
         let entry = core.encode(value, Duration::ZERO)?.with_windows(windows);
         core.change(&key, core.store.put(&name, &entry, windows.kept(), life)).await?;
@@ -215,6 +236,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
             // Only a leader needs the name, but each caller is told if its key has none.
             Name::check(Family::Cache, &key, core.settings.max_key)?;
             let within = flight::current();
+            let patience = Patience::of(core.options(own.as_deref()));
             // How long this caller has waited for an answer that did not come.
             let mut unanswered = None;
             loop {
@@ -236,9 +258,10 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
                 } else {
                     hurry(&core, &follower, unanswered);
                 }
-                let waited = match waited {
-                    Some(waited) => waited,
-                    None => follower.wait().await,
+                let waited = match (waited, &patience) {
+                    (Some(waited), _) => waited,
+                    (None, None) => follower.wait().await,
+                    (None, Some(patience)) => Box::pin(patience.wait(&core, &key, follower)).await,
                 };
                 match waited {
                     Waited::JoinAgain => unanswered = None,
@@ -252,7 +275,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
 
 /// Enters the wait of a loader for a flight into the graph of waits, and gives its flight notice.
 /// `None` if the two would wait for each other.
-fn nest<T>(from: u64, follower: &Follower<T>) -> Option<Edge> {
+pub(super) fn nest<T>(from: u64, follower: &Follower<T>) -> Option<Edge> {
     let Some(edge) = flight::nested(from, follower.flight_id()) else {
         tracing::debug!("a loader asked for a key that waits for it");
         return None;
@@ -271,7 +294,11 @@ fn hurry<V, T>(core: &Core<V>, follower: &Follower<T>, unanswered: Option<Durati
 }
 
 /// Returns what a flight ended with, for one of its callers.
-fn served<V>(core: &Core<V>, outcome: Outcome<V>, leads: bool) -> Result<Flown<V>, Error> {
+pub(super) fn served<V>(
+    core: &Core<V>,
+    outcome: Outcome<V>,
+    leads: bool,
+) -> Result<Flown<V>, Error> {
     match outcome {
         Outcome::Value(loaded) => {
             let source = match loaded.source {
@@ -330,7 +357,7 @@ where
 }
 
 /// Loads for one caller, without a flight and a lease. Nothing is stored.
-async fn load_alone<V, F, Fut>(
+pub(super) async fn load_alone<V, F, Fut>(
     core: Arc<Core<V>>,
     work: Option<F>,
     own: Option<Box<Options>>,
@@ -367,7 +394,7 @@ fn overloaded(full: Refused) -> Error {
     Error::new(ErrorKind::Overloaded, words)
 }
 
-fn cut_off() -> Error {
+pub(super) fn cut_off() -> Error {
     Error::new(ErrorKind::Cancelled, "the load was cut off, because its runtime was shut down")
 }
 

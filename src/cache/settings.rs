@@ -4,7 +4,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use tokio::sync::Semaphore;
 
-use super::{Abandoned, AfterFailure, freshness::Rules};
+use super::{Abandoned, AfterFailure, freshness::Rules, lead::Keeping};
 use crate::{
     backend::Windows,
     error::{Error, ErrorKind},
@@ -19,11 +19,14 @@ const DAY: Duration = Duration::from_secs(86_400);
 #[derive(Clone, Copy)]
 pub(super) struct Options {
     pub(super) ttl: Duration,
+    /// The part of the time to live by which it is shortened at most.
+    pub(super) ttl_jitter: f64,
     pub(super) stale_while_revalidate: Duration,
     pub(super) stale_if_error: Duration,
     pub(super) rules: Rules,
     /// By default, a key backs off where a stale value stands in.
     pub(super) after_failure: Option<AfterFailure>,
+    pub(super) serve_stale_after: Option<Duration>,
     pub(super) load_limit: Duration,
     pub(super) wait_limit: Duration,
     pub(super) sharing: Sharing,
@@ -32,7 +35,28 @@ pub(super) struct Options {
 impl Options {
     /// Returns the windows of a value.
     pub(super) fn windows(&self) -> Windows {
-        Windows::fresh(self.ttl).stale(self.stale_while_revalidate).error(self.stale_if_error)
+        self.windows_of(None, &Keeping::default())
+    }
+
+    /// Returns the windows of a value that its loader wants to be kept so. It may have `own`
+    /// windows, in place of those of the options.
+    pub(super) fn windows_of(&self, own: Option<Windows>, keeping: &Keeping) -> Windows {
+        let windows = own.unwrap_or(
+            Windows::fresh(self.ttl).stale(self.stale_while_revalidate).error(self.stale_if_error),
+        );
+        let jitter = keeping.ttl_jitter.unwrap_or(self.ttl_jitter);
+        Windows::fresh(shortened(keeping.ttl.unwrap_or(windows.fresh), jitter))
+            .stale(keeping.stale_while_revalidate.unwrap_or(windows.stale))
+            .error(keeping.stale_if_error.unwrap_or(windows.error))
+    }
+}
+
+/// Returns a time, less a random part of it.
+fn shortened(ttl: Duration, jitter: f64) -> Duration {
+    match jitter > 0.0 {
+        true => ttl.mul_f64(1.0 - jitter.min(1.0) * fastrand::f64()),
+        // Also if it is not a number.
+        false => ttl,
     }
 }
 
@@ -96,10 +120,12 @@ impl Default for Settings {
             schema: 0,
             options: Options {
                 ttl: Duration::from_secs(60),
+                ttl_jitter: 0.0,
                 stale_while_revalidate: Duration::ZERO,
                 stale_if_error: Duration::ZERO,
                 rules: Rules::ALL,
                 after_failure: None,
+                serve_stale_after: None,
                 load_limit: Duration::from_secs(30),
                 wait_limit: Duration::from_secs(30),
                 sharing: Sharing {
@@ -145,6 +171,10 @@ impl Settings {
     pub(super) fn check(&self) -> Result<(), Error> {
         let renew_every = self.renew_every();
         at_least("ttl", self.options.ttl, MILLISECOND)?;
+        let jitter = self.options.ttl_jitter;
+        if !(0.0..=1.0).contains(&jitter) {
+            return Err(outside("ttl_jitter", jitter, format_args!("from 0 to 1")));
+        }
         at_least("uncacheable_ttl", self.uncacheable_ttl, MILLISECOND)?;
         at_least("lease", self.lease, 20 * MILLISECOND)?;
         if self.lease > DAY {

@@ -61,6 +61,8 @@ pub(super) struct Flight<T> {
     pub(super) left: CheckedU64,
     pub(super) driver: Driver,
     pub(super) notices: Notices,
+    /// Set if the flight is to go on without callers.
+    pub(super) goes_on: OnceLock<()>,
     /// Set once, when the flight is out of the map.
     pub(super) landing: OnceLock<Landing<T>>,
     /// Followers that wait for the landing.
@@ -86,6 +88,7 @@ impl<T> Flight<T> {
             left: CheckedU64::default(),
             driver: Driver::default(),
             notices: Notices::default(),
+            goes_on: OnceLock::default(),
             landing: OnceLock::default(),
             waiters: Waiters::default(),
         })
@@ -99,7 +102,8 @@ impl<T> Flight<T> {
 
     /// Tells the leader that the flight is unwanted, if the last caller has left.
     pub(super) fn abandon(&self) {
-        if self.flights.abandoned == Abandoned::Finish || self.landing.get().is_some() {
+        let is_wanted = self.landing.get().is_some() || self.goes_on.get().is_some();
+        if self.flights.abandoned == Abandoned::Finish || is_wanted {
             return;
         }
         let mut table = write(self.flights.map.stripe(self.hash));

@@ -54,6 +54,13 @@ impl<T> Follower<T> {
     }
 }
 
+impl<T> Follower<T> {
+    /// Leaves the flight, which goes on even if no caller is left.
+    pub(crate) fn leave_behind(self) {
+        let _ = self.flight.goes_on.set(());
+    }
+}
+
 impl<T: Clone> Follower<T> {
     /// Brings the leader's work, and polls it while no other caller depends on it. `None` if there
     /// is still something to [wait](Self::wait) for.

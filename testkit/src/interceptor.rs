@@ -85,6 +85,8 @@ operations! {
     Touch { name: Name, windows: Windows, fence_life: Duration } -> Option<u64> =
         backend.touch(name, *windows, *fence_life);
     Expire { name: Name, fence_life: Duration } -> u64 = backend.expire(name, *fence_life);
+    Supersede { name: Name, fence_life: Duration } -> u64 =
+        backend.supersede(name, *fence_life);
     Invalidate { name: Name, fence_life: Duration } -> u64 =
         backend.invalidate(name, *fence_life);
     SetLatch { name: Name, id: Owner, count: u32, ttl: Duration } -> bool =
@@ -274,6 +276,10 @@ impl<B: Store + Latches, H: Hook<B>> Store for Interceptor<B, H> {
 
     async fn expire(&self, name: &Name, fence_life: Duration) -> Result<u64, BackendError> {
         ask!(self, Expire { name: name.clone(), fence_life })
+    }
+
+    async fn supersede(&self, name: &Name, fence_life: Duration) -> Result<u64, BackendError> {
+        ask!(self, Supersede { name: name.clone(), fence_life })
     }
 
     async fn invalidate(&self, name: &Name, fence_life: Duration) -> Result<u64, BackendError> {

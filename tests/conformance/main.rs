@@ -261,6 +261,7 @@ rules! {
             a_put_writes_and_ends_the_lease,
             a_put_makes_the_commit_under_way_give_way,
             a_put_ends_with_its_time,
+            a_superseded_load_is_not_stored,
             an_invalidation_removes_and_ends_the_lease,
             an_invalidation_makes_the_commit_under_way_fail,
             an_invalidation_of_nothing_burns_a_fence,

@@ -1,9 +1,9 @@
 //! Writes and invalidations without a load. A load that is under way meanwhile is not stored.
 
-use bellwether::backend::{Claimed, Committed, Leases, Renewal, Store};
+use bellwether::backend::{Change, Claimed, Committed, Leases, Renewal, Store};
 
 use crate::harness::{
-    FENCE_LIFE, FullHarness, MOMENT, TTL, begun, claim, name, read, stored, value,
+    FENCE_LIFE, FullHarness, MOMENT, TTL, begun, claim, listen, name, next, read, stored, value,
 };
 
 pub async fn a_put_writes_and_ends_the_lease<H: FullHarness>(h: &H) {
@@ -42,6 +42,33 @@ pub async fn a_put_ends_with_its_time<H: FullHarness>(h: &H) {
     assert_eq!(read(&backend, &name).await.as_deref(), Some("second"));
     h.pass(MOMENT).await;
     assert_eq!(read(&backend, &name).await, None);
+}
+
+/// A refresh is to show what the origin has now, so it beats each load that began before it.
+pub async fn a_superseded_load_is_not_stored<H: FullHarness>(h: &H) {
+    let (here, there) = (h.backend(), h.backend());
+    let name = name("k");
+    assert!(there.supersede(&name, FENCE_LIFE).await.unwrap() > 0);
+    let seen = stored(&here, &name, "v").await;
+    let late = claim(&name);
+    let Ok(Claimed::Granted(grant)) = here.claim(&late, seen).await else {
+        panic!("the claim was not granted");
+    };
+    let mut changes = listen(&there, &name).await;
+    let burnt = there.supersede(&name, FENCE_LIFE).await.unwrap();
+    assert!(burnt > grant.fence());
+    // Its waiters claim by themselves.
+    assert_eq!(next(&mut changes).await, Change::Wake);
+    let outcome = here.commit(&late, &grant, &value("late"), Some(TTL)).await.unwrap();
+    assert_eq!(outcome, Committed::Refused);
+    assert_eq!(here.get(&name).await.unwrap(), Some(value("v").with_fence(seen)));
+    let refresh = claim(&name);
+    let Ok(Claimed::Granted(grant)) = there.claim(&refresh, burnt).await else {
+        panic!("the lease outlived its load");
+    };
+    assert!(grant.fence() > burnt);
+    let outcome = there.commit(&refresh, &grant, &value("new"), Some(TTL)).await.unwrap();
+    assert_eq!(outcome, Committed::Stored);
 }
 
 pub async fn an_invalidation_removes_and_ends_the_lease<H: FullHarness>(h: &H) {

@@ -17,6 +17,7 @@ mod names;
 mod old_values;
 mod properties;
 mod reentrant;
+mod refreshing;
 mod send_sync;
 mod several;
 mod stopped;

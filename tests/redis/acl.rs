@@ -102,6 +102,8 @@ async fn use_caches([one, two]: [RedisBackend; 2], key: &str) -> Result<(), Erro
         Ok::<_, BoxError>(stale.unchanged())
     });
     check(unchanged.await?.into_value() == "e", "the value changed")?;
+    two.refresh(key, |_| async { Ok::<_, BoxError>("f".to_owned()) }).await?;
+    check(one.get(key).await?.as_deref() == Some("f"), "the value was not refreshed")?;
     check(one.stats().unchanged == 1, "the entry was not renewed")
 }
 

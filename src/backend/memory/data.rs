@@ -243,7 +243,7 @@ impl Data {
             return None;
         }
         let entry = entry.clone().with_windows(windows);
-        let fence = self.burn(name, fence_life, now);
+        let fence = self.supersede(name, fence_life, now);
         let entry = entry.with_fence(fence).with_stored_at(self.clock(now));
         let kept = entry.windows.map_or(Duration::ZERO, |windows| windows.kept());
         self.store(name, entry, after(now, kept));
@@ -268,21 +268,21 @@ impl Data {
         fence
     }
 
-    pub(super) fn invalidate(&mut self, name: &Name, fence_life: Duration, now: Instant) -> u64 {
+    /// Burns a fence and ends the lease, so that no load under way is stored.
+    pub(super) fn supersede(&mut self, name: &Name, fence_life: Duration, now: Instant) -> u64 {
         self.expire(now);
-        let fence = self.burn(name, fence_life, now);
-        for schema in [-1_i16, 0, 1] {
-            self.drop_entry(&(name.prefix().clone(), name.schema().wrapping_add_signed(schema)));
-        }
-        fence
-    }
-
-    /// Burns a fence and ends the lease, so that no load under way is stored, and forgets failures.
-    fn burn(&mut self, name: &Name, fence_life: Duration, now: Instant) -> u64 {
         let fence = self.next_fence(name, now);
         self.drop_lease(name, Sole::Lease);
         self.forget_failure(name.prefix());
         self.set_fence(name.prefix(), fence, false, after(now, fence_life));
+        fence
+    }
+
+    pub(super) fn invalidate(&mut self, name: &Name, fence_life: Duration, now: Instant) -> u64 {
+        let fence = self.supersede(name, fence_life, now);
+        for schema in [-1_i16, 0, 1] {
+            self.drop_entry(&(name.prefix().clone(), name.schema().wrapping_add_signed(schema)));
+        }
         fence
     }
 

@@ -270,6 +270,12 @@ impl Store for MemoryBackend {
         Ok(fence)
     }
 
+    async fn supersede(&self, name: &Name, fence_life: Duration) -> Result<u64, BackendError> {
+        let fence = self.data().supersede(name, fence_life, Instant::now());
+        self.push(name, Change::Wake);
+        Ok(fence)
+    }
+
     async fn invalidate(&self, name: &Name, fence_life: Duration) -> Result<u64, BackendError> {
         let fence = self.data().invalidate(name, fence_life, Instant::now());
         self.push(name, Change::Invalidated(fence));

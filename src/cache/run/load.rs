@@ -138,11 +138,8 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         Entry { cost: costs.cost, ..entry.with_spread(costs.spread) }
     }
 
+    /// Returns the windows of a value. One that says that there is none may have its own.
     fn windows(&self, value: &V, keeping: &Keeping) -> Windows {
-        let negative = self.core.negative_windows(value);
-        let windows = negative.unwrap_or_else(|| self.options().windows());
-        Windows::fresh(keeping.ttl.unwrap_or(windows.fresh))
-            .stale(keeping.stale_while_revalidate.unwrap_or(windows.stale))
-            .error(keeping.stale_if_error.unwrap_or(windows.error))
+        self.options().windows_of(self.core.negative_windows(value), keeping)
     }
 }

@@ -1,5 +1,7 @@
 //! The look of a leader into the backend, and what it decides.
 
+use std::time::Duration;
+
 use super::{Landing, Run, Step, silence};
 use crate::{
     backend::Entry,
@@ -41,6 +43,21 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             (Some(decision), epoch) => self.decided(decision, Source::Hit, epoch),
             (None, _) => Step::LoadAlone,
         }
+    }
+
+    /// Asks for the entry that a refresh is to replace, and has none if there is no answer. The
+    /// load needs a lease with a greater fence.
+    pub(super) async fn look_for_old(&self, fence: u64) -> Step<V> {
+        let turn = self.shard.turn().await;
+        let epoch = self.leader.begin_epoch();
+        let rules = Rules { early: EarlyRefresh::Within(Duration::MAX), ..self.options().rules };
+        let old = match stored(&self.core, &self.shard, &self.name, &rules).await {
+            Decision::Refresh(_, _, known) | Decision::Old(known) => Some(known),
+            _ => None,
+        };
+        drop(turn);
+        *lock(&self.known) = old.map(|known| (known, epoch));
+        Step::Claim { seen: fence }
     }
 
     /// Returns the step that follows a decision.
@@ -99,7 +116,7 @@ pub(super) fn uncacheable<V>() -> Landing<V> {
 }
 
 /// Asks the backend for an entry, unless it has not answered lately.
-pub(super) async fn stored<V: Clone + Send + Sync + 'static>(
+pub(in crate::cache) async fn stored<V: Clone + Send + Sync + 'static>(
     core: &Core<V>,
     shard: &Shard,
     name: &Name,

@@ -8,7 +8,7 @@ mod commit;
 mod fail;
 mod fetch;
 mod load;
-mod look;
+pub(super) mod look;
 mod refresh;
 
 use std::{
@@ -59,6 +59,8 @@ pub(super) struct Run<V: Clone> {
     known: Mutex<Option<(Arc<Known<V>>, Epoch)>>,
     /// Set if the load has failed, and this entry is served in its place.
     stood_in: OnceLock<()>,
+    /// The fence that was burnt for this run. An older entry is not good enough.
+    supersedes: Option<u64>,
 }
 
 /// An outcome, and the epoch that it belongs to.
@@ -87,11 +89,10 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         is_alone: bool,
     ) -> Result<Self, Error> {
         let name = core.name(key)?;
-        let shard = core.shards.of(core.store.shard(&name), |shard| !shard.breaker.is_troubled());
         Ok(Self {
             core: core.clone(),
+            shard: core.shard(&name),
             name,
-            shard,
             own,
             leader,
             for_late: OnceLock::new(),
@@ -100,7 +101,13 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             failures: AtomicU32::new(0),
             known: Mutex::default(),
             stood_in: OnceLock::new(),
+            supersedes: None,
         })
+    }
+
+    /// Returns the run of a refresh that beats the loads before this fence.
+    pub(super) fn superseding(self, fence: u64) -> Self {
+        Self { supersedes: Some(fence), ..self }
     }
 
     /// Runs to the end.
@@ -110,9 +117,10 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         Fut: Future<Output = Result<Produced<V>, Error>> + Send + 'static,
     {
         let landing = async {
-            let step = match self.is_alone {
-                true => Step::LoadAlone,
-                false => self.look().await,
+            let step = match self.supersedes {
+                Some(fence) => Box::pin(self.look_for_old(fence)).await,
+                None if self.is_alone => Step::LoadAlone,
+                None => self.look().await,
             };
             match step {
                 Step::Land(landing) => landing,
@@ -185,7 +193,8 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
                 | ErrorKind::BackingOff
                 | ErrorKind::Overloaded
         );
-        let is_kept = self.known().filter(|_| is_of_load);
+        // A refresh that a caller asked for tells of its failure.
+        let is_kept = self.known().filter(|_| is_of_load && self.supersedes.is_none());
         let old = is_kept.and_then(|(known, epoch)| {
             Some((look::found(known.in_place_of_failure()?, Source::Stale, known.record), epoch))
         });

@@ -47,6 +47,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             failures: AtomicU32::new(0),
             known: Mutex::new(Some((known, Epoch::END))),
             stood_in: OnceLock::new(),
+            supersedes: None,
         }
     }
 

@@ -146,6 +146,14 @@ impl Store for RedisBackend {
         Ok(self.checked(replies::rewindowed(self.0.servers.call(call).await?))?.0)
     }
 
+    async fn supersede(&self, name: &Name, fence_life: Duration) -> Result<u64, BackendError> {
+        let call = Call::new(&SCRIPTS.supersede, 6)
+            .keys(name, &[keys::LEASE, keys::FENCE, &name.entry_suffix(), self.channel()])
+            .keys(name, &[keys::PROCESSES, keys::FAILURE])
+            .arg(millis(fence_life));
+        self.checked(replies::fence(self.0.servers.call(call).await?))
+    }
+
     async fn invalidate(&self, name: &Name, fence_life: Duration) -> Result<u64, BackendError> {
         let trash = staged_suffix(Owner::fresh());
         let call = write(&SCRIPTS.invalidate, name, self.channel(), 1)

@@ -10,14 +10,12 @@ local lease, fence, entry, channel, processes, failure = unpack(KEYS)
 local entry_before, entry_after, trash = unpack(KEYS, 7)
 local fence_ms = ARGV[1]
 
--- include: fence_at, fence_text, next_fence, entry_at, publish_to_all, move_away
+-- include: fence_at, fence_text, next_fence, entry_at, burn, publish_to_all, move_away
 local last = fence_at(fence)
 local _, stored = entry_at(entry)
 local burnt = next_fence(last, stored)
 local is_moved = move_away(entry, trash)
-redis.call('DEL', lease, failure, entry, entry_before, entry_after)
-local written = redis.pcall('SET', fence, fence_text(burnt), 'PX', fence_ms)
--- A full server refuses the write. Without a fence, no commit passes either.
-if type(written) == 'table' and written.err then redis.call('DEL', fence) end
+redis.call('DEL', failure, entry, entry_before, entry_after)
+burn(lease, fence, fence_text(burnt), fence_ms)
 publish_to_all(channel, processes, 'i' .. fence_text(burnt))
 return is_moved and { burnt } or burnt

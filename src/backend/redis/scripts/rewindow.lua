@@ -12,7 +12,7 @@ local lease, fence, entry, channel, processes, failure = unpack(KEYS)
 local entry_before, entry_after = unpack(KEYS, 7)
 local fence_ms, windows, ttl_ms = unpack(ARGV)
 
--- include: fence_at, fence_text, next_fence, entry_at, time_text, publish_to_all
+-- include: fence_at, fence_text, next_fence, entry_at, time_text, burn, publish_to_all
 local found, stored = entry_at(entry)
 local text = fence_text(next_fence(fence_at(fence), stored))
 -- An entry of format 1 has no windows.
@@ -49,9 +49,7 @@ end
 local refused
 if windows == '' then end_windows() else refused = set_windows() end
 if refused then return refused end
-redis.call('DEL', lease, failure)
-local written = redis.pcall('SET', fence, text, 'PX', fence_ms)
--- A full server refuses the write. Without a fence, no commit passes either.
-if type(written) == 'table' and written.err then redis.call('DEL', fence) end
+redis.call('DEL', failure)
+burn(lease, fence, text, fence_ms)
 publish_to_all(channel, processes, 'i' .. text)
 return {tonumber(text), found and 1 or 0}

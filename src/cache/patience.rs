@@ -1,0 +1,109 @@
+//! The patience of a caller with a load, while there is an old value.
+//!
+//! Each caller has its own. When it is over, the caller leaves the flight and looks for the value
+//! that is stored. All that do so at once share one look.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::time::{Instant, timeout_at};
+
+use super::{
+    Loaded, Source,
+    core::{Core, Decision},
+    freshness::Rules,
+    outcome::Outcome,
+    run::look::stored,
+    settings::Options,
+};
+use crate::{
+    flight::{Follower, Joined, Leader, Waited},
+    key::{Key, Name},
+    time::after,
+};
+
+/// Until when a caller waits, and which stored values it accepts after that.
+pub(super) struct Patience {
+    until: Instant,
+    rules: Rules,
+}
+
+impl Patience {
+    /// Begins the patience of a caller, if it has a limit.
+    pub(super) fn of(options: &Options) -> Option<Box<Self>> {
+        let limit: Duration = options.serve_stale_after?;
+        Some(Box::new(Self { until: after(Instant::now(), limit), rules: options.rules }))
+    }
+
+    /// Waits for a flight, and after the limit takes the stored value, if one may be served.
+    pub(super) async fn wait<V: Clone + Send + Sync + 'static>(
+        &self,
+        core: &Arc<Core<V>>,
+        key: &Key,
+        mut follower: Follower<Outcome<V>>,
+    ) -> Waited<Outcome<V>> {
+        if let Ok(waited) = timeout_at(self.until, follower.wait()).await {
+            return waited;
+        }
+        let old = tokio::select! {
+            biased;
+            waited = follower.wait() => return waited,
+            old = self.old(core, key) => old,
+        };
+        let Some(old) = old else { return follower.wait().await };
+        tracing::debug!("the stale value is served, because the load is slow");
+        follower.leave_behind();
+        core.counters.slow.add();
+        Waited::Outcome(Outcome::Value(old))
+    }
+
+    /// Looks for the stored value, together with other callers.
+    async fn old<V: Clone + Send + Sync + 'static>(
+        &self,
+        core: &Arc<Core<V>>,
+        key: &Key,
+    ) -> Option<Loaded<V>> {
+        let name = core.name(key).ok()?;
+        loop {
+            let Joined { mut follower, leader } = core.looks.join(key).ok()?;
+            let mut waited = None;
+            if let Some(leader) = leader {
+                let look = look_for_all(Arc::clone(core), leader, name.clone(), self.rules);
+                waited = follower.lead(Box::pin(look)).await;
+            }
+            let waited = match waited {
+                Some(waited) => waited,
+                None => follower.wait().await,
+            };
+            if let Waited::Outcome(old) = waited {
+                return old;
+            }
+        }
+    }
+}
+
+/// Looks for the callers that have joined, and once more for those that join meanwhile.
+async fn look_for_all<V: Clone + Send + Sync + 'static>(
+    core: Arc<Core<V>>,
+    leader: Leader<Option<Loaded<V>>>,
+    name: Name,
+    rules: Rules,
+) {
+    let epoch = leader.begin_epoch();
+    let old = look(&core, &name, &rules).await;
+    if let Some(late) = leader.land(old, epoch) {
+        late.land(Some(look(&core, &name, &rules).await));
+    }
+}
+
+async fn look<V: Clone + Send + Sync + 'static>(
+    core: &Core<V>,
+    name: &Name,
+    rules: &Rules,
+) -> Option<Loaded<V>> {
+    let shard = core.shard(name);
+    let (value, record, source) = match stored(core, &shard, name, rules).await {
+        Decision::Old(known) => (known.in_place_of_failure()?, known.record, Source::Stale),
+        decision => decision.value()?,
+    };
+    Some(Loaded { value, source, record })
+}

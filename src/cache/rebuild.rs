@@ -1,0 +1,126 @@
+//! The refresh that a caller asks for.
+
+use tracing::Instrument;
+
+use super::{
+    Cache, Lead, Loaded, Request,
+    loader::{self, Produced},
+    outcome::Flown,
+    request::{cut_off, load_alone, nest, served},
+    run::Run,
+};
+use crate::{
+    error::{BoxError, Error, ErrorKind},
+    flight::{self, Waited},
+    key::Key,
+};
+
+impl<V: Clone + Send + Sync + 'static> Cache<V> {
+    /// Loads the value of a key anew, and stores it. All other callers are served the old value
+    /// meanwhile, if there is one. [`Request::refresh`] tells more.
+    ///
+    /// # Errors
+    ///
+    /// As those of [`Request::refresh`].
+    ///
+    /// # Cancel safety
+    ///
+    /// As that of [`Request::refresh`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let mut builder = tokio::runtime::Builder::new_current_thread();
+    /// # builder.enable_time().build().unwrap().block_on(async {
+    /// use bellwether::{BoxError, Cache, MemoryBackend};
+    ///
+    /// let cache: Cache<u64> = Cache::builder(MemoryBackend::new()).build()?;
+    /// cache.insert("stock:42", &17).await?;
+    /// assert_eq!(cache.refresh("stock:42", |_lead| async { Ok::<_, BoxError>(16) }).await?, 16);
+    /// assert_eq!(cache.get("stock:42").await?, Some(16));
+    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
+    /// ```
+    pub async fn refresh<F, Fut, E>(&self, key: impl Into<Key>, loader: F) -> Result<V, Error>
+    where
+        F: FnOnce(Lead<V>) -> Fut + Send + 'static,
+        Fut: Future<Output = Result<V, E>> + Send + 'static,
+        E: Into<BoxError> + 'static,
+    {
+        Ok(self.request(key).refresh(loader).await?.value)
+    }
+}
+
+impl<V: Clone + Send + Sync + 'static> Request<V> {
+    /// Loads the value anew, and stores it. All other callers are served the old value meanwhile,
+    /// if there is one that may be served.
+    ///
+    /// The value of each load that began before is not stored, in the whole fleet. If another load
+    /// begins during this call, its value is returned, and this loader may not run. So many
+    /// refreshes at once are few loads.
+    ///
+    /// The future waits for the value. To go on at once, spawn it. A load that fails leaves the old
+    /// value as it is.
+    ///
+    /// # Errors
+    ///
+    /// - [`Load`](crate::ErrorKind::Load), [`Panicked`](crate::ErrorKind::Panicked) or
+    ///   [`LoadTimeout`](crate::ErrorKind::LoadTimeout) if the load failed.
+    /// - [`Backend`](crate::ErrorKind::Backend) if the backend did not answer or refused, before
+    ///   the load began.
+    /// - [`InvalidKey`](crate::ErrorKind::InvalidKey) if the key is empty or too long.
+    /// - [`Overloaded`](crate::ErrorKind::Overloaded) if too many loads are under way.
+    /// - [`ShutDown`](crate::ErrorKind::ShutDown) if the cache is shut down.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped after the load began, the load goes on in the background.
+    pub fn refresh<F, Fut, E>(
+        self,
+        loader: F,
+    ) -> impl Future<Output = Result<Loaded<V>, Error>> + Send + 'static
+    where
+        F: FnOnce(Lead<V>) -> Fut + Send + 'static,
+        Fut: Future<Output = Result<V, E>> + Send + 'static,
+        E: Into<BoxError> + 'static,
+    {
+        let flown = self.rebuild(move |lead| loader::shared(loader(lead)));
+        async move {
+            match flown.await? {
+                Flown::Loaded(loaded) => Ok(loaded),
+                Flown::Alone(_) => {
+                    Err(Error::new(ErrorKind::Cancelled, "the value was not shared"))
+                }
+            }
+        }
+    }
+
+    async fn rebuild<F, Fut>(self, work: F) -> Result<Flown<V>, Error>
+    where
+        F: FnOnce(Lead<V>) -> Fut + Send + 'static,
+        Fut: Future<Output = Result<Produced<V>, Error>> + Send + 'static,
+    {
+        let Self { core, key, own } = self;
+        let (name, life) = (core.name(&key)?, core.settings.fence_life());
+        // First, so that each load that began before this call is beaten.
+        let burnt = core.change(&key, core.store.supersede(&name, life)).await?;
+        let Some((mut follower, leader)) = core.refreshes.begin_anew(&key) else {
+            return Err(Error::shut_down());
+        };
+        let within = flight::current();
+        let edge = within.map(|from| nest(from, &follower));
+        if let Some(None) = edge {
+            drop((follower, leader));
+            return Box::pin(load_alone(core, Some(work), own, within)).await;
+        }
+        let run = Run::new(&core, &key, own, leader, false)?.superseding(burnt);
+        let span = tracing::debug_span!("refresh", %key);
+        let waited = match follower.lead(Box::pin(run.run(work).instrument(span))).await {
+            Some(waited) => waited,
+            None => follower.wait().await,
+        };
+        match waited {
+            Waited::Outcome(outcome) => served(&core, outcome, true),
+            Waited::JoinAgain => Err(cut_off()),
+        }
+    }
+}

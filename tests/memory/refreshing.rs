@@ -1,0 +1,331 @@
+//! Refreshes that a caller asks for, callers that wait for a load no longer, and the jitter of the
+//! time to live.
+//!
+//! Caches over one memory backend stand for processes, and time is paused.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use bellwether::{
+    BoxError, Cache, ErrorKind, MemoryBackend,
+    cache::{Abandoned, Builder, Lead, Loaded, Source},
+};
+use futures_util::{FutureExt, future::BoxFuture};
+use testkit::faulty::{Fault, Faulty, Op};
+use tokio::time::{Instant, sleep};
+
+const MS: Duration = Duration::from_millis(1);
+const TTL: Duration = Duration::from_secs(1);
+const WINDOW: Duration = Duration::from_secs(5);
+const LOAD: Duration = Duration::from_millis(100);
+const LIMIT: Duration = Duration::from_millis(30);
+
+/// An origin that numbers its answers, takes a while, and may fail.
+#[derive(Clone, Default)]
+struct Origin {
+    asked: Arc<AtomicU64>,
+    fails: Arc<AtomicBool>,
+}
+
+impl Origin {
+    fn asked(&self) -> u64 {
+        self.asked.load(Ordering::SeqCst)
+    }
+
+    fn loader(
+        &self,
+    ) -> impl FnOnce(Lead<u64>) -> BoxFuture<'static, Result<u64, BoxError>> + Send + 'static {
+        let origin = self.clone();
+        move |_| {
+            async move {
+                let number = origin.asked.fetch_add(1, Ordering::SeqCst) + 1;
+                sleep(LOAD).await;
+                match origin.fails.load(Ordering::SeqCst) {
+                    true => Err(BoxError::from("the origin is down")),
+                    false => Ok(number),
+                }
+            }
+            .boxed()
+        }
+    }
+}
+
+fn fleet<const N: usize>(with: impl Fn(Builder<u64>) -> Builder<u64>) -> [Cache<u64>; N] {
+    let backend = MemoryBackend::new();
+    [(); N].map(|()| {
+        let builder = Cache::builder(backend.clone()).ttl(TTL).stale_if_error(WINDOW);
+        with(builder).build().unwrap()
+    })
+}
+
+fn served(loaded: &Loaded<u64>) -> (u64, Source) {
+    (*loaded.value(), loaded.source())
+}
+
+// Refreshes
+
+#[tokio::test(start_paused = true)]
+async fn all_others_are_served_the_old_value_during_a_refresh() {
+    let [cache, other] = fleet(|builder| builder);
+    let origin = Origin::default();
+    cache.insert("k", &100).await.unwrap();
+    let refresh = tokio::spawn(cache.request("k").refresh(origin.loader()));
+    for _ in 0..9 {
+        sleep(LOAD / 10).await;
+        for cache in [&cache, &other] {
+            let hit = cache.request("k").load(origin.loader()).await.unwrap();
+            assert_eq!(served(&hit), (100, Source::Hit));
+        }
+    }
+    assert_eq!(served(&refresh.await.unwrap().unwrap()), (1, Source::Led));
+    assert_eq!((other.get("k").await.unwrap(), origin.asked()), (Some(1), 1));
+}
+
+/// The load may have read what the caller of the refresh knows to have changed.
+#[tokio::test(start_paused = true)]
+async fn a_refresh_beats_each_load_that_began_before_it() {
+    let [early, waiting, late] = fleet(|builder| builder);
+    let origin = Origin::default();
+    let loading = tokio::spawn(early.request("k").load(origin.loader()));
+    sleep(LOAD / 4).await;
+    let waiter = tokio::spawn(waiting.request("k").load(origin.loader()));
+    sleep(LOAD / 4).await;
+    let refreshed = late.request("k").refresh(origin.loader()).await.unwrap();
+    assert_eq!(*refreshed.value(), 2);
+    assert_eq!(*loading.await.unwrap().unwrap().value(), 1);
+    // It asked before the refresh, and its load was beaten, too.
+    assert_eq!(*waiter.await.unwrap().unwrap().value(), 2);
+    assert_eq!((early.get("k").await.unwrap(), origin.asked()), (Some(2), 2));
+    assert_eq!(early.stats().refused, 1);
+}
+
+/// Also a refresh in the background, and one that another caller has asked for.
+#[tokio::test(start_paused = true)]
+async fn a_refresh_beats_refreshes_that_began_before_it() {
+    let [cache] = fleet(|builder| builder.stale_while_revalidate(WINDOW));
+    let origin = Origin::default();
+    cache.insert("k", &100).await.unwrap();
+    sleep(TTL).await;
+    let stale = cache.request("k").load(origin.loader()).await.unwrap();
+    assert_eq!(served(&stale), (100, Source::Stale));
+    sleep(LOAD / 4).await;
+    let first = tokio::spawn(cache.request("k").refresh(origin.loader()));
+    sleep(LOAD / 4).await;
+    assert_eq!(cache.refresh("k", origin.loader()).await.unwrap(), 3);
+    assert_eq!(*first.await.unwrap().unwrap().value(), 2);
+    sleep(LOAD).await;
+    assert_eq!((cache.get("k").await.unwrap(), origin.asked()), (Some(3), 3));
+}
+
+#[tokio::test(start_paused = true)]
+async fn many_refreshes_at_once_are_one_load() {
+    let caches: [_; 4] = fleet(|builder| builder);
+    let origin = Origin::default();
+    let all: Vec<_> = (0..20)
+        .map(|at| tokio::spawn(caches[at % 4].request("k").refresh(origin.loader())))
+        .collect();
+    for refreshed in all {
+        assert_eq!(*refreshed.await.unwrap().unwrap().value(), 1);
+    }
+    assert_eq!(origin.asked(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refresh_that_fails_leaves_the_old_value() {
+    let [cache] = fleet(|builder| builder);
+    let origin = Origin::default();
+    cache.insert("k", &100).await.unwrap();
+    origin.fails.store(true, Ordering::SeqCst);
+    let error = cache.refresh("k", origin.loader()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Load);
+    assert_eq!(cache.get("k").await.unwrap(), Some(100));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refresh_goes_on_without_its_caller() {
+    let [cache] = fleet(|builder| builder.when_abandoned(Abandoned::Cancel));
+    let origin = Origin::default();
+    cache.insert("k", &100).await.unwrap();
+    let refresh = tokio::spawn(cache.request("k").refresh(origin.loader()));
+    sleep(LOAD / 2).await;
+    refresh.abort();
+    sleep(LOAD).await;
+    assert_eq!((cache.get("k").await.unwrap(), origin.asked()), (Some(1), 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refresh_has_until_the_deadline_of_a_shutdown() {
+    for (deadline, expected) in [(LOAD, Ok(1)), (LOAD / 4, Err(ErrorKind::ShutDown))] {
+        let [cache] = fleet(|builder| builder);
+        let origin = Origin::default();
+        let refresh = tokio::spawn(cache.request("k").refresh(origin.loader()));
+        sleep(LOAD / 2).await;
+        cache.shutdown(deadline).await;
+        let refreshed = refresh.await.unwrap();
+        assert_eq!(refreshed.map(Loaded::into_value).map_err(|error| error.kind()), expected);
+        let error = cache.refresh("k", origin.loader()).await.unwrap_err();
+        assert_eq!((error.kind(), origin.asked()), (ErrorKind::ShutDown, 1));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refresh_needs_a_backend_that_answers() {
+    let faulty = Faulty::new(|op| (op == Op::Supersede).then_some(Fault::Refuse));
+    let cache: Cache<u64> = Cache::builder(faulty).build().unwrap();
+    let origin = Origin::default();
+    let error = cache.refresh("k", origin.loader()).await.unwrap_err();
+    assert_eq!((error.kind(), origin.asked()), (ErrorKind::Backend, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_loader_that_refreshes_its_own_key_does_not_wait_for_itself() {
+    let [cache] = fleet(|builder| builder);
+    let origin = Origin::default();
+    let (inner, nested) = (cache.clone(), origin.loader());
+    let load = |_| async move { inner.refresh("k", nested).await.map(|value| value + 10) };
+    // The inner refresh began later, so its value is the newer one.
+    assert_eq!(cache.refresh("k", load).await.unwrap(), 1);
+    assert_eq!(cache.get("k").await.unwrap(), Some(1));
+}
+
+// Callers that wait for a load no longer
+
+#[tokio::test(start_paused = true)]
+async fn a_caller_takes_the_stale_value_after_its_limit_and_the_load_goes_on() {
+    for abandoned in [Abandoned::Finish, Abandoned::Cancel] {
+        let [cache, other] =
+            fleet(|builder| builder.serve_stale_after(LIMIT).when_abandoned(abandoned));
+        let origin = Origin::default();
+        cache.insert("k", &100).await.unwrap();
+        sleep(TTL).await;
+        for cache in [&cache, &other] {
+            let begun = Instant::now();
+            let stale = cache.request("k").load(origin.loader()).await.unwrap();
+            assert_eq!((served(&stale), begun.elapsed()), ((100, Source::Stale), LIMIT));
+            assert_eq!((cache.stats().stale, cache.stats().slow), (1, 1));
+        }
+        sleep(LOAD).await;
+        let hit = other.request("k").load(origin.loader()).await.unwrap();
+        assert_eq!((served(&hit), origin.asked()), ((1, Source::Hit), 1));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_load_within_the_limit_serves_its_value() {
+    let [cache] = fleet(|builder| builder.serve_stale_after(LOAD + MS));
+    let origin = Origin::default();
+    cache.insert("k", &100).await.unwrap();
+    sleep(TTL).await;
+    let led = cache.request("k").load(origin.loader()).await.unwrap();
+    assert_eq!(served(&led), (1, Source::Led));
+    assert_eq!(cache.stats().slow, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_caller_has_a_limit_of_its_own() {
+    let [cache] = fleet(|builder| builder);
+    let origin = Origin::default();
+    cache.insert("k", &100).await.unwrap();
+    sleep(TTL).await;
+    let leading = tokio::spawn(cache.request("k").load(origin.loader()));
+    sleep(MS).await;
+    let begun = Instant::now();
+    let request = cache.request("k").serve_stale_after(LIMIT);
+    let stale = request.load(origin.loader()).await.unwrap();
+    assert_eq!((served(&stale), begun.elapsed()), ((100, Source::Stale), LIMIT));
+    assert_eq!(served(&leading.await.unwrap().unwrap()), (1, Source::Led));
+}
+
+/// The value is read when the limit is over, so an act since is respected.
+#[tokio::test(start_paused = true)]
+async fn a_value_that_may_not_be_served_is_not_served_after_the_limit() {
+    for act in 0..3 {
+        let [cache, other] = fleet(|builder| builder.serve_stale_after(LIMIT));
+        let origin = Origin::default();
+        cache.insert("k", &100).await.unwrap();
+        sleep(TTL).await;
+        if act == 0 {
+            // It is over before the limit is.
+            sleep(WINDOW - LIMIT).await;
+        }
+        let asked = tokio::spawn(cache.request("k").load(origin.loader()));
+        sleep(LIMIT / 2).await;
+        match act {
+            0 => {}
+            1 => other.invalidate("k").await.unwrap(),
+            _ => other.insert("k", &200).await.unwrap(),
+        }
+        let loaded = asked.await.unwrap().unwrap();
+        let expected = [(1, Source::Led), (1, Source::Led), (200, Source::Hit)][act];
+        assert_eq!(served(&loaded), expected, "{act}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn callers_that_take_the_stale_value_at_once_share_a_look() {
+    let faulty = Faulty::new(|_| None);
+    let builder = Cache::builder(faulty.clone()).ttl(TTL).stale_if_error(WINDOW);
+    let cache: Cache<u64> = builder.serve_stale_after(LIMIT).build().unwrap();
+    let origin = Origin::default();
+    cache.insert("k", &100).await.unwrap();
+    sleep(TTL).await;
+    faulty.plan(|op| (op == Op::Get).then_some(Fault::Late(MS)));
+    let callers: Vec<_> =
+        (0..100).map(|_| tokio::spawn(cache.request("k").load(origin.loader()))).collect();
+    for caller in callers {
+        assert_eq!(served(&caller.await.unwrap().unwrap()), (100, Source::Stale));
+    }
+    // The look of the flight, and those of its callers.
+    assert!(faulty.count(Op::Get) <= 3, "{}", faulty.count(Op::Get));
+    assert_eq!((cache.stats().slow, origin.asked()), (100, 1));
+}
+
+// The jitter of the time to live
+
+#[tokio::test(start_paused = true)]
+async fn the_time_to_live_is_shortened_by_a_part_of_it() {
+    let [cache] = fleet(|builder| builder.ttl_jitter(0.2));
+    let mut all = Vec::new();
+    for key in 0..200_u64 {
+        match key % 3 {
+            0 => cache.insert(key, &key).await.unwrap(),
+            1 => drop(cache.get_or_load(key, |_| async { Ok::<_, BoxError>(1) }).await.unwrap()),
+            _ => {
+                cache.insert_with_ttl(key, &key, WINDOW).await.unwrap();
+                assert!(cache.touch(key).await.unwrap());
+            }
+        }
+        all.push(cache.remaining(key).await.unwrap().unwrap());
+    }
+    all.sort();
+    assert!(all[0] >= TTL * 4 / 5 && all[0] < TTL * 17 / 20, "{:?}", all[0]);
+    assert!(all[199] <= TTL && all[199] > TTL * 19 / 20, "{:?}", all[199]);
+    assert!(all.windows(2).filter(|pair| pair[0] == pair[1]).count() < 100);
+}
+
+#[tokio::test(start_paused = true)]
+async fn requests_and_loaders_have_a_jitter_of_their_own() {
+    let [cache] = fleet(|builder| builder.ttl_jitter(1.0));
+    for part in [0.0, -1.0, f64::NAN] {
+        cache.request("k").ttl_jitter(part).insert(&1).await.unwrap();
+        assert_eq!(cache.remaining("k").await.unwrap(), Some(TTL));
+        cache.invalidate("k").await.unwrap();
+        let load = move |lead: Lead<u64>| async move {
+            lead.ttl_jitter(part);
+            lead.expire_after(2 * TTL);
+            Ok::<_, BoxError>(1)
+        };
+        cache.request("k").load(load).await.unwrap();
+        assert_eq!(cache.remaining("k").await.unwrap(), Some(2 * TTL));
+        cache.invalidate("k").await.unwrap();
+    }
+    for part in [-0.1, 1.1, f64::NAN, f64::INFINITY] {
+        let built = Cache::<u64>::builder(MemoryBackend::new()).ttl_jitter(part).build();
+        assert_eq!(built.unwrap_err().kind(), ErrorKind::InvalidConfig);
+    }
+}
