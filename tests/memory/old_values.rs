@@ -156,17 +156,17 @@ async fn a_loader_that_fails_or_stores_nothing_renews_nothing() {
     cache.insert("k", &7).await.unwrap();
     sleep(TTL).await;
     let load = |lead: Lead<u64>| async move {
-        lead.stale().ok_or("there is no stale value")?.unchanged();
-        Err::<u64, _>(BoxError::from("too late"))
-    };
-    let kept = cache.request("k").load(load).await.unwrap();
-    assert_eq!((*kept.value(), kept.source()), (7, Source::Stale));
-    let load = |lead: Lead<u64>| async move {
         lead.do_not_store();
         Ok::<_, BoxError>(lead.stale().ok_or("there is no stale value")?.unchanged())
     };
     let led = cache.request("k").load(load).await.unwrap();
     assert_eq!((*led.value(), led.source()), (7, Source::Led));
+    let load = |lead: Lead<u64>| async move {
+        lead.stale().ok_or("there is no stale value")?.unchanged();
+        Err::<u64, _>(BoxError::from("too late"))
+    };
+    let kept = cache.request("k").load(load).await.unwrap();
+    assert_eq!((*kept.value(), kept.source()), (7, Source::Stale));
     assert_eq!((faulty.count(Op::CommitUnchanged), faulty.count(Op::Commit)), (0, 1));
     assert_eq!(other.remaining("k").await.unwrap(), Some(Duration::ZERO));
 }
