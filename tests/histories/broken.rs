@@ -83,8 +83,7 @@ impl Scripts {
                 scripts.acquire = Some(cut("acquire", &[(fence, "math.max(last, stored, 1)")]));
             }
             Break::InvalidationBurnsNothing => {
-                let burn = "redis.pcall('SET', fence, fence_text(burnt), 'PX', fence_ms)";
-                let cuts = [(burn, "true"), ("'DEL', lease, failure, entry", "'DEL', entry")];
+                let cuts = [("burn(lease, fence, fence_text(burnt), fence_ms)", "")];
                 scripts.invalidate = Some(cut("invalidate", &cuts));
             }
             Break::ReleaseIgnoresHolder => {
