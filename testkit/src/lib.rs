@@ -20,7 +20,7 @@ pub use self::{
     cluster::Cluster,
     monitor::{Call, Monitor},
     raw::Raw,
-    scripts::script,
+    scripts::{all_scripts_cached, script},
     sentinels::Sentinels,
     server::RedisServer,
     signal::signal,

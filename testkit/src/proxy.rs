@@ -650,7 +650,7 @@ impl Shared {
                 if let Some(script) = self.scripts.lock().unwrap().get(&digest) {
                     request.kind.clone_from(script);
                 }
-                if request.kind == "acquire" && keys == 4 {
+                if request.kind == "acquire" {
                     request.kind = "claim".to_owned();
                 }
                 if request.kind == "release" && text(3 + keys + 1).starts_with('f') {

@@ -26,6 +26,11 @@ pub(crate) fn beginnings() -> Vec<(String, String)> {
     lua.map(|path| beginning(&path)).collect()
 }
 
+/// Returns the line by which a server says in `INFO memory` that it knows all scripts.
+pub fn all_scripts_cached() -> String {
+    format!("number_of_cached_scripts:{}\r\n", beginnings().len())
+}
+
 fn read(name: &str) -> String {
     fs::read_to_string(Path::new(FOLDER).join(format!("{name}.lua")))
         .expect("a script of the crate")

@@ -166,7 +166,7 @@ async fn is_a_plain_set_and_a_script(size: usize) {
     }
     let prepared = || async {
         let info: String = server.raw().await.run(&["INFO", "memory"]).await;
-        info.contains("number_of_cached_scripts:27")
+        info.contains(&testkit::all_scripts_cached())
     };
     assert!(eventually(LIMIT, prepared).await);
     let mut monitor = server.monitor().await;

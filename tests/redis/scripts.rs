@@ -113,7 +113,7 @@ async fn a_hit_is_one_command_and_a_rebuild_three() {
             let mut raw = raw.await;
             let info: String = raw.run(&["INFO", "memory"]).await;
             drop(backend);
-            info.contains("number_of_cached_scripts:27")
+            info.contains(&testkit::all_scripts_cached())
         }
     };
     assert!(eventually(LIMIT, known).await, "the scripts were not loaded at connecting");
