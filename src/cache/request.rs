@@ -1,10 +1,12 @@
+mod settings;
+
 use std::{fmt, sync::Arc, time::Duration};
 
 use futures_util::FutureExt;
 use tracing::Instrument;
 
 use super::{
-    AfterFailure, EarlyRefresh, Lead, Loaded, Source,
+    Lead, Loaded, Source,
     core::Core,
     lead::Keeping,
     loader::{self, Produced},
@@ -48,99 +50,6 @@ pub struct Request<V> {
 }
 
 impl<V: Clone + Send + Sync + 'static> Request<V> {
-    /// Sets how long the value is kept, if this caller is the one that loads it. Zero keeps it for
-    /// 1 ms at most, and [`Lead::do_not_store`] stores nothing.
-    pub fn ttl(mut self, ttl: Duration) -> Self {
-        self.options_mut().ttl = ttl;
-        self
-    }
-
-    /// Sets by which part of it the time to live is shortened at most, if this caller is the one
-    /// that loads the value. A part outside of 0 to 1 counts as the nearest of the two.
-    ///
-    /// Everything else is as for [`Builder::ttl_jitter`](super::Builder::ttl_jitter).
-    pub fn ttl_jitter(mut self, part: f64) -> Self {
-        self.options_mut().ttl_jitter = part;
-        self
-    }
-
-    /// Sets how long this caller waits for a load while a value is kept for failures. After it the
-    /// caller is served the old value, and the load goes on.
-    ///
-    /// Everything else is as for
-    /// [`Builder::serve_stale_after`](super::Builder::serve_stale_after).
-    pub fn serve_stale_after(mut self, limit: Duration) -> Self {
-        self.options_mut().serve_stale_after = Some(limit);
-        self
-    }
-
-    /// Sets how long the value is served stale while it is refreshed, if this caller is the one
-    /// that loads it. A stored value is then served stale to this caller for no longer either. Zero
-    /// asks for a fresh value.
-    ///
-    /// Everything else is as for
-    /// [`Builder::stale_while_revalidate`](super::Builder::stale_while_revalidate).
-    pub fn stale_while_revalidate(mut self, window: Duration) -> Self {
-        self.options_mut().stale_while_revalidate = window;
-        self.options_mut().rules.stale = window;
-        self
-    }
-
-    /// Sets how long the value is kept for the case that its load fails, if this caller is the one
-    /// that loads it. A stored value stands in for a failure for no longer either.
-    ///
-    /// Everything else is as for [`Builder::stale_if_error`](super::Builder::stale_if_error).
-    pub fn stale_if_error(mut self, window: Duration) -> Self {
-        self.options_mut().stale_if_error = window;
-        self.options_mut().rules.error = window;
-        self
-    }
-
-    /// Sets when this caller refreshes the value before its time to live is over.
-    pub fn early_refresh(mut self, early: EarlyRefresh) -> Self {
-        self.options_mut().rules.early = early;
-        self
-    }
-
-    /// Sets what follows a failed load, if this caller is the one that loads.
-    ///
-    /// Everything else is as for [`Builder::after_failure`](super::Builder::after_failure).
-    pub fn after_failure(mut self, rule: AfterFailure) -> Self {
-        self.options_mut().after_failure = Some(rule);
-        self
-    }
-
-    /// Sets how long the load may take, if this caller is the one that leads.
-    pub fn load_limit(mut self, limit: Duration) -> Self {
-        self.options_mut().load_limit = limit;
-        self
-    }
-
-    /// Sets how long to wait for the load of another process, if this caller is the one that leads.
-    pub fn wait_limit(mut self, limit: Duration) -> Self {
-        self.options_mut().wait_limit = limit;
-        self
-    }
-
-    /// Accepts a stale value for this long after its time to live, whatever it is stale for.
-    #[cfg(feature = "http")]
-    pub(crate) fn max_stale(mut self, limit: Duration) -> Self {
-        let rules = &mut self.options_mut().rules;
-        (rules.stale, rules.error) = (limit, limit);
-        self
-    }
-
-    #[cfg(feature = "http")]
-    pub(crate) fn sharing(mut self, sharing: super::Sharing) -> Self {
-        self.options_mut().sharing = sharing;
-        self
-    }
-
-    fn options_mut(&mut self) -> &mut Options {
-        let core = &self.core;
-        self.own.get_or_insert_with(|| Box::new(core.settings.options))
-    }
-
     /// Stores a value with the time to live and the windows of this request. Everything else is as
     /// for [`Cache::insert`](super::Cache::insert).
     ///
