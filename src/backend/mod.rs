@@ -40,6 +40,7 @@ mod owner;
 pub(crate) mod redis;
 mod renewal;
 mod several;
+mod store;
 mod windows;
 
 use std::{future::Future, time::Duration};
@@ -65,6 +66,7 @@ pub use self::{
     owner::Owner,
     renewal::Renewal,
     several::{AcquiredAll, acquire_in_order},
+    store::{Claimed, Committed, Store},
     windows::Windows,
 };
 
@@ -259,147 +261,6 @@ pub trait Leases: Send + Sync + 'static {
     }
 }
 
-/// Entries, and the lease under which each is rebuilt.
-///
-/// # Errors
-///
-/// As those of [`Leases`]. [`get`](Self::get) returns [`BackendErrorKind::Foreign`] if the name
-/// holds something that is not an entry. A commit or a put replaces it.
-///
-/// # Cancel safety
-///
-/// As that of [`Leases`].
-pub trait Store: Leases {
-    /// Returns the entry, if there is one. If it has [windows](Windows) in which it is stale, it
-    /// comes with its [age](Entry::age).
-    fn get(&self, name: &Name) -> impl Future<Output = Result<Option<Entry>, BackendError>> + Send;
-
-    /// Returns the entry with its [age](Entry::age), if there is one.
-    ///
-    /// The default is [`get`](Self::get).
-    fn get_aged(
-        &self,
-        name: &Name,
-    ) -> impl Future<Output = Result<Option<Entry>, BackendError>> + Send {
-        self.get(name)
-    }
-
-    /// Returns the entry that was [announced](Change::Announced), or another one that stands now.
-    ///
-    /// The default is [`get`](Self::get).
-    fn fetch(
-        &self,
-        name: &Name,
-        _announced: &Announcement,
-    ) -> impl Future<Output = Result<Option<Entry>, BackendError>> + Send {
-        self.get(name)
-    }
-
-    /// Acquires the lease, unless an entry stands with a greater fence than `seen`, or the name
-    /// [backs off](Self::fail). The grant tells [how many loads](Grant::failures) have failed.
-    fn claim(
-        &self,
-        claim: &Claim,
-        seen: u64,
-    ) -> impl Future<Output = Result<Claimed, BackendError>> + Send;
-
-    /// Writes an entry, ends the lease and pushes the entry to the waiters, all at once, if and
-    /// only if the fence of the grant is still the last one of the name. The entry gets that fence,
-    /// and the time of the backend.
-    ///
-    /// The backend drops the entry after `ttl`. The windows of the entry are for its readers.
-    ///
-    /// Without a `ttl`, the entry is handed to the waiters and not written. The same happens if the
-    /// server is too full to write. In each case the failures before it are forgotten.
-    fn commit(
-        &self,
-        claim: &Claim,
-        grant: &Grant,
-        entry: &Entry,
-        ttl: Option<Duration>,
-    ) -> impl Future<Output = Result<Committed, BackendError>> + Send;
-
-    /// Commits that the entry with the fence `seen` is still right, without writing its payload:
-    /// it gets the fence of the grant, the time of the backend, and the costs and the windows of
-    /// `entry`. It is kept to the end of these windows. The waiters get it as after a
-    /// [commit](Self::commit).
-    ///
-    /// The answer is [`Gone`](Committed::Gone) if the entry is not there any more, and for an entry
-    /// that cannot be renewed. The caller then commits the whole entry.
-    ///
-    /// The default always answers that.
-    fn commit_unchanged(
-        &self,
-        _claim: &Claim,
-        _grant: &Grant,
-        _seen: u64,
-        _entry: &Entry,
-    ) -> impl Future<Output = Result<Committed, BackendError>> + Send {
-        async { Ok(Committed::Gone) }
-    }
-
-    /// Ends the lease and pushes a failure to the present waiters. Returns whether the claim had
-    /// the lease; if not, nothing changes.
-    ///
-    /// With a back-off, the name backs off for its time: a claim is told of that and of the
-    /// failure. The failure is [remembered](BackOff::remembered) a while longer. A commit, a put, a
-    /// touch, an expiry or an invalidation ends both.
-    fn fail(
-        &self,
-        claim: &Claim,
-        failure: &Failure,
-        back_off: Option<BackOff>,
-    ) -> impl Future<Output = Result<bool, BackendError>> + Send;
-
-    /// Writes an entry without a load. A load that is under way is not stored. Returns the new
-    /// fence.
-    ///
-    /// Without room for it, the entry is refused, and nothing changes.
-    fn put(
-        &self,
-        name: &Name,
-        entry: &Entry,
-        ttl: Duration,
-        fence_life: Duration,
-    ) -> impl Future<Output = Result<u64, BackendError>> + Send;
-
-    /// Sets the windows of the entry, from now on, without writing its payload. A load that is
-    /// under way is not stored. Returns the new fence of the entry. Returns `None` and changes
-    /// nothing if there is no entry, or if it [expired](Self::expire).
-    fn touch(
-        &self,
-        name: &Name,
-        windows: Windows,
-        fence_life: Duration,
-    ) -> impl Future<Output = Result<Option<u64>, BackendError>> + Send;
-
-    /// Ends the fresh and the stale window of the entry. It is kept for failures to the end of its
-    /// error window, counted from now, but not longer than it would have been. Without an error
-    /// window it is removed. A load that is under way is not stored. Returns the fence that was
-    /// burnt.
-    fn expire(
-        &self,
-        name: &Name,
-        fence_life: Duration,
-    ) -> impl Future<Output = Result<u64, BackendError>> + Send;
-
-    /// Ends the lease of a load that is under way, which is then not stored, and the record of
-    /// failed loads. The entry stays.
-    /// Returns the fence that was burnt.
-    fn supersede(
-        &self,
-        name: &Name,
-        fence_life: Duration,
-    ) -> impl Future<Output = Result<u64, BackendError>> + Send;
-
-    /// Removes the entry. A load that is under way is not stored. Returns the fence that was burnt.
-    fn invalidate(
-        &self,
-        name: &Name,
-        fence_life: Duration,
-    ) -> impl Future<Output = Result<u64, BackendError>> + Send;
-}
-
 /// The answer to [`Leases::acquire`].
 #[derive(Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -408,37 +269,6 @@ pub enum Acquired {
     Granted(Grant),
     /// Another holder is in the way.
     Held(Occupied),
-}
-
-/// The answer to [`Store::claim`].
-#[derive(Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Claimed {
-    /// The lease is held now; the load may begin.
-    Granted(Grant),
-    /// An entry that the caller had not seen makes the load needless.
-    Newer(Entry),
-    /// Another process loads.
-    Held(Occupied),
-    /// The name backs off after this failure.
-    BacksOff(BackOff, Failure),
-}
-
-/// The answer to [`Store::commit`].
-#[derive(Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Committed {
-    /// The entry was written, or was written already by this grant.
-    Stored,
-    /// The entry was pushed to the waiters and not written: it had no `ttl`, or there was no room.
-    Pushed,
-    /// A newer entry stands.
-    Newer(Entry),
-    /// The fence was burnt by an invalidation, or the lease was lost and another load is under way.
-    Refused,
-    /// The entry that was to be [renewed](Store::commit_unchanged) is not there. Nothing has
-    /// changed, and the lease goes on.
-    Gone,
 }
 
 /// The refusal of a pass between two modes.
