@@ -12,7 +12,7 @@ use tokio::{
 };
 
 use super::{
-    Acquisition, Engine, LeaseGuard, LeaseRecord, RetryStrategy, Upkeep, Waiting, Woken,
+    Acquisition, Engine, LeaseGuard, LeaseRecord, RetryStrategy, Subject, Upkeep, Waiting, Woken,
     queue::{Entered, SlotNotice},
     record::LeaseSlot,
     try_limit,
@@ -120,7 +120,8 @@ impl Engine {
             && claim.takes_handover
             && upkeep.renew_every.is_some()
             && claim.lease >= claim.handover_life();
-        let mut waiting = Waiting::new(&self.janitor, &claim, strategy, limit);
+        let mut waiting =
+            Waiting::new(&self.janitor, Subject::Claim(claim.clone()), strategy, limit);
         waiting.keep_entries(&self.keeper);
         let mut attempt = OneAttempt {
             engine: self,

@@ -35,7 +35,7 @@ pub(crate) struct Listening {
 }
 
 /// What is waited for.
-pub(super) enum Subject {
+pub(crate) enum Subject {
     Claim(Claim),
     /// A name without a claim.
     Name(Name),

@@ -45,6 +45,7 @@ pub(crate) use self::{
     acquisition::{Acquisition, Said},
     engine::Engine,
     guard::LeaseGuard,
+    listening::Subject,
     record::LeaseRecord,
     release::Janitor,
     retry::try_limit,

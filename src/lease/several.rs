@@ -11,7 +11,7 @@ use futures_util::future::join_all;
 use tokio::time::{Instant, sleep_until};
 
 use super::{
-    Acquisition, Engine, LeaseGuard, RetryStrategy, Upkeep, Waiting,
+    Acquisition, Engine, LeaseGuard, RetryStrategy, Subject, Upkeep, Waiting,
     acquire::{Asked, Attempt, drive},
     acquisition::ask_all,
     try_limit,
@@ -36,7 +36,8 @@ impl Engine {
         limit: Duration,
     ) -> Result<Vec<LeaseGuard>, Error> {
         let Some(first) = claims.first() else { return Ok(Vec::new()) };
-        let mut waiting = Waiting::new(&self.janitor, first, strategy, limit);
+        let mut waiting =
+            Waiting::new(&self.janitor, Subject::Claim(first.clone()), strategy, limit);
         waiting.keep_entries(&self.keeper);
         let acquisitions = claims.into_iter();
         let acquisitions =

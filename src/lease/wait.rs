@@ -32,6 +32,7 @@ use crate::{
 const LONGEST_SLEEP: Duration = Duration::from_secs(5);
 /// After the end of a lease, its waiters look at random times within this.
 const JITTER: Duration = Duration::from_millis(90);
+
 /// The wait of one caller. It costs nothing before the caller has to wait.
 pub(crate) struct Waiting<'a> {
     janitor: Arc<Janitor>,
@@ -62,27 +63,7 @@ pub(crate) enum Woken {
 }
 
 impl<'a> Waiting<'a> {
-    /// Waits for a claim.
     pub(crate) fn new(
-        janitor: &Arc<Janitor>,
-        claim: &Claim,
-        strategy: &'a dyn RetryStrategy,
-        limit: Duration,
-    ) -> Self {
-        Self::on_subject(janitor, Subject::Claim(claim.clone()), strategy, limit)
-    }
-
-    /// Waits for a name without a claim.
-    pub(crate) fn on(
-        janitor: &Arc<Janitor>,
-        name: Name,
-        strategy: &'a dyn RetryStrategy,
-        limit: Duration,
-    ) -> Self {
-        Self::on_subject(janitor, Subject::Name(name), strategy, limit)
-    }
-
-    fn on_subject(
         janitor: &Arc<Janitor>,
         subject: Subject,
         strategy: &'a dyn RetryStrategy,
@@ -319,7 +300,9 @@ mod tests {
     fn waiting(pushes: Pushes) -> Result<(Waiting<'static>, Name), crate::Error> {
         let name = Name::new(&Namespace::standard(), Family::Lock, &Key::from("k"), 512)?;
         let limit = Duration::from_secs(60);
-        Ok((Waiting::on(&Janitor::new(Arc::new(pushes)), name.clone(), &ON_DEMAND, limit), name))
+        let janitor = Janitor::new(Arc::new(pushes));
+        let subject = Subject::Name(name.clone());
+        Ok((Waiting::new(&janitor, subject, &ON_DEMAND, limit), name))
     }
 
     /// No push will come, so the waiter looks by itself: soon after the attempt to subscribe, which

@@ -10,7 +10,7 @@ use crate::{
     backend::{ANSWER_LIMIT, Change, Countdown, Owner, in_time},
     error::{BackendError, BackendErrorKind, Error, ErrorKind},
     key::{Key, Name},
-    lease::{Asked, Attempt, Retry, Waiting, Woken, drive},
+    lease::{Asked, Attempt, Retry, Subject, Waiting, Woken, drive},
 };
 
 /// The largest count. Each step is remembered until the count is zero, so that it counts once even
@@ -254,7 +254,7 @@ impl Latch {
     fn waiting(&self, name: &Name) -> Waiting<'static> {
         static ON_DEMAND: Retry = Retry::on_demand();
         let janitor = self.locks.space.engine.janitor();
-        Waiting::on(janitor, name.clone(), &ON_DEMAND, self.wait_limit)
+        Waiting::new(janitor, Subject::Name(name.clone()), &ON_DEMAND, self.wait_limit)
     }
 
     fn span(&self) -> tracing::Span {

@@ -11,7 +11,7 @@ use crate::{
     cache::{breaker::Answered, error_codec, settings::OnUncacheable},
     error::{BackendError, BackendErrorKind},
     flight::Epoch,
-    lease::{Acquisition, Asked, Attempt, Waiting, drive},
+    lease::{Acquisition, Asked, Attempt, Subject, Waiting, drive},
 };
 
 impl<V: Clone + Send + Sync + 'static> Run<V> {
@@ -30,7 +30,8 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         claim.listens = self.waits;
         let (engine, retry) = (&self.core.engine, settings.retry.as_ref());
         let limit = self.options().wait_limit;
-        let mut waiting = Waiting::new(engine.janitor(), &claim, retry, limit);
+        let mut waiting =
+            Waiting::new(engine.janitor(), Subject::Claim(claim.clone()), retry, limit);
         let mut claiming = Claiming {
             run: self,
             permit,
