@@ -7,7 +7,10 @@ use std::{
 
 use tokio::time::Instant;
 
-use crate::{backend::Entry, error::Error};
+use crate::{
+    backend::Entry,
+    error::{Error, ErrorKind},
+};
 
 /// A value, where it came from, and what is known of its entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -151,6 +154,16 @@ pub(crate) enum Flown<V> {
     /// Each caller loads for itself.
     #[cfg_attr(not(feature = "http"), allow(dead_code))]
     Alone(Alone),
+}
+
+impl<V> Flown<V> {
+    /// Returns the value. A loader that a user wrote makes no other answer.
+    pub(super) fn shared(self) -> Result<Loaded<V>, Error> {
+        match self {
+            Self::Loaded(loaded) => Ok(loaded),
+            Self::Alone(_) => Err(Error::new(ErrorKind::Cancelled, "the value was not shared")),
+        }
+    }
 }
 
 /// Why each caller loads for itself.

@@ -1,5 +1,6 @@
 //! The refresh that a caller asks for.
 
+use futures_util::FutureExt;
 use tracing::Instrument;
 
 use super::{
@@ -10,7 +11,7 @@ use super::{
     run::Run,
 };
 use crate::{
-    error::{BoxError, Error, ErrorKind},
+    error::{BoxError, Error},
     flight::{self, Waited},
     key::Key,
 };
@@ -84,14 +85,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         E: Into<BoxError> + 'static,
     {
         let flown = self.rebuild(move |lead| loader::shared(loader(lead)));
-        async move {
-            match flown.await? {
-                Flown::Loaded(loaded) => Ok(loaded),
-                Flown::Alone(_) => {
-                    Err(Error::new(ErrorKind::Cancelled, "the value was not shared"))
-                }
-            }
-        }
+        flown.map(|flown| flown?.shared())
     }
 
     async fn rebuild<F, Fut>(self, work: F) -> Result<Flown<V>, Error>

@@ -123,10 +123,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         E: Into<BoxError> + 'static,
     {
         // Not an async function, whose future would hold a copy of what it passes on.
-        self.fly(move |lead| loader::shared(loader(lead))).map(|flown| match flown? {
-            Flown::Loaded(loaded) => Ok(loaded),
-            Flown::Alone(_) => Err(Error::new(ErrorKind::Cancelled, "the value was not shared")),
-        })
+        self.fly(move |lead| loader::shared(loader(lead))).map(|flown| flown?.shared())
     }
 
     /// As [`load`](Self::load), for work that may make an answer for its caller alone.
