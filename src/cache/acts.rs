@@ -159,8 +159,12 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// # Ok::<_, bellwether::Error>(()) }).unwrap();
     /// ```
     pub async fn peek(&self, key: impl Into<Key>) -> Result<Option<Loaded<V>>, Error> {
-        let name = self.core.name(&key.into())?;
+        let key = key.into();
+        let name = self.core.name(&key)?;
         let decision = self.core.decide(&name, &Rules::ALL, self.core.store.get_aged(&name).await);
+        if !matches!(decision, Decision::Unanswered(_)) {
+            self.core.memory.forget(&key);
+        }
         let (value, record, source) = match decision {
             Decision::Unanswered(error) => return Err(error.into()),
             Decision::Old(known) => match known.in_place_of_failure() {

@@ -14,7 +14,7 @@
 use std::{
     sync::{
         Mutex, MutexGuard,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -50,8 +50,21 @@ struct State {
     open_until: Option<Instant>,
     /// While replicas confirm no grants, the time of the next probe.
     unconfirmed_until: Option<Instant>,
+    /// The outage, if there was a failure since the last answer.
+    outage: Option<Outage>,
     /// The trouble that was logged.
     logged: Option<Trouble>,
+}
+
+/// The time between a failure and the next answer. No two have the same number in a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Outage(u64);
+
+impl Outage {
+    pub(super) fn next() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        Self(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -131,6 +144,7 @@ impl Breaker {
         let mut state = self.state();
         state.failures = 0;
         state.open_until = None;
+        state.outage = None;
         if what == Answered::Write {
             state.unconfirmed_until = None;
         }
@@ -152,6 +166,7 @@ impl Breaker {
     pub(super) fn failed(&self, error: &BackendError) {
         let mut state = self.state();
         self.troubled.store(true, Ordering::Release);
+        state.outage.get_or_insert_with(Outage::next);
         let silent =
             matches!(error.kind(), BackendErrorKind::Unavailable | BackendErrorKind::Unknown);
         if silent {
@@ -177,6 +192,11 @@ impl Breaker {
             let what = "degraded: one load for each process and key, and nothing is stored";
             warn!(error = %Chain(&error), "{what}");
         }
+    }
+
+    /// Returns the outage that lasts now. The first answer, also one to a read, ends it.
+    pub(super) fn outage(&self) -> Option<Outage> {
+        if self.is_troubled() { self.state().outage } else { None }
     }
 
     /// Returns whether there was a failure since the last answer.
@@ -265,6 +285,23 @@ mod tests {
         breaker.failed(&silence());
         breaker.answered(Answered::Read);
         assert!(!logged());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn each_answer_ends_the_outage() {
+        let breaker = Breaker::default();
+        assert_eq!(breaker.outage(), None);
+        let mut before = None;
+        for error in [silence(), BackendError::new(BackendErrorKind::Refused, "OOM"), silence()] {
+            breaker.failed(&error);
+            let outage = breaker.outage();
+            assert!(outage.is_some() && outage != before);
+            breaker.failed(&error);
+            assert_eq!(breaker.outage(), outage);
+            breaker.answered(Answered::Read);
+            assert_eq!(breaker.outage(), None);
+            before = outage;
+        }
     }
 
     #[tokio::test(start_paused = true)]

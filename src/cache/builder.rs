@@ -12,6 +12,7 @@ use super::{
     error_codec::{ErrorCodec, Of},
     failures::{Failures, Policy},
     negative::Negative,
+    outage_memory::OutageMemory,
     refreshes::Refreshes,
     settings::Settings,
 };
@@ -242,6 +243,22 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
         self
     }
 
+    /// Sets how much memory this process may use for values that it loads while the backend is
+    /// away, in bytes. Defaults to 4 MiB over a backend that other processes share, else to 0.
+    ///
+    /// A load without a lease stores nothing. So that a hot key does not cost a load for each
+    /// caller, its value is served to the later callers of this process, as
+    /// [`Degraded`](super::Source::Degraded). That ends with the windows of the value, and with the
+    /// first answer of the backend. Each act of this process on the key ends it, too.
+    ///
+    /// Such a value may be older than an invalidation in another process, by its windows at most.
+    /// Zero remembers no value. A value that takes more than a quarter of the memory is not
+    /// remembered.
+    pub fn outage_memory(mut self, bytes: usize) -> Self {
+        self.settings.outage_memory = Some(bytes);
+        self
+    }
+
     /// Sets what becomes of a load that no caller waits for any more. Defaults to
     /// [`Finish`](Abandoned::Finish).
     pub fn when_abandoned(mut self, abandoned: Abandoned) -> Self {
@@ -290,6 +307,7 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
         let limits =
             Limits { per_flight: settings.max_waiters_per_key, in_all: settings.max_waiters };
         let tag = u32::from(settings.schema) << 16 | u32::from(self.codec.tag());
+        let memory = OutageMemory::new(settings.outage_memory, self.store.is_shared());
         let engine = Engine::new(self.store.clone());
         let core = Core {
             try_limit: try_limit(settings.retry.as_ref(), engine.backend().as_ref()),
@@ -307,6 +325,7 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
             unstorable: Once::default(),
             refreshes: Refreshes::default(),
             failures: Failures::new(self.failure_policy),
+            memory,
             negative: self.negative,
             looks: Group::new(Abandoned::Finish, Limits::NONE),
             settings,

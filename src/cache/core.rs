@@ -10,11 +10,13 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     Codec, Loaded, Source,
+    breaker::Outage,
     error_codec::ErrorCodec,
     failures::Failures,
     freshness::{self, Freshness, Rules},
     known::Known,
     negative::Negative,
+    outage_memory::OutageMemory,
     outcome::{Outcome, Record},
     refreshes::Refreshes,
     settings::{OnFull, Options, Settings},
@@ -49,6 +51,7 @@ pub(super) struct Core<V> {
     pub(super) shards: Shards<Shard>,
     pub(super) refreshes: Refreshes<V>,
     pub(super) failures: Failures,
+    pub(super) memory: OutageMemory,
     pub(super) negative: Option<Negative<V>>,
     /// Looks for values of callers that wait for a load no longer.
     pub(super) looks: Group<Option<Loaded<V>>>,
@@ -82,6 +85,21 @@ impl<V> Decision<V> {
             Self::Refresh(value, source, known) => Some((value, known.record, source)),
             _ => None,
         }
+    }
+}
+
+/// Lets go of what this process has of a key, when a change of it ends. Also after an error or if
+/// the caller goes away, because the change may have happened.
+struct Changed<'a, V> {
+    core: &'a Core<V>,
+    key: &'a Key,
+}
+
+impl<V> Drop for Changed<'_, V> {
+    fn drop(&mut self) {
+        self.core.flights.detach(self.key);
+        self.core.failures.forget(self.key);
+        self.core.memory.forget(self.key);
     }
 }
 
@@ -181,11 +199,20 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         change: impl Future<Output = Result<T, BackendError>>,
     ) -> Result<T, BackendError> {
         let (backend, limit) = (self.engine.backend().as_ref(), self.try_limit);
-        let changed = answered_by(backend, limit, change).await;
-        // Also after an error, because the change may have happened.
-        self.flights.detach(key);
-        self.failures.forget(key);
-        self.counted(changed)
+        let _changed = Changed { core: self, key };
+        self.counted(answered_by(backend, limit, change).await)
+    }
+
+    /// Decides what the entry is good for that this process remembers of an outage, if it does.
+    pub(super) fn recall(
+        &self,
+        key: &Key,
+        name: &Name,
+        rules: &Rules,
+        outage: Outage,
+    ) -> Option<Decision<V>> {
+        let entry = self.memory.recall(key, outage)?;
+        Some(self.decide(name, rules, Ok(Some(entry))))
     }
 
     /// Returns the windows of a value that is negative.

@@ -21,6 +21,7 @@ mod known;
 mod lead;
 mod loader;
 mod negative;
+mod outage_memory;
 mod outcome;
 mod patience;
 mod quiet;
@@ -165,11 +166,15 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     ///
     /// Dropping the future changes nothing.
     pub async fn get(&self, key: impl Into<Key>) -> Result<Option<V>, Error> {
-        let name = self.core.name(&key.into())?;
+        let key = key.into();
+        let name = self.core.name(&key)?;
         let rules = &self.core.settings.options.rules;
         match self.core.decide(&name, rules, self.core.store.get(&name).await) {
             Decision::Unanswered(error) => Err(error.into()),
-            decision => Ok(decision.value().map(|(value, ..)| value)),
+            decision => {
+                self.core.memory.forget(&key);
+                Ok(decision.value().map(|(value, ..)| value))
+            }
         }
     }
 

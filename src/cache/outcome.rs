@@ -23,7 +23,8 @@ pub struct Loaded<V> {
 /// What is known of an entry beside its value. It is small, because each caller gets a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Record {
-    fence: NonZeroU64,
+    /// `None` if it was loaded without a lease.
+    fence: Option<NonZeroU64>,
     /// When it was stored, by the clock of this process that only goes forward.
     stored: Option<Instant>,
     /// How long it is fresh after that. Zero if it is not stored.
@@ -31,7 +32,7 @@ pub(super) struct Record {
 }
 
 impl Record {
-    /// Returns the record of an entry, or `None` if it has no fence.
+    /// Returns the record of an entry, or `None` if neither its fence nor its age is known.
     pub(super) fn of(entry: &Entry) -> Option<Self> {
         Self::new(entry.fence, entry, age(entry))
     }
@@ -42,10 +43,11 @@ impl Record {
     }
 
     fn new(fence: u64, entry: &Entry, age: Option<Duration>) -> Option<Self> {
-        let fence = NonZeroU64::new(fence)?;
+        let fence = NonZeroU64::new(fence);
         let stored = age.and_then(|age| Instant::now().checked_sub(age));
         let fresh = entry.windows.map_or(Duration::ZERO, |windows| windows.fresh);
-        Some(Self { fence, stored, fresh })
+        let record = Self { fence, stored, fresh }.if_stored(fence.is_some());
+        (fence.is_some() || stored.is_some()).then_some(record)
     }
 
     /// Returns the record without a time to live, unless the entry is stored.
@@ -84,8 +86,10 @@ pub enum Source {
     /// It is also so if the value was loaded under a lease, the backend did not answer the commit,
     /// and this caller asked after the load had begun.
     ///
-    /// The value may come from a load that was under way in this process when the caller asked. So
-    /// it may be older than an invalidation in another process that had returned by then.
+    /// The value may come from a load that was under way in this process when the caller asked.
+    /// While the backend does not answer, it may also come from an [earlier
+    /// load](super::Builder::outage_memory). So it may be older than an invalidation in another
+    /// process that had returned by then.
     Degraded,
 }
 
@@ -124,7 +128,7 @@ impl<V> Loaded<V> {
     ///
     /// Returns `None` if it was loaded without a lease. [`Source::Degraded`] lists the reasons.
     pub fn fence(&self) -> Option<u64> {
-        Some(self.record?.fence.get())
+        Some(self.record?.fence?.get())
     }
 
     /// Returns the time since the load of the value ended.
@@ -133,7 +137,8 @@ impl<V> Loaded<V> {
     /// exact but for half a round trip. Otherwise it is as exact as the clocks of the server and of
     /// this process agree, and nothing in the cache depends on it.
     ///
-    /// Returns `None` where [`fence`](Self::fence) does.
+    /// Returns `None` if it was loaded without a lease, for the callers at that moment. A value
+    /// that the process [remembers of an outage](super::Builder::outage_memory) has an age.
     pub fn age(&self) -> Option<Duration> {
         self.record?.age()
     }

@@ -111,6 +111,8 @@ pub(super) struct Settings {
     pub(super) max_key: usize,
     pub(super) max_value: usize,
     pub(super) abandoned: Abandoned,
+    /// By default, it depends on the backend.
+    pub(super) outage_memory: Option<usize>,
 }
 
 impl Default for Settings {
@@ -144,6 +146,7 @@ impl Default for Settings {
             max_key: 512,
             max_value: 8 << 20,
             abandoned: Abandoned::Finish,
+            outage_memory: None,
         }
     }
 }

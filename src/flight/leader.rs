@@ -10,7 +10,10 @@ use super::{
     landing::{Epoch, Landing},
     notices::Notice,
 };
-use crate::{key::Key, sync::checked::OnceLock};
+use crate::{
+    key::Key,
+    sync::checked::{OnceLock, read},
+};
 
 /// The duty to land a flight.
 ///
@@ -33,6 +36,12 @@ impl<T> Leader<T> {
     /// Returns the key of the flight.
     pub(crate) fn key(&self) -> &Key {
         &self.flight.key
+    }
+
+    /// Returns whether callers may still join this flight.
+    pub(crate) fn is_joinable(&self) -> bool {
+        let (hash, id) = (self.flight.hash, self.flight.id);
+        read(self.flight.flights.map.stripe(hash)).find(hash, |other| other.id == id).is_some()
     }
 
     /// Begins an epoch. To be called before the backend is asked: its answer may go to the callers

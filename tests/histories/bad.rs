@@ -316,8 +316,17 @@ fn a_shared_value_that_was_loaded_without_a_lease_is_found() {
         112,
     );
     assert_eq!(followed.breaks(), []);
-    // The read was asked for after the load had ended and its value had been given to the others.
-    assert_eq!(followed.read(1, loaded, Source::Degraded, 115, 116).breaks(), [Rule::Degraded]);
+    // The process remembers the value, but not beyond an answer of the store.
+    let remembered = followed.read(1, loaded, Source::Degraded, 115, 116);
+    assert_eq!(remembered.breaks(), []);
+    let newer = value(2, 1, 300_000);
+    let heard = remembered
+        .load(2, 1, 20, 300, 310)
+        .stored(2, 20, 311, 312)
+        .read(1, newer, Source::Hit, 313, 314)
+        .read(1, loaded, Source::Degraded, 313, 316);
+    assert_eq!(heard.breaks(), []);
+    assert_eq!(heard.read(1, loaded, Source::Degraded, 315, 316).breaks(), [Rule::Degraded]);
     let elsewhere = degraded().read(2, loaded, Source::Degraded, 90, 111);
     assert_eq!(elsewhere.breaks(), [Rule::Degraded]);
     let seen = Event::Seen { key: KEY.to_owned(), value: loaded, fence: 10 };

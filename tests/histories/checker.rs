@@ -22,8 +22,8 @@
 //! - [`Rule::Windows`]: a value is read from the store within its windows only. They begin when it
 //!   is stored or touched, and a read counts by the time at which it was asked for.
 //! - [`Rule::Degraded`]: a value that was loaded without a lease stays in its process and is not
-//!   stored. It is older than no local write. All its readers waited at one moment after its load
-//!   ended.
+//!   stored. It is older than no local write. After the process has read an answer of the store for
+//!   the key, no caller that asks later gets a value that was loaded before that read.
 //! - [`Rule::Origin`]: a value was loaded or inserted for its key, and is not answered before that.
 //! - [`Rule::OneHolder`]: two holds of a lock do not overlap. An overlap is excused by a reported
 //!   loss of the older hold, a deletion of its lease, or a pause of its process. A lock that was
@@ -473,13 +473,21 @@ impl Checker<'_> {
         }
         let local: HashMap<_, _> =
             local.into_iter().map(|(of, facts)| (of, Known::new(facts))).collect();
+        // When a process has heard of the store, and when it had asked.
+        let mut answers: HashMap<(Process, &str), Vec<_>> = HashMap::new();
+        for read in self.index.reads.iter().filter(|read| read.source == Source::Hit) {
+            answers.entry((read.process, &read.key)).or_default().push((read.at, read.asked));
+        }
+        let heard: HashMap<_, _> =
+            answers.into_iter().map(|(of, facts)| (of, Known::new(facts))).collect();
         for (value, reads) in waited {
-            let asked = reads.iter().map(|read| read.asked).max().unwrap_or(0);
-            let answered = reads.iter().map(|read| read.at).min().unwrap_or(0);
-            if asked > answered {
-                self.violated(Rule::Degraded, format!("{value:?} by {reads:?}"));
-            }
+            let first_answered = reads.iter().map(|read| read.at).min().unwrap_or(0);
             for read in reads {
+                let heard = heard.get(&(read.process, read.key.as_str()));
+                let heard = heard.and_then(|known| known.before(read.asked));
+                if heard.is_some_and(|asked| first_answered < *asked) {
+                    self.violated(Rule::Degraded, format!("{read:?} after {heard:?}"));
+                }
                 let written = local.get(&(read.process, read.key.as_str()));
                 let written = written.and_then(|known| known.before(read.asked));
                 let stale = written.is_some_and(|asked| *asked > value.began);

@@ -15,6 +15,7 @@ mod locks;
 mod msrv;
 mod names;
 mod old_values;
+mod outage;
 mod properties;
 mod reentrant;
 mod refreshing;

@@ -1,11 +1,18 @@
 //! A server that is away: how often a process tries to connect, and how soon it finds the server
 //! when it is back.
 
-use std::{env, sync::atomic::Ordering, time::Duration};
+use std::{
+    env,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
 
-use bellwether::{Cache, Locks, RedisBackend, cache::Source};
+use bellwether::{BoxError, Cache, Locks, RedisBackend, cache::Source};
 use testkit::{
-    LIMIT, RedisServer, eventually,
+    LIMIT, RedisServer, comes_true, eventually,
     proxy::{Mode, Proxy},
 };
 use tokio::{
@@ -125,4 +132,34 @@ async fn requests_cost_few_attempts() {
     }
     println!("requests: the first load with a lease after {:?}", back.elapsed());
     assert!(back.elapsed() < 2000 * MS, "{:?}", back.elapsed());
+}
+
+/// Each request of a hot key cost a load, one after another. The values that were loaded meanwhile
+/// are served until the server answers again, and no longer.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_is_stopped_costs_a_hot_key_one_load() {
+    let mut server = RedisServer::start().await;
+    let backend = RedisBackend::builder().server(server.url()).build().unwrap();
+    let cache = Cache::<u64>::builder(backend).build().unwrap();
+    let loads = Arc::new(AtomicU64::new(0));
+    let ask = async |key: &str| {
+        let loads = loads.clone();
+        let load = |_| async move { Ok::<_, BoxError>(loads.fetch_add(1, Ordering::SeqCst) + 1) };
+        let loaded = timeout(LIMIT, cache.request(key).load(load)).await.unwrap().unwrap();
+        (*loaded.value(), loaded.source())
+    };
+    assert_eq!(ask("other").await, (1, Source::Led));
+    server.kill();
+    for _ in 0..200 {
+        assert_eq!(ask("hot").await, (2, Source::Degraded));
+        sleep(5 * MS).await;
+    }
+    assert!(timeout(LIMIT, cache.invalidate("hot")).await.unwrap().is_err());
+    assert_eq!(ask("hot").await, (3, Source::Degraded));
+    assert_eq!(ask("hot").await, (3, Source::Degraded));
+    server.start_again().await;
+    // Requests of another key find the server, and the hot key is loaded under the lease at once.
+    assert!(comes_true(LIMIT, async || ask("other").await.1 != Source::Degraded).await);
+    let (value, source) = ask("hot").await;
+    assert!(value > 3 && source == Source::Led, "{value} {source:?}");
 }

@@ -86,7 +86,7 @@ impl<V: Clone + Send + Sync + 'static> Attempt for Claiming<'_, '_, V> {
         }
         let turn = run.shard.turn().await;
         if !run.shard.breaker.admits_claim() {
-            return Asked::Settled(Step::LoadAlone);
+            return Asked::Settled(run.away());
         }
         // Another process is likely to load. A second claim would read its entry out of turn.
         waiting.listening().listen_along();
@@ -135,7 +135,7 @@ impl<V: Clone + Send + Sync + 'static> Attempt for Claiming<'_, '_, V> {
     async fn interrupted(&self) -> Option<Step<V>> {
         self.run.shard.breaker.opened().await;
         debug!("nothing can be pushed any more");
-        Some(Step::LoadAlone)
+        Some(self.run.away())
     }
 
     fn time_up(&mut self, _: &Waiting<'_>) -> Option<Step<V>> {
@@ -197,14 +197,14 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, '_, V> {
             debug!("another process refreshes");
             let (refreshes, key) = (&self.run.core.refreshes, self.run.leader.key());
             refreshes.silence(key, self.seen, occupied.remaining);
-            return Asked::Settled(Step::LoadAlone);
+            return Asked::Settled(Step::LoadAlone(None));
         }
         self.unanswered = None;
         let met = std::mem::replace(&mut self.fence, occupied.fence);
         let is_next = met != 0 && met != occupied.fence;
         if self.time_up || (is_next && self.run.options().sharing.waits_once) {
             debug!("the wait for another process is over");
-            return Asked::Settled(Step::LoadAlone);
+            return Asked::Settled(Step::LoadAlone(None));
         }
         debug!(fence = occupied.fence, remaining = ?occupied.remaining, "another process loads");
         Asked::Occupied(occupied.remaining)
@@ -220,6 +220,6 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, '_, V> {
             }
             breaker.failed(error);
         }
-        Asked::Settled(Step::LoadAlone)
+        Asked::Settled(self.run.away())
     }
 }

@@ -82,6 +82,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             Err(error) => {
                 counters.unstored.add();
                 self.shard.breaker.failed(&error);
+                self.remember(&value, cost, lead, self.shard.breaker.outage());
                 // The commit may have been refused, for an invalidation that late joiners know of.
                 let _ = self.for_late.set(Outcome::Value(Loaded::degraded(value.clone())));
                 (Outcome::Value(led(value)), granted)

@@ -33,7 +33,7 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, '_, V> {
             tokio::select! {
                 biased;
                 () = sleep(pause) => {}
-                () = run.shard.breaker.opened() => return Some(Step::LoadAlone),
+                () = run.shard.breaker.opened() => return Some(run.away()),
             }
             let turn = run.shard.turn().await;
             self.epoch = run.leader.begin_epoch();

@@ -11,6 +11,7 @@ use crate::{
     backend::{Entry, Windows},
     cache::{
         Lead, Loaded,
+        breaker::Outage,
         freshness::Costs,
         known::Known,
         lead::Keeping,
@@ -56,14 +57,18 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     }
 
     /// Loads without a lease, for all callers of this process that wait.
-    pub(super) async fn load_alone<F, Fut>(&self, work: F) -> Landing<V>
+    pub(super) async fn load_alone<F, Fut>(&self, work: F, outage: Option<Outage>) -> Landing<V>
     where
         F: FnOnce(Lead<V>) -> Fut,
         Fut: Future<Output = Result<Produced<V>, Error>>,
     {
         let lead = Lead::new(None, self.stale());
+        let begun = Instant::now();
         match self.produce(work, lead.clone()).await {
-            Ok(Produced::Value(value)) => (Outcome::Value(Loaded::degraded(value)), Epoch::END),
+            Ok(Produced::Value(value)) => {
+                self.remember(&value, begun.elapsed(), &lead, outage);
+                (Outcome::Value(Loaded::degraded(value)), Epoch::END)
+            }
             Ok(Produced::Uncacheable | Produced::Failing(_)) => uncacheable(),
             Err(error) => failed(self.fail_alone(error, &lead)),
         }
@@ -130,7 +135,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     }
 
     /// Returns the entry with what loads cost, smoothed if the last entry is known.
-    fn with_costs(&self, entry: Entry, cost: Duration) -> Entry {
+    pub(super) fn with_costs(&self, entry: Entry, cost: Duration) -> Entry {
         let costs = match self.known() {
             Some((known, _)) => known.costs.and(cost),
             None => Costs::first(cost),
@@ -139,7 +144,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     }
 
     /// Returns the windows of a value. One that says that there is none may have its own.
-    fn windows(&self, value: &V, keeping: &Keeping) -> Windows {
+    pub(super) fn windows(&self, value: &V, keeping: &Keeping) -> Windows {
         self.options().windows_of(self.core.negative_windows(value), keeping)
     }
 }

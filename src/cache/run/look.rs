@@ -41,7 +41,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
                 Step::LandAndRefresh(landing, known)
             }
             (Some(decision), epoch) => self.decided(decision, Source::Hit, epoch),
-            (None, _) => Step::LoadAlone,
+            (None, _) => self.away(),
         }
     }
 
@@ -77,9 +77,9 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
                 Step::Claim { seen }
             }
             Decision::Miss { seen } => Step::Claim { seen },
-            Decision::Unanswered(_) => Step::LoadAlone,
+            Decision::Unanswered(_) => self.away(),
             Decision::Uncacheable { seen } => match self.options().sharing.on_uncacheable {
-                OnUncacheable::Coalesce => Step::LoadAlone,
+                OnUncacheable::Coalesce => Step::LoadAlone(None),
                 OnUncacheable::Pass => Step::Land(uncacheable()),
                 OnUncacheable::Claim => Step::Claim { seen },
             },

@@ -1,8 +1,10 @@
 //! The run of a leader: look, claim, load and commit, or wait for the process that has the lease.
 //!
 //! A run always ends with an outcome. Where the backend fails, the leader loads without a lease,
-//! for this process alone, and stores nothing.
+//! for this process alone, and stores nothing. Until the backend answers again, the later callers
+//! of this process are served what it loaded.
 
+mod away;
 mod claim;
 mod commit;
 mod fail;
@@ -23,6 +25,7 @@ use tracing::debug;
 
 use super::{
     Lead, Source,
+    breaker::Outage,
     core::{Core, Decision},
     freshness::Rules,
     known::Known,
@@ -72,8 +75,8 @@ enum Step<V> {
     Claim { seen: u64 },
     /// Load under this lease, which was granted in this epoch.
     Load(LeaseGuard, Epoch),
-    /// Load without a lease.
-    LoadAlone,
+    /// Load without a lease. In an outage, the value is remembered until its end.
+    LoadAlone(Option<Outage>),
     /// Land the flight.
     Land(Landing<V>),
     /// Land the flight, and refresh this entry in the background.
@@ -119,7 +122,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         let landing = async {
             let step = match self.supersedes {
                 Some(fence) => Box::pin(self.look_for_old(fence)).await,
-                None if self.is_alone => Step::LoadAlone,
+                None if self.is_alone => self.away(),
                 None => self.look().await,
             };
             match step {
@@ -166,14 +169,15 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             Step::Land(landing) | Step::LandAndRefresh(landing, _) => landing,
             // In a box, which a process that waits for another one does not need.
             Step::Load(guard, granted) => Box::pin(self.load(work, guard, granted)).await,
-            Step::LoadAlone | Step::Claim { .. } => {
+            step @ (Step::LoadAlone(_) | Step::Claim { .. }) => {
+                let outage = if let Step::LoadAlone(outage) = step { outage } else { None };
                 match self.core.failures.backs_off_alone(self.leader.key()) {
                     Some(error) => {
                         self.core.counters.backed_off.add();
                         failed(error)
                     }
                     None => match self.permit(&mut permit).await {
-                        Ok(()) => Box::pin(self.load_alone(work)).await,
+                        Ok(()) => Box::pin(self.load_alone(work, outage)).await,
                         Err(error) => self.full(error),
                     },
                 }

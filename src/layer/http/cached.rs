@@ -86,7 +86,12 @@ impl CachedResponse {
     /// Builds the response for one caller, with its `Age`.
     pub(super) fn replay(loaded: &Loaded<Self>) -> Response<Bytes> {
         let response = loaded.value();
-        let was_stored = matches!(loaded.source(), Source::Hit | Source::Stale);
+        let was_stored = match loaded.source() {
+            Source::Hit | Source::Stale => true,
+            // It may be one that this process remembers.
+            Source::Degraded => loaded.age().is_some(),
+            _ => false,
+        };
         let kept = loaded.age().unwrap_or_default().as_secs();
         let age = response.0.age.saturating_add(kept);
         response.with_age((was_stored || response.0.age > 0).then_some(age))
