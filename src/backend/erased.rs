@@ -50,6 +50,7 @@ erased! {
     async fn acquire_all(claims: &'a [Claim]) -> AcquiredAll;
     async fn renew(claims: &'a [Claim]) -> Vec<Renewal>;
     async fn keep(claims: &'a [Claim]) -> Kept;
+    async fn keep_each(queues: &'a [Vec<Claim>]) -> Vec<Result<Kept, BackendError>>;
     async fn release(claim: &'a Claim) -> bool;
     async fn pass(from: &'a Claim, to: &'a Claim) -> Option<Grant>;
     async fn holder(name: &'a Name, mode: Mode) -> Option<Occupied>;

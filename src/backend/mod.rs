@@ -131,6 +131,20 @@ pub trait Leases: Send + Sync + 'static {
         }
     }
 
+    /// Keeps the queue entries of one process in several queues, each as [`keep`](Self::keep) does.
+    /// Each element has the claims of one queue.
+    ///
+    /// Returns one answer for each queue, in their order. The error is for all of them, and nothing
+    /// is known then.
+    ///
+    /// The default keeps each queue by a request of its own, all at once.
+    fn keep_each(
+        &self,
+        queues: &[Vec<Claim>],
+    ) -> impl Future<Output = Result<Vec<Result<Kept, BackendError>>, BackendError>> + Send {
+        async { Ok(several::keep_each_alone(self, queues).await) }
+    }
+
     /// Ends the lease if the claim has it, and its queue entry. Returns whether the claim had the
     /// lease.
     ///

@@ -1,6 +1,6 @@
 use futures_util::future::join_all;
 
-use super::{Acquired, Leases};
+use super::{Acquired, Kept, Leases};
 use crate::{
     backend::{Claim, Grant, Mode, Occupied},
     error::{BackendError, BackendErrorKind},
@@ -54,6 +54,14 @@ pub async fn acquire_in_order<B: Leases + ?Sized>(
         return stopped;
     }
     Ok(AcquiredAll::Granted(grants))
+}
+
+/// Keeps each queue by a request of its own, all at once.
+pub(super) async fn keep_each_alone<B: Leases + ?Sized>(
+    backend: &B,
+    queues: &[Vec<Claim>],
+) -> Vec<Result<Kept, BackendError>> {
+    join_all(queues.iter().map(|claims| backend.keep(claims))).await
 }
 
 /// Returns an error if one of the claims is not exclusive.

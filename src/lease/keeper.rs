@@ -1,18 +1,22 @@
 //! Keeps the queue entries of this process at the backend.
 //!
-//! A process keeps all of its entries in a queue with one request, whatever their number. So a
-//! waiter sleeps until a push for it. The answer tells which entries are gone: their waiters ask.
-//! If the lease in the way has ended, the same request hands it to the next waiter in the fleet.
+//! A process keeps all of its entries in many queues with one request. So a waiter sleeps until a
+//! push for it. The answer tells which entries are gone: their waiters ask. If the lease in the way
+//! has ended, the same request hands it to the next waiter in the fleet.
 //!
-//! One task for each queue does it, while this process has waiters there and for a moment longer.
+//! One task for each engine does it, while this process has waiters and for a moment longer. It
+//! sends [batches](schedule) of queues, each of which is answered for itself.
+
+mod schedule;
+#[cfg(test)]
+mod tests;
 
 use std::{
-    collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard},
     time::Duration,
 };
 
-use hashbrown::HashMap;
+use futures_util::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
 use tokio::{
     runtime::{Handle, Id},
     sync::Notify,
@@ -20,11 +24,12 @@ use tokio::{
 };
 use tracing::debug;
 
+use self::schedule::{BATCH, Batch, KeptWaiter, QueueKey, Schedule};
 use super::untold::Untold;
 use crate::{
     backend::{Claim, DynLeases, Kept, QueueKind, answered},
     error::{BackendError, BackendErrorKind, Chain},
-    key::Name,
+    sync::lock,
     time::after,
 };
 
@@ -32,11 +37,10 @@ use crate::{
 const KEEP_ENTRY: f64 = 0.32;
 /// How soon a request that failed is repeated.
 const REPEAT: Duration = Duration::from_millis(100);
-/// After the end of a lease in the way, the processes look at random times within this.
-const JITTER: Duration = Duration::from_millis(50);
-/// How many waiters of a queue are named in one request: those that have waited longest, since a
-/// queue is left at its head.
-const NAMED: usize = 32;
+/// The pause between two batches, so that the commands of others go in between.
+const PAUSE: Duration = Duration::from_millis(2);
+/// How long the task sleeps while all queues have requests under way.
+const IDLE: Duration = Duration::from_secs(1);
 
 /// The queue entries of one engine.
 #[derive(Clone)]
@@ -44,29 +48,10 @@ pub(super) struct Keeper(Arc<KeeperCore>);
 
 struct KeeperCore {
     backend: Arc<dyn DynLeases>,
-    queues: Mutex<HashMap<QueueKey, KeptQueue>>,
+    schedule: Mutex<Schedule>,
+    /// Notified when the task must look earlier than it would.
+    changed: Notify,
     untold: Untold,
-}
-
-type QueueKey = (Name, QueueKind);
-
-/// The waiters of this process in one queue. It exists while its task runs.
-struct KeptQueue {
-    /// In the order in which they came.
-    waiters: BTreeMap<u64, KeptWaiter>,
-    came: u64,
-    look_at: Instant,
-    /// When the lease in the way ends, as far as is known.
-    ends: Instant,
-    /// Notified when the task must look earlier.
-    earlier: Arc<Notify>,
-}
-
-struct KeptWaiter {
-    claim: Claim,
-    runtime: Handle,
-    /// Notified when the waiter must ask.
-    asks: Arc<Notify>,
 }
 
 /// A waiter whose queue entry is kept. Dropped, it is kept no more.
@@ -79,126 +64,114 @@ pub(super) struct Place {
 
 impl Keeper {
     pub(super) fn new(backend: Arc<dyn DynLeases>) -> Self {
-        let (queues, untold) = Default::default();
-        Self(Arc::new(KeeperCore { backend, queues, untold }))
+        let (schedule, changed, untold) = Default::default();
+        Self(Arc::new(KeeperCore { backend, schedule, changed, untold }))
     }
 
     /// Keeps the entry of a claim, which was told that the lease in the way lasts for `remaining`.
     pub(super) fn enter(&self, claim: &Claim, remaining: Duration) -> Place {
         let key = (claim.name.clone(), QueueKind::from(claim.mode));
         let (runtime, asks) = (Handle::current(), Arc::<Notify>::default());
-        let mut queues = self.queues();
-        let is_new = !queues.contains_key(&key);
-        let (now, count) = (Instant::now(), queues.len());
-        let queue = queues.entry(key.clone()).or_insert_with(|| KeptQueue {
-            waiters: BTreeMap::new(),
-            came: 0,
-            look_at: now + self.every(claim, count + 1),
-            ends: now,
-            earlier: Arc::default(),
-        });
-        queue.came += 1;
-        let number = queue.came;
         let waiter =
             KeptWaiter { claim: claim.clone(), runtime: runtime.clone(), asks: asks.clone() };
-        queue.waiters.insert(number, waiter);
-        queue.look_after(remaining);
-        drop(queues);
-        if is_new {
-            self.start(key.clone(), &runtime, Vec::new());
+        let mut schedule = self.schedule();
+        let look_at = after(Instant::now(), self.every(claim, schedule.len() + 1));
+        let number = schedule.add(&key, waiter, look_at);
+        let is_earlier =
+            schedule.look_after(&key, remaining) || schedule.next_look() == Some(look_at);
+        let starts = !std::mem::replace(&mut schedule.running, true);
+        drop(schedule);
+        if starts {
+            self.start(&runtime, Vec::new());
+        } else if is_earlier {
+            self.0.changed.notify_one();
         }
         Place { keeper: self.clone(), key, number, asks }
     }
 
-    /// Starts the task of a queue.
-    fn start(&self, key: QueueKey, runtime: &Handle, mut tried: Vec<Id>) {
+    fn start(&self, runtime: &Handle, mut tried: Vec<Id>) {
         tried.push(runtime.id());
-        let task = KeeperTask { keeper: self.clone(), key, tried, ended: false };
+        let task = KeeperTask { keeper: self.clone(), tried, ended: false };
         // A runtime that is gone drops the task at once.
         runtime.spawn(task.run());
     }
 
-    /// Returns the claims that are named in the next request. Ends the queue if it has none.
-    fn oldest(&self, key: &QueueKey) -> Option<(Vec<u64>, Vec<Claim>)> {
-        let mut queues = self.queues();
-        let queue = queues.get(key)?;
-        if queue.waiters.is_empty() {
-            queues.remove(key);
-            return None;
+    /// Notes the answers to a batch that was sent at `sent`.
+    fn answered(&self, batch: Batch, sent: Instant, answers: Answers) {
+        let mut schedule = self.schedule();
+        let Some(claim) = batch.claims.first().and_then(|claims| claims.first()) else { return };
+        let look_at = after(sent, self.every(claim, schedule.len()));
+        let mut answers = answers.map(Vec::into_iter);
+        for (key, numbers) in batch.queues {
+            let answer = match &mut answers {
+                // An answer with too few parts says of the rest that nothing is known.
+                Ok(each) => each.next().unwrap_or_else(|| Ok(Kept::unknown())),
+                Err(error) => Err(error.clone()),
+            };
+            match answer {
+                Ok(kept) => self.kept(&mut schedule, &key, &numbers, &kept, (sent, look_at)),
+                Err(error) => failed(&mut schedule, &key, &error),
+            }
         }
-        let oldest = queue.waiters.iter().take(NAMED);
-        Some(oldest.map(|(number, waiter)| (*number, waiter.claim.clone())).unzip())
     }
 
     /// Makes the waiters ask whose entries are gone, and decides when to look next.
-    fn answered(
+    fn kept(
         &self,
+        schedule: &mut Schedule,
         key: &QueueKey,
-        asked: (&[u64], &[Claim], Instant),
-        answer: Result<Kept, BackendError>,
+        numbers: &[u64],
+        kept: &Kept,
+        (sent, look_at): (Instant, Instant),
     ) {
-        let (numbers, claims, sent) = asked;
-        let mut queues = self.queues();
-        let count = queues.len();
-        let (Some(queue), Some(claim)) = (queues.get_mut(key), claims.first()) else { return };
-        if answer.as_ref().is_ok_and(|kept| kept.handed_over) && sent < queue.ends {
+        let Some(queue) = schedule.get_mut(key) else { return };
+        if kept.handed_over && sent < queue.ends {
             // The holder has released the lease, and no push told of it.
             self.0.untold.note();
         }
-        queue.look_at = sent + self.every(claim, count);
-        match answer {
-            Ok(kept) if kept.has_lapsed => queue.wake(|_| true),
-            Ok(kept) => {
-                let gone = numbers.iter().zip(&kept.stands).filter(|(_, stands)| !**stands);
-                let gone: Vec<_> = gone.map(|(number, _)| *number).collect();
-                queue.wake(|number| gone.contains(&number));
-                if !kept.remaining.is_zero() {
-                    queue.look_after(kept.remaining);
-                }
-            }
-            Err(error) => {
-                debug!(name = ?key.0, error = %Chain(&error), "queue entries were not kept");
-                queue.look_at = Instant::now() + REPEAT;
-                if error.kind() == BackendErrorKind::Foreign {
-                    queue.wake(|_| true);
-                }
-            }
+        if kept.has_lapsed {
+            queue.wake_all();
+        } else {
+            let gone = numbers.iter().zip(&kept.stands).filter(|(_, stands)| !**stands);
+            queue.wake(&gone.map(|(number, _)| *number).collect());
+        }
+        schedule.set_timer(key, look_at);
+        if !kept.has_lapsed && !kept.remaining.is_zero() {
+            schedule.look_after(key, kept.remaining);
         }
     }
 
-    /// Returns how often the entries of one of `count` queues are kept.
+    /// Returns how often the entries are kept while there are `count` queues. Batches of many
+    /// queues are kept at random times, so that they spread over the interval.
     fn every(&self, claim: &Claim, count: usize) -> Duration {
         let every = claim.queue_entry_life().mul_f64(KEEP_ENTRY);
+        let every = match count > BATCH {
+            true => every.mul_f64(1.0 - fastrand::f64() / 10.0),
+            false => every,
+        };
         self.0.untold.interval(count).map_or(every, |interval| interval.min(every))
     }
 
-    fn queues(&self) -> MutexGuard<'_, HashMap<QueueKey, KeptQueue>> {
-        self.0.queues.lock().unwrap_or_else(PoisonError::into_inner)
+    fn schedule(&self) -> MutexGuard<'_, Schedule> {
+        lock(&self.0.schedule)
     }
 }
 
-impl KeptQueue {
-    /// Looks not long after the end of the lease in the way.
-    fn look_after(&mut self, remaining: Duration) {
-        self.ends = after(Instant::now(), remaining);
-        let look = after(Instant::now(), remaining.saturating_add(JITTER.mul_f64(fastrand::f64())));
-        if look < self.look_at {
-            self.look_at = look;
-            self.earlier.notify_one();
-        }
+fn failed(schedule: &mut Schedule, key: &QueueKey, error: &BackendError) {
+    debug!(name = ?key.0, error = %Chain(error), "queue entries were not kept");
+    if error.kind() == BackendErrorKind::Foreign
+        && let Some(queue) = schedule.get_mut(key)
+    {
+        queue.wake_all();
     }
-
-    fn wake(&self, which: impl Fn(u64) -> bool) {
-        let woken = self.waiters.iter().filter(|(number, _)| which(**number));
-        woken.for_each(|(_, waiter)| waiter.asks.notify_one());
-    }
+    schedule.set_timer(key, Instant::now() + REPEAT);
 }
 
 impl Place {
     /// Notes that the lease in the way lasts for another `remaining`.
     pub(super) fn met(&self, remaining: Duration) {
-        if let Some(queue) = self.keeper.queues().get_mut(&self.key) {
-            queue.look_after(remaining);
+        if self.keeper.schedule().look_after(&self.key, remaining) {
+            self.keeper.0.changed.notify_one();
         }
     }
 
@@ -210,16 +183,18 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        if let Some(queue) = self.keeper.queues().get_mut(&self.key) {
+        if let Some(queue) = self.keeper.schedule().get_mut(&self.key) {
             queue.waiters.remove(&self.number);
         }
     }
 }
 
-/// The task of a queue. If its runtime goes away, it goes on in that of another waiter.
+/// What a backend says of each queue of a batch.
+type Answers = Result<Vec<Result<Kept, BackendError>>, BackendError>;
+
+/// The task of an engine. If its runtime goes away, it goes on in that of another waiter.
 struct KeeperTask {
     keeper: Keeper,
-    key: QueueKey,
     /// The runtimes on which it has run.
     tried: Vec<Id>,
     ended: bool,
@@ -227,23 +202,44 @@ struct KeeperTask {
 
 impl KeeperTask {
     async fn run(mut self) {
-        let backend = self.keeper.0.backend.clone();
-        while let Some((look_at, earlier)) = self.next_look() {
-            tokio::select! {
-                () = sleep_until(look_at) => {}
-                () = earlier.notified() => continue,
+        let core = self.keeper.0.clone();
+        let mut requests: FuturesUnordered<BoxFuture<'static, (Batch, Instant, Answers)>> =
+            FuturesUnordered::new();
+        let mut not_before = Instant::now();
+        loop {
+            if let Some(batch) = self.due(not_before) {
+                requests.push(keep(core.backend.clone(), batch).boxed());
+                not_before = Instant::now() + PAUSE;
             }
-            let Some((numbers, claims)) = self.keeper.oldest(&self.key) else { break };
-            let sent = Instant::now();
-            let answer = answered(backend.as_ref(), backend.keep(&claims)).await;
-            self.keeper.answered(&self.key, (&numbers, &claims, sent), answer);
+            let Some(next) = self.next_look() else { return };
+            tokio::select! {
+                Some((batch, sent, answers)) = requests.next() => {
+                    self.keeper.answered(batch, sent, answers);
+                }
+                () = sleep_until(next.max(not_before)) => {}
+                () = core.changed.notified() => {}
+            }
         }
-        self.ended = true;
     }
 
-    fn next_look(&self) -> Option<(Instant, Arc<Notify>)> {
-        let queues = self.keeper.queues();
-        queues.get(&self.key).map(|queue| (queue.look_at, queue.earlier.clone()))
+    fn due(&self, not_before: Instant) -> Option<Batch> {
+        let (now, backend) = (Instant::now(), &self.keeper.0.backend);
+        if now < not_before {
+            return None;
+        }
+        self.keeper.schedule().take_due(now, |name| backend.shard(name))
+    }
+
+    /// Returns when the task looks next, or `None` if it is to end.
+    fn next_look(&mut self) -> Option<Instant> {
+        let mut schedule = self.keeper.schedule();
+        if schedule.len() == 0 {
+            // Set under the lock, so that a waiter that comes now starts a new task.
+            schedule.running = false;
+            self.ended = true;
+            return None;
+        }
+        Some(schedule.next_look().unwrap_or_else(|| Instant::now() + IDLE))
     }
 }
 
@@ -252,18 +248,24 @@ impl Drop for KeeperTask {
         if self.ended {
             return;
         }
-        let mut queues = self.keeper.queues();
-        let Some(queue) = queues.get(&self.key) else { return };
-        let mut runtimes = queue.waiters.values().map(|waiter| &waiter.runtime);
-        let other = runtimes.find(|runtime| !self.tried.contains(&runtime.id())).cloned();
-        match other {
+        let mut schedule = self.keeper.schedule();
+        schedule.keep_again();
+        match schedule.runtime_but(&self.tried) {
             Some(runtime) => {
-                drop(queues);
-                let tried = std::mem::take(&mut self.tried);
-                self.keeper.start(self.key.clone(), &runtime, tried);
+                drop(schedule);
+                self.keeper.start(&runtime, std::mem::take(&mut self.tried));
             }
             // Waiters whose runtime is gone do not wait any more.
-            None => drop(queues.remove(&self.key)),
+            None => {
+                schedule.running = false;
+                schedule.clear();
+            }
         }
     }
+}
+
+async fn keep(backend: Arc<dyn DynLeases>, batch: Batch) -> (Batch, Instant, Answers) {
+    let sent = Instant::now();
+    let answers = answered(backend.as_ref(), backend.keep_each(&batch.claims)).await;
+    (batch, sent, answers)
 }

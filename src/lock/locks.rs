@@ -118,10 +118,10 @@ impl Locks {
     /// It is the same lock as the [mutex](Self::mutex) of that name. It is fair among the callers
     /// that use it as a fair one: a plain mutex overtakes the waiters in the queue.
     ///
-    /// Each waiter has an entry in a queue at the server. A process keeps all of its entries there
-    /// with one command every 0.64 s. A released lock is handed over to the first waiter, like that
-    /// of a mutex. Waiters whose process died or stands still are passed over after at most 2 s,
-    /// however many they are.
+    /// Each waiter has an entry in a queue at the server. A process keeps all of its entries there,
+    /// and those for up to 100 names, with one command every 0.64 s. A released lock is handed over
+    /// to the first waiter, like that of a mutex. Waiters whose process died or stands still are
+    /// passed over after at most 2 s, however many they are.
     pub fn fair_mutex(&self, name: impl Into<Key>) -> Mutex {
         Mutex::new(self.space.clone(), name.into(), Mode::Fair)
     }

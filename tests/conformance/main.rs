@@ -167,6 +167,9 @@ rules! {
         queues:
             one_request_keeps_all_entries_of_a_process,
             a_process_learns_that_its_entries_are_gone,
+            one_request_keeps_many_queues,
+            each_of_many_queues_has_an_answer_of_its_own,
+            queues_of_all_kinds_are_kept_together,
             keeping_entries_hands_a_free_lease_over,
             a_process_that_stands_still_costs_one_handover,
             ordered_and_unordered_waiters_are_served_by_age,

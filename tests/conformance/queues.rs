@@ -16,6 +16,9 @@ const PERMIT: Mode = Mode::Permit { limit: 1, count: 1 };
 /// The modes in which one claim holds at a time.
 const ALONE: [Mode; 4] = [Mode::Exclusive, Mode::Fair, Mode::Write, PERMIT];
 
+/// More queues than one script of a server keeps.
+const MANY: usize = 130;
+
 fn lock(mode: Mode) -> Name {
     name_in("conformance", Family::Lock, &format!("{mode:?}"))
 }
@@ -70,6 +73,93 @@ pub async fn a_process_learns_that_its_entries_are_gone<H: FullHarness>(h: &H) {
         let kept = backend.keep(&all).await.unwrap();
         assert!(kept.has_lapsed, "{kept:?}");
         backend.clear(&name, mode).await.unwrap();
+    }
+}
+
+/// Returns waiting claims for many names that are held. The first holders die soon.
+async fn many_queues<B: Leases>(backend: &B, mode: Mode, dying: usize) -> Vec<Vec<Claim>> {
+    let mut queues = Vec::new();
+    for number in 0..MANY {
+        let name = name_in("conformance", Family::Lock, &format!("{mode:?} {number}"));
+        let [mut holder, first, second] = claims(mode, &name);
+        if number < dying {
+            holder.lease = queue_entry_life() / 2;
+        }
+        granted(backend, &holder).await;
+        held(backend, &first).await;
+        held(backend, &second).await;
+        queues.push(vec![first, second]);
+    }
+    queues
+}
+
+pub async fn one_request_keeps_many_queues<H: FullHarness>(h: &H) {
+    let backend = h.backend();
+    for mode in ALONE {
+        let queues = many_queues(&backend, mode, 0).await;
+        for _ in 0..4 {
+            h.pass(queue_entry_life() / 2).await;
+            let each = backend.keep_each(&queues).await.unwrap();
+            assert_eq!(each.len(), queues.len());
+            for kept in each.into_iter().map(Result::unwrap) {
+                assert!(!kept.has_lapsed && kept.stands == [true, true], "{kept:?}");
+                assert!(kept.remaining <= LEASE && kept.remaining > LEASE / 2, "{kept:?}");
+            }
+        }
+        for queue in &queues {
+            backend.clear(&queue[0].name, mode).await.unwrap();
+        }
+    }
+}
+
+/// Some holders died, the waiter for another name has left, and the rest are held.
+pub async fn each_of_many_queues_has_an_answer_of_its_own<H: FullHarness>(h: &H) {
+    let backend = h.backend();
+    for mode in ALONE {
+        let (free, left) = (MANY / 2, MANY - 1);
+        let queues = many_queues(&backend, mode, free).await;
+        assert!(!backend.release(&queues[left][0]).await.unwrap());
+        let mut changes = Vec::new();
+        for queue in &queues {
+            changes.push(listen(&backend, &queue[0].name).await);
+        }
+        backend.keep_each(&queues).await.unwrap();
+        h.pass(queue_entry_life() / 2).await;
+        let each = backend.keep_each(&queues).await.unwrap();
+        assert_eq!(each.len(), queues.len());
+        for (at, kept) in each.into_iter().map(Result::unwrap).enumerate() {
+            assert_eq!((kept.has_lapsed, kept.handed_over), (false, at < free), "{at}: {kept:?}");
+            assert_eq!(kept.stands[1..], [true], "{at}: {kept:?}");
+            assert_eq!(kept.stands[0], at != left, "{at}: {kept:?}");
+            if at < free {
+                handed_over(&mut changes[at], &queues[at][0]).await;
+            }
+        }
+        for queue in &queues {
+            backend.clear(&queue[0].name, mode).await.unwrap();
+        }
+    }
+}
+
+pub async fn queues_of_all_kinds_are_kept_together<H: FullHarness>(h: &H) {
+    let backend = h.backend();
+    let mut queues = vec![Vec::new()];
+    for mode in ALONE {
+        let name = name_in("conformance", Family::Lock, &format!("together {mode:?}"));
+        let [holder, first] = claims(mode, &name);
+        granted(&backend, &holder).await;
+        held(&backend, &first).await;
+        queues.push(vec![first]);
+    }
+    let each = backend.keep_each(&queues).await.unwrap();
+    assert!(each[0].as_ref().unwrap().stands.is_empty());
+    assert_eq!(each.len(), queues.len());
+    for kept in each.into_iter().skip(1).map(Result::unwrap) {
+        assert!(!kept.has_lapsed && kept.stands == [true], "{kept:?}");
+    }
+    h.pass(queue_entry_life()).await;
+    for kept in backend.keep_each(&queues).await.unwrap().into_iter().skip(1) {
+        assert!(kept.unwrap().has_lapsed);
     }
 }
 

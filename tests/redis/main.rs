@@ -9,6 +9,7 @@ mod family;
 mod freshness;
 mod handover;
 mod http;
+mod keeper;
 mod large;
 mod latches;
 mod memory;

@@ -108,10 +108,17 @@ impl Leases for RedisBackend {
     }
 
     async fn keep(&self, claims: &[Claim]) -> Result<Kept, BackendError> {
-        let Some(first) = claims.first() else {
+        if claims.is_empty() {
             return Ok(Kept::nothing());
-        };
-        self.keep_entries(first, claims).await
+        }
+        self.keep_entries(claims).await
+    }
+
+    async fn keep_each(
+        &self,
+        queues: &[Vec<Claim>],
+    ) -> Result<Vec<Result<Kept, BackendError>>, BackendError> {
+        Ok(self.keep_queues(queues).await)
     }
 
     async fn release(&self, claim: &Claim) -> Result<bool, BackendError> {

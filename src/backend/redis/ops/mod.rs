@@ -2,6 +2,7 @@
 
 mod acquire;
 mod changes;
+mod keep;
 mod labels;
 mod large;
 mod latches;

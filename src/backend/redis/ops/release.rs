@@ -1,11 +1,11 @@
-//! Calls of the scripts that end a lease or keep a queue, and hand leases over.
+//! Calls of the scripts that end a lease, and hand it over.
 
 use bytes::Bytes;
 
 use super::{super::RedisBackend, millis, replies};
 use crate::{
     backend::{
-        BackOff, Claim, HANDOVER_LIFE, Kept, Mode, TURN_LIFE,
+        BackOff, Claim, HANDOVER_LIFE, Mode, TURN_LIFE,
         redis::{
             keys,
             scripts::{Call, SCRIPTS},
@@ -68,38 +68,6 @@ impl RedisBackend {
         }
     }
 
-    /// Keeps the queue entries of the process of some claims.
-    pub(super) async fn keep_entries(
-        &self,
-        first: &Claim,
-        claims: &[Claim],
-    ) -> Result<Kept, BackendError> {
-        let keys = self.keys_of_queue(first.mode);
-        let script = match first.mode {
-            Mode::Exclusive | Mode::Fair => &SCRIPTS.keep_queued,
-            Mode::Read | Mode::Write => &SCRIPTS.keep_rw,
-            Mode::Permit { .. } => &SCRIPTS.keep_permits,
-        };
-        let call = Call::new(script, keys.len()).keys(&first.name, &keys);
-        let mut call = self.with_terms(first, call).arg(millis(first.queue_entry_life()));
-        for claim in claims {
-            call = match claim.mode {
-                Mode::Permit { limit, count } => {
-                    call.arg(format!("{}:{count}:{limit}", claim.owner))
-                }
-                _ => call.owner(claim.owner),
-            };
-        }
-        loop {
-            let reply = replies::kept(self.0.servers.call(&call).await?, claims.len());
-            let (kept, told) = self.checked(reply)?;
-            self.record_publish_refused(told.publish_refused);
-            if !told.again {
-                return Ok(kept);
-            }
-        }
-    }
-
     /// Returns the suffixes of the keys of a queue, and of what its claims are handed.
     pub(super) fn keys_of_queue(&self, mode: Mode) -> Vec<&str> {
         let channel = self.channel();
@@ -143,7 +111,7 @@ impl RedisBackend {
 
     /// Returns whether a lease may be handed over. A grant that replicas must confirm may not: its
     /// holder asks for it.
-    fn hands_over(&self) -> bool {
+    pub(super) fn hands_over(&self) -> bool {
         self.0.config.replicas.is_none()
     }
 

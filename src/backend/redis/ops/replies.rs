@@ -165,16 +165,57 @@ pub(super) fn released(value: Value) -> Result<(bool, Told), BackendError> {
     }
 }
 
-/// Reads what the keeping of queue entries has found, and what became of a handover.
-pub(super) fn kept(value: Value, count: usize) -> Result<(Kept, Told), BackendError> {
+/// What a script says of a queue that it was to keep.
+pub(super) enum QueueReply {
+    Kept(Kept, Told),
+    /// The script is to be called again for it.
+    Again(Told),
+    /// The queue needs a script of its own.
+    Alone,
+}
+
+impl QueueReply {
+    /// The bit of `lib/alone.lua`.
+    const ALONE: i64 = 16;
+
+    /// Returns whether the server refused to publish, if the script published for this queue.
+    pub(super) fn publish_refused(&self) -> Option<bool> {
+        match self {
+            Self::Kept(_, told) | Self::Again(told) => told.publish_refused,
+            Self::Alone => None,
+        }
+    }
+
+    fn read(value: Value, claims: usize) -> Result<Self, BackendError> {
+        let mut fields = Fields::new(value)?;
+        let flags = i64::try_from(fields.number()?).map_err(unreadable)?;
+        if flags == Self::ALONE {
+            return Ok(Self::Alone);
+        }
+        let told = Told::read(flags)?;
+        if told.again {
+            return Ok(Self::Again(told));
+        }
+        let remaining = Duration::from_millis(fields.number()?);
+        let has_lapsed = fields.number()? == 1;
+        let stands = (0..claims).map(|_| fields.number().map(|stands| stands == 1));
+        let stands = stands.collect::<Result<_, _>>()?;
+        let handed_over = told.publish_refused == Some(false);
+        Ok(Self::Kept(Kept { remaining, has_lapsed, handed_over, stands }, told))
+    }
+}
+
+/// Reads what the keeping of queues has found, each with this many claims.
+pub(super) fn kept(
+    value: Value,
+    sizes: impl Iterator<Item = usize>,
+) -> Result<Vec<QueueReply>, BackendError> {
     let mut fields = Fields::new(value)?;
-    let told = Told::read(i64::try_from(fields.number()?).map_err(unreadable)?)?;
-    let remaining = Duration::from_millis(fields.number()?);
-    let has_lapsed = fields.number()? == 1;
-    let stands = (0..count).map(|_| fields.number().map(|stands| stands == 1));
-    let stands = stands.collect::<Result<_, _>>()?;
-    let handed_over = told.publish_refused == Some(false);
-    Ok((Kept { remaining, has_lapsed, handed_over, stands }, told))
+    let each = sizes.map(|claims| {
+        let one = fields.0.next().ok_or_else(|| unreadable("no answer for a queue"))?;
+        QueueReply::read(one, claims)
+    });
+    each.collect()
 }
 
 /// Returns whether a script that grants is to be called again.
@@ -251,8 +292,11 @@ pub(in super::super) fn check_any_reply(value: &Value) {
     let _ = (countdown(value.clone()), committed(value.clone()), released(value.clone()));
     let _ = (fence(value.clone()), flag(value.clone()), rewindowed(value.clone()));
     for count in 0..4 {
-        if let Ok((kept, _)) = kept(value.clone(), count) {
-            assert_eq!(kept.stands.len(), count);
+        for queue in kept(value.clone(), std::iter::once(count)).into_iter().flatten() {
+            assert!(!matches!(queue, QueueReply::Kept(kept, _) if kept.stands.len() != count));
+        }
+        if let Ok(queues) = kept(value.clone(), std::iter::repeat_n(1, count)) {
+            assert_eq!(queues.len(), count);
         }
         match acquired_all(value.clone(), count) {
             Ok(AcquiredAll::Granted(grants)) => assert_eq!(grants.len(), count),

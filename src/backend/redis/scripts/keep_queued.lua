@@ -1,27 +1,32 @@
--- Keeps the queue entries of the process of some claims for a mutex. Hands the mutex over if it is
+-- Keeps the queue entries of the process of some claims for mutexes. Hands each mutex over if it is
 -- free.
 --
--- Returns the bit of `publish` if it published, or AGAIN if the script is to be called again; the
--- milliseconds until the lease ends; 1 if the process had stopped to keep its entries, or 0; and
--- for each claim 1 if it has an entry, or 0.
+-- KEYS: for each mutex its lease, channel, fence, queue, unordered and deadlines
 --
--- entry_ms: how long the queue entries are kept; the rest as for `release_queued`
-local lease, channel, fence, queue, unordered, deadlines = unpack(KEYS)
-local hands_over, handover_ms, fence_ms, turn_ms, _, entry_ms = unpack(ARGV)
-local claims = { unpack(ARGV, 7) }
+-- Returns for each mutex the bit of `publish` if it published, AGAIN if the script is to be called
+-- again for it, or ALONE; the milliseconds until the lease ends; 1 if the process had stopped to
+-- keep its entries, or 0; and for each claim 1 if it has an entry, or 0. A script for one mutex may
+-- return an error.
+--
+-- hands_over, handover_ms, turn_ms: as for `release_queued`
+-- entry_ms: how long the queue entries are kept; then the mutexes as in `lib/keep_each`
+local hands_over, handover_ms, turn_ms, entry_ms = unpack(ARGV)
 
--- include: clock_ms, keep_entries, lease_at, next_holder
+-- include: clock_ms, keep_entries, lease_at, next_holder, keep_each
 local at = now_ms()
-local has_lapsed, stands = keep_entries({ queue, unordered }, deadlines, {}, claims, at, entry_ms)
-local holder, _, left, foreign = lease_at(lease)
-if foreign then return foreign end
-local told = 0
-if not holder then
-  local to = {
-    lease = lease, fence = fence, channel = channel, turn_ms = turn_ms,
-    hands_over = hands_over, handover_ms = handover_ms, fence_ms = fence_ms,
-  }
-  told = next_holder(to, queue, unordered, deadlines, at)
-  left = math.max(redis.call('PTTL', lease), 0)
-end
-return { told, left, has_lapsed, unpack(stands) }
+return keep_each(6, 5, function(keys, fence_ms, claims)
+  local lease, channel, fence, queue, unordered, deadlines = unpack(keys)
+  local has_lapsed, stands = keep_entries({ queue, unordered }, deadlines, {}, claims, at, entry_ms)
+  local holder, _, left, foreign = lease_at(lease)
+  if foreign then return foreign end
+  local told = 0
+  if not holder then
+    local to = {
+      lease = lease, fence = fence, channel = channel, turn_ms = turn_ms,
+      hands_over = hands_over, handover_ms = handover_ms, fence_ms = fence_ms,
+    }
+    told = next_holder(to, queue, unordered, deadlines, at)
+    left = math.max(redis.call('PTTL', lease), 0)
+  end
+  return { told, left, has_lapsed, unpack(stands) }
+end)

@@ -1,27 +1,30 @@
--- Keeps the queue entries of the process of some claims for a read-write lock. Hands the lock over
+-- Keeps the queue entries of the process of some claims for read-write locks. Hands each lock over
 -- if it has no writer.
+--
+-- KEYS: for each lock its lease, channel, fence, queue, deadlines, readers and writers
 --
 -- Returns the same as `keep_queued`.
 --
--- entry_ms: how long the queue entries are kept; the rest as for `release_rw`
-local lease, channel, fence, queue, deadlines, readers, writers = unpack(KEYS)
-local hands_over, handover_ms, fence_ms, entry_ms = unpack(ARGV)
-local claims = { unpack(ARGV, 5) }
+-- hands_over, handover_ms: as for `release_rw`; the rest as for `keep_queued`
+local hands_over, handover_ms, entry_ms = unpack(ARGV)
 
--- include: clock_ms, keep_entries, lease_at, holds_at, next_rw_holders
+-- include: clock_ms, keep_entries, lease_at, holds_at, next_rw_holders, keep_each
 local at = now_ms()
-local has_lapsed, stands = keep_entries({ queue }, deadlines, { writers }, claims, at, entry_ms)
-local holder, _, left, foreign = lease_at(lease)
-if foreign then return foreign end
-local told = 0
-if not holder then
-  local to = {
-    lease = lease, fence = fence, channel = channel,
-    hands_over = hands_over, handover_ms = handover_ms, fence_ms = fence_ms,
-  }
-  told = next_rw_holders(to, queue, deadlines, readers, writers, at)
-  local _, reading_ms, not_holds = holds_at(readers, at)
-  if not_holds then return not_holds end
-  left = math.max(redis.call('PTTL', lease), reading_ms)
-end
-return { told, left, has_lapsed, unpack(stands) }
+return keep_each(7, 4, function(keys, fence_ms, claims)
+  local lease, channel, fence, queue, deadlines, readers, writers = unpack(keys)
+  local has_lapsed, stands = keep_entries({ queue }, deadlines, { writers }, claims, at, entry_ms)
+  local holder, _, left, foreign = lease_at(lease)
+  if foreign then return foreign end
+  local told = 0
+  if not holder then
+    local to = {
+      lease = lease, fence = fence, channel = channel,
+      hands_over = hands_over, handover_ms = handover_ms, fence_ms = fence_ms,
+    }
+    told = next_rw_holders(to, queue, deadlines, readers, writers, at)
+    local _, reading_ms, not_holds = holds_at(readers, at)
+    if not_holds then return not_holds end
+    left = math.max(redis.call('PTTL', lease), reading_ms)
+  end
+  return { told, left, has_lapsed, unpack(stands) }
+end)

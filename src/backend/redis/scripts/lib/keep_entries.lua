@@ -6,19 +6,23 @@
 local function keep_entries(queues, deadlines, others, claims, at, entry_ms)
   local process = string.sub(claims[1], 1, 16)
   local has_lapsed = kept_ms(deadlines, process, at) <= 0 and 1 or 0
-  -- Lets a full server keep entries: in a script that has written it lets all writes through.
-  redis.call('ZREM', deadlines, process)
+  -- Lets a full server keep entries: in a script that has written it lets all writes through, and
+  -- these need no memory.
+  for _, key in ipairs(queues) do redis.call('PEXPIRE', key, entry_ms) end
+  for _, key in ipairs(others) do redis.call('PEXPIRE', key, entry_ms) end
   redis.call('ZADD', deadlines, at + entry_ms, process)
+  redis.call('PEXPIRE', deadlines, entry_ms)
   local dead = redis.call('ZRANGE', deadlines, '-inf', at, 'BYSCORE', 'LIMIT', 0, BATCH)
   if dead[1] then redis.call('ZREM', deadlines, unpack(dead)) end
-  for _, key in ipairs({ deadlines, unpack(queues) }) do redis.call('PEXPIRE', key, entry_ms) end
-  for _, key in ipairs(others) do redis.call('PEXPIRE', key, entry_ms) end
 
   local stands = {}
   for index, claim in ipairs(claims) do
     stands[index] = 0
     for _, queue in ipairs(queues) do
-      if redis.call('ZSCORE', queue, claim) then stands[index] = 1 end
+      if redis.call('ZSCORE', queue, claim) then
+        stands[index] = 1
+        break
+      end
     end
   end
   return has_lapsed, stands

@@ -1,0 +1,192 @@
+use std::{collections::HashMap, error::Error};
+
+use super::*;
+use crate::{
+    backend::{Acquired, Changes, Grant, Leases, Mode, Occupied, Renewal},
+    key::{Family, Key, Name, Namespace},
+};
+
+const MS: Duration = Duration::from_millis(1);
+const LEASE: Duration = Duration::from_secs(60);
+
+/// Counts requests, and notes when each name was kept. Names of shard 1 have no answer.
+#[derive(Default)]
+struct Kepts {
+    requests: Mutex<usize>,
+    at: Mutex<HashMap<Arc<str>, Vec<Instant>>>,
+}
+
+fn is_silent(name: &Name) -> bool {
+    name.prefix().contains("silent")
+}
+
+impl Leases for Arc<Kepts> {
+    async fn keep_each(&self, queues: &[Vec<Claim>]) -> Answers {
+        *lock(&self.requests) += 1;
+        for name in queues.iter().flatten().map(|claim| &claim.name) {
+            if is_silent(name) {
+                std::future::pending::<()>().await;
+            }
+            lock(&self.at).entry(name.prefix().clone()).or_default().push(Instant::now());
+        }
+        let kept = |claims: &Vec<Claim>| Kept {
+            remaining: LEASE,
+            has_lapsed: false,
+            handed_over: false,
+            // A waiter that is not the first of its process has lost its entry.
+            stands: (0..claims.len()).map(|at| at == 0).collect(),
+        };
+        Ok(queues.iter().map(|claims| Ok(kept(claims))).collect())
+    }
+
+    fn shard(&self, name: &Name) -> usize {
+        usize::from(is_silent(name))
+    }
+
+    async fn acquire(&self, _: &Claim) -> Result<Acquired, BackendError> {
+        std::future::pending().await
+    }
+
+    async fn renew(&self, _: &[Claim]) -> Result<Vec<Renewal>, BackendError> {
+        std::future::pending().await
+    }
+
+    async fn release(&self, _: &Claim) -> Result<bool, BackendError> {
+        std::future::pending().await
+    }
+
+    async fn pass(&self, _: &Claim, _: &Claim) -> Result<Option<Grant>, BackendError> {
+        std::future::pending().await
+    }
+
+    async fn holder(&self, _: &Name, _: Mode) -> Result<Option<Occupied>, BackendError> {
+        std::future::pending().await
+    }
+
+    async fn clear(&self, _: &Name, _: Mode) -> Result<bool, BackendError> {
+        std::future::pending().await
+    }
+
+    async fn changes(&self, _: &Name) -> Result<Changes, BackendError> {
+        std::future::pending().await
+    }
+}
+
+fn claim(key: String, mode: Mode) -> Result<Claim, crate::Error> {
+    let name = Name::new(&Namespace::standard(), Family::Lock, &Key::from(key), 512)?;
+    Ok(Claim::new(name, mode, LEASE, LEASE))
+}
+
+fn keeper() -> (Keeper, Arc<Kepts>) {
+    let kepts = Arc::<Kepts>::default();
+    (Keeper::new(Arc::new(kepts.clone())), kepts)
+}
+
+/// Asserts that each of some names was kept often enough for its entry to last.
+fn assert_kept(kepts: &Kepts, begun: Instant, count: usize) {
+    let at = lock(&kepts.at);
+    assert_eq!(at.len(), count);
+    for times in at.values() {
+        let mut last = begun;
+        for time in times.iter().chain([&Instant::now()]) {
+            assert!(*time - last < 700 * MS, "{:?} without a request", *time - last);
+            last = *time;
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn queues_share_requests_whatever_their_number() -> Result<(), crate::Error> {
+    for count in [1, 100, 1_000, 10_000] {
+        let (keeper, kepts) = keeper();
+        let mut places = Vec::new();
+        let begun = Instant::now();
+        for number in 0..count {
+            places.push(keeper.enter(&claim(number.to_string(), Mode::Fair)?, LEASE));
+            if number % 100 == 99 {
+                sleep_until(Instant::now() + 3 * MS).await;
+            }
+        }
+        sleep_until(begun + Duration::from_secs(10)).await;
+        assert_kept(&kepts, begun + 300 * MS, count);
+        // Ten seconds are 16 to 18 intervals, each with some batches that are not full.
+        let (requests, full) = (*lock(&kepts.requests), count.div_ceil(BATCH));
+        assert!(requests <= 18 * (full + full / 4 + 1), "{requests} requests for {count}");
+    }
+    Ok(())
+}
+
+/// A request for queues of one shard hangs. It costs those of another shard nothing.
+#[tokio::test(start_paused = true)]
+async fn a_silent_shard_costs_the_others_nothing() -> Result<(), crate::Error> {
+    let (keeper, kepts) = keeper();
+    let (mut places, begun) = (Vec::new(), Instant::now());
+    for number in 0..50 {
+        places.push(keeper.enter(&claim(number.to_string(), Mode::Fair)?, LEASE));
+        places.push(keeper.enter(&claim(format!("silent {number}"), Mode::Fair)?, LEASE));
+    }
+    sleep_until(begun + Duration::from_secs(10)).await;
+    assert_kept(&kepts, begun, 50);
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_waiter_learns_of_its_own_entry() -> Result<(), crate::Error> {
+    let (keeper, _) = keeper();
+    let stands = keeper.enter(&claim("k".to_owned(), Mode::Fair)?, LEASE);
+    let gone = keeper.enter(&claim("k".to_owned(), Mode::Fair)?, LEASE);
+    let other = keeper.enter(&claim("other".to_owned(), Mode::Fair)?, LEASE);
+    gone.asks().await;
+    for place in [stands, other] {
+        assert!(tokio::time::timeout(5000 * MS, place.asks()).await.is_err());
+    }
+    Ok(())
+}
+
+/// The waiters leave, also while a request is under way. The task ends, and starts again for
+/// the next waiter.
+#[tokio::test(start_paused = true)]
+async fn the_task_ends_after_the_last_waiter() -> Result<(), crate::Error> {
+    let (keeper, kepts) = keeper();
+    for key in ["k", "silent"] {
+        for _ in 0..3 {
+            let place = keeper.enter(&claim(key.to_owned(), Mode::Fair)?, LEASE);
+            sleep_until(Instant::now() + 700 * MS).await;
+            assert!(keeper.schedule().running);
+            drop(place);
+            sleep_until(Instant::now() + 3000 * MS).await;
+            assert!(!keeper.schedule().running && keeper.schedule().len() == 0);
+        }
+    }
+    let before = *lock(&kepts.requests);
+    sleep_until(Instant::now() + 5000 * MS).await;
+    assert_eq!(*lock(&kepts.requests), before);
+    Ok(())
+}
+
+/// The runtime of the first waiter ends, with the task in it and a request under way.
+#[test]
+fn the_task_goes_on_in_the_runtime_of_another_waiter() -> Result<(), Box<dyn Error>> {
+    let runtime = || {
+        let mut builder = tokio::runtime::Builder::new_current_thread();
+        builder.enable_time().start_paused(true).build()
+    };
+    let (first, second) = (runtime()?, runtime()?);
+    let (keeper, kepts) = keeper();
+    let [silent, other] = ["silent", "k"].map(|key| claim(key.to_owned(), Mode::Fair));
+    let (silent, other) = (silent?, other?);
+    let place = first.block_on(async {
+        let place = keeper.enter(&silent, LEASE);
+        sleep_until(Instant::now() + 700 * MS).await;
+        place
+    });
+    let kept = second.block_on(async { keeper.enter(&other, LEASE) });
+    drop(first);
+    drop(place);
+    second.block_on(async {
+        sleep_until(Instant::now() + 5000 * MS).await;
+    });
+    assert!(lock(&kepts.at).contains_key(other.name.prefix()));
+    drop(kept);
+    Ok(())
+}

@@ -1,0 +1,112 @@
+//! A process keeps the queue entries of all its waiters by few scripts, whatever the number of
+//! names.
+
+use std::time::Duration;
+
+use bellwether::{
+    Locks, RedisBackend,
+    backend::{Acquired, Claim, Leases, Mode},
+    error::BackendErrorKind,
+    key::{Family, Key, Name, Namespace},
+};
+use testkit::{LIMIT, Raw, RedisServer, comes_true, queue_entry_life};
+use tokio::{task::JoinSet, time::sleep};
+
+const LEASE: Duration = Duration::from_secs(60);
+const NAMES: usize = 300;
+
+fn backend(url: &str) -> RedisBackend {
+    // A busy machine must not cause a time-out.
+    let builder = RedisBackend::builder().server(url).command_timeout(LIMIT);
+    builder.connect_timeout(LIMIT).build().unwrap()
+}
+
+async fn scripts_called(raw: &mut Raw) -> usize {
+    let info: String = raw.run(&["INFO", "commandstats"]).await;
+    let line = info.lines().find(|line| line.starts_with("cmdstat_evalsha:"));
+    let calls = line.and_then(|line| line.split_once("calls=")?.1.split(',').next()?.parse().ok());
+    calls.unwrap_or(0)
+}
+
+/// Returns a claim for each name that waits behind a holder of a live lease.
+async fn queued(backend: &RedisBackend, mode: Mode, names: usize) -> Vec<Vec<Claim>> {
+    let mut queues = Vec::new();
+    for number in 0..names {
+        let (namespace, key) = (Namespace::new("t").unwrap(), Key::from(number.to_string()));
+        let name = Name::new(&namespace, Family::Lock, &key, 512).unwrap();
+        let [holder, waiting] = [(); 2].map(|()| Claim::new(name.clone(), mode, LEASE, LEASE));
+        let granted = backend.acquire(&holder).await.unwrap();
+        assert!(matches!(granted, Acquired::Granted(_)), "{granted:?}");
+        let held = backend.acquire(&waiting).await.unwrap();
+        assert!(matches!(held, Acquired::Held(_)), "{held:?}");
+        queues.push(vec![waiting]);
+    }
+    queues
+}
+
+/// Each name had a task of its own: 300 idle waiters sent 470 scripts a second.
+#[tokio::test]
+async fn waiters_for_many_names_share_scripts() {
+    let server = RedisServer::start().await;
+    let mut raw = server.raw().await;
+    let [holder, waiter] = [(); 2].map(|()| Locks::new(backend(&server.url())));
+    let (mut held, mut waiting) = (Vec::new(), JoinSet::new());
+    for number in 0..NAMES {
+        let name = format!("k{number}");
+        held.push(holder.mutex(name.clone()).lease(LEASE).lock().await.unwrap());
+        let lock = waiter.mutex(name).lease(LEASE).wait_limit(3 * LIMIT);
+        waiting.spawn(async move { lock.lock().await.unwrap() });
+    }
+    let all = comes_true(LIMIT, async || raw.keys("*:u").await.len() == NAMES);
+    assert!(all.await, "the waiters do not queue");
+    // Each waiter asks again when it has subscribed.
+    sleep(queue_entry_life()).await;
+    raw.run::<()>(&["CONFIG", "RESETSTAT"]).await;
+    sleep(2 * queue_entry_life()).await;
+    let scripts = scripts_called(&mut raw).await;
+    // Seven intervals, with three full batches each, and some that are not full. The holder renews
+    // its leases meanwhile.
+    assert!(scripts < 7 * (3 + 4 + 3), "{scripts} scripts");
+    assert_eq!(raw.keys("*:u").await.len(), NAMES);
+    drop(held);
+    while let Some(guard) = waiting.join_next().await {
+        drop(guard.unwrap());
+    }
+}
+
+/// A request for many queues is one script for each hundred of them.
+#[tokio::test]
+async fn a_script_keeps_a_hundred_queues() {
+    for mode in [Mode::Exclusive, Mode::Write, Mode::Permit { limit: 1, count: 1 }] {
+        let server = RedisServer::start().await;
+        let (backend, mut raw) = (backend(&server.url()), server.raw().await);
+        let queues = queued(&backend, mode, 250).await;
+        raw.run::<()>(&["CONFIG", "RESETSTAT"]).await;
+        let kept = backend.keep_each(&queues).await.unwrap();
+        assert!(kept.into_iter().all(|kept| kept.unwrap().stands == [true]));
+        assert_eq!(scripts_called(&mut raw).await, 3);
+    }
+}
+
+/// One name holds something that is not a lease, another one something that is not a queue.
+#[tokio::test]
+async fn a_foreign_key_costs_other_queues_nothing() {
+    for (mode, lease, deadlines) in [
+        (Mode::Fair, "l", "d"),
+        (Mode::Write, "w", "rd"),
+        (Mode::Permit { limit: 1, count: 1 }, "p", "pd"),
+    ] {
+        let server = RedisServer::start().await;
+        let (backend, mut raw) = (backend(&server.url()), server.raw().await);
+        let queues = queued(&backend, mode, 4).await;
+        for (queue, suffix) in [(&queues[1], lease), (&queues[2], deadlines)] {
+            raw.run::<()>(&["SET", &queue[0].name.suffixed(suffix), "foreign"]).await;
+        }
+        let kept = backend.keep_each(&queues).await.unwrap();
+        for at in [0, 3] {
+            assert_eq!(kept[at].as_ref().unwrap().stands, [true], "{mode:?}");
+        }
+        assert_eq!(kept[1].as_ref().unwrap_err().kind(), BackendErrorKind::Foreign);
+        assert!(kept[2].is_err(), "{:?}", kept[2]);
+    }
+}
