@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use bellwether::{BellwetherLayer, MemoryBackend, http_cache};
+use testkit::faulty::{Fault, Faulty};
 use tokio::time::sleep;
 use tower::Layer;
 
@@ -93,6 +94,22 @@ async fn a_short_ttl_of_the_cache_stays_short() {
     ask(&service, get("/")).await;
     sleep(Duration::from_millis(101)).await;
     ask(&service, get("/")).await;
+    assert_eq!(calls.count(), 2);
+}
+
+/// The process remembers what the inner service answered, because nothing can be stored.
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_is_remembered_of_an_outage_states_its_age() {
+    let (inner, calls) = with_headers(&[("cache-control", "max-age=60")]);
+    let away = Faulty::new(|_| Some(Fault::Refuse));
+    let cache = http_cache(away).namespace("shop").outage_memory(1 << 20).build().unwrap();
+    let service = http_layer(cache).layer(inner);
+    assert!(!ask(&service, get("/")).await.headers.contains_key("age"));
+    sleep(Duration::from_secs(59)).await;
+    assert_eq!(ask(&service, get("/")).await.headers["age"], "59");
+    assert_eq!(calls.count(), 1);
+    sleep(Duration::from_secs(1)).await;
+    assert!(!ask(&service, get("/")).await.headers.contains_key("age"));
     assert_eq!(calls.count(), 2);
 }
 
