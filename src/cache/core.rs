@@ -15,6 +15,7 @@ use super::{
     failures::Failures,
     freshness::{self, Freshness, Rules},
     known::Known,
+    lots::Lots,
     negative::Negative,
     outage_memory::OutageMemory,
     outcome::{Outcome, Record},
@@ -50,6 +51,7 @@ pub(super) struct Core<V> {
     pub(super) counters: Counters,
     pub(super) shards: Shards<Shard>,
     pub(super) refreshes: Refreshes<V>,
+    pub(super) lots: Lots,
     pub(super) failures: Failures,
     pub(super) memory: OutageMemory,
     pub(super) negative: Option<Negative<V>>,
@@ -63,7 +65,7 @@ pub(super) struct Core<V> {
 /// What an answer of the backend is good for.
 pub(super) enum Decision<V> {
     /// The value is served.
-    Fresh(V, Option<Record>),
+    Served(V, Source, Option<Record>),
     /// The value is served, and it is time to refresh it. It is still fresh, or stale.
     Refresh(V, Source, Arc<Known<V>>),
     /// The value is loaded under the lease. This entry may be served if the load fails.
@@ -81,7 +83,7 @@ impl<V> Decision<V> {
     /// Returns the value that is served, if there is one, with where it came from.
     pub(super) fn value(self) -> Option<(V, Option<Record>, Source)> {
         match self {
-            Self::Fresh(value, record) => Some((value, record, Source::Hit)),
+            Self::Served(value, source, record) => Some((value, record, source)),
             Self::Refresh(value, source, known) => Some((value, known.record, source)),
             _ => None,
         }
@@ -132,7 +134,8 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         if entry.kind == EntryKind::Uncacheable {
             return Decision::Uncacheable { seen: entry.fence };
         }
-        let freshness = freshness::decide(&entry, rules, fastrand::f64());
+        let lot = || self.lots.draw(name, entry.fence);
+        let freshness = freshness::decide(&entry, rules, lot);
         let is_ours = entry.tag == self.tag;
         if is_ours && matches!(freshness, Freshness::OnError | Freshness::Over) {
             return Decision::Old(Arc::new(Known::encoded(entry, rules, &self.codec)));
@@ -141,7 +144,10 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
             let source = match freshness {
                 Freshness::Early => Source::Hit,
                 Freshness::Stale => Source::Stale,
-                _ => return Decision::Fresh(value, Record::of(&entry)),
+                Freshness::Deferred => {
+                    return Decision::Served(value, Source::Stale, Record::of(&entry));
+                }
+                _ => return Decision::Served(value, Source::Hit, Record::of(&entry)),
             };
             let known = Known::decoded(&entry, rules, &self.codec, value.clone());
             return Decision::Refresh(value, source, Arc::new(known));

@@ -1,5 +1,5 @@
 //! What may be done with an entry: one pure function of its age, its windows, the cost of its load,
-//! the settings, and a random number.
+//! the settings, and the lot of the process.
 
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ pub enum EarlyRefresh {
     /// When the load has just about enough time to end twice, by what the last loads cost. If one
     /// process dies in mid-load, the next one can still be in time.
     ///
-    /// Each reader adds a random time in proportion to the cost (XFetch: Vattani, Chierichetti and
+    /// Each process adds a random time in proportion to the cost (XFetch: Vattani, Chierichetti and
     /// Lowenstein, "Optimal Probabilistic Cache Stampede Prevention", VLDB 2015). It thins the
     /// claims; the lease makes the refresh one. It never begins before half of the fresh window.
     ByCost,
@@ -52,6 +52,15 @@ impl Rules {
         Self { early: EarlyRefresh::Off, stale: Duration::MAX, error: Duration::MAX };
 }
 
+/// The lot of a process for one entry. It decides when the process claims the refresh.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Lot {
+    /// This process has stored the entry, and claims first.
+    pub(super) is_first: bool,
+    /// A random number from 0 to 1.
+    pub(super) random: f64,
+}
+
 /// What may be done with an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Freshness {
@@ -59,6 +68,8 @@ pub(super) enum Freshness {
     Fresh,
     /// It is served, and it is time to refresh it.
     Early,
+    /// It is served stale, and the turn of this process to refresh it comes later.
+    Deferred,
     /// It is served while it is refreshed.
     Stale,
     /// It is served if the load fails.
@@ -74,23 +85,47 @@ pub(super) struct Costs {
     pub(super) spread: Duration,
 }
 
-/// Decides what may be done with an entry. `random` is from 0 to 1.
+/// Over how many times the cost of a load the claims for a refresh are spread. Of a thousand
+/// processes about one claims at the start, because `e^7` is about a thousand.
+const STEPS: u32 = 7;
+
+/// What a refresh takes beside its load: a claim, a commit, and the next look of each process.
+const ROUND_TRIPS: Duration = Duration::from_millis(5);
+
+/// Decides what may be done with an entry. The lot is drawn if it matters.
 ///
 /// An entry of unknown age or without windows is fresh, for the backend drops it at its end.
-pub(super) fn decide(entry: &Entry, rules: &Rules, random: f64) -> Freshness {
+pub(super) fn decide(entry: &Entry, rules: &Rules, lot: impl FnOnce() -> Lot) -> Freshness {
     let (Some(age), Some(windows)) = (entry.age, entry.windows) else { return Freshness::Fresh };
+    let (stale, costs) = (windows.stale.min(rules.stale), Costs::of(entry));
     if let Some(left) = windows.fresh.checked_sub(age).filter(|left| !left.is_zero()) {
-        let starts = match rules.early {
-            EarlyRefresh::Off => return Freshness::Fresh,
-            EarlyRefresh::Within(before) => before,
-            EarlyRefresh::ByCost => Costs::of(entry).refresh_before(random).min(windows.fresh / 2),
+        let is_due = match rules.early {
+            EarlyRefresh::Off => false,
+            EarlyRefresh::Within(before) => before
+                .checked_sub(left)
+                .is_some_and(|since| costs.is_turn(since, before.saturating_add(stale), lot())),
+            EarlyRefresh::ByCost => {
+                let half = windows.fresh / 2;
+                left <= half && left <= costs.refresh_before(lot())
+            }
         };
-        return if left <= starts { Freshness::Early } else { Freshness::Fresh };
+        return if is_due { Freshness::Early } else { Freshness::Fresh };
     }
     let over = age.saturating_sub(windows.fresh);
-    if over < windows.stale.min(rules.stale) {
-        Freshness::Stale
-    } else if over < error_window(&windows).min(rules.error) {
+    if over < stale {
+        let before = match rules.early {
+            EarlyRefresh::Off => Duration::ZERO,
+            EarlyRefresh::Within(before) => before,
+            // Each process had its turn.
+            EarlyRefresh::ByCost => return Freshness::Stale,
+        };
+        let (since, room) = (before.saturating_add(over), before.saturating_add(stale));
+        return match costs.is_turn(since, room, lot()) {
+            true => Freshness::Stale,
+            false => Freshness::Deferred,
+        };
+    }
+    if over < error_window(&windows).min(rules.error) {
         Freshness::OnError
     } else {
         Freshness::Over
@@ -130,12 +165,30 @@ impl Costs {
         }
     }
 
-    /// Returns how long before the end of the fresh window a reader claims a refresh.
-    fn refresh_before(self, random: f64) -> Duration {
+    /// Returns how long before the end of the fresh window a process claims a refresh.
+    fn refresh_before(self, lot: Lot) -> Duration {
         // About the 95th percentile of the costs.
         let long = self.cost.saturating_add(self.spread.saturating_mul(2));
-        let chance = -random.clamp(f64::MIN_POSITIVE, 1.0).ln();
-        long.saturating_mul(2).saturating_add(self.cost.mul_f64(chance))
+        long.saturating_mul(2).saturating_add(self.cost.mul_f64(lot.chance()))
+    }
+
+    /// Returns whether it is the turn of a process to claim a refresh. The first process may claim
+    /// it since this time, and callers do not wait for it within `room`.
+    ///
+    /// The expected number of claims grows by `e` in the time of each load. So few follow the first
+    /// one until its load ends, whatever the number of processes (Nonnenmacher and Biersack,
+    /// "Scalable Feedback for Large Multicast Groups", 1999).
+    fn is_turn(self, since: Duration, room: Duration, lot: Lot) -> bool {
+        let step = self.cost.saturating_add(ROUND_TRIPS);
+        let all = step.saturating_mul(STEPS).min(room / 2);
+        lot.is_first || since.saturating_add(step.mul_f64(lot.chance())) >= all
+    }
+}
+
+impl Lot {
+    /// Returns a number of loads by which a process is early. Large ones are exponentially rare.
+    fn chance(self) -> f64 {
+        -self.random.clamp(f64::MIN_POSITIVE, 1.0).ln()
     }
 }
 
@@ -148,6 +201,10 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
     const ALL: Rules = Rules::ALL;
+
+    fn first(random: f64) -> impl FnOnce() -> Lot {
+        move || Lot { is_first: true, random }
+    }
 
     fn entry(age: u32, [fresh, stale, error]: [u32; 3], cost: u32, spread: u32) -> Entry {
         let windows = Windows::fresh(fresh * MS).stale(stale * MS).error(error * MS);
@@ -168,7 +225,7 @@ mod tests {
         for (windows, expected) in table {
             for (age, freshness) in expected {
                 let entry = entry(age, windows, 0, 0);
-                assert_eq!(decide(&entry, &ALL, 0.5), freshness, "{windows:?} at {age}");
+                assert_eq!(decide(&entry, &ALL, first(0.5)), freshness, "{windows:?} at {age}");
             }
         }
     }
@@ -193,7 +250,33 @@ mod tests {
         for (rules, cost, random, expected) in table {
             for (age, freshness) in expected {
                 let entry = entry(age, [1000, 0, 0], cost, cost / 5);
-                assert_eq!(decide(&entry, &rules, random), freshness, "{rules:?} at {age}");
+                assert_eq!(decide(&entry, &rules, first(random)), freshness, "{rules:?} at {age}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_process_that_did_not_store_the_entry_claims_later() {
+        use Freshness::{Deferred, Early, Fresh, Stale};
+        let [all, rare] = [1.0, (-3.0_f64).exp()];
+        let within = Rules { early: EarlyRefresh::Within(100 * MS), ..ALL };
+        let table = [
+            // Seven times the cost and the round trips.
+            (ALL, 5000, 45, all, vec![(999, Fresh), (1000, Deferred), (1349, Deferred)]),
+            (ALL, 5000, 45, all, vec![(1350, Stale)]),
+            (ALL, 5000, 45, rare, vec![(1199, Deferred), (1201, Stale)]),
+            (ALL, 5000, 45, 0.0, vec![(999, Fresh), (1000, Stale)]),
+            // Half of the window is left for the load.
+            (ALL, 200, 45, all, vec![(1099, Deferred), (1100, Stale)]),
+            (within, 5000, 45, all, vec![(999, Fresh), (1000, Deferred), (1250, Stale)]),
+            (within, 0, 45, all, vec![(949, Fresh), (950, Early)]),
+            (within, 5000, 45, 0.0, vec![(899, Fresh), (900, Early), (1000, Stale)]),
+        ];
+        for (rules, stale, cost, random, expected) in table {
+            for (age, freshness) in expected {
+                let entry = entry(age, [1000, stale, 0], cost, 0);
+                let lot = || Lot { is_first: false, random };
+                assert_eq!(decide(&entry, &rules, lot), freshness, "{rules:?} at {age}");
             }
         }
     }
@@ -202,10 +285,10 @@ mod tests {
     fn without_age_or_windows_an_entry_is_fresh() {
         let rules = Rules { early: EarlyRefresh::Within(Duration::MAX), ..ALL };
         let known = entry(10_000, [10, 0, 0], 5, 5);
-        assert_eq!(decide(&known, &rules, 0.5), Freshness::Over);
+        assert_eq!(decide(&known, &rules, first(0.5)), Freshness::Over);
         let ageless = Entry { age: None, ..known.clone() };
-        assert_eq!(decide(&ageless, &rules, 0.5), Freshness::Fresh);
-        assert_eq!(decide(&Entry { windows: None, ..known }, &rules, 0.5), Freshness::Fresh);
+        assert_eq!(decide(&ageless, &rules, first(0.5)), Freshness::Fresh);
+        assert_eq!(decide(&Entry { windows: None, ..known }, &rules, first(0.5)), Freshness::Fresh);
     }
 
     #[test]
@@ -234,18 +317,20 @@ mod tests {
         fn an_entry_never_becomes_fresher(
             windows in prop::array::uniform3(0..2000_u32),
             limits in prop::array::uniform2(0..2000_u32),
-            (cost, spread, random) in (0..500_u32, 0..500_u32, 0.0..=1.0),
+            (cost, spread) in (0..500_u32, 0..500_u32),
+            (is_first, random) in (any::<bool>(), 0.0..=1.0),
             early in early(),
         ) {
             let [stale, error] = limits.map(|limit| limit * MS);
             let rules = Rules { early, stale, error };
             let [fresh, to_stale, to_error] = [windows[0].max(1), windows[1], windows[2]];
             let stages = [
-                Freshness::Fresh, Freshness::Early, Freshness::Stale, Freshness::OnError,
-                Freshness::Over,
+                Freshness::Fresh, Freshness::Early, Freshness::Deferred, Freshness::Stale,
+                Freshness::OnError, Freshness::Over,
             ];
             let stage = |age| {
-                let decided = decide(&entry(age, windows, cost, spread), &rules, random);
+                let lot = || Lot { is_first, random };
+                let decided = decide(&entry(age, windows, cost, spread), &rules, lot);
                 stages.iter().position(|stage| *stage == decided)
             };
             let mut last = stage(0);
@@ -254,9 +339,11 @@ mod tests {
                 prop_assert!(age >= fresh || now <= Some(1));
                 prop_assert!(age < fresh || now >= Some(2));
                 let limit = to_stale.min(limits[0]);
-                prop_assert_eq!(now == Some(2), age >= fresh && age - fresh < limit);
+                let is_stale = now == Some(2) || now == Some(3);
+                prop_assert_eq!(is_stale, age >= fresh && age - fresh < limit);
+                prop_assert!(!is_first || now != Some(2));
                 let kept = fresh + to_stale.max(to_error);
-                prop_assert!(age < kept || now == Some(4));
+                prop_assert!(age < kept || now == Some(5));
             }
             for age in (0..6000).step_by(37) {
                 prop_assert!(stage(age) >= last);

@@ -20,6 +20,7 @@ mod freshness;
 mod known;
 mod lead;
 mod loader;
+mod lots;
 mod negative;
 mod outage_memory;
 mod outcome;

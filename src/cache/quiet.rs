@@ -1,15 +1,13 @@
 //! Keys that this process leaves alone for a while.
 
 use std::{
-    hash::BuildHasher,
+    hash::{BuildHasher, Hash},
     sync::atomic::{AtomicU64, Ordering},
     time::Duration,
 };
 
 use hashbrown::DefaultHashBuilder;
 use tokio::time::Instant;
-
-use crate::key::Key;
 
 /// The keys that are quiet, each for one entry: an act or a load replaces the fence of the entry,
 /// and ends the quiet. There are a few mistakes: a key may lose its place to another one, and then
@@ -37,20 +35,20 @@ impl Default for QuietKeys {
 
 impl QuietKeys {
     /// Makes the entry of a key with this fence quiet for a time.
-    pub(super) fn add(&self, key: &Key, fence: u64, time: Duration) {
+    pub(super) fn add(&self, key: &impl Hash, fence: u64, time: Duration) {
         let ends = ticks(self.start.elapsed().saturating_add(time)).saturating_add(1);
         let (place, hash) = self.place(key, fence);
         place.store(hash | ends.min(TICKS), Ordering::Relaxed);
     }
 
-    pub(super) fn contain(&self, key: &Key, fence: u64) -> bool {
+    pub(super) fn contain(&self, key: &impl Hash, fence: u64) -> bool {
         let (place, hash) = self.place(key, fence);
         let found = place.load(Ordering::Relaxed);
         found & !TICKS == hash && ticks(self.start.elapsed()) < found & TICKS
     }
 
     /// Returns the place of an entry, and its hash in the upper half of a word.
-    fn place(&self, key: &Key, fence: u64) -> (&AtomicU64, u64) {
+    fn place(&self, key: &impl Hash, fence: u64) -> (&AtomicU64, u64) {
         let hash = self.hasher.hash_one((key, fence));
         (&self.places[hash as usize % PLACES], hash & !TICKS)
     }
@@ -65,6 +63,7 @@ fn ticks(time: Duration) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::key::Key;
 
     const MS: Duration = Duration::from_millis(1);
 

@@ -4,7 +4,7 @@
 //! do not wait for it: they have been served. A refresh that a caller asks for is apart from the
 //! others, because what they read from the origin may be older. A refresh of the background claims
 //! the lease without waiting. If another process has it, the key is quiet in this process until
-//! that lease ends. So a hot key costs the fleet one claim for each process and refresh.
+//! that lease ends. The lots of the processes keep most of them from claiming at all.
 
 use std::{sync::OnceLock, time::Duration};
 

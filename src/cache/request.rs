@@ -81,7 +81,8 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         let windows = options.windows_of(negative, &Keeping::default()).in_range();
         let (name, life) = (core.name(&key)?, core.settings.fence_life());
         let entry = core.encode(value, Duration::ZERO)?.with_windows(windows);
-        core.change(&key, core.store.put(&name, &entry, windows.kept(), life)).await?;
+        let fence = core.change(&key, core.store.put(&name, &entry, windows.kept(), life)).await?;
+        core.lots.stored(&name, fence);
         Ok(())
     }
 
@@ -100,6 +101,9 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         let (name, life) = (core.name(&key)?, core.settings.fence_life());
         let windows = core.options(own.as_deref()).windows();
         let touched = core.change(&key, core.store.touch(&name, windows, life)).await?;
+        if let Some(fence) = touched {
+            core.lots.stored(&name, fence);
+        }
         Ok(touched.is_some())
     }
 

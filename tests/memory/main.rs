@@ -3,6 +3,7 @@
 
 mod bytes;
 mod cache;
+mod claims;
 mod decisions;
 mod failures;
 mod freshness;

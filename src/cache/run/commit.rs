@@ -15,6 +15,7 @@ use crate::{
     cache::{
         Lead, Loaded, Source,
         breaker::Answered,
+        core::Core,
         outcome::{Outcome, Record},
     },
     error::{BackendError, BackendErrorKind},
@@ -56,12 +57,8 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         let led = |value| Loaded { value, source: Source::Led, record };
         match answer {
             Ok(Committed::Stored | Committed::Pushed) => {
+                self.note_commit(guard.fence(), is_stored, ttl);
                 guard.settled();
-                match is_stored {
-                    true => counters.stored.add(),
-                    false if ttl.is_some() => counters.unstored.add(),
-                    false => {}
-                }
                 (Outcome::Value(led(value)), committed)
             }
             Ok(Committed::Newer(entry)) => {
@@ -87,6 +84,17 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
                 let _ = self.for_late.set(Outcome::Value(Loaded::degraded(value.clone())));
                 (Outcome::Value(led(value)), granted)
             }
+        }
+    }
+
+    /// Notes whether a commit under this fence has stored its entry, which was to be kept so long.
+    fn note_commit(&self, fence: u64, is_stored: bool, ttl: Option<Duration>) {
+        let Core { counters, lots, .. } = &*self.core;
+        if is_stored {
+            counters.stored.add();
+            lots.stored(&self.name, fence);
+        } else if ttl.is_some() {
+            counters.unstored.add();
         }
     }
 

@@ -33,14 +33,14 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         };
         let question = stored(&self.core, &self.shard, &self.name, &self.options().rules);
         match self.leader.ask(question).await {
-            (Some(Decision::Fresh(value, record)), epoch) => {
-                Step::Land((found(value, Source::Hit, record), epoch))
+            (Some(Decision::Served(value, source, record)), epoch) => {
+                Step::Land((found(value, source, record), epoch))
             }
             (Some(Decision::Refresh(value, source, known)), epoch) => {
                 let landing = (found(value, source, known.record), epoch);
                 Step::LandAndRefresh(landing, known)
             }
-            (Some(decision), epoch) => self.decided(decision, Source::Hit, epoch),
+            (Some(decision), epoch) => self.decided(decision, epoch),
             (None, _) => self.away(),
         }
     }
@@ -61,12 +61,14 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     }
 
     /// Returns the step that follows a decision.
-    fn decided(&self, decision: Decision<V>, source: Source, epoch: Epoch) -> Step<V> {
+    fn decided(&self, decision: Decision<V>, epoch: Epoch) -> Step<V> {
         match decision {
-            Decision::Fresh(value, record) => Step::Land((found(value, source, record), epoch)),
             // Another process has just made it.
+            Decision::Served(value, _, record) => {
+                Step::Land((found(value, Source::Received, record), epoch))
+            }
             Decision::Refresh(value, _, known) => {
-                Step::Land((found(value, source, known.record), epoch))
+                Step::Land((found(value, Source::Received, known.record), epoch))
             }
             Decision::Old(known) => {
                 if let Some(landing) = self.while_backing_off(&known, epoch) {
@@ -89,7 +91,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     /// Returns the step that follows an entry of another process.
     pub(super) fn received(&self, entry: Entry, epoch: Epoch) -> Step<V> {
         let decision = self.core.decide(&self.name, &self.options().rules, Ok(Some(entry)));
-        self.decided(decision, Source::Received, epoch)
+        self.decided(decision, epoch)
     }
 
     /// Looks once more, where this process may not load: another process may have loaded meanwhile.

@@ -1,0 +1,138 @@
+//! The claims for refreshes, counted. Caches over one memory backend stand for processes.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use bellwether::{
+    BoxError, Cache,
+    cache::{Builder, EarlyRefresh, Source},
+};
+use testkit::faulty::{Faulty, Op};
+use tokio::time::{Instant, sleep};
+
+const MS: Duration = Duration::from_millis(1);
+const TTL: Duration = Duration::from_secs(1);
+const LOAD: Duration = Duration::from_millis(50);
+
+/// Processes that are asked for one key all the time.
+struct Fleet {
+    backend: Faulty,
+    caches: Vec<Cache<usize>>,
+    loads: Arc<AtomicUsize>,
+}
+
+impl Fleet {
+    fn new(size: usize, with: impl Fn(Builder<usize>) -> Builder<usize>) -> Self {
+        let backend = Faulty::new(|_| None);
+        let cache = |_| with(Cache::builder(backend.clone()).ttl(TTL)).build().unwrap();
+        let caches = (0..size).map(cache).collect();
+        Self { backend, caches, loads: Arc::default() }
+    }
+
+    fn loads(&self) -> usize {
+        self.loads.load(Ordering::SeqCst)
+    }
+
+    async fn ask(&self, cache: usize) -> Source {
+        let loads = self.loads.clone();
+        let load = |_| async move {
+            sleep(LOAD).await;
+            Ok::<_, BoxError>(loads.fetch_add(1, Ordering::SeqCst) + 1)
+        };
+        self.caches[cache].request("k").load(load).await.unwrap().source()
+    }
+
+    /// Asks caches until there were some loads. Each is asked once in this time, in some order.
+    /// Returns the claims for each load.
+    async fn claims(&self, asked: std::ops::Range<usize>, every: Duration, loads: usize) -> f64 {
+        let (claims, end) = (self.backend.count(Op::Claim), self.loads() + loads);
+        let begun = self.loads();
+        let mut known = begun;
+        while self.loads() < end {
+            if std::mem::replace(&mut known, self.loads()) != self.loads() {
+                // No refresh begins in the first half of a window.
+                sleep(TTL / 3).await;
+            }
+            let from = fastrand::usize(asked.clone());
+            for at in asked.clone() {
+                let cache = asked.start + (at + from) % asked.len();
+                let begun = Instant::now();
+                let source = self.ask(cache).await;
+                assert_eq!(begun.elapsed(), Duration::ZERO, "the caller waited");
+                assert!(matches!(source, Source::Hit | Source::Stale), "{source:?}");
+            }
+            sleep(every).await;
+        }
+        assert_eq!(self.loads(), begun + loads);
+        (self.backend.count(Op::Claim) - claims) as f64 / loads as f64
+    }
+}
+
+fn stale(builder: Builder<usize>) -> Builder<usize> {
+    builder.stale_while_revalidate(TTL)
+}
+
+/// Each process of a large fleet claimed before the first refresh was over. With 16 processes there
+/// were 16 claims for one load.
+#[tokio::test(start_paused = true)]
+async fn a_refresh_costs_few_claims_whatever_the_number_of_processes() {
+    for size in [1, 16, 64] {
+        let fleet = Fleet::new(size, stale);
+        fleet.ask(0).await;
+        let claims = fleet.claims(0..size, 5 * MS, 80).await;
+        println!("{size} processes: {claims} claims for each refresh");
+        assert!(claims <= 2.0, "{size} processes: {claims}");
+    }
+}
+
+/// The process that stored the value is asked no more, so others have to claim in its place.
+#[tokio::test(start_paused = true)]
+async fn few_processes_claim_in_place_of_one_that_is_gone() {
+    for size in [1, 16, 64] {
+        let (mut claims, rounds) = (0.0, 100);
+        for _ in 0..rounds {
+            let fleet = Fleet::new(size + 1, stale);
+            fleet.ask(size).await;
+            sleep(TTL - MS).await;
+            claims += fleet.claims(0..size, 3 * MS, 1).await;
+        }
+        let claims = claims / f64::from(rounds);
+        println!("{size} processes: {claims} claims for each refresh");
+        assert!(claims <= 3.5, "{size} processes: {claims}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_early_refresh_costs_few_claims_whatever_the_number_of_processes() {
+    for early in [EarlyRefresh::ByCost, EarlyRefresh::Within(TTL / 2)] {
+        for size in [1, 16, 64] {
+            let fleet = Fleet::new(size, |builder| builder.early_refresh(early));
+            fleet.ask(0).await;
+            let claims = fleet.claims(0..size, 5 * MS, 80).await;
+            println!("{early:?}, {size} processes: {claims} claims for each refresh");
+            assert!(claims <= 3.5, "{early:?}, {size} processes: {claims}");
+        }
+    }
+}
+
+/// A value that is asked for rarely would be served stale for long.
+#[tokio::test(start_paused = true)]
+async fn a_value_that_is_asked_for_rarely_is_refreshed_at_its_first_stale_read() {
+    let fleet = Fleet::new(2, |builder| builder.stale_while_revalidate(60 * TTL));
+    fleet.ask(0).await;
+    // By the process that stored it, as soon as it is stale.
+    sleep(TTL).await;
+    assert_eq!(fleet.ask(0).await, Source::Stale);
+    sleep(LOAD + MS).await;
+    assert_eq!(fleet.ask(0).await, Source::Hit);
+    // By any other process, a few loads later.
+    sleep(TTL + 8 * LOAD).await;
+    assert_eq!(fleet.ask(1).await, Source::Stale);
+    sleep(LOAD + MS).await;
+    assert_eq!((fleet.ask(0).await, fleet.loads()), (Source::Hit, 3));
+}
