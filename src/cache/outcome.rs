@@ -134,8 +134,8 @@ impl<V> Loaded<V> {
     /// Returns the time since the load of the value ended.
     ///
     /// If the value has windows in which it is stale, the age is that by the clock of the server,
-    /// exact but for half a round trip. Otherwise it is as exact as the clocks of the server and of
-    /// this process agree, and nothing in the cache depends on it.
+    /// and too large by a round trip at most. Otherwise it is as exact as the clocks of the server
+    /// and of this process agree, and nothing in the cache depends on it.
     ///
     /// Returns `None` if it was loaded without a lease, for the callers at that moment. A value
     /// that the process [remembers of an outage](super::Builder::outage_memory) has an age.

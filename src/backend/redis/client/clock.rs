@@ -2,8 +2,10 @@
 //!
 //! Each second, one read of an entry carries a `TIME` in its write. In between, the time is
 //! extrapolated by the clock of the process that only goes forward. So a read costs one bare
-//! command, and no wall clock of a process decides anything. The error is half a round trip, plus
-//! the drift of two clocks within a few seconds.
+//! command, and no wall clock of a process decides anything. The sample counts from the question,
+//! because the process may be suspended before it reads the answer. So the time is never behind
+//! that of the server, but for the drift of two clocks within a few seconds. It may be ahead by the
+//! time that the answer took.
 
 use std::{
     sync::{
@@ -64,10 +66,8 @@ impl ServerClock {
     /// Takes the reply to a `TIME`.
     pub(super) fn sample(&self, asked: &Asked, reply: Option<Value>) {
         let Some(server) = reply.and_then(micros) else { return };
-        let now = local();
-        let between = asked.0 + now.saturating_sub(asked.0) / 2;
-        self.ahead.store(server.wrapping_sub(between).cast_signed(), Ordering::Relaxed);
-        self.sampled.store(now, Ordering::Relaxed);
+        self.ahead.store(server.wrapping_sub(asked.0).cast_signed(), Ordering::Relaxed);
+        self.sampled.store(local(), Ordering::Relaxed);
     }
 
     fn at(&self, local: u64) -> Option<u64> {
@@ -100,6 +100,18 @@ mod tests {
         let now = clock.now().unwrap();
         assert!((1_790_000_000_000_005..1_790_000_060_000_000).contains(&now));
         assert!(clock.now().unwrap() >= now);
+    }
+
+    /// A process that was suspended before it read the answer took the values for younger than they
+    /// were, by half of that time.
+    #[test]
+    fn the_time_is_never_behind_that_of_the_server() {
+        let (clock, pause) = (ServerClock::default(), 10_000_000);
+        let asked = Asked(local());
+        clock.sample(&asked, time(1_790_000_000, 0));
+        let read = asked.0 + pause;
+        clock.sampled.store(read, Ordering::Relaxed);
+        assert_eq!(clock.at(read), Some(1_790_000_000_000_000 + pause));
     }
 
     #[test]
