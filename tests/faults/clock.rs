@@ -6,8 +6,11 @@
 
 use std::time::Duration;
 
-use bellwether::{Cache, Locks, RedisBackend, cache::Source};
-use testkit::{LIMIT, Raw, RedisServer, comes_true};
+use bellwether::{
+    BoxError, Cache, ErrorKind, Locks, RedisBackend,
+    cache::{AfterFailure, Lead, Source},
+};
+use testkit::{LIMIT, Raw, RedisServer, comes_true, eventually};
 use tokio::time::{Instant, timeout};
 
 use super::{connected, gated, turn, until_a_caller_waits, value, worker::FakeClock, works_again};
@@ -173,5 +176,77 @@ async fn a_step_back_admits_no_second_load() {
         // An invalidation removes the loaded value.
         scene.caches[1].invalidate(&key).await.unwrap();
         assert_eq!(scene.caches[0].get(&key).await.unwrap(), None);
+    }
+}
+
+const TTL: Duration = Duration::from_secs(60);
+
+/// Returns a cache with a stale window and one for failures, each of two hours.
+async fn with_windows(scene: &Scene) -> Cache<String> {
+    let backend = RedisBackend::open(&scene.server.url()).unwrap();
+    let pings = || async { backend.ping().await.is_ok() };
+    assert!(eventually(LIMIT, pings).await, "no connection was made");
+    let builder = Cache::builder(backend.clone()).namespace("t").ttl(TTL);
+    let window = Duration::from_secs(2 * HOUR.unsigned_abs());
+    builder.stale_while_revalidate(window).stale_if_error(2 * window).build().unwrap()
+}
+
+/// Asks until a value is refreshed, and checks that no caller waits for a load.
+async fn until_refreshed(cache: &Cache<String>, from: &str, to: &str) {
+    let refreshed = async || {
+        let served = cache.request("k").load(value(to)).await.unwrap();
+        assert!(matches!(served.source(), Source::Hit | Source::Stale), "{served:?}");
+        assert!(served.value() == from || served.value() == to, "{served:?}");
+        served.value() == to
+    };
+    assert!(comes_true(LIMIT, refreshed).await, "{from} is not refreshed");
+}
+
+/// The windows move with the clock. A step forward ends the fresh window, and the value is
+/// refreshed. A step back makes a value of the future, which is fresh until an act replaces it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn windows_move_when_the_clock_is_set() {
+    let _turn = turn().await;
+    let mut scene = scene().await;
+    let caches = [with_windows(&scene).await, with_windows(&scene).await];
+    let led = caches[0].request("k").load(value("one")).await.unwrap();
+    assert_eq!(led.source(), Source::Led);
+    assert_eq!(caches[1].request("k").load(value("no")).await.unwrap().source(), Source::Hit);
+    scene.set(HOUR).await;
+    until_refreshed(&caches[1], "one", "two").await;
+    let hit = caches[0].request("k").load(value("no")).await.unwrap();
+    assert_eq!((hit.value().as_str(), hit.source()), ("two", Source::Hit));
+    scene.set(0).await;
+    for cache in &caches {
+        let served = cache.request("k").load(value("no")).await.unwrap();
+        assert_eq!((served.value().as_str(), served.source()), ("two", Source::Hit));
+        assert!(cache.remaining("k").await.unwrap().unwrap() <= TTL);
+    }
+    caches[1].expire("k").await.unwrap();
+    let led = caches[0].request("k").load(value("three")).await.unwrap();
+    assert_eq!((led.value().as_str(), led.source()), ("three", Source::Led));
+    scene.set(HOUR).await;
+    until_refreshed(&caches[0], "three", "four").await;
+}
+
+/// A back-off is a time to live of the server. A step forward ends it, and one back does not
+/// prolong it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_back_off_does_not_outlast_a_step_of_the_clock() {
+    let _turn = turn().await;
+    for ahead in [HOUR, -HOUR] {
+        let mut scene = scene().await;
+        let caches = [with_windows(&scene).await, with_windows(&scene).await];
+        let failing = |lead: Lead<String>| async move {
+            lead.after_failure(AfterFailure::RetryAfter(TTL));
+            Err::<String, _>(BoxError::from("the origin is down"))
+        };
+        let failed = caches[0].request("k").load(failing).await.unwrap_err();
+        assert_eq!(failed.retry_after(), Some(TTL));
+        let told = caches[1].request("k").load(value("no")).await.unwrap_err();
+        assert_eq!(told.kind(), ErrorKind::BackingOff);
+        scene.set(ahead).await;
+        let led = caches[1].request("k").load(value("one")).await.unwrap();
+        assert_eq!((led.value().as_str(), led.source()), ("one", Source::Led), "{ahead}");
     }
 }
