@@ -63,7 +63,7 @@ async fn all() {
     outage(8).await;
 }
 
-/// What happens to the hot keys.
+/// The treatment of the hot keys.
 #[derive(Default)]
 struct Origin {
     loading: [AtomicUsize; HOT],

@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-/// What follows a failed load: when a caller may load its key again.
+/// The rule after a failed load: when a caller may load its key again.
 ///
 /// While a key backs off, no process of the fleet loads it. Its callers are served the [stale
 /// value](super::Builder::stale_if_error) if there is one, and otherwise get the failure, both at

@@ -59,7 +59,7 @@ impl Failures {
     }
 
     /// Serves the entry of a key with this fence for a time, without asking whether the key still
-    /// backs off. What ends the back-off replaces the fence.
+    /// backs off. An act that ends it replaces the fence.
     pub(super) fn silence(&self, key: &Key, fence: u64, time: Duration) {
         self.quiet.get_or_init(QuietKeys::default).add(key, fence, time);
     }

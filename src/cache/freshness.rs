@@ -89,7 +89,7 @@ pub(super) struct Costs {
 /// processes about one claims at the start, because `e^7` is about a thousand.
 const STEPS: u32 = 7;
 
-/// What a refresh takes beside its load: a claim, a commit, and the next look of each process.
+/// The time of a refresh beside its load: a claim, a commit, and the next look of each process.
 const ROUND_TRIPS: Duration = Duration::from_millis(5);
 
 /// Decides what may be done with an entry. The lot is drawn if it matters.

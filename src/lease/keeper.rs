@@ -189,7 +189,7 @@ impl Drop for Place {
     }
 }
 
-/// What a backend says of each queue of a batch.
+/// The answers of a backend for each queue of a batch.
 type Answers = Result<Vec<Result<Kept, BackendError>>, BackendError>;
 
 /// The task of an engine. If its runtime goes away, it goes on in that of another waiter.

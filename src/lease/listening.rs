@@ -20,7 +20,7 @@ pub(super) const LONGEST_LOOK: Duration = Duration::from_millis(100);
 /// How long after a refused or a lost subscription the next one is asked for.
 const RESUBSCRIBE: Duration = Duration::from_secs(1);
 
-/// What one waiter waits for, and the pushes about it.
+/// The subject of one waiter, and the pushes about it.
 pub(crate) struct Listening {
     janitor: Arc<Janitor>,
     subject: Subject,
@@ -34,7 +34,7 @@ pub(crate) struct Listening {
     subscribe_at: Option<Instant>,
 }
 
-/// What is waited for.
+/// The claim or the name that is waited for.
 pub(crate) enum Subject {
     Claim(Claim),
     /// A name without a claim.

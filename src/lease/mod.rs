@@ -23,6 +23,8 @@
 
 mod acquire;
 mod acquisition;
+#[cfg(test)]
+mod doubles;
 mod engine;
 mod guard;
 mod handover;

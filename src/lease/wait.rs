@@ -244,14 +244,12 @@ async fn kept(place: Option<&Place>) {
 mod tests {
     use super::*;
     use crate::{
-        backend::{
-            Acquired, Changes, Channels, Grant, Leases, Mode, Occupied, Renewal,
-            channels::Subscription,
-        },
+        backend::{Changes, Channels, Leases, channels::Subscription},
         error::{BackendError, BackendErrorKind},
         key::{Family, Key, Namespace},
         lease::{
             Retry,
+            doubles::unanswered,
             listening::{FIRST_LOOK, LONGEST_LOOK},
         },
     };
@@ -262,29 +260,7 @@ mod tests {
     struct Pushes(Option<Channels>);
 
     impl Leases for Pushes {
-        async fn acquire(&self, _: &Claim) -> Result<Acquired, BackendError> {
-            std::future::pending().await
-        }
-
-        async fn renew(&self, _: &[Claim]) -> Result<Vec<Renewal>, BackendError> {
-            std::future::pending().await
-        }
-
-        async fn release(&self, _: &Claim) -> Result<bool, BackendError> {
-            std::future::pending().await
-        }
-
-        async fn pass(&self, _: &Claim, _: &Claim) -> Result<Option<Grant>, BackendError> {
-            std::future::pending().await
-        }
-
-        async fn holder(&self, _: &Name, _: Mode) -> Result<Option<Occupied>, BackendError> {
-            std::future::pending().await
-        }
-
-        async fn clear(&self, _: &Name, _: Mode) -> Result<bool, BackendError> {
-            std::future::pending().await
-        }
+        unanswered!();
 
         async fn changes(&self, name: &Name) -> Result<Changes, BackendError> {
             if let Some(channels) = &self.0 {

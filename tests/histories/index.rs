@@ -38,7 +38,7 @@ pub struct Load {
     pub failed: bool,
 }
 
-/// What a write does to the value that stands.
+/// The effect of a write on the value that stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Act {
     Insert,

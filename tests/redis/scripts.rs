@@ -604,7 +604,7 @@ async fn acquisitions_of_every_mode_are_refused_on_a_full_server() {
         let held = claim(LEASE);
         assert!(matches!(backend.acquire(&held).await, Ok(Acquired::Granted(_))), "{mode:?}");
         full(&mut raw).await;
-        // What is held is granted again and renewed.
+        // A lease that is held is granted again and renewed.
         assert!(matches!(backend.acquire(&held).await, Ok(Acquired::Granted(_))), "{mode:?}");
         assert_eq!(backend.renew(std::slice::from_ref(&held)).await.unwrap(), [Renewal::Held]);
         assert!(backend.release(&held).await.unwrap());

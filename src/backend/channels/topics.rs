@@ -131,7 +131,7 @@ impl Open {
     fn topic(&mut self, source: Source<'_>) -> (&mut Topic, bool) {
         let shared = source.through.map(|channel| self.process_channel(channel));
         let must_ask = shared.as_ref().is_some_and(|(said, is_new)| {
-            // What the server refused, it may allow by now.
+            // The server may allow by now what it refused.
             let asks_again = |said: &mut Subscription| {
                 let is_refused = matches!(said, Subscription::Refused(_));
                 if is_refused {

@@ -23,7 +23,7 @@ use crate::{
     lease::LeaseGuard,
 };
 
-/// What a commit writes.
+/// The data that a commit writes.
 enum Commit<'a> {
     /// An entry, for as long as it is kept. `None` stores nothing.
     Whole(&'a Entry, Option<Duration>),

@@ -1,4 +1,4 @@
-//! The settings that decide what is shared, and with whom.
+//! The settings that decide what is shared, and between which requests.
 
 use std::{sync::Arc, time::Duration};
 
@@ -50,7 +50,7 @@ impl BellwetherLayer<Http> {
         self
     }
 
-    /// Adds to the key for whom a response is made, or excludes the request by `None`.
+    /// Adds to the key the identity that a response is made for, or excludes the request by `None`.
     ///
     /// Use it for what only the extensions of a request tell: the user that an outer layer has
     /// authenticated, the client's address in `ConnectInfo`, or its certificate. Requests with one

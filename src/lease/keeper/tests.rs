@@ -2,8 +2,9 @@ use std::{collections::HashMap, error::Error};
 
 use super::*;
 use crate::{
-    backend::{Acquired, Changes, Grant, Leases, Mode, Occupied, Renewal},
+    backend::{Changes, Leases, Mode},
     key::{Family, Key, Name, Namespace},
+    lease::doubles::unanswered,
 };
 
 const MS: Duration = Duration::from_millis(1);
@@ -43,29 +44,7 @@ impl Leases for Arc<Kepts> {
         usize::from(is_silent(name))
     }
 
-    async fn acquire(&self, _: &Claim) -> Result<Acquired, BackendError> {
-        std::future::pending().await
-    }
-
-    async fn renew(&self, _: &[Claim]) -> Result<Vec<Renewal>, BackendError> {
-        std::future::pending().await
-    }
-
-    async fn release(&self, _: &Claim) -> Result<bool, BackendError> {
-        std::future::pending().await
-    }
-
-    async fn pass(&self, _: &Claim, _: &Claim) -> Result<Option<Grant>, BackendError> {
-        std::future::pending().await
-    }
-
-    async fn holder(&self, _: &Name, _: Mode) -> Result<Option<Occupied>, BackendError> {
-        std::future::pending().await
-    }
-
-    async fn clear(&self, _: &Name, _: Mode) -> Result<bool, BackendError> {
-        std::future::pending().await
-    }
+    unanswered!();
 
     async fn changes(&self, _: &Name) -> Result<Changes, BackendError> {
         std::future::pending().await

@@ -55,7 +55,7 @@ async fn a_pass_is_counted_and_says_why() {
         assert_eq!(status(&answer), expected);
         assert_eq!(cache.stats().passed_uncacheable, passed);
     }
-    // What is shared has no reason.
+    // A shared answer has no reason.
     for _ in 0..2 {
         assert!(status(&ask(&service, get("/")).await).is_empty());
     }

@@ -34,7 +34,7 @@ impl CommandDeadline {
 
     /// Returns the deadline of commands with a large argument.
     ///
-    /// What the buffers on the way have taken may not have arrived for long.
+    /// The bytes that buffers on the way have taken may not have arrived for long.
     pub(super) fn for_write(self, pipeline: &Pipeline) -> Self {
         let bytes: usize = pipeline
             .cmd_iter()

@@ -19,7 +19,7 @@ use crate::{
 /// How many queues one script keeps: few enough not to block the server for long.
 const BATCH: usize = 100;
 
-/// What is known of a queue that a script was to keep; `None` if it needs a script of its own.
+/// The state of a queue that a script was to keep; `None` if it needs a script of its own.
 type Answer = Option<Result<Kept, BackendError>>;
 
 /// A queue that a script is to keep, and where its answer goes.

@@ -91,7 +91,7 @@ pub(super) fn countdown(value: Value) -> Result<(Option<Countdown>, Option<bool>
     }
 }
 
-/// What a script says of a commit.
+/// The reply to a commit.
 #[derive(Debug)]
 pub(super) enum CommitReply {
     Done(Committed),
@@ -101,7 +101,7 @@ pub(super) enum CommitReply {
     PartOfNewer,
 }
 
-/// What a commit says of its push, if the script published.
+/// The reply of a commit about its push, if the script published.
 #[derive(Clone, Copy, Default)]
 pub(super) struct CommitPush {
     /// Whether the server refused to publish.
@@ -165,7 +165,7 @@ pub(super) fn released(value: Value) -> Result<(bool, Told), BackendError> {
     }
 }
 
-/// What a script says of a queue that it was to keep.
+/// The reply about a queue that a script was to keep.
 pub(super) enum QueueReply {
     Kept(Kept, Told),
     /// The script is to be called again for it.

@@ -188,7 +188,7 @@ impl Sentinels {
         let unavailable =
             |error| BackendError::new(BackendErrorKind::Unavailable, ClientError(error));
         let known = self.0.known();
-        // What is seen from here on may be newer than the answer.
+        // A change that is seen from here on may be newer than the answer.
         let seen = known.seen.subscribe();
         let (address, named_by) = known.locate().await.map_err(unavailable)?;
         let target = known.master.target_at(address.clone(), &known.access).map_err(unavailable)?;
