@@ -1,0 +1,127 @@
+//! A reverse proxy that shares responses across a fleet.
+//!
+//! ```text
+//! cargo run --release -p proxy -- --upstream http://127.0.0.1:8080
+//! cargo run --release -p proxy -- --upstream http://127.0.0.1:8080 --redis redis://127.0.0.1/
+//!
+//! curl -i localhost:3000/
+//! curl localhost:3001/metrics
+//! ```
+//!
+//! Every line of it uses the public API alone. A request takes this way:
+//!
+//! 1. `server` accepts the connection. HTTP/1.1 and HTTP/2 share a port.
+//! 2. `access` logs the request and counts it, and answers `502` or `504` in place of an error.
+//! 3. The `BellwetherLayer` answers from the cache, or lets one request go on.
+//! 4. `upstream` sends the request to the origin, without the headers of the connection.
+//!
+//! On Ctrl-C and SIGTERM it accepts no more connections, finishes the running requests, and
+//! releases its leases. `--once` starts an origin of its own and shows two requests.
+
+mod access;
+mod metrics;
+mod once;
+mod options;
+mod server;
+mod upstream;
+
+use std::{process::ExitCode, sync::Arc};
+
+use bellwether::{
+    BellwetherLayer, BoxError, Cache, MemoryBackend, RedisBackend,
+    cache::Builder,
+    http_cache,
+    layer::{CachedResponse, Http, ResponseCodec},
+};
+use http::request::Parts;
+use tokio::net::TcpListener;
+use tower::Layer;
+
+use crate::{
+    access::AccessLog,
+    metrics::Metrics,
+    options::{Options, Policy},
+    server::Server,
+    upstream::Upstream,
+};
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    match run().await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("proxy: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn run() -> Result<(), BoxError> {
+    let options = Options::read()?;
+    match options.once {
+        true => once::show(options).await,
+        false => serve(options, server::told_to_end()).await,
+    }
+}
+
+/// Serves until `end`, then finishes the running requests.
+async fn serve(options: Options, end: impl Future<Output = ()>) -> Result<(), BoxError> {
+    let listener = TcpListener::bind(options.listen).await?;
+    let metrics_listener = TcpListener::bind(options.metrics).await?;
+    eprintln!("proxy: {} -> {}", listener.local_addr()?, options.upstream);
+    eprintln!("proxy: metrics on http://{}/metrics", metrics_listener.local_addr()?);
+    proxy(options, listener, metrics_listener, end).await
+}
+
+async fn proxy(
+    options: Options,
+    listener: TcpListener,
+    metrics_listener: TcpListener,
+    end: impl Future<Output = ()>,
+) -> Result<(), BoxError> {
+    let cache = cache(&options)?;
+    let metrics = Arc::new(Metrics::default());
+    let upstream = Upstream::new(&options)?;
+    let service = layer(&options, cache.clone()).layer(upstream);
+    let service = AccessLog::new(service, metrics.clone(), !options.quiet);
+
+    let server = Server::new(options.connections, options.grace);
+    let scraped = metrics::service(metrics, cache.clone());
+    let measured = Server::new(16, options.grace);
+    tokio::select! {
+        () = server.serve(listener, service, end) => {}
+        () = measured.serve(metrics_listener, scraped, std::future::pending()) => {}
+    }
+    // After the last request, running loads may end, and their leases are released.
+    cache.shutdown(options.grace).await;
+    Ok(())
+}
+
+fn cache(options: &Options) -> Result<Cache<CachedResponse>, BoxError> {
+    let limits = |builder: Builder<CachedResponse, ResponseCodec>| {
+        builder
+            .namespace(&options.namespace)
+            .ttl(options.ttl)
+            .load_limit(options.timeout)
+            .max_loads(options.loads)
+            .build()
+    };
+    Ok(match &options.redis {
+        // The backend connects in the background. The proxy also starts while Redis is down.
+        Some(url) => limits(http_cache(RedisBackend::open(url)?))?,
+        None => limits(http_cache(MemoryBackend::new()))?,
+    })
+}
+
+fn layer(options: &Options, cache: Cache<CachedResponse>) -> BellwetherLayer<Http> {
+    let layer = BellwetherLayer::http(cache).max_body(options.max_body).explain_passes();
+    let layer = match options.lifetime {
+        Some(lifetime) => layer.default_lifetime(lifetime),
+        None => layer,
+    };
+    match options.policy {
+        Policy::Careful => layer,
+        // A request without an identity takes no part.
+        Policy::Off => layer.identity(|_parts: &Parts| None),
+    }
+}
