@@ -168,10 +168,13 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
                 } else {
                     hurry(&core, &follower, unanswered);
                 }
-                let waited = match (waited, &patience) {
-                    (Some(waited), _) => waited,
-                    (None, None) => follower.wait().await,
-                    (None, Some(patience)) => Box::pin(patience.wait(&core, &key, follower)).await,
+                // Not one match on both, because the future would hold both while it waits.
+                let waited = match waited {
+                    Some(waited) => waited,
+                    None => match &patience {
+                        None => follower.wait().await,
+                        Some(patience) => Box::pin(patience.wait(&core, &key, follower)).await,
+                    },
                 };
                 match waited {
                     Waited::JoinAgain => unanswered = None,
