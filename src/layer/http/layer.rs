@@ -54,9 +54,9 @@ impl BellwetherLayer<Http> {
     ///
     /// A request takes part if all of these hold:
     ///
-    /// - It is a `GET` without a body.
-    /// - It has no `Authorization`, `Proxy-Authorization`, `Range`, `Upgrade`, nor any `If-…`
-    ///   header.
+    /// - It is a `GET` or a `HEAD` without a body.
+    /// - It has no `Authorization`, `Proxy-Authorization` nor `Upgrade`, and no `If-…` header but
+    ///   the [conditions](#conditions-and-ranges) of HTTP.
     /// - It has no header that changes its method or its path: `X-HTTP-Method`, `X-Original-URL`,
     ///   `X-Rewrite-URL`, and any name with `method-override`.
     /// - It has no header that looks like a credential, unless that is
@@ -89,6 +89,17 @@ impl BellwetherLayer<Http> {
     /// Compression and CORS set `Vary`, and a response with `Vary` is not shared. So put them
     /// *outside* of this layer. In axum, add them after it.
     ///
+    /// # Conditions and ranges
+    ///
+    /// A shared response answers `HEAD`, `If-None-Match`, `If-Modified-Since`, `If-Match`,
+    /// `If-Unmodified-Since`, `Range` and `If-Range` with a `200`, `206`, `304`, `412` or `416`, by
+    /// RFC 9110. Several ranges in one request are answered with the whole body.
+    ///
+    /// If nothing is stored, the inner service receives a `GET` without conditions and ranges, and
+    /// its one response answers all callers. A response that turns out to be uncacheable goes to
+    /// its caller, without a part selected. From then on the requests for this key reach the inner
+    /// service as they are. With [`coalesce_only`](Self::coalesce_only) they always do.
+    ///
     /// # Freshness
     ///
     /// The lifetime of a response is its `s-maxage`, else its `max-age`, else the
@@ -117,8 +128,8 @@ impl BellwetherLayer<Http> {
     /// holds for one with `s-maxage`, unless it names a window itself: `s-maxage` implies
     /// `proxy-revalidate` (RFC 9111).
     ///
-    /// A refresh sends a request that takes part. So it has no credentials that are not in the key,
-    /// and no `Range` nor `If-…`. It goes to a fresh clone of the inner service, in a task of its
+    /// A refresh sends a request that takes part. So it has no credentials that are not in the key.
+    /// It goes to a fresh clone of the inner service, in a task of its
     /// own. If its answer cannot be shared, this process tries again after a second at the
     /// earliest.
     ///

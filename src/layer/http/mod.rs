@@ -7,6 +7,7 @@
 //! - `responses`, the responses that may be shared, and `stale`, for how long they may be stale;
 //! - `directives`, the header parsers of both;
 //! - `key`, the key of a request;
+//! - `asked`, what a request asks of a shared response, with its `conditions` and its `range`;
 //! - `exchange`, the state that a caller shares with the flight that it may lead;
 //! - `collect`, which reads the body of a response that may be shared;
 //! - `pass`, the way of a request without the cache, for a `reason`, and the `watch` over its body;
@@ -15,9 +16,11 @@
 //! [`ResponseBody`] is the body that callers receive, [`CachedResponse`] the response that is
 //! stored.
 
+mod asked;
 mod body;
 mod cached;
 mod collect;
+mod conditions;
 mod cookies;
 mod credentials;
 mod directives;
@@ -25,6 +28,7 @@ mod exchange;
 mod key;
 mod layer;
 mod pass;
+mod range;
 mod reason;
 mod recent;
 mod requests;

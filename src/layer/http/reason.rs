@@ -5,7 +5,7 @@ use http::HeaderName;
 /// Why a request goes to the inner service without the cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Reason {
-    /// Its method is not `GET`.
+    /// Its method is neither `GET` nor `HEAD`.
     Method,
     /// It has a body.
     Body,

@@ -8,6 +8,7 @@ use http::{
 use http_body::Body;
 
 use super::{
+    asked::{Asked, is_term},
     cookies::IgnoredCookies,
     credentials::{HeaderClass, classify},
     directives::{Directives, connection, pragma},
@@ -24,24 +25,31 @@ pub(super) struct RequestRules {
 
 impl RequestRules {
     /// Checks that a request may receive the response to another request, if that may be shared.
+    /// Returns what it asks of that response.
     pub(super) fn check(
         &self,
         parts: &Parts,
         body: &impl Body,
         coalesce_only: bool,
-    ) -> Result<(), Reason> {
-        if parts.method != Method::GET {
+    ) -> Result<Asked, Reason> {
+        let is_head = parts.method == Method::HEAD;
+        // If nothing is stored, the whole response would be fetched for each of these.
+        if parts.method != Method::GET && !(is_head && !coalesce_only) {
             return Err(Reason::Method);
         }
         if !body.is_end_stream() && body.size_hint().exact() != Some(0) {
             return Err(Reason::Body);
         }
         let headers = &parts.headers;
-        let forbids = |name: &&HeaderName| !self.permits(name, headers, coalesce_only);
-        match headers.keys().find(forbids) {
-            Some(name) => Err(Reason::Header(name.clone())),
-            None => Ok(()),
+        let mut has_terms = is_head;
+        for name in headers.keys() {
+            if is_term(name) && !coalesce_only {
+                has_terms = true;
+            } else if is_term(name) || !self.permits(name, headers, coalesce_only) {
+                return Err(Reason::Header(name.clone()));
+            }
         }
+        Ok(if has_terms { Asked::of(parts) } else { Asked::default() })
     }
 
     fn permits(&self, name: &HeaderName, headers: &HeaderMap, coalesce_only: bool) -> bool {

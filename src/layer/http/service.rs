@@ -7,6 +7,7 @@ use tower_service::Service;
 
 use super::{
     CachedResponse, Http, ResponseBody,
+    asked::{self, Asked},
     collect::{Collected, collect},
     exchange::{Exchange, ExchangeState},
     pass::CallResult,
@@ -49,10 +50,10 @@ where
         let admitted = http.0.admit(&parts, &body);
         let request = Request::from_parts(parts, body);
         match admitted {
-            Ok(key) if !http.0.recent.is_uncacheable(&key) => {
-                ResponseFuture::new(share(http, key, inner, request))
+            Ok((key, asked)) if !http.0.recent.is_uncacheable(&key) => {
+                ResponseFuture::new(share(http, key, asked, inner, request))
             }
-            Ok(key) => ResponseFuture::new(async move {
+            Ok((key, _)) => ResponseFuture::new(async move {
                 http.pass_watched(key, inner, request, Reason::Uncacheable).await
             }),
             Err(why) => ResponseFuture::new(async move { http.pass(inner, request, why).await }),
@@ -64,6 +65,7 @@ where
 async fn share<S, B, ResBody>(
     http: Http,
     key: Key,
+    asked: Asked,
     inner: S,
     request: Request<B>,
 ) -> CallResult<ResBody, S::Error>
@@ -77,10 +79,12 @@ where
 {
     let exchange = Exchange::new(request);
     let flown = fly(&http, &key, &inner, &exchange, OnUncacheable::Pass).await;
-    match http.settle(&key, &exchange, flown) {
+    match http.settle(&key, &asked, &exchange, flown) {
         Settled::Done(response) => response,
         // In a box of its own, so that the future of a hit stays small.
-        Settled::Alone(request, why) => Box::pin(share_again(http, key, inner, request, why)).await,
+        Settled::Alone(request, why) => {
+            Box::pin(share_again(http, key, asked, inner, request, why)).await
+        }
     }
 }
 
@@ -88,6 +92,7 @@ where
 async fn share_again<S, B, ResBody>(
     http: Http,
     key: Key,
+    asked: Asked,
     inner: S,
     mut request: Request<B>,
     mut why: Alone,
@@ -106,7 +111,7 @@ where
         }
         let exchange = Exchange::new(request);
         let flown = fly(&http, &key, &inner, &exchange, OnUncacheable::Claim).await;
-        (request, why) = match http.settle(&key, &exchange, flown) {
+        (request, why) = match http.settle(&key, &asked, &exchange, flown) {
             Settled::Done(response) => return response,
             Settled::Alone(request, why) => (request, why),
         };
@@ -155,6 +160,7 @@ impl Http {
     fn settle<B, ResBody, E>(
         &self,
         key: &Key,
+        asked: &Asked,
         exchange: &CallExchange<B, ResBody, E>,
         flown: Result<Flown<CachedResponse>, Error>,
     ) -> Settled<B, ResBody, E>
@@ -165,10 +171,12 @@ impl Http {
         // The exchange is left alone then. Its request may be that of a refresh which has begun,
         // and a stale response stands in for the answer of an origin that fails.
         if let Ok(Flown::Loaded(loaded)) = &flown {
-            return whole(self.replay(key, loaded));
+            return whole(asked.answer(self.replay(key, loaded)));
         }
         match (exchange.take(), flown) {
-            (ExchangeState::Answered(response), _) => Settled::Done(response),
+            (ExchangeState::Answered(response), _) => {
+                Settled::Done(response.map(|response| asked.answer_alone(response)))
+            }
             (ExchangeState::Pending(request), Ok(Flown::Alone(why))) => {
                 Settled::Alone(request, why)
             }
@@ -200,7 +208,8 @@ where
 {
     let settings = &http.0;
     let (rules, deadline) = (settings.response_rules(), settings.body_deadline());
-    let ExchangeState::Pending(request) = exchange.take() else { return Err(lost()) };
+    let ExchangeState::Pending(mut request) = exchange.take() else { return Err(lost()) };
+    asked::ask_for_all(&mut request);
     let response = match oneshot(inner, request).await {
         Ok(response) => response,
         Err(error) => {

@@ -11,6 +11,7 @@ use tokio::time::Instant;
 
 use super::{
     CachedResponse, KeyFor,
+    asked::Asked,
     key::{self, KeyPart},
     reason::Reason,
     recent::RecentAnswers,
@@ -81,10 +82,10 @@ impl HttpSettings {
         }
     }
 
-    /// Returns the key of a request that takes part.
-    pub(super) fn admit(&self, parts: &Parts, body: &impl Body) -> Result<Key, Reason> {
-        self.requests.check(parts, body, self.coalesce_only)?;
-        self.key(parts).ok_or(Reason::Key)
+    /// Returns the key of a request that takes part, and what it asks for.
+    pub(super) fn admit(&self, parts: &Parts, body: &impl Body) -> Result<(Key, Asked), Reason> {
+        let asked = self.requests.check(parts, body, self.coalesce_only)?;
+        Ok((self.key(parts).ok_or(Reason::Key)?, asked))
     }
 
     fn key(&self, parts: &Parts) -> Option<Key> {

@@ -2,6 +2,7 @@
 
 mod bodies;
 mod coalesce;
+mod conditions;
 mod errors;
 mod freshness;
 mod keys;

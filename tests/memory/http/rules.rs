@@ -28,7 +28,7 @@ type Make = fn(&str) -> Request<Body>;
 #[tokio::test(start_paused = true)]
 async fn requests_that_belong_to_their_callers_pass_through() {
     let mut requests: Vec<(String, Make)> = Vec::new();
-    for method in ["HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "get", "PURGE"] {
+    for method in ["POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "get", "PURGE"] {
         requests.push((method.to_owned(), |method| {
             let method = Method::from_bytes(method.as_bytes()).unwrap();
             Request::builder().method(method).uri("/").body(Body::empty()).unwrap()
@@ -38,12 +38,6 @@ async fn requests_that_belong_to_their_callers_pass_through() {
         "authorization: Basic eDp5",
         "proxy-authorization: Basic eDp5",
         "cookie: session=1",
-        "range: bytes=0-1",
-        "if-match: \"1\"",
-        "if-none-match: \"1\"",
-        "if-modified-since: Sat, 29 Oct 1994 19:43:31 GMT",
-        "if-unmodified-since: Sat, 29 Oct 1994 19:43:31 GMT",
-        "if-range: \"1\"",
         "if-something-new: 1",
         "upgrade: websocket",
         "connection: upgrade",

@@ -277,9 +277,7 @@ async fn only_a_request_that_takes_part_drives_a_refresh() {
     let own = [
         ("authorization", "Basic YTpi"),
         ("cookie", "session=1"),
-        ("range", "bytes=0-1"),
-        ("if-none-match", "\"1\""),
-        ("if-modified-since", "Sat, 29 Oct 1994 19:43:31 GMT"),
+        ("if-something-new", "1"),
         ("cache-control", "no-cache"),
     ];
     for header in own {

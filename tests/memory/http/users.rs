@@ -317,10 +317,10 @@ async fn only_ignored_cookies_take_part() {
 #[tokio::test(start_paused = true)]
 async fn methods_do_not_share() {
     let (service, calls) = for_users(layer(), |request| request.method().to_string());
-    for method in [Method::GET, Method::HEAD, Method::POST, Method::GET, Method::DELETE] {
+    for method in [Method::GET, Method::POST, Method::GET, Method::DELETE] {
         let request =
             Request::builder().method(method.clone()).uri("/").body(Body::empty()).unwrap();
         assert_eq!(ask(&service, request).await.text(), method.as_str());
     }
-    assert_eq!(calls.count(), 4);
+    assert_eq!(calls.count(), 3);
 }

@@ -1,0 +1,181 @@
+//! What a request asks for beside the whole response: the headers alone, a part, or a condition.
+
+use std::ops::Range;
+
+use bytes::Bytes;
+use http::{
+    HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode,
+    header::{
+        CACHE_CONTROL, CONTENT_ENCODING, CONTENT_LANGUAGE, CONTENT_LENGTH, CONTENT_RANGE,
+        CONTENT_TYPE, ETAG, EXPIRES, IF_MATCH, IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_RANGE,
+        IF_UNMODIFIED_SINCE, LAST_MODIFIED, RANGE,
+    },
+    request, response,
+};
+use http_body::Body;
+
+use super::{
+    ResponseBody,
+    conditions::{Verdict, evaluate, permits_part},
+    range::{Selection, select},
+};
+
+const NAMES: [HeaderName; 6] =
+    [IF_MATCH, IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_RANGE, IF_UNMODIFIED_SINCE, RANGE];
+
+/// What one request asks for. Most requests ask for the whole response.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Asked(Option<Box<Terms>>);
+
+#[derive(Clone, Debug)]
+struct Terms {
+    is_head: bool,
+    /// The conditions and the range.
+    headers: HeaderMap,
+}
+
+/// How much of the body an answer has.
+enum Kept {
+    All,
+    Part(Range<usize>),
+    Nothing,
+}
+
+/// Returns whether a header is a condition or a range.
+pub(super) fn is_term(name: &HeaderName) -> bool {
+    matches!(
+        *name,
+        IF_MATCH | IF_MODIFIED_SINCE | IF_NONE_MATCH | IF_RANGE | IF_UNMODIFIED_SINCE | RANGE
+    )
+}
+
+/// Turns a request into one for the whole response, which answers all of them.
+pub(super) fn ask_for_all<B>(request: &mut Request<B>) {
+    *request.method_mut() = Method::GET;
+    for name in NAMES {
+        request.headers_mut().remove(name);
+    }
+}
+
+impl Asked {
+    /// Returns what a request asks for, which is a `HEAD` or has conditions or a range.
+    pub(super) fn of(parts: &request::Parts) -> Self {
+        let terms = parts.headers.iter().filter(|(name, _)| is_term(name));
+        let headers = terms.fold(HeaderMap::new(), |mut headers, (name, value)| {
+            headers.append(name, value.clone());
+            headers
+        });
+        Self(Some(Box::new(Terms { is_head: parts.method == Method::HEAD, headers })))
+    }
+
+    /// Returns the answer that a shared response gives. The body is not copied.
+    pub(super) fn answer(&self, response: Response<Bytes>) -> Response<Bytes> {
+        let Some(terms) = &self.0 else { return response };
+        let (mut parts, body) = response.into_parts();
+        let kept = terms.apply(&mut parts, Some(body.len()));
+        let body = match kept {
+            Kept::All => body,
+            Kept::Part(range) => body.slice(range),
+            Kept::Nothing => Bytes::new(),
+        };
+        Response::from_parts(parts, body)
+    }
+
+    /// Returns the answer that a response gives which is not shared. It has no part, because its
+    /// body streams.
+    pub(super) fn answer_alone<B: Body>(
+        &self,
+        response: Response<ResponseBody<B>>,
+    ) -> Response<ResponseBody<B>> {
+        let Some(terms) = &self.0 else { return response };
+        let (mut parts, body) = response.into_parts();
+        let body = match terms.apply(&mut parts, None) {
+            Kept::All | Kept::Part(_) => body,
+            Kept::Nothing => ResponseBody::whole(Bytes::new()),
+        };
+        Response::from_parts(parts, body)
+    }
+}
+
+impl Terms {
+    /// Changes the head of a response, and returns how much of its body is kept. A part is selected
+    /// only if the length of the body is known.
+    fn apply(&self, parts: &mut response::Parts, length: Option<usize>) -> Kept {
+        // Conditions apply to what would be a success (RFC 9110, section 13.2.1).
+        if parts.status == StatusCode::OK {
+            match evaluate(&self.headers, &parts.headers) {
+                Verdict::Proceed => {}
+                Verdict::NotModified => return not_modified(parts),
+                Verdict::Failed => return without_body(parts, StatusCode::PRECONDITION_FAILED),
+            }
+        }
+        match length {
+            Some(length) if self.is_head => {
+                parts.headers.insert(CONTENT_LENGTH, length.into());
+            }
+            Some(length) if parts.status == StatusCode::OK => return self.part(parts, length),
+            _ => {}
+        }
+        if self.is_head { Kept::Nothing } else { Kept::All }
+    }
+
+    fn part(&self, parts: &mut response::Parts, length: usize) -> Kept {
+        if !permits_part(&self.headers, &parts.headers) {
+            return Kept::All;
+        }
+        match select(&self.headers, length) {
+            Selection::Whole => Kept::All,
+            Selection::Part(range) => {
+                parts.status = StatusCode::PARTIAL_CONTENT;
+                // The caller has the rest of the headers (RFC 9110, section 15.3.7).
+                if self.headers.contains_key(IF_RANGE) {
+                    strip_representation(&mut parts.headers);
+                }
+                parts.headers.insert(CONTENT_LENGTH, range.len().into());
+                let text = format!("bytes {}-{}/{length}", range.start, range.end - 1);
+                set(&mut parts.headers, text);
+                Kept::Part(range)
+            }
+            Selection::Unsatisfiable => {
+                let kept = without_body(parts, StatusCode::RANGE_NOT_SATISFIABLE);
+                set(&mut parts.headers, format!("bytes */{length}"));
+                kept
+            }
+        }
+    }
+}
+
+/// Keeps the headers that a `304` has (RFC 9110, section 15.4.5).
+fn not_modified(parts: &mut response::Parts) -> Kept {
+    parts.status = StatusCode::NOT_MODIFIED;
+    strip_representation(&mut parts.headers);
+    if parts.headers.contains_key(ETAG) {
+        parts.headers.remove(LAST_MODIFIED);
+    }
+    Kept::Nothing
+}
+
+/// Turns the response into an error without a body, which no other cache may store.
+fn without_body(parts: &mut response::Parts, status: StatusCode) -> Kept {
+    parts.status = status;
+    strip_representation(&mut parts.headers);
+    for name in [ETAG, LAST_MODIFIED, EXPIRES] {
+        parts.headers.remove(name);
+    }
+    parts.headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    parts.headers.insert(CONTENT_LENGTH, 0.into());
+    Kept::Nothing
+}
+
+/// Removes the headers about the body that the answer does not have.
+fn strip_representation(headers: &mut HeaderMap) {
+    for name in [CONTENT_TYPE, CONTENT_LENGTH, CONTENT_ENCODING, CONTENT_LANGUAGE, CONTENT_RANGE] {
+        headers.remove(name);
+    }
+}
+
+fn set(headers: &mut HeaderMap, content_range: String) {
+    if let Ok(value) = HeaderValue::try_from(content_range) {
+        headers.insert(CONTENT_RANGE, value);
+    }
+}

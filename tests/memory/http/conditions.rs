@@ -1,0 +1,227 @@
+//! `HEAD`, conditions and ranges, answered from one whole response.
+
+use std::time::Duration;
+
+use axum::body::Body;
+use bellwether::MemoryBackend;
+use http::{Method, Request, Response, StatusCode};
+use http_body_util::BodyExt;
+use tower::{Layer, ServiceExt};
+
+use super::origin::{
+    Answer, Calls, Inner, Layered, ask, ask_all, cache, get, get_with, http_layer, layered, origin,
+};
+
+const MODIFIED: &str = "Tue, 15 Nov 1994 12:45:25 GMT";
+const DATE: &str = "Tue, 15 Nov 1994 12:45:30 GMT";
+const BODY: &str = "0123456789";
+
+/// Returns an origin that says what reaches it in the headers of its answers.
+fn documents() -> (Inner, Calls) {
+    origin(|_, request| {
+        let seen: Vec<_> = request.headers().keys().map(|name| name.as_str()).collect();
+        Response::builder()
+            .header("etag", "\"v1\"")
+            .header("last-modified", MODIFIED)
+            .header("date", DATE)
+            .header("content-type", "text/plain")
+            .header("content-location", "/document")
+            .header("cache-control", "max-age=60")
+            .header("x-seen", format!("{} {}", request.method(), seen.join(",")))
+            .body(Body::from(BODY))
+            .unwrap()
+    })
+}
+
+fn request(method: Method, headers: &[(&str, &str)]) -> Request<Body> {
+    let mut request = get_with(headers);
+    *request.method_mut() = method;
+    request
+}
+
+type Lines = &'static [(&'static str, &'static str)];
+
+/// Requests with their answers: the status, and the body.
+const TABLE: [(Method, Lines, u16, &str); 19] = [
+    (Method::GET, &[], 200, BODY),
+    (Method::HEAD, &[], 200, ""),
+    (Method::GET, &[("if-none-match", "\"v0\", W/\"v1\"")], 304, ""),
+    (Method::GET, &[("if-none-match", "*")], 304, ""),
+    (Method::HEAD, &[("if-none-match", "\"v1\"")], 304, ""),
+    (Method::GET, &[("if-none-match", "\"v2\"")], 200, BODY),
+    (Method::GET, &[("if-modified-since", MODIFIED)], 304, ""),
+    (Method::GET, &[("if-none-match", "\"v2\""), ("if-modified-since", MODIFIED)], 200, BODY),
+    (Method::GET, &[("if-match", "\"v2\"")], 412, ""),
+    (Method::GET, &[("if-match", "\"v1\"")], 200, BODY),
+    (Method::GET, &[("if-unmodified-since", "Tue, 15 Nov 1994 12:45:24 GMT")], 412, ""),
+    (Method::GET, &[("range", "bytes=2-4")], 206, "234"),
+    (Method::GET, &[("range", "bytes=-2")], 206, "89"),
+    (Method::GET, &[("range", "bytes=0-1,4-5")], 200, BODY),
+    (Method::GET, &[("range", "bytes=10-")], 416, ""),
+    (Method::HEAD, &[("range", "bytes=2-4")], 200, ""),
+    (Method::GET, &[("range", "bytes=2-4"), ("if-range", "\"v1\"")], 206, "234"),
+    (Method::GET, &[("range", "bytes=2-4"), ("if-range", "\"v0\"")], 200, BODY),
+    (Method::GET, &[("range", "bytes=2-4"), ("if-none-match", "\"v1\"")], 304, ""),
+];
+
+fn assert_answers(answers: &[Answer]) {
+    for (at, (answer, (method, lines, status, body))) in answers.iter().zip(TABLE).enumerate() {
+        let what = format!("{at}: {method} {lines:?}");
+        assert_eq!((answer.status.as_u16(), answer.text()), (status, body), "{what}");
+        let has_validator = !matches!(status, 412 | 416);
+        assert_eq!(answer.headers.contains_key("etag"), has_validator, "{what}");
+        // The headers about the body come with the body, and with a `HEAD`.
+        let has_type =
+            matches!(status, 200 | 206) && !lines.iter().any(|line| line.0 == "if-range");
+        assert_eq!(
+            answer.headers.contains_key("content-type"),
+            has_type || status == 200,
+            "{what}"
+        );
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_answer_serves_all_that_is_asked_of_it() {
+    let (inner, calls) = documents();
+    let service = layered(&inner);
+    let requests = || TABLE.map(|(method, lines, ..)| request(method, lines));
+    // At once on a cold entry, then one by one on a fresh one.
+    assert_answers(&ask_all(std::slice::from_ref(&service), requests()).await);
+    let mut answers = Vec::new();
+    for request in requests() {
+        answers.push(ask(&service, request).await);
+    }
+    assert_answers(&answers);
+    assert_eq!(calls.count(), 1);
+}
+
+/// The origin was asked each time.
+#[tokio::test(start_paused = true)]
+async fn a_hundred_requests_of_each_kind_ask_the_origin_once() {
+    let kinds = [
+        request(Method::HEAD, &[]),
+        request(Method::GET, &[("if-none-match", "\"v1\"")]),
+        request(Method::GET, &[("range", "bytes=2-4")]),
+    ];
+    for kind in kinds {
+        let again = || request(kind.method().clone(), &lines(&kind));
+        let (inner, calls) = documents();
+        let service = layered(&inner);
+        for _ in 0..2 {
+            ask_all(std::slice::from_ref(&service), (0..100).map(|_| again())).await;
+            assert_eq!(calls.count(), 1, "{kind:?}");
+        }
+        assert_eq!(ask(&service, get("/")).await.text(), BODY);
+        assert_eq!(calls.count(), 1, "{kind:?}");
+    }
+}
+
+fn lines(request: &Request<Body>) -> Vec<(&str, &str)> {
+    let headers = request.headers().iter();
+    headers.map(|(name, value)| (name.as_str(), value.to_str().unwrap())).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_origin_is_asked_for_the_whole_answer() {
+    let (inner, _) = documents();
+    let asked = request(
+        Method::HEAD,
+        &[("accept", "*/*"), ("if-none-match", "\"v0\""), ("range", "bytes=0-1")],
+    );
+    let answer = ask(&layered(&inner), asked).await;
+    assert_eq!(answer.headers["x-seen"], "GET accept");
+    assert_eq!(answer.headers["content-length"], "10");
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_answer_has_its_headers() {
+    let (inner, _) = documents();
+    let service = layered(&inner);
+    ask(&service, get("/")).await;
+    let ask = |lines| ask(&service, request(Method::GET, lines));
+    let has = |answer: &Answer, name: &str| {
+        answer.headers.get(name).map(|value| value.to_str().unwrap().to_owned())
+    };
+    let part = ask(&[("range", "bytes=2-4")]).await;
+    assert_eq!(has(&part, "content-range").unwrap(), "bytes 2-4/10");
+    assert_eq!(has(&part, "content-length").unwrap(), "3");
+    assert_eq!(has(&part, "last-modified").unwrap(), MODIFIED);
+    let known = ask(&[("if-none-match", "\"v1\"")]).await;
+    for name in ["etag", "date", "content-location", "cache-control", "age", "x-seen"] {
+        assert!(known.headers.contains_key(name), "{name}");
+    }
+    for name in ["content-type", "content-length", "last-modified"] {
+        assert!(!known.headers.contains_key(name), "{name}");
+    }
+    let beyond = ask(&[("range", "bytes=10-")]).await;
+    assert_eq!(has(&beyond, "content-range").unwrap(), "bytes */10");
+    // Another cache must not take it for the response.
+    assert_eq!(has(&beyond, "cache-control").unwrap(), "no-store");
+    assert_eq!(has(&beyond, "content-length").unwrap(), "0");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_part_of_a_body_is_not_copied() {
+    let service = layered(&origin(|_, _| Response::new(Body::from(vec![b'x'; 1000]))).0);
+    ask(&service, get("/")).await;
+    let mut addresses = Vec::new();
+    for range in ["bytes=0-", "bytes=100-199"] {
+        let request = request(Method::GET, &[("range", range)]);
+        let body = service.clone().oneshot(request).await.unwrap().into_body();
+        addresses.push(body.collect().await.unwrap().to_bytes().as_ptr() as usize);
+    }
+    assert_eq!(addresses[1] - addresses[0], 100);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_is_not_shared_meets_the_conditions_too() {
+    let (inner, calls) = origin(|call, request| {
+        let response = Response::builder().header("etag", "\"v1\"").header("set-cookie", "a=b");
+        let body = format!("{call} {} {}", request.method(), request.headers().len());
+        response.body(Body::from(body)).unwrap()
+    });
+    for (method, lines, status, body) in [
+        (Method::GET, &[("if-none-match", "\"v1\"")][..], 304, ""),
+        (Method::HEAD, &[], 200, ""),
+        (Method::GET, &[("if-match", "\"v2\"")], 412, ""),
+        (Method::GET, &[("range", "bytes=0-0")], 200, "1 GET 0"),
+    ] {
+        let (service, before) = (layered(&inner), calls.count());
+        let answer = ask(&service, request(method.clone(), lines)).await;
+        let body = body.replacen('1', &(before + 1).to_string(), 1);
+        assert_eq!((answer.status.as_u16(), answer.text()), (status, &*body), "{lines:?}");
+        // Known to be uncacheable, the next one reaches the origin as it is.
+        let answer = ask(&service, request(method.clone(), lines)).await;
+        let expected = format!("{} {method} {}", before + 2, lines.len());
+        assert_eq!((answer.status, answer.text()), (StatusCode::OK, &*expected));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_a_store_each_condition_reaches_the_origin() {
+    let (inner, calls) = documents();
+    let service = http_layer(cache(&MemoryBackend::new())).coalesce_only().layer(inner);
+    for (at, (method, lines, ..)) in TABLE.into_iter().enumerate() {
+        let answer = ask(&service, request(method.clone(), lines)).await;
+        let seen = answer.headers["x-seen"].to_str().unwrap().to_owned();
+        let names: Vec<_> = lines.iter().map(|line| line.0).collect();
+        assert_eq!(seen, format!("{method} {}", names.join(",")));
+        assert_eq!(calls.count(), at + 1);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stale_answer_meets_the_conditions() {
+    let (inner, calls) = documents();
+    let layer = http_layer(cache(&MemoryBackend::new()));
+    let service: Layered = layer.stale_while_revalidate(Duration::from_secs(60)).layer(inner);
+    ask(&service, get("/")).await;
+    tokio::time::sleep(Duration::from_secs(61)).await;
+    let answer = ask(&service, request(Method::GET, &[("if-none-match", "\"v1\"")])).await;
+    assert_eq!((answer.status, calls.count()), (StatusCode::NOT_MODIFIED, 1));
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    // The refresh asked for the whole answer.
+    assert_eq!(ask(&service, get("/")).await.headers["age"], "0");
+    assert_eq!((ask(&service, get("/")).await.text(), calls.count()), (BODY, 2));
+}
