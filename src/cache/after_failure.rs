@@ -44,7 +44,7 @@ pub enum AfterFailure {
 
 const MILLISECOND: Duration = Duration::from_millis(1);
 const NANOSECOND: Duration = Duration::from_nanos(1);
-const LONGEST_RETRY_AFTER: Duration = Duration::from_secs(3600);
+pub(super) const LONGEST_RETRY_AFTER: Duration = Duration::from_secs(3600);
 /// After so many doublings of a millisecond, each wait is at its longest.
 const DOUBLINGS: u32 = 31;
 

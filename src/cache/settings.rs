@@ -4,7 +4,9 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use tokio::sync::Semaphore;
 
-use super::{Abandoned, AfterFailure, freshness::Rules, lead::Keeping};
+use super::{
+    Abandoned, AfterFailure, after_failure::LONGEST_RETRY_AFTER, freshness::Rules, lead::Keeping,
+};
 use crate::{
     backend::Windows,
     error::{Error, ErrorKind},
@@ -180,24 +182,35 @@ impl Settings {
         }
         at_least("uncacheable_ttl", self.uncacheable_ttl, MILLISECOND)?;
         at_least("lease", self.lease, 20 * MILLISECOND)?;
-        if self.lease > DAY {
-            return Err(outside("lease", self.lease, format_args!("at most {DAY:?}")));
-        }
+        at_most("lease", self.lease, DAY)?;
         at_least("renew_every", renew_every, MILLISECOND)?;
         if renew_every >= self.lease {
             let expected = format_args!("less than the lease of {:?}", self.lease);
             return Err(outside("renew_every", renew_every, expected));
         }
         at_least("load_limit", self.options.load_limit, MILLISECOND)?;
+        check_after_failure(self.options.after_failure)?;
         at_least("max_loads", self.max_loads, 1)?;
-        if self.max_loads > Semaphore::MAX_PERMITS {
-            let expected = format_args!("at most {}", Semaphore::MAX_PERMITS);
-            return Err(outside("max_loads", self.max_loads, expected));
-        }
+        at_most("max_loads", self.max_loads, Semaphore::MAX_PERMITS)?;
         at_least("max_waiters", self.max_waiters, 1)?;
         at_least("max_waiters_per_key", self.max_waiters_per_key, 1)?;
         at_least("max_key", self.max_key, 1)?;
         at_least("max_value", self.max_value, 1)
+    }
+}
+
+fn check_after_failure(rule: Option<AfterFailure>) -> Result<(), Error> {
+    match rule {
+        None | Some(AfterFailure::LoadAgain) => Ok(()),
+        Some(AfterFailure::BackOff { first, longest }) => {
+            at_least("after_failure.first", first, MILLISECOND)?;
+            at_least("after_failure.longest", longest, first)?;
+            at_most("after_failure.longest", longest, DAY)
+        }
+        Some(AfterFailure::RetryAfter(time)) => {
+            at_least("after_failure", time, MILLISECOND)?;
+            at_most("after_failure", time, LONGEST_RETRY_AFTER)
+        }
     }
 }
 
@@ -210,6 +223,13 @@ pub(super) fn at_least<T: PartialOrd + fmt::Debug>(
         return Ok(());
     }
     Err(outside(setting, given, format_args!("at least {least:?}")))
+}
+
+fn at_most<T: PartialOrd + fmt::Debug>(setting: &str, given: T, most: T) -> Result<(), Error> {
+    if given <= most {
+        return Ok(());
+    }
+    Err(outside(setting, given, format_args!("at most {most:?}")))
 }
 
 fn outside(setting: &str, given: impl fmt::Debug, expected: fmt::Arguments<'_>) -> Error {

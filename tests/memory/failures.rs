@@ -461,3 +461,26 @@ async fn none_is_kept_for_a_time_of_its_own() {
     let error = builder.none_ttl(Duration::ZERO).build().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidConfig);
 }
+
+/// The error names the setting.
+#[test]
+fn what_follows_a_failure_has_a_range() {
+    let [day, hour] = [86_400, 3_600].map(Duration::from_secs);
+    let back_off = |first, longest| AfterFailure::BackOff { first, longest };
+    let build = |rule| Cache::<u64>::builder(MemoryBackend::new()).after_failure(rule).build();
+    for (rule, name) in [
+        (back_off(MS - Duration::from_nanos(1), MS), "after_failure.first"),
+        (back_off(2 * MS, MS), "after_failure.longest"),
+        (back_off(MS, day + MS), "after_failure.longest"),
+        (AfterFailure::RetryAfter(Duration::ZERO), "after_failure"),
+        (AfterFailure::RetryAfter(hour + MS), "after_failure"),
+    ] {
+        let error = build(rule).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidConfig);
+        assert!(error.to_string().contains(&format!("`{name}`")), "{error}");
+    }
+    let last = AfterFailure::RetryAfter(hour);
+    for rule in [back_off(MS, MS), back_off(MS, day), last, AfterFailure::LoadAgain] {
+        assert!(build(rule).is_ok(), "{rule:?}");
+    }
+}

@@ -14,6 +14,10 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
     /// By default, a key [backs off](AfterFailure::BACK_OFF) while a stale value stands in for the
     /// load. Without such a value no failure is remembered, and the next caller loads.
     ///
+    /// A [`BackOff`](AfterFailure::BackOff) begins with 1 ms at least, and waits for no longer than
+    /// a day. A [`RetryAfter`](AfterFailure::RetryAfter) is from 1 ms to an hour. A request or a
+    /// [`Lead`](crate::cache::Lead) is not checked: less than 1 ms does not back off.
+    ///
     /// This setting holds with and without a stale value. Without one, callers get the failure of
     /// the last load until its time is over: with its type by an [error codec](Self::error_codec),
     /// otherwise as [`BackingOff`](crate::ErrorKind::BackingOff).
