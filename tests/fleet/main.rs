@@ -19,6 +19,7 @@ mod layer;
 mod locks;
 mod nested;
 mod protocol;
+mod refreshing;
 mod stampede;
 mod storm;
 mod worker;
