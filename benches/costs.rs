@@ -129,14 +129,20 @@ async fn hits(server: &RedisServer) {
     const TURNS: usize = 2_000;
     const HITS: u32 = 30;
     let (backend, cache) = stored(server, &["hit".to_owned()]).await;
+    let [windowed, forgetful] = windowed(&backend).await;
     let name = name("hit", Family::Cache);
     let entry = name.entry();
     let mut socket = TcpStream::connect(("127.0.0.1", server.port())).await.unwrap();
     socket.set_nodelay(true).unwrap();
     let get = format!("*2\r\n$3\r\nGET\r\n${}\r\n{entry}\r\n", entry.len());
     let mut connection = connection(server).await;
-    let mut figures = [const { Vec::new() }; 4];
+    let mut figures = [const { Vec::new() }; 6];
     for _ in 0..TURNS {
+        for (at, cache) in [(4, &windowed), (5, &forgetful)] {
+            figures[at].push(timed!(HITS, {
+                cache.request("windowed").load(never).await.unwrap();
+            }));
+        }
         figures[0].push(timed!(HITS, {
             cache.request("hit").load(never).await.unwrap();
         }));
@@ -154,10 +160,11 @@ async fn hits(server: &RedisServer) {
             backend.get(&name).await.unwrap().unwrap();
         }));
     }
-    let [ours, bare, redis, store] = figures.map(mean);
+    let [ours, bare, redis, store, windowed, forgetful] = figures.map(mean);
     row("a hit, one by one", ours, "a bare tokio socket", bare);
     row("  of that, Store::get", store, "a bare tokio socket", bare);
     row("  the redis crate", redis, "a bare tokio socket", bare);
+    row("  with windows", windowed, "without an outage memory", forgetful);
 }
 
 /// Measures hits of 64 tasks, each with a key of its own.
@@ -338,6 +345,17 @@ async fn stored(server: &RedisServer, keys: &[String]) -> (RedisBackend, Cache<B
         cache.insert(key, &Bytes::from(vec![b'v'; 128])).await.unwrap();
     }
     (backend, cache)
+}
+
+/// Stores a value with a stale window. The first cache remembers it for an outage.
+async fn windowed(backend: &RedisBackend) -> [Cache<Bytes>; 2] {
+    let builder = || {
+        let builder = Cache::builder(backend.clone()).codec(Raw).ttl(Duration::from_secs(3600));
+        builder.stale_while_revalidate(Duration::from_secs(3600))
+    };
+    let caches = [builder(), builder().outage_memory(0)].map(|builder| builder.build().unwrap());
+    caches[0].insert("windowed", &Bytes::from(vec![b'v'; 128])).await.unwrap();
+    caches
 }
 
 async fn connection(server: &RedisServer) -> MultiplexedConnection {

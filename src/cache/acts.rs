@@ -161,11 +161,8 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     pub async fn peek(&self, key: impl Into<Key>) -> Result<Option<Loaded<V>>, Error> {
         let key = key.into();
         let name = self.core.name(&key)?;
-        let decision = self.core.decide(&name, &Rules::ALL, self.core.store.get_aged(&name).await);
-        if !matches!(decision, Decision::Unanswered(_)) {
-            self.core.memory.forget(&key);
-        }
-        let (value, record, source) = match decision {
+        let answer = self.core.ask(&key, self.core.store.get_aged(&name)).await;
+        let (value, record, source) = match self.core.decide(&name, &Rules::ALL, answer) {
             Decision::Unanswered(error) => return Err(error.into()),
             Decision::Old(known) => match known.in_place_of_failure() {
                 Some(value) => (value, known.record, Source::Stale),

@@ -244,13 +244,14 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
         self
     }
 
-    /// Sets how much memory this process may use for values that it loads while the backend is
+    /// Sets how much memory this process may use for values that it serves while the backend is
     /// away, in bytes. Defaults to 4 MiB over a backend that other processes share, else to 0.
     ///
-    /// A load without a lease stores nothing. So that a hot key does not cost a load for each
-    /// caller, its value is served to the later callers of this process, as
-    /// [`Degraded`](super::Source::Degraded). That ends with the windows of the value, and with the
-    /// first answer of the backend. Each act of this process on the key ends it, too.
+    /// The process remembers what it saw last, if that has a [stale
+    /// window](Self::stale_while_revalidate) or one for [failures](Self::stale_if_error). It also
+    /// remembers what it loads while the backend is away, until the first answer. Callers are
+    /// served such a value as [`Degraded`](super::Source::Degraded), as its windows allow it. The
+    /// next answer about the key replaces or ends it, and each act of this process ends it.
     ///
     /// Such a value may be older than an invalidation in another process, by its windows at most.
     /// Zero remembers no value. A value that takes more than a quarter of the memory is not

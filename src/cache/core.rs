@@ -126,11 +126,21 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         rules: &Rules,
         answer: Result<Option<Entry>, BackendError>,
     ) -> Decision<V> {
-        let mut entry = match answer {
-            Ok(Some(entry)) => entry,
-            Ok(None) => return Decision::Miss { seen: 0 },
-            Err(error) => return self.no_entry(name, error),
-        };
+        match answer {
+            Ok(Some(entry)) => self.decide_on(name, rules, entry, Source::Stale),
+            Ok(None) => Decision::Miss { seen: 0 },
+            Err(error) => self.no_entry(name, error),
+        }
+    }
+
+    /// Decides what an entry is good for. `in_place` is its source if it stands in for a failure.
+    fn decide_on(
+        &self,
+        name: &Name,
+        rules: &Rules,
+        mut entry: Entry,
+        in_place: Source,
+    ) -> Decision<V> {
         if entry.kind == EntryKind::Uncacheable {
             return Decision::Uncacheable { seen: entry.fence };
         }
@@ -138,7 +148,8 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         let freshness = freshness::decide(&entry, rules, lot);
         let is_ours = entry.tag == self.tag;
         if is_ours && matches!(freshness, Freshness::OnError | Freshness::Over) {
-            return Decision::Old(Arc::new(Known::encoded(entry, rules, &self.codec)));
+            let known = Known::encoded(entry, rules, &self.codec, in_place);
+            return Decision::Old(Arc::new(known));
         }
         if is_ours && let Ok(value) = self.codec.decode(mem::take(&mut entry.payload)) {
             let source = match freshness {
@@ -209,7 +220,24 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         self.counted(answered_by(backend, limit, change).await)
     }
 
-    /// Decides what the entry is good for that this process remembers of an outage, if it does.
+    /// Asks the backend for an entry. Notes the answer for the case that it will be away.
+    pub(super) async fn ask(
+        &self,
+        key: &Key,
+        question: impl Future<Output = Result<Option<Entry>, BackendError>>,
+    ) -> Result<Option<Entry>, BackendError> {
+        let asked = self.memory.ask();
+        let answer = question.await;
+        match (&answer, asked) {
+            (Ok(Some(entry)), Some(asked)) => self.memory.saw(key, asked, entry),
+            (Ok(None), _) => self.memory.forget(key),
+            (Err(error), _) if error.kind() == BackendErrorKind::Foreign => self.memory.forget(key),
+            _ => {}
+        }
+        answer
+    }
+
+    /// Decides what the entry is good for that this process remembers in an outage, if it does.
     pub(super) fn recall(
         &self,
         key: &Key,
@@ -218,7 +246,7 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         outage: Outage,
     ) -> Option<Decision<V>> {
         let entry = self.memory.recall(key, outage)?;
-        Some(self.decide(name, rules, Ok(Some(entry))))
+        Some(self.decide_on(name, rules, entry, Source::Degraded))
     }
 
     /// Returns the windows of a value that is negative.

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use tracing::debug;
 
 use super::{
-    Codec,
+    Codec, Source,
     freshness::{self, Costs, Rules},
     outcome::Record,
 };
@@ -22,6 +22,8 @@ pub(super) struct Known<V> {
     pub(super) record: Option<Record>,
     pub(super) fence: u64,
     pub(super) costs: Costs,
+    /// The source of the value, if it stands in for a failure.
+    pub(super) source: Source,
     /// Until when the value may stand in for a failure.
     on_error_until: Instant,
     codec: Arc<dyn Codec<V>>,
@@ -32,8 +34,14 @@ pub(super) struct Known<V> {
 
 impl<V: Clone + 'static> Known<V> {
     /// The entry is not served, so its value is decoded only if the load asks for it or fails.
-    pub(super) fn encoded(entry: Entry, rules: &Rules, codec: &Arc<dyn Codec<V>>) -> Self {
-        Self { payload: entry.payload.clone(), ..Self::new(&entry, rules, codec, OnceLock::new()) }
+    pub(super) fn encoded(
+        entry: Entry,
+        rules: &Rules,
+        codec: &Arc<dyn Codec<V>>,
+        source: Source,
+    ) -> Self {
+        let known = Self::new(&entry, rules, codec, OnceLock::new());
+        Self { payload: entry.payload, source, ..known }
     }
 
     /// The value was decoded, because it is served.
@@ -57,6 +65,7 @@ impl<V: Clone + 'static> Known<V> {
             record: Record::of(entry),
             fence: entry.fence,
             costs: Costs::of(entry),
+            source: Source::Stale,
             on_error_until: after(Instant::now(), left),
             codec: Arc::clone(codec),
             payload: Bytes::new(),

@@ -170,12 +170,10 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
         let key = key.into();
         let name = self.core.name(&key)?;
         let rules = &self.core.settings.options.rules;
-        match self.core.decide(&name, rules, self.core.store.get(&name).await) {
+        let answer = self.core.ask(&key, self.core.store.get(&name)).await;
+        match self.core.decide(&name, rules, answer) {
             Decision::Unanswered(error) => Err(error.into()),
-            decision => {
-                self.core.memory.forget(&key);
-                Ok(decision.value().map(|(value, ..)| value))
-            }
+            decision => Ok(decision.value().map(|(value, ..)| value)),
         }
     }
 

@@ -1,14 +1,23 @@
-//! The values that a process loads without a lease while the backend is away, for its later
-//! callers.
+//! The values that a process remembers for the time in which the backend is away.
 //!
-//! A value belongs to the [outage](Outage) in which it was loaded. The first answer of the backend
-//! ends the outage, and the value is of no use any more. An act of this process forgets it.
+//! - An entry that the backend has returned, if it has a window in which it may be stale. Its user
+//!   expects an older value then. The next answer about the key replaces or forgets it.
+//! - A value that was loaded without a lease. It belongs to the [outage](Outage) in which it was
+//!   loaded. The first answer of the backend ends the outage, and the value is of no use any more.
+//!
+//! An act of this process forgets both, and so does an answer that there is no entry. An answer to
+//! an earlier question is not remembered after that. An act ends the flight of its key first, and a
+//! load is remembered only if callers may still join its flight. So no act is undone.
 
-use std::sync::{
-    Mutex,
-    atomic::{AtomicBool, Ordering},
+use std::{
+    hash::BuildHasher,
+    sync::{
+        Mutex, MutexGuard,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
 };
 
+use hashbrown::DefaultHashBuilder;
 use lru::LruCache;
 use tokio::time::Instant;
 
@@ -23,34 +32,57 @@ use crate::{
 const LIMIT: usize = 4 << 20;
 /// The weight of a row beside its entry and its key.
 const ROW: usize = 160;
+/// The part of the memory that is worth a lock of its own.
+const STRIPE: usize = 256 << 10;
+const STRIPES: usize = 16;
 
 pub(super) struct OutageMemory {
     /// The greatest weight of all values. Zero remembers none.
     limit: usize,
-    rows: Mutex<Rows>,
-    /// There may be something in `rows`. Otherwise no act needs the lock, which all share.
-    any: AtomicBool,
+    weight: AtomicUsize,
+    hasher: DefaultHashBuilder,
+    /// The rows, with one lock for each part of the keys.
+    stripes: Box<[Mutex<Stripe>]>,
+    /// The stripe whose oldest row leaves next.
+    next_out: AtomicUsize,
+    /// How often something was forgotten.
+    forgotten: AtomicU64,
 }
 
-struct Rows {
-    by_key: LruCache<Key, Row>,
-    weight: usize,
+struct Stripe {
+    rows: LruCache<Key, Row>,
+    /// The number of the last time at which one of these keys was forgotten.
+    forgotten: u64,
 }
 
 struct Row {
     entry: Entry,
-    made: Instant,
-    outage: Outage,
+    /// When the entry was stored, or earlier by the way of a question.
+    stored: Instant,
+    /// The outage in which the value was loaded. `None` if the backend has returned it.
+    outage: Option<Outage>,
+}
+
+/// When the backend was asked, and how often something had been forgotten by then.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Question {
+    at: Instant,
+    forgotten: u64,
 }
 
 impl OutageMemory {
     /// Without a limit that was set, only a cache of several processes remembers values. The other
     /// backends are never away.
     pub(super) fn new(limit: Option<usize>, is_shared: bool) -> Self {
+        let limit = limit.unwrap_or(if is_shared { LIMIT } else { 0 });
+        let stripe = |_| Mutex::new(Stripe { rows: LruCache::unbounded(), forgotten: 0 });
         Self {
-            limit: limit.unwrap_or(if is_shared { LIMIT } else { 0 }),
-            rows: Mutex::new(Rows { by_key: LruCache::unbounded(), weight: 0 }),
-            any: AtomicBool::new(false),
+            limit,
+            weight: AtomicUsize::new(0),
+            hasher: DefaultHashBuilder::default(),
+            stripes: (0..(limit / STRIPE).clamp(1, STRIPES)).map(stripe).collect(),
+            next_out: AtomicUsize::new(0),
+            forgotten: AtomicU64::new(0),
         }
     }
 
@@ -58,10 +90,36 @@ impl OutageMemory {
         self.limit > 0
     }
 
+    /// Begins a question to the backend. Returns `None` if no answer is remembered.
+    pub(super) fn ask(&self) -> Option<Question> {
+        let forgotten = || self.forgotten.load(Ordering::Acquire);
+        self.is_on().then(|| Question { at: Instant::now(), forgotten: forgotten() })
+    }
+
+    /// Notes the entry that the backend has returned. Remembers it if it may be served stale.
+    pub(super) fn saw(&self, key: &Key, asked: Question, entry: &Entry) {
+        let may_be_stale = entry.windows.is_some_and(|windows| !windows.is_fresh_only());
+        let is_kept = may_be_stale && entry.kind == EntryKind::Value;
+        if !is_kept && self.weight.load(Ordering::Acquire) == 0 {
+            return;
+        }
+        let mut stripe = self.stripe(key);
+        if stripe.rows.get(key).is_some_and(|row| row.entry.fence >= entry.fence) {
+            return;
+        }
+        self.remove(&mut stripe, key);
+        let stored = asked.at.checked_sub(entry.age.unwrap_or_default());
+        if let Some(stored) = stored
+            && is_kept
+            && stripe.forgotten <= asked.forgotten
+            && self.fits(key, entry)
+        {
+            self.put(stripe, key, Row { entry: entry.clone(), stored, outage: None });
+        }
+    }
+
     /// Remembers an entry that this process has loaded now, if `is_current` says that no act has
     /// come since its load began.
-    ///
-    /// An act first ends the flight of the load, which `is_current` sees, and then forgets.
     pub(super) fn remember(
         &self,
         key: &Key,
@@ -69,58 +127,70 @@ impl OutageMemory {
         entry: Entry,
         is_current: impl FnOnce() -> bool,
     ) {
-        // One large value does not displace all others.
-        let weight = weight(key, &entry);
-        if weight > self.limit / 4 || entry.kind != EntryKind::Value {
+        if !self.is_on() || entry.kind != EntryKind::Value || !self.fits(key, &entry) {
             return;
         }
-        let mut rows = lock(&self.rows);
         // Before the question, so that an act which comes after it does forget.
-        self.any.store(true, Ordering::SeqCst);
-        if !is_current() {
-            return;
-        }
-        rows.remove(key);
-        rows.weight += weight;
-        rows.by_key.put(key.clone(), Row { entry, made: Instant::now(), outage });
-        while rows.weight > self.limit {
-            let Some((key, row)) = rows.by_key.pop_lru() else { break };
-            rows.weight -= self::weight(&key, &row.entry);
+        let mut stripe = self.stripe(key);
+        if is_current() {
+            self.remove(&mut stripe, key);
+            let row = Row { entry, stored: Instant::now(), outage: Some(outage) };
+            self.put(stripe, key, row);
         }
     }
 
-    /// Returns the entry of a key with its present age, if it was loaded in this outage and is
-    /// still kept.
+    /// Returns the entry of a key with its present age, if it is of use in this outage and is still
+    /// kept.
     pub(super) fn recall(&self, key: &Key, outage: Outage) -> Option<Entry> {
-        if !self.any.load(Ordering::SeqCst) {
+        if !self.is_on() {
             return None;
         }
-        let mut rows = lock(&self.rows);
-        let row = rows.by_key.get(key)?;
-        let age = row.made.elapsed();
+        let mut stripe = self.stripe(key);
+        let row = stripe.rows.get(key)?;
+        let age = row.stored.elapsed();
         let is_kept = row.entry.windows.is_some_and(|windows| age < windows.kept());
-        if row.outage == outage && is_kept {
+        if is_kept && row.outage.is_none_or(|of| of == outage) {
             return Some(Entry { age: Some(age), ..row.entry.clone() });
         }
-        rows.remove(key);
+        self.remove(&mut stripe, key);
         None
     }
 
-    /// Forgets the value of a key.
+    /// Forgets the value of a key, and each answer to a question that was asked until now.
     pub(super) fn forget(&self, key: &Key) {
-        if !self.any.load(Ordering::SeqCst) {
+        if !self.is_on() {
             return;
         }
-        let mut rows = lock(&self.rows);
-        rows.remove(key);
-        self.any.store(!rows.by_key.is_empty(), Ordering::SeqCst);
+        let mut stripe = self.stripe(key);
+        stripe.forgotten = self.forgotten.fetch_add(1, Ordering::AcqRel) + 1;
+        self.remove(&mut stripe, key);
     }
-}
 
-impl Rows {
-    fn remove(&mut self, key: &Key) {
-        if let Some((key, row)) = self.by_key.pop_entry(key) {
-            self.weight -= weight(&key, &row.entry);
+    fn stripe(&self, key: &Key) -> MutexGuard<'_, Stripe> {
+        lock(&self.stripes[self.hasher.hash_one(key) as usize % self.stripes.len()])
+    }
+
+    /// Returns whether a value does not displace all others.
+    fn fits(&self, key: &Key, entry: &Entry) -> bool {
+        weight(key, entry) <= self.limit / 4
+    }
+
+    fn put(&self, mut stripe: MutexGuard<'_, Stripe>, key: &Key, row: Row) {
+        self.weight.fetch_add(weight(key, &row.entry), Ordering::AcqRel);
+        stripe.rows.put(key.clone(), row);
+        // No two stripes are locked at once.
+        drop(stripe);
+        while self.weight.load(Ordering::Acquire) > self.limit {
+            let next = self.next_out.fetch_add(1, Ordering::Relaxed) % self.stripes.len();
+            if let Some((key, row)) = lock(&self.stripes[next]).rows.pop_lru() {
+                self.weight.fetch_sub(weight(&key, &row.entry), Ordering::AcqRel);
+            }
+        }
+    }
+
+    fn remove(&self, stripe: &mut Stripe, key: &Key) {
+        if let Some((key, row)) = stripe.rows.pop_entry(key) {
+            self.weight.fetch_sub(weight(&key, &row.entry), Ordering::AcqRel);
         }
     }
 }
@@ -159,7 +229,7 @@ mod tests {
         remember();
         assert!(memory.recall(&key, later).is_none());
         assert!(memory.recall(&key, outage).is_none());
-        assert_eq!(lock(&memory.rows).weight, 0);
+        assert_eq!(memory.weight.load(Ordering::Relaxed), 0);
     }
 
     #[tokio::test(start_paused = true)]
@@ -172,7 +242,76 @@ mod tests {
         assert!(memory.recall(&key, outage).is_some());
         memory.forget(&key);
         assert!(memory.recall(&key, outage).is_none());
-        assert_eq!(lock(&memory.rows).weight, 0);
+        assert_eq!(memory.weight.load(Ordering::Relaxed), 0);
+    }
+
+    fn seen(fence: u64, age: Duration) -> Entry {
+        Entry { age: Some(age), ..entry(1).with_fence(fence) }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_entry_is_remembered_for_each_outage_until_its_windows_end() {
+        let memory = OutageMemory::new(None, true);
+        let key = Key::from("k");
+        let asked = memory.ask().unwrap();
+        // The way back of the answer counts.
+        tokio::time::advance(SECOND / 4).await;
+        memory.saw(&key, asked, &seen(5, SECOND / 4));
+        for outage in [0; 2].map(|_| Outage::next()) {
+            let age = memory.recall(&key, outage).unwrap().age;
+            assert_eq!(age, Some(SECOND / 2));
+        }
+        tokio::time::advance(SECOND * 3 / 2).await;
+        assert!(memory.recall(&key, Outage::next()).is_none());
+        let plain = seen(6, Duration::ZERO).with_windows(Windows::fresh(SECOND));
+        memory.saw(&key, memory.ask().unwrap(), &plain);
+        assert!(memory.recall(&key, Outage::next()).is_none());
+        assert_eq!(memory.weight.load(Ordering::Relaxed), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_later_answer_replaces_an_entry_and_an_earlier_one_does_not() {
+        let memory = OutageMemory::new(None, true);
+        let (key, outage) = (Key::from("k"), Outage::next());
+        let saw = |entry: &Entry| memory.saw(&key, memory.ask().unwrap(), entry);
+        let fence = || memory.recall(&key, outage).map(|entry| entry.fence);
+        saw(&seen(5, Duration::ZERO));
+        saw(&seen(7, Duration::ZERO));
+        saw(&seen(6, Duration::ZERO));
+        assert_eq!(fence(), Some(7));
+        saw(&Entry::uncacheable(Duration::ZERO).with_fence(8));
+        assert_eq!(fence(), None);
+        assert_eq!(memory.weight.load(Ordering::Relaxed), 0);
+    }
+
+    /// A read was answered before an invalidation, and its answer is handled after it.
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_from_before_an_act_is_not_remembered() {
+        let memory = OutageMemory::new(None, true);
+        let (key, outage) = (Key::from("k"), Outage::next());
+        let asked = memory.ask().unwrap();
+        memory.forget(&key);
+        memory.saw(&key, asked, &seen(5, Duration::ZERO));
+        assert!(memory.recall(&key, outage).is_none());
+        memory.saw(&key, memory.ask().unwrap(), &seen(7, Duration::ZERO));
+        assert!(memory.recall(&key, outage).is_some());
+        memory.forget(&key);
+        assert!(memory.recall(&key, outage).is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_weight_is_bounded_over_all_stripes() {
+        let memory = OutageMemory::new(Some(STRIPE * 4), true);
+        assert_eq!(memory.stripes.len(), 4);
+        for key in 0..2_000_u64 {
+            let entry = Entry { payload: Bytes::from(vec![b'v'; 2_000]), ..seen(5, SECOND / 8) };
+            memory.saw(&key.into(), memory.ask().unwrap(), &entry);
+            assert!(memory.weight.load(Ordering::Relaxed) <= STRIPE * 4);
+        }
+        let kept = |keys: std::ops::Range<u64>| {
+            keys.filter(|key| memory.recall(&(*key).into(), Outage::next()).is_some()).count()
+        };
+        assert!(kept(1_800..2_000) > 180 && kept(0..1_000) < 20);
     }
 
     #[tokio::test(start_paused = true)]
@@ -181,7 +320,7 @@ mod tests {
         for key in 0..1000_u64 {
             let size = if key == 999 { 3000 } else { 500 };
             memory.remember(&key.into(), outage, entry(size), || true);
-            assert!(lock(&memory.rows).weight <= 10_000);
+            assert!(memory.weight.load(Ordering::Relaxed) <= 10_000);
         }
         let is_kept = |key: u64| memory.recall(&key.into(), outage).is_some();
         assert!(is_kept(998) && !is_kept(1) && !is_kept(999));

@@ -75,7 +75,8 @@ pub enum Source {
     Followed,
     /// Another process made it meanwhile.
     Received,
-    /// It was loaded without a lease and not stored. That is so if:
+    /// It was loaded without a lease and not stored. Or the backend did not answer, and the process
+    /// [remembered](super::Builder::outage_memory) it. It is loaded without a lease if:
     ///
     /// - the backend did not answer;
     /// - the wait for another process ended, by the wait limit or the retry strategy;
@@ -86,9 +87,8 @@ pub enum Source {
     /// It is also so if the value was loaded under a lease, the backend did not answer the commit,
     /// and this caller asked after the load had begun.
     ///
-    /// The value may come from a load that was under way in this process when the caller asked.
-    /// While the backend does not answer, it may also come from an [earlier
-    /// load](super::Builder::outage_memory). So it may be older than an invalidation in another
+    /// The value may come from a load that was under way in this process when the caller asked. A
+    /// value that was remembered is older. So either may be older than an invalidation in another
     /// process that had returned by then.
     Degraded,
 }
@@ -138,7 +138,7 @@ impl<V> Loaded<V> {
     /// and of this process agree, and nothing in the cache depends on it.
     ///
     /// Returns `None` if it was loaded without a lease, for the callers at that moment. A value
-    /// that the process [remembers of an outage](super::Builder::outage_memory) has an age.
+    /// that the process [remembered](super::Builder::outage_memory) has an age.
     pub fn age(&self) -> Option<Duration> {
         self.record?.age()
     }

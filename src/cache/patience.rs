@@ -67,7 +67,8 @@ impl Patience {
             let Joined { mut follower, leader } = core.looks.join(key).ok()?;
             let mut waited = None;
             if let Some(leader) = leader {
-                let look = look_for_all(Arc::clone(core), leader, name.clone(), self.rules);
+                let look =
+                    look_for_all(Arc::clone(core), leader, key.clone(), name.clone(), self.rules);
                 waited = follower.lead(Box::pin(look)).await;
             }
             let waited = match waited {
@@ -85,25 +86,34 @@ impl Patience {
 async fn look_for_all<V: Clone + Send + Sync + 'static>(
     core: Arc<Core<V>>,
     leader: Leader<Option<Loaded<V>>>,
+    key: Key,
     name: Name,
     rules: Rules,
 ) {
     let epoch = leader.begin_epoch();
-    let old = look(&core, &name, &rules).await;
+    let old = look(&core, &key, &name, &rules).await;
     if let Some(late) = leader.land(old, epoch) {
-        late.land(Some(look(&core, &name, &rules).await));
+        late.land(Some(look(&core, &key, &name, &rules).await));
     }
 }
 
 async fn look<V: Clone + Send + Sync + 'static>(
     core: &Core<V>,
+    key: &Key,
     name: &Name,
     rules: &Rules,
 ) -> Option<Loaded<V>> {
     let shard = core.shard(name);
-    let (value, record, source) = match stored(core, &shard, name, rules).await {
-        Decision::Old(known) => (known.in_place_of_failure()?, known.record, Source::Stale),
+    let mut decision = stored(core, &shard, key, name, rules).await;
+    let mut is_remembered = false;
+    if let Decision::Unanswered(_) = decision {
+        decision = core.recall(key, name, rules, shard.breaker.outage()?)?;
+        is_remembered = true;
+    }
+    let (value, record, source) = match decision {
+        Decision::Old(known) => (known.in_place_of_failure()?, known.record, known.source),
         decision => decision.value()?,
     };
+    let source = if is_remembered { Source::Degraded } else { source };
     Some(Loaded { value, source, record })
 }

@@ -96,6 +96,11 @@ impl<T> Leader<T> {
 }
 
 impl<T> LateJoiners<T> {
+    /// Returns the key of the flight.
+    pub(crate) fn key(&self) -> &Key {
+        self.0.key()
+    }
+
     /// Lands the flight with the answer to a question that was asked after this duty began. `None`
     /// sends the late joiners to join anew.
     pub(crate) fn land(self, outcome: Option<T>) {

@@ -337,6 +337,30 @@ fn a_shared_value_that_was_loaded_without_a_lease_is_found() {
 }
 
 #[test]
+fn a_value_of_the_store_that_is_remembered_for_too_long_is_found() {
+    let loaded = value(1, 1, 100_000);
+    let read = |written: Written, at| written.read(2, loaded, Source::Degraded, at, at + 1);
+    // Stored at 112, and kept for 300 ms.
+    assert_eq!(read(with_windows(), 412).breaks(), []);
+    assert_eq!(read(with_windows(), 414).breaks(), [Rule::Remembered]);
+    let mut fresh_only = with_windows();
+    let windows = fresh_only.0.windows.as_mut().unwrap();
+    (windows.stale, windows.error) = (0, 0);
+    assert_eq!(read(fresh_only, 200).breaks(), [Rule::Remembered]);
+    // Another process may have invalidated it meanwhile, and this process may not.
+    assert_eq!(read(with_windows().invalidated(3, 7, 20, 130, 140), 150).breaks(), []);
+    let ours = with_windows().invalidated(2, 7, 20, 130, 140);
+    assert_eq!(read(ours, 150).breaks(), [Rule::Remembered]);
+    let newer = value(3, 1, 130_000);
+    let served = with_windows()
+        .invalidated(3, 7, 20, 120, 125)
+        .load(3, 1, 30, 130, 140)
+        .stored(3, 30, 141, 142)
+        .read(2, newer, Source::Hit, 143, 144);
+    assert_eq!(read(served, 150).breaks(), [Rule::Remembered]);
+}
+
+#[test]
 fn values_without_an_origin_are_found() {
     let [unknown, unfinished] = [value(5, 1, 90_000), value(1, 1, 100_000)];
     assert_eq!(plain().read(2, unknown, Source::Shared, 120, 121).breaks(), [Rule::Origin]);

@@ -24,6 +24,9 @@
 //! - [`Rule::Degraded`]: a value that was loaded without a lease stays in its process and is not
 //!   stored. It is older than no local write. After the process has read an answer of the store for
 //!   the key, no caller that asks later gets a value that was loaded before that read.
+//! - [`Rule::Remembered`]: a value of the store that a process serves in an outage has a window in
+//!   which it may be stale, and is served within its windows. It is older than no local insert or
+//!   invalidation, and than no value that the process was served before.
 //! - [`Rule::Origin`]: a value was loaded or inserted for its key, and is not answered before that.
 //! - [`Rule::OneHolder`]: two holds of a lock do not overlap. An overlap is excused by a reported
 //!   loss of the older hold, a deletion of its lease, or a pause of its process. A lock that was
@@ -72,6 +75,7 @@ pub enum Rule {
     NotBeforeWrite,
     Windows,
     Degraded,
+    Remembered,
     Origin,
     OneHolder,
     NoneBesideWriter,
@@ -118,6 +122,7 @@ pub fn check(history: &History) -> (Vec<Violation>, Tally) {
     checker.reads();
     checker.windows();
     checker.degraded();
+    checker.remembered();
     checker.holds();
     checker.shared_holds();
     checker.latches();
@@ -365,13 +370,7 @@ impl Checker<'_> {
                 }
             }
             // The same check without a look at fences, which may be wrong themselves.
-            let made = match self.index.inserts.get(&read.value) {
-                None => Some(read.value.began),
-                Some(Write { done: true, answered, .. }) => *answered,
-                // A failed insert may have happened at any later time.
-                Some(_) => None,
-            };
-            if let Some(made) = made
+            if let Some(made) = self.made(read)
                 && let Some(asked) =
                     writes.get(&read.key).and_then(|known| known.before(read.asked))
                 && *asked > made
@@ -380,6 +379,16 @@ impl Checker<'_> {
                 let text = format!("{read:?} after a write that was called at {asked}");
                 self.violated(Rule::NotBeforeWrite, text);
             }
+        }
+    }
+
+    /// Returns when a value was made at the latest, if that is known.
+    fn made(&self, read: &Read) -> Option<Time> {
+        match self.index.inserts.get(&read.value) {
+            None => Some(read.value.began),
+            Some(Write { done: true, answered, .. }) => *answered,
+            // A failed insert may have happened at any later time.
+            Some(_) => None,
         }
     }
 
@@ -459,7 +468,7 @@ impl Checker<'_> {
         }
         let mut waited: HashMap<Value, Vec<&Read>> = HashMap::new();
         for read in &self.index.reads {
-            if read.source == Source::Degraded {
+            if read.source == Source::Degraded && !self.is_of_store(read) {
                 self.tally.add("reads of loads without a lease", 1);
                 waited.entry(read.value).or_default().push(read);
             }
@@ -494,6 +503,60 @@ impl Checker<'_> {
                 if read.process != value.by || stale {
                     self.violated(Rule::Degraded, format!("{read:?} after {written:?}"));
                 }
+            }
+        }
+    }
+
+    /// Returns whether the value was inserted, or loaded under a lease.
+    fn is_of_store(&self, read: &Read) -> bool {
+        let load = self.index.loads.get(&(read.value.by, read.value.number));
+        load.is_none_or(|load| load.fence.is_some())
+    }
+
+    fn remembered(&mut self) {
+        let Some(windows) = self.history.windows else { return };
+        let kept = windows.fresh + windows.stale.max(windows.error);
+        let (fences, begun) = (Fences::new(self.index), Begun::new(self.index));
+        let mut local: HashMap<(Process, &str), Vec<_>> = HashMap::new();
+        for write in self.index.writes.iter().filter(|write| write.done) {
+            let is_end = matches!(write.act, Act::Insert | Act::Invalidate);
+            if let Some(answered) = write.answered.filter(|_| is_end) {
+                let facts = local.entry((write.process, &write.key)).or_default();
+                facts.push((answered, write.asked));
+            }
+        }
+        let local: HashMap<_, _> =
+            local.into_iter().map(|(of, facts)| (of, Known::new(facts))).collect();
+        let mut served: HashMap<(Process, &str), Vec<_>> = HashMap::new();
+        for read in self.index.reads.iter().filter(|read| read.source != Source::Degraded) {
+            let facts = served.entry((read.process, &read.key)).or_default();
+            facts.extend(fences.least(read).map(|fence| (read.at, fence)));
+        }
+        let served: HashMap<_, _> =
+            served.into_iter().map(|(of, facts)| (of, Known::new(facts))).collect();
+        for read in &self.index.reads {
+            // The leader of a load without an answer to its commit tells its process of the value.
+            let is_own = read.value.by == read.process && self.made(read).is_some();
+            if read.source != Source::Degraded || !self.is_of_store(read) {
+                continue;
+            }
+            self.tally.add("remembered reads", 1);
+            let of = (read.process, read.key.as_str());
+            if windows.stale.max(windows.error) == 0 && !is_own {
+                self.violated(Rule::Remembered, format!("{read:?} has no stale window"));
+            }
+            if let Some(begun) = begun.last(read)
+                && read.asked > begun + kept + windows.slack
+            {
+                self.violated(Rule::Remembered, format!("{read:?} began at {begun}"));
+            }
+            let written = local.get(&of).and_then(|known| known.before(read.asked));
+            if self.made(read).is_some_and(|made| written.is_some_and(|asked| *asked > made)) {
+                self.violated(Rule::Remembered, format!("{read:?} after {written:?}"));
+            }
+            let newer = served.get(&of).and_then(|known| known.before(read.asked));
+            if fences.greatest(read).is_some_and(|fence| newer.is_some_and(|it| *it > fence)) {
+                self.violated(Rule::Remembered, format!("{read:?} after fence {newer:?}"));
             }
         }
     }

@@ -162,6 +162,8 @@ impl Worker {
                 .stale_if_error(Duration::from_millis(setup.load.error_ms))
                 .early_refresh(early)
                 .wait_limit(Duration::from_secs(8))
+                // Also over a backend in memory.
+                .outage_memory(1 << 20)
                 .when_abandoned(abandoned)
                 .build()
                 .unwrap(),

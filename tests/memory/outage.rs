@@ -15,7 +15,7 @@ use bellwether::{
     cache::{Builder, Lead, Source},
 };
 use testkit::faulty::{Fault, Faulty, Op};
-use tokio::time::{advance, sleep, timeout};
+use tokio::time::{Instant, advance, sleep, timeout};
 
 const MS: Duration = Duration::from_millis(1);
 const TTL: Duration = Duration::from_secs(60);
@@ -122,7 +122,7 @@ async fn each_window_of_a_remembered_value_holds() {
     // For failures.
     advance(LOAD).await;
     scene.fails.store(true, Ordering::SeqCst);
-    assert_eq!(scene.ask("k").await, (1, Source::Stale));
+    assert_eq!(scene.ask("k").await, (1, Source::Degraded));
     assert_eq!(scene.loads(), 2);
     scene.fails.store(false, Ordering::SeqCst);
     advance(TTL).await;
@@ -246,4 +246,172 @@ async fn the_memory_may_be_off_or_too_small() {
             assert_eq!(scene.ask("k").await, (load, Source::Degraded));
         }
     }
+}
+
+/// What the process saw last is remembered only if it may be stale: its user expects that.
+const STALE: Duration = Duration::from_secs(30);
+
+fn stale(builder: Builder<usize>) -> Builder<usize> {
+    builder.stale_while_revalidate(STALE)
+}
+
+/// A hot key with a time to live of 60 s cost 20 loads in an outage of 6 s. The process had its
+/// value when the outage began.
+#[tokio::test(start_paused = true)]
+async fn a_hot_key_that_was_seen_costs_no_load_in_an_outage() {
+    for fault in [Fault::Refuse, Fault::Hang] {
+        for was_hit in [false, true] {
+            let scene = Scene::with(stale);
+            assert_eq!(scene.ask("k").await, (1, Source::Led));
+            if was_hit {
+                assert_eq!(scene.ask("k").await, (1, Source::Hit));
+            }
+            scene.leave(fault);
+            for _ in 0..600 {
+                assert_eq!(scene.ask("k").await, (1, Source::Degraded));
+                advance(10 * MS).await;
+            }
+            assert_eq!(scene.loads(), 1, "{fault:?}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_window_of_a_value_that_was_seen_holds() {
+    let scene = Scene::with(|builder| stale(builder).stale_if_error(3 * TTL));
+    assert_eq!(scene.ask("k").await, (1, Source::Led));
+    advance(TTL / 2).await;
+    assert_eq!(scene.ask("k").await, (1, Source::Hit));
+    scene.leave(Fault::Refuse);
+    // Fresh and stale: by the age at the hit, and the time since then.
+    advance(TTL / 2 + STALE - MS).await;
+    assert_eq!(scene.ask("k").await, (1, Source::Degraded));
+    assert_eq!(scene.loads(), 1);
+    // For failures.
+    advance(MS).await;
+    scene.fails.store(true, Ordering::SeqCst);
+    assert_eq!(scene.ask("k").await, (1, Source::Degraded));
+    assert_eq!(scene.loads(), 2);
+    // Gone.
+    advance(3 * TTL).await;
+    let load = |_| async { Err::<usize, _>(BoxError::from("the origin is down")) };
+    assert!(scene.cache.request("k").load(load).await.is_err());
+    scene.fails.store(false, Ordering::SeqCst);
+    advance(TTL).await;
+    assert_eq!(scene.ask("k").await, (3, Source::Degraded));
+}
+
+/// A request may ask for a fresher value than its cache.
+#[tokio::test(start_paused = true)]
+async fn a_request_narrows_the_window_of_a_value_that_was_seen() {
+    let scene = Scene::with(stale);
+    assert_eq!(scene.ask("k").await, (1, Source::Led));
+    scene.leave(Fault::Refuse);
+    advance(TTL).await;
+    let load = |_| async { Ok::<_, BoxError>(7) };
+    let request = scene.cache.request("k").stale_while_revalidate(Duration::ZERO);
+    assert_eq!(*request.load(load).await.unwrap().value(), 7);
+}
+
+/// Each act has no answer, and each other process may have seen its effect.
+#[tokio::test(start_paused = true)]
+async fn no_act_on_a_value_that_was_seen_is_undone() {
+    for act in 0..ACTS {
+        let scene = Scene::with(stale);
+        assert_eq!(scene.ask("k").await, (1, Source::Led));
+        scene.leave(Fault::Refuse);
+        assert_eq!(scene.ask("k").await, (1, Source::Degraded));
+        scene.act(act).await;
+        assert_eq!(scene.ask("k").await, (2, Source::Degraded), "act {act}");
+    }
+}
+
+/// Another process over the same backend, which is never away for it.
+fn other(scene: &Scene) -> Cache<usize> {
+    let backend = scene.faulty.inner.clone();
+    stale(Cache::builder(backend).ttl(TTL)).build().unwrap()
+}
+
+/// A look has told this process that another one has removed or replaced the value.
+#[tokio::test(start_paused = true)]
+async fn a_value_that_is_known_to_be_gone_is_not_served() {
+    for look in 0..4 {
+        let scene = Scene::with(stale);
+        assert_eq!(scene.ask("k").await, (1, Source::Led));
+        let other = other(&scene);
+        match look {
+            0..2 => other.invalidate("k").await.unwrap(),
+            2 => other.insert("k", &50).await.unwrap(),
+            // A value without windows is not remembered, and ends the older one.
+            _ => {
+                other.request("k").stale_while_revalidate(Duration::ZERO).insert(&50).await.unwrap()
+            }
+        }
+        let seen = match look {
+            0 => scene.cache.get("k").await.unwrap(),
+            1 => scene.cache.peek("k").await.unwrap().map(|loaded| *loaded.value()),
+            _ => Some(scene.ask("k").await.0),
+        };
+        assert_eq!(seen, (look > 1).then_some(50));
+        scene.leave(Fault::Refuse);
+        let expected = if look == 2 { 50 } else { 2 };
+        assert_eq!(scene.ask("k").await, (expected, Source::Degraded), "look {look}");
+    }
+}
+
+/// The process is cut off when another one invalidates the value. It cannot know of that, and its
+/// callers are told by the source. After the outage the value is not served any more.
+#[tokio::test(start_paused = true)]
+async fn a_value_that_another_process_invalidates_meanwhile_is_degraded_and_ends() {
+    let scene = Scene::with(stale);
+    assert_eq!(scene.ask("k").await, (1, Source::Led));
+    scene.leave(Fault::Hang);
+    other(&scene).invalidate("k").await.unwrap();
+    for _ in 0..10 {
+        assert_eq!(scene.ask("k").await, (1, Source::Degraded));
+    }
+    scene.come_back();
+    advance(300 * MS).await;
+    assert_eq!(scene.ask("k").await, (2, Source::Led));
+    scene.leave(Fault::Refuse);
+    assert_eq!(scene.ask("k").await, (2, Source::Degraded));
+}
+
+/// The origin is slow as well. A caller waits for a while, and then takes what was seen last.
+#[tokio::test(start_paused = true)]
+async fn an_impatient_caller_gets_the_value_that_was_seen() {
+    for fault in [Fault::Refuse, Fault::Hang] {
+        let scene = Scene::with(|builder| builder.stale_if_error(TTL).serve_stale_after(LOAD / 2));
+        assert_eq!(scene.ask("k").await.0, 1);
+        advance(TTL).await;
+        scene.leave(fault);
+        // The first callers tell that the backend is away.
+        for _ in 0..3 {
+            scene.cache.get("other").await.unwrap_err();
+            scene.cache.request("other").load(|_| async { Ok::<_, BoxError>(7) }).await.unwrap();
+        }
+        let asked = Instant::now();
+        assert_eq!(scene.ask("k").await, (1, Source::Degraded));
+        assert!(asked.elapsed() < LOAD, "{fault:?}");
+        // The load goes on, and its value is remembered.
+        sleep(LOAD).await;
+        assert_eq!(scene.ask("k").await, (2, Source::Degraded));
+        assert_eq!(scene.loads(), 2);
+    }
+}
+
+/// A loader that asks for changes only is given the value, and may say that it is unchanged.
+#[tokio::test(start_paused = true)]
+async fn a_loader_is_given_the_value_that_was_seen() {
+    let scene = Scene::with(|builder| builder.stale_if_error(TTL));
+    assert_eq!(scene.ask("k").await.0, 1);
+    advance(TTL).await;
+    scene.leave(Fault::Refuse);
+    let load = |lead: Lead<usize>| async move {
+        Ok::<_, BoxError>(lead.stale().ok_or("no stale value")?.unchanged())
+    };
+    let loaded = scene.cache.request("k").load(load).await.unwrap();
+    assert_eq!((*loaded.value(), loaded.source()), (1, Source::Degraded));
+    assert_eq!(scene.ask("k").await, (1, Source::Degraded));
+    assert_eq!(scene.loads(), 1);
 }

@@ -134,6 +134,30 @@ async fn requests_cost_few_attempts() {
     assert!(back.elapsed() < 2000 * MS, "{:?}", back.elapsed());
 }
 
+/// The value was seen before the outage, and its user allows that it is stale.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_is_stopped_costs_a_hot_key_that_was_seen_no_load() {
+    let mut server = RedisServer::start().await;
+    let backend = RedisBackend::builder().server(server.url()).build().unwrap();
+    let hour = Duration::from_secs(3600);
+    let cache = Cache::<u64>::builder(backend).stale_while_revalidate(hour).build().unwrap();
+    let never = |_| async { Err::<u64, _>(BoxError::from("a load")) };
+    let ask = async || {
+        let loaded = timeout(LIMIT, cache.request("hot").load(never)).await.unwrap().unwrap();
+        (*loaded.value(), loaded.source())
+    };
+    cache.insert("hot", &7).await.unwrap();
+    assert_eq!(ask().await, (7, Source::Hit));
+    server.kill();
+    for _ in 0..200 {
+        assert_eq!(ask().await, (7, Source::Degraded));
+        sleep(5 * MS).await;
+    }
+    assert!(timeout(LIMIT, cache.invalidate("hot")).await.unwrap().is_err());
+    let loaded = timeout(LIMIT, cache.request("hot").load(never)).await.unwrap();
+    assert_eq!(loaded.unwrap_err().kind(), bellwether::ErrorKind::Load);
+}
+
 /// Each request of a hot key cost a load, one after another. The values that were loaded meanwhile
 /// are served until the server answers again, and no longer.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

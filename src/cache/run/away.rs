@@ -1,4 +1,4 @@
-//! A run whose backend does not answer, and what the process remembers for its later callers.
+//! A run whose backend does not answer, and what the process remembers for that time.
 
 use std::time::Duration;
 
@@ -9,8 +9,8 @@ use crate::{
 };
 
 impl<V: Clone + Send + Sync + 'static> Run<V> {
-    /// Returns the step of a run that the backend does not answer. A value that this process has
-    /// loaded in the same outage is served, where its windows allow it.
+    /// Returns the step of a run that the backend does not answer. A value that this process
+    /// remembers is served, where its windows allow it.
     pub(super) fn away(&self) -> Step<V> {
         // A refresh does not want an old value.
         let outage = self.shard.breaker.outage().filter(|_| !self.is_refresh());
@@ -51,6 +51,11 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             let is_current = || self.leader.is_joinable();
             core.memory.remember(self.leader.key(), outage, entry, is_current);
         }
+    }
+
+    /// Notes that there is a newer entry than the one that was seen last, or none.
+    pub(super) fn forget(&self) {
+        self.core.memory.forget(self.leader.key());
     }
 
     fn is_refresh(&self) -> bool {

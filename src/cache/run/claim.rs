@@ -117,6 +117,9 @@ impl<V: Clone + Send + Sync + 'static> Attempt for Claiming<'_, '_, V> {
     }
 
     fn pushed(&mut self, change: Change, _: &mut Waiting<'_>) -> Option<Step<V>> {
+        if matches!(change, Change::Announced(_) | Change::Invalidated(_)) {
+            self.run.forget();
+        }
         match change {
             // A push that is older than the present holder is late or doubled.
             Change::Entry(entry) if entry.fence >= self.fence => self.received(entry),

@@ -16,6 +16,7 @@ use crate::{
         Lead, Loaded, Source,
         breaker::Answered,
         core::Core,
+        outage_memory::Question,
         outcome::{Outcome, Record},
     },
     error::{BackendError, BackendErrorKind},
@@ -51,8 +52,10 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         let counters = &self.core.counters;
         // Callers that join from here on get a look of their own.
         let committed = self.leader.begin_epoch();
+        let asked = self.core.memory.ask();
         let Written { entry, ttl, answer } = self.write(&guard, &value, cost, lead).await;
         let is_stored = matches!(answer, Ok(Committed::Stored));
+        self.saw_commit(asked, guard.fence(), &entry, &answer);
         let record = Record::written(guard.fence(), &entry).map(|it| it.if_stored(is_stored));
         let led = |value| Loaded { value, source: Source::Led, record };
         match answer {
@@ -84,6 +87,25 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
                 let _ = self.for_late.set(Outcome::Value(Loaded::degraded(value.clone())));
                 (Outcome::Value(led(value)), granted)
             }
+        }
+    }
+
+    /// Notes the answer to a commit for an outage. The bytes of an unchanged value are not at hand.
+    fn saw_commit(
+        &self,
+        asked: Option<Question>,
+        fence: u64,
+        entry: &Entry,
+        answer: &Result<Committed, BackendError>,
+    ) {
+        let key = self.leader.key();
+        match answer {
+            Ok(Committed::Stored) if !entry.payload.is_empty() => {
+                let entry = entry.clone().with_fence(fence);
+                asked.iter().for_each(|asked| self.core.memory.saw(key, *asked, &entry));
+            }
+            Ok(_) => self.forget(),
+            Err(_) => {}
         }
     }
 

@@ -16,7 +16,7 @@ use crate::{
     },
     error::Error,
     flight::Epoch,
-    key::Name,
+    key::{Key, Name},
     sync::lock,
 };
 
@@ -31,8 +31,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
                 self.shard.turn().await
             }
         };
-        let question = stored(&self.core, &self.shard, &self.name, &self.options().rules);
-        match self.leader.ask(question).await {
+        match self.leader.ask(self.stored(&self.options().rules)).await {
             (Some(Decision::Served(value, source, record)), epoch) => {
                 Step::Land((found(value, source, record), epoch))
             }
@@ -51,7 +50,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         let turn = self.shard.turn().await;
         let epoch = self.leader.begin_epoch();
         let rules = Rules { early: EarlyRefresh::Within(Duration::MAX), ..self.options().rules };
-        let old = match stored(&self.core, &self.shard, &self.name, &rules).await {
+        let old = match self.stored(&rules).await {
             Decision::Refresh(_, _, known) | Decision::Old(known) => Some(known),
             _ => None,
         };
@@ -90,15 +89,22 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
 
     /// Returns the step that follows an entry of another process.
     pub(super) fn received(&self, entry: Entry, epoch: Epoch) -> Step<V> {
+        // A push may be of an entry that is not stored, so it is not remembered.
+        self.forget();
         let decision = self.core.decide(&self.name, &self.options().rules, Ok(Some(entry)));
         self.decided(decision, epoch)
+    }
+
+    /// Asks the backend for the entry.
+    fn stored(&self, rules: &Rules) -> impl Future<Output = Decision<V>> {
+        stored(&self.core, &self.shard, self.leader.key(), &self.name, rules)
     }
 
     /// Looks once more, where this process may not load: another process may have loaded meanwhile.
     pub(super) async fn look_instead(&self, error: Error) -> Landing<V> {
         let _turn = self.shard.turn().await;
         let epoch = self.leader.begin_epoch();
-        let decision = stored(&self.core, &self.shard, &self.name, &self.options().rules).await;
+        let decision = self.stored(&self.options().rules).await;
         match decision.value() {
             Some((value, record, Source::Hit)) => (found(value, Source::Received, record), epoch),
             Some((value, record, source)) => (found(value, source, record), epoch),
@@ -121,6 +127,7 @@ pub(super) fn uncacheable<V>() -> Landing<V> {
 pub(in crate::cache) async fn stored<V: Clone + Send + Sync + 'static>(
     core: &Core<V>,
     shard: &Shard,
+    key: &Key,
     name: &Name,
     rules: &Rules,
 ) -> Decision<V> {
@@ -129,8 +136,8 @@ pub(in crate::cache) async fn stored<V: Clone + Send + Sync + 'static>(
         return Decision::Unanswered(silence());
     }
     let answer = match rules.early {
-        EarlyRefresh::Off => core.store.get(name).await,
-        _ => core.store.get_aged(name).await,
+        EarlyRefresh::Off => core.ask(key, core.store.get(name)).await,
+        _ => core.ask(key, core.store.get_aged(name)).await,
     };
     let decision = core.decide(name, rules, answer);
     match &decision {

@@ -24,7 +24,7 @@ use tokio::{sync::SemaphorePermit, time::Instant};
 use tracing::debug;
 
 use super::{
-    Lead, Source,
+    Lead,
     breaker::Outage,
     core::{Core, Decision},
     freshness::Rules,
@@ -146,7 +146,8 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
                 Some(outcome) => Some(outcome),
                 None => {
                     let rules = &core.options(own.as_deref()).rules;
-                    look_late(&core, &shard, &name, rules, stood_in.get().is_some()).await
+                    look_late(&core, &shard, late.key(), &name, rules, stood_in.get().is_some())
+                        .await
                 }
             };
             late.land(outcome);
@@ -200,7 +201,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         // A refresh that a caller asked for tells of its failure.
         let is_kept = self.known().filter(|_| is_of_load && self.supersedes.is_none());
         let old = is_kept.and_then(|(known, epoch)| {
-            Some((look::found(known.in_place_of_failure()?, Source::Stale, known.record), epoch))
+            Some((look::found(known.in_place_of_failure()?, known.source, known.record), epoch))
         });
         let Some(old) = old else { return landing };
         debug!(%error, "the stale value is served, because the load failed");
@@ -266,18 +267,19 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
 async fn look_late<V: Clone + Send + Sync + 'static>(
     core: &Core<V>,
     shard: &Shard,
+    key: &Key,
     name: &Name,
     rules: &Rules,
     has_failed: bool,
 ) -> Option<Outcome<V>> {
     let begun = Instant::now();
-    match look::stored(core, shard, name, rules).await {
+    match look::stored(core, shard, key, name, rules).await {
         // If they joined anew, each would wait for another time-out.
         Decision::Unanswered(_) => Some(Outcome::Unanswered(begun.elapsed())),
         // They have waited for the load that failed, too.
         Decision::Old(known) if has_failed => {
             let value = known.in_place_of_failure()?;
-            Some(look::found(value, Source::Stale, known.record))
+            Some(look::found(value, known.source, known.record))
         }
         decision => {
             decision.value().map(|(value, record, source)| look::found(value, source, record))
