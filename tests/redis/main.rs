@@ -25,3 +25,4 @@ mod slow;
 mod tls;
 mod turns;
 mod untold;
+mod variants;

@@ -97,6 +97,11 @@ impl CachedResponse {
         response.with_age((was_stored || response.0.age > 0).then_some(age))
     }
 
+    /// Builds the response for the caller whose request it answers.
+    pub(super) fn to_first_caller(&self) -> Response<Bytes> {
+        self.with_age((self.0.age > 0).then_some(self.0.age))
+    }
+
     fn with_age(&self, age: Option<u64>) -> Response<Bytes> {
         let stored = &self.0;
         let mut response = Response::new(stored.body.clone());

@@ -40,7 +40,7 @@ impl BellwetherLayer<Http> {
     ///   [`identity`](Self::identity);
     /// - authentication *inside* of this layer: move it outside and add
     ///   [`identity`](Self::identity), or answer with `private`;
-    /// - a header, such as `Accept-Language` or `X-Forwarded-Host`:
+    /// - a header that the response does not name in its `Vary`, such as `X-Forwarded-Host`:
     ///   [`vary_by_header`](Self::vary_by_header);
     /// - anything else: [`vary_by`](Self::vary_by).
     ///
@@ -76,7 +76,7 @@ impl BellwetherLayer<Http> {
     ///
     /// - It is a `200` whose body is complete and within the [limit](Self::max_body).
     /// - It names its lifetime, or the layer has a [default lifetime](Self::default_lifetime).
-    /// - It has no `Set-Cookie`, no `Vary`, no `Content-Range` and no trailers.
+    /// - It has no `Set-Cookie`, no `Vary` with `*`, no `Content-Range` and no trailers.
     /// - It has no `no-store`, `no-cache`, `private`, `max-age=0` or `s-maxage=0`, and no `Pragma`
     ///   with `no-cache`.
     /// - Its `Age` is below its lifetime.
@@ -86,8 +86,21 @@ impl BellwetherLayer<Http> {
     /// A header that cannot be parsed forbids sharing. Headers of the connection and extensions are
     /// not shared.
     ///
-    /// Compression and CORS set `Vary`, and a response with `Vary` is not shared. So put them
+    /// Compression and CORS set `Vary`, and each variant is loaded and stored. So put them
     /// *outside* of this layer. In axum, add them after it.
+    ///
+    /// # Variants
+    ///
+    /// A response with a `Vary` is shared among the requests that agree in the headers which it
+    /// names. All lines of a header are compared. Only `Accept-Encoding` is normalised: case,
+    /// spaces and the order of its elements do not matter.
+    ///
+    /// The [key](Self::key) of the resource then holds a marker, and its variants have keys of
+    /// their own. One invalidation of the key ends all of them. A hit costs two reads.
+    ///
+    /// A resource has at most 64 variants that were asked for in the last ten minutes, in each
+    /// process. Requests for others pass. With [`coalesce_only`](Self::coalesce_only), responses
+    /// with a `Vary` are not shared.
     ///
     /// # Conditions and ranges
     ///
@@ -289,7 +302,10 @@ impl BellwetherLayer<Http> {
     /// Returns the key under which the response to a request with these parts is shared.
     ///
     /// Use it to [invalidate](Cache::invalidate) that response. The key does not depend on the
-    /// method, nor on headers other than `Host`. So a `PUT` that outdates the response to a `GET`
+    /// method, nor on headers other than `Host`. If the response [varies](Self::http#variants), the
+    /// cache holds a marker under this key: a response with the status 100 and a `Vary`.
+    ///
+    /// So a `PUT` that outdates the response to a `GET`
     /// has the same key, unless a part that was added to the key differs.
     ///
     /// Returns `None` if the host is not clear, if the request has no path, or if a part of the key

@@ -8,6 +8,8 @@
 //! - `directives`, the header parsers of both;
 //! - `key`, the key of a request;
 //! - `asked`, what a request asks of a shared response, with its `conditions` and its `range`;
+//! - `vary`, what selects among the variants of a resource, `varied`, where a response is stored,
+//!   and `variants`, which limits their number;
 //! - `exchange`, the state that a caller shares with the flight that it may lead;
 //! - `collect`, which reads the body of a response that may be shared;
 //! - `pass`, the way of a request without the cache, for a `reason`, and the `watch` over its body;
@@ -37,6 +39,9 @@ mod service;
 mod settings;
 mod sharing;
 mod stale;
+mod variants;
+mod varied;
+mod vary;
 mod watch;
 
 #[cfg(any(fuzzing, test))]

@@ -15,6 +15,8 @@ pub(super) enum Reason {
     Key,
     /// The answers of its key belong to their callers.
     Uncacheable,
+    /// Its resource has too many variants.
+    Variants,
     /// Too many loads are under way.
     Full,
 }
@@ -28,6 +30,7 @@ impl Display for Reason {
             Self::Header(name) => return write!(f, "fwd=bypass; detail=\"{name}\""),
             Self::Key => "fwd=bypass; detail=key",
             Self::Uncacheable => "fwd=uri-miss; detail=uncacheable",
+            Self::Variants => "fwd=vary-miss; detail=variants",
             Self::Full => "fwd=uri-miss; detail=overloaded",
         })
     }

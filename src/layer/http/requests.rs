@@ -34,7 +34,8 @@ impl RequestRules {
     ) -> Result<Asked, Reason> {
         let is_head = parts.method == Method::HEAD;
         // If nothing is stored, the whole response would be fetched for each of these.
-        if parts.method != Method::GET && !(is_head && !coalesce_only) {
+        let is_get = parts.method == Method::GET;
+        if !is_get && (coalesce_only || !is_head) {
             return Err(Reason::Method);
         }
         if !body.is_end_stream() && body.size_hint().exact() != Some(0) {

@@ -9,7 +9,7 @@ use http::{
     HeaderMap, HeaderValue, StatusCode,
     header::{
         AGE, CONNECTION, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, EXPIRES, PROXY_AUTHENTICATE,
-        PROXY_AUTHORIZATION, SET_COOKIE, TE, TRAILER, TRANSFER_ENCODING, UPGRADE, VARY,
+        PROXY_AUTHORIZATION, SET_COOKIE, TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
     },
     response::Parts,
 };
@@ -17,6 +17,7 @@ use http::{
 use super::{
     directives::{Directives, connection, pragma, seconds},
     stale::{StaleRules, StaleWindows},
+    vary::names,
 };
 
 /// The rules for responses, as far as the user of the layer sets them.
@@ -61,9 +62,10 @@ impl ResponseRules {
             return ResponseClass::Failing;
         }
         let headers = &parts.headers;
-        let forbidden = [SET_COOKIE, VARY, CONTENT_RANGE, TRAILER];
+        let forbidden = [SET_COOKIE, CONTENT_RANGE, TRAILER];
         let plain = parts.status == StatusCode::OK
             && !forbidden.iter().any(|name| headers.contains_key(name))
+            && names(headers).is_some_and(|names| names.is_empty() || !self.coalesce_only)
             && !pragma(headers)
             && !endless(headers)
             && least <= self.max_body;

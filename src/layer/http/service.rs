@@ -1,6 +1,6 @@
 use std::task::{Context, Poll};
 
-use http::{Request, Response};
+use http::{HeaderMap, Request, Response};
 use http_body::Body;
 use tokio::time::Instant;
 use tower_service::Service;
@@ -15,6 +15,8 @@ use super::{
     recent::{RETRIES, Turnout},
     responses::{Freshness, ResponseClass, ResponseRules},
     stale,
+    varied::Place,
+    vary::Selector,
 };
 use crate::{
     cache::{Alone, Flown, Lead, Loaded, OnUncacheable, Produced, Sharing, Source},
@@ -77,21 +79,60 @@ where
     ResBody: Body + Send + 'static,
     ResBody::Error: Send,
 {
-    let exchange = Exchange::new(request);
-    let flown = fly(&http, &key, &inner, &exchange, OnUncacheable::Pass).await;
-    match http.settle(&key, &asked, &exchange, flown) {
+    let (place, exchange) = (Place::resource(key), Exchange::new(request));
+    let flown = fly(&http, &place, &inner, &exchange, OnUncacheable::Pass).await;
+    match http.settle(&place.key, &asked, &exchange, flown) {
         Settled::Done(response) => response,
-        // In a box of its own, so that the future of a hit stays small.
+        // In boxes of their own, so that the future of a hit stays small.
         Settled::Alone(request, why) => {
-            Box::pin(share_again(http, key, asked, inner, request, why)).await
+            Box::pin(share_again(http, place, asked, inner, request, why)).await
         }
+        Settled::Varies(request, selector) => {
+            Box::pin(share_variant(http, place.key, *selector, asked, inner, request)).await
+        }
+    }
+}
+
+/// Answers a request with the variant that it selects.
+async fn share_variant<S, B, ResBody>(
+    http: Http,
+    resource: Key,
+    selector: Selector,
+    asked: Asked,
+    inner: S,
+    request: Request<B>,
+) -> CallResult<ResBody, S::Error>
+where
+    B: Body + Send + 'static,
+    S: Service<Request<B>, Response = Response<ResBody>> + Clone + Send + 'static,
+    S::Error: Send + 'static,
+    S::Future: Send + 'static,
+    ResBody: Body + Send + 'static,
+    ResBody::Error: Send,
+{
+    let settings = &http.0;
+    let place = Place::variant(resource, selector, request.headers());
+    if !place.is_admitted(&settings.variants) {
+        return http.pass(inner, request, Reason::Variants).await;
+    }
+    if settings.recent.is_uncacheable(&place.key) {
+        return http.pass_watched(place.key, inner, request, Reason::Uncacheable).await;
+    }
+    let exchange = Exchange::new(request);
+    let flown = fly(&http, &place, &inner, &exchange, OnUncacheable::Pass).await;
+    match http.settle(&place.key, &asked, &exchange, flown) {
+        Settled::Done(response) => response,
+        Settled::Alone(request, why) => {
+            Box::pin(share_again(http, place, asked, inner, request, why)).await
+        }
+        Settled::Varies(request, _) => http.pass(inner, request, Reason::Variants).await,
     }
 }
 
 /// Tries again to share, as long as that is promising, then passes the request on.
 async fn share_again<S, B, ResBody>(
     http: Http,
-    key: Key,
+    place: Place,
     asked: Asked,
     inner: S,
     mut request: Request<B>,
@@ -106,27 +147,31 @@ where
     ResBody::Error: Send,
 {
     for _ in 0..RETRIES {
-        if why == Alone::Full || !http.0.recent.is_promising(&key) {
+        if why == Alone::Full || !http.0.recent.is_promising(&place.key) {
             break;
         }
         let exchange = Exchange::new(request);
-        let flown = fly(&http, &key, &inner, &exchange, OnUncacheable::Claim).await;
-        (request, why) = match http.settle(&key, &asked, &exchange, flown) {
+        let flown = fly(&http, &place, &inner, &exchange, OnUncacheable::Claim).await;
+        (request, why) = match http.settle(&place.key, &asked, &exchange, flown) {
             Settled::Done(response) => return response,
             Settled::Alone(request, why) => (request, why),
+            Settled::Varies(request, selector) => {
+                let resource = place.key;
+                return share_variant(http, resource, *selector, asked, inner, request).await;
+            }
         };
     }
     let why = match why {
         Alone::Uncacheable => Reason::Uncacheable,
         Alone::Full => Reason::Full,
     };
-    http.pass_watched(key, inner, request, why).await
+    http.pass_watched(place.key, inner, request, why).await
 }
 
-/// Joins the flight of a key. Its leader calls the inner service.
+/// Joins the flight of a place. Its leader calls the inner service.
 fn fly<S, B, ResBody>(
     http: &Http,
-    key: &Key,
+    place: &Place,
     inner: &S,
     exchange: &CallExchange<B, ResBody, S::Error>,
     on_uncacheable: OnUncacheable,
@@ -142,9 +187,11 @@ where
     let settings = &http.0;
     let sharing =
         Sharing { on_uncacheable, on_full: settings.on_full(), waits_once: settings.coalesce_only };
-    let request = settings.cache.request(key).sharing(sharing).max_stale(settings.stale.limit);
-    let (http, key, inner, exchange) = (http.clone(), key.clone(), inner.clone(), exchange.clone());
-    request.fly(move |lead| produce(http, key, inner, exchange, lead))
+    let request =
+        settings.cache.request(&place.key).sharing(sharing).max_stale(settings.stale.limit);
+    let (http, inner, exchange) = (http.clone(), inner.clone(), exchange.clone());
+    let place = place.clone();
+    request.fly(move |lead| produce(http, place, inner, exchange, lead))
 }
 
 /// How a flight ended for one caller.
@@ -153,6 +200,8 @@ enum Settled<B, ResBody: Body, E> {
     Done(CallResult<ResBody, E>),
     /// The request has to go on alone.
     Alone(Request<B>, Alone),
+    /// The request selects a variant.
+    Varies(Request<B>, Box<Selector>),
 }
 
 impl Http {
@@ -170,10 +219,18 @@ impl Http {
         let whole = |response: Response<_>| Settled::Done(Ok(response.map(ResponseBody::whole)));
         // The exchange is left alone then. Its request may be that of a refresh which has begun,
         // and a stale response stands in for the answer of an origin that fails.
-        if let Ok(Flown::Loaded(loaded)) = &flown {
-            return whole(asked.answer(self.replay(key, loaded)));
-        }
+        let selector = match &flown {
+            Ok(Flown::Loaded(loaded)) => match Selector::of(loaded.value()) {
+                None => return whole(asked.answer(self.replay(key, loaded))),
+                selector => selector,
+            },
+            _ => None,
+        };
         match (exchange.take(), flown) {
+            (ExchangeState::Pending(request), Ok(Flown::Loaded(_))) => match selector {
+                Some(selector) => Settled::Varies(request, Box::new(selector)),
+                None => whole((self.0.on_error)(&lost())),
+            },
             (ExchangeState::Answered(response), _) => {
                 Settled::Done(response.map(|response| asked.answer_alone(response)))
             }
@@ -197,7 +254,7 @@ impl Http {
 /// Calls the inner service for the leader, and decides whether its response may be shared.
 async fn produce<S, B, ResBody>(
     http: Http,
-    key: Key,
+    place: Place,
     inner: S,
     exchange: CallExchange<B, ResBody, S::Error>,
     lead: Lead<CachedResponse>,
@@ -208,8 +265,12 @@ where
 {
     let settings = &http.0;
     let (rules, deadline) = (settings.response_rules(), settings.body_deadline());
+    if let Some(marker) = http.renewed_marker(&lead) {
+        return Ok(Produced::Value(marker));
+    }
     let ExchangeState::Pending(mut request) = exchange.take() else { return Err(lost()) };
     asked::ask_for_all(&mut request);
+    let headers = request.headers().clone();
     let response = match oneshot(inner, request).await {
         Ok(response) => response,
         Err(error) => {
@@ -218,21 +279,36 @@ where
         }
     };
     let received = receive(response, &rules, deadline).await;
-    settings.recent.record(&key, received.turnout());
+    settings.recent.record(&place.key, received.turnout());
+    land(&http, &place, &headers, received, &lead, &exchange).await
+}
+
+/// Returns what the flight of a place lands with. A response for the caller alone goes to it.
+async fn land<B, ResBody: Body, E>(
+    http: &Http,
+    place: &Place,
+    headers: &HeaderMap,
+    received: Received<ResBody>,
+    lead: &Lead<CachedResponse>,
+    exchange: &CallExchange<B, ResBody, E>,
+) -> Result<Produced<CachedResponse>, Error> {
     match received {
         Received::Shareable(response, freshness) => {
-            freshness.keep(&lead, settings.cache.ttl());
-            return Ok(Produced::Value(response));
+            let kept = http.keep(place, headers, response, &freshness, lead).await;
+            if let Some(own) = kept.own {
+                exchange.answer(Ok(own.to_first_caller().map(ResponseBody::whole)));
+            }
+            return Ok(kept.produced);
         }
         Received::Uncacheable(response) => {
-            if !settings.recent.is_uncacheable(&key) {
+            if !http.0.recent.is_uncacheable(&place.key) {
                 lead.do_not_store();
             }
             exchange.answer(Ok(http.explained(response, &Reason::Uncacheable)));
         }
         Received::Failing(response) => {
             lead.do_not_store();
-            let error = stale::failure(response.status(), response.headers(), &lead);
+            let error = stale::failure(response.status(), response.headers(), lead);
             exchange.answer(Ok(response));
             return Ok(error.map_or(Produced::Uncacheable, Produced::Failing));
         }

@@ -18,6 +18,7 @@ use super::{
     requests::RequestRules,
     responses::ResponseRules,
     stale::StaleRules,
+    variants::Variants,
 };
 use crate::{
     cache::{Cache, OnFull},
@@ -38,6 +39,7 @@ pub struct Http(pub(super) Arc<HttpSettings>);
 pub(super) struct HttpSettings {
     pub(super) cache: Cache<CachedResponse>,
     pub(super) recent: Arc<RecentAnswers>,
+    pub(super) variants: Arc<Variants>,
     pub(super) requests: RequestRules,
     pub(super) key_parts: Vec<KeyPart>,
     pub(super) max_body: u64,
@@ -69,6 +71,7 @@ impl HttpSettings {
     pub(super) fn new(cache: Cache<CachedResponse>) -> Self {
         Self {
             recent: Arc::new(RecentAnswers::new(cache.uncacheable_ttl())),
+            variants: Arc::new(Variants::new()),
             stale: StaleRules::of(&cache),
             cache,
             requests: RequestRules::default(),

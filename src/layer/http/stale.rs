@@ -10,7 +10,7 @@ use super::{
     responses::Freshness,
 };
 use crate::{
-    cache::{AfterFailure, Cache, Lead},
+    cache::{AfterFailure, Cache, Lead, Request},
     error::{Error, ErrorKind},
 };
 
@@ -66,6 +66,24 @@ impl StaleRules {
 }
 
 impl Freshness {
+    /// Returns how long the response is of use, without a cap.
+    pub(super) fn total(&self) -> Duration {
+        let stale = self.stale.while_revalidate.max(self.stale.if_error);
+        self.lifetime.saturating_add(stale)
+    }
+
+    /// Sets how long a response is kept that is stored without a load.
+    pub(super) fn kept(
+        &self,
+        request: Request<CachedResponse>,
+        cap: Duration,
+    ) -> Request<CachedResponse> {
+        request
+            .ttl(self.lifetime.min(cap))
+            .stale_while_revalidate(self.stale.while_revalidate)
+            .stale_if_error(self.stale.if_error)
+    }
+
     /// Sets how long the response is kept. The cache caps its lifetime.
     pub(super) fn keep(&self, lead: &Lead<CachedResponse>, cap: Duration) {
         if self.lifetime.is_zero() {

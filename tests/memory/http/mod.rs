@@ -15,3 +15,4 @@ mod rules;
 mod stale;
 mod uncacheable;
 mod users;
+mod vary;

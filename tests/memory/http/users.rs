@@ -162,6 +162,66 @@ async fn a_header_in_the_key_separates_users() {
     }
 }
 
+/// Headers that the answers of services vary by.
+const SELECTING: [&str; 16] = [
+    "accept",
+    "accept-encoding",
+    "accept-language",
+    "accept-charset",
+    "origin",
+    "user-agent",
+    "referer",
+    "save-data",
+    "sec-fetch-dest",
+    "sec-ch-ua-mobile",
+    "x-forwarded-host",
+    "x-forwarded-proto",
+    "x-requested-with",
+    "x-country",
+    "x-inertia",
+    "hx-request",
+];
+
+/// One after the other and at once, in one process and in two, with a cold and with a warm cache.
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_a_header_selects_is_for_requests_with_that_header() {
+    for name in SELECTING {
+        let (inner, calls) = origin(move |_, request| {
+            let body = Body::from(said(request.headers()));
+            Response::builder().header("vary", name.to_uppercase()).body(body).unwrap()
+        });
+        let backend = MemoryBackend::new();
+        let expected = |request: &Request<Body>| said(request.headers());
+        for _ in 0..2 {
+            let service = http_layer(cache(&backend)).layer(inner.clone());
+            each_gets_its_own(&service, |user| get_with(&[(name, user)]), expected, name).await;
+            // None, one that is empty, and several lines.
+            for lines in [&[][..], &[(name, "")], &[(name, "alice"), (name, "bob")]] {
+                for _ in 0..2 {
+                    let answer = ask(&service, get_with(lines)).await;
+                    assert_eq!(answer.text(), said(get_with(lines).headers()), "{name}");
+                }
+            }
+        }
+        assert_eq!(calls.count(), 5, "{name}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_ignored_cookie_selects_if_the_answer_says_so() {
+    let (inner, calls) = origin(|_, request| {
+        let body = Body::from(said(request.headers()));
+        Response::builder().header("vary", "cookie").body(body).unwrap()
+    });
+    let service = layer().ignore_cookies(["theme"]).layer(inner);
+    let request = |user: &'static str| {
+        let theme = if user == "alice" { "theme=dark" } else { "theme=light" };
+        get_with(&[("cookie", theme)])
+    };
+    each_gets_its_own(&service, request, |request| said(request.headers()), "a theme").await;
+    assert_eq!(calls.count(), 2);
+}
+
 #[tokio::test(start_paused = true)]
 async fn all_lines_of_a_header_are_in_the_key() {
     let (service, calls) = by_headers(layer().vary_by_header("x-tenant"));

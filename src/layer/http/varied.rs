@@ -1,0 +1,157 @@
+//! Where a response is stored: under the key of its resource, or as one of its variants.
+
+use std::time::Duration;
+
+use http::HeaderMap;
+use tracing::debug;
+
+use super::{
+    CachedResponse, Http,
+    responses::Freshness,
+    variants::Variants,
+    vary::{Selector, names},
+};
+use crate::{
+    cache::{Lead, Produced},
+    error::Error,
+    key::Key,
+};
+
+/// How long a marker is kept at least. Its variants are lost with it.
+const MARKER_LIFE: Duration = Duration::from_secs(86_400);
+
+/// The key of a flight, and what it is the key of.
+#[derive(Clone, Debug)]
+pub(super) struct Place {
+    pub(super) key: Key,
+    /// The resource of a variant, and what selects the variant.
+    variant_of: Option<Box<(Key, Selector)>>,
+}
+
+/// Where a response belongs that the flight of a place has loaded.
+enum Belongs {
+    /// To this place.
+    Here,
+    /// To a variant that this selector selects.
+    With(Selector),
+    /// Nowhere, for its `Vary` has no end.
+    Nowhere,
+}
+
+/// What becomes of a response.
+pub(super) struct Kept {
+    /// What the flight lands with.
+    pub(super) produced: Produced<CachedResponse>,
+    /// The response for the caller that leads, if the flight does not land with it.
+    pub(super) own: Option<CachedResponse>,
+}
+
+impl Place {
+    /// Returns the place of a resource.
+    pub(super) fn resource(key: Key) -> Self {
+        Self { key, variant_of: None }
+    }
+
+    /// Returns the place of the variant that a request selects.
+    pub(super) fn variant(resource: Key, selector: Selector, request: &HeaderMap) -> Self {
+        let key = selector.key(&resource, request);
+        Self { key, variant_of: Some(Box::new((resource, selector))) }
+    }
+
+    /// Returns whether the resource has no more variants than are shared.
+    pub(super) fn is_admitted(&self, variants: &Variants) -> bool {
+        let variant_of = self.variant_of.as_ref();
+        variant_of.is_none_or(|variant_of| variants.admit(&variant_of.1, &self.key))
+    }
+
+    /// Returns where a response belongs. The callers of this place may have it if it is here.
+    fn of(&self, response: &HeaderMap, variants: &Variants) -> Belongs {
+        let Some(names) = names(response) else { return Belongs::Nowhere };
+        let selector = match &self.variant_of {
+            None if names.is_empty() => return Belongs::Here,
+            None => variants.selector(&self.key, names),
+            Some(variant_of) if variant_of.1.covers(&names) => return Belongs::Here,
+            Some(variant_of) => variant_of.1.and(&names),
+        };
+        selector.map_or(Belongs::Nowhere, Belongs::With)
+    }
+}
+
+impl Http {
+    /// Keeps a response that the flight of a place has loaded for a request with these headers.
+    pub(super) async fn keep(
+        &self,
+        place: &Place,
+        request: &HeaderMap,
+        response: CachedResponse,
+        freshness: &Freshness,
+        lead: &Lead<CachedResponse>,
+    ) -> Kept {
+        let selector = match place.of(response.headers(), &self.0.variants) {
+            Belongs::Here => {
+                freshness.keep(lead, self.0.cache.ttl());
+                return Kept { produced: Produced::Value(response), own: None };
+            }
+            Belongs::With(selector) => selector,
+            Belongs::Nowhere => {
+                return Kept { produced: Produced::Uncacheable, own: Some(response) };
+            }
+        };
+        let stored = self.store_variant(place, &selector, request, &response, freshness, lead);
+        // In a box, which most loads do not need.
+        Kept { produced: Box::pin(stored).await, own: Some(response) }
+    }
+
+    /// Stores a response as a variant. Returns what the flight of its resource lands with: a
+    /// marker, by which each follower finds its own variant.
+    ///
+    /// The variant is stored before its marker, so that the followers find it.
+    ///
+    /// The flight of a variant, whose resource varies by more than its marker says, lands with
+    /// nothing. Its followers may differ in what was not known. It removes the marker and writes no
+    /// other one, because its load may have begun before an invalidation.
+    async fn store_variant(
+        &self,
+        place: &Place,
+        selector: &Selector,
+        request: &HeaderMap,
+        response: &CachedResponse,
+        freshness: &Freshness,
+        lead: &Lead<CachedResponse>,
+    ) -> Produced<CachedResponse> {
+        let cache = &self.0.cache;
+        if let Some(variant_of) = &place.variant_of {
+            self.0.variants.remember(&variant_of.0, selector);
+            log(cache.invalidate(&variant_of.0).await);
+            lead.do_not_store();
+            return Produced::Uncacheable;
+        }
+        let Some(marker) = selector.marker() else { return Produced::Uncacheable };
+        let variant = selector.key(&place.key, request);
+        self.0.variants.admit(selector, &variant);
+        log(freshness.kept(cache.request(variant), cache.ttl()).insert(response).await);
+        keep_marker(lead, MARKER_LIFE.max(freshness.total()));
+        Produced::Value(marker)
+    }
+
+    /// Renews a marker that is refreshed early, without a call of the service.
+    pub(super) fn renewed_marker(&self, lead: &Lead<CachedResponse>) -> Option<CachedResponse> {
+        let stale = lead.stale()?;
+        Selector::of(stale.value())?;
+        keep_marker(lead, MARKER_LIFE);
+        Some(stale.unchanged())
+    }
+}
+
+/// A marker is never stale: it is there or not.
+fn keep_marker(lead: &Lead<CachedResponse>, life: Duration) {
+    lead.expire_after(life);
+    lead.stale_while_revalidate(Duration::ZERO);
+    lead.stale_if_error(Duration::ZERO);
+}
+
+fn log(stored: Result<(), Error>) {
+    if let Err(error) = stored {
+        debug!(%error, "a variant is not stored");
+    }
+}

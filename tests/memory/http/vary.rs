@@ -1,0 +1,260 @@
+//! Variants: answers that headers of the request select.
+
+use std::{sync::Arc, time::Duration};
+
+use axum::body::Body;
+use bellwether::{MemoryBackend, cache::EarlyRefresh, http_cache};
+use http::{HeaderMap, Request, Response, StatusCode};
+use tokio::{
+    sync::Semaphore,
+    time::{Instant, sleep},
+};
+use tower::{Layer, ServiceExt, service_fn, util::BoxCloneSyncService};
+
+use super::origin::{
+    Answer, Calls, DELAY, Inner, Layered, ask, ask_all, cache, different, get, get_with,
+    http_layer, layered, origin,
+};
+
+fn line<'a>(headers: &'a HeaderMap, name: &str) -> &'a str {
+    headers.get(name).map_or("-", |value| value.to_str().unwrap())
+}
+
+/// Returns an origin that answers by language, with the number of its call.
+fn by_language() -> (Inner, Calls) {
+    origin(|call, request| {
+        let language = line(request.headers(), "accept-language");
+        Response::builder()
+            .header("vary", "Accept-Language")
+            .header("etag", format!("\"{language}\""))
+            .body(Body::from(format!("{language} {call}")))
+            .unwrap()
+    })
+}
+
+fn in_language(language: &str) -> Request<Body> {
+    get_with(&[("accept-language", language)])
+}
+
+fn assert_language(answer: &Answer, language: &str) {
+    assert_eq!(answer.text().split(' ').next(), Some(language), "{answer:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn requests_share_the_variant_that_they_select() {
+    let (inner, calls) = by_language();
+    let backend = MemoryBackend::new();
+    let services = [(), ()].map(|()| http_layer(cache(&backend)).layer(inner.clone()));
+    let languages = ["en", "de", "fr", "-"];
+    let request = |at: usize| match languages[at % 4] {
+        "-" => get("/"),
+        language => in_language(language),
+    };
+    for _ in 0..3 {
+        let answers = ask_all(&services, (0..100).map(request)).await;
+        for (at, answer) in answers.iter().enumerate() {
+            assert_language(answer, languages[at % 4]);
+        }
+        assert_eq!((calls.count(), different(&answers)), (4, 4));
+    }
+    let hit = ask(&services[0], in_language("de")).await;
+    assert!(hit.headers.contains_key("age") && line(&hit.headers, "vary") == "Accept-Language");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cold_variant_waits_for_no_other() {
+    let (inner, _) = by_language();
+    let service = layered(&inner);
+    ask(&service, in_language("en")).await;
+    let begun = Instant::now();
+    let languages: Vec<_> = (0..20).map(|at| format!("x-{at}")).collect();
+    let requests = languages.iter().map(|language| in_language(language));
+    let answers = ask_all(&[service], requests).await;
+    for (answer, language) in answers.iter().zip(&languages) {
+        assert_language(answer, language);
+    }
+    assert_eq!(begun.elapsed(), DELAY);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_variant_meets_conditions() {
+    let (inner, calls) = by_language();
+    let service = layered(&inner);
+    for _ in 0..2 {
+        for language in ["en", "de"] {
+            for (name, value, status) in [
+                ("if-none-match", format!("\"{language}\""), 304),
+                ("if-none-match", "\"fr\"".to_owned(), 200),
+                ("range", "bytes=0-1".to_owned(), 206),
+            ] {
+                let asked = get_with(&[("accept-language", language), (name, &value)]);
+                let answer = ask(&service, asked).await;
+                // The answer to the caller that makes the load is not cut.
+                let is_first = calls.count() < 2 && status == 206;
+                assert!(is_first || answer.status.as_u16() == status, "{language} {name}");
+            }
+        }
+    }
+    assert_eq!(calls.count(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_invalidation_ends_all_variants() {
+    let (inner, calls) = by_language();
+    let cache = cache(&MemoryBackend::new());
+    let layer = http_layer(cache.clone());
+    let service = layer.layer(inner);
+    for round in 0..3 {
+        for language in ["en", "de", "en", "de"] {
+            ask(&service, in_language(language)).await;
+        }
+        assert_eq!(calls.count(), 2 * (round + 1));
+        let key = layer.key(&in_language("fr").into_parts().0).unwrap();
+        cache.invalidate(key).await.unwrap();
+    }
+}
+
+/// The entry of a variant is written after the invalidation of its resource, for its load began
+/// before. No request may find it, as each asks for the marker first.
+#[tokio::test(start_paused = true)]
+async fn a_load_that_began_before_an_invalidation_is_not_found_after_it() {
+    // A load of the resource, and one of a known resource's variant.
+    for known in [false, true] {
+        let gate = Arc::new(Semaphore::new(0));
+        let (inner, _) = by_language();
+        let held = gate.clone();
+        let slow = service_fn(move |request: Request<Body>| {
+            let (inner, held) = (inner.clone(), held.clone());
+            async move {
+                let answer = inner.oneshot(request).await;
+                // The answer is made, and is late.
+                held.acquire().await.unwrap().forget();
+                answer
+            }
+        });
+        let backend = MemoryBackend::new();
+        let caches = [(), ()].map(|()| cache(&backend));
+        let layers = caches.clone().map(http_layer);
+        let inner = BoxCloneSyncService::new(slow);
+        let services: [Layered; 2] = layers.clone().map(|layer| layer.layer(inner.clone()));
+        if known {
+            gate.add_permits(1);
+            ask(&services[0], in_language("de")).await;
+        }
+        let early = {
+            let service = services[0].clone();
+            tokio::spawn(async move { ask(&service, in_language("en")).await })
+        };
+        sleep(2 * DELAY).await;
+        // In the same process or in another one.
+        let key = layers[1].key(&get("/").into_parts().0).unwrap();
+        caches[usize::from(known)].invalidate(key).await.unwrap();
+        gate.add_permits(100);
+        let old = early.await.unwrap();
+        for service in &services {
+            let new = ask(service, in_language("en")).await;
+            assert_language(&new, "en");
+            assert_ne!(new.text(), old.text(), "known: {known}");
+        }
+    }
+}
+
+/// A response with one more name in its `Vary` was stored after an invalidation, with a new marker.
+#[tokio::test(start_paused = true)]
+async fn a_resource_that_varies_by_more_than_was_known_shares_by_all_of_it() {
+    let (inner, calls) = origin(|call, request| {
+        let [language, theme] =
+            ["accept-language", "x-theme"].map(|name| line(request.headers(), name).to_owned());
+        // The German answers have themes.
+        let vary = if language == "de" { "accept-language, x-theme" } else { "accept-language" };
+        let answer = Response::builder().header("vary", vary);
+        let theme = if language == "de" { theme } else { String::new() };
+        answer.body(Body::from(format!("{language}/{theme} {call}"))).unwrap()
+    });
+    let service = layered(&inner);
+    let request = |language, theme| get_with(&[("accept-language", language), ("x-theme", theme)]);
+    let check = |answer: &Answer, expected: &str| {
+        assert_eq!(answer.text().split(' ').next(), Some(expected));
+    };
+    for round in 0..4 {
+        check(&ask(&service, request("en", "dark")).await, "en/");
+        let both = (0..10).map(|at| request("de", ["dark", "light"][at % 2]));
+        let answers = ask_all(std::slice::from_ref(&service), both).await;
+        for (at, answer) in answers.iter().enumerate() {
+            check(answer, ["de/dark", "de/light"][at % 2]);
+        }
+        println!("{round}: {} calls", calls.count());
+    }
+    // The names do not alternate, so the variants stay.
+    let before = calls.count();
+    for _ in 0..3 {
+        for (language, theme) in [("en", "dark"), ("de", "dark"), ("de", "light")] {
+            ask(&service, request(language, theme)).await;
+        }
+    }
+    assert_eq!(calls.count(), before);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_number_of_variants_is_limited() {
+    let (inner, calls) = by_language();
+    let cache = cache(&MemoryBackend::new());
+    let service = http_layer(cache.clone()).explain_passes().layer(inner);
+    let request = |number: usize| in_language(&format!("x-{number}"));
+    for number in 0..64 {
+        ask(&service, request(number)).await;
+    }
+    assert_eq!((calls.count(), cache.stats().passed), (64, 0));
+    for call in 65..67 {
+        let answer = ask(&service, request(100)).await;
+        let expected = "bellwether; fwd=vary-miss; detail=variants";
+        assert_eq!(line(&answer.headers, "cache-status"), expected);
+        assert_eq!(calls.count(), call);
+    }
+    ask(&service, request(1)).await;
+    assert_eq!(calls.count(), 66);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_varies_by_everything_is_not_shared() {
+    for vary in ["*", "accept, *", "accept encoding"] {
+        let (inner, calls) = origin(move |call, _| {
+            Response::builder().header("vary", vary).body(Body::from(call.to_string())).unwrap()
+        });
+        let answers = ask_all(&[layered(&inner)], (0..10).map(|_| get("/"))).await;
+        assert_eq!((calls.count(), different(&answers)), (10, 10), "{vary}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn encodings_in_another_order_share() {
+    let (inner, calls) = origin(|_, request| {
+        let accepted = line(request.headers(), "accept-encoding").to_owned();
+        Response::builder().header("vary", "accept-encoding").body(Body::from(accepted)).unwrap()
+    });
+    let service = layered(&inner);
+    for accepted in ["gzip, br", "br,gzip", "BR , GZIP"] {
+        let answer = ask(&service, get_with(&[("accept-encoding", accepted)])).await;
+        assert_eq!((answer.text(), calls.count()), ("gzip, br", 1));
+    }
+    for (at, accepted) in ["gzip", "gzip;q=0.5, br", "br", ""].into_iter().enumerate() {
+        let answer = ask(&service, get_with(&[("accept-encoding", accepted)])).await;
+        assert_eq!((answer.text(), calls.count()), (accepted, at + 2));
+    }
+}
+
+/// The refresh of a marker took the request from its caller, who needed it for its variant.
+#[tokio::test(start_paused = true)]
+async fn an_early_refresh_keeps_the_marker() {
+    let (inner, calls) = by_language();
+    let early = EarlyRefresh::Within(Duration::from_secs(1_000_000));
+    let cache = http_cache(MemoryBackend::new()).early_refresh(early).build().unwrap();
+    let service = http_layer(cache).layer(inner);
+    for at in 0..50 {
+        let answer = ask(&service, in_language(["en", "de"][at % 2])).await;
+        assert_eq!(answer.status, StatusCode::OK);
+        assert_language(&answer, ["en", "de"][at % 2]);
+        sleep(Duration::from_secs(3)).await;
+    }
+    assert!(calls.count() <= 52, "{}", calls.count());
+}
