@@ -5,6 +5,7 @@ use std::{collections::HashMap, time::Duration};
 use testkit::{
     LIMIT, RedisServer, comes_true, handover_life,
     primitives::{self, PAIRS},
+    queue_entry_life,
 };
 
 use super::{
@@ -203,4 +204,64 @@ async fn processes_that_stand_still_cost_one_handover() {
         drop(fleet);
         raw.run::<()>(&["FLUSHALL"]).await;
     }
+}
+
+/// A process dies with ten queue entries in each of a hundred queues. Its entries are in front of
+/// those of another process. The locks are released while they last.
+#[tokio::test]
+async fn a_killed_process_with_many_queue_entries_costs_their_time_once() {
+    const NAMES: usize = 100;
+    const EACH: usize = 10;
+    let server = RedisServer::start().await;
+    let mut raw = server.raw().await;
+    let mut fleet = fleet(&server, 3).await;
+    let names: Vec<_> = (0..NAMES).map(|number| format!("queue-{number}")).collect();
+    let hold = |name: &String| Command::Hold {
+        name: name.clone(),
+        pair: "fair".to_owned(),
+        rival: false,
+        lease_ms: 60_000,
+    };
+    let mut queued = async |each: usize| {
+        for name in &names {
+            let queue = format!("bellwether:l:{{{name}}}:q");
+            let waits = async || raw.run::<usize>(&["ZCARD", &queue]).await == each;
+            assert!(comes_true(LIMIT, waits).await, "{name} has no {each} waiters");
+        }
+    };
+    for name in &names {
+        fleet.tell(0, &hold(name)).await;
+        fleet.wait_for(|_, event| holds(event)).await;
+        for _ in 0..EACH {
+            fleet.tell(1, &hold(name)).await;
+        }
+    }
+    queued(EACH).await;
+    for name in &names {
+        fleet.tell(2, &hold(name)).await;
+    }
+    queued(EACH + 1).await;
+    fleet.kill(1).await;
+    let killed = now();
+    for name in &names {
+        fleet.tell(0, &Command::Unlock { name: name.clone() }).await;
+    }
+    let mut held = HashMap::new();
+    while held.len() < NAMES {
+        let (name, at) = fleet
+            .wait_for(|process, event| match event {
+                Event::Held { name, at, .. } => {
+                    assert_eq!(process, 2, "{name} is held by another process");
+                    Some((name, at))
+                }
+                _ => None,
+            })
+            .await;
+        assert_eq!(held.insert(name.clone(), at), None, "{name} was granted twice");
+    }
+    let last = held.into_values().max().unwrap_or_default();
+    let took = Duration::from_micros(last - killed);
+    println!("{NAMES} locks: {took:?} after the death of the process in front");
+    assert!(took < 2 * queue_entry_life(), "{took:?}");
+    queued(0).await;
 }

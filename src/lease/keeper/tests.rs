@@ -15,6 +15,8 @@ const LEASE: Duration = Duration::from_secs(60);
 struct Kepts {
     requests: Mutex<usize>,
     at: Mutex<HashMap<Arc<str>, Vec<Instant>>>,
+    /// How long after it was kept a request is answered.
+    late: Duration,
 }
 
 fn is_silent(name: &Name) -> bool {
@@ -30,6 +32,7 @@ impl Leases for Arc<Kepts> {
             }
             lock(&self.at).entry(name.prefix().clone()).or_default().push(Instant::now());
         }
+        sleep_until(Instant::now() + self.late).await;
         let kept = |claims: &Vec<Claim>| Kept {
             remaining: LEASE,
             has_lapsed: false,
@@ -57,7 +60,11 @@ fn claim(key: String, mode: Mode) -> Result<Claim, crate::Error> {
 }
 
 fn keeper() -> (Keeper, Arc<Kepts>) {
-    let kepts = Arc::<Kepts>::default();
+    late_keeper(Duration::ZERO)
+}
+
+fn late_keeper(late: Duration) -> (Keeper, Arc<Kepts>) {
+    let kepts = Arc::new(Kepts { late, ..Kepts::default() });
     (Keeper::new(Arc::new(kepts.clone())), kepts)
 }
 
@@ -119,6 +126,49 @@ async fn each_waiter_learns_of_its_own_entry() -> Result<(), crate::Error> {
     for place in [stands, other] {
         assert!(tokio::time::timeout(5000 * MS, place.asks()).await.is_err());
     }
+    Ok(())
+}
+
+/// A request is answered after the time for the next one. Until then its queue is not asked for
+/// again, and the other queues are kept in time.
+#[tokio::test(start_paused = true)]
+async fn a_late_answer_delays_its_own_queue_only() -> Result<(), crate::Error> {
+    const LATE: Duration = Duration::from_millis(900);
+    let (keeper, kepts) = late_keeper(LATE);
+    let (mut places, begun) = (Vec::new(), Instant::now());
+    for number in 0..5 {
+        // Further apart than the queues that come along with another one.
+        sleep_until(begun + number * 200 * MS).await;
+        places.push(keeper.enter(&claim(number.to_string(), Mode::Fair)?, LEASE));
+    }
+    sleep_until(begun + Duration::from_secs(10)).await;
+    let at = lock(&kepts.at);
+    assert_eq!(at.len(), 5);
+    for times in at.values() {
+        // The answer is older than an interval, so the next request follows it at once.
+        let apart = times.windows(2).map(|two| two[1] - two[0]);
+        assert!(times.len() > 8, "{times:?}");
+        assert!(apart.clone().all(|apart| apart >= LATE && apart < LATE + 200 * MS), "{times:?}");
+    }
+    Ok(())
+}
+
+/// The answer says that the entry of a waiter is gone. That waiter has left meanwhile, and another
+/// one came, which the request did not name.
+#[tokio::test(start_paused = true)]
+async fn a_late_answer_says_nothing_of_a_waiter_that_came_since() -> Result<(), crate::Error> {
+    let (keeper, kepts) = late_keeper(900 * MS);
+    let enter = || claim("k".to_owned(), Mode::Fair).map(|claim| keeper.enter(&claim, LEASE));
+    let (_stands, gone) = (enter()?, enter()?);
+    while lock(&kepts.at).is_empty() {
+        sleep_until(Instant::now() + MS).await;
+    }
+    drop(gone);
+    let since = enter()?;
+    let asked = Instant::now();
+    since.asks().await;
+    // By the next request, which names it, and not by the answer to the one under way.
+    assert!(asked.elapsed() > 1_700 * MS, "{:?}", asked.elapsed());
     Ok(())
 }
 

@@ -51,6 +51,47 @@ async fn leases_on_all_nodes_are_renewed() {
     }
 }
 
+/// A script may not keep queues of several slots, so each queue has one. All scripts for a node are
+/// ready together, and go to it in one write.
+#[tokio::test]
+async fn the_queues_of_a_node_are_kept_in_one_write() {
+    const QUEUES: usize = 60;
+    let cluster = Cluster::start(3, 0).await;
+    let backend = patient(&cluster);
+    let mut queues = Vec::new();
+    for at in 0..QUEUES {
+        let key = format!("k{at}");
+        let (holder, waiting) = (claim(&key), claim(&key));
+        backend.acquire(&holder).await.unwrap();
+        assert!(matches!(backend.acquire(&waiting).await.unwrap(), Acquired::Held(_)));
+        queues.push(vec![waiting]);
+    }
+    let mut nodes = Vec::new();
+    for node in &cluster.nodes {
+        let mut raw = node.raw().await;
+        raw.run::<()>(&["CONFIG", "RESETSTAT"]).await;
+        nodes.push(raw);
+    }
+    let kept = backend.keep_each(&queues).await.unwrap();
+    assert!(kept.into_iter().all(|kept| kept.unwrap().stands == [true]));
+    let (mut scripts, mut reads) = (0, 0);
+    for raw in &mut nodes {
+        let info: String = raw.run(&["INFO", "all"]).await;
+        let number = |start: &str| -> usize {
+            let found = info.lines().find_map(|line| line.strip_prefix(start));
+            found.and_then(|rest| rest.split(',').next()?.trim().parse().ok()).unwrap_or(0)
+        };
+        let of_node = number("cmdstat_evalsha:calls=");
+        assert!(of_node > 5, "a node has too few queues");
+        scripts += of_node;
+        // The reads of `CONFIG` and `INFO` count as well.
+        reads += number("total_reads_processed:") - 1;
+    }
+    assert_eq!(scripts, QUEUES);
+    println!("{QUEUES} queues: {scripts} scripts in {reads} reads of three nodes");
+    assert!(reads <= 3 * 3, "{reads} reads");
+}
+
 /// Each node has about twelve names, as many in one backend as in the other, and every push
 /// arrives.
 #[tokio::test]
