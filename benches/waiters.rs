@@ -2,9 +2,9 @@
 //!
 //! `cargo bench --bench waiters [-- word...]` starts Redis servers and worker processes. A word is
 //! a kind (`mutex`, `fair`, `rw`, `semaphore`, `redlock` over three servers, `redlock5` over five,
-//! or `redlock-` over three of which one is down), a number of waiters, `processes=10`, the time of
-//! a hold such as `5ms`, or `chart=flat.svg`, which draws the rows. A row is a number of waiters,
-//! all for one name:
+//! or `redlock-` and `redlock5-` of which one is down), a number of waiters, `processes=10`, the
+//! time of a hold such as `5ms`, or `chart=flat.svg`, which draws the rows. A row is a number of
+//! waiters, all for one name:
 //!
 //! - holds: the waiters lock in turn, and a hold does nothing, or lasts for an argument like `5ms`;
 //! - commands: those of clients for each hold, with subscriptions, at all servers;
@@ -108,7 +108,7 @@ fn main() {
     let hold = Duration::from_millis(hold.unwrap_or(0));
     let mut rows = Vec::new();
     let [one, three, five] = [1, 3, 5].map(|count| Servers { count, down: 0 });
-    let without_one = Servers { count: 3, down: 1 };
+    let [two_of_three, four_of_five] = [3, 5].map(|count| Servers { count, down: 1 });
     let kinds = [
         ("mutex", Kind::Mutex, one),
         ("fair", Kind::Fair, one),
@@ -116,7 +116,8 @@ fn main() {
         ("semaphore", Kind::Semaphore, one),
         ("redlock", Kind::Majority, three),
         ("redlock5", Kind::Majority, five),
-        ("redlock-", Kind::Majority, without_one),
+        ("redlock-", Kind::Majority, two_of_three),
+        ("redlock5-", Kind::Majority, four_of_five),
     ];
     let named = kinds.iter().any(|(name, ..)| wanted.iter().any(|word| word == name));
     let runtime = Builder::new_current_thread().enable_all().build().unwrap();
