@@ -76,7 +76,9 @@ mod values;
 #[cfg(all(feature = "http", any(fuzzing, test)))]
 pub(crate) use self::http::check_any_lines;
 #[cfg(feature = "http")]
-pub use self::http::{CachedResponse, Http, Overload, ResponseBody, ResponseCodec, http_cache};
+pub use self::http::{
+    CachedResponse, Http, Overload, Policy, ResponseBody, ResponseCodec, http_cache,
+};
 pub use self::{
     future::ResponseFuture,
     key_for::KeyFor,

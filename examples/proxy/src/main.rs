@@ -31,7 +31,7 @@ use bellwether::{
     BellwetherLayer, BoxError, Cache, MemoryBackend, RedisBackend,
     cache::Builder,
     http_cache,
-    layer::{CachedResponse, Http, ResponseCodec},
+    layer::{self, CachedResponse, Http, ResponseCodec},
 };
 use http::request::Parts;
 use tokio::net::TcpListener;
@@ -82,7 +82,7 @@ async fn proxy(
     let cache = cache(&options)?;
     let metrics = Arc::new(Metrics::default());
     let upstream = Upstream::new(&options)?;
-    let service = layer(&options, cache.clone()).layer(upstream);
+    let service = sharing(&options, cache.clone()).layer(upstream);
     let service = AccessLog::new(service, metrics.clone(), !options.quiet);
 
     let server = Server::new(options.connections, options.grace);
@@ -113,7 +113,7 @@ fn cache(options: &Options) -> Result<Cache<CachedResponse>, BoxError> {
     })
 }
 
-fn layer(options: &Options, cache: Cache<CachedResponse>) -> BellwetherLayer<Http> {
+fn sharing(options: &Options, cache: Cache<CachedResponse>) -> BellwetherLayer<Http> {
     let layer = BellwetherLayer::http(cache).max_body(options.max_body).explain_passes();
     let layer = match options.lifetime {
         Some(lifetime) => layer.default_lifetime(lifetime),
@@ -121,6 +121,7 @@ fn layer(options: &Options, cache: Cache<CachedResponse>) -> BellwetherLayer<Htt
     };
     match options.policy {
         Policy::Careful => layer,
+        Policy::Rfc9111 => layer.policy(layer::Policy::rfc9111()),
         // A request without an identity takes no part.
         Policy::Off => layer.identity(|_parts: &Parts| None),
     }

@@ -18,7 +18,7 @@ Options:
       --metrics <ADDRESS>  Where to serve /metrics [default: 127.0.0.1:3001]
       --redis <URL>        Share responses through this server [default: the memory of the process]
       --namespace <NAME>   The name of the origin in that server [default: proxy]
-      --policy <POLICY>    What is shared: careful, or off for nothing [default: careful]
+      --policy <POLICY>    What is shared: careful, rfc9111, or off [default: careful]
       --lifetime <SECONDS> The lifetime of responses that name none [default: not shared]
       --ttl <SECONDS>      The longest lifetime of any response [default: 86400]
       --max-body <BYTES>   The largest body that is shared [default: 1048576]
@@ -35,6 +35,7 @@ Options:
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Policy {
     Careful,
+    Rfc9111,
     /// Nothing.
     Off,
 }
@@ -141,8 +142,9 @@ impl FromStr for Policy {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         match text {
             "careful" => Ok(Self::Careful),
+            "rfc9111" => Ok(Self::Rfc9111),
             "off" => Ok(Self::Off),
-            _ => Err("careful and off are the policies"),
+            _ => Err("careful, rfc9111 and off are the policies"),
         }
     }
 }

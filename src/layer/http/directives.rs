@@ -1,65 +1,177 @@
-//! Parses headers that hold lists: `Cache-Control`, `Pragma` and `Connection`.
+//! Parses headers that hold lists: `Cache-Control`, `Surrogate-Control`, `Pragma`, `Connection`.
 
 use std::borrow::Cow;
 
 use http::header::{CACHE_CONTROL, CONNECTION, HeaderMap, HeaderName, HeaderValue, PRAGMA};
 
-/// The directives of `Cache-Control` that decide about sharing.
-#[derive(Debug, Default, PartialEq, Eq)]
+/// The directives that decide about sharing (RFC 9111, section 5.2).
+///
+/// Of directives that contradict each other, the strictest holds. The parser then says that the
+/// field is malformed, too.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Directives {
     pub(super) no_store: bool,
-    pub(super) no_cache: bool,
-    pub(super) private: bool,
-    /// Seconds.
+    pub(super) no_cache: Scope,
+    pub(super) private: Scope,
+    pub(super) public: bool,
+    pub(super) must_understand: bool,
+    pub(super) must_revalidate: bool,
+    pub(super) proxy_revalidate: bool,
+    /// Seconds. An invalid one is zero: the response is stale (section 4.2.1).
     pub(super) max_age: Option<u64>,
-    /// Seconds.
+    /// Seconds, as `max_age`.
     pub(super) s_maxage: Option<u64>,
-    /// `must-revalidate` or `proxy-revalidate`: no stale response is served.
-    pub(super) revalidate: bool,
     /// Seconds (RFC 5861).
     pub(super) stale_while_revalidate: Option<u64>,
     /// Seconds (RFC 5861).
     pub(super) stale_if_error: Option<u64>,
+    /// A part could not be parsed, or contradicts another one.
+    pub(super) malformed: bool,
+}
+
+/// What `no-cache` or `private` applies to.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) enum Scope {
+    /// The directive is not there.
+    #[default]
+    Nothing,
+    /// These fields of the response, in lower case.
+    Fields(Vec<String>),
+    /// The whole response.
+    All,
+}
+
+impl Scope {
+    /// Returns whether a response with these headers has something that the directive applies to.
+    pub(super) fn covers(&self, headers: &HeaderMap) -> bool {
+        match self {
+            Self::Nothing => false,
+            Self::Fields(names) => names.iter().any(|name| headers.contains_key(name.as_str())),
+            Self::All => true,
+        }
+    }
+
+    /// Widens the scope by a directive with this value.
+    pub(super) fn widen(&mut self, fields: Option<&str>) {
+        let named = fields.unwrap_or_default().split(',').map(str::trim);
+        let names = named.filter(|name| !name.is_empty()).map(str::to_ascii_lowercase);
+        let mut names: Vec<String> = names.collect();
+        if names.is_empty() || names.iter().any(|name| !name.chars().all(is_token)) {
+            *self = Self::All;
+            return;
+        }
+        match self {
+            Self::All => {}
+            Self::Nothing => *self = Self::Fields(names),
+            Self::Fields(known) => known.append(&mut names),
+        }
+    }
 }
 
 impl Directives {
     /// Parses all `Cache-Control` lines as one list.
     ///
-    /// Returns `None` if a line cannot be parsed, or if two directives contradict each other.
+    /// Returns `None` if a line is not text, or if a quoted string does not end: it may hide
+    /// anything.
     pub(super) fn parse(headers: &HeaderMap) -> Option<Self> {
+        Self::parse_lines(headers.get_all(CACHE_CONTROL), |_| true)
+    }
+
+    /// Parses the lines of a field as one list. `is_for_me` decides about directives by the name of
+    /// their parameter (Edge Architecture Specification, section 2.1).
+    pub(super) fn parse_lines<'a>(
+        lines: impl IntoIterator<Item = &'a HeaderValue>,
+        is_for_me: impl Fn(&str) -> bool,
+    ) -> Option<Self> {
         let mut directives = Self::default();
-        for line in headers.get_all(CACHE_CONTROL) {
+        for line in lines {
             let mut rest = trim_start(line.to_str().ok()?, ", \t");
             while !rest.is_empty() {
-                let (name, after) = token(rest)?;
-                let (value, after) = match after.strip_prefix('=') {
-                    Some(after) => value(after).map(|(value, after)| (Some(value), after))?,
-                    None => (None, after),
-                };
-                directives.set(name, value.as_deref())?;
-                rest = trim_start(after, " \t");
-                if !rest.is_empty() && !rest.starts_with(',') {
-                    return None;
+                let (element, after) = Element::take(rest)?;
+                match element {
+                    Some(element) if element.target.is_some_and(|name| !is_for_me(name)) => {}
+                    Some(element) => directives.set(&element),
+                    None => directives.malformed = true,
                 }
-                rest = trim_start(rest, ", \t");
+                rest = trim_start(after, ", \t");
             }
         }
         Some(directives)
     }
 
-    fn set(&mut self, name: &str, value: Option<&str>) -> Option<()> {
-        match name.to_ascii_lowercase().as_str() {
-            "no-store" => self.no_store = true,
-            "no-cache" => self.no_cache = true,
-            "private" => self.private = true,
-            "max-age" => set_once(&mut self.max_age, seconds(value?)?)?,
-            "s-maxage" => set_once(&mut self.s_maxage, seconds(value?)?)?,
-            "must-revalidate" | "proxy-revalidate" => self.revalidate = true,
-            "stale-while-revalidate" => set_least(&mut self.stale_while_revalidate, value),
-            "stale-if-error" => set_least(&mut self.stale_if_error, value),
+    fn set(&mut self, element: &Element<'_>) {
+        let value = element.value.as_deref();
+        // What follows the value belongs to it, and makes it invalid.
+        let number = if element.is_clean { value.and_then(seconds) } else { None };
+        self.malformed |= !element.is_clean;
+        match element.name.to_ascii_lowercase().as_str() {
+            "no-store" | "no-store-remote" => self.no_store = true,
+            "no-cache" => self.no_cache.widen(value),
+            "private" => self.private.widen(value),
+            "public" => self.public = true,
+            "must-understand" => self.must_understand = true,
+            "must-revalidate" => self.must_revalidate = true,
+            "proxy-revalidate" => self.proxy_revalidate = true,
+            "max-age" => self.malformed |= set_lifetime(&mut self.max_age, number),
+            "s-maxage" => self.malformed |= set_lifetime(&mut self.s_maxage, number),
+            "stale-while-revalidate" => set_least(&mut self.stale_while_revalidate, number),
+            "stale-if-error" => set_least(&mut self.stale_if_error, number),
             _ => {}
         }
-        Some(())
+    }
+
+    /// Returns whether no stale response may be served.
+    pub(super) fn revalidates(&self) -> bool {
+        self.must_revalidate || self.proxy_revalidate
+    }
+}
+
+/// One element of a list: a name, perhaps with a value, perhaps with a parameter.
+struct Element<'a> {
+    name: &'a str,
+    value: Option<Cow<'a, str>>,
+    /// The name of the first parameter.
+    target: Option<&'a str>,
+    /// Nothing else follows before the next comma.
+    is_clean: bool,
+}
+
+impl<'a> Element<'a> {
+    /// Takes an element from the start of a line. Returns it with the rest of the line, which
+    /// begins with a comma or is empty. An element without a name is `None`.
+    ///
+    /// Returns `None` if a quoted string does not end.
+    fn take(text: &'a str) -> Option<(Option<Self>, &'a str)> {
+        let Some((name, mut rest)) = token(text) else { return Some((None, skip(text)?)) };
+        let mut value = None;
+        if let Some(after) = rest.strip_prefix('=') {
+            match quoted_or_token(after)? {
+                Some((found, after)) => (value, rest) = (Some(found), after),
+                None => rest = after,
+            }
+        }
+        let mut target = None;
+        if let Some((name, after)) =
+            rest.strip_prefix(';').and_then(|rest| token(rest.trim_start()))
+        {
+            (target, rest) = (Some(name), after);
+        }
+        rest = trim_start(rest, " \t");
+        let is_clean = rest.is_empty() || rest.starts_with(',');
+        Some((Some(Self { name, value, target, is_clean }), skip(rest)?))
+    }
+}
+
+/// Returns the text from the next comma on that is outside of quotes, or `None` if a quoted string
+/// does not end.
+fn skip(text: &str) -> Option<&str> {
+    let mut rest = text;
+    loop {
+        match rest.find([',', '"']) {
+            None => return Some(""),
+            Some(at) if rest[at..].starts_with(',') => return rest.get(at..),
+            Some(at) => rest = quoted(&rest[at + 1..])?.1,
+        }
     }
 }
 
@@ -92,15 +204,17 @@ pub(super) fn seconds(text: &str) -> Option<u64> {
     digits.then(|| text.parse().unwrap_or(u64::MAX))
 }
 
-/// Sets a directive that may be repeated, but only with the same value.
-fn set_once(field: &mut Option<u64>, seconds: u64) -> Option<()> {
-    (*field.get_or_insert(seconds) == seconds).then_some(())
+/// Sets a lifetime to the least of its values. Returns whether it is invalid or contradicts the
+/// other one.
+fn set_lifetime(field: &mut Option<u64>, number: Option<u64>) -> bool {
+    let known = *field;
+    set_least(field, number);
+    number.is_none() || known.is_some_and(|known| Some(known) != number)
 }
 
-/// Sets a directive that permits more than a cache does without it. A value that cannot be parsed
-/// permits nothing, and the least of several values holds.
-fn set_least(field: &mut Option<u64>, value: Option<&str>) {
-    let permitted = value.and_then(seconds).unwrap_or(0);
+/// Sets a number of seconds to the least of its values. An invalid one is zero.
+fn set_least(field: &mut Option<u64>, number: Option<u64>) {
+    let permitted = number.unwrap_or(0);
     *field = Some(field.map_or(permitted, |least| least.min(permitted)));
 }
 
@@ -109,17 +223,22 @@ fn token(text: &str) -> Option<(&str, &str)> {
     (end > 0).then(|| text.split_at(end))
 }
 
-/// Parses a token or a quoted string. Returns it with the rest of the line.
-fn value(text: &str) -> Option<(Cow<'_, str>, &str)> {
-    let Some(quoted) = text.strip_prefix('"') else {
-        let (value, after) = token(text)?;
-        return Some((value.into(), after));
-    };
+/// Parses a token or a quoted string. Returns it with the rest of the line, `Some(None)` if there
+/// is neither, and `None` if a quoted string does not end.
+fn quoted_or_token(text: &str) -> Option<Option<(Cow<'_, str>, &str)>> {
+    match text.strip_prefix('"') {
+        Some(inside) => quoted(inside).map(|(value, after)| Some((value.into(), after))),
+        None => Some(token(text).map(|(value, after)| (value.into(), after))),
+    }
+}
+
+/// Parses the inside of a quoted string. Returns it with the text behind the closing quote.
+fn quoted(text: &str) -> Option<(String, &str)> {
     let mut value = String::new();
-    let mut characters = quoted.char_indices();
+    let mut characters = text.char_indices();
     loop {
         match characters.next()? {
-            (end, '"') => return Some((value.into(), quoted.get(end + 1..)?)),
+            (end, '"') => return Some((value, text.get(end + 1..)?)),
             (_, '\\') => value.push(characters.next()?.1),
             (_, character) => value.push(character),
         }
@@ -132,36 +251,6 @@ fn is_token(character: char) -> bool {
 
 fn trim_start<'a>(text: &'a str, characters: &str) -> &'a str {
     text.trim_start_matches(|character| characters.contains(character))
-}
-
-/// Checks rules that hold for all header lines. The fuzz target `directives` calls it.
-#[cfg(any(fuzzing, test))]
-pub(crate) fn check_any_lines(lines: &[u8]) {
-    let values = |lines: &[u8]| -> Vec<HeaderValue> {
-        let lines = lines.split(|byte| *byte == b'\n');
-        lines.filter_map(|line| HeaderValue::from_bytes(line).ok()).collect()
-    };
-    let parse = |values: &[HeaderValue]| {
-        let mut headers = HeaderMap::new();
-        for value in values {
-            headers.append(CACHE_CONTROL, value.clone());
-            headers.append(CONNECTION, value.clone());
-        }
-        let _ = connection(&headers);
-        Directives::parse(&headers)
-    };
-
-    let mut values_of_lines = values(lines);
-    let parsed = parse(&values_of_lines);
-    assert_eq!(parse(&values(&lines.to_ascii_uppercase())), parsed, "case matters");
-    if let Some(directives) = parsed {
-        let joined = values_of_lines.iter().map(HeaderValue::as_bytes).collect::<Vec<_>>();
-        let joined = joined.join(&b", "[..]);
-        assert_eq!(parse(&values(&joined)).as_ref(), Some(&directives), "several lines differ");
-        values_of_lines.push(HeaderValue::from_static("no-store"));
-        let restricted = Directives { no_store: true, ..directives };
-        assert_eq!(parse(&values_of_lines), Some(restricted), "a restriction is lost");
-    }
 }
 
 #[cfg(test)]
@@ -180,14 +269,37 @@ mod tests {
     fn all_lines_form_one_list() {
         let none = Directives::default();
         assert_eq!(parse(&[]), Some(none));
-        let found = parse(&["public, MAX-AGE=60,,", " ,\tS-MaxAge=\"5\" , x=\"a,no-store\\\"\""]);
+        let found = parse(&["x, MAX-AGE=60,,", " ,\tS-MaxAge=\"5\" , x=\"a,no-store\\\"\""]);
         let both = Directives { max_age: Some(60), s_maxage: Some(5), ..Directives::default() };
         assert_eq!(found, Some(both));
         assert!(parse(&["max-age=1", "No-Store"]).unwrap().no_store);
-        assert!(parse(&["private=\"set-cookie, x\", max-age=1"]).unwrap().private);
-        assert!(parse(&["no-cache=\"x\""]).unwrap().no_cache);
+        assert!(parse(&["Must-Understand, PUBLIC"]).unwrap().must_understand);
         assert_eq!(parse(&["max-age=99999999999999999999"]).unwrap().max_age, Some(u64::MAX));
         assert_eq!(parse(&["max-age=5, max-age=5"]).unwrap().max_age, Some(5));
+        assert!(!parse(&["max-age=5, max-age=5"]).unwrap().malformed);
+    }
+
+    /// RFC 9111, sections 5.2.2.4 and 5.2.2.7.
+    #[test]
+    fn a_directive_with_fields_covers_a_response_that_has_one() {
+        let mut headers = HeaderMap::new();
+        headers.insert("x-user", HeaderValue::from_static("1"));
+        for (line, covers) in [
+            ("private", true),
+            ("private=\"X-User, y\"", true),
+            ("private=x-user", true),
+            ("private=\"y\", private=\"x-user\"", true),
+            ("private=\"\"", true),
+            ("private=\"y, a b\"", true),
+            ("private=\"y\", private", true),
+            ("private=\"set-cookie, y\"", false),
+            ("private=y", false),
+            ("public", false),
+        ] {
+            assert_eq!(parse(&[line]).unwrap().private.covers(&headers), covers, "{line}");
+            let line = line.replace("private", "no-cache");
+            assert_eq!(parse(&[&line]).unwrap().no_cache.covers(&headers), covers, "{line}");
+        }
     }
 
     #[test]
@@ -207,28 +319,42 @@ mod tests {
             assert_eq!(windows(line), expected, "{line}");
         }
         for line in ["must-revalidate", "Proxy-Revalidate, max-age=1"] {
-            assert!(parse(&[line]).unwrap().revalidate, "{line}");
+            assert!(parse(&[line]).unwrap().revalidates(), "{line}");
+        }
+    }
+
+    /// RFC 9111, section 4.2.1: an invalid lifetime is stale, and the strictest one holds.
+    #[test]
+    fn a_malformed_line_is_told_and_permits_nothing() {
+        for (line, max_age) in [
+            ("max-age", Some(0)),
+            ("max-age=", Some(0)),
+            ("max-age=-1", Some(0)),
+            ("max-age=1.5", Some(0)),
+            ("max-age = 1", Some(0)),
+            ("max-age= 1", Some(0)),
+            ("max-age='1'", Some(0)),
+            ("max-age=1 no-store", Some(0)),
+            ("max-age=1, max-age=2", Some(1)),
+            ("max-age=2, max-age=x, max-age=1", Some(0)),
+            ("=1, max-age=3", Some(3)),
+            ("\"no-store\", max-age=3", Some(3)),
+            ("\"a, max-age=1\" b, max-age=3", Some(3)),
+        ] {
+            let parsed = parse(&[line]).unwrap();
+            assert_eq!((parsed.malformed, parsed.max_age), (true, max_age), "{line}");
+        }
+        for line in ["max-age=\"1", "x=\"a\\", "no-störe", "a b \"", "max-age=1 \"x"] {
+            assert_eq!(parse(&[line]), None, "{line}");
         }
     }
 
     #[test]
-    fn a_malformed_line_is_refused() {
-        for line in [
-            "max-age",
-            "max-age=",
-            "max-age=-1",
-            "max-age=1.5",
-            "max-age=\"1",
-            "max-age = 1",
-            "max-age=1 no-store",
-            "max-age=1; no-store",
-            "max-age=1, max-age=2",
-            "=1",
-            "\"no-store\"",
-            "x=\"a\\",
-            "no-störe",
-        ] {
-            assert_eq!(parse(&[line]), None, "{line}");
-        }
+    fn a_parameter_names_the_target_of_a_directive() {
+        let line = HeaderValue::from_static("max-age=9;other, no-store; Me, private");
+        let mine = |name: &str| name.eq_ignore_ascii_case("me");
+        let parsed = Directives::parse_lines([&line], mine).unwrap();
+        let expected = Directives { no_store: true, private: Scope::All, ..Directives::default() };
+        assert_eq!(parsed, expected);
     }
 }

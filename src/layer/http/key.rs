@@ -6,12 +6,12 @@
 //!
 //! Two requests that differ in one of these fields never have the same text. Scheme, host and path
 //! cannot contain a space. Each part follows its own length. A path begins with a slash, a length
-//! with a digit.
+//! with a digit. The scheme is empty unless the target of an HTTP/1.1 request names one.
 
 use std::{fmt::Write, sync::Arc};
 
 use http::{
-    HeaderMap, HeaderName, Uri,
+    Extensions, HeaderMap, HeaderName, Uri, Version,
     header::HOST,
     request::Parts,
     uri::{Authority, PathAndQuery},
@@ -35,8 +35,8 @@ pub(super) fn key(
     limit: usize,
 ) -> Option<Key> {
     let routed = path(&parts.uri)?;
-    let original = original(parts)?;
-    let scheme = parts.uri.scheme_str().unwrap_or_default();
+    let original = original(&parts.uri, &parts.extensions)?;
+    let scheme = scheme(parts);
     let host = host(&parts.uri, &parts.headers)?;
     let verb = if coalesce_only { "COALESCE" } else { "GET" };
     let length = verb.len() + scheme.len() + host.len() + original.as_str().len() + 3;
@@ -93,17 +93,21 @@ pub(super) fn header_part(name: &str) -> KeyPart {
 
 /// Returns the path before `Router::nest` removed a prefix. Without it, `/a/items` and `/b/items`
 /// would both have the key of `/items`, and one response would be served for the other.
-#[cfg(feature = "axum")]
-fn original(parts: &Parts) -> Option<&PathAndQuery> {
-    match parts.extensions.get::<axum::extract::OriginalUri>() {
-        Some(original) => path(original),
-        None => path(&parts.uri),
+pub(super) fn original<'a>(uri: &'a Uri, extensions: &'a Extensions) -> Option<&'a PathAndQuery> {
+    #[cfg(feature = "axum")]
+    if let Some(original) = extensions.get::<axum::extract::OriginalUri>() {
+        return path(original);
     }
+    #[cfg(not(feature = "axum"))]
+    let _ = extensions;
+    path(uri)
 }
 
-#[cfg(not(feature = "axum"))]
-fn original(parts: &Parts) -> Option<&PathAndQuery> {
-    path(&parts.uri)
+/// Returns the scheme that an HTTP/1.1 request names in front of its host. Requests of HTTP/2
+/// always name one, and must share with those of HTTP/1.1, which usually name none.
+fn scheme(parts: &Parts) -> &str {
+    let names_it = parts.version < Version::HTTP_2;
+    parts.uri.scheme_str().filter(|_| names_it).unwrap_or_default()
 }
 
 fn path(uri: &Uri) -> Option<&PathAndQuery> {

@@ -49,8 +49,10 @@ impl BellwetherLayer<Http> {
     ///
     /// # What is shared
     ///
-    /// Sharing follows an allow-list. Every other request passes through as if the layer were not
-    /// there, and its response body streams.
+    /// Sharing follows an allow-list, [`Policy::careful`](super::Policy::careful). Every other
+    /// request passes through as if the layer were not there, and its response body streams. This
+    /// section describes that policy. [`Policy::rfc9111`](super::Policy::rfc9111) shares more, and
+    /// its docs compare the two. [`policy`](Self::policy) sets it.
     ///
     /// A request takes part if all of these hold:
     ///
@@ -74,13 +76,20 @@ impl BellwetherLayer<Http> {
     ///
     /// A response is shared if all of these hold:
     ///
-    /// - It is a `200` whose body is complete and within the [limit](Self::max_body).
+    /// - It is a `200` whose body is complete and within the [limit](Self::max_body). Other
+    ///   statuses need a [lifetime](super::Policy::status_lifetime).
     /// - It names its lifetime, or the layer has a [default lifetime](Self::default_lifetime).
-    /// - It has no `Set-Cookie`, no `Vary` with `*`, no `Content-Range` and no trailers.
+    /// - It has no `Set-Cookie`, `Set-Cookie2`, `Authentication-Info`, `Clear-Site-Data` or
+    ///   `Content-Range`, no `Vary` with `*`, and no trailers.
+    /// - If it has `Content-Encoding`, its `Vary` names `Accept-Encoding`.
+    /// - If it is open to the web pages of one origin, its `Vary` names `Origin`: its
+    ///   `Access-Control-Allow-Origin` is not `*`, or it permits credentials.
+    /// - It is no redirect to its own host, path and query.
     /// - It has no `no-store`, `no-cache`, `private`, `max-age=0` or `s-maxage=0`, and no `Pragma`
     ///   with `no-cache`.
-    /// - Its `Age` is below its lifetime.
-    /// - It does not have `Expires` as its only lifetime, which would need clocks that agree.
+    /// - Its age is below its lifetime. Its `Age` and its `Date` tell it.
+    /// - If `Expires` is its only lifetime, it has a `Date` too. Otherwise the clocks would have to
+    ///   agree.
     /// - It is no `text/event-stream` and no `multipart/x-mixed-replace`.
     ///
     /// A header that cannot be parsed forbids sharing. Headers of the connection and extensions are
@@ -115,10 +124,17 @@ impl BellwetherLayer<Http> {
     ///
     /// # Freshness
     ///
-    /// The lifetime of a response is its `s-maxage`, else its `max-age`, else the
-    /// [default lifetime](Self::default_lifetime), less its `Age`. The
-    /// [`ttl`](crate::cache::Builder::ttl) of the cache is a cap on it. A stored response is served
-    /// with its `Age`.
+    /// The lifetime of a response is its `s-maxage`, else its `max-age`, else the time from its
+    /// `Date` to its `Expires`, else the [default lifetime](Self::default_lifetime), less its age.
+    /// The [`ttl`](crate::cache::Builder::ttl) of the cache is a cap on it. A stored response is
+    /// served with its `Age`.
+    ///
+    /// The age of a response at its arrival is its `Age`, or the time since its `Date` if that is
+    /// longer (RFC 9111, section 4.2.3).
+    ///
+    /// `CDN-Cache-Control` (RFC 9213), or else `Surrogate-Control`, takes the place of
+    /// `Cache-Control` and `Expires`. So the inner service may permit sharing here that it forbids
+    /// to browsers.
     ///
     /// # Stale responses
     ///
@@ -148,8 +164,9 @@ impl BellwetherLayer<Http> {
     ///
     /// # The key
     ///
-    /// The key consists of scheme, host, and path with query. A key that is too long for the cache
-    /// is replaced by its SHA-256.
+    /// The key consists of host, and path with query. A scheme in the target of an HTTP/1.1 request
+    /// is part of it. That of an HTTP/2 request is not, so clients of both versions share. A key
+    /// that is too long for the cache is replaced by its SHA-256.
     ///
     /// With the feature `axum`, the path is the one before [nesting](axum::Router::nest) removed a
     /// prefix. The feature works for routers of axum 0.8. Under nested routers of any other version

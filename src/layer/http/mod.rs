@@ -5,7 +5,10 @@
 //!
 //! - `requests`, the requests that take part, with the names of `credentials` and `cookies`;
 //! - `responses`, the responses that may be shared, and `stale`, for how long they may be stale;
-//! - `directives`, the header parsers of both;
+//! - `policy`, what both follow, `subject`, the request that a response is judged by, and
+//!   `lifetime`, how long that is fresh;
+//! - `targeted`, the field that controls this cache, by the parsers in `directives` and
+//!   `structured`;
 //! - `key`, the key of a request;
 //! - `asked`, what a request asks of a shared response, with its `conditions` and its `range`;
 //! - `vary`, what selects among the variants of a resource, `varied`, where a response is stored,
@@ -29,7 +32,9 @@ mod directives;
 mod exchange;
 mod key;
 mod layer;
+mod lifetime;
 mod pass;
+mod policy;
 mod range;
 mod reason;
 mod recent;
@@ -39,16 +44,20 @@ mod service;
 mod settings;
 mod sharing;
 mod stale;
+mod structured;
+mod subject;
+mod targeted;
 mod variants;
 mod varied;
 mod vary;
 mod watch;
 
 #[cfg(any(fuzzing, test))]
-pub(crate) use self::directives::check_any_lines;
+pub(crate) use self::targeted::check_any_lines;
 pub use self::{
     body::ResponseBody,
     cached::{CachedResponse, ResponseCodec, http_cache},
+    policy::Policy,
     settings::{Http, Overload},
 };
 

@@ -43,9 +43,9 @@ impl Http {
     {
         self.count(&why);
         let (settings, deadline) = (&self.0, self.0.body_deadline());
+        let rules = settings.response_rules(&request);
         let response = oneshot(inner, request).await?;
         let (parts, body) = response.into_parts();
-        let rules = settings.response_rules();
         let body = match rules.classify(&parts, body.size_hint().lower()) {
             ResponseClass::Shareable(_) => {
                 let watch = Watch::new(settings.recent.clone(), key, &rules, &parts, deadline);

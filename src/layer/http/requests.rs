@@ -2,7 +2,7 @@
 
 use http::{
     HeaderMap, HeaderName, Method,
-    header::{CACHE_CONTROL, CONNECTION, COOKIE, PRAGMA, UPGRADE},
+    header::{AUTHORIZATION, CACHE_CONTROL, CONNECTION, COOKIE, PRAGMA, UPGRADE},
     request::Parts,
 };
 use http_body::Body;
@@ -11,19 +11,25 @@ use super::{
     asked::{Asked, is_term},
     cookies::IgnoredCookies,
     credentials::{HeaderClass, classify},
-    directives::{Directives, connection, pragma},
+    directives::{Directives, Scope, connection, pragma},
+    policy::PolicyKind,
     reason::Reason,
 };
 
 /// The rules for requests, as far as the user of the layer sets them.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(super) struct RequestRules {
+    pub(super) policy: PolicyKind,
     /// Headers that look like credentials, and that are in the key or declared harmless.
     pub(super) known_headers: Vec<String>,
     pub(super) ignored_cookies: IgnoredCookies,
 }
 
 impl RequestRules {
+    pub(super) fn new(policy: PolicyKind) -> Self {
+        Self { policy, known_headers: Vec::new(), ignored_cookies: IgnoredCookies::default() }
+    }
+
     /// Checks that a request may receive the response to another request, if that may be shared.
     /// Returns what it asks of that response.
     pub(super) fn check(
@@ -54,17 +60,24 @@ impl RequestRules {
     }
 
     fn permits(&self, name: &HeaderName, headers: &HeaderMap, coalesce_only: bool) -> bool {
+        let is_careful = self.policy == PolicyKind::Careful;
         match *name {
+            // The response says whether it may be shared (RFC 9111, section 3.5).
+            AUTHORIZATION | COOKIE if !is_careful => true,
             COOKIE => self.ignored_cookies.cover(headers),
             CONNECTION => connection(headers).is_some_and(|names| !names.contains(&UPGRADE)),
-            CACHE_CONTROL => Directives::parse(headers)
-                .is_some_and(|wanted| !wanted.no_store && (coalesce_only || !wanted.no_cache)),
+            CACHE_CONTROL => Directives::parse(headers).is_some_and(|wanted| {
+                let is_refused = wanted.no_store || (is_careful && wanted.malformed);
+                !is_refused && (coalesce_only || wanted.no_cache == Scope::Nothing)
+            }),
+            // Section 5.4: it does not count beside `Cache-Control`.
+            PRAGMA if !is_careful && headers.contains_key(CACHE_CONTROL) => true,
             PRAGMA => coalesce_only || !pragma(headers),
             _ => match classify(name.as_str()) {
                 HeaderClass::Harmless => true,
                 HeaderClass::Forbidden => false,
                 HeaderClass::Credential => {
-                    self.known_headers.iter().any(|known| name == known.as_str())
+                    !is_careful || self.known_headers.iter().any(|known| name == known.as_str())
                 }
             },
         }

@@ -3,26 +3,34 @@
 //! The rules decide before a response is stored or handed to another request. A response is not
 //! shared if it has a property that the rules do not know, or a header that they cannot parse.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use http::{
-    HeaderMap, HeaderValue, StatusCode,
+    HeaderMap, HeaderName, HeaderValue, StatusCode,
     header::{
-        AGE, CONNECTION, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, EXPIRES, PROXY_AUTHENTICATE,
+        ACCEPT_ENCODING, ACCESS_CONTROL_ALLOW_CREDENTIALS, ACCESS_CONTROL_ALLOW_ORIGIN, CONNECTION,
+        CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, ORIGIN, PROXY_AUTHENTICATE,
         PROXY_AUTHORIZATION, SET_COOKIE, TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
     },
     response::Parts,
 };
 
 use super::{
-    directives::{Directives, connection, pragma, seconds},
+    directives::{Directives, Scope, connection, pragma, seconds},
+    lifetime::{self, Lifetime},
+    policy::{Policy, PolicyKind},
     stale::{StaleRules, StaleWindows},
+    subject::Subject,
+    targeted::Controls,
     vary::names,
 };
 
-/// The rules for responses, as far as the user of the layer sets them.
-#[derive(Clone, Copy, Debug)]
+/// The rules for responses to one request, as far as the user of the layer sets them.
+#[derive(Clone, Debug)]
 pub(super) struct ResponseRules {
+    pub(super) policy: Policy,
+    /// The request.
+    pub(super) subject: Subject,
     /// The largest body that may be shared.
     pub(super) max_body: u64,
     /// The lifetime of a response that has none of its own.
@@ -55,60 +63,179 @@ pub(super) struct Freshness {
     pub(super) age: u64,
 }
 
+/// Fields whose response belongs to one caller, whatever it says about caches.
+const PERSONAL: [HeaderName; 5] = [
+    SET_COOKIE,
+    HeaderName::from_static("set-cookie2"),
+    HeaderName::from_static("authentication-info"),
+    HeaderName::from_static("clear-site-data"),
+    TRAILER,
+];
+
 impl ResponseRules {
     /// Classifies a response whose body has at least `least` bytes.
     pub(super) fn classify(&self, parts: &Parts, least: u64) -> ResponseClass {
-        if parts.status.is_client_error() || parts.status.is_server_error() {
-            return ResponseClass::Failing;
-        }
         let headers = &parts.headers;
-        let forbidden = [SET_COOKIE, CONTENT_RANGE, TRAILER];
-        let plain = parts.status == StatusCode::OK
-            && !forbidden.iter().any(|name| headers.contains_key(name))
-            && names(headers).is_some_and(|names| names.is_empty() || !self.coalesce_only)
-            && !pragma(headers)
-            && !endless(headers)
-            && least <= self.max_body;
         let length = || match content_length(headers) {
             Ok(length) => length.is_none_or(|length| length <= self.max_body),
             Err(Contradiction) => false,
         };
-        match self.freshness(headers) {
-            Some(freshness) if plain && length() && connection(headers).is_some() => {
-                ResponseClass::Shareable(freshness)
-            }
-            _ => ResponseClass::Uncacheable,
+        let is_readable = || connection(headers).is_some() && length() && !endless(headers);
+        if least <= self.max_body
+            && self.is_impersonal(headers)
+            && is_readable()
+            && let Some(freshness) = self.freshness(parts)
+        {
+            return ResponseClass::Shareable(freshness);
+        }
+        match parts.status.is_client_error() || parts.status.is_server_error() {
+            true => ResponseClass::Failing,
+            false => ResponseClass::Uncacheable,
         }
     }
 
+    /// Returns whether no field of a response ties it to its caller.
+    fn is_impersonal(&self, headers: &HeaderMap) -> bool {
+        let is_careful = self.policy.kind == PolicyKind::Careful;
+        !PERSONAL.iter().any(|name| headers.contains_key(name))
+            && self.is_selectable(headers)
+            && !depends_on_origin(headers)
+            && !depends_on_encoding(headers)
+            && !(is_careful && (pragma(headers) || headers.contains_key(CONTENT_RANGE)))
+    }
+
+    /// Returns whether requests can tell if they select a response (RFC 9111, section 4.1).
+    fn is_selectable(&self, headers: &HeaderMap) -> bool {
+        names(headers).is_some_and(|names| names.is_empty() || !self.coalesce_only)
+    }
+
     /// Returns `None` if the response must not be shared, or only while it is validated.
-    fn freshness(&self, headers: &HeaderMap) -> Option<Freshness> {
-        let directives = Directives::parse(headers)?;
-        if directives.no_store || directives.no_cache || directives.private {
+    fn freshness(&self, parts: &Parts) -> Option<Freshness> {
+        let headers = &parts.headers;
+        let controls = Controls::of(headers)?;
+        if !self.is_storable(parts, &controls.directives) {
             return None;
         }
-        let mut ages = headers.get_all(AGE).iter();
-        let age = match (ages.next(), ages.next()) {
-            (None, _) => 0,
-            (Some(age), None) => seconds(age.to_str().ok()?)?,
-            _ => return None,
-        };
+        let received = SystemTime::now();
+        let age = lifetime::age(headers, received)?;
         if self.coalesce_only {
+            self.is_status_shared(parts.status).then_some(())?;
             let stale = StaleWindows::default();
             return Some(Freshness { lifetime: Duration::ZERO, stale, age });
         }
-        // `max-age=0` forbids sharing, even next to a larger `s-maxage`.
-        let lifetime = match (directives.s_maxage, directives.max_age) {
-            (Some(0), _) | (_, Some(0)) => return None,
-            (Some(seconds), _) | (None, Some(seconds)) => Duration::from_secs(seconds),
-            // A date would have to be compared with a clock that may be wrong.
-            (None, None) if headers.contains_key(EXPIRES) => return None,
-            (None, None) => self.default_lifetime?,
-        };
+        let lifetime = self.lifetime(parts, &controls, received)?;
         let lifetime = lifetime.checked_sub(Duration::from_secs(age))?;
-        let stale = self.stale.windows(&directives);
+        let stale = self.stale.windows(&controls.directives);
         (!lifetime.is_zero()).then_some(Freshness { lifetime, stale, age })
     }
+
+    /// Returns whether a response may be stored at all (RFC 9111, section 3).
+    fn is_storable(&self, parts: &Parts, directives: &Directives) -> bool {
+        let headers = &parts.headers;
+        if matches!(parts.status.as_u16(), ..200 | 206 | 304)
+            || directives.no_store
+            // Section 5.2.2.3.
+            || (directives.must_understand && !is_understood(parts.status))
+            || (parts.status.is_redirection() && self.subject.is_redirected_to_itself(headers))
+        {
+            return false;
+        }
+        match self.policy.kind {
+            PolicyKind::Careful => {
+                let is_whole = |scope: &Scope| *scope == Scope::Nothing;
+                !directives.malformed
+                    && is_whole(&directives.no_cache)
+                    && is_whole(&directives.private)
+            }
+            PolicyKind::Rfc9111 => {
+                !directives.no_cache.covers(headers)
+                    && !directives.private.covers(headers)
+                    && (!self.subject.is_authorized || permits_authorized(directives))
+            }
+        }
+    }
+
+    /// Returns whether responses with a status are shared.
+    fn is_status_shared(&self, status: StatusCode) -> bool {
+        status == StatusCode::OK
+            || self.policy.kind == PolicyKind::Rfc9111
+            || self.policy.lifetime_of(status).is_some()
+    }
+
+    /// Returns how long a response is fresh from its origin on.
+    fn lifetime(
+        &self,
+        parts: &Parts,
+        controls: &Controls,
+        received: SystemTime,
+    ) -> Option<Duration> {
+        let (status, headers) = (parts.status, &parts.headers);
+        if !self.is_status_shared(status) {
+            return None;
+        }
+        let is_careful = self.policy.kind == PolicyKind::Careful;
+        if is_careful && controls.directives.max_age == Some(0) {
+            // It forbids sharing, even next to a larger `s-maxage`.
+            return None;
+        }
+        match lifetime::named(controls, headers, received) {
+            Lifetime::Named(lifetime) => Some(lifetime),
+            // The clock may be wrong.
+            Lifetime::Until(_) if is_careful => None,
+            Lifetime::Until(lifetime) => Some(lifetime),
+            Lifetime::Silent => self.unnamed_lifetime(parts, &controls.directives, received),
+        }
+    }
+
+    fn unnamed_lifetime(
+        &self,
+        parts: &Parts,
+        directives: &Directives,
+        received: SystemTime,
+    ) -> Option<Duration> {
+        let default = self.default_lifetime.filter(|_| parts.status == StatusCode::OK);
+        let set = self.policy.lifetime_of(parts.status).or(default);
+        let limit = self.policy.heuristic_limit;
+        let is_heuristic = is_heuristically_cacheable(parts.status) || directives.public;
+        let heuristic = || lifetime::heuristic(&parts.headers, received, limit);
+        set.or_else(|| heuristic().filter(|_| is_heuristic))
+    }
+}
+
+/// Returns whether a response to a request with `Authorization` may be shared (RFC 9111, section
+/// 3.5).
+fn permits_authorized(directives: &Directives) -> bool {
+    directives.public || directives.must_revalidate || directives.s_maxage.is_some()
+}
+
+/// Returns whether the rules of a status are known here (RFC 9111, section 3). The rules of `206`
+/// and `304` are not.
+fn is_understood(status: StatusCode) -> bool {
+    is_heuristically_cacheable(status) || matches!(status.as_u16(), 302 | 303 | 307)
+}
+
+/// RFC 9110, section 15.1.
+fn is_heuristically_cacheable(status: StatusCode) -> bool {
+    matches!(status.as_u16(), 200 | 203 | 204 | 300 | 301 | 308 | 404 | 405 | 410 | 414 | 501)
+}
+
+/// Returns whether a response is for the web pages of one origin, and its `Vary` does not say so.
+fn depends_on_origin(headers: &HeaderMap) -> bool {
+    let mut origins = headers.get_all(ACCESS_CONTROL_ALLOW_ORIGIN).iter();
+    let is_for_one = origins.any(|origin| origin != "*");
+    (is_for_one || headers.contains_key(ACCESS_CONTROL_ALLOW_CREDENTIALS))
+        && !varies(headers, &ORIGIN)
+}
+
+/// Returns whether a body has an encoding that some clients cannot read, and its `Vary` does not
+/// say so.
+fn depends_on_encoding(headers: &HeaderMap) -> bool {
+    headers.contains_key(CONTENT_ENCODING) && !varies(headers, &ACCEPT_ENCODING)
+}
+
+/// Returns whether the `Vary` of a response names a header.
+fn varies(headers: &HeaderMap, name: &HeaderName) -> bool {
+    names(headers).is_some_and(|names| names.contains(name))
 }
 
 /// The header is there twice, or is not a number.

@@ -264,11 +264,11 @@ where
     ResBody: Body,
 {
     let settings = &http.0;
-    let (rules, deadline) = (settings.response_rules(), settings.body_deadline());
     if let Some(marker) = http.renewed_marker(&lead) {
         return Ok(Produced::Value(marker));
     }
     let ExchangeState::Pending(mut request) = exchange.take() else { return Err(lost()) };
+    let (rules, deadline) = (settings.response_rules(&request), settings.body_deadline());
     asked::ask_for_all(&mut request);
     let headers = request.headers().clone();
     let response = match oneshot(inner, request).await {

@@ -2,7 +2,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::{
-    HeaderValue, Response, StatusCode,
+    HeaderValue, Request, Response, StatusCode,
     header::{CACHE_CONTROL, RETRY_AFTER},
     request::Parts,
 };
@@ -13,11 +13,13 @@ use super::{
     CachedResponse, KeyFor,
     asked::Asked,
     key::{self, KeyPart},
+    policy::{Policy, PolicyKind},
     reason::Reason,
     recent::RecentAnswers,
     requests::RequestRules,
     responses::ResponseRules,
     stale::StaleRules,
+    subject::Subject,
     variants::Variants,
 };
 use crate::{
@@ -41,6 +43,7 @@ pub(super) struct HttpSettings {
     pub(super) recent: Arc<RecentAnswers>,
     pub(super) variants: Arc<Variants>,
     pub(super) requests: RequestRules,
+    pub(super) policy: Policy,
     pub(super) key_parts: Vec<KeyPart>,
     pub(super) max_body: u64,
     pub(super) default_lifetime: Option<Duration>,
@@ -74,7 +77,8 @@ impl HttpSettings {
             variants: Arc::new(Variants::new()),
             stale: StaleRules::of(&cache),
             cache,
-            requests: RequestRules::default(),
+            requests: RequestRules::new(PolicyKind::Careful),
+            policy: Policy::careful(),
             key_parts: Vec::new(),
             max_body: 1 << 20,
             default_lifetime: None,
@@ -95,8 +99,11 @@ impl HttpSettings {
         key::key(parts, &self.key_parts, self.coalesce_only, self.cache.key_limit())
     }
 
-    pub(super) fn response_rules(&self) -> ResponseRules {
+    /// Returns the rules for the response to a request.
+    pub(super) fn response_rules<B>(&self, request: &Request<B>) -> ResponseRules {
         ResponseRules {
+            policy: self.policy.clone(),
+            subject: Subject::of(request),
             max_body: self.max_body.min(self.cache.value_limit() as u64),
             default_lifetime: self.default_lifetime,
             coalesce_only: self.coalesce_only,

@@ -46,7 +46,7 @@ impl StaleRules {
 
     /// Returns the windows of a response with these directives.
     pub(super) fn windows(&self, directives: &Directives) -> StaleWindows {
-        if directives.revalidate {
+        if directives.revalidates() {
             return StaleWindows::default();
         }
         let window = |named: Option<u64>, setting: Duration| match named {

@@ -13,7 +13,8 @@ use super::origin::{
 };
 
 const MODIFIED: &str = "Tue, 15 Nov 1994 12:45:25 GMT";
-const DATE: &str = "Tue, 15 Nov 1994 12:45:30 GMT";
+/// A date to come, for one that is over would age the answer.
+const DATE: &str = "Wed, 19 Nov 2081 12:45:30 GMT";
 const BODY: &str = "0123456789";
 
 /// Returns an origin that says what reaches it in the headers of its answers.

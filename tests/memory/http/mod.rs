@@ -10,6 +10,7 @@ mod names;
 mod odd;
 mod origin;
 mod passes;
+mod policy;
 mod routers;
 mod rules;
 mod stale;

@@ -1,0 +1,165 @@
+//! How long a response is fresh, and how old it is (RFC 9111, section 4.2).
+
+use std::time::{Duration, SystemTime};
+
+use http::{
+    HeaderMap, HeaderName,
+    header::{AGE, DATE, EXPIRES, LAST_MODIFIED},
+};
+
+use super::{directives::seconds, targeted::Controls};
+
+/// The lifetime that a response names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Lifetime {
+    /// This long from the origin on.
+    Named(Duration),
+    /// A date that has to be compared with the clock of this process.
+    Until(Duration),
+    /// The response names none.
+    Silent,
+}
+
+/// Returns the lifetime that a response names (section 4.2.1).
+///
+/// `received` is the time at which it came. Invalid freshness is stale.
+pub(super) fn named(controls: &Controls, headers: &HeaderMap, received: SystemTime) -> Lifetime {
+    let directives = &controls.directives;
+    if let Some(seconds) = directives.s_maxage.or(directives.max_age) {
+        return Lifetime::Named(Duration::from_secs(seconds));
+    }
+    if controls.is_targeted || !headers.contains_key(EXPIRES) {
+        return Lifetime::Silent;
+    }
+    let Some(expires) = date(headers, &EXPIRES) else { return Lifetime::Named(Duration::ZERO) };
+    let since = |date| expires.duration_since(date).unwrap_or_default();
+    match date(headers, &DATE) {
+        Some(date) => Lifetime::Named(since(date)),
+        None => Lifetime::Until(since(received)),
+    }
+}
+
+/// Returns a lifetime of a tenth of the time since the last change (section 4.2.2).
+pub(super) fn heuristic(
+    headers: &HeaderMap,
+    received: SystemTime,
+    limit: Duration,
+) -> Option<Duration> {
+    let changed = date(headers, &LAST_MODIFIED)?;
+    let sent = date(headers, &DATE).unwrap_or(received);
+    Some((sent.duration_since(changed).ok()? / 10).min(limit))
+}
+
+/// Returns the age of a response at its arrival, in seconds (section 4.2.3).
+///
+/// Returns `None` if its `Age` is invalid. The response may be of any age then.
+pub(super) fn age(headers: &HeaderMap, received: SystemTime) -> Option<u64> {
+    let mut lines = headers.get_all(AGE).iter();
+    let told = match (lines.next(), lines.next()) {
+        (None, _) => 0,
+        (Some(age), None) => seconds(age.to_str().ok()?)?,
+        _ => return None,
+    };
+    let apparent = date(headers, &DATE).and_then(|sent| received.duration_since(sent).ok());
+    Some(told.max(apparent.unwrap_or_default().as_secs()))
+}
+
+/// Returns the date in a header. One that is there twice is no date.
+fn date(headers: &HeaderMap, name: &HeaderName) -> Option<SystemTime> {
+    let mut lines = headers.get_all(name).iter();
+    let (line, second) = (lines.next()?, lines.next());
+    second.is_none().then(|| httpdate::parse_http_date(line.to_str().ok()?).ok()).flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+
+    use super::*;
+
+    /// 14 November 2023, 22:13:20.
+    fn now() -> SystemTime {
+        SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000)
+    }
+
+    /// Returns headers in which `+9` and `-9` stand for dates around now.
+    fn headers(fields: &[(&'static str, &str)]) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        for (name, value) in fields {
+            let offset = value.strip_prefix('@').map(|offset| offset.parse::<i64>().unwrap());
+            let value = match offset {
+                Some(offset) if offset < 0 => {
+                    httpdate::fmt_http_date(now() - Duration::from_secs(offset.unsigned_abs()))
+                }
+                Some(offset) => {
+                    httpdate::fmt_http_date(now() + Duration::from_secs(offset.unsigned_abs()))
+                }
+                None => (*value).to_owned(),
+            };
+            headers.append(*name, HeaderValue::from_str(&value).unwrap());
+        }
+        headers
+    }
+
+    /// RFC 9111, sections 4.2.1 and 5.3.
+    #[test]
+    fn the_first_of_the_lifetimes_counts() {
+        let named_for = |seconds| Lifetime::Named(Duration::from_secs(seconds));
+        for (fields, expected) in [
+            (&[][..], Lifetime::Silent),
+            (&[("cache-control", "max-age=5, s-maxage=8"), ("expires", "@9")], named_for(8)),
+            (&[("cache-control", "max-age=5"), ("expires", "@9"), ("date", "@0")], named_for(5)),
+            (&[("expires", "@9"), ("date", "@-5")], named_for(14)),
+            (&[("expires", "@9"), ("date", "@10")], named_for(0)),
+            (&[("expires", "0"), ("date", "@0")], named_for(0)),
+            (&[("expires", "@9"), ("expires", "@9"), ("date", "@0")], named_for(0)),
+            (&[("expires", "Tuesday, 14-Nov-23 22:13:29 GMT"), ("date", "@0")], named_for(9)),
+            (&[("expires", "@9")], Lifetime::Until(Duration::from_secs(9))),
+            (&[("expires", "@9"), ("date", "x")], Lifetime::Until(Duration::from_secs(9))),
+            (&[("cdn-cache-control", "public"), ("expires", "@9")], Lifetime::Silent),
+            (&[("cdn-cache-control", "max-age=1"), ("expires", "@9")], named_for(1)),
+        ] {
+            let headers = headers(fields);
+            let controls = Controls::of(&headers).unwrap();
+            assert_eq!(named(&controls, &headers, now()), expected, "{fields:?}");
+        }
+    }
+
+    /// RFC 9111, section 4.2.2.
+    #[test]
+    fn a_tenth_of_the_time_since_the_last_change_is_the_heuristic() {
+        let limit = Duration::from_secs(50);
+        for (fields, expected) in [
+            (&[][..], None),
+            (&[("last-modified", "@-100"), ("date", "@0")], Some(10)),
+            (&[("last-modified", "@-100"), ("date", "@100")], Some(20)),
+            (&[("last-modified", "@-100")], Some(10)),
+            (&[("last-modified", "@-5000")], Some(50)),
+            (&[("last-modified", "@5")], None),
+            (&[("last-modified", "yesterday")], None),
+        ] {
+            let found = heuristic(&headers(fields), now(), limit);
+            assert_eq!(found, expected.map(Duration::from_secs), "{fields:?}");
+        }
+    }
+
+    /// RFC 9111, sections 4.2.3 and 5.1.
+    #[test]
+    fn the_age_is_the_greater_of_what_is_told_and_what_is_apparent() {
+        for (fields, expected) in [
+            (&[][..], Some(0)),
+            (&[("age", "7")], Some(7)),
+            (&[("age", "7"), ("date", "@-3")], Some(7)),
+            (&[("age", "7"), ("date", "@-30")], Some(30)),
+            (&[("date", "@30")], Some(0)),
+            (&[("date", "x")], Some(0)),
+            (&[("age", "99999999999999999999")], Some(u64::MAX)),
+            (&[("age", "7"), ("age", "7")], None),
+            (&[("age", "7, 7")], None),
+            (&[("age", "-7")], None),
+            (&[("age", "x")], None),
+        ] {
+            assert_eq!(age(&headers(fields), now()), expected, "{fields:?}");
+        }
+    }
+}

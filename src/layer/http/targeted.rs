@@ -1,0 +1,194 @@
+//! The field that controls this cache: a targeted one (RFC 9213), else `Cache-Control`.
+
+use std::collections::BTreeMap;
+
+use http::{HeaderMap, HeaderName, HeaderValue};
+
+use super::{
+    directives::{Directives, Scope},
+    structured::{Item, dictionary},
+};
+
+const CDN_CACHE_CONTROL: HeaderName = HeaderName::from_static("cdn-cache-control");
+const SURROGATE_CONTROL: HeaderName = HeaderName::from_static("surrogate-control");
+
+/// The name by which `Surrogate-Control` addresses this cache alone.
+const TARGET: &str = "bellwether";
+
+/// The directives that a response has for this cache.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Controls {
+    pub(super) directives: Directives,
+    /// They come from a targeted field, so `Cache-Control` and `Expires` do not count.
+    pub(super) is_targeted: bool,
+}
+
+impl Controls {
+    /// Reads `CDN-Cache-Control`, else `Surrogate-Control`, else `Cache-Control`.
+    ///
+    /// A targeted field counts if it says anything that this cache knows. Returns `None` if the
+    /// field that counts is not readable.
+    pub(super) fn of(headers: &HeaderMap) -> Option<Self> {
+        if let Some(directives) = cdn(headers).filter(says_something) {
+            return Some(Self { directives, is_targeted: true });
+        }
+        if headers.contains_key(&SURROGATE_CONTROL) {
+            let lines = headers.get_all(&SURROGATE_CONTROL);
+            let is_mine = |name: &str| name.eq_ignore_ascii_case(TARGET);
+            let directives = Directives::parse_lines(lines, is_mine)?;
+            if says_something(&directives) {
+                return Some(Self { directives, is_targeted: true });
+            }
+        }
+        Some(Self { directives: Directives::parse(headers)?, is_targeted: false })
+    }
+}
+
+fn says_something(directives: &Directives) -> bool {
+    *directives != Directives::default()
+}
+
+/// Reads `CDN-Cache-Control`. One that is not a dictionary is ignored (RFC 9213, section 2.1).
+fn cdn(headers: &HeaderMap) -> Option<Directives> {
+    let lines: Result<Vec<_>, _> =
+        headers.get_all(&CDN_CACHE_CONTROL).iter().map(HeaderValue::to_str).collect();
+    Some(Directives::of_members(&dictionary(&lines.ok()?.join(","))?))
+}
+
+impl Directives {
+    fn of_members(members: &BTreeMap<String, Item>) -> Self {
+        let is = |name| matches!(members.get(name), Some(item) if *item != Item::Boolean(false));
+        // A number of another type is invalid, so the response is stale.
+        let seconds = |name| match members.get(name)? {
+            Item::Integer(number) => Some(u64::try_from(*number).unwrap_or(0)),
+            _ => Some(0),
+        };
+        let scope = |name| {
+            let mut scope = Scope::Nothing;
+            match members.get(name) {
+                None | Some(Item::Boolean(false)) => {}
+                Some(Item::Text(fields)) => scope.widen(Some(fields)),
+                Some(_) => scope.widen(None),
+            }
+            scope
+        };
+        Self {
+            no_store: is("no-store"),
+            no_cache: scope("no-cache"),
+            private: scope("private"),
+            public: is("public"),
+            must_understand: is("must-understand"),
+            must_revalidate: is("must-revalidate"),
+            proxy_revalidate: is("proxy-revalidate"),
+            max_age: seconds("max-age"),
+            s_maxage: seconds("s-maxage"),
+            stale_while_revalidate: seconds("stale-while-revalidate"),
+            stale_if_error: seconds("stale-if-error"),
+            malformed: false,
+        }
+    }
+}
+
+/// Checks rules that hold for all header lines. The fuzz target `directives` calls it.
+#[cfg(any(fuzzing, test))]
+pub(crate) fn check_any_lines(lines: &[u8]) {
+    use http::header::{CACHE_CONTROL, CONNECTION};
+
+    let values = |lines: &[u8]| -> Vec<HeaderValue> {
+        let lines = lines.split(|byte| *byte == b'\n');
+        lines.filter_map(|line| HeaderValue::from_bytes(line).ok()).collect()
+    };
+    let parse = |values: &[HeaderValue]| {
+        let mut headers = HeaderMap::new();
+        for value in values {
+            for name in [CACHE_CONTROL, CONNECTION, SURROGATE_CONTROL, CDN_CACHE_CONTROL] {
+                headers.append(name, value.clone());
+            }
+        }
+        let _ = (super::directives::connection(&headers), Controls::of(&headers));
+        // A dictionary that restricts is never overruled by `Cache-Control`.
+        if cdn(&headers).is_some_and(|directives| directives.no_store) {
+            let controls = Controls::of(&headers);
+            assert!(controls.is_some_and(|controls| controls.directives.no_store));
+        }
+        Directives::parse(&headers)
+    };
+
+    let mut values_of_lines = values(lines);
+    let parsed = parse(&values_of_lines);
+    assert_eq!(parse(&values(&lines.to_ascii_uppercase())), parsed, "case matters");
+    if let Some(directives) = parsed {
+        let joined = values_of_lines.iter().map(HeaderValue::as_bytes).collect::<Vec<_>>();
+        let joined = joined.join(&b", "[..]);
+        assert_eq!(parse(&values(&joined)).as_ref(), Some(&directives), "several lines differ");
+        values_of_lines.push(HeaderValue::from_static("no-store"));
+        let restricted = Directives { no_store: true, ..directives };
+        assert_eq!(parse(&values_of_lines), Some(restricted), "a restriction is lost");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn controls(headers: &[(&'static str, &'static str)]) -> Option<Controls> {
+        let mut map = HeaderMap::new();
+        for (name, value) in headers {
+            map.append(*name, HeaderValue::from_static(value));
+        }
+        Controls::of(&map)
+    }
+
+    /// RFC 9213, section 2.2.
+    #[test]
+    fn the_first_readable_field_controls() {
+        let general = ("cache-control", "max-age=1");
+        for (headers, max_age, is_targeted) in [
+            (&[general][..], Some(1), false),
+            (&[general, ("cdn-cache-control", "max-age=2")], Some(2), true),
+            (&[general, ("cdn-cache-control", "max-age=2;a, foo")], Some(2), true),
+            (&[general, ("cdn-cache-control", "max-age=\"2\"")], Some(0), true),
+            (&[general, ("cdn-cache-control", "max-age=-2")], Some(0), true),
+            (&[general, ("cdn-cache-control", "no-store")], None, true),
+            (&[general, ("cdn-cache-control", "no-store=?0")], Some(1), false),
+            (
+                &[general, ("cdn-cache-control", "max-age=2, a"), ("cdn-cache-control", "b")],
+                Some(2),
+                true,
+            ),
+            (&[general, ("cdn-cache-control", "")], Some(1), false),
+            (&[general, ("cdn-cache-control", "foo")], Some(1), false),
+            (&[general, ("cdn-cache-control", "Max-Age=2")], Some(1), false),
+            (&[general, ("cdn-cache-control", "max-age = 2")], Some(1), false),
+            (&[general, ("surrogate-control", "MAX-age=3")], Some(3), true),
+            (&[general, ("surrogate-control", "max-age=3;Bellwether")], Some(3), true),
+            (&[general, ("surrogate-control", "max-age=3;other")], Some(1), false),
+            (&[general, ("surrogate-control", "content=\"ESI/1.0\"")], Some(1), false),
+            (
+                &[("surrogate-control", "max-age=3"), ("cdn-cache-control", "max-age=2")],
+                Some(2),
+                true,
+            ),
+        ] {
+            let found = controls(headers).unwrap();
+            assert_eq!(
+                (found.directives.max_age, found.is_targeted),
+                (max_age, is_targeted),
+                "{headers:?}"
+            );
+        }
+        assert_eq!(controls(&[general, ("surrogate-control", "x=\"")]), None);
+    }
+
+    #[test]
+    fn members_of_a_dictionary_are_directives() {
+        let found = controls(&[(
+            "cdn-cache-control",
+            "private=\"x-user\", no-cache, must-revalidate, s-maxage=4, stale-if-error=5",
+        )]);
+        let directives = found.unwrap().directives;
+        assert_eq!(directives.private, Scope::Fields(vec!["x-user".to_owned()]));
+        assert_eq!((directives.no_cache, directives.must_revalidate), (Scope::All, true));
+        assert_eq!((directives.s_maxage, directives.stale_if_error), (Some(4), Some(5)));
+    }
+}

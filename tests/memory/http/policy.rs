@@ -1,0 +1,264 @@
+//! What the two policies share.
+
+use std::time::{Duration, SystemTime};
+
+use axum::body::Body;
+use bellwether::{BellwetherLayer, MemoryBackend, layer::Policy};
+use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, Version, header::LOCATION};
+use tower::Layer;
+
+use super::origin::{Inner, Layered, ask, cache, get, get_with, origin};
+
+type Headers<'a> = &'a [(&'static str, &'static str)];
+
+fn policies() -> [(&'static str, Policy); 2] {
+    [("careful", Policy::careful()), ("rfc9111", Policy::rfc9111())]
+}
+
+fn layered(inner: &Inner, policy: Policy) -> Layered {
+    BellwetherLayer::http(cache(&MemoryBackend::new())).policy(policy).layer(inner.clone())
+}
+
+/// Returns headers in which a number behind an `@` stands for a date, in seconds from now on.
+fn dated(headers: Headers<'_>) -> HeaderMap {
+    let mut map = HeaderMap::new();
+    for (name, value) in headers {
+        let value = match value.strip_prefix('@').map(|offset| offset.parse::<f64>().unwrap()) {
+            Some(offset) => {
+                let length = Duration::from_secs_f64(offset.abs());
+                let now = SystemTime::now();
+                let date = if offset < 0.0 { now - length } else { now + length };
+                httpdate::fmt_http_date(date)
+            }
+            None => (*value).to_owned(),
+        };
+        let value = HeaderValue::from_str(&value).unwrap();
+        map.append(HeaderName::from_static(name), value);
+    }
+    map
+}
+
+/// Returns how many of two requests reached the origin.
+async fn calls(status: u16, answer: Headers<'_>, request: Headers<'_>, policy: Policy) -> usize {
+    let (status, answer) = (StatusCode::from_u16(status).unwrap(), dated(answer));
+    let (inner, calls) = origin(move |call, _| {
+        let mut response = Response::new(Body::from(call.to_string()));
+        *response.status_mut() = status;
+        *response.headers_mut() = answer.clone();
+        response
+    });
+    let service = layered(&inner, policy);
+    for _ in 0..2 {
+        ask(&service, get_with(request)).await;
+    }
+    calls.count()
+}
+
+/// Asserts for both policies whether a `200` is shared.
+async fn assert_shared(table: &[(Headers<'_>, [bool; 2])]) {
+    for (headers, expected) in table {
+        for ((name, policy), is_shared) in policies().into_iter().zip(expected) {
+            let expected = if *is_shared { 1 } else { 2 };
+            assert_eq!(calls(200, headers, &[], policy).await, expected, "{name} {headers:?}");
+        }
+    }
+}
+
+/// RFC 9111, sections 4.2.1, 4.2.2, 4.2.3, 5.2.2 and 5.3.
+#[tokio::test(start_paused = true)]
+async fn the_lifetime_of_an_answer_is_that_of_its_policy() {
+    assert_shared(&[
+        (&[("cache-control", "max-age=60")], [true, true]),
+        (&[("cache-control", "max-age=60"), ("age", "60")], [false, false]),
+        (&[("cache-control", "max-age=60"), ("date", "@-90")], [false, false]),
+        (&[("cache-control", "max-age=60"), ("date", "@90")], [true, true]),
+        (&[("expires", "@60"), ("date", "@0")], [true, true]),
+        (&[("expires", "@-60"), ("date", "@0")], [false, false]),
+        (&[("expires", "@60"), ("date", "@60")], [false, false]),
+        (&[("expires", "@60")], [false, true]),
+        (&[("expires", "0"), ("date", "@0")], [false, false]),
+        (&[("cache-control", "max-age=60"), ("expires", "0")], [true, true]),
+        (&[("cache-control", "max-age=0, s-maxage=60")], [false, true]),
+        (&[("cache-control", "max-age=60, s-maxage=0")], [false, false]),
+        (&[("last-modified", "@-6000"), ("date", "@0")], [false, true]),
+        (&[("last-modified", "@-6000"), ("cache-control", "max-age=0")], [false, false]),
+        (&[("last-modified", "@60"), ("date", "@0")], [false, false]),
+        (&[("cache-control", "public")], [false, false]),
+        (&[("cache-control", "max-age=60, max-age=50")], [false, true]),
+        (&[("cache-control", "max-age=60, max-age=0")], [false, false]),
+        (&[("cache-control", "max-age=60x")], [false, false]),
+        (&[("cache-control", "max-age=60, x y")], [false, true]),
+        (&[("cache-control", "max-age=60, x=\"")], [false, false]),
+        (&[("cache-control", "max-age=60"), ("pragma", "no-cache")], [false, true]),
+    ])
+    .await;
+}
+
+/// RFC 9111, sections 5.2.2.4, 5.2.2.5, 5.2.2.7 and 3.
+#[tokio::test(start_paused = true)]
+async fn an_answer_for_one_caller_is_never_shared() {
+    let fresh = ("cache-control", "max-age=60");
+    assert_shared(&[
+        (&[("cache-control", "max-age=60, no-store")], [false, false]),
+        (&[("cache-control", "max-age=60, private")], [false, false]),
+        (&[("cache-control", "max-age=60, no-cache")], [false, false]),
+        (&[("cache-control", "max-age=60, private=\"x-user\"")], [false, true]),
+        (&[("cache-control", "max-age=60, private=\"x-user\""), ("x-user", "1")], [false, false]),
+        (&[("cache-control", "max-age=60, no-cache=\"x-user\""), ("x-user", "1")], [false, false]),
+        (&[fresh, ("set-cookie", "session=1")], [false, false]),
+        (&[fresh, ("set-cookie2", "session=1")], [false, false]),
+        (&[fresh, ("authentication-info", "nextnonce=1")], [false, false]),
+        (&[fresh, ("clear-site-data", "\"cookies\"")], [false, false]),
+        (&[fresh, ("access-control-allow-origin", "https://a.example")], [false, false]),
+        (&[fresh, ("access-control-allow-origin", "*")], [true, true]),
+        (
+            &[
+                fresh,
+                ("access-control-allow-origin", "*"),
+                ("access-control-allow-credentials", "true"),
+            ],
+            [false, false],
+        ),
+        (&[fresh, ("content-encoding", "gzip")], [false, false]),
+        (&[fresh, ("content-encoding", "gzip"), ("vary", "accept")], [false, false]),
+        (&[fresh, ("content-encoding", "gzip"), ("vary", "Accept-Encoding")], [true, true]),
+        (
+            &[fresh, ("access-control-allow-origin", "https://a.example"), ("vary", "origin")],
+            [true, true],
+        ),
+        (&[fresh, ("vary", "*")], [false, false]),
+        (&[fresh, ("trailer", "x")], [false, false]),
+    ])
+    .await;
+}
+
+/// RFC 9213, section 2.2.
+#[tokio::test(start_paused = true)]
+async fn a_targeted_field_takes_the_place_of_cache_control() {
+    assert_shared(&[
+        (&[("cdn-cache-control", "max-age=60")], [true, true]),
+        (&[("cdn-cache-control", "max-age=60"), ("cache-control", "no-store")], [true, true]),
+        (&[("cdn-cache-control", "max-age=60"), ("cache-control", "private")], [true, true]),
+        (&[("cdn-cache-control", "max-age=60"), ("expires", "0")], [true, true]),
+        (&[("cdn-cache-control", "no-store"), ("cache-control", "max-age=60")], [false, false]),
+        (&[("cdn-cache-control", "max-age=0"), ("cache-control", "max-age=60")], [false, false]),
+        (&[("cdn-cache-control", "max-age=60"), ("age", "90")], [false, false]),
+        (&[("cdn-cache-control", "max-age 60"), ("cache-control", "no-store")], [false, false]),
+        (&[("cdn-cache-control", "max-age=60"), ("set-cookie", "a=1")], [false, false]),
+        (&[("surrogate-control", "max-age=60"), ("cache-control", "no-store")], [true, true]),
+        (
+            &[("surrogate-control", "max-age=60;other"), ("cache-control", "no-store")],
+            [false, false],
+        ),
+        (&[("surrogate-control", "no-store"), ("cache-control", "max-age=60")], [false, false]),
+    ])
+    .await;
+}
+
+/// RFC 9110, section 15.1, and RFC 9111, sections 3 and 5.2.2.3.
+#[tokio::test(start_paused = true)]
+async fn statuses_are_shared_by_policy() {
+    let (fresh, changed) = ([("cache-control", "max-age=60")], [("last-modified", "@-6000")]);
+    let public = [("last-modified", "@-6000"), ("cache-control", "public")];
+    let understood = [("cache-control", "max-age=60, must-understand")];
+    for status in (200..600).filter(|status| *status != 304) {
+        let shared = |expected| if expected { 1 } else { 2 };
+        let careful = calls(status, &fresh, &[], Policy::careful()).await;
+        assert_eq!(careful, shared(status == 200), "{status}");
+        for (headers, expected) in [
+            (&fresh[..], status != 206),
+            (
+                &changed[..],
+                matches!(status, 200 | 203 | 204 | 300 | 301 | 308 | 404 | 405 | 410 | 414 | 501),
+            ),
+            (&public[..], status != 206),
+            (
+                &understood[..],
+                matches!(
+                    status,
+                    200 | 203 | 204 | 300..=303 | 307 | 308 | 404 | 405 | 410 | 414 | 501
+                ),
+            ),
+        ] {
+            let found = calls(status, headers, &[], Policy::rfc9111()).await;
+            assert_eq!(found, shared(expected), "{status} {headers:?}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_status_may_have_a_lifetime_of_its_own() {
+    for (_, policy) in policies() {
+        for status in [301, 308, 404, 410] {
+            let code = StatusCode::from_u16(status).unwrap();
+            let policy = policy.clone().status_lifetime(code, Duration::from_secs(5));
+            assert_eq!(calls(status, &[], &[], policy.clone()).await, 1, "{status}");
+            let explicit = [("cache-control", "max-age=0")];
+            assert_eq!(calls(status, &explicit, &[], policy.clone()).await, 2, "{status}");
+            assert_eq!(calls(307, &[], &[], policy).await, 2);
+        }
+    }
+}
+
+/// Otherwise the redirect of a plain request would be served to the request that follows it.
+#[tokio::test(start_paused = true)]
+async fn a_redirect_to_the_other_scheme_is_not_shared() {
+    for (location, expected) in [("https://shop.example/a", 2), ("https://shop.example/b", 1)] {
+        let (inner, calls) = origin(move |_, _| {
+            let mut response = Response::new(Body::empty());
+            *response.status_mut() = StatusCode::MOVED_PERMANENTLY;
+            response.headers_mut().insert(LOCATION, HeaderValue::from_static(location));
+            response
+        });
+        let policy = Policy::careful();
+        let day = Duration::from_secs(86_400);
+        let policy = policy.status_lifetime(StatusCode::MOVED_PERMANENTLY, day);
+        let service = layered(&inner, policy);
+        for _ in 0..2 {
+            let mut request = get("/a");
+            request.headers_mut().insert("host", HeaderValue::from_static("shop.example"));
+            ask(&service, request).await;
+        }
+        assert_eq!(calls.count(), expected, "{location}");
+    }
+}
+
+/// RFC 9111, section 3.5.
+#[tokio::test(start_paused = true)]
+async fn credentials_and_cookies_are_for_the_policy() {
+    let authorized = [("authorization", "Basic YTpi")];
+    for (request, answer, expected) in [
+        (&authorized[..], "max-age=60", [2, 2]),
+        (&authorized, "max-age=60, public", [2, 1]),
+        (&authorized, "max-age=60, must-revalidate", [2, 1]),
+        (&authorized, "s-maxage=60", [2, 1]),
+        (&authorized, "max-age=60, proxy-revalidate", [2, 2]),
+        (&[("cookie", "session=1")], "max-age=60", [2, 1]),
+        (&[("x-api-key", "1")], "max-age=60", [2, 1]),
+        (&[("proxy-authorization", "Basic YTpi")], "max-age=60, public", [2, 2]),
+        (&[("x-http-method-override", "DELETE")], "max-age=60, public", [2, 2]),
+        (&[("pragma", "no-cache")], "max-age=60", [2, 2]),
+        (&[("pragma", "no-cache"), ("cache-control", "x")], "max-age=60", [2, 1]),
+        (&[("cache-control", "no-store")], "max-age=60", [2, 2]),
+    ] {
+        for ((name, policy), expected) in policies().into_iter().zip(expected) {
+            let found = calls(200, &[("cache-control", answer)], request, policy).await;
+            assert_eq!(found, expected, "{name} {request:?} {answer}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn clients_of_both_versions_of_http_share() {
+    let (inner, calls) = super::origin::with_headers(&[("cache-control", "max-age=60")]);
+    let service = layered(&inner, Policy::careful());
+    let mut first = get("/a");
+    first.headers_mut().insert("host", HeaderValue::from_static("shop.example"));
+    ask(&service, first).await;
+    for scheme in ["http", "https"] {
+        let mut second = get(&format!("{scheme}://shop.example/a"));
+        *second.version_mut() = Version::HTTP_2;
+        assert_eq!(ask(&service, second).await.text(), "1");
+    }
+    assert_eq!(calls.count(), 1);
+}
