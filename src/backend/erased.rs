@@ -22,7 +22,7 @@ macro_rules! erased {
         $(async fn $method:ident($($arg:ident: $type:ty),*) -> $answer:ty;)*
         $(fn $sync:ident($($sync_arg:ident: $sync_type:ty),*) -> $sync_answer:ty;)*
     ) => {
-        pub(crate) trait $erased: $($bound +)+ Send + Sync + 'static {
+        pub trait $erased: $($bound +)+ Send + Sync + 'static {
             $(fn $method<'a>(
                 &'a self,
                 $($arg: $type),*
@@ -105,7 +105,7 @@ erased! {
 }
 
 /// [`Leases::apart`] without the type.
-pub(crate) trait Apart {
+pub trait Apart {
     fn apart(&self) -> Option<Arc<dyn DynLeases>>;
 }
 
@@ -114,3 +114,10 @@ impl<B: Leases> Apart for B {
         Leases::apart(self).map(|apart| Arc::new(apart) as _)
     }
 }
+
+/// A backend without its type.
+pub struct Erased<T: ?Sized>(pub(crate) Arc<T>);
+
+pub(crate) type ErasedLeases = Erased<dyn DynLeases>;
+pub(crate) type ErasedStore = Erased<dyn DynStore>;
+pub(crate) type ErasedLatches = Erased<dyn DynLatches>;

@@ -1,6 +1,6 @@
-use std::{future::Future, time::Duration};
+use std::{future::Future, sync::Arc, time::Duration};
 
-use super::Leases;
+use super::{Erased, ErasedLatches, Leases};
 use crate::{backend::Owner, error::BackendError, key::Name};
 
 /// Count-down latches: set once, counted down by many, waited for by many.
@@ -52,6 +52,18 @@ pub trait Latches: Leases {
     /// Removes a latch, or whatever stands in its place, and wakes the waiters. Returns whether
     /// something was there.
     fn clear_latch(&self, name: &Name) -> impl Future<Output = Result<bool, BackendError>> + Send;
+
+    /// Returns the backend without its type.
+    ///
+    /// The backends of this crate override it, so that their code is compiled with this crate, and
+    /// not once more with each crate that uses it.
+    #[doc(hidden)]
+    fn erase_latches(self: Arc<Self>) -> ErasedLatches
+    where
+        Self: Sized,
+    {
+        Erased(self)
+    }
 }
 
 /// The progress of a latch.

@@ -43,7 +43,7 @@ mod several;
 mod store;
 mod windows;
 
-use std::{future::Future, time::Duration};
+use std::{future::Future, sync::Arc, time::Duration};
 
 use crate::{
     error::{BackendError, BackendErrorKind},
@@ -73,7 +73,7 @@ pub use self::{
 pub(crate) use self::{
     answer::{ANSWER_LIMIT, answered, answered_by, in_time},
     claim::{HANDOVER_LIFE, QueueKind, TURN_LIFE},
-    erased::{DynLatches, DynLeases, DynStore},
+    erased::{DynLatches, DynLeases, DynStore, Erased, ErasedLatches, ErasedLeases, ErasedStore},
 };
 
 /// The right to act on a name for a limited time.
@@ -272,6 +272,18 @@ pub trait Leases: Send + Sync + 'static {
         Self: Sized,
     {
         None
+    }
+
+    /// Returns the backend without its type.
+    ///
+    /// The backends of this crate override it, so that their code is compiled with this crate, and
+    /// not once more with each crate that uses it.
+    #[doc(hidden)]
+    fn erase_leases(self: Arc<Self>) -> ErasedLeases
+    where
+        Self: Sized,
+    {
+        Erased(self)
     }
 }
 

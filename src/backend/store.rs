@@ -1,6 +1,9 @@
-use std::{future::Future, time::Duration};
+use std::{future::Future, sync::Arc, time::Duration};
 
-use super::{Announcement, BackOff, Claim, Entry, Failure, Grant, Leases, Occupied, Windows};
+use super::{
+    Announcement, BackOff, Claim, Entry, Erased, ErasedStore, Failure, Grant, Leases, Occupied,
+    Windows,
+};
 #[cfg(doc)]
 use crate::{backend::Change, error::BackendErrorKind};
 use crate::{error::BackendError, key::Name};
@@ -143,6 +146,18 @@ pub trait Store: Leases {
         name: &Name,
         fence_life: Duration,
     ) -> impl Future<Output = Result<u64, BackendError>> + Send;
+
+    /// Returns the backend without its type.
+    ///
+    /// The backends of this crate override it, so that their code is compiled with this crate, and
+    /// not once more with each crate that uses it.
+    #[doc(hidden)]
+    fn erase_store(self: Arc<Self>) -> ErasedStore
+    where
+        Self: Sized,
+    {
+        Erased(self)
+    }
 }
 
 /// The answer to [`Store::claim`].

@@ -61,7 +61,10 @@ impl Locks {
     /// Creates the locks of the namespace `bellwether` over a backend.
     pub fn new<B: Latches>(backend: B) -> Self {
         let backend = Arc::new(backend);
-        Self { space: LockSpace::over(backend.clone(), Family::Lock), latches: backend }
+        Self {
+            space: LockSpace::over(backend.clone().erase_leases().0, Family::Lock),
+            latches: backend.erase_latches().0,
+        }
     }
 
     name_settings!();

@@ -10,7 +10,7 @@ use super::{
     occupancy::StoredLatch,
 };
 use crate::{
-    backend::{Change, Countdown, Latches, Owner},
+    backend::{Change, Countdown, Erased, ErasedLatches, Latches, Owner},
     error::BackendError,
     key::Name,
     time::after,
@@ -83,6 +83,11 @@ impl Data {
 }
 
 impl Latches for MemoryBackend {
+    #[inline(never)]
+    fn erase_latches(self: Arc<Self>) -> ErasedLatches {
+        Erased(self)
+    }
+
     async fn set_latch(
         &self,
         name: &Name,

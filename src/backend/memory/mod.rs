@@ -27,7 +27,9 @@ use super::{
     Store, Windows,
 };
 use crate::{
-    backend::{Claim, Entry, Grant, Kept, Mode, Occupied, Renewal},
+    backend::{
+        Claim, Entry, Erased, ErasedLeases, ErasedStore, Grant, Kept, Mode, Occupied, Renewal,
+    },
     error::{BackendError, BackendErrorKind},
     key::Name,
     sync::lock,
@@ -106,6 +108,11 @@ impl fmt::Debug for MemoryBackend {
 }
 
 impl Leases for MemoryBackend {
+    #[inline(never)]
+    fn erase_leases(self: Arc<Self>) -> ErasedLeases {
+        Erased(self)
+    }
+
     fn is_shared(&self) -> bool {
         false
     }
@@ -183,6 +190,11 @@ fn scope(name: &Name) -> String {
 }
 
 impl Store for MemoryBackend {
+    #[inline(never)]
+    fn erase_store(self: Arc<Self>) -> ErasedStore {
+        Erased(self)
+    }
+
     async fn get(&self, name: &Name) -> Result<Option<Entry>, BackendError> {
         Ok(self.data().get(name, Instant::now()))
     }

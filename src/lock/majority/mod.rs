@@ -74,8 +74,10 @@ impl Majority {
     ///
     /// Returns [`InvalidConfig`](ErrorKind::InvalidConfig) if there is no server.
     pub fn new<B: Leases>(servers: impl IntoIterator<Item = B>) -> Result<Self, Error> {
-        let servers: Arc<[_]> =
-            servers.into_iter().map(|server| Janitor::new(Arc::new(server))).collect();
+        let servers: Arc<[_]> = servers
+            .into_iter()
+            .map(|server| Janitor::new(Arc::new(server).erase_leases().0))
+            .collect();
         if servers.is_empty() {
             return Err(Error::new(ErrorKind::InvalidConfig, "a majority needs at least 1 server"));
         }

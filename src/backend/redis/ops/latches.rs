@@ -1,11 +1,11 @@
 //! The [`Latches`] of a Redis backend.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use super::{super::RedisBackend, millis, replies};
 use crate::{
     backend::{
-        Countdown, Latches, Owner,
+        Countdown, Erased, ErasedLatches, Latches, Owner,
         redis::{
             keys,
             scripts::{Call, SCRIPTS},
@@ -25,6 +25,11 @@ impl RedisBackend {
 }
 
 impl Latches for RedisBackend {
+    #[inline(never)]
+    fn erase_latches(self: Arc<Self>) -> ErasedLatches {
+        Erased(self)
+    }
+
     async fn set_latch(
         &self,
         name: &Name,

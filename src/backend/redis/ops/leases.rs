@@ -1,7 +1,7 @@
 //! The [`Leases`] of a Redis backend.
 
 use std::{
-    sync::LazyLock,
+    sync::{Arc, LazyLock},
     time::{Duration, Instant},
 };
 
@@ -15,8 +15,8 @@ use super::{
 };
 use crate::{
     backend::{
-        Acquired, AcquiredAll, Change, Changes, Claim, Claimed, Grant, Kept, Leases, Mode,
-        Occupied, Renewal, acquire_in_order, no_pass,
+        Acquired, AcquiredAll, Change, Changes, Claim, Claimed, Erased, ErasedLeases, Grant, Kept,
+        Leases, Mode, Occupied, Renewal, acquire_in_order, no_pass,
         redis::{
             keys,
             scripts::{Call, SCRIPTS},
@@ -28,6 +28,11 @@ use crate::{
 };
 
 impl Leases for RedisBackend {
+    #[inline(never)]
+    fn erase_leases(self: Arc<Self>) -> ErasedLeases {
+        Erased(self)
+    }
+
     async fn acquire(&self, claim: &Claim) -> Result<Acquired, BackendError> {
         let reply = match claim.mode {
             Mode::Exclusive => {

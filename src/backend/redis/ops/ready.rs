@@ -1,5 +1,6 @@
 //! The check of a server before a service begins to use it.
 
+use futures_util::{FutureExt, future::BoxFuture};
 use redis::Value;
 
 use super::{super::RedisBackend, replies};
@@ -16,11 +17,18 @@ const OLDEST: (u32, u32) = (6, 2);
 
 impl RedisBackend {
     /// Checks each server: its version, and the rights that caches or locks need.
-    pub(in super::super) async fn check_servers(
+    ///
+    /// Returns its future in a box, so that its code is compiled with this crate.
+    #[inline(never)]
+    pub(in super::super) fn check_servers(
         &self,
         for_caches: bool,
         for_locks: bool,
-    ) -> Result<(), BackendError> {
+    ) -> BoxFuture<'_, Result<(), BackendError>> {
+        self.check(for_caches, for_locks).boxed()
+    }
+
+    async fn check(&self, for_caches: bool, for_locks: bool) -> Result<(), BackendError> {
         let servers = &self.0.servers;
         servers.ping().await?;
         for info in servers.run_at_each(redis::cmd("INFO").arg("server")).await? {

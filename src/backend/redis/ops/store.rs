@@ -1,6 +1,9 @@
 //! The [`Store`] of a Redis backend.
 
-use std::{sync::atomic::Ordering, time::Duration};
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
 use bytes::Bytes;
 
@@ -13,8 +16,8 @@ use super::{
 };
 use crate::{
     backend::{
-        Announcement, BackOff, Change, Claim, Claimed, Committed, Entry, Failure, Grant, Owner,
-        Store, Windows,
+        Announcement, BackOff, Change, Claim, Claimed, Committed, Entry, Erased, ErasedStore,
+        Failure, Grant, Owner, Store, Windows,
         redis::{
             keys,
             scripts::{Call, SCRIPTS, Script},
@@ -25,6 +28,11 @@ use crate::{
 };
 
 impl Store for RedisBackend {
+    #[inline(never)]
+    fn erase_store(self: Arc<Self>) -> ErasedStore {
+        Erased(self)
+    }
+
     async fn get(&self, name: &Name) -> Result<Option<Entry>, BackendError> {
         self.read(name, false).await
     }
