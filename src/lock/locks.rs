@@ -112,6 +112,11 @@ impl Locks {
     ///   than the lease.
     /// - A lease of less than 2 s, or one that is not renewed, is not handed over, and none is
     ///   [without handover](Mutex::without_handover). The waiters are notified, and ask.
+    ///
+    /// The turn of a process also ends when none of its callers waits at that moment. So the shares
+    /// are uneven if each process has two or three callers that lock again at once: a caller may
+    /// have a fifth of the holds of another one. A [fair mutex](Self::fair_mutex) has even shares,
+    /// and with so few callers it is as fast.
     pub fn mutex(&self, name: impl Into<Key>) -> Mutex {
         Mutex::new(self.space.clone(), name.into(), Mode::Exclusive)
     }
@@ -124,7 +129,8 @@ impl Locks {
     /// Each waiter has an entry in a queue at the server. A process keeps all of its entries there,
     /// and those for up to 100 names, with one command every 0.64 s. A released lock is handed over
     /// to the first waiter, like that of a mutex. Waiters whose process died or stands still are
-    /// passed over after at most 2 s, however many they are.
+    /// passed over once, after at most 2.7 s, however many they are. Their entries last for 2 s,
+    /// and the next process looks within 0.7 s.
     pub fn fair_mutex(&self, name: impl Into<Key>) -> Mutex {
         Mutex::new(self.space.clone(), name.into(), Mode::Fair)
     }
