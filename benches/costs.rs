@@ -137,8 +137,11 @@ async fn hits(server: &RedisServer) {
     let get = format!("*2\r\n$3\r\nGET\r\n${}\r\n{entry}\r\n", entry.len());
     let mut connection = connection(server).await;
     let mut figures = [const { Vec::new() }; 6];
-    for _ in 0..TURNS {
-        for (at, cache) in [(4, &windowed), (5, &forgetful)] {
+    for turn in 0..TURNS {
+        // Each is first in half of the turns.
+        let mut caches = [(4, &windowed), (5, &forgetful)];
+        caches.rotate_left(turn % 2);
+        for (at, cache) in caches {
             figures[at].push(timed!(HITS, {
                 cache.request("windowed").load(never).await.unwrap();
             }));
