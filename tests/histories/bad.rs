@@ -52,7 +52,11 @@ impl Written {
 
     fn read(self, process: Process, value: Value, source: Source, from: Time, to: Time) -> Self {
         let answer = Answer::Value { value, source };
-        self.line(process, to, Event::Read { key: KEY.to_owned(), asked: from * 1000, answer })
+        self.line(
+            process,
+            to,
+            Event::Read { key: KEY.to_owned(), asked: from * 1000, patience: None, answer },
+        )
     }
 
     /// Adds an invalidation that the backend does not answer.
@@ -361,6 +365,100 @@ fn a_value_of_the_store_that_is_remembered_for_too_long_is_found() {
 }
 
 #[test]
+fn a_load_of_a_key_that_backs_off_is_found() {
+    let failed = |at: Time| {
+        let back_off = Event::BackedOff { key: KEY.to_owned(), wait: 100_000, sent: at * 1000 };
+        Written::default()
+            .load(1, 1, 10, 100, 110)
+            .line(1, 109, Event::LoadFailed { number: 1 })
+            .line(1, at + 1, back_off)
+    };
+    assert_eq!(failed(110).load(2, 1, 20, 150, 160).breaks(), [Rule::BackOff]);
+    assert_eq!(failed(110).load(2, 1, 20, 210, 220).breaks(), []);
+    // Each act ends it, and so may one without an answer.
+    assert_eq!(failed(110).invalidated(3, 7, 15, 120, 130).load(2, 1, 20, 150, 160).breaks(), []);
+    assert_eq!(failed(110).asked(3, 7, 120).load(2, 1, 20, 150, 160).breaks(), []);
+}
+
+#[test]
+fn a_failure_without_a_failed_load_is_found() {
+    let read =
+        |asked| Event::Read { key: KEY.to_owned(), asked, patience: None, answer: Answer::Failed };
+    assert_eq!(plain().line(2, 130, read(120_000)).breaks(), [Rule::Failure]);
+    let failed = || plain().line(1, 109, Event::LoadFailed { number: 1 });
+    assert_eq!(failed().line(2, 130, read(120_000)).breaks(), []);
+    assert_eq!(failed().line(2, 2_130, read(2_120_000)).breaks(), [Rule::Failure]);
+}
+
+#[test]
+fn a_refresh_that_returns_an_older_value_is_found() {
+    let refreshed = |value| {
+        plain()
+            .line(2, 130, Event::RefreshAsked { write: 7, key: KEY.to_owned() })
+            .line(2, 131, Event::Superseded { key: KEY.to_owned(), fence: 20, sent: 130_001 })
+            .load(2, 1, 30, 132, 140)
+            .stored(2, 30, 141, 142)
+            .line(2, 143, Event::Refreshed { write: 7, value })
+            .answered(2, 7, 144)
+    };
+    assert_eq!(refreshed(value(2, 1, 132_000)).breaks(), []);
+    assert_eq!(refreshed(value(1, 1, 100_000)).breaks(), [Rule::Refreshed]);
+    // A refresh ends the loads before it, and no value.
+    let older = value(1, 1, 100_000);
+    let late = refreshed(value(2, 1, 132_000)).read(3, older, Source::Shared, 135, 136);
+    assert_eq!(late.breaks(), []);
+    let superseded = Event::Superseded { key: KEY.to_owned(), fence: 20, sent: 110_001 };
+    let stored = Written::default().load(1, 1, 10, 100, 110).line(2, 111, superseded);
+    assert_eq!(stored.stored(1, 10, 112, 113).breaks(), [Rule::StoreGoesOn]);
+}
+
+#[test]
+fn an_unchanged_value_from_before_an_invalidation_is_found() {
+    let older = value(1, 1, 100_000);
+    let renewed = |from, to| {
+        plain()
+            .load(2, 1, 30, from, to)
+            .line(2, to, Event::LoadUnchanged { number: 1, value: older })
+            .line(2, to + 1, Event::Renewed { key: KEY.to_owned(), fence: 30, sent: to * 1000 })
+    };
+    let expired = |written: Written, fence, at| {
+        written
+            .line(3, at, Event::ExpireAsked { write: 7, key: KEY.to_owned() })
+            .line(
+                3,
+                at + 1,
+                Event::Burnt { key: KEY.to_owned(), fence, value: None, sent: at * 1000 + 1 },
+            )
+            .answered(3, 7, at + 2)
+    };
+    // The load has looked at the origin after the expiry.
+    let after = expired(renewed(140, 150), 20, 130);
+    assert_eq!(after.read(4, older, Source::Shared, 160, 161).breaks(), []);
+    let before = expired(renewed(140, 150), 40, 145);
+    let read = before.read(4, older, Source::Shared, 160, 161);
+    assert_eq!(read.breaks(), [Rule::NotBeforeWrite]);
+}
+
+#[test]
+fn a_stale_value_before_the_end_of_patience_is_found() {
+    let loaded = value(1, 1, 100_000);
+    let read = |patience: Option<Time>| {
+        let answer = Answer::Value { value: loaded, source: Source::Stale };
+        let burnt = Event::Burnt { key: KEY.to_owned(), fence: 20, value: None, sent: 130_001 };
+        with_windows()
+            .line(3, 130, Event::ExpireAsked { write: 7, key: KEY.to_owned() })
+            .line(3, 131, burnt)
+            .answered(3, 7, 132)
+            .line(2, 133, Event::Seen { key: KEY.to_owned(), value: loaded, fence: 20 })
+            .line(2, 160, Event::Read { key: KEY.to_owned(), asked: 140_000, patience, answer })
+            .breaks()
+    };
+    assert_eq!(read(Some(20_000)), []);
+    assert_eq!(read(Some(22_000)), [Rule::NotBeforeWrite]);
+    assert_eq!(read(None), [Rule::NotBeforeWrite]);
+}
+
+#[test]
 fn values_without_an_origin_are_found() {
     let [unknown, unfinished] = [value(5, 1, 90_000), value(1, 1, 100_000)];
     assert_eq!(plain().read(2, unknown, Source::Shared, 120, 121).breaks(), [Rule::Origin]);
@@ -368,6 +466,7 @@ fn values_without_an_origin_are_found() {
     let read = Event::Read {
         key: "k1".to_owned(),
         asked: 120_000,
+        patience: None,
         answer: Answer::Value { value: unfinished, source: Source::Shared },
     };
     assert_eq!(plain().line(2, 121, read).breaks(), [Rule::Origin]);
@@ -506,6 +605,10 @@ fn calls_without_an_answer_are_found() {
     hanging.0.hanging.push(2);
     assert_eq!(hanging.breaks(), [Rule::Answered]);
     let answer = Answer::Error("Overloaded: 4 loads are running already".to_owned());
-    let failed = plain().line(1, 120, Event::Read { key: KEY.to_owned(), asked: 119_000, answer });
+    let failed = plain().line(
+        1,
+        120,
+        Event::Read { key: KEY.to_owned(), asked: 119_000, patience: None, answer },
+    );
     assert_eq!(failed.breaks(), [Rule::Answered]);
 }

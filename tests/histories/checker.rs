@@ -26,7 +26,12 @@
 //!   the key, no caller that asks later gets a value that was loaded before that read.
 //! - [`Rule::Remembered`]: a value of the store that a process serves in an outage has a window in
 //!   which it may be stale, and is served within its windows. It is older than no local insert or
-//!   invalidation, and than no value that the process was served before.
+//!   invalidation, and than no value of the store that the process was served before.
+//! - [`Rule::BackOff`]: after a failed load that backs off, no lease of the key is granted until
+//!   its time is over. An act on the key ends it.
+//! - [`Rule::Failure`]: a read fails only if a load of its key failed shortly before, or meanwhile.
+//! - [`Rule::Refreshed`]: a refresh returns a value that was made or touched after it was asked
+//!   for.
 //! - [`Rule::Origin`]: a value was loaded or inserted for its key, and is not answered before that.
 //! - [`Rule::OneHolder`]: two holds of a lock do not overlap. An overlap is excused by a reported
 //!   loss of the older hold, a deletion of its lease, or a pause of its process. A lock that was
@@ -57,9 +62,12 @@ pub const SLACK: Time = 50_000;
 /// broken, or the server has processed it. The server is never stopped for so long.
 const LATE: Time = 5_000_000;
 
+/// A timer and a backend count in whole milliseconds.
+pub const MILLISECOND: Time = 1_000;
+
 /// The time in which the flight of a load that failed still takes callers: until the end of its
 /// lease is answered.
-const RELEASE: Time = 1_000_000;
+pub const RELEASE: Time = 1_000_000;
 
 /// The time for which a flight that a write has put aside may still wait for another process,
 /// before it loads.
@@ -76,6 +84,9 @@ pub enum Rule {
     Windows,
     Degraded,
     Remembered,
+    BackOff,
+    Failure,
+    Refreshed,
     Origin,
     OneHolder,
     NoneBesideWriter,
@@ -123,6 +134,9 @@ pub fn check(history: &History) -> (Vec<Violation>, Tally) {
     checker.windows();
     checker.degraded();
     checker.remembered();
+    checker.back_offs();
+    checker.failures();
+    checker.refreshes();
     checker.holds();
     checker.shared_holds();
     checker.latches();
@@ -325,7 +339,8 @@ impl Checker<'_> {
             seen.into_iter().map(|(key, facts)| (key, Known::new(facts))).collect();
         let burnt = {
             let mut facts: HashMap<_, Vec<_>> = HashMap::new();
-            for taken in self.index.fences.iter().filter(|taken| taken.owner.is_none()) {
+            let ends = |taken: &&Taken| taken.owner.is_none() && !taken.leaves_value;
+            for taken in self.index.fences.iter().filter(ends) {
                 facts.entry(&taken.key).or_default().push((taken.answered, taken.fence));
             }
             facts
@@ -336,8 +351,8 @@ impl Checker<'_> {
         let mut writes: HashMap<_, Vec<_>> = HashMap::new();
         for write in self.index.writes.iter().filter(|write| write.done) {
             self.tally.add("writes", 1);
-            // A value that was touched is as good as before.
-            let ends_values = write.act != Act::Touch;
+            // A value that was touched is as good as before, and so is one that is refreshed.
+            let ends_values = !matches!(write.act, Act::Touch | Act::Refresh);
             if let Some(answered) = write.answered.filter(|_| ends_values) {
                 writes.entry(&write.key).or_default().push((answered, write.asked));
             }
@@ -382,14 +397,18 @@ impl Checker<'_> {
         }
     }
 
-    /// Returns when a value was made at the latest, if that is known.
+    /// Returns when a value was made at the latest, if that is known. A load that found it
+    /// unchanged made it anew.
     fn made(&self, read: &Read) -> Option<Time> {
-        match self.index.inserts.get(&read.value) {
+        let made = match self.index.inserts.get(&read.value) {
             None => Some(read.value.began),
             Some(Write { done: true, answered, .. }) => *answered,
             // A failed insert may have happened at any later time.
             Some(_) => None,
-        }
+        };
+        let renewals = self.index.renewals.iter();
+        let renewals = renewals.filter(|it| it.value == read.value && it.at <= read.at);
+        Some(renewals.map(|it| it.began).fold(made?, Time::max))
     }
 
     /// Returns whether a value that was made then stood in for a failure. It may then be older
@@ -402,10 +421,17 @@ impl Checker<'_> {
                 && write.answered.is_some_and(|answered| answered < read.asked)
         });
         self.replaces_failure(read)
-            && writes.all(|write| matches!(write.act, Act::Expire | Act::Touch))
+            && writes.all(|write| matches!(write.act, Act::Expire | Act::Touch | Act::Refresh))
     }
 
+    /// Returns whether a stale value stood in for a load that failed, or that was too slow for its
+    /// caller.
     fn replaces_failure(&self, read: &Read) -> bool {
+        if read.source == Source::Stale
+            && read.patience.is_some_and(|patience| read.asked + patience <= read.at + MILLISECOND)
+        {
+            return true;
+        }
         let mut loads = self.index.loads.values();
         read.source == Source::Stale
             && loads.any(|load| {
@@ -528,7 +554,9 @@ impl Checker<'_> {
         let local: HashMap<_, _> =
             local.into_iter().map(|(of, facts)| (of, Known::new(facts))).collect();
         let mut served: HashMap<(Process, &str), Vec<_>> = HashMap::new();
-        for read in self.index.reads.iter().filter(|read| read.source != Source::Degraded) {
+        // A value that was loaded may not have been stored.
+        let is_stored = |read: &&Read| !matches!(read.source, Source::Degraded | Source::Shared);
+        for read in self.index.reads.iter().filter(is_stored) {
             let facts = served.entry((read.process, &read.key)).or_default();
             facts.extend(fences.least(read).map(|fence| (read.at, fence)));
         }
@@ -545,7 +573,12 @@ impl Checker<'_> {
             if windows.stale.max(windows.error) == 0 && !is_own {
                 self.violated(Rule::Remembered, format!("{read:?} has no stale window"));
             }
-            if let Some(begun) = begun.last(read)
+            // A load without a lease that finds the value unchanged counts in its process.
+            let own = self.index.renewals.iter().filter(|it| {
+                it.value == read.value && it.process == read.process && it.at <= read.at
+            });
+            let own = own.map(|it| it.at).max().unwrap_or(0);
+            if let Some(begun) = begun.last(read).map(|begun| begun.max(own))
                 && read.asked > begun + kept + windows.slack
             {
                 self.violated(Rule::Remembered, format!("{read:?} began at {begun}"));
@@ -555,7 +588,9 @@ impl Checker<'_> {
                 self.violated(Rule::Remembered, format!("{read:?} after {written:?}"));
             }
             let newer = served.get(&of).and_then(|known| known.before(read.asked));
-            if fences.greatest(read).is_some_and(|fence| newer.is_some_and(|it| *it > fence)) {
+            let is_older = fences.greatest(read).is_some_and(|fence| newer > Some(&fence));
+            // A load that was under way when the caller asked may find an old value unchanged.
+            if is_older && own == 0 {
                 self.violated(Rule::Remembered, format!("{read:?} after fence {newer:?}"));
             }
         }
@@ -625,8 +660,10 @@ struct Begun<'a> {
 impl<'a> Begun<'a> {
     fn new(index: &'a Index) -> Self {
         let stored = index.stored.iter().chain(&index.touched);
-        let answered =
-            stored.map(|stored| ((stored.key.as_str(), stored.fence), stored.answered)).collect();
+        let renewed = index.renewals.iter();
+        let renewed = renewed.filter_map(|it| Some(((it.key.as_str(), it.fence?), it.answered?)));
+        let stored = stored.map(|it| ((it.key.as_str(), it.fence), it.answered));
+        let answered = stored.chain(renewed).collect();
         Self { index, fences: Fences::new(index), answered }
     }
 
@@ -638,7 +675,11 @@ impl<'a> Begun<'a> {
                 && !write.done
                 && write.asked <= read.at
         });
-        if unknown {
+        let is_renewed = self.index.renewals.iter().any(|it| {
+            let is_unknown = it.fence.is_some() && it.answered.is_none();
+            it.value == read.value && it.at <= read.at && is_unknown
+        });
+        if unknown || is_renewed {
             return None;
         }
         let fences = self.fences.of(read).filter(|(_, sent, _)| *sent <= read.at);

@@ -45,6 +45,8 @@ pub enum Event {
     Read {
         key: String,
         asked: Time,
+        /// How long the caller waits for a load before it takes a stale value.
+        patience: Option<Time>,
         answer: Answer,
     },
     /// The process is about to insert a value, or to invalidate the key if there is no value.
@@ -63,7 +65,18 @@ pub enum Event {
         write: u64,
         key: String,
     },
-    /// The write returned, with or without an error. An expiry and a touch are writes as well.
+    /// The process is about to refresh the key.
+    RefreshAsked {
+        write: u64,
+        key: String,
+    },
+    /// The refresh was answered with this value.
+    Refreshed {
+        write: u64,
+        value: Value,
+    },
+    /// The write returned, with or without an error. An expiry, a touch and a refresh are writes as
+    /// well.
     WriteAnswered {
         write: u64,
         error: Option<String>,
@@ -81,6 +94,11 @@ pub enum Event {
     /// The load failed or panicked.
     LoadFailed {
         number: u64,
+    },
+    /// The load says that the stored value is still right.
+    LoadUnchanged {
+        number: u64,
+        value: Value,
     },
     /// The load returned, failed, panicked or was cancelled.
     LoadEnded {
@@ -112,6 +130,24 @@ pub enum Event {
     Stored {
         key: String,
         fence: u64,
+        sent: Time,
+    },
+    /// The backend has put an end to all loads before this fence, and left the entry as it is.
+    Superseded {
+        key: String,
+        fence: u64,
+        sent: Time,
+    },
+    /// The backend has renewed an unchanged value under the fence of its load.
+    Renewed {
+        key: String,
+        fence: u64,
+        sent: Time,
+    },
+    /// The backend has noted a failed load, after which no process loads for a time.
+    BackedOff {
+        key: String,
+        wait: Time,
         sent: Time,
     },
     /// A value was seen under a fence for the first time in this process.

@@ -20,6 +20,13 @@ pub struct Index {
     pub inserted: HashSet<(String, u64)>,
     /// The touches, with their fences.
     pub touched: Vec<Stored>,
+    /// The loads that found their value unchanged.
+    pub renewals: Vec<Renewal>,
+    pub backed_off: Vec<BackedOff>,
+    /// The refreshes that were answered, with their values.
+    pub refreshed: Vec<(Write, Value)>,
+    /// The reads that were answered with a failed load.
+    pub failed: Vec<FailedRead>,
     /// The values with the fences under which they were seen.
     pub claimed: Vec<(Value, u64)>,
     pub pauses: HashMap<Process, Vec<(Time, Time)>>,
@@ -45,6 +52,7 @@ pub enum Act {
     Invalidate,
     Expire,
     Touch,
+    Refresh,
 }
 
 #[derive(Clone, Debug)]
@@ -65,8 +73,39 @@ pub struct Read {
     pub key: String,
     pub asked: Time,
     pub at: Time,
+    pub patience: Option<Time>,
     pub value: Value,
     pub source: Source,
+}
+
+/// A load that says that the stored value is still right.
+#[derive(Clone, Debug)]
+pub struct Renewal {
+    pub process: Process,
+    pub key: String,
+    pub value: Value,
+    pub fence: Option<u64>,
+    /// The beginning of the load, and the time at which it said so.
+    pub began: Time,
+    pub at: Time,
+    /// When the backend has renewed the value, if it did.
+    pub answered: Option<Time>,
+}
+
+/// A failed load, after which no process loads for a time.
+#[derive(Clone, Debug)]
+pub struct BackedOff {
+    pub key: String,
+    pub wait: Time,
+    pub sent: Time,
+    pub answered: Time,
+}
+
+#[derive(Clone, Debug)]
+pub struct FailedRead {
+    pub key: String,
+    pub asked: Time,
+    pub at: Time,
 }
 
 #[derive(Clone, Debug)]
@@ -108,6 +147,8 @@ pub struct Taken {
     pub answered: Time,
     /// The owner of a grant, or `None` for a write.
     pub owner: Option<String>,
+    /// A write that ends no value.
+    pub leaves_value: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -126,7 +167,8 @@ impl Write {
 
 impl Taken {
     fn by_a_write(key: String, fence: u64, sent: Time, answered: Time) -> Self {
-        Self { family: Family::Cache, key, fence, sent, answered, owner: None }
+        let (family, owner) = (Family::Cache, None);
+        Self { family, key, fence, sent, answered, owner, leaves_value: false }
     }
 }
 
@@ -146,10 +188,12 @@ impl Index {
                 Event::Paused { from } => {
                     index.pauses.entry(process).or_default().push((from, at));
                 }
-                Event::Read { key, asked, answer } => match answer {
-                    Answer::Nothing | Answer::Failed => {}
+                Event::Read { key, asked, patience, answer } => match answer {
+                    Answer::Nothing => {}
+                    Answer::Failed => index.failed.push(FailedRead { key, asked, at }),
                     Answer::Value { value, source } => {
-                        index.reads.push(Read { process, key, asked, at, value, source });
+                        let read = Read { process, key, asked, at, patience, value, source };
+                        index.reads.push(read);
                     }
                     Answer::Error(error) => index.errors.push(error),
                 },
@@ -164,6 +208,14 @@ impl Index {
                 Event::TouchAsked { write, key } => {
                     let asked = Write::asked(Act::Touch, process, key, None, at);
                     writes.insert((process, write), asked);
+                }
+                Event::RefreshAsked { write, key } => {
+                    let asked = Write::asked(Act::Refresh, process, key, None, at);
+                    writes.insert((process, write), asked);
+                }
+                Event::Refreshed { write, value } => {
+                    let asked = writes.get(&(process, write)).cloned();
+                    index.refreshed.extend(asked.map(|asked| (asked, value)));
                 }
                 Event::WriteAnswered { write, error } => {
                     if let Some(write) = writes.get_mut(&(process, write)) {
@@ -188,6 +240,22 @@ impl Index {
                         load.failed = true;
                     }
                 }
+                Event::LoadUnchanged { number, value } => {
+                    if let Some(load) = index.loads.get(&(process, number)) {
+                        let Load { key, fence, began, .. } = load.clone();
+                        index.claimed.extend(fence.map(|fence| (value, fence)));
+                        let answered = None;
+                        index.renewals.push(Renewal {
+                            process,
+                            key,
+                            value,
+                            fence,
+                            began,
+                            at,
+                            answered,
+                        });
+                    }
+                }
                 Event::LoadEnded { number } => {
                     if let Some(load) = index.loads.get_mut(&(process, number)) {
                         load.ended = at.min(end_of(process));
@@ -195,7 +263,9 @@ impl Index {
                 }
                 Event::Granted { family, key, owner, fence, sent } => {
                     let owner = Some(owner);
-                    index.fences.push(Taken { family, key, fence, sent, answered: at, owner });
+                    let (answered, leaves_value) = (at, false);
+                    let taken = Taken { family, key, fence, sent, answered, owner, leaves_value };
+                    index.fences.push(taken);
                 }
                 Event::Burnt { key, fence, value, sent } => {
                     index.inserted.extend(value.map(|_| (key.clone(), fence)));
@@ -204,6 +274,20 @@ impl Index {
                 }
                 Event::Stored { key, fence, sent } => {
                     index.stored.push(Stored { key, fence, sent, answered: at });
+                }
+                Event::Superseded { key, fence, sent } => {
+                    let taken = Taken::by_a_write(key, fence, sent, at);
+                    index.fences.push(Taken { leaves_value: true, ..taken });
+                }
+                Event::Renewed { key, fence, .. } => {
+                    let of = index.renewals.iter_mut();
+                    let mut of = of.filter(|it| it.key == key && it.fence == Some(fence));
+                    if let Some(renewal) = of.next() {
+                        renewal.answered = Some(at);
+                    }
+                }
+                Event::BackedOff { key, wait, sent } => {
+                    index.backed_off.push(BackedOff { key, wait, sent, answered: at });
                 }
                 Event::Touched { key, fence, sent } => {
                     index.fences.push(Taken::by_a_write(key.clone(), fence, sent, at));
@@ -259,13 +343,17 @@ impl Index {
         index
     }
 
-    /// Returns the fences that touches and expiries gave to entries, each with its key and with the
-    /// times at which it was sent and answered.
+    /// Returns the fences that touches, expiries and loads of unchanged values gave to entries.
+    /// Each has its key, and the times at which it was sent and answered.
     pub fn rewritten(&self) -> impl Iterator<Item = (&str, u64, Time, Time)> {
         let writes = self.fences.iter().filter(|taken| taken.owner.is_none());
         let kept =
             writes.filter(|taken| !self.inserted.contains(&(taken.key.clone(), taken.fence)));
+        let renewals = self.renewals.iter().filter_map(|it| {
+            Some((it.key.as_str(), it.fence?, it.at, it.answered.unwrap_or(Time::MAX)))
+        });
         kept.map(|taken| (taken.key.as_str(), taken.fence, taken.sent, taken.answered))
+            .chain(renewals)
     }
 
     /// Returns the key of a value, if its making was recorded.

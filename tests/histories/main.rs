@@ -17,11 +17,13 @@
 mod bad;
 mod broken;
 mod checker;
+mod failures;
 mod faults;
 mod history;
 mod holds;
 mod index;
 mod latches;
+mod processes;
 mod recorder;
 mod round;
 mod schedules;

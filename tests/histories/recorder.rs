@@ -111,7 +111,11 @@ impl Recorder {
                 self.granted(Family::Cache, claim, grant, sent);
             }
             (Operation::Claim { claim, .. }, Answer::Claim(Claimed::Newer(entry)))
-            | (Operation::Commit { claim, .. }, Answer::Commit(Committed::Newer(entry))) => {
+            | (Operation::Commit { claim, .. }, Answer::Commit(Committed::Newer(entry)))
+            | (
+                Operation::CommitUnchanged { claim, .. },
+                Answer::CommitUnchanged(Committed::Newer(entry)),
+            ) => {
                 self.saw(&claim.name, entry);
             }
             (Operation::Get { name }, Answer::Get(Some(entry)))
@@ -119,6 +123,19 @@ impl Recorder {
             | (Operation::Fetch { name, .. }, Answer::Fetch(Some(entry))) => self.saw(name, entry),
             (Operation::Commit { claim, fence, .. }, Answer::Commit(Committed::Stored)) => {
                 self.log.tell(Event::Stored { key: key(&claim.name), fence: *fence, sent });
+            }
+            (
+                Operation::CommitUnchanged { claim, fence, .. },
+                Answer::CommitUnchanged(Committed::Stored),
+            ) => {
+                self.log.tell(Event::Renewed { key: key(&claim.name), fence: *fence, sent });
+            }
+            (Operation::Supersede { name, .. }, Answer::Supersede(fence)) => {
+                self.log.tell(Event::Superseded { key: key(name), fence: *fence, sent });
+            }
+            (Operation::Fail { claim, back_off: Some(back_off), .. }, Answer::Fail(true)) => {
+                let wait = u64::try_from(back_off.wait.as_micros()).unwrap();
+                self.log.tell(Event::BackedOff { key: key(&claim.name), wait, sent });
             }
             (Operation::Put { name, entry, .. }, Answer::Put(fence)) => {
                 self.log.tell(Event::Burnt {

@@ -48,6 +48,7 @@ impl Round {
             error_ms: [0, 200, 500][rng.usize(0..3)],
             early: rng.bool(),
             cancel: rng.bool(),
+            backs_off: rng.bool(),
         };
         let pauses = |rng: &mut Rng| [0, 400, 900][rng.usize(0..3)];
         let (workers_ms, server_ms) = (pauses(&mut rng), pauses(&mut rng));
@@ -64,6 +65,7 @@ impl Round {
             seed: self.seed,
             load: self.load.clone(),
             broken: self.broken,
+            plays_schedules: false,
         };
         let fleet = Mutex::new(Fleet::start(WORKERS, setup).await);
         let end = Instant::now() + self.time;
@@ -185,6 +187,19 @@ impl Fleet {
     pub async fn start_again(&mut self, number: usize) {
         let worker = self.spawn();
         *self.worker(number) = worker;
+    }
+
+    /// Sends a line to all workers, waits until each is done, and returns the events since the last
+    /// call.
+    pub async fn order(&mut self, line: &str) -> History {
+        for worker in &mut self.workers {
+            worker.input.write_all(format!("{line}\n").as_bytes()).await.unwrap();
+        }
+        for _ in 0..self.workers.len() {
+            let done = self.wait_for(|event| matches!(event, Event::Done { .. })).await;
+            done.expect("a worker is not done in time");
+        }
+        std::mem::take(&mut self.history)
     }
 
     /// Waits until every caller has its answer, and ends the workers.

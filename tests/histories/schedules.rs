@@ -13,7 +13,7 @@ use std::{
 
 use bellwether::{
     MemoryBackend,
-    backend::{Latches, Store},
+    backend::{BackOff, Change, Claimed, Committed, Latches, Store},
     error::{BackendError, BackendErrorKind},
 };
 use fastrand::Rng;
@@ -40,6 +40,14 @@ enum Missing {
     EntriesAge,
     /// A lease has one holder.
     OneHolder,
+    /// After a failed load no lease is granted for a time.
+    BackOffHolds,
+    /// A key backs off only after a failed load.
+    FailuresAreReal,
+    /// A refresh ends the loads that began before it.
+    RefreshBeatsLoads,
+    /// An unchanged value is renewed only if no act has come.
+    UnchangedGivesWay,
 }
 
 /// The way to the backend: it takes a random time, and a few answers are lost on it.
@@ -84,9 +92,28 @@ impl Missing {
         match (self, &operation) {
             (Self::CommitGivesWay, Operation::Commit { claim, entry, ttl: Some(ttl), .. }) => {
                 backend.put(&claim.name, entry, *ttl, claim.fence_life).await?;
-                Ok(Answer::Commit(bellwether::backend::Committed::Stored))
+                Ok(Answer::Commit(Committed::Stored))
             }
             (Self::ExpireEndsWindows, Operation::Expire { .. }) => Ok(Answer::Expire(1)),
+            (Self::BackOffHolds, Operation::Fail { claim, failure, .. }) => {
+                backend.fail(claim, failure, None).await.map(Answer::Fail)
+            }
+            (Self::FailuresAreReal, Operation::Claim { .. }) => {
+                let told = Change::decode(&"f0000000000000001las planned".into());
+                let Change::Failed(failure) = told else { panic!("it is no failure") };
+                let back_off = BackOff { wait: Duration::from_millis(20), failures: 1 };
+                Ok(Answer::Claim(Claimed::BacksOff(back_off, failure)))
+            }
+            (Self::RefreshBeatsLoads, Operation::Supersede { .. }) => Ok(Answer::Supersede(1)),
+            (Self::UnchangedGivesWay, Operation::CommitUnchanged { claim, entry, .. }) => {
+                let Some(stored) = backend.get(&claim.name).await? else {
+                    return Ok(Answer::CommitUnchanged(Committed::Gone));
+                };
+                let windows = entry.windows.expect("a renewal has windows");
+                let stored = stored.with_windows(windows);
+                backend.put(&claim.name, &stored, windows.kept(), claim.fence_life).await?;
+                Ok(Answer::CommitUnchanged(Committed::Stored))
+            }
             (Self::OneHolder, Operation::Claim { claim, seen }) => {
                 backend.clear(&claim.name, claim.mode).await?;
                 backend.claim(claim, *seen).await.map(Answer::Claim)
@@ -115,21 +142,28 @@ fn play(seed: u64, missing: Option<Missing>) -> History {
     history
 }
 
-async fn simulate(seed: u64, missing: Option<Missing>) -> History {
-    let mut rng = Rng::with_seed(seed);
-    let load = Workload {
+/// Returns the calls of a schedule.
+pub fn workload(rng: &mut Rng, lease_ms: u64) -> Workload {
+    Workload {
         keys: rng.usize(1..=2),
         locks: 0,
         callers: rng.usize(2..=3),
         lockers: 0,
         writes: [50, 200, 400][rng.usize(0..3)],
-        lease_ms: [60, 600][rng.usize(0..2)],
+        lease_ms,
         ttl_ms: [20, 60, 300][rng.usize(0..3)],
         stale_ms: [0, 50, 300][rng.usize(0..3)],
         error_ms: [0, 200, 500][rng.usize(0..3)],
         early: rng.bool(),
         cancel: rng.bool(),
-    };
+        backs_off: rng.bool(),
+    }
+}
+
+async fn simulate(seed: u64, missing: Option<Missing>) -> History {
+    let mut rng = Rng::with_seed(seed);
+    let lease_ms = [60, 600][rng.usize(0..2)];
+    let load = workload(&mut rng, lease_ms);
     let (shared, backend) = (Shared::new(), MemoryBackend::new());
     let mut callers = JoinSet::new();
     let mut workers = Vec::new();
@@ -138,17 +172,17 @@ async fn simulate(seed: u64, missing: Option<Missing>) -> History {
         let way = Way { seed: Arc::new(AtomicU64::new(rng.u64(..))), missing };
         let backend = Interceptor { inner: backend.clone(), hook: way };
         let backend = Recorder::over(backend, log.clone(), None);
-        let setup = Setup { url: String::new(), process, seed, load: load.clone(), broken: None };
+        let setup = Setup {
+            url: String::new(),
+            process,
+            seed,
+            load: load.clone(),
+            broken: None,
+            plays_schedules: false,
+        };
         let worker = Worker::over(backend, log, setup);
         for _ in 0..load.callers {
-            let (worker, mut rng) = (worker.clone(), rng.fork());
-            callers.spawn(async move {
-                for _ in 0..rng.u8(4..12) {
-                    worker.call(&mut rng).await;
-                    let pause = [5, 40, 200][rng.usize(0..3)];
-                    sleep(Duration::from_millis(rng.u64(0..pause))).await;
-                }
-            });
+            callers.spawn(worker.clone().play("k".to_owned(), rng.fork()));
         }
         workers.push(worker);
     }
@@ -189,6 +223,9 @@ fn random_schedules_keep_the_promises() {
                 for violation in &violations {
                     println!("BELLWETHER_SEED={seed}: {:?}: {}", violation.rule, violation.text);
                 }
+                if !violations.is_empty() {
+                    super::save(seed, &history);
+                }
                 assert!(violations.is_empty(), "the schedule of seed {seed} breaks a rule");
             }
             all
@@ -212,6 +249,10 @@ fn a_backend_without_one_of_its_rules_is_found() {
         (Missing::ExpireEndsWindows, &[Rule::NotBeforeWrite]),
         (Missing::EntriesAge, &[Rule::Windows]),
         (Missing::OneHolder, &[Rule::OneLoad]),
+        (Missing::BackOffHolds, &[Rule::BackOff]),
+        (Missing::FailuresAreReal, &[Rule::Failure]),
+        (Missing::RefreshBeatsLoads, &[Rule::Refreshed]),
+        (Missing::UnchangedGivesWay, &[Rule::NotBeforeWrite]),
     ] {
         let seed = found(missing, by);
         println!("{missing:?} is found in seed {seed:?}");

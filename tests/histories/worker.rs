@@ -5,6 +5,7 @@ use std::{
     fmt,
     future::Future,
     io::BufRead,
+    ops::Range,
     panic,
     sync::{
         Arc, Once,
@@ -16,7 +17,7 @@ use std::{
 use bellwether::{
     BoxError, Cache, Error, ErrorKind, Locks, RedisBackend,
     backend::{Latches, Store},
-    cache::{Abandoned, EarlyRefresh, Lead, Loaded, Source as From},
+    cache::{Abandoned, AfterFailure, EarlyRefresh, Lead, Loaded, Source as From},
     lock::Upgrade,
 };
 use fastrand::Rng;
@@ -24,6 +25,7 @@ use serde::{Deserialize, Serialize};
 use testkit::handover_life;
 use testkit::primitives::Guard;
 use tokio::{
+    sync::mpsc,
     task::JoinSet,
     time::{Instant, sleep, timeout},
 };
@@ -37,6 +39,10 @@ use super::{
 
 /// The environment variable that makes a process a worker. It holds a [`Setup`].
 pub const VARIABLE: &str = "BELLWETHER_HISTORIES_WORKER";
+
+/// Short enough for many in a round.
+const BACK_OFF: AfterFailure =
+    AfterFailure::BackOff { first: Duration::from_millis(20), longest: Duration::from_millis(200) };
 
 /// The text of every planned panic and every planned failure.
 const PLANNED: &str = "as planned";
@@ -52,6 +58,8 @@ pub struct Setup {
     pub seed: u64,
     pub load: Workload,
     pub broken: Option<Break>,
+    /// The worker plays the schedules that it is told, and nothing else.
+    pub plays_schedules: bool,
 }
 
 /// The calls of all workers.
@@ -72,6 +80,8 @@ pub struct Workload {
     pub early: bool,
     /// A load without callers is cancelled.
     pub cancel: bool,
+    /// A key backs off after each failed load, also without a stale value.
+    pub backs_off: bool,
 }
 
 impl Workload {
@@ -90,9 +100,13 @@ pub fn work() {
     quiet_planned_panics();
     let stop = CancellationToken::new();
     let told = stop.clone();
+    let (order, orders) = mpsc::unbounded_channel();
     std::thread::spawn(move || {
-        for _line in std::io::stdin().lock().lines() {
-            told.cancel();
+        for line in std::io::stdin().lock().lines().map_while(Result::ok) {
+            match serde_json::from_str(&line) {
+                Ok(schedules) => order.send(schedules).unwrap(),
+                Err(_) => told.cancel(),
+            }
         }
         std::process::exit(0);
     });
@@ -103,7 +117,15 @@ pub fn work() {
     };
     runtime.worker_threads(2).enable_all().build().unwrap().block_on(async move {
         // The task is spawned, because code inside `block_on` runs on no thread of the runtime.
-        tokio::spawn(async move { Worker::new(setup).await.run(stop).await }).await.unwrap();
+        tokio::spawn(async move {
+            let worker = Worker::new(setup).await;
+            match worker.setup.plays_schedules {
+                true => worker.play_all(orders).await,
+                false => worker.run(stop).await,
+            }
+        })
+        .await
+        .unwrap();
     });
 }
 
@@ -152,9 +174,14 @@ impl Worker {
     pub fn over<B: Store + Latches + Clone>(backend: B, log: Log, setup: Setup) -> Self {
         let abandoned = if setup.load.cancel { Abandoned::Cancel } else { Abandoned::Finish };
         let early = if setup.load.early { EarlyRefresh::ByCost } else { EarlyRefresh::Off };
+        let builder = Cache::builder(backend.clone());
+        let builder = match setup.load.backs_off {
+            true => builder.after_failure(BACK_OFF),
+            false => builder,
+        };
         Self {
             log,
-            cache: Cache::builder(backend.clone())
+            cache: builder
                 .namespace("histories")
                 .lease(Duration::from_millis(setup.load.lease_ms))
                 .ttl(Duration::from_millis(setup.load.ttl_ms))
@@ -173,6 +200,36 @@ impl Worker {
         }
     }
 
+    /// Plays ranges of schedules, the schedules of each at once.
+    async fn play_all(self, mut orders: mpsc::UnboundedReceiver<Range<u64>>) {
+        self.log.tell(Event::Ready);
+        tokio::spawn(pulse(self.log.clone()));
+        while let Some(seeds) = orders.recv().await {
+            let mut callers = JoinSet::new();
+            for seed in seeds {
+                let mut rng = Rng::with_seed(seed.wrapping_mul(31) + u64::from(self.setup.process));
+                let prefix = format!("s{seed}k");
+                for _ in 0..self.setup.load.callers {
+                    callers.spawn(self.clone().play(prefix.clone(), rng.fork()));
+                }
+            }
+            while let Some(caller) = callers.join_next().await {
+                caller.unwrap();
+            }
+            self.settled().await;
+            self.log.tell(Event::Done { stats: String::new() });
+        }
+    }
+
+    /// Plays one caller of a schedule.
+    pub async fn play(self, prefix: String, mut rng: Rng) {
+        for _ in 0..rng.u8(4..12) {
+            self.call(&prefix, &mut rng).await;
+            let pause = [5, 40, 200][rng.usize(0..3)];
+            sleep(Duration::from_millis(rng.u64(0..pause))).await;
+        }
+    }
+
     async fn run(self, stop: CancellationToken) {
         self.log.tell(Event::Ready);
         let pulse = tokio::spawn(pulse(self.log.clone()));
@@ -184,7 +241,7 @@ impl Worker {
             callers.spawn(async move {
                 while !stop.is_cancelled() {
                     match number < worker.setup.load.callers {
-                        true => worker.call(&mut rng).await,
+                        true => worker.call("k", &mut rng).await,
                         false => worker.lock(&mut rng).await,
                     }
                     sleep(Duration::from_micros(rng.u64(0..8_000))).await;
@@ -215,9 +272,9 @@ impl Worker {
         Value { by: self.setup.process, number: self.number(), began: self.log.now() }
     }
 
-    /// Makes one call to the cache.
-    pub async fn call(&self, rng: &mut Rng) {
-        let key = format!("k{}", rng.usize(0..self.setup.load.keys));
+    /// Makes one call to the cache. The names of its keys have this prefix.
+    pub async fn call(&self, prefix: &str, rng: &mut Rng) {
+        let key = format!("{prefix}{}", rng.usize(0..self.setup.load.keys));
         let dice = rng.u32(0..1000);
         let writes = self.setup.load.writes;
         if dice < writes {
@@ -229,25 +286,31 @@ impl Worker {
                 Ok(Some(value)) => Answer::Value { value, source: Source::Stored },
                 Err(error) => unavailable(error),
             };
-            self.log.tell(Event::Read { key, asked, answer });
+            self.log.tell(Event::Read { key, asked, patience: None, answer });
         } else {
             let loader = self.loader(&key, Plan::new(rng));
+            let patience = (rng.u8(0..4) == 0).then(|| rng.u64(1..20) * 1000);
             let asked = self.log.now();
-            let request = self.cache.request(key.as_str()).load(loader);
+            let request = self.cache.request(key.as_str());
+            let request = match patience {
+                Some(patience) => request.serve_stale_after(Duration::from_micros(patience)),
+                None => request,
+            };
+            let request = request.load(loader);
             // Some callers go away at any point of the call.
             let loaded = match rng.u8(0..10) {
                 0 => cut_off(request, rng).await,
                 _ => Some(request.await),
             };
             if let Some(loaded) = loaded {
-                self.log.tell(Event::Read { key, asked, answer: answer(loaded) });
+                self.log.tell(Event::Read { key, asked, patience, answer: answer(loaded) });
             }
         }
     }
 
     async fn write(&self, key: String, rng: &mut Rng) {
         let (write, named) = (self.number(), key.clone());
-        let written = match rng.u8(0..6) {
+        let written = match rng.u8(0..7) {
             0..2 => {
                 let value = self.value();
                 self.log.tell(Event::WriteAsked { write, key: named, value: Some(value) });
@@ -261,9 +324,22 @@ impl Worker {
                 self.log.tell(Event::ExpireAsked { write, key: named });
                 self.cache.expire(key).await
             }
-            _ => {
+            5 => {
                 self.log.tell(Event::TouchAsked { write, key: named });
                 self.cache.touch(key).await.map(|_| ())
+            }
+            _ => {
+                let loader = self.loader(&key, Plan::new(rng));
+                self.log.tell(Event::RefreshAsked { write, key: named });
+                match self.cache.refresh(key, loader).await {
+                    Ok(value) => {
+                        self.log.tell(Event::Refreshed { write, value });
+                        Ok(())
+                    }
+                    // The act was done, and its load failed.
+                    Err(error) if error.kind() != ErrorKind::Backend => Ok(()),
+                    Err(error) => Err(error),
+                }
             }
         };
         let error = written.err().map(|error| format!("{:?}: {error:#}", error.kind()));
@@ -298,6 +374,13 @@ impl Worker {
                 match plan.end {
                     End::Value => {}
                     End::Unstored => lead.do_not_store(),
+                    End::Unchanged => {
+                        if let Some(stale) = lead.stale() {
+                            let (number, old) = (value.number, *stale.value());
+                            worker.log.tell(Event::LoadUnchanged { number, value: old });
+                            return Ok(stale.unchanged());
+                        }
+                    }
                     End::Fails => {
                         worker.log.tell(Event::LoadFailed { number: value.number });
                         return Err(PLANNED.into());
@@ -496,6 +579,7 @@ struct Plan {
 enum End {
     Value,
     Unstored,
+    Unchanged,
     Fails,
     Panics,
 }
@@ -510,7 +594,8 @@ impl Plan {
             _ => rng.u64(300_000..1_200_000),
         };
         let end = match rng.u8(0..100) {
-            0..90 => End::Value,
+            0..75 => End::Value,
+            75..90 => End::Unchanged,
             90..94 => End::Unstored,
             94..98 => End::Fails,
             _ => End::Panics,
