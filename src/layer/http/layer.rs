@@ -162,6 +162,17 @@ impl BellwetherLayer<Http> {
     /// own. If its answer cannot be shared, this process tries again after a second at the
     /// earliest.
     ///
+    /// A refresh or a load that has a stale response sends its `ETag` and its `Last-Modified`. A
+    /// `304` renews that response, with the headers of the `304`.
+    ///
+    /// # Invalidation
+    ///
+    /// An unsafe request, such as a `POST`, reaches the inner service. If its answer is no error,
+    /// the stored response of its URI ends before the caller gets the answer. So do those of its
+    /// `Location` and `Content-Location`, if these have the same host. All variants end. Responses
+    /// under other [parts of the key](Self::vary_by) stay. [`purge_if`](Self::purge_if) permits
+    /// `PURGE` requests.
+    ///
     /// # The key
     ///
     /// The key consists of host, and path with query. A scheme in the target of an HTTP/1.1 request

@@ -5,7 +5,8 @@ use http_body::Body;
 use tower_service::Service;
 
 use super::{
-    Http, ResponseBody, reason::Reason, recent::Turnout, responses::ResponseClass, watch::Watch,
+    Http, ResponseBody, invalidation::Target, reason::Reason, recent::Turnout,
+    responses::ResponseClass, watch::Watch,
 };
 use crate::{key::Key, layer::future::oneshot};
 
@@ -25,7 +26,12 @@ impl Http {
         ResBody: Body,
     {
         self.count(&why);
+        let target = Target::of(&request);
         let response = oneshot(inner, request).await?;
+        if let Some(target) = target {
+            let (status, headers) = (response.status(), response.headers());
+            Box::pin(self.invalidate(&target, status, headers)).await;
+        }
         Ok(self.explained(response, &why).map(ResponseBody::untouched))
     }
 

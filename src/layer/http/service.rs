@@ -1,6 +1,7 @@
 use std::task::{Context, Poll};
 
-use http::{HeaderMap, Request, Response};
+use bytes::Bytes;
+use http::{HeaderMap, Request, Response, response};
 use http_body::Body;
 use tokio::time::Instant;
 use tower_service::Service;
@@ -15,6 +16,7 @@ use super::{
     recent::{RETRIES, Turnout},
     responses::{Freshness, ResponseClass, ResponseRules},
     stale,
+    validation::{Validated, Validation},
     varied::Place,
     vary::Selector,
 };
@@ -50,6 +52,11 @@ where
         let (http, inner) = (self.mode.clone(), self.inner.clone());
         let (parts, body) = request.into_parts();
         let admitted = http.0.admit(&parts, &body);
+        if let Err(Reason::Method) = admitted
+            && let Some(key) = http.0.purged(&parts)
+        {
+            return ResponseFuture::new(async move { http.purge(key).await });
+        }
         let request = Request::from_parts(parts, body);
         match admitted {
             Ok((key, asked)) if !http.0.recent.is_uncacheable(&key) => {
@@ -81,7 +88,7 @@ where
 {
     let (place, exchange) = (Place::resource(key), Exchange::new(request));
     let flown = fly(&http, &place, &inner, &exchange, OnUncacheable::Pass).await;
-    match http.settle(&place.key, &asked, &exchange, flown) {
+    match http.settle(&place, &asked, &exchange, flown) {
         Settled::Done(response) => response,
         // In boxes of their own, so that the future of a hit stays small.
         Settled::Alone(request, why) => {
@@ -120,7 +127,7 @@ where
     }
     let exchange = Exchange::new(request);
     let flown = fly(&http, &place, &inner, &exchange, OnUncacheable::Pass).await;
-    match http.settle(&place.key, &asked, &exchange, flown) {
+    match http.settle(&place, &asked, &exchange, flown) {
         Settled::Done(response) => response,
         Settled::Alone(request, why) => {
             Box::pin(share_again(http, place, asked, inner, request, why)).await
@@ -152,7 +159,7 @@ where
         }
         let exchange = Exchange::new(request);
         let flown = fly(&http, &place, &inner, &exchange, OnUncacheable::Claim).await;
-        (request, why) = match http.settle(&place.key, &asked, &exchange, flown) {
+        (request, why) = match http.settle(&place, &asked, &exchange, flown) {
             Settled::Done(response) => return response,
             Settled::Alone(request, why) => (request, why),
             Settled::Varies(request, selector) => {
@@ -208,7 +215,7 @@ impl Http {
     /// Returns how a flight ended for a caller.
     fn settle<B, ResBody, E>(
         &self,
-        key: &Key,
+        place: &Place,
         asked: &Asked,
         exchange: &CallExchange<B, ResBody, E>,
         flown: Result<Flown<CachedResponse>, Error>,
@@ -221,7 +228,10 @@ impl Http {
         // and a stale response stands in for the answer of an origin that fails.
         let selector = match &flown {
             Ok(Flown::Loaded(loaded)) => match Selector::of(loaded.value()) {
-                None => return whole(asked.answer(self.replay(key, loaded))),
+                None => {
+                    let answer = asked.answer(self.replay(&place.key, loaded));
+                    return whole(self.with_status(answer, loaded, place.is_variant()));
+                }
                 selector => selector,
             },
             _ => None,
@@ -242,7 +252,7 @@ impl Http {
         }
     }
 
-    fn replay(&self, key: &Key, loaded: &Loaded<CachedResponse>) -> Response<bytes::Bytes> {
+    fn replay(&self, key: &Key, loaded: &Loaded<CachedResponse>) -> Response<Bytes> {
         let recent = &self.0.recent;
         if loaded.source() == Source::Received && !recent.is_promising(key) {
             recent.record(key, Turnout::Shareable);
@@ -271,6 +281,7 @@ where
     let (rules, deadline) = (settings.response_rules(&request), settings.body_deadline());
     asked::ask_for_all(&mut request);
     let headers = request.headers().clone();
+    let validation = Validation::begin(&lead, &mut request);
     let response = match oneshot(inner, request).await {
         Ok(response) => response,
         Err(error) => {
@@ -278,7 +289,15 @@ where
             return Err(Error::new(ErrorKind::Load, "the inner service returned an error"));
         }
     };
-    let received = receive(response, &rules, deadline).await;
+    let validated = validation.map_or(Validated::Replaced, |validation| validation.end(&response));
+    let received = match validated {
+        Validated::Replaced => receive(response, &rules, deadline).await,
+        Validated::Renewed(parts, body) => renewed(*parts, body, &rules),
+        Validated::Unknown => {
+            let words = "the inner service validated another response";
+            return Err(Error::new(ErrorKind::Load, words));
+        }
+    };
     settings.recent.record(&place.key, received.turnout());
     land(&http, &place, &headers, received, &lead, &exchange).await
 }
@@ -369,6 +388,16 @@ async fn receive<B: Body>(
         Collected::Unfit(body) => Received::Uncacheable(partial(parts, body)),
         Collected::Failed(body) => Received::Broken(partial(parts, body)),
     }
+}
+
+/// Judges a stored response whose head was renewed.
+fn renewed<B: Body>(parts: response::Parts, body: Bytes, rules: &ResponseRules) -> Received<B> {
+    if let ResponseClass::Shareable(freshness) = rules.classify(&parts, body.len() as u64)
+        && let Some(response) = CachedResponse::new(&parts, body.clone(), freshness.age)
+    {
+        return Received::Shareable(response, freshness);
+    }
+    Received::Uncacheable(Response::from_parts(parts, ResponseBody::whole(body)))
 }
 
 fn lost() -> Error {

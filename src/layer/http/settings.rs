@@ -51,8 +51,13 @@ pub(super) struct HttpSettings {
     pub(super) coalesce_only: bool,
     pub(super) overload: Overload,
     pub(super) explain: bool,
+    pub(super) tells_status: bool,
+    pub(super) purge: Option<Check>,
     pub(super) on_error: OnError,
 }
+
+/// Decides about a request.
+pub(super) type Check = Arc<dyn Fn(&Parts) -> bool + Send + Sync>;
 
 pub(super) type OnError = Arc<dyn Fn(&Error) -> Response<Bytes> + Send + Sync>;
 
@@ -85,6 +90,8 @@ impl HttpSettings {
             coalesce_only: false,
             overload: Overload::Pass,
             explain: false,
+            tells_status: false,
+            purge: None,
             on_error: Arc::new(error_response),
         }
     }
@@ -95,7 +102,7 @@ impl HttpSettings {
         Ok((self.key(parts).ok_or(Reason::Key)?, asked))
     }
 
-    fn key(&self, parts: &Parts) -> Option<Key> {
+    pub(super) fn key(&self, parts: &Parts) -> Option<Key> {
         key::key(parts, &self.key_parts, self.coalesce_only, self.cache.key_limit())
     }
 

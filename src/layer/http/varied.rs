@@ -58,6 +58,11 @@ impl Place {
         Self { key, variant_of: Some(Box::new((resource, selector))) }
     }
 
+    /// Returns whether it is the place of a variant.
+    pub(super) fn is_variant(&self) -> bool {
+        self.variant_of.is_some()
+    }
+
     /// Returns whether the resource has no more variants than are shared.
     pub(super) fn is_admitted(&self, variants: &Variants) -> bool {
         let variant_of = self.variant_of.as_ref();
@@ -90,6 +95,11 @@ impl Http {
         let selector = match place.of(response.headers(), &self.0.variants) {
             Belongs::Here => {
                 freshness.keep(lead, self.0.cache.ttl());
+                // Its bytes need not be written again.
+                let response = match lead.stale() {
+                    Some(stale) if *stale.value() == response => stale.unchanged(),
+                    _ => response,
+                };
                 return Kept { produced: Produced::Value(response), own: None };
             }
             Belongs::With(selector) => selector,

@@ -1,0 +1,171 @@
+//! Unsafe requests end the responses that they may have outdated (RFC 9111, section 4.4).
+
+use http::{
+    HeaderMap, HeaderName, Request, StatusCode, Uri,
+    header::{CONTENT_LOCATION, HOST, LOCATION},
+    request::Parts,
+    uri::Authority,
+};
+use tracing::debug;
+
+use super::{BellwetherLayer, Http, ResponseBody, pass::CallResult, settings::HttpSettings};
+use crate::key::Key;
+
+/// The resource of an unsafe request.
+pub(super) struct Target {
+    parts: Parts,
+}
+
+impl Target {
+    /// Returns the target of a request that may change it. An unknown method may.
+    pub(super) fn of<B>(request: &Request<B>) -> Option<Box<Self>> {
+        (!request.method().is_safe()).then(|| {
+            let (mut parts, ()) = Request::new(()).into_parts();
+            parts.method = request.method().clone();
+            parts.uri = request.uri().clone();
+            parts.headers = request.headers().clone();
+            parts.extensions = request.extensions().clone();
+            Box::new(Self { parts })
+        })
+    }
+
+    /// Returns the keys that an answer with these headers outdates: that of the target, and those
+    /// of its locations on the same host.
+    fn keys(&self, settings: &HttpSettings, answer: &HeaderMap) -> Vec<Key> {
+        let located = [LOCATION, CONTENT_LOCATION].into_iter().filter_map(|name| {
+            let uri = resolve(&self.parts, sole(answer, &name)?)?;
+            let mut parts = self.parts.clone();
+            replace(&mut parts, uri)?;
+            settings.key(&parts)
+        });
+        let mut keys: Vec<_> = settings.key(&self.parts).into_iter().chain(located).collect();
+        keys.sort_unstable();
+        keys.dedup();
+        keys
+    }
+}
+
+fn sole<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
+    let mut values = headers.get_all(name).iter();
+    let (value, second) = (values.next()?, values.next());
+    second.is_none().then(|| value.to_str().ok()).flatten()
+}
+
+/// Returns the path and query of a location on the host of the request.
+fn resolve(parts: &Parts, location: &str) -> Option<Uri> {
+    let location = location.split('#').next()?;
+    if location.starts_with('/') && !location.starts_with("//") {
+        return location.parse().ok();
+    }
+    let uri: Uri = location.parse().ok()?;
+    let host = match parts.uri.authority() {
+        Some(authority) => authority.as_str(),
+        None => sole(&parts.headers, &HOST)?,
+    };
+    let is_ours = uri.authority().map(Authority::as_str)?.eq_ignore_ascii_case(host)
+        && parts.uri.scheme().is_none_or(|scheme| uri.scheme() == Some(scheme));
+    is_ours.then(|| uri.path_and_query().map_or("/", |path| path.as_str()).parse().ok()).flatten()
+}
+
+/// Replaces the path of a request, before and after the routers that removed a prefix.
+fn replace(parts: &mut Parts, uri: Uri) -> Option<()> {
+    let path = uri.path_and_query()?.as_str();
+    #[cfg(feature = "axum")]
+    let path = match parts.extensions.get::<axum::extract::OriginalUri>() {
+        None => path,
+        Some(original) => {
+            let prefix = original.path().strip_suffix(parts.uri.path())?.to_owned();
+            parts.extensions.insert(axum::extract::OriginalUri(uri.clone()));
+            path.strip_prefix(&*prefix).filter(|rest| rest.starts_with('/'))?
+        }
+    };
+    let mut own = std::mem::take(&mut parts.uri).into_parts();
+    own.path_and_query = Some(path.parse().ok()?);
+    parts.uri = Uri::from_parts(own).ok()?;
+    Some(())
+}
+
+impl Http {
+    /// Ends the responses that an unsafe request outdates, if its answer is no error. The caller
+    /// gets its answer afterwards, and then finds none of them.
+    pub(super) async fn invalidate(&self, target: &Target, status: StatusCode, answer: &HeaderMap) {
+        if self.0.coalesce_only || !(status.is_success() || status.is_redirection()) {
+            return;
+        }
+        for key in target.keys(&self.0, answer) {
+            if let Err(error) = self.0.cache.invalidate(key).await {
+                debug!(%error, "the response to an unsafe request does not end what it outdates");
+            }
+        }
+    }
+
+    /// Answers a `PURGE` of this key.
+    pub(super) async fn purge<B: http_body::Body, E>(&self, key: Key) -> CallResult<B, E> {
+        let mut response = match self.0.cache.invalidate(key).await {
+            Ok(()) => http::Response::new(bytes::Bytes::new()),
+            Err(error) => (self.0.on_error)(&error),
+        };
+        if response.status() == StatusCode::OK {
+            *response.status_mut() = StatusCode::NO_CONTENT;
+        }
+        Ok(response.map(ResponseBody::whole))
+    }
+}
+
+impl HttpSettings {
+    /// Returns the key that a request is to purge, if the user of the layer permits that.
+    pub(super) fn purged(&self, parts: &Parts) -> Option<Key> {
+        let check = self.purge.as_ref()?;
+        let is_permitted = parts.method.as_str() == "PURGE" && check(parts);
+        is_permitted.then(|| self.key(parts)).flatten()
+    }
+}
+
+impl BellwetherLayer<Http> {
+    /// Answers `PURGE` requests that pass a check. The response to a `GET` of the same URI ends,
+    /// with all its variants.
+    ///
+    /// The answer is a `204`, or the response to an [error](Self::on_error) of the backend. A
+    /// `PURGE` that does not pass reaches the inner service, as each does without a check.
+    ///
+    /// ```
+    /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
+    /// use bellwether::{BellwetherLayer, MemoryBackend, http_cache};
+    /// use http::request::Parts;
+    ///
+    /// let cache = http_cache(MemoryBackend::new()).build()?;
+    /// let layer = BellwetherLayer::http(cache).purge_if(|parts: &Parts| {
+    ///     parts.headers.get("x-purge-key").is_some_and(|key| key == "a long random text")
+    /// });
+    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
+    /// ```
+    pub fn purge_if(mut self, check: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
+        self.settings().purge = Some(std::sync::Arc::new(check));
+        self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_location_counts_on_its_own_host_only() {
+        for (own, host, location, expected) in [
+            ("/a", "shop", "/b?c=1#d", Some("/b?c=1")),
+            ("/a", "shop", "http://shop/b", Some("/b")),
+            ("/a", "shop", "https://SHOP", Some("/")),
+            ("/a", "shop", "http://bank/b", None),
+            ("/a", "shop", "//bank/b", None),
+            ("/a", "shop:80", "http://shop/b", None),
+            ("http://shop/a", "", "http://shop/b", Some("/b")),
+            ("http://shop/a", "", "https://shop/b", None),
+            ("/a", "shop", "b", None),
+            ("/a", "shop", "", None),
+        ] {
+            let request = Request::put(own).header("host", host).body(()).unwrap();
+            let resolved = resolve(&request.into_parts().0, location).map(|uri| uri.to_string());
+            assert_eq!(resolved.as_deref(), expected, "{own} {host} {location}");
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! The validation of a stale response by the inner service (RFC 9111, section 4.3).
+
+use bytes::Bytes;
+use http::{
+    HeaderMap, HeaderName, Request, Response, StatusCode,
+    header::{
+        CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, ETAG, IF_MODIFIED_SINCE, IF_NONE_MATCH,
+        LAST_MODIFIED,
+    },
+    response::Parts,
+};
+
+use super::{CachedResponse, responses::strip};
+use crate::cache::Lead;
+
+/// The stale response whose validator a request has.
+pub(super) struct Validation(CachedResponse);
+
+/// The end of a validation.
+pub(super) enum Validated {
+    /// The answer takes the place of the stale response.
+    Replaced,
+    /// The stale response is right, and has this head now.
+    Renewed(Box<Parts>, Bytes),
+    /// The answer is about a response that is not known here.
+    Unknown,
+}
+
+impl Validation {
+    /// Adds the validators of the stale response to a request for the whole response, if there are
+    /// any.
+    pub(super) fn begin<B>(lead: &Lead<CachedResponse>, request: &mut Request<B>) -> Option<Self> {
+        let stale = lead.stale()?.value().clone();
+        let mut is_conditional = false;
+        for (validator, condition) in [(ETAG, IF_NONE_MATCH), (LAST_MODIFIED, IF_MODIFIED_SINCE)] {
+            let value = stale.headers().get(validator).filter(|_| stale.status() == StatusCode::OK);
+            if let Some(value) = value {
+                request.headers_mut().insert(condition, value.clone());
+                is_conditional = true;
+            }
+        }
+        is_conditional.then_some(Self(stale))
+    }
+
+    /// Returns what an answer says about the stale response.
+    pub(super) fn end<B>(&self, answer: &Response<B>) -> Validated {
+        if answer.status() != StatusCode::NOT_MODIFIED {
+            return Validated::Replaced;
+        }
+        let (new, old) = (opaque_tag(answer.headers()), opaque_tag(self.0.headers()));
+        if new.is_some() && new != old {
+            return Validated::Unknown;
+        }
+        let (mut parts, ()) = Response::new(()).into_parts();
+        parts.headers = update(self.0.headers(), answer.headers());
+        Validated::Renewed(Box::new(parts), self.0.body().clone())
+    }
+}
+
+fn opaque_tag(headers: &HeaderMap) -> Option<&[u8]> {
+    let tag = headers.get(ETAG)?.as_bytes();
+    Some(tag.strip_prefix(b"W/").unwrap_or(tag))
+}
+
+/// Updates the headers of a stored response (RFC 9111, section 3.2). Those about its bytes stay.
+fn update(stored: &HeaderMap, newer: &HeaderMap) -> HeaderMap {
+    let mut newer = newer.clone();
+    strip(&mut newer);
+    for name in [CONTENT_LENGTH, CONTENT_ENCODING, CONTENT_RANGE] {
+        newer.remove(name);
+    }
+    let mut headers = stored.clone();
+    let names: Vec<HeaderName> = newer.keys().cloned().collect();
+    for name in names {
+        headers.remove(&name);
+        for value in newer.get_all(&name) {
+            headers.append(&name, value.clone());
+        }
+    }
+    headers
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+
+    use super::*;
+
+    fn headers(lines: &[(&'static str, &'static str)]) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        for (name, value) in lines {
+            headers.append(*name, HeaderValue::from_static(value));
+        }
+        headers
+    }
+
+    #[test]
+    fn new_headers_replace_all_lines_of_the_stored_ones() {
+        let stored = headers(&[
+            ("x", "1"),
+            ("x", "2"),
+            ("y", "1"),
+            ("content-length", "5"),
+            ("content-encoding", "br"),
+        ]);
+        let newer = headers(&[
+            ("x", "3"),
+            ("z", "1"),
+            ("z", "2"),
+            ("content-length", "0"),
+            ("content-encoding", "gzip"),
+            ("connection", "a"),
+            ("a", "1"),
+        ]);
+        let expected = headers(&[
+            ("x", "3"),
+            ("y", "1"),
+            ("z", "1"),
+            ("z", "2"),
+            ("content-length", "5"),
+            ("content-encoding", "br"),
+        ]);
+        assert_eq!(update(&stored, &newer), expected);
+    }
+
+    #[test]
+    fn a_304_renews_the_response_that_it_is_about() {
+        for (old, new, renews) in [
+            (&[("etag", "\"a\"")][..], &[("etag", "\"a\"")][..], true),
+            (&[("etag", "\"a\"")], &[("etag", "W/\"a\"")], true),
+            (&[("etag", "\"a\"")], &[], true),
+            (&[("etag", "\"a\"")], &[("etag", "\"b\"")], false),
+            (&[], &[("etag", "\"b\"")], false),
+        ] {
+            let (mut parts, ()) = Response::new(()).into_parts();
+            parts.headers = headers(old);
+            let stored = CachedResponse::new(&parts, "body".into(), 0).unwrap();
+            let mut answer = Response::new(());
+            *answer.headers_mut() = headers(new);
+            let end = |answer: &_| Validation(stored.clone()).end(answer);
+            assert!(matches!(end(&answer), Validated::Replaced));
+            *answer.status_mut() = StatusCode::NOT_MODIFIED;
+            let is_renewed = matches!(end(&answer), Validated::Renewed(..));
+            assert_eq!(is_renewed, renews, "{old:?} {new:?}");
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! Unsafe requests and `PURGE` end the responses that they outdate.
+
+use std::time::Duration;
+
+use axum::{Router, body::Body, extract::State, routing::get as route};
+use bellwether::{MemoryBackend, http_cache};
+use http::{Request, Response, StatusCode};
+use tower::{Layer, ServiceExt};
+
+use super::origin::{ask, ask_all, cache, get, get_with, http_layer, layered, origin};
+
+fn request(method: &str, path: &str) -> Request<Body> {
+    let request = Request::builder().method(method).uri(path).header("host", "shop");
+    request.body(Body::empty()).unwrap()
+}
+
+fn at(path: &str) -> Request<Body> {
+    request("GET", path)
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_unsafe_request_ends_the_stored_response() {
+    for (method, status, ends) in [
+        ("POST", 200, true),
+        ("PUT", 204, true),
+        ("PATCH", 303, true),
+        ("DELETE", 200, true),
+        ("MKCOL", 201, true),
+        ("POST", 400, false),
+        ("DELETE", 503, false),
+        ("OPTIONS", 200, false),
+        ("TRACE", 200, false),
+    ] {
+        let (inner, _) = origin(move |call, request| {
+            let status = if request.method() == "GET" { 200 } else { status };
+            Response::builder().status(status).body(Body::from(call.to_string())).unwrap()
+        });
+        // The write may reach another process.
+        let backend = MemoryBackend::new();
+        let [one, other] = [(), ()].map(|()| http_layer(cache(&backend)).layer(inner.clone()));
+        assert_eq!(ask(&one, at("/a")).await.text(), "1");
+        assert_eq!(ask(&one, at("/b")).await.text(), "2");
+        ask(&other, request(method, "/a")).await;
+        let expected = if ends { "4" } else { "1" };
+        assert_eq!(ask(&one, at("/a")).await.text(), expected, "{method} {status}");
+        assert_eq!(ask(&one, at("/b")).await.text(), "2", "{method} {status}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_write_ends_its_locations_on_the_same_host() {
+    for (name, location, ends) in [
+        ("location", "/b", true),
+        ("content-location", "http://shop/b#x", true),
+        ("location", "http://bank/b", false),
+        ("location", "//bank/b", false),
+        ("content-location", "/b?c", false),
+    ] {
+        let (inner, _) = origin(move |call, request| {
+            let answer = Response::builder();
+            let answer = match request.method().as_str() {
+                "POST" => answer.status(201).header(name, location),
+                _ => answer,
+            };
+            answer.body(Body::from(call.to_string())).unwrap()
+        });
+        let service = layered(&inner);
+        ask(&service, at("/b")).await;
+        ask(&service, request("POST", "/a")).await;
+        let expected = if ends { "3" } else { "1" };
+        assert_eq!(ask(&service, at("/b")).await.text(), expected, "{name}: {location}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_write_ends_all_variants_and_the_loads_under_way() {
+    let (inner, calls) = origin(|call, _| {
+        let answer = Response::builder().header("vary", "accept-language");
+        answer.body(Body::from(call.to_string())).unwrap()
+    });
+    let service = layered(&inner);
+    let language = |language| get_with(&[("accept-language", language)]);
+    for _ in 0..2 {
+        ask(&service, language("en")).await;
+        ask(&service, language("de")).await;
+    }
+    assert_eq!(calls.count(), 2);
+    // A load that begins with the write, and may see what was before.
+    let post = Request::post("/").body(Body::empty()).unwrap();
+    let late = ask_all(std::slice::from_ref(&service), [language("fr"), post]).await;
+    for (at, wanted) in ["en", "de", "fr"].into_iter().enumerate() {
+        let answer = ask(&service, language(wanted)).await;
+        assert_ne!(answer.text(), late[0].text());
+        assert_eq!(calls.count(), 5 + at);
+    }
+}
+
+/// The path before the router took its prefix is a part of the key.
+#[tokio::test(start_paused = true)]
+async fn a_write_in_a_nested_router_ends_its_location() {
+    let calls = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let answer = |State(calls): State<std::sync::Arc<std::sync::atomic::AtomicUsize>>| async move {
+        calls.fetch_add(1, std::sync::atomic::Ordering::SeqCst).to_string()
+    };
+    let created = || async { (StatusCode::CREATED, [("location", "/api/items/1")], "") };
+    let layer = http_layer(cache(&MemoryBackend::new()));
+    let items =
+        Router::new().route("/items/1", route(answer)).route("/items", route(answer).post(created));
+    let app = Router::new().nest("/api", items.layer(layer)).with_state(calls.clone());
+    let ask = async |method: &str, path: &str| {
+        app.clone().oneshot(request(method, path)).await.unwrap().status()
+    };
+    for round in 0..3 {
+        for _ in 0..2 {
+            ask("GET", "/api/items/1").await;
+            ask("GET", "/api/items").await;
+        }
+        assert_eq!(calls.load(std::sync::atomic::Ordering::SeqCst), 2 * (round + 1));
+        assert_eq!(ask("POST", "/api/items").await, StatusCode::CREATED);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_purge_needs_the_permission_of_the_user() {
+    let (inner, calls) = origin(|call, request| {
+        let status = if request.method() == "PURGE" { 405 } else { 200 };
+        Response::builder().status(status).body(Body::from(call.to_string())).unwrap()
+    });
+    let cache = http_cache(MemoryBackend::new()).ttl(Duration::from_secs(3600)).build().unwrap();
+    let layer = http_layer(cache).purge_if(|parts| parts.headers.contains_key("x-may"));
+    let service = layer.layer(inner);
+    ask(&service, get("/")).await;
+    let mut purge = Request::builder().method("PURGE").uri("/").body(Body::empty()).unwrap();
+    assert_eq!(ask(&service, purge).await.status, StatusCode::METHOD_NOT_ALLOWED);
+    assert_eq!((ask(&service, get("/")).await.text(), calls.count()), ("1", 2));
+    purge = Request::builder()
+        .method("PURGE")
+        .uri("/")
+        .header("x-may", "1")
+        .body(Body::empty())
+        .unwrap();
+    assert_eq!(ask(&service, purge).await.status, StatusCode::NO_CONTENT);
+    assert_eq!((ask(&service, get("/")).await.text(), calls.count()), ("3", 3));
+}
