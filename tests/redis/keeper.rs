@@ -9,6 +9,7 @@ use bellwether::{
     error::BackendErrorKind,
     key::{Family, Key, Name, Namespace},
 };
+use futures_util::future::join_all;
 use testkit::{LIMIT, Raw, RedisServer, comes_true, queue_entry_life};
 use tokio::{task::JoinSet, time::sleep};
 
@@ -30,8 +31,8 @@ async fn scripts_called(raw: &mut Raw) -> usize {
 
 /// Returns a claim for each name that waits behind a holder of a live lease.
 async fn queued(backend: &RedisBackend, mode: Mode, names: usize) -> Vec<Vec<Claim>> {
-    let mut queues = Vec::new();
-    for number in 0..names {
+    // All at once, because an entry that is not kept ends after 2 s.
+    join_all((0..names).map(async |number| {
         let (namespace, key) = (Namespace::new("t").unwrap(), Key::from(number.to_string()));
         let name = Name::new(&namespace, Family::Lock, &key, 512).unwrap();
         let [holder, waiting] = [(); 2].map(|()| Claim::new(name.clone(), mode, LEASE, LEASE));
@@ -39,9 +40,9 @@ async fn queued(backend: &RedisBackend, mode: Mode, names: usize) -> Vec<Vec<Cla
         assert!(matches!(granted, Acquired::Granted(_)), "{granted:?}");
         let held = backend.acquire(&waiting).await.unwrap();
         assert!(matches!(held, Acquired::Held(_)), "{held:?}");
-        queues.push(vec![waiting]);
-    }
-    queues
+        vec![waiting]
+    }))
+    .await
 }
 
 /// Each name had a task of its own: 300 idle waiters sent 470 scripts a second.
