@@ -10,16 +10,17 @@
 
 use std::{fmt::Write, sync::Arc};
 
+use super::{
+    credentials::{HeaderClass, classify},
+    query::{QueryRules, sha256},
+};
+use crate::key::Key;
 use http::{
     Extensions, HeaderMap, HeaderName, Uri, Version,
     header::HOST,
     request::Parts,
     uri::{Authority, PathAndQuery},
 };
-use sha2::{Digest, Sha256};
-
-use super::credentials::{HeaderClass, classify};
-use crate::key::Key;
 
 /// Returns a part of the key, or `None` if the request takes no part.
 pub(super) type KeyPart = Arc<dyn Fn(&Parts) -> Option<String> + Send + Sync>;
@@ -31,6 +32,7 @@ pub(super) type KeyPart = Arc<dyn Fn(&Parts) -> Option<String> + Send + Sync>;
 pub(super) fn key(
     parts: &Parts,
     key_parts: &[KeyPart],
+    query: &QueryRules,
     coalesce_only: bool,
     limit: usize,
 ) -> Option<Key> {
@@ -50,10 +52,10 @@ pub(super) fn key(
         write!(text, " {}:{value}", value.len()).ok()?;
     }
     text.push(' ');
-    text.push_str(original.as_str());
+    text.push_str(&query.apply(original.as_str()));
     if original != routed {
         text.push(' ');
-        text.push_str(routed.as_str());
+        text.push_str(&query.apply(routed.as_str()));
     }
     if text.len() > limit {
         text = digest(&text);
@@ -64,12 +66,7 @@ pub(super) fn key(
 /// Shortens a key that is too long. The key of another request starts with its verb, never with
 /// `sha256:`.
 fn digest(text: &str) -> String {
-    let mut key = String::from("sha256:");
-    for byte in Sha256::digest(text) {
-        // Writing to a `String` cannot fail.
-        let _ = write!(key, "{byte:02x}");
-    }
-    key
+    format!("sha256:{}", sha256(text))
 }
 
 /// Returns the part of a header: its lines, each after its own length. The key contains only a

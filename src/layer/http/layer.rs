@@ -177,7 +177,9 @@ impl BellwetherLayer<Http> {
     ///
     /// The key consists of host, and path with query. A scheme in the target of an HTTP/1.1 request
     /// is part of it. That of an HTTP/2 request is not, so clients of both versions share. A key
-    /// that is too long for the cache is replaced by its SHA-256.
+    /// that is too long for the cache is replaced by its SHA-256, and so is a query of more than
+    /// 256 bytes. [`sort_query`](Self::sort_query), [`ignore_query`](Self::ignore_query) and
+    /// [`hash_query`](Self::hash_query) say what of a query counts, and what of it shows.
     ///
     /// With the feature `axum`, the path is the one before [nesting](axum::Router::nest) removed a
     /// prefix. The feature works for routers of axum 0.8. Under nested routers of any other version

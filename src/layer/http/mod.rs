@@ -9,7 +9,7 @@
 //!   `lifetime`, how long that is fresh;
 //! - `targeted`, the field that controls this cache, by the parsers in `directives` and
 //!   `structured`;
-//! - `key`, the key of a request;
+//! - `key`, the key of a request, and `query`, what of its query is in it;
 //! - `asked`, what a request asks of a shared response, with its `conditions` and its `range`;
 //! - `vary`, what selects among the variants of a resource, `varied`, where a response is stored,
 //!   and `variants`, which limits their number;
@@ -39,6 +39,7 @@ mod layer;
 mod lifetime;
 mod pass;
 mod policy;
+mod query;
 mod range;
 mod reason;
 mod recent;

@@ -14,6 +14,7 @@ use super::{
     asked::Asked,
     key::{self, KeyPart},
     policy::{Policy, PolicyKind},
+    query::QueryRules,
     reason::Reason,
     recent::RecentAnswers,
     requests::RequestRules,
@@ -45,6 +46,7 @@ pub(super) struct HttpSettings {
     pub(super) requests: RequestRules,
     pub(super) policy: Policy,
     pub(super) key_parts: Vec<KeyPart>,
+    pub(super) query: QueryRules,
     pub(super) max_body: u64,
     pub(super) default_lifetime: Option<Duration>,
     pub(super) stale: StaleRules,
@@ -85,6 +87,7 @@ impl HttpSettings {
             requests: RequestRules::new(PolicyKind::Careful),
             policy: Policy::careful(),
             key_parts: Vec::new(),
+            query: QueryRules::default(),
             max_body: 1 << 20,
             default_lifetime: None,
             coalesce_only: false,
@@ -103,7 +106,7 @@ impl HttpSettings {
     }
 
     pub(super) fn key(&self, parts: &Parts) -> Option<Key> {
-        key::key(parts, &self.key_parts, self.coalesce_only, self.cache.key_limit())
+        key::key(parts, &self.key_parts, &self.query, self.coalesce_only, self.cache.key_limit())
     }
 
     /// Returns the rules for the response to a request.

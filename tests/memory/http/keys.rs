@@ -165,3 +165,24 @@ async fn a_stored_answer_is_invalidated_by_its_key() {
     assert_eq!(ask(&service, super::origin::get("/a")).await.text(), "2");
     assert_eq!(calls.count(), 2);
 }
+
+#[tokio::test(start_paused = true)]
+async fn queries_share_by_what_counts_of_them() {
+    let (inner, calls) = origin(|_, request| {
+        Response::new(Body::from(request.uri().query().unwrap_or_default().to_owned()))
+    });
+    let service = layer().sort_query().ignore_query(["utm_*"]).hash_query().layer(inner);
+    for (uri, expected) in [
+        ("/a?x=1&y=2&utm_id=3", "x=1&y=2&utm_id=3"),
+        ("/a?y=2&x=1", "x=1&y=2&utm_id=3"),
+        ("/a?y=1&x=2", "y=1&x=2"),
+        ("/a?utm_id=3", "utm_id=3"),
+        ("/a", "utm_id=3"),
+    ] {
+        assert_eq!(ask(&service, super::origin::get(uri)).await.text(), expected, "{uri}");
+    }
+    assert_eq!(calls.count(), 3);
+    let shown = layer().hash_query();
+    let shown = key(&shown, "/a?token=secret", &[]).unwrap();
+    assert!(!shown.to_string().contains("secret"), "{shown}");
+}

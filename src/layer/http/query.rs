@@ -1,0 +1,164 @@
+//! What of a query is part of the key.
+
+use std::{borrow::Cow, fmt::Write};
+
+use sha2::{Digest, Sha256};
+
+use super::{BellwetherLayer, Http};
+
+/// A longer query is hashed, so that names in the backend and in traces stay short.
+const LONGEST: usize = 256;
+
+/// The rules for queries, as far as the user of the layer sets them.
+#[derive(Clone, Debug, Default)]
+pub(super) struct QueryRules {
+    sorts: bool,
+    hashes: bool,
+    /// The names of parameters that no response depends on. One with a `*` at its end is the
+    /// beginning of names.
+    ignored: Vec<String>,
+}
+
+impl QueryRules {
+    /// Returns a path with its query as it is in the key.
+    ///
+    /// A hash follows a `#`, which no query has. So it is never the query of another request.
+    pub(super) fn apply<'a>(&self, path_and_query: &'a str) -> Cow<'a, str> {
+        let Some((path, query)) = path_and_query.split_once('?') else {
+            return path_and_query.into();
+        };
+        let query = self.normal(query);
+        match query.is_empty() && self.changes() {
+            true => path.into(),
+            false if self.hashes || query.len() > LONGEST => {
+                format!("{path}?#{}", sha256(&query)).into()
+            }
+            false if self.changes() => format!("{path}?{query}").into(),
+            false => path_and_query.into(),
+        }
+    }
+
+    fn changes(&self) -> bool {
+        self.sorts || !self.ignored.is_empty()
+    }
+
+    /// Returns a query without the ignored parameters, in order if that is set.
+    fn normal<'a>(&self, query: &'a str) -> Cow<'a, str> {
+        if !self.changes() {
+            return query.into();
+        }
+        let parameters = query.split('&').filter(|parameter| !parameter.is_empty());
+        let mut kept: Vec<_> =
+            parameters.filter(|parameter| !self.ignores(name(parameter))).collect();
+        if self.sorts {
+            // Several values of one name stay in their order, which may matter.
+            kept.sort_by_key(|parameter| name(parameter));
+        }
+        kept.join("&").into()
+    }
+
+    fn ignores(&self, name: &str) -> bool {
+        self.ignored.iter().any(|ignored| match ignored.strip_suffix('*') {
+            Some(beginning) => name.starts_with(beginning),
+            None => name == ignored,
+        })
+    }
+}
+
+/// Returns the SHA-256 of a text in hexadecimal digits.
+pub(super) fn sha256(text: &str) -> String {
+    let mut digits = String::new();
+    for byte in Sha256::digest(text) {
+        // Writing to a `String` cannot fail.
+        let _ = write!(digits, "{byte:02x}");
+    }
+    digits
+}
+
+fn name(parameter: &str) -> &str {
+    parameter.split_once('=').map_or(parameter, |(name, _)| name)
+}
+
+impl BellwetherLayer<Http> {
+    /// Shares responses between requests whose queries differ in the order of their parameters.
+    ///
+    /// The order of several parameters with one name still counts. The inner service receives the
+    /// query as it came.
+    ///
+    /// ```
+    /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
+    /// use bellwether::{BellwetherLayer, MemoryBackend, http_cache};
+    /// use http::Request;
+    ///
+    /// let cache = http_cache(MemoryBackend::new()).build()?;
+    /// let layer = BellwetherLayer::http(cache).sort_query().ignore_query(["utm_*", "fbclid"]);
+    /// let key = |uri: &str| layer.key(&Request::get(uri).body(()).unwrap().into_parts().0);
+    /// assert_eq!(key("/list?page=2&by=name&utm_source=mail"), key("/list?by=name&page=2"));
+    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
+    /// ```
+    pub fn sort_query(mut self) -> Self {
+        self.settings().query.sorts = true;
+        self
+    }
+
+    /// Declares parameters of the query harmless: no response depends on them. A name may end with
+    /// `*`.
+    ///
+    /// They are no part of the key. The inner service still receives them. Names are compared as
+    /// they are in the query, with their case and without decoding.
+    pub fn ignore_query<N: AsRef<str>>(mut self, names: impl IntoIterator<Item = N>) -> Self {
+        let names = names.into_iter().map(|name| name.as_ref().to_owned());
+        self.settings().query.ignored.extend(names);
+        self
+    }
+
+    /// Replaces the query in the key by its SHA-256, so that the names in the backend and the
+    /// traces do not show it. Use it if queries may be secret.
+    ///
+    /// A query of more than 256 bytes is always replaced.
+    pub fn hash_query(mut self) -> Self {
+        self.settings().query.hashes = true;
+        self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rules(sorts: bool, ignored: &[&str]) -> QueryRules {
+        let ignored = ignored.iter().map(|name| (*name).to_owned()).collect();
+        QueryRules { sorts, hashes: false, ignored }
+    }
+
+    #[test]
+    fn a_query_is_what_the_rules_leave_of_it() {
+        for (rules, query, expected) in [
+            (rules(false, &[]), "/a?b=1&a=2&&", "/a?b=1&a=2&&"),
+            (rules(false, &[]), "/a?", "/a?"),
+            (rules(true, &[]), "/a", "/a"),
+            (rules(true, &[]), "/a?", "/a"),
+            (rules(true, &[]), "/a?b=1&a=2&&", "/a?a=2&b=1"),
+            (rules(true, &[]), "/a?b=2&a&b=1", "/a?a&b=2&b=1"),
+            (rules(false, &["x", "utm_*"]), "/a?b=1&x=2&a=3&utm_id=4&xy=5", "/a?b=1&a=3&xy=5"),
+            (rules(false, &["x"]), "/a?x", "/a"),
+            (rules(true, &["x"]), "/a?x=1&b=?x&a", "/a?a&b=?x"),
+        ] {
+            assert_eq!(rules.apply(query), expected, "{query}");
+        }
+    }
+
+    #[test]
+    fn a_hashed_query_does_not_show() {
+        let hashes = QueryRules { hashes: true, ..rules(true, &["x"]) };
+        let hashed = hashes.apply("/a?token=secret&b=1");
+        assert!(hashed.starts_with("/a?#") && hashed.len() == 4 + 64, "{hashed}");
+        assert_eq!(hashes.apply("/a?b=1&x=2&token=secret"), hashed);
+        assert_ne!(hashes.apply("/a?b=1&token=other"), hashed);
+        assert_eq!(hashes.apply("/a?x=1"), "/a");
+        let long = format!("/a?{}", "b".repeat(LONGEST + 1));
+        assert!(QueryRules::default().apply(&long).starts_with("/a?#"));
+        let longest = format!("/a?{}", "b".repeat(LONGEST));
+        assert_eq!(QueryRules::default().apply(&longest), longest);
+    }
+}
