@@ -310,7 +310,8 @@ impl Seen {
         println!(
             "{label:24} {loads:>12.2} {claims:>14.2} {waited:>6.2}% {at_load:>9.2} ms \
              {beside:>6.2} ms {at_none:>6.2} ms {:>6.2}",
-            at_load / beside
+            // Without a load there is no ratio.
+            if beside > 0.0 { at_load / beside } else { 0.0 }
         );
     }
 }
