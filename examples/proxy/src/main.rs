@@ -114,7 +114,11 @@ fn cache(options: &Options) -> Result<Cache<CachedResponse>, BoxError> {
 }
 
 fn sharing(options: &Options, cache: Cache<CachedResponse>) -> BellwetherLayer<Http> {
-    let layer = BellwetherLayer::http(cache).max_body(options.max_body).explain_passes();
+    // A response that is kept beyond its lifetime can be validated.
+    let layer = BellwetherLayer::http(cache)
+        .max_body(options.max_body)
+        .stale_if_error(options.stale)
+        .cache_status();
     let layer = match options.lifetime {
         Some(lifetime) => layer.default_lifetime(lifetime),
         None => layer,

@@ -21,6 +21,7 @@ Options:
       --policy <POLICY>    What is shared: careful, rfc9111, or off [default: careful]
       --lifetime <SECONDS> The lifetime of responses that name none [default: not shared]
       --ttl <SECONDS>      The longest lifetime of any response [default: 86400]
+      --stale <SECONDS>    How long after it a response stands in for a failure [default: 600]
       --max-body <BYTES>   The largest body that is shared [default: 1048576]
       --loads <N>          How many shared requests go to the origin at once [default: 1024]
       --connections <N>    How many connections are served at once [default: 4096]
@@ -51,6 +52,7 @@ pub(crate) struct Options {
     pub(crate) policy: Policy,
     pub(crate) lifetime: Option<Duration>,
     pub(crate) ttl: Duration,
+    pub(crate) stale: Duration,
     pub(crate) max_body: u64,
     pub(crate) loads: usize,
     pub(crate) connections: usize,
@@ -72,6 +74,7 @@ impl Default for Options {
             policy: Policy::Careful,
             lifetime: None,
             ttl: Duration::from_secs(86_400),
+            stale: Duration::from_secs(600),
             max_body: 1 << 20,
             loads: 1024,
             connections: 4096,
@@ -125,6 +128,7 @@ impl Options {
             "policy" => self.policy = parsed(name, value()?)?,
             "lifetime" => self.lifetime = Some(seconds(name, value()?)?),
             "ttl" => self.ttl = seconds(name, value()?)?,
+            "stale" => self.stale = seconds(name, value()?)?,
             "max-body" => self.max_body = parsed(name, value()?)?,
             "loads" => self.loads = parsed(name, value()?)?,
             "connections" => self.connections = parsed(name, value()?)?,
