@@ -1,11 +1,11 @@
 use std::{
     fmt,
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, OnceLock},
     time::Duration,
 };
 
-use super::{AfterFailure, known::Known};
-use crate::{lease::LeaseRecord, sync::lock};
+use super::{AfterFailure, known::Known, outcome::Head};
+use crate::{lease::LeaseRecord, signal::Signal, sync::lock};
 
 /// The lease that a loader runs under, the value that it replaces, and how its value is kept.
 ///
@@ -39,6 +39,8 @@ struct Inner<V> {
     lease: Option<Arc<LeaseRecord>>,
     stale: Option<Arc<Known<V>>>,
     keeping: Mutex<Keeping>,
+    head: OnceLock<Head>,
+    announced: Signal,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -55,7 +57,13 @@ pub(super) struct Keeping {
 
 impl<V> Lead<V> {
     pub(super) fn new(lease: Option<Arc<LeaseRecord>>, stale: Option<Arc<Known<V>>>) -> Self {
-        Self(Arc::new(Inner { lease, stale, keeping: Mutex::default() }))
+        Self(Arc::new(Inner {
+            lease,
+            stale,
+            keeping: Mutex::default(),
+            head: OnceLock::new(),
+            announced: Signal::default(),
+        }))
     }
 
     /// Returns the fence of this load, which is greater than that of each earlier load of this key.
@@ -171,6 +179,24 @@ impl<V> Lead<V> {
     /// Hands the value to all waiters, and stores nothing.
     pub fn do_not_store(&self) {
         lock(&self.0.keeping).do_not_store = true;
+    }
+
+    /// Announces the head of the value, so that callers of this process that take heads have it at
+    /// once. From then on the load has no time limit but its loader's own.
+    #[cfg_attr(not(feature = "http"), allow(dead_code))]
+    pub(crate) fn announce(&self, head: Head) {
+        let _ = self.0.head.set(head);
+        self.0.announced.give();
+    }
+
+    /// Returns the head, if it was announced.
+    pub(super) fn head(&self) -> Option<&Head> {
+        self.0.head.get()
+    }
+
+    /// Completes when the head is announced.
+    pub(super) async fn announced(&self) {
+        self.0.announced.given().await;
     }
 
     pub(super) fn keeping(&self) -> Keeping {

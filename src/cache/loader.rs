@@ -3,7 +3,7 @@
 use std::{any::Any, panic::AssertUnwindSafe, time::Duration};
 
 use futures_util::FutureExt;
-use tokio::time::timeout;
+use tokio::time::sleep;
 
 use super::Lead;
 use crate::{
@@ -33,7 +33,8 @@ where
     loader.await.map(Produced::Value).map_err(Error::load)
 }
 
-/// Runs a loader within its time limit, for the flight or load of this number, if there is one.
+/// Runs a loader, for the flight or load of this number, if there is one. Its time limit ends when
+/// it announces the head of its value.
 pub(super) async fn run<V, F, Fut>(
     work: F,
     lead: Lead<V>,
@@ -44,20 +45,44 @@ where
     F: FnOnce(Lead<V>) -> Fut,
     Fut: Future<Output = Result<Produced<V>, Error>>,
 {
-    // The loader may also panic before it returns its future.
-    let loader = AssertUnwindSafe(async move { work(lead).await }).catch_unwind();
-    let limited = timeout(limit, loader);
+    let limited = limited(work, lead, limit);
     let ended = match number {
         Some(number) => flight::within(number, limited).await,
         None => limited.await,
     };
     match ended {
-        Ok(Ok(produced)) => produced,
-        Ok(Err(panic)) => Err(panicked(panic.as_ref())),
-        Err(_) => {
+        Some(Ok(produced)) => produced,
+        Some(Err(panic)) => Err(panicked(panic.as_ref())),
+        None => {
             let words = format!("the load took longer than its `load_limit` of {limit:?}");
             Err(Error::new(ErrorKind::LoadTimeout, words))
         }
+    }
+}
+
+/// Returns what the loader made, its panic, or `None` at the limit.
+async fn limited<V, F, Fut>(
+    work: F,
+    lead: Lead<V>,
+    limit: Duration,
+) -> Option<Result<Result<Produced<V>, Error>, Box<dyn Any + Send>>>
+where
+    F: FnOnce(Lead<V>) -> Fut,
+    Fut: Future<Output = Result<Produced<V>, Error>>,
+{
+    let for_loader = lead.clone();
+    // The loader may also panic before it returns its future.
+    let loader = AssertUnwindSafe(async move { work(for_loader).await }).catch_unwind();
+    let without_head = async {
+        sleep(limit).await;
+        if lead.head().is_some() {
+            std::future::pending().await
+        }
+    };
+    tokio::select! {
+        biased;
+        ended = loader => Some(ended),
+        () = without_head => None,
     }
 }
 

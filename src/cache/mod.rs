@@ -54,7 +54,7 @@ pub use crate::{flight::Abandoned, observe::Stats};
 #[cfg(feature = "http")]
 pub(crate) use self::{
     loader::Produced,
-    outcome::{Alone, Flown},
+    outcome::{Alone, Flown, Head},
     settings::{OnFull, OnUncacheable, Sharing},
 };
 
@@ -225,8 +225,8 @@ impl<V> Cache<V> {
         self.core.settings.max_value
     }
 
-    pub(crate) fn load_limit(&self) -> Duration {
-        self.core.settings.options.load_limit
+    pub(crate) fn abandoned(&self) -> Abandoned {
+        self.core.settings.abandoned
     }
 
     pub(crate) fn ttl(&self) -> Duration {

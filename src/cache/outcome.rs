@@ -1,7 +1,9 @@
 //! What a request ends with, and what a flight lands with.
 
 use std::{
+    any::Any,
     num::NonZeroU64,
+    sync::Arc,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
@@ -93,6 +95,16 @@ pub enum Source {
     Degraded,
 }
 
+impl Source {
+    /// Returns the source for a caller whose loader ran, or for another one of the flight.
+    pub(super) fn for_caller(self, leads: bool) -> Self {
+        match self {
+            Self::Led if !leads => Self::Followed,
+            source => source,
+        }
+    }
+}
+
 /// Returns how long ago an entry was stored. If the backend has not told its age, the clocks of the
 /// backend and of this process are compared.
 fn age(entry: &Entry) -> Option<Duration> {
@@ -153,9 +165,15 @@ impl<V> Loaded<V> {
     }
 }
 
+/// The head of a value whose rest is still on its way. Only the loader knows its type.
+pub(crate) type Head = Arc<dyn Any + Send + Sync>;
+
 /// How a request ended that may end without a value.
 pub(crate) enum Flown<V> {
     Loaded(Loaded<V>),
+    /// With the head of a value, for a request that [takes it](super::Sharing::takes_heads).
+    #[cfg_attr(not(feature = "http"), allow(dead_code))]
+    Head(Head),
     /// Each caller loads for itself.
     #[cfg_attr(not(feature = "http"), allow(dead_code))]
     Alone(Alone),
@@ -166,7 +184,9 @@ impl<V> Flown<V> {
     pub(super) fn shared(self) -> Result<Loaded<V>, Error> {
         match self {
             Self::Loaded(loaded) => Ok(loaded),
-            Self::Alone(_) => Err(Error::new(ErrorKind::Cancelled, "the value was not shared")),
+            Self::Head(_) | Self::Alone(_) => {
+                Err(Error::new(ErrorKind::Cancelled, "the value was not shared"))
+            }
         }
     }
 }
@@ -184,6 +204,8 @@ pub(crate) enum Alone {
 #[derive(Clone)]
 pub(super) enum Outcome<V> {
     Value(Loaded<V>),
+    /// The head of a value, which was loaded so. It is the first of two landings.
+    Head(Head, Source),
     /// Each caller loads for itself.
     Alone(Alone),
     Failed(Error),

@@ -145,12 +145,12 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         async move {
             // Only a leader needs the name, but each caller is told if its key has none.
             Name::check(Family::Cache, &key, core.settings.max_key)?;
-            let within = flight::current();
+            let (within, takes_heads) = (flight::current(), takes_heads(own.as_deref()));
             let patience = Patience::of(core.options(own.as_deref()));
             // How long this caller has waited for an answer that did not come.
             let mut unanswered = None;
             loop {
-                let Joined { mut follower, leader } = match core.flights.join(&key) {
+                let Joined { mut follower, leader } = match join(&core, &key, takes_heads) {
                     Ok(joined) => joined,
                     Err(why) => return Box::pin(refused(core, work, own, within, why)).await,
                 };
@@ -186,6 +186,20 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     }
 }
 
+/// Returns whether a caller with these options takes the head of a value.
+fn takes_heads(own: Option<&Options>) -> bool {
+    own.is_some_and(|own| own.sharing.takes_heads)
+}
+
+/// Joins the flight of a key.
+fn join<V>(core: &Core<V>, key: &Key, takes_heads: bool) -> Result<Joined<Outcome<V>>, Refused> {
+    let mut joined = core.flights.join(key)?;
+    if takes_heads {
+        joined.follower.take_first();
+    }
+    Ok(joined)
+}
+
 /// Enters the wait of a loader for a flight into the graph of waits, and gives its flight notice.
 /// `None` if the two would wait for each other.
 pub(super) fn nest<T>(from: u64, follower: &Follower<T>) -> Option<Edge> {
@@ -214,26 +228,32 @@ pub(super) fn served<V>(
 ) -> Result<Flown<V>, Error> {
     match outcome {
         Outcome::Value(loaded) => {
-            let source = match loaded.source {
-                Source::Led if !leads => Source::Followed,
-                source => source,
-            };
-            let counters = &core.counters;
-            let counter = match source {
-                Source::Hit => &counters.hits,
-                Source::Stale => &counters.stale,
-                Source::Led => &counters.led,
-                Source::Followed => &counters.followed,
-                Source::Received => &counters.received,
-                Source::Degraded => &counters.degraded,
-            };
-            counter.add();
+            let source = loaded.source.for_caller(leads);
+            count(core, source);
             Ok(Flown::Loaded(Loaded { source, ..loaded }))
+        }
+        Outcome::Head(head, source) => {
+            count(core, source.for_caller(leads));
+            Ok(Flown::Head(head))
         }
         Outcome::Alone(why) => Ok(Flown::Alone(why)),
         Outcome::Failed(error) => Err(error),
         Outcome::Unanswered(_) => Err(cut_off()),
     }
+}
+
+/// Counts a caller that was served a value of this source.
+fn count<V>(core: &Core<V>, source: Source) {
+    let counters = &core.counters;
+    let counter = match source {
+        Source::Hit => &counters.hits,
+        Source::Stale => &counters.stale,
+        Source::Led => &counters.led,
+        Source::Followed => &counters.followed,
+        Source::Received => &counters.received,
+        Source::Degraded => &counters.degraded,
+    };
+    counter.add();
 }
 
 /// Loads for one caller of a cache that is shut down. A caller beyond a limit is told.
@@ -284,7 +304,17 @@ where
     let work = work.ok_or_else(cut_off)?;
     core.counters.loads.add();
     let limit = core.options(own.as_deref()).load_limit;
-    match loader::run(work, Lead::new(None, None), limit, number).await {
+    let lead = Lead::new(None, None);
+    let produced = tokio::select! {
+        biased;
+        produced = loader::run(work, lead.clone(), limit, number) => produced,
+        // No other caller wants the rest, and nothing is to be stored.
+        () = lead.announced() => {
+            let head = lead.head().cloned().ok_or_else(cut_off)?;
+            return served(&core, Outcome::Head(head, Source::Degraded), true);
+        }
+    };
+    match produced {
         Ok(Produced::Value(value)) => served(&core, Outcome::Value(Loaded::degraded(value)), true),
         Ok(Produced::Uncacheable | Produced::Failing(_)) => Ok(Flown::Alone(Alone::Uncacheable)),
         Err(error) => {

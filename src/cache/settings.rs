@@ -30,6 +30,8 @@ pub(super) struct Options {
     pub(super) after_failure: Option<AfterFailure>,
     pub(super) serve_stale_after: Option<Duration>,
     pub(super) load_limit: Duration,
+    /// How long a load may go on after it has announced the head of its value.
+    pub(super) rest_limit: Duration,
     pub(super) wait_limit: Duration,
     pub(super) sharing: Sharing,
 }
@@ -69,6 +71,8 @@ pub(crate) struct Sharing {
     pub(crate) on_full: OnFull,
     /// Waits for one load of another process, not for the next one that follows it.
     pub(crate) waits_once: bool,
+    /// Whether the callers take the head of a value whose rest is on its way.
+    pub(crate) takes_heads: bool,
 }
 
 /// What to do with a key that is remembered as uncacheable.
@@ -131,11 +135,13 @@ impl Default for Settings {
                 after_failure: None,
                 serve_stale_after: None,
                 load_limit: Duration::from_secs(30),
+                rest_limit: Duration::ZERO,
                 wait_limit: Duration::from_secs(30),
                 sharing: Sharing {
                     on_uncacheable: OnUncacheable::Coalesce,
                     on_full: OnFull::Queue,
                     waits_once: false,
+                    takes_heads: false,
                 },
             },
             uncacheable_ttl: Duration::from_secs(10),
@@ -165,10 +171,11 @@ impl Settings {
         self.renew_every.unwrap_or(self.lease / 3)
     }
 
-    /// Returns how the lease of a load with this limit is kept.
-    pub(super) fn upkeep(&self, load_limit: Duration) -> Upkeep {
+    /// Returns how the lease of a load with these options is kept.
+    pub(super) fn upkeep(&self, options: &Options) -> Upkeep {
         // The commit comes after the load.
-        let max_hold = load_limit.saturating_add(self.lease);
+        let load = options.load_limit.saturating_add(options.rest_limit);
+        let max_hold = load.saturating_add(self.lease);
         Upkeep { renew_every: Some(self.renew_every()), max_hold }
     }
 

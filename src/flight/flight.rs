@@ -7,7 +7,7 @@ use std::sync::{
 
 use super::{
     driver::Driver,
-    landing::Landing,
+    landing::{FirstLanding, Landing},
     leaders::Leaders,
     map::Map,
     notices::{Notice, Notices},
@@ -63,6 +63,8 @@ pub(super) struct Flight<T> {
     pub(super) notices: Notices,
     /// Set if the flight is to go on without callers.
     pub(super) goes_on: OnceLock<()>,
+    /// What callers may have while the flight is under way.
+    pub(super) first: FirstLanding<T>,
     /// Set once, when the flight is out of the map.
     pub(super) landing: OnceLock<Landing<T>>,
     /// Followers that wait for the landing.
@@ -89,6 +91,7 @@ impl<T> Flight<T> {
             driver: Driver::default(),
             notices: Notices::default(),
             goes_on: OnceLock::default(),
+            first: FirstLanding::default(),
             landing: OnceLock::default(),
             waiters: Waiters::default(),
         })
@@ -100,9 +103,11 @@ impl<T> Flight<T> {
         self.joined.load(Ordering::Relaxed).saturating_sub(left)
     }
 
-    /// Tells the leader that the flight is unwanted, if the last caller has left.
+    /// Tells the leader that the flight is unwanted, if the last caller has left. A flight that has
+    /// landed for the first time is wanted by the callers that it served.
     pub(super) fn abandon(&self) {
-        let is_wanted = self.landing.get().is_some() || self.goes_on.get().is_some();
+        let has_landed = self.landing.get().is_some() || self.first.has_landed();
+        let is_wanted = has_landed || self.goes_on.get().is_some();
         if self.flights.abandoned == Abandoned::Finish || is_wanted {
             return;
         }

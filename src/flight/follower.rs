@@ -1,5 +1,6 @@
 use std::{
     future::poll_fn,
+    pin::pin,
     sync::{Arc, atomic::Ordering},
     task::{Poll, ready},
 };
@@ -7,7 +8,7 @@ use std::{
 use super::{
     driver::Task,
     flight::Flight,
-    landing::{Landing, Waited},
+    landing::{First, Landing, Waited},
     notices::Notice,
 };
 
@@ -16,6 +17,8 @@ pub(crate) struct Follower<T> {
     pub(super) flight: Arc<Flight<T>>,
     /// How many callers had joined before it.
     number: u64,
+    /// Whether the first of two landings is of use to it.
+    takes_first: bool,
     stage: Stage,
 }
 
@@ -33,7 +36,7 @@ impl<T> Follower<T> {
     pub(super) fn new(flight: Arc<Flight<T>>) -> Self {
         flight.flights.waiting.fetch_add(1, Ordering::Relaxed);
         let number = flight.joined.fetch_add(1, Ordering::Release);
-        Self { flight, number, stage: Stage::Waiting }
+        Self { flight, number, takes_first: false, stage: Stage::Waiting }
     }
 
     /// Makes the leader's work independent of its caller, if this is the second caller. The later
@@ -47,6 +50,11 @@ impl<T> Follower<T> {
     /// Returns the number of the flight in the process.
     pub(crate) fn flight_id(&self) -> u64 {
         self.flight.id
+    }
+
+    /// Takes the outcome of the first landing, if there are two.
+    pub(crate) fn take_first(&mut self) {
+        self.takes_first = true;
     }
 
     pub(crate) fn tell(&self, notice: Notice) {
@@ -91,16 +99,34 @@ impl<T: Clone> Follower<T> {
         })
     }
 
-    /// Waits until the flight has landed.
+    /// Waits until the flight has landed, for the first time if that is of use to this follower.
     ///
     /// # Cancel safety
     ///
     /// Dropping the future and the follower leaves the flight, which goes on for the others.
     pub(crate) async fn wait(&mut self) -> Waited<T> {
-        let landed = || Some(self.flight.landing.get()?.of(self.number)?.cloned());
-        let waited = self.flight.waiters.until(landed).await;
+        let waited = self.landed().await;
         self.stage = Stage::Served;
         waited
+    }
+
+    async fn landed(&self) -> Waited<T> {
+        let (flight, number) = (&*self.flight, self.number);
+        let first = || self.takes_first.then(|| flight.first.of(number));
+        let mut waiting = pin!(flight.waiters.until(|| match first() {
+            Some(First::Admitted(outcome)) => Some(Waited::Outcome(outcome.clone())),
+            Some(First::Closed) => Some(Waited::JoinAgain),
+            _ => Some(flight.landing.get()?.of(number)?.cloned()),
+        }));
+        let waited = poll_fn(|cx| {
+            let waited = waiting.as_mut().poll(cx);
+            // After the registration: a first landing that comes later wakes this follower.
+            if waited.is_pending() && matches!(first(), Some(First::Late)) {
+                flight.notices.tell(Notice::LateJoiner);
+            }
+            waited
+        });
+        waited.await
     }
 }
 

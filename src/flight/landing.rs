@@ -1,6 +1,8 @@
-//! The end of a flight, and what it brings each of its followers.
+//! The landings of a flight, and what they bring each of its followers.
 
-use crate::sync::checked::OnceLock;
+use std::sync::atomic::Ordering;
+
+use crate::sync::checked::{AtomicU64, OnceLock};
 
 /// A moment in a flight. An outcome that belongs to it may go to the callers that joined before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,6 +22,34 @@ pub(super) enum Landing<T> {
     ForAll(Option<T>),
     /// With an outcome for the callers that joined before the epoch. Late joiners wait for another.
     Before { epoch: Epoch, outcome: T, late: OnceLock<Option<T>> },
+}
+
+/// The first of two landings: an outcome that callers may have while the flight is under way.
+///
+/// Its state is one word: how many callers are admitted to the outcome, and whether more may be. A
+/// follower reads it again under the lock of the waiters, and each change is followed by a wake-up
+/// under that lock. So no access needs an ordering of its own.
+pub(super) struct FirstLanding<T> {
+    outcome: OnceLock<T>,
+    /// The callers that joined before this number are admitted. Zero before the landing. With
+    /// [`CLOSED`].
+    admitted: AtomicU64,
+}
+
+/// No more callers are admitted.
+const CLOSED: u64 = 1 << 63;
+
+/// What the first landing is to a follower.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum First<T> {
+    /// The flight has not landed.
+    UnderWay,
+    /// The follower may have the outcome.
+    Admitted(T),
+    /// The follower joined too late. The leader is to be told, and may admit it.
+    Late,
+    /// The follower joined too late, and no more callers are admitted.
+    Closed,
 }
 
 /// What a follower got.
@@ -43,11 +73,88 @@ impl<T> Landing<T> {
     }
 }
 
+impl<T> Default for FirstLanding<T> {
+    fn default() -> Self {
+        Self { outcome: OnceLock::default(), admitted: AtomicU64::default() }
+    }
+}
+
+impl<T> FirstLanding<T> {
+    /// Lands with this outcome, unless it has landed.
+    pub(super) fn land(&self, outcome: T) {
+        let _ = self.outcome.set(outcome);
+    }
+
+    pub(super) fn has_landed(&self) -> bool {
+        self.outcome.get().is_some()
+    }
+
+    /// Admits the callers that joined before the epoch. To be called by the leader alone.
+    pub(super) fn admit(&self, epoch: Epoch) {
+        let admitted = self.admitted.load(Ordering::Relaxed);
+        if admitted & CLOSED == 0 {
+            self.admitted.store(admitted.max(epoch.joined & !CLOSED), Ordering::Relaxed);
+        }
+    }
+
+    /// Admits no more callers.
+    pub(super) fn close(&self) {
+        self.admitted.fetch_or(CLOSED, Ordering::Relaxed);
+    }
+
+    /// Returns what there is for a follower, by the number that it joined with.
+    pub(super) fn of(&self, number: u64) -> First<&T> {
+        let Some(outcome) = self.outcome.get() else { return First::UnderWay };
+        let admitted = self.admitted.load(Ordering::Relaxed);
+        match number < admitted & !CLOSED {
+            true => First::Admitted(outcome),
+            false if admitted & CLOSED == 0 => First::Late,
+            false => First::Closed,
+        }
+    }
+}
+
 impl<T: Clone> Waited<&T> {
     pub(super) fn cloned(self) -> Waited<T> {
         match self {
             Self::Outcome(outcome) => Waited::Outcome(outcome.clone()),
             Self::JoinAgain => Waited::JoinAgain,
         }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    fn epoch(joined: u64) -> Epoch {
+        Epoch { joined }
+    }
+
+    #[test]
+    fn a_first_landing_admits_more_callers_until_it_is_closed() {
+        let first = FirstLanding::default();
+        first.admit(epoch(2));
+        assert_eq!((first.of(0), first.has_landed()), (First::UnderWay, false));
+        first.land(7);
+        first.land(8);
+        assert_eq!((first.of(1), first.of(2)), (First::Admitted(&7), First::Late));
+        // An epoch that began earlier takes nothing back.
+        first.admit(epoch(1));
+        first.admit(epoch(3));
+        assert_eq!((first.of(1), first.of(2), first.of(3)), {
+            (First::Admitted(&7), First::Admitted(&7), First::Late)
+        });
+        first.close();
+        first.admit(epoch(9));
+        assert_eq!((first.of(2), first.of(3)), (First::Admitted(&7), First::Closed));
+    }
+
+    #[test]
+    fn a_first_landing_may_admit_every_caller() {
+        let first = FirstLanding::default();
+        first.land(7);
+        first.admit(Epoch::END);
+        assert_eq!(first.of(u64::MAX >> 2), First::Admitted(&7));
     }
 }

@@ -79,6 +79,35 @@ impl<T> Leader<T> {
         (answer.await, epoch)
     }
 
+    /// Lands the flight for the first time, for the followers that take it and joined before the
+    /// epoch. The flight goes on, and callers may still join it.
+    pub(crate) fn land_first(&self, outcome: T, epoch: Epoch) {
+        self.flight.first.land(outcome);
+        self.admit(epoch);
+    }
+
+    /// Admits the callers that joined before this epoch to the first landing.
+    pub(crate) fn admit(&self, epoch: Epoch) {
+        self.flight.first.admit(epoch);
+        self.flight.waiters.wake();
+    }
+
+    /// Completes when a follower waits that joined too late for the first landing.
+    pub(crate) async fn late_joiner(&self) {
+        self.told(Notice::LateJoiner).await;
+        self.flight.notices.forget(Notice::LateJoiner);
+    }
+
+    /// Sends the late joiners of the first landing to join anew. The next caller begins a new
+    /// flight.
+    pub(crate) fn close_first(&self) {
+        let flight = &self.flight;
+        // Out of the map first, so that no caller joins this flight again.
+        flight.flights.map.remove(flight.hash, |other| other.id == flight.id);
+        flight.first.close();
+        flight.waiters.wake();
+    }
+
     /// Lands the flight for the callers that joined before the epoch. The others are still owed an
     /// outcome.
     pub(crate) fn land(self, outcome: T, epoch: Epoch) -> Option<LateJoiners<T>> {

@@ -12,6 +12,8 @@
 //! So does a count of late joiners that is off by one. A waiter that does not look under the lock
 //! sleeps through a landing, and the check does not end.
 
+mod first;
+
 use std::{
     sync::{Arc, atomic::Ordering},
     task::{Context, Poll, Waker},
@@ -20,7 +22,7 @@ use std::{
 use ::loom::{future::block_on, model, thread};
 
 use super::{
-    Group, Joined, Leader, Limits, Notice, Refused, Waited, driver::Task, flight::Abandoned,
+    Epoch, Group, Joined, Leader, Limits, Notice, Refused, Waited, driver::Task, flight::Abandoned,
     follower::Follower, waiters::Waiters,
 };
 use crate::{key::Key, sync::checked::AtomicU64};

@@ -12,6 +12,8 @@ pub(crate) enum Notice {
     NeededByLoader,
     /// No caller waits any more, and the flight is to be cancelled for that.
     Unwanted,
+    /// A follower waits that joined too late for the first landing.
+    LateJoiner,
 }
 
 #[derive(Default)]
@@ -20,7 +22,7 @@ pub(super) struct Notices(Mutex<State>);
 #[derive(Default)]
 struct State {
     /// By the number of the notice.
-    told: [bool; 3],
+    told: [bool; 4],
     /// The leader's task, if it waits for a notice.
     leader: Option<Waker>,
 }
@@ -34,6 +36,11 @@ impl Notices {
         if let Some(leader) = leader {
             leader.wake();
         }
+    }
+
+    /// Forgets a notice, which may then be given again.
+    pub(super) fn forget(&self, notice: Notice) {
+        lock(&self.0).told[notice as usize] = false;
     }
 
     /// Polls for a notice, on behalf of the leader's one task.

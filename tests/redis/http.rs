@@ -18,7 +18,10 @@ use bellwether::{
 use http::{Request, Response};
 use http_body_util::BodyExt;
 use testkit::{LIMIT, RedisServer, comes_true};
-use tokio::{sync::RwLock, time::sleep};
+use tokio::{
+    sync::{RwLock, mpsc},
+    time::sleep,
+};
 use tower::{Layer, Service, ServiceExt, service_fn, util::BoxCloneSyncService};
 
 const DELAY: Duration = Duration::from_millis(100);
@@ -227,4 +230,76 @@ async fn a_stale_answer_stands_in_for_a_failure_in_both_processes() {
     assert!(calls.count() > 1);
     server.raw().await.age(Duration::from_secs(600)).await;
     assert_ne!(read(&apps[1], get("/")).await, "1");
+}
+
+type Feed = mpsc::UnboundedSender<Result<&'static str, Infallible>>;
+
+/// Returns answers whose bodies come out of one feed each, in the order of the calls.
+fn fed()
+-> (impl Fn(usize) -> Response<Body> + Clone + Send + Sync + 'static, mpsc::UnboundedReceiver<Feed>)
+{
+    let (feeds, fed) = mpsc::unbounded_channel();
+    let answer = move |_| {
+        let (feed, mut pieces) = mpsc::unbounded_channel();
+        feeds.send(feed).unwrap();
+        let pieces = futures_util::stream::poll_fn(move |context| pieces.poll_recv(context));
+        Response::new(Body::from_stream(pieces))
+    };
+    (answer, fed)
+}
+
+async fn open(app: &App) -> ResponseBody<Body> {
+    app.clone().oneshot(get("/")).await.unwrap().into_body()
+}
+
+async fn next(body: &mut ResponseBody<Body>) -> String {
+    let data = body.frame().await.unwrap().unwrap().into_data().unwrap();
+    String::from_utf8(data.to_vec()).unwrap()
+}
+
+/// Each process waited for the whole body. Now the callers of the one that loads read it while it
+/// arrives, and the other one has it as soon as it is stored.
+#[tokio::test]
+async fn a_body_is_read_while_it_arrives_and_stored_at_its_end() {
+    let server = RedisServer::start().await;
+    let calls: Arc<Calls> = Arc::default();
+    let (answer, mut feeds) = fed();
+    let apps = [(), ()].map(|()| process(&server, "shop", for_a_minute, &calls, answer.clone()));
+    let mut bodies = vec![open(&apps[0]).await];
+    let feed = feeds.recv().await.unwrap();
+    feed.send(Ok("one")).unwrap();
+    // A late joiner is admitted, because the lease is held.
+    bodies.push(open(&apps[0]).await);
+    for body in &mut bodies {
+        assert_eq!(next(body).await, "one");
+    }
+    let there = apps[1].clone();
+    let waits = tokio::spawn(async move { read(&there, get("/")).await });
+    feed.send(Ok("two")).unwrap();
+    for body in &mut bodies {
+        assert_eq!(next(body).await, "two");
+    }
+    assert!(!waits.is_finished());
+    drop(feed);
+    assert_eq!((waits.await.unwrap().as_str(), calls.count()), ("onetwo", 1));
+}
+
+/// A caller that knows of an invalidation in another process must not read a body that is older.
+#[tokio::test]
+async fn no_caller_joins_a_body_that_another_process_invalidated() {
+    let server = RedisServer::start().await;
+    let calls: Arc<Calls> = Arc::default();
+    let (answer, mut feeds) = fed();
+    let app = process(&server, "shop", for_a_minute, &calls, answer);
+    let mut old = open(&app).await;
+    let feed = feeds.recv().await.unwrap();
+    feed.send(Ok("old")).unwrap();
+    let other = http_cache(RedisBackend::open(&server.url()).unwrap()).namespace("shop");
+    let other = other.build().unwrap();
+    let key = BellwetherLayer::http(other.clone()).key(&get("/").into_parts().0).unwrap();
+    other.invalidate(key).await.unwrap();
+    let mut new = open(&app).await;
+    feeds.recv().await.unwrap().send(Ok("new")).unwrap();
+    assert_eq!((next(&mut new).await, next(&mut old).await), ("new".into(), "old".into()));
+    assert_eq!(calls.count(), 2);
 }

@@ -89,6 +89,21 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         self
     }
 
+    /// Sets how long the load may go on after it has announced the head of its value.
+    #[cfg(feature = "http")]
+    pub(crate) fn rest_limit(mut self, limit: Duration) -> Self {
+        self.options_mut().rest_limit = limit;
+        self
+    }
+
+    /// Sets how long to wait for the load of another process, if that is less than what is set.
+    #[cfg(feature = "http")]
+    pub(crate) fn wait_limit_below(mut self, limit: Duration) -> Self {
+        let options = self.options_mut();
+        options.wait_limit = options.wait_limit.min(limit);
+        self
+    }
+
     #[cfg(feature = "http")]
     pub(crate) fn sharing(mut self, sharing: crate::cache::Sharing) -> Self {
         self.options_mut().sharing = sharing;

@@ -188,7 +188,7 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, '_, V> {
         let (core, fence) = (&self.run.core, grant.fence());
         debug!(fence, "lease taken");
         self.run.failures.store(grant.failures(), Ordering::Relaxed);
-        let upkeep = core.settings.upkeep(self.run.options().load_limit);
+        let upkeep = core.settings.upkeep(self.run.options());
         let granted = self.acquisition.settle(upkeep, fence, sent, None);
         Step::Load(core.engine.hold(granted), self.epoch)
     }

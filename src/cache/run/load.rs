@@ -37,7 +37,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     {
         let lead = Lead::new(Some(guard.record().clone()), self.stale());
         let begun = Instant::now();
-        let produced = self.produce(work, lead.clone()).await;
+        let produced = self.produce(work, &lead, Some((&guard, granted))).await;
         let cost = begun.elapsed();
         // The lease is renewed until this turn has come.
         let _turn = self.shard.turn().await;
@@ -64,7 +64,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     {
         let lead = Lead::new(None, self.stale());
         let begun = Instant::now();
-        match self.produce(work, lead.clone()).await {
+        match self.produce(work, &lead, None).await {
             Ok(Produced::Value(value)) => {
                 self.remember(&value, begun.elapsed(), &lead, outage);
                 (Outcome::Value(Loaded::degraded(value)), Epoch::END)
@@ -74,7 +74,13 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         }
     }
 
-    async fn produce<F, Fut>(&self, work: F, lead: Lead<V>) -> Result<Produced<V>, Error>
+    /// Runs the loader, under this lease if there is one, and lands its head.
+    async fn produce<F, Fut>(
+        &self,
+        work: F,
+        lead: &Lead<V>,
+        granted: Option<(&LeaseGuard, Epoch)>,
+    ) -> Result<Produced<V>, Error>
     where
         F: FnOnce(Lead<V>) -> Fut,
         Fut: Future<Output = Result<Produced<V>, Error>>,
@@ -82,7 +88,18 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         let counters = &self.core.counters;
         counters.loads.add();
         let number = Some(self.leader.id());
-        let produced = match loader::run(work, lead, self.options().load_limit, number).await {
+        let produced = tokio::select! {
+            biased;
+            produced = loader::run(work, lead.clone(), self.options().load_limit, number) => {
+                // The value may be whole at once. Its callers do not wait for the commit.
+                if let (Ok(Produced::Value(_)), Some(head)) = (&produced, lead.head()) {
+                    self.land_head(head, granted);
+                }
+                produced
+            }
+            never = self.serve_head(lead, granted) => match never {},
+        };
+        let produced = match produced {
             // Other processes hear of the failure, and have the same stale value and setting.
             Ok(Produced::Failing(error)) if self.shares_failures() => Err(error),
             produced => produced,

@@ -9,6 +9,7 @@ mod claim;
 mod commit;
 mod fail;
 mod fetch;
+mod head;
 mod load;
 pub(super) mod look;
 mod refresh;

@@ -81,16 +81,17 @@ impl Asked {
         Response::from_parts(parts, body)
     }
 
-    /// Returns the answer that a response gives which is not shared. It has no part, because its
-    /// body streams.
-    pub(super) fn answer_alone<B: Body>(
+    /// Returns the answer that a response gives whose body is on its way. It has a part only if the
+    /// length of the body is known.
+    pub(super) fn answer_streaming<B: Body>(
         &self,
         response: Response<ResponseBody<B>>,
     ) -> Response<ResponseBody<B>> {
         let Some(terms) = &self.0 else { return response };
         let (mut parts, body) = response.into_parts();
-        let body = match terms.apply(&mut parts, None) {
-            Kept::All | Kept::Part(_) => body,
+        let body = match terms.apply(&mut parts, body.shared_length()) {
+            Kept::All => body,
+            Kept::Part(range) => body.part(range),
             Kept::Nothing => ResponseBody::whole(Bytes::new()),
         };
         Response::from_parts(parts, body)

@@ -1,18 +1,25 @@
 use std::{
     fmt,
+    ops::Range,
     pin::Pin,
     task::{Context, Poll, ready},
 };
 
-use bytes::{Buf, Bytes};
+use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use pin_project::pin_project;
 
-use super::watch::Watch;
+use super::{
+    body_error::BodyError,
+    shared::{Reader, in_bytes},
+    watch::Watch,
+};
+use crate::error::BoxError;
 
-/// The body of a response: either shared bytes, or the body of the inner service.
+/// The body of a response: stored bytes, or the body of the inner service.
 ///
-/// Its errors are those of the inner body.
+/// The callers of a process may read one body of the inner service together, each at its own pace.
+/// If it breaks off, all of them get its [error](BodyError).
 #[pin_project]
 pub struct ResponseBody<B: Body> {
     #[pin]
@@ -34,18 +41,8 @@ enum BodySource<B: Body> {
         body: B,
         watch: Box<Watch>,
     },
-    /// The inner body, of which a part was collected.
-    Partial { body: PartialBody<B> },
-}
-
-/// A body of which a part was collected.
-pub(super) struct PartialBody<B: Body> {
-    /// The part that was collected.
-    pub(super) collected: Bytes,
-    /// The frame or error that follows it. It was read but not collected.
-    pub(super) next: Option<Result<Frame<Bytes>, B::Error>>,
-    /// The rest, or `None` at the end of the body.
-    pub(super) rest: Option<Pin<Box<B>>>,
+    /// The inner body, which others may read too.
+    Shared { reader: Reader },
 }
 
 impl<B: Body> ResponseBody<B> {
@@ -64,29 +61,48 @@ impl<B: Body> ResponseBody<B> {
         Self { source: BodySource::Watched { body, watch: Box::new(watch) } }
     }
 
-    pub(super) fn partial(body: PartialBody<B>) -> Self {
-        Self { source: BodySource::Partial { body } }
+    pub(super) fn shared(reader: Reader) -> Self {
+        Self { source: BodySource::Shared { reader } }
+    }
+
+    /// Returns the length of a body that others may read too, if it is known.
+    pub(super) fn shared_length(&self) -> Option<usize> {
+        let BodySource::Shared { reader } = &self.source else { return None };
+        reader.size_hint().exact()?.try_into().ok()
+    }
+
+    /// Returns a part of a body that others may read too, and any other body as it is.
+    pub(super) fn part(self, range: Range<usize>) -> Self {
+        match self.source {
+            BodySource::Shared { reader } => Self::shared(reader.part(range)),
+            source => Self { source },
+        }
     }
 }
 
-impl<B: Body> Body for ResponseBody<B> {
+impl<B> Body for ResponseBody<B>
+where
+    B: Body,
+    B::Error: Into<BoxError>,
+{
     type Data = Bytes;
-    type Error = B::Error;
+    type Error = BodyError;
 
     fn poll_frame(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         match self.project().source.project() {
             BodySourceProjection::Whole { bytes } => {
                 Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes))))
             }
             BodySourceProjection::Untouched { body } => {
-                body.poll_frame(context).map(|frame| frame.map(|frame| frame.map(in_bytes)))
+                let frame = ready!(body.poll_frame(context));
+                Poll::Ready(frame.map(|frame| frame.map(in_bytes).map_err(BodyError::service)))
             }
             BodySourceProjection::Watched { mut body, watch } => {
                 let frame = ready!(body.as_mut().poll_frame(context));
-                let frame = frame.map(|frame| frame.map(in_bytes));
+                let frame = frame.map(|frame| frame.map(in_bytes).map_err(BodyError::service));
                 frame.iter().for_each(|frame| watch.frame(frame));
                 // A caller need not poll again after the last frame.
                 if frame.is_none() || body.is_end_stream() {
@@ -94,7 +110,7 @@ impl<B: Body> Body for ResponseBody<B> {
                 }
                 Poll::Ready(frame)
             }
-            BodySourceProjection::Partial { body } => body.poll_frame(context),
+            BodySourceProjection::Shared { reader } => reader.poll_frame(context),
         }
     }
 
@@ -104,7 +120,7 @@ impl<B: Body> Body for ResponseBody<B> {
             BodySource::Untouched { body } | BodySource::Watched { body, .. } => {
                 body.is_end_stream()
             }
-            BodySource::Partial { body } => body.is_end_stream(),
+            BodySource::Shared { reader } => reader.is_end_stream(),
         }
     }
 
@@ -114,55 +130,9 @@ impl<B: Body> Body for ResponseBody<B> {
                 SizeHint::with_exact(bytes.as_ref().map_or(0, Bytes::len) as u64)
             }
             BodySource::Untouched { body } | BodySource::Watched { body, .. } => body.size_hint(),
-            BodySource::Partial { body } => body.size_hint(),
+            BodySource::Shared { reader } => reader.size_hint(),
         }
     }
-}
-
-impl<B: Body> PartialBody<B> {
-    fn poll_frame(
-        &mut self,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
-        if !self.collected.is_empty() {
-            return Poll::Ready(Some(Ok(Frame::data(std::mem::take(&mut self.collected)))));
-        }
-        if let Some(next) = self.next.take() {
-            return Poll::Ready(Some(next));
-        }
-        let Some(rest) = &mut self.rest else { return Poll::Ready(None) };
-        let frame = ready!(rest.as_mut().poll_frame(context));
-        if frame.is_none() {
-            self.rest = None;
-        }
-        Poll::Ready(frame.map(|frame| frame.map(in_bytes)))
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.collected.is_empty()
-            && self.next.is_none()
-            && self.rest.as_ref().is_none_or(|rest| rest.is_end_stream())
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        let next = match &self.next {
-            Some(Ok(frame)) => frame.data_ref().map_or(0, Bytes::len),
-            Some(Err(_)) | None => 0,
-        };
-        let here = (self.collected.len() + next) as u64;
-        let rest = self.rest.as_ref().map_or(SizeHint::with_exact(0), |rest| rest.size_hint());
-        let mut hint = SizeHint::new();
-        hint.set_lower(here.saturating_add(rest.lower()));
-        if let Some(upper) = rest.upper().and_then(|upper| upper.checked_add(here)) {
-            hint.set_upper(upper);
-        }
-        hint
-    }
-}
-
-/// Copies the data of a frame into one `Bytes`. `Bytes` itself is not copied.
-pub(super) fn in_bytes<D: Buf>(frame: Frame<D>) -> Frame<Bytes> {
-    frame.map_data(|mut data| data.copy_to_bytes(data.remaining()))
 }
 
 impl<B: Body> fmt::Debug for ResponseBody<B> {
@@ -171,7 +141,7 @@ impl<B: Body> fmt::Debug for ResponseBody<B> {
             BodySource::Whole { .. } => "Whole",
             BodySource::Untouched { .. } => "Untouched",
             BodySource::Watched { .. } => "Watched",
-            BodySource::Partial { .. } => "Partial",
+            BodySource::Shared { .. } => "Shared",
         };
         f.debug_struct("ResponseBody").field("source", &source).finish_non_exhaustive()
     }

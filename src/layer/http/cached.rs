@@ -48,22 +48,62 @@ pub struct CachedResponse(Arc<ResponseData>);
 
 #[derive(Debug, PartialEq, Eq)]
 struct ResponseData {
+    head: ResponseHead,
+    body: Bytes,
+}
+
+/// A response that is shared, without its body.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct ResponseHead {
     status: StatusCode,
     headers: HeaderMap,
-    body: Bytes,
-    /// The age of the response when it arrived, in seconds.
+    /// The age of the response when it was complete, in seconds.
     age: u64,
+}
+
+impl ResponseHead {
+    pub(super) fn new(parts: &Parts, age: u64) -> Self {
+        let mut headers = parts.headers.clone();
+        responses::strip(&mut headers);
+        headers.remove(AGE);
+        Self { status: parts.status, headers, age }
+    }
+
+    /// Returns the age in seconds.
+    pub(super) fn age(&self) -> u64 {
+        self.age
+    }
+
+    /// Returns the head of the response when it is older by so many seconds.
+    pub(super) fn aged(&self, seconds: u64) -> Self {
+        Self { age: self.age.saturating_add(seconds), ..self.clone() }
+    }
+
+    /// Builds a response of this age, which has no `Age` if that is zero.
+    pub(super) fn response<B>(&self, body: B, age: u64) -> Response<B> {
+        self.with_age(body, Some(age).filter(|age| *age > 0))
+    }
+
+    fn with_age<B>(&self, body: B, age: Option<u64>) -> Response<B> {
+        let mut response = Response::new(body);
+        *response.status_mut() = self.status;
+        *response.headers_mut() = self.headers.clone();
+        if let Some(age) = age {
+            response.headers_mut().insert(AGE, age.into());
+        }
+        response
+    }
 }
 
 impl CachedResponse {
     /// Returns the status code.
     pub fn status(&self) -> StatusCode {
-        self.0.status
+        self.0.head.status
     }
 
     /// Returns the headers, without `Age`.
     pub fn headers(&self) -> &HeaderMap {
-        &self.0.headers
+        &self.0.head.headers
     }
 
     /// Returns the whole body.
@@ -71,16 +111,8 @@ impl CachedResponse {
         &self.0.body
     }
 
-    /// Returns `None` if the length of the body contradicts `Content-Length`.
-    pub(super) fn new(parts: &Parts, body: Bytes, age: u64) -> Option<Self> {
-        let mut headers = parts.headers.clone();
-        match responses::content_length(&headers) {
-            Ok(length) if length.is_none_or(|length| length == body.len() as u64) => {}
-            _ => return None,
-        }
-        responses::strip(&mut headers);
-        headers.remove(AGE);
-        Some(Self(Arc::new(ResponseData { status: parts.status, headers, body, age })))
+    pub(super) fn new(head: ResponseHead, body: Bytes) -> Self {
+        Self(Arc::new(ResponseData { head, body }))
     }
 
     /// Builds the response for one caller, with its `Age`.
@@ -93,24 +125,12 @@ impl CachedResponse {
             _ => false,
         };
         let kept = loaded.age().unwrap_or_default().as_secs();
-        let age = response.0.age.saturating_add(kept);
-        response.with_age((was_stored || response.0.age > 0).then_some(age))
-    }
-
-    /// Builds the response for the caller whose request it answers.
-    pub(super) fn to_first_caller(&self) -> Response<Bytes> {
-        self.with_age((self.0.age > 0).then_some(self.0.age))
+        let age = response.0.head.age.saturating_add(kept);
+        response.with_age((was_stored || response.0.head.age > 0).then_some(age))
     }
 
     fn with_age(&self, age: Option<u64>) -> Response<Bytes> {
-        let stored = &self.0;
-        let mut response = Response::new(stored.body.clone());
-        *response.status_mut() = stored.status;
-        *response.headers_mut() = stored.headers.clone();
-        if let Some(age) = age {
-            response.headers_mut().insert(AGE, age.into());
-        }
-        response
+        self.0.head.with_age(self.0.body.clone(), age)
     }
 }
 
@@ -170,10 +190,10 @@ impl Codec<CachedResponse> for ResponseCodec {
     }
 
     fn encode(&self, value: &CachedResponse) -> Result<Bytes, BoxError> {
-        let stored = &value.0;
+        let ResponseData { head: stored, body } = &*value.0;
         let headers: usize =
             stored.headers.iter().map(|(name, value)| 6 + name.as_str().len() + value.len()).sum();
-        let mut bytes = BytesMut::with_capacity(15 + headers + stored.body.len());
+        let mut bytes = BytesMut::with_capacity(15 + headers + body.len());
         bytes.put_u8(VERSION);
         bytes.put_u16(stored.status.as_u16());
         bytes.put_u64(stored.age);
@@ -184,7 +204,7 @@ impl Codec<CachedResponse> for ResponseCodec {
             bytes.put_u32(u32::try_from(value.len())?);
             bytes.put_slice(value.as_bytes());
         }
-        bytes.put_slice(&stored.body);
+        bytes.put_slice(body);
         Ok(bytes.freeze())
     }
 
@@ -203,7 +223,7 @@ impl Codec<CachedResponse> for ResponseCodec {
             let value = HeaderValue::from_maybe_shared(take(&mut rest, length)?)?;
             headers.try_append(name, value)?;
         }
-        Ok(CachedResponse(Arc::new(ResponseData { status, headers, body: rest, age })))
+        Ok(CachedResponse::new(ResponseHead { status, headers, age }, rest))
     }
 }
 
@@ -237,7 +257,7 @@ mod tests {
         let body = vec(any::<u8>(), 0..200);
         (100..1000_u16, headers(), body, any::<u64>()).prop_map(|(status, headers, body, age)| {
             let status = StatusCode::from_u16(status).unwrap();
-            CachedResponse(Arc::new(ResponseData { status, headers, body: body.into(), age }))
+            CachedResponse::new(ResponseHead { status, headers, age }, body.into())
         })
     }
 

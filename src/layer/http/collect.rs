@@ -1,54 +1,65 @@
-use bytes::{Bytes, BytesMut};
-use http_body::{Body, Frame};
-use http_body_util::BodyExt;
-use tokio::time::{Instant, timeout_at};
+use std::{future::poll_fn, task::Poll, time::Duration};
 
-use super::body::{PartialBody, in_bytes};
+use bytes::Bytes;
+use tokio::{
+    task::coop::consume_budget,
+    time::{Instant, timeout_at},
+};
+
+use super::{body_error::BodyError, shared::SharedBody};
+use crate::time::after;
+
+/// When a body is no longer collected.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct BodyLimits {
+    /// The largest body, in bytes.
+    pub(super) size: u64,
+    /// The longest time without progress.
+    pub(super) idle: Duration,
+    /// The longest time in all.
+    pub(super) total: Duration,
+    /// Whether a body that has no reader is collected to its end.
+    pub(super) finish_unread: bool,
+}
 
 /// How the collection of a body ended.
-pub(super) enum Collected<B: Body> {
+pub(super) enum Collected {
     /// The body is complete.
     Whole(Bytes),
-    /// The body is too large or too slow, or it has trailers.
-    Unfit(PartialBody<B>),
-    /// The body failed. Its error is the next item of the partial body.
-    Failed(PartialBody<B>),
+    /// The body is too large or too slow, or it has trailers. Its readers go on.
+    Unfit,
+    /// The body has no reader, and is not to be finished.
+    Unread,
+    /// The body broke off, for all its readers.
+    Broken(BodyError),
 }
 
-/// Collects a body of at most `limit` bytes that is complete by `deadline`.
-///
-/// A partial body keeps every byte that was read.
-pub(super) async fn collect<B: Body>(body: B, limit: u64, deadline: Instant) -> Collected<B> {
-    let mut body = Box::pin(body);
-    let mut collected = BytesMut::new();
-    let next = loop {
-        let frame = match timeout_at(deadline, body.frame()).await {
-            Ok(Some(Ok(frame))) => in_bytes(frame),
-            Ok(Some(Err(error))) => break Some(Err(error)),
-            Ok(None) => return Collected::Whole(collected.freeze()),
-            Err(_elapsed) => break None,
-        };
-        match frame.into_data() {
-            Ok(data) if (collected.len() as u64).saturating_add(data.len() as u64) <= limit => {
-                append(&mut collected, data);
-            }
-            Ok(data) => break Some(Ok(Frame::data(data))),
-            Err(trailers) => break Some(Ok(trailers)),
+/// Collects a body within its limits, while others read it.
+pub(super) async fn collect(body: &SharedBody, limits: &BodyLimits) -> Collected {
+    let mut collecting = body.collecting();
+    let (board, end) = (body.board(), after(Instant::now(), limits.total));
+    let unread = poll_fn(|cx| match limits.finish_unread {
+        true => Poll::Pending,
+        false => board.poll_unread(cx),
+    });
+    tokio::pin!(unread);
+    loop {
+        match board.ended() {
+            Some(Ok(Some(_trailers))) => return Collected::Unfit,
+            Some(Err(error)) => return Collected::Broken(error),
+            _ if board.received() > limits.size => return Collected::Unfit,
+            Some(Ok(None)) => return board.whole().map_or(Collected::Unfit, Collected::Whole),
+            None => {}
         }
-    };
-    let failed = matches!(next, Some(Err(_)));
-    let partial = PartialBody { collected: collected.freeze(), next, rest: Some(body) };
-    match failed {
-        true => Collected::Failed(partial),
-        false => Collected::Unfit(partial),
-    }
-}
-
-/// Appends to one contiguous buffer. A list of small `Bytes` would take many times their size.
-fn append(collected: &mut BytesMut, data: Bytes) {
-    match data.try_into_mut() {
-        Ok(data) if collected.is_empty() => *collected = data,
-        Ok(data) => collected.extend_from_slice(&data),
-        Err(data) => collected.extend_from_slice(&data),
+        let until = after(Instant::now(), limits.idle).min(end);
+        tokio::select! {
+            biased;
+            more = timeout_at(until, collecting.more()) => if more.is_err() {
+                return Collected::Unfit;
+            },
+            () = &mut unread => return Collected::Unread,
+        }
+        // A body that is always ready lets its readers read it meanwhile.
+        consume_budget().await;
     }
 }

@@ -1,42 +1,58 @@
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
-/// Holds one caller's request until it runs, then the response if it is for this caller alone.
+use tokio::sync::oneshot;
+
+use crate::sync::lock;
+
+/// One caller's side of an exchange with the flight that it may lead.
 ///
-/// The caller and the flight that it may lead share it. The request can be taken only once, so it
-/// runs at most once. A response that the flight leaves here reaches the caller however the flight
-/// ends.
-pub(super) struct Exchange<Req, Res>(Arc<Mutex<ExchangeState<Req, Res>>>);
+/// It holds the request until it runs, then the response if it is for this caller. The request can
+/// be taken only once, so it runs at most once. A response that the flight leaves here reaches the
+/// caller however the flight ends. It is dropped with the caller.
+pub(super) struct Exchange<Req, Res> {
+    request: Arc<Mutex<Option<Req>>>,
+    response: oneshot::Receiver<Res>,
+}
+
+/// The side of the flight.
+pub(super) struct FlightExchange<Req, Res> {
+    request: Arc<Mutex<Option<Req>>>,
+    response: oneshot::Sender<Res>,
+}
 
 pub(super) enum ExchangeState<Req, Res> {
     /// The request has not run.
     Pending(Req),
     /// The request was taken. Its response is shared, or there is none.
     Taken,
-    /// The inner service's response to this caller alone.
+    /// The inner service's response to this caller.
     Answered(Res),
 }
 
 impl<Req, Res> Exchange<Req, Res> {
-    pub(super) fn new(request: Req) -> Self {
-        Self(Arc::new(Mutex::new(ExchangeState::Pending(request))))
+    pub(super) fn new(request: Req) -> (Self, FlightExchange<Req, Res>) {
+        let request = Arc::new(Mutex::new(Some(request)));
+        let (sender, receiver) = oneshot::channel();
+        let of_flight = FlightExchange { request: Arc::clone(&request), response: sender };
+        (Self { request, response: receiver }, of_flight)
     }
 
-    pub(super) fn take(&self) -> ExchangeState<Req, Res> {
-        self.replace(ExchangeState::Taken)
-    }
-
-    pub(super) fn answer(&self, response: Res) {
-        self.replace(ExchangeState::Answered(response));
-    }
-
-    fn replace(&self, state: ExchangeState<Req, Res>) -> ExchangeState<Req, Res> {
-        let mut current = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        std::mem::replace(&mut current, state)
+    pub(super) fn take(mut self) -> ExchangeState<Req, Res> {
+        if let Ok(response) = self.response.try_recv() {
+            return ExchangeState::Answered(response);
+        }
+        lock(&self.request).take().map_or(ExchangeState::Taken, ExchangeState::Pending)
     }
 }
 
-impl<Req, Res> Clone for Exchange<Req, Res> {
-    fn clone(&self) -> Self {
-        Self(self.0.clone())
+impl<Req, Res> FlightExchange<Req, Res> {
+    /// Takes the request, if no side has taken it.
+    pub(super) fn request(&self) -> Option<Req> {
+        lock(&self.request).take()
+    }
+
+    /// Leaves the response to the caller, if it has not gone away.
+    pub(super) fn answer(self, response: Res) {
+        drop(self.response.send(response));
     }
 }

@@ -76,11 +76,11 @@ impl BellwetherLayer<Http> {
     ///
     /// A response is shared if all of these hold:
     ///
-    /// - It is a `200` whose body is complete and within the [limit](Self::max_body). Other
-    ///   statuses need a [lifetime](super::Policy::status_lifetime).
+    /// - It is a `200` whose body is within the [limit](Self::max_body). Other statuses need a
+    ///   [lifetime](super::Policy::status_lifetime).
     /// - It names its lifetime, or the layer has a [default lifetime](Self::default_lifetime).
     /// - It has no `Set-Cookie`, `Set-Cookie2`, `Authentication-Info`, `Clear-Site-Data` or
-    ///   `Content-Range`, no `Vary` with `*`, and no trailers.
+    ///   `Content-Range`, no `Vary` with `*`, and no `Trailer`.
     /// - If it has `Content-Encoding`, its `Vary` names `Accept-Encoding`.
     /// - If it is open to the web pages of one origin, its `Vary` names `Origin`: its
     ///   `Access-Control-Allow-Origin` is not `*`, or it permits credentials.
@@ -202,17 +202,38 @@ impl BellwetherLayer<Http> {
     /// [stale response](#stale-responses) stands in for it. But the key never becomes uncacheable
     /// by it. The service will recover, and sharing helps it to.
     ///
-    /// A body that grows over the limit, or that is incomplete by seven eighths of the
-    /// [load limit](crate::cache::Builder::load_limit), is uncacheable. Its caller receives the
-    /// part that was read, then the rest. So the first caller of an endless stream waits that long
-    /// for nothing. To avoid this, mark such streams by their content type or with `no-store`.
+    /// A body that grows over the limit, that makes no progress for a
+    /// [time](Self::body_idle_limit), or that takes [too long](Self::body_limit), is uncacheable.
+    /// Its callers read on.
+    ///
+    /// # Streaming
+    ///
+    /// A response is shared from its headers on. Its caller reads the body while it arrives, and so
+    /// do the other callers in this process, each at its own pace. One that comes later reads from
+    /// the start, as long as the response is fresh. The body is in memory once. It is stored when
+    /// it is complete, and the lease of the load is renewed until then. Other processes
+    /// [wait](Self::wait_limit) for that.
+    ///
+    /// A body that breaks off is an [error](crate::layer::BodyError) for all its readers, never a
+    /// clean end, and is not stored. So is one whose length contradicts its `Content-Length`.
+    /// Trailers go to the caller whose request ran, and forbid to store the response.
+    ///
+    /// Once a body has become uncacheable, its readers read it from the inner service together, at
+    /// the pace of the fastest one. At most as much as the [limit](Self::max_body) is kept for
+    /// slower ones. While that is full, the others wait, for a second in all. After that, a reader
+    /// that is too far behind gets an error.
+    ///
+    /// A body that no caller reads any more is read to its end and stored, or to its limits.
+    /// [`Abandoned::Cancel`](crate::cache::Abandoned::Cancel) ends it with its last reader.
+    ///
+    /// The [load limit](crate::cache::Builder::load_limit) is for the headers. A shutdown of the
+    /// cache ends no body that is read.
     ///
     /// # Errors
     ///
     /// A [stale response](#stale-responses) hides the errors of a load. Without one, the service's
-    /// error is that of the inner service. A leader receives that error as it is. It also receives
-    /// a response whose body fails, up to the point of failure. The waiters, and a leader whose
-    /// load panicked, timed out or was shut down, receive a response of this layer:
+    /// error is that of the inner service. A leader receives that error as it is. The waiters, and
+    /// a leader whose load panicked, timed out or was shut down, receive a response of this layer:
     ///
     /// - `502 Bad Gateway` if the load failed or panicked;
     /// - `504 Gateway Timeout` if it took longer than the load limit;
@@ -236,7 +257,8 @@ impl BellwetherLayer<Http> {
 
     /// Sets the largest body that is shared, in bytes. Defaults to 1 MiB.
     ///
-    /// Each running load holds at most this much memory. The
+    /// Each running load holds its body once, and twice while it makes the body ready to be stored.
+    /// The
     /// [`max_value`](crate::cache::Builder::max_value) of the cache, 8 MiB by default, is a limit
     /// too.
     ///

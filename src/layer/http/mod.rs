@@ -17,7 +17,9 @@
 //! - `invalidation`, by which unsafe requests end responses;
 //! - `status`, the header that says how the cache answered;
 //! - `exchange`, the state that a caller shares with the flight that it may lead;
-//! - `collect`, which reads the body of a response that may be shared;
+//! - `produce`, the call of the inner service for a flight, and what becomes of its answer;
+//! - `streamed`, a response that is shared while its body arrives: `shared` is that body, `buffer`
+//!   its bytes, `board` and `seats` the state of its readers, and `collect` reads it to its end;
 //! - `pass`, the way of a request without the cache, for a `reason`, and the `watch` over its body;
 //! - `recent`, how the answers of each key turned out lately.
 //!
@@ -25,7 +27,10 @@
 //! stored.
 
 mod asked;
+mod board;
 mod body;
+mod body_error;
+mod buffer;
 mod cached;
 mod collect;
 mod conditions;
@@ -39,17 +44,22 @@ mod layer;
 mod lifetime;
 mod pass;
 mod policy;
+mod produce;
 mod query;
 mod range;
 mod reason;
 mod recent;
 mod requests;
 mod responses;
+mod seats;
 mod service;
 mod settings;
+mod shared;
 mod sharing;
 mod stale;
 mod status;
+mod streamed;
+mod streaming;
 mod structured;
 mod subject;
 mod targeted;
@@ -63,6 +73,7 @@ mod watch;
 pub(crate) use self::targeted::check_any_lines;
 pub use self::{
     body::ResponseBody,
+    body_error::{BodyError, BodyErrorKind},
     cached::{CachedResponse, ResponseCodec, http_cache},
     policy::Policy,
     settings::{Http, Overload},

@@ -48,13 +48,14 @@ impl Http {
         ResBody: Body,
     {
         self.count(&why);
-        let (settings, deadline) = (&self.0, self.0.body_deadline());
+        let settings = &self.0;
         let rules = settings.response_rules(&request);
         let response = oneshot(inner, request).await?;
         let (parts, body) = response.into_parts();
         let body = match rules.classify(&parts, body.size_hint().lower()) {
             ResponseClass::Shareable(_) => {
-                let watch = Watch::new(settings.recent.clone(), key, &rules, &parts, deadline);
+                let limits = settings.body_limits();
+                let watch = Watch::new(settings.recent.clone(), key, limits, &parts);
                 ResponseBody::watched(body, watch)
             }
             ResponseClass::Uncacheable => {

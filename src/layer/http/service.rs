@@ -1,30 +1,28 @@
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use http::{HeaderMap, Request, Response, response};
+use http::{Request, Response};
 use http_body::Body;
-use tokio::time::Instant;
 use tower_service::Service;
 
 use super::{
     CachedResponse, Http, ResponseBody,
-    asked::{self, Asked},
-    collect::{Collected, collect},
+    asked::Asked,
+    board::Missed,
     exchange::{Exchange, ExchangeState},
     pass::CallResult,
+    produce::{LedExchange, broken, produce},
     reason::Reason,
     recent::{RETRIES, Turnout},
-    responses::{Freshness, ResponseClass, ResponseRules},
-    stale,
-    validation::{Validated, Validation},
+    streamed::{Apart, StreamedResponse},
     varied::Place,
     vary::Selector,
 };
 use crate::{
-    cache::{Alone, Flown, Lead, Loaded, OnUncacheable, Produced, Sharing, Source},
-    error::{Error, ErrorKind},
+    cache::{Alone, Flown, Head, Loaded, OnUncacheable, Sharing, Source},
+    error::{BoxError, Error, ErrorKind},
     key::Key,
-    layer::{Bellwether, ResponseFuture, future::oneshot},
+    layer::{Bellwether, ResponseFuture},
 };
 
 /// The exchange of a caller with the flight that it may lead.
@@ -37,7 +35,7 @@ where
     S::Error: Send + 'static,
     S::Future: Send + 'static,
     ResBody: Body + Send + 'static,
-    ResBody::Error: Send,
+    ResBody::Error: Into<BoxError>,
 {
     type Response = Response<ResponseBody<ResBody>>;
     type Error = S::Error;
@@ -84,11 +82,12 @@ where
     S::Error: Send + 'static,
     S::Future: Send + 'static,
     ResBody: Body + Send + 'static,
-    ResBody::Error: Send,
+    ResBody::Error: Into<BoxError>,
 {
-    let (place, exchange) = (Place::resource(key), Exchange::new(request));
-    let flown = fly(&http, &place, &inner, &exchange, OnUncacheable::Pass).await;
-    match http.settle(&place, &asked, &exchange, flown) {
+    let place = Place::resource(key);
+    let (exchange, led) = Exchange::new(request);
+    let flown = fly(&http, &place, &inner, led, OnUncacheable::Pass).await;
+    match http.settle(&place, &asked, exchange, flown) {
         Settled::Done(response) => response,
         // In boxes of their own, so that the future of a hit stays small.
         Settled::Alone(request, why) => {
@@ -96,6 +95,9 @@ where
         }
         Settled::Varies(request, selector) => {
             Box::pin(share_variant(http, place.key, *selector, asked, inner, request)).await
+        }
+        Settled::Missed(request) => {
+            Box::pin(http.pass_watched(place.key, inner, request, Reason::Uncacheable)).await
         }
     }
 }
@@ -115,7 +117,7 @@ where
     S::Error: Send + 'static,
     S::Future: Send + 'static,
     ResBody: Body + Send + 'static,
-    ResBody::Error: Send,
+    ResBody::Error: Into<BoxError>,
 {
     let settings = &http.0;
     let place = Place::variant(resource, selector, request.headers());
@@ -125,14 +127,17 @@ where
     if settings.recent.is_uncacheable(&place.key) {
         return http.pass_watched(place.key, inner, request, Reason::Uncacheable).await;
     }
-    let exchange = Exchange::new(request);
-    let flown = fly(&http, &place, &inner, &exchange, OnUncacheable::Pass).await;
-    match http.settle(&place, &asked, &exchange, flown) {
+    let (exchange, led) = Exchange::new(request);
+    let flown = fly(&http, &place, &inner, led, OnUncacheable::Pass).await;
+    match http.settle(&place, &asked, exchange, flown) {
         Settled::Done(response) => response,
         Settled::Alone(request, why) => {
             Box::pin(share_again(http, place, asked, inner, request, why)).await
         }
         Settled::Varies(request, _) => http.pass(inner, request, Reason::Variants).await,
+        Settled::Missed(request) => {
+            http.pass_watched(place.key, inner, request, Reason::Uncacheable).await
+        }
     }
 }
 
@@ -151,17 +156,20 @@ where
     S::Error: Send + 'static,
     S::Future: Send + 'static,
     ResBody: Body + Send + 'static,
-    ResBody::Error: Send,
+    ResBody::Error: Into<BoxError>,
 {
     for _ in 0..RETRIES {
         if why == Alone::Full || !http.0.recent.is_promising(&place.key) {
             break;
         }
-        let exchange = Exchange::new(request);
-        let flown = fly(&http, &place, &inner, &exchange, OnUncacheable::Claim).await;
-        (request, why) = match http.settle(&place, &asked, &exchange, flown) {
+        let (exchange, led) = Exchange::new(request);
+        let flown = fly(&http, &place, &inner, led, OnUncacheable::Claim).await;
+        (request, why) = match http.settle(&place, &asked, exchange, flown) {
             Settled::Done(response) => return response,
             Settled::Alone(request, why) => (request, why),
+            Settled::Missed(request) => {
+                return http.pass_watched(place.key, inner, request, Reason::Uncacheable).await;
+            }
             Settled::Varies(request, selector) => {
                 let resource = place.key;
                 return share_variant(http, resource, *selector, asked, inner, request).await;
@@ -180,7 +188,7 @@ fn fly<S, B, ResBody>(
     http: &Http,
     place: &Place,
     inner: &S,
-    exchange: &CallExchange<B, ResBody, S::Error>,
+    exchange: LedExchange<B, ResBody, S::Error>,
     on_uncacheable: OnUncacheable,
 ) -> impl Future<Output = Result<Flown<CachedResponse>, Error>> + Send + use<S, B, ResBody>
 where
@@ -189,15 +197,18 @@ where
     S::Error: Send + 'static,
     S::Future: Send + 'static,
     ResBody: Body + Send + 'static,
-    ResBody::Error: Send,
+    ResBody::Error: Into<BoxError>,
 {
     let settings = &http.0;
-    let sharing =
-        Sharing { on_uncacheable, on_full: settings.on_full(), waits_once: settings.coalesce_only };
-    let request =
-        settings.cache.request(&place.key).sharing(sharing).max_stale(settings.stale.limit);
-    let (http, inner, exchange) = (http.clone(), inner.clone(), exchange.clone());
-    let place = place.clone();
+    let sharing = Sharing {
+        on_uncacheable,
+        on_full: settings.on_full(),
+        waits_once: settings.coalesce_only,
+        takes_heads: true,
+    };
+    let request = settings.cache.request(&place.key).sharing(sharing);
+    let request = settings.streaming.set(request.max_stale(settings.stale.limit));
+    let (http, inner, place) = (http.clone(), inner.clone(), place.clone());
     request.fly(move |lead| produce(http, place, inner, exchange, lead))
 }
 
@@ -209,6 +220,8 @@ enum Settled<B, ResBody: Body, E> {
     Alone(Request<B>, Alone),
     /// The request selects a variant.
     Varies(Request<B>, Box<Selector>),
+    /// The response is under way, and this request came too late for it.
+    Missed(Request<B>),
 }
 
 impl Http {
@@ -217,7 +230,7 @@ impl Http {
         &self,
         place: &Place,
         asked: &Asked,
-        exchange: &CallExchange<B, ResBody, E>,
+        exchange: CallExchange<B, ResBody, E>,
         flown: Result<Flown<CachedResponse>, Error>,
     ) -> Settled<B, ResBody, E>
     where
@@ -242,13 +255,42 @@ impl Http {
                 None => whole((self.0.on_error)(&lost())),
             },
             (ExchangeState::Answered(response), _) => {
-                Settled::Done(response.map(|response| asked.answer_alone(response)))
+                Settled::Done(response.map(|response| asked.answer_streaming(response)))
             }
             (ExchangeState::Pending(request), Ok(Flown::Alone(why))) => {
                 Settled::Alone(request, why)
             }
+            (ExchangeState::Pending(request), Ok(Flown::Head(head))) => {
+                self.follow(place, asked, &head, request)
+            }
             (_, Err(error)) => whole((self.0.on_error)(&error)),
             (_, Ok(_)) => whole((self.0.on_error)(&lost())),
+        }
+    }
+
+    /// Lets a caller read the response of another one, while it arrives.
+    fn follow<B, ResBody: Body, E>(
+        &self,
+        place: &Place,
+        asked: &Asked,
+        head: &Head,
+        request: Request<B>,
+    ) -> Settled<B, ResBody, E> {
+        let Some(streamed) = head.downcast_ref::<StreamedResponse>() else {
+            return Settled::Missed(request);
+        };
+        match streamed.follow(request.headers()) {
+            Ok(response) => {
+                let answer = asked.answer_streaming(response.map(ResponseBody::shared));
+                let is_variant = place.is_variant();
+                Settled::Done(Ok(self.with_source(answer, Source::Followed, None, is_variant)))
+            }
+            Err(Apart::Varies(selector)) => Settled::Varies(request, Box::new(selector)),
+            Err(Apart::Missed(Missed::Start)) => Settled::Missed(request),
+            Err(Apart::Missed(Missed::Broken(error))) => {
+                let response = (self.0.on_error)(&broken(error));
+                Settled::Done(Ok(response.map(ResponseBody::whole)))
+            }
         }
     }
 
@@ -259,145 +301,6 @@ impl Http {
         }
         CachedResponse::replay(loaded)
     }
-}
-
-/// Calls the inner service for the leader, and decides whether its response may be shared.
-async fn produce<S, B, ResBody>(
-    http: Http,
-    place: Place,
-    inner: S,
-    exchange: CallExchange<B, ResBody, S::Error>,
-    lead: Lead<CachedResponse>,
-) -> Result<Produced<CachedResponse>, Error>
-where
-    S: Service<Request<B>, Response = Response<ResBody>>,
-    ResBody: Body,
-{
-    let settings = &http.0;
-    if let Some(marker) = http.renewed_marker(&lead) {
-        return Ok(Produced::Value(marker));
-    }
-    let ExchangeState::Pending(mut request) = exchange.take() else { return Err(lost()) };
-    let (rules, deadline) = (settings.response_rules(&request), settings.body_deadline());
-    asked::ask_for_all(&mut request);
-    let headers = request.headers().clone();
-    let validation = Validation::begin(&lead, &mut request);
-    let response = match oneshot(inner, request).await {
-        Ok(response) => response,
-        Err(error) => {
-            exchange.answer(Err(error));
-            return Err(Error::new(ErrorKind::Load, "the inner service returned an error"));
-        }
-    };
-    let validated = validation.map_or(Validated::Replaced, |validation| validation.end(&response));
-    let received = match validated {
-        Validated::Replaced => receive(response, &rules, deadline).await,
-        Validated::Renewed(parts, body) => renewed(*parts, body, &rules),
-        Validated::Unknown => {
-            let words = "the inner service validated another response";
-            return Err(Error::new(ErrorKind::Load, words));
-        }
-    };
-    settings.recent.record(&place.key, received.turnout());
-    land(&http, &place, &headers, received, &lead, &exchange).await
-}
-
-/// Returns what the flight of a place lands with. A response for the caller alone goes to it.
-async fn land<B, ResBody: Body, E>(
-    http: &Http,
-    place: &Place,
-    headers: &HeaderMap,
-    received: Received<ResBody>,
-    lead: &Lead<CachedResponse>,
-    exchange: &CallExchange<B, ResBody, E>,
-) -> Result<Produced<CachedResponse>, Error> {
-    match received {
-        Received::Shareable(response, freshness) => {
-            let kept = http.keep(place, headers, response, &freshness, lead).await;
-            if let Some(own) = kept.own {
-                exchange.answer(Ok(own.to_first_caller().map(ResponseBody::whole)));
-            }
-            return Ok(kept.produced);
-        }
-        Received::Uncacheable(response) => {
-            if !http.0.recent.is_uncacheable(&place.key) {
-                lead.do_not_store();
-            }
-            exchange.answer(Ok(http.explained(response, &Reason::Uncacheable)));
-        }
-        Received::Failing(response) => {
-            lead.do_not_store();
-            let error = stale::failure(response.status(), response.headers(), lead);
-            exchange.answer(Ok(response));
-            return Ok(error.map_or(Produced::Uncacheable, Produced::Failing));
-        }
-        Received::Broken(response) => {
-            exchange.answer(Ok(response));
-            return Err(Error::new(ErrorKind::Load, "the response body ended with an error"));
-        }
-    }
-    Ok(Produced::Uncacheable)
-}
-
-/// A response of the inner service, read as far as its use demands.
-enum Received<B: Body> {
-    /// May be shared.
-    Shareable(CachedResponse, Freshness),
-    /// For its caller alone.
-    Uncacheable(Response<ResponseBody<B>>),
-    /// For its caller alone. It is an error, so the next response may be shareable.
-    Failing(Response<ResponseBody<B>>),
-    /// For its caller alone. Its body ends with an error.
-    Broken(Response<ResponseBody<B>>),
-}
-
-impl<B: Body> Received<B> {
-    fn turnout(&self) -> Turnout {
-        match self {
-            Self::Shareable(..) => Turnout::Shareable,
-            Self::Uncacheable(_) => Turnout::Uncacheable,
-            Self::Failing(_) | Self::Broken(_) => Turnout::Failing,
-        }
-    }
-}
-
-/// Collects the body if the headers allow sharing, otherwise leaves it untouched.
-async fn receive<B: Body>(
-    response: Response<B>,
-    rules: &ResponseRules,
-    deadline: Instant,
-) -> Received<B> {
-    let (parts, body) = response.into_parts();
-    let untouched = |parts, body| Response::from_parts(parts, ResponseBody::untouched(body));
-    let freshness = match rules.classify(&parts, body.size_hint().lower()) {
-        ResponseClass::Shareable(freshness) => freshness,
-        ResponseClass::Uncacheable => return Received::Uncacheable(untouched(parts, body)),
-        ResponseClass::Failing => return Received::Failing(untouched(parts, body)),
-    };
-    let partial = |parts, body| Response::from_parts(parts, ResponseBody::partial(body));
-    match collect(body, rules.max_body, deadline).await {
-        Collected::Whole(bytes) => {
-            match CachedResponse::new(&parts, bytes.clone(), freshness.age) {
-                Some(response) => Received::Shareable(response, freshness),
-                None => {
-                    let body = ResponseBody::whole(bytes);
-                    Received::Uncacheable(Response::from_parts(parts, body))
-                }
-            }
-        }
-        Collected::Unfit(body) => Received::Uncacheable(partial(parts, body)),
-        Collected::Failed(body) => Received::Broken(partial(parts, body)),
-    }
-}
-
-/// Judges a stored response whose head was renewed.
-fn renewed<B: Body>(parts: response::Parts, body: Bytes, rules: &ResponseRules) -> Received<B> {
-    if let ResponseClass::Shareable(freshness) = rules.classify(&parts, body.len() as u64)
-        && let Some(response) = CachedResponse::new(&parts, body.clone(), freshness.age)
-    {
-        return Received::Shareable(response, freshness);
-    }
-    Received::Uncacheable(Response::from_parts(parts, ResponseBody::whole(body)))
 }
 
 fn lost() -> Error {

@@ -7,11 +7,11 @@ use http::{
     request::Parts,
 };
 use http_body::Body;
-use tokio::time::Instant;
 
 use super::{
     CachedResponse, KeyFor,
     asked::Asked,
+    collect::BodyLimits,
     key::{self, KeyPart},
     policy::{Policy, PolicyKind},
     query::QueryRules,
@@ -20,6 +20,7 @@ use super::{
     requests::RequestRules,
     responses::ResponseRules,
     stale::StaleRules,
+    streaming::Streaming,
     subject::Subject,
     variants::Variants,
 };
@@ -27,7 +28,6 @@ use crate::{
     cache::{Cache, OnFull},
     error::{Error, ErrorKind},
     key::Key,
-    time::after,
 };
 
 /// Shares complete responses to plain `GET`s. The mode of [`BellwetherLayer::http`].
@@ -53,6 +53,7 @@ pub(super) struct HttpSettings {
     pub(super) coalesce_only: bool,
     pub(super) overload: Overload,
     pub(super) explain: bool,
+    pub(super) streaming: Streaming,
     pub(super) tells_status: bool,
     pub(super) purge: Option<Check>,
     pub(super) on_error: OnError,
@@ -93,6 +94,7 @@ impl HttpSettings {
             coalesce_only: false,
             overload: Overload::Pass,
             explain: false,
+            streaming: Streaming::default(),
             tells_status: false,
             purge: None,
             on_error: Arc::new(error_response),
@@ -114,17 +116,19 @@ impl HttpSettings {
         ResponseRules {
             policy: self.policy.clone(),
             subject: Subject::of(request),
-            max_body: self.max_body.min(self.cache.value_limit() as u64),
+            max_body: self.body_size_limit(),
             default_lifetime: self.default_lifetime,
             coalesce_only: self.coalesce_only,
             stale: self.stale,
         }
     }
 
-    /// Returns when a body must be complete that arrives for a load that starts now.
-    pub(super) fn body_deadline(&self) -> Instant {
-        // The last eighth of the load limit is for handing over a body that is incomplete by then.
-        after(Instant::now(), self.cache.load_limit() / 8 * 7)
+    pub(super) fn body_limits(&self) -> BodyLimits {
+        self.streaming.limits(self.body_size_limit(), &self.cache)
+    }
+
+    fn body_size_limit(&self) -> u64 {
+        self.max_body.min(self.cache.value_limit() as u64)
     }
 
     pub(super) fn on_full(&self) -> OnFull {

@@ -27,12 +27,23 @@ impl Http {
     /// Adds the header to a shared response, if that was asked for.
     pub(super) fn with_status<B>(
         &self,
-        mut response: Response<B>,
+        response: Response<B>,
         loaded: &Loaded<CachedResponse>,
         is_variant: bool,
     ) -> Response<B> {
+        self.with_source(response, loaded.source(), loaded.expires_in(), is_variant)
+    }
+
+    /// Adds the header to a response from this source, which is to be fresh for so long.
+    pub(super) fn with_source<B>(
+        &self,
+        mut response: Response<B>,
+        source: Source,
+        ttl: Option<Duration>,
+        is_variant: bool,
+    ) -> Response<B> {
         if self.0.tells_status {
-            let text = parameters(loaded.source(), loaded.expires_in(), is_variant);
+            let text = parameters(source, ttl, is_variant);
             if let Ok(value) = HeaderValue::try_from(format!("bellwether; {text}")) {
                 response.headers_mut().append("cache-status", value);
             }

@@ -85,6 +85,7 @@ mod tests {
     use http::HeaderValue;
 
     use super::*;
+    use crate::layer::http::cached::ResponseHead;
 
     fn headers(lines: &[(&'static str, &'static str)]) -> HeaderMap {
         let mut headers = HeaderMap::new();
@@ -134,7 +135,7 @@ mod tests {
         ] {
             let (mut parts, ()) = Response::new(()).into_parts();
             parts.headers = headers(old);
-            let stored = CachedResponse::new(&parts, "body".into(), 0).unwrap();
+            let stored = CachedResponse::new(ResponseHead::new(&parts, 0), "body".into());
             let mut answer = Response::new(());
             *answer.headers_mut() = headers(new);
             let end = |answer: &_| Validation(stored.clone()).end(answer);

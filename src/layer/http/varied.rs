@@ -8,6 +8,7 @@ use tracing::debug;
 use super::{
     CachedResponse, Http,
     responses::Freshness,
+    streamed::Readers,
     variants::Variants,
     vary::{Selector, names},
 };
@@ -29,21 +30,27 @@ pub(super) struct Place {
 }
 
 /// Where a response belongs that the flight of a place has loaded.
-enum Belongs {
+pub(super) enum Belongs {
     /// To this place.
     Here,
     /// To a variant that this selector selects.
     With(Selector),
-    /// Nowhere, for its `Vary` has no end.
-    Nowhere,
 }
 
-/// What becomes of a response.
-pub(super) struct Kept {
-    /// What the flight lands with.
-    pub(super) produced: Produced<CachedResponse>,
-    /// The response for the caller that leads, if the flight does not land with it.
-    pub(super) own: Option<CachedResponse>,
+impl Belongs {
+    /// Returns which callers of a place may read the response to a request with these headers.
+    pub(super) fn readers(&self, place: &Place, request: &HeaderMap) -> Readers {
+        match self {
+            Self::Here => Readers::All,
+            // They may differ in what was not known.
+            Self::With(_) if place.variant_of.is_some() => Readers::Own,
+            Self::With(selector) => Readers::Selecting {
+                resource: place.key.clone(),
+                selector: selector.clone(),
+                variant: selector.key(&place.key, request),
+            },
+        }
+    }
 }
 
 impl Place {
@@ -69,30 +76,32 @@ impl Place {
         variant_of.is_none_or(|variant_of| variants.admit(&variant_of.1, &self.key))
     }
 
-    /// Returns where a response belongs. The callers of this place may have it if it is here.
-    fn of(&self, response: &HeaderMap, variants: &Variants) -> Belongs {
-        let Some(names) = names(response) else { return Belongs::Nowhere };
+    /// Returns where a response belongs. `None` if nowhere, because its `Vary` has no end.
+    pub(super) fn of(&self, response: &HeaderMap, variants: &Variants) -> Option<Belongs> {
+        let names = names(response)?;
         let selector = match &self.variant_of {
-            None if names.is_empty() => return Belongs::Here,
+            None if names.is_empty() => return Some(Belongs::Here),
             None => variants.selector(&self.key, names),
-            Some(variant_of) if variant_of.1.covers(&names) => return Belongs::Here,
+            Some(variant_of) if variant_of.1.covers(&names) => return Some(Belongs::Here),
             Some(variant_of) => variant_of.1.and(&names),
         };
-        selector.map_or(Belongs::Nowhere, Belongs::With)
+        selector.map(Belongs::With)
     }
 }
 
 impl Http {
     /// Keeps a response that the flight of a place has loaded for a request with these headers.
+    /// Returns what the flight lands with.
     pub(super) async fn keep(
         &self,
         place: &Place,
+        belongs: Belongs,
         request: &HeaderMap,
         response: CachedResponse,
         freshness: &Freshness,
         lead: &Lead<CachedResponse>,
-    ) -> Kept {
-        let selector = match place.of(response.headers(), &self.0.variants) {
+    ) -> Produced<CachedResponse> {
+        match belongs {
             Belongs::Here => {
                 freshness.keep(lead, self.0.cache.ttl());
                 // Its bytes need not be written again.
@@ -100,16 +109,15 @@ impl Http {
                     Some(stale) if *stale.value() == response => stale.unchanged(),
                     _ => response,
                 };
-                return Kept { produced: Produced::Value(response), own: None };
+                Produced::Value(response)
             }
-            Belongs::With(selector) => selector,
-            Belongs::Nowhere => {
-                return Kept { produced: Produced::Uncacheable, own: Some(response) };
+            Belongs::With(selector) => {
+                let stored =
+                    self.store_variant(place, &selector, request, &response, freshness, lead);
+                // In a box, which most loads do not need.
+                Box::pin(stored).await
             }
-        };
-        let stored = self.store_variant(place, &selector, request, &response, freshness, lead);
-        // In a box, which most loads do not need.
-        Kept { produced: Box::pin(stored).await, own: Some(response) }
+        }
     }
 
     /// Stores a response as a variant. Returns what the flight of its resource lands with: a

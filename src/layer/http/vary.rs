@@ -16,7 +16,7 @@ use http::{
 };
 use sha2::{Digest, Sha256};
 
-use super::{CachedResponse, asked::is_term};
+use super::{CachedResponse, asked::is_term, cached::ResponseHead};
 use crate::key::Key;
 
 /// The most names that a marker has. A response with more is not shared.
@@ -77,7 +77,7 @@ impl Selector {
         for name in &self.names {
             parts.headers.append(VARY, HeaderValue::from_str(name.as_str()).ok()?);
         }
-        marked(&parts)
+        Some(marked(&parts))
     }
 
     /// Returns whether the selector covers all of these names.
@@ -134,8 +134,8 @@ impl Selector {
     }
 }
 
-fn marked(parts: &Parts) -> Option<CachedResponse> {
-    CachedResponse::new(parts, Bytes::new(), 0)
+fn marked(parts: &Parts) -> CachedResponse {
+    CachedResponse::new(ResponseHead::new(parts, 0), Bytes::new())
 }
 
 /// Normalises `Accept-Encoding`: case, spaces, empty elements, and the order of codings that are
@@ -195,7 +195,7 @@ mod tests {
         let selector = Selector::new(names.clone());
         assert_eq!(Selector::of(&selector.marker().unwrap()), Some(selector.clone()));
         let (parts, ()) = Response::new(()).into_parts();
-        assert_eq!(Selector::of(&marked(&parts).unwrap()), None);
+        assert_eq!(Selector::of(&marked(&parts)), None);
         assert!(selector.covers(&names) && !selector.covers(&[ACCEPT_ENCODING]));
         let more = selector.and(&[ACCEPT_ENCODING]).unwrap();
         assert!(more.covers(&names) && more.covers(&[ACCEPT_ENCODING]));

@@ -8,8 +8,9 @@ use http_body::Frame;
 use tokio::time::Instant;
 
 use super::{
+    collect::BodyLimits,
     recent::{RecentAnswers, Turnout},
-    responses::{ResponseRules, content_length},
+    responses::content_length,
 };
 use crate::key::Key;
 
@@ -18,11 +19,13 @@ pub(super) struct Watch {
     recent: Arc<RecentAnswers>,
     key: Key,
     received: u64,
-    max_body: u64,
+    limits: BodyLimits,
     /// The length that the headers announce.
     announced: Option<u64>,
-    /// A body that is incomplete by then could not have been shared.
-    deadline: Instant,
+    /// When the headers arrived.
+    begun: Instant,
+    /// When the last frame arrived.
+    last: Instant,
     is_settled: bool,
 }
 
@@ -30,23 +33,27 @@ impl Watch {
     pub(super) fn new(
         recent: Arc<RecentAnswers>,
         key: Key,
-        rules: &ResponseRules,
+        limits: BodyLimits,
         parts: &Parts,
-        deadline: Instant,
     ) -> Self {
         // The mark stands until this body has shown what it is.
         recent.record(&key, Turnout::Open);
         let announced = content_length(&parts.headers).unwrap_or_default();
-        let max_body = rules.max_body;
-        Self { recent, key, received: 0, max_body, announced, deadline, is_settled: false }
+        let begun = Instant::now();
+        let last = begun;
+        Self { recent, key, received: 0, limits, announced, begun, last, is_settled: false }
     }
 
     /// Notes a frame.
     pub(super) fn frame<E>(&mut self, frame: &Result<Frame<Bytes>, E>) {
+        if self.is_slow() {
+            self.settle(Turnout::Uncacheable);
+        }
+        self.last = Instant::now();
         match frame.as_ref().map(Frame::data_ref) {
             Ok(Some(data)) => {
                 self.received = self.received.saturating_add(data.len() as u64);
-                if self.received > self.max_body {
+                if self.received > self.limits.size {
                     self.settle(Turnout::Uncacheable);
                 }
             }
@@ -59,10 +66,15 @@ impl Watch {
     /// Notes the end of the body.
     pub(super) fn end(&mut self) {
         let is_whole = self.announced.is_none_or(|length| length == self.received);
-        match is_whole && Instant::now() <= self.deadline {
+        match is_whole && !self.is_slow() {
             true => self.settle(Turnout::Shareable),
             false => self.settle(Turnout::Uncacheable),
         }
+    }
+
+    /// Returns whether the body takes longer than one may that is shared.
+    fn is_slow(&self) -> bool {
+        self.begun.elapsed() > self.limits.total || self.last.elapsed() > self.limits.idle
     }
 
     fn settle(&mut self, turnout: Turnout) {
@@ -75,7 +87,7 @@ impl Watch {
 impl Drop for Watch {
     /// A caller that leaves early says nothing about the body, unless the body is a long stream.
     fn drop(&mut self) {
-        if Instant::now() > self.deadline {
+        if self.is_slow() {
             self.settle(Turnout::Uncacheable);
         }
     }

@@ -15,6 +15,7 @@ mod routers;
 mod rules;
 mod stale;
 mod status;
+mod streaming;
 mod uncacheable;
 mod users;
 mod validation;

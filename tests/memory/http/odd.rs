@@ -188,8 +188,8 @@ async fn a_shared_key_that_becomes_uncacheable_delays_its_waiters_once() {
     assert_eq!(calls.count(), 101);
 }
 
-/// The headers of an endless body do not show that it cannot be shared. A pass must not end the
-/// mark, or every other caller would wait for the end of the load limit.
+/// The headers of an endless body do not show that it cannot be shared. Its callers read it
+/// together, until it is known to be endless. No caller ever waits for its end.
 #[tokio::test(start_paused = true)]
 async fn a_body_without_an_end_stays_uncacheable() {
     let endless = |_: usize, _: &http::Request<Body>| {
@@ -205,7 +205,7 @@ async fn a_body_without_an_end_stays_uncacheable() {
     for _ in 0..20 {
         let begun = Instant::now();
         open.push(service.clone().oneshot(get("/")).await.unwrap());
-        assert_eq!(begun.elapsed(), DELAY);
+        assert!(begun.elapsed() <= DELAY);
         sleep(Duration::from_secs(5)).await;
         // A client that leaves early says nothing about the body.
         open.swap_remove(0).into_body().frame().await.unwrap().unwrap();

@@ -1,0 +1,59 @@
+//! The first of two landings: the callers of this process get the head of a value, while its rest
+//! is on its way.
+
+use std::{convert::Infallible, future::pending};
+
+use tracing::debug;
+
+use super::Run;
+use crate::{
+    cache::{
+        Lead, Source,
+        outcome::{Head, Outcome},
+    },
+    error::ErrorKind,
+    flight::Epoch,
+    lease::LeaseGuard,
+};
+
+impl<V: Clone + Send + Sync + 'static> Run<V> {
+    /// Lands the head of the value for the callers that joined before the grant. Without a lease,
+    /// it is for all callers, as the value is.
+    pub(super) fn land_head(&self, head: &Head, granted: Option<(&LeaseGuard, Epoch)>) {
+        let (source, epoch) = match granted {
+            Some((_, epoch)) => (Source::Led, epoch),
+            None => (Source::Degraded, Epoch::END),
+        };
+        self.leader.land_first(Outcome::Head(head.clone(), source), epoch);
+    }
+
+    /// Lands the head when it is announced, and admits the callers that join later.
+    ///
+    /// A late joiner may know of a change since the load began. Each act that changes the value
+    /// ends the lease, so a lease that is held says that there was none.
+    pub(super) async fn serve_head(
+        &self,
+        lead: &Lead<V>,
+        granted: Option<(&LeaseGuard, Epoch)>,
+    ) -> Infallible {
+        lead.announced().await;
+        if let Some(head) = lead.head() {
+            self.land_head(head, granted);
+        }
+        let Some((guard, _)) = granted else { return pending().await };
+        loop {
+            self.leader.late_joiner().await;
+            let epoch = self.leader.begin_epoch();
+            let is_silent = self.shard.breaker.is_open();
+            let held = if is_silent { Ok(()) } else { guard.renew().await };
+            match held {
+                Err(error) if error.kind() == ErrorKind::Lost => break,
+                // Without an answer, they are served as all callers are without a lease.
+                Ok(()) | Err(_) => self.leader.admit(epoch),
+            }
+        }
+        debug!("the lease is lost, so no more callers are served this load");
+        self.leader.close_first();
+        pending().await
+    }
+}

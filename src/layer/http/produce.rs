@@ -1,0 +1,162 @@
+//! The load of a response: the call of the inner service, and what becomes of its answer.
+
+use http::{HeaderMap, Request, Response};
+use http_body::Body;
+use tower_service::Service;
+
+use super::{
+    BodyError, CachedResponse, Http, ResponseBody, asked,
+    exchange::FlightExchange,
+    pass::CallResult,
+    reason::Reason,
+    recent::Turnout,
+    responses::{Freshness, ResponseClass, ResponseRules},
+    stale,
+    streamed::{Streamed, StreamedResponse},
+    validation::{Validated, Validation},
+    varied::Place,
+};
+use crate::{
+    cache::{Lead, Produced, Source},
+    error::{BoxError, Error, ErrorKind},
+    key::Key,
+    layer::future::oneshot,
+};
+
+/// The exchange of a flight with the caller that leads it.
+pub(super) type LedExchange<B, ResBody, E> = FlightExchange<Request<B>, CallResult<ResBody, E>>;
+
+/// Calls the inner service for the leader, and decides whether its response may be shared.
+pub(super) async fn produce<S, B, ResBody>(
+    http: Http,
+    place: Place,
+    inner: S,
+    exchange: LedExchange<B, ResBody, S::Error>,
+    lead: Lead<CachedResponse>,
+) -> Result<Produced<CachedResponse>, Error>
+where
+    S: Service<Request<B>, Response = Response<ResBody>>,
+    ResBody: Body + Send + 'static,
+    ResBody::Error: Into<BoxError>,
+{
+    if let Some(marker) = http.renewed_marker(&lead) {
+        return Ok(Produced::Value(marker));
+    }
+    let Some(mut request) = exchange.request() else {
+        return Err(Error::new(ErrorKind::Cancelled, "the request has run already"));
+    };
+    let rules = http.0.response_rules(&request);
+    asked::ask_for_all(&mut request);
+    let headers = request.headers().clone();
+    let validation = Validation::begin(&lead, &mut request);
+    let response = match oneshot(inner, request).await {
+        Ok(response) => response,
+        Err(error) => {
+            exchange.answer(Err(error));
+            return Err(Error::new(ErrorKind::Load, "the inner service returned an error"));
+        }
+    };
+    let validated = validation.map_or(Validated::Replaced, |validation| validation.end(&response));
+    let response = match validated {
+        Validated::Replaced => response.map(ResponseBody::untouched),
+        Validated::Renewed(parts, body) => Response::from_parts(*parts, ResponseBody::whole(body)),
+        Validated::Unknown => {
+            let words = "the inner service validated another response";
+            return Err(Error::new(ErrorKind::Load, words));
+        }
+    };
+    land(&http, &place, &headers, &rules, response, exchange, &lead).await
+}
+
+/// Returns what the flight of a place lands with. Its caller has the response at once.
+async fn land<B, ResBody, E>(
+    http: &Http,
+    place: &Place,
+    headers: &HeaderMap,
+    rules: &ResponseRules,
+    response: Response<ResponseBody<ResBody>>,
+    exchange: LedExchange<B, ResBody, E>,
+    lead: &Lead<CachedResponse>,
+) -> Result<Produced<CachedResponse>, Error>
+where
+    ResBody: Body + Send + 'static,
+    ResBody::Error: Into<BoxError>,
+{
+    let settings = &http.0;
+    let (parts, body) = response.into_parts();
+    let class = rules.classify(&parts, body.size_hint().lower());
+    let belongs = place.of(&parts.headers, &settings.variants);
+    match (class, belongs) {
+        (ResponseClass::Shareable(freshness), Some(belongs)) => {
+            let (limits, readers) = (settings.body_limits(), belongs.readers(place, headers));
+            let streamed = StreamedResponse::new(&parts, body, &freshness, limits.size, readers);
+            if let Ok(response) = streamed.own() {
+                let source = if lead.fence().is_some() { Source::Led } else { Source::Degraded };
+                let ttl = Some(freshness.lifetime).filter(|lifetime| !lifetime.is_zero());
+                let response = http.with_source(response, source, ttl, place.is_variant());
+                exchange.answer(Ok(response.map(ResponseBody::shared)));
+            }
+            lead.announce(streamed.clone());
+            let whole = http.collect(&place.key, &streamed, freshness, lead).await?;
+            let Some((response, freshness)) = whole else { return Ok(Produced::Uncacheable) };
+            Ok(http.keep(place, belongs, headers, response, &freshness, lead).await)
+        }
+        (ResponseClass::Failing, _) => {
+            settings.recent.record(&place.key, Turnout::Failing);
+            lead.do_not_store();
+            let error = stale::failure(parts.status, &parts.headers, lead);
+            exchange.answer(Ok(Response::from_parts(parts, body)));
+            Ok(error.map_or(Produced::Uncacheable, Produced::Failing))
+        }
+        (ResponseClass::Shareable(_) | ResponseClass::Uncacheable, _) => {
+            http.uncacheable(&place.key, lead);
+            let response = Response::from_parts(parts, body);
+            exchange.answer(Ok(http.explained(response, &Reason::Uncacheable)));
+            Ok(Produced::Uncacheable)
+        }
+    }
+}
+
+impl Http {
+    /// Collects a response that its callers read meanwhile. Returns `None` if it cannot be shared.
+    async fn collect(
+        &self,
+        key: &Key,
+        streamed: &StreamedResponse,
+        freshness: Freshness,
+        lead: &Lead<CachedResponse>,
+    ) -> Result<Option<(CachedResponse, Freshness)>, Error> {
+        match streamed.collect(&self.0.body_limits(), freshness).await {
+            Streamed::Whole(response, freshness) => {
+                self.0.recent.record(key, Turnout::Shareable);
+                Ok(Some((response, freshness)))
+            }
+            Streamed::Unfit => {
+                self.uncacheable(key, lead);
+                Ok(None)
+            }
+            Streamed::Unread => {
+                lead.do_not_store();
+                Ok(None)
+            }
+            Streamed::Broken(error) => {
+                self.0.recent.record(key, Turnout::Failing);
+                Err(broken(error))
+            }
+        }
+    }
+
+    /// Records a response that cannot be shared. The fleet remembers it once the process does.
+    fn uncacheable(&self, key: &Key, lead: &Lead<CachedResponse>) {
+        let recent = &self.0.recent;
+        recent.record(key, Turnout::Uncacheable);
+        if !recent.is_uncacheable(key) {
+            lead.do_not_store();
+        }
+    }
+}
+
+/// Returns the error of a load whose body broke off.
+pub(super) fn broken(error: BodyError) -> Error {
+    Error::with_source(ErrorKind::Load, "the response body ended with an error", error)
+}
