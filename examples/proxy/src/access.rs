@@ -2,6 +2,7 @@
 
 use std::{
     convert::Infallible,
+    io::{self, Write},
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
@@ -90,6 +91,7 @@ impl Line {
         let ms = begun.elapsed().as_secs_f64() * 1e3;
         let cache = response.headers().get("cache-status");
         let cache = cache.and_then(|value| value.to_str().ok()).unwrap_or("-");
-        println!("{method} {path} {status} {ms:.1}ms {cache}");
+        // A log that is not read must not break a request, so no `println!`.
+        let _ = writeln!(io::stdout(), "{method} {path} {status} {ms:.1}ms {cache}");
     }
 }
