@@ -52,6 +52,15 @@ pub trait Codec<V>: Send + Sync + 'static {
     ///
     /// If the bytes are not a value. The entry then counts as missing.
     fn decode(&self, bytes: Bytes) -> Result<V, BoxError>;
+
+    /// Returns whether an encoded value that is no longer fresh is for its loader alone.
+    ///
+    /// [`Lead::stale`](super::Lead::stale) returns such a value. No caller is served it, also not
+    /// in place of a failure, and no process remembers it for an outage. Defaults to false.
+    fn is_for_loader_only(&self, bytes: &[u8]) -> bool {
+        let _ = bytes;
+        false
+    }
 }
 
 /// JSON, the default. It is readable in Redis, and tolerates fields that are added or removed.

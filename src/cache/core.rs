@@ -17,7 +17,7 @@ use super::{
     known::Known,
     lots::Lots,
     negative::Negative,
-    outage_memory::OutageMemory,
+    outage_memory::{OutageMemory, Question},
     outcome::{Outcome, Record},
     refreshes::Refreshes,
     settings::{OnFull, Options, Settings},
@@ -144,9 +144,11 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         if entry.kind == EntryKind::Uncacheable {
             return Decision::Uncacheable { seen: entry.fence };
         }
+        let is_ours = entry.tag == self.tag;
+        let is_for_loader_only = is_ours && self.codec.is_for_loader_only(&entry.payload);
+        let rules = if is_for_loader_only { &rules.without_stale() } else { rules };
         let lot = || self.lots.draw(name, entry.fence);
         let freshness = freshness::decide(&entry, rules, lot);
-        let is_ours = entry.tag == self.tag;
         if is_ours && matches!(freshness, Freshness::OnError | Freshness::Over) {
             let known = Known::encoded(entry, rules, &self.codec, in_place);
             return Decision::Old(Arc::new(known));
@@ -229,12 +231,24 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         let asked = self.memory.ask();
         let answer = question.await;
         match (&answer, asked) {
-            (Ok(Some(entry)), Some(asked)) => self.memory.saw(key, asked, entry),
+            (Ok(Some(entry)), Some(asked)) => self.saw(key, asked, entry),
             (Ok(None), _) => self.memory.forget(key),
             (Err(error), _) if error.kind() == BackendErrorKind::Foreign => self.memory.forget(key),
             _ => {}
         }
         answer
+    }
+
+    /// Notes an entry for the case that the backend will be away.
+    pub(super) fn saw(&self, key: &Key, asked: Question, entry: &Entry) {
+        match entry.windows {
+            // It is never served stale, so it is remembered no more than one without windows.
+            Some(windows) if self.codec.is_for_loader_only(&entry.payload) => {
+                let entry = entry.clone().with_windows(Windows::fresh(windows.fresh));
+                self.memory.saw(key, asked, &entry);
+            }
+            _ => self.memory.saw(key, asked, entry),
+        }
     }
 
     /// Decides what the entry is good for that this process remembers in an outage, if it does.

@@ -50,6 +50,11 @@ impl Rules {
     /// Accepts whatever the backend has.
     pub(super) const ALL: Self =
         Self { early: EarlyRefresh::Off, stale: Duration::MAX, error: Duration::MAX };
+
+    /// Returns the same rules for a caller that accepts nothing stale.
+    pub(super) fn without_stale(self) -> Self {
+        Self { stale: Duration::ZERO, error: Duration::ZERO, ..self }
+    }
 }
 
 /// The lot of a process for one entry. It decides when the process claims the refresh.

@@ -102,7 +102,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         match answer {
             Ok(Committed::Stored) if !entry.payload.is_empty() => {
                 let entry = entry.clone().with_fence(fence);
-                asked.iter().for_each(|asked| self.core.memory.saw(key, *asked, &entry));
+                asked.iter().for_each(|asked| self.core.saw(key, *asked, &entry));
             }
             Ok(_) => self.forget(),
             Err(_) => {}

@@ -59,6 +59,8 @@ pub(super) struct ResponseHead {
     headers: HeaderMap,
     /// The age of the response when it was complete, in seconds.
     age: u64,
+    /// Once it is no longer fresh, it may only be validated.
+    only_validates: bool,
 }
 
 impl ResponseHead {
@@ -66,7 +68,12 @@ impl ResponseHead {
         let mut headers = parts.headers.clone();
         responses::strip(&mut headers);
         headers.remove(AGE);
-        Self { status: parts.status, headers, age }
+        Self { status: parts.status, headers, age, only_validates: false }
+    }
+
+    /// Returns the head of a response that may only be validated once it is no longer fresh.
+    pub(super) fn only_validating(self, only_validates: bool) -> Self {
+        Self { only_validates, ..self }
     }
 
     /// Returns the age in seconds.
@@ -109,6 +116,11 @@ impl CachedResponse {
     /// Returns the whole body.
     pub fn body(&self) -> &Bytes {
         &self.0.body
+    }
+
+    /// Returns whether the response may only be validated once it is no longer fresh.
+    pub(super) fn only_validates(&self) -> bool {
+        self.0.head.only_validates
     }
 
     pub(super) fn new(head: ResponseHead, body: Bytes) -> Self {
@@ -169,6 +181,7 @@ pub fn http_cache<B: Store>(backend: B) -> Builder<CachedResponse, ResponseCodec
 /// | field | type |
 /// |---|---|
 /// | version of this format | `u8` |
+/// | whether it may only be validated once it is no longer fresh | `u8`, 0 or 1 |
 /// | status | `u16` |
 /// | age on arrival, in seconds | `u64` |
 /// | number of headers | `u32` |
@@ -177,7 +190,7 @@ pub fn http_cache<B: Store>(backend: B) -> Builder<CachedResponse, ResponseCodec
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ResponseCodec;
 
-const VERSION: u8 = 2;
+const VERSION: u8 = 3;
 
 /// The bytes are not a response of this version.
 #[derive(Debug, Error)]
@@ -193,8 +206,9 @@ impl Codec<CachedResponse> for ResponseCodec {
         let ResponseData { head: stored, body } = &*value.0;
         let headers: usize =
             stored.headers.iter().map(|(name, value)| 6 + name.as_str().len() + value.len()).sum();
-        let mut bytes = BytesMut::with_capacity(15 + headers + body.len());
+        let mut bytes = BytesMut::with_capacity(16 + headers + body.len());
         bytes.put_u8(VERSION);
+        bytes.put_u8(stored.only_validates.into());
         bytes.put_u16(stored.status.as_u16());
         bytes.put_u64(stored.age);
         bytes.put_u32(u32::try_from(stored.headers.len())?);
@@ -212,6 +226,11 @@ impl Codec<CachedResponse> for ResponseCodec {
         if rest.try_get_u8()? != VERSION {
             return Err(UnreadableResponse.into());
         }
+        let only_validates = match rest.try_get_u8()? {
+            0 => false,
+            1 => true,
+            _ => return Err(UnreadableResponse.into()),
+        };
         let status = StatusCode::from_u16(rest.try_get_u16()?)?;
         let age = rest.try_get_u64()?;
         let count = rest.try_get_u32()?;
@@ -223,7 +242,12 @@ impl Codec<CachedResponse> for ResponseCodec {
             let value = HeaderValue::from_maybe_shared(take(&mut rest, length)?)?;
             headers.try_append(name, value)?;
         }
-        Ok(CachedResponse::new(ResponseHead { status, headers, age }, rest))
+        let head = ResponseHead { status, headers, age, only_validates };
+        Ok(CachedResponse::new(head, rest))
+    }
+
+    fn is_for_loader_only(&self, bytes: &[u8]) -> bool {
+        matches!(bytes, [VERSION, 1, ..])
     }
 }
 
@@ -255,9 +279,11 @@ mod tests {
 
     fn response() -> impl Strategy<Value = CachedResponse> {
         let body = vec(any::<u8>(), 0..200);
-        (100..1000_u16, headers(), body, any::<u64>()).prop_map(|(status, headers, body, age)| {
+        let fields = (100..1000_u16, headers(), body, any::<u64>(), any::<bool>());
+        fields.prop_map(|(status, headers, body, age, only_validates)| {
             let status = StatusCode::from_u16(status).unwrap();
-            CachedResponse::new(ResponseHead { status, headers, age }, body.into())
+            let head = ResponseHead { status, headers, age, only_validates };
+            CachedResponse::new(head, body.into())
         })
     }
 
@@ -265,6 +291,7 @@ mod tests {
         #[test]
         fn an_encoded_response_is_decoded(response in response()) {
             let bytes = ResponseCodec.encode(&response).unwrap();
+            prop_assert_eq!(ResponseCodec.is_for_loader_only(&bytes), response.only_validates());
             prop_assert_eq!(ResponseCodec.decode(bytes).unwrap(), response);
         }
 
@@ -301,7 +328,7 @@ mod tests {
 
     #[test]
     fn an_excessive_header_count_is_an_error() {
-        let mut bytes = BytesMut::from(&[VERSION, 0, 200][..]);
+        let mut bytes = BytesMut::from(&[VERSION, 0, 0, 200][..]);
         bytes.put_bytes(0, 8);
         bytes.put_u32(u32::MAX);
         for _ in 0..40_000 {

@@ -3,6 +3,7 @@
 use http::{HeaderMap, Request, Response};
 use http_body::Body;
 use tower_service::Service;
+use tracing::debug;
 
 use super::{
     BodyError, CachedResponse, Http, ResponseBody, asked,
@@ -60,7 +61,10 @@ where
     let response = match validated {
         Validated::Replaced => response.map(ResponseBody::untouched),
         Validated::Renewed(parts, body) => Response::from_parts(*parts, ResponseBody::whole(body)),
-        Validated::Unknown => {
+        Validated::Unknown { may_stand_in } => {
+            if !may_stand_in {
+                http.drop_unvalidated(&place.key).await;
+            }
             let words = "the inner service validated another response";
             return Err(Error::new(ErrorKind::Load, words));
         }
@@ -143,6 +147,13 @@ impl Http {
                 self.0.recent.record(key, Turnout::Failing);
                 Err(broken(error))
             }
+        }
+    }
+
+    /// Removes a stored response that is of no use, so that the next request has no validator.
+    async fn drop_unvalidated(&self, key: &Key) {
+        if let Err(error) = self.0.cache.invalidate(key).await {
+            debug!(%error, "a response that cannot be validated is not removed");
         }
     }
 

@@ -125,7 +125,7 @@ impl ResponseRules {
         }
         let lifetime = self.lifetime(parts, &controls, received)?;
         let lifetime = lifetime.checked_sub(Duration::from_secs(age))?;
-        let stale = self.stale.windows(&controls.directives);
+        let stale = self.stale.windows(parts, &controls.directives);
         (!lifetime.is_zero()).then_some(Freshness { lifetime, stale, age })
     }
 

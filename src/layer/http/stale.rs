@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
-use http::{HeaderMap, StatusCode, header::RETRY_AFTER};
+use http::{HeaderMap, StatusCode, header::RETRY_AFTER, response::Parts};
 
 use super::{
     BellwetherLayer, CachedResponse, Http,
     directives::{Directives, seconds},
     responses::Freshness,
+    validation::has_validator,
 };
 use crate::{
     cache::{AfterFailure, Cache, Lead, Request},
@@ -16,6 +17,9 @@ use crate::{
 
 /// The limit of both windows, unless the user sets another one.
 const LIMIT: Duration = Duration::from_secs(86_400);
+
+/// For how long a response is kept for its validation, unless the user sets another time.
+const VALIDATION: Duration = Duration::from_secs(600);
 
 /// The longest pause that a `Retry-After` may ask for. A wrong one must not block a key for long.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
@@ -27,6 +31,8 @@ pub(super) struct StaleRules {
     windows: StaleWindows,
     /// The longest window of any response.
     pub(super) limit: Duration,
+    /// For how long a response without windows is kept for its validation.
+    validation: Duration,
 }
 
 /// For how long a response may be served stale after its lifetime.
@@ -34,18 +40,31 @@ pub(super) struct StaleRules {
 pub(super) struct StaleWindows {
     while_revalidate: Duration,
     if_error: Duration,
+    /// For how long it is kept for its validation, and may not be served. Zero if it has one of
+    /// the other windows.
+    validation: Duration,
 }
 
 impl StaleRules {
     /// Returns the settings of a cache.
     pub(super) fn of(cache: &Cache<CachedResponse>) -> Self {
         let while_revalidate = cache.stale_while_revalidate();
-        let windows = StaleWindows { while_revalidate, if_error: cache.stale_if_error() };
-        Self { windows, limit: LIMIT }
+        let if_error = cache.stale_if_error();
+        let windows = StaleWindows { while_revalidate, if_error, validation: Duration::ZERO };
+        Self { windows, limit: LIMIT, validation: VALIDATION }
     }
 
     /// Returns the windows of a response with these directives.
-    pub(super) fn windows(&self, directives: &Directives) -> StaleWindows {
+    pub(super) fn windows(&self, parts: &Parts, directives: &Directives) -> StaleWindows {
+        let windows = self.serving(directives);
+        match windows.while_revalidate.max(windows.if_error).is_zero() && has_validator(parts) {
+            true => StaleWindows { validation: self.validation, ..windows },
+            false => windows,
+        }
+    }
+
+    /// Returns the windows in which a response with these directives may be served.
+    fn serving(&self, directives: &Directives) -> StaleWindows {
         if directives.revalidates() {
             return StaleWindows::default();
         }
@@ -61,14 +80,27 @@ impl StaleRules {
                 self.windows.while_revalidate,
             ),
             if_error: window(directives.stale_if_error, self.windows.if_error),
+            validation: Duration::ZERO,
         }
+    }
+}
+
+impl StaleWindows {
+    /// Returns whether the response may only be validated once it is no longer fresh.
+    pub(super) fn only_validates(&self) -> bool {
+        !self.validation.is_zero()
+    }
+
+    /// Returns for how long the response is kept in case of a failure, or for its validation.
+    fn kept(&self) -> Duration {
+        self.if_error.max(self.validation)
     }
 }
 
 impl Freshness {
     /// Returns how long the response is of use, without a cap.
     pub(super) fn total(&self) -> Duration {
-        let stale = self.stale.while_revalidate.max(self.stale.if_error);
+        let stale = self.stale.while_revalidate.max(self.stale.kept());
         self.lifetime.saturating_add(stale)
     }
 
@@ -81,7 +113,7 @@ impl Freshness {
         request
             .ttl(self.lifetime.min(cap))
             .stale_while_revalidate(self.stale.while_revalidate)
-            .stale_if_error(self.stale.if_error)
+            .stale_if_error(self.stale.kept())
     }
 
     /// Sets how long the response is kept. The cache caps its lifetime.
@@ -91,7 +123,7 @@ impl Freshness {
         }
         lead.expire_after(self.lifetime.min(cap));
         lead.stale_while_revalidate(self.stale.while_revalidate);
-        lead.stale_if_error(self.stale.if_error);
+        lead.stale_if_error(self.stale.kept());
     }
 }
 
@@ -152,6 +184,16 @@ impl BellwetherLayer<Http> {
     /// [`http`](Self::http) say more.
     pub fn stale_if_error(mut self, window: Duration) -> Self {
         self.settings().stale.windows.if_error = window;
+        self
+    }
+
+    /// Sets for how long a response with a validator is kept for its validation, if it may not be
+    /// served stale. Zero keeps none. Defaults to 10 minutes.
+    ///
+    /// An `ETag` and a `Last-Modified` are validators. The next load asks the service whether the
+    /// response has changed. No caller is served it before the service has answered `304`.
+    pub fn keep_for_validation(mut self, time: Duration) -> Self {
+        self.settings().stale.validation = time;
         self
     }
 

@@ -73,7 +73,8 @@ impl StreamedResponse {
         let announced = content_length(&parts.headers).unwrap_or_default();
         let lifetime = Some(freshness.lifetime).filter(|lifetime| !lifetime.is_zero());
         Arc::new(Self {
-            head: ResponseHead::new(parts, freshness.age),
+            head: ResponseHead::new(parts, freshness.age)
+                .only_validating(freshness.stale.only_validates()),
             body: SharedBody::new(body, announced, limit),
             readers,
             received,

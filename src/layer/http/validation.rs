@@ -13,6 +13,21 @@ use http::{
 use super::{CachedResponse, responses::strip};
 use crate::cache::Lead;
 
+/// Returns whether the service can validate a response.
+pub(super) fn has_validator(parts: &Parts) -> bool {
+    parts.status == StatusCode::OK
+        && [ETAG, LAST_MODIFIED].iter().any(|name| parts.headers.contains_key(name))
+}
+
+/// Fields that describe the stored bytes, or those of the `304`.
+const OF_BYTES: [HeaderName; 5] = [
+    CONTENT_LENGTH,
+    CONTENT_ENCODING,
+    CONTENT_RANGE,
+    HeaderName::from_static("content-md5"),
+    HeaderName::from_static("content-digest"),
+];
+
 /// The stale response whose validator a request has.
 pub(super) struct Validation(CachedResponse);
 
@@ -23,7 +38,7 @@ pub(super) enum Validated {
     /// The stale response is right, and has this head now.
     Renewed(Box<Parts>, Bytes),
     /// The answer is about a response that is not known here.
-    Unknown,
+    Unknown { may_stand_in: bool },
 }
 
 impl Validation {
@@ -49,7 +64,7 @@ impl Validation {
         }
         let (new, old) = (opaque_tag(answer.headers()), opaque_tag(self.0.headers()));
         if new.is_some() && new != old {
-            return Validated::Unknown;
+            return Validated::Unknown { may_stand_in: !self.0.only_validates() };
         }
         let (mut parts, ()) = Response::new(()).into_parts();
         parts.headers = update(self.0.headers(), answer.headers());
@@ -66,7 +81,7 @@ fn opaque_tag(headers: &HeaderMap) -> Option<&[u8]> {
 fn update(stored: &HeaderMap, newer: &HeaderMap) -> HeaderMap {
     let mut newer = newer.clone();
     strip(&mut newer);
-    for name in [CONTENT_LENGTH, CONTENT_ENCODING, CONTENT_RANGE] {
+    for name in OF_BYTES {
         newer.remove(name);
     }
     let mut headers = stored.clone();
@@ -103,6 +118,7 @@ mod tests {
             ("y", "1"),
             ("content-length", "5"),
             ("content-encoding", "br"),
+            ("content-md5", "1"),
         ]);
         let newer = headers(&[
             ("x", "3"),
@@ -110,6 +126,7 @@ mod tests {
             ("z", "2"),
             ("content-length", "0"),
             ("content-encoding", "gzip"),
+            ("content-md5", "0"),
             ("connection", "a"),
             ("a", "1"),
         ]);
@@ -120,6 +137,7 @@ mod tests {
             ("z", "2"),
             ("content-length", "5"),
             ("content-encoding", "br"),
+            ("content-md5", "1"),
         ]);
         assert_eq!(update(&stored, &newer), expected);
     }

@@ -3,12 +3,15 @@
 use std::time::Duration;
 
 use axum::body::Body;
-use bellwether::{BellwetherLayer, MemoryBackend, http_cache};
+use bellwether::{BellwetherLayer, MemoryBackend, http_cache, layer::Policy};
+use bytes::Bytes;
 use http::{Request, Response, StatusCode};
-use tokio::time::sleep;
-use tower::Layer;
+use http_body_util::BodyExt;
+use testkit::faulty::{Fault, Faulty};
+use tokio::time::{Instant, sleep};
+use tower::{Layer, ServiceExt};
 
-use super::origin::{DELAY, ask, ask_all, cache, get, get_with, origin};
+use super::origin::{Calls, DELAY, Inner, ask, ask_all, cache, get, get_with, origin};
 
 const LIFE: &str = "max-age=60, stale-while-revalidate=600";
 
@@ -96,4 +99,147 @@ async fn a_304_about_another_response_is_an_error_that_stale_hides() {
     sleep(Duration::from_secs(61)).await;
     let answer = ask(&service, get("/")).await;
     assert_eq!((answer.status, answer.text(), calls.count()), (StatusCode::OK, "whole", 2));
+}
+
+/// The ways of a response to say that it may not be served stale.
+const NEVER_STALE: [&str; 3] = ["max-age=60, must-revalidate", "s-maxage=60", "max-age=60"];
+
+fn scenes() -> impl Iterator<Item = (Policy, &'static str)> {
+    let policies = [Policy::careful(), Policy::rfc9111()];
+    policies.into_iter().flat_map(|policy| NEVER_STALE.map(|control| (policy.clone(), control)))
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_response_that_is_never_stale_is_validated() {
+    for (policy, control) in scenes() {
+        let (inner, calls) = origin(move |_, request| document(request, "same", control));
+        let cache = cache(&MemoryBackend::new());
+        let service = BellwetherLayer::http(cache.clone()).policy(policy).layer(inner);
+        for round in 1..4 {
+            let asked = Instant::now();
+            let services = std::slice::from_ref(&service);
+            for answer in ask_all(services, [get("/"), get("/")]).await {
+                assert_eq!((answer.status, answer.text()), (StatusCode::OK, "whole"), "{control}");
+            }
+            // No caller was served before the origin had answered.
+            assert_eq!(asked.elapsed(), DELAY);
+            sleep(2 * DELAY).await;
+            ask(&service, get("/")).await;
+            assert_eq!((calls.count(), cache.stats().unchanged), (round, round as u64 - 1));
+            sleep(Duration::from_secs(61)).await;
+        }
+        sleep(Duration::from_secs(600)).await;
+        ask(&service, get("/")).await;
+        assert_eq!(cache.stats().unchanged, 2, "it was kept for longer");
+    }
+}
+
+/// Returns an origin that fails after its first answer, with a status or an error in the body.
+fn failing(control: &'static str, status: u16) -> (Inner, Calls) {
+    origin(move |call, request| match (call, status) {
+        (1, _) => document(request, "same", control),
+        (_, 200) => {
+            let broken = futures_util::stream::once(async { Err::<Bytes, _>("broken") });
+            let answer = Response::builder().header("cache-control", control);
+            answer.body(Body::from_stream(broken)).unwrap()
+        }
+        _ => Response::builder().status(status).body(Body::from("failed")).unwrap(),
+    })
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_response_that_is_kept_for_validation_stands_in_for_no_failure() {
+    for (policy, control) in scenes() {
+        for status in [500, 503] {
+            let (inner, calls) = failing(control, status);
+            let cache = cache(&MemoryBackend::new());
+            let layer = BellwetherLayer::http(cache.clone()).policy(policy.clone());
+            let key = layer.key(&get("/").into_parts().0).unwrap();
+            let service = layer.layer(inner);
+            ask(&service, get("/")).await;
+            sleep(Duration::from_secs(61)).await;
+            assert!(cache.peek(key.clone()).await.unwrap().is_none());
+            assert!(cache.get(key).await.unwrap().is_none());
+            for round in 2..5 {
+                let answer = ask(&service, get("/")).await;
+                assert_eq!((answer.status.as_u16(), answer.text()), (status, "failed"));
+                // No key backs off, because nothing stands in for the failure.
+                assert_eq!(calls.count(), round, "{control}");
+            }
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_broken_body_is_not_hidden_by_what_is_kept_for_validation() {
+    for (policy, control) in scenes() {
+        let (inner, _) = failing(control, 200);
+        let service =
+            BellwetherLayer::http(cache(&MemoryBackend::new())).policy(policy).layer(inner);
+        ask(&service, get("/")).await;
+        sleep(Duration::from_secs(61)).await;
+        let response = service.clone().oneshot(get("/")).await.unwrap();
+        assert!(response.into_body().collect().await.is_err(), "{control}");
+    }
+}
+
+/// The memory for an outage has no such response, and the origin is asked without a condition.
+#[tokio::test(start_paused = true)]
+async fn a_response_that_is_kept_for_validation_is_not_served_in_an_outage() {
+    for (policy, control) in scenes() {
+        for away_at in [1, 61] {
+            let (inner, calls) = failing(control, 503);
+            let faulty = Faulty::over(MemoryBackend::new(), |_| None);
+            let builder = http_cache(faulty.clone()).namespace("shop").outage_memory(1 << 20);
+            let layer = BellwetherLayer::http(builder.build().unwrap()).policy(policy.clone());
+            let service = layer.layer(inner);
+            ask(&service, get("/")).await;
+            sleep(2 * DELAY).await;
+            assert_eq!(ask(&service, get("/")).await.text(), "whole");
+            sleep(Duration::from_secs(away_at)).await;
+            faulty.plan(|_| Some(Fault::Refuse));
+            for _ in 0..3 {
+                assert_eq!(ask(&service, get("/")).await.status, 503, "{control} at {away_at}");
+            }
+            assert!(calls.count() > 1);
+        }
+    }
+}
+
+/// An origin that never answers but `304` with another tag must not block the resource.
+#[tokio::test(start_paused = true)]
+async fn a_304_about_another_response_ends_what_is_kept_for_validation() {
+    let (inner, calls) = origin(|call, request| {
+        let is_conditional = request.headers().contains_key("if-none-match");
+        let answer = Response::builder()
+            .status(if is_conditional { 304 } else { 200 })
+            .header("cache-control", "max-age=60")
+            .header("etag", format!("\"v{call}\""));
+        answer.body(if is_conditional { Body::empty() } else { Body::from("whole") }).unwrap()
+    });
+    let service = BellwetherLayer::http(cache(&MemoryBackend::new())).layer(inner);
+    ask(&service, get("/")).await;
+    sleep(Duration::from_secs(61)).await;
+    assert_eq!(ask(&service, get("/")).await.status, StatusCode::BAD_GATEWAY);
+    assert_eq!((ask(&service, get("/")).await.text(), calls.count()), ("whole", 3));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_response_is_kept_for_validation_by_option_and_with_a_validator() {
+    for (has_tag, kept) in [(true, 0), (false, 600)] {
+        let (inner, _) = origin(move |_, request| {
+            assert!(!request.headers().contains_key("if-none-match"));
+            let mut answer = document(request, "same", "max-age=60");
+            if !has_tag {
+                answer.headers_mut().remove("etag");
+            }
+            answer
+        });
+        let layer = BellwetherLayer::http(cache(&MemoryBackend::new()));
+        let service = layer.keep_for_validation(Duration::from_secs(kept)).layer(inner);
+        for _ in 0..3 {
+            assert_eq!(ask(&service, get("/")).await.text(), "whole");
+            sleep(Duration::from_secs(61)).await;
+        }
+    }
 }
