@@ -20,6 +20,8 @@ mod outage;
 mod properties;
 mod reentrant;
 mod refreshing;
+#[path = "../scenarios/mod.rs"]
+mod scenarios;
 mod send_sync;
 mod several;
 mod stopped;

@@ -19,10 +19,13 @@ mod queues;
 mod recovery;
 mod redlock;
 mod replicas;
+#[path = "../scenarios/mod.rs"]
+mod scenarios;
 mod scripts;
 mod sentinel;
 mod slow;
 mod tls;
 mod turns;
 mod untold;
+mod users;
 mod variants;

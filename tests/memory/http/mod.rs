@@ -13,6 +13,7 @@ mod passes;
 mod policy;
 mod routers;
 mod rules;
+mod scenarios;
 mod stale;
 mod status;
 mod streaming;

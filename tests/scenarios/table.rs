@@ -1,0 +1,218 @@
+use super::{Pair, User};
+
+type Lines<'a> = &'a [(&'static str, &'static str)];
+
+/// Headers of one user, by which services tell users apart.
+const CREDENTIALS: [&str; 30] = [
+    "authorization",
+    "proxy-authorization",
+    "x-api-key",
+    "x-apikey",
+    "x-auth-token",
+    "x-authenticated-userid",
+    "x-access-token",
+    "x-amz-security-token",
+    "x-session",
+    "session-id",
+    "x-client-secret",
+    "signature",
+    "x-hub-signature-256",
+    "x-jwt",
+    "cf-access-jwt-assertion",
+    "x-goog-iap-jwt-assertion",
+    "x-remote-user",
+    "x-forwarded-user",
+    "x-user-id",
+    "x-forwarded-client-cert",
+    "ssl-client-cert",
+    "x-csrf",
+    "x-xsrf",
+    "x-amzn-oidc-identity",
+    "x-assertion",
+    "x-tenant",
+    "x-tenant-id",
+    "dpop",
+    "x-ms-client-principal",
+    "cookie",
+];
+
+/// Headers that the answers of services vary by.
+const SELECTING: [&str; 18] = [
+    "accept",
+    "accept-encoding",
+    "accept-language",
+    "accept-charset",
+    "origin",
+    "user-agent",
+    "referer",
+    "save-data",
+    "sec-fetch-dest",
+    "sec-ch-ua-mobile",
+    "x-forwarded-host",
+    "x-forwarded-proto",
+    "x-requested-with",
+    "x-country",
+    "x-inertia",
+    "hx-request",
+    "te",
+    "forwarded",
+];
+
+/// Headers of answers that are for one user.
+const PERSONAL: [Lines<'_>; 18] = [
+    &[("cache-control", "private")],
+    &[("cache-control", "max-age=60, Private")],
+    &[("cache-control", "max-age=60"), ("cache-control", "private")],
+    &[("cache-control", "private=\"x-identity\", max-age=60")],
+    &[("cache-control", "no-store")],
+    &[("cache-control", "max-age=60, NO-STORE")],
+    &[("cache-control", "no-cache, max-age=60")],
+    &[("cache-control", "public, max-age=60"), ("cdn-cache-control", "private")],
+    &[("cache-control", "public, max-age=60"), ("surrogate-control", "no-store")],
+    &[("cache-control", "public, max-age=60"), ("set-cookie", "a=b")],
+    &[("cache-control", "public, max-age=60"), ("set-cookie2", "a=b")],
+    &[("cache-control", "public, max-age=60"), ("authentication-info", "a=b")],
+    &[("cache-control", "public, max-age=60"), ("clear-site-data", "\"*\"")],
+    &[("access-control-allow-origin", "https://shop.example")],
+    &[("access-control-allow-origin", "*"), ("access-control-allow-credentials", "true")],
+    &[("content-encoding", "gzip")],
+    &[("vary", "*")],
+    &[("trailer", "x-identity")],
+];
+
+/// Answers to requests with `Authorization` that do not say that they are for all.
+const UNAUTHORIZED: [&str; 6] = [
+    "",
+    "max-age=60",
+    "proxy-revalidate, max-age=60",
+    "max-age=60, immutable",
+    "s-maxage",
+    "stale-if-error=9",
+];
+
+/// Requests that ask for something else by one of these headers.
+const OVERRIDES: [(&str, &str); 6] = [
+    ("x-http-method-override", "DELETE"),
+    ("x-method-override", "DELETE"),
+    ("x-http-method", "PUT"),
+    ("x-original-url", "/admin"),
+    ("x-rewrite-url", "/admin"),
+    ("if-schedule-tag-match", "\"a\""),
+];
+
+/// Pairs of hosts and targets that are not the same resource.
+const TARGETS: [[(&str, &str); 2]; 15] = [
+    [("/", "a.example"), ("/", "b.example")],
+    [("/", "a.example"), ("/", "a.example:8080")],
+    [("/", "a.example"), ("/", "A.example.")],
+    [("/", "a.example"), ("/", "")],
+    [("/", "a.example"), ("/", "a.example, b.example")],
+    [("http://a.example/", "a.example"), ("http://b.example/", "b.example")],
+    [("http://a.example/", "a.example"), ("https://a.example/", "a.example")],
+    [("http://a.example/", "a.example"), ("http://a.example/", "b.example")],
+    [("http://u@a.example/", "a.example"), ("http://v@a.example/", "a.example")],
+    [("/a", "a.example"), ("/A", "a.example")],
+    [("/a", "a.example"), ("/a/", "a.example")],
+    [("/a", "a.example"), ("//a", "a.example")],
+    [("/a%2fb", "a.example"), ("/a/b", "a.example")],
+    [("/a?b", "a.example"), ("/a?b=", "a.example")],
+    [("/a?b&c", "a.example"), ("/a?c&b", "a.example")],
+];
+
+/// Returns a pair of users whose requests are equal.
+pub(crate) fn equal_users() -> Pair {
+    says_only(&[])
+}
+
+/// Returns all pairs that differ.
+pub(crate) fn pairs() -> Vec<Pair> {
+    let mut pairs = Vec::new();
+    for name in CREDENTIALS {
+        pairs.extend(of_header(name, false, &[]));
+        let public = of_header(name, false, &[("cache-control", "public, max-age=60")]);
+        pairs.extend(public.into_iter().take(2));
+    }
+    for name in SELECTING.into_iter().chain(["x-user-id"]) {
+        for is_rfc9111 in [false, true] {
+            pairs.extend(of_header(name, is_rfc9111, &[("vary", name)]));
+        }
+    }
+    pairs.extend(of_header("cookie", true, &[("vary", "Cookie")]));
+    pairs.extend(of_header("authorization", true, &[("vary", "Authorization")]));
+    for control in UNAUTHORIZED {
+        pairs.extend(of_header("authorization", true, &[("cache-control", control)]));
+    }
+    for is_rfc9111 in [false, true] {
+        for says in PERSONAL {
+            pairs.extend(of_header("user-agent", is_rfc9111, says).into_iter().take(2));
+        }
+        pairs.extend(of_requests(is_rfc9111));
+    }
+    pairs.extend(of_keys());
+    pairs
+}
+
+/// Returns pairs that differ in a header: its value, whether it is there, and its lines.
+fn of_header(name: &'static str, is_rfc9111: bool, says: Lines<'_>) -> Vec<Pair> {
+    let (alice, bob) = ([(name, "alice=1")], [(name, "bob=1")]);
+    let users: [[Lines<'_>; 2]; 4] = [
+        [&alice, &bob],
+        [&alice, &[]],
+        [&[], &alice],
+        [&bob, &[(name, "alice=1"), (name, "bob=1")]],
+    ];
+    let pair = |users: [Lines<'_>; 2]| Pair {
+        is_rfc9111,
+        users: users.map(|lines| user("GET", "/", lines)),
+        reads: name,
+        ..says_only(says)
+    };
+    users.map(pair).into()
+}
+
+/// Returns pairs that differ in the method, the host or the target.
+fn of_requests(is_rfc9111: bool) -> Vec<Pair> {
+    let mut users = Vec::new();
+    for method in ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "PURGE", "QUERY", "get"] {
+        users.push([user("GET", "/", &[]), user(method, "/", &[])]);
+    }
+    for line in OVERRIDES {
+        users.push([user("GET", "/", &[]), user("GET", "/", &[line])]);
+    }
+    for pair in TARGETS {
+        users.push(pair.map(|(target, host)| match host {
+            "" => user("GET", target, &[]),
+            _ => user("GET", target, &[("host", host)]),
+        }));
+    }
+    let reads = "host x-http-method-override x-method-override x-http-method x-original-url \
+                 x-rewrite-url if-schedule-tag-match";
+    let turned = |[one, other]: [User; 2]| [[one.clone(), other.clone()], [other, one]];
+    let pair = |users| Pair { is_rfc9111, users, reads, ..says_only(&[]) };
+    users.into_iter().flat_map(turned).map(pair).collect()
+}
+
+/// Returns pairs that differ in a header of the key, or in an ignored cookie.
+fn of_keys() -> Vec<Pair> {
+    let mut pairs = Vec::new();
+    for name in ["x-tenant", "x-api-key", "accept-language"] {
+        let keyed = |pair| Pair { keyed: name, ..pair };
+        pairs.extend(of_header(name, false, &[]).into_iter().map(keyed));
+    }
+    let ignored = |pair| Pair { ignored_cookies: "alice bo*", ..pair };
+    pairs.extend(of_header("cookie", false, &[("vary", "cookie")]).into_iter().map(ignored));
+    let half_ignored = |pair| Pair { ignored_cookies: "bob", ..pair };
+    let cookies = of_header("cookie", false, &[]).into_iter().take(2);
+    pairs.extend(cookies.map(half_ignored));
+    pairs
+}
+
+fn says_only(says: Lines<'_>) -> Pair {
+    let says = says.iter().map(|(name, value)| (*name, (*value).to_owned())).collect();
+    let users = [user("GET", "/", &[]), user("GET", "/", &[])];
+    Pair { is_rfc9111: false, users, reads: "", says, keyed: "", ignored_cookies: "" }
+}
+
+fn user(method: &'static str, target: &'static str, lines: Lines<'_>) -> User {
+    User { method, target, lines: lines.to_vec() }
+}
