@@ -69,7 +69,8 @@ impl BellwetherLayer<Http> {
     ///   names with `user-agent` do not count.
     /// - It has no cookie, unless that is [ignored](Self::ignore_cookies).
     /// - Its `Cache-Control` has neither `no-cache` nor `no-store`, and its `Pragma` has no
-    ///   `no-cache`. [`coalesce_only`](Self::coalesce_only) admits `no-cache`.
+    ///   `no-cache`. [`coalesce_only`](Self::coalesce_only) and
+    ///   [`request_directives`](Self::request_directives) admit `no-cache`.
     /// - Its host is clear: it has at most one `Host`, which does not contradict the URI. A host
     ///   consists of letters, digits, `-`, `.`, `_` and a port. Requests without a host share among
     ///   themselves.
@@ -163,7 +164,8 @@ impl BellwetherLayer<Http> {
     /// earliest.
     ///
     /// A refresh or a load that has a stale response sends its `ETag` and its `Last-Modified`. A
-    /// `304` renews that response, with the headers of the `304`.
+    /// `304` renews that response, with the headers of the `304`. A response with a validator that
+    /// is never served stale is [kept for that](Self::keep_for_validation), too.
     ///
     /// # Invalidation
     ///

@@ -76,6 +76,7 @@ pub use self::{
     body_error::{BodyError, BodyErrorKind},
     cached::{CachedResponse, ResponseCodec, http_cache},
     policy::Policy,
+    requests::RequestDirectives,
     settings::{Http, Overload},
 };
 

@@ -8,6 +8,7 @@ use http::{
 use http_body::Body;
 
 use super::{
+    BellwetherLayer, Http,
     asked::{Asked, is_term},
     cookies::IgnoredCookies,
     credentials::{HeaderClass, classify},
@@ -16,10 +17,28 @@ use super::{
     reason::Reason,
 };
 
+/// What becomes of a request that asks for more than a stored response.
+///
+/// The directives are `no-cache` in `Cache-Control`, and in `Pragma` if there is no
+/// `Cache-Control`. A request with `no-store` always reaches the inner service, and `max-age`,
+/// `min-fresh`, `max-stale` and `only-if-cached` of a request have no effect.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RequestDirectives {
+    /// The request reaches the inner service, and its response is not stored. The default of both
+    /// policies, because the client asks for the response of the service.
+    #[default]
+    Pass,
+    /// The request is treated as if it had none of them. So no client can make the inner service
+    /// work for a response that is stored, such as by reloading a page.
+    Ignore,
+}
+
 /// The rules for requests, as far as the user of the layer sets them.
 #[derive(Clone, Debug)]
 pub(super) struct RequestRules {
     pub(super) policy: PolicyKind,
+    pub(super) directives: RequestDirectives,
     /// Headers that look like credentials, and that are in the key or declared harmless.
     pub(super) known_headers: Vec<String>,
     pub(super) ignored_cookies: IgnoredCookies,
@@ -27,7 +46,12 @@ pub(super) struct RequestRules {
 
 impl RequestRules {
     pub(super) fn new(policy: PolicyKind) -> Self {
-        Self { policy, known_headers: Vec::new(), ignored_cookies: IgnoredCookies::default() }
+        Self {
+            policy,
+            directives: RequestDirectives::Pass,
+            known_headers: Vec::new(),
+            ignored_cookies: IgnoredCookies::default(),
+        }
     }
 
     /// Checks that a request may receive the response to another request, if that may be shared.
@@ -61,6 +85,7 @@ impl RequestRules {
 
     fn permits(&self, name: &HeaderName, headers: &HeaderMap, coalesce_only: bool) -> bool {
         let is_careful = self.policy == PolicyKind::Careful;
+        let accepts_no_cache = coalesce_only || self.directives == RequestDirectives::Ignore;
         match *name {
             // The response says whether it may be shared (RFC 9111, section 3.5).
             AUTHORIZATION | COOKIE if !is_careful => true,
@@ -68,11 +93,11 @@ impl RequestRules {
             CONNECTION => connection(headers).is_some_and(|names| !names.contains(&UPGRADE)),
             CACHE_CONTROL => Directives::parse(headers).is_some_and(|wanted| {
                 let is_refused = wanted.no_store || (is_careful && wanted.malformed);
-                !is_refused && (coalesce_only || wanted.no_cache == Scope::Nothing)
+                !is_refused && (accepts_no_cache || wanted.no_cache == Scope::Nothing)
             }),
             // Section 5.4: it does not count beside `Cache-Control`.
             PRAGMA if !is_careful && headers.contains_key(CACHE_CONTROL) => true,
-            PRAGMA => coalesce_only || !pragma(headers),
+            PRAGMA => accepts_no_cache || !pragma(headers),
             _ => match classify(name.as_str()) {
                 HeaderClass::Harmless => true,
                 HeaderClass::Forbidden => false,
@@ -81,5 +106,23 @@ impl RequestRules {
                 }
             },
         }
+    }
+}
+
+impl BellwetherLayer<Http> {
+    /// Sets what becomes of a request that asks for more than a stored response. Defaults to
+    /// [`RequestDirectives::Pass`].
+    ///
+    /// ```
+    /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
+    /// use bellwether::{BellwetherLayer, MemoryBackend, http_cache, layer::RequestDirectives};
+    ///
+    /// let cache = http_cache(MemoryBackend::new()).build()?;
+    /// let layer = BellwetherLayer::http(cache).request_directives(RequestDirectives::Ignore);
+    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
+    /// ```
+    pub fn request_directives(mut self, directives: RequestDirectives) -> Self {
+        self.settings().requests.directives = directives;
+        self
     }
 }

@@ -3,11 +3,14 @@
 use std::time::{Duration, SystemTime};
 
 use axum::body::Body;
-use bellwether::{BellwetherLayer, MemoryBackend, layer::Policy};
+use bellwether::{
+    BellwetherLayer, MemoryBackend,
+    layer::{Policy, RequestDirectives},
+};
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, Version, header::LOCATION};
 use tower::Layer;
 
-use super::origin::{Inner, Layered, ask, cache, get, get_with, origin};
+use super::origin::{Inner, Layered, ask, ask_all, cache, get, get_with, origin, with_headers};
 
 type Headers<'a> = &'a [(&'static str, &'static str)];
 
@@ -261,4 +264,34 @@ async fn clients_of_both_versions_of_http_share() {
         assert_eq!(ask(&service, second).await.text(), "1");
     }
     assert_eq!(calls.count(), 1);
+}
+
+/// The bars: none on a fresh entry, and one on a cold one.
+#[tokio::test(start_paused = true)]
+async fn a_reload_reaches_the_origin_unless_that_is_ignored() {
+    let reloads: [&[(&str, &str)]; 3] = [
+        &[("cache-control", "no-cache")],
+        &[("cache-control", "max-age=0, no-cache"), ("pragma", "no-cache")],
+        &[("pragma", "no-cache")],
+    ];
+    for policy in [Policy::careful(), Policy::rfc9111()] {
+        for lines in reloads {
+            for (directives, calls_of_all) in
+                [(RequestDirectives::Ignore, 1), (RequestDirectives::Pass, 200)]
+            {
+                let (inner, calls) = with_headers(&[("cache-control", "max-age=60")]);
+                let layer = BellwetherLayer::http(cache(&MemoryBackend::new()));
+                let service =
+                    layer.policy(policy.clone()).request_directives(directives).layer(inner);
+                for _ in 0..2 {
+                    let reload = |_| get_with(lines);
+                    ask_all(std::slice::from_ref(&service), (0..100).map(reload)).await;
+                }
+                assert_eq!(calls.count(), calls_of_all, "{directives:?} {lines:?}");
+                // The client forbids to store its answer.
+                ask(&service, get_with(&[("cache-control", "no-store")])).await;
+                assert_eq!(calls.count(), calls_of_all + 1, "{directives:?}");
+            }
+        }
+    }
 }
