@@ -280,6 +280,9 @@ impl BellwetherLayer<Http> {
     /// Sets what becomes of a request that needs a load beyond the
     /// [cap on loads](crate::cache::Builder::max_loads). Defaults to [`Overload::Pass`].
     ///
+    /// A key has one load at a time, so the cap also limits the number of distinct keys in flight.
+    /// Passed requests do not count.
+    ///
     /// Neither choice waits. So URLs that are slow do not delay those that are not.
     ///
     /// ```
