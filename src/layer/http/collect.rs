@@ -2,12 +2,15 @@ use std::{future::poll_fn, task::Poll, time::Duration};
 
 use bytes::Bytes;
 use tokio::{
-    task::coop::consume_budget,
+    task::{coop::consume_budget, yield_now},
     time::{Instant, timeout_at},
 };
 
 use super::{body_error::BodyError, shared::SharedBody};
 use crate::time::after;
+
+/// How much of a body that is always ready is collected before its readers have a turn.
+const TURN: u64 = 64 << 10;
 
 /// When a body is no longer collected.
 #[derive(Clone, Copy, Debug)]
@@ -43,6 +46,7 @@ pub(super) async fn collect(body: &SharedBody, limits: &BodyLimits) -> Collected
         false => board.poll_unread(cx),
     });
     tokio::pin!(unread);
+    let mut next_turn = TURN;
     loop {
         match board.ended() {
             Some(Ok(Some(_trailers))) => return Collected::Unfit,
@@ -59,7 +63,12 @@ pub(super) async fn collect(body: &SharedBody, limits: &BodyLimits) -> Collected
             },
             () = &mut unread => return Collected::Unread,
         }
-        // A body that is always ready lets its readers read it meanwhile.
+        // A body that is always ready lets its readers read it meanwhile. The first turn is that of
+        // the callers which wait for its head. A small body is settled before that.
+        if board.ended().is_none() && board.received() >= next_turn {
+            next_turn = board.received().saturating_add(TURN);
+            yield_now().await;
+        }
         consume_budget().await;
     }
 }

@@ -4,6 +4,10 @@ use std::{
     convert::Infallible,
     io,
     pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
     task::{Context, Poll},
     time::Duration,
 };
@@ -16,6 +20,7 @@ use http_body::{Body as _, Frame, SizeHint};
 use http_body_util::{BodyExt, StreamBody};
 use tokio::{
     sync::mpsc,
+    task::JoinSet,
     time::{Instant, sleep, timeout},
 };
 use tower::{Layer, ServiceExt, service_fn};
@@ -172,6 +177,38 @@ async fn large_bodies_are_shared_byte_for_byte() {
             assert!(answer.body == bytes);
         }
         assert_eq!(calls.count(), 1);
+    }
+}
+
+/// A body was collected to its end in one go if it was always ready. The callers that waited for
+/// its head then had their first byte after the last one had come.
+#[tokio::test(start_paused = true)]
+async fn a_body_that_is_always_ready_is_read_while_it_is_collected() {
+    const PARTS: usize = 12;
+    let made = Arc::new(AtomicUsize::new(0));
+    let (inner, _) = origin({
+        let made = made.clone();
+        move |_, _| {
+            let made = made.clone();
+            let parts = (0..PARTS).map(move |_| {
+                made.fetch_add(1, Ordering::Relaxed);
+                Ok::<_, Infallible>(Frame::data(Bytes::from(vec![7; 64 << 10])))
+            });
+            Response::new(Body::new(StreamBody::new(futures_util::stream::iter(parts))))
+        }
+    });
+    let service = layered(&inner);
+    let mut callers = JoinSet::new();
+    for _ in 0..10 {
+        let (service, made) = (service.clone(), made.clone());
+        callers.spawn(async move {
+            let mut body = service.oneshot(get("/")).await.unwrap().into_body();
+            next(&mut body).await;
+            made.load(Ordering::Relaxed)
+        });
+    }
+    for parts in callers.join_all().await {
+        assert!(parts < PARTS / 2, "{parts} parts were made before the first was read");
     }
 }
 
