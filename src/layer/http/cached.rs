@@ -46,7 +46,7 @@ use crate::{
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CachedResponse(Arc<ResponseData>);
 
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 struct ResponseData {
     head: ResponseHead,
     body: Bytes,
@@ -88,13 +88,13 @@ impl ResponseHead {
 
     /// Builds a response of this age, which has no `Age` if that is zero.
     pub(super) fn response<B>(&self, body: B, age: u64) -> Response<B> {
-        self.with_age(body, Some(age).filter(|age| *age > 0))
+        self.clone().with_age(body, Some(age).filter(|age| *age > 0))
     }
 
-    fn with_age<B>(&self, body: B, age: Option<u64>) -> Response<B> {
+    fn with_age<B>(self, body: B, age: Option<u64>) -> Response<B> {
         let mut response = Response::new(body);
         *response.status_mut() = self.status;
-        *response.headers_mut() = self.headers.clone();
+        *response.headers_mut() = self.headers;
         if let Some(age) = age {
             response.headers_mut().insert(AGE, age.into());
         }
@@ -128,8 +128,7 @@ impl CachedResponse {
     }
 
     /// Builds the response for one caller, with its `Age`.
-    pub(super) fn replay(loaded: &Loaded<Self>) -> Response<Bytes> {
-        let response = loaded.value();
+    pub(super) fn replay(loaded: Loaded<Self>) -> Response<Bytes> {
         let was_stored = match loaded.source() {
             Source::Hit | Source::Stale => true,
             // It may be one that this process remembers.
@@ -137,12 +136,16 @@ impl CachedResponse {
             _ => false,
         };
         let kept = loaded.age().unwrap_or_default().as_secs();
-        let age = response.0.head.age.saturating_add(kept);
-        response.with_age((was_stored || response.0.head.age > 0).then_some(age))
+        let response = loaded.into_value();
+        let on_arrival = response.0.head.age;
+        let age = on_arrival.saturating_add(kept);
+        response.with_age((was_stored || on_arrival > 0).then_some(age))
     }
 
-    fn with_age(&self, age: Option<u64>) -> Response<Bytes> {
-        self.0.head.with_age(self.0.body.clone(), age)
+    fn with_age(self, age: Option<u64>) -> Response<Bytes> {
+        // A hit has the only reference to what it decoded.
+        let ResponseData { head, body } = Arc::unwrap_or_clone(self.0);
+        head.with_age(body, age)
     }
 }
 
@@ -192,6 +195,9 @@ pub struct ResponseCodec;
 
 const VERSION: u8 = 3;
 
+/// The bytes of a header with a name of one byte and no value.
+const SHORTEST_HEADER: usize = 7;
+
 /// The bytes are not a response of this version.
 #[derive(Debug, Error)]
 #[error("the bytes are not an HTTP response in a format that this version reads")]
@@ -233,11 +239,16 @@ impl Codec<CachedResponse> for ResponseCodec {
         };
         let status = StatusCode::from_u16(rest.try_get_u16()?)?;
         let age = rest.try_get_u64()?;
-        let count = rest.try_get_u32()?;
-        let mut headers = HeaderMap::new();
+        let count = usize::try_from(rest.try_get_u32()?)?;
+        if count > rest.len() / SHORTEST_HEADER {
+            return Err(UnreadableResponse.into());
+        }
+        // Room for an `Age`, too.
+        let mut headers = HeaderMap::try_with_capacity(count + 1)?;
         for _ in 0..count {
             let length = rest.try_get_u16()?.into();
-            let name = HeaderName::from_bytes(&take(&mut rest, length)?)?;
+            let name = HeaderName::from_bytes(rest.get(..length).ok_or(UnreadableResponse)?)?;
+            rest.advance(length);
             let length = usize::try_from(rest.try_get_u32()?)?;
             let value = HeaderValue::from_maybe_shared(take(&mut rest, length)?)?;
             headers.try_append(name, value)?;

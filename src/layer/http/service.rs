@@ -14,6 +14,7 @@ use super::{
     produce::{LedExchange, broken, produce},
     reason::Reason,
     recent::{RETRIES, Turnout},
+    status::with_status,
     streamed::{Apart, StreamedResponse},
     varied::Place,
     vary::Selector,
@@ -236,35 +237,30 @@ impl Http {
     where
         ResBody: Body,
     {
-        let whole = |response: Response<_>| Settled::Done(Ok(response.map(ResponseBody::whole)));
         // The exchange is left alone then. Its request may be that of a refresh which has begun,
         // and a stale response stands in for the answer of an origin that fails.
-        let selector = match &flown {
+        let (selector, flown) = match flown {
             Ok(Flown::Loaded(loaded)) => match Selector::of(loaded.value()) {
-                None => {
-                    let answer = asked.answer(self.replay(&place.key, loaded));
-                    return whole(self.with_status(answer, loaded, place.is_variant()));
-                }
-                selector => selector,
+                None => return whole(self.replay(place, asked, loaded)),
+                Some(selector) => (Some(selector), Err(lost())),
             },
-            _ => None,
+            flown => (None, flown),
         };
-        match (exchange.take(), flown) {
-            (ExchangeState::Pending(request), Ok(Flown::Loaded(_))) => match selector {
-                Some(selector) => Settled::Varies(request, Box::new(selector)),
-                None => whole((self.0.on_error)(&lost())),
-            },
-            (ExchangeState::Answered(response), _) => {
+        match (exchange.take(), selector, flown) {
+            (ExchangeState::Pending(request), Some(selector), _) => {
+                Settled::Varies(request, Box::new(selector))
+            }
+            (ExchangeState::Answered(response), ..) => {
                 Settled::Done(response.map(|response| asked.answer_streaming(response)))
             }
-            (ExchangeState::Pending(request), Ok(Flown::Alone(why))) => {
+            (ExchangeState::Pending(request), _, Ok(Flown::Alone(why))) => {
                 Settled::Alone(request, why)
             }
-            (ExchangeState::Pending(request), Ok(Flown::Head(head))) => {
+            (ExchangeState::Pending(request), _, Ok(Flown::Head(head))) => {
                 self.follow(place, asked, &head, request)
             }
-            (_, Err(error)) => whole((self.0.on_error)(&error)),
-            (_, Ok(_)) => whole((self.0.on_error)(&lost())),
+            (.., Err(error)) => whole((self.0.on_error)(&error)),
+            (.., Ok(_)) => whole((self.0.on_error)(&lost())),
         }
     }
 
@@ -287,20 +283,28 @@ impl Http {
             }
             Err(Apart::Varies(selector)) => Settled::Varies(request, Box::new(selector)),
             Err(Apart::Missed(Missed::Start)) => Settled::Missed(request),
-            Err(Apart::Missed(Missed::Broken(error))) => {
-                let response = (self.0.on_error)(&broken(error));
-                Settled::Done(Ok(response.map(ResponseBody::whole)))
-            }
+            Err(Apart::Missed(Missed::Broken(error))) => whole((self.0.on_error)(&broken(error))),
         }
     }
 
-    fn replay(&self, key: &Key, loaded: &Loaded<CachedResponse>) -> Response<Bytes> {
+    /// Returns the answer that a shared response gives.
+    fn replay(
+        &self,
+        place: &Place,
+        asked: &Asked,
+        loaded: Loaded<CachedResponse>,
+    ) -> Response<Bytes> {
         let recent = &self.0.recent;
-        if loaded.source() == Source::Received && !recent.is_promising(key) {
-            recent.record(key, Turnout::Shareable);
+        if loaded.source() == Source::Received && !recent.is_promising(&place.key) {
+            recent.record(&place.key, Turnout::Shareable);
         }
-        CachedResponse::replay(loaded)
+        let status = self.status(&loaded, place.is_variant());
+        with_status(asked.answer(CachedResponse::replay(loaded)), status)
     }
+}
+
+fn whole<B, ResBody: Body, E>(response: Response<Bytes>) -> Settled<B, ResBody, E> {
+    Settled::Done(Ok(response.map(ResponseBody::whole)))
 }
 
 fn lost() -> Error {

@@ -23,33 +23,44 @@ fn parameters(source: Source, ttl: Option<Duration>, is_variant: bool) -> String
     }
 }
 
+/// Adds the header to a response, if there is one.
+pub(super) fn with_status<B>(
+    mut response: Response<B>,
+    status: Option<HeaderValue>,
+) -> Response<B> {
+    if let Some(status) = status {
+        response.headers_mut().append("cache-status", status);
+    }
+    response
+}
+
 impl Http {
-    /// Adds the header to a shared response, if that was asked for.
-    pub(super) fn with_status<B>(
+    /// Returns the header of a shared response, if that was asked for.
+    pub(super) fn status(
         &self,
-        response: Response<B>,
         loaded: &Loaded<CachedResponse>,
         is_variant: bool,
-    ) -> Response<B> {
-        self.with_source(response, loaded.source(), loaded.expires_in(), is_variant)
+    ) -> Option<HeaderValue> {
+        let tells = self.0.tells_status;
+        tells.then(|| value(loaded.source(), loaded.expires_in(), is_variant)).flatten()
     }
 
     /// Adds the header to a response from this source, which is to be fresh for so long.
     pub(super) fn with_source<B>(
         &self,
-        mut response: Response<B>,
+        response: Response<B>,
         source: Source,
         ttl: Option<Duration>,
         is_variant: bool,
     ) -> Response<B> {
-        if self.0.tells_status {
-            let text = parameters(source, ttl, is_variant);
-            if let Ok(value) = HeaderValue::try_from(format!("bellwether; {text}")) {
-                response.headers_mut().append("cache-status", value);
-            }
-        }
-        response
+        let tells = self.0.tells_status;
+        with_status(response, tells.then(|| value(source, ttl, is_variant)).flatten())
     }
+}
+
+fn value(source: Source, ttl: Option<Duration>, is_variant: bool) -> Option<HeaderValue> {
+    let text = parameters(source, ttl, is_variant);
+    HeaderValue::try_from(format!("bellwether; {text}")).ok()
 }
 
 impl BellwetherLayer<Http> {
