@@ -29,10 +29,8 @@ pub(super) struct SharedBody {
     source: Mutex<Option<UnsyncBoxBody<Bytes, BodyError>>>,
     /// Apart from the source, which keeps it as a waker.
     board: Arc<Board>,
-    /// The length that the headers announce.
+    /// The length that the headers announce, or else the body. The heads of its readers have it.
     announced: Option<u64>,
-    /// The length, if the headers or the body tell it.
-    expected: Option<u64>,
 }
 
 /// One reader of a shared body.
@@ -66,10 +64,10 @@ impl SharedBody {
         B::Error: Into<BoxError>,
     {
         let board = Board::new(most);
-        let expected = announced.or_else(|| body.size_hint().exact());
+        let announced = announced.or_else(|| body.size_hint().exact());
         let is_empty = body.is_end_stream();
         let source = body.map_err(BodyError::service).map_frame(in_bytes).boxed_unsync();
-        let shared = Self { source: Mutex::new(Some(source)), board, announced, expected };
+        let shared = Self { source: Mutex::new(Some(source)), board, announced };
         if is_empty {
             shared.end(Ok(None));
         }
@@ -229,7 +227,7 @@ impl Reader {
 
     pub(super) fn size_hint(&self) -> SizeHint {
         let whole = || self.body.board.left(self.place).map(|(left, _)| left + self.place);
-        let end = self.until.or_else(whole).or(self.body.expected);
+        let end = self.until.or_else(whole).or(self.body.announced);
         let left = end.map(|end| end.saturating_sub(self.place));
         left.map_or_else(SizeHint::default, SizeHint::with_exact)
     }
@@ -254,11 +252,30 @@ mod tests {
     use std::convert::Infallible;
 
     use futures_util::stream;
-    use http_body_util::StreamBody;
+    use http_body_util::{Full, StreamBody};
 
     use super::*;
 
     const CHUNK: usize = 1 << 20;
+
+    /// A body that tells a length of eight bytes, whatever it has.
+    struct Hinted(Full<Bytes>);
+
+    impl Body for Hinted {
+        type Data = Bytes;
+        type Error = Infallible;
+
+        fn poll_frame(
+            mut self: Pin<&mut Self>,
+            cx: &mut Context<'_>,
+        ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+            Pin::new(&mut self.0).poll_frame(cx)
+        }
+
+        fn size_hint(&self) -> SizeHint {
+            SizeHint::with_exact(8)
+        }
+    }
 
     /// Returns a shared body of ten chunks.
     fn ten_chunks(most: u64) -> Arc<SharedBody> {
@@ -298,6 +315,26 @@ mod tests {
         let Poll::Ready(Some(Ok(frame))) = frame else { unreachable!() };
         assert_eq!(frame.into_data().unwrap().as_ptr(), whole.as_ptr());
         assert!(readers.iter_mut().all(|reader| read(reader) == Poll::Ready(None)));
+    }
+
+    /// A part of such a body ended in its midst without an error. Its head had the whole length.
+    #[tokio::test]
+    async fn a_body_that_contradicts_its_hint_is_broken() {
+        for (length, until) in [(7, 1), (9, 0)] {
+            let body = Hinted(Full::from(vec![7; length]));
+            let body = SharedBody::new(body, None, 100);
+            let mut part = reader(&body).part(0..8);
+            let mut collecting = body.collecting();
+            while body.board.ended().is_none() {
+                collecting.more().await;
+            }
+            assert!(matches!(body.board.ended(), Some(Err(_))), "{length} of 8 bytes");
+            let cx = &mut Context::from_waker(Waker::noop());
+            for _ in 0..until {
+                assert!(matches!(part.poll_frame(cx), Poll::Ready(Some(Ok(_)))));
+            }
+            assert!(matches!(part.poll_frame(cx), Poll::Ready(Some(Err(_)))), "{length}");
+        }
     }
 
     #[tokio::test]
