@@ -6,10 +6,12 @@ use http::{
     request::Parts,
     uri::Authority,
 };
-use tracing::debug;
+use tracing::{Instrument, debug};
 
-use super::{BellwetherLayer, Http, ResponseBody, pass::CallResult, settings::HttpSettings};
-use crate::key::Key;
+use super::{
+    BellwetherLayer, CachedResponse, Http, ResponseBody, pass::CallResult, settings::HttpSettings,
+};
+use crate::{cache::Cache, key::Key};
 
 /// The resource of an unsafe request.
 pub(super) struct Target {
@@ -88,13 +90,26 @@ fn replace(parts: &mut Parts, uri: Uri) -> Option<()> {
 impl Http {
     /// Ends the responses that an unsafe request outdates, if its answer is no error. The caller
     /// gets its answer afterwards, and then finds none of them.
-    pub(super) async fn invalidate(&self, target: &Target, status: StatusCode, answer: &HeaderMap) {
-        if self.0.coalesce_only || !(status.is_success() || status.is_redirection()) {
-            return;
-        }
-        for key in target.keys(&self.0, answer) {
-            if let Err(error) = self.0.cache.invalidate(key).await {
-                debug!(%error, "the response to an unsafe request does not end what it outdates");
+    ///
+    /// The task goes on if the caller goes away, because the service has changed the resources.
+    pub(super) fn invalidate(
+        &self,
+        target: &Target,
+        status: StatusCode,
+        answer: &HeaderMap,
+    ) -> impl Future<Output = ()> + Send + use<> {
+        let is_good = status.is_success() || status.is_redirection();
+        let keys = match is_good && !self.0.coalesce_only {
+            true => target.keys(&self.0, answer),
+            false => Vec::new(),
+        };
+        let cache = self.0.cache.clone();
+        let ended = (!keys.is_empty())
+            .then(|| tokio::spawn(end_all(cache, keys).instrument(tracing::Span::current())));
+        async move {
+            if let Some(ended) = ended {
+                // An error says that the runtime shuts down.
+                let _ = ended.await;
             }
         }
     }
@@ -109,6 +124,14 @@ impl Http {
             *response.status_mut() = StatusCode::NO_CONTENT;
         }
         Ok(response.map(ResponseBody::whole))
+    }
+}
+
+async fn end_all(cache: Cache<CachedResponse>, keys: Vec<Key>) {
+    for key in keys {
+        if let Err(error) = cache.invalidate(key).await {
+            debug!(%error, "the response to an unsafe request does not end what it outdates");
+        }
     }
 }
 

@@ -30,7 +30,7 @@ impl Http {
         let response = oneshot(inner, request).await?;
         if let Some(target) = target {
             let (status, headers) = (response.status(), response.headers());
-            Box::pin(self.invalidate(&target, status, headers)).await;
+            self.invalidate(&target, status, headers).await;
         }
         Ok(self.explained(response, &why).map(ResponseBody::untouched))
     }

@@ -5,9 +5,11 @@ use std::time::Duration;
 use axum::{Router, body::Body, extract::State, routing::get as route};
 use bellwether::{MemoryBackend, http_cache};
 use http::{Request, Response, StatusCode};
+use testkit::faulty::{Fault, Faulty, Op};
+use tokio::time::{sleep, timeout};
 use tower::{Layer, ServiceExt};
 
-use super::origin::{ask, ask_all, cache, get, get_with, http_layer, layered, origin};
+use super::origin::{DELAY, ask, ask_all, cache, get, get_with, http_layer, layered, origin};
 
 fn request(method: &str, path: &str) -> Request<Body> {
     let request = Request::builder().method(method).uri(path).header("host", "shop");
@@ -93,6 +95,33 @@ async fn a_write_ends_all_variants_and_the_loads_under_way() {
         assert_ne!(answer.text(), late[0].text());
         assert_eq!(calls.count(), 5 + at);
     }
+}
+
+/// A client wrote, and closed its connection while the old responses were ended one by one. The
+/// second one stayed until its time to live ended.
+#[tokio::test(start_paused = true)]
+async fn a_writer_that_goes_away_ends_what_it_has_outdated() {
+    let backend = MemoryBackend::new();
+    let late = Faulty::over(backend.clone(), |op| {
+        (op == Op::Invalidate).then_some(Fault::Late(2 * DELAY))
+    });
+    let (inner, _) = origin(|call, request| {
+        let is_read = request.method() == "GET";
+        let location = if is_read { "" } else { "/b" };
+        let body = Body::from(call.to_string());
+        Response::builder().header("location", location).body(body).unwrap()
+    });
+    let own = http_cache(backend).namespace("shop").build().unwrap();
+    let reader = http_layer(own).layer(inner.clone());
+    let writer = http_layer(http_cache(late).namespace("shop").build().unwrap()).layer(inner);
+    for path in ["/a", "/b"] {
+        ask(&reader, at(path)).await;
+    }
+    let write = timeout(2 * DELAY, writer.oneshot(request("POST", "/a"))).await;
+    assert!(write.is_err(), "it had its answer");
+    sleep(10 * DELAY).await;
+    let texts = [ask(&reader, at("/a")).await, ask(&reader, at("/b")).await];
+    assert_eq!(texts.each_ref().map(|answer| answer.text()), ["4", "5"]);
 }
 
 /// The path before the router took its prefix is a part of the key.
