@@ -111,7 +111,8 @@ impl Terms {
             }
         }
         match length {
-            Some(length) if self.is_head => {
+            // A `204` has no length (RFC 9110, section 8.6).
+            Some(length) if self.is_head && parts.status != StatusCode::NO_CONTENT => {
                 parts.headers.insert(CONTENT_LENGTH, length.into());
             }
             Some(length) if parts.status == StatusCode::OK => return self.part(parts, length),
@@ -178,5 +179,24 @@ fn strip_representation(headers: &mut HeaderMap) {
 fn set(headers: &mut HeaderMap, content_range: String) {
     if let Ok(value) = HeaderValue::try_from(content_range) {
         headers.insert(CONTENT_RANGE, value);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_head_of_a_response_without_content_has_no_length() {
+        let (parts, ()) = Request::head("/").body(()).unwrap().into_parts();
+        let asked = Asked::of(&parts);
+        for (status, length) in [(StatusCode::NO_CONTENT, None), (StatusCode::NOT_FOUND, Some("0"))]
+        {
+            let mut response = Response::new(Bytes::new());
+            *response.status_mut() = status;
+            let answer = asked.answer(response);
+            let found = answer.headers().get(CONTENT_LENGTH).map(|length| length.to_str().unwrap());
+            assert_eq!(found, length, "{status}");
+        }
     }
 }

@@ -48,16 +48,19 @@ fn looks_like_credential(name: &str) -> bool {
     let begins = |at: usize| {
         let words: &[&[u8]] = match name[at] {
             b'a' => &[b"auth", b"assertion", b"account"],
-            b'b' => &[b"bearer"],
-            b'c' => &[b"cert", b"csrf", b"cookie", b"credential"],
+            b'b' => &[b"bearer", b"behalf"],
+            b'c' => &[b"cert", b"csrf", b"cookie", b"credential", b"customer", b"consumer"],
             b'd' => &[b"dpop"],
-            b'i' => &[b"identity"],
+            b'e' => &[b"email"],
+            b'g' => &[b"group"],
+            b'i' => &[b"identity", b"impersonat"],
             b'j' => &[b"jwt"],
             b'k' => &[b"key"],
             b'l' => &[b"login"],
-            b'o' => &[b"oidc"],
+            b'o' => &[b"oidc", b"orgid", b"org-id", b"organi"],
             b'p' => &[b"passw", b"principal"],
-            b's' => &[b"session", b"secret", b"sign", b"saml"],
+            b'r' => &[b"role"],
+            b's' => &[b"session", b"secret", b"sign", b"saml", b"scope", b"subject", b"ssl-client"],
             b't' => &[b"token", b"tenant"],
             b'u' => &[b"user"],
             b'x' => &[b"xsrf"],
@@ -101,6 +104,27 @@ mod tests {
             "identity",
             "cookie2",
             "x-user-agent-token",
+        ] {
+            assert_eq!(classify(name), HeaderClass::Credential, "{name}");
+        }
+    }
+
+    #[test]
+    fn names_of_a_person_or_of_a_customer_count_as_credentials() {
+        for name in [
+            "x-scope-orgid",
+            "x-organization",
+            "x-forwarded-email",
+            "x-forwarded-groups",
+            "remote-email",
+            "remote-groups",
+            "x-ssl-client-s-dn",
+            "x-role",
+            "x-customer-id",
+            "x-consumer-id",
+            "x-subject",
+            "x-impersonate",
+            "x-on-behalf-of",
         ] {
             assert_eq!(classify(name), HeaderClass::Credential, "{name}");
         }

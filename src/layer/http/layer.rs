@@ -63,10 +63,12 @@ impl BellwetherLayer<Http> {
     ///   `X-Rewrite-URL`, and any name with `method-override`.
     /// - It has no header that looks like a credential, unless that is
     ///   [in the key](Self::vary_by_header) or [ignored](Self::ignore_headers). The name of such a
-    ///   header contains `account`, `assertion`, `auth`, `bearer`, `cert`, `cookie`, `credential`,
-    ///   `csrf`, `dpop`, `identity`, `jwt`, `key`, `login`, `oidc`, `passw`, `principal`, `saml`,
-    ///   `secret`, `session`, `sign`, `tenant`, `token`, `user` or `xsrf`. `Sec-Fetch-User` and
-    ///   names with `user-agent` do not count.
+    ///   header contains `account`, `assertion`, `auth`, `bearer`, `behalf`, `cert`, `consumer`,
+    ///   `cookie`, `credential`, `csrf`, `customer`, `dpop`, `email`, `group`, `identity`,
+    ///   `impersonat`, `jwt`, `key`, `login`, `oidc`, `orgid`, `org-id`, `organi`, `passw`,
+    ///   `principal`, `role`, `saml`, `scope`, `secret`, `session`, `sign`, `ssl-client`,
+    ///   `subject`, `tenant`, `token`, `user` or `xsrf`. `Sec-Fetch-User` and names with
+    ///   `user-agent` do not count.
     /// - It has no cookie, unless that is [ignored](Self::ignore_cookies).
     /// - Its `Cache-Control` has neither `no-cache` nor `no-store`, and its `Pragma` has no
     ///   `no-cache`. [`coalesce_only`](Self::coalesce_only) and
