@@ -361,7 +361,7 @@ impl BellwetherLayer<Http> {
     /// Returns the key under which the response to a request with these parts is shared.
     ///
     /// Use it to [invalidate](Cache::invalidate) that response. The key does not depend on the
-    /// method, nor on headers other than `Host`. If the response [varies](Self::http#variants), the
+    /// method, nor on headers other than `Host`. If the response [varies](Self::http), the
     /// cache holds a marker under this key: a response with the status 100 and a `Vary`.
     ///
     /// So a `PUT` that outdates the response to a `GET`
