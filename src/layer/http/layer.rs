@@ -361,11 +361,11 @@ impl BellwetherLayer<Http> {
     /// Returns the key under which the response to a request with these parts is shared.
     ///
     /// Use it to [invalidate](Cache::invalidate) that response. The key does not depend on the
-    /// method, nor on headers other than `Host`. If the response [varies](Self::http), the
-    /// cache holds a marker under this key: a response with the status 100 and a `Vary`.
-    ///
-    /// So a `PUT` that outdates the response to a `GET`
+    /// method, nor on headers other than `Host`. So a `PUT` that outdates the response to a `GET`
     /// has the same key, unless a part that was added to the key differs.
+    ///
+    /// If the response has a `Vary`, the cache holds a marker under this key: a response with the
+    /// status 100 and that `Vary`.
     ///
     /// Returns `None` if the host is not clear, if the request has no path, or if a part of the key
     /// excludes it.
