@@ -3,7 +3,7 @@
 //! The origin writes all that it has looked at into the body, a header and a trailer: the identity
 //! of the request. A caller may only get an identity that its own request could have caused.
 
-mod table;
+pub(crate) mod table;
 
 use std::{convert::Infallible, io, time::Duration};
 

@@ -3,7 +3,7 @@ use super::{Pair, User};
 type Lines<'a> = &'a [(&'static str, &'static str)];
 
 /// Headers of one user, by which services tell users apart.
-const CREDENTIALS: [&str; 30] = [
+pub(crate) const CREDENTIALS: [&str; 34] = [
     "authorization",
     "proxy-authorization",
     "x-api-key",
@@ -33,11 +33,15 @@ const CREDENTIALS: [&str; 30] = [
     "x-tenant-id",
     "dpop",
     "x-ms-client-principal",
+    "x-scope-orgid",
+    "x-forwarded-email",
+    "x-customer-id",
+    "x-ssl-client-s-dn",
     "cookie",
 ];
 
 /// Headers that the answers of services vary by.
-const SELECTING: [&str; 18] = [
+pub(crate) const SELECTING: [&str; 18] = [
     "accept",
     "accept-encoding",
     "accept-language",

@@ -8,6 +8,7 @@ use http::{HeaderMap, Method, Request, Response};
 use tower::Layer;
 
 use super::origin::{Calls, Layered, ask, ask_all, cache, get, get_with, http_layer, origin};
+use crate::scenarios::table::{CREDENTIALS, SELECTING};
 
 const USERS: [&str; 2] = ["alice", "bob"];
 
@@ -55,39 +56,6 @@ async fn each_gets_its_own(
         assert_eq!(answer.text(), expected, "{what}");
     }
 }
-
-const CREDENTIALS: [&str; 30] = [
-    "authorization",
-    "proxy-authorization",
-    "x-api-key",
-    "X-ApiKey",
-    "x-auth-token",
-    "x-authenticated-userid",
-    "x-access-token",
-    "x-amz-security-token",
-    "x-session",
-    "session-id",
-    "x-client-secret",
-    "signature",
-    "x-hub-signature-256",
-    "x-jwt",
-    "cf-access-jwt-assertion",
-    "x-goog-iap-jwt-assertion",
-    "X-Remote-User",
-    "x-forwarded-user",
-    "x-user-id",
-    "x-forwarded-client-cert",
-    "ssl-client-cert",
-    "x-csrf",
-    "x-xsrf",
-    "x-amzn-oidc-identity",
-    "x-assertion",
-    "x-tenant",
-    "X-Tenant-Id",
-    "DPoP",
-    "x-ms-client-principal",
-    "cookie",
-];
 
 #[tokio::test(start_paused = true)]
 async fn credentials_in_any_header_exclude_a_request() {
@@ -161,26 +129,6 @@ async fn a_header_in_the_key_separates_users() {
         assert_eq!(calls.count(), 3, "{name}");
     }
 }
-
-/// Headers that the answers of services vary by.
-const SELECTING: [&str; 16] = [
-    "accept",
-    "accept-encoding",
-    "accept-language",
-    "accept-charset",
-    "origin",
-    "user-agent",
-    "referer",
-    "save-data",
-    "sec-fetch-dest",
-    "sec-ch-ua-mobile",
-    "x-forwarded-host",
-    "x-forwarded-proto",
-    "x-requested-with",
-    "x-country",
-    "x-inertia",
-    "hx-request",
-];
 
 /// One after the other and at once, in one process and in two, with a cold and with a warm cache.
 #[tokio::test(start_paused = true)]

@@ -243,7 +243,7 @@ async fn encodings_in_another_order_share() {
     }
 }
 
-/// The refresh of a marker took the request from its caller, who needed it for its variant.
+/// The refresh of a marker took the request from its caller, which needed it for its variant.
 #[tokio::test(start_paused = true)]
 async fn an_early_refresh_keeps_the_marker() {
     let (inner, calls) = by_language();
