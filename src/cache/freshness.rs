@@ -5,6 +5,10 @@ use std::time::Duration;
 
 use crate::backend::{Entry, Windows};
 
+mod costs;
+
+pub(super) use costs::{Costs, Lot};
+
 /// When an entry is refreshed before its fresh window ends, so that a hot one never becomes stale.
 ///
 /// The refresh runs in the background, under the lease. While it runs, all callers are served the
@@ -57,15 +61,6 @@ impl Rules {
     }
 }
 
-/// The lot of a process for one entry. It decides when the process claims the refresh.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Lot {
-    /// This process has stored the entry, and claims first.
-    pub(super) is_first: bool,
-    /// A random number from 0 to 1.
-    pub(super) random: f64,
-}
-
 /// What may be done with an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Freshness {
@@ -82,20 +77,6 @@ pub(super) enum Freshness {
     /// It is of no use.
     Over,
 }
-
-/// What the loads of a name cost.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Costs {
-    pub(super) cost: Duration,
-    pub(super) spread: Duration,
-}
-
-/// Over how many times the cost of a load the claims for a refresh are spread. Of a thousand
-/// processes about one claims at the start, because `e^7` is about a thousand.
-const STEPS: u32 = 7;
-
-/// The time of a refresh beside its load: a claim, a commit, and the next look of each process.
-const ROUND_TRIPS: Duration = Duration::from_millis(5);
 
 /// Decides what may be done with an entry. The lot is drawn if it matters.
 ///
@@ -147,54 +128,6 @@ pub(super) fn left_on_error(entry: &Entry, rules: &Rules) -> Option<Duration> {
     let (age, windows) = (entry.age?, entry.windows?);
     let end = windows.fresh.saturating_add(error_window(&windows).min(rules.error));
     end.checked_sub(age)
-}
-
-impl Costs {
-    pub(super) fn of(entry: &Entry) -> Self {
-        Self { cost: entry.cost, spread: entry.spread }
-    }
-
-    /// Returns the costs of a first load.
-    pub(super) fn first(cost: Duration) -> Self {
-        Self { cost, spread: cost / 2 }
-    }
-
-    /// Returns the costs after one more load, smoothed as round trips are (RFC 6298).
-    pub(super) fn and(self, cost: Duration) -> Self {
-        if self.cost.is_zero() {
-            return Self::first(cost);
-        }
-        Self {
-            cost: self.cost * 7 / 8 + cost / 8,
-            spread: self.spread * 3 / 4 + self.cost.abs_diff(cost) / 4,
-        }
-    }
-
-    /// Returns how long before the end of the fresh window a process claims a refresh.
-    fn refresh_before(self, lot: Lot) -> Duration {
-        // About the 95th percentile of the costs.
-        let long = self.cost.saturating_add(self.spread.saturating_mul(2));
-        long.saturating_mul(2).saturating_add(self.cost.mul_f64(lot.chance()))
-    }
-
-    /// Returns whether it is the turn of a process to claim a refresh. The first process may claim
-    /// it since this time, and callers do not wait for it within `room`.
-    ///
-    /// The expected number of claims grows by `e` in the time of each load. So few follow the first
-    /// one until its load ends, whatever the number of processes (Nonnenmacher and Biersack,
-    /// "Scalable Feedback for Large Multicast Groups", 1999).
-    fn is_turn(self, since: Duration, room: Duration, lot: Lot) -> bool {
-        let step = self.cost.saturating_add(ROUND_TRIPS);
-        let all = step.saturating_mul(STEPS).min(room / 2);
-        lot.is_first || since.saturating_add(step.mul_f64(lot.chance())) >= all
-    }
-}
-
-impl Lot {
-    /// Returns a number of loads by which a process is early. Large ones are exponentially rare.
-    fn chance(self) -> f64 {
-        -self.random.clamp(f64::MIN_POSITIVE, 1.0).ln()
-    }
 }
 
 #[cfg(test)]
@@ -272,7 +205,9 @@ mod tests {
             (ALL, 5000, 45, rare, vec![(1199, Deferred), (1201, Stale)]),
             (ALL, 5000, 45, 0.0, vec![(999, Fresh), (1000, Stale)]),
             // Half of the window is left for the load.
-            (ALL, 200, 45, all, vec![(1099, Deferred), (1100, Stale)]),
+            (ALL, 160, 45, all, vec![(1079, Deferred), (1080, Stale)]),
+            // Time for two loads is left.
+            (ALL, 200, 45, all, vec![(1109, Deferred), (1110, Stale)]),
             (within, 5000, 45, all, vec![(999, Fresh), (1000, Deferred), (1250, Stale)]),
             (within, 0, 45, all, vec![(949, Fresh), (950, Early)]),
             (within, 5000, 45, 0.0, vec![(899, Fresh), (900, Early), (1000, Stale)]),
@@ -287,6 +222,40 @@ mod tests {
     }
 
     #[test]
+    fn an_early_refresh_costs_three_claims_at_most() {
+        let mut random = fastrand::Rng::with_seed(1);
+        for early in [EarlyRefresh::ByCost, EarlyRefresh::Within(500 * MS)] {
+            for processes in [1, 16, 64, 256] {
+                let rounds = 1000;
+                let claims: u32 = (0..rounds).map(|_| claims(early, processes, &mut random)).sum();
+                assert!(claims <= 3 * rounds, "{early:?}, {processes} processes: {claims}");
+            }
+        }
+    }
+
+    /// Returns how many processes claim before the load of the first one is over.
+    fn claims(early: EarlyRefresh, processes: u32, random: &mut fastrand::Rng) -> u32 {
+        let rules = Rules { early, ..ALL };
+        let claim_at = |process| {
+            let lot = Lot { is_first: process == 0, random: random.f64() };
+            let decide = |age| decide(&entry(age, [1000, 0, 0], 50, 5), &rules, || lot);
+            bisect(500..1000, |age| decide(age) == Freshness::Early)
+        };
+        let ages: Vec<_> = (0..processes).map(claim_at).collect();
+        let end = ages.iter().min().map_or(0, |first| first + 50);
+        ages.iter().map(|&age| u32::from(age < end)).sum()
+    }
+
+    /// Returns the first number for which the condition holds. It holds for all later ones.
+    fn bisect(mut range: std::ops::Range<u32>, holds: impl Fn(u32) -> bool) -> u32 {
+        while !range.is_empty() {
+            let middle = range.start.midpoint(range.end);
+            if holds(middle) { range.end = middle } else { range.start = middle + 1 }
+        }
+        range.start
+    }
+
+    #[test]
     fn without_age_or_windows_an_entry_is_fresh() {
         let rules = Rules { early: EarlyRefresh::Within(Duration::MAX), ..ALL };
         let known = entry(10_000, [10, 0, 0], 5, 5);
@@ -294,18 +263,6 @@ mod tests {
         let ageless = Entry { age: None, ..known.clone() };
         assert_eq!(decide(&ageless, &rules, first(0.5)), Freshness::Fresh);
         assert_eq!(decide(&Entry { windows: None, ..known }, &rules, first(0.5)), Freshness::Fresh);
-    }
-
-    #[test]
-    fn costs_follow_the_loads() {
-        let mut costs = Costs::default().and(80 * MS);
-        assert_eq!(costs, Costs { cost: 80 * MS, spread: 40 * MS });
-        costs = costs.and(160 * MS);
-        assert_eq!(costs, Costs { cost: 90 * MS, spread: 50 * MS });
-        for _ in 0..100 {
-            costs = costs.and(160 * MS);
-        }
-        assert!(costs.cost > 155 * MS && costs.spread < 5 * MS, "{costs:?}");
     }
 
     fn early() -> impl Strategy<Value = EarlyRefresh> {
