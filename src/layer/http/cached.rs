@@ -6,7 +6,7 @@ use http::{
 };
 use thiserror::Error;
 
-use super::responses;
+use super::fields::framing::strip;
 use crate::{
     backend::Store,
     cache::{Builder, Cache, Codec, Loaded, Source},
@@ -66,7 +66,7 @@ pub(super) struct ResponseHead {
 impl ResponseHead {
     pub(super) fn new(parts: &Parts, age: u64) -> Self {
         let mut headers = parts.headers.clone();
-        responses::strip(&mut headers);
+        strip(&mut headers);
         headers.remove(AGE);
         Self { status: parts.status, headers, age, only_validates: false }
     }

@@ -11,11 +11,12 @@ use super::{
     pass::CallResult,
     reason::Reason,
     recent::Turnout,
-    responses::{Freshness, ResponseClass, ResponseRules},
-    stale,
+    responses::{
+        Freshness, ResponseClass, ResponseRules, stale,
+        validation::{Validated, Validation},
+    },
     streamed::{Streamed, StreamedResponse},
-    validation::{Validated, Validation},
-    varied::Place,
+    variants::Place,
 };
 use crate::{
     cache::{Lead, Produced, Source},

@@ -8,7 +8,7 @@ use tower_service::Service;
 use super::{
     CachedResponse, Http, ResponseBody,
     asked::Asked,
-    board::Missed,
+    body::board::Missed,
     exchange::{Exchange, ExchangeState},
     pass::CallResult,
     produce::{LedExchange, broken, produce},
@@ -16,8 +16,7 @@ use super::{
     recent::{RETRIES, Turnout},
     status::with_status,
     streamed::{Apart, StreamedResponse},
-    varied::Place,
-    vary::Selector,
+    variants::{Place, selector::Selector},
 };
 use crate::{
     cache::{Alone, Flown, Head, Loaded, OnUncacheable, Sharing, Source},

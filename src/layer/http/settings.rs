@@ -11,18 +11,18 @@ use http_body::Body;
 use super::{
     CachedResponse, KeyFor,
     asked::Asked,
-    collect::BodyLimits,
-    key::{self, KeyPart},
+    body::collect::BodyLimits,
     policy::{Policy, PolicyKind},
-    query::QueryRules,
     reason::Reason,
     recent::RecentAnswers,
-    requests::RequestRules,
-    responses::ResponseRules,
-    stale::StaleRules,
+    requests::{
+        RequestRules,
+        key::{self, KeyPart},
+        query::QueryRules,
+    },
+    responses::{ResponseRules, stale::StaleRules, subject::Subject},
     streaming::Streaming,
-    subject::Subject,
-    variants::Variants,
+    variants::limit::Variants,
 };
 use crate::{
     cache::{Cache, OnFull},

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use http::request::Parts;
 
-use super::{BellwetherLayer, Http, key::header_part};
+use super::{BellwetherLayer, Http, requests::key::header_part};
 
 impl BellwetherLayer<Http> {
     /// Sets how long a response is shared that names no lifetime of its own. Without it, such a

@@ -8,12 +8,15 @@ use tokio::time::Instant;
 
 use super::{
     BodyError,
-    board::Missed,
+    body::{
+        board::Missed,
+        collect::{BodyLimits, Collected, collect},
+        shared::{Reader, SharedBody},
+    },
     cached::{CachedResponse, ResponseHead},
-    collect::{BodyLimits, Collected, collect},
-    responses::{Freshness, content_length},
-    shared::{Reader, SharedBody},
-    vary::Selector,
+    fields::framing::content_length,
+    responses::Freshness,
+    variants::selector::Selector,
 };
 use crate::{error::BoxError, key::Key, time::after};
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{BellwetherLayer, CachedResponse, Http, collect::BodyLimits};
+use super::{BellwetherLayer, CachedResponse, Http, body::collect::BodyLimits};
 use crate::cache::{Abandoned, Cache, Request};
 
 /// A body that is silent for longer is a stream, or its sender has gone away.

@@ -8,9 +8,9 @@ use http_body::Frame;
 use tokio::time::Instant;
 
 use super::{
-    collect::BodyLimits,
+    body::collect::BodyLimits,
+    fields::framing::content_length,
     recent::{RecentAnswers, Turnout},
-    responses::content_length,
 };
 use crate::key::Key;
 

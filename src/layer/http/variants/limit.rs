@@ -7,7 +7,7 @@ use http::HeaderName;
 use lru::LruCache;
 use tokio::time::Instant;
 
-use super::vary::Selector;
+use super::selector::Selector;
 use crate::{key::Key, sync::lock};
 
 /// How many variants of a resource are shared. A request for another one is passed on.
@@ -19,7 +19,7 @@ const IN_USE: Duration = Duration::from_secs(600);
 /// How many resources are remembered. Beyond it, the one that was used least recently is forgotten.
 const MOST_RESOURCES: usize = 10_000;
 
-pub(super) struct Variants {
+pub(crate) struct Variants {
     /// By the hash of the generation, which is that of one resource.
     by_generation: Mutex<LruCache<u64, HashMap<u64, Instant>>>,
     /// By the hash of the resource. Names that a resource varies by in some of its variants only.
@@ -28,7 +28,7 @@ pub(super) struct Variants {
 }
 
 impl Variants {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self {
             by_generation: Mutex::new(LruCache::unbounded()),
             names: Mutex::new(LruCache::unbounded()),

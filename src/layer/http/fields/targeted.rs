@@ -17,10 +17,10 @@ const TARGET: &str = "bellwether";
 
 /// The directives that a response has for this cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Controls {
-    pub(super) directives: Directives,
+pub(crate) struct Controls {
+    pub(crate) directives: Directives,
     /// They come from a targeted field, so `Cache-Control` and `Expires` do not count.
-    pub(super) is_targeted: bool,
+    pub(crate) is_targeted: bool,
 }
 
 impl Controls {
@@ -28,7 +28,7 @@ impl Controls {
     ///
     /// A targeted field counts if it says anything that this cache knows. Returns `None` if the
     /// field that counts is not readable.
-    pub(super) fn of(headers: &HeaderMap) -> Option<Self> {
+    pub(crate) fn of(headers: &HeaderMap) -> Option<Self> {
         if let Some(directives) = cdn(headers).filter(says_something) {
             return Some(Self { directives, is_targeted: true });
         }
@@ -105,7 +105,7 @@ pub(crate) fn check_any_lines(lines: &[u8]) {
                 headers.append(name, value.clone());
             }
         }
-        let _ = (super::directives::connection(&headers), Controls::of(&headers));
+        let _ = (crate::layer::http::fields::framing::connection(&headers), Controls::of(&headers));
         // A dictionary that restricts is never overruled by `Cache-Control`.
         if cdn(&headers).is_some_and(|directives| directives.no_store) {
             let controls = Controls::of(&headers);

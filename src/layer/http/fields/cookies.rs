@@ -4,7 +4,7 @@ use http::{HeaderMap, header::COOKIE};
 
 /// Cookies that no response depends on.
 #[derive(Clone, Debug, Default)]
-pub(super) struct IgnoredCookies {
+pub(crate) struct IgnoredCookies {
     names: Vec<String>,
     /// The beginnings of names.
     prefixes: Vec<String>,
@@ -12,7 +12,7 @@ pub(super) struct IgnoredCookies {
 
 impl IgnoredCookies {
     /// Adds a name, or with a `*` at its end the beginning of names.
-    pub(super) fn add(&mut self, name: &str) {
+    pub(crate) fn add(&mut self, name: &str) {
         match name.strip_suffix('*') {
             Some(prefix) => self.prefixes.push(prefix.to_owned()),
             None => self.names.push(name.to_owned()),
@@ -20,7 +20,7 @@ impl IgnoredCookies {
     }
 
     /// Returns whether all cookies of a request are ignored.
-    pub(super) fn cover(&self, headers: &HeaderMap) -> bool {
+    pub(crate) fn cover(&self, headers: &HeaderMap) -> bool {
         let cookies = || headers.get_all(COOKIE).iter().flat_map(|line| names(line.as_bytes()));
         cookies().all(|name| self.has(name))
     }

@@ -6,7 +6,7 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 
-use super::{body_error::BodyError, shared::SharedBody};
+use super::{error::BodyError, shared::SharedBody};
 use crate::time::after;
 
 /// How much of a body that is always ready is collected before its readers have a turn.
@@ -14,19 +14,19 @@ const TURN: u64 = 64 << 10;
 
 /// When a body is no longer collected.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct BodyLimits {
+pub(crate) struct BodyLimits {
     /// The largest body, in bytes.
-    pub(super) size: u64,
+    pub(crate) size: u64,
     /// The longest time without progress.
-    pub(super) idle: Duration,
+    pub(crate) idle: Duration,
     /// The longest time in all.
-    pub(super) total: Duration,
+    pub(crate) total: Duration,
     /// Whether a body that has no reader is collected to its end.
-    pub(super) finish_unread: bool,
+    pub(crate) finish_unread: bool,
 }
 
 /// How the collection of a body ended.
-pub(super) enum Collected {
+pub(crate) enum Collected {
     /// The body is complete.
     Whole(Bytes),
     /// The body is too large or too slow, or it has trailers. Its readers go on.
@@ -38,7 +38,7 @@ pub(super) enum Collected {
 }
 
 /// Collects a body within its limits, while others read it.
-pub(super) async fn collect(body: &SharedBody, limits: &BodyLimits) -> Collected {
+pub(crate) async fn collect(body: &SharedBody, limits: &BodyLimits) -> Collected {
     let mut collecting = body.collecting();
     let (board, end) = (body.board(), after(Instant::now(), limits.total));
     let unread = poll_fn(|cx| match limits.finish_unread {

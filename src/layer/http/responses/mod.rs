@@ -3,26 +3,34 @@
 //! The rules decide before a response is stored or handed to another request. A response is not
 //! shared if it has a property that the rules do not know, or a header that they cannot parse.
 
+pub(super) mod stale;
+pub(super) mod subject;
+pub(super) mod validation;
+
 use std::time::{Duration, SystemTime};
 
 use http::{
     HeaderMap, HeaderName, HeaderValue, StatusCode,
     header::{
-        ACCEPT_ENCODING, ACCESS_CONTROL_ALLOW_CREDENTIALS, ACCESS_CONTROL_ALLOW_ORIGIN, CONNECTION,
-        CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, ORIGIN, PROXY_AUTHENTICATE,
-        PROXY_AUTHORIZATION, SET_COOKIE, TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
+        ACCEPT_ENCODING, ACCESS_CONTROL_ALLOW_CREDENTIALS, ACCESS_CONTROL_ALLOW_ORIGIN,
+        CONTENT_ENCODING, CONTENT_RANGE, CONTENT_TYPE, ORIGIN, SET_COOKIE, TRAILER,
     },
     response::Parts,
 };
 
-use super::{
-    directives::{Directives, Scope, connection, pragma, seconds},
-    lifetime::{self, Lifetime},
-    policy::{Policy, PolicyKind},
+use self::{
     stale::{StaleRules, StaleWindows},
     subject::Subject,
-    targeted::Controls,
-    vary::names,
+};
+use super::{
+    fields::{
+        directives::{Directives, Scope, pragma},
+        framing::{Contradiction, connection, content_length},
+        lifetime::{self, Lifetime},
+        targeted::Controls,
+    },
+    policy::{Policy, PolicyKind},
+    variants::selector::names,
 };
 
 /// The rules for responses to one request, as far as the user of the layer sets them.
@@ -236,43 +244,6 @@ fn depends_on_encoding(headers: &HeaderMap) -> bool {
 /// Returns whether the `Vary` of a response names a header.
 fn varies(headers: &HeaderMap, name: &HeaderName) -> bool {
     names(headers).is_some_and(|names| names.contains(name))
-}
-
-/// The header is there twice, or is not a number.
-pub(super) struct Contradiction;
-
-/// Returns the length of the body if the headers have it.
-pub(super) fn content_length(headers: &HeaderMap) -> Result<Option<u64>, Contradiction> {
-    let mut lengths = headers.get_all(CONTENT_LENGTH).iter();
-    match (lengths.next(), lengths.next()) {
-        (None, _) => Ok(None),
-        (Some(length), None) => {
-            length.to_str().ok().and_then(seconds).map(Some).ok_or(Contradiction)
-        }
-        _ => Err(Contradiction),
-    }
-}
-
-/// Removes the headers that belong to one connection.
-pub(super) fn strip(headers: &mut HeaderMap) {
-    for name in connection(headers).unwrap_or_default() {
-        headers.remove(name);
-    }
-    let hop_by_hop = [
-        CONNECTION,
-        PROXY_AUTHENTICATE,
-        PROXY_AUTHORIZATION,
-        TE,
-        TRAILER,
-        TRANSFER_ENCODING,
-        UPGRADE,
-    ];
-    for name in hop_by_hop {
-        headers.remove(name);
-    }
-    for name in ["keep-alive", "proxy-connection", "proxy-authentication-info"] {
-        headers.remove(name);
-    }
 }
 
 /// Returns whether the content type is one of streams without an end.

@@ -11,7 +11,7 @@ use super::{directives::seconds, targeted::Controls};
 
 /// The lifetime that a response names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Lifetime {
+pub(crate) enum Lifetime {
     /// This long from the origin on.
     Named(Duration),
     /// A date that has to be compared with the clock of this process.
@@ -23,7 +23,7 @@ pub(super) enum Lifetime {
 /// Returns the lifetime that a response names (section 4.2.1).
 ///
 /// `received` is the time at which it came. Invalid freshness is stale.
-pub(super) fn named(controls: &Controls, headers: &HeaderMap, received: SystemTime) -> Lifetime {
+pub(crate) fn named(controls: &Controls, headers: &HeaderMap, received: SystemTime) -> Lifetime {
     let directives = &controls.directives;
     if let Some(seconds) = directives.s_maxage.or(directives.max_age) {
         return Lifetime::Named(Duration::from_secs(seconds));
@@ -40,7 +40,7 @@ pub(super) fn named(controls: &Controls, headers: &HeaderMap, received: SystemTi
 }
 
 /// Returns a lifetime of a tenth of the time since the last change (section 4.2.2).
-pub(super) fn heuristic(
+pub(crate) fn heuristic(
     headers: &HeaderMap,
     received: SystemTime,
     limit: Duration,
@@ -53,7 +53,7 @@ pub(super) fn heuristic(
 /// Returns the age of a response at its arrival, in seconds (section 4.2.3).
 ///
 /// Returns `None` if its `Age` is invalid. The response may be of any age then.
-pub(super) fn age(headers: &HeaderMap, received: SystemTime) -> Option<u64> {
+pub(crate) fn age(headers: &HeaderMap, received: SystemTime) -> Option<u64> {
     let mut lines = headers.get_all(AGE).iter();
     let told = match (lines.next(), lines.next()) {
         (None, _) => 0,

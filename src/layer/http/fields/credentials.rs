@@ -2,7 +2,7 @@
 
 /// What the name of a header says about the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum HeaderClass {
+pub(crate) enum HeaderClass {
     /// The header does not stand in the way of sharing.
     Harmless,
     /// The request takes no part, whatever was declared.
@@ -14,7 +14,7 @@ pub(super) enum HeaderClass {
 
 /// Classifies a header by its name in lower case. Headers with rules about their values count as
 /// harmless here.
-pub(super) fn classify(name: &str) -> HeaderClass {
+pub(crate) fn classify(name: &str) -> HeaderClass {
     match name {
         // A list is faster than the search below.
         _ if is_ordinary(name) => HeaderClass::Harmless,

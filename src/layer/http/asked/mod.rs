@@ -1,5 +1,8 @@
 //! What a request asks for beside the whole response: the headers alone, a part, or a condition.
 
+mod conditions;
+mod range;
+
 use std::ops::Range;
 
 use bytes::Bytes;
@@ -14,11 +17,11 @@ use http::{
 };
 use http_body::Body;
 
-use super::{
-    ResponseBody,
+use self::{
     conditions::{Verdict, evaluate, permits_part},
     range::{Selection, select},
 };
+use super::ResponseBody;
 
 const NAMES: [HeaderName; 6] =
     [IF_MATCH, IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_RANGE, IF_UNMODIFIED_SINCE, RANGE];

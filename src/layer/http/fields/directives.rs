@@ -2,36 +2,36 @@
 
 use std::borrow::Cow;
 
-use http::header::{CACHE_CONTROL, CONNECTION, HeaderMap, HeaderName, HeaderValue, PRAGMA};
+use http::header::{CACHE_CONTROL, HeaderMap, HeaderValue, PRAGMA};
 
 /// The directives that decide about sharing (RFC 9111, section 5.2).
 ///
 /// Of directives that contradict each other, the strictest holds. The parser then says that the
 /// field is malformed, too.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Directives {
-    pub(super) no_store: bool,
-    pub(super) no_cache: Scope,
-    pub(super) private: Scope,
-    pub(super) public: bool,
-    pub(super) must_understand: bool,
-    pub(super) must_revalidate: bool,
-    pub(super) proxy_revalidate: bool,
+pub(crate) struct Directives {
+    pub(crate) no_store: bool,
+    pub(crate) no_cache: Scope,
+    pub(crate) private: Scope,
+    pub(crate) public: bool,
+    pub(crate) must_understand: bool,
+    pub(crate) must_revalidate: bool,
+    pub(crate) proxy_revalidate: bool,
     /// Seconds. An invalid one is zero: the response is stale (section 4.2.1).
-    pub(super) max_age: Option<u64>,
+    pub(crate) max_age: Option<u64>,
     /// Seconds, as `max_age`.
-    pub(super) s_maxage: Option<u64>,
+    pub(crate) s_maxage: Option<u64>,
     /// Seconds (RFC 5861).
-    pub(super) stale_while_revalidate: Option<u64>,
+    pub(crate) stale_while_revalidate: Option<u64>,
     /// Seconds (RFC 5861).
-    pub(super) stale_if_error: Option<u64>,
+    pub(crate) stale_if_error: Option<u64>,
     /// A part could not be parsed, or contradicts another one.
-    pub(super) malformed: bool,
+    pub(crate) malformed: bool,
 }
 
 /// What `no-cache` or `private` applies to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) enum Scope {
+pub(crate) enum Scope {
     /// The directive is not there.
     #[default]
     Nothing,
@@ -43,7 +43,7 @@ pub(super) enum Scope {
 
 impl Scope {
     /// Returns whether a response with these headers has something that the directive applies to.
-    pub(super) fn covers(&self, headers: &HeaderMap) -> bool {
+    pub(crate) fn covers(&self, headers: &HeaderMap) -> bool {
         match self {
             Self::Nothing => false,
             Self::Fields(names) => names.iter().any(|name| headers.contains_key(name.as_str())),
@@ -73,7 +73,7 @@ impl Directives {
     ///
     /// Returns `None` if a line is not text, or if a quoted string does not end: it may hide
     /// anything.
-    pub(super) fn parse(headers: &HeaderMap) -> Option<Self> {
+    pub(crate) fn parse(headers: &HeaderMap) -> Option<Self> {
         Self::parse_lines(headers.get_all(CACHE_CONTROL), |_| true)
     }
 
@@ -121,7 +121,7 @@ impl Directives {
     }
 
     /// Returns whether no stale response may be served.
-    pub(super) fn revalidates(&self) -> bool {
+    pub(crate) fn revalidates(&self) -> bool {
         self.must_revalidate || self.proxy_revalidate
     }
 }
@@ -175,22 +175,8 @@ fn skip(text: &str) -> Option<&str> {
     }
 }
 
-/// Parses the header names in `Connection`. Returns `None` if one is not a header name.
-pub(super) fn connection(headers: &HeaderMap) -> Option<Vec<HeaderName>> {
-    let mut names = Vec::new();
-    for line in headers.get_all(CONNECTION) {
-        for option in line.to_str().ok()?.split(',') {
-            let option = option.trim_matches([' ', '\t']);
-            if !option.is_empty() {
-                names.push(HeaderName::from_bytes(option.as_bytes()).ok()?);
-            }
-        }
-    }
-    Some(names)
-}
-
 /// Returns whether a `Pragma` says `no-cache`.
-pub(super) fn pragma(headers: &HeaderMap) -> bool {
+pub(crate) fn pragma(headers: &HeaderMap) -> bool {
     let no_cache = |line: &HeaderValue| {
         let line = line.as_bytes().to_ascii_lowercase();
         line.windows(b"no-cache".len()).any(|window| window == b"no-cache")
@@ -199,7 +185,7 @@ pub(super) fn pragma(headers: &HeaderMap) -> bool {
 }
 
 /// Parses a number of seconds, digits only. A number beyond `u64` becomes `u64::MAX`.
-pub(super) fn seconds(text: &str) -> Option<u64> {
+pub(crate) fn seconds(text: &str) -> Option<u64> {
     let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     digits.then(|| text.parse().unwrap_or(u64::MAX))
 }

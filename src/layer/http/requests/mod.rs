@@ -1,5 +1,8 @@
 //! Decides which requests take part: an allow-list.
 
+pub(super) mod key;
+pub(super) mod query;
+
 use http::{
     HeaderMap, HeaderName, Method,
     header::{AUTHORIZATION, CACHE_CONTROL, CONNECTION, COOKIE, PRAGMA, UPGRADE},
@@ -10,9 +13,12 @@ use http_body::Body;
 use super::{
     BellwetherLayer, Http,
     asked::{Asked, is_term},
-    cookies::IgnoredCookies,
-    credentials::{HeaderClass, classify},
-    directives::{Directives, Scope, connection, pragma},
+    fields::{
+        cookies::IgnoredCookies,
+        credentials::{HeaderClass, classify},
+        directives::{Directives, Scope, pragma},
+        framing::connection,
+    },
     policy::PolicyKind,
     reason::Reason,
 };

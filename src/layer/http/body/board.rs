@@ -11,8 +11,8 @@ use http::HeaderMap;
 use tokio::time::Instant;
 
 use super::{
-    body_error::{BodyError, BodyErrorKind},
     buffer::{Buffer, Piece},
+    error::{BodyError, BodyErrorKind},
     seats::Seats,
 };
 use crate::sync::lock;
@@ -63,7 +63,7 @@ pub(super) enum Next {
 }
 
 /// Why a caller cannot become a reader.
-pub(super) enum Missed {
+pub(crate) enum Missed {
     /// The first bytes are no longer kept.
     Start,
     /// The body broke off.

@@ -6,11 +6,11 @@ use http::{
     uri::{Authority, PathAndQuery},
 };
 
-use super::key;
+use crate::layer::http::requests::key;
 
 /// What the rules for responses need to know of a request.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Subject {
+pub(crate) struct Subject {
     /// It has an `Authorization`.
     pub(super) is_authorized: bool,
     authority: Option<Authority>,
@@ -19,7 +19,7 @@ pub(super) struct Subject {
 }
 
 impl Subject {
-    pub(super) fn of<B>(request: &Request<B>) -> Self {
+    pub(crate) fn of<B>(request: &Request<B>) -> Self {
         let (headers, uri) = (request.headers(), request.uri());
         Self {
             is_authorized: headers.contains_key(AUTHORIZATION),

@@ -10,8 +10,10 @@ use http::{
     response::Parts,
 };
 
-use super::{CachedResponse, responses::strip};
-use crate::cache::Lead;
+use crate::{
+    cache::Lead,
+    layer::http::{CachedResponse, fields::framing::strip},
+};
 
 /// Returns whether the service can validate a response.
 pub(super) fn has_validator(parts: &Parts) -> bool {
@@ -29,10 +31,10 @@ const OF_BYTES: [HeaderName; 5] = [
 ];
 
 /// The stale response whose validator a request has.
-pub(super) struct Validation(CachedResponse);
+pub(crate) struct Validation(CachedResponse);
 
 /// The end of a validation.
-pub(super) enum Validated {
+pub(crate) enum Validated {
     /// The answer takes the place of the stale response.
     Replaced,
     /// The stale response is right, and has this head now.
@@ -44,7 +46,7 @@ pub(super) enum Validated {
 impl Validation {
     /// Adds the validators of the stale response to a request for the whole response, if there are
     /// any.
-    pub(super) fn begin<B>(lead: &Lead<CachedResponse>, request: &mut Request<B>) -> Option<Self> {
+    pub(crate) fn begin<B>(lead: &Lead<CachedResponse>, request: &mut Request<B>) -> Option<Self> {
         let stale = lead.stale()?.value().clone();
         let mut is_conditional = false;
         for (validator, condition) in [(ETAG, IF_NONE_MATCH), (LAST_MODIFIED, IF_MODIFIED_SINCE)] {
@@ -58,7 +60,7 @@ impl Validation {
     }
 
     /// Returns what an answer says about the stale response.
-    pub(super) fn end<B>(&self, answer: &Response<B>) -> Validated {
+    pub(crate) fn end<B>(&self, answer: &Response<B>) -> Validated {
         if answer.status() != StatusCode::NOT_MODIFIED {
             return Validated::Replaced;
         }

@@ -16,8 +16,10 @@ use http::{
 };
 use sha2::{Digest, Sha256};
 
-use super::{CachedResponse, asked::is_term, cached::ResponseHead};
-use crate::key::Key;
+use crate::{
+    key::Key,
+    layer::http::{CachedResponse, asked::is_term, cached::ResponseHead, fields::names::listed},
+};
 
 /// The most names that a marker has. A response with more is not shared.
 const MOST_NAMES: usize = 16;
@@ -27,19 +29,11 @@ const MARK: StatusCode = StatusCode::CONTINUE;
 
 /// Returns the names in the `Vary` of a response, in order. Returns `None` if no request can be
 /// known to select the same response.
-pub(super) fn names(headers: &HeaderMap) -> Option<Vec<HeaderName>> {
-    let mut names = Vec::new();
-    for line in headers.get_all(VARY) {
-        for name in line.to_str().ok()?.split(',').map(|name| name.trim_matches([' ', '\t'])) {
-            match name {
-                "" => {}
-                "*" => return None,
-                _ => names.push(HeaderName::from_bytes(name.as_bytes()).ok()?),
-            }
-        }
-    }
+pub(crate) fn names(headers: &HeaderMap) -> Option<Vec<HeaderName>> {
+    let mut names = listed(headers, &VARY)?;
     in_order(&mut names);
-    (names.len() <= MOST_NAMES).then_some(names)
+    let is_selective = names.iter().all(|name| name != "*");
+    (is_selective && names.len() <= MOST_NAMES).then_some(names)
 }
 
 fn in_order(names: &mut Vec<HeaderName>) {
@@ -49,7 +43,7 @@ fn in_order(names: &mut Vec<HeaderName>) {
 
 /// The headers that select a variant, in one generation.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Selector {
+pub(crate) struct Selector {
     names: Vec<HeaderName>,
     generation: String,
 }
@@ -61,7 +55,7 @@ impl Selector {
     }
 
     /// Returns the selector that an entry marks, or `None` if the entry is a response.
-    pub(super) fn of(entry: &CachedResponse) -> Option<Self> {
+    pub(crate) fn of(entry: &CachedResponse) -> Option<Self> {
         if entry.status() != MARK {
             return None;
         }
@@ -107,7 +101,7 @@ impl Selector {
     ///
     /// It contains a digest of the headers, because they may be secret. No other key starts with
     /// `VARY`.
-    pub(super) fn key(&self, resource: &Key, request: &HeaderMap) -> Key {
+    pub(crate) fn key(&self, resource: &Key, request: &HeaderMap) -> Key {
         let mut digest = Sha256::new();
         let mut field = |bytes: &[u8]| {
             digest.update((bytes.len() as u64).to_be_bytes());

@@ -4,15 +4,14 @@ use std::time::Duration;
 
 use http::{HeaderMap, StatusCode, header::RETRY_AFTER, response::Parts};
 
-use super::{
-    BellwetherLayer, CachedResponse, Http,
-    directives::{Directives, seconds},
-    responses::Freshness,
-    validation::has_validator,
-};
+use super::{Freshness, validation::has_validator};
 use crate::{
     cache::{AfterFailure, Cache, Lead, Request},
     error::{Error, ErrorKind},
+    layer::http::{
+        BellwetherLayer, CachedResponse, Http,
+        fields::directives::{Directives, seconds},
+    },
 };
 
 /// The limit of both windows, unless the user sets another one.
@@ -26,18 +25,18 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
 /// The settings that decide about stale responses.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct StaleRules {
+pub(crate) struct StaleRules {
     /// The windows of a response that has none of its own.
     windows: StaleWindows,
     /// The longest window of any response.
-    pub(super) limit: Duration,
+    pub(crate) limit: Duration,
     /// For how long a response without windows is kept for its validation.
     validation: Duration,
 }
 
 /// For how long a response may be served stale after its lifetime.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct StaleWindows {
+pub(crate) struct StaleWindows {
     while_revalidate: Duration,
     if_error: Duration,
     /// For how long it is kept for its validation, and may not be served. Zero if it has one of
@@ -47,7 +46,7 @@ pub(super) struct StaleWindows {
 
 impl StaleRules {
     /// Returns the settings of a cache.
-    pub(super) fn of(cache: &Cache<CachedResponse>) -> Self {
+    pub(crate) fn of(cache: &Cache<CachedResponse>) -> Self {
         let while_revalidate = cache.stale_while_revalidate();
         let if_error = cache.stale_if_error();
         let windows = StaleWindows { while_revalidate, if_error, validation: Duration::ZERO };
@@ -87,7 +86,7 @@ impl StaleRules {
 
 impl StaleWindows {
     /// Returns whether the response may only be validated once it is no longer fresh.
-    pub(super) fn only_validates(&self) -> bool {
+    pub(crate) fn only_validates(&self) -> bool {
         !self.validation.is_zero()
     }
 
@@ -99,13 +98,13 @@ impl StaleWindows {
 
 impl Freshness {
     /// Returns how long the response is of use, without a cap.
-    pub(super) fn total(&self) -> Duration {
+    pub(crate) fn total(&self) -> Duration {
         let stale = self.stale.while_revalidate.max(self.stale.kept());
         self.lifetime.saturating_add(stale)
     }
 
     /// Sets how long a response is kept that is stored without a load.
-    pub(super) fn kept(
+    pub(crate) fn kept(
         &self,
         request: Request<CachedResponse>,
         cap: Duration,
@@ -117,7 +116,7 @@ impl Freshness {
     }
 
     /// Sets how long the response is kept. The cache caps its lifetime.
-    pub(super) fn keep(&self, lead: &Lead<CachedResponse>, cap: Duration) {
+    pub(crate) fn keep(&self, lead: &Lead<CachedResponse>, cap: Duration) {
         if self.lifetime.is_zero() {
             return lead.do_not_store();
         }
@@ -129,7 +128,7 @@ impl Freshness {
 
 /// Returns the error of a response for which a stale one may stand in (RFC 5861, section 4). Tells
 /// the lead if the response asks for a pause.
-pub(super) fn failure(
+pub(crate) fn failure(
     status: StatusCode,
     headers: &HeaderMap,
     lead: &Lead<CachedResponse>,

@@ -5,15 +5,22 @@ use std::{
     task::{Context, Poll, ready},
 };
 
+pub(super) mod board;
+mod buffer;
+pub(super) mod collect;
+pub(super) mod error;
+mod seats;
+pub(super) mod shared;
+
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use pin_project::pin_project;
 
-use super::{
-    body_error::BodyError,
+use self::{
+    error::BodyError,
     shared::{Reader, in_bytes},
-    watch::Watch,
 };
+use super::watch::Watch;
 use crate::error::BoxError;
 
 /// The body of a response: stored bytes, or the body of the inner service.

@@ -4,14 +4,14 @@ use std::{borrow::Cow, fmt::Write};
 
 use sha2::{Digest, Sha256};
 
-use super::{BellwetherLayer, Http};
+use crate::layer::http::{BellwetherLayer, Http};
 
 /// A longer query is hashed, so that names in the backend and in traces stay short.
 const LONGEST: usize = 256;
 
 /// The rules for queries, as far as the user of the layer sets them.
 #[derive(Clone, Debug, Default)]
-pub(super) struct QueryRules {
+pub(crate) struct QueryRules {
     sorts: bool,
     hashes: bool,
     /// The names of parameters that no response depends on. One with a `*` at its end is the

@@ -1,17 +1,18 @@
 //! Where a response is stored: under the key of its resource, or as one of its variants.
 
+pub(super) mod limit;
+pub(super) mod selector;
+
 use std::time::Duration;
 
 use http::HeaderMap;
 use tracing::debug;
 
-use super::{
-    CachedResponse, Http,
-    responses::Freshness,
-    streamed::Readers,
-    variants::Variants,
-    vary::{Selector, names},
+use self::{
+    limit::Variants,
+    selector::{Selector, names},
 };
+use super::{CachedResponse, Http, responses::Freshness, streamed::Readers};
 use crate::{
     cache::{Lead, Produced},
     error::Error,

@@ -20,11 +20,11 @@ use tokio::time::{Sleep, sleep};
 
 use super::{
     board::{Board, Missed, Next},
-    body_error::{BodyError, BodyErrorKind},
+    error::{BodyError, BodyErrorKind},
 };
 use crate::{error::BoxError, sync::lock};
 
-pub(super) struct SharedBody {
+pub(crate) struct SharedBody {
     /// The body of the inner service, until its end.
     source: Mutex<Option<UnsyncBoxBody<Bytes, BodyError>>>,
     /// Apart from the source, which keeps it as a waker.
@@ -34,7 +34,7 @@ pub(super) struct SharedBody {
 }
 
 /// One reader of a shared body.
-pub(super) struct Reader {
+pub(crate) struct Reader {
     body: Arc<SharedBody>,
     seat: usize,
     place: u64,
@@ -58,7 +58,7 @@ pub(super) struct Collecting<'a>(&'a SharedBody);
 impl SharedBody {
     /// Shares a body. At most `most` bytes of it are kept for slow readers, once it is no longer
     /// collected.
-    pub(super) fn new<B>(body: B, announced: Option<u64>, most: u64) -> Arc<Self>
+    pub(crate) fn new<B>(body: B, announced: Option<u64>, most: u64) -> Arc<Self>
     where
         B: Body + Send + 'static,
         B::Error: Into<BoxError>,
@@ -75,7 +75,7 @@ impl SharedBody {
     }
 
     /// Returns a reader from the start on.
-    pub(super) fn reader(self: &Arc<Self>, takes_trailers: bool) -> Result<Reader, Missed> {
+    pub(crate) fn reader(self: &Arc<Self>, takes_trailers: bool) -> Result<Reader, Missed> {
         let (body, seat) = (Arc::clone(self), self.board.join()?);
         let state = ReaderState::Reading;
         Ok(Reader { body, seat, place: 0, until: None, takes_trailers, state })

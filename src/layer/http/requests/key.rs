@@ -10,11 +10,6 @@
 
 use std::{fmt::Write, sync::Arc};
 
-use super::{
-    credentials::{HeaderClass, classify},
-    query::{QueryRules, sha256},
-};
-use crate::key::Key;
 use http::{
     Extensions, HeaderMap, HeaderName, Uri, Version,
     header::HOST,
@@ -22,14 +17,20 @@ use http::{
     uri::{Authority, PathAndQuery},
 };
 
+use super::query::{QueryRules, sha256};
+use crate::{
+    key::Key,
+    layer::http::fields::credentials::{HeaderClass, classify},
+};
+
 /// Returns a part of the key, or `None` if the request takes no part.
-pub(super) type KeyPart = Arc<dyn Fn(&Parts) -> Option<String> + Send + Sync>;
+pub(crate) type KeyPart = Arc<dyn Fn(&Parts) -> Option<String> + Send + Sync>;
 
 /// Returns the key of a `GET`, of at most `limit` bytes.
 ///
 /// Returns `None` if the host is not clear, if there is no path, if a part excludes the request, or
 /// if even a digest is too long.
-pub(super) fn key(
+pub(crate) fn key(
     parts: &Parts,
     key_parts: &[KeyPart],
     query: &QueryRules,
@@ -73,7 +74,7 @@ fn digest(text: &str) -> String {
 /// digest of a header that looks like a credential.
 ///
 /// The part excludes requests in which the header is not text. Two of these could look the same.
-pub(super) fn header_part(name: &str) -> KeyPart {
+pub(crate) fn header_part(name: &str) -> KeyPart {
     let is_secret = classify(name) == HeaderClass::Credential;
     let name = HeaderName::from_bytes(name.as_bytes()).ok();
     Arc::new(move |parts| {
@@ -90,7 +91,7 @@ pub(super) fn header_part(name: &str) -> KeyPart {
 
 /// Returns the path before `Router::nest` removed a prefix. Without it, `/a/items` and `/b/items`
 /// would both have the key of `/items`, and one response would be served for the other.
-pub(super) fn original<'a>(uri: &'a Uri, extensions: &'a Extensions) -> Option<&'a PathAndQuery> {
+pub(crate) fn original<'a>(uri: &'a Uri, extensions: &'a Extensions) -> Option<&'a PathAndQuery> {
     #[cfg(feature = "axum")]
     if let Some(original) = extensions.get::<axum::extract::OriginalUri>() {
         return path(original);

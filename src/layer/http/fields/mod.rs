@@ -1,0 +1,16 @@
+//! What the header fields of a message say: parsers without any state, and the classes of fields.
+//!
+//! - `directives` parses `Cache-Control`, and `structured` the fields of RFC 9651.
+//! - By both, `targeted` finds the directives for this cache, and `lifetime` how long a response is
+//!   fresh.
+//! - `framing` has the fields about connection and length, and `names` those that list fields.
+//! - `credentials` and `cookies` know the fields that speak for a user.
+
+pub(super) mod cookies;
+pub(super) mod credentials;
+pub(super) mod directives;
+pub(super) mod framing;
+pub(super) mod lifetime;
+pub(super) mod names;
+mod structured;
+pub(super) mod targeted;
