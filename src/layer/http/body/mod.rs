@@ -87,6 +87,13 @@ impl<B: Body> ResponseBody<B> {
     }
 }
 
+/// Returns an empty body, which middlewares such as CORS answer with.
+impl<B: Body> Default for ResponseBody<B> {
+    fn default() -> Self {
+        Self::whole(Bytes::new())
+    }
+}
+
 impl<B> Body for ResponseBody<B>
 where
     B: Body,
