@@ -98,8 +98,36 @@ impl BellwetherLayer<Http> {
     /// A header that cannot be parsed forbids sharing. Headers of the connection and extensions are
     /// not shared.
     ///
-    /// Compression and CORS set `Vary`, and each variant is loaded and stored. So put them
-    /// *outside* of this layer. In axum, add them after it.
+    /// # Other middlewares
+    ///
+    /// A middleware *outside* of this layer sees all requests, and nothing that it adds to a
+    /// response is stored. One *inside* sees the requests that are sent on, and its changes are
+    /// stored. From the outside in, the right order is:
+    ///
+    /// 1. Trace and request ids. A hit is a request, too. A stored id is that of another request.
+    /// 2. Catch panic, for middlewares and requests that pass. This layer answers for a
+    ///    [load](#errors) that panics.
+    /// 3. A time limit for callers. The load of a caller that leaves goes on for the others. The
+    ///    limit for the service is the [load limit](crate::cache::Builder::load_limit), which
+    ///    answers all callers of a load at once.
+    /// 4. Compression. One plain body is stored, and coded for each client. Inside, each
+    ///    `Accept-Encoding` is a [variant](#variants): loaded, coded and stored once.
+    /// 5. CORS. Its headers are for one web page, and a preflight request does not reach this
+    ///    layer. Inside, each `Origin` is a variant.
+    /// 6. Sessions and authentication. They put the user into an extension in place of the cookie,
+    ///    [`identity`](Self::identity) tells what depends on it, and their `Set-Cookie` is not
+    ///    stored. Inside, a response with `Set-Cookie` is not shared.
+    /// 7. This layer.
+    /// 8. Load shed, concurrency limits and buffers. They count requests that the service works on.
+    ///    Outside, each caller that waits for a response counts, and a hit may be refused.
+    ///
+    /// The first layer of a `ServiceBuilder` is the outermost one, and so is the last one that is
+    /// added to a router of axum. A router applies a layer to each of its routes, so a limit for
+    /// all of them is a `GlobalConcurrencyLimitLayer`.
+    ///
+    /// This layer answers [ranges](#conditions-and-ranges) from the plain body. With compression
+    /// outside, let the service send weak `ETag`s. No client then joins a part of it to a coded
+    /// body, because `If-Range` needs a strong one. The example `middleware` is such a service.
     ///
     /// # Variants
     ///

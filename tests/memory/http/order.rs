@@ -1,0 +1,413 @@
+//! The order of other middlewares and the layer: the claims of its docs.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use axum::body::Body;
+use bellwether::{BellwetherLayer, MemoryBackend, http_cache, layer::Http};
+use bytes::Bytes;
+use http::{HeaderValue, Request, Response, StatusCode, request::Parts};
+use http_body_util::BodyExt;
+use tokio::time::{Instant, sleep};
+use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
+use tower_http::{
+    catch_panic::CatchPanicLayer,
+    compression::CompressionLayer,
+    cors::{Any, CorsLayer},
+    decompression::DecompressionLayer,
+    request_id::{MakeRequestUuid, PropagateRequestIdLayer, SetRequestIdLayer},
+    timeout::TimeoutLayer,
+    trace::TraceLayer,
+};
+
+use super::{
+    middlewares::{Stack, boxed},
+    origin::{Calls, DELAY, cache, get, get_with, http_layer},
+};
+
+const TEXT: &str = "a text that is long enough for a middleware to compress it";
+const PAGES: [&str; 2] = ["https://one.example", "https://two.example"];
+
+fn layer() -> BellwetherLayer<Http> {
+    http_layer(cache(&MemoryBackend::new()))
+}
+
+/// Returns an origin whose answers have a text and these headers.
+fn origin(headers: &[(&'static str, &'static str)]) -> (Stack, Calls) {
+    let headers = headers.to_vec();
+    let (inner, calls) = super::origin::origin(move |_, _| {
+        let response = Response::builder();
+        let headers = headers.iter();
+        let response =
+            headers.fold(response, |response, (name, value)| response.header(*name, *value));
+        response.body(Body::from(TEXT)).unwrap()
+    });
+    (boxed(inner.map_err(|never| match never {})), calls)
+}
+
+async fn send(stack: &Stack, request: Request<Body>) -> (http::response::Parts, Bytes) {
+    let (parts, body) = stack.clone().oneshot(request).await.unwrap().into_parts();
+    (parts, body.collect().await.unwrap().to_bytes())
+}
+
+/// Sends equal requests at once, and returns the statuses of the answers.
+async fn statuses(stack: &Stack, count: usize, request: fn() -> Request<Body>) -> Vec<u16> {
+    let asked: Vec<_> =
+        (0..count).map(|_| tokio::spawn(stack.clone().oneshot(request()))).collect();
+    let mut statuses = Vec::new();
+    for asked in asked {
+        statuses.push(asked.await.unwrap().unwrap().status().as_u16());
+    }
+    statuses.sort_unstable();
+    statuses
+}
+
+/// Sends requests that accept different codings, and checks the answer of each.
+async fn each_gets_its_coding(stack: &Stack) {
+    for accepted in ["gzip", "", "identity", "gzip;q=0.5, br"] {
+        for _ in 0..2 {
+            let (parts, body) = send(stack, get_with(&[("accept-encoding", accepted)])).await;
+            let is_coded = accepted.starts_with("gzip");
+            assert_eq!(parts.headers.contains_key("content-encoding"), is_coded, "{accepted}");
+            assert_eq!(parts.headers["vary"], "accept-encoding");
+            match is_coded {
+                true => assert!(body.starts_with(b"\x1f\x8b"), "{accepted}"),
+                false => assert_eq!(body, TEXT, "{accepted}"),
+            }
+        }
+    }
+    let decoding = boxed(DecompressionLayer::new().layer(stack.clone()));
+    assert_eq!(send(&decoding, get("/")).await.1, TEXT);
+}
+
+#[tokio::test(start_paused = true)]
+async fn compression_outside_codes_one_stored_body_for_each_client() {
+    let (origin, calls) = origin(&[]);
+    let stack = boxed(CompressionLayer::new().layer(layer().layer(origin)));
+    each_gets_its_coding(&stack).await;
+    assert_eq!(calls.count(), 1);
+    // A part is one of the plain body.
+    let request = get_with(&[("accept-encoding", "gzip"), ("range", "bytes=2-5")]);
+    let (parts, body) = send(&stack, request).await;
+    assert_eq!((parts.status, &*body), (StatusCode::PARTIAL_CONTENT, &b"text"[..]));
+    assert_eq!(calls.count(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn compression_inside_makes_a_variant_of_each_accept_encoding() {
+    let (origin, calls) = origin(&[]);
+    let stack = boxed(layer().layer(CompressionLayer::new().layer(origin)));
+    each_gets_its_coding(&stack).await;
+    // The middleware that decodes accepts `gzip`, too.
+    assert_eq!(calls.count(), 4);
+}
+
+/// A client has the beginning of a coded body. A part of the plain one must not follow it.
+#[tokio::test(start_paused = true)]
+async fn a_weak_validator_joins_no_parts_of_two_codings() {
+    for (tag, status) in [("\"1\"", 206), ("W/\"1\"", 200)] {
+        let headers = [("etag", tag)];
+        let (origin, _) = origin(&headers);
+        let stack = boxed(CompressionLayer::new().layer(layer().layer(origin)));
+        let gzip = ("accept-encoding", "gzip");
+        let (parts, _) = send(&stack, get_with(&[gzip])).await;
+        assert_eq!(parts.headers["content-encoding"], "gzip");
+        assert_eq!(parts.headers["etag"], tag);
+        let request = get_with(&[gzip, ("range", "bytes=9-"), ("if-range", tag)]);
+        assert_eq!(send(&stack, request).await.0.status, status, "{tag}");
+    }
+}
+
+/// Sends the requests of two web pages, and returns whether each is permitted to read its answer.
+async fn each_page_reads(stack: &Stack) -> bool {
+    let mut all = true;
+    for page in PAGES.into_iter().chain(PAGES) {
+        let (parts, body) = send(stack, get_with(&[("origin", page)])).await;
+        assert_eq!(body, TEXT);
+        all &= parts.headers.get("access-control-allow-origin").is_some_and(|read| read == page);
+    }
+    all
+}
+
+fn cors() -> CorsLayer {
+    let pages = PAGES.map(HeaderValue::from_static);
+    CorsLayer::new().allow_origin(pages).allow_credentials(true)
+}
+
+#[tokio::test(start_paused = true)]
+async fn cors_outside_answers_each_page_from_one_entry() {
+    let (origin, calls) = origin(&[]);
+    let shared = layer().layer(origin);
+    let stack = boxed(cors().layer(shared.clone()));
+    assert!(each_page_reads(&stack).await);
+    assert_eq!(calls.count(), 1);
+    // The stored response permits nothing to any page.
+    let (parts, _) = send(&boxed(shared), get_with(&[("origin", PAGES[0])])).await;
+    assert!(!parts.headers.contains_key("access-control-allow-origin"));
+    // A preflight request does not reach the layer.
+    let preflight = Request::options("/")
+        .header("origin", PAGES[0])
+        .header("access-control-request-method", "GET");
+    let (parts, _) = send(&stack, preflight.body(Body::empty()).unwrap()).await;
+    assert_eq!((parts.status, calls.count()), (StatusCode::OK, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn cors_inside_makes_a_variant_of_each_page() {
+    for cors in [cors(), CorsLayer::new().allow_origin(Any)] {
+        let (origin, calls) = origin(&[]);
+        let for_all = cors.clone().layer(service_fn(|_: Request<Body>| async {
+            Ok::<_, std::convert::Infallible>(Response::new(Body::empty()))
+        }));
+        let answer = for_all.oneshot(get("/")).await.unwrap();
+        let is_for_all = answer.headers().get("access-control-allow-origin").is_some();
+        let stack = boxed(layer().layer(cors.layer(origin)));
+        assert_ne!(each_page_reads(&stack).await, is_for_all);
+        assert_eq!(calls.count(), 2);
+    }
+}
+
+/// The session of a request, as an extension.
+#[derive(Clone)]
+struct User(String);
+
+/// Returns a middleware that turns the cookie of a session into an extension, and adds a cookie.
+fn sessions(
+    inner: impl Service<
+        Request<Body>,
+        Response = Response<Body>,
+        Error = bellwether::BoxError,
+        Future: Send,
+    > + Clone
+    + Send
+    + Sync
+    + 'static,
+) -> Stack {
+    boxed(service_fn(move |mut request: Request<Body>| {
+        let inner = inner.clone();
+        async move {
+            let cookie = request.headers_mut().remove("cookie");
+            let user = cookie.map_or("guest".into(), |cookie| cookie.to_str().unwrap().to_owned());
+            request.extensions_mut().insert(User(user));
+            let mut response = inner.oneshot(request).await?;
+            response.headers_mut().append("set-cookie", HeaderValue::from_static("user=guest"));
+            Ok::<_, bellwether::BoxError>(response)
+        }
+    }))
+}
+
+/// Returns an origin that answers with the first letter of the user.
+fn plans() -> (Stack, Calls) {
+    let (inner, calls) = super::origin::origin(|_, request| {
+        let user = request.extensions().get::<User>().map_or("nobody", |user| &user.0);
+        Response::new(Body::from(user[..1].to_owned()))
+    });
+    (boxed(inner.map_err(|never| match never {})), calls)
+}
+
+#[tokio::test(start_paused = true)]
+async fn sessions_outside_share_by_identity_and_keep_their_cookies() {
+    let (origin, calls) = plans();
+    let plan = |parts: &Parts| Some(parts.extensions.get::<User>()?.0[..1].to_owned());
+    let shared = boxed(layer().identity(plan).layer(origin));
+    let stack = sessions(shared.clone());
+    for (user, expected) in [("anna", "a"), ("ben", "b"), ("alan", "a"), ("bill", "b")] {
+        let (parts, body) = send(&stack, get_with(&[("cookie", user)])).await;
+        assert_eq!(body, expected);
+        assert_eq!(parts.headers["set-cookie"], "user=guest");
+    }
+    assert_eq!(calls.count(), 2);
+    // The stored response has no cookie.
+    let mut request = get("/");
+    request.extensions_mut().insert(User("anna".to_owned()));
+    let (parts, _) = send(&shared, request).await;
+    assert!(!parts.headers.contains_key("set-cookie"));
+    assert_eq!(calls.count(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn sessions_inside_share_nothing() {
+    let (origin, calls) = plans();
+    let stack = boxed(layer().layer(sessions(origin)));
+    for (call, user) in ["anna", "ben", "anna", "guest", "guest"].into_iter().enumerate() {
+        let request = if user == "guest" { get("/") } else { get_with(&[("cookie", user)]) };
+        let (parts, body) = send(&stack, request).await;
+        assert_eq!(body, user[..1]);
+        assert_eq!(parts.headers["set-cookie"], "user=guest");
+        assert_eq!(calls.count(), call + 1);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_timeout_outside_ends_the_wait_of_a_caller_and_not_the_load() {
+    let (origin, calls) = origin(&[]);
+    let impatient = TimeoutLayer::with_status_code(StatusCode::GATEWAY_TIMEOUT, DELAY / 2);
+    let stack = boxed(impatient.layer(layer().layer(origin)));
+    assert_eq!(statuses(&stack, 20, || get("/")).await, [504; 20]);
+    sleep(DELAY).await;
+    assert_eq!(statuses(&stack, 20, || get("/")).await, [200; 20]);
+    assert_eq!(calls.count(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_load_limit_answers_all_callers_at_once() {
+    let (origin, calls) = origin(&[]);
+    let cache = http_cache(MemoryBackend::new()).load_limit(DELAY / 2).build().unwrap();
+    let stack = boxed(http_layer(cache).layer(origin));
+    let begun = Instant::now();
+    assert_eq!(statuses(&stack, 20, || get("/")).await, [504; 20]);
+    assert_eq!((calls.count(), begun.elapsed()), (1, DELAY / 2));
+    // A timeout inside is an error of the origin.
+    let (origin, _) = super::order::origin(&[]);
+    let timeout = TimeoutLayer::with_status_code(StatusCode::REQUEST_TIMEOUT, DELAY / 2);
+    let stack = boxed(layer().layer(timeout.layer(origin)));
+    assert_eq!(statuses(&stack, 1, || get("/")).await, [408]);
+}
+
+/// Returns a stack around handlers that panic.
+fn panicking() -> (Stack, Arc<AtomicUsize>) {
+    let calls = Arc::<AtomicUsize>::default();
+    let counted = calls.clone();
+    let inner = service_fn(move |_: Request<Body>| {
+        counted.fetch_add(1, Ordering::SeqCst);
+        async {
+            sleep(DELAY).await;
+            if true {
+                panic!("a handler");
+            }
+            Ok::<_, bellwether::BoxError>(Response::new(Body::empty()))
+        }
+    });
+    (boxed(inner), calls)
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_layer_answers_for_a_load_that_panics_and_catch_panic_for_the_rest() {
+    let (inner, calls) = panicking();
+    let stack = boxed(CatchPanicLayer::new().layer(layer().layer(inner)));
+    assert_eq!(statuses(&stack, 20, || get("/")).await, [502; 20]);
+    assert_eq!(calls.load(Ordering::SeqCst), 1);
+    let own = || get_with(&[("cookie", "a=b")]);
+    assert_eq!(statuses(&stack, 5, own).await, [500; 5]);
+    assert_eq!(calls.load(Ordering::SeqCst), 6);
+}
+
+#[tokio::test(start_paused = true)]
+async fn trace_outside_sees_all_requests_and_inside_those_that_are_loaded() {
+    let (origin, _) = origin(&[]);
+    let [outside, inside] = [(); 2].map(|()| Arc::<AtomicUsize>::default());
+    let counting = |seen: &Arc<AtomicUsize>| {
+        let seen = seen.clone();
+        TraceLayer::new_for_http().on_request(move |_: &Request<Body>, _: &tracing::Span| {
+            seen.fetch_add(1, Ordering::SeqCst);
+        })
+    };
+    let inner = boxed(counting(&inside).layer(origin));
+    let stack = boxed(counting(&outside).layer(layer().layer(inner)));
+    for _ in 0..2 {
+        statuses(&stack, 10, || get("/")).await;
+    }
+    statuses(&stack, 3, || get_with(&[("cookie", "a=b")])).await;
+    let seen = [outside, inside].map(|seen| seen.load(Ordering::SeqCst));
+    assert_eq!(seen, [23, 4]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn limits_inside_count_loads_and_refuse_no_hit() {
+    let (origin, calls) = origin(&[]);
+    let limited = ServiceBuilder::new().load_shed().concurrency_limit(1).service(origin);
+    let stack = boxed(layer().layer(limited));
+    assert_eq!(statuses(&stack, 1, || get("/")).await, [200]);
+    // The handler is busy.
+    let busy = tokio::spawn(stack.clone().oneshot(get_with(&[("cookie", "a=b")])));
+    sleep(DELAY / 2).await;
+    assert_eq!(statuses(&stack, 20, || get("/")).await, [200; 20]);
+    let own = stack.clone().oneshot(get_with(&[("cookie", "a=b")])).await;
+    assert!(own.unwrap_err().is::<tower::load_shed::error::Overloaded>());
+    busy.await.unwrap().unwrap();
+    assert_eq!(calls.count(), 2);
+}
+
+/// The layer is always ready, so load shed alone never refuses a request.
+#[tokio::test(start_paused = true)]
+async fn limits_outside_count_the_callers_that_wait() {
+    let (origin, calls) = origin(&[]);
+    let shared = boxed(layer().layer(origin));
+    let alone = boxed(ServiceBuilder::new().load_shed().service(shared.clone()));
+    assert_eq!(statuses(&alone, 20, || get("/")).await, [200; 20]);
+    let limited = ServiceBuilder::new().load_shed().concurrency_limit(2).service(shared);
+    let stack = boxed(limited);
+    let slow = || Request::get("/slow").body(Body::empty()).unwrap();
+    let waiting = tokio::spawn({
+        let stack = stack.clone();
+        async move { statuses(&stack, 2, slow).await }
+    });
+    sleep(DELAY / 2).await;
+    assert!(stack.clone().oneshot(get("/")).await.is_err(), "a hit needs a permit");
+    assert_eq!((waiting.await.unwrap(), calls.count()), (vec![200; 2], 2));
+}
+
+#[tokio::test(start_paused = true)]
+async fn headers_of_one_request_belong_outside() {
+    for is_outside in [true, false] {
+        let (origin, _) = origin(&[]);
+        let ids = |inner| {
+            let inner = PropagateRequestIdLayer::x_request_id().layer(inner);
+            boxed(SetRequestIdLayer::x_request_id(MakeRequestUuid).layer(inner))
+        };
+        let stack = match is_outside {
+            true => ids(boxed(layer().layer(origin))),
+            false => boxed(layer().layer(ids(origin))),
+        };
+        let first = send(&stack, get("/")).await.0;
+        let second = send(&stack, get("/")).await.0;
+        let are_equal = first.headers["x-request-id"] == second.headers["x-request-id"];
+        assert_ne!(are_equal, is_outside);
+    }
+}
+
+/// In axum, the layer that is added last is outermost.
+#[tokio::test(start_paused = true)]
+async fn the_last_layer_of_a_router_is_outermost() {
+    let calls = Arc::<AtomicUsize>::default();
+    let counted = calls.clone();
+    let handler = axum::routing::get(move || {
+        counted.fetch_add(1, Ordering::SeqCst);
+        async { TEXT }
+    });
+    let app = axum::Router::new().route("/", handler).layer(layer()).layer(CompressionLayer::new());
+    each_gets_its_coding(&boxed(app)).await;
+    assert_eq!(calls.load(Ordering::SeqCst), 1);
+}
+
+/// Such a limit would be one for each route.
+#[tokio::test(start_paused = true)]
+async fn a_global_limit_counts_the_handlers_of_all_routes() {
+    let running = Arc::<AtomicUsize>::default();
+    let most = Arc::<AtomicUsize>::default();
+    for (is_global, expected) in [(true, 1), (false, 2)] {
+        most.store(0, Ordering::SeqCst);
+        let (counted, highest) = (running.clone(), most.clone());
+        let handler = axum::routing::get(move || {
+            highest.fetch_max(counted.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+            let counted = counted.clone();
+            async move {
+                sleep(Duration::from_millis(10)).await;
+                counted.fetch_sub(1, Ordering::SeqCst);
+            }
+        });
+        let app = axum::Router::new().route("/a", handler.clone()).route("/b", handler);
+        let app = match is_global {
+            true => app.layer(tower::limit::GlobalConcurrencyLimitLayer::new(1)),
+            false => app.layer(tower::limit::ConcurrencyLimitLayer::new(1)),
+        };
+        let stack = boxed(app.layer(layer()));
+        tokio::join!(send(&stack, get("/a")), send(&stack, get("/b")));
+        assert_eq!(most.load(Ordering::SeqCst), expected);
+    }
+}
