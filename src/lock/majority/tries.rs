@@ -52,7 +52,10 @@ impl Majority {
             let (backend, claim) = (server.backend().as_ref(), acquisition.claim().clone());
             let answer = acquisition.ask(self.limit, |_, _| ask(at, backend, claim)).await;
             let answer = answer.map(|(answer, _)| answer);
-            self.order.answered(at, &answer);
+            // A server without a lease to pass was not asked.
+            if !matches!(answer.as_ref().map(Said::from), Ok(Said::Nothing)) {
+                self.order.answered(at, &answer);
+            }
             (acquisition, answer)
         });
         let (acquisitions, answers) = join_all(asked).await.into_iter().unzip();

@@ -239,14 +239,19 @@ fn acquire(
     async move { server.acquire(&claim).await }.boxed()
 }
 
-/// Returns for how long the queue server keeps the lease for the claim whose turn it is. Any other
+/// Returns for how long a queue server keeps the lease for the claim whose turn it is. Any other
 /// claim gives way then, although a majority may be free.
+///
+/// Another process may have its entries at an earlier server. If the queue server has not answered,
+/// it may have them at the next one that has.
 fn kept_for_another(
     answers: &[Result<Acquired, BackendError>],
     queue_server: usize,
 ) -> Option<Occupied> {
-    match answers.get(queue_server) {
-        Some(Ok(Acquired::Held(kept))) if kept.fence == 0 => Some(occupied(kept.remaining)),
+    let answers_from = |at: &usize| answers.get(*at).is_some_and(Result::is_ok);
+    let last = (queue_server..answers.len()).find(answers_from).unwrap_or(queue_server);
+    answers.iter().take(last + 1).find_map(|answer| match answer {
+        Ok(Acquired::Held(kept)) if kept.fence == 0 => Some(occupied(kept.remaining)),
         _ => None,
-    }
+    })
 }
