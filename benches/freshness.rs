@@ -6,14 +6,20 @@
 //!
 //! The callers of a key that is loaded stand beside the callers of other hot keys at that time. The
 //! work of the machine is the same for both, such as the claims and commits of all keys. So their
-//! difference is what the layer adds for the callers of a key that expires. The last column is for
-//! times at which no hot key is loaded.
+//! difference is what the layer adds for the callers of a key that expires. The column after it is
+//! for times at which no hot key is loaded.
+//!
+//! An early refresh begins with a read. A value without a read in the right time expires, whatever
+//! the layer does. So the callers that wait for such a value have a column of their own, and no
+//! part in the other times. `cargo bench --bench freshness -- early` has the rows with that word
+//! only.
 #![allow(missing_docs, unreachable_pub, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::{
     future::Future,
+    ops::Range,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
@@ -39,8 +45,11 @@ const HOT: usize = 20;
 const CALLERS: usize = 8;
 const TTL: Duration = Duration::from_secs(1);
 const LOAD: Duration = Duration::from_millis(50);
+/// The ages of a value at which a read can begin a refresh that ends in time: within the last two
+/// loads, and with time for one load and its round trips.
+const IN_TIME: Range<Duration> = Duration::from_millis(900)..Duration::from_millis(940);
 const WARM: Duration = Duration::from_millis(1_500);
-const TIME: Duration = Duration::from_secs(10);
+const TIME: Duration = Duration::from_secs(20);
 const OUTAGE: Duration = Duration::from_secs(10);
 
 fn main() {
@@ -52,11 +61,21 @@ async fn all() {
     println!(
         "a period is a time to live and a load; p99 of callers at a load of their key, beside"
     );
-    println!("a load of another hot key, and at no such load\n");
+    println!(
+        "a load of another hot key, and at no such load; callers that waited for a value with"
+    );
+    println!("a read in time for its early refresh, and for one that was unread at that time\n");
     for processes in [4, 16] {
         println!(
-            "{processes:>2} processes {:>24} {:>14} {:>7} {:>12} {:>9} {:>9} {:>6}",
-            "loads/period", "claims/period", "waited", "at a load", "beside", "at none", "ratio"
+            "{processes:>2} processes {:>24} {:>14} {:>7} {:>7} {:>12} {:>9} {:>9} {:>6}",
+            "loads/period",
+            "claims/period",
+            "waited",
+            "unread",
+            "at a load",
+            "beside",
+            "at none",
+            "ratio"
         );
         let stale = |builder: Builder<u64>| builder.stale_while_revalidate(TTL);
         let early = |builder: Builder<u64>| builder.early_refresh(EarlyRefresh::ByCost);
@@ -76,6 +95,7 @@ async fn all() {
 #[derive(Default)]
 struct Origin {
     loading: [AtomicUsize; HOT],
+    values: [Mutex<Value>; HOT],
     loads: AtomicUsize,
     claims: Arc<AtomicUsize>,
     is_counting: AtomicBool,
@@ -90,10 +110,22 @@ impl Origin {
         let under_way = self.loading.get(key).map(Loading::begin);
         sleep(LOAD).await;
         drop(under_way);
+        if let Some(value) = self.values.get(key) {
+            *value.lock().unwrap() = Value { loaded: Some(Instant::now()), is_read_in_time: false };
+        }
         match self.is_failing.load(Ordering::Relaxed) {
             true => Err("the origin fails".into()),
             false => Ok(7),
         }
+    }
+
+    /// Notes a read of a hot key. Returns whether its value had a read before that could have
+    /// begun a refresh in time, or is still to have it.
+    fn reads(&self, key: usize) -> bool {
+        let mut value = self.values[key].lock().unwrap();
+        let Some(age) = value.loaded.map(|loaded| loaded.elapsed()) else { return false };
+        value.is_read_in_time |= IN_TIME.contains(&age);
+        value.is_read_in_time || age < IN_TIME.end
     }
 
     /// Returns which load a caller of a hot key meets now.
@@ -105,6 +137,14 @@ impl Origin {
             false => Meets::Nothing,
         }
     }
+}
+
+/// The present value of a hot key.
+#[derive(Default)]
+struct Value {
+    loaded: Option<Instant>,
+    /// Some caller has asked for it so early that its refresh can end before its time to live.
+    is_read_in_time: bool,
 }
 
 /// The load of a hot key that is under way when a caller asks for one.
@@ -154,6 +194,12 @@ fn name(key: usize) -> String {
 fn zipf(rng: &mut Rng) -> usize {
     let at = (KEYS as f64).powf(rng.f64());
     (at as usize - 1).min(KEYS - 1)
+}
+
+/// Returns whether a row is wanted: all are, unless words of their names are given.
+fn is_wanted(label: &str) -> bool {
+    let mut words = std::env::args().skip(1).filter(|word| !word.starts_with('-')).peekable();
+    words.peek().is_none() || words.any(|word| label.contains(&word))
 }
 
 async fn leased(label: &str, processes: usize, with: impl Fn(Builder<u64>) -> Builder<u64>) {
@@ -240,6 +286,9 @@ async fn run<F>(
 ) where
     F: Future<Output = bool> + Send + 'static,
 {
+    if !is_wanted(label) {
+        return;
+    }
     let begun = Instant::now();
     let mut seen = Seen::default();
     let mut under_way = JoinSet::new();
@@ -258,9 +307,10 @@ async fn run<F>(
             let origin = origin.clone();
             under_way.spawn(async move {
                 let meets = if key < HOT { origin.meets(key) } else { Meets::Nothing };
+                let in_time = key < HOT && origin.reads(key);
                 let begun = Instant::now();
                 let waited = asked.await;
-                counts.then(|| (begun.elapsed(), meets, waited))
+                counts.then(|| Call { took: begun.elapsed(), meets, waited, in_time })
             });
         }
         while let Some(done) = under_way.try_join_next() {
@@ -279,6 +329,15 @@ async fn run<F>(
     seen.print(label, loads as f64 / periods, claims as f64 / periods);
 }
 
+/// What a caller of a hot key saw.
+struct Call {
+    took: Duration,
+    meets: Meets,
+    waited: bool,
+    /// The value had a read in time for an early refresh, or is still to have it.
+    in_time: bool,
+}
+
 #[derive(Default)]
 struct Seen {
     /// The times of callers, by the load that each met.
@@ -286,30 +345,37 @@ struct Seen {
     beside: Vec<Duration>,
     at_none: Vec<Duration>,
     waited: usize,
+    /// The callers that waited for a value without a read in time.
+    unread: usize,
 }
 
 impl Seen {
-    fn add(&mut self, call: Option<(Duration, Meets, bool)>) {
-        let Some((took, meets, waited)) = call else { return };
-        self.waited += usize::from(waited);
-        let of = match meets {
+    fn add(&mut self, call: Option<Call>) {
+        let Some(call) = call else { return };
+        if call.waited && !call.in_time {
+            self.unread += 1;
+            return;
+        }
+        self.waited += usize::from(call.waited);
+        let of = match call.meets {
             Meets::Own => &mut self.at_load,
             // A caller that begins a load that it waits for is at that load.
-            _ if waited => &mut self.at_load,
+            _ if call.waited => &mut self.at_load,
             Meets::Other => &mut self.beside,
             Meets::Nothing => &mut self.at_none,
         };
-        of.push(took);
+        of.push(call.took);
     }
 
     fn print(mut self, label: &str, loads: f64, claims: f64) {
-        let all = self.at_load.len() + self.beside.len() + self.at_none.len();
-        let waited = self.waited as f64 / all as f64 * 100.0;
+        let all = self.at_load.len() + self.beside.len() + self.at_none.len() + self.unread;
+        let [waited, unread] =
+            [self.waited, self.unread].map(|callers| callers as f64 / all as f64 * 100.0);
         let times = [&mut self.at_load, &mut self.beside, &mut self.at_none];
         let [at_load, beside, at_none] = times.map(|times| p99(times) * 1e3);
         println!(
-            "{label:24} {loads:>12.2} {claims:>14.2} {waited:>6.2}% {at_load:>9.2} ms \
-             {beside:>6.2} ms {at_none:>6.2} ms {:>6.2}",
+            "{label:24} {loads:>12.2} {claims:>14.2} {waited:>6.2}% {unread:>6.2}% \
+             {at_load:>9.2} ms {beside:>6.2} ms {at_none:>6.2} ms {:>6.2}",
             // Without a load there is no ratio.
             if beside > 0.0 { at_load / beside } else { 0.0 }
         );
@@ -324,6 +390,9 @@ fn p99(times: &mut [Duration]) -> f64 {
 
 /// Asks for the hot keys while the origin fails.
 async fn outage(processes: usize) {
+    if !is_wanted("outage") {
+        return;
+    }
     let (server, origin) = (RedisServer::start().await, Arc::new(Origin::default()));
     let caches =
         caches(&server, &origin, processes, |builder| builder.stale_while_revalidate(6 * OUTAGE));

@@ -92,6 +92,10 @@ fn with_windows(builder: Builder<usize>) -> Builder<usize> {
     builder.stale_while_revalidate(STALE).stale_if_error(ERROR)
 }
 
+fn by_cost(builder: Builder<usize>) -> Builder<usize> {
+    builder.early_refresh(EarlyRefresh::ByCost)
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_stale_value_is_served_at_once_and_refreshed_behind() {
     let cache = &fleet(1, with_windows)[0];
@@ -336,6 +340,31 @@ async fn a_hot_entry_that_is_refreshed_early_never_becomes_stale() {
         assert_eq!(origin.asked() as u64, 1 + refreshes);
         assert!((10..=20).contains(&refreshes), "{early:?}: {refreshes}");
     }
+}
+
+/// An early refresh begins with a read. One is enough, in any process, if it leaves the load its
+/// time. After a later one, callers wait for the rest of the load.
+#[tokio::test(start_paused = true)]
+async fn one_read_in_time_keeps_all_callers_from_waiting() {
+    for (before, reader) in [(2 * LOAD, 0), (2 * LOAD, 3), (LOAD + 2 * MS, 0), (LOAD + 2 * MS, 3)] {
+        let (caches, origin) = (fleet(4, by_cost), Origin::default());
+        origin.ask(&caches[0]).await.unwrap();
+        sleep(TTL - before).await;
+        assert_eq!(origin.ask_at_once(&caches[reader]).await, (1, Source::Hit));
+        sleep(before).await;
+        for cache in &caches {
+            assert_eq!(origin.ask_at_once(cache).await, (2, Source::Hit), "{before:?}");
+        }
+    }
+    let (caches, origin) = (fleet(4, by_cost), Origin::default());
+    origin.ask(&caches[0]).await.unwrap();
+    sleep(TTL - LOAD / 2).await;
+    origin.ask_at_once(&caches[3]).await;
+    sleep(LOAD / 2).await;
+    let begun = Instant::now();
+    let loaded = origin.ask(&caches[1]).await.unwrap();
+    assert_eq!((*loaded.value(), loaded.source(), origin.asked()), (2, Source::Received, 2));
+    assert!(begun.elapsed() <= LOAD / 2 + 2 * MS, "{:?}", begun.elapsed());
 }
 
 #[tokio::test(start_paused = true)]
