@@ -90,7 +90,9 @@ async fn a_refresh_costs_few_claims_whatever_the_number_of_processes() {
     }
 }
 
-/// The process that stored the value is asked no more, so others have to claim in its place.
+/// The process that stored the value is asked no more, so others have to claim in its place. The
+/// test of the decision asserts the expected number, which is at most 3. By the tail of geometric
+/// numbers, the mean of a hundred exceeds 4 in one run of ten million.
 #[tokio::test(start_paused = true)]
 async fn few_processes_claim_in_place_of_one_that_is_gone() {
     for size in [1, 16, 64] {
@@ -103,7 +105,7 @@ async fn few_processes_claim_in_place_of_one_that_is_gone() {
         }
         let claims = claims / f64::from(rounds);
         println!("{size} processes: {claims} claims for each refresh");
-        assert!(claims <= 3.5, "{size} processes: {claims}");
+        assert!(claims <= 4.0, "{size} processes: {claims}");
     }
 }
 
