@@ -1,8 +1,8 @@
 //! Unsafe requests end the responses that they may have outdated (RFC 9111, section 4.4).
 
 use http::{
-    HeaderMap, HeaderName, Request, StatusCode, Uri,
-    header::{CONTENT_LOCATION, HOST, LOCATION},
+    HeaderMap, HeaderName, HeaderValue, Request, StatusCode, Uri,
+    header::{CONTENT_LOCATION, CONTENT_TYPE, HOST, LOCATION},
     request::Parts,
     uri::Authority,
 };
@@ -87,6 +87,13 @@ fn replace(parts: &mut Parts, uri: Uri) -> Option<()> {
     Some(())
 }
 
+/// Returns whether an answer is one to a gRPC call. Its path names a procedure, which no `GET` asks
+/// for, so nothing is stored under it.
+fn is_grpc(answer: &HeaderMap) -> bool {
+    let content_type = answer.get(CONTENT_TYPE).map(HeaderValue::as_bytes);
+    content_type.is_some_and(|name| name.starts_with(b"application/grpc"))
+}
+
 impl Http {
     /// Ends the responses that an unsafe request outdates, if its answer is no error. The caller
     /// gets its answer afterwards, and then finds none of them.
@@ -99,7 +106,8 @@ impl Http {
         answer: &HeaderMap,
     ) -> impl Future<Output = ()> + Send + use<> {
         let is_good = status.is_success() || status.is_redirection();
-        let keys = match is_good && !self.0.coalesce_only {
+        let ends = is_good && !self.0.coalesce_only && !is_grpc(answer);
+        let keys = match ends {
             true => target.keys(&self.0, answer),
             false => Vec::new(),
         };

@@ -205,6 +205,9 @@ impl BellwetherLayer<Http> {
     /// under other [parts of the key](Self::vary_by) stay. [`purge_if`](Self::purge_if) permits
     /// `PURGE` requests.
     ///
+    /// A gRPC call ends nothing, because its path names a procedure. It passes, and so do WebSocket
+    /// upgrades and `CONNECT`: their bytes flow both ways, and nothing of them is stored.
+    ///
     /// # The key
     ///
     /// The key consists of host, and path with query. A scheme in the target of an HTTP/1.1 request

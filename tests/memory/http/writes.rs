@@ -124,6 +124,27 @@ async fn a_writer_that_goes_away_ends_what_it_has_outdated() {
     assert_eq!(texts.each_ref().map(|answer| answer.text()), ["4", "5"]);
 }
 
+/// Each call waited for a command, and for its time limit while the backend was away.
+#[tokio::test(start_paused = true)]
+async fn a_grpc_call_waits_for_no_backend() {
+    let backend = Faulty::new(|op| (op == Op::Invalidate).then_some(Fault::Hang));
+    let (inner, _) = origin(|call, request| {
+        let kind = request.headers().get("content-type").unwrap();
+        let answer = Response::builder().header("content-type", kind);
+        answer.body(Body::from(call.to_string())).unwrap()
+    });
+    let service = http_layer(http_cache(backend.clone()).build().unwrap()).layer(inner);
+    for kind in ["application/grpc", "application/grpc+proto", "application/grpc-web"] {
+        let mut call = request("POST", "/shop.Shop/Buy");
+        call.headers_mut().insert("content-type", kind.parse().unwrap());
+        timeout(2 * DELAY, ask(&service, call)).await.unwrap();
+    }
+    assert_eq!(backend.count(Op::Invalidate), 0);
+    let mut write = request("POST", "/a");
+    write.headers_mut().insert("content-type", "application/json".parse().unwrap());
+    assert!(timeout(2 * DELAY, ask(&service, write)).await.is_err(), "it did not wait");
+}
+
 /// The path before the router took its prefix is a part of the key.
 #[tokio::test(start_paused = true)]
 async fn a_write_in_a_nested_router_ends_its_location() {
