@@ -14,7 +14,7 @@ use bellwether::{
 };
 use bytes::Bytes;
 use futures_util::{StreamExt, stream};
-use http::{HeaderMap, Request, Response, StatusCode, header};
+use http::{Extensions, HeaderMap, Request, Response, StatusCode, Version, header};
 use http_body::Frame;
 use http_body_util::{BodyExt, StreamBody};
 use tokio::time::sleep;
@@ -33,8 +33,10 @@ type Service = Bellwether<Inner, Http>;
 pub(crate) struct Pair {
     pub(crate) is_rfc9111: bool,
     pub(crate) users: [User; 2],
-    /// The headers that the origin looks at.
+    /// The headers that the origin looks at. It looks at extensions as well.
     pub(crate) reads: &'static str,
+    /// The status of its answers.
+    pub(crate) status: u16,
     /// The headers of its answers.
     pub(crate) says: Vec<(&'static str, String)>,
     /// Headers in the key, and cookies that are ignored.
@@ -48,7 +50,18 @@ pub(crate) struct User {
     pub(crate) method: &'static str,
     pub(crate) target: &'static str,
     pub(crate) lines: Vec<(&'static str, &'static str)>,
+    /// What an outer middleware has found out about the user.
+    pub(crate) extension: Option<&'static str>,
+    pub(crate) is_http2: bool,
 }
+
+/// An extension of a request.
+#[derive(Clone)]
+struct Known(&'static str);
+
+/// An extension of an answer, with the identity of its request.
+#[derive(Clone)]
+struct Told(String);
 
 /// What a user asks for.
 #[derive(Clone, Copy, Debug)]
@@ -137,6 +150,7 @@ pub(crate) struct Scenario {
 #[derive(Debug)]
 struct Answer {
     status: StatusCode,
+    told: Option<String>,
     headers: HeaderMap,
     body: Vec<u8>,
     trailers: Option<HeaderMap>,
@@ -150,6 +164,12 @@ impl User {
             request = request.header(*name, *value);
         }
         let mut request = request.body(Body::empty()).unwrap();
+        if self.is_http2 {
+            *request.version_mut() = Version::HTTP_2;
+        }
+        if let Some(extension) = self.extension {
+            request.extensions_mut().insert(Known(extension));
+        }
         let (name, value) = match form {
             Form::All => return request,
             Form::Head if self.method == "GET" => {
@@ -200,11 +220,34 @@ impl Scenario {
         std::iter::from_fn(|| calls.try_recv().ok()).count()
     }
 
+    /// Sends the request of one user in a process that knows nothing yet, and checks the answer.
+    /// It is plain if the user asks again. Returns the number of calls of the origin.
+    pub(crate) async fn visit(
+        &self,
+        cache: Cache<CachedResponse>,
+        user: usize,
+        is_again: bool,
+    ) -> usize {
+        let (count, mut calls) = tokio::sync::mpsc::unbounded_channel();
+        let service = self.layer(cache).layer(self.origin(count));
+        let form = if is_again { Form::All } else { self.forms[user] };
+        let request = self.pair.users[user].request(form);
+        self.check(user, read(send(&service, request).await).await);
+        std::iter::from_fn(|| calls.try_recv().ok()).count()
+    }
+
     fn layer(&self, cache: Cache<CachedResponse>) -> BellwetherLayer<Http> {
         let pair = &self.pair;
         let policy = if pair.is_rfc9111 { Policy::rfc9111() } else { Policy::careful() };
-        let layer = BellwetherLayer::http(cache).default_lifetime(Duration::from_secs(3600));
+        let (status, lifetime) =
+            (StatusCode::from_u16(pair.status).unwrap(), Duration::from_secs(3600));
+        let policy = policy.status_lifetime(status, lifetime);
+        let layer = BellwetherLayer::http(cache).default_lifetime(lifetime);
         let layer = layer.policy(policy).ignore_cookies(pair.ignored_cookies.split_whitespace());
+        let layer = match pair.users.iter().any(|user| user.extension.is_some()) {
+            true => layer.identity(|parts| Some(known(&parts.extensions).to_owned())),
+            false => layer,
+        };
         pair.keyed.split_whitespace().fold(layer, BellwetherLayer::vary_by_header)
     }
 
@@ -229,8 +272,11 @@ impl Scenario {
             header::HeaderName::from_static("x-identity"),
             identity.parse().unwrap(),
         )]);
-        let mut response =
-            Response::builder().header("x-identity", &identity).header("etag", "\"1\"");
+        let mut response = Response::builder()
+            .status(self.pair.status)
+            .extension(Told(identity.clone()))
+            .header("x-identity", &identity)
+            .header("etag", "\"1\"");
         for (name, value) in &self.pair.says {
             response = response.header(*name, value);
         }
@@ -272,6 +318,7 @@ impl Scenario {
         let told = told.unwrap_or_else(|| panic!("{user} of {own:?} has {answer:?}, {self:#?}"));
         let trailers = answer.trailers.iter().flat_map(|trailers| trailers.get("x-identity"));
         trailers.for_each(|trailer| assert_eq!(trailer, told, "{user}, {self:#?}"));
+        answer.told.iter().for_each(|extension| assert_eq!(extension, told, "{user}, {self:#?}"));
         self.check_body(&body(told), &answer);
     }
 
@@ -302,14 +349,32 @@ impl Pair {
     /// Returns all that the origin has looked at.
     fn identity(&self, request: &Request<Body>) -> String {
         let method = request.method().as_str().replace("HEAD", "GET");
-        let mut identity = format!("{method} {}", request.uri());
+        let (uri, headers) = (request.uri(), request.headers());
+        // The host of an HTTP/2 request is in its target.
+        let authority = uri.authority().filter(|_| request.version() == Version::HTTP_2);
+        let mut identity = match authority {
+            Some(_) => format!("{method} {}", uri.path()),
+            None => format!("{method} {uri}"),
+        };
         for name in self.reads.split_whitespace() {
-            for line in request.headers().get_all(name) {
+            if let Some(authority) =
+                authority.filter(|_| name == "host" && !headers.contains_key(name))
+            {
+                identity += &format!(" {name}:{authority}");
+            }
+            for line in headers.get_all(name) {
                 identity += &format!(" {name}:{}", line.as_bytes().escape_ascii());
             }
         }
-        identity
+        match known(request.extensions()) {
+            "" => identity,
+            known => format!("{identity} known:{known}"),
+        }
     }
+}
+
+fn known(extensions: &Extensions) -> &'static str {
+    extensions.get::<Known>().map_or("", |known| known.0)
 }
 
 fn body(identity: &str) -> Vec<u8> {
@@ -323,7 +388,9 @@ async fn send(service: &Service, request: Request<Body>) -> Response<ResponseBod
 async fn read(response: Response<ResponseBody<Body>>) -> Answer {
     let (parts, mut body) = response.into_parts();
     let (status, headers) = (parts.status, parts.headers);
-    let mut answer = Answer { status, headers, body: Vec::new(), trailers: None, is_whole: true };
+    let told = parts.extensions.get::<Told>().map(|told| told.0.clone());
+    let (body_so_far, trailers) = (Vec::new(), None);
+    let mut answer = Answer { status, told, headers, body: body_so_far, trailers, is_whole: true };
     while let Some(frame) = body.frame().await {
         match frame.map(Frame::into_data) {
             Ok(Ok(data)) => answer.body.extend_from_slice(&data),

@@ -95,14 +95,20 @@ const UNAUTHORIZED: [&str; 6] = [
 ];
 
 /// Requests that ask for something else by one of these headers.
-const OVERRIDES: [(&str, &str); 6] = [
+const OVERRIDES: [(&str, &str); 8] = [
     ("x-http-method-override", "DELETE"),
     ("x-method-override", "DELETE"),
     ("x-http-method", "PUT"),
     ("x-original-url", "/admin"),
     ("x-rewrite-url", "/admin"),
     ("if-schedule-tag-match", "\"a\""),
+    ("upgrade", "websocket"),
+    ("upgrade", "h2c"),
 ];
+
+/// Statuses of answers. Those below 200 and two others must not be stored, whatever was set.
+const STATUSES: [u16; 15] =
+    [100, 101, 103, 203, 204, 206, 300, 301, 304, 308, 404, 410, 451, 500, 503];
 
 /// Pairs of hosts and targets that are not the same resource.
 const TARGETS: [[(&str, &str); 2]; 15] = [
@@ -153,6 +159,67 @@ pub(crate) fn pairs() -> Vec<Pair> {
         pairs.extend(of_requests(is_rfc9111));
     }
     pairs.extend(of_keys());
+    for is_rfc9111 in [false, true] {
+        STATUSES.into_iter().for_each(|status| pairs.extend(of_status(status, is_rfc9111)));
+        pairs.extend(of_extensions(is_rfc9111));
+        pairs.extend(of_http2(is_rfc9111));
+    }
+    pairs
+}
+
+/// Returns pairs whose answers have a status, and are for one user each.
+fn of_status(status: u16, is_rfc9111: bool) -> Vec<Pair> {
+    let lifetime = ("cache-control", "max-age=60");
+    let of_first = |name, says| of_header(name, is_rfc9111, says).into_iter().take(2);
+    let pairs = of_first("authorization", &[lifetime])
+        .chain(of_first("cookie", &[lifetime, ("vary", "cookie")]))
+        .chain(of_first("accept-language", &[lifetime, ("vary", "accept-language")]))
+        .chain(of_first("user-agent", &[lifetime, ("set-cookie", "a=b")]))
+        .chain(of_first("user-agent", &[("cache-control", "private, max-age=60")]));
+    pairs.map(|pair| Pair { status, ..pair }).collect()
+}
+
+/// Returns pairs that differ in an extension, which the layer knows as their identity.
+fn of_extensions(is_rfc9111: bool) -> Vec<Pair> {
+    let known = |extension| User { extension, ..user("GET", "/", &[]) };
+    let mut pairs = Vec::new();
+    for says in [&[][..], &[("cache-control", "public, max-age=60")]] {
+        for [one, other] in [["alice", "bob"], ["alice", ""], ["", "alice"]] {
+            let users = [one, other].map(|name| known(Some(name).filter(|name| !name.is_empty())));
+            pairs.push(Pair { is_rfc9111, users, ..says_only(says) });
+        }
+    }
+    pairs
+}
+
+/// Returns pairs of HTTP/2 clients with each other, and with one of HTTP/1.1.
+fn of_http2(is_rfc9111: bool) -> Vec<Pair> {
+    let host = ("host", "a.example");
+    let mut pairs = Vec::new();
+    for (name, says) in [
+        ("authorization", [("cache-control", "max-age=60")]),
+        ("cookie", [("vary", "cookie")]),
+        ("accept-language", [("vary", "accept-language")]),
+        ("x-user-id", [("vary", "x-user-id")]),
+    ] {
+        let (alice, bob) = ((name, "alice=1"), (name, "bob=1"));
+        let reads = if name == "cookie" { "host cookie" } else { name };
+        for users in [
+            [http2("http://a.example/", &[alice]), http2("http://a.example/", &[bob])],
+            [http2("http://a.example/", &[alice]), user("GET", "/", &[host, bob])],
+            [user("GET", "/", &[host, alice]), http2("https://a.example/", &[bob])],
+            [http2("https://a.example/", &[alice]), http2("https://a.example/", &[])],
+        ] {
+            pairs.push(Pair { is_rfc9111, users, reads, ..says_only(&says) });
+        }
+    }
+    for users in [
+        [http2("http://a.example/", &[]), http2("http://b.example/", &[])],
+        [http2("http://a.example/", &[]), user("GET", "/", &[("host", "b.example")])],
+        [http2("http://a.example/", &[host]), http2("http://a.example/", &[("host", "b.example")])],
+    ] {
+        pairs.push(Pair { is_rfc9111, users, reads: "host", ..says_only(&[]) });
+    }
     pairs
 }
 
@@ -177,7 +244,9 @@ fn of_header(name: &'static str, is_rfc9111: bool, says: Lines<'_>) -> Vec<Pair>
 /// Returns pairs that differ in the method, the host or the target.
 fn of_requests(is_rfc9111: bool) -> Vec<Pair> {
     let mut users = Vec::new();
-    for method in ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "PURGE", "QUERY", "get"] {
+    for method in
+        ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT", "PURGE", "QUERY", "get"]
+    {
         users.push([user("GET", "/", &[]), user(method, "/", &[])]);
     }
     for line in OVERRIDES {
@@ -190,7 +259,7 @@ fn of_requests(is_rfc9111: bool) -> Vec<Pair> {
         }));
     }
     let reads = "host x-http-method-override x-method-override x-http-method x-original-url \
-                 x-rewrite-url if-schedule-tag-match";
+                 x-rewrite-url if-schedule-tag-match upgrade";
     let turned = |[one, other]: [User; 2]| [[one.clone(), other.clone()], [other, one]];
     let pair = |users| Pair { is_rfc9111, users, reads, ..says_only(&[]) };
     users.into_iter().flat_map(turned).map(pair).collect()
@@ -214,9 +283,14 @@ fn of_keys() -> Vec<Pair> {
 fn says_only(says: Lines<'_>) -> Pair {
     let says = says.iter().map(|(name, value)| (*name, (*value).to_owned())).collect();
     let users = [user("GET", "/", &[]), user("GET", "/", &[])];
-    Pair { is_rfc9111: false, users, reads: "", says, keyed: "", ignored_cookies: "" }
+    let (is_rfc9111, status) = (false, 200);
+    Pair { is_rfc9111, users, reads: "", status, says, keyed: "", ignored_cookies: "" }
 }
 
 fn user(method: &'static str, target: &'static str, lines: Lines<'_>) -> User {
-    User { method, target, lines: lines.to_vec() }
+    User { method, target, lines: lines.to_vec(), extension: None, is_http2: false }
+}
+
+fn http2(target: &'static str, lines: Lines<'_>) -> User {
+    User { is_http2: true, ..user("GET", target, lines) }
 }

@@ -38,6 +38,17 @@ async fn a_user_that_attaches_to_a_body_gets_what_is_theirs() {
     run(Order::Meanwhile).await;
 }
 
+/// No process remembers how the answers of a key turned out.
+#[tokio::test(start_paused = true)]
+async fn two_users_of_processes_that_have_just_started_get_what_is_theirs() {
+    for scenario in scenarios().into_iter().filter(|scenario| scenario.order == Order::After) {
+        let backend = MemoryBackend::new();
+        for (user, is_again) in [(0, false), (1, false), (1, true), (0, true)] {
+            scenario.visit(cache(&backend), user, is_again).await;
+        }
+    }
+}
+
 /// The scenarios would show nothing if no answer were shared.
 #[tokio::test(start_paused = true)]
 async fn equal_users_share_in_the_same_scenarios() {
