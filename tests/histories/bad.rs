@@ -227,6 +227,13 @@ fn a_read_that_goes_back_is_found() {
     );
     let older = value(1, 1, 100_000);
     assert_eq!(back.read(4, older, Source::Shared, 315, 316).breaks(), [Rule::NeverBack]);
+    // The newer value was not to be stored.
+    let unstored = plain()
+        .load(2, 1, 20, 300, 310)
+        .line(2, 310, Event::LoadUnstored { number: 1 })
+        .read(3, newer, Source::Shared, 313, 314)
+        .read(4, older, Source::Shared, 315, 316);
+    assert_eq!(unstored.breaks(), []);
 }
 
 #[test]
@@ -347,10 +354,17 @@ fn a_value_of_the_store_that_is_remembered_for_too_long_is_found() {
     // Stored at 112, and kept for 300 ms.
     assert_eq!(read(with_windows(), 412).breaks(), []);
     assert_eq!(read(with_windows(), 414).breaks(), [Rule::Remembered]);
-    let mut fresh_only = with_windows();
-    let windows = fresh_only.0.windows.as_mut().unwrap();
-    (windows.stale, windows.error) = (0, 0);
-    assert_eq!(read(fresh_only, 200).breaks(), [Rule::Remembered]);
+    let fresh_only = || {
+        let mut written = with_windows();
+        let windows = written.0.windows.as_mut().unwrap();
+        (windows.stale, windows.error) = (0, 0);
+        written
+    };
+    assert_eq!(read(fresh_only(), 200).breaks(), [Rule::Remembered]);
+    // A load without a lease has found it unchanged.
+    let unchanged = Event::LoadUnchanged { number: 1, value: loaded };
+    let renewed = fresh_only().degraded(2, 1, 190, 200).line(2, 200, unchanged);
+    assert_eq!(read(renewed, 201).breaks(), []);
     // Another process may have invalidated it meanwhile, and this process may not.
     assert_eq!(read(with_windows().invalidated(3, 7, 20, 130, 140), 150).breaks(), []);
     let ours = with_windows().invalidated(2, 7, 20, 130, 140);

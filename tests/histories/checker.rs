@@ -15,7 +15,8 @@
 //! - [`Rule::Fences`]: a later grant or write has a greater fence, and no two have the same.
 //! - [`Rule::StoreGoesOn`]: nothing is stored under a fence after a greater one has been taken.
 //! - [`Rule::NeverBack`]: a read is not answered with an older fence than an earlier read was,
-//!   unless the value stands in for a failure. A newer value may not have been stored.
+//!   unless the value stands in for a failure. A newer value may not have been stored. A value that
+//!   is not to be stored is no earlier read. Another process may take the stored one for younger.
 //! - [`Rule::NotBeforeWrite`]: a read is not answered with a value that was made before a write.
 //!   The write must have returned when the read was asked for. An expiry is a write. A value older
 //!   than it is served only in place of a load that failed meanwhile.
@@ -331,7 +332,7 @@ impl Checker<'_> {
         let fences = Fences::new(self.index);
         let shared = || self.index.reads.iter().filter(|read| read.source != Source::Degraded);
         let mut seen: HashMap<_, Vec<_>> = HashMap::new();
-        for read in shared() {
+        for read in shared().filter(|read| !self.index.unstored.contains(&read.value)) {
             let facts = seen.entry(&read.key).or_default();
             facts.extend(fences.least(read).map(|fence| (read.at, (fence, read.value))));
         }
@@ -570,14 +571,14 @@ impl Checker<'_> {
             }
             self.tally.add("remembered reads", 1);
             let of = (read.process, read.key.as_str());
-            if windows.stale.max(windows.error) == 0 && !is_own {
-                self.violated(Rule::Remembered, format!("{read:?} has no stale window"));
-            }
             // A load without a lease that finds the value unchanged counts in its process.
             let own = self.index.renewals.iter().filter(|it| {
                 it.value == read.value && it.process == read.process && it.at <= read.at
             });
             let own = own.map(|it| it.at).max().unwrap_or(0);
+            if windows.stale.max(windows.error) == 0 && !is_own && own == 0 {
+                self.violated(Rule::Remembered, format!("{read:?} has no stale window"));
+            }
             if let Some(begun) = begun.last(read).map(|begun| begun.max(own))
                 && read.asked > begun + kept + windows.slack
             {

@@ -100,6 +100,10 @@ pub enum Event {
         number: u64,
         value: Value,
     },
+    /// The load says that its value is not to be stored.
+    LoadUnstored {
+        number: u64,
+    },
     /// The load returned, failed, panicked or was cancelled.
     LoadEnded {
         number: u64,

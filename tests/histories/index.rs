@@ -20,6 +20,8 @@ pub struct Index {
     pub inserted: HashSet<(String, u64)>,
     /// The touches, with their fences.
     pub touched: Vec<Stored>,
+    /// The values that were not to be stored.
+    pub unstored: HashSet<Value>,
     /// The loads that found their value unchanged.
     pub renewals: Vec<Renewal>,
     pub backed_off: Vec<BackedOff>,
@@ -239,6 +241,10 @@ impl Index {
                     if let Some(load) = index.loads.get_mut(&(process, number)) {
                         load.failed = true;
                     }
+                }
+                Event::LoadUnstored { number } => {
+                    let load = index.loads.get(&(process, number));
+                    index.unstored.extend(load.map(|load| load.value));
                 }
                 Event::LoadUnchanged { number, value } => {
                     if let Some(load) = index.loads.get(&(process, number)) {

@@ -373,7 +373,10 @@ impl Worker {
                 }
                 match plan.end {
                     End::Value => {}
-                    End::Unstored => lead.do_not_store(),
+                    End::Unstored => {
+                        lead.do_not_store();
+                        worker.log.tell(Event::LoadUnstored { number: value.number });
+                    }
                     End::Unchanged => {
                         if let Some(stale) = lead.stale() {
                             let (number, old) = (value.number, *stale.value());
