@@ -19,7 +19,7 @@ mod signal;
 pub use self::{
     cluster::Cluster,
     monitor::{Call, Monitor},
-    raw::Raw,
+    raw::{Raw, patient},
     scripts::{all_scripts_cached, script},
     sentinels::Sentinels,
     server::RedisServer,

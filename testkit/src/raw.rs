@@ -11,19 +11,22 @@ use redis::{
 use super::{LIMIT, comes_true};
 
 /// The time limit of an answer.
-const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A plain connection that inspects and changes a server without the crate.
 #[derive(Clone)]
 pub struct Raw(MultiplexedConnection);
 
+/// Connects with a limit for answers that a busy machine does not reach. The default is half a
+/// second, which a scan of all keys exceeds.
+pub async fn patient(url: &str) -> RedisResult<MultiplexedConnection> {
+    let config = AsyncConnectionConfig::new().set_response_timeout(Some(PATIENCE));
+    Client::open(url)?.get_multiplexed_async_connection_with_config(&config).await
+}
+
 impl Raw {
     pub(super) async fn connect(url: &str, own: &Arc<Mutex<HashSet<String>>>) -> RedisResult<Self> {
-        // A scan of all keys on a busy machine exceeds the default limit of half a second.
-        let config = AsyncConnectionConfig::new().set_response_timeout(Some(PATIENCE));
-        let client = Client::open(url)?;
-        let connection = client.get_multiplexed_async_connection_with_config(&config).await?;
-        let mut raw = Self(connection);
+        let mut raw = Self(patient(url).await?);
         let info: String = raw.try_run(&["CLIENT", "INFO"]).await?;
         if let Some(address) = info.split(' ').find_map(|field| field.strip_prefix("addr=")) {
             own.lock().expect("no holder panics").insert(address.to_owned());

@@ -27,6 +27,7 @@ async fn a_stampede_on_a_cold_page_reaches_the_router_once() {
 /// stored.
 async fn assert_an_answer_for_each_user(answer: Answer) {
     const USERS: usize = 100;
+    const LOAD_MS: u64 = 50;
     let server = RedisServer::start().await;
     let mut raw = server.raw().await;
     let mut fleet = Fleet::start(2, &Setup::new(server.url())).await;
@@ -35,7 +36,7 @@ async fn assert_an_answer_for_each_user(answer: Answer) {
         let path = format!("/own/{round}");
         // At the second visit, the key is known as uncacheable.
         for visit in ["first", "second"] {
-            let played = fleet.request(&path, USERS, answer, 50).await;
+            let played = fleet.request(&path, USERS, answer, LOAD_MS).await;
             assert_eq!(played.begun.len(), 2 * USERS, "not every request reached the router");
             assert_eq!(played.errors(), 0, "{played:#?}");
             for (process, report) in &played.reports {
@@ -59,7 +60,9 @@ async fn assert_an_answer_for_each_user(answer: Answer) {
         "{answer:?}: each user has its own answer after {:?}, median {:?}",
         times[0], times[3]
     );
-    assert!(times[0] < Duration::from_millis(200), "{times:?}");
+    // The users of one process would take so long one after another.
+    let queue = USERS as u32 * Duration::from_millis(LOAD_MS);
+    assert!(times[0] < queue / 5, "{times:?}, and a queue takes {queue:?}");
 }
 
 #[tokio::test]

@@ -105,7 +105,6 @@ impl Worker {
         let builder = RedisBackend::builder().server(&setup.url);
         let backend = builder.command_timeout(COMMAND_TIMEOUT).build().unwrap();
         backend.ping().await.unwrap();
-        let client = redis::Client::open(setup.url.as_str()).unwrap();
         Self {
             cache: Cache::builder(backend.clone())
                 .namespace("fleet")
@@ -119,7 +118,7 @@ impl Worker {
                 .unwrap(),
             pages: http_cache(backend.clone()).namespace("pages").build().unwrap(),
             locks: Locks::new(backend),
-            raw: client.get_multiplexed_async_connection().await.unwrap(),
+            raw: testkit::patient(&setup.url).await.unwrap(),
             held: Arc::default(),
             loads: Arc::default(),
         }

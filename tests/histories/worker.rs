@@ -161,8 +161,7 @@ impl Worker {
         let broken = match setup.broken {
             None => None,
             Some(broken) => {
-                let client = redis::Client::open(setup.url.as_str()).unwrap();
-                let connection = client.get_multiplexed_async_connection().await.unwrap();
+                let connection = testkit::patient(&setup.url).await.unwrap();
                 Some(Scripts::new(broken, connection))
             }
         };

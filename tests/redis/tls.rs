@@ -157,8 +157,7 @@ async fn works(open: impl Fn() -> RedisBackend, url: Option<&str>) {
     let held = here.mutex("m").lock().await.unwrap();
     let waiting = tokio::spawn(async move { there.mutex("m").lock().await.unwrap().fence() });
     if let Some(url) = url {
-        let mut raw =
-            redis::Client::open(url).unwrap().get_multiplexed_async_connection().await.unwrap();
+        let mut raw = testkit::patient(url).await.unwrap();
         for kind in ["normal", "pubsub"] {
             let mut kill = redis::cmd("CLIENT");
             let _: u64 = kill
