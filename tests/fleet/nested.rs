@@ -1,6 +1,6 @@
 //! Loaders that ask for other keys, and for their own.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use testkit::RedisServer;
 
@@ -11,12 +11,15 @@ use super::{
 
 /// A number of loads far above the limit on concurrent loads of a process.
 const MANY: usize = 10_000;
+/// The limit on the waits of so many loads. Those of a busy machine end long before it.
+const WAIT: Duration = Duration::from_secs(55);
 
 fn ask(ms: u64, key: &str, then: Load) -> Load {
     Load::Ask { ms, key: key.to_owned(), then: Box::new(then) }
 }
 
-async fn fleet(server: &RedisServer, processes: usize, wait_ms: u64) -> Fleet {
+async fn fleet(server: &RedisServer, processes: usize, wait: Duration) -> Fleet {
+    let wait_ms = u64::try_from(wait.as_millis()).unwrap();
     Fleet::start(processes, &Setup { wait_ms, ..Setup::new(server.url()) }).await
 }
 
@@ -44,13 +47,13 @@ async fn assert_all_land(fleet: &mut Fleet, round: Round, keys: usize) {
     let loads = played.begun.len();
     assert!((keys..=keys + degraded).contains(&loads), "{loads} loads of {keys} keys");
     assert!(degraded < keys / 10, "{degraded} of {keys}");
-    assert!(took.as_secs() < 25, "a caller waited for a limit: {took:?}");
+    assert!(took < WAIT * 5 / 6, "a caller waited for a limit: {took:?}");
 }
 
 #[tokio::test]
 async fn ten_thousand_loaders_can_load_other_keys() {
     let server = RedisServer::start().await;
-    let mut fleet = fleet(&server, 1, 30_000).await;
+    let mut fleet = fleet(&server, 1, WAIT).await;
     let load = ask(5, "inner-#", Load::Value { ms: 5 });
     assert_all_land(&mut fleet, Round::new("outer-#", MANY, load), 2 * MANY).await;
 }
@@ -58,7 +61,7 @@ async fn ten_thousand_loaders_can_load_other_keys() {
 #[tokio::test]
 async fn ten_thousand_loaders_in_each_of_two_processes_can_load_other_keys() {
     let server = RedisServer::start().await;
-    let mut fleet = fleet(&server, 2, 30_000).await;
+    let mut fleet = fleet(&server, 2, WAIT).await;
     let load = ask(5, "inner-#", Load::Value { ms: 5 });
     assert_all_land(&mut fleet, Round::new("outer-#", MANY, load), 2 * MANY).await;
 }
@@ -66,7 +69,7 @@ async fn ten_thousand_loaders_in_each_of_two_processes_can_load_other_keys() {
 #[tokio::test]
 async fn ten_thousand_loaders_can_load_the_same_key() {
     let server = RedisServer::start().await;
-    let mut fleet = fleet(&server, 1, 30_000).await;
+    let mut fleet = fleet(&server, 1, WAIT).await;
     let load = ask(5, "common", Load::Value { ms: 50 });
     assert_all_land(&mut fleet, Round::new("many-#", MANY, load), MANY + 1).await;
 }
@@ -74,7 +77,7 @@ async fn ten_thousand_loaders_can_load_the_same_key() {
 #[tokio::test]
 async fn a_loader_that_asks_for_its_own_key_is_served() {
     let server = RedisServer::start().await;
-    let mut fleet = fleet(&server, 2, 30_000).await;
+    let mut fleet = fleet(&server, 2, WAIT).await;
     for round in 0..10 {
         let key = format!("own-{round}");
         let load = ask(50, &key, ask(0, &key, Load::Value { ms: 0 }));
@@ -93,7 +96,7 @@ async fn a_loader_that_asks_for_its_own_key_is_served() {
 #[tokio::test]
 async fn two_loaders_that_ask_for_each_other_are_served() {
     let server = RedisServer::start().await;
-    let mut fleet = fleet(&server, 1, 30_000).await;
+    let mut fleet = fleet(&server, 1, Duration::from_secs(30)).await;
     for round in 0..10 {
         let (a, b) = (format!("a-{round}"), format!("b-{round}"));
         let begun = Instant::now();
@@ -113,7 +116,7 @@ async fn two_loaders_that_ask_for_each_other_are_served() {
 #[tokio::test]
 async fn two_processes_that_ask_for_each_other_are_served() {
     let server = RedisServer::start().await;
-    let mut fleet = fleet(&server, 2, 500).await;
+    let mut fleet = fleet(&server, 2, Duration::from_millis(500)).await;
     for round in 0..5 {
         let (a, b) = (format!("a-{round}"), format!("b-{round}"));
         let begun = Instant::now();
