@@ -24,6 +24,7 @@ mod refreshing;
 mod scenarios;
 mod send_sync;
 mod several;
+mod stacks;
 mod stopped;
 mod values;
 mod weight;
