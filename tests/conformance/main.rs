@@ -171,6 +171,7 @@ rules! {
             each_of_many_queues_has_an_answer_of_its_own,
             queues_of_all_kinds_are_kept_together,
             keeping_entries_hands_a_free_lease_over,
+            a_dead_waiter_in_front_says_when_its_entry_ends,
             a_process_that_stands_still_costs_one_handover,
             ordered_and_unordered_waiters_are_served_by_age,
             a_release_grants_all_readers_at_the_head,

@@ -185,6 +185,36 @@ pub async fn keeping_entries_hands_a_free_lease_over<H: FullHarness>(h: &H) {
     }
 }
 
+/// The process in front died, and no client hears of the release. The claims behind it waited until
+/// they next kept their entries: up to 0.64 s after the end of the entry in front.
+pub async fn a_dead_waiter_in_front_says_when_its_entry_ends<H: FullHarness>(h: &H) {
+    let backend = h.backend();
+    let orders = [
+        [Mode::Fair; 3],
+        [Mode::Write; 3],
+        [Mode::Write, Mode::Read, Mode::Write],
+        [Mode::Write, Mode::Write, Mode::Read],
+        [PERMIT; 3],
+    ];
+    for (number, modes) in orders.into_iter().enumerate() {
+        let name = name_in("conformance", Family::Lock, &format!("dead {number}"));
+        let [holder, dead, alive] = modes.map(|mode| claims::<1>(mode, &name)).map(|[one]| one);
+        let dead = elsewhere(dead);
+        granted(&backend, &holder).await;
+        held(&backend, &dead).await;
+        h.pass(queue_entry_life() / 2).await;
+        held(&backend, &alive).await;
+        assert!(backend.release(&holder).await.unwrap());
+        let left = backend.keep(std::slice::from_ref(&alive)).await.unwrap().remaining;
+        assert!(left <= queue_entry_life() / 2 && !left.is_zero(), "{modes:?}: {left:?}");
+        let mut changes = listen(&backend, &name).await;
+        h.pass(left).await;
+        backend.keep(std::slice::from_ref(&alive)).await.unwrap();
+        handed_over(&mut changes, &alive).await;
+        assert!(backend.release(&alive).await.unwrap());
+    }
+}
+
 /// A process with several waiters stands still, and its connection is still there. One of the
 /// waiters is handed the lease. When that has ended, no entry of the others is left.
 pub async fn a_process_that_stands_still_costs_one_handover<H: FullHarness>(h: &H) {

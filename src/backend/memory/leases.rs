@@ -170,7 +170,8 @@ impl Data {
             }
             Mode::Permit { .. } => Some(occupancy.permits.first_end(now)),
         };
-        let (remaining, handed_over) = (remaining.unwrap_or_default(), !pushed.is_empty());
+        let remaining = self.unheard(first, now).or(remaining).unwrap_or_default();
+        let handed_over = !pushed.is_empty();
         (Kept { remaining, has_lapsed, handed_over, stands }, pushed)
     }
 

@@ -61,6 +61,21 @@ impl Data {
         Some((first.clone(), queue.left(first, now)))
     }
 
+    /// Returns how long the process of the first claim in the queue keeps it, if what it claims is
+    /// free: the claim did not hear of that.
+    pub(super) fn unheard(&self, by: &Claim, now: Instant) -> Option<Duration> {
+        let (first, left) = self.first_in_queue(by, now)?;
+        let occupancy = self.occupancies.get(by.name.prefix())?;
+        let is_free = match first.claim.mode {
+            Mode::Permit { limit, count } => {
+                occupancy.permits.count().saturating_add(count) <= limit
+            }
+            Mode::Write if !occupancy.readers.0.is_empty() => false,
+            mode => self.lease(&by.name, sole(mode)).is_none(),
+        };
+        is_free.then_some(left)
+    }
+
     fn next_holder(&mut self, by: &Claim, heard: bool, now: Instant) -> Option<Change> {
         while self.lease(&by.name, sole(by.mode)).is_none() {
             let (first, left) = self.first_in_queue(by, now)?;

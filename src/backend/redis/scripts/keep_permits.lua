@@ -2,7 +2,7 @@
 --
 -- KEYS: for each set of permits its permits, channel, queue and deadlines
 --
--- Returns the same as `keep_queued`. The milliseconds are those until the first hold ends.
+-- Returns the same as `keep_queued`. The lease that ends is the first hold.
 --
 -- hands_over, handover_ms: as for `release_permit`; the rest as for `keep_queued`
 -- claims: `owner:count:limit` of each
@@ -16,8 +16,8 @@ return keep_each(4, 4, function(keys, _, claims)
   local _, _, foreign = holds_at(permits, at)
   if foreign then return foreign end
   local to = { channel = channel, hands_over = hands_over, handover_ms = handover_ms }
-  local told = next_permits(to, queue, deadlines, permits, at)
+  local told, unheard_ms = next_permits(to, queue, deadlines, permits, at)
   local first = redis.call('ZRANGE', permits, '(' .. at, '+inf', 'BYSCORE', 'LIMIT', 0, 1)[1]
-  local left = first and redis.call('ZSCORE', permits, first) - at or 0
+  local left = unheard_ms or first and redis.call('ZSCORE', permits, first) - at or 0
   return { told, left, has_lapsed, unpack(stands) }
 end)

@@ -1,8 +1,8 @@
 -- include: batch, again, first_alive, holds_at, hold, publish_to_process, handover_message
 -- include: ticket, turn_only, fence_text, clock
 
--- Hands permits to the claims at the head of the queue while they fit. Returns the bit of
--- `publish`, or AGAIN.
+-- Hands permits to the claims at the head of the queue while they fit. Returns the same as
+-- `next_holder`.
 --
 -- A queue entry is `owner:count:limit`.
 local function next_permits(to, queue, deadlines, permits, at)
@@ -26,7 +26,7 @@ local function next_permits(to, queue, deadlines, permits, at)
     local heard
     told, heard = publish_to_process(to.channel, waiter, message)
     -- A process that does not hear keeps its entry, and asks by itself.
-    if heard == 0 then return told end
+    if heard == 0 then return told, left end
     redis.call('ZREM', queue, claim)
     hold(permits, waiter, tonumber(count), at, life)
   end

@@ -1,8 +1,8 @@
 -- include: batch, again, first_alive, hand_over, holds_at, keep, clock
 
 -- Hands a read-write lock without a writer to the writer at the head of the queue, if there is no
--- reader, or to all readers at its head, with one message for each process. Returns the bit of
--- `publish`, or AGAIN.
+-- reader, or to all readers at its head, with one message for each process. Returns the same as
+-- `next_holder`.
 local function next_rw_holders(to, queue, deadlines, readers, writers, at)
   local first, left, ticket = first_alive(queue, deadlines, writers, at)
   if not first then
@@ -17,7 +17,7 @@ local function next_rw_holders(to, queue, deadlines, readers, writers, at)
       redis.call('ZREM', queue, first)
       redis.call('ZREM', writers, first)
     end
-    return told
+    return told, heard == 0 and left or nil
   end
 
   local writer = redis.call('ZRANGE', writers, 0, 0, 'WITHSCORES')[2]
@@ -43,7 +43,7 @@ local function next_rw_holders(to, queue, deadlines, readers, writers, at)
     group.holds[#group.holds + 1] = reader
   end
 
-  local told, granted = 0, 0
+  local told, granted, unheard_ms = 0, 0, nil
   -- The time stands for a fence, which readers do not have: a push older than a writer is known.
   local stamp = 'g' .. fence_text(now())
   for _, group in ipairs(processes) do
@@ -55,6 +55,8 @@ local function next_rw_holders(to, queue, deadlines, readers, writers, at)
     if heard > 0 then
       redis.call('ZADD', readers, unpack(group.holds))
       keep(readers, group.life)
+    elseif group.life > 0 then
+      unheard_ms = math.min(unheard_ms or group.life, group.life)
     end
     -- A process that does not hear keeps its entries, and asks by itself.
     if heard > 0 or group.life <= 0 then
@@ -62,5 +64,5 @@ local function next_rw_holders(to, queue, deadlines, readers, writers, at)
       granted = granted + #group.waiters
     end
   end
-  return waiting == BATCH and granted > 0 and AGAIN or told
+  return waiting == BATCH and granted > 0 and AGAIN or told, unheard_ms
 end
