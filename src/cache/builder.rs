@@ -319,6 +319,7 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
             error_codec: self.error_codec,
             tag,
             flights: Group::new(settings.abandoned, limits),
+            reloads: Group::new(settings.abandoned, limits),
             abort: CancellationToken::new(),
             loads: Semaphore::new(settings.max_loads),
             counters: Counters::default(),

@@ -44,6 +44,8 @@ pub(super) struct Core<V> {
     /// How long one try of a claim or a write may take.
     pub(super) try_limit: Duration,
     pub(super) flights: Group<Outcome<V>>,
+    /// The flights of callers that take only a value whose load begins after they have asked.
+    pub(super) reloads: Group<Outcome<V>>,
     /// Cancelled when the loads under way are to end.
     pub(super) abort: CancellationToken,
     /// The permits of loads under way.

@@ -179,7 +179,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
 
     /// Returns what was counted since the cache was built.
     pub fn stats(&self) -> Stats {
-        self.core.counters.snapshot(self.core.flights.len())
+        self.core.counters.snapshot(self.core.flights.len() + self.core.reloads.len())
     }
 
     /// Shuts this cache and its clones down, so that a deploy costs the fleet no lease.
@@ -197,12 +197,14 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     pub async fn shutdown(&self, deadline: Duration) {
         let core = &self.core;
         core.flights.close();
+        core.reloads.close();
         core.engine.stop();
         // No caller waits for the refreshes in the background.
         core.refreshes.close();
         core.looks.close();
         let idle = || async {
             core.flights.idle().await;
+            core.reloads.idle().await;
             core.refreshes.idle().await;
         };
         if timeout(deadline, idle()).await.is_err() {

@@ -57,6 +57,11 @@ impl Record {
         Self { fresh: if is_stored { self.fresh } else { Duration::ZERO }, ..self }
     }
 
+    /// Returns the fence, or `None` if the value was loaded without a lease.
+    pub(super) fn fence(&self) -> Option<u64> {
+        Some(self.fence?.get())
+    }
+
     /// Returns the time since it was stored.
     pub(super) fn age(&self) -> Option<Duration> {
         Some(self.stored?.elapsed())
@@ -140,7 +145,7 @@ impl<V> Loaded<V> {
     ///
     /// Returns `None` if it was loaded without a lease. [`Source::Degraded`] lists the reasons.
     pub fn fence(&self) -> Option<u64> {
-        Some(self.record?.fence?.get())
+        self.record?.fence()
     }
 
     /// Returns the time since the load of the value ended.
@@ -162,6 +167,15 @@ impl<V> Loaded<V> {
     pub fn expires_in(&self) -> Option<Duration> {
         let record = self.record.filter(|record| !record.fresh.is_zero())?;
         Some(record.fresh.saturating_sub(record.age()?))
+    }
+}
+
+#[cfg(feature = "http")]
+impl<V> Loaded<V> {
+    /// Returns for how long the value has not been fresh. `None` if it is fresh, or not stored.
+    pub(crate) fn lateness(&self) -> Option<Duration> {
+        let record = self.record.filter(|record| !record.fresh.is_zero())?;
+        record.age()?.checked_sub(record.fresh)
     }
 }
 

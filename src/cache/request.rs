@@ -13,7 +13,7 @@ use super::{
     outcome::{Alone, Flown, Outcome},
     patience::Patience,
     run::Run,
-    settings::{OnFull, Options},
+    settings::{OnFull, Options, Sharing},
 };
 use crate::{
     error::{BoxError, Error, ErrorKind},
@@ -145,12 +145,12 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         async move {
             // Only a leader needs the name, but each caller is told if its key has none.
             Name::check(Family::Cache, &key, core.settings.max_key)?;
-            let (within, takes_heads) = (flight::current(), takes_heads(own.as_deref()));
+            let (within, sharing) = (flight::current(), core.options(own.as_deref()).sharing);
             let patience = Patience::of(core.options(own.as_deref()));
             // How long this caller has waited for an answer that did not come.
             let mut unanswered = None;
             loop {
-                let Joined { mut follower, leader } = match join(&core, &key, takes_heads) {
+                let Joined { mut follower, leader } = match join(&core, &key, sharing) {
                     Ok(joined) => joined,
                     Err(why) => return Box::pin(refused(core, work, own, within, why)).await,
                 };
@@ -186,15 +186,11 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     }
 }
 
-/// Returns whether a caller with these options takes the head of a value.
-fn takes_heads(own: Option<&Options>) -> bool {
-    own.is_some_and(|own| own.sharing.takes_heads)
-}
-
 /// Joins the flight of a key.
-fn join<V>(core: &Core<V>, key: &Key, takes_heads: bool) -> Result<Joined<Outcome<V>>, Refused> {
-    let mut joined = core.flights.join(key)?;
-    if takes_heads {
+fn join<V>(core: &Core<V>, key: &Key, sharing: Sharing) -> Result<Joined<Outcome<V>>, Refused> {
+    let flights = if sharing.is_anew { &core.reloads } else { &core.flights };
+    let mut joined = flights.join(key)?;
+    if sharing.takes_heads {
         joined.follower.take_first();
     }
     Ok(joined)

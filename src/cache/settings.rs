@@ -73,6 +73,8 @@ pub(crate) struct Sharing {
     pub(crate) waits_once: bool,
     /// Whether the callers take the head of a value whose rest is on its way.
     pub(crate) takes_heads: bool,
+    /// Whether the callers take only a value whose load begins after they have asked.
+    pub(crate) is_anew: bool,
 }
 
 /// What to do with a key that is remembered as uncacheable.
@@ -142,6 +144,7 @@ impl Default for Settings {
                     on_full: OnFull::Queue,
                     waits_once: false,
                     takes_heads: false,
+                    is_anew: false,
                 },
             },
             uncacheable_ttl: Duration::from_secs(10),

@@ -59,6 +59,6 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     }
 
     fn is_refresh(&self) -> bool {
-        !self.waits || self.supersedes.is_some()
+        !self.waits || self.wants_new()
     }
 }

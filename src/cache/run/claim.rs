@@ -43,6 +43,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             epoch: Epoch::END,
             fence: 0,
             announced: None,
+            is_told: false,
         };
         drive(&mut claiming, &mut waiting).await
     }
@@ -69,6 +70,8 @@ pub(super) struct Claiming<'p, 'a, V: Clone> {
     fence: u64,
     /// An entry that is to be fetched.
     announced: Option<Announcement>,
+    /// An answer has told a fence whose load may have begun before the callers asked.
+    is_told: bool,
 }
 
 impl<V: Clone + Send + Sync + 'static> Attempt for Claiming<'_, '_, V> {
@@ -103,13 +106,7 @@ impl<V: Clone + Send + Sync + 'static> Attempt for Claiming<'_, '_, V> {
             }
             Ok((Claimed::Newer(entry), _)) => {
                 waiting.found();
-                match run.received(entry, self.epoch) {
-                    Step::Claim { seen } => {
-                        self.seen = seen;
-                        Asked::Again
-                    }
-                    step => Asked::Settled(step),
-                }
+                self.newer(entry)
             }
             Ok((Claimed::Held(occupied), _)) => self.occupied(&occupied),
             Err(error) => self.failed(&error),
@@ -122,8 +119,8 @@ impl<V: Clone + Send + Sync + 'static> Attempt for Claiming<'_, '_, V> {
         }
         match change {
             // A push that is older than the present holder is late or doubled.
-            Change::Entry(entry) if entry.fence >= self.fence => self.received(entry),
-            Change::Announced(announced) if announced.fence >= self.fence => {
+            Change::Entry(entry) if self.awaits(entry.fence) => self.received(entry),
+            Change::Announced(announced) if self.awaits(announced.fence) => {
                 self.announced = Some(announced);
                 None
             }
@@ -157,10 +154,44 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, '_, V> {
             // The callers decide whether they try once more.
             return Some(Step::Land(uncacheable()));
         }
-        match run.received(entry, self.epoch) {
+        match run.received(entry, self.entry_epoch()) {
             Step::Claim { .. } => None,
             step => Some(step),
         }
+    }
+
+    /// Returns what follows an entry that a claim was answered with.
+    fn newer(&mut self, entry: Entry) -> Asked<Step<V>> {
+        if self.is_first_told(entry.fence) {
+            return Asked::Again;
+        }
+        match self.run.received(entry, self.entry_epoch()) {
+            Step::Claim { seen } => {
+                self.seen = seen;
+                Asked::Again
+            }
+            step => Asked::Settled(step),
+        }
+    }
+
+    /// Returns whether an entry that is pushed may be good enough.
+    fn awaits(&self, fence: u64) -> bool {
+        fence >= self.fence && (!self.run.is_anew() || fence > self.seen)
+    }
+
+    /// Returns whether a fence is the first that a claim of an [anew](Run::is_anew) run was told.
+    /// Its load is not good enough.
+    fn is_first_told(&mut self, fence: u64) -> bool {
+        let is_first = self.run.is_anew() && !std::mem::replace(&mut self.is_told, true);
+        if is_first {
+            self.seen = self.seen.max(fence);
+        }
+        is_first
+    }
+
+    /// Returns which callers an entry is good enough for.
+    fn entry_epoch(&self) -> Epoch {
+        self.run.asked().unwrap_or(self.epoch)
     }
 
     async fn ask_once(&mut self) -> Result<(Claimed, Instant), BackendError> {
@@ -203,6 +234,7 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, '_, V> {
             return Asked::Settled(Step::LoadAlone(None));
         }
         self.unanswered = None;
+        self.is_first_told(occupied.fence);
         let met = std::mem::replace(&mut self.fence, occupied.fence);
         let is_next = met != 0 && met != occupied.fence;
         if self.time_up || (is_next && self.run.options().sharing.waits_once) {

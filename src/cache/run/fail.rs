@@ -108,7 +108,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     /// Returns the landing with the entry that stands in for the load, if this process knows that
     /// the key backs off.
     pub(super) fn while_backing_off(&self, known: &Known<V>, epoch: Epoch) -> Option<Landing<V>> {
-        if !self.core.failures.is_quiet(self.leader.key(), known.fence) {
+        if self.is_anew() || !self.core.failures.is_quiet(self.leader.key(), known.fence) {
             return None;
         }
         let value = known.in_place_of_failure()?;

@@ -17,13 +17,9 @@ use crate::{
 };
 
 impl<V: Clone + Send + Sync + 'static> Run<V> {
-    /// Lands the head of the value for the callers that joined before the grant. Without a lease,
-    /// it is for all callers, as the value is.
-    pub(super) fn land_head(&self, head: &Head, granted: Option<(&LeaseGuard, Epoch)>) {
-        let (source, epoch) = match granted {
-            Some((_, epoch)) => (Source::Led, epoch),
-            None => (Source::Degraded, Epoch::END),
-        };
+    /// Lands the head of the value for the callers that joined before the epoch of its load.
+    pub(super) fn land_head(&self, head: &Head, guard: Option<&LeaseGuard>, epoch: Epoch) {
+        let source = if guard.is_some() { Source::Led } else { Source::Degraded };
         self.leader.land_first(Outcome::Head(head.clone(), source), epoch);
     }
 
@@ -34,13 +30,18 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     pub(super) async fn serve_head(
         &self,
         lead: &Lead<V>,
-        granted: Option<(&LeaseGuard, Epoch)>,
+        guard: Option<&LeaseGuard>,
+        epoch: Epoch,
     ) -> Infallible {
         lead.announced().await;
         if let Some(head) = lead.head() {
-            self.land_head(head, granted);
+            self.land_head(head, guard, epoch);
         }
-        let Some((guard, _)) = granted else { return pending().await };
+        if self.is_anew() {
+            self.leader.close_first();
+            return pending().await;
+        }
+        let Some(guard) = guard else { return pending().await };
         loop {
             self.leader.late_joiner().await;
             let epoch = self.leader.begin_epoch();

@@ -37,7 +37,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     {
         let lead = Lead::new(Some(guard.record().clone()), self.stale());
         let begun = Instant::now();
-        let produced = self.produce(work, &lead, Some((&guard, granted))).await;
+        let produced = self.produce(work, &lead, Some(&guard), granted).await;
         let cost = begun.elapsed();
         // The lease is renewed until this turn has come.
         let _turn = self.shard.turn().await;
@@ -63,23 +63,25 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         Fut: Future<Output = Result<Produced<V>, Error>>,
     {
         let lead = Lead::new(None, self.stale());
-        let begun = Instant::now();
-        match self.produce(work, &lead, None).await {
+        let (begun, epoch) = (Instant::now(), self.epoch_alone());
+        match self.produce(work, &lead, None, epoch).await {
             Ok(Produced::Value(value)) => {
                 self.remember(&value, begun.elapsed(), &lead, outage);
-                (Outcome::Value(Loaded::degraded(value)), Epoch::END)
+                (Outcome::Value(Loaded::degraded(value)), epoch)
             }
             Ok(Produced::Uncacheable | Produced::Failing(_)) => uncacheable(),
             Err(error) => failed(self.fail_alone(error, &lead)),
         }
     }
 
-    /// Runs the loader, under this lease if there is one, and lands its head.
+    /// Runs the loader, under this lease if there is one, and lands its head for the callers that
+    /// joined before the epoch.
     async fn produce<F, Fut>(
         &self,
         work: F,
         lead: &Lead<V>,
-        granted: Option<(&LeaseGuard, Epoch)>,
+        guard: Option<&LeaseGuard>,
+        epoch: Epoch,
     ) -> Result<Produced<V>, Error>
     where
         F: FnOnce(Lead<V>) -> Fut,
@@ -93,11 +95,11 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             produced = loader::run(work, lead.clone(), self.options().load_limit, number) => {
                 // The value may be whole at once. Its callers do not wait for the commit.
                 if let (Ok(Produced::Value(_)), Some(head)) = (&produced, lead.head()) {
-                    self.land_head(head, granted);
+                    self.land_head(head, guard, epoch);
                 }
                 produced
             }
-            never = self.serve_head(lead, granted) => match never {},
+            never = self.serve_head(lead, guard, epoch) => match never {},
         };
         let produced = match produced {
             // Other processes hear of the failure, and have the same stale value and setting.

@@ -96,7 +96,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     }
 
     /// Asks the backend for the entry.
-    fn stored(&self, rules: &Rules) -> impl Future<Output = Decision<V>> {
+    pub(super) fn stored(&self, rules: &Rules) -> impl Future<Output = Decision<V>> {
         stored(&self.core, &self.shard, self.leader.key(), &self.name, rules)
     }
 

@@ -4,6 +4,7 @@
 //! for this process alone, and stores nothing. Until the backend answers again, the later callers
 //! of this process are served what it loaded.
 
+mod anew;
 mod away;
 mod claim;
 mod commit;
@@ -65,6 +66,8 @@ pub(super) struct Run<V: Clone> {
     stood_in: OnceLock<()>,
     /// The fence that was burnt for this run. An older entry is not good enough.
     supersedes: Option<u64>,
+    /// The epoch in which an [anew](Self::is_anew) run has looked for the entry to replace.
+    asked: OnceLock<Epoch>,
 }
 
 /// An outcome, and the epoch that it belongs to.
@@ -106,6 +109,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             known: Mutex::default(),
             stood_in: OnceLock::new(),
             supersedes: None,
+            asked: OnceLock::new(),
         })
     }
 
@@ -123,6 +127,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         let landing = async {
             let step = match self.supersedes {
                 Some(fence) => Box::pin(self.look_for_old(fence)).await,
+                None if self.is_anew() => Box::pin(self.look_anew()).await,
                 None if self.is_alone => self.away(),
                 None => self.look().await,
             };
@@ -141,9 +146,11 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         let landing = AssertUnwindSafe(landing).catch_unwind().await;
         let (outcome, epoch) =
             landing.unwrap_or_else(|panic| failed(loader::panicked(panic.as_ref())));
+        let is_anew = self.is_anew();
         let Self { core, name, shard, own, leader, for_late, stood_in, .. } = self;
         if let Some(late) = leader.land(outcome, epoch) {
             let outcome = match for_late.into_inner() {
+                _ if is_anew => None,
                 Some(outcome) => Some(outcome),
                 None => {
                     let rules = &core.options(own.as_deref()).rules;
@@ -199,8 +206,8 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
                 | ErrorKind::BackingOff
                 | ErrorKind::Overloaded
         );
-        // A refresh that a caller asked for tells of its failure.
-        let is_kept = self.known().filter(|_| is_of_load && self.supersedes.is_none());
+        // A caller that asked for a new value is told of the failure.
+        let is_kept = self.known().filter(|_| is_of_load && !self.wants_new());
         let old = is_kept.and_then(|(known, epoch)| {
             Some((look::found(known.in_place_of_failure()?, known.source, known.record), epoch))
         });

@@ -118,6 +118,11 @@ impl CachedResponse {
         &self.0.body
     }
 
+    /// Returns the age of the response when it was complete, in seconds.
+    pub(super) fn age_on_arrival(&self) -> u64 {
+        self.0.head.age
+    }
+
     /// Returns whether the response may only be validated once it is no longer fresh.
     pub(super) fn only_validates(&self) -> bool {
         self.0.head.only_validates

@@ -5,7 +5,8 @@
 //! - `service` handles one request, from its arrival to its response.
 //! - `requests` decides whether the request takes part, and under which key. If it does not,
 //!   `pass` takes it to the inner service, for a `reason`, and `watch` looks on.
-//! - `asked` is what the request asks of a shared response: its conditions and its range.
+//! - `asked` is what the request asks of a shared response: its conditions, its range, and how
+//!   fresh it is. `honour` sees to the last.
 //! - `variants` finds the response of a resource that the request selects.
 //! - `produce` calls the inner service for the flight that this caller leads. `exchange` is what
 //!   the flight and its caller share.
@@ -26,6 +27,7 @@ mod body;
 mod cached;
 mod exchange;
 mod fields;
+mod honour;
 mod invalidation;
 mod layer;
 mod pass;

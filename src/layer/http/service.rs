@@ -10,6 +10,7 @@ use super::{
     asked::Asked,
     body::board::Missed,
     exchange::{Exchange, ExchangeState},
+    honour::honour,
     pass::CallResult,
     produce::{LedExchange, broken, produce},
     reason::Reason,
@@ -57,6 +58,9 @@ where
         }
         let request = Request::from_parts(parts, body);
         match admitted {
+            Ok((key, asked)) if asked.wanted.is_some() => {
+                ResponseFuture::new(honour(http, key, asked, inner, request))
+            }
             Ok((key, asked)) if !http.0.recent.is_uncacheable(&key) => {
                 ResponseFuture::new(share(http, key, asked, inner, request))
             }
@@ -69,7 +73,7 @@ where
 }
 
 /// Answers a request with the shared response, or with the caller's own if there is none.
-async fn share<S, B, ResBody>(
+pub(super) async fn share<S, B, ResBody>(
     http: Http,
     key: Key,
     asked: Asked,
@@ -86,7 +90,7 @@ where
 {
     let place = Place::resource(key);
     let (exchange, led) = Exchange::new(request);
-    let flown = fly(&http, &place, &inner, led, OnUncacheable::Pass).await;
+    let flown = fly(&http, &place, &asked, &inner, led, OnUncacheable::Pass).await;
     match http.settle(&place, &asked, exchange, flown) {
         Settled::Done(response) => response,
         // In boxes of their own, so that the future of a hit stays small.
@@ -103,7 +107,7 @@ where
 }
 
 /// Answers a request with the variant that it selects.
-async fn share_variant<S, B, ResBody>(
+pub(super) async fn share_variant<S, B, ResBody>(
     http: Http,
     resource: Key,
     selector: Selector,
@@ -128,7 +132,7 @@ where
         return http.pass_watched(place.key, inner, request, Reason::Uncacheable).await;
     }
     let (exchange, led) = Exchange::new(request);
-    let flown = fly(&http, &place, &inner, led, OnUncacheable::Pass).await;
+    let flown = fly(&http, &place, &asked, &inner, led, OnUncacheable::Pass).await;
     match http.settle(&place, &asked, exchange, flown) {
         Settled::Done(response) => response,
         Settled::Alone(request, why) => {
@@ -163,7 +167,7 @@ where
             break;
         }
         let (exchange, led) = Exchange::new(request);
-        let flown = fly(&http, &place, &inner, led, OnUncacheable::Claim).await;
+        let flown = fly(&http, &place, &asked, &inner, led, OnUncacheable::Claim).await;
         (request, why) = match http.settle(&place, &asked, exchange, flown) {
             Settled::Done(response) => return response,
             Settled::Alone(request, why) => (request, why),
@@ -187,6 +191,7 @@ where
 fn fly<S, B, ResBody>(
     http: &Http,
     place: &Place,
+    asked: &Asked,
     inner: &S,
     exchange: LedExchange<B, ResBody, S::Error>,
     on_uncacheable: OnUncacheable,
@@ -205,6 +210,7 @@ where
         on_full: settings.on_full(),
         waits_once: settings.coalesce_only,
         takes_heads: true,
+        is_anew: asked.is_anew,
     };
     let request = settings.cache.request(&place.key).sharing(sharing);
     let request = settings.streaming.set(request.max_stale(settings.stale.limit));
@@ -287,7 +293,7 @@ impl Http {
     }
 
     /// Returns the answer that a shared response gives.
-    fn replay(
+    pub(super) fn replay(
         &self,
         place: &Place,
         asked: &Asked,

@@ -3,6 +3,7 @@
 mod bodies;
 mod coalesce;
 mod conditions;
+mod directives;
 mod errors;
 mod freshness;
 mod grpc;

@@ -2,6 +2,7 @@
 
 mod conditions;
 mod range;
+pub(super) mod wanted;
 
 use std::ops::Range;
 
@@ -20,15 +21,22 @@ use http_body::Body;
 use self::{
     conditions::{Verdict, evaluate, permits_part},
     range::{Selection, select},
+    wanted::Wanted,
 };
 use super::ResponseBody;
 
 const NAMES: [HeaderName; 6] =
     [IF_MATCH, IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_RANGE, IF_UNMODIFIED_SINCE, RANGE];
 
-/// What one request asks for. Most requests ask for the whole response.
+/// What one request asks for. Most requests ask for the whole response, as it is stored.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Asked(Option<Box<Terms>>);
+pub(super) struct Asked {
+    terms: Option<Box<Terms>>,
+    /// How fresh a response it wants, until that is settled.
+    pub(super) wanted: Option<Box<Wanted>>,
+    /// It wants a response whose load begins after it.
+    pub(super) is_anew: bool,
+}
 
 #[derive(Clone, Debug)]
 struct Terms {
@@ -68,12 +76,13 @@ impl Asked {
             headers.append(name, value.clone());
             headers
         });
-        Self(Some(Box::new(Terms { is_head: parts.method == Method::HEAD, headers })))
+        let terms = Box::new(Terms { is_head: parts.method == Method::HEAD, headers });
+        Self { terms: Some(terms), ..Self::default() }
     }
 
     /// Returns the answer that a shared response gives. The body is not copied.
     pub(super) fn answer(&self, response: Response<Bytes>) -> Response<Bytes> {
-        let Some(terms) = &self.0 else { return response };
+        let Some(terms) = &self.terms else { return response };
         let (mut parts, body) = response.into_parts();
         let kept = terms.apply(&mut parts, Some(body.len()));
         let body = match kept {
@@ -90,7 +99,7 @@ impl Asked {
         &self,
         response: Response<ResponseBody<B>>,
     ) -> Response<ResponseBody<B>> {
-        let Some(terms) = &self.0 else { return response };
+        let Some(terms) = &self.terms else { return response };
         let (mut parts, body) = response.into_parts();
         let body = match terms.apply(&mut parts, body.shared_length()) {
             Kept::All => body,

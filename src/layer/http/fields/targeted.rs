@@ -84,7 +84,7 @@ impl Directives {
             s_maxage: seconds("s-maxage"),
             stale_while_revalidate: seconds("stale-while-revalidate"),
             stale_if_error: seconds("stale-if-error"),
-            malformed: false,
+            ..Self::default()
         }
     }
 }

@@ -1,0 +1,78 @@
+//! Requests that say how fresh a response they want.
+
+use bytes::Bytes;
+use http::{HeaderValue, Request, Response, StatusCode, header::CACHE_CONTROL};
+use http_body::Body;
+use tower_service::Service;
+use tracing::debug;
+
+use super::{
+    CachedResponse, Http, ResponseBody,
+    asked::Asked,
+    pass::CallResult,
+    reason::Reason,
+    service::{share, share_variant},
+    variants::{Place, selector::Selector},
+};
+use crate::{cache::Loaded, error::BoxError, key::Key};
+
+/// Answers a request with the stored response, or with a newer one if the request wants that.
+pub(super) async fn honour<S, B, ResBody>(
+    http: Http,
+    key: Key,
+    mut asked: Asked,
+    inner: S,
+    request: Request<B>,
+) -> CallResult<ResBody, S::Error>
+where
+    B: Body + Send + 'static,
+    S: Service<Request<B>, Response = Response<ResBody>> + Clone + Send + 'static,
+    S::Error: Send + 'static,
+    S::Future: Send + 'static,
+    ResBody: Body + Send + 'static,
+    ResBody::Error: Into<BoxError>,
+{
+    let Some(wanted) = asked.wanted.take() else {
+        return share(http, key, asked, inner, request).await;
+    };
+    if !wanted.only_if_cached && http.0.recent.is_uncacheable(&key) {
+        return http.pass_watched(key, inner, request, Reason::Uncacheable).await;
+    }
+    let mut place = Place::resource(key.clone());
+    let mut stored = http.stored(&place).await;
+    let selector = stored.as_ref().and_then(|stored| Selector::of(stored.value()));
+    if let Some(selector) = &selector {
+        place = Place::variant(key.clone(), selector.clone(), request.headers());
+        stored = http.stored(&place).await;
+    }
+    let is_stored = stored.is_some();
+    if let Some(stored) = stored.filter(|stored| wanted.accepts(stored)) {
+        http.0.cache.counters().hits.add();
+        return Ok(http.replay(&place, &asked, stored).map(ResponseBody::whole));
+    }
+    if wanted.only_if_cached {
+        return Ok(not_stored().map(ResponseBody::whole));
+    }
+    asked.is_anew = wanted.needs_load(is_stored);
+    match selector {
+        Some(selector) => share_variant(http, key, selector, asked, inner, request).await,
+        None => share(http, key, asked, inner, request).await,
+    }
+}
+
+impl Http {
+    /// Returns the response that is stored at a place. It may be stale.
+    async fn stored(&self, place: &Place) -> Option<Loaded<CachedResponse>> {
+        let stored = self.0.cache.peek(&place.key).await;
+        stored.inspect_err(|error| debug!(%error, "the stored response is not known")).ok()?
+    }
+}
+
+/// Returns the answer to a request for a stored response, if there is none (RFC 9111, section
+/// 5.2.1.7).
+fn not_stored() -> Response<Bytes> {
+    let mut response = Response::new(Bytes::new());
+    *response.status_mut() = StatusCode::GATEWAY_TIMEOUT;
+    response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    response
+}
