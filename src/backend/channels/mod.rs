@@ -18,6 +18,7 @@ use self::topics::{Source, Topics};
 use super::Change;
 
 pub use self::changes::Changes;
+#[cfg(feature = "redis")]
 pub(crate) use self::topics::Subscription;
 
 /// The channels that this process listens to, each with its waiters. For writing a backend.
