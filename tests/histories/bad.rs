@@ -378,6 +378,27 @@ fn a_value_of_the_store_that_is_remembered_for_too_long_is_found() {
     assert_eq!(read(served, 150).breaks(), [Rule::Remembered]);
 }
 
+/// A process looked at a newer value while its own load was under way. The server then went away,
+/// and the commit of the load had no answer.
+#[test]
+fn a_value_of_an_own_load_that_is_older_than_what_was_seen_since_is_found() {
+    let (own, newer) = (value(2, 1, 120_000), value(3, 1, 140_000));
+    let seen_at = |at: Time| {
+        with_windows()
+            .load(2, 1, 15, 120, 200)
+            .invalidated(3, 7, 20, 130, 135)
+            .load(3, 1, 30, 140, 150)
+            .stored(3, 30, 151, 152)
+            .read(2, newer, Source::Stored, at, at + 1)
+            .read(2, own, Source::Shared, 119, 201)
+    };
+    let late = |written: Written, at| written.read(2, own, Source::Degraded, at, at.max(201) + 1);
+    assert_eq!(late(seen_at(153), 160).breaks(), []);
+    assert_eq!(late(seen_at(153), 203).breaks(), []);
+    assert_eq!(late(seen_at(203), 203).breaks(), []);
+    assert_eq!(late(seen_at(203), 205).breaks(), [Rule::Remembered]);
+}
+
 #[test]
 fn a_load_of_a_key_that_backs_off_is_found() {
     let failed = |at: Time| {

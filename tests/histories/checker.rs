@@ -27,7 +27,8 @@
 //!   the key, no caller that asks later gets a value that was loaded before that read.
 //! - [`Rule::Remembered`]: a value of the store that a process serves in an outage has a window in
 //!   which it may be stale, and is served within its windows. It is older than no local insert or
-//!   invalidation, and than no value of the store that the process was served before.
+//!   invalidation, and than no value of the store that the process was served before. For a load
+//!   of its own whose commit has no answer, that counts from the landing of the load.
 //! - [`Rule::BackOff`]: after a failed load that backs off, no lease of the key is granted until
 //!   its time is over. An act on the key ends it.
 //! - [`Rule::Failure`]: a read fails only if a load of its key failed shortly before, or meanwhile.
@@ -591,10 +592,23 @@ impl Checker<'_> {
             let newer = served.get(&of).and_then(|known| known.before(read.asked));
             let is_older = fences.greatest(read).is_some_and(|fence| newer > Some(&fence));
             // A load that was under way when the caller asked may find an old value unchanged.
-            if is_older && own == 0 {
+            if is_older && own == 0 && !(is_own && self.was_older_at_its_landing(read, &fences)) {
                 self.violated(Rule::Remembered, format!("{read:?} after fence {newer:?}"));
             }
         }
+    }
+
+    /// Returns whether the process had no newer value of the store since its own load has landed,
+    /// until this read was asked for. While that load was under way, a peek may have seen one. The
+    /// process does not know which is newer if the commit has no answer.
+    fn was_older_at_its_landing(&self, read: &Read, fences: &Fences) -> bool {
+        let of_process = |it: &&Read| it.process == read.process && it.key == read.key;
+        let reads = || self.index.reads.iter().filter(of_process);
+        let landed = reads().filter(|it| it.value == read.value).map(|it| it.at).min();
+        let is_stored = |it: &Read| !matches!(it.source, Source::Degraded | Source::Shared);
+        let newer = |it: &Read| fences.least(it) > fences.greatest(read);
+        let since = |it: &Read| landed.is_none_or(|at| it.at > at) && it.at <= read.asked;
+        !reads().any(|it| is_stored(it) && since(it) && newer(it))
     }
 
     fn answered(&mut self) {
