@@ -1,13 +1,13 @@
 //! The check of the proxy by itself: an origin, two requests through the proxy, and the end.
 
-use std::convert::Infallible;
+use std::{
+    convert::Infallible,
+    sync::atomic::{AtomicUsize, Ordering},
+};
 
 use bellwether::BoxError;
 use bytes::Bytes;
-use http::{
-    HeaderMap, HeaderValue, Request, Response,
-    header::{AGE, CACHE_CONTROL},
-};
+use http::{HeaderValue, Request, Response, header::CACHE_CONTROL};
 use http_body_util::{BodyExt, Empty, Full};
 use hyper::body::Incoming;
 use hyper_util::{client::legacy::Client, rt::TokioExecutor};
@@ -32,11 +32,13 @@ pub(crate) async fn show(mut options: Options) -> Result<(), BoxError> {
     };
     let proxying = proxy(options, listener, metrics, async { drop(end.await) });
     let asking = async move {
-        ask(&format!("http://{url}/")).await?;
-        let second = ask(&format!("http://{url}/")).await?;
-        // A response that came from the cache has it (RFC 9111, section 5.1).
-        if !second.contains_key(AGE) {
-            return Err("the second response did not come from the cache".into());
+        for _ in 0..2 {
+            ask(&format!("http://{url}/")).await?;
+        }
+        // The second response is a hit, or shares a load whose commit is not over.
+        match ANSWERS.load(Ordering::Relaxed) {
+            1 => {}
+            answers => return Err(format!("the origin was asked {answers} times").into()),
         }
         ask(&format!("http://{metrics_url}/metrics")).await?;
         drop((told, told_origin));
@@ -46,8 +48,8 @@ pub(crate) async fn show(mut options: Options) -> Result<(), BoxError> {
     proxied.and(asked)
 }
 
-/// Sends a request, prints what came, and returns its headers.
-async fn ask(url: &str) -> Result<HeaderMap, BoxError> {
+/// Sends a request, and prints what came.
+async fn ask(url: &str) -> Result<(), BoxError> {
     let client = Client::builder(TokioExecutor::new()).build_http::<Empty<Bytes>>();
     let response = client.request(Request::get(url).body(Empty::new())?).await?;
     println!("GET {url} {}", response.status());
@@ -56,18 +58,21 @@ async fn ask(url: &str) -> Result<HeaderMap, BoxError> {
             println!("  {name}: {}", value.to_str()?);
         }
     }
-    let (parts, body) = response.into_parts();
-    let body = body.collect().await?.to_bytes();
+    let body = response.into_body().collect().await?.to_bytes();
     if url.ends_with("/metrics") {
         let text = std::str::from_utf8(&body)?;
         let told = text.lines().filter(|line| !line.starts_with('#') && !line.ends_with(" 0"));
         told.for_each(|line| println!("  {line}"));
     }
-    Ok(parts.headers)
+    Ok(())
 }
+
+/// How many requests the origin has answered.
+static ANSWERS: AtomicUsize = AtomicUsize::new(0);
 
 /// The origin.
 async fn answer(_request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {
+    ANSWERS.fetch_add(1, Ordering::Relaxed);
     let mut response = Response::new(Full::from("product 42"));
     response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("max-age=60"));
     Ok(response)
