@@ -4,15 +4,8 @@ use std::{sync::Arc, time::Duration};
 
 use futures_util::{FutureExt, future::BoxFuture};
 
-use super::{
-    Acquired, AcquiredAll, BackOff, Changes, Claimed, Committed, Countdown, Failure, Kept, Latches,
-    Leases, Renewal, Store, Windows,
-};
-use crate::{
-    backend::{Announcement, Claim, Entry, Grant, Mode, Occupied, Owner},
-    error::BackendError,
-    key::Name,
-};
+use super::{Acquired, AcquiredAll, Changes, Claim, Grant, Kept, Leases, Mode, Occupied, Renewal};
+use crate::{error::BackendError, key::Name};
 
 /// Declares a trait with the methods of a trait of backends, and implements it for all of these.
 /// Each async method returns a future in a box.
@@ -44,6 +37,8 @@ macro_rules! erased {
     };
 }
 
+pub(super) use erased;
+
 erased! {
     trait DynLeases: Apart; for Leases;
     async fn acquire(claim: &'a Claim) -> Acquired;
@@ -66,44 +61,6 @@ erased! {
     fn shard(name: &Name) -> usize;
 }
 
-erased! {
-    trait DynStore: DynLeases; for Store;
-    async fn get(name: &'a Name) -> Option<Entry>;
-    async fn get_aged(name: &'a Name) -> Option<Entry>;
-    async fn fetch(name: &'a Name, announced: &'a Announcement) -> Option<Entry>;
-    async fn claim(claim: &'a Claim, seen: u64) -> Claimed;
-    async fn commit(
-        claim: &'a Claim,
-        grant: &'a Grant,
-        entry: &'a Entry,
-        ttl: Option<Duration>
-    ) -> Committed;
-    async fn commit_unchanged(
-        claim: &'a Claim,
-        grant: &'a Grant,
-        seen: u64,
-        entry: &'a Entry
-    ) -> Committed;
-    async fn fail(
-        claim: &'a Claim,
-        failure: &'a Failure,
-        back_off: Option<BackOff>
-    ) -> bool;
-    async fn put(name: &'a Name, entry: &'a Entry, ttl: Duration, fence_life: Duration) -> u64;
-    async fn touch(name: &'a Name, windows: Windows, fence_life: Duration) -> Option<u64>;
-    async fn expire(name: &'a Name, fence_life: Duration) -> u64;
-    async fn supersede(name: &'a Name, fence_life: Duration) -> u64;
-    async fn invalidate(name: &'a Name, fence_life: Duration) -> u64;
-}
-
-erased! {
-    trait DynLatches: Send; for Latches;
-    async fn set_latch(name: &'a Name, id: Owner, count: u32, ttl: Duration) -> bool;
-    async fn count_down(name: &'a Name, id: Owner, by: u32) -> Option<Countdown>;
-    async fn latch(name: &'a Name) -> Option<Countdown>;
-    async fn clear_latch(name: &'a Name) -> bool;
-}
-
 /// [`Leases::apart`] without the type.
 pub trait Apart {
     fn apart(&self) -> Option<Arc<dyn DynLeases>>;
@@ -119,5 +76,3 @@ impl<B: Leases> Apart for B {
 pub struct Erased<T: ?Sized>(pub(crate) Arc<T>);
 
 pub(crate) type ErasedLeases = Erased<dyn DynLeases>;
-pub(crate) type ErasedStore = Erased<dyn DynStore>;
-pub(crate) type ErasedLatches = Erased<dyn DynLatches>;

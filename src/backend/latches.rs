@@ -1,7 +1,9 @@
 use std::{future::Future, sync::Arc, time::Duration};
 
-use super::{Erased, ErasedLatches, Leases};
-use crate::{backend::Owner, error::BackendError, key::Name};
+use futures_util::{FutureExt, future::BoxFuture};
+
+use super::{Erased, Leases, Owner, erased::erased};
+use crate::{error::BackendError, key::Name};
 
 /// Count-down latches: set once, counted down by many, waited for by many.
 ///
@@ -65,6 +67,16 @@ pub trait Latches: Leases {
         Erased(self)
     }
 }
+
+erased! {
+    trait DynLatches: Send; for Latches;
+    async fn set_latch(name: &'a Name, id: Owner, count: u32, ttl: Duration) -> bool;
+    async fn count_down(name: &'a Name, id: Owner, by: u32) -> Option<Countdown>;
+    async fn latch(name: &'a Name) -> Option<Countdown>;
+    async fn clear_latch(name: &'a Name) -> bool;
+}
+
+pub(crate) type ErasedLatches = Erased<dyn DynLatches>;
 
 /// The progress of a latch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -73,7 +73,9 @@ pub use self::{
 pub(crate) use self::{
     answer::{ANSWER_LIMIT, answered, answered_by, in_time},
     claim::{HANDOVER_LIFE, QueueKind, TURN_LIFE},
-    erased::{DynLatches, DynLeases, DynStore, Erased, ErasedLatches, ErasedLeases, ErasedStore},
+    erased::{DynLeases, Erased, ErasedLeases},
+    latches::{DynLatches, ErasedLatches},
+    store::{DynStore, ErasedStore},
 };
 
 /// The right to act on a name for a limited time.

@@ -1,8 +1,10 @@
 use std::{future::Future, sync::Arc, time::Duration};
 
+use futures_util::{FutureExt, future::BoxFuture};
+
 use super::{
-    Announcement, BackOff, Claim, Entry, Erased, ErasedStore, Failure, Grant, Leases, Occupied,
-    Windows,
+    Announcement, BackOff, Claim, DynLeases, Entry, Erased, Failure, Grant, Leases, Occupied,
+    Windows, erased::erased,
 };
 #[cfg(doc)]
 use crate::{backend::Change, error::BackendErrorKind};
@@ -159,6 +161,38 @@ pub trait Store: Leases {
         Erased(self)
     }
 }
+
+erased! {
+    trait DynStore: DynLeases; for Store;
+    async fn get(name: &'a Name) -> Option<Entry>;
+    async fn get_aged(name: &'a Name) -> Option<Entry>;
+    async fn fetch(name: &'a Name, announced: &'a Announcement) -> Option<Entry>;
+    async fn claim(claim: &'a Claim, seen: u64) -> Claimed;
+    async fn commit(
+        claim: &'a Claim,
+        grant: &'a Grant,
+        entry: &'a Entry,
+        ttl: Option<Duration>
+    ) -> Committed;
+    async fn commit_unchanged(
+        claim: &'a Claim,
+        grant: &'a Grant,
+        seen: u64,
+        entry: &'a Entry
+    ) -> Committed;
+    async fn fail(
+        claim: &'a Claim,
+        failure: &'a Failure,
+        back_off: Option<BackOff>
+    ) -> bool;
+    async fn put(name: &'a Name, entry: &'a Entry, ttl: Duration, fence_life: Duration) -> u64;
+    async fn touch(name: &'a Name, windows: Windows, fence_life: Duration) -> Option<u64>;
+    async fn expire(name: &'a Name, fence_life: Duration) -> u64;
+    async fn supersede(name: &'a Name, fence_life: Duration) -> u64;
+    async fn invalidate(name: &'a Name, fence_life: Duration) -> u64;
+}
+
+pub(crate) type ErasedStore = Erased<dyn DynStore>;
 
 /// The answer to [`Store::claim`].
 #[derive(Debug, PartialEq, Eq)]

@@ -1,13 +1,15 @@
 //! The count-down latch.
 
-use std::{fmt, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 use futures_util::future::BoxFuture;
 use tracing::Instrument;
 
+#[cfg(doc)]
 use super::Locks;
+use super::space::LockSpace;
 use crate::{
-    backend::{ANSWER_LIMIT, Change, Countdown, Owner, in_time},
+    backend::{ANSWER_LIMIT, Change, Countdown, DynLatches, Owner, in_time},
     error::{BackendError, BackendErrorKind, Error, ErrorKind},
     key::{Key, Name},
     lease::{Asked, Attempt, Retry, Subject, Waiting, Woken, drive},
@@ -55,16 +57,17 @@ const LONGEST_TTL: Duration = Duration::from_secs(30 * 86_400);
 #[derive(Clone)]
 #[must_use = "a latch does nothing until it is set, counted down or waited for"]
 pub struct Latch {
-    locks: Locks,
+    space: LockSpace,
+    latches: Arc<dyn DynLatches>,
     name: Key,
     ttl: Duration,
     wait_limit: Duration,
 }
 
 impl Latch {
-    pub(super) fn new(locks: Locks, name: Key) -> Self {
+    pub(super) fn new(space: LockSpace, latches: Arc<dyn DynLatches>, name: Key) -> Self {
         let (ttl, wait_limit) = (Duration::from_secs(3600), Duration::from_secs(30));
-        Self { locks, name, ttl, wait_limit }
+        Self { space, latches, name, ttl, wait_limit }
     }
 
     /// Sets how long an unfinished latch stands after it was [set](Self::set), and how long a
@@ -111,7 +114,7 @@ impl Latch {
             return Err(Error::new(ErrorKind::InvalidConfig, why));
         }
         let id = Owner::fresh();
-        let set = || self.locks.latches.set_latch(&name, id, count, self.ttl);
+        let set = || self.latches.set_latch(&name, id, count, self.ttl);
         self.send(&name, "set", set).instrument(self.span()).await
     }
 
@@ -151,7 +154,7 @@ impl Latch {
     pub async fn count_down_by(&self, count: u32) -> Result<u32, Error> {
         let (name, count) = (self.full_name()?, in_range(count)?);
         let id = Owner::fresh();
-        let step = || self.locks.latches.count_down(&name, id, count);
+        let step = || self.latches.count_down(&name, id, count);
         let counted = self.send(&name, "counted down", step).instrument(self.span());
         let countdown: Option<Countdown> = counted.await?;
         Ok(countdown.ok_or_else(|| self.not_set())?.left)
@@ -172,7 +175,7 @@ impl Latch {
     /// Dropping the future changes nothing.
     pub async fn left(&self) -> Result<u32, Error> {
         let name = self.full_name()?;
-        let countdown = self.locks.latches.latch(&name).await?;
+        let countdown = self.latches.latch(&name).await?;
         Ok(countdown.ok_or_else(|| self.not_set())?.left)
     }
 
@@ -217,7 +220,7 @@ impl Latch {
     /// If the future is dropped, the latch may or may not have been removed.
     pub async fn clear(&self) -> Result<bool, Error> {
         let name = self.full_name()?;
-        Ok(self.locks.latches.clear_latch(&name).await?)
+        Ok(self.latches.clear_latch(&name).await?)
     }
 
     async fn wait_for(&self, name: &Name) -> Result<(), Error> {
@@ -253,7 +256,7 @@ impl Latch {
 
     fn waiting(&self, name: &Name) -> Waiting<'static> {
         static ON_DEMAND: Retry = Retry::on_demand();
-        let janitor = self.locks.space.engine.janitor();
+        let janitor = self.space.engine.janitor();
         Waiting::new(janitor, Subject::Name(name.clone()), &ON_DEMAND, self.wait_limit)
     }
 
@@ -262,7 +265,7 @@ impl Latch {
     }
 
     fn full_name(&self) -> Result<Name, Error> {
-        self.locks.space.name(&self.name)
+        self.space.name(&self.name)
     }
 
     fn not_set(&self) -> Error {
@@ -310,11 +313,11 @@ impl Attempt for LatchWait<'_> {
     type Outcome = Result<(), Error>;
 
     async fn ask(&mut self, _: &mut Waiting<'_>) -> Asked<Self::Outcome> {
-        let Latch { locks, .. } = self.latch;
-        if locks.space.engine.janitor().is_stopped() {
+        let Latch { space, latches, .. } = self.latch;
+        if space.engine.janitor().is_stopped() {
             return Asked::Settled(Err(Error::shut_down()));
         }
-        let (asked, failure) = match in_time(ANSWER_LIMIT, locks.latches.latch(self.name)).await {
+        let (asked, failure) = match in_time(ANSWER_LIMIT, latches.latch(self.name)).await {
             Ok(None) => return Asked::Settled(Err(self.latch.not_set())),
             Ok(Some(Countdown { left: 0, .. })) => return Asked::Settled(Ok(())),
             Ok(Some(Countdown { left, remaining })) => {
@@ -336,7 +339,7 @@ impl Attempt for LatchWait<'_> {
     }
 
     async fn interrupted(&self) -> Option<Self::Outcome> {
-        self.latch.locks.space.engine.janitor().stopped().await;
+        self.latch.space.engine.janitor().stopped().await;
         Some(Err(Error::shut_down()))
     }
 

@@ -162,7 +162,7 @@ impl Locks {
 
     /// Returns a count-down latch: set once, counted down by many, waited for by many.
     pub fn latch(&self, name: impl Into<Key>) -> Latch {
-        Latch::new(self.clone(), name.into())
+        Latch::new(self.space.clone(), self.latches.clone(), name.into())
     }
 
     /// Returns the counters of these locks and their clones, and the number of leases held now.

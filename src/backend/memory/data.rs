@@ -1,4 +1,5 @@
 mod entries;
+mod failures;
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -9,10 +10,8 @@ use std::{
 use lru::LruCache;
 use tokio::time::Instant;
 
-use super::{
-    failures::StoredFailure,
-    occupancy::{Occupancy, StoredLatch},
-};
+use self::failures::StoredFailure;
+use super::occupancy::{Occupancy, StoredLatch};
 use crate::{
     backend::{Acquired, Claim, Claimed, Entry, Grant, Mode, Occupied, Owner, QueueKind},
     key::Name,
@@ -27,7 +26,7 @@ pub(super) struct Data {
     pub(super) latches: HashMap<Arc<str>, StoredLatch>,
     fences: HashMap<Arc<str>, Fence>,
     /// The names whose last loads failed.
-    pub(super) failures: HashMap<Arc<str>, StoredFailure>,
+    failures: HashMap<Arc<str>, StoredFailure>,
     entries: LruCache<EntryKey, StoredEntry>,
     /// When each of them ends, so that data without another request is dropped too.
     pub(super) expiries: BTreeSet<(Instant, Expiry)>,

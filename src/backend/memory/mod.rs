@@ -7,7 +7,6 @@
 //! changes.
 
 mod data;
-mod failures;
 mod latches;
 mod leases;
 mod occupancy;

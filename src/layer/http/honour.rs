@@ -9,9 +9,9 @@ use tracing::debug;
 use super::{
     CachedResponse, Http, ResponseBody,
     asked::Asked,
+    join::{share, share_variant},
     pass::CallResult,
     reason::Reason,
-    service::{share, share_variant},
     variants::{Place, selector::Selector},
 };
 use crate::{cache::Loaded, error::BoxError, key::Key};

@@ -1,16 +1,16 @@
 //! Unsafe requests end the responses that they may have outdated (RFC 9111, section 4.4).
 
+use bytes::Bytes;
 use http::{
-    HeaderMap, HeaderName, HeaderValue, Request, StatusCode, Uri,
+    HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, Uri,
     header::{CONTENT_LOCATION, CONTENT_TYPE, HOST, LOCATION},
     request::Parts,
     uri::Authority,
 };
+use http_body::Body;
 use tracing::{Instrument, debug};
 
-use super::{
-    BellwetherLayer, CachedResponse, Http, ResponseBody, pass::CallResult, settings::HttpSettings,
-};
+use super::{BellwetherLayer, CachedResponse, Http, ResponseBody, settings::HttpSettings};
 use crate::{cache::Cache, key::Key};
 
 /// The resource of an unsafe request.
@@ -123,15 +123,15 @@ impl Http {
     }
 
     /// Answers a `PURGE` of this key.
-    pub(super) async fn purge<B: http_body::Body, E>(&self, key: Key) -> CallResult<B, E> {
+    pub(super) async fn purge<B: Body>(&self, key: Key) -> Response<ResponseBody<B>> {
         let mut response = match self.0.cache.invalidate(key).await {
-            Ok(()) => http::Response::new(bytes::Bytes::new()),
+            Ok(()) => Response::new(Bytes::new()),
             Err(error) => (self.0.on_error)(&error),
         };
         if response.status() == StatusCode::OK {
             *response.status_mut() = StatusCode::NO_CONTENT;
         }
-        Ok(response.map(ResponseBody::whole))
+        response.map(ResponseBody::whole)
     }
 }
 

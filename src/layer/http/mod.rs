@@ -2,9 +2,10 @@
 //!
 //! A request goes this way:
 //!
-//! - `service` handles one request, from its arrival to its response.
+//! - `service` chooses its way.
 //! - `requests` decides whether the request takes part, and under which key. If it does not,
-//!   `pass` takes it to the inner service, for a `reason`, and `watch` looks on.
+//!   `pass` takes it to the inner service, for a `reason`.
+//! - `join` takes it to the flight of its response, and answers it when that has landed.
 //! - `asked` is what the request asks of a shared response: its conditions, its range, and how
 //!   fresh it is. `honour` sees to the last.
 //! - `variants` finds the response of a resource that the request selects.
@@ -29,6 +30,7 @@ mod exchange;
 mod fields;
 mod honour;
 mod invalidation;
+mod join;
 mod layer;
 mod pass;
 mod policy;
@@ -44,7 +46,6 @@ mod status;
 mod streamed;
 mod streaming;
 mod variants;
-mod watch;
 
 #[cfg(any(fuzzing, test))]
 pub(crate) use self::fields::targeted::check_any_lines;
@@ -56,7 +57,18 @@ pub use self::{
     cached::{CachedResponse, ResponseCodec, http_cache},
     policy::Policy,
     requests::RequestDirectives,
-    settings::{Http, Overload},
+    settings::Overload,
 };
 
+use std::sync::Arc;
+
+use self::settings::HttpSettings;
 use super::{BellwetherLayer, KeyFor};
+
+/// Shares complete responses to plain `GET`s. The mode of [`BellwetherLayer::http`].
+///
+/// Clones share one cache and have the same settings.
+///
+/// [`BellwetherLayer::http`]: super::BellwetherLayer::http
+#[derive(Clone)]
+pub struct Http(Arc<HttpSettings>);

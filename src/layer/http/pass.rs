@@ -5,8 +5,8 @@ use http_body::Body;
 use tower_service::Service;
 
 use super::{
-    Http, ResponseBody, invalidation::Target, reason::Reason, recent::Turnout,
-    responses::ResponseClass, watch::Watch,
+    Http, ResponseBody, body::watch::Watch, invalidation::Target, reason::Reason, recent::Turnout,
+    responses::ResponseClass,
 };
 use crate::{key::Key, layer::future::oneshot};
 

@@ -9,7 +9,7 @@ use http::{
 use http_body::Body;
 
 use super::{
-    CachedResponse, KeyFor,
+    CachedResponse, Http, KeyFor,
     asked::Asked,
     body::collect::BodyLimits,
     policy::{Policy, PolicyKind},
@@ -29,14 +29,6 @@ use crate::{
     error::{Error, ErrorKind},
     key::Key,
 };
-
-/// Shares complete responses to plain `GET`s. The mode of [`BellwetherLayer::http`].
-///
-/// Clones share one cache and have the same settings.
-///
-/// [`BellwetherLayer::http`]: super::BellwetherLayer::http
-#[derive(Clone)]
-pub struct Http(pub(super) Arc<HttpSettings>);
 
 #[derive(Clone)]
 pub(super) struct HttpSettings {

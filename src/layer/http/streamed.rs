@@ -16,9 +16,9 @@ use super::{
     cached::{CachedResponse, ResponseHead},
     fields::framing::content_length,
     responses::Freshness,
-    variants::selector::Selector,
+    variants::{Readers, selector::Selector},
 };
-use crate::{error::BoxError, key::Key, time::after};
+use crate::{error::BoxError, time::after};
 
 /// The head of a response, and its body as far as it has arrived.
 pub(super) struct StreamedResponse {
@@ -28,19 +28,6 @@ pub(super) struct StreamedResponse {
     received: Instant,
     /// When the response is no longer fresh. `None` if it is for those only that ask meanwhile.
     fresh_until: Option<Instant>,
-}
-
-/// The callers that may read a response, beside the one whose request it answers.
-pub(super) enum Readers {
-    All,
-    /// Those whose requests select the same variant of the resource.
-    Selecting {
-        resource: Key,
-        selector: Selector,
-        variant: Key,
-    },
-    /// None.
-    Own,
 }
 
 /// Why a caller does not read a response.

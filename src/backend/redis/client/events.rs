@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio::sync::Notify;
 
-use super::{cluster::topology::NodeSlots, pacer::Pacer};
+use super::{pacer::Pacer, topology::NodeSlots};
 use crate::backend::Channels;
 
 /// The events of one server, and the channels that they concern.

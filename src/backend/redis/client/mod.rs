@@ -38,6 +38,7 @@ mod task;
 mod timeout_wheel;
 #[cfg(feature = "tls")]
 mod tls;
+mod topology;
 mod write_batcher;
 
 use std::{borrow::Borrow, sync::Arc};
@@ -49,7 +50,7 @@ use futures_util::{
 use redis::{Cmd, Value};
 
 #[cfg(any(fuzzing, test))]
-pub(super) use self::cluster::check_any_slots;
+pub(super) use self::topology::check_any_slots;
 pub(super) use self::{
     clock::micros,
     cluster::ClusterSeeds,

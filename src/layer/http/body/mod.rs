@@ -11,6 +11,7 @@ pub(super) mod collect;
 pub(super) mod error;
 mod seats;
 pub(super) mod shared;
+pub(super) mod watch;
 
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
@@ -19,8 +20,8 @@ use pin_project::pin_project;
 use self::{
     error::BodyError,
     shared::{Reader, in_bytes},
+    watch::Watch,
 };
-use super::watch::Watch;
 use crate::error::BoxError;
 
 /// The body of a response: stored bytes, or the body of the inner service.

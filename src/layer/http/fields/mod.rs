@@ -4,6 +4,7 @@
 //! - By both, `targeted` finds the directives for this cache, and `lifetime` how long a response is
 //!   fresh.
 //! - `framing` has the fields about connection and length, and `names` those that list fields.
+//!   `vary` has the names of those by which a response varies.
 //! - `credentials` and `cookies` know the fields that speak for a user.
 
 pub(super) mod cookies;
@@ -14,3 +15,4 @@ pub(super) mod lifetime;
 pub(super) mod names;
 mod structured;
 pub(super) mod targeted;
+pub(super) mod vary;

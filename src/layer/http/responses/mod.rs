@@ -28,9 +28,9 @@ use super::{
         framing::{Contradiction, connection, content_length},
         lifetime::{self, Lifetime},
         targeted::Controls,
+        vary::vary,
     },
     policy::{Policy, PolicyKind},
-    variants::selector::names,
 };
 
 /// The rules for responses to one request, as far as the user of the layer sets them.
@@ -114,7 +114,7 @@ impl ResponseRules {
 
     /// Returns whether requests can tell if they select a response (RFC 9111, section 4.1).
     fn is_selectable(&self, headers: &HeaderMap) -> bool {
-        names(headers).is_some_and(|names| names.is_empty() || !self.coalesce_only)
+        vary(headers).is_some_and(|names| names.is_empty() || !self.coalesce_only)
     }
 
     /// Returns `None` if the response must not be shared, or only while it is validated.
@@ -243,7 +243,7 @@ fn depends_on_encoding(headers: &HeaderMap) -> bool {
 
 /// Returns whether the `Vary` of a response names a header.
 fn varies(headers: &HeaderMap, name: &HeaderName) -> bool {
-    names(headers).is_some_and(|names| names.contains(name))
+    vary(headers).is_some_and(|names| names.contains(name))
 }
 
 /// Returns whether the content type is one of streams without an end.

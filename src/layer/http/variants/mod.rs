@@ -8,11 +8,8 @@ use std::time::Duration;
 use http::HeaderMap;
 use tracing::debug;
 
-use self::{
-    limit::Variants,
-    selector::{Selector, names},
-};
-use super::{CachedResponse, Http, responses::Freshness, streamed::Readers};
+use self::{limit::Variants, selector::Selector};
+use super::{CachedResponse, Http, fields::vary::vary, responses::Freshness};
 use crate::{
     cache::{Lead, Produced},
     error::Error,
@@ -36,6 +33,19 @@ pub(super) enum Belongs {
     Here,
     /// To a variant that this selector selects.
     With(Selector),
+}
+
+/// The callers that may read a response, beside the one whose request it answers.
+pub(super) enum Readers {
+    All,
+    /// Those whose requests select the same variant of the resource.
+    Selecting {
+        resource: Key,
+        selector: Selector,
+        variant: Key,
+    },
+    /// None.
+    Own,
 }
 
 impl Belongs {
@@ -79,7 +89,7 @@ impl Place {
 
     /// Returns where a response belongs. `None` if nowhere, because its `Vary` has no end.
     pub(super) fn of(&self, response: &HeaderMap, variants: &Variants) -> Option<Belongs> {
-        let names = names(response)?;
+        let names = vary(response)?;
         let selector = match &self.variant_of {
             None if names.is_empty() => return Some(Belongs::Here),
             None => variants.selector(&self.key, names),

@@ -1,7 +1,7 @@
 //! The nodes of a Redis Cluster, each of which serves a part of the slots.
 //!
 //! All keys of a name lie in one slot, and one node serves each slot. A task (`refresh`) keeps the
-//! map of them (`slots`, `topology`). Each node has the connections that a single server has
+//! map of them (`topology`). Each node has the connections that a single server has
 //! (`nodes`), made when they are first needed, and closed when the node serves no slot any more. A
 //! redirection to another node is followed at once, within the time-out of the command.
 //!
@@ -10,8 +10,6 @@
 
 mod nodes;
 mod refresh;
-mod slots;
-pub(super) mod topology;
 
 use std::{collections::HashMap, mem::discriminant, sync::Arc, time::Duration};
 
@@ -19,13 +17,9 @@ use futures_util::future::join_all;
 use redis::{Cmd, ConnectionAddr, ConnectionInfo};
 use tokio::time::{Instant, sleep, timeout_at};
 
-#[cfg(any(fuzzing, test))]
-pub(in super::super) use self::slots::check_any_slots;
 use self::{
     nodes::{ClusterNode, ClusterNodes},
     refresh::{RefreshRun, keep_known},
-    slots::{NodeAddress, SlotMap, slot_of},
-    topology::{Topology, TopologyState},
 };
 use super::{
     address,
@@ -40,6 +34,7 @@ use super::{
     replicas::Replicas,
     target::{Access, Target},
     task::OnDemandTask,
+    topology::{NodeAddress, SlotMap, Topology, TopologyState, slot_of},
 };
 use crate::{
     backend::{Channels, redis::scripts::Call},

@@ -7,10 +7,6 @@ use std::{
 
 use redis::{ConnectionAddr, ConnectionInfo};
 
-use super::{
-    slots::NodeAddress,
-    topology::{NodeSlots, Topology},
-};
 use crate::{
     backend::redis::client::{
         config::RedisConfig,
@@ -19,6 +15,7 @@ use crate::{
         node::Node,
         pacer::Pacer,
         target::Target,
+        topology::{NodeAddress, NodeSlots, Topology},
     },
     sync::lock,
 };

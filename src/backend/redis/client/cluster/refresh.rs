@@ -7,13 +7,14 @@ use redis::{ErrorKind, RedisError};
 use tokio::time::sleep;
 use tracing::debug;
 
-use super::{
-    nodes::ClusterNodes,
-    slots::{SlotMap, slot_of},
-};
+use super::nodes::ClusterNodes;
 use crate::{
     backend::redis::client::{
-        failure::ClientError, staggered::first_success, stream::connect_plainly, target::Target,
+        failure::ClientError,
+        staggered::first_success,
+        stream::connect_plainly,
+        target::Target,
+        topology::{SlotMap, slot_of},
     },
     error::{BackendError, BackendErrorKind, Chain},
     sync::lock,

@@ -1,12 +1,16 @@
 //! The node that serves each slot, as far as it is known, and the waiters that a change wakes.
 
+mod slots;
+
 use std::sync::Arc;
 
 use redis::RedisError;
 use tokio::sync::{Notify, watch};
 use tracing::warn;
 
-use super::slots::{NodeAddress, SlotMap, slot_of};
+#[cfg(any(fuzzing, test))]
+pub(in super::super) use self::slots::check_any_slots;
+pub(super) use self::slots::{NodeAddress, SlotMap, slot_of};
 use crate::{
     backend::Channels,
     error::{BackendError, Chain},
@@ -120,13 +124,13 @@ impl Topology {
 
 /// The slots that one node serves.
 #[derive(Clone)]
-pub(in super::super) struct NodeSlots {
+pub(super) struct NodeSlots {
     pub(super) topology: Arc<Topology>,
     pub(super) address: NodeAddress,
 }
 
 impl NodeSlots {
-    pub(in super::super) fn contain(&self, channel: &str) -> bool {
+    pub(super) fn contain(&self, channel: &str) -> bool {
         match &*self.topology.state.borrow() {
             TopologyState::Known(slots) => {
                 slots.owner(slot_of(channel.as_bytes())) == Some(&self.address)
@@ -136,7 +140,7 @@ impl NodeSlots {
     }
 
     /// Takes over that a channel's slot has moved, as the node's error says.
-    pub(in super::super) fn moved(&self, channel: &str, error: &RedisError) {
+    pub(super) fn moved(&self, channel: &str, error: &RedisError) {
         let to =
             error.redirect_node().and_then(|(to, _)| NodeAddress::read(to, &self.address.host));
         if let Some(to) = to {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use super::data::{Data, Expiry};
+use super::{Data, Expiry};
 use crate::{
     backend::{BackOff, Claim, Claimed, Failure},
     time::after,
@@ -30,7 +30,7 @@ impl StoredFailure {
 
 impl Data {
     /// Ends the lease of a load that failed. Returns whether the claim had it.
-    pub(super) fn fail(
+    pub(in super::super) fn fail(
         &mut self,
         claim: &Claim,
         failure: &Failure,

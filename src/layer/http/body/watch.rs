@@ -7,15 +7,17 @@ use http::response::Parts;
 use http_body::Frame;
 use tokio::time::Instant;
 
-use super::{
-    body::collect::BodyLimits,
-    fields::framing::content_length,
-    recent::{RecentAnswers, Turnout},
+use super::collect::BodyLimits;
+use crate::{
+    key::Key,
+    layer::http::{
+        fields::framing::content_length,
+        recent::{RecentAnswers, Turnout},
+    },
 };
-use crate::key::Key;
 
 /// The watch over one body, whose headers permit to share it.
-pub(super) struct Watch {
+pub(in super::super) struct Watch {
     recent: Arc<RecentAnswers>,
     key: Key,
     received: u64,
@@ -30,7 +32,7 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    pub(super) fn new(
+    pub(in super::super) fn new(
         recent: Arc<RecentAnswers>,
         key: Key,
         limits: BodyLimits,
@@ -45,7 +47,7 @@ impl Watch {
     }
 
     /// Notes a frame.
-    pub(super) fn frame<E>(&mut self, frame: &Result<Frame<Bytes>, E>) {
+    pub(in super::super) fn frame<E>(&mut self, frame: &Result<Frame<Bytes>, E>) {
         if self.is_slow() {
             self.settle(Turnout::Uncacheable);
         }
@@ -64,7 +66,7 @@ impl Watch {
     }
 
     /// Notes the end of the body.
-    pub(super) fn end(&mut self) {
+    pub(in super::super) fn end(&mut self) {
         let is_whole = self.announced.is_none_or(|length| length == self.received);
         match is_whole && !self.is_slow() {
             true => self.settle(Turnout::Shareable),

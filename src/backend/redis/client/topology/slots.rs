@@ -11,7 +11,7 @@ use redis::Value;
 const COUNT: usize = 16_384;
 
 /// Returns the slot of a key: that of the text in its first braces, if there is any.
-pub(super) fn slot_of(key: &[u8]) -> u16 {
+pub(in super::super) fn slot_of(key: &[u8]) -> u16 {
     let tag = key.iter().position(|byte| *byte == b'{').and_then(|open| {
         let rest = &key[open + 1..];
         let length = rest.iter().position(|byte| *byte == b'}')?;
@@ -30,9 +30,9 @@ fn crc16(bytes: &[u8]) -> u16 {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct NodeAddress {
-    pub(super) host: Arc<str>,
-    pub(super) port: u16,
+pub(in super::super) struct NodeAddress {
+    pub(in super::super) host: Arc<str>,
+    pub(in super::super) port: u16,
 }
 
 impl NodeAddress {
@@ -40,7 +40,7 @@ impl NodeAddress {
     ///
     /// A node that does not know its own host gives only the port. Its host is then `from`, that of
     /// the node which replied.
-    pub(super) fn read(text: &str, from: &str) -> Option<Self> {
+    pub(in super::super) fn read(text: &str, from: &str) -> Option<Self> {
         let (host, port) = text.rsplit_once(':')?;
         let host = host.trim_start_matches('[').trim_end_matches(']');
         let host = if host.is_empty() { from } else { host };
@@ -79,7 +79,7 @@ impl fmt::Display for NodeAddress {
 }
 
 #[derive(Clone, PartialEq)]
-pub(super) struct SlotMap {
+pub(in super::super) struct SlotMap {
     owners: Vec<NodeAddress>,
     /// For each slot, one more than the index of its owner, or zero if no node serves it.
     owner: Box<[u16]>,
@@ -91,7 +91,7 @@ impl SlotMap {
     }
 
     /// Reads the reply to `CLUSTER SLOTS`. Returns `None` if it has another form, or names no slot.
-    pub(super) fn read(reply: &Value, from: &str) -> Option<Self> {
+    pub(in super::super) fn read(reply: &Value, from: &str) -> Option<Self> {
         let Value::Array(ranges) = reply else { return None };
         let mut slots = Self::none();
         for range in ranges {
@@ -118,7 +118,7 @@ impl SlotMap {
     }
 
     /// Returns the map with another owner of one slot.
-    pub(super) fn with(&self, slot: u16, to: NodeAddress) -> Self {
+    pub(in super::super) fn with(&self, slot: u16, to: NodeAddress) -> Self {
         let mut slots = self.clone();
         let owner = slots.index(to);
         if let Some(slot) = slots.owner.get_mut(usize::from(slot)) {
@@ -127,17 +127,17 @@ impl SlotMap {
         slots
     }
 
-    pub(super) fn owner(&self, slot: u16) -> Option<&NodeAddress> {
+    pub(in super::super) fn owner(&self, slot: u16) -> Option<&NodeAddress> {
         let owner = self.owner.get(usize::from(slot))?;
         self.owners.get(usize::from(*owner).checked_sub(1)?)
     }
 
     /// Returns a number for the owner of a slot, or zero if there is none.
-    pub(super) fn number(&self, slot: u16) -> usize {
+    pub(in super::super) fn number(&self, slot: u16) -> usize {
         self.owner(slot).map_or(0, NodeAddress::number)
     }
 
-    pub(super) fn owners(&self) -> &[NodeAddress] {
+    pub(in super::super) fn owners(&self) -> &[NodeAddress] {
         &self.owners
     }
 }

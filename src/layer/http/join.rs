@@ -1,0 +1,272 @@
+//! The way of a request through the cache: it joins the flight of its response.
+
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body::Body;
+use tower_service::Service;
+
+use super::{
+    CachedResponse, Http, ResponseBody,
+    asked::Asked,
+    body::board::Missed,
+    exchange::{Exchange, ExchangeState},
+    pass::CallResult,
+    produce::{LedExchange, broken, produce},
+    reason::Reason,
+    recent::{RETRIES, Turnout},
+    status::with_status,
+    streamed::{Apart, StreamedResponse},
+    variants::{Place, selector::Selector},
+};
+use crate::{
+    cache::{Alone, Flown, Head, Loaded, OnUncacheable, Sharing, Source},
+    error::{BoxError, Error, ErrorKind},
+    key::Key,
+};
+
+/// The exchange of a caller with the flight that it may lead.
+type CallExchange<B, ResBody, E> = Exchange<Request<B>, CallResult<ResBody, E>>;
+
+/// Answers a request with the shared response, or with the caller's own if there is none.
+pub(super) async fn share<S, B, ResBody>(
+    http: Http,
+    key: Key,
+    asked: Asked,
+    inner: S,
+    request: Request<B>,
+) -> CallResult<ResBody, S::Error>
+where
+    B: Body + Send + 'static,
+    S: Service<Request<B>, Response = Response<ResBody>> + Clone + Send + 'static,
+    S::Error: Send + 'static,
+    S::Future: Send + 'static,
+    ResBody: Body + Send + 'static,
+    ResBody::Error: Into<BoxError>,
+{
+    let place = Place::resource(key);
+    let (exchange, led) = Exchange::new(request);
+    let flown = fly(&http, &place, &asked, &inner, led, OnUncacheable::Pass).await;
+    match http.settle(&place, &asked, exchange, flown) {
+        Settled::Done(response) => response,
+        // In boxes of their own, so that the future of a hit stays small.
+        Settled::Alone(request, why) => {
+            Box::pin(share_again(http, place, asked, inner, request, why)).await
+        }
+        Settled::Varies(request, selector) => {
+            Box::pin(share_variant(http, place.key, *selector, asked, inner, request)).await
+        }
+        Settled::Missed(request) => {
+            Box::pin(http.pass_watched(place.key, inner, request, Reason::Uncacheable)).await
+        }
+    }
+}
+
+/// Answers a request with the variant that it selects.
+pub(super) async fn share_variant<S, B, ResBody>(
+    http: Http,
+    resource: Key,
+    selector: Selector,
+    asked: Asked,
+    inner: S,
+    request: Request<B>,
+) -> CallResult<ResBody, S::Error>
+where
+    B: Body + Send + 'static,
+    S: Service<Request<B>, Response = Response<ResBody>> + Clone + Send + 'static,
+    S::Error: Send + 'static,
+    S::Future: Send + 'static,
+    ResBody: Body + Send + 'static,
+    ResBody::Error: Into<BoxError>,
+{
+    let settings = &http.0;
+    let place = Place::variant(resource, selector, request.headers());
+    if !place.is_admitted(&settings.variants) {
+        return http.pass(inner, request, Reason::Variants).await;
+    }
+    if settings.recent.is_uncacheable(&place.key) {
+        return http.pass_watched(place.key, inner, request, Reason::Uncacheable).await;
+    }
+    let (exchange, led) = Exchange::new(request);
+    let flown = fly(&http, &place, &asked, &inner, led, OnUncacheable::Pass).await;
+    match http.settle(&place, &asked, exchange, flown) {
+        Settled::Done(response) => response,
+        Settled::Alone(request, why) => {
+            Box::pin(share_again(http, place, asked, inner, request, why)).await
+        }
+        Settled::Varies(request, _) => http.pass(inner, request, Reason::Variants).await,
+        Settled::Missed(request) => {
+            http.pass_watched(place.key, inner, request, Reason::Uncacheable).await
+        }
+    }
+}
+
+/// Tries again to share, as long as that is promising, then passes the request on.
+async fn share_again<S, B, ResBody>(
+    http: Http,
+    place: Place,
+    asked: Asked,
+    inner: S,
+    mut request: Request<B>,
+    mut why: Alone,
+) -> CallResult<ResBody, S::Error>
+where
+    B: Body + Send + 'static,
+    S: Service<Request<B>, Response = Response<ResBody>> + Clone + Send + 'static,
+    S::Error: Send + 'static,
+    S::Future: Send + 'static,
+    ResBody: Body + Send + 'static,
+    ResBody::Error: Into<BoxError>,
+{
+    for _ in 0..RETRIES {
+        if why == Alone::Full || !http.0.recent.is_promising(&place.key) {
+            break;
+        }
+        let (exchange, led) = Exchange::new(request);
+        let flown = fly(&http, &place, &asked, &inner, led, OnUncacheable::Claim).await;
+        (request, why) = match http.settle(&place, &asked, exchange, flown) {
+            Settled::Done(response) => return response,
+            Settled::Alone(request, why) => (request, why),
+            Settled::Missed(request) => {
+                return http.pass_watched(place.key, inner, request, Reason::Uncacheable).await;
+            }
+            Settled::Varies(request, selector) => {
+                let resource = place.key;
+                return share_variant(http, resource, *selector, asked, inner, request).await;
+            }
+        };
+    }
+    let why = match why {
+        Alone::Uncacheable => Reason::Uncacheable,
+        Alone::Full => Reason::Full,
+    };
+    http.pass_watched(place.key, inner, request, why).await
+}
+
+/// Joins the flight of a place. Its leader calls the inner service.
+fn fly<S, B, ResBody>(
+    http: &Http,
+    place: &Place,
+    asked: &Asked,
+    inner: &S,
+    exchange: LedExchange<B, ResBody, S::Error>,
+    on_uncacheable: OnUncacheable,
+) -> impl Future<Output = Result<Flown<CachedResponse>, Error>> + Send + use<S, B, ResBody>
+where
+    B: Body + Send + 'static,
+    S: Service<Request<B>, Response = Response<ResBody>> + Clone + Send + 'static,
+    S::Error: Send + 'static,
+    S::Future: Send + 'static,
+    ResBody: Body + Send + 'static,
+    ResBody::Error: Into<BoxError>,
+{
+    let settings = &http.0;
+    let sharing = Sharing {
+        on_uncacheable,
+        on_full: settings.on_full(),
+        waits_once: settings.coalesce_only,
+        takes_heads: true,
+        is_anew: asked.is_anew,
+    };
+    let request = settings.cache.request(&place.key).sharing(sharing);
+    let request = settings.streaming.set(request.max_stale(settings.stale.limit));
+    let (http, inner, place) = (http.clone(), inner.clone(), place.clone());
+    request.fly(move |lead| produce(http, place, inner, exchange, lead))
+}
+
+/// How a flight ended for one caller.
+enum Settled<B, ResBody: Body, E> {
+    /// With a response.
+    Done(CallResult<ResBody, E>),
+    /// The request has to go on alone.
+    Alone(Request<B>, Alone),
+    /// The request selects a variant.
+    Varies(Request<B>, Box<Selector>),
+    /// The response is under way, and this request came too late for it.
+    Missed(Request<B>),
+}
+
+impl Http {
+    /// Returns how a flight ended for a caller.
+    fn settle<B, ResBody, E>(
+        &self,
+        place: &Place,
+        asked: &Asked,
+        exchange: CallExchange<B, ResBody, E>,
+        flown: Result<Flown<CachedResponse>, Error>,
+    ) -> Settled<B, ResBody, E>
+    where
+        ResBody: Body,
+    {
+        // The exchange is left alone then. Its request may be that of a refresh which has begun,
+        // and a stale response stands in for the answer of an origin that fails.
+        let (selector, flown) = match flown {
+            Ok(Flown::Loaded(loaded)) => match Selector::of(loaded.value()) {
+                None => return whole(self.replay(place, asked, loaded)),
+                Some(selector) => (Some(selector), Err(lost())),
+            },
+            flown => (None, flown),
+        };
+        match (exchange.take(), selector, flown) {
+            (ExchangeState::Pending(request), Some(selector), _) => {
+                Settled::Varies(request, Box::new(selector))
+            }
+            (ExchangeState::Answered(response), ..) => {
+                Settled::Done(response.map(|response| asked.answer_streaming(response)))
+            }
+            (ExchangeState::Pending(request), _, Ok(Flown::Alone(why))) => {
+                Settled::Alone(request, why)
+            }
+            (ExchangeState::Pending(request), _, Ok(Flown::Head(head))) => {
+                self.follow(place, asked, &head, request)
+            }
+            (.., Err(error)) => whole((self.0.on_error)(&error)),
+            (.., Ok(_)) => whole((self.0.on_error)(&lost())),
+        }
+    }
+
+    /// Lets a caller read the response of another one, while it arrives.
+    fn follow<B, ResBody: Body, E>(
+        &self,
+        place: &Place,
+        asked: &Asked,
+        head: &Head,
+        request: Request<B>,
+    ) -> Settled<B, ResBody, E> {
+        let Some(streamed) = head.downcast_ref::<StreamedResponse>() else {
+            return Settled::Missed(request);
+        };
+        match streamed.follow(request.headers()) {
+            Ok(response) => {
+                let answer = asked.answer_streaming(response.map(ResponseBody::shared));
+                let is_variant = place.is_variant();
+                Settled::Done(Ok(self.with_source(answer, Source::Followed, None, is_variant)))
+            }
+            Err(Apart::Varies(selector)) => Settled::Varies(request, Box::new(selector)),
+            Err(Apart::Missed(Missed::Start)) => Settled::Missed(request),
+            Err(Apart::Missed(Missed::Broken(error))) => whole((self.0.on_error)(&broken(error))),
+        }
+    }
+
+    /// Returns the answer that a shared response gives.
+    pub(super) fn replay(
+        &self,
+        place: &Place,
+        asked: &Asked,
+        loaded: Loaded<CachedResponse>,
+    ) -> Response<Bytes> {
+        let recent = &self.0.recent;
+        if loaded.source() == Source::Received && !recent.is_promising(&place.key) {
+            recent.record(&place.key, Turnout::Shareable);
+        }
+        let status = self.status(&loaded, place.is_variant());
+        with_status(asked.answer(CachedResponse::replay(loaded)), status)
+    }
+}
+
+fn whole<B, ResBody: Body, E>(response: Response<Bytes>) -> Settled<B, ResBody, E> {
+    Settled::Done(Ok(response.map(ResponseBody::whole)))
+}
+
+fn lost() -> Error {
+    Error::new(ErrorKind::Cancelled, "the task that ran the request was cancelled")
+}
