@@ -85,6 +85,8 @@ counters! {
         loads,
         /// Those of `loads` that refreshed an entry in the background.
         refreshes,
+        /// Those of `loads` whose value was not stored, because its key was used too rarely.
+        rare,
         /// Loads that failed, panicked, or took too long.
         failures,
         /// Flights and refreshes that began no load, because their key backed off.

@@ -4,7 +4,7 @@ use std::{
     time::Duration,
 };
 
-use super::{AfterFailure, known::Known, outcome::Head};
+use super::{AfterFailure, Source, known::Known, outcome::Head};
 use crate::{lease::LeaseRecord, signal::Signal, sync::lock};
 
 /// The lease that a loader runs under, the value that it replaces, and how its value is kept.
@@ -38,6 +38,7 @@ pub struct Lead<V>(Arc<Inner<V>>);
 struct Inner<V> {
     lease: Option<Arc<LeaseRecord>>,
     stale: Option<Arc<Known<V>>>,
+    source: Source,
     keeping: Mutex<Keeping>,
     head: OnceLock<Head>,
     announced: Signal,
@@ -56,10 +57,15 @@ pub(super) struct Keeping {
 }
 
 impl<V> Lead<V> {
-    pub(super) fn new(lease: Option<Arc<LeaseRecord>>, stale: Option<Arc<Known<V>>>) -> Self {
+    pub(super) fn new(
+        lease: Option<Arc<LeaseRecord>>,
+        stale: Option<Arc<Known<V>>>,
+        source: Source,
+    ) -> Self {
         Self(Arc::new(Inner {
             lease,
             stale,
+            source,
             keeping: Mutex::default(),
             head: OnceLock::new(),
             announced: Signal::default(),
@@ -179,6 +185,16 @@ impl<V> Lead<V> {
     /// Hands the value to all waiters, and stores nothing.
     pub fn do_not_store(&self) {
         lock(&self.0.keeping).do_not_store = true;
+    }
+
+    /// Returns the source of the value for the caller that leads.
+    pub(crate) fn source(&self) -> Source {
+        self.0.source
+    }
+
+    /// Returns whether the value is not stored because its key is used too rarely.
+    pub(crate) fn is_rare(&self) -> bool {
+        self.0.lease.is_none() && self.0.source == Source::Led
     }
 
     /// Announces the head of the value, so that callers of this process that take heads have it at

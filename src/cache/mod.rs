@@ -32,6 +32,7 @@ mod request;
 mod run;
 mod settings;
 mod shard;
+mod uses;
 pub mod windows;
 
 use std::{fmt, sync::Arc, time::Duration};
@@ -56,6 +57,7 @@ pub(crate) use self::{
     loader::Produced,
     outcome::{Alone, Flown, Head},
     settings::{OnFull, OnUncacheable, Sharing},
+    uses::Uses,
 };
 
 use self::core::{Core, Decision};

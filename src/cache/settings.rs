@@ -6,6 +6,7 @@ use tokio::sync::Semaphore;
 
 use super::{
     Abandoned, AfterFailure, after_failure::LONGEST_RETRY_AFTER, freshness::Rules, lead::Keeping,
+    uses::Uses,
 };
 use crate::{
     backend::Windows,
@@ -18,7 +19,7 @@ const MILLISECOND: Duration = Duration::from_millis(1);
 const DAY: Duration = Duration::from_secs(86_400);
 
 /// The settings that a request may change.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub(super) struct Options {
     pub(super) ttl: Duration,
     /// The part of the time to live by which it is shortened at most.
@@ -34,6 +35,8 @@ pub(super) struct Options {
     pub(super) rest_limit: Duration,
     pub(super) wait_limit: Duration,
     pub(super) sharing: Sharing,
+    /// By default, the value of each key is stored.
+    pub(super) min_uses: Option<Arc<Uses>>,
 }
 
 impl Options {
@@ -146,6 +149,7 @@ impl Default for Settings {
                     takes_heads: false,
                     is_anew: false,
                 },
+                min_uses: None,
             },
             uncacheable_ttl: Duration::from_secs(10),
             lease: Duration::from_secs(5),

@@ -145,6 +145,29 @@ async fn an_answer_is_coalesced_over_processes_and_not_stored() {
     assert!(keys.iter().all(|key| !key.ends_with(":e")), "{keys:?}");
 }
 
+/// A load that stores nothing needs no lease, and no other process waits for it.
+#[tokio::test]
+async fn a_rare_request_is_one_read() {
+    let server = RedisServer::start().await;
+    let calls: Arc<Calls> = Arc::default();
+    let set = |layer| for_a_minute(layer).min_uses(2, Duration::from_secs(600));
+    let apps = [(), ()].map(|()| process(&server, "shop", set, &calls, numbered(10)));
+    for app in &apps {
+        // It connects.
+        read(app, get("/other")).await;
+    }
+    let mut monitor = server.monitor().await;
+    for (app, expected) in [(&apps[0], 3), (&apps[1], 4)] {
+        read(app, get("/")).await;
+        let commands = monitor.calls_from_clients().await;
+        let commands: Vec<_> = commands.iter().map(|call| call.command.as_str()).collect();
+        assert_eq!((&*commands, calls.count()), (&["GETRANGE"][..], expected));
+    }
+    for app in &apps {
+        assert!(read(app, get("/")).await.starts_with('5'));
+    }
+}
+
 /// A large answer is not pushed. Processes that wait for one load after the other would be served
 /// one by one.
 #[tokio::test]

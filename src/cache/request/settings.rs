@@ -104,6 +104,13 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         self
     }
 
+    /// Loads the value without a lease, and stores nothing, until its key is used often enough.
+    #[cfg(feature = "http")]
+    pub(crate) fn min_uses(mut self, uses: Option<std::sync::Arc<crate::cache::Uses>>) -> Self {
+        self.options_mut().min_uses = uses;
+        self
+    }
+
     #[cfg(feature = "http")]
     pub(crate) fn sharing(mut self, sharing: crate::cache::Sharing) -> Self {
         self.options_mut().sharing = sharing;
@@ -112,6 +119,6 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
 
     fn options_mut(&mut self) -> &mut Options {
         let core = &self.core;
-        self.own.get_or_insert_with(|| Box::new(core.settings.options))
+        self.own.get_or_insert_with(|| Box::new(core.settings.options.clone()))
     }
 }

@@ -51,7 +51,8 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             {
                 return Step::Land(uncacheable());
             }
-            Decision::Miss { seen } | Decision::Uncacheable { seen } => seen,
+            Decision::Miss { seen } => return self.missed(seen),
+            Decision::Uncacheable { seen } => seen,
             Decision::Unanswered(_) => return self.away(),
         };
         Step::Claim { seen }

@@ -8,7 +8,7 @@ use tracing::debug;
 use super::Run;
 use crate::{
     cache::{
-        Lead, Source,
+        Lead,
         outcome::{Head, Outcome},
     },
     error::ErrorKind,
@@ -18,15 +18,15 @@ use crate::{
 
 impl<V: Clone + Send + Sync + 'static> Run<V> {
     /// Lands the head of the value for the callers that joined before the epoch of its load.
-    pub(super) fn land_head(&self, head: &Head, guard: Option<&LeaseGuard>, epoch: Epoch) {
-        let source = if guard.is_some() { Source::Led } else { Source::Degraded };
-        self.leader.land_first(Outcome::Head(head.clone(), source), epoch);
+    pub(super) fn land_head(&self, head: &Head, lead: &Lead<V>, epoch: Epoch) {
+        self.leader.land_first(Outcome::Head(head.clone(), lead.source()), epoch);
     }
 
     /// Lands the head when it is announced, and admits the callers that join later.
     ///
     /// A late joiner may know of a change since the load began. Each act that changes the value
-    /// ends the lease, so a lease that is held says that there was none.
+    /// ends the lease, so a lease that is held says that there was none. A rare key has no lease,
+    /// so its late joiners join anew.
     pub(super) async fn serve_head(
         &self,
         lead: &Lead<V>,
@@ -35,9 +35,9 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     ) -> Infallible {
         lead.announced().await;
         if let Some(head) = lead.head() {
-            self.land_head(head, guard, epoch);
+            self.land_head(head, lead, epoch);
         }
-        if self.is_anew() {
+        if self.is_anew() || lead.is_rare() {
             self.leader.close_first();
             return pending().await;
         }

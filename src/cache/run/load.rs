@@ -10,7 +10,7 @@ use super::{Landing, Run, failed, look::uncacheable};
 use crate::{
     backend::{Entry, Windows},
     cache::{
-        Lead, Loaded,
+        Lead, Loaded, Source,
         breaker::Outage,
         freshness::Costs,
         known::Known,
@@ -35,7 +35,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         F: FnOnce(Lead<V>) -> Fut,
         Fut: Future<Output = Result<Produced<V>, Error>>,
     {
-        let lead = Lead::new(Some(guard.record().clone()), self.stale());
+        let lead = Lead::new(Some(guard.record().clone()), self.stale(), Source::Led);
         let begun = Instant::now();
         let produced = self.produce(work, &lead, Some(&guard), granted).await;
         let cost = begun.elapsed();
@@ -57,17 +57,25 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     }
 
     /// Loads without a lease, for all callers of this process that wait.
-    pub(super) async fn load_alone<F, Fut>(&self, work: F, outage: Option<Outage>) -> Landing<V>
+    pub(super) async fn load_alone<F, Fut>(
+        &self,
+        work: F,
+        source: Source,
+        outage: Option<Outage>,
+    ) -> Landing<V>
     where
         F: FnOnce(Lead<V>) -> Fut,
         Fut: Future<Output = Result<Produced<V>, Error>>,
     {
-        let lead = Lead::new(None, self.stale());
+        let lead = Lead::new(None, self.stale(), source);
         let (begun, epoch) = (Instant::now(), self.epoch_alone());
+        if lead.is_rare() {
+            self.core.counters.rare.add();
+        }
         match self.produce(work, &lead, None, epoch).await {
             Ok(Produced::Value(value)) => {
                 self.remember(&value, begun.elapsed(), &lead, outage);
-                (Outcome::Value(Loaded::degraded(value)), epoch)
+                (Outcome::Value(Loaded { value, source, record: None }), epoch)
             }
             Ok(Produced::Uncacheable | Produced::Failing(_)) => uncacheable(),
             Err(error) => failed(self.fail_alone(error, &lead)),
@@ -95,7 +103,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             produced = loader::run(work, lead.clone(), self.options().load_limit, number) => {
                 // The value may be whole at once. Its callers do not wait for the commit.
                 if let (Ok(Produced::Value(_)), Some(head)) = (&produced, lead.head()) {
-                    self.land_head(head, guard, epoch);
+                    self.land_head(head, lead, epoch);
                 }
                 produced
             }

@@ -77,13 +77,22 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
                 *lock(&self.known) = Some((known, epoch));
                 Step::Claim { seen }
             }
-            Decision::Miss { seen } => Step::Claim { seen },
+            Decision::Miss { seen } => self.missed(seen),
             Decision::Unanswered(_) => self.away(),
             Decision::Uncacheable { seen } => match self.options().sharing.on_uncacheable {
                 OnUncacheable::Coalesce => Step::LoadAlone(None),
                 OnUncacheable::Pass => Step::Land(uncacheable()),
                 OnUncacheable::Claim => Step::Claim { seen },
             },
+        }
+    }
+
+    /// Returns the step that follows a miss.
+    pub(super) fn missed(&self, seen: u64) -> Step<V> {
+        let uses = self.options().min_uses.as_ref();
+        match uses.is_none_or(|uses| uses.count(self.leader.key())) {
+            true => Step::Claim { seen },
+            false => Step::LoadRare,
         }
     }
 

@@ -26,7 +26,7 @@ use tokio::{sync::SemaphorePermit, time::Instant};
 use tracing::debug;
 
 use super::{
-    Lead,
+    Lead, Source,
     breaker::Outage,
     core::{Core, Decision},
     freshness::Rules,
@@ -81,6 +81,8 @@ enum Step<V> {
     Load(LeaseGuard, Epoch),
     /// Load without a lease. In an outage, the value is remembered until its end.
     LoadAlone(Option<Outage>),
+    /// Load without a lease, because the key is used too rarely to store its value.
+    LoadRare,
     /// Land the flight.
     Land(Landing<V>),
     /// Land the flight, and refresh this entry in the background.
@@ -178,15 +180,19 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             Step::Land(landing) | Step::LandAndRefresh(landing, _) => landing,
             // In a box, which a process that waits for another one does not need.
             Step::Load(guard, granted) => Box::pin(self.load(work, guard, granted)).await,
-            step @ (Step::LoadAlone(_) | Step::Claim { .. }) => {
-                let outage = if let Step::LoadAlone(outage) = step { outage } else { None };
+            step @ (Step::LoadAlone(_) | Step::LoadRare | Step::Claim { .. }) => {
+                let (source, outage) = match step {
+                    Step::LoadRare => (Source::Led, None),
+                    Step::LoadAlone(outage) => (Source::Degraded, outage),
+                    _ => (Source::Degraded, None),
+                };
                 match self.core.failures.backs_off_alone(self.leader.key()) {
                     Some(error) => {
                         self.core.counters.backed_off.add();
                         failed(error)
                     }
                     None => match self.permit(&mut permit).await {
-                        Ok(()) => Box::pin(self.load_alone(work, outage)).await,
+                        Ok(()) => Box::pin(self.load_alone(work, source, outage)).await,
                         Err(error) => self.full(error),
                     },
                 }

@@ -168,7 +168,8 @@ where
         is_anew: asked.is_anew,
     };
     let request = settings.cache.request(&place.key).sharing(sharing);
-    let request = settings.streaming.set(request.max_stale(settings.stale.limit));
+    let request = request.max_stale(settings.stale.limit).min_uses(settings.min_uses().cloned());
+    let request = settings.streaming.set(request);
     let (http, inner, place) = (http.clone(), inner.clone(), place.clone());
     request.fly(move |lead| produce(http, place, inner, exchange, lead))
 }
@@ -237,6 +238,8 @@ impl Http {
         };
         match streamed.follow(request.headers()) {
             Ok(response) => {
+                // The leader has counted its own use.
+                self.0.min_uses().map(|uses| uses.count(&place.key));
                 let answer = asked.answer_streaming(response.map(ResponseBody::shared));
                 let is_variant = place.is_variant();
                 Settled::Done(Ok(self.with_source(answer, Source::Followed, None, is_variant)))

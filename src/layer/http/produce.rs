@@ -19,7 +19,7 @@ use super::{
     variants::Place,
 };
 use crate::{
-    cache::{Lead, Produced, Source},
+    cache::{Lead, Produced},
     error::{BoxError, Error, ErrorKind},
     key::Key,
     layer::future::oneshot,
@@ -96,9 +96,9 @@ where
             let (limits, readers) = (settings.body_limits(), belongs.readers(place, headers));
             let streamed = StreamedResponse::new(&parts, body, &freshness, limits.size, readers);
             if let Ok(response) = streamed.own() {
-                let source = if lead.fence().is_some() { Source::Led } else { Source::Degraded };
-                let ttl = Some(freshness.lifetime).filter(|lifetime| !lifetime.is_zero());
-                let response = http.with_source(response, source, ttl, place.is_variant());
+                let is_stored = lead.fence().is_some() && !freshness.lifetime.is_zero();
+                let ttl = is_stored.then_some(freshness.lifetime);
+                let response = http.with_source(response, lead.source(), ttl, place.is_variant());
                 exchange.answer(Ok(response.map(ResponseBody::shared)));
             }
             lead.announce(streamed.clone());

@@ -25,7 +25,7 @@ use super::{
     variants::limit::Variants,
 };
 use crate::{
-    cache::{Cache, OnFull},
+    cache::{Cache, OnFull, Uses},
     error::{Error, ErrorKind},
     key::Key,
 };
@@ -48,6 +48,7 @@ pub(super) struct HttpSettings {
     pub(super) streaming: Streaming,
     pub(super) tells_status: bool,
     pub(super) purge: Option<Check>,
+    pub(super) min_uses: Option<Arc<Uses>>,
     pub(super) on_error: OnError,
 }
 
@@ -89,6 +90,7 @@ impl HttpSettings {
             streaming: Streaming::default(),
             tells_status: false,
             purge: None,
+            min_uses: None,
             on_error: Arc::new(error_response),
         }
     }
@@ -121,6 +123,12 @@ impl HttpSettings {
 
     fn body_size_limit(&self) -> u64 {
         self.max_body.min(self.cache.value_limit() as u64)
+    }
+
+    /// Returns how often a key is to be used before its response is stored. A layer that only
+    /// coalesces stores none.
+    pub(super) fn min_uses(&self) -> Option<&Arc<Uses>> {
+        self.min_uses.as_ref().filter(|_| !self.coalesce_only)
     }
 
     pub(super) fn on_full(&self) -> OnFull {

@@ -9,6 +9,7 @@ mod freshness;
 mod grpc;
 mod keys;
 mod middlewares;
+mod min_uses;
 mod names;
 mod odd;
 mod order;

@@ -158,7 +158,10 @@ impl Http {
         let Some(marker) = selector.marker() else { return Produced::Uncacheable };
         let variant = selector.key(&place.key, request);
         self.0.variants.admit(selector, &variant);
-        log(freshness.kept(cache.request(variant), cache.ttl()).insert(response).await);
+        // Without a lease, the marker is not stored.
+        if lead.fence().is_some() {
+            log(freshness.kept(cache.request(variant), cache.ttl()).insert(response).await);
+        }
         keep_marker(lead, MARKER_LIFE.max(freshness.total()));
         Produced::Value(marker)
     }
