@@ -64,6 +64,8 @@ pub struct Failure {
     fence: u64,
     kind: ErrorKind,
     message: String,
+    /// For how long the key backs off, from when it is told. Zero if it does not.
+    wait: Duration,
     /// The loader's error, encoded. Empty if it has no encoding.
     encoded: Bytes,
 }
@@ -83,7 +85,7 @@ impl Failure {
         let ends = message.char_indices().map(|(at, character)| at + character.len_utf8());
         let cut = ends.take_while(|end| *end <= LONGEST_MESSAGE).last().unwrap_or(0);
         message.truncate(cut);
-        Self { fence, kind: error.kind(), message, encoded: Bytes::new() }
+        Self { fence, kind: error.kind(), message, wait: Duration::ZERO, encoded: Bytes::new() }
     }
 
     /// Adds the encoded error of the loader, unless it is too large.
@@ -92,6 +94,16 @@ impl Failure {
             self.encoded = encoded;
         }
         self
+    }
+
+    /// Adds for how long the key backs off.
+    pub(crate) fn with_wait(self, wait: Duration) -> Self {
+        Self { wait, ..self }
+    }
+
+    /// Returns for how long the key backs off, if it does.
+    pub(crate) fn wait(&self) -> Option<Duration> {
+        (!self.wait.is_zero()).then_some(self.wait)
     }
 
     /// Returns the encoded error of the loader. Empty if there is none.
@@ -120,9 +132,9 @@ impl Failure {
 }
 
 impl Failure {
-    /// Reads a message that has an encoded error in this range. Returns `None` if it cannot be
-    /// read.
-    fn decode(bytes: &Bytes, encoded: Range<usize>) -> Option<Self> {
+    /// Reads a message with this wait, which has an encoded error in this range. Returns `None` if
+    /// it cannot be read.
+    fn decode(bytes: &Bytes, wait: Duration, encoded: Range<usize>) -> Option<Self> {
         let message = bytes.get(encoded.end..)?;
         Some(Self {
             fence: std::str::from_utf8(bytes.get(1..17)?).ok()?.parse().ok()?,
@@ -133,6 +145,7 @@ impl Failure {
                 _ => ErrorKind::Load,
             },
             message: String::from_utf8_lossy(message).into_owned(),
+            wait,
             encoded: bytes.slice(encoded),
         })
     }
@@ -150,8 +163,8 @@ impl Change {
     /// Returns the bytes of a message: a letter, and then its content.
     ///
     /// `w`, `e` and an entry, `a` with a fence, bytes and a turn, `f` with a fence, a kind and a
-    /// text, `F` with an encoded error before the text, `i` and a fence, `t` and an owner, `g` with
-    /// a fence, an owner and milliseconds.
+    /// text, `F` with a wait and an encoded error before the text, `i` and a fence, `t` and an
+    /// owner, `g` with a fence, an owner and milliseconds.
     pub fn encode(&self) -> Bytes {
         match self {
             Self::Wake => Bytes::from_static(b"w"),
@@ -173,11 +186,12 @@ impl Change {
                     ErrorKind::Codec => 'c',
                     _ => 'l',
                 };
-                let Failure { fence, message, encoded, .. } = failure;
-                if encoded.is_empty() {
+                let Failure { fence, message, wait, encoded, .. } = failure;
+                if encoded.is_empty() && wait.is_zero() {
                     return format!("f{fence:016}{kind}{message}").into();
                 }
-                let header = format!("F{fence:016}{kind}{:08x}", encoded.len());
+                let wait = u32::try_from(wait.as_millis()).unwrap_or(u32::MAX);
+                let header = format!("F{fence:016}{kind}{wait:08x}{:08x}", encoded.len());
                 [header.as_bytes(), encoded, message.as_bytes()].concat().into()
             }
             Self::Invalidated(fence) => format!("i{fence:016}").into(),
@@ -213,10 +227,12 @@ impl Change {
                         turn: if turn.is_empty() { None } else { Some(turn.parse().ok()?) },
                     })
                 }
-                b'f' => Self::Failed(Failure::decode(bytes, 18..18)?),
+                b'f' => Self::Failed(Failure::decode(bytes, Duration::ZERO, 18..18)?),
                 b'F' => {
-                    let length = usize::from_str_radix(text(18, 26)?, 16).ok()?;
-                    Self::Failed(Failure::decode(bytes, 26..length.checked_add(26)?)?)
+                    let number = |from| u32::from_str_radix(text(from, from + 8)?, 16).ok();
+                    let wait = Duration::from_millis(number(18)?.into());
+                    let end = usize::try_from(number(26)?).ok()?.checked_add(34)?;
+                    Self::Failed(Failure::decode(bytes, wait, 34..end)?)
                 }
                 b'i' => Self::Invalidated(text(1, 17)?.parse().ok()?),
                 b't' => Self::Turn(text(1, bytes.len())?.parse().ok()?),
@@ -244,6 +260,7 @@ mod tests {
             Change::Entry(Entry::value(1, Duration::ZERO, Bytes::from_static(b"v")).with_fence(9)),
             Change::Failed(Failure::new(1_790_000_000_000_001, &error)),
             Change::Failed(Failure::new(1, &error).with_encoded(Bytes::from_static(b"\xff1"))),
+            Change::Failed(Failure::new(1, &error).with_wait(Duration::from_millis(86_400_000))),
             Change::Announced(Announcement { fence: 9, bytes: 1 << 20, turn: Some(99) }),
             Change::Announced(Announcement { fence: 9, bytes: 70_000, turn: None }),
             Change::Invalidated(3),

@@ -6,7 +6,7 @@ use bytes::{Buf, BufMut, Bytes, BytesMut};
 
 use super::Codec;
 use crate::{
-    backend::Failure,
+    backend::{BackOff, Failure},
     error::{BoxError, Error, ErrorKind},
 };
 
@@ -54,8 +54,14 @@ where
 }
 
 /// Returns the failure of a load, as other processes are told of it.
-pub(super) fn failure(codec: Option<&dyn ErrorCodec>, fence: u64, error: &Error) -> Failure {
-    let failure = Failure::new(fence, error);
+pub(super) fn failure(
+    codec: Option<&dyn ErrorCodec>,
+    fence: u64,
+    error: &Error,
+    back_off: Option<BackOff>,
+) -> Failure {
+    let wait = back_off.map_or(Duration::ZERO, |back_off| back_off.wait);
+    let failure = Failure::new(fence, error).with_wait(wait);
     match codec.and_then(|codec| codec.encode(error)) {
         Some(encoded) => failure.with_encoded(encoded),
         None => failure,
@@ -64,11 +70,16 @@ pub(super) fn failure(codec: Option<&dyn ErrorCodec>, fence: u64, error: &Error)
 
 /// Returns the error of a load that failed in another process.
 pub(super) fn error(codec: Option<&dyn ErrorCodec>, failure: Failure) -> Error {
-    match decoded(codec, &failure) {
+    let wait = failure.wait();
+    let error = match decoded(codec, &failure) {
         Some(error) => {
             Error::with_source(ErrorKind::Load, "the load failed in another process", error)
         }
         None => failure.into_error(),
+    };
+    match wait {
+        Some(wait) => error.with_retry_after(wait),
+        None => error,
     }
 }
 

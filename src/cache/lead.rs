@@ -54,6 +54,8 @@ pub(super) struct Keeping {
     /// The value is that of the stored entry.
     pub(super) is_unchanged: bool,
     pub(super) after_failure: Option<AfterFailure>,
+    /// The failure concerns all callers, and this follows it if nothing else is set.
+    pub(super) after_common_failure: Option<AfterFailure>,
 }
 
 impl<V> Lead<V> {
@@ -180,6 +182,13 @@ impl<V> Lead<V> {
     /// A loader knows it from its error, such as the `Retry-After` of an answer.
     pub fn after_failure(&self, rule: AfterFailure) {
         lock(&self.0.keeping).after_failure = Some(rule);
+    }
+
+    /// Declares that a failure of this load concerns all callers, although its answer is for one.
+    /// The rule follows it if there is no other one, and no value that stands in.
+    #[cfg(feature = "http")]
+    pub(crate) fn after_common_failure(&self, rule: AfterFailure) {
+        lock(&self.0.keeping).after_common_failure = Some(rule);
     }
 
     /// Hands the value to all waiters, and stores nothing.

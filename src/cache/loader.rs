@@ -19,7 +19,7 @@ pub(crate) enum Produced<V> {
     #[cfg_attr(not(feature = "http"), allow(dead_code))]
     Uncacheable,
     /// An answer for its caller alone, which says that the origin fails with this error. It is a
-    /// failed load if there is a stale value for this case, or a setting of what follows.
+    /// failed load if there is a stale value for this case, or a rule of what follows.
     #[cfg_attr(not(feature = "http"), allow(dead_code))]
     Failing(Error),
 }

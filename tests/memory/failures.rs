@@ -203,6 +203,28 @@ async fn a_failure_is_told_at_once_while_the_key_backs_off() {
     assert_eq!(origin.asked(), 2);
 }
 
+/// Only the process that had loaded knew of the pause. The others asked once more to learn of it.
+#[tokio::test(start_paused = true)]
+async fn waiters_of_another_process_are_told_for_how_long_the_key_backs_off() {
+    for typed in [false, true] {
+        let pause = 1234 * MS;
+        let caches = fleet(2, |builder| {
+            let builder = builder.after_failure(AfterFailure::RetryAfter(pause));
+            if typed { builder.error_codec::<ShopError>(Json) } else { builder }
+        });
+        let origin = Origin::failing();
+        let asked = caches.iter().map(|cache| {
+            let (cache, origin) = (cache.clone(), origin.clone());
+            tokio::spawn(async move { origin.ask(&cache).await })
+        });
+        for asked in asked.collect::<Vec<_>>() {
+            let error = asked.await.unwrap().unwrap_err();
+            assert_eq!((error.kind(), error.retry_after()), (ErrorKind::Load, Some(pause)));
+        }
+        assert_eq!(origin.asked(), 1);
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_failure_keeps_its_type_while_the_key_backs_off() {
     let caches = fleet(3, |builder| always(builder).error_codec::<ShopError>(Json));

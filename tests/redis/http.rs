@@ -368,3 +368,37 @@ async fn no_caller_joins_a_body_that_another_process_invalidated() {
     assert_eq!((next(&mut new).await, next(&mut old).await), ("new".into(), "old".into()));
     assert_eq!(calls.count(), 2);
 }
+
+/// Each caller that waited sent its own request to the service that was overloaded.
+#[tokio::test]
+async fn an_unavailable_service_is_left_alone_by_both_processes() {
+    let server = RedisServer::start().await;
+    let calls: Arc<Calls> = Arc::default();
+    let answer = |call: usize| {
+        let answer = Response::builder();
+        let answer = match call {
+            1 => answer.status(503).header("retry-after", "2").header("set-cookie", "a=b"),
+            _ => answer,
+        };
+        answer.body(Body::from(call.to_string())).unwrap()
+    };
+    let apps = [(), ()].map(|()| process(&server, "shop", for_a_minute, &calls, answer));
+    let asked: Vec<_> =
+        (0..500).map(|at| tokio::spawn(apps[at % 2].clone().oneshot(get("/")))).collect();
+    let mut of_service = 0;
+    for asked in asked {
+        let (head, body) = asked.await.unwrap().unwrap().into_parts();
+        let body = body.collect().await.unwrap().to_bytes();
+        let left: u64 = head.headers["retry-after"].to_str().unwrap().parse().unwrap();
+        assert!(head.status == 503 && (1..=2).contains(&left), "{} {left}", head.status);
+        of_service += usize::from(!body.is_empty());
+        assert_eq!(head.headers.contains_key("set-cookie"), !body.is_empty());
+    }
+    assert_eq!((of_service, calls.count()), (1, 1));
+    // The first load after the pause ends it for both.
+    let is_well = async || read(&apps[0], get("/")).await == "2";
+    assert!(comes_true(LIMIT, is_well).await, "the key backs off for too long");
+    let answers = read_all(&apps, 20, "/").await;
+    assert!(answers.iter().all(|answer| answer == "2"), "{answers:?}");
+    assert_eq!(calls.count(), 2);
+}

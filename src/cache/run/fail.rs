@@ -25,7 +25,8 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         // An outage may have hidden the failures of this process from the others.
         let failed = self.failures.load(Ordering::Relaxed).max(core.failures.failed_alone(key));
         let back_off = self.back_off(&error, lead, failed);
-        let failure = error_codec::failure(core.error_codec.as_deref(), guard.fence(), &error);
+        let codec = core.error_codec.as_deref();
+        let failure = error_codec::failure(codec, guard.fence(), &error, back_off);
         let told = core.store.fail(guard.claim(), &failure, back_off);
         let told = timeout(core.try_limit, told).await;
         if let Ok(Ok(_)) = told {
@@ -61,16 +62,19 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     fn back_off(&self, error: &Error, lead: &Lead<V>, failed: u32) -> Option<BackOff> {
         let core = &self.core;
         let failures = failed.saturating_add(1);
-        let rule = lead.keeping().after_failure;
-        let rule = rule.or_else(|| core.failures.policy(error)).or(self.options().after_failure);
+        let keeping = lead.keeping();
+        let rule = keeping.after_failure.or_else(|| core.failures.policy(error));
+        let rule = rule.or(self.options().after_failure);
         let random = fastrand::f64();
         let wait = match rule {
             Some(rule) => rule.wait(failures, random),
-            // Without a setting, no caller gets a failure that it would not have got itself.
-            None => AfterFailure::BACK_OFF
-                .wait(failures, random)
-                .zip(self.stands_in_for())
-                .and_then(|(wait, left)| whole_millis(wait.min(left))),
+            None => match self.stands_in_for() {
+                Some(left) => AfterFailure::BACK_OFF
+                    .wait(failures, random)
+                    .and_then(|wait| whole_millis(wait.min(left))),
+                // Without a rule, no caller gets a failure that it would not have got itself.
+                None => keeping.after_common_failure?.wait(failures, random),
+            },
         }?;
         Some(BackOff { wait, failures })
     }

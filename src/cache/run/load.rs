@@ -111,7 +111,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         };
         let produced = match produced {
             // Other processes hear of the failure, and have the same stale value and setting.
-            Ok(Produced::Failing(error)) if self.shares_failures() => Err(error),
+            Ok(Produced::Failing(error)) if self.shares_failure(lead) => Err(error),
             produced => produced,
         };
         match &produced {
@@ -122,8 +122,10 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     }
 
     /// Returns whether a failure that is an answer for its caller concerns the other callers.
-    fn shares_failures(&self) -> bool {
-        self.has_stand_in() || self.options().after_failure.is_some()
+    fn shares_failure(&self, lead: &Lead<V>) -> bool {
+        self.has_stand_in()
+            || self.options().after_failure.is_some()
+            || lead.keeping().after_common_failure.is_some()
     }
 
     /// Returns the entry that the load is to replace, for its loader.

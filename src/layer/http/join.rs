@@ -220,8 +220,8 @@ impl Http {
             (ExchangeState::Pending(request), _, Ok(Flown::Head(head))) => {
                 self.follow(place, asked, &head, request)
             }
-            (.., Err(error)) => whole((self.0.on_error)(&error)),
-            (.., Ok(_)) => whole((self.0.on_error)(&lost())),
+            (.., Err(error)) => whole(self.failed(&error)),
+            (.., Ok(_)) => whole(self.failed(&lost())),
         }
     }
 
@@ -246,7 +246,16 @@ impl Http {
             }
             Err(Apart::Varies(selector)) => Settled::Varies(request, Box::new(selector)),
             Err(Apart::Missed(Missed::Start)) => Settled::Missed(request),
-            Err(Apart::Missed(Missed::Broken(error))) => whole((self.0.on_error)(&broken(error))),
+            Err(Apart::Missed(Missed::Broken(error))) => whole(self.failed(&broken(error))),
+        }
+    }
+
+    /// Returns the answer to a caller whose load failed.
+    fn failed(&self, error: &Error) -> Response<Bytes> {
+        let response = (self.0.on_error)(error);
+        match error.retry_after() {
+            Some(_) => self.explained(response, &Reason::BackingOff),
+            None => response,
         }
     }
 

@@ -233,9 +233,18 @@ impl BellwetherLayer<Http> {
     /// changes nothing: the waiters elect a new leader. After four odd responses in a row, they
     /// send their own requests, and the key counts as uncacheable.
     ///
-    /// A `4xx` or `5xx` goes to its caller alone, and its waiters do the same, unless a
-    /// [stale response](#stale-responses) stands in for it. But the key never becomes uncacheable
-    /// by it. The service will recover, and sharing helps it to.
+    /// A `4xx` or `5xx` goes to its caller alone, and its waiters send their own requests. The next
+    /// section has the exceptions. But the key never becomes uncacheable by it. The service will
+    /// recover, and sharing helps it to.
+    ///
+    /// # Unavailable services
+    ///
+    /// A `502`, `503` or `504` that no [stale response](#stale-responses) hides goes to its caller.
+    /// All callers that wait, in every process, receive a `503` with a `Retry-After`. So do those
+    /// that come while the key backs off. So the service gets one request for a key in that time.
+    /// The `Retry-After` of a `503` sets it, up to a minute. Otherwise it is up to 100 ms after the
+    /// first failure, and up to 1 s after further ones.
+    /// [`when_unavailable`](Self::when_unavailable) sets another rule, or none.
     ///
     /// A body that grows over the limit, that makes no progress for a
     /// [time](Self::body_idle_limit), or that takes [too long](Self::body_limit), is uncacheable.
@@ -273,12 +282,14 @@ impl BellwetherLayer<Http> {
     /// - `502 Bad Gateway` if the load failed or panicked;
     /// - `504 Gateway Timeout` if it took longer than the load limit;
     /// - `503 Service Unavailable` if too many callers wait, if too many loads are running and
-    ///   [`when_overloaded`](Self::when_overloaded) says so, if the key backs off, or if the cache
-    ///   was shut down.
+    ///   [`when_overloaded`](Self::when_overloaded) says so, if the key backs off after a load that
+    ///   failed, or if the cache was shut down.
     ///
-    /// Without a stale response, a key backs off only if the cache has a rule for that:
-    /// [`after_failure`](crate::cache::Builder::after_failure). A `500`, `502`, `503` or `504` is
-    /// then a load that failed, and the responses above have a `Retry-After`.
+    /// Without a stale response, a key backs off if the service is
+    /// [unavailable](#unavailable-services). After a `500`, an error, a panic or a load limit it
+    /// does so only if the cache has a rule for that:
+    /// [`after_failure`](crate::cache::Builder::after_failure). While a key backs off, the
+    /// responses above have a `Retry-After`.
     ///
     /// [`on_error`](Self::on_error) replaces these responses.
     ///
@@ -335,7 +346,8 @@ impl BellwetherLayer<Http> {
     ///
     /// The header is `Cache-Status: bellwether; fwd=…` (RFC 9211). Its `detail` is the header of
     /// the request that stood in the way, or `body`, `key`, `uncacheable` or `overloaded`. A
-    /// request with another method has `fwd=method`. Misses that can be shared have no header.
+    /// request with another method has `fwd=method`. Misses that can be shared have no header. The
+    /// layer's own response while a key backs off has `detail=backing-off` without a `fwd`.
     /// [`Stats`](crate::cache::Stats) counts the same.
     ///
     /// Defaults to no header, because it tells clients about the settings of the layer.

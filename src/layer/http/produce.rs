@@ -12,7 +12,7 @@ use super::{
     reason::Reason,
     recent::Turnout,
     responses::{
-        Freshness, ResponseClass, ResponseRules, stale,
+        Freshness, ResponseClass, ResponseRules,
         validation::{Validated, Validation},
     },
     streamed::{Streamed, StreamedResponse},
@@ -109,7 +109,7 @@ where
         (ResponseClass::Failing, _) => {
             settings.recent.record(&place.key, Turnout::Failing);
             lead.do_not_store();
-            let error = stale::failure(parts.status, &parts.headers, lead);
+            let error = rules.failure(&parts, lead);
             exchange.answer(Ok(Response::from_parts(parts, body)));
             Ok(error.map_or(Produced::Uncacheable, Produced::Failing))
         }

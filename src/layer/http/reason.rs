@@ -2,7 +2,7 @@ use std::fmt::{self, Display};
 
 use http::HeaderName;
 
-/// Why a request goes to the inner service without the cache.
+/// Why a request is answered without the cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Reason {
     /// Its method is neither `GET` nor `HEAD`.
@@ -19,6 +19,8 @@ pub(super) enum Reason {
     Variants,
     /// Too many loads are under way.
     Full,
+    /// The layer answers itself, because the key backs off.
+    BackingOff,
 }
 
 /// Writes the parameters of a `Cache-Status` header (RFC 9211).
@@ -32,6 +34,7 @@ impl Display for Reason {
             Self::Uncacheable => "fwd=uri-miss; detail=uncacheable",
             Self::Variants => "fwd=vary-miss; detail=variants",
             Self::Full => "fwd=uri-miss; detail=overloaded",
+            Self::BackingOff => "detail=backing-off",
         })
     }
 }

@@ -20,12 +20,12 @@ use super::{
         key::{self, KeyPart},
         query::QueryRules,
     },
-    responses::{ResponseRules, stale::StaleRules, subject::Subject},
+    responses::{ResponseRules, stale::StaleRules, subject::Subject, unavailable::UNAVAILABLE},
     streaming::Streaming,
     variants::limit::Variants,
 };
 use crate::{
-    cache::{Cache, OnFull, Uses},
+    cache::{AfterFailure, Cache, OnFull, Uses},
     error::{Error, ErrorKind},
     key::Key,
 };
@@ -42,6 +42,7 @@ pub(super) struct HttpSettings {
     pub(super) max_body: u64,
     pub(super) default_lifetime: Option<Duration>,
     pub(super) stale: StaleRules,
+    pub(super) unavailable: AfterFailure,
     pub(super) coalesce_only: bool,
     pub(super) overload: Overload,
     pub(super) explain: bool,
@@ -77,6 +78,7 @@ impl HttpSettings {
             recent: Arc::new(RecentAnswers::new(cache.uncacheable_ttl())),
             variants: Arc::new(Variants::new()),
             stale: StaleRules::of(&cache),
+            unavailable: UNAVAILABLE,
             cache,
             requests: RequestRules::new(PolicyKind::Careful),
             policy: Policy::careful(),
@@ -114,6 +116,7 @@ impl HttpSettings {
             default_lifetime: self.default_lifetime,
             coalesce_only: self.coalesce_only,
             stale: self.stale,
+            unavailable: self.unavailable,
         }
     }
 
@@ -153,6 +156,7 @@ fn error_response(error: &Error) -> Response<Bytes> {
         | ErrorKind::Overloaded
         | ErrorKind::Cancelled
         | ErrorKind::ShutDown => StatusCode::SERVICE_UNAVAILABLE,
+        ErrorKind::Load if error.retry_after().is_some() => StatusCode::SERVICE_UNAVAILABLE,
         _ => StatusCode::BAD_GATEWAY,
     };
     let mut response = Response::new(Bytes::new());
@@ -160,8 +164,9 @@ fn error_response(error: &Error) -> Response<Bytes> {
     let headers = response.headers_mut();
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     if let Some(wait) = error.retry_after() {
-        // In whole seconds, so that no client comes too early.
-        headers.insert(RETRY_AFTER, wait.as_secs().saturating_add(1).into());
+        // No client is to come too early.
+        let begun = u64::from(wait.subsec_nanos() > 0);
+        headers.insert(RETRY_AFTER, wait.as_secs().saturating_add(begun).into());
     }
     response
 }

@@ -86,7 +86,7 @@ async fn no_caller_waits_for_two_loads_of_other_processes() {
     let (inner, _) = super::origin::origin(|call, _| {
         let body = Response::builder();
         match call % 2 {
-            1 => body.status(502).body(Body::from(call.to_string())).unwrap(),
+            1 => body.status(500).body(Body::from(call.to_string())).unwrap(),
             _ => body.body(Body::from(call.to_string())).unwrap(),
         }
     });

@@ -23,6 +23,7 @@ mod scenarios;
 mod stale;
 mod status;
 mod streaming;
+mod unavailable;
 mod uncacheable;
 mod upgrades;
 mod users;

@@ -123,7 +123,7 @@ async fn callers_that_waited_for_another_process_pass_as_well() {
     let (inner, calls) = origin(|call, _| {
         let mut response = Response::new(Body::from(call.to_string()));
         if call == 1 {
-            *response.status_mut() = StatusCode::BAD_GATEWAY;
+            *response.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
         }
         response
     });
@@ -141,7 +141,7 @@ async fn callers_that_waited_for_another_process_pass_as_well() {
     let waiters: Vec<_> = (0..3).map(|_| ask_later(&other, "/")).collect();
     sleep(DELAY / 4).await;
     let busy = ask_later(&other, "/busy");
-    assert_eq!(leader.await.unwrap().status, StatusCode::BAD_GATEWAY);
+    assert_eq!(leader.await.unwrap().status, StatusCode::INTERNAL_SERVER_ERROR);
     for waiter in waiters {
         assert_eq!(waiter.await.unwrap().status, StatusCode::OK);
     }

@@ -5,6 +5,7 @@ use std::time::{Duration, SystemTime};
 use axum::body::Body;
 use bellwether::{
     BellwetherLayer, MemoryBackend,
+    cache::AfterFailure,
     layer::{Policy, RequestDirectives},
 };
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, Version, header::LOCATION};
@@ -50,7 +51,9 @@ async fn calls(status: u16, answer: Headers<'_>, request: Headers<'_>, policy: P
         *response.headers_mut() = answer.clone();
         response
     });
-    let service = layered(&inner, policy);
+    // A failure of the service is no reason not to ask again.
+    let layer = BellwetherLayer::http(cache(&MemoryBackend::new())).policy(policy);
+    let service = layer.when_unavailable(AfterFailure::LoadAgain).layer(inner);
     for _ in 0..2 {
         ask(&service, get_with(request)).await;
     }

@@ -1,9 +1,13 @@
 //! The rules for shared answers, one by one.
 
 use axum::body::Body;
+use bellwether::{MemoryBackend, cache::AfterFailure};
 use http::{Method, Request, Response, StatusCode};
+use tower::Layer;
 
-use super::origin::{ask, ask_all, different, get, get_with, layered, origin, with_headers};
+use super::origin::{
+    ask, ask_all, cache, different, get, get_with, http_layer, layered, origin, with_headers,
+};
 
 #[tokio::test(start_paused = true)]
 async fn a_plain_get_is_shared_and_stored() {
@@ -152,7 +156,8 @@ async fn only_200_is_shared() {
             let body = Body::from(call.to_string());
             Response::builder().status(status).body(body).unwrap()
         });
-        let service = layered(&inner);
+        let layer = http_layer(cache(&MemoryBackend::new()));
+        let service = layer.when_unavailable(AfterFailure::LoadAgain).layer(inner);
         let answers = ask_all(std::slice::from_ref(&service), [get("/"), get("/")]).await;
         assert!(answers.iter().all(|answer| answer.status == status));
         assert_eq!(calls.count(), if status == StatusCode::OK { 1 } else { 2 }, "{status}");

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use axum::body::Body;
-use bellwether::{BellwetherLayer, MemoryBackend, http_cache, layer::Policy};
+use bellwether::{BellwetherLayer, MemoryBackend, cache::AfterFailure, http_cache, layer::Policy};
 use bytes::Bytes;
 use http::{Request, Response, StatusCode};
 use http_body_util::BodyExt;
@@ -153,7 +153,9 @@ async fn a_response_that_is_kept_for_validation_stands_in_for_no_failure() {
         for status in [500, 503] {
             let (inner, calls) = failing(control, status);
             let cache = cache(&MemoryBackend::new());
-            let layer = BellwetherLayer::http(cache.clone()).policy(policy.clone());
+            let layer = BellwetherLayer::http(cache.clone())
+                .policy(policy.clone())
+                .when_unavailable(AfterFailure::LoadAgain);
             let key = layer.key(&get("/").into_parts().0).unwrap();
             let service = layer.layer(inner);
             ask(&service, get("/")).await;

@@ -64,6 +64,11 @@ pub(crate) fn age(headers: &HeaderMap, received: SystemTime) -> Option<u64> {
     Some(told.max(apparent.unwrap_or_default().as_secs()))
 }
 
+/// Returns the time from the `Date` of a response to the date in another header.
+pub(crate) fn until(headers: &HeaderMap, name: &HeaderName) -> Option<Duration> {
+    date(headers, name)?.duration_since(date(headers, &DATE)?).ok()
+}
+
 /// Returns the date in a header. One that is there twice is no date.
 fn date(headers: &HeaderMap, name: &HeaderName) -> Option<SystemTime> {
     let mut lines = headers.get_all(name).iter();

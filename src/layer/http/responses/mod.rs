@@ -5,6 +5,7 @@
 
 pub(super) mod stale;
 pub(super) mod subject;
+pub(super) mod unavailable;
 pub(super) mod validation;
 
 use std::time::{Duration, SystemTime};
@@ -32,6 +33,7 @@ use super::{
     },
     policy::{Policy, PolicyKind},
 };
+use crate::cache::AfterFailure;
 
 /// The rules for responses to one request, as far as the user of the layer sets them.
 #[derive(Clone, Debug)]
@@ -47,6 +49,8 @@ pub(super) struct ResponseRules {
     pub(super) coalesce_only: bool,
     /// The windows of a response that has none of its own, and their limit.
     pub(super) stale: StaleRules,
+    /// What follows a response that says that the service fails.
+    pub(super) unavailable: AfterFailure,
 }
 
 /// The classes of responses, judged by their status and headers.

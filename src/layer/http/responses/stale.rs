@@ -2,16 +2,12 @@
 
 use std::time::Duration;
 
-use http::{HeaderMap, StatusCode, header::RETRY_AFTER, response::Parts};
+use http::response::Parts;
 
 use super::{Freshness, validation::has_validator};
 use crate::{
-    cache::{AfterFailure, Cache, Lead, Request},
-    error::{Error, ErrorKind},
-    layer::http::{
-        BellwetherLayer, CachedResponse, Http,
-        fields::directives::{Directives, seconds},
-    },
+    cache::{Cache, Lead, Request},
+    layer::http::{BellwetherLayer, CachedResponse, Http, fields::directives::Directives},
 };
 
 /// The limit of both windows, unless the user sets another one.
@@ -19,9 +15,6 @@ const LIMIT: Duration = Duration::from_secs(86_400);
 
 /// For how long a response is kept for its validation, unless the user sets another time.
 const VALIDATION: Duration = Duration::from_secs(600);
-
-/// The longest pause that a `Retry-After` may ask for. A wrong one must not block a key for long.
-const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
 /// The settings that decide about stale responses.
 #[derive(Clone, Copy, Debug)]
@@ -124,30 +117,6 @@ impl Freshness {
         lead.stale_while_revalidate(self.stale.while_revalidate);
         lead.stale_if_error(self.stale.kept());
     }
-}
-
-/// Returns the error of a response for which a stale one may stand in (RFC 5861, section 4). Tells
-/// the lead if the response asks for a pause.
-pub(crate) fn failure(
-    status: StatusCode,
-    headers: &HeaderMap,
-    lead: &Lead<CachedResponse>,
-) -> Option<Error> {
-    if !matches!(status.as_u16(), 500 | 502 | 503 | 504) {
-        return None;
-    }
-    if let (StatusCode::SERVICE_UNAVAILABLE, Some(time)) = (status, retry_after(headers)) {
-        lead.after_failure(AfterFailure::RetryAfter(time.min(LONGEST_PAUSE)));
-    }
-    Some(Error::new(ErrorKind::Load, format!("the inner service answered {status}")))
-}
-
-/// Returns the time of a `Retry-After`. A date would have to be compared with a clock that may be
-/// wrong.
-fn retry_after(headers: &HeaderMap) -> Option<Duration> {
-    let mut values = headers.get_all(RETRY_AFTER).iter();
-    let (value, second) = (values.next()?, values.next());
-    second.is_none().then(|| seconds(value.to_str().ok()?)).flatten().map(Duration::from_secs)
 }
 
 impl BellwetherLayer<Http> {

@@ -1,0 +1,127 @@
+//! What follows a response that says that the inner service fails.
+
+use std::time::Duration;
+
+use http::{HeaderMap, StatusCode, header::RETRY_AFTER, response::Parts};
+
+use super::ResponseRules;
+use crate::{
+    cache::{AfterFailure, Lead},
+    error::{Error, ErrorKind},
+    layer::http::{
+        BellwetherLayer, CachedResponse, Http,
+        fields::{directives::seconds, lifetime},
+    },
+};
+
+/// The longest pause that a `Retry-After` may ask for. A wrong one must not block a key for long.
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
+/// Short, because the next request may find the service well, and any caller may have led.
+pub(crate) const UNAVAILABLE: AfterFailure =
+    AfterFailure::BackOff { first: Duration::from_millis(100), longest: Duration::from_secs(1) };
+
+impl ResponseRules {
+    /// Returns the error of a response for which a stale one may stand in (RFC 5861, section 4).
+    /// Tells the lead what is to follow.
+    pub(crate) fn failure(&self, parts: &Parts, lead: &Lead<CachedResponse>) -> Option<Error> {
+        let status = parts.status;
+        if !matches!(status.as_u16(), 500 | 502 | 503 | 504) {
+            return None;
+        }
+        if let (StatusCode::SERVICE_UNAVAILABLE, Some(time)) = (status, retry_after(&parts.headers))
+        {
+            lead.after_failure(AfterFailure::RetryAfter(time.min(LONGEST_PAUSE)));
+        }
+        if self.concerns_all(status) {
+            lead.after_common_failure(self.unavailable);
+        }
+        Some(Error::new(ErrorKind::Load, format!("the inner service answered {status}")))
+    }
+
+    /// Returns whether a failure says something of the service, and not of the request alone.
+    fn concerns_all(&self, status: StatusCode) -> bool {
+        status != StatusCode::INTERNAL_SERVER_ERROR
+            && !self.subject.is_authorized
+            && self.unavailable != AfterFailure::LoadAgain
+    }
+}
+
+/// Returns the time of a `Retry-After`. A date counts from the `Date` of the response, because the
+/// clock of this process may be wrong.
+fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+    let mut values = headers.get_all(RETRY_AFTER).iter();
+    let (value, second) = (values.next()?, values.next());
+    let in_seconds = || seconds(value.to_str().ok()?).map(Duration::from_secs);
+    let time = match second {
+        None => in_seconds().or_else(|| lifetime::until(headers, &RETRY_AFTER))?,
+        Some(_) => return None,
+    };
+    (!time.is_zero()).then_some(time)
+}
+
+impl BellwetherLayer<Http> {
+    /// Sets what follows a `502`, `503` or `504` of the inner service, if no
+    /// [stale response](Self::http#stale-responses) stands in for it.
+    ///
+    /// Such a response says that the service fails, whatever the request. Its caller receives it.
+    /// The callers that wait for it receive a `503` of this layer, in every process. So do those
+    /// that come while the key backs off, and the service is not called. The `Retry-After` of a
+    /// `503` sets that time, up to a minute. This rule holds for responses without one. The first
+    /// response that is no failure ends it.
+    ///
+    /// Defaults to a [`BackOff`](AfterFailure::BackOff) of up to 100 ms, and after further failures
+    /// of up to 1 s. With [`LoadAgain`](AfterFailure::LoadAgain), the callers that wait send their
+    /// own requests, and no key backs off.
+    ///
+    /// A [rule](crate::cache::Builder::after_failure) and a
+    /// [policy](crate::cache::Builder::failure_policy) of the cache take precedence. Requests that
+    /// pass, and failures of requests with `Authorization`, change nothing.
+    ///
+    /// ```
+    /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
+    /// use std::time::Duration;
+    /// use bellwether::{BellwetherLayer, MemoryBackend, cache::AfterFailure, http_cache};
+    ///
+    /// let cache = http_cache(MemoryBackend::new()).build()?;
+    /// let layer = BellwetherLayer::http(cache).when_unavailable(AfterFailure::BackOff {
+    ///     first: Duration::from_millis(20),
+    ///     longest: Duration::from_secs(5),
+    /// });
+    /// # Ok::<_, bellwether::Error>(()) }).unwrap();
+    /// ```
+    pub fn when_unavailable(mut self, rule: AfterFailure) -> Self {
+        self.settings().unavailable = rule;
+        self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+
+    use super::*;
+
+    #[test]
+    fn a_retry_after_is_in_seconds_or_a_date_by_the_clock_of_the_service() {
+        let (sent, later) = ("Tue, 14 Nov 2023 22:13:20 GMT", "Tue, 14 Nov 2023 22:13:29 GMT");
+        for (fields, expected) in [
+            (&[][..], None),
+            (&[("retry-after", "7")], Some(7)),
+            (&[("retry-after", "0")], None),
+            (&[("retry-after", "-7")], None),
+            (&[("retry-after", "soon")], None),
+            (&[("retry-after", "7"), ("retry-after", "7")], None),
+            (&[("retry-after", later), ("date", sent)], Some(9)),
+            (&[("retry-after", sent), ("date", later)], None),
+            (&[("retry-after", later)], None),
+        ] {
+            let mut headers = HeaderMap::new();
+            for (name, value) in fields {
+                headers.append(*name, HeaderValue::from_static(value));
+            }
+            let expected = expected.map(Duration::from_secs);
+            assert_eq!(retry_after(&headers), expected, "{fields:?}");
+        }
+    }
+}
