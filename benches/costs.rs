@@ -320,7 +320,7 @@ async fn wake(server: &RedisServer) {
         // As a leader waits that finds the lease held.
         waiter.waits = false;
         let mut changes = there.changes_for(&waiter).await.unwrap();
-        assert!(matches!(there.claim(&waiter, 0).await, Ok(Claimed::Held(_))));
+        assert!(matches!(there.claim(&waiter, 0).await, Ok(Claimed::Occupied(_))));
         let waiting = tokio::spawn(async move {
             let change = changes.next().await;
             (change, Instant::now())

@@ -40,7 +40,7 @@ macro_rules! erased {
 pub(super) use erased;
 
 erased! {
-    trait DynLeases: Apart; for Leases;
+    trait DynLeases: DynApart; for Leases;
     async fn acquire(claim: &'a Claim) -> Acquired;
     async fn acquire_all(claims: &'a [Claim]) -> AcquiredAll;
     async fn renew(claims: &'a [Claim]) -> Vec<Renewal>;
@@ -62,11 +62,11 @@ erased! {
 }
 
 /// [`Leases::apart`] without the type.
-pub trait Apart {
+pub trait DynApart {
     fn apart(&self) -> Option<Arc<dyn DynLeases>>;
 }
 
-impl<B: Leases> Apart for B {
+impl<B: Leases> DynApart for B {
     fn apart(&self) -> Option<Arc<dyn DynLeases>> {
         Leases::apart(self).map(|apart| Arc::new(apart) as _)
     }

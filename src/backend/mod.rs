@@ -1,6 +1,6 @@
-//! The ground: what is asked of a backend, and the backends.
+//! The backends, and the traits that they implement.
 //!
-//! Three traits say what is asked. [`Leases`] is the right to act on a name for a limited time,
+//! There are three traits. [`Leases`] is the right to act on a name for a limited time,
 //! [`Store`] adds entries, and [`Latches`] adds latches. [`MemoryBackend`] keeps them in this
 //! process, `RedisBackend` keeps them in a Redis or Valkey server, for a fleet. One conformance
 //! suite runs against all backends.
@@ -13,7 +13,8 @@
 //!
 //! While it keeps its data and its clock, a backend must never
 //!
-//! - grant one exclusive lease to two holders,
+//! - grant one exclusive lease to two holders, a write lease beside a reader, or more permits than
+//!   there are,
 //! - hand out a fence that is not greater than the last one that it remembers,
 //! - accept a commit whose fence is not the last one of its name,
 //! - write half of an operation.
@@ -113,7 +114,7 @@ pub trait Leases: Send + Sync + 'static {
     /// Makes each lease last its full time from now, if its owner still has it.
     ///
     /// Returns one answer for each claim, in their order. A lease that is only kept for the claim
-    /// whose [turn](Mode::Exclusive) it is counts as [not held](Renewal::NotHeld).
+    /// whose [turn](Claim::turn_life) it is counts as [not held](Renewal::NotHeld).
     fn renew(
         &self,
         claims: &[Claim],
@@ -161,7 +162,8 @@ pub trait Leases: Send + Sync + 'static {
     /// fence. Returns `None` if the holder no longer has it.
     ///
     /// A lease passes from one exclusive or fair claim to another, from a writer to a reader, and
-    /// from a reader to a writer if there is no other reader. Anything else is
+    /// from a reader to a writer. The last returns `None` as well if there is another reader; the
+    /// first reader keeps its lease then. A pass between other modes is
     /// [refused](crate::error::BackendErrorKind::Refused).
     fn pass(
         &self,
@@ -296,7 +298,7 @@ pub enum Acquired {
     /// The lease is held now.
     Granted(Grant),
     /// Another holder is in the way.
-    Held(Occupied),
+    Occupied(Occupied),
 }
 
 /// The refusal of a pass between two modes.

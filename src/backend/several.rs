@@ -13,7 +13,7 @@ pub enum AcquiredAll {
     /// All leases are held now. There is a grant for each claim, in their order.
     Granted(Vec<Grant>),
     /// Another holder has the lease of the claim at this index, and nothing is held.
-    Held(usize, Occupied),
+    Occupied(usize, Occupied),
 }
 
 /// Acquires leases one after another, and releases those that it has as soon as one is not granted.
@@ -41,7 +41,7 @@ pub async fn acquire_in_order<B: Leases + ?Sized>(
                 grants.push(grant);
                 continue;
             }
-            Ok(Acquired::Held(occupied)) => Ok(AcquiredAll::Held(at, occupied)),
+            Ok(Acquired::Occupied(occupied)) => Ok(AcquiredAll::Occupied(at, occupied)),
             Err(error) => Err(error),
         };
         // Includes the claim that may have been granted.

@@ -203,7 +203,7 @@ pub enum Claimed {
     /// An entry that the caller had not seen makes the load needless.
     Newer(Entry),
     /// Another process loads.
-    Held(Occupied),
+    Occupied(Occupied),
     /// The name backs off after this failure.
     BacksOff(BackOff, Failure),
 }

@@ -77,7 +77,7 @@ enum Trouble {
 
 /// The kind of request that the backend has answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Answered {
+pub(super) enum RequestKind {
     Read,
     Write,
 }
@@ -137,7 +137,7 @@ impl Breaker {
         }
     }
 
-    pub(super) fn answered(&self, what: Answered) {
+    pub(super) fn answered(&self, what: RequestKind) {
         if !self.is_troubled() {
             return;
         }
@@ -145,11 +145,11 @@ impl Breaker {
         state.failures = 0;
         state.open_until = None;
         state.outage = None;
-        if what == Answered::Write {
+        if what == RequestKind::Write {
             state.unconfirmed_until = None;
         }
         let over = match state.logged {
-            Some(Trouble::Refusal) => what == Answered::Write,
+            Some(Trouble::Refusal) => what == RequestKind::Write,
             Some(Trouble::Silence) => true,
             None => false,
         };
@@ -231,7 +231,7 @@ mod tests {
         assert!(!breaker.admits());
         tokio::time::sleep(PAUSE).await;
         assert!(breaker.admits());
-        breaker.answered(Answered::Read);
+        breaker.answered(RequestKind::Read);
         assert!(breaker.admits() && breaker.admits());
     }
 
@@ -243,12 +243,12 @@ mod tests {
         assert!(breaker.admits_claim());
         for _ in 0..2 * FAILURES {
             breaker.failed(&unconfirmed);
-            breaker.answered(Answered::Read);
+            breaker.answered(RequestKind::Read);
             assert!(!breaker.admits_claim() && breaker.admits() && !breaker.is_open());
             tokio::time::sleep(PAUSE).await;
             assert!(breaker.admits_claim() && !breaker.admits_claim());
         }
-        breaker.answered(Answered::Write);
+        breaker.answered(RequestKind::Write);
         assert!(breaker.admits_claim() && breaker.admits_claim());
     }
 
@@ -278,12 +278,12 @@ mod tests {
         let breaker = Breaker::default();
         let logged = || breaker.state().logged.is_some();
         breaker.failed(&BackendError::new(BackendErrorKind::Refused, "OOM"));
-        breaker.answered(Answered::Read);
+        breaker.answered(RequestKind::Read);
         assert!(logged());
-        breaker.answered(Answered::Write);
+        breaker.answered(RequestKind::Write);
         assert!(!logged());
         breaker.failed(&silence());
-        breaker.answered(Answered::Read);
+        breaker.answered(RequestKind::Read);
         assert!(!logged());
     }
 
@@ -298,7 +298,7 @@ mod tests {
             assert!(outage.is_some() && outage != before);
             breaker.failed(&error);
             assert_eq!(breaker.outage(), outage);
-            breaker.answered(Answered::Read);
+            breaker.answered(RequestKind::Read);
             assert_eq!(breaker.outage(), None);
             before = outage;
         }

@@ -10,7 +10,7 @@ use super::{
     Abandoned, Cache, Codec, Json,
     core::Core,
     error_codec::{ErrorCodec, Of},
-    failures::{Failures, Policy},
+    failures::{FailurePolicy, Failures},
     lots::Lots,
     negative::Negative,
     outage_memory::OutageMemory,
@@ -64,7 +64,7 @@ pub struct Builder<V, C = Json> {
     needs_namespace: bool,
     codec: C,
     error_codec: Option<Arc<dyn ErrorCodec>>,
-    failure_policy: Option<Policy>,
+    failure_policy: Option<FailurePolicy>,
     negative: Option<Negative<V>>,
     settings: Settings,
 }

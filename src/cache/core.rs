@@ -13,7 +13,7 @@ use super::{
     breaker::Outage,
     error_codec::ErrorCodec,
     failures::Failures,
-    freshness::{self, Freshness, Rules},
+    freshness::{self, Rules, Window},
     known::Known,
     lots::Lots,
     negative::Negative,
@@ -150,16 +150,16 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         let is_for_loader_only = is_ours && self.codec.is_for_loader_only(&entry.payload);
         let rules = if is_for_loader_only { &rules.without_stale() } else { rules };
         let lot = || self.lots.draw(name, entry.fence);
-        let freshness = freshness::decide(&entry, rules, lot);
-        if is_ours && matches!(freshness, Freshness::OnError | Freshness::Over) {
+        let window = freshness::decide(&entry, rules, lot);
+        if is_ours && matches!(window, Window::OnError | Window::Over) {
             let known = Known::encoded(entry, rules, &self.codec, in_place);
             return Decision::Old(Arc::new(known));
         }
         if is_ours && let Ok(value) = self.codec.decode(mem::take(&mut entry.payload)) {
-            let source = match freshness {
-                Freshness::Early => Source::Hit,
-                Freshness::Stale => Source::Stale,
-                Freshness::Deferred => {
+            let source = match window {
+                Window::Early => Source::Hit,
+                Window::Stale => Source::Stale,
+                Window::Deferred => {
                     return Decision::Served(value, Source::Stale, Record::of(&entry));
                 }
                 _ => return Decision::Served(value, Source::Hit, Record::of(&entry)),

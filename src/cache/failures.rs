@@ -18,10 +18,10 @@ use super::{AfterFailure, quiet::QuietKeys};
 use crate::{backend::BackOff, error::Error, key::Key, observe::Rarely, sync::lock, time::after};
 
 /// Decides what follows an error, or leaves it to the settings.
-pub(super) type Policy = Arc<dyn Fn(&Error) -> Option<AfterFailure> + Send + Sync>;
+pub(super) type FailurePolicy = Arc<dyn Fn(&Error) -> Option<AfterFailure> + Send + Sync>;
 
 pub(super) struct Failures {
-    policy: Option<Policy>,
+    policy: Option<FailurePolicy>,
     /// Entries that are served in place of a load, because their keys back off.
     quiet: OnceLock<QuietKeys>,
     alone: Mutex<LruCache<Key, FailedAlone>>,
@@ -43,7 +43,7 @@ struct FailedAlone {
 const KEYS: usize = 1024;
 
 impl Failures {
-    pub(super) fn new(policy: Option<Policy>) -> Self {
+    pub(super) fn new(policy: Option<FailurePolicy>) -> Self {
         Self {
             policy,
             quiet: OnceLock::new(),

@@ -61,9 +61,9 @@ impl Rules {
     }
 }
 
-/// What may be done with an entry.
+/// The window of its life that an entry is in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Freshness {
+pub(super) enum Window {
     /// It is served.
     Fresh,
     /// It is served, and it is time to refresh it.
@@ -81,8 +81,8 @@ pub(super) enum Freshness {
 /// Decides what may be done with an entry. The lot is drawn if it matters.
 ///
 /// An entry of unknown age or without windows is fresh, for the backend drops it at its end.
-pub(super) fn decide(entry: &Entry, rules: &Rules, lot: impl FnOnce() -> Lot) -> Freshness {
-    let (Some(age), Some(windows)) = (entry.age, entry.windows) else { return Freshness::Fresh };
+pub(super) fn decide(entry: &Entry, rules: &Rules, lot: impl FnOnce() -> Lot) -> Window {
+    let (Some(age), Some(windows)) = (entry.age, entry.windows) else { return Window::Fresh };
     let (stale, costs) = (windows.stale.min(rules.stale), Costs::of(entry));
     if let Some(left) = windows.fresh.checked_sub(age).filter(|left| !left.is_zero()) {
         let is_due = match rules.early {
@@ -95,7 +95,7 @@ pub(super) fn decide(entry: &Entry, rules: &Rules, lot: impl FnOnce() -> Lot) ->
                 left <= half && left <= costs.refresh_before(lot())
             }
         };
-        return if is_due { Freshness::Early } else { Freshness::Fresh };
+        return if is_due { Window::Early } else { Window::Fresh };
     }
     let over = age.saturating_sub(windows.fresh);
     if over < stale {
@@ -103,19 +103,15 @@ pub(super) fn decide(entry: &Entry, rules: &Rules, lot: impl FnOnce() -> Lot) ->
             EarlyRefresh::Off => Duration::ZERO,
             EarlyRefresh::Within(before) => before,
             // Each process had its turn.
-            EarlyRefresh::ByCost => return Freshness::Stale,
+            EarlyRefresh::ByCost => return Window::Stale,
         };
         let (since, room) = (before.saturating_add(over), before.saturating_add(stale));
         return match costs.is_turn(since, room, lot()) {
-            true => Freshness::Stale,
-            false => Freshness::Deferred,
+            true => Window::Stale,
+            false => Window::Deferred,
         };
     }
-    if over < error_window(&windows).min(rules.error) {
-        Freshness::OnError
-    } else {
-        Freshness::Over
-    }
+    if over < error_window(&windows).min(rules.error) { Window::OnError } else { Window::Over }
 }
 
 /// Returns for how long after its fresh window an entry may stand in for a failure.
@@ -152,7 +148,7 @@ mod tests {
 
     #[test]
     fn each_window_begins_and_ends_at_its_edge() {
-        use Freshness::{Fresh, OnError, Over, Stale};
+        use Window::{Fresh, OnError, Over, Stale};
         let table = [
             ([10, 0, 0], vec![(0, Fresh), (9, Fresh), (10, Over)]),
             ([10, 5, 0], vec![(9, Fresh), (10, Stale), (14, Stale), (15, Over)]),
@@ -170,7 +166,7 @@ mod tests {
 
     #[test]
     fn an_early_refresh_begins_at_its_edge() {
-        use Freshness::{Early, Fresh, Over};
+        use Window::{Early, Fresh, Over};
         let within = |ms| Rules { early: EarlyRefresh::Within(ms * MS), ..ALL };
         let by_cost = Rules { early: EarlyRefresh::ByCost, ..ALL };
         let table = [
@@ -195,7 +191,7 @@ mod tests {
 
     #[test]
     fn a_process_that_did_not_store_the_entry_claims_later() {
-        use Freshness::{Deferred, Early, Fresh, Stale};
+        use Window::{Deferred, Early, Fresh, Stale};
         let [all, rare] = [1.0, (-3.0_f64).exp()];
         let within = Rules { early: EarlyRefresh::Within(100 * MS), ..ALL };
         let table = [
@@ -258,7 +254,7 @@ mod tests {
         let claim_at = |process| {
             let lot = Lot { is_first: first == Some(process), random: random.f64() };
             let decide = |age| decide(&entry(age, [1000, stale, 0], 50, 5), &rules, || lot);
-            bisect(500..2000, |age| !matches!(decide(age), Freshness::Fresh | Freshness::Deferred))
+            bisect(500..2000, |age| !matches!(decide(age), Window::Fresh | Window::Deferred))
         };
         let ages: Vec<_> = (0..processes).map(claim_at).collect();
         let end = ages.iter().min().map_or(0, |first| first + 50);
@@ -278,10 +274,10 @@ mod tests {
     fn without_age_or_windows_an_entry_is_fresh() {
         let rules = Rules { early: EarlyRefresh::Within(Duration::MAX), ..ALL };
         let known = entry(10_000, [10, 0, 0], 5, 5);
-        assert_eq!(decide(&known, &rules, first(0.5)), Freshness::Over);
+        assert_eq!(decide(&known, &rules, first(0.5)), Window::Over);
         let ageless = Entry { age: None, ..known.clone() };
-        assert_eq!(decide(&ageless, &rules, first(0.5)), Freshness::Fresh);
-        assert_eq!(decide(&Entry { windows: None, ..known }, &rules, first(0.5)), Freshness::Fresh);
+        assert_eq!(decide(&ageless, &rules, first(0.5)), Window::Fresh);
+        assert_eq!(decide(&Entry { windows: None, ..known }, &rules, first(0.5)), Window::Fresh);
     }
 
     fn early() -> impl Strategy<Value = EarlyRefresh> {
@@ -306,8 +302,8 @@ mod tests {
             let rules = Rules { early, stale, error };
             let [fresh, to_stale, to_error] = [windows[0].max(1), windows[1], windows[2]];
             let stages = [
-                Freshness::Fresh, Freshness::Early, Freshness::Deferred, Freshness::Stale,
-                Freshness::OnError, Freshness::Over,
+                Window::Fresh, Window::Early, Window::Deferred, Window::Stale,
+                Window::OnError, Window::Over,
             ];
             let stage = |age| {
                 let lot = || Lot { is_first, random };

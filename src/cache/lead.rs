@@ -33,9 +33,9 @@ use crate::{lease::LeaseRecord, signal::Signal, sync::lock};
 /// assert_eq!(cache.get("stock:42").await?, None);
 /// # Ok::<_, bellwether::Error>(()) }).unwrap();
 /// ```
-pub struct Lead<V>(Arc<Inner<V>>);
+pub struct Lead<V>(Arc<LeadInner<V>>);
 
-struct Inner<V> {
+struct LeadInner<V> {
     lease: Option<Arc<LeaseRecord>>,
     stale: Option<Arc<Known<V>>>,
     source: Source,
@@ -64,7 +64,7 @@ impl<V> Lead<V> {
         stale: Option<Arc<Known<V>>>,
         source: Source,
     ) -> Self {
-        Self(Arc::new(Inner {
+        Self(Arc::new(LeadInner {
             lease,
             stale,
             source,
@@ -160,7 +160,7 @@ impl<V> Lead<V> {
         lock(&self.0.keeping).ttl = Some(ttl);
     }
 
-    /// Sets by which part of it the time to live is shortened at most, in place of the
+    /// Sets the largest part by which the time to live is shortened, in place of the
     /// [setting](super::Builder::ttl_jitter) of the cache or the request.
     pub fn ttl_jitter(&self, part: f64) {
         lock(&self.0.keeping).ttl_jitter = Some(part);
@@ -172,7 +172,7 @@ impl<V> Lead<V> {
         lock(&self.0.keeping).stale_while_revalidate = Some(window);
     }
 
-    /// Sets how long the value is kept for the case that its load fails, in place of the
+    /// Sets how long the value is kept for failed loads, in place of the
     /// [setting](super::Builder::stale_if_error) of the cache or the request.
     pub fn stale_if_error(&self, window: Duration) {
         lock(&self.0.keeping).stale_if_error = Some(window);
@@ -253,8 +253,8 @@ impl<V> StaleValue<V> {
         self.lead.known()?.record?.age()
     }
 
-    /// Returns the value as what the loader is to return, because it is still right. Its windows
-    /// begin anew, as those of any value that is loaded, and its bytes are not written again.
+    /// Marks the value as unchanged, and returns it for the loader. Its windows begin anew, as
+    /// those of any value that is loaded. Its bytes are not written again.
     ///
     /// After this call the loader must return this value or an error. If it returns another value,
     /// its callers get that one, and the stored one stays.

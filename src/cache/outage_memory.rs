@@ -42,14 +42,14 @@ pub(super) struct OutageMemory {
     weight: AtomicUsize,
     hasher: DefaultHashBuilder,
     /// The rows, with one lock for each part of the keys.
-    stripes: Box<[Mutex<Stripe>]>,
+    stripes: Box<[Mutex<MemoryStripe>]>,
     /// The stripe whose oldest row leaves next.
     next_out: AtomicUsize,
     /// How often something was forgotten.
     forgotten: AtomicU64,
 }
 
-struct Stripe {
+struct MemoryStripe {
     rows: LruCache<Key, Row>,
     /// The number of the last time at which one of these keys was forgotten.
     forgotten: u64,
@@ -75,7 +75,7 @@ impl OutageMemory {
     /// backends are never away.
     pub(super) fn new(limit: Option<usize>, is_shared: bool) -> Self {
         let limit = limit.unwrap_or(if is_shared { LIMIT } else { 0 });
-        let stripe = |_| Mutex::new(Stripe { rows: LruCache::unbounded(), forgotten: 0 });
+        let stripe = |_| Mutex::new(MemoryStripe { rows: LruCache::unbounded(), forgotten: 0 });
         Self {
             limit,
             weight: AtomicUsize::new(0),
@@ -166,7 +166,7 @@ impl OutageMemory {
         self.remove(&mut stripe, key);
     }
 
-    fn stripe(&self, key: &Key) -> MutexGuard<'_, Stripe> {
+    fn stripe(&self, key: &Key) -> MutexGuard<'_, MemoryStripe> {
         lock(&self.stripes[self.hasher.hash_one(key) as usize % self.stripes.len()])
     }
 
@@ -175,7 +175,7 @@ impl OutageMemory {
         weight(key, entry) <= self.limit / 4
     }
 
-    fn put(&self, mut stripe: MutexGuard<'_, Stripe>, key: &Key, row: Row) {
+    fn put(&self, mut stripe: MutexGuard<'_, MemoryStripe>, key: &Key, row: Row) {
         self.weight.fetch_add(weight(key, &row.entry), Ordering::AcqRel);
         stripe.rows.put(key.clone(), row);
         // No two stripes are locked at once.
@@ -188,7 +188,7 @@ impl OutageMemory {
         }
     }
 
-    fn remove(&self, stripe: &mut Stripe, key: &Key) {
+    fn remove(&self, stripe: &mut MemoryStripe, key: &Key) {
         if let Some((key, row)) = stripe.rows.pop_entry(key) {
             self.weight.fetch_sub(weight(&key, &row.entry), Ordering::AcqRel);
         }

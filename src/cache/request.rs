@@ -141,7 +141,6 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     {
         let Self { core, key, mut own } = self;
         let mut work = Some(work);
-        // As above.
         async move {
             // Only a leader needs the name, but each caller is told if its key has none.
             Name::check(Family::Cache, &key, core.settings.max_key)?;
@@ -197,7 +196,7 @@ fn join<V>(core: &Core<V>, key: &Key, sharing: Sharing) -> Result<Joined<Outcome
 }
 
 /// Enters the wait of a loader for a flight into the graph of waits, and gives its flight notice.
-/// `None` if the two would wait for each other.
+/// Returns `None` if the two would wait for each other.
 pub(super) fn nest<T>(from: u64, follower: &Follower<T>) -> Option<Edge> {
     let Some(edge) = flight::nested(from, follower.flight_id()) else {
         tracing::debug!("a loader asked for a key that waits for it");
@@ -207,8 +206,7 @@ pub(super) fn nest<T>(from: u64, follower: &Follower<T>) -> Option<Edge> {
     Some(edge)
 }
 
-/// Tells a flight not to wait for an answer, if the caller has waited for one in vain for long
-/// already.
+/// Tells a flight not to wait for an answer, if the caller has already waited long without one.
 fn hurry<V, T>(core: &Core<V>, follower: &Follower<T>, unanswered: Option<Duration>) {
     let patience = core.try_limit / 2;
     if unanswered.is_some_and(|waited| waited > patience) {
@@ -280,7 +278,7 @@ where
             Err(error) => return Err(error),
         },
     };
-    // With a number, so that the loads that this one waits for need no permit.
+    // The number marks the loads that this one waits for, which need no permit.
     let number = within.unwrap_or_else(flight::next_id);
     load_alone(core.clone(), work, own, Some(number)).await
 }

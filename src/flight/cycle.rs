@@ -14,9 +14,9 @@ use std::{
 use crate::sync::lock;
 
 /// The flights that each flight waits for.
-type Waits = HashMap<u64, Vec<u64>>;
+type WaitGraph = HashMap<u64, Vec<u64>>;
 
-static WAITS: LazyLock<Mutex<Waits>> = LazyLock::new(Mutex::default);
+static WAITS: LazyLock<Mutex<WaitGraph>> = LazyLock::new(Mutex::default);
 
 tokio::task_local! {
     /// The flight whose loader this task runs.

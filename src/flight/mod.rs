@@ -10,8 +10,8 @@
 //!
 //! A caller must not be served what was read before it asked, because it may know of a change
 //! since. So the leader begins an epoch *before* each question to the backend. An outcome goes to
-//! the callers that joined before its epoch. For the late joiners the leader asks once more
-//! ([`LateJoiners`](leader::LateJoiners)), for all of them together. If each joined anew, the first
+//! the callers that joined before its epoch. The leader asks once more for all late
+//! joiners together ([`LateJoiners`](leader::LateJoiners)). If each joined anew, the first
 //! would ask before the second had joined, and so on, one by one.
 
 mod cycle;

@@ -12,7 +12,7 @@ use tokio::{
 };
 
 use super::{
-    Acquisition, Engine, LeaseGuard, LeaseRecord, RetryStrategy, Subject, Upkeep, Waiting, Woken,
+    Acquisition, Engine, LeaseGuard, LeaseRecord, RetryStrategy, Upkeep, WaitedFor, Waiting, Woken,
     queue::{Entered, SlotNotice},
     record::LeaseSlot,
     try_limit,
@@ -36,7 +36,7 @@ pub(crate) trait Attempt {
     fn ask(
         &mut self,
         waiting: &mut Waiting<'_>,
-    ) -> impl Future<Output = Asked<Self::Outcome>> + Send;
+    ) -> impl Future<Output = Answer<Self::Outcome>> + Send;
 
     /// Returns the outcome if a push settles it. Otherwise the loop asks again.
     fn pushed(&mut self, change: Change, waiting: &mut Waiting<'_>) -> Option<Self::Outcome>;
@@ -54,7 +54,7 @@ pub(crate) trait Attempt {
 }
 
 /// What one request has led to.
-pub(crate) enum Asked<O> {
+pub(crate) enum Answer<O> {
     /// The acquisition has ended.
     Settled(O),
     /// The next request is due at once.
@@ -73,10 +73,10 @@ pub(crate) enum Asked<O> {
 pub(crate) async fn drive<A: Attempt>(attempt: &mut A, waiting: &mut Waiting<'_>) -> A::Outcome {
     loop {
         let remaining = match attempt.ask(waiting).await {
-            Asked::Settled(outcome) => return outcome,
-            Asked::Again => continue,
-            Asked::Occupied(remaining) => Some(remaining),
-            Asked::Failed => None,
+            Answer::Settled(outcome) => return outcome,
+            Answer::Again => continue,
+            Answer::Occupied(remaining) => Some(remaining),
+            Answer::Failed => None,
         };
         let woken = loop {
             // In a box, so that an acquisition that need not wait stays small.
@@ -121,7 +121,7 @@ impl Engine {
             && upkeep.renew_every.is_some()
             && claim.lease >= claim.handover_life();
         let mut waiting =
-            Waiting::new(&self.janitor, Subject::Claim(claim.clone()), strategy, limit);
+            Waiting::new(&self.janitor, WaitedFor::Claim(claim.clone()), strategy, limit);
         waiting.keep_entries(&self.keeper);
         let mut attempt = OneAttempt {
             engine: self,
@@ -147,14 +147,14 @@ struct OneAttempt<'a> {
     failure: Option<BackendError>,
 }
 
-type Outcome = Result<LeaseGuard, Error>;
+type LeaseOutcome = Result<LeaseGuard, Error>;
 
 impl Attempt for OneAttempt<'_> {
-    type Outcome = Outcome;
+    type Outcome = LeaseOutcome;
 
-    async fn ask(&mut self, waiting: &mut Waiting<'_>) -> Asked<Outcome> {
+    async fn ask(&mut self, waiting: &mut Waiting<'_>) -> Answer<LeaseOutcome> {
         if self.engine.janitor.is_stopped() {
-            return Asked::Settled(Err(Error::shut_down()));
+            return Answer::Settled(Err(Error::shut_down()));
         }
         if self.slot.is_none()
             && let Some(asked) = self.queue_up(waiting).await
@@ -168,26 +168,26 @@ impl Attempt for OneAttempt<'_> {
             Ok((Acquired::Granted(grant), sent)) => {
                 let waited = self.acquisition.is_waiting();
                 let changes = if waited { waiting.listening().take_changes() } else { None };
-                Asked::Settled(Ok(self.hold(grant.fence(), sent, None, changes)))
+                Answer::Settled(Ok(self.hold(grant.fence(), sent, None, changes)))
             }
-            Ok((Acquired::Held(occupied), _)) => {
+            Ok((Acquired::Occupied(occupied), _)) => {
                 self.failure = None;
-                Asked::Occupied(occupied.remaining)
+                Answer::Occupied(occupied.remaining)
             }
             Err(error) if error.kind() == BackendErrorKind::Foreign => {
-                Asked::Settled(Err(error.into()))
+                Answer::Settled(Err(error.into()))
             }
             Err(error) => {
                 if self.must_restart(&error) {
                     self.restart(waiting);
                 }
                 self.failure = Some(error);
-                Asked::Failed
+                Answer::Failed
             }
         }
     }
 
-    fn pushed(&mut self, change: Change, waiting: &mut Waiting<'_>) -> Option<Outcome> {
+    fn pushed(&mut self, change: Change, waiting: &mut Waiting<'_>) -> Option<LeaseOutcome> {
         let Change::Granted(handover) = change else { return None };
         let until = self.acquisition.trusts(&handover)?;
         let is_fenced = self.acquisition.claim().mode.is_fenced();
@@ -195,12 +195,12 @@ impl Attempt for OneAttempt<'_> {
         Some(Ok(self.hold(fence, Instant::now(), Some(until), waiting.listening().take_changes())))
     }
 
-    async fn interrupted(&self) -> Option<Outcome> {
+    async fn interrupted(&self) -> Option<LeaseOutcome> {
         self.engine.janitor.stopped().await;
         Some(Err(Error::shut_down()))
     }
 
-    fn time_up(&mut self, waiting: &Waiting<'_>) -> Option<Outcome> {
+    fn time_up(&mut self, waiting: &Waiting<'_>) -> Option<LeaseOutcome> {
         let failure = self.failure.take().map(Error::from);
         Some(Err(failure.unwrap_or_else(|| self.not_acquired(waiting))))
     }
@@ -227,7 +227,7 @@ impl OneAttempt<'_> {
     /// Takes the slot of the local queue, and waits for it while another caller has it.
     ///
     /// Returns `None` if this caller contends at the backend now.
-    async fn queue_up(&mut self, waiting: &mut Waiting<'_>) -> Option<Asked<Outcome>> {
+    async fn queue_up(&mut self, waiting: &mut Waiting<'_>) -> Option<Answer<LeaseOutcome>> {
         let claim = self.acquisition.claim();
         let notices = match self.engine.queues.enter(claim, self.upkeep) {
             Entered::None => return None,
@@ -237,16 +237,16 @@ impl OneAttempt<'_> {
             }
             Entered::Behind(notices) => notices,
         };
-        let mut queued = Queued { engine: self.engine, notices };
+        let mut queued = LocalPlace { engine: self.engine, notices };
         let notice = tokio::select! {
             notice = Box::pin(waiting.bounded(&mut queued.notices)) => notice,
             () = self.engine.janitor.stopped() => {
-                return Some(Asked::Settled(Err(Error::shut_down())));
+                return Some(Answer::Settled(Err(Error::shut_down())));
             }
         };
         match notice {
             Some(Ok(SlotNotice::Passed(record))) => {
-                Some(Asked::Settled(Ok(LeaseGuard::new(self.engine.clone(), record))))
+                Some(Answer::Settled(Ok(LeaseGuard::new(self.engine.clone(), record))))
             }
             Some(Ok(SlotNotice::Contend { slot, failed })) => {
                 self.contend(slot, failed, waiting).await;
@@ -256,9 +256,9 @@ impl OneAttempt<'_> {
             // so.
             Some(Err(_)) => {
                 self.restart(waiting);
-                Some(Asked::Again)
+                Some(Answer::Again)
             }
-            None => Some(Asked::Settled(Err(self.not_acquired(waiting)))),
+            None => Some(Answer::Settled(Err(self.not_acquired(waiting)))),
         }
     }
 
@@ -312,12 +312,12 @@ impl OneAttempt<'_> {
 }
 
 /// A place in the local queue. Dropped, it releases a lease that was passed to it meanwhile.
-struct Queued<'a> {
+struct LocalPlace<'a> {
     engine: &'a Arc<Engine>,
     notices: oneshot::Receiver<SlotNotice<Arc<LeaseRecord>>>,
 }
 
-impl Drop for Queued<'_> {
+impl Drop for LocalPlace<'_> {
     fn drop(&mut self) {
         // After this, the holder learns that the caller has left.
         self.notices.close();

@@ -56,7 +56,7 @@ impl From<&Acquired> for Said {
     fn from(answer: &Acquired) -> Self {
         match answer {
             Acquired::Granted(_) => Self::Granted,
-            Acquired::Held(occupied) => Self::Occupied(occupied.fence),
+            Acquired::Occupied(occupied) => Self::Occupied(occupied.fence),
         }
     }
 }
@@ -65,7 +65,7 @@ impl From<&Claimed> for Said {
     fn from(answer: &Claimed) -> Self {
         match answer {
             Claimed::Granted(_) => Self::Granted,
-            Claimed::Held(occupied) => Self::Occupied(occupied.fence),
+            Claimed::Occupied(occupied) => Self::Occupied(occupied.fence),
             Claimed::Newer(_) | Claimed::BacksOff(..) => Self::Nothing,
         }
     }
@@ -259,8 +259,10 @@ pub(super) async fn ask_all(
     for (at, (one, before)) in acquisitions.iter_mut().zip(before).enumerate() {
         let said = answer.as_ref().map(|answer| match answer {
             AcquiredAll::Granted(_) => Said::Granted,
-            AcquiredAll::Held(which, occupied) if *which == at => Said::Occupied(occupied.fence),
-            AcquiredAll::Held(..) => Said::Nothing,
+            AcquiredAll::Occupied(which, occupied) if *which == at => {
+                Said::Occupied(occupied.fence)
+            }
+            AcquiredAll::Occupied(..) => Said::Nothing,
         });
         one.state = after_answer(before, said, &mut one.handover);
     }

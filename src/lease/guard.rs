@@ -69,12 +69,12 @@ impl LeaseGuard {
     pub(crate) async fn release(mut self) -> Result<(), Error> {
         let given_back = self.give_back();
         let lost = self.is_lost();
-        // A loss that was told stays one, whatever the server says.
+        // A reported loss stays a loss, even if the server still has the lease.
         let released = given_back.await;
         if lost { Err(self.lost_error()) } else { released }
     }
 
-    /// Leaves the lease to itself, and returns its owner.
+    /// Stops the renewals without a release, and returns the owner.
     pub(crate) fn detach(mut self) -> Owner {
         self.closing();
         self.released = true;
@@ -96,13 +96,13 @@ impl LeaseGuard {
         }
     }
 
-    /// Turns the lease into one of another mode in one step. Returns the guard unchanged if other
+    /// Passes the lease on to another mode in one step. Returns the guard unchanged if other
     /// holders are in the way.
     ///
     /// # Cancel safety
     ///
     /// When the future is dropped, both leases are released in tasks.
-    pub(crate) async fn convert(
+    pub(crate) async fn pass_to(
         self,
         mode: Mode,
         limit: Duration,
@@ -122,9 +122,9 @@ impl LeaseGuard {
         };
         if let Some((fence, sent)) = passed {
             let granted = acquisition.settle(self.record.upkeep(), fence, sent, None);
-            let converted = self.engine.hold(granted);
+            let passed_on = self.engine.hold(granted);
             self.settled();
-            return Ok(Ok(converted));
+            return Ok(Ok(passed_on));
         }
         // Other holders are in the way, or the lease is lost. A renewal finds out which.
         self.renew().await.map(|()| Err(self))

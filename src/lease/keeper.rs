@@ -24,7 +24,7 @@ use tokio::{
 };
 use tracing::debug;
 
-use self::schedule::{BATCH, Batch, KeptWaiter, QueueKey, Schedule};
+use self::schedule::{BATCH, KeeperSchedule, KeptBatch, KeptQueueKey, KeptWaiter};
 use super::untold::Untold;
 use crate::{
     backend::{Claim, DynLeases, Kept, QueueKind, answered},
@@ -48,16 +48,16 @@ pub(super) struct Keeper(Arc<KeeperCore>);
 
 struct KeeperCore {
     backend: Arc<dyn DynLeases>,
-    schedule: Mutex<Schedule>,
+    schedule: Mutex<KeeperSchedule>,
     /// Notified when the task must look earlier than it would.
     changed: Notify,
     untold: Untold,
 }
 
 /// A waiter whose queue entry is kept. Dropped, it is kept no more.
-pub(super) struct Place {
+pub(super) struct KeptPlace {
     keeper: Keeper,
-    key: QueueKey,
+    key: KeptQueueKey,
     number: u64,
     asks: Arc<Notify>,
 }
@@ -69,7 +69,7 @@ impl Keeper {
     }
 
     /// Keeps the entry of a claim, which was told that the lease in the way lasts for `remaining`.
-    pub(super) fn enter(&self, claim: &Claim, remaining: Duration) -> Place {
+    pub(super) fn enter(&self, claim: &Claim, remaining: Duration) -> KeptPlace {
         let key = (claim.name.clone(), QueueKind::from(claim.mode));
         let (runtime, asks) = (Handle::current(), Arc::<Notify>::default());
         let waiter =
@@ -86,7 +86,7 @@ impl Keeper {
         } else if is_earlier {
             self.0.changed.notify_one();
         }
-        Place { keeper: self.clone(), key, number, asks }
+        KeptPlace { keeper: self.clone(), key, number, asks }
     }
 
     fn start(&self, runtime: &Handle, mut tried: Vec<Id>) {
@@ -97,7 +97,7 @@ impl Keeper {
     }
 
     /// Notes the answers to a batch that was sent at `sent`.
-    fn answered(&self, batch: Batch, sent: Instant, answers: Answers) {
+    fn answered(&self, batch: KeptBatch, sent: Instant, answers: Answers) {
         let mut schedule = self.schedule();
         let Some(claim) = batch.claims.first().and_then(|claims| claims.first()) else { return };
         let look_at = after(sent, self.every(claim, schedule.len()));
@@ -118,8 +118,8 @@ impl Keeper {
     /// Makes the waiters ask whose entries are gone, and decides when to look next.
     fn kept(
         &self,
-        schedule: &mut Schedule,
-        key: &QueueKey,
+        schedule: &mut KeeperSchedule,
+        key: &KeptQueueKey,
         numbers: &[u64],
         kept: &Kept,
         (sent, look_at): (Instant, Instant),
@@ -152,12 +152,12 @@ impl Keeper {
         self.0.untold.interval(count).map_or(every, |interval| interval.min(every))
     }
 
-    fn schedule(&self) -> MutexGuard<'_, Schedule> {
+    fn schedule(&self) -> MutexGuard<'_, KeeperSchedule> {
         lock(&self.0.schedule)
     }
 }
 
-fn failed(schedule: &mut Schedule, key: &QueueKey, error: &BackendError) {
+fn failed(schedule: &mut KeeperSchedule, key: &KeptQueueKey, error: &BackendError) {
     debug!(name = ?key.0, error = %Chain(error), "queue entries were not kept");
     if error.kind() == BackendErrorKind::Foreign
         && let Some(queue) = schedule.get_mut(key)
@@ -167,7 +167,7 @@ fn failed(schedule: &mut Schedule, key: &QueueKey, error: &BackendError) {
     schedule.set_timer(key, Instant::now() + REPEAT);
 }
 
-impl Place {
+impl KeptPlace {
     /// Notes that the lease in the way lasts for another `remaining`.
     pub(super) fn met(&self, remaining: Duration) {
         if self.keeper.schedule().look_after(&self.key, remaining) {
@@ -181,7 +181,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for KeptPlace {
     fn drop(&mut self) {
         if let Some(queue) = self.keeper.schedule().get_mut(&self.key) {
             queue.waiters.remove(&self.number);
@@ -203,7 +203,7 @@ struct KeeperTask {
 impl KeeperTask {
     async fn run(mut self) {
         let core = self.keeper.0.clone();
-        let mut requests: FuturesUnordered<BoxFuture<'static, (Batch, Instant, Answers)>> =
+        let mut requests: FuturesUnordered<BoxFuture<'static, (KeptBatch, Instant, Answers)>> =
             FuturesUnordered::new();
         let mut not_before = Instant::now();
         loop {
@@ -222,7 +222,7 @@ impl KeeperTask {
         }
     }
 
-    fn due(&self, not_before: Instant) -> Option<Batch> {
+    fn due(&self, not_before: Instant) -> Option<KeptBatch> {
         let (now, backend) = (Instant::now(), &self.keeper.0.backend);
         if now < not_before {
             return None;
@@ -264,7 +264,7 @@ impl Drop for KeeperTask {
     }
 }
 
-async fn keep(backend: Arc<dyn DynLeases>, batch: Batch) -> (Batch, Instant, Answers) {
+async fn keep(backend: Arc<dyn DynLeases>, batch: KeptBatch) -> (KeptBatch, Instant, Answers) {
     let sent = Instant::now();
     let answers = answered(backend.as_ref(), backend.keep_each(&batch.claims)).await;
     (batch, sent, answers)

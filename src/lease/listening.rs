@@ -23,7 +23,7 @@ const RESUBSCRIBE: Duration = Duration::from_secs(1);
 /// The subject of one waiter, and the pushes about it.
 pub(crate) struct Listening {
     janitor: Arc<Janitor>,
-    subject: Subject,
+    subject: WaitedFor,
     changes: Option<Changes>,
     /// How many pushes may have been missed before the last request, if it had no subscription.
     missed: Option<u64>,
@@ -35,14 +35,14 @@ pub(crate) struct Listening {
 }
 
 /// The claim or the name that is waited for.
-pub(crate) enum Subject {
+pub(crate) enum WaitedFor {
     Claim(Claim),
     /// A name without a claim.
     Name(Name),
 }
 
 impl Listening {
-    pub(super) fn new(janitor: &Arc<Janitor>, subject: Subject) -> Self {
+    pub(super) fn new(janitor: &Arc<Janitor>, subject: WaitedFor) -> Self {
         Self {
             janitor: janitor.clone(),
             subject,
@@ -60,8 +60,8 @@ impl Listening {
 
     pub(super) fn claim(&self) -> Option<&Claim> {
         match &self.subject {
-            Subject::Claim(claim) => Some(claim),
-            Subject::Name(_) => None,
+            WaitedFor::Claim(claim) => Some(claim),
+            WaitedFor::Name(_) => None,
         }
     }
 
@@ -71,7 +71,7 @@ impl Listening {
     /// another, and each new subscription costs a request.
     pub(super) fn turn_to(&mut self, claim: &Claim) {
         let name = &claim.name;
-        let last = mem::replace(&mut self.subject, Subject::Claim(claim.clone()));
+        let last = mem::replace(&mut self.subject, WaitedFor::Claim(claim.clone()));
         self.missed = None;
         if last.name() != name {
             let last = last.name().clone();
@@ -91,7 +91,7 @@ impl Listening {
     /// Notes before a request how many pushes were missed until now.
     pub(crate) fn note_missed(&mut self) {
         self.missed = match (&self.changes, &self.subject) {
-            (None, Subject::Claim(claim)) => Some(self.janitor.backend().missed_pushes(claim)),
+            (None, WaitedFor::Claim(claim)) => Some(self.janitor.backend().missed_pushes(claim)),
             _ => None,
         };
     }
@@ -104,7 +104,7 @@ impl Listening {
 
     /// Subscribes after a request, if that costs nothing, and no push was missed since.
     pub(super) fn listen_since(&mut self) {
-        if let (Some(missed), Subject::Claim(claim)) = (self.missed.take(), &self.subject) {
+        if let (Some(missed), WaitedFor::Claim(claim)) = (self.missed.take(), &self.subject) {
             self.changes = self.janitor.backend().changes_since(claim, missed);
         }
     }
@@ -147,8 +147,8 @@ impl Listening {
     pub(super) async fn subscribe(&mut self) -> bool {
         let backend = self.janitor.backend();
         let subscribed = match &self.subject {
-            Subject::Claim(claim) => backend.changes_for(claim).await,
-            Subject::Name(name) => backend.changes(name).await,
+            WaitedFor::Claim(claim) => backend.changes_for(claim).await,
+            WaitedFor::Name(name) => backend.changes(name).await,
         };
         match subscribed {
             Ok(changes) => {
@@ -188,7 +188,7 @@ impl Listening {
     }
 }
 
-impl Subject {
+impl WaitedFor {
     fn owner(&self) -> Option<Owner> {
         match self {
             Self::Claim(claim) => Some(claim.owner),

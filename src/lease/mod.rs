@@ -1,6 +1,7 @@
 //! Leases: the right to act on a name for a limited time, acquired, renewed and released.
 //!
-//! The room stands on [`backend`](crate::backend), which grants. From the ground up:
+//! The leases are granted by a [`backend`](crate::backend). The files, each of which may use those
+//! above it:
 //!
 //! - `turns`: the turns of requests to ask a shard.
 //! - `recovery`: the pauses after requests that failed.
@@ -43,11 +44,11 @@ mod wait;
 
 pub use self::retry::{Retry, RetryStrategy};
 pub(crate) use self::{
-    acquire::{Asked, Attempt, drive},
+    acquire::{Answer, Attempt, drive},
     acquisition::{Acquisition, Said},
     engine::Engine,
     guard::LeaseGuard,
-    listening::Subject,
+    listening::WaitedFor,
     record::LeaseRecord,
     release::Janitor,
     retry::try_limit,

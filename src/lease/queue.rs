@@ -34,9 +34,9 @@ const TURN: Duration = Duration::from_millis(50);
 /// The local queues of one engine. Each exists while a caller contends or holds.
 ///
 /// `T` is a lease that is passed from its holder to the next caller.
-pub(super) struct LocalQueues<T>(Arc<Mutex<HashMap<QueueKey, VecDeque<QueuedCaller<T>>>>>);
+pub(super) struct LocalQueues<T>(Arc<Mutex<HashMap<LocalQueueKey, VecDeque<QueuedCaller<T>>>>>);
 
-type QueueKey = (Name, Mode);
+type LocalQueueKey = (Name, Mode);
 
 /// A caller in a local queue.
 pub(super) struct QueuedCaller<T> {
@@ -61,7 +61,7 @@ pub(super) enum SlotNotice<T> {
 /// The right of one caller to contend for a lease, or to hold it, for this process.
 pub(super) struct Slot<T> {
     queues: LocalQueues<T>,
-    key: QueueKey,
+    key: LocalQueueKey,
     passes: u32,
     /// How often the lease passes on in this turn.
     most_passes: u32,
@@ -106,7 +106,7 @@ impl<T> LocalQueues<T> {
         }
     }
 
-    fn queues(&self) -> MutexGuard<'_, HashMap<QueueKey, VecDeque<QueuedCaller<T>>>> {
+    fn queues(&self) -> MutexGuard<'_, HashMap<LocalQueueKey, VecDeque<QueuedCaller<T>>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -131,7 +131,7 @@ impl<T> QueuedCaller<T> {
 }
 
 impl<T> Slot<T> {
-    fn new(queues: LocalQueues<T>, key: QueueKey) -> Self {
+    fn new(queues: LocalQueues<T>, key: LocalQueueKey) -> Self {
         Self { queues, key, passes: 0, most_passes: PASSES, since: Instant::now(), changes: None }
     }
 

@@ -35,13 +35,13 @@ pub(super) struct Recovery {
 
 /// The failures of one waiter since its last answer.
 #[derive(Default)]
-pub(super) struct Failures {
+pub(super) struct WaiterFailures {
     count: u32,
     /// How often it failed although another waiter had an answer.
     alone: u32,
 }
 
-impl Failures {
+impl WaiterFailures {
     pub(super) fn is_none(&self) -> bool {
         self.count == 0
     }
@@ -64,7 +64,7 @@ impl Recovery {
     }
 
     /// Pauses after a failure.
-    pub(super) async fn pause(&self, failures: &mut Failures) {
+    pub(super) async fn pause(&self, failures: &mut WaiterFailures) {
         let longest = jittered(failures.count, LONGEST);
         let unheeded = match failures.alone {
             0 => Duration::ZERO,
@@ -124,16 +124,16 @@ mod tests {
 
     /// Waiters that ask until the trouble is over, and what they did.
     #[derive(Default)]
-    struct Trouble {
+    struct Outlasting {
         recovery: Recovery,
         is_over: AtomicBool,
         requests: AtomicUsize,
         served: AtomicUsize,
     }
 
-    impl Trouble {
+    impl Outlasting {
         async fn wait(self: Arc<Self>) {
-            let mut failures = Failures::default();
+            let mut failures = WaiterFailures::default();
             loop {
                 self.requests.fetch_add(1, Ordering::Relaxed);
                 if self.is_over.load(Ordering::Relaxed) {
@@ -158,7 +158,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn all_waiters_are_back_soon_after_a_long_trouble() {
         for count in [1, 1000] {
-            let trouble = Arc::<Trouble>::default();
+            let trouble = Arc::<Outlasting>::default();
             for _ in 0..count {
                 tokio::spawn(trouble.clone().wait());
             }
@@ -175,7 +175,7 @@ mod tests {
     /// The server may refuse one name for good, and answer for all others.
     #[tokio::test(start_paused = true)]
     async fn answers_to_others_do_not_make_a_waiter_ask_all_the_time() {
-        let trouble = Arc::<Trouble>::default();
+        let trouble = Arc::<Outlasting>::default();
         for _ in 0..10 {
             tokio::spawn(trouble.clone().wait());
         }

@@ -29,8 +29,8 @@ use tokio::{
 use tracing::warn;
 
 use self::{
-    batches::{Answered, Batch, Batches},
-    schedule::Schedule,
+    batches::{BatchAnswer, Batches, RenewalBatch},
+    schedule::RenewalSchedule,
 };
 use super::record::{Granted, LeaseRecord};
 use crate::{
@@ -49,7 +49,7 @@ pub(super) struct Renewals(Arc<RenewalCore>);
 struct RenewalCore {
     backend: Arc<dyn DynLeases>,
     counters: Arc<LockCounters>,
-    schedule: Mutex<Schedule>,
+    schedule: Mutex<RenewalSchedule>,
     /// Notified when the task must look earlier than it would.
     changed: Notify,
 }
@@ -96,12 +96,12 @@ impl Renewals {
 }
 
 impl RenewalCore {
-    fn schedule(&self) -> MutexGuard<'_, Schedule> {
+    fn schedule(&self) -> MutexGuard<'_, RenewalSchedule> {
         lock(&self.schedule)
     }
 
     /// Makes the task look now.
-    fn tell(&self, mut schedule: MutexGuard<'_, Schedule>) {
+    fn tell(&self, mut schedule: MutexGuard<'_, RenewalSchedule>) {
         schedule.looks = None;
         drop(schedule);
         self.changed.notify_one();
@@ -117,7 +117,7 @@ impl RenewalCore {
     }
 
     /// Notes the answers to a batch.
-    fn renewed(&self, batch: &Batch, answered: &Answered) {
+    fn renewed(&self, batch: &RenewalBatch, answered: &BatchAnswer) {
         let mut schedule = self.schedule();
         for (at, record) in batch.records.iter().enumerate() {
             record.times().renewing = false;
@@ -196,7 +196,7 @@ impl Drop for RenewalTask {
 async fn run(mut task: RenewalTask) {
     let shared = task.shared.clone();
     let mut batches = Batches::default();
-    let mut renewals: FuturesUnordered<BoxFuture<'static, (Batch, Answered)>> =
+    let mut renewals: FuturesUnordered<BoxFuture<'static, (RenewalBatch, BatchAnswer)>> =
         FuturesUnordered::new();
     loop {
         let is_more = shared.collect(&mut batches);

@@ -152,7 +152,7 @@ impl Default for Retry {
 
 impl RetryStrategy for Retry {
     fn waits(&self) -> Box<dyn Iterator<Item = Duration> + Send> {
-        Box::new(Waits {
+        Box::new(RetryPauses {
             pace: self.pace,
             tries: 0,
             times: self.times.unwrap_or(usize::MAX),
@@ -165,14 +165,14 @@ impl RetryStrategy for Retry {
     }
 }
 
-struct Waits {
+struct RetryPauses {
     pace: Pace,
     tries: usize,
     times: usize,
     left: Option<Duration>,
 }
 
-impl Iterator for Waits {
+impl Iterator for RetryPauses {
     type Item = Duration;
 
     fn next(&mut self) -> Option<Duration> {

@@ -11,8 +11,8 @@ use futures_util::future::join_all;
 use tokio::time::{Instant, sleep_until};
 
 use super::{
-    Acquisition, Engine, LeaseGuard, RetryStrategy, Subject, Upkeep, Waiting,
-    acquire::{Asked, Attempt, drive},
+    Acquisition, Engine, LeaseGuard, RetryStrategy, Upkeep, WaitedFor, Waiting,
+    acquire::{Answer, Attempt, drive},
     acquisition::ask_all,
     try_limit,
 };
@@ -37,7 +37,7 @@ impl Engine {
     ) -> Result<Vec<LeaseGuard>, Error> {
         let Some(first) = claims.first() else { return Ok(Vec::new()) };
         let mut waiting =
-            Waiting::new(&self.janitor, Subject::Claim(first.clone()), strategy, limit);
+            Waiting::new(&self.janitor, WaitedFor::Claim(first.clone()), strategy, limit);
         waiting.keep_entries(&self.keeper);
         let acquisitions = claims.into_iter();
         let acquisitions =
@@ -70,37 +70,37 @@ struct SeveralAttempt<'a> {
     failure: Option<BackendError>,
 }
 
-type Outcome = Result<Vec<LeaseGuard>, Error>;
+type LeasesOutcome = Result<Vec<LeaseGuard>, Error>;
 
 impl Attempt for SeveralAttempt<'_> {
-    type Outcome = Outcome;
+    type Outcome = LeasesOutcome;
 
-    async fn ask(&mut self, waiting: &mut Waiting<'_>) -> Asked<Outcome> {
+    async fn ask(&mut self, waiting: &mut Waiting<'_>) -> Answer<LeasesOutcome> {
         if self.engine.janitor.is_stopped() {
-            return Asked::Settled(Err(Error::shut_down()));
+            return Answer::Settled(Err(Error::shut_down()));
         }
         waiting.listening().forget_pushes();
         let janitor = &self.engine.janitor;
         let answer = ask_all(&mut self.acquisitions, janitor, self.try_limit).await;
         let asked = match answer {
             Ok((AcquiredAll::Granted(grants), sent)) => {
-                return Asked::Settled(Ok(self.granted(&grants, sent)));
+                return Answer::Settled(Ok(self.granted(&grants, sent)));
             }
-            Ok((AcquiredAll::Held(at, occupied), _)) => {
+            Ok((AcquiredAll::Occupied(at, occupied), _)) => {
                 if let Some(one) = self.acquisitions.get(at) {
                     waiting.turn_to(one.claim());
                 }
                 self.in_the_way = at;
                 self.failure = None;
-                Asked::Occupied(occupied.remaining)
+                Answer::Occupied(occupied.remaining)
             }
             Err(error) if error.kind() == BackendErrorKind::Foreign => {
-                return Asked::Settled(Err(error.into()));
+                return Answer::Settled(Err(error.into()));
             }
             Err(error) => {
                 self.failed(&error);
                 self.failure = Some(error);
-                Asked::Failed
+                Answer::Failed
             }
         };
         self.leave_at = match self.queued() > 1 {
@@ -110,11 +110,11 @@ impl Attempt for SeveralAttempt<'_> {
         asked
     }
 
-    fn pushed(&mut self, _: Change, _: &mut Waiting<'_>) -> Option<Outcome> {
+    fn pushed(&mut self, _: Change, _: &mut Waiting<'_>) -> Option<LeasesOutcome> {
         None
     }
 
-    async fn interrupted(&self) -> Option<Outcome> {
+    async fn interrupted(&self) -> Option<LeasesOutcome> {
         let leave = async {
             match self.leave_at {
                 Some(at) => sleep_until(at).await,
@@ -140,7 +140,7 @@ impl Attempt for SeveralAttempt<'_> {
         left.contains(&false)
     }
 
-    fn time_up(&mut self, waiting: &Waiting<'_>) -> Option<Outcome> {
+    fn time_up(&mut self, waiting: &Waiting<'_>) -> Option<LeasesOutcome> {
         let failure = self.failure.take().map(Error::from);
         Some(Err(failure.unwrap_or_else(|| {
             let what = self.acquisitions.get(self.in_the_way).map(|one| one.claim().what());

@@ -17,9 +17,9 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::{
     RetryStrategy,
-    keeper::{Keeper, Place},
-    listening::{Listening, Subject},
-    recovery::Failures,
+    keeper::{Keeper, KeptPlace},
+    listening::{Listening, WaitedFor},
+    recovery::WaiterFailures,
     release::Janitor,
 };
 use crate::{
@@ -40,14 +40,14 @@ pub(crate) struct Waiting<'a> {
     listening: Listening,
     /// Keeps the queue entry of the claim, if it has one.
     keeper: Option<Keeper>,
-    place: Option<Place>,
+    place: Option<KeptPlace>,
     /// The waits of the strategy, once one was needed.
     waits: Option<Box<dyn Iterator<Item = Duration> + Send>>,
     /// When the strategy's present wait ends.
     until: Option<Instant>,
     limit: Duration,
     deadline: Instant,
-    failures: Failures,
+    failures: WaiterFailures,
     /// It has slept until a timer, although its subscription stood.
     unpushed: bool,
 }
@@ -65,7 +65,7 @@ pub(crate) enum Woken {
 impl<'a> Waiting<'a> {
     pub(crate) fn new(
         janitor: &Arc<Janitor>,
-        subject: Subject,
+        subject: WaitedFor,
         strategy: &'a dyn RetryStrategy,
         limit: Duration,
     ) -> Self {
@@ -79,7 +79,7 @@ impl<'a> Waiting<'a> {
             until: None,
             limit,
             deadline: after(Instant::now(), limit),
-            failures: Failures::default(),
+            failures: WaiterFailures::default(),
             unpushed: false,
         }
     }
@@ -233,7 +233,7 @@ impl<'a> Waiting<'a> {
 }
 
 /// Completes when the keeper of the queue entry wants the waiter to ask.
-async fn kept(place: Option<&Place>) {
+async fn kept(place: Option<&KeptPlace>) {
     match place {
         Some(place) => place.asks().await,
         None => std::future::pending().await,
@@ -277,7 +277,7 @@ mod tests {
         let name = Name::new(&Namespace::standard(), Family::Lock, &Key::from("k"), 512)?;
         let limit = Duration::from_secs(60);
         let janitor = Janitor::new(Arc::new(pushes));
-        let subject = Subject::Name(name.clone());
+        let subject = WaitedFor::Name(name.clone());
         Ok((Waiting::new(&janitor, subject, &ON_DEMAND, limit), name))
     }
 

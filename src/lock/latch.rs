@@ -12,7 +12,7 @@ use crate::{
     backend::{ANSWER_LIMIT, Change, Countdown, DynLatches, Owner, in_time},
     error::{BackendError, BackendErrorKind, Error, ErrorKind},
     key::{Key, Name},
-    lease::{Asked, Attempt, Retry, Subject, Waiting, Woken, drive},
+    lease::{Answer, Attempt, Retry, WaitedFor, Waiting, Woken, drive},
 };
 
 /// The largest count. Each step is remembered until the count is zero, so that it counts once even
@@ -257,7 +257,7 @@ impl Latch {
     fn waiting(&self, name: &Name) -> Waiting<'static> {
         static ON_DEMAND: Retry = Retry::on_demand();
         let janitor = self.space.engine.janitor();
-        Waiting::new(janitor, Subject::Name(name.clone()), &ON_DEMAND, self.wait_limit)
+        Waiting::new(janitor, WaitedFor::Name(name.clone()), &ON_DEMAND, self.wait_limit)
     }
 
     fn span(&self) -> tracing::Span {
@@ -312,24 +312,24 @@ struct LatchWait<'a> {
 impl Attempt for LatchWait<'_> {
     type Outcome = Result<(), Error>;
 
-    async fn ask(&mut self, _: &mut Waiting<'_>) -> Asked<Self::Outcome> {
+    async fn ask(&mut self, _: &mut Waiting<'_>) -> Answer<Self::Outcome> {
         let Latch { space, latches, .. } = self.latch;
         if space.engine.janitor().is_stopped() {
-            return Asked::Settled(Err(Error::shut_down()));
+            return Answer::Settled(Err(Error::shut_down()));
         }
         let (asked, failure) = match in_time(ANSWER_LIMIT, latches.latch(self.name)).await {
-            Ok(None) => return Asked::Settled(Err(self.latch.not_set())),
-            Ok(Some(Countdown { left: 0, .. })) => return Asked::Settled(Ok(())),
+            Ok(None) => return Answer::Settled(Err(self.latch.not_set())),
+            Ok(Some(Countdown { left: 0, .. })) => return Answer::Settled(Ok(())),
             Ok(Some(Countdown { left, remaining })) => {
-                (Asked::Occupied(remaining), self.latch.not_done(left))
+                (Answer::Occupied(remaining), self.latch.not_done(left))
             }
             Err(error) if error.kind() == BackendErrorKind::Foreign => {
-                return Asked::Settled(Err(error.into()));
+                return Answer::Settled(Err(error.into()));
             }
-            Err(error) => (Asked::Failed, error.into()),
+            Err(error) => (Answer::Failed, error.into()),
         };
         if self.time_up {
-            return Asked::Settled(Err(failure));
+            return Answer::Settled(Err(failure));
         }
         asked
     }

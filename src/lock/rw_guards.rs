@@ -79,7 +79,7 @@ impl ReadGuard {
             Ok(held) => held,
             Err(held) => return Ok(Upgrade::Refused(Self { front, held })),
         };
-        Ok(match convert(&front, held, Mode::Write).await? {
+        Ok(match pass_to(&front, held, Mode::Write).await? {
             Ok(held) => Upgrade::Done(WriteGuard::new(front, held)),
             Err(held) => Upgrade::Refused(Self::new(front, held)),
         })
@@ -163,7 +163,7 @@ impl WriteGuard {
     /// If the future is dropped, both locks are given up.
     pub async fn downgrade(self) -> Result<ReadGuard, Error> {
         let front = self.front;
-        match convert(&front, self.held, Mode::Read).await? {
+        match pass_to(&front, self.held, Mode::Read).await? {
             Ok(held) => Ok(ReadGuard::new(front, held)),
             Err(held) => Err(held.lost_error()),
         }
@@ -178,12 +178,12 @@ impl fmt::Debug for WriteGuard {
     }
 }
 
-/// Converts a lease into one of another mode. Returns the old lease if that is refused.
-async fn convert(
+/// Passes a lease on to another mode. Returns the old lease if that is refused.
+async fn pass_to(
     front: &Front,
     held: LeaseGuard,
     mode: Mode,
 ) -> Result<Result<LeaseGuard, LeaseGuard>, Error> {
     let limit = try_limit(front.retry.as_ref(), front.space.engine.backend().as_ref());
-    held.convert(mode, limit).await
+    held.pass_to(mode, limit).await
 }

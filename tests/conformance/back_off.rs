@@ -57,7 +57,7 @@ pub async fn a_name_backs_off_after_a_failed_load<H: FullHarness>(h: &H) {
     let (fence, failures) = granted(&there, &load).await;
     assert_eq!(failures, 3);
     assert_eq!(granted(&there, &load).await, (fence, 3));
-    assert!(matches!(here.claim(&claim(&name), 0).await, Ok(Claimed::Held(_))));
+    assert!(matches!(here.claim(&claim(&name), 0).await, Ok(Claimed::Occupied(_))));
 }
 
 pub async fn failures_are_forgotten_after_a_time<H: FullHarness>(h: &H) {

@@ -60,7 +60,7 @@ pub async fn a_claim_gets_a_newer_entry_though_the_lease_is_held<H: FullHarness>
     let newer = backend.claim(&claim(&name), 0).await.unwrap();
     assert_eq!(newer, Claimed::Newer(value("first").with_fence(first)));
     let waits = backend.claim(&claim(&name), first).await.unwrap();
-    let Claimed::Held(occupied) = waits else { panic!("the claim was not refused: {waits:?}") };
+    let Claimed::Occupied(occupied) = waits else { panic!("the claim was not refused: {waits:?}") };
     assert_eq!(occupied.fence, grant.fence());
     assert!(occupied.remaining <= LEASE && occupied.remaining > LEASE - MOMENT, "{occupied:?}");
 }

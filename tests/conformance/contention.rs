@@ -190,7 +190,7 @@ pub async fn one_of_many_claims_is_granted<H: FullHarness>(h: &H) {
         for answer in answers {
             match answer.unwrap() {
                 Claimed::Granted(_) => {}
-                Claimed::Held(occupied) => assert_eq!(occupied.fence, fences[0]),
+                Claimed::Occupied(occupied) => assert_eq!(occupied.fence, fences[0]),
                 other => panic!("the answer is neither granted nor held: {other:?}"),
             }
         }

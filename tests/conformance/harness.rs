@@ -404,7 +404,7 @@ pub async fn granted(backend: &impl Leases, claim: &Claim) -> Grant {
 
 pub async fn held(backend: &impl Leases, claim: &Claim) -> Occupied {
     match backend.acquire(claim).await {
-        Ok(Acquired::Held(occupied)) => occupied,
+        Ok(Acquired::Occupied(occupied)) => occupied,
         other => panic!("{claim:?} was not refused: {other:?}"),
     }
 }

@@ -32,7 +32,7 @@ pub async fn a_claim_that_waits_is_told_how_the_load_ends<H: FullHarness>(h: &H)
         let grant = begun(&here, &load).await;
         let mut changes = there.changes_for(&waits).await.unwrap();
         for _ in 0..2 {
-            assert!(matches!(there.claim(&waits, 0).await, Ok(Claimed::Held(_))));
+            assert!(matches!(there.claim(&waits, 0).await, Ok(Claimed::Occupied(_))));
         }
         let fence = grant.fence();
         let expected = match end {

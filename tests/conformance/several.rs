@@ -40,7 +40,7 @@ impl Way {
 
     async fn held(self, backend: &impl Leases, claims: &[Claim]) -> (usize, Occupied) {
         match self.acquire(backend, claims).await {
-            AcquiredAll::Held(at, occupied) => (at, occupied),
+            AcquiredAll::Occupied(at, occupied) => (at, occupied),
             other => panic!("{self:?}: the claims were granted: {other:?}"),
         }
     }

@@ -77,7 +77,7 @@ pub async fn a_free_lease_is_kept_for_the_notified_waiter<H: Harness>(h: &H) {
     })
     .await;
     match (alone, together) {
-        (Acquired::Held(alone), AcquiredAll::Held(1, together)) => {
+        (Acquired::Occupied(alone), AcquiredAll::Occupied(1, together)) => {
             is_kept(alone);
             is_kept(together);
         }
@@ -308,7 +308,7 @@ pub async fn a_claim_of_several_is_notified_for_the_held_one<H: Harness>(h: &H) 
     let fence = granted(&backend, &holder).await.fence();
     let both = [claim(&free), claim(&taken)];
     match backend.acquire_all(&both).await.unwrap() {
-        AcquiredAll::Held(1, occupied) => assert_eq!(occupied.fence, fence),
+        AcquiredAll::Occupied(1, occupied) => assert_eq!(occupied.fence, fence),
         other => panic!("the second lease was not reported as held: {other:?}"),
     }
     let mut changes = listen(&backend, &taken).await;

@@ -124,7 +124,7 @@ pub async fn schemas_are_stored_side_by_side<H: FullHarness>(h: &H) {
     // Both schemas share one lease, so that two versions do not load the same value at once.
     let refresh = claim(&new);
     assert!(matches!(backend.claim(&refresh, second).await, Ok(Claimed::Granted(_))));
-    assert!(matches!(backend.claim(&claim(&old), first).await, Ok(Claimed::Held(_))));
+    assert!(matches!(backend.claim(&claim(&old), first).await, Ok(Claimed::Occupied(_))));
     assert!(backend.release(&refresh).await.unwrap());
 }
 

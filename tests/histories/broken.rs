@@ -199,7 +199,7 @@ impl Scripts {
         let fields = fields(answer);
         match fields[0].as_slice() {
             b"newer" => Ok(Claimed::Newer(Entry::decode(Bytes::from(fields[1].clone())).unwrap())),
-            _ => Ok(Claimed::Held(Occupied {
+            _ => Ok(Claimed::Occupied(Occupied {
                 fence: number(&fields[1]),
                 remaining: Duration::from_millis(number(&fields[2])),
                 holders: 1,
@@ -210,7 +210,7 @@ impl Scripts {
     async fn acquire(&self, claim: &Claim) -> Result<Acquired, BackendError> {
         Ok(match self.ask(claim, None).await? {
             Claimed::Granted(grant) => Acquired::Granted(grant),
-            Claimed::Held(occupied) => Acquired::Held(occupied),
+            Claimed::Occupied(occupied) => Acquired::Occupied(occupied),
             other => panic!("a lock has no entry: {other:?}"),
         })
     }

@@ -64,7 +64,7 @@ async fn leases_and_fences_make_no_room() {
     }
     for (claim, grant) in held {
         let stranger = self::claim(&claim.name);
-        assert!(matches!(backend.acquire(&stranger).await, Ok(Acquired::Held(_))));
+        assert!(matches!(backend.acquire(&stranger).await, Ok(Acquired::Occupied(_))));
         let outcome = backend.commit(&claim, &grant, &entry(100), Some(TTL)).await.unwrap();
         assert_eq!(outcome, Committed::Stored);
     }

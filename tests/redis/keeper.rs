@@ -39,7 +39,7 @@ async fn queued(backend: &RedisBackend, mode: Mode, names: usize) -> Vec<Vec<Cla
         let granted = backend.acquire(&holder).await.unwrap();
         assert!(matches!(granted, Acquired::Granted(_)), "{granted:?}");
         let held = backend.acquire(&waiting).await.unwrap();
-        assert!(matches!(held, Acquired::Held(_)), "{held:?}");
+        assert!(matches!(held, Acquired::Occupied(_)), "{held:?}");
         vec![waiting]
     }))
     .await

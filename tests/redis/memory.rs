@@ -121,7 +121,7 @@ async fn memory_of_a_queue_entry() {
     scene.backend.acquire(&claim("one", Mode::Fair)).await.unwrap();
     each(async |_| {
         let claim = claim("one", Mode::Fair);
-        assert!(matches!(scene.backend.acquire(&claim).await.unwrap(), Acquired::Held(_)));
+        assert!(matches!(scene.backend.acquire(&claim).await.unwrap(), Acquired::Occupied(_)));
     })
     .await;
     scene.assert("a waiter of one lock").await;

@@ -255,7 +255,7 @@ async fn registrations_live_as_long_as_the_lease() {
     let Ok(Claimed::Granted(grant)) = backends[0].claim(&load, 0).await else { panic!() };
     for backend in &backends[1..] {
         for _ in 0..3 {
-            assert!(matches!(backend.claim(&claim(), 0).await, Ok(Claimed::Held(_))));
+            assert!(matches!(backend.claim(&claim(), 0).await, Ok(Claimed::Occupied(_))));
         }
     }
     assert_eq!(registered(&mut raw, "k").await, 2);

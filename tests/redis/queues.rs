@@ -45,7 +45,7 @@ impl Scene {
 
     async fn held(&self, claim: &Claim) {
         let answer = self.backend.acquire(claim).await.unwrap();
-        assert!(matches!(answer, Acquired::Held(_)), "{answer:?}");
+        assert!(matches!(answer, Acquired::Occupied(_)), "{answer:?}");
     }
 
     /// Adds many entries to a queue, before all others. Each is of a process of its own, whose

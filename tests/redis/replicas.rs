@@ -58,7 +58,7 @@ async fn a_granted_lease_is_on_the_replica() {
         assert!(there, "lease {at} is not on the replica");
     }
     let held = claim("k7");
-    assert!(matches!(backend.acquire(&held).await.unwrap(), Acquired::Held(_)));
+    assert!(matches!(backend.acquire(&held).await.unwrap(), Acquired::Occupied(_)));
 }
 
 #[tokio::test]
@@ -80,7 +80,7 @@ async fn an_unconfirmed_grant_is_released_and_reported() {
     let stranger = claim("s");
     assert!(!backend.release(&stranger).await.unwrap());
     raw.run::<()>(&["SET", "t:l:{s}:l", &format!("{}:7", claim("x").owner), "PX", "60000"]).await;
-    assert!(matches!(backend.acquire(&stranger).await.unwrap(), Acquired::Held(_)));
+    assert!(matches!(backend.acquire(&stranger).await.unwrap(), Acquired::Occupied(_)));
 
     replica.resume();
     let again = async || backend.acquire(&claim("again")).await.is_ok();
@@ -129,7 +129,7 @@ async fn a_release_grants_nothing_that_replicas_must_confirm() {
     };
     let (first, second) = (fair(), fair());
     assert!(matches!(backend.acquire(&first).await.unwrap(), Acquired::Granted(_)));
-    assert!(matches!(backend.acquire(&second).await.unwrap(), Acquired::Held(_)));
+    assert!(matches!(backend.acquire(&second).await.unwrap(), Acquired::Occupied(_)));
     let mut changes = backend.changes(&first.name).await.unwrap();
     assert!(backend.release(&first).await.unwrap());
     let change = tokio::time::timeout(LIMIT, changes.next()).await.unwrap();

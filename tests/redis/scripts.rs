@@ -185,7 +185,7 @@ async fn a_commit_is_ten_calls_in_its_script_if_a_process_waits() {
     waiter.waits = false;
     let mut changes = there.changes_for(&waiter).await.unwrap();
     let held = there.claim(&waiter, 0).await;
-    assert!(matches!(held, Ok(Claimed::Held(_))), "{held:?}");
+    assert!(matches!(held, Ok(Claimed::Occupied(_))), "{held:?}");
     raw.run::<()>(&["CONFIG", "RESETSTAT"]).await;
     here.commit(&holder, &grant, &value("v"), Some(TTL)).await.unwrap();
     let change = next(&mut changes).await;
@@ -302,7 +302,7 @@ async fn the_servers_clock_ends_leases_and_entries() {
     let grant = loop {
         match backend.claim(&second, 0).await.unwrap() {
             Claimed::Granted(grant) => break grant,
-            Claimed::Held(occupied) => assert!(occupied.remaining <= SHORT),
+            Claimed::Occupied(occupied) => assert!(occupied.remaining <= SHORT),
             other => panic!("{other:?}"),
         }
         assert!(sent.elapsed() < LIMIT, "the lease does not end");
@@ -452,7 +452,7 @@ async fn a_foreign_lease_is_not_handed_over() {
         let _listening = backend.changes(&name).await.unwrap();
         backend.acquire(&holder).await.unwrap();
         for waiting in [&first, &second] {
-            assert!(matches!(backend.acquire(waiting).await.unwrap(), Acquired::Held(_)));
+            assert!(matches!(backend.acquire(waiting).await.unwrap(), Acquired::Occupied(_)));
         }
         let key = name.suffixed(suffix);
         for words in [&["SET", &key, "locked"][..], &["HSET", &key, "holder", "1"]] {
@@ -480,12 +480,12 @@ async fn queue_entries_are_kept_on_a_full_server() {
         let [holder, first, second] =
             [(); 3].map(|()| Claim::new(name.clone(), mode, LEASE, FENCE_LIFE));
         backend.acquire(&holder).await.unwrap();
-        assert!(matches!(backend.acquire(&first).await.unwrap(), Acquired::Held(_)));
+        assert!(matches!(backend.acquire(&first).await.unwrap(), Acquired::Occupied(_)));
         full(&mut raw).await;
-        assert!(matches!(backend.acquire(&first).await.unwrap(), Acquired::Held(_)));
+        assert!(matches!(backend.acquire(&first).await.unwrap(), Acquired::Occupied(_)));
         roomy(&mut raw).await;
         assert!(backend.release(&holder).await.unwrap());
-        assert!(matches!(backend.acquire(&second).await.unwrap(), Acquired::Held(_)));
+        assert!(matches!(backend.acquire(&second).await.unwrap(), Acquired::Occupied(_)));
         assert!(matches!(backend.acquire(&first).await.unwrap(), Acquired::Granted(_)));
     }
 }
@@ -516,7 +516,7 @@ async fn a_foreign_lease_keeps_several_locks_from_being_acquired() {
         claim
     };
     let all: Vec<_> = all.into_iter().map(hasty).collect();
-    assert!(matches!(backend.acquire_all(&all).await, Ok(AcquiredAll::Held(2, _))));
+    assert!(matches!(backend.acquire_all(&all).await, Ok(AcquiredAll::Occupied(2, _))));
     assert_eq!(raw.keys("*").await, before, "a refused claim left a key behind");
 }
 
@@ -599,7 +599,7 @@ async fn leases_are_renewed_and_released_on_a_full_server() {
     raw.age(LEASE / 2).await;
     assert_eq!(backend.renew(std::slice::from_ref(&first)).await.unwrap(), [Renewal::Held]);
     assert!(raw.pttl(&name.suffixed("l")).await > 31_000, "the lease was not renewed");
-    assert!(matches!(backend.acquire(&second).await, Ok(Acquired::Held(_))));
+    assert!(matches!(backend.acquire(&second).await, Ok(Acquired::Occupied(_))));
     assert!(matches!(backend.acquire(&first).await, Ok(Acquired::Granted(_))));
     assert!(backend.release(&first).await.unwrap());
     let error = backend.acquire(&second).await.unwrap_err();

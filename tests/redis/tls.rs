@@ -144,7 +144,7 @@ async fn works(open: impl Fn() -> RedisBackend, url: Option<&str>) {
     let next = Claim::new(name, Mode::Exclusive, LIMIT, LIMIT);
     let mut changes = there.changes_for(&next).await.unwrap();
     here.acquire(&claim).await.unwrap();
-    assert!(matches!(there.acquire(&next).await.unwrap(), Acquired::Held(_)));
+    assert!(matches!(there.acquire(&next).await.unwrap(), Acquired::Occupied(_)));
     assert!(here.release(&claim).await.unwrap());
     assert_eq!(timeout(LIMIT, changes.next()).await.unwrap(), Change::Turn(next.owner));
     there.release(&next).await.unwrap();

@@ -54,7 +54,7 @@ async fn granted(backend: &RedisBackend, claim: &Claim) -> Grant {
 
 async fn held(backend: &RedisBackend, claim: &Claim) {
     let answer = backend.acquire(claim).await.unwrap();
-    assert!(matches!(answer, Acquired::Held(_)), "{answer:?}");
+    assert!(matches!(answer, Acquired::Occupied(_)), "{answer:?}");
 }
 
 async fn next(changes: &mut Changes) -> Change {

@@ -14,7 +14,7 @@ mod topics;
 
 use std::{fmt, sync::Arc, task::Waker};
 
-use self::topics::{Source, Topics};
+use self::topics::{TopicRoute, Topics};
 use super::Change;
 
 pub use self::changes::Changes;
@@ -59,8 +59,8 @@ impl Channels {
     }
 }
 
-fn own(topic: &Arc<str>) -> Source<'_> {
-    Source { topic, through: None, hears_all: true }
+fn own(topic: &Arc<str>) -> TopicRoute<'_> {
+    TopicRoute { topic, through: None, hears_all: true }
 }
 
 impl fmt::Debug for Channels {

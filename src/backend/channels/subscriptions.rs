@@ -9,7 +9,7 @@ use tokio::sync::watch;
 
 use super::{
     Changes, Channels, own,
-    topics::{Source, Subscription},
+    topics::{Subscription, TopicRoute},
 };
 use crate::backend::{Change, Owner};
 
@@ -18,7 +18,7 @@ impl Channels {
     /// Listens to a topic whose pushes come through a channel of the process.
     pub(crate) fn listen_through(&self, process_channel: &Arc<str>, topic: &Arc<str>) -> Changes {
         let through = Some(process_channel);
-        Changes::one(self.0.listen([Source { topic, through, hears_all: true }]))
+        Changes::one(self.0.listen([TopicRoute { topic, through, hears_all: true }]))
     }
 
     /// Does the same as [`listen_through`](Self::listen_through), if the server has confirmed the
@@ -52,7 +52,7 @@ impl Channels {
         topic: &Arc<str>,
     ) -> Changes {
         let through = Some(process_channel);
-        Changes::two(self.0.listen([own(channel), Source { topic, through, hears_all: false }]))
+        Changes::two(self.0.listen([own(channel), TopicRoute { topic, through, hears_all: false }]))
     }
 
     /// Listens to two channels as to one, if the server has confirmed both.

@@ -75,7 +75,7 @@ pub(crate) enum Subscription {
 
 /// A topic, and the way of its pushes.
 #[derive(Clone, Copy)]
-pub(crate) struct Source<'a> {
+pub(crate) struct TopicRoute<'a> {
     pub(crate) topic: &'a Arc<str>,
     /// The channel of the process through which they come, or `None` for the topic's own channel.
     pub(crate) through: Option<&'a Arc<str>>,
@@ -91,7 +91,7 @@ impl Topics {
     /// Listens to topics, and opens those that are not open.
     pub(super) fn listen<const N: usize>(
         self: &Arc<Self>,
-        sources: [Source<'_>; N],
+        sources: [TopicRoute<'_>; N],
     ) -> [Listener; N] {
         let mut open = self.open();
         let mut is_asked_for = false;
@@ -128,7 +128,7 @@ impl Topics {
 
 impl Open {
     /// Returns a topic, and whether the server must be asked for its subscription.
-    fn topic(&mut self, source: Source<'_>) -> (&mut Topic, bool) {
+    fn topic(&mut self, source: TopicRoute<'_>) -> (&mut Topic, bool) {
         let shared = source.through.map(|channel| self.process_channel(channel));
         let must_ask = shared.as_ref().is_some_and(|(said, is_new)| {
             // The server may allow by now what it refused.
@@ -242,32 +242,32 @@ impl Topic {
         readers
     }
 
-    fn observe(&mut self, observer: Observer) -> Place {
+    fn observe(&mut self, observer: Observer) -> ListenerKind {
         let number = self.next;
         self.next += 1;
         self.observers.insert(number, observer);
-        Place::Observer(number)
+        ListenerKind::Observer(number)
     }
 
     /// Moves a listener to an address. It stays an observer if another listener has the address.
-    fn address(&mut self, place: Place, owner: Owner) -> Place {
-        if place == Place::Owner(owner) {
+    fn address(&mut self, place: ListenerKind, owner: Owner) -> ListenerKind {
+        if place == ListenerKind::Owner(owner) {
             return place;
         }
         let Some(inbox) = self.remove(place) else { return place };
         match self.addressed.entry(owner) {
             Entry::Vacant(free) => {
                 free.insert(inbox);
-                Place::Owner(owner)
+                ListenerKind::Owner(owner)
             }
             Entry::Occupied(_) => self.observe(Observer { inbox, hears_all: true }),
         }
     }
 
-    fn remove(&mut self, place: Place) -> Option<Arc<Inbox>> {
+    fn remove(&mut self, place: ListenerKind) -> Option<Arc<Inbox>> {
         match place {
-            Place::Owner(owner) => self.addressed.remove(&owner),
-            Place::Observer(number) => self.observers.remove(&number).map(|one| one.inbox),
+            ListenerKind::Owner(owner) => self.addressed.remove(&owner),
+            ListenerKind::Observer(number) => self.observers.remove(&number).map(|one| one.inbox),
         }
     }
 
@@ -278,7 +278,7 @@ impl Topic {
 
 /// Which of the listeners of a topic one is.
 #[derive(Clone, Copy, PartialEq)]
-enum Place {
+enum ListenerKind {
     Owner(Owner),
     Observer(u64),
 }
@@ -286,7 +286,7 @@ enum Place {
 /// One subscription to one topic.
 pub(super) struct Listener {
     inbox: Arc<Inbox>,
-    place: Place,
+    place: ListenerKind,
     subscription: watch::Receiver<Subscription>,
     topic: Arc<str>,
     topics: Arc<Topics>,

@@ -123,7 +123,7 @@ impl Data {
         let failures = failed.map_or(0, |failed| failed.failures);
         match self.acquire_sole(claim, now) {
             Acquired::Granted(grant) => Claimed::Granted(grant.after_failures(failures)),
-            Acquired::Held(occupied) => Claimed::Held(occupied),
+            Acquired::Occupied(occupied) => Claimed::Occupied(occupied),
         }
     }
 
@@ -134,7 +134,7 @@ impl Data {
     /// Grants a lease that is free, and grants it again to its owner.
     pub(super) fn acquire_sole(&mut self, claim: &Claim, now: Instant) -> Acquired {
         match self.lease(&claim.name, sole(claim.mode)) {
-            Some(lease) if lease.owner != claim.owner => Acquired::Held(lease.occupied(now)),
+            Some(lease) if lease.owner != claim.owner => Acquired::Occupied(lease.occupied(now)),
             _ => Acquired::Granted(self.grant(claim, now)),
         }
     }

@@ -35,7 +35,7 @@ impl Data {
                 Some(lease) if lease.owner != claim.owner => {
                     let occupied = lease.occupied(now);
                     self.enter_queue(claim, now);
-                    return AcquiredAll::Held(at, occupied);
+                    return AcquiredAll::Occupied(at, occupied);
                 }
                 _ => {}
             }
@@ -74,7 +74,7 @@ impl Data {
             None => Occupied { fence: 0, remaining: turn, holders: 0 },
         };
         self.enter_queue(claim, now);
-        Acquired::Held(occupied)
+        Acquired::Occupied(occupied)
     }
 
     fn acquire_read(&mut self, claim: &Claim, now: Instant) -> Acquired {
@@ -90,7 +90,7 @@ impl Data {
         match lease.or(before) {
             Some(occupied) if !occupancy.readers.0.contains_key(&claim.owner) => {
                 self.enter_queue(claim, now);
-                Acquired::Held(occupied)
+                Acquired::Occupied(occupied)
             }
             _ => {
                 self.leave_queue(claim);
@@ -118,7 +118,7 @@ impl Data {
             _ => permits.back(wanted - limit).map_or(Duration::ZERO, |ends| ends - now),
         };
         self.enter_queue(claim, now);
-        Acquired::Held(Occupied { fence: 0, remaining, holders: out })
+        Acquired::Occupied(Occupied { fence: 0, remaining, holders: out })
     }
 
     pub(super) fn renew(&mut self, claim: &Claim, now: Instant) -> bool {

@@ -9,9 +9,9 @@ use crate::config::duration;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Options {
+struct BackendConfig {
     server: Option<String>,
-    sentinels: Option<Sentinels>,
+    sentinels: Option<SentinelsConfig>,
     cluster: Option<Vec<String>>,
     command_timeout: Option<Time>,
     connect_timeout: Option<Time>,
@@ -22,7 +22,7 @@ struct Options {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Sentinels {
+struct SentinelsConfig {
     urls: Vec<String>,
     master: String,
     username: Option<String>,
@@ -72,11 +72,11 @@ struct Time(#[serde(with = "duration")] Duration);
 /// ```
 impl<'de> Deserialize<'de> for RedisBackendBuilder {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        Options::deserialize(deserializer)?.builder().map_err(serde::de::Error::custom)
+        BackendConfig::deserialize(deserializer)?.builder().map_err(serde::de::Error::custom)
     }
 }
 
-impl Options {
+impl BackendConfig {
     fn builder(self) -> Result<RedisBackendBuilder, &'static str> {
         let mut builder = match (self.server, self.sentinels, self.cluster) {
             (Some(url), None, None) => RedisBackendBuilder::default().server(url),
@@ -110,7 +110,7 @@ impl Options {
     }
 }
 
-impl Sentinels {
+impl SentinelsConfig {
     fn master(&self) -> Result<SentinelMaster, &'static str> {
         let mut master = SentinelMaster::named(&self.master).database(self.database);
         if let Some(username) = &self.username {

@@ -8,10 +8,10 @@ use tracing::debug;
 use super::{Run, Step, failed, look::uncacheable, second_try, silence};
 use crate::{
     backend::{Announcement, Change, Claim, Claimed, Entry, EntryKind, Grant, Mode, Occupied},
-    cache::{breaker::Answered, error_codec, settings::OnUncacheable},
+    cache::{breaker::RequestKind, error_codec, settings::OnUncacheable},
     error::{BackendError, BackendErrorKind},
     flight::Epoch,
-    lease::{Acquisition, Asked, Attempt, Subject, Waiting, drive},
+    lease::{Acquisition, Answer, Attempt, WaitedFor, Waiting, drive},
 };
 
 impl<V: Clone + Send + Sync + 'static> Run<V> {
@@ -31,7 +31,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         let (engine, retry) = (&self.core.engine, settings.retry.as_ref());
         let limit = self.options().wait_limit;
         let mut waiting =
-            Waiting::new(engine.janitor(), Subject::Claim(claim.clone()), retry, limit);
+            Waiting::new(engine.janitor(), WaitedFor::Claim(claim.clone()), retry, limit);
         let mut claiming = Claiming {
             run: self,
             permit,
@@ -77,19 +77,19 @@ pub(super) struct Claiming<'p, 'a, V: Clone> {
 impl<V: Clone + Send + Sync + 'static> Attempt for Claiming<'_, '_, V> {
     type Outcome = Step<V>;
 
-    async fn ask(&mut self, waiting: &mut Waiting<'_>) -> Asked<Step<V>> {
+    async fn ask(&mut self, waiting: &mut Waiting<'_>) -> Answer<Step<V>> {
         let run = self.run;
         if let Some(announced) = self.announced.take()
             && let Some(step) = self.fetch(announced, waiting.left()).await
         {
-            return Asked::Settled(step);
+            return Answer::Settled(step);
         }
         if let Err(error) = run.permit(self.permit).await {
-            return Asked::Settled(Step::Land(run.look_instead(error).await));
+            return Answer::Settled(Step::Land(run.look_instead(error).await));
         }
         let turn = run.shard.turn().await;
         if !run.shard.breaker.admits_claim() {
-            return Asked::Settled(run.away());
+            return Answer::Settled(run.away());
         }
         // Another process is likely to load. A second claim would read its entry out of turn.
         waiting.listening().listen_along();
@@ -97,18 +97,18 @@ impl<V: Clone + Send + Sync + 'static> Attempt for Claiming<'_, '_, V> {
         let answer = self.ask_once().await;
         drop(turn);
         if answer.is_ok() {
-            run.shard.breaker.answered(Answered::Write);
+            run.shard.breaker.answered(RequestKind::Write);
         }
         match run.core.counted(answer) {
-            Ok((Claimed::Granted(grant), sent)) => Asked::Settled(self.granted(&grant, sent)),
+            Ok((Claimed::Granted(grant), sent)) => Answer::Settled(self.granted(&grant, sent)),
             Ok((Claimed::BacksOff(back_off, failure), _)) => {
-                Asked::Settled(run.backs_off(back_off, &failure, self.epoch))
+                Answer::Settled(run.backs_off(back_off, &failure, self.epoch))
             }
             Ok((Claimed::Newer(entry), _)) => {
                 waiting.found();
                 self.newer(entry)
             }
-            Ok((Claimed::Held(occupied), _)) => self.occupied(&occupied),
+            Ok((Claimed::Occupied(occupied), _)) => self.occupied(&occupied),
             Err(error) => self.failed(&error),
         }
     }
@@ -161,16 +161,16 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, '_, V> {
     }
 
     /// Returns what follows an entry that a claim was answered with.
-    fn newer(&mut self, entry: Entry) -> Asked<Step<V>> {
+    fn newer(&mut self, entry: Entry) -> Answer<Step<V>> {
         if self.is_first_told(entry.fence) {
-            return Asked::Again;
+            return Answer::Again;
         }
         match self.run.received(entry, self.entry_epoch()) {
             Step::Claim { seen } => {
                 self.seen = seen;
-                Asked::Again
+                Answer::Again
             }
-            step => Asked::Settled(step),
+            step => Answer::Settled(step),
         }
     }
 
@@ -224,14 +224,14 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, '_, V> {
         Step::Load(core.engine.hold(granted), self.epoch)
     }
 
-    fn occupied(&mut self, occupied: &Occupied) -> Asked<Step<V>> {
+    fn occupied(&mut self, occupied: &Occupied) -> Answer<Step<V>> {
         // A leader that waits for another process needs no permit to load.
         *self.permit = None;
         if !self.run.waits {
             debug!("another process refreshes");
             let (refreshes, key) = (&self.run.core.refreshes, self.run.leader.key());
             refreshes.silence(key, self.seen, occupied.remaining);
-            return Asked::Settled(Step::LoadAlone(None));
+            return Answer::Settled(Step::LoadAlone(None));
         }
         self.unanswered = None;
         self.is_first_told(occupied.fence);
@@ -239,22 +239,22 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, '_, V> {
         let is_next = met != 0 && met != occupied.fence;
         if self.time_up || (is_next && self.run.options().sharing.waits_once) {
             debug!("the wait for another process is over");
-            return Asked::Settled(Step::LoadAlone(None));
+            return Answer::Settled(Step::LoadAlone(None));
         }
         debug!(fence = occupied.fence, remaining = ?occupied.remaining, "another process loads");
-        Asked::Occupied(occupied.remaining)
+        Answer::Occupied(occupied.remaining)
     }
 
-    fn failed(&mut self, error: &BackendError) -> Asked<Step<V>> {
+    fn failed(&mut self, error: &BackendError) -> Answer<Step<V>> {
         let breaker = &self.run.shard.breaker;
         // A request that an open breaker has cut short says nothing.
         if !breaker.is_open() {
             if error.kind() == BackendErrorKind::Unknown && self.unanswered.is_none() {
                 self.unanswered = Some(self.asked_at);
-                return Asked::Again;
+                return Answer::Again;
             }
             breaker.failed(error);
         }
-        Asked::Settled(self.run.away())
+        Answer::Settled(self.run.away())
     }
 }

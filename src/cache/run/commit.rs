@@ -6,7 +6,7 @@ use tokio::time::Instant;
 use tracing::debug;
 
 use super::{
-    Landing, Run,
+    EpochOutcome, Run,
     look::{found, uncacheable},
     second_try, silence,
 };
@@ -14,7 +14,7 @@ use crate::{
     backend::{Committed, Entry, Grant, answered_by},
     cache::{
         Lead, Loaded, Source,
-        breaker::Answered,
+        breaker::RequestKind,
         core::Core,
         outage_memory::Question,
         outcome::{Outcome, Record},
@@ -48,7 +48,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         cost: Duration,
         lead: &Lead<V>,
         granted: Epoch,
-    ) -> Landing<V> {
+    ) -> EpochOutcome<V> {
         let counters = &self.core.counters;
         // Callers that join from here on get a look of their own.
         let committed = if self.is_anew() { granted } else { self.leader.begin_epoch() };
@@ -73,7 +73,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
                     None => (Outcome::Value(led(value)), granted),
                 }
             }
-            // Only for callers that asked before the load began.
+            // Late joiners must not be served this value.
             Ok(Committed::Refused | Committed::Gone) => {
                 counters.refused.add();
                 debug!("commit refused: the key was invalidated, or the lease lost");
@@ -109,7 +109,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         }
     }
 
-    /// Notes whether a commit under this fence has stored its entry, which was to be kept so long.
+    /// Counts a commit under this fence. `ttl` is how long its entry was to be kept.
     fn note_commit(&self, fence: u64, is_stored: bool, ttl: Option<Duration>) {
         let Core { counters, lots, .. } = &*self.core;
         if is_stored {
@@ -152,7 +152,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         guard: LeaseGuard,
         cost: Duration,
         ttl: Option<Duration>,
-    ) -> Landing<V> {
+    ) -> EpochOutcome<V> {
         let entry = Entry::uncacheable(cost);
         let answer = self.try_commit(&guard, &Commit::Whole(&entry, ttl)).await;
         if let Ok(Committed::Stored | Committed::Pushed) = answer {
@@ -161,7 +161,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         uncacheable()
     }
 
-    /// Commits, and again if there was no answer. The backend recognises the second commit.
+    /// Commits, and repeats that if there is no answer. The backend recognises the repetition.
     async fn try_commit(
         &self,
         guard: &LeaseGuard,
@@ -181,7 +181,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             async move {
                 let answer = answered_by(backend, limit, committed).await;
                 if answer.is_ok() {
-                    breaker.answered(Answered::Write);
+                    breaker.answered(RequestKind::Write);
                 }
                 core.counted(answer)
             }

@@ -5,7 +5,7 @@ use std::{sync::atomic::Ordering, time::Duration};
 use tokio::time::timeout;
 use tracing::{debug, warn};
 
-use super::{Landing, Run, Step, look::found};
+use super::{EpochOutcome, Run, Step, look::found};
 use crate::{
     backend::{BackOff, Failure},
     cache::{
@@ -111,7 +111,11 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
 
     /// Returns the landing with the entry that stands in for the load, if this process knows that
     /// the key backs off.
-    pub(super) fn while_backing_off(&self, known: &Known<V>, epoch: Epoch) -> Option<Landing<V>> {
+    pub(super) fn while_backing_off(
+        &self,
+        known: &Known<V>,
+        epoch: Epoch,
+    ) -> Option<EpochOutcome<V>> {
         if self.is_anew() || !self.core.failures.is_quiet(self.leader.key(), known.fence) {
             return None;
         }

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use tokio::time::Instant;
 use tracing::{debug, warn};
 
-use super::{Landing, Run, failed, look::uncacheable};
+use super::{EpochOutcome, Run, failed, look::uncacheable};
 use crate::{
     backend::{Entry, Windows},
     cache::{
@@ -30,7 +30,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         work: F,
         guard: LeaseGuard,
         granted: Epoch,
-    ) -> Landing<V>
+    ) -> EpochOutcome<V>
     where
         F: FnOnce(Lead<V>) -> Fut,
         Fut: Future<Output = Result<Produced<V>, Error>>,
@@ -62,7 +62,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         work: F,
         source: Source,
         outage: Option<Outage>,
-    ) -> Landing<V>
+    ) -> EpochOutcome<V>
     where
         F: FnOnce(Lead<V>) -> Fut,
         Fut: Future<Output = Result<Produced<V>, Error>>,

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use super::{Landing, Run, Step, silence};
+use super::{EpochOutcome, Run, Step, silence};
 use crate::{
     backend::Entry,
     cache::{
         EarlyRefresh, Loaded, Source,
-        breaker::Answered,
+        breaker::RequestKind,
         core::{Core, Decision},
         freshness::Rules,
         outcome::{Alone, Outcome, Record},
@@ -110,7 +110,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     }
 
     /// Looks once more, where this process may not load: another process may have loaded meanwhile.
-    pub(super) async fn look_instead(&self, error: Error) -> Landing<V> {
+    pub(super) async fn look_instead(&self, error: Error) -> EpochOutcome<V> {
         let _turn = self.shard.turn().await;
         let epoch = self.leader.begin_epoch();
         let decision = self.stored(&self.options().rules).await;
@@ -128,7 +128,7 @@ pub(super) fn found<V>(value: V, source: Source, record: Option<Record>) -> Outc
 }
 
 /// Returns the landing with a load that cannot be shared.
-pub(super) fn uncacheable<V>() -> Landing<V> {
+pub(super) fn uncacheable<V>() -> EpochOutcome<V> {
     (Outcome::Alone(Alone::Uncacheable), Epoch::END)
 }
 
@@ -151,7 +151,7 @@ pub(in crate::cache) async fn stored<V: Clone + Send + Sync + 'static>(
     let decision = core.decide(name, rules, answer);
     match &decision {
         Decision::Unanswered(error) => breaker.failed(error),
-        _ if breaker.is_troubled() => breaker.answered(Answered::Read),
+        _ if breaker.is_troubled() => breaker.answered(RequestKind::Read),
         _ => {}
     }
     decision

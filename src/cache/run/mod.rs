@@ -71,7 +71,7 @@ pub(super) struct Run<V: Clone> {
 }
 
 /// An outcome, and the epoch that it belongs to.
-type Landing<V> = (Outcome<V>, Epoch);
+type EpochOutcome<V> = (Outcome<V>, Epoch);
 
 /// The next step of a run.
 enum Step<V> {
@@ -84,9 +84,9 @@ enum Step<V> {
     /// Load without a lease, because the key is used too rarely to store its value.
     LoadRare,
     /// Land the flight.
-    Land(Landing<V>),
+    Land(EpochOutcome<V>),
     /// Land the flight, and refresh this entry in the background.
-    LandAndRefresh(Landing<V>, Arc<Known<V>>),
+    LandAndRefresh(EpochOutcome<V>, Arc<Known<V>>),
 }
 
 impl<V: Clone + Send + Sync + 'static> Run<V> {
@@ -165,7 +165,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     }
 
     /// Runs the steps that follow the look.
-    async fn beyond<F, Fut>(&self, mut step: Step<V>, work: F) -> Landing<V>
+    async fn beyond<F, Fut>(&self, mut step: Step<V>, work: F) -> EpochOutcome<V>
     where
         F: FnOnce(Lead<V>) -> Fut,
         Fut: Future<Output = Result<Produced<V>, Error>>,
@@ -202,7 +202,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     }
 
     /// Returns the landing with the entry that is kept for this case, if a load has failed.
-    fn or_stale(&self, landing: Landing<V>) -> Landing<V> {
+    fn or_stale(&self, landing: EpochOutcome<V>) -> EpochOutcome<V> {
         let Outcome::Failed(error) = &landing.0 else { return landing };
         let is_of_load = matches!(
             error.kind(),
@@ -235,7 +235,10 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
 
     /// Awaits the rest of the run, unless it is cancelled. Dropping the rest releases what it
     /// holds, and undoes what it may hold.
-    async fn unless_cancelled(&self, rest: impl Future<Output = Landing<V>>) -> Landing<V> {
+    async fn unless_cancelled(
+        &self,
+        rest: impl Future<Output = EpochOutcome<V>>,
+    ) -> EpochOutcome<V> {
         let error = tokio::select! {
             biased;
             landing = rest => return landing,
@@ -269,7 +272,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     }
 
     /// Returns the landing of a flight that has no permit to load.
-    fn full(&self, error: Error) -> Landing<V> {
+    fn full(&self, error: Error) -> EpochOutcome<V> {
         match self.options().sharing.on_full {
             OnFull::Pass => (Outcome::Alone(Alone::Full), Epoch::END),
             OnFull::Queue | OnFull::Refuse => failed(error),
@@ -302,7 +305,7 @@ async fn look_late<V: Clone + Send + Sync + 'static>(
 }
 
 /// Returns the landing with an error, for all callers.
-fn failed<V>(error: Error) -> Landing<V> {
+fn failed<V>(error: Error) -> EpochOutcome<V> {
     (Outcome::Failed(error), Epoch::END)
 }
 

@@ -34,7 +34,7 @@ const WINDOW: Duration = Duration::from_millis(160);
 /// After the end of a lease in the way, the processes look at random times within this.
 const JITTER: Duration = Duration::from_millis(50);
 
-pub(super) type QueueKey = (Name, QueueKind);
+pub(super) type KeptQueueKey = (Name, QueueKind);
 
 /// The waiters of one queue in this process.
 pub(super) struct KeptQueue {
@@ -56,34 +56,34 @@ pub(super) struct KeptWaiter {
 
 /// The queues of one engine.
 #[derive(Default)]
-pub(super) struct Schedule {
-    queues: HashMap<QueueKey, KeptQueue>,
-    timers: BTreeMap<(Instant, u64), QueueKey>,
+pub(super) struct KeeperSchedule {
+    queues: HashMap<KeptQueueKey, KeptQueue>,
+    timers: BTreeMap<(Instant, u64), KeptQueueKey>,
     came: u64,
     pub(super) running: bool,
 }
 
 /// The queues that one request keeps.
 #[derive(Default)]
-pub(super) struct Batch {
+pub(super) struct KeptBatch {
     /// Each queue, and the numbers of the waiters that are named.
-    pub(super) queues: Vec<(QueueKey, Vec<u64>)>,
+    pub(super) queues: Vec<(KeptQueueKey, Vec<u64>)>,
     /// The claims of these waiters.
     pub(super) claims: Vec<Vec<Claim>>,
     named: usize,
 }
 
-impl Schedule {
+impl KeeperSchedule {
     pub(super) fn len(&self) -> usize {
         self.queues.len()
     }
 
-    pub(super) fn get_mut(&mut self, key: &QueueKey) -> Option<&mut KeptQueue> {
+    pub(super) fn get_mut(&mut self, key: &KeptQueueKey) -> Option<&mut KeptQueue> {
         self.queues.get_mut(key)
     }
 
     /// Adds a waiter, and returns its number. A new queue is looked at in time.
-    pub(super) fn add(&mut self, key: &QueueKey, waiter: KeptWaiter, look_at: Instant) -> u64 {
+    pub(super) fn add(&mut self, key: &KeptQueueKey, waiter: KeptWaiter, look_at: Instant) -> u64 {
         let is_new = !self.queues.contains_key(key);
         let queue = self.queues.entry(key.clone()).or_insert_with(|| KeptQueue {
             waiters: BTreeMap::new(),
@@ -101,7 +101,7 @@ impl Schedule {
     }
 
     /// Sets the one timer of a queue.
-    pub(super) fn set_timer(&mut self, key: &QueueKey, look_at: Instant) {
+    pub(super) fn set_timer(&mut self, key: &KeptQueueKey, look_at: Instant) {
         let Some(queue) = self.queues.get_mut(key) else { return };
         if let Some(timer) = queue.timer {
             self.timers.remove(&timer);
@@ -115,7 +115,7 @@ impl Schedule {
     /// on for it.
     ///
     /// While a request is under way, its answer decides.
-    pub(super) fn look_after(&mut self, key: &QueueKey, remaining: Duration) -> bool {
+    pub(super) fn look_after(&mut self, key: &KeptQueueKey, remaining: Duration) -> bool {
         let Some(queue) = self.queues.get_mut(key) else { return false };
         let now = Instant::now();
         queue.ends = after(now, remaining);
@@ -138,8 +138,8 @@ impl Schedule {
         &mut self,
         now: Instant,
         shard: impl Fn(&Name) -> usize,
-    ) -> Option<Batch> {
-        let (mut batch, mut group, mut taken) = (Batch::default(), None, Vec::new());
+    ) -> Option<KeptBatch> {
+        let (mut batch, mut group, mut taken) = (KeptBatch::default(), None, Vec::new());
         let window = self.timers.range(..=(now + WINDOW, u64::MAX)).take(LOOK);
         for (timer, key) in window {
             let is_due = timer.0 <= now;
@@ -207,12 +207,12 @@ impl KeptQueue {
     }
 }
 
-impl Batch {
+impl KeptBatch {
     fn is_full(&self) -> bool {
         self.queues.len() == BATCH || self.named >= ALL_NAMED
     }
 
-    fn add(&mut self, key: QueueKey, queue: &KeptQueue) {
+    fn add(&mut self, key: KeptQueueKey, queue: &KeptQueue) {
         let oldest = queue.waiters.iter().take(NAMED);
         let (numbers, claims): (Vec<_>, Vec<_>) =
             oldest.map(|(number, waiter)| (*number, waiter.claim.clone())).unzip();

@@ -29,25 +29,25 @@ const AT_ONCE_IF_LATE: usize = 32;
 
 /// The leases that are due, in groups.
 #[derive(Default)]
-pub(super) struct Batches(BTreeMap<GroupKey, Group>);
+pub(super) struct Batches(BTreeMap<GroupKey, LeaseGroup>);
 
 /// The shard, and the power of two next below the milliseconds of the lease.
 type GroupKey = (usize, u32);
 
 #[derive(Default)]
-struct Group {
+struct LeaseGroup {
     waiting: VecDeque<Arc<LeaseRecord>>,
     under_way: usize,
 }
 
 /// Leases that are renewed in one request.
-pub(super) struct Batch {
+pub(super) struct RenewalBatch {
     group: GroupKey,
     pub(super) records: Vec<Arc<LeaseRecord>>,
 }
 
 /// The answer to a batch.
-pub(super) struct Answered {
+pub(super) struct BatchAnswer {
     /// A time before the request was sent.
     pub(super) sent: Instant,
     each: Option<Vec<Renewal>>,
@@ -60,7 +60,7 @@ impl Batches {
     }
 
     /// Takes a batch that may be sent now. Leases that were released meanwhile are left out.
-    pub(super) fn next(&mut self, is_held: impl Fn(&LeaseRecord) -> bool) -> Option<Batch> {
+    pub(super) fn next(&mut self, is_held: impl Fn(&LeaseRecord) -> bool) -> Option<RenewalBatch> {
         for (key, group) in &mut self.0 {
             while group.may_send() {
                 let some = group.waiting.len().min(BATCH);
@@ -68,7 +68,7 @@ impl Batches {
                     group.waiting.drain(..some).filter(|record| is_held(record)).collect();
                 if !records.is_empty() {
                     group.under_way += 1;
-                    return Some(Batch { group: *key, records });
+                    return Some(RenewalBatch { group: *key, records });
                 }
             }
         }
@@ -76,7 +76,7 @@ impl Batches {
     }
 
     /// Notes that a batch is no longer under way.
-    pub(super) fn ended(&mut self, batch: &Batch) {
+    pub(super) fn ended(&mut self, batch: &RenewalBatch) {
         if let Some(group) = self.0.get_mut(&batch.group) {
             group.under_way -= 1;
             if group.under_way == 0 && group.waiting.is_empty() {
@@ -86,7 +86,7 @@ impl Batches {
     }
 }
 
-impl Group {
+impl LeaseGroup {
     fn may_send(&self) -> bool {
         let Some(first) = self.waiting.front() else { return false };
         let is_late = first.remaining() < first.claim().lease / 2;
@@ -94,9 +94,9 @@ impl Group {
     }
 }
 
-impl Batch {
+impl RenewalBatch {
     /// Renews the leases.
-    pub(super) async fn renew(self, backend: Arc<dyn DynLeases>) -> (Self, Answered) {
+    pub(super) async fn renew(self, backend: Arc<dyn DynLeases>) -> (Self, BatchAnswer) {
         let sent = Instant::now();
         let claims: Vec<_> = self.records.iter().map(|record| record.claim().clone()).collect();
         let answer = timeout(self.limit(), backend.renew(&claims)).await;
@@ -108,7 +108,7 @@ impl Batch {
             }
             Err(_elapsed) => None,
         };
-        (self, Answered { sent, each })
+        (self, BatchAnswer { sent, each })
     }
 
     /// The time that a backend has that does not bound its own operations. It leaves time for a
@@ -119,7 +119,7 @@ impl Batch {
     }
 }
 
-impl Answered {
+impl BatchAnswer {
     /// Returns the answer for one lease. An answer with too few parts says of the rest that it is
     /// not held.
     pub(super) fn of(&self, at: usize) -> Renewal {

@@ -18,7 +18,7 @@ const LINGER: Duration = Duration::from_millis(50);
 const LOOK: usize = 2 * BATCH;
 
 #[derive(Default)]
-pub(super) struct Schedule {
+pub(super) struct RenewalSchedule {
     held: HashMap<Owner, Arc<LeaseRecord>>,
     /// When to look at a lease: to renew it, or because its deadline has come.
     timers: BTreeSet<(Instant, Owner)>,
@@ -38,7 +38,7 @@ pub(super) struct Due {
     pub(super) is_more: bool,
 }
 
-impl Schedule {
+impl RenewalSchedule {
     /// Adds a lease.
     pub(super) fn hold(&mut self, record: &Arc<LeaseRecord>, look: Instant) {
         self.held.insert(record.claim().owner, record.clone());

@@ -9,10 +9,10 @@ use crate::backend::{Claim, Owner, Renewal};
 
 /// The leases that are held, by the caller's owner: the owner at each server, in their order.
 #[derive(Default)]
-pub(super) struct Known(Mutex<HashMap<Owner, Vec<Holder>>>);
+pub(super) struct KnownLeases(Mutex<HashMap<Owner, Vec<ServerHolder>>>);
 
 #[derive(Clone, Copy)]
-pub(super) struct Holder {
+pub(super) struct ServerHolder {
     owner: Owner,
     /// The server has granted it the lease. Otherwise there is nothing to release.
     is_granted: bool,
@@ -20,7 +20,7 @@ pub(super) struct Holder {
     missing: bool,
 }
 
-impl Holder {
+impl ServerHolder {
     pub(super) fn granted(owner: Owner) -> Self {
         Self { owner, is_granted: true, missing: false }
     }
@@ -31,8 +31,8 @@ impl Holder {
     }
 }
 
-impl Known {
-    pub(super) fn insert(&self, ours: Owner, theirs: Vec<Holder>) {
+impl KnownLeases {
+    pub(super) fn insert(&self, ours: Owner, theirs: Vec<ServerHolder>) {
         self.all().insert(ours, theirs);
     }
 
@@ -78,20 +78,20 @@ impl Known {
     pub(super) fn replace(&self, ours: Owner, at: usize, theirs: Owner) -> bool {
         let mut all = self.all();
         let known = all.get_mut(&ours).and_then(|each| each.get_mut(at));
-        known.map(|known| *known = Holder::granted(theirs)).is_some()
+        known.map(|known| *known = ServerHolder::granted(theirs)).is_some()
     }
 
-    fn all(&self) -> MutexGuard<'_, HashMap<Owner, Vec<Holder>>> {
+    fn all(&self) -> MutexGuard<'_, HashMap<Owner, Vec<ServerHolder>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn at_each(claim: &Claim, theirs: &[Holder]) -> Vec<Claim> {
+fn at_each(claim: &Claim, theirs: &[ServerHolder]) -> Vec<Claim> {
     let claim = Claim { fence_life: claim.lease, waits: false, ..claim.clone() };
     theirs.iter().map(|holder| Claim { owner: holder.owner, ..claim.clone() }).collect()
 }
 
-fn granted_at_each(claim: &Claim, theirs: &[Holder]) -> Vec<Option<Claim>> {
+fn granted_at_each(claim: &Claim, theirs: &[ServerHolder]) -> Vec<Option<Claim>> {
     let claims = at_each(claim, theirs).into_iter().zip(theirs);
     claims.map(|(claim, holder)| holder.is_granted.then_some(claim)).collect()
 }

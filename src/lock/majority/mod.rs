@@ -13,8 +13,8 @@
 //!
 //! A try without a majority is undone at each server by itself: at once where the server granted
 //! it, and again until one lease has passed where the outcome is unknown. Each try has a fresh
-//! owner, since a late undo must not end the grant of a later try. [`Known`] maps the owner of the
-//! caller to the owners at the servers. [`Order`] says which claim has its turn.
+//! owner, since a late undo must not end the grant of a later try. [`KnownLeases`] maps the owner
+//! of the caller to the owners at the servers. [`Order`] says which claim has its turn.
 
 mod known;
 mod listen;
@@ -31,8 +31,8 @@ use futures_util::{
 use tokio::{runtime::Handle, time::timeout};
 
 use self::{
-    known::Known,
-    order::{Order, Place},
+    known::KnownLeases,
+    order::{ClaimPlace, Order},
 };
 use crate::{
     backend::{
@@ -63,7 +63,7 @@ pub struct Majority {
     servers: Arc<[Arc<Janitor>]>,
     /// The time that each server has for an answer.
     limit: Duration,
-    held: Arc<Known>,
+    held: Arc<KnownLeases>,
     order: Arc<Order>,
 }
 
@@ -223,7 +223,7 @@ impl Leases for Majority {
     /// Releases the lease at each server by itself. A release that takes longer than the limit
     /// goes on in the background.
     async fn release(&self, claim: &Claim) -> Result<bool, BackendError> {
-        if let Some(Place::Queued(queued)) = self.order.remove(claim.owner) {
+        if let Some(ClaimPlace::Queued(queued)) = self.order.remove(claim.owner) {
             let _ = timeout(self.limit, queued.acquisition.give_back()).await;
         }
         let Some(theirs) = self.held.remove(claim) else { return Ok(false) };

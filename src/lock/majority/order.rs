@@ -44,7 +44,7 @@ const NAMES: usize = 1024;
 
 /// The waiting claims of one majority, and what is known of its servers.
 pub(super) struct Order {
-    places: Mutex<HashMap<Owner, Place>>,
+    places: Mutex<HashMap<Owner, ClaimPlace>>,
     /// When other claims were last in the way.
     contended: Mutex<HashMap<Name, Instant>>,
     servers: Box<[Server]>,
@@ -69,7 +69,7 @@ impl Server {
 }
 
 /// Where a claim stands.
-pub(super) enum Place {
+pub(super) enum ClaimPlace {
     /// It has an entry in the queue of a server.
     Queued(Queued),
     /// It has left the queue, because it had the queue server and no majority.
@@ -129,15 +129,15 @@ impl Order {
     }
 
     /// Takes the place of a claim for a request.
-    pub(super) fn take(&self, claim: &Claim) -> Option<Place> {
-        lock(&self.places).insert(claim.owner, Place::Unknown)
+    pub(super) fn take(&self, claim: &Claim) -> Option<ClaimPlace> {
+        lock(&self.places).insert(claim.owner, ClaimPlace::Unknown)
     }
 
     /// Gives a claim its place, until the lease in the way ends at the latest.
     pub(super) fn put(&self, at: usize, acquisition: Acquisition, remaining: Duration) {
         let (owner, look_at) =
             (acquisition.claim().owner, after(Instant::now(), remaining.min(LOOK)));
-        lock(&self.places).insert(owner, Place::Queued(Queued { at, acquisition, look_at }));
+        lock(&self.places).insert(owner, ClaimPlace::Queued(Queued { at, acquisition, look_at }));
     }
 
     /// Notes that a claim has left the queue so many times in a row. Returns after how long it is
@@ -145,20 +145,20 @@ impl Order {
     ///
     /// A share in its way may be one that is being released, or that of a long hold.
     pub(super) fn leave(&self, claim: &Claim, times: u32) -> Duration {
-        lock(&self.places).insert(claim.owner, Place::Left { times });
+        lock(&self.places).insert(claim.owner, ClaimPlace::Left { times });
         LEFT.saturating_mul(1 << times.min(7))
     }
 
     /// Removes the place of a claim.
-    pub(super) fn remove(&self, owner: Owner) -> Option<Place> {
+    pub(super) fn remove(&self, owner: Owner) -> Option<ClaimPlace> {
         lock(&self.places).remove(&owner)
     }
 
     /// Returns the queue server of a claim, and when the claim is to ask without a push.
     pub(super) fn place(&self, claim: &Claim) -> Option<(usize, Instant)> {
         match lock(&self.places).get(&claim.owner)? {
-            Place::Queued(queued) => Some((queued.at, queued.look_at)),
-            Place::Left { .. } | Place::Unknown => None,
+            ClaimPlace::Queued(queued) => Some((queued.at, queued.look_at)),
+            ClaimPlace::Left { .. } | ClaimPlace::Unknown => None,
         }
     }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use tokio::time::{Instant, timeout};
 
-use super::{Majority, known::Holder};
+use super::{Majority, known::ServerHolder};
 use crate::{
     backend::{Claim, DynLeases, Owner},
     error::BackendError,
@@ -83,8 +83,8 @@ impl Majority {
     pub(super) fn keep_granted(&self, acquisitions: Vec<Acquisition>, ours: Owner) {
         // A grant without an answer is undone under its owner, so it must not count under it.
         let holders = acquisitions.iter().map(|one| match one.is_granted() {
-            true => Holder::granted(one.claim().owner),
-            false => Holder::none(),
+            true => ServerHolder::granted(one.claim().owner),
+            false => ServerHolder::none(),
         });
         self.held.insert(ours, holders.collect());
         let granted = acquisitions.into_iter().filter(Acquisition::is_granted);

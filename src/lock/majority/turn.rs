@@ -7,7 +7,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::{
     Majority, afresh, occupied,
-    order::{Place, Queued},
+    order::{ClaimPlace, Queued},
 };
 use crate::{
     backend::{Acquired, Claim, DynLeases, Grant, Kept, Occupied, in_time},
@@ -21,7 +21,7 @@ const TRIES: u32 = 6;
 const PAUSE: Duration = Duration::from_millis(1);
 
 /// The acquisition at the queue server.
-struct Entry {
+struct QueueServerEntry {
     at: usize,
     acquisition: Acquisition,
 }
@@ -34,11 +34,11 @@ impl Majority {
         let tried = self.ask_all(self.acquisitions(&afresh(claim)), acquire).await;
         if let Some(occupied) = kept_for_another(&tried.answers, self.order.queue_server()) {
             self.give_back(tried.acquisitions).await;
-            return Ok(Acquired::Held(occupied));
+            return Ok(Acquired::Occupied(occupied));
         }
         match self.settle(tried, claim.owner).await {
             (true, _) => Ok(Acquired::Granted(Grant::new(0))),
-            (false, answers) => self.refused(answers).map(Acquired::Held),
+            (false, answers) => self.refused(answers).map(Acquired::Occupied),
         }
     }
 
@@ -51,7 +51,7 @@ impl Majority {
         for answer in answers {
             match answer {
                 Ok(Acquired::Granted(_)) => free += 1,
-                Ok(Acquired::Held(occupied)) => held.push(occupied.remaining),
+                Ok(Acquired::Occupied(occupied)) => held.push(occupied.remaining),
                 Err(error) => errors.push(error),
             }
         }
@@ -67,9 +67,9 @@ impl Majority {
     pub(super) async fn acquire_in_turn(&self, claim: &Claim) -> Result<Acquired, BackendError> {
         let fresh = || self.entry(self.order.queue_server(), claim);
         let (mut entry, is_queued, times_left) = match self.order.take(claim) {
-            Some(Place::Unknown) => return self.acquire_at_once(claim).await,
-            Some(Place::Queued(queued)) => (self.usable(queued).await?, true, 0),
-            Some(Place::Left { times }) => (fresh(), false, times),
+            Some(ClaimPlace::Unknown) => return self.acquire_at_once(claim).await,
+            Some(ClaimPlace::Queued(queued)) => (self.usable(queued).await?, true, 0),
+            Some(ClaimPlace::Left { times }) => (fresh(), false, times),
             None => (fresh(), false, 0),
         };
         // A claim that asks all servers takes away shares of the claim whose turn it is.
@@ -85,7 +85,7 @@ impl Majority {
     /// Asks all servers, and again a few times while the claim has the queue server alone.
     async fn ask_in_turn(
         &self,
-        mut entry: Entry,
+        mut entry: QueueServerEntry,
         claim: &Claim,
         times_left: u32,
     ) -> Result<Acquired, BackendError> {
@@ -113,23 +113,26 @@ impl Majority {
                     self.leave(entry).await?;
                     let met = refusal?;
                     let look = self.order.leave(claim, times_left + 1);
-                    return Ok(Acquired::Held(occupied(look.min(met.remaining))));
+                    return Ok(Acquired::Occupied(occupied(look.min(met.remaining))));
                 }
             }
         }
     }
 
-    fn entry(&self, at: usize, claim: &Claim) -> Entry {
+    fn entry(&self, at: usize, claim: &Claim) -> QueueServerEntry {
         let at = at.min(self.servers.len() - 1);
         let claim = Claim { takes_handover: false, fence_life: claim.lease, ..claim.clone() };
-        Entry { at, acquisition: Acquisition::new(self.servers[at].clone(), claim) }
+        QueueServerEntry { at, acquisition: Acquisition::new(self.servers[at].clone(), claim) }
     }
 
     /// Takes an entry up again, at another server if its own cannot serve it any more.
-    async fn usable(&self, Queued { at, acquisition, .. }: Queued) -> Result<Entry, BackendError> {
+    async fn usable(
+        &self,
+        Queued { at, acquisition, .. }: Queued,
+    ) -> Result<QueueServerEntry, BackendError> {
         let next = self.order.queue_server();
         let claim = acquisition.claim().clone();
-        let entry = Entry { at, acquisition };
+        let entry = QueueServerEntry { at, acquisition };
         if next == at || self.order.serves(at) {
             return Ok(entry);
         }
@@ -139,18 +142,21 @@ impl Majority {
     }
 
     /// Asks the queue server alone. Returns how long the lease in the way lasts, if there is one.
-    async fn ask_first(&self, entry: &mut Entry) -> Result<Option<Duration>, BackendError> {
+    async fn ask_first(
+        &self,
+        entry: &mut QueueServerEntry,
+    ) -> Result<Option<Duration>, BackendError> {
         let answer = entry.acquisition.ask(self.limit, |server, claim| server.acquire(claim)).await;
         self.order.answered(entry.at, &answer);
         match answer {
-            Ok((Acquired::Held(occupied), _)) => Ok(Some(occupied.remaining)),
+            Ok((Acquired::Occupied(occupied), _)) => Ok(Some(occupied.remaining)),
             Err(error) if error.may_have_happened() => Err(error),
             _ => Ok(None),
         }
     }
 
     /// Asks all servers, and keeps what a majority grants. Otherwise keeps the entry alone.
-    async fn ask_from(&self, entry: &mut Entry) -> Result<(), Refusal> {
+    async fn ask_from(&self, entry: &mut QueueServerEntry) -> Result<(), Refusal> {
         let claim = entry.acquisition.claim().clone();
         let mut acquisitions = self.acquisitions(&afresh(&claim));
         if let Some(there) = acquisitions.get_mut(entry.at) {
@@ -171,16 +177,16 @@ impl Majority {
     }
 
     /// Leaves the claim in the queue.
-    fn queued(&self, entry: Entry, occupied: Occupied) -> Acquired {
+    fn queued(&self, entry: QueueServerEntry, occupied: Occupied) -> Acquired {
         self.order.met(&entry.acquisition.claim().name);
         self.order.put(entry.at, entry.acquisition, occupied.remaining);
-        Acquired::Held(occupied)
+        Acquired::Occupied(occupied)
     }
 
     /// Gives the entry back, and what the queue server has granted.
     ///
     /// Fails if the queue server may have something of the claim still, which is undone.
-    async fn leave(&self, entry: Entry) -> Result<(), BackendError> {
+    async fn leave(&self, entry: QueueServerEntry) -> Result<(), BackendError> {
         let (owner, is_idle) = (entry.acquisition.claim().owner, entry.acquisition.is_idle());
         let has_entry = entry.acquisition.is_granted() || entry.acquisition.may_be_queued();
         let has_left = has_entry
@@ -251,7 +257,7 @@ fn kept_for_another(
     let answers_from = |at: &usize| answers.get(*at).is_some_and(Result::is_ok);
     let last = (queue_server..answers.len()).find(answers_from).unwrap_or(queue_server);
     answers.iter().take(last + 1).find_map(|answer| match answer {
-        Ok(Acquired::Held(kept)) if kept.fence == 0 => Some(occupied(kept.remaining)),
+        Ok(Acquired::Occupied(kept)) if kept.fence == 0 => Some(occupied(kept.remaining)),
         _ => None,
     })
 }

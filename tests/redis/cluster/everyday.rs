@@ -63,7 +63,7 @@ async fn the_queues_of_a_node_are_kept_in_one_write() {
         let key = format!("k{at}");
         let (holder, waiting) = (claim(&key), claim(&key));
         backend.acquire(&holder).await.unwrap();
-        assert!(matches!(backend.acquire(&waiting).await.unwrap(), Acquired::Held(_)));
+        assert!(matches!(backend.acquire(&waiting).await.unwrap(), Acquired::Occupied(_)));
         vec![waiting]
     });
     let queues = join_all(queued).await;
@@ -118,7 +118,7 @@ async fn pushes_go_only_through_the_node_that_serves_the_name() {
     assert_eq!(all, 2 * 36);
     for (claim, next, changes) in &mut listeners {
         here.acquire(claim).await.unwrap();
-        assert!(matches!(there.acquire(next).await.unwrap(), Acquired::Held(_)));
+        assert!(matches!(there.acquire(next).await.unwrap(), Acquired::Occupied(_)));
         assert!(here.release(claim).await.unwrap());
         assert_eq!(timeout(LIMIT, changes.next()).await.unwrap(), Change::Turn(next.owner));
     }

@@ -40,7 +40,7 @@ pub(super) struct ServerClock {
 }
 
 /// A sample that was asked for.
-pub(super) struct Asked(u64);
+pub(super) struct ClockSample(u64);
 
 impl ServerClock {
     /// Returns the time of the server in microseconds, if it was asked for lately.
@@ -59,12 +59,12 @@ impl ServerClock {
         swapped.is_ok() || self.at(now).is_none()
     }
 
-    pub(super) fn ask() -> Asked {
-        Asked(local())
+    pub(super) fn ask() -> ClockSample {
+        ClockSample(local())
     }
 
     /// Takes the reply to a `TIME`.
-    pub(super) fn sample(&self, asked: &Asked, reply: Option<Value>) {
+    pub(super) fn sample(&self, asked: &ClockSample, reply: Option<Value>) {
         let Some(server) = reply.and_then(micros) else { return };
         self.ahead.store(server.wrapping_sub(asked.0).cast_signed(), Ordering::Relaxed);
         self.sampled.store(local(), Ordering::Relaxed);
@@ -107,7 +107,7 @@ mod tests {
     #[test]
     fn the_time_is_never_behind_that_of_the_server() {
         let (clock, pause) = (ServerClock::default(), 10_000_000);
-        let asked = Asked(local());
+        let asked = ClockSample(local());
         clock.sample(&asked, time(1_790_000_000, 0));
         let read = asked.0 + pause;
         clock.sampled.store(read, Ordering::Relaxed);

@@ -14,7 +14,7 @@ use super::{
     endpoint::{Endpoint, EndpointWatch},
     handshake::{config, refuse_replica, set_name},
     stream::{Connected, Reached},
-    target::Target,
+    target::ConnectTarget,
 };
 use crate::error::{BackendError, BackendErrorKind};
 
@@ -50,7 +50,7 @@ pub(super) async fn connect(
 }
 
 async fn connect_to(
-    target: &Target,
+    target: &ConnectTarget,
     config: AsyncConnectionConfig,
     broken: Arc<Notify>,
     settings: &RedisConfig,

@@ -26,63 +26,64 @@ pub(super) enum ConnectPhase {
 pub(super) struct ConnectError {
     server: String,
     phase: ConnectPhase,
-    outcome: Outcome,
+    outcome: ConnectOutcome,
 }
 
 #[derive(Debug)]
-enum Outcome {
+enum ConnectOutcome {
     Failed(ClientError),
     Elapsed(Duration),
 }
 
 impl ConnectError {
     pub(super) fn failed(server: String, phase: ConnectPhase, error: RedisError) -> Self {
-        Self { server, phase, outcome: Outcome::Failed(ClientError(error)) }
+        Self { server, phase, outcome: ConnectOutcome::Failed(ClientError(error)) }
     }
 
     pub(super) fn elapsed(server: String, phase: ConnectPhase, limit: Duration) -> Self {
-        Self { server, phase, outcome: Outcome::Elapsed(limit) }
+        Self { server, phase, outcome: ConnectOutcome::Elapsed(limit) }
     }
 }
 
 impl fmt::Display for ConnectError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        use ConnectOutcome::{Elapsed, Failed};
         let Self { server, phase, outcome } = self;
         match (phase, outcome) {
             (ConnectPhase::Credentials, _) => {
                 write!(f, "the credentials for {server} could not be had in time")
             }
-            (ConnectPhase::Reach, Outcome::Failed(_)) => write!(f, "cannot connect to {server}"),
-            (ConnectPhase::Reach, Outcome::Elapsed(limit)) => {
+            (ConnectPhase::Reach, Failed(_)) => {
+                write!(f, "cannot connect to {server}")
+            }
+            (ConnectPhase::Reach, Elapsed(limit)) => {
                 write!(f, "{server} accepted no connection within {limit:?}")
             }
-            (ConnectPhase::Tls, Outcome::Failed(_)) => {
+            (ConnectPhase::Tls, Failed(_)) => {
                 write!(f, "the TLS handshake with {server} failed")
             }
-            (ConnectPhase::Tls, Outcome::Elapsed(limit)) => write!(
+            (ConnectPhase::Tls, Elapsed(limit)) => write!(
                 f,
                 "{server} accepted the connection, but did not answer the TLS handshake within \
                  {limit:?}; is it a port without TLS? Then use `redis:` in place of `rediss:`"
             ),
-            (ConnectPhase::Login, Outcome::Failed(ClientError(error)))
-                if error.code().is_none() =>
-            {
+            (ConnectPhase::Login, Failed(ClientError(error))) if error.code().is_none() => {
                 write!(
                     f,
                     "{server} accepted the connection, but did not speak the protocol of Redis; \
                      is it a port for TLS? Then use `rediss:` in place of `redis:`"
                 )
             }
-            (ConnectPhase::Login, Outcome::Failed(_)) => {
+            (ConnectPhase::Login, Failed(_)) => {
                 write!(f, "{server} refused the login or the database")
             }
-            (ConnectPhase::Login, Outcome::Elapsed(limit)) => write!(
+            (ConnectPhase::Login, Elapsed(limit)) => write!(
                 f,
                 "{server} accepted the connection, but did not answer the login within {limit:?}; \
                  it is blocked or overloaded, or its port is for TLS"
             ),
-            (ConnectPhase::Role, Outcome::Failed(_)) => write!(f, "{server} cannot be used"),
-            (ConnectPhase::Role, Outcome::Elapsed(limit)) => {
+            (ConnectPhase::Role, Failed(_)) => write!(f, "{server} cannot be used"),
+            (ConnectPhase::Role, Elapsed(limit)) => {
                 write!(f, "{server} did not tell its role within {limit:?}")
             }
         }
@@ -92,8 +93,8 @@ impl fmt::Display for ConnectError {
 impl std::error::Error for ConnectError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match &self.outcome {
-            Outcome::Failed(error) => Some(error),
-            Outcome::Elapsed(_) => None,
+            ConnectOutcome::Failed(error) => Some(error),
+            ConnectOutcome::Elapsed(_) => None,
         }
     }
 }

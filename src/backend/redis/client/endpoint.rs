@@ -5,13 +5,13 @@ use std::sync::Arc;
 use super::{
     address,
     sentinel::{MasterWatch, Sentinels},
-    target::{Access, Target},
+    target::{Access, ConnectTarget},
 };
 use crate::error::{BackendError, Error};
 
 #[derive(Clone)]
 pub(in super::super) enum Endpoint {
-    Server(Box<Target>),
+    Server(Box<ConnectTarget>),
     /// The server that the sentinels name as the master.
     Sentinel(Arc<Sentinels>),
 }
@@ -24,11 +24,11 @@ pub(super) enum EndpointWatch {
 
 impl Endpoint {
     pub(in super::super) fn server(url: &str, access: &Access) -> Result<Self, Error> {
-        Ok(Self::Server(Box::new(Target::new(address::parse(url)?, access))))
+        Ok(Self::Server(Box::new(ConnectTarget::new(address::parse(url)?, access))))
     }
 
     /// Returns the server to connect to now.
-    pub(super) async fn find(&self) -> Result<(Target, EndpointWatch), BackendError> {
+    pub(super) async fn find(&self) -> Result<(ConnectTarget, EndpointWatch), BackendError> {
         match self {
             Self::Server(target) => Ok(((**target).clone(), EndpointWatch::Never)),
             Self::Sentinel(sentinels) => {

@@ -26,19 +26,19 @@ pub(super) struct Grants(Arc<Mutex<Gathered>>);
 
 #[derive(Default)]
 struct Gathered {
-    grants: Vec<Grant>,
+    grants: Vec<GrantCommand>,
     /// A task sends them.
     is_sending: bool,
 }
 
-struct Grant {
+struct GrantCommand {
     command: Cmd,
     /// An `ASKING` goes before it.
     asking: bool,
     told: oneshot::Sender<Result<Confirmed, CommandFailure>>,
 }
 
-impl Grant {
+impl GrantCommand {
     fn tell(self, reply: Result<Confirmed, CommandFailure>) {
         // The caller may have left. It undoes what was granted.
         let _ = self.told.send(reply);
@@ -57,7 +57,7 @@ impl Grants {
         let (told, reply) = oneshot::channel();
         let must_start = {
             let mut gathered = lock(&self.0);
-            gathered.grants.push(Grant { command, asking, told });
+            gathered.grants.push(GrantCommand { command, asking, told });
             !std::mem::replace(&mut gathered.is_sending, true)
         };
         if must_start {
@@ -84,7 +84,7 @@ struct Sending {
 
 impl Sending {
     /// Takes the grants whose callers still wait. Returns `None` if there are none.
-    fn next(&mut self) -> Option<Vec<Grant>> {
+    fn next(&mut self) -> Option<Vec<GrantCommand>> {
         let mut gathered = lock(&self.grants.0);
         let mut grants = std::mem::take(&mut gathered.grants);
         grants.retain(|grant| !grant.told.is_closed());
@@ -105,7 +105,12 @@ impl Drop for Sending {
 }
 
 /// Sends grants and a `WAIT` in one write, and tells each caller.
-async fn send_all(link: &Link, grants: Vec<Grant>, replicas: Replicas, deadline: CommandDeadline) {
+async fn send_all(
+    link: &Link,
+    grants: Vec<GrantCommand>,
+    replicas: Replicas,
+    deadline: CommandDeadline,
+) {
     let (mut pipeline, mut count) = (redis::pipe(), 1);
     for grant in &grants {
         if grant.asking {

@@ -72,7 +72,7 @@ impl From<u8> for Demand {
 
 /// Paces the attempts to connect to one server.
 pub(super) struct Pacer {
-    outage: Mutex<Option<Outage>>,
+    outage: Mutex<Option<FailedAttempts>>,
     /// The strongest demand since the last attempt began.
     demand: AtomicU8,
     /// Notified when the demand grows.
@@ -84,7 +84,7 @@ pub(super) struct Pacer {
 }
 
 /// The failed attempts since the last success.
-struct Outage {
+struct FailedAttempts {
     count: u32,
     error: BackendError,
     /// When the last attempt began, and how long it took.
@@ -122,7 +122,7 @@ impl Pacer {
             return false;
         }
         let now = Instant::now();
-        let is_due = |outage: &Outage| {
+        let is_due = |outage: &FailedAttempts| {
             !outage.is_attempting && outage.due(demand) <= now && now < outage.due(before)
         };
         // Before the attempt begins, which may end at once on another thread.
@@ -132,7 +132,7 @@ impl Pacer {
     }
 
     /// Waits for [`attempt`](Self::attempt). Events that may bring the server back demand it.
-    pub(super) async fn attempt_after<F>(&self, event: impl Fn() -> F) -> Attempt<'_>
+    pub(super) async fn attempt_after<F>(&self, event: impl Fn() -> F) -> ConnectAttempt<'_>
     where
         F: Future<Output = ()>,
     {
@@ -148,7 +148,7 @@ impl Pacer {
     }
 
     /// Waits until an attempt may be made: at once, unless the server is away.
-    pub(super) async fn attempt(&self) -> Attempt<'_> {
+    pub(super) async fn attempt(&self) -> ConnectAttempt<'_> {
         let permit = loop {
             let back = self.back.notified();
             if self.outage().is_none() {
@@ -161,7 +161,7 @@ impl Pacer {
         };
         self.demand.store(Demand::None as u8, Ordering::Relaxed);
         self.set_attempting(true);
-        Attempt { pacer: self, begun: Instant::now(), _permit: permit }
+        ConnectAttempt { pacer: self, begun: Instant::now(), _permit: permit }
     }
 
     /// Waits for the turn of this connection, and then for the end of the pause.
@@ -185,12 +185,12 @@ impl Pacer {
         }
     }
 
-    fn outage(&self) -> MutexGuard<'_, Option<Outage>> {
+    fn outage(&self) -> MutexGuard<'_, Option<FailedAttempts>> {
         lock(&self.outage)
     }
 }
 
-impl Outage {
+impl FailedAttempts {
     fn due(&self, demand: Demand) -> Instant {
         let grown = FIRST.saturating_mul(1 << self.count.min(16)).min(demand.longest());
         let pause = self.took.mul_f64(demand.rest()).min(demand.longest());
@@ -199,14 +199,14 @@ impl Outage {
 }
 
 /// An attempt to connect. Dropped without an outcome, it leaves everything as it is.
-pub(super) struct Attempt<'a> {
+pub(super) struct ConnectAttempt<'a> {
     pacer: &'a Pacer,
     begun: Instant,
     /// While the server is away, no other attempt is made beside this one.
     _permit: Option<SemaphorePermit<'a>>,
 }
 
-impl Attempt<'_> {
+impl ConnectAttempt<'_> {
     pub(super) fn succeeded(self) {
         let was_away = self.pacer.outage().take().is_some();
         if was_away {
@@ -218,12 +218,18 @@ impl Attempt<'_> {
         let mut outage = self.pacer.outage();
         let count = outage.as_ref().map_or(0, |outage| outage.count.saturating_add(1));
         let (begun, took) = (self.begun, self.begun.elapsed());
-        *outage =
-            Some(Outage { count, error, begun, took, jitter: jitter(), is_attempting: false });
+        *outage = Some(FailedAttempts {
+            count,
+            error,
+            begun,
+            took,
+            jitter: jitter(),
+            is_attempting: false,
+        });
     }
 }
 
-impl Drop for Attempt<'_> {
+impl Drop for ConnectAttempt<'_> {
     fn drop(&mut self) {
         self.pacer.set_attempting(false);
     }

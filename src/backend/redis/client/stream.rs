@@ -25,7 +25,7 @@ use super::{
     connect_error::ConnectPhase,
     handshake::config,
     progress::{Progress, Watched},
-    target::Target,
+    target::ConnectTarget,
     write_batcher::WriteBatcher,
 };
 
@@ -53,7 +53,10 @@ pub(super) struct Reached {
 
 impl Reached {
     /// Reaches a server. Leaves in `phase` how far it came.
-    pub(super) async fn new(target: &Target, phase: &mut ConnectPhase) -> Result<Self, RedisError> {
+    pub(super) async fn new(
+        target: &ConnectTarget,
+        phase: &mut ConnectPhase,
+    ) -> Result<Self, RedisError> {
         let settings = target.settings().await?;
         let (stream, progress) = reach(target, phase).await?;
         Ok(Self { settings, stream, progress })
@@ -77,13 +80,13 @@ impl Reached {
 }
 
 /// Connects to a server for a few questions, without its pushes.
-pub(super) async fn connect_plainly(target: &Target) -> Result<Connected, RedisError> {
+pub(super) async fn connect_plainly(target: &ConnectTarget) -> Result<Connected, RedisError> {
     let reached = Reached::new(target, &mut ConnectPhase::Credentials).await?;
     reached.log_in(config(), Arc::default()).await
 }
 
 /// Connects to a server for subscriptions of its own, with RESP2.
-pub(super) async fn open_pubsub(target: &Target) -> Result<PubSub, RedisError> {
+pub(super) async fn open_pubsub(target: &ConnectTarget) -> Result<PubSub, RedisError> {
     let settings = &target.settings().await?;
     let (stream, _) = reach(target, &mut ConnectPhase::Reach).await?;
     match stream {
@@ -105,7 +108,7 @@ enum Stream {
 }
 
 async fn reach(
-    target: &Target,
+    target: &ConnectTarget,
     phase: &mut ConnectPhase,
 ) -> Result<(Stream, Arc<Progress>), RedisError> {
     *phase = ConnectPhase::Reach;

@@ -104,12 +104,12 @@ impl fmt::Debug for Access {
 
 /// A server to connect to.
 #[derive(Clone)]
-pub(in super::super) struct Target {
+pub(in super::super) struct ConnectTarget {
     info: ConnectionInfo,
     pub(super) access: Access,
 }
 
-impl Target {
+impl ConnectTarget {
     pub(super) fn new(info: ConnectionInfo, access: &Access) -> Self {
         Self { info, access: access.clone() }
     }

@@ -9,11 +9,11 @@ use tokio::{
 };
 use tokio_rustls::{TlsConnector, client::TlsStream, rustls};
 
-use super::target::Target;
+use super::target::ConnectTarget;
 
 /// Does the TLS handshake with a host.
 pub(super) async fn connect<S: AsyncRead + AsyncWrite + Unpin>(
-    target: &Target,
+    target: &ConnectTarget,
     host: &str,
     socket: S,
 ) -> Result<TlsStream<S>, RedisError> {

@@ -16,7 +16,7 @@ use crate::{
     error::{BackendError, BackendErrorKind},
 };
 
-/// How a claim waits, as a bit of its ticket: see `scripts/lib/ticket.lua`.
+/// The bit of a ticket whose claim takes no handover: see `scripts/lib/turn_only.lua`.
 const TURN_ONLY: u8 = 1;
 
 /// Returns the suffix of the key that holds what is granted in a mode, and whether it is a sorted
@@ -65,7 +65,7 @@ impl RedisBackend {
             }
             if Instant::now() >= end {
                 let occupied = Occupied { fence: 0, remaining: Duration::ZERO, holders: 0 };
-                return Ok(Some(Claimed::Held(occupied)));
+                return Ok(Some(Claimed::Occupied(occupied)));
             }
         };
         let reply = self.checked(replies::claimed(reply))?;

@@ -20,10 +20,10 @@ use crate::{
 const BATCH: usize = 100;
 
 /// The state of a queue that a script was to keep; `None` if it needs a script of its own.
-type Answer = Option<Result<Kept, BackendError>>;
+type QueueAnswer = Option<Result<Kept, BackendError>>;
 
 /// A queue that a script is to keep, and where its answer goes.
-type Asked<'a> = (&'a [Claim], &'a mut Answer);
+type QueueRequest<'a> = (&'a [Claim], &'a mut QueueAnswer);
 
 impl RedisBackend {
     /// Keeps the queue entries of one queue.
@@ -62,9 +62,9 @@ impl RedisBackend {
     /// Keeps queues of one kind.
     ///
     /// A script that has more to do than it may says of which queues, and is called again for them.
-    async fn keep_some(&self, queues: &[&[Claim]]) -> Vec<Answer> {
-        let mut answers: Vec<Answer> = queues.iter().map(|_| None).collect();
-        let mut open: Vec<Asked<'_>> = queues.iter().copied().zip(&mut answers).collect();
+    async fn keep_some(&self, queues: &[&[Claim]]) -> Vec<QueueAnswer> {
+        let mut answers: Vec<QueueAnswer> = queues.iter().map(|_| None).collect();
+        let mut open: Vec<QueueRequest<'_>> = queues.iter().copied().zip(&mut answers).collect();
         while !open.is_empty() {
             match self.keep_once(open.iter().map(|(claims, _)| *claims).collect()).await {
                 Ok(told) => open = open.into_iter().zip(told).filter_map(note).collect(),
@@ -111,7 +111,7 @@ impl RedisBackend {
 }
 
 /// Notes what a script says of a queue. Returns the queue if the script is to be called again.
-fn note<'a>(((claims, answer), told): (Asked<'a>, QueueReply)) -> Option<Asked<'a>> {
+fn note<'a>(((claims, answer), told): (QueueRequest<'a>, QueueReply)) -> Option<QueueRequest<'a>> {
     match told {
         QueueReply::Kept(kept, _) => *answer = Some(Ok(kept)),
         QueueReply::Again(_) => return Some((claims, answer)),

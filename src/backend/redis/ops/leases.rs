@@ -59,7 +59,7 @@ impl Leases for RedisBackend {
         };
         match reply {
             Claimed::Granted(grant) => Ok(Acquired::Granted(grant)),
-            Claimed::Held(occupied) => Ok(Acquired::Held(occupied)),
+            Claimed::Occupied(occupied) => Ok(Acquired::Occupied(occupied)),
             Claimed::Newer(_) | Claimed::BacksOff(..) => {
                 Err(replies::unreadable("an entry in reply to an acquire"))
             }

@@ -52,8 +52,9 @@ impl RedisBackend {
             call = call.arg(count).arg(limit);
         }
         let call = self.with_terms(claim, call);
-        // If this process waits for the name, other processes are likely to wait as well, and hear
-        // before this caller. A fair mutex is left out: each of its releases would be two commands.
+        // If this process waits for the name, other processes are likely to wait as well. The
+        // server writes to them before it answers this caller. For a fair mutex each release would
+        // be two commands.
         let is_contended = claim.mode == Mode::Exclusive && self.is_waited_for(&claim.name);
         let mut was_held = false;
         let call = call.answered_last(is_contended);
@@ -68,7 +69,7 @@ impl RedisBackend {
         }
     }
 
-    /// Returns the suffixes of the keys of a queue, and of what its claims are handed.
+    /// Returns the suffixes of the keys of a queue, and of the lease that it hands over.
     pub(super) fn keys_of_queue(&self, mode: Mode) -> Vec<&str> {
         let channel = self.channel();
         match mode {
@@ -109,8 +110,8 @@ impl RedisBackend {
         }
     }
 
-    /// Returns whether a lease may be handed over. A grant that replicas must confirm may not: its
-    /// holder asks for it.
+    /// Returns whether a lease may be handed over. A grant that replicas must confirm may
+    /// not be handed over. The waiter asks for it.
     pub(super) fn hands_over(&self) -> bool {
         self.0.config.replicas.is_none()
     }

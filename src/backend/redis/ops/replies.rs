@@ -24,7 +24,7 @@ pub(super) fn claimed(value: Value) -> Result<Option<Claimed>, BackendError> {
     }
     let mut fields = Fields::new(value)?;
     match fields.word()?.as_str() {
-        "held" => fields.occupied().map(|occupied| Some(Claimed::Held(occupied))),
+        "held" => fields.occupied().map(|occupied| Some(Claimed::Occupied(occupied))),
         "newer" => Ok(fields.newer()?.map(Claimed::Newer)),
         "granted" => {
             let (fence, failures) = (fields.number()?, fields.count()?);
@@ -47,7 +47,7 @@ pub(super) fn acquired_all(value: Value, count: usize) -> Result<AcquiredAll, Ba
             if at >= count {
                 return Err(unreadable(at));
             }
-            Ok(AcquiredAll::Held(at, fields.occupied()?))
+            Ok(AcquiredAll::Occupied(at, fields.occupied()?))
         }
         other => Err(unreadable(other)),
     }
@@ -223,7 +223,7 @@ pub(in super::super) fn check_any_reply(value: &Value) {
         }
         match acquired_all(value.clone(), count) {
             Ok(AcquiredAll::Granted(grants)) => assert_eq!(grants.len(), count),
-            Ok(AcquiredAll::Held(at, _)) => assert!(at < count, "{at} of {count}"),
+            Ok(AcquiredAll::Occupied(at, _)) => assert!(at < count, "{at} of {count}"),
             Err(_) => {}
         }
         if let Ok(flags) = flags(value.clone(), count) {

@@ -46,7 +46,7 @@ struct Terms {
 }
 
 /// How much of the body an answer has.
-enum Kept {
+enum KeptBody {
     All,
     Part(Range<usize>),
     Nothing,
@@ -86,9 +86,9 @@ impl Asked {
         let (mut parts, body) = response.into_parts();
         let kept = terms.apply(&mut parts, Some(body.len()));
         let body = match kept {
-            Kept::All => body,
-            Kept::Part(range) => body.slice(range),
-            Kept::Nothing => Bytes::new(),
+            KeptBody::All => body,
+            KeptBody::Part(range) => body.slice(range),
+            KeptBody::Nothing => Bytes::new(),
         };
         Response::from_parts(parts, body)
     }
@@ -102,9 +102,9 @@ impl Asked {
         let Some(terms) = &self.terms else { return response };
         let (mut parts, body) = response.into_parts();
         let body = match terms.apply(&mut parts, body.shared_length()) {
-            Kept::All => body,
-            Kept::Part(range) => body.part(range),
-            Kept::Nothing => ResponseBody::whole(Bytes::new()),
+            KeptBody::All => body,
+            KeptBody::Part(range) => body.part(range),
+            KeptBody::Nothing => ResponseBody::whole(Bytes::new()),
         };
         Response::from_parts(parts, body)
     }
@@ -113,7 +113,7 @@ impl Asked {
 impl Terms {
     /// Changes the head of a response, and returns how much of its body is kept. A part is selected
     /// only if the length of the body is known.
-    fn apply(&self, parts: &mut response::Parts, length: Option<usize>) -> Kept {
+    fn apply(&self, parts: &mut response::Parts, length: Option<usize>) -> KeptBody {
         // Conditions apply to what would be a success (RFC 9110, section 13.2.1).
         if parts.status == StatusCode::OK {
             match evaluate(&self.headers, &parts.headers) {
@@ -130,15 +130,15 @@ impl Terms {
             Some(length) if parts.status == StatusCode::OK => return self.part(parts, length),
             _ => {}
         }
-        if self.is_head { Kept::Nothing } else { Kept::All }
+        if self.is_head { KeptBody::Nothing } else { KeptBody::All }
     }
 
-    fn part(&self, parts: &mut response::Parts, length: usize) -> Kept {
+    fn part(&self, parts: &mut response::Parts, length: usize) -> KeptBody {
         if !permits_part(&self.headers, &parts.headers) {
-            return Kept::All;
+            return KeptBody::All;
         }
         match select(&self.headers, length) {
-            Selection::Whole => Kept::All,
+            Selection::Whole => KeptBody::All,
             Selection::Part(range) => {
                 parts.status = StatusCode::PARTIAL_CONTENT;
                 // The caller has the rest of the headers (RFC 9110, section 15.3.7).
@@ -148,7 +148,7 @@ impl Terms {
                 parts.headers.insert(CONTENT_LENGTH, range.len().into());
                 let text = format!("bytes {}-{}/{length}", range.start, range.end - 1);
                 set(&mut parts.headers, text);
-                Kept::Part(range)
+                KeptBody::Part(range)
             }
             Selection::Unsatisfiable => {
                 let kept = without_body(parts, StatusCode::RANGE_NOT_SATISFIABLE);
@@ -160,17 +160,17 @@ impl Terms {
 }
 
 /// Keeps the headers that a `304` has (RFC 9110, section 15.4.5).
-fn not_modified(parts: &mut response::Parts) -> Kept {
+fn not_modified(parts: &mut response::Parts) -> KeptBody {
     parts.status = StatusCode::NOT_MODIFIED;
     strip_representation(&mut parts.headers);
     if parts.headers.contains_key(ETAG) {
         parts.headers.remove(LAST_MODIFIED);
     }
-    Kept::Nothing
+    KeptBody::Nothing
 }
 
 /// Turns the response into an error without a body, which no other cache may store.
-fn without_body(parts: &mut response::Parts, status: StatusCode) -> Kept {
+fn without_body(parts: &mut response::Parts, status: StatusCode) -> KeptBody {
     parts.status = status;
     strip_representation(&mut parts.headers);
     for name in [ETAG, LAST_MODIFIED, EXPIRES] {
@@ -178,7 +178,7 @@ fn without_body(parts: &mut response::Parts, status: StatusCode) -> Kept {
     }
     parts.headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     parts.headers.insert(CONTENT_LENGTH, 0.into());
-    Kept::Nothing
+    KeptBody::Nothing
 }
 
 /// Removes the headers about the body that the answer does not have.

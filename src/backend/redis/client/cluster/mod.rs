@@ -32,7 +32,7 @@ use super::{
     pacer::Pacer,
     push::PushAnswer,
     replicas::Replicas,
-    target::{Access, Target},
+    target::{Access, ConnectTarget},
     task::OnDemandTask,
     topology::{NodeAddress, SlotMap, Topology, TopologyState, slot_of},
 };
@@ -47,7 +47,7 @@ use crate::{
 /// one.
 #[derive(Clone)]
 pub(in super::super) struct ClusterSeeds {
-    targets: Vec<Target>,
+    targets: Vec<ConnectTarget>,
     template: Box<ConnectionInfo>,
 }
 
@@ -101,7 +101,7 @@ impl ClusterSeeds {
                 ));
             }
         }
-        let targets = infos.into_iter().map(|info| Target::new(info, access)).collect();
+        let targets = infos.into_iter().map(|info| ConnectTarget::new(info, access)).collect();
         Ok(Self { targets, template })
     }
 }

@@ -14,7 +14,7 @@ use crate::{
         events::{ChannelScope, NodeEvents},
         node::Node,
         pacer::Pacer,
-        target::Target,
+        target::ConnectTarget,
         topology::{NodeAddress, NodeSlots, Topology},
     },
     sync::lock,
@@ -24,7 +24,7 @@ pub(super) struct ClusterNodes {
     pub(super) topology: Arc<Topology>,
     /// Paces the questions for the map of slots.
     pub(super) pacer: Pacer,
-    pub(super) seeds: Vec<Target>,
+    pub(super) seeds: Vec<ConnectTarget>,
     /// The settings of each connection, but for the address.
     pub(super) template: ConnectionInfo,
     pub(super) config: RedisConfig,
@@ -61,7 +61,7 @@ impl ClusterNodes {
         lock(&self.nodes).values().cloned().collect()
     }
 
-    pub(super) fn target(&self, address: &NodeAddress) -> Target {
+    pub(super) fn target(&self, address: &NodeAddress) -> ConnectTarget {
         let (host, port) = (address.host.to_string(), address.port);
         let addr = match self.template.addr() {
             ConnectionAddr::TcpTls { insecure, tls_params, .. } => ConnectionAddr::TcpTls {
@@ -72,6 +72,6 @@ impl ClusterNodes {
             },
             _ => ConnectionAddr::Tcp(host, port),
         };
-        Target::new(self.template.clone().set_addr(addr), &self.config.access)
+        ConnectTarget::new(self.template.clone().set_addr(addr), &self.config.access)
     }
 }

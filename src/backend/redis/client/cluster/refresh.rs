@@ -13,7 +13,7 @@ use crate::{
         failure::ClientError,
         staggered::first_success,
         stream::connect_plainly,
-        target::Target,
+        target::ConnectTarget,
         topology::{SlotMap, slot_of},
     },
     error::{BackendError, BackendErrorKind, Chain},
@@ -101,7 +101,7 @@ impl ClusterNodes {
     }
 }
 
-async fn slots(target: &Target) -> Result<SlotMap, RedisError> {
+async fn slots(target: &ConnectTarget) -> Result<SlotMap, RedisError> {
     let mut connected = connect_plainly(target).await?;
     let mut question = redis::cmd("CLUSTER");
     question.arg("SLOTS");

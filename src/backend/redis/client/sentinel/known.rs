@@ -13,7 +13,7 @@ use super::{
         handshake::refuse_replica,
         staggered::first_success,
         stream::connect_plainly,
-        target::{Access, Target},
+        target::{Access, ConnectTarget},
     },
     HostPort, SentinelMaster,
 };
@@ -25,7 +25,7 @@ const ASK_LIMIT: Duration = Duration::from_secs(1);
 
 /// What the connections and the watch share.
 pub(super) struct KnownSentinels {
-    pub(super) targets: Vec<Target>,
+    pub(super) targets: Vec<ConnectTarget>,
     pub(super) master: SentinelMaster,
     /// How to log in to the master.
     pub(super) access: Access,
@@ -36,7 +36,11 @@ pub(super) struct KnownSentinels {
 }
 
 impl KnownSentinels {
-    pub(super) fn new(targets: Vec<Target>, master: SentinelMaster, access: &Access) -> Self {
+    pub(super) fn new(
+        targets: Vec<ConnectTarget>,
+        master: SentinelMaster,
+        access: &Access,
+    ) -> Self {
         let (first, seen) = (AtomicUsize::new(0), watch::Sender::new(None));
         Self { targets, master, access: access.clone(), first, seen }
     }

@@ -25,7 +25,7 @@ use self::{known::KnownSentinels, watch::SharedWatch};
 use super::{
     address,
     failure::ClientError,
-    target::{Access, Target, log_in_alike},
+    target::{Access, ConnectTarget, log_in_alike},
 };
 use crate::{
     error::{BackendError, BackendErrorKind, Error, ErrorKind as Kind},
@@ -103,7 +103,11 @@ impl SentinelMaster {
             && log_in_alike(&self.settings, &other.settings)
     }
 
-    fn target_at(&self, (host, port): HostPort, access: &Access) -> Result<Target, RedisError> {
+    fn target_at(
+        &self,
+        (host, port): HostPort,
+        access: &Access,
+    ) -> Result<ConnectTarget, RedisError> {
         let address = if self.tls {
             ConnectionAddr::TcpTls { host, port, insecure: false, tls_params: None }
         } else {
@@ -111,7 +115,7 @@ impl SentinelMaster {
         };
         let info = address.into_connection_info()?;
         let info = info.set_redis_settings(self.settings.clone());
-        Ok(Target::new(info.set_tcp_settings(address::tcp_settings()), access))
+        Ok(ConnectTarget::new(info.set_tcp_settings(address::tcp_settings()), access))
     }
 }
 
@@ -149,7 +153,7 @@ impl Sentinels {
         let infos = address::parse_all(urls)?.into_iter().map(of_sentinel);
         // The credentials of sentinels are in their URLs.
         let of_sentinels = access.without_credentials();
-        let targets: Vec<_> = infos.map(|info| Target::new(info, &of_sentinels)).collect();
+        let targets: Vec<_> = infos.map(|info| ConnectTarget::new(info, &of_sentinels)).collect();
         if targets.is_empty() {
             let why = "no sentinel was given; give the URL of one sentinel or more";
             return Err(Error::new(Kind::InvalidConfig, why));
@@ -184,7 +188,7 @@ impl Sentinels {
     }
 
     /// Returns the current master. Starts the task that watches for another one.
-    pub(super) async fn find(&self) -> Result<(Target, MasterWatch), BackendError> {
+    pub(super) async fn find(&self) -> Result<(ConnectTarget, MasterWatch), BackendError> {
         let unavailable =
             |error| BackendError::new(BackendErrorKind::Unavailable, ClientError(error));
         let known = self.0.known();

@@ -17,7 +17,7 @@ pub(in super::super) struct Told {
 }
 
 impl Told {
-    /// The bit of `lib/batch.lua`.
+    /// The bit of `lib/again.lua`.
     const AGAIN: i64 = 8;
 
     fn read(flags: i64) -> Result<Self, BackendError> {

@@ -1,8 +1,8 @@
 -- include: publish_to_all
 
--- The bytes of an entry that one script pushes to processes at most.
+-- The greatest number of bytes that one script pushes to processes.
 local PUSHED_AT_ONCE = 1048576
--- What a reply says if a client waited for the entry.
+-- The bit of a reply that says that a client waited for the entry.
 local AWAITED = 1
 
 -- Pushes an entry to all waiters, or announces it. An entry is announced if it is larger than the
