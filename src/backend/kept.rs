@@ -9,7 +9,7 @@ pub struct Kept {
     pub remaining: Duration,
     /// The process had stopped to keep its entries, and others may have removed them.
     pub has_lapsed: bool,
-    /// Nothing was in the way, and the lease was handed to a waiter.
+    /// Nothing was in the way, and the lease was handed to a waiter that hears of it.
     pub handed_over: bool,
     /// Whether each claim has an entry, in their order.
     pub stands: Vec<bool>,

@@ -5,8 +5,9 @@
 --
 -- Returns for each mutex the bit of `publish` if it published, AGAIN if the script is to be called
 -- again for it, or ALONE; the milliseconds until the lease ends, or the entry of a claim that does
--- not hear that the mutex is free; 1 if the process had stopped to keep its entries, or 0; and for
--- each claim 1 if it has an entry, or 0. A script for one mutex may return an error.
+-- not hear that the mutex is free; 1 if the process had stopped to keep its entries, or 0; 1 if a
+-- claim hears that the mutex is handed to it, or 0; and for each claim 1 if it has an entry, or 0.
+-- A script for one mutex may return an error.
 --
 -- hands_over, handover_ms, turn_ms: as for `release_queued`
 -- entry_ms: how long the queue entries are kept; then the mutexes as in `lib/keep_each`
@@ -19,14 +20,14 @@ return keep_each(6, 5, function(keys, fence_ms, claims)
   local has_lapsed, stands = keep_entries({ queue, unordered }, deadlines, {}, claims, at, entry_ms)
   local holder, _, left, foreign = lease_at(lease)
   if foreign then return foreign end
-  local told, unheard_ms = 0
+  local told, unheard_ms, handed = 0
   if not holder then
     local to = {
       lease = lease, fence = fence, channel = channel, turn_ms = turn_ms,
       hands_over = hands_over, handover_ms = handover_ms, fence_ms = fence_ms,
     }
-    told, unheard_ms = next_holder(to, queue, unordered, deadlines, at)
+    told, unheard_ms, handed = next_holder(to, queue, unordered, deadlines, at)
     left = unheard_ms or math.max(redis.call('PTTL', lease), 0)
   end
-  return { told, left, has_lapsed, unpack(stands) }
+  return { told, left, has_lapsed, handed and 1 or 0, unpack(stands) }
 end)

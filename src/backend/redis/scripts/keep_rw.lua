@@ -15,16 +15,16 @@ return keep_each(7, 4, function(keys, fence_ms, claims)
   local has_lapsed, stands = keep_entries({ queue }, deadlines, { writers }, claims, at, entry_ms)
   local holder, _, left, foreign = lease_at(lease)
   if foreign then return foreign end
-  local told, unheard_ms = 0
+  local told, unheard_ms, handed = 0
   if not holder then
     local to = {
       lease = lease, fence = fence, channel = channel,
       hands_over = hands_over, handover_ms = handover_ms, fence_ms = fence_ms,
     }
-    told, unheard_ms = next_rw_holders(to, queue, deadlines, readers, writers, at)
+    told, unheard_ms, handed = next_rw_holders(to, queue, deadlines, readers, writers, at)
     local _, reading_ms, not_holds = holds_at(readers, at)
     if not_holds then return not_holds end
     left = unheard_ms or math.max(redis.call('PTTL', lease), reading_ms)
   end
-  return { told, left, has_lapsed, unpack(stands) }
+  return { told, left, has_lapsed, handed and 1 or 0, unpack(stands) }
 end)

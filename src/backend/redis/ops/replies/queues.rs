@@ -67,9 +67,9 @@ impl QueueReply {
         }
         let remaining = Duration::from_millis(fields.number()?);
         let has_lapsed = fields.number()? == 1;
+        let handed_over = fields.number()? == 1;
         let stands = (0..claims).map(|_| fields.number().map(|stands| stands == 1));
         let stands = stands.collect::<Result<_, _>>()?;
-        let handed_over = told.publish_refused == Some(false);
         Ok(Self::Kept(Kept { remaining, has_lapsed, handed_over, stands }, told))
     }
 }

@@ -1,8 +1,9 @@
 -- include: batch, again, first_alive, hand_over
 
 -- Hands a free mutex to the older head of its two queues. An unordered claim that does not hear of
--- it loses its entry, and the next one has its turn. Returns the bit of `publish`, or AGAIN. If an
--- ordered claim does not hear of it, also returns the milliseconds until its entry ends.
+-- it loses its entry, and the next one has its turn. Returns the bit of `publish`, or AGAIN; the
+-- milliseconds until the entry of an ordered claim ends that does not hear of it, or nil; and
+-- whether a claim hears of it.
 local function next_holder(to, queue, unordered, deadlines, at)
   for _ = 1, BATCH / 4 do
     local waiter, left, ticket = first_alive(queue, deadlines, nil, at)
@@ -18,8 +19,8 @@ local function next_holder(to, queue, unordered, deadlines, at)
     end
     local told, heard = hand_over(to, waiter, ticket, left, turn_ms, at)
     if heard > 0 then redis.call('ZREM', from, waiter) end
-    if from == queue then return told, heard == 0 and left or nil end
-    if heard > 0 or told == REFUSED then return told end
+    if from == queue then return told, heard == 0 and left or nil, heard > 0 end
+    if heard > 0 or told == REFUSED then return told, nil, heard > 0 end
     redis.call('ZREM', from, waiter)
   end
   return AGAIN

@@ -6,18 +6,18 @@
 --
 -- A queue entry is `owner:count:limit`.
 local function next_permits(to, queue, deadlines, permits, at)
-  local told = 0
+  local told, handed = 0, false
   local out = holds_at(permits, at)
   for _ = 1, BATCH / 4 do
     local claim, left, ticket = first_alive(queue, deadlines, nil, at)
     if not claim then
       redis.call('DEL', deadlines)
-      return told
+      return told, nil, handed
     end
     if claim == AGAIN then return AGAIN end
     local waiter, count, limit = string.match(claim, '^(%x+):(%d+):(%d+)$')
     out = out + tonumber(count)
-    if out > tonumber(limit) then return told end
+    if out > tonumber(limit) then return told, nil, handed end
     local life = math.min(tonumber(to.handover_ms), left)
     local has_to_ask = ticket % TICKET_STEP == TURN_ONLY or to.hands_over ~= '1'
     local ends = has_to_ask and 0 or at - math.floor(ticket / 1000) + life
@@ -26,9 +26,10 @@ local function next_permits(to, queue, deadlines, permits, at)
     local heard
     told, heard = publish_to_process(to.channel, waiter, message)
     -- A process that does not hear keeps its entry, and asks by itself.
-    if heard == 0 then return told, left end
+    if heard == 0 then return told, left, handed end
     redis.call('ZREM', queue, claim)
     hold(permits, waiter, tonumber(count), at, life)
+    handed = true
   end
   return AGAIN
 end

@@ -17,7 +17,7 @@ local function next_rw_holders(to, queue, deadlines, readers, writers, at)
       redis.call('ZREM', queue, first)
       redis.call('ZREM', writers, first)
     end
-    return told, heard == 0 and left or nil
+    return told, heard == 0 and left or nil, heard > 0
   end
 
   local writer = redis.call('ZRANGE', writers, 0, 0, 'WITHSCORES')[2]
@@ -43,7 +43,7 @@ local function next_rw_holders(to, queue, deadlines, readers, writers, at)
     group.holds[#group.holds + 1] = reader
   end
 
-  local told, granted, unheard_ms = 0, 0, nil
+  local told, granted, unheard_ms, handed = 0, 0, nil, false
   -- The time stands for a fence, which readers do not have: a push older than a writer is known.
   local stamp = 'g' .. fence_text(now())
   for _, group in ipairs(processes) do
@@ -53,6 +53,7 @@ local function next_rw_holders(to, queue, deadlines, readers, writers, at)
       told, heard = publish_to_process(to.channel, group.waiters[1], message)
     end
     if heard > 0 then
+      handed = true
       redis.call('ZADD', readers, unpack(group.holds))
       keep(readers, group.life)
     elseif group.life > 0 then
@@ -64,5 +65,5 @@ local function next_rw_holders(to, queue, deadlines, readers, writers, at)
       granted = granted + #group.waiters
     end
   end
-  return waiting == BATCH and granted > 0 and AGAIN or told, unheard_ms
+  return waiting == BATCH and granted > 0 and AGAIN or told, unheard_ms, handed
 end
