@@ -207,7 +207,7 @@ impl Majority {
     pub(super) async fn keep_entries(&self, claims: &[Claim]) -> Kept {
         let places: Vec<_> = claims.iter().map(|claim| self.order.place(claim)).collect();
         let mut stands = vec![false; claims.len()];
-        let mut remaining = None;
+        let mut remaining: Option<Duration> = None;
         for (at, server) in self.servers.iter().enumerate() {
             let there = places.iter().zip(claims).zip(&mut stands);
             let there = there.filter_map(|((place, claim), stands)| {
@@ -224,8 +224,9 @@ impl Majority {
             for ((look_at, stands), is_there) in there.into_iter().zip(kept.stands) {
                 let left = look_at.saturating_duration_since(Instant::now());
                 *stands = is_there && !kept.has_lapsed && !left.is_zero();
-                let left = left.min(kept.remaining);
-                remaining = Some(remaining.map_or(left, |least: Duration| least.min(left)));
+                // A zero says nothing of the other claims and servers.
+                let times = [left, kept.remaining].into_iter().filter(|time| !time.is_zero());
+                remaining = remaining.into_iter().chain(times).min();
             }
         }
         Kept {

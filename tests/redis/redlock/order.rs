@@ -7,8 +7,8 @@ use std::{
 
 use bellwether::{
     MemoryBackend, RedisBackend, Redlock,
-    backend::{Claim, Leases, Mode},
-    lock::{Mutex as Lock, Unfenced},
+    backend::{Acquired, Claim, Leases, Mode},
+    lock::{Majority, Mutex as Lock, Unfenced},
 };
 use futures_util::future::join_all;
 use testkit::{RedisServer, faulty::Fault};
@@ -182,4 +182,22 @@ async fn a_claim_without_a_majority_in_its_turn_soon_asks_again() {
         sleep(MS).await;
         assert_eq!(shares(&servers, "m").await, 0);
     }
+}
+
+/// A waiting claim looks once a second, as its push may not come. A claim whose time had come hid
+/// the time of the others. They slept until they next kept their entries, up to 0.64 s longer.
+#[tokio::test(start_paused = true)]
+async fn a_claim_that_is_to_look_does_not_hide_when_the_next_one_is() {
+    let majority = Majority::new([(); 3].map(|()| MemoryBackend::new())).unwrap();
+    let claim = || Claim::new(name("m"), Mode::Exclusive, 10_000 * MS, 10_000 * MS);
+    let claims = [(); 3].map(|()| claim());
+    let [holder, waiting @ ..] = &claims;
+    assert!(matches!(majority.acquire(holder).await.unwrap(), Acquired::Granted(_)));
+    for claim in waiting {
+        assert!(matches!(majority.acquire(claim).await.unwrap(), Acquired::Occupied(_)));
+        sleep(500 * MS).await;
+    }
+    let kept = majority.keep(waiting).await.unwrap();
+    assert_eq!(kept.stands, [false, true], "the first claim is to look now");
+    assert!(kept.remaining <= 500 * MS && !kept.remaining.is_zero(), "{:?}", kept.remaining);
 }
