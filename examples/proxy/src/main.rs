@@ -118,6 +118,7 @@ fn sharing(options: &Options, cache: Cache<CachedResponse>) -> BellwetherLayer<H
     let layer = BellwetherLayer::http(cache)
         .max_body(options.max_body)
         .stale_if_error(options.stale)
+        .request_directives(options.directives)
         .cache_status();
     let layer = match options.lifetime {
         Some(lifetime) => layer.default_lifetime(lifetime),

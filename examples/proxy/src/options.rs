@@ -2,7 +2,7 @@
 
 use std::{ffi::OsString, fmt::Display, net::SocketAddr, process, str::FromStr, time::Duration};
 
-use bellwether::BoxError;
+use bellwether::{BoxError, layer::RequestDirectives};
 use http::{Uri, uri::Scheme};
 use lexopt::Arg::{Long, Short};
 
@@ -19,6 +19,7 @@ Options:
       --redis <URL>        Share responses through this server [default: the memory of the process]
       --namespace <NAME>   The name of the origin in that server [default: proxy]
       --policy <POLICY>    What is shared: careful, rfc9111, or off [default: careful]
+      --directives <MODE>  No-cache and the like of clients: ignore, honour, pass [default: ignore]
       --lifetime <SECONDS> The lifetime of responses that name none [default: not shared]
       --ttl <SECONDS>      The longest lifetime of any response [default: 86400]
       --stale <SECONDS>    How long after it a response stands in for a failure [default: 600]
@@ -50,6 +51,7 @@ pub(crate) struct Options {
     pub(crate) redis: Option<String>,
     pub(crate) namespace: String,
     pub(crate) policy: Policy,
+    pub(crate) directives: RequestDirectives,
     pub(crate) lifetime: Option<Duration>,
     pub(crate) ttl: Duration,
     pub(crate) stale: Duration,
@@ -72,6 +74,9 @@ impl Default for Options {
             redis: None,
             namespace: "proxy".to_owned(),
             policy: Policy::Careful,
+            // They are advisory (RFC 9111, section 5.2.1), and each client could make the origin
+            // work as often as it likes.
+            directives: RequestDirectives::Ignore,
             lifetime: None,
             ttl: Duration::from_secs(86_400),
             stale: Duration::from_secs(600),
@@ -126,6 +131,7 @@ impl Options {
             "redis" => self.redis = Some(parsed(name, value()?)?),
             "namespace" => self.namespace = parsed(name, value()?)?,
             "policy" => self.policy = parsed(name, value()?)?,
+            "directives" => self.directives = directives(&parsed::<String>(name, value()?)?)?,
             "lifetime" => self.lifetime = Some(seconds(name, value()?)?),
             "ttl" => self.ttl = seconds(name, value()?)?,
             "stale" => self.stale = seconds(name, value()?)?,
@@ -150,6 +156,15 @@ impl FromStr for Policy {
             "off" => Ok(Self::Off),
             _ => Err("careful, rfc9111 and off are the policies"),
         }
+    }
+}
+
+fn directives(text: &str) -> Result<RequestDirectives, BoxError> {
+    match text {
+        "ignore" => Ok(RequestDirectives::Ignore),
+        "honour" => Ok(RequestDirectives::Honour),
+        "pass" => Ok(RequestDirectives::Pass),
+        _ => Err("--directives: ignore, honour and pass are the modes".into()),
     }
 }
 
