@@ -2,14 +2,18 @@
 //!
 //! The rules are read from that page, so the page and this test cannot differ.
 
-use std::time::Duration;
+use std::{slice::from_ref, sync::Arc, time::Duration};
 
 use bellwether::{
     BoxError, Cache, Error, Locks, RedisBackend, Redlock, cache::Source, lock::Upgrade,
 };
 use futures_util::future::join_all;
-use testkit::{Cluster, LIMIT, Raw, RedisServer, eventually};
-use tokio::time::{sleep, timeout};
+use testkit::{Cluster, LIMIT, Raw, RedisServer, comes_true, eventually};
+use tokio::{
+    sync::Notify,
+    task::JoinHandle,
+    time::{sleep, timeout},
+};
 
 const PAGE: &str = include_str!("../../docs/redis.md");
 const MS: Duration = Duration::from_millis(1);
@@ -66,8 +70,11 @@ async fn use_caches([one, two]: [RedisBackend; 2], key: &str) -> Result<(), Erro
     let [one, two] = [one, two].map(|backend| {
         Cache::<String>::builder(backend).namespace("shop").lease(LEASE).build().unwrap()
     });
+    let begun = Arc::new(Notify::new());
     let slow = |cache: &Cache<String>, word: &'static str| {
+        let begun = begun.clone();
         cache.request(key).load(move |lead| async move {
+            begun.notify_one();
             // The lease is renewed meanwhile.
             tokio::select! {
                 () = lead.lost() => Err(BoxError::from("the lease was lost")),
@@ -76,7 +83,7 @@ async fn use_caches([one, two]: [RedisBackend; 2], key: &str) -> Result<(), Erro
         })
     };
     let (led, followed) = tokio::join!(slow(&one, "a"), async {
-        sleep(LEASE / 4).await;
+        begun.notified().await;
         slow(&two, "b").await
     });
     check(led?.source() == Source::Led, "the load had no lease")?;
@@ -111,18 +118,35 @@ fn locks(backend: RedisBackend) -> Locks {
     Locks::new(backend).namespace("shop")
 }
 
+/// Waits until a caller waits for a lock: it has a queue entry at one of the servers, or it has
+/// failed.
+async fn until_queued<T>(servers: &[RedisServer], key: &str, waiting: &JoinHandle<T>) {
+    let mut raws = join_all(servers.iter().map(RedisServer::raw)).await;
+    let queues = format!("*{{{key}}}:*[qu]");
+    let queued = async || {
+        let queues = join_all(raws.iter_mut().map(|raw| raw.keys(&queues))).await;
+        waiting.is_finished() || !queues.concat().is_empty()
+    };
+    assert!(comes_true(LIMIT, queued).await, "no caller waits for {key}");
+}
+
 /// Runs every operation of each lock, by two processes that contend.
-async fn use_locks([one, two]: [RedisBackend; 2], key: &str) -> Result<(), Error> {
+async fn use_locks(
+    servers: &[RedisServer],
+    [one, two]: [RedisBackend; 2],
+    key: &str,
+) -> Result<(), Error> {
     one.ping().await?;
     let [one, two] = [one, two].map(locks);
-    use_mutexes(&one, &two, key).await?;
-    use_read_write(&one, &two, key).await?;
-    use_permits(&one, &two, key).await?;
+    use_mutexes(servers, &one, &two, key).await?;
+    use_read_write(servers, &one, &two, key).await?;
+    use_permits(servers, &one, &two, key).await?;
     let [first, second] = [&one, &two].map(|locks| locks.latch(key).wait_limit(LIMIT));
     first.set(2).await?;
     first.count_down().await?;
     check(second.left().await? == 1, "the step was not counted")?;
     let (waited, counted) = tokio::join!(second.wait(), async {
+        // Without the right to subscribe, the waiter leaves no trace at the server.
         sleep(50 * MS).await;
         first.count_down().await
     });
@@ -131,7 +155,12 @@ async fn use_locks([one, two]: [RedisBackend; 2], key: &str) -> Result<(), Error
     first.clear().await.map(drop)
 }
 
-async fn use_mutexes(one: &Locks, two: &Locks, key: &str) -> Result<(), Error> {
+async fn use_mutexes(
+    servers: &[RedisServer],
+    one: &Locks,
+    two: &Locks,
+    key: &str,
+) -> Result<(), Error> {
     for fair in [false, true] {
         let of = |locks: &Locks| match fair {
             true => locks.fair_mutex(key).wait_limit(LIMIT),
@@ -145,7 +174,7 @@ async fn use_mutexes(one: &Locks, two: &Locks, key: &str) -> Result<(), Error> {
         of(two).expires_in().await?;
         let waiter = of(two);
         let waiting = tokio::spawn(async move { waiter.lock().await });
-        sleep(50 * MS).await;
+        until_queued(servers, key, &waiting).await;
         guard.unlock().await?;
         waiting.await.unwrap()?.unlock().await?;
     }
@@ -160,7 +189,12 @@ async fn use_mutexes(one: &Locks, two: &Locks, key: &str) -> Result<(), Error> {
     several.lock().await?.unlock().await
 }
 
-async fn use_read_write(one: &Locks, two: &Locks, key: &str) -> Result<(), Error> {
+async fn use_read_write(
+    servers: &[RedisServer],
+    one: &Locks,
+    two: &Locks,
+    key: &str,
+) -> Result<(), Error> {
     let of = |locks: &Locks| locks.rw_lock(key).wait_limit(LIMIT);
     let Some(reader) = of(one).try_read().await? else {
         return Err(failed("the free lock was refused"));
@@ -169,7 +203,7 @@ async fn use_read_write(one: &Locks, two: &Locks, key: &str) -> Result<(), Error
     check(of(two).readers().await? == 1, "the reader is not counted")?;
     let writer = of(two);
     let writing = tokio::spawn(async move { writer.write().await });
-    sleep(50 * MS).await;
+    until_queued(servers, key, &writing).await;
     reader.unlock().await?;
     let reader = writing.await.unwrap()?.downgrade().await?;
     let Upgrade::Done(writer) = reader.try_upgrade().await? else {
@@ -180,14 +214,19 @@ async fn use_read_write(one: &Locks, two: &Locks, key: &str) -> Result<(), Error
     of(one).force_unlock().await.map(drop)
 }
 
-async fn use_permits(one: &Locks, two: &Locks, key: &str) -> Result<(), Error> {
+async fn use_permits(
+    servers: &[RedisServer],
+    one: &Locks,
+    two: &Locks,
+    key: &str,
+) -> Result<(), Error> {
     let of = |locks: &Locks| locks.semaphore(key, 2).wait_limit(LIMIT);
     let Some(permit) = of(one).try_acquire_many(2).await? else { return Err(failed("none")) };
     permit.renew().await?;
     check(of(two).available().await? == 0, "a permit is still available")?;
     let waiter = of(two);
     let waiting = tokio::spawn(async move { waiter.acquire().await });
-    sleep(50 * MS).await;
+    until_queued(servers, key, &waiting).await;
     permit.release().await?;
     waiting.await.unwrap()?.release().await?;
     let permits = one.permits(format!("{key}-ids"), 1).wait_limit(LIMIT);
@@ -197,10 +236,11 @@ async fn use_permits(one: &Locks, two: &Locks, key: &str) -> Result<(), Error> {
     of(one).force_release().await.map(drop)
 }
 
-async fn use_all(url: &str, family: &str, key: &str) -> Result<(), Error> {
+async fn use_all(server: &RedisServer, user: &str, family: &str, key: &str) -> Result<(), Error> {
+    let backends = backends(&server.url_of(&format!("{user}:secret"), 0));
     match family {
-        "caches" => use_caches(backends(url), key).await,
-        _ => use_locks(backends(url), key).await,
+        "caches" => use_caches(backends, key).await,
+        _ => use_locks(from_ref(server), backends, key).await,
     }
 }
 
@@ -216,7 +256,7 @@ async fn the_rule_is_enough(family: &str) {
     let server = RedisServer::start().await;
     let mut raw = server.raw().await;
     set_user(&mut raw, "app", &rule(family)).await;
-    let done = timeout(3 * LIMIT, use_all(&server.url_of("app:secret", 0), family, "k")).await;
+    let done = timeout(3 * LIMIT, use_all(&server, "app", family, "k")).await;
     done.expect("the operations hang").unwrap();
     let refused = refusals(&mut raw).await;
     // The client library names itself to servers from version 7.2 on, and ignores the answer.
@@ -240,8 +280,7 @@ async fn each_permission_is_used(family: &str) {
     }
     let outcomes = users.iter().map(async |(user, lacks)| {
         // Each operation gets enough time, so that a slow one is not taken for a failed one.
-        let url = server.url_of(&format!("{user}:secret"), 0);
-        (user, *lacks, timeout(LIMIT, use_all(&url, family, user)).await)
+        (user, *lacks, timeout(LIMIT, use_all(&server, user, family, user)).await)
     });
     let outcomes = join_all(outcomes).await;
     let refused = refusals(&mut raw).await;
@@ -317,14 +356,16 @@ async fn the_rule_for_a_majority_is_enough() {
     for server in &servers {
         set_user(&mut server.raw().await, "app", &rule("redlock")).await;
     }
-    let backends =
-        servers.iter().map(|server| RedisBackend::open(&server.url_of("app:secret", 0)).unwrap());
-    let redlock = Redlock::new(backends.collect::<Vec<_>>()).unwrap().namespace("shop");
-    let [one, two] = [0, 1].map(|_| redlock.mutex("k").wait_limit(LIMIT));
+    let backend = |server: &RedisServer| RedisBackend::open(&server.url_of("app:secret", 0));
+    let [one, two] = [0, 1].map(|_| {
+        let backends = servers.iter().map(|server| backend(server).unwrap());
+        let redlock = Redlock::new(backends.collect::<Vec<_>>()).unwrap().namespace("shop");
+        redlock.mutex("k").wait_limit(LIMIT)
+    });
     let guard = one.lock().await.unwrap();
     guard.renew().await.unwrap();
     let waiting = tokio::spawn(async move { two.lock().await.unwrap() });
-    sleep(50 * MS).await;
+    until_queued(&servers, "k", &waiting).await;
     guard.unlock().await.unwrap();
     let held = waiting.await.unwrap();
     assert!(one.force_unlock().await.unwrap());
@@ -352,7 +393,7 @@ async fn the_rules_for_a_cluster_are_enough() {
     };
     let caches = timeout(3 * LIMIT, use_caches(backends("caches:secret"), "k")).await;
     caches.expect("the operations hang").unwrap();
-    let locks = timeout(3 * LIMIT, use_locks(backends("locks:secret"), "k")).await;
+    let locks = timeout(3 * LIMIT, use_locks(&cluster.nodes, backends("locks:secret"), "k")).await;
     locks.expect("the operations hang").unwrap();
     for server in &cluster.nodes {
         let refused = refusals(&mut server.raw().await).await;
