@@ -55,17 +55,16 @@ impl BodyError {
 
 impl fmt::Display for BodyError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (self.kind, &self.source) {
-            (_, Some(source)) => write!(f, "the response body broke off: {source}"),
-            (BodyErrorKind::Length, _) => {
-                f.write_str("the length of the response body contradicts its `Content-Length`")
+        f.write_str(match self.kind {
+            BodyErrorKind::Service => "the response body broke off",
+            BodyErrorKind::Length => {
+                "the length of the response body contradicts its `Content-Length`"
             }
-            (BodyErrorKind::Panicked, _) => f.write_str("the response body panicked"),
-            (BodyErrorKind::Slow, _) => {
-                f.write_str("the response body was read too slowly for the buffer that it shares")
+            BodyErrorKind::Panicked => "the response body panicked",
+            BodyErrorKind::Slow => {
+                "the response body was read too slowly for the buffer that it shares"
             }
-            (BodyErrorKind::Service, _) => f.write_str("the response body broke off"),
-        }
+        })
     }
 }
 
