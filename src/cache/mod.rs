@@ -2,9 +2,9 @@
 //!
 //! [`Cache::get_or_load`] is the entry point. A [`Request`] joins the flight of its key in this
 //! process. The leader of the flight goes the way of `run`: look into the backend, claim the lease,
-//! run the loader, commit; or wait for the process that has the lease. The loader is given a
-//! [`Lead`]. A [`Codec`] turns values into bytes. `freshness` decides what an entry is good for.
-//! `refreshes` keeps the refreshes in the background. `acts` has what is done without a load.
+//! run the loader, commit. If another process has the lease, the leader waits for it. The loader is
+//! given a [`Lead`]. A [`Codec`] turns values into bytes. `freshness` decides what an entry is good
+//! for. `refreshes` keeps the refreshes in the background. `acts` has what is done without a load.
 //!
 //! [`windows`] shows in plain words how long a value is served, and when it is refreshed.
 
@@ -100,6 +100,7 @@ use crate::{
 ///     .load(|_lead| async { Ok::<_, std::io::Error>("horn".to_owned()) })
 ///     .await?;
 /// assert_eq!(loaded.value(), "horn");
+/// assert!(loaded.age().unwrap() < Duration::from_secs(5));
 ///
 /// assert_eq!(cache.stats().loads, 2);
 /// cache.shutdown(Duration::from_secs(5)).await;
@@ -120,8 +121,8 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     /// The loader runs only if this caller is the one that leads. It runs in a task of its own, in
     /// the tracing span of this caller, and must not block its thread.
     ///
-    /// In two cases it runs for its caller alone, and ends with it: after a
-    /// [shutdown](Self::shutdown), and where a loader asks for the key that it loads.
+    /// It runs for its caller alone, and ends with it, after a [shutdown](Self::shutdown) and where
+    /// a loader asks for the key that it loads.
     ///
     /// # Errors
     ///

@@ -44,7 +44,7 @@ use crate::{backend::Mode, error::Error, key::Key, lease::LeaseGuard};
 /// assert_eq!(guard.unlock().await.unwrap_err().kind(), bellwether::ErrorKind::Lost);
 ///
 /// // Without renewal, the lease ends by itself.
-/// let guard = mutex.fixed_lease().lock().await?;
+/// let guard = mutex.without_handover().fixed_lease().lock().await?;
 /// # drop(guard);
 /// # Ok::<_, bellwether::Error>(()) }).unwrap();
 /// ```

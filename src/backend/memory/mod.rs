@@ -41,6 +41,15 @@ use crate::{
 /// evicted.
 ///
 /// Time is that of tokio, so a test that pauses it pauses this backend.
+///
+/// # Examples
+///
+/// ```
+/// use bellwether::MemoryBackend;
+///
+/// let backend = MemoryBackend::with_weight(1 << 20);
+/// assert_eq!(backend.weight(), 0);
+/// ```
 #[derive(Clone)]
 pub struct MemoryBackend {
     data: Arc<Mutex<Data>>,

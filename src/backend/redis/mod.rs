@@ -155,9 +155,9 @@ impl RedisBackend {
 
     /// Waits for the connection, and checks that the server can serve caches and locks.
     ///
-    /// A service that calls it at its start learns of a wrong password, a server that is too old,
-    /// or rights that an ACL does not give, before its first request does. The error names them. If
-    /// only caches or only locks are used, and the user is held to them, call
+    /// A service that calls it at its start learns early of a wrong password, of a server that is
+    /// too old, and of rights that an ACL does not give. The error names them. If only caches or
+    /// only locks are used, and the user is held to them, call
     /// [`ready_for_caches`](Self::ready_for_caches) or [`ready_for_locks`](Self::ready_for_locks).
     ///
     /// The rights to publish and to subscribe are not checked: without them, waiters poll.
@@ -178,6 +178,9 @@ impl RedisBackend {
     ///
     /// let backend = RedisBackend::open("redis://127.0.0.1/")?;
     /// backend.ready().await?;
+    /// // The same for a user with the rights of one of them:
+    /// backend.ready_for_caches().await?;
+    /// backend.ready_for_locks().await?;
     /// # Ok(()) }
     /// ```
     pub async fn ready(&self) -> Result<(), Error> {

@@ -82,6 +82,12 @@ impl Policy {
     ///
     /// Defaults to a day for [`rfc9111`](Self::rfc9111), and to zero for
     /// [`careful`](Self::careful).
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use bellwether::layer::Policy;
+    /// let policy = Policy::rfc9111().heuristic_limit(Duration::from_secs(60));
+    /// ```
     pub fn heuristic_limit(mut self, limit: Duration) -> Self {
         self.heuristic_limit = limit;
         self

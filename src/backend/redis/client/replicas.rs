@@ -33,11 +33,12 @@ use crate::error::{Error, ErrorKind};
 /// # Examples
 ///
 /// ```
+/// use std::time::Duration;
 /// use bellwether::{RedisBackend, backend::Replicas};
 ///
 /// let backend = RedisBackend::builder()
 ///     .server("redis://127.0.0.1/")
-///     .replicas(Replicas::confirming(1))
+///     .replicas(Replicas::confirming(1).within(Duration::from_millis(50)))
 ///     .build()?;
 /// # Ok::<_, bellwether::Error>(())
 /// ```

@@ -1,4 +1,4 @@
-//! What of a query is part of the key.
+//! The part of a query that belongs to the key.
 
 use std::{borrow::Cow, fmt::Write};
 
@@ -94,6 +94,10 @@ impl BellwetherLayer<Http> {
     /// let layer = BellwetherLayer::http(cache).sort_query().ignore_query(["utm_*", "fbclid"]);
     /// let key = |uri: &str| layer.key(&Request::get(uri).body(()).unwrap().into_parts().0);
     /// assert_eq!(key("/list?page=2&by=name&utm_source=mail"), key("/list?by=name&page=2"));
+    ///
+    /// let layer = layer.hash_query();
+    /// let key = layer.key(&Request::get("/list?by=name").body(()).unwrap().into_parts().0);
+    /// assert!(!format!("{key:?}").contains("name"));
     /// # Ok::<_, bellwether::Error>(()) }).unwrap();
     /// ```
     pub fn sort_query(mut self) -> Self {

@@ -136,6 +136,7 @@ impl BellwetherLayer<Http> {
     /// let layer = BellwetherLayer::http(cache)
     ///     .stale_while_revalidate(Duration::from_secs(30))
     ///     .stale_if_error(Duration::from_secs(600))
+    ///     .keep_for_validation(Duration::from_secs(60))
     ///     .max_stale(Duration::from_secs(3600));
     /// # Ok::<_, bellwether::Error>(()) }).unwrap();
     /// ```

@@ -89,6 +89,11 @@ impl SentinelMaster {
     ///
     /// The certificate must have the name or the address that the sentinels announce. Defaults to
     /// no TLS.
+    ///
+    /// ```
+    /// # use bellwether::backend::SentinelMaster;
+    /// let master = SentinelMaster::named("mymaster").tls();
+    /// ```
     #[cfg(feature = "tls")]
     #[must_use]
     pub fn tls(mut self) -> Self {
