@@ -92,7 +92,7 @@ pub(crate) const HANDOVER_LIFE: Duration = Duration::from_secs(2);
 /// still holds up the claims behind it for so long. The times of several processes run together.
 pub(crate) const QUEUE_ENTRY_LIFE: Duration = Duration::from_secs(2);
 
-/// What is asked of [`Leases`](crate::backend::Leases): the right to act on a name for a limited
+/// A question to [`Leases`](crate::backend::Leases) for the right to act on a name for a limited
 /// time.
 ///
 /// A claim is sent as often as needed. A backend recognises by its owner a claim that it has
@@ -100,7 +100,7 @@ pub(crate) const QUEUE_ENTRY_LIFE: Duration = Duration::from_secs(2);
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Claim {
-    /// What the lease is for.
+    /// The name that the lease is for.
     pub name: Name,
     /// The id of its holder.
     pub owner: Owner,
@@ -156,7 +156,7 @@ impl Claim {
     /// Returns how long a released lease is kept for the claim when it is its turn.
     ///
     /// It is 50 ms for an [exclusive](Mode::Exclusive) claim, and otherwise as long as its queue
-    /// entry lasts: a claim that is held to its order must not lose its place by a busy moment.
+    /// entry lasts. A claim that is held to its order must not lose its place by a busy moment.
     pub fn turn_life(&self) -> Duration {
         if self.mode.is_ordered() { QUEUE_ENTRY_LIFE } else { TURN_LIFE }
     }
@@ -199,7 +199,7 @@ impl Grant {
     }
 }
 
-/// What is in the way of a claim.
+/// The lease in the way of a claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Occupied {
     /// The fence of the holder. It is zero where the mode has none, or where the lease is free and

@@ -57,8 +57,8 @@ pub trait Latches: Leases {
 
     /// Returns the backend without its type.
     ///
-    /// The backends of this crate override it, so that their code is compiled with this crate, and
-    /// not once more with each crate that uses it.
+    /// The backends of this crate override it. So their code is compiled with this crate, and not
+    /// once more with each crate that uses it.
     #[doc(hidden)]
     fn erase_latches(self: Arc<Self>) -> ErasedLatches
     where

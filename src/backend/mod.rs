@@ -23,8 +23,8 @@
 //! time-out on what it waits for.
 //!
 //! Every operation may be sent twice. The second one does nothing that the first one did not do,
-//! with two exceptions: [`Store::put`] and [`Store::invalidate`] are one more write of the same,
-//! and [`Leases::clear`] and [`Latches::clear_latch`] end what has come to stand there in between.
+//! with two exceptions. [`Store::put`] and [`Store::invalidate`] are one more write of the same.
+//! [`Leases::clear`] and [`Latches::clear_latch`] end what has come to stand there in between.
 
 mod answer;
 mod back_off;
@@ -152,10 +152,10 @@ pub trait Leases: Send + Sync + 'static {
     /// lease.
     ///
     /// The release hands what is free then to the claims at the head of the queue that are likely
-    /// to hear of it: one holder alone, all readers, or permits while they fit. A claim that [takes
-    /// it](Claim::takes_handover) is granted the lease ([`Change::Granted`]); for another one the
-    /// lease is kept, and the claim is told that it is its [turn](Claim::turn_life). The queue
-    /// entry ends with that. The other waiters are not told.
+    /// to hear of it. These are one holder alone, all readers, or permits while they fit. A claim
+    /// that [takes it](Claim::takes_handover) is granted the lease ([`Change::Granted`]); for
+    /// another one the lease is kept, and the claim is told that it is its
+    /// [turn](Claim::turn_life). The queue entry ends with that. The other waiters are not told.
     fn release(&self, claim: &Claim) -> impl Future<Output = Result<bool, BackendError>> + Send;
 
     /// Passes a lease from its holder to another claim of the same name in one step, with a new
@@ -280,8 +280,8 @@ pub trait Leases: Send + Sync + 'static {
 
     /// Returns the backend without its type.
     ///
-    /// The backends of this crate override it, so that their code is compiled with this crate, and
-    /// not once more with each crate that uses it.
+    /// The backends of this crate override it. So their code is compiled with this crate, and not
+    /// once more with each crate that uses it.
     #[doc(hidden)]
     fn erase_leases(self: Arc<Self>) -> ErasedLeases
     where

@@ -7,8 +7,8 @@ pub enum Renewal {
     NotHeld,
     /// The outcome for this claim is unknown, though it is known for others of the same call.
     ///
-    /// A majority of servers returns it for a lease about which too few servers answered, and a
-    /// cluster for the leases of a node that does not answer.
+    /// A majority of servers returns it for a lease about which too few servers answered. A cluster
+    /// returns it for the leases of a node that does not answer.
     Unknown,
 }
 

@@ -54,7 +54,7 @@ pub trait Store: Leases {
         seen: u64,
     ) -> impl Future<Output = Result<Claimed, BackendError>> + Send;
 
-    /// Writes an entry, ends the lease and pushes the entry to the waiters, all at once, if and
+    /// Writes an entry, ends the lease and pushes the entry to the waiters, all at once. It does so
     /// only if the fence of the grant is still the last one of the name. The entry gets that fence,
     /// and the time of the backend.
     ///
@@ -70,8 +70,8 @@ pub trait Store: Leases {
         ttl: Option<Duration>,
     ) -> impl Future<Output = Result<Committed, BackendError>> + Send;
 
-    /// Commits that the entry with the fence `seen` is still right, without writing its payload:
-    /// it gets the fence of the grant, the time of the backend, and the costs and the windows of
+    /// Commits that the entry with the fence `seen` is still right, without writing its payload. It
+    /// gets the fence of the grant, the time of the backend, and the costs and the windows of
     /// `entry`. It is kept to the end of these windows. The waiters get it as after a
     /// [commit](Self::commit).
     ///
@@ -151,8 +151,8 @@ pub trait Store: Leases {
 
     /// Returns the backend without its type.
     ///
-    /// The backends of this crate override it, so that their code is compiled with this crate, and
-    /// not once more with each crate that uses it.
+    /// The backends of this crate override it. So their code is compiled with this crate, and not
+    /// once more with each crate that uses it.
     #[doc(hidden)]
     fn erase_store(self: Arc<Self>) -> ErasedStore
     where

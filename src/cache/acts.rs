@@ -1,4 +1,4 @@
-//! What is done to an entry without a load, and looks at it.
+//! Acts on an entry without a load, and looks at it.
 
 use std::time::Duration;
 

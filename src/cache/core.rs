@@ -1,4 +1,4 @@
-//! What the clones of a cache share.
+//! The parts that the clones of a cache share.
 
 use std::{mem, sync::Arc, time::Duration};
 
@@ -64,7 +64,7 @@ pub(super) struct Core<V> {
     pub(super) unstorable: Once,
 }
 
-/// What an answer of the backend is good for.
+/// The use of an answer of the backend.
 pub(super) enum Decision<V> {
     /// The value is served.
     Served(V, Source, Option<Record>),

@@ -1,5 +1,5 @@
-//! What may be done with an entry: one pure function of its age, its windows, the cost of its load,
-//! the settings, and the lot of the process.
+//! Decides how an entry may be used. It is one pure function of its age, its windows, the cost of
+//! its load, the settings, and the lot of the process.
 
 use std::time::Duration;
 

@@ -76,8 +76,8 @@ impl<V> Lead<V> {
 
     /// Returns the fence of this load, which is greater than that of each earlier load of this key.
     ///
-    /// A system that remembers the greatest fence it has seen, and refuses smaller ones, is safe
-    /// from a loader that was suspended and goes on late.
+    /// A system that refuses each fence smaller than the greatest one it has seen is safe from a
+    /// loader that was suspended and goes on late.
     ///
     /// Returns `None` if the load runs without a lease.
     /// [`Source::Degraded`](super::Source::Degraded) lists the reasons.
@@ -133,6 +133,7 @@ impl<V> Lead<V> {
     /// for _ in 0..2 {
     ///     let load = cache.get_or_load("page:42", |lead| async move {
     ///         let stale = lead.stale();
+    ///         assert!(stale.iter().all(|stale| stale.age().is_some()));
     ///         let etag = stale.as_ref().map(|stale| stale.value().etag.as_str());
     ///         match (fetch(etag).await?, stale) {
     ///             (Some(page), _) => Ok(page),

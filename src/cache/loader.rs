@@ -11,7 +11,7 @@ use crate::{
     flight,
 };
 
-/// What a loader made.
+/// The outcome of a loader.
 pub(crate) enum Produced<V> {
     /// A value to share.
     Value(V),

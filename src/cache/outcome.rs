@@ -1,4 +1,4 @@
-//! What a request ends with, and what a flight lands with.
+//! The outcomes of a request and of a flight.
 
 use std::{
     any::Any,
@@ -22,7 +22,7 @@ pub struct Loaded<V> {
     pub(super) record: Option<Record>,
 }
 
-/// What is known of an entry beside its value. It is small, because each caller gets a copy.
+/// The facts of an entry beside its value. It is small, because each caller gets a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Record {
     /// `None` if it was loaded without a lease.
@@ -91,8 +91,8 @@ pub enum Source {
     /// - the loader asked for its own key, directly or through other loaders;
     /// - the cache was shut down.
     ///
-    /// It is also so if the value was loaded under a lease, the backend did not answer the commit,
-    /// and this caller asked after the load had begun.
+    /// It is also so for a caller that asked after the load had begun, if the backend did not
+    /// answer the commit.
     ///
     /// The value may come from a load that was under way in this process when the caller asked. A
     /// value that was remembered is older. So either may be older than an invalidation in another
@@ -150,9 +150,9 @@ impl<V> Loaded<V> {
 
     /// Returns the time since the load of the value ended.
     ///
-    /// If the value has windows in which it is stale, the age is that by the clock of the server,
-    /// and too large by a round trip at most. Otherwise it is as exact as the clocks of the server
-    /// and of this process agree, and nothing in the cache depends on it.
+    /// If the value has windows in which it is stale, the age is by the clock of the server. It is
+    /// too large by a round trip at most. Otherwise it is as exact as the clocks of the server and
+    /// of this process agree, and nothing in the cache depends on it.
     ///
     /// Returns `None` if it was loaded without a lease, for the callers at that moment. A value
     /// that the process [remembered](super::Builder::outage_memory) has an age.
@@ -214,7 +214,7 @@ pub(crate) enum Alone {
     Full,
 }
 
-/// What a flight lands with.
+/// The outcome with which a flight lands.
 #[derive(Clone)]
 pub(super) enum Outcome<V> {
     Value(Loaded<V>),

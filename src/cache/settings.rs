@@ -80,7 +80,7 @@ pub(crate) struct Sharing {
     pub(crate) is_anew: bool,
 }
 
-/// What to do with a key that is remembered as uncacheable.
+/// The behaviour for a key that is remembered as uncacheable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OnUncacheable {
     /// The callers of this process share one load.
@@ -93,7 +93,7 @@ pub(crate) enum OnUncacheable {
     Claim,
 }
 
-/// What to do with a load beyond the cap on loads.
+/// The behaviour for a load beyond the cap on loads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OnFull {
     /// It queues for as long as the wait limit.

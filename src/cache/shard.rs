@@ -7,9 +7,9 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 
 use super::breaker::Breaker;
 
-/// How many flights may ask a shard at once, while the others queue: enough to keep a connection
-/// busy, and few enough for an answer well within the time-out. Otherwise ten thousand cold keys at
-/// once would look like a server that is down.
+/// How many flights may ask a shard at once, while the others queue. They are enough to keep a
+/// connection busy, and few enough for an answer well within the time-out. Otherwise ten thousand
+/// cold keys at once would look like a server that is down.
 const TURNS: usize = 128;
 
 pub(super) struct Shard {

@@ -18,7 +18,7 @@ use crate::{
     sync::checked::{AtomicU64 as CheckedU64, AtomicUsize, OnceLock, write},
 };
 
-/// What becomes of a load that no caller waits for any more.
+/// The fate of a load that no caller waits for any more.
 ///
 /// ```
 /// use bellwether::{Cache, MemoryBackend, cache::Abandoned};
@@ -57,13 +57,13 @@ pub(super) struct Flight<T> {
     /// asks.
     pub(super) joined: CheckedU64,
     /// How many of them have left. Each leaves with `AcqRel`, and so sees the joins of those that
-    /// have left before it: the last caller to leave knows that it is the last.
+    /// have left before it. The last caller to leave knows that it is the last.
     pub(super) left: CheckedU64,
     pub(super) driver: Driver,
     pub(super) notices: Notices,
     /// Set if the flight is to go on without callers.
     pub(super) goes_on: OnceLock<()>,
-    /// What callers may have while the flight is under way.
+    /// The value that callers may have while the flight is under way.
     pub(super) first: FirstLanding<T>,
     /// Set once, when the flight is out of the map.
     pub(super) landing: OnceLock<Landing<T>>,

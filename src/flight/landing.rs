@@ -39,7 +39,7 @@ pub(super) struct FirstLanding<T> {
 /// No more callers are admitted.
 const CLOSED: u64 = 1 << 63;
 
-/// What the first landing is to a follower.
+/// The first landing, as a follower sees it.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum First<T> {
     /// The flight has not landed.
@@ -52,7 +52,7 @@ pub(super) enum First<T> {
     Closed,
 }
 
-/// What a follower got.
+/// The landing that a follower got.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Waited<T> {
     Outcome(T),

@@ -1,4 +1,4 @@
-//! What followers tell the leader of their flight.
+//! The news that followers have for the leader of their flight.
 
 use std::task::{Context, Poll, Waker};
 

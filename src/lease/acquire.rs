@@ -27,7 +27,7 @@ use crate::{
 /// is comes first, and has the machine to itself: it waits for less than the local queue may.
 const GIVE_WAY: Duration = Duration::from_millis(1);
 
-/// What is acquired, in the terms of the loop.
+/// One acquisition, in the terms of the loop.
 pub(crate) trait Attempt {
     /// How the acquisition ends, well or not.
     type Outcome;
@@ -53,7 +53,7 @@ pub(crate) trait Attempt {
     fn time_up(&mut self, waiting: &Waiting<'_>) -> Option<Self::Outcome>;
 }
 
-/// What one request has led to.
+/// The result of one request.
 pub(crate) enum Answer<O> {
     /// The acquisition has ended.
     Settled(O),
@@ -285,9 +285,9 @@ impl OneAttempt<'_> {
         self.slot = Some(slot);
     }
 
-    /// Returns whether the next request needs a fresh owner: too few replicas confirmed a grant, a
-    /// permit may be granted late, or a majority does not know the queue entry any more. A permit
-    /// leaves with its id, and no guard would undo that.
+    /// Returns whether the next request needs a fresh owner. It does if too few replicas confirmed
+    /// a grant, if a permit may be granted late, or if a majority has lost the queue entry. A
+    /// permit leaves with its id, and no guard would undo that.
     fn must_restart(&self, error: &BackendError) -> bool {
         let claim = self.acquisition.claim();
         let is_permit = matches!(claim.mode, Mode::Permit { .. });

@@ -26,7 +26,7 @@ pub(crate) struct Acquisition {
     handover: HandoverCheck,
 }
 
-/// What the backend may have of the claim.
+/// The state of the claim at the backend, as far as it is known.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum AcquisitionState {
     /// Nothing: no request was sent, or none left anything behind.
@@ -42,7 +42,7 @@ enum AcquisitionState {
     Unknown,
 }
 
-/// What an answer says of a claim.
+/// The part of an answer that concerns a claim.
 pub(crate) enum Said {
     /// The claim has the lease.
     Granted,

@@ -9,7 +9,7 @@ use crate::{
     observe::{LockCounters, LockStats},
 };
 
-/// What the leases of one `Cache` or one `Locks` share.
+/// The parts that the leases of one `Cache` or one `Locks` share.
 pub(crate) struct Engine {
     pub(super) counters: Arc<LockCounters>,
     pub(super) janitor: Arc<Janitor>,
@@ -34,7 +34,7 @@ impl Engine {
         self.janitor.backend()
     }
 
-    /// What undoes the acquisitions of this engine.
+    /// The janitor, which undoes the acquisitions of this engine.
     pub(crate) fn janitor(&self) -> &Arc<Janitor> {
         &self.janitor
     }

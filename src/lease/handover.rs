@@ -43,7 +43,7 @@ impl HandoverCheck {
     /// cannot be trusted or is nearly over; the waiter then asks the backend.
     pub(super) fn trusts(&self, handover: &Handover) -> Option<Instant> {
         let now = Instant::now();
-        // Never longer than a push without delay is trusted: the clock of the server may be set
+        // Never longer than a push without delay is trusted. The clock of the server may be set
         // forward during the wait, and the clock of this process may stand still.
         let until = after(self.since?, trusted(handover.ends)).min(now + trusted(HANDOVER_LIFE));
         let left = until.saturating_duration_since(now);

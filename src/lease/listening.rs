@@ -67,7 +67,7 @@ impl Listening {
 
     /// Turns to another claim.
     ///
-    /// The subscription to the last name is kept: of several names now one is in the way and now
+    /// The subscription to the last name is kept. Of several names, now one is in the way and now
     /// another, and each new subscription costs a request.
     pub(super) fn turn_to(&mut self, claim: &Claim) {
         let name = &claim.name;

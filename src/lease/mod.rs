@@ -18,9 +18,9 @@
 //! # What a lease promises
 //!
 //! A holder's deadline passes before the server lets another holder in, while its process runs and
-//! the server keeps its data and its clock. In other cases the loss is told at the first contact,
-//! and only the fence protects: a failover, a restart without data, an eviction, a forced unlock,
-//! or a suspended process.
+//! the server keeps its data and its clock. It does not hold after a failover, a restart without
+//! data, an eviction, a forced unlock, or in a suspended process. There the loss is told at the
+//! first contact, and only the fence protects.
 
 mod acquire;
 mod acquisition;
@@ -67,7 +67,7 @@ pub(crate) struct Upkeep {
 }
 
 /// Returns the part of a lease that its holder trusts. The rest is the drift of the Redlock
-/// description: the clocks of two machines run apart by less than a hundredth, and a timer fires up
+/// description. The clocks of two machines run apart by less than a hundredth, and a timer fires up
 /// to 2 ms late.
 pub(crate) fn trusted(lease: Duration) -> Duration {
     lease.saturating_sub(lease / 100 + Duration::from_millis(2))

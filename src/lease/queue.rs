@@ -46,7 +46,7 @@ pub(super) struct QueuedCaller<T> {
     notify: oneshot::Sender<SlotNotice<T>>,
 }
 
-/// What a caller in a local queue is notified of.
+/// The news that a caller in a local queue gets.
 pub(super) enum SlotNotice<T> {
     /// The lease was passed to it.
     Passed(T),

@@ -3,7 +3,7 @@
 //! The pauses of one waiter grow, because many waiters may be in the same trouble. To notice its
 //! end soon, one waiter at a time is the probe, which asks again after a short pause. The first
 //! answer wakes all of them. So the time until the locks are back does not depend on the length of
-//! the trouble, and the rate of requests does not depend on the number of waiters.
+//! the trouble. The rate of requests does not depend on the number of waiters.
 
 use std::{
     sync::atomic::{AtomicUsize, Ordering},

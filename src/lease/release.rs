@@ -35,7 +35,7 @@ use crate::{
 pub(crate) use self::janitor::Janitor;
 
 /// The pauses between requests of a release. They are short, since a waiter needs the lease when
-/// the backend is back; and a request to a backend that is known to be away costs nothing.
+/// the backend is back. A request to a backend that is known to be away costs nothing.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_millis(80);
 

@@ -1,10 +1,10 @@
 //! Renews the leases that are held, and tells their holders when they are lost.
 //!
-//! One task for each engine does it, while something is held and for a moment longer, so that a
-//! caller that locks and unlocks in turn does not start it each time. The task is woken for what it
-//! would not see in time by itself. Renewals that fall due together go out in
-//! [batches](batches). A renewal that fails is tried again while the lease can still be held: only
-//! a refusal or the deadline is a loss.
+//! One task for each engine does it, while something is held and for a moment longer. So a caller
+//! that locks and unlocks in turn does not start it each time. The task is woken for what it would
+//! not see in time by itself. Renewals that fall due together go out in [batches](batches). A
+//! renewal that fails is tried again while the lease can still be held: only a refusal or the
+//! deadline is a loss.
 //!
 //! The invariant: `deadline` is a monotonic time taken *before* the request was sent, plus the
 //! lease, less the drift. So it passes here before the lease ends on the server.

@@ -8,8 +8,8 @@ use crate::backend::DynLeases;
 ///
 /// Waiting does not mean polling: a push wakes the waiter when the lease is released, and a timer
 /// when the lease ends. The waits of a strategy are upper bounds in between, and its end is the end
-/// of the wait. An earlier wake uses up no wait: a push, the end of the lease in the way, a look in
-/// between, and the pause after a failed try.
+/// of the wait. An earlier wake uses up no wait. That is a push, the end of the lease in the way, a
+/// look in between, or the pause after a failed try.
 ///
 /// A closure that makes an iterator of waits is a strategy, so a custom one takes a few lines:
 ///
@@ -73,6 +73,11 @@ where
 /// let patient = Retry::exponential(Duration::from_millis(20), Duration::from_secs(1)).times(8);
 /// assert_eq!(patient.waits().count(), 8);
 /// assert_eq!(Retry::never().waits().count(), 0);
+/// let steady = Retry::fixed(Duration::from_millis(50))
+///     .within(Duration::from_secs(1))
+///     .try_limit(Duration::from_millis(100));
+/// assert_eq!(steady.waits().count(), 20);
+/// assert_eq!(RetryStrategy::try_limit(&steady), Some(Duration::from_millis(100)));
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Retry {

@@ -1,9 +1,9 @@
 //! Several leases at once, all or none.
 //!
-//! Nothing is held during the wait: a request that is not granted everything has given back what it
-//! got by the time of its answer, and the one lease in the way is waited for. So two callers that
-//! want the same leases do not wait for each other. The backend may keep a lease that was in the
-//! way before for a caller whose turn it is, for [`TURN_LIFE`].
+//! Nothing is held during the wait. A request that is not granted everything has given back what it
+//! got by the time of its answer. The caller then waits for the one lease in the way. So two
+//! callers that want the same leases do not wait for each other. The backend may keep a lease that
+//! was in the way before for a caller whose turn it is, for [`TURN_LIFE`].
 
 use std::{future::pending, sync::Arc, time::Duration};
 

@@ -21,8 +21,8 @@ use tokio::{
 use super::{recovery::Recovery, untold::Untold};
 use crate::error::{BackendError, BackendErrorKind};
 
-/// How many requests of a kind a shard is asked at once: enough to keep a connection busy, and few
-/// enough for an answer well within the time-out.
+/// How many requests of a kind a shard is asked at once. They are enough to keep a connection busy,
+/// and few enough for an answer well within the time-out.
 const TURNS: usize = 128;
 
 /// How long a caller waits for a turn while no request is answered: about a command time-out.

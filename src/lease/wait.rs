@@ -5,8 +5,8 @@
 //! fall between the first one and the subscription. If a channel of the process was confirmed
 //! before the first request, and no push was missed since, there is no gap.
 //!
-//! A waiter with a queue entry is also woken by the [keeper](super::keeper) of its entry, and any
-//! other one by the end of the lease in the way, or after 5 s.
+//! A waiter with a queue entry is also woken by the [keeper](super::keeper) of its entry. Any other
+//! one is woken by the end of the lease in the way, or after 5 s.
 //!
 //! Without a [subscription](super::listening) the looks come at growing intervals instead. A server
 //! that forbids pushes makes waiters a tenth of a second late then, and not a lease.
@@ -52,7 +52,7 @@ pub(crate) struct Waiting<'a> {
     unpushed: bool,
 }
 
-/// What a waiter does next.
+/// The next step of a waiter.
 pub(crate) enum Woken {
     /// It asks again.
     Again,

@@ -74,7 +74,7 @@ impl Locks {
     /// [`Mutex::holder`] tells the label of the holder to any process, and so does a
     /// [`NotAcquired`](crate::ErrorKind::NotAcquired) error of locks that have a label themselves.
     /// A process has one label in a namespace, the last one that was set. It is written in the
-    /// background by the first acquisition, and then once an hour. It is kept for a day, so a lock
+    /// background by the first acquisition, and then once an hour. It is kept for a day. A lock
     /// that is held for longer, by a process that acquires no other, has no label any more.
     ///
     /// # Examples
@@ -114,7 +114,7 @@ impl Locks {
     ///   [without handover](Mutex::without_handover). The waiters are notified, and ask.
     ///
     /// The turn of a process also ends when none of its callers waits at that moment. So the shares
-    /// are uneven if each process has two or three callers that lock again at once: a caller may
+    /// are uneven if each process has two or three callers that lock again at once. A caller may
     /// have a fifth of the holds of another one. A [fair mutex](Self::fair_mutex) has even shares,
     /// and with so few callers it is as fast.
     pub fn mutex(&self, name: impl Into<Key>) -> Mutex {

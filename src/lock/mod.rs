@@ -57,10 +57,11 @@
 //! for the rest of the lease. So before it ends, a program calls `unlock` or `release`, or drops
 //! its guards and waits for [`Locks::shutdown`].
 //!
-//! The release is a task on the runtime of the acquisition. If that runtime is gone, or is a
-//! runtime of the current thread and the guard is dropped outside of it, a thread of its own
-//! releases the lock. One case stays: a guard is dropped under `Runtime::enter` of a current-thread
-//! runtime, and nothing drives that runtime any more. The lock then ends with its lease.
+//! The release is a task on the runtime of the acquisition. If that runtime is gone, a separate
+//! thread releases the lock. The same holds for a runtime of the current thread, if the guard is
+//! dropped outside of it. One case stays: a guard is dropped under `Runtime::enter` of a
+//! current-thread runtime, and nothing drives that runtime any more. The lock then ends with its
+//! lease.
 //!
 //! # Names of the methods
 //!

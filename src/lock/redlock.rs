@@ -139,7 +139,7 @@ impl Redlock {
     /// Creates locks as [`new`](Self::new) does, with another limit for the answer of one server.
     /// The limit of `new` is 50 ms.
     ///
-    /// The limit must be short against the lease, because a late answer is spent from it: each
+    /// The limit must be short against the lease, because a late answer is spent from it. Each
     /// acquisition and each unlock waits that long for a server that hangs. It must be long against
     /// a round trip. It also limits the answer to a batch of renewals. The
     /// [`try_limit`](crate::lease::RetryStrategy::try_limit) of the retry strategy bounds the whole

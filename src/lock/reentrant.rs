@@ -21,7 +21,7 @@ use crate::{backend::Mode, error::Error, key::Key, lease::LeaseGuard};
 /// [`Redlock::reentrant_mutex`](crate::Redlock::reentrant_mutex). That of a `Redlock` is
 /// [`Unfenced`](super::Unfenced): its guard has no [`fence`](ReentrantGuard::fence).
 ///
-/// A holder is a value, and no thread or task: an async task moves between threads, and the work
+/// A holder is a value, and no thread or task. An async task moves between threads, and the work
 /// that it spawns runs in other tasks. All clones of a [`ReentrantHolder`] are one holder.
 ///
 /// It is the same lock as the [mutex](crate::Locks::mutex) of that name: the two exclude each

@@ -14,7 +14,7 @@ use tokio::time::sleep;
 pub use crate::interceptor::Op;
 use crate::interceptor::{Answer, Hook, Interceptor, Operation};
 
-/// What happens to an operation.
+/// The fault that an operation meets.
 #[derive(Clone, Copy, Debug)]
 pub enum Fault {
     /// The operation is not performed, and its caller is told so.

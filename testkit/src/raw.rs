@@ -105,9 +105,9 @@ impl Raw {
         self.run::<()>(&["CONFIG", "SET", parameter, value]).await;
     }
 
-    /// Makes everything in this database older by this time: keys by their expiry, members of
-    /// sorted sets by their scores, entries by the time at which they were stored. Whatever expires
-    /// within this time is removed.
+    /// Makes everything in this database older by this time. Keys age by their expiry, members of
+    /// sorted sets by their scores, and entries by the time at which they were stored. Data that
+    /// expires within this time is removed.
     ///
     /// A test that ages keys is exact. A test that sleeps depends on how busy the machine is.
     pub async fn age(&mut self, time: Duration) {

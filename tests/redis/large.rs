@@ -271,7 +271,7 @@ async fn a_full_server_pushes_an_entry_that_it_cannot_stage() {
     assert_eq!((waited.source(), waited.value()), (Source::Received, &loaded));
 }
 
-/// Whatever the script finds, the staged entry is moved or removed.
+/// The staged entry is moved or removed by each way through the script.
 #[tokio::test]
 async fn a_large_write_that_is_refused_leaves_nothing() {
     let server = RedisServer::start().await;

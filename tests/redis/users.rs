@@ -33,7 +33,7 @@ enum Part {
     After,
     /// Scenarios in which they ask at once.
     AtOnce,
-    /// What all have stored.
+    /// The values that all have stored.
     Again,
     /// Scenarios of equal users.
     Shared,

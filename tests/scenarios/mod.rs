@@ -50,7 +50,7 @@ pub(crate) struct User {
     pub(crate) method: &'static str,
     pub(crate) target: &'static str,
     pub(crate) lines: Vec<(&'static str, &'static str)>,
-    /// What an outer middleware has found out about the user.
+    /// The user, as an outer middleware has found it out.
     pub(crate) extension: Option<&'static str>,
     pub(crate) is_http2: bool,
 }

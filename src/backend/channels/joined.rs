@@ -2,7 +2,7 @@
 //!
 //! A holder at a majority of servers wakes the waiters at a majority when it releases. So a waiter
 //! is woken by a majority. The more often that was in vain, the more the waiters of a fleet spread
-//! out: waiters that ask all at once share the servers between them, and none has a majority.
+//! out. Waiters that ask all at once share the servers between them, and none has a majority.
 //!
 //! A change at a minority is mostly the noise of waiters, each of which gives back what it got of a
 //! lock that another holder has. It is worth a look after a while all the same, since the rest of

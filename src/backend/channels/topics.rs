@@ -1,7 +1,7 @@
 //! The topics that are listened to, and their listeners.
 //!
-//! A topic has a channel of its own at the server, or its pushes come through a channel of the
-//! process, with those of many other topics.
+//! A topic has a channel of its own at the server. Otherwise its pushes come through a channel of
+//! the process, with those of many other topics.
 
 use std::{
     future::poll_fn,
@@ -22,7 +22,7 @@ use crate::{
     sync::lock,
 };
 
-/// What one [`Channels`](super::Channels) listens to.
+/// The topics to which one [`Channels`](super::Channels) listens.
 #[derive(Default)]
 pub(super) struct Topics {
     open: Mutex<Open>,
@@ -59,7 +59,7 @@ struct Observer {
     hears_all: bool,
 }
 
-/// What the server has said of a subscription.
+/// The answer of the server to a subscription.
 #[cfg_attr(not(feature = "redis"), allow(dead_code))]
 #[derive(Clone, Debug)]
 pub(crate) enum Subscription {

@@ -26,6 +26,9 @@ use crate::error::{BoxError, Error, ErrorKind};
 /// let backend = RedisBackend::builder()
 ///     .server("redis://127.0.0.1/")
 ///     .command_timeout(Duration::from_millis(500))
+///     .connect_timeout(Duration::from_secs(2))
+///     .push_limit(16 << 10)
+///     .client_name("shop")
 ///     .build()?;
 /// # Ok::<_, bellwether::Error>(())
 /// ```
@@ -102,10 +105,10 @@ impl RedisBackendBuilder {
     /// that the node announces. The backend follows slots that move and masters that are replaced.
     /// The page [`failover`](super::failover) tells what a failover may lose.
     ///
-    /// Pushes go through the node that serves the name, and only to the processes that wait
-    /// (sharded pub/sub). A cluster of version 6 has no sharded pub/sub; its waiters poll, at
-    /// intervals of up to 100 ms. While a slot moves, commands on its names are tried again until
-    /// their time-out ends, and are then [refused](crate::error::BackendErrorKind::Refused).
+    /// Pushes are sharded: they go through the node that serves the name, and only to the processes
+    /// that wait. A cluster of version 6 has no sharded pub/sub; its waiters poll, at intervals of
+    /// up to 100 ms. While a slot moves, commands on its names are tried again until their time-out
+    /// ends, and are then [refused](crate::error::BackendErrorKind::Refused).
     ///
     /// # Examples
     ///
@@ -128,10 +131,9 @@ impl RedisBackendBuilder {
     /// for the first one within the [connect time-out](Self::connect_timeout).
     ///
     /// Defaults to 250 ms: longer than most pauses of a server, and short enough that a request to
-    /// a dead server is late but not lost. This is the one setting for a slower network or server:
-    /// the connect time-out and the
-    /// [`try_limit`](crate::lease::RetryStrategy::try_limit) of the retry strategy follow it,
-    /// unless they are set. Round trips of up to 300 ms need no setting.
+    /// a dead server is late but not lost. This is the one setting for a slower network or server.
+    /// The connect time-out and the [`try_limit`](crate::lease::RetryStrategy::try_limit) of the
+    /// retry strategy follow it, unless they are set. Round trips of up to 300 ms need no setting.
     pub fn command_timeout(mut self, timeout: Duration) -> Self {
         self.config.command_timeout = timeout;
         self

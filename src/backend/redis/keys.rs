@@ -80,7 +80,7 @@ pub(super) fn own_shard_channel(channel: &str) -> Arc<str> {
 
 /// The channels of this process at a single server.
 pub(super) struct ProcessChannels {
-    /// What follows the namespace and the family.
+    /// The text behind the namespace and the family.
     start: String,
     /// The id of the backend.
     pub(super) id: String,

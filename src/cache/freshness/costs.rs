@@ -1,10 +1,10 @@
-//! What the loads of a name cost, and when the turn of a process to refresh it comes.
+//! The costs of the loads of a name, and when the turn of a process to refresh it comes.
 
 use std::time::Duration;
 
 use crate::backend::Entry;
 
-/// What the loads of a name cost.
+/// The costs of the loads of a name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::cache) struct Costs {
     pub(in crate::cache) cost: Duration,

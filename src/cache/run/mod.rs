@@ -309,8 +309,8 @@ fn failed<V>(error: Error) -> EpochOutcome<V> {
     (Outcome::Failed(error), Epoch::END)
 }
 
-/// How much longer the second try of a claim or a commit may take, after the first had no answer: a
-/// new connection and a round trip.
+/// How much longer the second try of a claim or a commit may take, after the first had no answer.
+/// It is enough for a new connection and a round trip.
 const SECOND_TRY: Duration = Duration::from_millis(150);
 
 /// Returns the limit of the second try, if the first began at `first`. It includes what the first

@@ -177,8 +177,9 @@ impl BellwetherLayer<Http> {
     /// - In the first window all callers receive the stale response at once. One process of the
     ///   fleet sends the request of one of its callers in the background.
     /// - In the second one a caller waits for the inner service. It receives the stale response if
-    ///   the answer is a `500`, `502`, `503` or `504`, if the service returns an error, or if it
-    ///   takes longer than the load limit. So do the callers that wait with it, in every process.
+    ///   the answer is a `500`, `502`, `503` or `504`. The same holds if the service returns an
+    ///   error, or takes longer than the load limit. So do the callers that wait with it, in every
+    ///   process.
     ///
     /// After such a failure the key backs off in the whole fleet: no process sends a request, and
     /// all callers receive the stale response at once. A `503` with a `Retry-After` in seconds sets

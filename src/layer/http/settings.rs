@@ -58,7 +58,7 @@ pub(super) type Check = Arc<dyn Fn(&Parts) -> bool + Send + Sync>;
 
 pub(super) type OnError = Arc<dyn Fn(&Error) -> Response<Bytes> + Send + Sync>;
 
-/// What becomes of a request that needs a load beyond the [cap on loads] of the cache.
+/// Decides about a request that needs a load beyond the [cap on loads] of the cache.
 ///
 /// [cap on loads]: crate::cache::Builder::max_loads
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -83,9 +83,9 @@ impl BellwetherLayer<Http> {
 
     /// Adds to the key the identity that a response is made for, or excludes the request by `None`.
     ///
-    /// Use it for what only the extensions of a request tell: the user that an outer layer has
-    /// authenticated, the client's address in `ConnectInfo`, or its certificate. Requests with one
-    /// text share responses. `None` sends the request to the inner service.
+    /// Use it for facts that only the extensions of a request tell. Examples are the user that an
+    /// outer layer has authenticated, and the client's address in `ConnectInfo` or its certificate.
+    /// Requests with one text share responses. `None` sends the request to the inner service.
     ///
     /// ```
     /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {

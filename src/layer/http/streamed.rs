@@ -38,7 +38,7 @@ pub(super) enum Apart {
     Missed(Missed),
 }
 
-/// What a streamed response became.
+/// The end of a streamed response.
 pub(super) enum Streamed {
     Whole(CachedResponse, Freshness),
     Unfit,

@@ -1,20 +1,21 @@
 //! Several servers as one backend, which holds what a majority of them holds.
 //!
 //! All servers are asked at once, and each has the same short time to answer. The engine above
-//! counts a lease from before the first request, so the lease ends there before it ends at any
+//! counts a lease from before the first request. So the lease ends there before it ends at any
 //! server that granted or renewed it then. Those are a majority, and another holder needs one of
 //! them. At a server that missed a renewal, the lease ends sooner.
 //!
 //! A renewal that a majority confirms also takes the lease at each server that denies it for the
-//! second time in a row: that server was away during the acquisition, or has restarted since.
+//! second time in a row. That server was away during the acquisition, or has restarted since.
 //! Without this, servers that restart one after another would end a lease although a majority was
-//! there all the time. A server that denies it once may be the first that a
-//! [clear](Leases::clear) has reached, so one denial changes nothing.
+//! there all the time. A server that denies it once may be the first that a [clear](Leases::clear)
+//! has reached, so one denial changes nothing.
 //!
-//! A try without a majority is undone at each server by itself: at once where the server granted
-//! it, and again until one lease has passed where the outcome is unknown. Each try has a fresh
-//! owner, since a late undo must not end the grant of a later try. [`KnownLeases`] maps the owner
-//! of the caller to the owners at the servers. [`Order`] says which claim has its turn.
+//! A try without a majority is undone at each server by itself, and at once where the server
+//! granted it. Where the outcome is unknown, the undo is repeated until one lease has passed. Each
+//! try has a fresh owner, since a late undo must not end the grant of a later try. [`KnownLeases`]
+//! maps the owner of the caller to the owners at the servers. [`Order`] says which claim has its
+//! turn.
 
 mod known;
 mod listen;

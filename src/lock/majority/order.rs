@@ -32,7 +32,7 @@ use crate::{
     time::after,
 };
 
-/// A claim with a queue entry asks all servers once in this time, in its turn or not: the lease at
+/// A claim with a queue entry asks all servers once in this time, in its turn or not. The lease at
 /// the queue server may be that of a claim without a majority.
 const LOOK: Duration = Duration::from_secs(1);
 /// A claim that has left the queue asks again after this time, which doubles each time.
@@ -68,7 +68,7 @@ impl Server {
     }
 }
 
-/// Where a claim stands.
+/// The position of a claim.
 pub(super) enum ClaimPlace {
     /// It has an entry in the queue of a server.
     Queued(Queued),

@@ -42,7 +42,7 @@ impl Majority {
         }
     }
 
-    /// What is in the way of a claim without a majority.
+    /// The lease in the way of a claim without a majority.
     fn refused(
         &self,
         answers: Vec<Result<Acquired, BackendError>>,

@@ -23,7 +23,7 @@ use super::{
     shares,
 };
 
-/// What the tasks of all processes have seen.
+/// The holds that the tasks of all processes have seen.
 #[derive(Default)]
 struct Seen {
     holds: usize,

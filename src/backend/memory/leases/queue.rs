@@ -61,8 +61,8 @@ impl Data {
         Some((first.clone(), queue.left(first, now)))
     }
 
-    /// Returns how long the process of the first claim in the queue keeps it, if what it claims is
-    /// free: the claim did not hear of that.
+    /// Returns how long the process of the first claim in the queue keeps it, if the lease is free
+    /// and the claim did not hear of that.
     pub(super) fn unheard(&self, by: &Claim, now: Instant) -> Option<Duration> {
         let (first, left) = self.first_in_queue(by, now)?;
         let occupancy = self.occupancies.get(by.name.prefix())?;

@@ -24,9 +24,9 @@ pub(in super::super) struct RedisConfig {
 }
 
 impl RedisConfig {
-    /// Returns how long a connection may be silent while a command is under way: the command
-    /// time-out, or a few round trips where the link is slow.
-    pub(super) fn patience(&self, round_trip: Duration) -> Duration {
+    /// Returns how long a connection may be silent while a command is under way. That is the
+    /// command time-out, or a few round trips where the link is slow.
+    pub(super) fn silence_limit(&self, round_trip: Duration) -> Duration {
         let few = round_trip.saturating_mul(SLOW_ROUND_TRIPS).min(self.connect_timeout);
         self.command_timeout.max(few)
     }

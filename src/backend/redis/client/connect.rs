@@ -18,7 +18,7 @@ use super::{
 };
 use crate::error::{BackendError, BackendErrorKind};
 
-/// The rest of an attempt may take this many times as long as it took to reach the server: it has
+/// The rest of an attempt may take this many times as long as it took to reach the server. It has
 /// three round trips, where the socket has one.
 const REST: u32 = 6;
 

@@ -40,7 +40,8 @@ impl fmt::Display for ClientError {
 
 impl std::error::Error for ClientError {}
 
-/// What the server says where an ACL forbids a command of a script. It does not name the command.
+/// The error of the server where an ACL forbids a command of a script. It does not name the
+/// command.
 const SCRIPT_REFUSAL: &str = "can't run this command";
 
 /// A refusal of a command within a script.

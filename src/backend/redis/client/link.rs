@@ -1,7 +1,7 @@
 //! The connection that commands are sent on.
 //!
 //! A task keeps it connected (`reconnect`). A command takes the current connection. If the last
-//! attempt to connect failed, the command fails at once, and the next attempt comes sooner; if an
+//! attempt to connect failed, the command fails at once, and the next attempt comes sooner. If an
 //! attempt is under way, the command waits for it within its own time-out. So nothing queues up
 //! while the server is away.
 //!
@@ -92,7 +92,7 @@ impl Link {
             }
             // While bytes move, the reply is on its way, or a large command is. On a slow link it
             // takes its time.
-            let limit = limit.max(used.patience);
+            let limit = limit.max(used.silence_limit);
             Box::pin(used.connected.progress.silent_for(limit, begun)).await;
         };
         tokio::select! {
@@ -190,10 +190,10 @@ impl Drop for Unanswered<'_> {
     fn drop(&mut self) {
         let silence = self.since.elapsed().min(self.used.connected.progress.silence());
         // A caller may have the same time-out, which then ends a moment earlier than this one.
-        if silence >= self.used.patience.mul_f64(0.9) {
+        if silence >= self.used.silence_limit.mul_f64(0.9) {
             self.kept.give_up(&self.used.broken);
         } else {
-            self.used.doubted.notify_one();
+            self.used.suspected.notify_one();
         }
     }
 }

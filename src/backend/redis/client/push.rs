@@ -5,8 +5,8 @@
 //! may be dropped. The task connects when the first channel opens. After a break, all waiters are
 //! woken once the subscriptions are restored.
 //!
-//! It is separate from the connection for commands, because Redis applies the output limit of
-//! pub/sub to a connection that subscribes, and closes it when large replies queue up.
+//! It is separate from the connection for commands. Redis applies the output limit of pub/sub to a
+//! connection that subscribes, and closes it when large replies queue up.
 
 use std::{sync::Arc, time::Duration};
 
@@ -108,7 +108,7 @@ impl PushConnection {
         let limit = match now {
             // The server may have to be found first.
             PushState::New => self.config.connect_timeout.saturating_mul(2),
-            PushState::Up(patience) => patience,
+            PushState::Up(silence_limit) => silence_limit,
             PushState::Broken => self.config.command_timeout,
             PushState::Down(error) => {
                 self.events.pacer.demand(Demand::Lease);
@@ -170,7 +170,7 @@ impl PushRun {
         match connect(endpoint, config, broken.clone(), on_push).await {
             Ok((connected, watch)) => {
                 attempt.succeeded();
-                state.send_replace(PushState::Up(config.patience(connected.round_trip)));
+                state.send_replace(PushState::Up(config.silence_limit(connected.round_trip)));
                 let subscriptions =
                     Subscriptions::new(connected, config, events, leaving, is_refused);
                 let end = serve(subscriptions, turns, &broken, watch).await;

@@ -52,11 +52,11 @@ pub(super) struct Established {
     /// Asks the task to replace this connection, but not a later one.
     pub(super) broken: Arc<Notify>,
     /// Asks the task to test this connection with a `PING`.
-    pub(super) doubted: Notify,
+    pub(super) suspected: Notify,
     /// The runtime of the task.
     pub(super) runtime: runtime::Id,
     /// How long the connection may be silent while a command is under way.
-    pub(super) patience: Duration,
+    pub(super) silence_limit: Duration,
     /// The clock of the server.
     pub(super) clock: ServerClock,
 }
@@ -90,10 +90,11 @@ impl KeptConnection {
                 let since = Instant::now();
                 let runtime = Handle::current().id();
                 let round_trip = connected.round_trip;
-                let patience = self.config.patience(round_trip);
-                let doubted = Notify::new();
+                let silence_limit = self.config.silence_limit(round_trip);
+                let suspected = Notify::new();
                 let clock = ServerClock::default();
-                let current = Established { connected, broken, doubted, runtime, patience, clock };
+                let current =
+                    Established { connected, broken, suspected, runtime, silence_limit, clock };
                 self.serve(Arc::new(current), watch).await;
                 let server = self.endpoint.shown();
                 info!(%server, "the connection to Redis broke; connecting again");
@@ -142,8 +143,8 @@ impl KeptConnection {
         };
         let tests = async {
             loop {
-                current.doubted.notified().await;
-                if !echoes(&current.connected, current.patience).await {
+                current.suspected.notified().await;
+                if !echoes(&current.connected, current.silence_limit).await {
                     return;
                 }
             }

@@ -179,7 +179,7 @@ impl<'a> Subscriptions<'a> {
     pub(super) async fn ping(&mut self) -> Result<(), RedisError> {
         let ping = redis::cmd("PING");
         let sending = self.connected.connection.send_packed_command(&ping);
-        let limit = self.config.patience(self.connected.round_trip).saturating_mul(2);
+        let limit = self.config.silence_limit(self.connected.round_trip).saturating_mul(2);
         within(limit, sending).await.map(drop)
     }
 }

@@ -2,9 +2,9 @@
 //!
 //! The replies to many commands come in one read and wake their callers, which send their next
 //! commands one after the other. The first of these commands wakes the connection's driver, which
-//! would write that one alone; and a write costs more than the rest of a command. So while commands
-//! are unanswered, the driver lets the other tasks that are ready run first, once for each write.
-//! Where there is one command at a time, nothing waits.
+//! would write that one alone. A write costs more than the rest of a command. So while commands are
+//! unanswered, the driver lets the other tasks that are ready run first, once for each write. Where
+//! there is one command at a time, nothing waits.
 
 use std::{
     io,

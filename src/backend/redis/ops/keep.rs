@@ -34,7 +34,7 @@ impl RedisBackend {
 
     /// Keeps the queue entries of many queues. Queues of one kind share scripts.
     ///
-    /// In a cluster each queue has a script of its own: two queues rarely share a slot, and a slot
+    /// In a cluster, each queue has a script of its own. Two queues rarely share a slot, and a slot
     /// that is being moved would block the others.
     pub(super) async fn keep_queues(
         &self,

@@ -5,9 +5,9 @@
 //! once. A part costs a third more than a whole. So after many reads without a large entry, a
 //! reader asks for the whole until it meets one.
 //!
-//! A writer sends a large entry by a plain `SET` to a key of its own, because a server copies each
-//! argument of a script several times. The script behind it moves the entry to its place, and reads
-//! it only if a waiter is to get it.
+//! A writer sends a large entry by a plain `SET` to a key of its own. A server copies each argument
+//! of a script several times. The script behind it moves the entry to its place, and reads it only
+//! if a waiter is to get it.
 
 use std::{
     hash::BuildHasher,

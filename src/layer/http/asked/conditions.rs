@@ -13,7 +13,7 @@ use http::{
     },
 };
 
-/// What the conditions of a request make of its answer.
+/// The effect of a request's conditions on its answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     /// The answer is as without conditions.

@@ -1,4 +1,4 @@
-//! What a request asks for beside the whole response: the headers alone, a part, or a condition.
+//! The terms on which a request asks for a response: the headers alone, a part, or a condition.
 
 mod conditions;
 mod range;
@@ -28,7 +28,7 @@ use super::ResponseBody;
 const NAMES: [HeaderName; 6] =
     [IF_MATCH, IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_RANGE, IF_UNMODIFIED_SINCE, RANGE];
 
-/// What one request asks for. Most requests ask for the whole response, as it is stored.
+/// The terms of one request. Most requests ask for the whole response, as it is stored.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Asked {
     terms: Option<Box<Terms>>,

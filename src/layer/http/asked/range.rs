@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use http::{HeaderMap, header::RANGE};
 
-/// What a `Range` selects.
+/// The selection of a `Range`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Selection {
     /// All of it: there is no range, or one that may be ignored.

@@ -48,7 +48,7 @@ enum Phase {
     Broken(BodyError),
 }
 
-/// What there is for a reader.
+/// The next piece for a reader.
 pub(super) enum Next {
     Data(Bytes),
     /// The body of the inner service is to be polled.

@@ -24,7 +24,7 @@ struct Chunk {
     bytes: Bytes,
 }
 
-/// What there is at a place of the body.
+/// The bytes at a place of the body.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Piece {
     Data(Bytes),

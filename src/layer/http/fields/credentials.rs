@@ -1,6 +1,6 @@
 //! The names of request headers: which of them belong to one user, which to all.
 
-/// What the name of a header says about the request.
+/// The meaning of a header's name for the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HeaderClass {
     /// The header does not stand in the way of sharing.

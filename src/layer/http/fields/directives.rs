@@ -35,7 +35,7 @@ pub(crate) struct Directives {
     pub(crate) malformed: bool,
 }
 
-/// What `no-cache` or `private` applies to.
+/// The scope of a `no-cache` or a `private`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Scope {
     /// The directive is not there.
@@ -107,7 +107,7 @@ impl Directives {
 
     fn set(&mut self, element: &Element<'_>) {
         let value = element.value.as_deref();
-        // What follows the value belongs to it, and makes it invalid.
+        // Text behind the value belongs to it, and makes it invalid.
         let number = if element.is_clean { value.and_then(seconds) } else { None };
         self.malformed |= !element.is_clean;
         match element.name.to_ascii_lowercase().as_str() {

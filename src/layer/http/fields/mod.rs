@@ -1,4 +1,4 @@
-//! What the header fields of a message say: parsers without any state, and the classes of fields.
+//! The header fields of a message: parsers without any state, and the classes of fields.
 //!
 //! - `directives` parses `Cache-Control`, and `structured` the fields of RFC 9651.
 //! - By both, `targeted` finds the directives for this cache, and `lifetime` how long a response is

@@ -23,7 +23,7 @@ use super::{
     reason::Reason,
 };
 
-/// What becomes of a request that asks for more than a stored response.
+/// Decides about a request that asks for more than a stored response.
 ///
 /// The directives are `no-cache` in `Cache-Control`, and in `Pragma` if there is no
 /// `Cache-Control`. Only [`Honour`](Self::Honour) looks at `max-age`, `min-fresh`, `max-stale` and

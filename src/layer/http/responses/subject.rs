@@ -8,7 +8,7 @@ use http::{
 
 use crate::layer::http::requests::key;
 
-/// What the rules for responses need to know of a request.
+/// The facts of a request that the rules for responses need.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Subject {
     /// It has an `Authorization`.

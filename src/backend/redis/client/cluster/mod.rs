@@ -1,8 +1,8 @@
 //! The nodes of a Redis Cluster, each of which serves a part of the slots.
 //!
 //! All keys of a name lie in one slot, and one node serves each slot. A task (`refresh`) keeps the
-//! map of them (`topology`). Each node has the connections that a single server has
-//! (`nodes`), made when they are first needed, and closed when the node serves no slot any more. A
+//! map of them (`topology`). Each node has the connections that a single server has (`nodes`). They
+//! are made when they are first needed, and closed when the node serves no slot any more. A
 //! redirection to another node is followed at once, within the time-out of the command.
 //!
 //! The cluster connection of the client library is not used. There, a command waits while a node is

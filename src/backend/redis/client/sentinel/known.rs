@@ -23,7 +23,7 @@ const ASK_PAUSE: Duration = Duration::from_millis(80);
 /// How long all sentinels may take together.
 const ASK_LIMIT: Duration = Duration::from_secs(1);
 
-/// What the connections and the watch share.
+/// The facts that the connections and the watch share.
 pub(super) struct KnownSentinels {
     pub(super) targets: Vec<ConnectTarget>,
     pub(super) master: SentinelMaster,

@@ -7,7 +7,7 @@ use redis::Value;
 use super::{Fields, publish_refused, unreadable};
 use crate::{backend::Kept, error::BackendError};
 
-/// What a script says of its handover.
+/// The handover that a script reports.
 #[derive(Clone, Copy)]
 pub(in super::super) struct Told {
     /// Whether the server refused to publish, if the script published.

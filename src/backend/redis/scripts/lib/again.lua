@@ -1,2 +1,2 @@
--- What a script returns if it has more to do than it may at once. It is called again.
+-- Returned by a script that has more to do than it may at once. It is called again.
 local AGAIN = 8

@@ -1,2 +1,2 @@
--- What a script that was given several names says of one that needs a script of its own.
+-- Returned for one of several names that needs a script of its own.
 local ALONE = 16

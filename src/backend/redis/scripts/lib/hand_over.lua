@@ -1,6 +1,6 @@
 -- include: publish_to_process, handover_message, ticket, turn_only, set_lease, grant
 
--- Hands a free lease to a waiter whose process keeps its entry for another `left` ms: grants it, or
+-- Hands a free lease to a waiter whose process keeps its entry for another `left` ms. Grants it, or
 -- keeps it for the waiter with the fence 0 and notifies the waiter of its turn. Does nothing if no
 -- client hears of it. Returns what `publish` returns.
 --

@@ -1,4 +1,4 @@
--- What a reply says of `publish`.
+-- The bits of `publish` in a reply.
 local PUBLISHED, REFUSED = 2, 4
 
 -- Publishes a message. A shard channel of a cluster is known by its suffix `s`. Returns PUBLISHED,
