@@ -1,6 +1,7 @@
 //! Unsafe requests end the responses that they may have outdated (RFC 9111, section 4.4).
 
 use bytes::Bytes;
+use futures_util::future::join_all;
 use http::{
     HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, Uri,
     header::{CONTENT_LOCATION, CONTENT_TYPE, HOST, LOCATION},
@@ -11,7 +12,7 @@ use http_body::Body;
 use tracing::{Instrument, debug};
 
 use super::{BellwetherLayer, CachedResponse, Http, ResponseBody, settings::HttpSettings};
-use crate::{cache::Cache, key::Key};
+use crate::{cache::Cache, error::Error, key::Key};
 
 /// The resource of an unsafe request.
 pub(super) struct Target {
@@ -25,22 +26,24 @@ impl Target {
             let (mut parts, ()) = Request::new(()).into_parts();
             parts.method = request.method().clone();
             parts.uri = request.uri().clone();
+            parts.version = request.version();
             parts.headers = request.headers().clone();
             parts.extensions = request.extensions().clone();
             Box::new(Self { parts })
         })
     }
 
-    /// Returns the keys that an answer with these headers outdates: that of the target, and those
-    /// of its locations on the same host.
+    /// Returns the keys that an answer with these headers outdates: those of the target, and of its
+    /// locations on the same host.
     fn keys(&self, settings: &HttpSettings, answer: &HeaderMap) -> Vec<Key> {
         let located = [LOCATION, CONTENT_LOCATION].into_iter().filter_map(|name| {
             let uri = resolve(&self.parts, sole(answer, &name)?)?;
             let mut parts = self.parts.clone();
             replace(&mut parts, uri)?;
-            settings.key(&parts)
+            Some(parts)
         });
-        let mut keys: Vec<_> = settings.key(&self.parts).into_iter().chain(located).collect();
+        let mut keys: Vec<_> = settings.keys(&self.parts).collect();
+        located.for_each(|parts| keys.extend(settings.keys(&parts)));
         keys.sort_unstable();
         keys.dedup();
         keys
@@ -111,9 +114,13 @@ impl Http {
             true => target.keys(&self.0, answer),
             false => Vec::new(),
         };
-        let cache = self.0.cache.clone();
-        let ended = (!keys.is_empty())
-            .then(|| tokio::spawn(end_all(cache, keys).instrument(tracing::Span::current())));
+        let (cache, is_any) = (self.0.cache.clone(), !keys.is_empty());
+        let end = async move {
+            if let Err(error) = end_all(&cache, keys).await {
+                debug!(%error, "the response to an unsafe request does not end what it outdates");
+            }
+        };
+        let ended = is_any.then(|| tokio::spawn(end.instrument(tracing::Span::current())));
         async move {
             if let Some(ended) = ended {
                 // An error says that the runtime shuts down.
@@ -122,9 +129,9 @@ impl Http {
         }
     }
 
-    /// Answers a `PURGE` of this key.
-    pub(super) async fn purge<B: Body>(&self, key: Key) -> Response<ResponseBody<B>> {
-        let mut response = match self.0.cache.invalidate(key).await {
+    /// Answers a `PURGE` of these keys.
+    pub(super) async fn purge<B: Body>(&self, keys: Vec<Key>) -> Response<ResponseBody<B>> {
+        let mut response = match end_all(&self.0.cache, keys).await {
             Ok(()) => Response::new(Bytes::new()),
             Err(error) => (self.0.on_error)(&error),
         };
@@ -135,20 +142,19 @@ impl Http {
     }
 }
 
-async fn end_all(cache: Cache<CachedResponse>, keys: Vec<Key>) {
-    for key in keys {
-        if let Err(error) = cache.invalidate(key).await {
-            debug!(%error, "the response to an unsafe request does not end what it outdates");
-        }
-    }
+/// Ends the responses of these keys, at once. An error keeps none of the others.
+async fn end_all(cache: &Cache<CachedResponse>, keys: Vec<Key>) -> Result<(), Error> {
+    let ended = join_all(keys.into_iter().map(|key| cache.invalidate(key))).await;
+    ended.into_iter().collect()
 }
 
 impl HttpSettings {
-    /// Returns the key that a request is to purge, if the user of the layer permits that.
-    pub(super) fn purged(&self, parts: &Parts) -> Option<Key> {
+    /// Returns the keys that a request is to purge, if the user of the layer permits that.
+    pub(super) fn purged(&self, parts: &Parts) -> Option<Vec<Key>> {
         let check = self.purge.as_ref()?;
         let is_permitted = parts.method.as_str() == "PURGE" && check(parts);
-        is_permitted.then(|| self.key(parts)).flatten()
+        let keys = is_permitted.then(|| self.keys(parts).collect::<Vec<_>>());
+        keys.filter(|keys| !keys.is_empty())
     }
 }
 

@@ -203,7 +203,7 @@ impl BellwetherLayer<Http> {
     /// An unsafe request, such as a `POST`, reaches the inner service. If its answer is no error,
     /// the stored response of its URI ends before the caller gets the answer. So do those of its
     /// `Location` and `Content-Location`, if these have the same host. All variants end. Responses
-    /// under other [parts of the key](Self::vary_by) stay. [`purge_if`](Self::purge_if) permits
+    /// under other [parts of the key](Self::identity) stay. [`purge_if`](Self::purge_if) permits
     /// `PURGE` requests.
     ///
     /// A gRPC call ends nothing, because its path names a procedure. It passes, and so do WebSocket
@@ -212,9 +212,10 @@ impl BellwetherLayer<Http> {
     /// # The key
     ///
     /// The key consists of host, and path with query. A scheme in the target of an HTTP/1.1 request
-    /// is part of it. That of an HTTP/2 request is not, so clients of both versions share. A key
-    /// that is too long for the cache is replaced by its SHA-256, and so is a query of more than
-    /// 256 bytes. [`sort_query`](Self::sort_query), [`ignore_query`](Self::ignore_query) and
+    /// is part of it. That of an HTTP/2 request is not, so clients of both versions share. An
+    /// invalidation ends the responses of each scheme. A key that is too long for the cache is
+    /// replaced by its SHA-256, and so is a query of more than 256 bytes.
+    /// [`sort_query`](Self::sort_query), [`ignore_query`](Self::ignore_query) and
     /// [`hash_query`](Self::hash_query) say what of a query counts, and what of it shows.
     ///
     /// With the feature `axum`, the path is the one before [nesting](axum::Router::nest) removed a

@@ -35,9 +35,9 @@ where
         let (parts, body) = request.into_parts();
         let admitted = http.0.admit(&parts, &body);
         if let Err(Reason::Method) = admitted
-            && let Some(key) = http.0.purged(&parts)
+            && let Some(keys) = http.0.purged(&parts)
         {
-            return ResponseFuture::new(async move { Ok(http.purge(key).await) });
+            return ResponseFuture::new(async move { Ok(http.purge(keys).await) });
         }
         let request = Request::from_parts(parts, body);
         match admitted {

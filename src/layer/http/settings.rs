@@ -104,7 +104,18 @@ impl HttpSettings {
     }
 
     pub(super) fn key(&self, parts: &Parts) -> Option<Key> {
-        key::key(parts, &self.key_parts, &self.query, self.coalesce_only, self.cache.key_limit())
+        self.key_with(parts, key::scheme(parts))
+    }
+
+    /// Returns the keys of a resource, whether the target of a request names its scheme or not.
+    pub(super) fn keys(&self, parts: &Parts) -> impl Iterator<Item = Key> {
+        let schemes = ["", "http", "https", key::scheme(parts)];
+        schemes.into_iter().filter_map(|scheme| self.key_with(parts, scheme))
+    }
+
+    fn key_with(&self, parts: &Parts, scheme: &str) -> Option<Key> {
+        let (coalesces, limit) = (self.coalesce_only, self.cache.key_limit());
+        key::key(parts, scheme, &self.key_parts, &self.query, coalesces, limit)
     }
 
     /// Returns the rules for the response to a request.

@@ -110,6 +110,12 @@ impl BellwetherLayer<Http> {
     /// # Ok::<_, bellwether::Error>(()) }).unwrap();
     /// ```
     ///
+    /// An [unsafe request](Self::http#invalidation) ends the responses of its own identity, or none
+    /// if it is excluded. Those of other identities stay until their lifetime ends, because no
+    /// process knows which identities there are. The same holds for each part of the key. Where all
+    /// must end at once, let the responses name a header in their `Vary` instead. An invalidation
+    /// ends all variants.
+    ///
     /// A request with credentials in its headers still takes no part. If the outer layer has
     /// checked a cookie or a header, and the identity stands for it, add
     /// [`ignore_cookies`](Self::ignore_cookies) or [`ignore_headers`](Self::ignore_headers).

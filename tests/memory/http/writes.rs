@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use axum::{Router, body::Body, extract::State, routing::get as route};
 use bellwether::{MemoryBackend, http_cache};
-use http::{Request, Response, StatusCode};
+use http::{Request, Response, StatusCode, Version};
 use testkit::faulty::{Fault, Faulty, Op};
 use tokio::time::{sleep, timeout};
 use tower::{Layer, ServiceExt};
@@ -191,4 +191,47 @@ async fn a_purge_needs_the_permission_of_the_user() {
         .unwrap();
     assert_eq!(ask(&service, purge).await.status, StatusCode::NO_CONTENT);
     assert_eq!((ask(&service, get("/")).await.text(), calls.count()), ("3", 3));
+}
+
+/// The form of a target is no part of the resource. A write by HTTP/2, which always names a scheme,
+/// ended nothing that HTTP/1.1 had stored.
+#[tokio::test(start_paused = true)]
+async fn a_write_ends_each_form_of_its_target() {
+    let (inner, _) = origin(|call, request| {
+        let answer = Response::builder();
+        let answer = match request.method().as_str() {
+            "POST" => answer.status(201).header("location", "/c"),
+            _ => answer,
+        };
+        answer.body(Body::from(call.to_string())).unwrap()
+    });
+    let layer = http_layer(cache(&MemoryBackend::new())).purge_if(|_| true);
+    let service = layer.layer(inner);
+    let get = |scheme: &str, path| request("GET", &format!("{scheme}{path}"));
+    let forms = ["", "http://shop", "https://shop"];
+    let write = |method, scheme: &str, version| {
+        let mut write = request(method, &format!("{scheme}/a"));
+        *write.version_mut() = version;
+        write
+    };
+    for (write, ends_location) in [
+        (write("POST", "", Version::HTTP_11), true),
+        (write("POST", "http://shop", Version::HTTP_11), true),
+        (write("POST", "https://shop", Version::HTTP_2), true),
+        (write("PURGE", "http://shop", Version::HTTP_11), false),
+    ] {
+        let mut before = Vec::new();
+        for form in forms {
+            for path in ["/a", "/b", "/c"] {
+                before.push(ask(&service, get(form, path)).await.body);
+            }
+        }
+        ask(&service, write).await;
+        for (at, body) in before.iter().enumerate() {
+            let path = ["/a", "/b", "/c"][at % 3];
+            let ended = ask(&service, get(forms[at / 3], path)).await.body != body;
+            let expected = path == "/a" || (path == "/c" && ends_location);
+            assert_eq!(ended, expected, "{} {path}", forms[at / 3]);
+        }
+    }
 }

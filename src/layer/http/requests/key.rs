@@ -26,12 +26,13 @@ use crate::{
 /// Returns a part of the key, or `None` if the request takes no part.
 pub(crate) type KeyPart = Arc<dyn Fn(&Parts) -> Option<String> + Send + Sync>;
 
-/// Returns the key of a `GET`, of at most `limit` bytes.
+/// Returns the key of a `GET` whose target names this scheme, of at most `limit` bytes.
 ///
 /// Returns `None` if the host is not clear, if there is no path, if a part excludes the request, or
 /// if even a digest is too long.
 pub(crate) fn key(
     parts: &Parts,
+    scheme: &str,
     key_parts: &[KeyPart],
     query: &QueryRules,
     coalesce_only: bool,
@@ -39,7 +40,6 @@ pub(crate) fn key(
 ) -> Option<Key> {
     let routed = path(&parts.uri)?;
     let original = original(&parts.uri, &parts.extensions)?;
-    let scheme = scheme(parts);
     let host = host(&parts.uri, &parts.headers)?;
     let verb = if coalesce_only { "COALESCE" } else { "GET" };
     let length = verb.len() + scheme.len() + host.len() + original.as_str().len() + 3;
@@ -103,7 +103,7 @@ pub(crate) fn original<'a>(uri: &'a Uri, extensions: &'a Extensions) -> Option<&
 
 /// Returns the scheme that an HTTP/1.1 request names in front of its host. Requests of HTTP/2
 /// always name one, and must share with those of HTTP/1.1, which usually name none.
-fn scheme(parts: &Parts) -> &str {
+pub(crate) fn scheme(parts: &Parts) -> &str {
     let names_it = parts.version < Version::HTTP_2;
     parts.uri.scheme_str().filter(|_| names_it).unwrap_or_default()
 }
