@@ -12,7 +12,7 @@ use super::{
     reason::Reason,
     recent::Turnout,
     responses::{
-        Freshness, ResponseClass, ResponseRules,
+        Freshness, ResponseClass, ResponseRules, lacks_body,
         validation::{Validated, Validation},
     },
     streamed::{Streamed, StreamedResponse},
@@ -89,7 +89,11 @@ where
 {
     let settings = &http.0;
     let (parts, body) = response.into_parts();
-    let class = rules.classify(&parts, body.size_hint().lower());
+    let class = match lacks_body(&parts.headers, &body) {
+        // Its caller gets it as the service made it.
+        true => ResponseClass::unshared(parts.status),
+        false => rules.classify(&parts, body.size_hint().lower()),
+    };
     let belongs = place.of(&parts.headers, &settings.variants);
     match (class, belongs) {
         (ResponseClass::Shareable(freshness), Some(belongs)) => {

@@ -312,3 +312,25 @@ fn async_frames() -> impl futures_util::Stream<Item = Result<Chained, io::Error>
         Ok(Frame::data(not_sync.get().chain(Bytes::from_static(b"two"))))
     })
 }
+
+/// The leader got a `502` of the layer, because the body had broken off before it was read.
+#[tokio::test(start_paused = true)]
+async fn a_body_that_is_announced_and_not_there_goes_on_as_it_is() {
+    for (status, empty) in [200, 500].into_iter().flat_map(|it| [(it, true), (it, false)]) {
+        let (inner, calls) = origin(move |_, _| {
+            let none = futures_util::stream::empty::<Result<Bytes, io::Error>>();
+            let body = if empty { Body::empty() } else { Body::from_stream(none) };
+            let answer = Response::builder().status(status).header("content-length", "5");
+            answer.body(body).unwrap()
+        });
+        let service = layered(&inner);
+        let response = service.clone().oneshot(get("/")).await.unwrap();
+        let length = response.headers()["content-length"].to_str().unwrap();
+        assert_eq!((response.status().as_u16(), length), (status, "5"));
+        // The body ends as it does without the layer, or it is known to have broken off.
+        let body = response.into_body().collect().await.map(|body| body.to_bytes());
+        assert!(body.map_or(!empty, |body| body.is_empty()));
+        let _ = service.clone().oneshot(get("/")).await.unwrap();
+        assert_eq!(calls.count(), 2, "{status} {empty}");
+    }
+}

@@ -18,6 +18,7 @@ use http::{
     },
     response::Parts,
 };
+use http_body::Body;
 
 use self::{
     stale::{StaleRules, StaleWindows},
@@ -64,6 +65,22 @@ pub(super) enum ResponseClass {
     Failing,
 }
 
+impl ResponseClass {
+    /// Returns the class of a response with this status that is not shared.
+    pub(super) fn unshared(status: StatusCode) -> Self {
+        match status.is_client_error() || status.is_server_error() {
+            true => Self::Failing,
+            false => Self::Uncacheable,
+        }
+    }
+}
+
+/// Returns whether a response announces a body that is not there.
+pub(super) fn lacks_body(headers: &HeaderMap, body: &impl Body) -> bool {
+    let is_announced = content_length(headers).is_ok_and(|length| length.is_some_and(|it| it > 0));
+    is_announced && (body.is_end_stream() || body.size_hint().exact() == Some(0))
+}
+
 /// How long a response may be shared.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Freshness {
@@ -100,10 +117,7 @@ impl ResponseRules {
         {
             return ResponseClass::Shareable(freshness);
         }
-        match parts.status.is_client_error() || parts.status.is_server_error() {
-            true => ResponseClass::Failing,
-            false => ResponseClass::Uncacheable,
-        }
+        ResponseClass::unshared(parts.status)
     }
 
     /// Returns whether no field of a response ties it to its caller.
