@@ -202,6 +202,12 @@ impl<V> Lead<V> {
         self.0.source
     }
 
+    /// Returns whether the load is to replace a stored value.
+    #[cfg(feature = "http")]
+    pub(crate) fn replaces(&self) -> bool {
+        self.0.stale.is_some()
+    }
+
     /// Returns whether the value is not stored because its key is used too rarely.
     pub(crate) fn is_rare(&self) -> bool {
         self.0.lease.is_none() && self.0.source == Source::Led

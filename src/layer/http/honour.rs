@@ -12,6 +12,7 @@ use super::{
     join::{share, share_variant},
     pass::CallResult,
     reason::Reason,
+    status::Forward,
     variants::{Place, selector::Selector},
 };
 use crate::{cache::Loaded, error::BoxError, key::Key};
@@ -46,6 +47,7 @@ where
         stored = http.stored(&place).await;
     }
     let is_stored = stored.is_some();
+    asked.forward = stored.as_ref().map(Forward::past);
     if let Some(stored) = stored.filter(|stored| wanted.accepts(stored)) {
         http.0.cache.counters().hits.add();
         return Ok(http.replay(&place, &asked, stored).map(ResponseBody::whole));

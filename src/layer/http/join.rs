@@ -14,7 +14,7 @@ use super::{
     produce::{LedExchange, broken, produce},
     reason::Reason,
     recent::{RETRIES, Turnout},
-    status::with_status,
+    status::{Forward, with_status},
     streamed::{Apart, StreamedResponse},
     variants::{Place, selector::Selector},
 };
@@ -171,7 +171,15 @@ where
     let request = request.max_stale(settings.stale.limit).min_uses(settings.min_uses().cloned());
     let request = settings.streaming.set(request);
     let (http, inner, place) = (http.clone(), inner.clone(), place.clone());
-    request.fly(move |lead| produce(http, place, inner, exchange, lead))
+    let forward = asked.forward;
+    request.fly(move |lead| produce(http, place, forward, inner, exchange, lead))
+}
+
+impl Asked {
+    /// Returns why the request is sent, which is for a place. It replaces a stale response or none.
+    fn forward(&self, place: &Place, is_stale: bool) -> Forward {
+        self.forward.unwrap_or_else(|| Forward::of(place.is_variant(), is_stale))
+    }
 }
 
 /// How a flight ended for one caller.
@@ -241,8 +249,8 @@ impl Http {
                 // The leader has counted its own use.
                 self.0.min_uses().map(|uses| uses.count(&place.key));
                 let answer = asked.answer_streaming(response.map(ResponseBody::shared));
-                let is_variant = place.is_variant();
-                Settled::Done(Ok(self.with_source(answer, Source::Followed, None, is_variant)))
+                let forward = asked.forward(place, streamed.replaces_stale());
+                Settled::Done(Ok(self.with_source(answer, Source::Followed, None, forward)))
             }
             Err(Apart::Varies(selector)) => Settled::Varies(request, Box::new(selector)),
             Err(Apart::Missed(Missed::Start)) => Settled::Missed(request),
@@ -270,7 +278,7 @@ impl Http {
         if loaded.source() == Source::Received && !recent.is_promising(&place.key) {
             recent.record(&place.key, Turnout::Shareable);
         }
-        let status = self.status(&loaded, place.is_variant());
+        let status = self.status(&loaded, asked.forward(place, false));
         with_status(asked.answer(CachedResponse::replay(loaded)), status)
     }
 }

@@ -15,6 +15,7 @@ use super::{
         Freshness, ResponseClass, ResponseRules, lacks_body,
         validation::{Validated, Validation},
     },
+    status::Forward,
     streamed::{Streamed, StreamedResponse},
     variants::Place,
 };
@@ -32,6 +33,7 @@ pub(super) type LedExchange<B, ResBody, E> = FlightExchange<Request<B>, CallResu
 pub(super) async fn produce<S, B, ResBody>(
     http: Http,
     place: Place,
+    forward: Option<Forward>,
     inner: S,
     exchange: LedExchange<B, ResBody, S::Error>,
     lead: Lead<CachedResponse>,
@@ -49,7 +51,8 @@ where
     };
     let rules = http.0.response_rules(&request);
     asked::ask_for_all(&mut request);
-    let headers = request.headers().clone();
+    let forward = forward.unwrap_or_else(|| Forward::of(place.is_variant(), lead.replaces()));
+    let sent = Sent { headers: request.headers().clone(), rules, forward };
     let validation = Validation::begin(&lead, &mut request);
     let response = match oneshot(inner, request).await {
         Ok(response) => response,
@@ -70,15 +73,22 @@ where
             return Err(Error::new(ErrorKind::Load, words));
         }
     };
-    land(&http, &place, &headers, &rules, response, exchange, &lead).await
+    land(&http, &place, &sent, response, exchange, &lead).await
+}
+
+/// What the answer to a request is judged by.
+struct Sent {
+    headers: HeaderMap,
+    rules: ResponseRules,
+    /// Why it was sent.
+    forward: Forward,
 }
 
 /// Returns what the flight of a place lands with. Its caller has the response at once.
 async fn land<B, ResBody, E>(
     http: &Http,
     place: &Place,
-    headers: &HeaderMap,
-    rules: &ResponseRules,
+    Sent { headers, rules, forward }: &Sent,
     response: Response<ResponseBody<ResBody>>,
     exchange: LedExchange<B, ResBody, E>,
     lead: &Lead<CachedResponse>,
@@ -98,11 +108,12 @@ where
     match (class, belongs) {
         (ResponseClass::Shareable(freshness), Some(belongs)) => {
             let (limits, readers) = (settings.body_limits(), belongs.readers(place, headers));
-            let streamed = StreamedResponse::new(&parts, body, &freshness, limits.size, readers);
+            let streamed =
+                StreamedResponse::new(&parts, body, &freshness, limits.size, readers, *forward);
             if let Ok(response) = streamed.own() {
                 let is_stored = lead.fence().is_some() && !freshness.lifetime.is_zero();
-                let ttl = is_stored.then_some(freshness.lifetime);
-                let response = http.with_source(response, lead.source(), ttl, place.is_variant());
+                let ttl = is_stored.then(|| freshness.lifetime.min(settings.cache.ttl()));
+                let response = http.with_source(response, lead.source(), ttl, *forward);
                 exchange.answer(Ok(response.map(ResponseBody::shared)));
             }
             lead.announce(streamed.clone());

@@ -7,15 +7,62 @@ use http::{HeaderValue, Response};
 use super::{BellwetherLayer, CachedResponse, Http};
 use crate::cache::{Loaded, Source};
 
-/// Returns the parameters for a response from this source, which is fresh for so long if it is
-/// stored. A variant was found by a marker, and any other response by its key.
-fn parameters(source: Source, ttl: Option<Duration>, is_variant: bool) -> String {
-    let ttl = ttl.map(|ttl| ttl.as_secs());
-    let miss = if is_variant { "fwd=vary-miss" } else { "fwd=uri-miss" };
+/// Why a request is sent to the inner service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Forward {
+    /// Nothing is stored under its key.
+    Miss,
+    /// The resource is known, and the variant that it selects is not stored.
+    VaryMiss,
+    /// The stored response is no longer fresh.
+    Stale,
+    /// The stored response is fresh, and the request asks for a fresher one.
+    Request,
+}
+
+impl Forward {
+    /// Returns why a request is sent that wants a variant or the one response of a resource.
+    pub(super) fn of(is_variant: bool, is_stale: bool) -> Self {
+        match is_stale {
+            true => Self::Stale,
+            false if is_variant => Self::VaryMiss,
+            false => Self::Miss,
+        }
+    }
+
+    /// Returns why a request is sent for which this stored response does not do.
+    pub(super) fn past(stored: &Loaded<CachedResponse>) -> Self {
+        if stored.lateness().is_some() { Self::Stale } else { Self::Request }
+    }
+
+    fn parameter(self) -> &'static str {
+        match self {
+            Self::Miss => "fwd=uri-miss",
+            Self::VaryMiss => "fwd=vary-miss",
+            Self::Stale => "fwd=stale",
+            Self::Request => "fwd=request",
+        }
+    }
+}
+
+/// Returns the seconds for which a stored response is still fresh. They are negative if it is not.
+fn ttl(loaded: &Loaded<CachedResponse>) -> Option<i64> {
+    let seconds = |time: Duration| i64::try_from(time.as_secs()).unwrap_or(i64::MAX);
+    match loaded.lateness() {
+        Some(late) => Some(-seconds(late.saturating_add(Duration::from_nanos(999_999_999)))),
+        None => loaded.expires_in().map(seconds),
+    }
+}
+
+/// Returns the parameters for a response from this source, which is fresh for so many seconds if it
+/// is stored.
+fn parameters(source: Source, ttl: Option<i64>, forward: Forward) -> String {
+    let miss = forward.parameter();
     match (source, ttl) {
         (Source::Hit, Some(ttl)) => format!("hit; ttl={ttl}"),
         (Source::Hit, None) => "hit".to_owned(),
-        (Source::Stale, _) => "hit; detail=stale".to_owned(),
+        (Source::Stale, Some(ttl)) => format!("hit; ttl={ttl}; detail=stale"),
+        (Source::Stale, None) => "hit; detail=stale".to_owned(),
         (Source::Led, Some(ttl)) => format!("{miss}; stored; ttl={ttl}"),
         (Source::Followed | Source::Received, _) => format!("{miss}; collapsed"),
         (Source::Degraded, _) => format!("{miss}; detail=degraded"),
@@ -39,10 +86,10 @@ impl Http {
     pub(super) fn status(
         &self,
         loaded: &Loaded<CachedResponse>,
-        is_variant: bool,
+        forward: Forward,
     ) -> Option<HeaderValue> {
         let tells = self.0.tells_status;
-        tells.then(|| value(loaded.source(), loaded.expires_in(), is_variant)).flatten()
+        tells.then(|| value(loaded.source(), ttl(loaded), forward)).flatten()
     }
 
     /// Adds the header to a response from this source, which is to be fresh for so long.
@@ -51,15 +98,16 @@ impl Http {
         response: Response<B>,
         source: Source,
         ttl: Option<Duration>,
-        is_variant: bool,
+        forward: Forward,
     ) -> Response<B> {
         let tells = self.0.tells_status;
-        with_status(response, tells.then(|| value(source, ttl, is_variant)).flatten())
+        let ttl = ttl.and_then(|ttl| i64::try_from(ttl.as_secs()).ok());
+        with_status(response, tells.then(|| value(source, ttl, forward)).flatten())
     }
 }
 
-fn value(source: Source, ttl: Option<Duration>, is_variant: bool) -> Option<HeaderValue> {
-    let text = parameters(source, ttl, is_variant);
+fn value(source: Source, ttl: Option<i64>, forward: Forward) -> Option<HeaderValue> {
+    let text = parameters(source, ttl, forward);
     HeaderValue::try_from(format!("bellwether; {text}")).ok()
 }
 
@@ -69,14 +117,16 @@ impl BellwetherLayer<Http> {
     /// | parameters | meaning |
     /// |---|---|
     /// | `hit; ttl=…` | stored, and fresh for so many seconds |
-    /// | `hit; detail=stale` | stored, and no longer fresh |
+    /// | `hit; ttl=-…; detail=stale` | stored, and not fresh for so many seconds |
     /// | `fwd=uri-miss; stored; ttl=…` | loaded for this request, and stored |
     /// | `fwd=uri-miss; collapsed` | loaded for another request meanwhile |
     /// | `fwd=uri-miss; detail=degraded` | loaded without a lease, and not stored |
     ///
-    /// A variant has `vary-miss` in place of `uri-miss`. Other responses have what
-    /// [`explain_passes`](Self::explain_passes) says. Defaults to no header, because it tells
-    /// clients about the traffic of others.
+    /// In place of `uri-miss`, it is `vary-miss` for a variant, `stale` if a response is stored
+    /// that is no longer fresh, and `request` if the directives of the request want a fresher one.
+    ///
+    /// Other responses have what [`explain_passes`](Self::explain_passes) says. Defaults to no
+    /// header, because it tells clients about the traffic of others.
     ///
     /// ```
     /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
@@ -98,10 +148,11 @@ mod tests {
 
     #[test]
     fn each_outcome_has_its_parameters() {
-        let ttl = Some(Duration::from_millis(4_900));
+        let ttl = Some(4);
         for (source, ttl, expected) in [
             (Source::Hit, ttl, "hit; ttl=4"),
             (Source::Hit, None, "hit"),
+            (Source::Stale, Some(-1), "hit; ttl=-1; detail=stale"),
             (Source::Stale, None, "hit; detail=stale"),
             (Source::Led, ttl, "fwd=uri-miss; stored; ttl=4"),
             (Source::Led, None, "fwd=uri-miss"),
@@ -109,9 +160,15 @@ mod tests {
             (Source::Received, ttl, "fwd=uri-miss; collapsed"),
             (Source::Degraded, None, "fwd=uri-miss; detail=degraded"),
         ] {
-            assert_eq!(parameters(source, ttl, false), expected);
-            let of_variant = expected.replace("uri-miss", "vary-miss");
-            assert_eq!(parameters(source, ttl, true), of_variant);
+            for (forward, word) in [
+                (Forward::Miss, "uri-miss"),
+                (Forward::VaryMiss, "vary-miss"),
+                (Forward::Stale, "stale"),
+                (Forward::Request, "request"),
+            ] {
+                let expected = expected.replace("uri-miss", word);
+                assert_eq!(parameters(source, ttl, forward), expected);
+            }
         }
     }
 }

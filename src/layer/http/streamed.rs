@@ -16,6 +16,7 @@ use super::{
     cached::{CachedResponse, ResponseHead},
     fields::framing::content_length,
     responses::Freshness,
+    status::Forward,
     variants::{Readers, selector::Selector},
 };
 use crate::{error::BoxError, time::after};
@@ -25,6 +26,8 @@ pub(super) struct StreamedResponse {
     head: ResponseHead,
     body: Arc<SharedBody>,
     readers: Readers,
+    /// Why the request was sent that it answers.
+    forward: Forward,
     received: Instant,
     /// When the response is no longer fresh. `None` if it is for those only that ask meanwhile.
     fresh_until: Option<Instant>,
@@ -54,6 +57,7 @@ impl StreamedResponse {
         freshness: &Freshness,
         limit: u64,
         readers: Readers,
+        forward: Forward,
     ) -> Arc<Self>
     where
         B: Body + Send + 'static,
@@ -67,9 +71,15 @@ impl StreamedResponse {
                 .only_validating(freshness.stale.only_validates()),
             body: SharedBody::new(body, announced, limit),
             readers,
+            forward,
             received,
             fresh_until: lifetime.map(|lifetime| after(received, lifetime)),
         })
+    }
+
+    /// Returns whether it takes the place of a stored response that is no longer fresh.
+    pub(super) fn replaces_stale(&self) -> bool {
+        self.forward == Forward::Stale
     }
 
     /// Returns the response for the caller whose request it answers.

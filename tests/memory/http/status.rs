@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use axum::body::Body;
-use bellwether::MemoryBackend;
+use bellwether::{MemoryBackend, layer::RequestDirectives};
 use http::Response;
 use tokio::time::sleep;
 use tower::Layer;
@@ -32,10 +32,44 @@ async fn each_answer_says_how_the_cache_answered() {
     assert_eq!(status(&ask(&service, get("/")).await), "hit; ttl=50");
     let known = ask(&service, get_with(&[("range", "bytes=0-0")])).await;
     assert_eq!(status(&known), "hit; ttl=50");
-    sleep(Duration::from_secs(50)).await;
-    assert_eq!(status(&ask(&service, get("/")).await), "hit; detail=stale");
+    sleep(Duration::from_millis(54_500)).await;
+    assert_eq!(status(&ask(&service, get("/")).await), "hit; ttl=-5; detail=stale");
     sleep(2 * DELAY).await;
     assert_eq!(status(&ask(&service, get("/")).await), "hit; ttl=59");
     let own = ask(&service, get_with(&[("authorization", "a")])).await;
     assert_eq!(status(&own), "fwd=bypass; detail=\"authorization\"");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_load_says_why_the_stored_response_does_not_do() {
+    let (inner, calls) = origin(|call, request| {
+        let answer = Response::builder().header("etag", "\"a\"");
+        let is_known = request.headers().contains_key("if-none-match");
+        let answer = answer.status(if is_known { 304 } else { 200 });
+        let answer = answer.header("cache-control", "max-age=60").header("x-call", call);
+        answer.body(Body::from(if is_known { "" } else { "body" })).unwrap()
+    });
+    let layer = http_layer(cache(&MemoryBackend::new())).cache_status();
+    let service = layer.request_directives(RequestDirectives::Honour).layer(inner);
+    let all = async |line: &'static str| {
+        let requests = (0..3).map(|_| get_with(&[("cache-control", line)]));
+        let answers = ask_all(std::slice::from_ref(&service), requests).await;
+        assert!(answers.iter().all(|answer| answer.text() == "body"));
+        let mut all: Vec<_> = answers.iter().map(|answer| status(answer).to_owned()).collect();
+        all.sort();
+        all
+    };
+    let expected = |why: &str| {
+        let [collapsed, stored] = ["collapsed", "stored; ttl=60"];
+        [collapsed, collapsed, stored].map(|how| format!("fwd={why}; {how}"))
+    };
+    assert_eq!(all("no-cache").await, expected("uri-miss"));
+    assert_eq!(all("no-cache").await, expected("request"));
+    sleep(Duration::from_secs(30)).await;
+    assert_eq!(all("max-age=10").await, expected("request"));
+    sleep(Duration::from_secs(70)).await;
+    assert_eq!(all("max-age=60").await, expected("stale"));
+    sleep(Duration::from_secs(70)).await;
+    assert_eq!(all("x").await, expected("stale"));
+    assert_eq!(calls.count(), 5);
 }

@@ -23,7 +23,7 @@ use self::{
     range::{Selection, select},
     wanted::Wanted,
 };
-use super::ResponseBody;
+use super::{ResponseBody, status::Forward};
 
 const NAMES: [HeaderName; 6] =
     [IF_MATCH, IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_RANGE, IF_UNMODIFIED_SINCE, RANGE];
@@ -36,6 +36,8 @@ pub(super) struct Asked {
     pub(super) wanted: Option<Box<Wanted>>,
     /// It wants a response whose load begins after it.
     pub(super) is_anew: bool,
+    /// Why the stored response does not do, if there is one and that was settled.
+    pub(super) forward: Option<Forward>,
 }
 
 #[derive(Clone, Debug)]
