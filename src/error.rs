@@ -213,7 +213,8 @@ pub struct BackendError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum BackendErrorKind {
-    /// There is no connection: the operation was not sent, so it did not happen.
+    /// There is no connection, or too few servers of a majority answer. The operation did not
+    /// happen.
     Unavailable,
     /// No answer came in time, or the connection broke after sending: it may have happened, or
     /// happen later.
@@ -277,7 +278,7 @@ impl fmt::Display for BackendError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.kind {
             BackendErrorKind::Unavailable => {
-                "there is no usable connection to the backend, so the operation was not sent"
+                "the backend is not available, so the operation did not happen"
             }
             BackendErrorKind::Unknown => {
                 "the backend gave no usable answer in time, so the operation may have happened"
@@ -343,8 +344,8 @@ mod tests {
         let error = BackendError::new(BackendErrorKind::Unavailable, Repeats(refused));
         let error = Error::from(error);
         assert_eq!(error.to_string(), "the call to the backend failed");
-        let all = "the call to the backend failed: there is no usable connection to the backend, \
-                   so the operation was not sent: read failed: connection refused";
+        let all = "the call to the backend failed: the backend is not available, so the operation \
+                   did not happen: read failed: connection refused";
         assert_eq!(format!("{error:#}"), all);
         assert_eq!(Chain(&error).to_string(), all);
     }

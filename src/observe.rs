@@ -67,7 +67,7 @@ counters! {
         stale,
         /// Those of `stale` whose load took longer than they wait.
         slow,
-        /// Callers whose loader ran under the lease.
+        /// Callers that were served a load of their own, under the lease.
         led,
         /// Callers that were served the load of another caller in this process.
         followed,
@@ -75,6 +75,8 @@ counters! {
         received,
         /// Callers that were served a load without a lease, which was not stored.
         degraded,
+        /// Callers of a load that got an error in place of a value.
+        failed,
         /// Requests of an HTTP layer that went to its inner service without the cache.
         passed,
         /// Those of `passed` whose key counts as uncacheable.

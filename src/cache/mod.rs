@@ -1,10 +1,13 @@
 //! A cache that loads each missing entry once in the whole fleet.
 //!
 //! [`Cache::get_or_load`] is the entry point. A [`Request`] joins the flight of its key in this
-//! process. The leader of the flight goes the way of `run`: look into the backend, claim the lease,
-//! run the loader, commit. If another process has the lease, the leader waits for it. The loader is
-//! given a [`Lead`]. A [`Codec`] turns values into bytes. `freshness` decides what an entry is good
-//! for. `refreshes` keeps the refreshes in the background. `acts` has what is done without a load.
+//! process. The leader of the flight looks into the backend, claims the lease, runs the loader and
+//! commits. If another process has the lease, the leader waits for it. The loader is given a
+//! [`Lead`]. A [`Codec`] turns values into bytes.
+//!
+//! [`Cache::stats`] counts what happened to the callers and the loads of this process. Outages,
+//! refused writes and entries that cannot be decoded are logged by `tracing`, each at most once a
+//! minute.
 //!
 //! [`windows`] shows in plain words how long a value is served, and when it is refreshed.
 
@@ -187,8 +190,9 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
 
     /// Shuts this cache and its clones down, so that a deploy costs the fleet no lease.
     ///
-    /// No new flight starts. A later caller does not read the cache: it loads for itself, without a
-    /// lease, and gets [`Degraded`](Source::Degraded). Loads that are under way may end until
+    /// No new flight starts. A later caller of a load does not read the cache. It loads for itself
+    /// without a lease, and gets [`Degraded`](Source::Degraded). [`get`](Self::get) and the acts on
+    /// an entry still work. Loads that are under way may end until
     /// `deadline` has passed. Then they are cancelled and fail as
     /// [`ShutDown`](crate::ErrorKind::ShutDown). Their leases are released, so that the next
     /// process begins at once. Refreshes in the background are cancelled without waiting.

@@ -29,8 +29,8 @@ pub(super) struct Record {
     fence: Option<NonZeroU64>,
     /// When it was stored, by the clock of this process that only goes forward.
     stored: Option<Instant>,
-    /// How long it is fresh after that. Zero if it is not stored.
-    fresh: Duration,
+    /// How long it is fresh after that. `None` if it is not stored.
+    fresh: Option<Duration>,
 }
 
 impl Record {
@@ -47,14 +47,14 @@ impl Record {
     fn new(fence: u64, entry: &Entry, age: Option<Duration>) -> Option<Self> {
         let fence = NonZeroU64::new(fence);
         let stored = age.and_then(|age| Instant::now().checked_sub(age));
-        let fresh = entry.windows.map_or(Duration::ZERO, |windows| windows.fresh);
+        let fresh = entry.windows.map(|windows| windows.fresh);
         let record = Self { fence, stored, fresh }.if_stored(fence.is_some());
         (fence.is_some() || stored.is_some()).then_some(record)
     }
 
     /// Returns the record without a time to live, unless the entry is stored.
     pub(super) fn if_stored(self, is_stored: bool) -> Self {
-        Self { fresh: if is_stored { self.fresh } else { Duration::ZERO }, ..self }
+        Self { fresh: self.fresh.filter(|_| is_stored), ..self }
     }
 
     /// Returns the fence, or `None` if the value was loaded without a lease.
@@ -165,8 +165,8 @@ impl<V> Loaded<V> {
     ///
     /// Returns `None` if the value is not stored. A later invalidation is not known here.
     pub fn expires_in(&self) -> Option<Duration> {
-        let record = self.record.filter(|record| !record.fresh.is_zero())?;
-        Some(record.fresh.saturating_sub(record.age()?))
+        let record = self.record?;
+        Some(record.fresh?.saturating_sub(record.age()?))
     }
 }
 
@@ -174,8 +174,8 @@ impl<V> Loaded<V> {
 impl<V> Loaded<V> {
     /// Returns for how long the value has not been fresh. `None` if it is fresh, or not stored.
     pub(crate) fn lateness(&self) -> Option<Duration> {
-        let record = self.record.filter(|record| !record.fresh.is_zero())?;
-        record.age()?.checked_sub(record.fresh)
+        let record = self.record?;
+        record.age()?.checked_sub(record.fresh?)
     }
 }
 

@@ -231,8 +231,8 @@ pub(super) fn served<V>(
             Ok(Flown::Head(head))
         }
         Outcome::Alone(why) => Ok(Flown::Alone(why)),
-        Outcome::Failed(error) => Err(error),
-        Outcome::Unanswered(_) => Err(cut_off()),
+        Outcome::Failed(error) => Err(failed(core, error)),
+        Outcome::Unanswered(_) => Err(failed(core, cut_off())),
     }
 }
 
@@ -250,6 +250,12 @@ fn count<V>(core: &Core<V>, source: Source) {
     counter.add();
 }
 
+/// Counts a caller that gets an error.
+fn failed<V>(core: &Core<V>, error: Error) -> Error {
+    core.counters.failed.add();
+    error
+}
+
 /// Loads for one caller of a cache that is shut down. A caller beyond a limit is told.
 async fn refused<V, F, Fut>(
     core: Arc<Core<V>>,
@@ -264,7 +270,7 @@ where
     Fut: Future<Output = Result<Produced<V>, Error>>,
 {
     if why != Refused::Closed {
-        return Err(overloaded(why));
+        return Err(failed(&core, overloaded(why)));
     }
     let options = core.options(own.as_deref());
     // A loader that waits for a permit that loaders hold could wait for itself.
@@ -275,7 +281,7 @@ where
             Err(_) if options.sharing.on_full == OnFull::Pass => {
                 return Ok(Flown::Alone(Alone::Full));
             }
-            Err(error) => return Err(error),
+            Err(error) => return Err(failed(&core, error)),
         },
     };
     // The number marks the loads that this one waits for, which need no permit.
@@ -313,7 +319,7 @@ where
         Ok(Produced::Uncacheable | Produced::Failing(_)) => Ok(Flown::Alone(Alone::Uncacheable)),
         Err(error) => {
             core.counters.failures.add();
-            Err(error)
+            Err(failed(&core, error))
         }
     }
 }

@@ -32,10 +32,8 @@ use crate::{
 ///
 /// // One holder at a time.
 /// let guard = locks.mutex("stock:42").lease(Duration::from_secs(5)).lock().await?;
-/// tokio::select! {
-///     () = change_stock(guard.fence()) => {}
-///     () = guard.lost() => println!("another holder may have the lock"),
-/// }
+/// // If the lock is lost, the work is dropped.
+/// guard.run(change_stock(guard.fence())).await?;
 /// guard.unlock().await?;
 ///
 /// // The other kinds.

@@ -103,6 +103,12 @@ use crate::{
 /// So servers can be restarted one after another, with two renewals in between, and a lock that is
 /// renewed stays held. With the default interval, one lease is time enough.
 ///
+/// # The start of a service
+///
+/// [`ready_for_locks`](crate::RedisBackend::ready_for_locks) of each server tells of wrong
+/// passwords and missing rights. A service that may start while some servers are away goes on if a
+/// majority of them is ready.
+///
 /// # Only mutexes
 ///
 /// Two majorities have a server in common, and that server refuses the second one. This is enough

@@ -260,6 +260,7 @@ async fn a_panic_is_an_outcome_before_and_after_the_first_await() {
         }
     }
     assert_eq!(caches[0].stats().flights, 0);
+    assert_eq!(caches.iter().map(|cache| cache.stats().failed).sum::<u64>(), 20);
     assert!(caches[0].request("k").load(Origin::default().loader(MS)).await.is_ok());
 }
 

@@ -466,6 +466,7 @@ async fn an_expired_value_is_served_only_if_the_load_fails() {
     origin.ask(&caches[0]).await.unwrap();
     caches[1].expire("k").await.unwrap();
     assert_eq!(caches[0].get("k").await.unwrap(), None);
+    assert_eq!(caches[0].remaining("k").await.unwrap(), Some(Duration::ZERO));
     origin.fails.store(true, Ordering::SeqCst);
     let kept = origin.ask(&caches[0]).await.unwrap();
     assert_eq!((*kept.value(), kept.source()), (1, Source::Stale));

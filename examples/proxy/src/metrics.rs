@@ -63,7 +63,7 @@ impl Metrics {
 }
 
 /// Returns how requests were answered.
-fn results(stats: &Stats) -> [(&'static str, u64); 7] {
+fn results(stats: &Stats) -> [(&'static str, u64); 8] {
     [
         ("hit", stats.hits),
         ("stale", stats.stale),
@@ -71,6 +71,7 @@ fn results(stats: &Stats) -> [(&'static str, u64); 7] {
         ("followed", stats.followed),
         ("received", stats.received),
         ("degraded", stats.degraded),
+        ("failed", stats.failed),
         ("passed", stats.passed),
     ]
 }

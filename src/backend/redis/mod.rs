@@ -80,8 +80,8 @@ impl RedisBackend {
     /// Opens a backend over one server: `redis://[user[:password]@]host[:port][/database]`.
     ///
     /// The short form of [`builder`](Self::builder) with [`server`](RedisBackendBuilder::server),
-    /// where the forms of the URL are explained, and default settings. It does not connect yet;
-    /// [`ping`](Self::ping) tests the connection.
+    /// where the forms of the URL are explained, and default settings. It does not connect yet.
+    /// A service calls [`ready`](Self::ready) at its start.
     ///
     /// # Errors
     ///
@@ -154,6 +154,10 @@ impl RedisBackend {
     }
 
     /// Waits for the connection, and checks that the server can serve caches and locks.
+    ///
+    /// It makes one attempt, for at most the
+    /// [`connect_timeout`](RedisBackendBuilder::connect_timeout). A service that may start before
+    /// its server calls it again.
     ///
     /// A service that calls it at its start learns early of a wrong password, of a server that is
     /// too old, and of rights that an ACL does not give. The error names them. If only caches or

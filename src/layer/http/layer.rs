@@ -114,9 +114,9 @@ impl BellwetherLayer<Http> {
     ///    `Accept-Encoding` is a [variant](#variants): loaded, coded and stored once.
     /// 5. CORS. Its headers are for one web page, and a preflight request does not reach this
     ///    layer. Inside, each `Origin` is a variant.
-    /// 6. Sessions and authentication. They put the user into an extension in place of the cookie,
-    ///    [`identity`](Self::identity) tells what depends on it, and their `Set-Cookie` is not
-    ///    stored. Inside, a response with `Set-Cookie` is not shared.
+    /// 6. Sessions and authentication. They check the cookie or the `Authorization`, remove it, and
+    ///    put the user into an extension. [`identity`](Self::identity) tells what depends on it.
+    ///    Their `Set-Cookie` is not stored. Inside, a response with `Set-Cookie` is not shared.
     /// 7. This layer.
     /// 8. Load shed, concurrency limits and buffers. They count requests that the service works on.
     ///    Outside, each caller that waits for a response counts, and a hit may be refused.

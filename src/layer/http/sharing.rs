@@ -11,6 +11,7 @@ impl BellwetherLayer<Http> {
     /// Sets how long a response is shared that names no lifetime of its own. Without it, such a
     /// response is not shared.
     ///
+    /// It is at most the [`ttl`](crate::cache::Builder::ttl) of the cache, 60 s by default.
     /// It applies to a response with neither `s-maxage` nor `max-age` nor `Expires`. Many services
     /// send no such header with any response, private ones included. So set it only where all
     /// responses may be shared, for example route by route.
