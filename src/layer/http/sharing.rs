@@ -111,7 +111,7 @@ impl BellwetherLayer<Http> {
     /// # Ok::<_, bellwether::Error>(()) }).unwrap();
     /// ```
     ///
-    /// An [unsafe request](Self::http#invalidation) ends the responses of its own identity, or none
+    /// An [unsafe request](Self::http) ends the responses of its own identity, or none
     /// if it is excluded. Those of other identities stay until their lifetime ends, because no
     /// process knows which identities there are. The same holds for each part of the key. Where all
     /// must end at once, let the responses name a header in their `Vary` instead. An invalidation
