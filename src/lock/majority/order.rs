@@ -112,6 +112,11 @@ impl Order {
         self.servers.get(at).is_some_and(Server::is_silent)
     }
 
+    /// Returns whether the last request to any server failed.
+    pub(super) fn has_silent(&self) -> bool {
+        self.servers.iter().any(Server::is_silent)
+    }
+
     /// Notes how a server has answered a request.
     pub(super) fn answered<T>(&self, at: usize, answer: &Result<T, BackendError>) {
         let error = answer.as_ref().err().map(BackendError::kind);

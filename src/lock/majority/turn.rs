@@ -17,6 +17,8 @@ use crate::{
 
 /// How often a claim that has the queue server asks the others again.
 const TRIES: u32 = 6;
+/// One try may take all the time, because a server does not answer.
+const LEAST_TRIES: u32 = 2;
 /// The bound of the first pause between these tries, which doubles.
 const PAUSE: Duration = Duration::from_millis(1);
 
@@ -66,17 +68,21 @@ impl Majority {
     /// Acquires the lease, or takes an entry in the queue.
     pub(super) async fn acquire_in_turn(&self, claim: &Claim) -> Result<Acquired, BackendError> {
         let fresh = || self.entry(self.order.queue_server(), claim);
-        let (mut entry, is_queued, times_left) = match self.order.take(claim) {
+        let (mut entry, asks_first, times_left) = match self.order.take(claim) {
             Some(ClaimPlace::Unknown) => return self.acquire_at_once(claim).await,
-            Some(ClaimPlace::Queued(queued)) => (self.usable(queued).await?, true, 0),
-            Some(ClaimPlace::Left { times }) => (fresh(), false, times),
-            None => (fresh(), false, 0),
+            Some(ClaimPlace::Queued(queued)) => {
+                // A try lasts for the whole limit while a server hangs. Most claims that ask again
+                // are told of their turn, and then the question would only delay them.
+                let is_early = self.order.has_silent() && Instant::now() < queued.look_at;
+                (self.usable(queued).await?, is_early, 0)
+            }
+            Some(ClaimPlace::Left { times }) => {
+                (fresh(), self.order.is_contended(&claim.name), times)
+            }
+            None => (fresh(), self.order.is_contended(&claim.name), 0),
         };
         // A claim that asks all servers takes away shares of the claim whose turn it is.
-        if !is_queued
-            && self.order.is_contended(&claim.name)
-            && let Some(remaining) = self.ask_first(&mut entry).await?
-        {
+        if asks_first && let Some(remaining) = self.ask_first(&mut entry).await? {
             return Ok(self.queued(entry, occupied(remaining)));
         }
         self.ask_in_turn(entry, claim, times_left).await
@@ -96,7 +102,8 @@ impl Majority {
                 Err(refusal) => refusal,
             };
             tries += 1;
-            let goes_on = refusal.is_ok() && tries < TRIES && begun.elapsed() < self.limit;
+            let has_time = tries < LEAST_TRIES || begun.elapsed() < self.limit;
+            let goes_on = refusal.is_ok() && tries < TRIES && has_time;
             let next = self.order.queue_server();
             match refusal {
                 Ok(occupied) if entry.acquisition.may_be_queued() => {
