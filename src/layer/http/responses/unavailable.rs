@@ -62,7 +62,7 @@ fn retry_after(headers: &HeaderMap) -> Option<Duration> {
 
 impl BellwetherLayer<Http> {
     /// Sets what follows a `502`, `503` or `504` of the inner service, if no
-    /// [stale response](Self::http#stale-responses) stands in for it.
+    /// [stale response](Self::http) stands in for it.
     ///
     /// Such a response says that the service fails, whatever the request. Its caller receives it.
     /// The callers that wait for it receive a `503` of this layer, in every process. So do those
