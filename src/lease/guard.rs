@@ -136,10 +136,10 @@ impl LeaseGuard {
     }
 
     fn give_back(&mut self) -> Unstoppable<Result<(), Error>> {
-        self.engine.renewals.forget(&self.record);
+        let upheld = UpheldLease { engine: self.engine.clone(), record: self.record.clone() };
         self.released = true;
         let slot = self.record.take_slot();
-        let given_back = give_back(self.engine.clone(), self.obligation(), slot);
+        let given_back = give_back(upheld, self.obligation(), slot);
         self.engine.janitor.finish(given_back, self.record.runtime().clone())
     }
 }
@@ -161,17 +161,29 @@ impl Drop for LeaseGuard {
     }
 }
 
+/// A lease that is renewed until its release has its turn. Dropped, it is renewed no more.
+struct UpheldLease {
+    engine: Arc<Engine>,
+    record: Arc<LeaseRecord>,
+}
+
+impl Drop for UpheldLease {
+    fn drop(&mut self) {
+        self.engine.renewals.forget(&self.record);
+    }
+}
+
 /// Gives a lease back: to the next caller of this process, or to the backend.
 async fn give_back(
-    engine: Arc<Engine>,
+    upheld: UpheldLease,
     release: Release,
     mut slot: Option<LeaseSlot>,
 ) -> Result<(), Error> {
     let next = slot.as_mut().and_then(LeaseSlot::next);
     let answer = match (next, slot) {
-        (Some(next), Some(slot)) => Box::pin(pass(&engine, release.claim(), next, slot)).await,
+        (Some(next), Some(slot)) => Box::pin(pass(upheld, release.claim(), next, slot)).await,
         (_, slot) => {
-            let answer = release.once().await;
+            let answer = release.once(|| drop(upheld)).await;
             // The next caller contends from here on, since other processes were told first.
             drop(slot);
             answer
@@ -183,17 +195,21 @@ async fn give_back(
 /// Passes a lease to the next caller of this process, and the slot with it. Returns whether the
 /// lease was held.
 async fn pass(
-    engine: &Arc<Engine>,
+    upheld: UpheldLease,
     from: &Claim,
     next: QueuedCaller<Arc<LeaseRecord>>,
     slot: LeaseSlot,
 ) -> Result<bool, BackendError> {
-    let since = Instant::now();
+    let engine = upheld.engine.clone();
     let backend = engine.backend().as_ref();
-    let pass = answered(backend, backend.pass(from, &next.claim));
+    let pass = async {
+        drop(upheld);
+        let since = Instant::now();
+        answered(backend, backend.pass(from, &next.claim)).await.map(|grant| (grant, since))
+    };
     let passed = engine.janitor.turns(&from.name).releases.run(pass).await;
-    let grant = match passed {
-        Ok(Some(grant)) => grant,
+    let (grant, since) = match passed {
+        Ok((Some(grant), since)) => (grant, since),
         refused => {
             let failed = refused.as_ref().err().map(BackendError::kind);
             drop(next.notify(SlotNotice::Contend { slot, failed }));

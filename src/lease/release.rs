@@ -73,9 +73,9 @@ impl Release {
         &self.claim
     }
 
-    /// Asks the backend once. Returns whether the lease was held.
-    pub(super) async fn once(&self) -> Result<bool, BackendError> {
-        self.janitor.release(self.janitor.backend.as_ref(), &self.claim).await
+    /// Asks the backend once, in its turn, after `begins`. Returns whether the lease was held.
+    pub(super) async fn once(&self, begins: impl FnOnce()) -> Result<bool, BackendError> {
+        self.janitor.release_after(begins, self.janitor.backend.as_ref(), &self.claim).await
     }
 
     /// Settles the release of a lease that was held, and returns whether it was. A task does what

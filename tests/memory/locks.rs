@@ -579,6 +579,31 @@ async fn a_refused_upgrade_reports_an_unanswered_renewal() {
     there.rw_lock("m").write().await.unwrap().unlock().await.unwrap();
 }
 
+/// Thousands of leases were released at once, and the last release had its turn seconds later. A
+/// short lease was not renewed meanwhile, ended, and its release reported a loss.
+#[tokio::test(start_paused = true)]
+async fn a_lease_is_renewed_until_its_release_has_its_turn() {
+    const SHORT: Duration = Duration::from_millis(500);
+    let slow = Faulty::new(|op| (op == Op::Release).then_some(Fault::Late(50 * MS)));
+    let locks = Locks::new(slow);
+    let mut guards = Vec::new();
+    for at in 0..5000 {
+        guards.push(locks.mutex(format!("m{at}")).lease(SHORT).lock().await.unwrap());
+    }
+    let begun = Instant::now();
+    let mut releases: Vec<_> =
+        guards.into_iter().map(|guard| tokio::spawn(guard.unlock())).collect();
+    // The runtime of a caller that leaves goes on with the release.
+    releases[4999].abort();
+    let last = releases.pop().unwrap();
+    for release in releases {
+        release.await.unwrap().unwrap();
+    }
+    assert!(last.await.unwrap_err().is_cancelled());
+    assert!(begun.elapsed() > 3 * SHORT, "{:?}", begun.elapsed());
+    assert_eq!(locks.stats().held, 0);
+}
+
 #[tokio::test(start_paused = true)]
 async fn an_error_names_the_lock_and_what_ended_the_wait() {
     let (limit, once) = (200 * MS, Retry::never());

@@ -71,7 +71,20 @@ impl Janitor {
         backend: &dyn DynLeases,
         claim: &Claim,
     ) -> Result<bool, BackendError> {
-        let release = answered(backend, backend.release(claim));
+        self.release_after(|| {}, backend, claim).await
+    }
+
+    /// Does the same, and calls `begins` when its turn has come.
+    pub(super) async fn release_after(
+        &self,
+        begins: impl FnOnce(),
+        backend: &dyn DynLeases,
+        claim: &Claim,
+    ) -> Result<bool, BackendError> {
+        let release = async {
+            begins();
+            answered(backend, backend.release(claim)).await
+        };
         let turns = self.turns(&claim.name);
         let answer = turns.releases.run(release).await;
         turns.recovery.heard(answer.is_ok());
@@ -83,7 +96,7 @@ impl Janitor {
     pub(crate) fn end(self: &Arc<Self>, claim: Claim) -> Unstoppable<Result<(), Error>> {
         let release = Release::new(self.clone(), claim, false);
         let end = async move {
-            let answer = release.once().await;
+            let answer = release.once(|| {}).await;
             release.ended(answer)
         };
         self.finish(end, Handle::current())
