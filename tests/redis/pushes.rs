@@ -11,7 +11,7 @@ use std::{
 
 use bellwether::{
     BoxError, Cache, Key, Locks, RedisBackend,
-    backend::{Claim, Claimed, Entry, Leases, Mode, Store},
+    backend::{Change, Claim, Claimed, Committed, Entry, Leases, Mode, Store},
     cache::{Lead, Raw as RawCodec, Source},
     error::BackendError,
     key::{Family, Name, Namespace},
@@ -276,6 +276,92 @@ async fn registrations_live_as_long_as_the_lease() {
         assert!(payload.starts_with(b"t:c:{k}:ebw2v"), "{payload:?}");
     }
     assert_eq!(raw.keys("*:lp").await, [""; 0]);
+}
+
+/// A full server evicted the set of the processes that waited for a load, and kept the lease. The
+/// load was committed, no process was told, and each waiter slept for five seconds.
+#[tokio::test]
+async fn processes_whose_registration_was_evicted_are_told() {
+    #[derive(Clone, Copy, Debug)]
+    enum End {
+        Commit,
+        CommitUnchanged,
+        Release,
+        Put,
+        Expire,
+        Supersede,
+        Invalidate,
+    }
+    use End::{Commit, CommitUnchanged, Expire, Invalidate, Put, Release, Supersede};
+    let server = RedisServer::start().await;
+    let mut raw = server.raw().await;
+    let [leader, evicted, late] = [(); 3].map(|()| open(&server.url()));
+    let namespace = Namespace::new("t").unwrap();
+    let entry = || Entry::value(1, Duration::ZERO, Bytes::from_static(b"v"));
+    for end in [Commit, CommitUnchanged, Release, Put, Expire, Supersede, Invalidate] {
+        for comes_late in [false, true] {
+            let key = Key::from(format!("{end:?}-{comes_late}"));
+            let name = Name::new(&namespace, Family::Cache, &key, 512).unwrap();
+            let claim = || {
+                let mut claim = Claim::new(name.clone(), Mode::Exclusive, LEASE, LEASE);
+                claim.waits = false;
+                claim
+            };
+            let seen = match end {
+                CommitUnchanged => leader.put(&name, &entry(), LEASE, LEASE).await.unwrap(),
+                _ => 0,
+            };
+            let load = claim();
+            let Ok(Claimed::Granted(grant)) = leader.claim(&load, seen).await else { panic!() };
+            let waits = claim();
+            let mut changes = evicted.changes_for(&waits).await.unwrap();
+            assert!(matches!(evicted.claim(&waits, seen).await, Ok(Claimed::Occupied(_))));
+            assert_eq!(raw.run::<u64>(&["DEL", &name.suffixed("lp")]).await, 1);
+            if comes_late {
+                assert!(matches!(late.claim(&claim(), seen).await, Ok(Claimed::Occupied(_))));
+            }
+            match end {
+                Commit => drop(leader.commit(&load, &grant, &entry(), Some(LEASE)).await.unwrap()),
+                CommitUnchanged => {
+                    let committed = leader.commit_unchanged(&load, &grant, seen, &entry()).await;
+                    drop(committed.unwrap());
+                }
+                Release => assert!(leader.release(&load).await.unwrap()),
+                Put => drop(leader.put(&name, &entry(), LEASE, LEASE).await.unwrap()),
+                Expire => drop(leader.expire(&name, LEASE).await.unwrap()),
+                Supersede => drop(leader.supersede(&name, LEASE).await.unwrap()),
+                Invalidate => drop(leader.invalidate(&name, LEASE).await.unwrap()),
+            }
+            let told = timeout(LIMIT, changes.next()).await;
+            assert!(told.is_ok(), "{end:?}, another one came after the eviction: {comes_late}");
+        }
+    }
+}
+
+/// A full server evicted the last fence of a name, and kept the lease of its load. The commit was
+/// refused, the lease stood, and each waiter slept until its end.
+#[tokio::test]
+async fn a_load_whose_fence_was_evicted_ends_with_its_commit() {
+    let server = RedisServer::start().await;
+    let mut raw = server.raw().await;
+    let [leader, waiter] = [(); 2].map(|()| open(&server.url()));
+    let name = Name::new(&Namespace::new("t").unwrap(), Family::Cache, &Key::from("k"), 512);
+    let name = name.unwrap();
+    let claim = || {
+        let mut claim = Claim::new(name.clone(), Mode::Exclusive, LEASE, LEASE);
+        claim.waits = false;
+        claim
+    };
+    let (load, waits) = (claim(), claim());
+    let Ok(Claimed::Granted(grant)) = leader.claim(&load, 0).await else { panic!() };
+    let mut changes = waiter.changes_for(&waits).await.unwrap();
+    assert!(matches!(waiter.claim(&waits, 0).await, Ok(Claimed::Occupied(_))));
+    assert_eq!(raw.run::<u64>(&["DEL", &name.suffixed("f")]).await, 1);
+    let entry = Entry::value(1, Duration::ZERO, Bytes::from_static(b"v"));
+    let committed = leader.commit(&load, &grant, &entry, Some(LEASE)).await.unwrap();
+    assert_eq!(committed, Committed::Refused);
+    assert_eq!(timeout(LIMIT, changes.next()).await.unwrap(), Change::Wake);
+    assert!(matches!(waiter.claim(&waits, 0).await, Ok(Claimed::Granted(_))));
 }
 
 /// Many processes wait for a large value. All read it at once when they were told, their reads

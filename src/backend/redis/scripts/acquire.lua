@@ -47,7 +47,7 @@ end
 if holder then
   if process ~= '' then
     local refused
-    left, refused = register(processes, process, left)
+    left, refused = register(lease, processes, process, left)
     if refused then return refused end
   end
   return {'held', held, left, 1}

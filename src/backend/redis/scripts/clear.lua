@@ -9,7 +9,7 @@ local has_queue, processes = ARGV[1], KEYS[tonumber(ARGV[2])]
 
 -- include: publish_to_all, wake_queue
 if has_queue == '1' then wake_queue(channel, deadlines) end
-publish_to_all(channel, processes, 'w')
+publish_to_all(channel, processes, 0, 'w')
 -- A long queue is freed after the script.
 local removed = redis.call('UNLINK', unpack(KEYS, 3))
 redis.call('UNLINK', deadlines)

@@ -14,7 +14,7 @@ local owner, granted, seen, terms, ttl_ms, push_limit, part = unpack(ARGV)
 -- include: committed, publish_entry, time_text, settled_commit, end_load
 local mine, stored_at = tonumber(granted), time_text()
 local settled, found, stored =
-  settled_commit(lease, fence, entry, channel, processes, mine, part, stored_at)
+  settled_commit(lease, fence, entry, channel, processes, owner, mine, part, stored_at)
 if settled then return settled end
 -- An entry of format 1 has no room for the windows.
 if stored ~= tonumber(seen) or string.sub(found, 3, 3) ~= '2' then return nil end
@@ -23,6 +23,7 @@ if stored ~= tonumber(seen) or string.sub(found, 3, 3) ~= '2' then return nil en
 redis.call('PEXPIRE', entry, ttl_ms)
 redis.call('SETRANGE', entry, 4, fence_text(mine) .. stored_at)
 local size = redis.call('SETRANGE', entry, 44, terms)
-end_load(lease, fence, channel, failure, owner, mine)
+local sets = end_load(lease, fence, channel, failure, owner, mine)
 local bytes = size <= tonumber(push_limit) and redis.call('GET', entry)
-return STORED + publish_entry(channel, processes, bytes, push_limit, { granted, size, entry })
+local entry_stored = { granted, size, entry }
+return STORED + publish_entry(channel, processes, sets, bytes, push_limit, entry_stored)

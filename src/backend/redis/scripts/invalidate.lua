@@ -16,6 +16,6 @@ local _, stored = entry_at(entry)
 local burnt = next_fence(last, stored)
 local is_moved = move_away(entry, trash)
 redis.call('DEL', failure, entry, entry_before, entry_after)
-burn(lease, fence, fence_text(burnt), fence_ms)
-publish_to_all(channel, processes, 'i' .. fence_text(burnt))
+local sets = burn(lease, fence, fence_text(burnt), fence_ms)
+publish_to_all(channel, processes, sets, 'i' .. fence_text(burnt))
 return is_moved and { burnt } or burnt

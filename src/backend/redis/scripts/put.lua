@@ -14,6 +14,7 @@ local entry_before, entry_after, staged = unpack(KEYS, 7)
 local kind, rest, size, ttl_ms, fence_ms, push_limit = unpack(ARGV)
 
 -- include: fence_at, fence_text, next_fence, entry_at, publish_entry, move_entry, time_text
+-- include: end_lease
 local last = fence_at(fence)
 local _, stored = entry_at(entry)
 local burnt = next_fence(last, stored)
@@ -29,6 +30,7 @@ else
   redis.call('SET', entry, bytes, 'PX', ttl_ms)
 end
 redis.call('SET', fence, text, 'PX', fence_ms)
-redis.call('DEL', lease, failure, entry_before, entry_after)
-publish_entry(channel, processes, bytes, push_limit, { text, size, entry })
+local sets = end_lease(lease)
+redis.call('DEL', failure, entry_before, entry_after)
+publish_entry(channel, processes, sets, bytes, push_limit, { text, size, entry })
 return burnt

@@ -11,11 +11,11 @@
 local lease, channel, processes, failure = unpack(KEYS)
 local owner, message, wait_ms, kept_ms, failures = unpack(ARGV)
 
--- include: lease_at, publish_to_all
+-- include: lease_at, end_lease, publish_to_all
 if lease_at(lease) ~= owner then return 0 end
-redis.call('DEL', lease)
+local sets = end_lease(lease)
 if failure then
   local record = table.concat({ wait_ms, kept_ms, failures, message }, ',')
   redis.pcall('SET', failure, record, 'PX', wait_ms + kept_ms)
 end
-return 1 + publish_to_all(channel, processes, message)
+return 1 + publish_to_all(channel, processes, sets, message)

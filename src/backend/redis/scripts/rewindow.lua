@@ -50,6 +50,6 @@ local refused
 if windows == '' then end_windows() else refused = set_windows() end
 if refused then return refused end
 redis.call('DEL', failure)
-burn(lease, fence, text, fence_ms)
-publish_to_all(channel, processes, 'i' .. text)
+local sets = burn(lease, fence, text, fence_ms)
+publish_to_all(channel, processes, sets, 'i' .. text)
 return {tonumber(text), found and 1 or 0}

@@ -30,6 +30,7 @@ if for_caches == '1' then
   try('SMEMBERS', key)
   -- Without the string, it would leave a set behind.
   if may_set then try('SADD', key, 'a') end
+  try('APPEND', key, '')
 end
 if for_locks == '1' then
   try('ZADD', key, 'XX', 1, 'a')

@@ -11,6 +11,6 @@ local fence_ms = ARGV[1]
 local _, stored = entry_at(entry)
 local burnt = next_fence(fence_at(fence), stored)
 redis.call('DEL', failure)
-burn(lease, fence, fence_text(burnt), fence_ms)
-publish_to_all(channel, processes, 'w')
+local sets = burn(lease, fence, fence_text(burnt), fence_ms)
+publish_to_all(channel, processes, sets, 'w')
 return burnt

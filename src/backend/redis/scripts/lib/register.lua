@@ -1,4 +1,4 @@
--- include: keep
+-- include: keep, registered
 
 -- How soon a claim looks again that could not be registered, in milliseconds.
 local LOOK_MS = 100
@@ -7,12 +7,13 @@ local LOOK_MS = 100
 -- than the lease, after whose end the process asks again. Returns after how many milliseconds the
 -- claim is to look again: a full server refuses the registration. Any other refusal is the second
 -- result.
-local function register(processes, process, left)
+local function register(lease, processes, process, left)
   local added = redis.pcall('SADD', processes, process)
   if type(added) == 'table' then
     if string.find(added.err, 'OOM', 1, true) then return math.min(left, LOOK_MS) end
     return nil, added
   end
+  if redis.call('PTTL', processes) < 0 then redis.call('APPEND', lease, REGISTERED) end
   keep(processes, left + 1000)
   return left
 end

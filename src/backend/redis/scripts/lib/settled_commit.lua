@@ -1,18 +1,22 @@
--- include: committed, fence_at, entry_at, publish_to_all, wake_all
+-- include: committed, end_lease, fence_at, entry_at, lease_at, publish_to_all, wake_all
 
 -- Returns the reply to a commit that changes nothing: its fence is not the last one, or it was made
 -- already. Otherwise returns nil, the part of the entry that was read, and the fence of the entry.
 --
--- mine: the fence of the commit
+-- owner, mine: those of the commit, the second is its fence
 -- part, time: of a newer entry, for the reply
-local function settled_commit(lease, fence, entry, channel, processes, mine, part, time)
+local function settled_commit(lease, fence, entry, channel, processes, owner, mine, part, time)
   local last, is_committed = fence_at(fence)
   local found, stored = entry_at(entry, part - 1)
   if last ~= mine then
     if found and stored > mine then return {'newer', found, time} end
-    -- If the server lost its data, it lost the lease as well, and the waiters wait for its end.
-    if not redis.pcall('GET', lease) then
-      publish_to_all(channel, processes, 'w')
+    -- The lease stands if the server evicted the fence alone. It is lost with its registrations if
+    -- the server lost its data. Any other lease is that of a later load.
+    local holder, _, _, foreign = lease_at(lease)
+    if holder == owner then
+      publish_to_all(channel, processes, end_lease(lease), 'w')
+    elseif not holder and not foreign then
+      publish_to_all(channel, processes, 0, 'w')
       wake_all(channel)
     end
     return 0
