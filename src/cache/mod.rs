@@ -19,6 +19,7 @@ mod codec;
 mod core;
 mod error_codec;
 mod failures;
+mod flown;
 mod freshness;
 mod known;
 mod lead;
@@ -57,8 +58,9 @@ pub use crate::{flight::Abandoned, observe::Stats};
 
 #[cfg(feature = "http")]
 pub(crate) use self::{
+    flown::{Flown, Offer},
     loader::Produced,
-    outcome::{Alone, Flown, Head},
+    outcome::Alone,
     settings::{OnFull, OnUncacheable, Sharing},
     uses::Uses,
 };

@@ -9,10 +9,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use crate::{
-    backend::Entry,
-    error::{Error, ErrorKind},
-};
+use crate::{backend::Entry, error::Error};
 
 /// A value, where it came from, and what is known of its entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -181,29 +178,6 @@ impl<V> Loaded<V> {
 
 /// The head of a value whose rest is still on its way. Only the loader knows its type.
 pub(crate) type Head = Arc<dyn Any + Send + Sync>;
-
-/// How a request ended that may end without a value.
-pub(crate) enum Flown<V> {
-    Loaded(Loaded<V>),
-    /// With the head of a value, for a request that [takes it](super::Sharing::takes_heads).
-    #[cfg_attr(not(feature = "http"), allow(dead_code))]
-    Head(Head),
-    /// Each caller loads for itself.
-    #[cfg_attr(not(feature = "http"), allow(dead_code))]
-    Alone(Alone),
-}
-
-impl<V> Flown<V> {
-    /// Returns the value. A loader that a user wrote makes no other answer.
-    pub(super) fn shared(self) -> Result<Loaded<V>, Error> {
-        match self {
-            Self::Loaded(loaded) => Ok(loaded),
-            Self::Head(_) | Self::Alone(_) => {
-                Err(Error::new(ErrorKind::Cancelled, "the value was not shared"))
-            }
-        }
-    }
-}
 
 /// Why each caller loads for itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

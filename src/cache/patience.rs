@@ -39,7 +39,7 @@ impl Patience {
         &self,
         core: &Arc<Core<V>>,
         key: &Key,
-        mut follower: Follower<Outcome<V>>,
+        follower: &mut Follower<Outcome<V>>,
     ) -> Waited<Outcome<V>> {
         if let Ok(waited) = timeout_at(self.until, follower.wait()).await {
             return waited;

@@ -5,9 +5,9 @@ use tracing::Instrument;
 
 use super::{
     Cache, Lead, Loaded, Request,
+    flown::{Flown, cut_off, ended},
     loader::{self, Produced},
-    outcome::Flown,
-    request::{cut_off, load_alone, nest, served},
+    request::{load_alone, nest},
     run::Run,
 };
 use crate::{
@@ -101,11 +101,10 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
             return Err(Error::shut_down());
         };
         let within = flight::current();
-        let edge = within.map(|from| nest(from, &follower));
-        if let Some(None) = edge {
+        let Some(_edge) = nest(within, &follower) else {
             drop((follower, leader));
             return Box::pin(load_alone(core, Some(work), own, within)).await;
-        }
+        };
         let run = Run::new(&core, &key, own, leader, false)?.superseding(burnt);
         let span = tracing::debug_span!("refresh", %key);
         let waited = match follower.lead(Box::pin(run.run(work).instrument(span))).await {
@@ -113,7 +112,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
             None => follower.wait().await,
         };
         match waited {
-            Waited::Outcome(outcome) => served(&core, outcome, true),
+            Waited::Outcome(outcome) => ended(&core, outcome, true, None),
             Waited::JoinAgain => Err(cut_off()),
         }
     }

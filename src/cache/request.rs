@@ -8,9 +8,10 @@ use tracing::Instrument;
 use super::{
     Lead, Loaded, Source,
     core::Core,
+    flown::{Flown, cut_off, ended, failed},
     lead::Keeping,
     loader::{self, Produced},
-    outcome::{Alone, Flown, Outcome},
+    outcome::{Alone, Outcome},
     patience::Patience,
     run::Run,
     settings::{OnFull, Options, Sharing},
@@ -153,11 +154,10 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
                     Ok(joined) => joined,
                     Err(why) => return Box::pin(refused(core, work, own, within, why)).await,
                 };
-                let edge = within.map(|from| nest(from, &follower));
-                if let Some(None) = edge {
+                let Some(edge) = nest(within, &follower) else {
                     drop((follower, leader));
                     return Box::pin(load_alone(core, work, own, within)).await;
-                }
+                };
                 let (leads, mut waited) = (leader.is_some(), None);
                 if let Some(leader) = leader {
                     let work = work.take().ok_or_else(cut_off)?;
@@ -172,13 +172,13 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
                     Some(waited) => waited,
                     None => match &patience {
                         None => follower.wait().await,
-                        Some(patience) => Box::pin(patience.wait(&core, &key, follower)).await,
+                        Some(patience) => Box::pin(patience.wait(&core, &key, &mut follower)).await,
                     },
                 };
                 match waited {
                     Waited::JoinAgain => unanswered = None,
                     Waited::Outcome(Outcome::Unanswered(waited)) => unanswered = Some(waited),
-                    Waited::Outcome(outcome) => return served(&core, outcome, leads),
+                    Waited::Outcome(end) => break ended(&core, end, leads, Some((follower, edge))),
                 }
             }
         }
@@ -196,14 +196,15 @@ fn join<V>(core: &Core<V>, key: &Key, sharing: Sharing) -> Result<Joined<Outcome
 }
 
 /// Enters the wait of a loader for a flight into the graph of waits, and gives its flight notice.
-/// Returns `None` if the two would wait for each other.
-pub(super) fn nest<T>(from: u64, follower: &Follower<T>) -> Option<Edge> {
+/// A caller that is no loader enters nothing. Returns `None` if the two would wait for each other.
+pub(super) fn nest<T>(from: Option<u64>, follower: &Follower<T>) -> Option<Option<Edge>> {
+    let Some(from) = from else { return Some(None) };
     let Some(edge) = flight::nested(from, follower.flight_id()) else {
         tracing::debug!("a loader asked for a key that waits for it");
         return None;
     };
     follower.tell(Notice::NeededByLoader);
-    Some(edge)
+    Some(Some(edge))
 }
 
 /// Tells a flight not to wait for an answer, if the caller has already waited long without one.
@@ -212,48 +213,6 @@ fn hurry<V, T>(core: &Core<V>, follower: &Follower<T>, unanswered: Option<Durati
     if unanswered.is_some_and(|waited| waited > patience) {
         follower.tell(Notice::Hurry);
     }
-}
-
-/// Returns what a flight ended with, for one of its callers.
-pub(super) fn served<V>(
-    core: &Core<V>,
-    outcome: Outcome<V>,
-    leads: bool,
-) -> Result<Flown<V>, Error> {
-    match outcome {
-        Outcome::Value(loaded) => {
-            let source = loaded.source.for_caller(leads);
-            count(core, source);
-            Ok(Flown::Loaded(Loaded { source, ..loaded }))
-        }
-        Outcome::Head(head, source) => {
-            count(core, source.for_caller(leads));
-            Ok(Flown::Head(head))
-        }
-        Outcome::Alone(why) => Ok(Flown::Alone(why)),
-        Outcome::Failed(error) => Err(failed(core, error)),
-        Outcome::Unanswered(_) => Err(failed(core, cut_off())),
-    }
-}
-
-/// Counts a caller that was served a value of this source.
-fn count<V>(core: &Core<V>, source: Source) {
-    let counters = &core.counters;
-    let counter = match source {
-        Source::Hit => &counters.hits,
-        Source::Stale => &counters.stale,
-        Source::Led => &counters.led,
-        Source::Followed => &counters.followed,
-        Source::Received => &counters.received,
-        Source::Degraded => &counters.degraded,
-    };
-    counter.add();
-}
-
-/// Counts a caller that gets an error.
-fn failed<V>(core: &Core<V>, error: Error) -> Error {
-    core.counters.failed.add();
-    error
 }
 
 /// Loads for one caller of a cache that is shut down. A caller beyond a limit is told.
@@ -311,11 +270,13 @@ where
         // No other caller wants the rest, and nothing is to be stored.
         () = lead.announced() => {
             let head = lead.head().cloned().ok_or_else(cut_off)?;
-            return served(&core, Outcome::Head(head, Source::Degraded), true);
+            return ended(&core, Outcome::Head(head, Source::Degraded), true, None);
         }
     };
     match produced {
-        Ok(Produced::Value(value)) => served(&core, Outcome::Value(Loaded::degraded(value)), true),
+        Ok(Produced::Value(value)) => {
+            ended(&core, Outcome::Value(Loaded::degraded(value)), true, None)
+        }
         Ok(Produced::Uncacheable | Produced::Failing(_)) => Ok(Flown::Alone(Alone::Uncacheable)),
         Err(error) => {
             core.counters.failures.add();
@@ -335,10 +296,6 @@ fn overloaded(full: Refused) -> Error {
         Refused::Closed => return Error::shut_down(),
     };
     Error::new(ErrorKind::Overloaded, words)
-}
-
-pub(super) fn cut_off() -> Error {
-    Error::new(ErrorKind::Cancelled, "the load was cut off, because its runtime was shut down")
 }
 
 impl<V> fmt::Debug for Request<V> {

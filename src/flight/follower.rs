@@ -57,14 +57,19 @@ impl<T> Follower<T> {
         self.takes_first = true;
     }
 
+    /// Waits for the last landing from here on, even if there was a first one.
+    pub(crate) fn leave_first(&mut self) {
+        self.takes_first = false;
+    }
+
     pub(crate) fn tell(&self, notice: Notice) {
         self.flight.notices.tell(notice);
     }
 }
 
 impl<T> Follower<T> {
-    /// Leaves the flight, which goes on even if no caller is left.
-    pub(crate) fn leave_behind(self) {
+    /// Lets the flight go on, even if no caller is left.
+    pub(crate) fn leave_behind(&self) {
         let _ = self.flight.goes_on.set(());
     }
 }

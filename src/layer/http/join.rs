@@ -11,7 +11,7 @@ use super::{
     body::board::Missed,
     exchange::{Exchange, ExchangeState},
     pass::CallResult,
-    produce::{LedExchange, broken, produce},
+    produce::{LedExchange, produce},
     reason::Reason,
     recent::{RETRIES, Turnout},
     status::{Forward, with_status},
@@ -19,7 +19,7 @@ use super::{
     variants::{Place, selector::Selector},
 };
 use crate::{
-    cache::{Alone, Flown, Head, Loaded, OnUncacheable, Sharing, Source},
+    cache::{Alone, Flown, Loaded, Offer, OnUncacheable, Sharing, Source},
     error::{BoxError, Error, ErrorKind},
     key::Key,
 };
@@ -49,15 +49,10 @@ where
     match http.settle(&place, &asked, exchange, flown) {
         Settled::Done(response) => response,
         // In boxes of their own, so that the future of a hit stays small.
-        Settled::Alone(request, why) => {
-            Box::pin(share_again(http, place, asked, inner, request, why)).await
-        }
         Settled::Varies(request, selector) => {
             Box::pin(share_variant(http, place.key, *selector, asked, inner, request)).await
         }
-        Settled::Missed(request) => {
-            Box::pin(http.pass_watched(place.key, inner, request, Reason::Uncacheable)).await
-        }
+        settled => Box::pin(go_on(http, place, asked, inner, settled)).await,
     }
 }
 
@@ -90,24 +85,18 @@ where
     let flown = fly(&http, &place, &asked, &inner, led, OnUncacheable::Pass).await;
     match http.settle(&place, &asked, exchange, flown) {
         Settled::Done(response) => response,
-        Settled::Alone(request, why) => {
-            Box::pin(share_again(http, place, asked, inner, request, why)).await
-        }
-        Settled::Varies(request, _) => http.pass(inner, request, Reason::Variants).await,
-        Settled::Missed(request) => {
-            http.pass_watched(place.key, inner, request, Reason::Uncacheable).await
-        }
+        settled => Box::pin(go_on(http, place, asked, inner, settled)).await,
     }
 }
 
-/// Tries again to share, as long as that is promising, then passes the request on.
-async fn share_again<S, B, ResBody>(
+/// Goes on with a request that the first flight has not answered: tries again to share, as long as
+/// that is promising, then passes the request on.
+async fn go_on<S, B, ResBody>(
     http: Http,
     place: Place,
     asked: Asked,
     inner: S,
-    mut request: Request<B>,
-    mut why: Alone,
+    mut settled: Settled<B, ResBody, S::Error>,
 ) -> CallResult<ResBody, S::Error>
 where
     B: Body + Send + 'static,
@@ -117,29 +106,39 @@ where
     ResBody: Body + Send + 'static,
     ResBody::Error: Into<BoxError>,
 {
-    for _ in 0..RETRIES {
-        if why == Alone::Full || !http.0.recent.is_promising(&place.key) {
-            break;
-        }
-        let (exchange, led) = Exchange::new(request);
-        let flown = fly(&http, &place, &asked, &inner, led, OnUncacheable::Claim).await;
-        (request, why) = match http.settle(&place, &asked, exchange, flown) {
+    let mut retries = RETRIES;
+    loop {
+        let (request, on_uncacheable) = match settled {
             Settled::Done(response) => return response,
-            Settled::Alone(request, why) => (request, why),
             Settled::Missed(request) => {
                 return http.pass_watched(place.key, inner, request, Reason::Uncacheable).await;
             }
+            Settled::Varies(request, _) if place.is_variant() => {
+                return http.pass(inner, request, Reason::Variants).await;
+            }
             Settled::Varies(request, selector) => {
-                let resource = place.key;
-                return share_variant(http, resource, *selector, asked, inner, request).await;
+                return share_variant(http, place.key, *selector, asked, inner, request).await;
+            }
+            Settled::Broken(request, offer) => match offer.decline().await {
+                None => (request, OnUncacheable::Pass),
+                Some(flown) => {
+                    settled = http.settle(&place, &asked, Exchange::new(request).0, flown);
+                    continue;
+                }
+            },
+            Settled::Alone(request, why) => {
+                let is_promising = retries > 0 && http.0.recent.is_promising(&place.key);
+                if why == Alone::Full || !is_promising {
+                    return http.pass_watched(place.key, inner, request, why.into()).await;
+                }
+                retries -= 1;
+                (request, OnUncacheable::Claim)
             }
         };
+        let (exchange, led) = Exchange::new(request);
+        let flown = fly(&http, &place, &asked, &inner, led, on_uncacheable).await;
+        settled = http.settle(&place, &asked, exchange, flown);
     }
-    let why = match why {
-        Alone::Uncacheable => Reason::Uncacheable,
-        Alone::Full => Reason::Full,
-    };
-    http.pass_watched(place.key, inner, request, why).await
 }
 
 /// Joins the flight of a place. Its leader calls the inner service.
@@ -192,6 +191,8 @@ enum Settled<B, ResBody: Body, E> {
     Varies(Request<B>, Box<Selector>),
     /// The response is under way, and this request came too late for it.
     Missed(Request<B>),
+    /// The body of the response broke off. The outcome of the load is on its way.
+    Broken(Request<B>, Box<Offer<CachedResponse>>),
 }
 
 impl Http {
@@ -219,14 +220,17 @@ impl Http {
             (ExchangeState::Pending(request), Some(selector), _) => {
                 Settled::Varies(request, Box::new(selector))
             }
-            (ExchangeState::Answered(response), ..) => {
+            (ExchangeState::Answered(response), _, flown) => {
+                if let Ok(Flown::Head(offer)) = flown {
+                    offer.take();
+                }
                 Settled::Done(response.map(|response| asked.answer_streaming(response)))
             }
             (ExchangeState::Pending(request), _, Ok(Flown::Alone(why))) => {
                 Settled::Alone(request, why)
             }
-            (ExchangeState::Pending(request), _, Ok(Flown::Head(head))) => {
-                self.follow(place, asked, &head, request)
+            (ExchangeState::Pending(request), _, Ok(Flown::Head(offer))) => {
+                self.follow(place, asked, offer, request)
             }
             (.., Err(error)) => whole(self.failed(&error)),
             (.., Ok(_)) => whole(self.failed(&lost())),
@@ -238,10 +242,10 @@ impl Http {
         &self,
         place: &Place,
         asked: &Asked,
-        head: &Head,
+        offer: Box<Offer<CachedResponse>>,
         request: Request<B>,
     ) -> Settled<B, ResBody, E> {
-        let Some(streamed) = head.downcast_ref::<StreamedResponse>() else {
+        let Some(streamed) = (**offer.head()).downcast_ref::<StreamedResponse>() else {
             return Settled::Missed(request);
         };
         match streamed.follow(request.headers()) {
@@ -250,11 +254,12 @@ impl Http {
                 self.0.min_uses().map(|uses| uses.count(&place.key));
                 let answer = asked.answer_streaming(response.map(ResponseBody::shared));
                 let forward = asked.forward(place, streamed.replaces_stale());
+                offer.take();
                 Settled::Done(Ok(self.with_source(answer, Source::Followed, None, forward)))
             }
             Err(Apart::Varies(selector)) => Settled::Varies(request, Box::new(selector)),
             Err(Apart::Missed(Missed::Start)) => Settled::Missed(request),
-            Err(Apart::Missed(Missed::Broken(error))) => whole(self.failed(&broken(error))),
+            Err(Apart::Missed(Missed::Broken)) => Settled::Broken(request, offer),
         }
     }
 

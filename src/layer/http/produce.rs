@@ -184,6 +184,6 @@ impl Http {
 }
 
 /// Returns the error of a load whose body broke off.
-pub(super) fn broken(error: BodyError) -> Error {
+fn broken(error: BodyError) -> Error {
     Error::with_source(ErrorKind::Load, "the response body ended with an error", error)
 }

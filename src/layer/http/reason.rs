@@ -2,6 +2,8 @@ use std::fmt::{self, Display};
 
 use http::HeaderName;
 
+use crate::cache::Alone;
+
 /// Why a request is answered without the cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Reason {
@@ -36,5 +38,14 @@ impl Display for Reason {
             Self::Full => "fwd=uri-miss; detail=overloaded",
             Self::BackingOff => "detail=backing-off",
         })
+    }
+}
+
+impl From<Alone> for Reason {
+    fn from(why: Alone) -> Self {
+        match why {
+            Alone::Uncacheable => Self::Uncacheable,
+            Alone::Full => Self::Full,
+        }
     }
 }

@@ -8,15 +8,26 @@ use std::{
 };
 
 use axum::body::{Body, Bytes};
-use bellwether::{BellwetherLayer, MemoryBackend, cache::AfterFailure, http_cache, layer::Http};
+use bellwether::{
+    BellwetherLayer, MemoryBackend, cache::AfterFailure, error::BackendError, http_cache,
+    layer::Http,
+};
+use futures_util::FutureExt;
 use http::{Request, Response, StatusCode};
-use tokio::time::{Instant, sleep, sleep_until, timeout};
+use testkit::interceptor::{self, Hook, Interceptor, Op, Operation};
+use tokio::{
+    sync::RwLock,
+    time::{Instant, sleep, sleep_until, timeout},
+};
 use tower::{Layer, ServiceExt, service_fn, util::BoxCloneSyncService};
 use tower_test::mock;
 
-use super::origin::{
-    Answer, DELAY, Inner, Layered, ask, ask_all, cache, get, get_with, http_layer, origin,
-    with_headers,
+use super::{
+    bodies::{data, fed},
+    origin::{
+        Answer, DELAY, Inner, Layered, ask, ask_all, cache, get, get_with, http_layer, origin,
+        with_headers,
+    },
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -164,6 +175,65 @@ async fn a_stale_answer_stands_in_for_a_body_that_fails_and_for_a_panic() {
             assert_eq!((answer.status, answer.text()), (StatusCode::OK, "good"));
         }
         assert_eq!(calls.count(), 2);
+    }
+}
+
+/// Holds the end of each failed load while it is locked.
+#[derive(Clone, Default)]
+struct Gate(Arc<RwLock<()>>);
+
+impl Hook<MemoryBackend> for Gate {
+    async fn around(
+        &self,
+        backend: &MemoryBackend,
+        operation: Operation,
+    ) -> Result<interceptor::Answer, BackendError> {
+        if operation.op() == Op::Fail {
+            drop(self.0.read().await);
+        }
+        operation.perform(backend).await
+    }
+}
+
+/// A body broke off, and its failure had not landed. A caller that came to the body then got a
+/// `502`, and those that waited for the failure got the stale answer.
+#[tokio::test(start_paused = true)]
+async fn a_caller_that_comes_to_a_broken_body_is_answered_as_those_that_wait() {
+    const KEPT: &[(&str, &str)] = &[("cache-control", "max-age=10, stale-if-error=60")];
+    const UNKEPT: &[(&str, &str)] = &[("cache-control", "max-age=10, stale-if-error=0")];
+    for (headers, status) in [(KEPT, 200), (UNKEPT, 502)] {
+        let (inner, mut feeds) = fed(headers);
+        let gate = Gate::default();
+        let backend = Interceptor { inner: MemoryBackend::new(), hook: gate.clone() };
+        let cache = http_cache(backend).namespace("shop").build().unwrap();
+        let service = BellwetherLayer::http(cache).layer(inner);
+        let asks = || {
+            let service = service.clone();
+            async move { Answer::of(service.oneshot(get("/")).await.unwrap()).await }
+        };
+        let first = tokio::spawn(asks());
+        feeds.recv().await.unwrap().send(data("good")).unwrap();
+        first.await.unwrap();
+        sleep(11 * SECOND).await;
+        let _leader = tokio::spawn(service.clone().oneshot(get("/")));
+        let feed = feeds.recv().await.unwrap();
+        // It joins before the head, and looks for it when the body has broken off.
+        let mut early = Box::pin(asks());
+        assert!((&mut early).now_or_never().is_none());
+        sleep(2 * DELAY).await;
+        let held = gate.0.write().await;
+        feed.send(Err(io::Error::other("cut"))).unwrap();
+        sleep(DELAY).await;
+        assert!((&mut early).now_or_never().is_none());
+        let late = tokio::spawn(asks());
+        sleep(DELAY).await;
+        assert!(!late.is_finished());
+        drop(held);
+        for answer in [early.await, late.await.unwrap()] {
+            assert_eq!(answer.status.as_u16(), status);
+            assert!(status == 502 || answer.text() == "good");
+        }
+        assert!(feeds.try_recv().is_err(), "a further call");
     }
 }
 

@@ -67,7 +67,7 @@ pub(crate) enum Missed {
     /// The first bytes are no longer kept.
     Start,
     /// The body broke off.
-    Broken(BodyError),
+    Broken,
 }
 
 impl Board {
@@ -87,7 +87,7 @@ impl Board {
         match &state.phase {
             Phase::Collected | Phase::Kept(_) => Ok(state.seats.take()),
             Phase::Read { .. } | Phase::Ended(_) => Err(Missed::Start),
-            Phase::Broken(error) => Err(Missed::Broken(error.clone())),
+            Phase::Broken(_) => Err(Missed::Broken),
         }
     }
 
