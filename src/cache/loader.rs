@@ -18,6 +18,10 @@ pub(crate) enum Produced<V> {
     /// An answer for its caller alone, which has it already.
     #[cfg_attr(not(feature = "http"), allow(dead_code))]
     Uncacheable,
+    /// An answer for its caller alone, because of what its request has. The load of another caller
+    /// may be for all.
+    #[cfg_attr(not(feature = "http"), allow(dead_code))]
+    Reserved,
     /// An answer for its caller alone, which says that the origin fails with this error. It is a
     /// failed load if there is a stale value for this case, or a rule of what follows.
     #[cfg_attr(not(feature = "http"), allow(dead_code))]

@@ -184,6 +184,8 @@ pub(crate) type Head = Arc<dyn Any + Send + Sync>;
 pub(crate) enum Alone {
     /// The load cannot be shared.
     Uncacheable,
+    /// The load was for its caller alone. That of another caller may be shared.
+    Reserved,
     /// Too many loads are under way.
     Full,
 }

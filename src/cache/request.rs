@@ -277,6 +277,7 @@ where
         Ok(Produced::Value(value)) => {
             ended(&core, Outcome::Value(Loaded::degraded(value)), true, None)
         }
+        Ok(Produced::Reserved) => Ok(Flown::Alone(Alone::Reserved)),
         Ok(Produced::Uncacheable | Produced::Failing(_)) => Ok(Flown::Alone(Alone::Uncacheable)),
         Err(error) => {
             core.counters.failures.add();

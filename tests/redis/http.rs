@@ -12,7 +12,7 @@ use std::{
 use axum::body::Body;
 use bellwether::{
     BellwetherLayer, ErrorKind, RedisBackend, http_cache,
-    layer::{Http, RequestDirectives, ResponseBody},
+    layer::{Http, Policy, RequestDirectives, ResponseBody},
     lease::Retry,
 };
 use http::{Request, Response};
@@ -108,6 +108,39 @@ fn for_a_minute(layer: BellwetherLayer<Http>) -> BellwetherLayer<Http> {
 /// Returns an answer that begins with the number of the call.
 fn numbered(length: usize) -> impl Fn(usize) -> Response<Body> + Clone + Send + Sync + 'static {
     move |call| Response::new(Body::from(format!("{call} {}", "x".repeat(length))))
+}
+
+/// An answer to a request with credentials sent all callers without any to the origin, each alone.
+#[tokio::test]
+async fn a_reserved_answer_lets_one_caller_of_the_fleet_lead() {
+    let server = RedisServer::start().await;
+    let calls = Arc::default();
+    let apps = [(), ()].map(|()| {
+        process(
+            &server,
+            "shop",
+            |layer| layer.policy(Policy::rfc9111()),
+            &calls,
+            |call| {
+                let answer = Response::builder().header("cache-control", "max-age=60");
+                answer.body(Body::from(call.to_string())).unwrap()
+            },
+        )
+    });
+    let held = calls.gate.write().await;
+    let mut request = get("/");
+    request.headers_mut().insert("authorization", "ann".parse().unwrap());
+    let leader = tokio::spawn({
+        let app = apps[0].clone();
+        async move { read(&app, request).await }
+    });
+    assert!(comes_true(LIMIT, async || calls.count() == 1).await);
+    let all = tokio::spawn(async move { read_all(&apps, 100, "/").await });
+    sleep(DELAY).await;
+    drop(held);
+    assert_eq!(leader.await.unwrap(), "1");
+    assert!(all.await.unwrap().iter().all(|answer| answer == "2"));
+    assert_eq!(calls.count(), 2);
 }
 
 /// Two services that shared a server and a host name served each other's answers.

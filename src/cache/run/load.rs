@@ -16,7 +16,7 @@ use crate::{
         known::Known,
         lead::Keeping,
         loader::{self, Produced},
-        outcome::Outcome,
+        outcome::{Alone, Outcome},
     },
     error::{Chain, Error},
     flight::Epoch,
@@ -52,6 +52,13 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
                 let ttl = (!lead.keeping().do_not_store).then_some(ttl);
                 Box::pin(self.commit_uncacheable(guard, cost, ttl)).await
             }
+            Ok(Produced::Reserved) => {
+                // Without a word, so that the next process leads.
+                if let Err(error) = Box::pin(guard.release()).await {
+                    debug!(%error, "the lease of a reserved load is released late, or was lost");
+                }
+                reserved()
+            }
             Err(error) => failed(Box::pin(self.fail(guard, error, &lead)).await),
         }
     }
@@ -77,6 +84,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
                 self.remember(&value, begun.elapsed(), &lead, outage);
                 (Outcome::Value(Loaded { value, source, record: None }), epoch)
             }
+            Ok(Produced::Reserved) => reserved(),
             Ok(Produced::Uncacheable | Produced::Failing(_)) => uncacheable(),
             Err(error) => failed(self.fail_alone(error, &lead)),
         }
@@ -176,4 +184,9 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     pub(super) fn windows(&self, value: &V, keeping: &Keeping) -> Windows {
         self.options().windows_of(self.core.negative_windows(value), keeping)
     }
+}
+
+/// Returns the landing with a load that is for its caller alone.
+fn reserved<V>() -> EpochOutcome<V> {
+    (Outcome::Alone(Alone::Reserved), Epoch::END)
 }

@@ -36,7 +36,7 @@ where
     let Some(wanted) = asked.wanted.take() else {
         return share(http, key, asked, inner, request).await;
     };
-    if !wanted.only_if_cached && http.0.recent.is_uncacheable(&key) {
+    if !wanted.only_if_cached && http.0.goes_alone(&key, &asked) {
         return http.pass_watched(key, inner, request, Reason::Uncacheable).await;
     }
     let mut place = Place::resource(key.clone());

@@ -78,7 +78,7 @@ where
     if !place.is_admitted(&settings.variants) {
         return http.pass(inner, request, Reason::Variants).await;
     }
-    if settings.recent.is_uncacheable(&place.key) {
+    if settings.goes_alone(&place.key, &asked) {
         return http.pass_watched(place.key, inner, request, Reason::Uncacheable).await;
     }
     let (exchange, led) = Exchange::new(request);
@@ -127,12 +127,12 @@ where
                 }
             },
             Settled::Alone(request, why) => {
-                let is_promising = retries > 0 && http.0.recent.is_promising(&place.key);
-                if why == Alone::Full || !is_promising {
+                let again = http.tries_again(&place, &asked, why).filter(|_| retries > 0);
+                let Some(on_uncacheable) = again else {
                     return http.pass_watched(place.key, inner, request, why.into()).await;
-                }
+                };
                 retries -= 1;
-                (request, OnUncacheable::Claim)
+                (request, on_uncacheable)
             }
         };
         let (exchange, led) = Exchange::new(request);
@@ -234,6 +234,17 @@ impl Http {
             }
             (.., Err(error)) => whole(self.failed(&error)),
             (.., Ok(_)) => whole(self.failed(&lost())),
+        }
+    }
+
+    /// Returns how a request whose load was not shared tries to share another one, if it does.
+    fn tries_again(&self, place: &Place, asked: &Asked, why: Alone) -> Option<OnUncacheable> {
+        match why {
+            Alone::Full => None,
+            Alone::Uncacheable => {
+                self.0.recent.is_promising(&place.key).then_some(OnUncacheable::Claim)
+            }
+            Alone::Reserved => (!asked.is_authorized).then_some(OnUncacheable::Pass),
         }
     }
 

@@ -62,6 +62,10 @@ impl Http {
                 settings.recent.record(&key, Turnout::Uncacheable);
                 ResponseBody::untouched(body)
             }
+            ResponseClass::Reserved => {
+                settings.recent.record(&key, Turnout::Reserved);
+                ResponseBody::untouched(body)
+            }
             ResponseClass::Failing => {
                 settings.recent.record(&key, Turnout::Failing);
                 ResponseBody::untouched(body)

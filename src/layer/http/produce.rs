@@ -128,11 +128,11 @@ where
             exchange.answer(Ok(Response::from_parts(parts, body)));
             Ok(error.map_or(Produced::Uncacheable, Produced::Failing))
         }
-        (ResponseClass::Shareable(_) | ResponseClass::Uncacheable, _) => {
-            http.uncacheable(&place.key, lead);
+        (class, _) => {
+            let produced = http.unshared(&class, &place.key, lead);
             let response = Response::from_parts(parts, body);
             exchange.answer(Ok(http.explained(response, &Reason::Uncacheable)));
-            Ok(Produced::Uncacheable)
+            Ok(produced)
         }
     }
 }
@@ -171,6 +171,22 @@ impl Http {
         if let Err(error) = self.0.cache.invalidate(key).await {
             debug!(%error, "a response that cannot be validated is not removed");
         }
+    }
+
+    /// Records a response of a class that is for its caller alone. Returns what its flight lands
+    /// with.
+    fn unshared(
+        &self,
+        class: &ResponseClass,
+        key: &Key,
+        lead: &Lead<CachedResponse>,
+    ) -> Produced<CachedResponse> {
+        if *class == ResponseClass::Reserved {
+            self.0.recent.record(key, Turnout::Reserved);
+            return Produced::Reserved;
+        }
+        self.uncacheable(key, lead);
+        Produced::Uncacheable
     }
 
     /// Records a response that cannot be shared. The fleet remembers it once the process does.

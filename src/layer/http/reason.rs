@@ -44,7 +44,7 @@ impl Display for Reason {
 impl From<Alone> for Reason {
     fn from(why: Alone) -> Self {
         match why {
-            Alone::Uncacheable => Self::Uncacheable,
+            Alone::Uncacheable | Alone::Reserved => Self::Uncacheable,
             Alone::Full => Self::Full,
         }
     }

@@ -65,12 +65,14 @@ enum State {
 }
 
 /// How an answer turned out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Turnout {
     /// It could be shared.
     Shareable,
     /// It belonged to its caller.
     Uncacheable,
+    /// It belonged to its caller, whose request had credentials. Without them, it could be shared.
+    Reserved,
     /// It was an error.
     Failing,
     /// Its end is not known yet.
@@ -89,11 +91,20 @@ impl RecentAnswers {
 
     /// Returns whether the answers of a key belong to their callers.
     pub(super) fn is_uncacheable(&self, key: &Key) -> bool {
+        self.is_marked(self.hash(key))
+    }
+
+    fn is_marked(&self, hash: u64) -> bool {
         if self.uncacheable.load(Ordering::Relaxed) == 0 {
             return false;
         }
-        let state = read(&self.states).by_key.peek(&self.hash(key)).copied();
+        let state = read(&self.states).by_key.peek(&hash).copied();
         matches!(state, Some(State::Uncacheable { until }) if Instant::now() < until)
+    }
+
+    /// Returns whether the answers of a key to requests with credentials belong to their callers.
+    pub(super) fn is_reserved(&self, key: &Key) -> bool {
+        self.is_marked(self.hash_reserved(key))
     }
 
     /// Returns whether the next answer of a key can probably be shared, although the last one could
@@ -105,7 +116,10 @@ impl RecentAnswers {
 
     /// Records how an answer turned out.
     pub(super) fn record(&self, key: &Key, turnout: Turnout) {
-        let hash = self.hash(key);
+        let hash = match turnout {
+            Turnout::Reserved => self.hash_reserved(key),
+            _ => self.hash(key),
+        };
         let mut states = write(&self.states);
         let state = states.of(hash);
         states.learn(turnout, state);
@@ -114,7 +128,8 @@ impl RecentAnswers {
             (Turnout::Uncacheable, Some(State::Shared { retries })) if retries > 1 => {
                 State::Shared { retries: retries - 1 }
             }
-            (Turnout::Uncacheable, _) | (Turnout::Open, Some(State::Uncacheable { .. })) => {
+            (Turnout::Uncacheable | Turnout::Reserved, _)
+            | (Turnout::Open, Some(State::Uncacheable { .. })) => {
                 State::Uncacheable { until: after(Instant::now(), self.ttl) }
             }
             (Turnout::Failing, Some(State::Shared { retries })) => {
@@ -137,6 +152,11 @@ impl RecentAnswers {
     fn hash(&self, key: &Key) -> u64 {
         self.hasher.hash_one(key)
     }
+
+    /// Returns the hash of a key for requests with credentials.
+    fn hash_reserved(&self, key: &Key) -> u64 {
+        self.hasher.hash_one((key, Turnout::Reserved))
+    }
 }
 
 impl States {
@@ -151,7 +171,9 @@ impl States {
     fn learn(&mut self, turnout: Turnout, state: Option<State>) {
         self.trust = match (turnout, state) {
             // A known uncacheable key says nothing new, however often it is asked for.
-            (_, Some(State::Uncacheable { .. })) | (Turnout::Open, _) => self.trust,
+            (_, Some(State::Uncacheable { .. })) | (Turnout::Open | Turnout::Reserved, _) => {
+                self.trust
+            }
             (Turnout::Shareable, _) => (self.trust + 1).min(MOST_TRUST),
             (Turnout::Uncacheable | Turnout::Failing, _) => self.trust.saturating_sub(2),
         };

@@ -44,7 +44,7 @@ where
             Ok((key, asked)) if asked.wanted.is_some() => {
                 ResponseFuture::new(honour(http, key, asked, inner, request))
             }
-            Ok((key, asked)) if !http.0.recent.is_uncacheable(&key) => {
+            Ok((key, asked)) if !http.0.goes_alone(&key, &asked) => {
                 ResponseFuture::new(share(http, key, asked, inner, request))
             }
             Ok((key, _)) => ResponseFuture::new(async move {

@@ -103,6 +103,12 @@ impl HttpSettings {
         Ok((self.key(parts).ok_or(Reason::Key)?, asked))
     }
 
+    /// Returns whether the answer to a request is expected to belong to its caller.
+    pub(super) fn goes_alone(&self, key: &Key, asked: &Asked) -> bool {
+        let is_reserved = || asked.is_authorized && self.recent.is_reserved(key);
+        self.recent.is_uncacheable(key) || is_reserved()
+    }
+
     pub(super) fn key(&self, parts: &Parts) -> Option<Key> {
         self.key_with(parts, key::scheme(parts))
     }

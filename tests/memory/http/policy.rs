@@ -8,10 +8,15 @@ use bellwether::{
     cache::AfterFailure,
     layer::{Policy, RequestDirectives},
 };
-use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, Version, header::LOCATION};
+use http::{
+    HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, Version, header::LOCATION,
+};
+use tokio::time::{Instant, sleep};
 use tower::Layer;
 
-use super::origin::{Inner, Layered, ask, ask_all, cache, get, get_with, origin, with_headers};
+use super::origin::{
+    Calls, DELAY, Inner, Layered, ask, ask_all, cache, get, get_with, origin, with_headers,
+};
 
 type Headers<'a> = &'a [(&'static str, &'static str)];
 
@@ -296,5 +301,63 @@ async fn a_reload_reaches_the_origin_unless_that_is_ignored() {
                 assert_eq!(calls.count(), calls_of_all + 1, "{directives:?}");
             }
         }
+    }
+}
+
+/// Returns an origin that answers with the name in the credentials, or with `all`.
+fn named() -> (Inner, Calls) {
+    origin(|_, request| {
+        let name = request.headers().get("authorization").cloned();
+        let name = name.unwrap_or(HeaderValue::from_static("all"));
+        let answer = Response::builder().header("cache-control", "max-age=60");
+        answer.body(Body::from(name.to_str().unwrap().to_owned())).unwrap()
+    })
+}
+
+fn of(name: &str, path: &str) -> Request<Body> {
+    Request::get(path).header("authorization", name).body(Body::empty()).unwrap()
+}
+
+/// An answer to a request with credentials sent a hundred callers without any to the origin, each
+/// alone: the key counted as uncacheable in the whole fleet.
+#[tokio::test(start_paused = true)]
+async fn callers_without_credentials_share_an_answer_after_a_reserved_one() {
+    let (inner, calls) = named();
+    let backend = MemoryBackend::new();
+    let services = [(), ()].map(|()| {
+        BellwetherLayer::http(cache(&backend)).policy(Policy::rfc9111()).layer(inner.clone())
+    });
+    for (path, services) in [("/one", &services[..1]), ("/two", &services[..])] {
+        let before = calls.count();
+        let leader = services[0].clone();
+        let leader = tokio::spawn(async move { ask(&leader, of("ann", path)).await });
+        sleep(DELAY / 2).await;
+        let begun = Instant::now();
+        let answers = ask_all(services, (0..100).map(|_| get(path))).await;
+        assert_eq!(begun.elapsed(), DELAY / 2 + DELAY);
+        assert!(answers.iter().all(|answer| answer.text() == "all"));
+        assert_eq!(leader.await.unwrap().text(), "ann");
+        assert_eq!(calls.count() - before, 2);
+        for service in services {
+            assert_eq!(ask(service, get(path)).await.text(), "all");
+        }
+        assert_eq!(calls.count() - before, 2);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn callers_with_credentials_wait_for_one_reserved_answer_and_then_for_none() {
+    let (inner, calls) = named();
+    let service = layered(&inner, Policy::rfc9111());
+    for (round, rounds) in [(1, 2), (2, 1), (3, 1)] {
+        let begun = Instant::now();
+        let names: Vec<_> = (0..64).map(|number| format!("user {number}")).collect();
+        let requests = names.iter().map(|name| of(name, "/"));
+        let answers = ask_all(std::slice::from_ref(&service), requests).await;
+        assert!(begun.elapsed() <= rounds * DELAY);
+        for (answer, name) in answers.iter().zip(&names) {
+            assert_eq!(answer.text(), name);
+        }
+        assert_eq!(calls.count(), round * 64);
     }
 }

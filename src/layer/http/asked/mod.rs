@@ -36,6 +36,8 @@ pub(super) struct Asked {
     pub(super) wanted: Option<Box<Wanted>>,
     /// It wants a response whose load begins after it.
     pub(super) is_anew: bool,
+    /// It has an `Authorization`.
+    pub(super) is_authorized: bool,
     /// Why the stored response does not do, if there is one and that was settled.
     pub(super) forward: Option<Forward>,
 }

@@ -108,6 +108,7 @@ impl RequestRules {
         let wanted = (honours && has_directives).then(|| Wanted::of(headers)).flatten();
         let mut asked = if has_terms { Asked::of(parts) } else { Asked::default() };
         asked.wanted = wanted;
+        asked.is_authorized = headers.contains_key(AUTHORIZATION);
         Ok(asked)
     }
 

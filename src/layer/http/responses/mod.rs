@@ -61,6 +61,8 @@ pub(super) enum ResponseClass {
     Shareable(Freshness),
     /// For its caller alone. The next response will probably be so too.
     Uncacheable,
+    /// For its caller alone, whose request has credentials. Without them, it could be shared.
+    Reserved,
     /// For its caller alone. It is an error, so the next response may be shareable.
     Failing,
 }
@@ -115,7 +117,10 @@ impl ResponseRules {
             && is_readable()
             && let Some(freshness) = self.freshness(parts)
         {
-            return ResponseClass::Shareable(freshness);
+            return match self.is_reserved(headers) {
+                true => ResponseClass::Reserved,
+                false => ResponseClass::Shareable(freshness),
+            };
         }
         ResponseClass::unshared(parts.status)
     }
@@ -174,11 +179,18 @@ impl ResponseRules {
                     && is_whole(&directives.private)
             }
             PolicyKind::Rfc9111 => {
-                !directives.no_cache.covers(headers)
-                    && !directives.private.covers(headers)
-                    && (!self.subject.is_authorized || permits_authorized(directives))
+                !directives.no_cache.covers(headers) && !directives.private.covers(headers)
             }
         }
+    }
+
+    /// Returns whether a response is for the credentials of its request alone (RFC 9111, section
+    /// 3.5).
+    fn is_reserved(&self, headers: &HeaderMap) -> bool {
+        let permits = |it: &Directives| it.public || it.must_revalidate || it.s_maxage.is_some();
+        self.policy.kind == PolicyKind::Rfc9111
+            && self.subject.is_authorized
+            && !Controls::of(headers).is_some_and(|controls| permits(&controls.directives))
     }
 
     /// Returns whether responses with a status are shared.
@@ -226,12 +238,6 @@ impl ResponseRules {
         let heuristic = || lifetime::heuristic(&parts.headers, received, limit);
         set.or_else(|| heuristic().filter(|_| is_heuristic))
     }
-}
-
-/// Returns whether a response to a request with `Authorization` may be shared (RFC 9111, section
-/// 3.5).
-fn permits_authorized(directives: &Directives) -> bool {
-    directives.public || directives.must_revalidate || directives.s_maxage.is_some()
 }
 
 /// Returns whether the rules of a status are known here (RFC 9111, section 3). The rules of `206`
