@@ -2,7 +2,7 @@
 //!
 //! The rules are read from that page, so the page and this test cannot differ.
 
-use std::{slice::from_ref, sync::Arc, time::Duration};
+use std::{fmt::Debug, slice::from_ref, sync::Arc, time::Duration};
 
 use bellwether::{
     BoxError, Cache, Error, Locks, RedisBackend, Redlock, cache::Source, lock::Upgrade,
@@ -443,4 +443,50 @@ async fn a_check_at_the_start_names_the_missing_right() {
     // A user with all rights needs one check, which leaves nothing behind.
     RedisBackend::open(&server.url()).unwrap().ready().await.unwrap();
     assert_eq!(raw.keys("bellwether:rights:*").await, [""; 0]);
+}
+
+/// Asserts that a call failed because an ACL forbids a command of its script.
+fn assert_refused<T: Debug>(outcome: Result<T, Error>, what: &str) {
+    let error = format!("{:#}", outcome.expect_err(what));
+    assert!(error.contains("refused the operation"), "{what}: {error}");
+    assert!(error.contains("an ACL forbids a command"), "{what}: {error}");
+}
+
+/// Scripts took a refused read for a key without what they looked for. Without `GET` a free mutex
+/// was granted, and its holder was told that the lease was lost, while the server kept it. A load
+/// was not stored, and an entry was written without a look at its fence.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_read_that_is_refused_is_told_as_such() {
+    let server = RedisServer::start().await;
+    let mut raw = server.raw().await;
+    let all = ["+@all", "~*", "&*"];
+    set_user(&mut raw, "app", &all).await;
+    let backend = RedisBackend::open(&server.url_of("app:secret", 0)).unwrap();
+    let locks = locks(backend.clone());
+    let cache = Cache::<String>::builder(backend).namespace("shop").build().unwrap();
+
+    let mutex = locks.mutex("m").lock().await.unwrap();
+    let writer = locks.rw_lock("w").write().await.unwrap();
+    set_user(&mut raw, "app", &[&all[..], &["-get"]].concat()).await;
+    assert_refused(mutex.renew().await, "the renewal of a mutex");
+    assert!(!mutex.is_lost());
+    assert_refused(mutex.unlock().await, "the release of a mutex");
+    assert_refused(writer.unlock().await, "the release of a writer");
+    assert_refused(cache.insert("k", &"v".to_owned()).await, "an insert");
+    assert_refused(cache.invalidate("k").await, "an invalidation");
+    let load = cache.request("k").load(|_| async { Ok::<_, BoxError>("v".to_owned()) });
+    load.await.unwrap();
+    assert_eq!(cache.stats().unstored, 1);
+
+    set_user(&mut raw, "app", &all).await;
+    let reader = locks.rw_lock("r").read().await.unwrap();
+    let permit = locks.semaphore("s", 2).acquire().await.unwrap();
+    set_user(&mut raw, "app", &[&all[..], &["-zscore"]].concat()).await;
+    assert_refused(reader.renew().await, "the renewal of a reader");
+    assert_refused(reader.unlock().await, "the release of a reader");
+    assert_refused(permit.release().await, "the release of a permit");
+
+    set_user(&mut raw, "app", &[&all[..], &["-hmget"]].concat()).await;
+    locks.latch("l").set(1).await.unwrap();
+    assert_refused(locks.latch("l").left().await, "a look at a latch");
 }

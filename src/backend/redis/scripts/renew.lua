@@ -6,7 +6,7 @@
 --   milliseconds
 --
 -- Returns for each lease or hold 1 if renewed, or 0 if the owner does not have it.
-local count, renewed, has_holds = tonumber(ARGV[1]), {}, false
+local count, renewed, has_holds, unread = tonumber(ARGV[1]), {}, false, nil
 
 for one = 1, count do
   renewed[one] = 0
@@ -17,6 +17,8 @@ for one = 1, count do
       and string.sub(value, 33, 34) ~= ':0' then
       redis.call('PEXPIRE', KEYS[one], ARGV[3 * one])
       renewed[one] = 1
+    elseif type(value) == 'table' then
+      unread = KEYS[one]
     end
   else
     has_holds = true
@@ -27,9 +29,11 @@ for fence = count + 1, #KEYS do
   local at = 3 * count + 2 * (fence - count)
   if renewed[tonumber(ARGV[at])] == 1 then redis.call('PEXPIRE', KEYS[fence], ARGV[at + 1]) end
 end
-if not has_holds then return renewed end
+if not has_holds and not unread then return renewed end
 
--- include: is_held, clock_ms
+-- include: read, is_held, clock_ms
+-- Fails if an ACL forbade it, which says nothing of the lease.
+if unread then read('GET', unread) end
 local at = now_ms()
 for one = 1, count do
   local set, owner, life_ms, size = KEYS[one], unpack(ARGV, 3 * one - 1, 3 * one + 1)

@@ -1,9 +1,11 @@
+-- include: read
+
 -- Reads the record of failed loads under a key. Returns for how many milliseconds the name still
 -- backs off, the number of failed loads in a row, and the message of the last one. The first two
 -- are 0 without a record.
 local function failure_at(key)
-  local record = redis.pcall('GET', key)
-  if type(record) ~= 'string' then return 0, 0 end
+  local record = read('GET', key)
+  if not record then return 0, 0 end
   local wait, kept, failures, message = string.match(record, '^(%d+),(%d+),(%d+),(.*)$')
   if not wait then return 0, 0 end
   local left = redis.call('PTTL', key) - kept

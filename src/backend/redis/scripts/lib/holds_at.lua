@@ -1,10 +1,11 @@
+-- include: read
+
 -- Counts the holds in a sorted set. A hold is a member, and its score the millisecond in which it
 -- ends. Returns how many there are, and the milliseconds until the last one ends. Any other key is
 -- an error, the third result.
 local function holds_at(set, at)
-  local count = redis.pcall('ZCOUNT', set, '(' .. at, '+inf')
-  if type(count) == 'table' then
-    if not string.find(count.err, 'WRONGTYPE') then return nil, nil, count end
+  local count = read('ZCOUNT', set, '(' .. at, '+inf')
+  if not count then
     local what = set .. ' holds data that is not a set of permits or readers'
     return nil, nil, redis.error_reply('FOREIGN ' .. what)
   end

@@ -1,15 +1,14 @@
+-- include: read
+
 -- Reads the lease `owner:fence` under a key, with or without marks of `registered`. Returns the
 -- owner, the fence and the milliseconds left; or nil if it is free. The fence is 0 if the lease is
 -- kept for a waiter that was notified of its turn. Any other value is an error, the fourth result:
--- a script neither waits for it nor overwrites it. So is a refusal to read it.
+-- a script neither waits for it nor overwrites it.
 local function lease_at(key)
-  local value = redis.pcall('GET', key)
-  if not value then return nil end
-  if type(value) == 'table' and not string.find(value.err, 'WRONGTYPE', 1, true) then
-    return nil, nil, nil, value
-  end
+  local value = read('GET', key)
+  if value == false then return nil end
   local owner, fence
-  if type(value) == 'string' then owner, fence = string.match(value, '^(%x+):(%d+)r*$') end
+  if value then owner, fence = string.match(value, '^(%x+):(%d+)r*$') end
   local left = owner and redis.call('PTTL', key) or -1
   if left < 0 then
     local what = key .. ' holds something that is not a lease'
