@@ -5,10 +5,12 @@
 
 use std::{
     env, fs,
+    io::Write,
     net::TcpListener,
     path::{Path, PathBuf},
     process::Stdio,
     sync::Arc,
+    thread,
     time::Duration,
 };
 
@@ -213,24 +215,36 @@ async fn a_client_certificate_is_shown() {
     assert_eq!(error.kind(), ErrorKind::Backend);
 }
 
-/// The error was "deadline has elapsed", which names neither the phase nor the port.
+/// The error was "deadline has elapsed", which names neither the phase nor the port. That of a
+/// sentinel was "no sentinel replied in time", and that of a node "Connection reset by peer".
 #[tokio::test]
 async fn a_port_of_the_other_kind_is_named_in_the_error() {
     let certificates = Certificates::new();
     let (arguments, tls_port) = certificates.arguments();
     let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
     let server = RedisServer::start_with(&arguments).await;
-    for (url, said) in [
-        (format!("rediss://127.0.0.1:{}/", server.port()), "without TLS"),
-        (format!("redis://127.0.0.1:{tls_port}/"), "for TLS"),
+    let port = server.port();
+    let plain = TcpListener::bind("127.0.0.1:0").unwrap();
+    let answering = plain.local_addr().unwrap().port();
+    thread::spawn(move || {
+        for stream in plain.incoming() {
+            // As Redis answers a greeting with the byte of a new line.
+            let _ = stream.unwrap().write_all(b"-ERR unknown command\r\n");
+        }
+    });
+    let builder = RedisBackend::builder;
+    for (builder, said) in [
+        (builder().server(format!("rediss://127.0.0.1:{port}/")), "without TLS"),
+        (builder().server(format!("rediss://127.0.0.1:{answering}/")), "without TLS"),
+        (builder().server(format!("redis://127.0.0.1:{tls_port}/")), "for TLS"),
+        (builder().cluster([format!("rediss://127.0.0.1:{port}/")]), "without TLS"),
+        (builder().cluster([format!("redis://127.0.0.1:{tls_port}/")]), "for TLS"),
+        (builder().sentinels([format!("rediss://127.0.0.1:{port}/")], "m"), "without TLS"),
+        (builder().sentinels([format!("redis://127.0.0.1:{tls_port}/")], "m"), "for TLS"),
     ] {
-        let backend = RedisBackend::builder()
-            .server(&url)
-            .connect_timeout(Duration::from_secs(1))
-            .command_timeout(LIMIT)
-            .build()
-            .unwrap();
-        let error = format!("{:#}", backend.ping().await.unwrap_err());
-        assert!(error.contains(said) && error.contains("127.0.0.1:"), "{url}: {error}");
+        let builder = builder.connect_timeout(Duration::from_secs(1)).command_timeout(LIMIT);
+        let error = builder.build().unwrap().ping().await.unwrap_err();
+        let error = format!("{error:#}");
+        assert!(error.contains(said) && error.contains("127.0.0.1:"), "{said}: {error}");
     }
 }

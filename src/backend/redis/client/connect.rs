@@ -1,8 +1,8 @@
-//! A new connection to the server that an endpoint names.
+//! A new connection: to the server that an endpoint names, or for one question.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
-use redis::{AsyncConnectionConfig, PushInfo, PushKind, RedisError};
+use redis::{AsyncConnectionConfig, PushInfo, PushKind, RedisError, aio::MultiplexedConnection};
 use tokio::{
     sync::Notify,
     time::{Instant, timeout},
@@ -57,16 +57,9 @@ async fn connect_to(
 ) -> Result<Connected, ConnectError> {
     let (begun, limit) = (Instant::now(), settings.connect_timeout);
     let mut phase = ConnectPhase::Credentials;
-    let server = || target.info().addr().to_string();
-    let failed = |phase, limit, error: Option<RedisError>| match error {
-        Some(error) => ConnectError::failed(server(), phase, error),
-        None => ConnectError::elapsed(server(), phase, limit),
-    };
     let reached = timeout(limit, Reached::new(target, &mut phase)).await;
-    let reached = match reached {
-        Ok(reached) => reached.map_err(|error| failed(phase, limit, Some(error)))?,
-        Err(_elapsed) => return Err(failed(phase, limit, None)),
-    };
+    let reached = reached.map_err(|_elapsed| ConnectError::elapsed(target, phase, limit))?;
+    let reached = reached.map_err(|error| ConnectError::failed(target, phase, error))?;
     // A server that is far away could be reached, and may need as long again.
     let took = begun.elapsed();
     let limit = limit.saturating_sub(took).max(took.saturating_mul(REST).min(limit));
@@ -82,9 +75,28 @@ async fn connect_to(
         }
         Ok::<_, RedisError>(connected)
     };
-    match timeout(limit, attempt).await {
-        Ok(Ok(connected)) => Ok(connected),
-        Ok(Err(error)) => Err(failed(phase, limit, Some(error))),
-        Err(_elapsed) => Err(failed(phase, limit, None)),
-    }
+    let connected = timeout(limit, attempt).await;
+    let connected = connected.map_err(|_elapsed| ConnectError::elapsed(target, phase, limit))?;
+    connected.map_err(|error| ConnectError::failed(target, phase, error))
+}
+
+/// Asks a server one question on a connection of its own. `what` it is asked for stands in the
+/// error.
+pub(super) async fn ask<T, F: Future<Output = Result<T, RedisError>>>(
+    target: &ConnectTarget,
+    what: &'static str,
+    limit: Duration,
+    question: impl FnOnce(MultiplexedConnection) -> F,
+) -> Result<T, ConnectError> {
+    let mut phase = ConnectPhase::Credentials;
+    let attempt = async {
+        let reached = Reached::new(target, &mut phase).await?;
+        phase = ConnectPhase::Login;
+        let connected = reached.log_in(config(), Arc::default()).await?;
+        phase = ConnectPhase::Question(what);
+        question(connected.connection.clone()).await
+    };
+    let answer = timeout(limit, attempt).await;
+    let answer = answer.map_err(|_elapsed| ConnectError::elapsed(target, phase, limit))?;
+    answer.map_err(|error| ConnectError::failed(target, phase, error))
 }

@@ -4,7 +4,7 @@ use std::{fmt, time::Duration};
 
 use redis::RedisError;
 
-use super::failure::ClientError;
+use super::{failure::ClientError, target::ConnectTarget};
 
 /// How far an attempt to connect came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,6 +19,8 @@ pub(super) enum ConnectPhase {
     Login,
     /// Asks whether the server is a replica.
     Role,
+    /// Asks for this, on a connection for one question.
+    Question(&'static str),
 }
 
 /// An attempt to connect that failed. It names the phase and the likely cause.
@@ -36,55 +38,68 @@ enum ConnectOutcome {
 }
 
 impl ConnectError {
-    pub(super) fn failed(server: String, phase: ConnectPhase, error: RedisError) -> Self {
-        Self { server, phase, outcome: ConnectOutcome::Failed(ClientError(error)) }
+    pub(super) fn failed(target: &ConnectTarget, phase: ConnectPhase, error: RedisError) -> Self {
+        Self::new(target, phase, ConnectOutcome::Failed(ClientError(error)))
     }
 
-    pub(super) fn elapsed(server: String, phase: ConnectPhase, limit: Duration) -> Self {
-        Self { server, phase, outcome: ConnectOutcome::Elapsed(limit) }
+    pub(super) fn elapsed(target: &ConnectTarget, phase: ConnectPhase, limit: Duration) -> Self {
+        Self::new(target, phase, ConnectOutcome::Elapsed(limit))
+    }
+
+    fn new(target: &ConnectTarget, phase: ConnectPhase, outcome: ConnectOutcome) -> Self {
+        Self { server: target.info().addr().to_string(), phase, outcome }
     }
 }
 
 impl fmt::Display for ConnectError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        use ConnectOutcome::{Elapsed, Failed};
-        let Self { server, phase, outcome } = self;
-        match (phase, outcome) {
-            (ConnectPhase::Credentials, _) => {
+        match &self.outcome {
+            ConnectOutcome::Failed(ClientError(error)) => self.write_failure(f, error),
+            ConnectOutcome::Elapsed(limit) => self.write_silence(f, *limit),
+        }
+    }
+}
+
+impl ConnectError {
+    fn write_failure(&self, f: &mut fmt::Formatter<'_>, error: &RedisError) -> fmt::Result {
+        let server = &self.server;
+        match self.phase {
+            ConnectPhase::Credentials => {
+                write!(f, "the credentials for {server} could not be had")
+            }
+            ConnectPhase::Reach => write!(f, "cannot connect to {server}"),
+            ConnectPhase::Tls => write!(f, "the TLS handshake with {server} failed"),
+            ConnectPhase::Login if error.code().is_none() => write!(
+                f,
+                "{server} accepted the connection, but did not speak the protocol of Redis; \
+                 is it a port for TLS? Then use `rediss:` in place of `redis:`"
+            ),
+            ConnectPhase::Login => write!(f, "{server} refused the login or the database"),
+            ConnectPhase::Role => write!(f, "{server} cannot be used"),
+            ConnectPhase::Question(what) => write!(f, "{server} could not tell {what}"),
+        }
+    }
+
+    fn write_silence(&self, f: &mut fmt::Formatter<'_>, limit: Duration) -> fmt::Result {
+        let server = &self.server;
+        match self.phase {
+            ConnectPhase::Credentials => {
                 write!(f, "the credentials for {server} could not be had in time")
             }
-            (ConnectPhase::Reach, Failed(_)) => {
-                write!(f, "cannot connect to {server}")
-            }
-            (ConnectPhase::Reach, Elapsed(limit)) => {
-                write!(f, "{server} accepted no connection within {limit:?}")
-            }
-            (ConnectPhase::Tls, Failed(_)) => {
-                write!(f, "the TLS handshake with {server} failed")
-            }
-            (ConnectPhase::Tls, Elapsed(limit)) => write!(
+            ConnectPhase::Reach => write!(f, "{server} accepted no connection within {limit:?}"),
+            ConnectPhase::Tls => write!(
                 f,
                 "{server} accepted the connection, but did not answer the TLS handshake within \
                  {limit:?}; is it a port without TLS? Then use `redis:` in place of `rediss:`"
             ),
-            (ConnectPhase::Login, Failed(ClientError(error))) if error.code().is_none() => {
-                write!(
-                    f,
-                    "{server} accepted the connection, but did not speak the protocol of Redis; \
-                     is it a port for TLS? Then use `rediss:` in place of `redis:`"
-                )
-            }
-            (ConnectPhase::Login, Failed(_)) => {
-                write!(f, "{server} refused the login or the database")
-            }
-            (ConnectPhase::Login, Elapsed(limit)) => write!(
+            ConnectPhase::Login => write!(
                 f,
                 "{server} accepted the connection, but did not answer the login within {limit:?}; \
                  it is blocked or overloaded, or its port is for TLS"
             ),
-            (ConnectPhase::Role, Failed(_)) => write!(f, "{server} cannot be used"),
-            (ConnectPhase::Role, Elapsed(limit)) => {
-                write!(f, "{server} did not tell its role within {limit:?}")
+            ConnectPhase::Role => write!(f, "{server} did not tell its role within {limit:?}"),
+            ConnectPhase::Question(what) => {
+                write!(f, "{server} did not tell {what} within {limit:?}")
             }
         }
     }

@@ -23,7 +23,6 @@ use tokio_util::task::AbortOnDropHandle;
 use super::{
     address::keepalive,
     connect_error::ConnectPhase,
-    handshake::config,
     progress::{Progress, Watched},
     target::ConnectTarget,
     write_batcher::WriteBatcher,
@@ -77,12 +76,6 @@ impl Reached {
             Stream::Unix(stream) => log_in(stream, &settings, config, progress, broken).await,
         }
     }
-}
-
-/// Connects to a server for a few questions, without its pushes.
-pub(super) async fn connect_plainly(target: &ConnectTarget) -> Result<Connected, RedisError> {
-    let reached = Reached::new(target, &mut ConnectPhase::Credentials).await?;
-    reached.log_in(config(), Arc::default()).await
 }
 
 /// Connects to a server for subscriptions of its own, with RESP2.

@@ -1,8 +1,8 @@
 //! TLS with rustls, and the roots of the system unless a configuration is given.
 
-use std::sync::Arc;
+use std::{io, sync::Arc};
 
-use redis::RedisError;
+use redis::{ErrorKind, RedisError};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     task::spawn_blocking,
@@ -21,9 +21,28 @@ pub(super) async fn connect<S: AsyncRead + AsyncWrite + Unpin>(
     let config = match &target.access.tls {
         Some(config) => config.clone(),
         // The roots are files.
-        None => Arc::new(spawn_blocking(config).await.map_err(std::io::Error::from)??),
+        None => Arc::new(spawn_blocking(config).await.map_err(io::Error::from)??),
     };
-    Ok(TlsConnector::from(config).connect(name, socket).await?)
+    TlsConnector::from(config).connect(name, socket).await.map_err(failure)
+}
+
+/// Adds the likely cause to the error of a handshake, where the server does not speak TLS.
+///
+/// Redis takes the greeting for a command if it has the byte of a new line, and answers with plain
+/// text. Other servers may close the connection.
+fn failure(error: io::Error) -> RedisError {
+    let of_tls = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
+    let is_plain = match of_tls {
+        Some(of_tls) => matches!(of_tls, rustls::Error::InvalidMessage(_)),
+        None => {
+            matches!(error.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset)
+        }
+    };
+    if !is_plain {
+        return error.into();
+    }
+    let cause = "is it a port without TLS? Then use `redis:` in place of `rediss:`";
+    (ErrorKind::Io, cause, error.to_string()).into()
 }
 
 fn config() -> Result<rustls::ClientConfig, RedisError> {

@@ -3,20 +3,19 @@
 
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
-use redis::{ErrorKind, RedisError};
-use tokio::time::sleep;
+use redis::{ErrorKind, RedisError, aio::MultiplexedConnection};
+use tokio::time::{Instant, sleep};
 use tracing::debug;
 
 use super::nodes::ClusterNodes;
 use crate::{
     backend::redis::client::{
-        failure::ClientError,
+        connect::ask,
         staggered::first_success,
-        stream::connect_plainly,
         target::ConnectTarget,
         topology::{SlotMap, slot_of},
     },
-    error::{BackendError, BackendErrorKind, Chain},
+    error::{BackendError, BackendErrorKind, BoxError, Chain},
     sync::lock,
 };
 
@@ -51,8 +50,7 @@ pub(super) async fn keep_known(run: RefreshRun) {
                 nodes.settle();
             }
             Err(error) => {
-                let error = ClientError(error);
-                debug!(error = %Chain(&error), "no node reports the cluster's slots; trying again");
+                debug!(error = %Chain(&*error), "no node reports the cluster's slots");
                 let error = BackendError::new(BackendErrorKind::Unavailable, error);
                 attempt.failed(error.clone());
                 topology.failed(error);
@@ -65,19 +63,19 @@ impl ClusterNodes {
     /// Asks the nodes for the map of slots, one after another.
     ///
     /// Each turn begins with another node, because one may be out of date or in trouble.
-    async fn ask_for_slots(&self, turn: usize) -> Result<SlotMap, RedisError> {
+    async fn ask_for_slots(&self, turn: usize) -> Result<SlotMap, BoxError> {
         let known = self.topology.known();
         let owners = known.iter().flat_map(|slots| slots.owners());
         let mut asked: Vec<_> = owners.map(|address| self.target(address)).collect();
         asked.extend(self.seeds.iter().cloned());
         let count = asked.len();
         asked.rotate_left(turn % count.max(1));
-        let questions = asked.iter().map(slots);
-        let limit = self.config.connect_timeout;
-        let silent = || RedisError::from((ErrorKind::Client, "no node replied in time"));
-        first_success(questions, ASK_PAUSE, limit)
-            .await
-            .map_err(|error| error.unwrap_or_else(silent))
+        let (begun, limit) = (Instant::now(), self.config.connect_timeout);
+        let questions = asked.into_iter().map(async |target| {
+            let left = limit.saturating_sub(begun.elapsed());
+            ask(&target, "the slots of the cluster", left, |it| slots(it, &target)).await
+        });
+        first_success(questions, ASK_PAUSE).await
     }
 
     /// Drops the nodes that serve no slot any more, and starts the push connections of those that
@@ -101,11 +99,13 @@ impl ClusterNodes {
     }
 }
 
-async fn slots(target: &ConnectTarget) -> Result<SlotMap, RedisError> {
-    let mut connected = connect_plainly(target).await?;
+async fn slots(
+    mut connection: MultiplexedConnection,
+    target: &ConnectTarget,
+) -> Result<SlotMap, RedisError> {
     let mut question = redis::cmd("CLUSTER");
     question.arg("SLOTS");
-    let reply = connected.connection.send_packed_command(&question).await?.extract_error()?;
+    let reply = connection.send_packed_command(&question).await?.extract_error()?;
     let host = match target.info().addr() {
         redis::ConnectionAddr::Tcp(host, _) => host,
         redis::ConnectionAddr::TcpTls { host, .. } => host,

@@ -6,17 +6,19 @@ use std::{
 };
 
 use redis::{ErrorKind, RedisError};
-use tokio::{sync::watch, time::timeout};
+use tokio::{sync::watch, time::Instant};
 
 use super::{
     super::{
+        connect::ask,
+        connect_error::ConnectError,
         handshake::refuse_replica,
         staggered::first_success,
-        stream::connect_plainly,
         target::{Access, ConnectTarget},
     },
     HostPort, SentinelMaster,
 };
+use crate::error::BoxError;
 
 /// How long one sentinel may take, before the next one is asked, too.
 const ASK_PAUSE: Duration = Duration::from_millis(80);
@@ -66,27 +68,34 @@ impl KnownSentinels {
     }
 
     /// Returns the address of the master, and the index of the sentinel that named it.
-    pub(super) async fn locate(&self) -> Result<(HostPort, usize), RedisError> {
+    pub(super) async fn locate(&self) -> Result<(HostPort, usize), BoxError> {
+        let begun = Instant::now();
         let (first, count) = (self.first.load(Ordering::Relaxed), self.targets.len());
         let questions = (0..count).map(|turn| (first + turn) % count).map(async |asked| {
-            let address = self.ask(asked).await?;
-            Ok((address, asked))
+            let left = ASK_LIMIT.saturating_sub(begun.elapsed());
+            Ok::<_, ConnectError>((self.ask(asked, left).await?, asked))
         });
-        let located = first_success(questions, ASK_PAUSE, ASK_LIMIT).await;
-        let (address, named_by) = located.map_err(|error| error.unwrap_or_else(silent))?;
+        let (address, named_by) = first_success(questions, ASK_PAUSE).await?;
         self.first.store(named_by, Ordering::Relaxed);
         Ok((address, named_by))
     }
 
     /// Asks one sentinel.
-    pub(super) async fn ask(&self, sentinel: usize) -> Result<HostPort, RedisError> {
-        let mut connected = connect_plainly(&self.targets[sentinel]).await?;
-        let mut question = redis::cmd("SENTINEL");
-        question.arg("get-master-addr-by-name").arg(&self.master.name);
-        let reply: Option<HostPort> = question.query_async(&mut connected.connection).await?;
-        let unknown = "a sentinel does not know the master";
-        reply
-            .ok_or_else(|| RedisError::from((ErrorKind::Client, unknown, self.master.name.clone())))
+    pub(super) async fn ask(
+        &self,
+        sentinel: usize,
+        limit: Duration,
+    ) -> Result<HostPort, ConnectError> {
+        let question = async |mut connection| {
+            let mut question = redis::cmd("SENTINEL");
+            question.arg("get-master-addr-by-name").arg(&self.master.name);
+            let reply: Option<HostPort> = question.query_async(&mut connection).await?;
+            let unknown = "a sentinel does not know the master";
+            reply.ok_or_else(|| {
+                RedisError::from((ErrorKind::Client, unknown, self.master.name.clone()))
+            })
+        };
+        ask(&self.targets[sentinel], "the master", limit, question).await
     }
 
     /// Makes the next sentinel the first one to ask, since the server that this one named could not
@@ -96,15 +105,8 @@ impl KnownSentinels {
     }
 
     pub(super) async fn is_master(&self, address: HostPort) -> bool {
-        let attempt = async {
-            let target = self.master.target_at(address, &self.access)?;
-            let mut connected = connect_plainly(&target).await?;
-            refuse_replica(&mut connected.connection).await
-        };
-        matches!(timeout(ASK_LIMIT, attempt).await, Ok(Ok(())))
+        let Ok(target) = self.master.target_at(address, &self.access) else { return false };
+        let question = async |mut connection| refuse_replica(&mut connection).await;
+        ask(&target, "its role", ASK_LIMIT, question).await.is_ok()
     }
-}
-
-fn silent() -> RedisError {
-    RedisError::from((ErrorKind::Client, "no sentinel replied in time"))
 }

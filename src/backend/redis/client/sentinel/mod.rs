@@ -28,7 +28,7 @@ use super::{
     target::{Access, ConnectTarget, log_in_alike},
 };
 use crate::{
-    error::{BackendError, BackendErrorKind, Error, ErrorKind as Kind},
+    error::{BackendError, BackendErrorKind, BoxError, Error, ErrorKind as Kind},
     sync::lock,
 };
 
@@ -194,16 +194,19 @@ impl Sentinels {
 
     /// Returns the current master. Starts the task that watches for another one.
     pub(super) async fn find(&self) -> Result<(ConnectTarget, MasterWatch), BackendError> {
-        let unavailable =
-            |error| BackendError::new(BackendErrorKind::Unavailable, ClientError(error));
         let known = self.0.known();
         // A change that is seen from here on may be newer than the answer.
         let seen = known.seen.subscribe();
         let (address, named_by) = known.locate().await.map_err(unavailable)?;
-        let target = known.master.target_at(address.clone(), &known.access).map_err(unavailable)?;
+        let target = known.master.target_at(address.clone(), &known.access);
+        let target = target.map_err(|error| unavailable(ClientError(error).into()))?;
         self.0.start();
         Ok((target, MasterWatch::new(self.0.clone(), seen, address, named_by)))
     }
+}
+
+fn unavailable(error: BoxError) -> BackendError {
+    BackendError::new(BackendErrorKind::Unavailable, error)
 }
 
 /// Uses RESP2: sentinels of Redis 6 do not speak RESP3.

@@ -97,7 +97,7 @@ impl KnownSentinels {
             if !text.split(' ').any(|word| word == self.master_name()) {
                 continue;
             }
-            if let Ok(Ok(address)) = timeout(LISTEN_LIMIT, self.ask(sentinel)).await {
+            if let Ok(address) = self.ask(sentinel, LISTEN_LIMIT).await {
                 self.look_at(address).await;
             }
         }
