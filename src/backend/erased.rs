@@ -56,6 +56,7 @@ erased! {
     async fn changes_for(claim: &'a Claim) -> Changes;
     fn missed_pushes(claim: &Claim) -> u64;
     fn changes_since(claim: &Claim, missed: u64) -> Option<Changes>;
+    fn ended(claim: &Claim, took: Duration) -> ();
     fn time_limit() -> Option<Duration>;
     fn is_shared() -> bool;
     fn shard(name: &Name) -> usize;

@@ -9,7 +9,7 @@ use super::{
     release::{Release, Unstoppable},
 };
 use crate::{
-    backend::{Claim, Mode, Owner, Renewal, answered},
+    backend::{Claim, DynLeases, Grant, Mode, Owner, Renewal, answered},
     error::{BackendError, BackendErrorKind, Error},
 };
 
@@ -87,9 +87,11 @@ impl LeaseGuard {
         self.engine.renewals.forget(&self.record);
     }
 
-    /// Disarms the guard: the backend has ended the lease with the operation that it was for.
-    pub(crate) fn settled(mut self) {
+    /// Disarms the guard: the backend has ended the lease with the operation that it was for, which
+    /// was sent at `sent`.
+    pub(crate) fn settled(mut self, sent: Instant) {
         self.closing();
+        self.engine.backend().ended(self.claim(), sent.elapsed());
         self.released = true;
         if self.record.outcome_unknown() {
             self.obligation().settle_late(self.record.runtime());
@@ -123,7 +125,7 @@ impl LeaseGuard {
         if let Some((fence, sent)) = passed {
             let granted = acquisition.settle(self.record.upkeep(), fence, sent, None);
             let passed_on = self.engine.hold(granted);
-            self.settled();
+            self.settled(sent);
             return Ok(Ok(passed_on));
         }
         // Other holders are in the way, or the lease is lost. A renewal finds out which.
@@ -201,11 +203,9 @@ async fn pass(
     slot: LeaseSlot,
 ) -> Result<bool, BackendError> {
     let engine = upheld.engine.clone();
-    let backend = engine.backend().as_ref();
     let pass = async {
         drop(upheld);
-        let since = Instant::now();
-        answered(backend, backend.pass(from, &next.claim)).await.map(|grant| (grant, since))
+        ask_to_pass(engine.backend().as_ref(), from, &next.claim).await
     };
     let passed = engine.janitor.turns(&from.name).releases.run(pass).await;
     let (grant, since) = match passed {
@@ -235,4 +235,20 @@ async fn pass(
         drop(LeaseGuard::new(engine.clone(), record));
     }
     Ok(true)
+}
+
+/// Asks the backend to pass a lease on. Returns the grant and a time before the request. An answer
+/// ends the lease for its owner.
+async fn ask_to_pass(
+    backend: &dyn DynLeases,
+    from: &Claim,
+    to: &Claim,
+) -> Result<(Option<Grant>, Instant), BackendError> {
+    let since = Instant::now();
+    let passed = answered(backend, backend.pass(from, to)).await;
+    let unreplicated = |error: &BackendError| error.kind() == BackendErrorKind::Unreplicated;
+    if passed.as_ref().err().is_none_or(unreplicated) {
+        backend.ended(from, since.elapsed());
+    }
+    Ok((passed?, since))
 }

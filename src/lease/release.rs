@@ -75,7 +75,20 @@ impl Release {
 
     /// Asks the backend once, in its turn, after `begins`. Returns whether the lease was held.
     pub(super) async fn once(&self, begins: impl FnOnce()) -> Result<bool, BackendError> {
-        self.janitor.release_after(begins, self.janitor.backend.as_ref(), &self.claim).await
+        self.ask(begins, self.janitor.backend.as_ref()).await
+    }
+
+    async fn ask(
+        &self,
+        begins: impl FnOnce(),
+        backend: &dyn DynLeases,
+    ) -> Result<bool, BackendError> {
+        let sent = Instant::now();
+        let answer = self.janitor.release_after(begins, backend, &self.claim).await;
+        if answer.is_ok() {
+            backend.ended(&self.claim, sent.elapsed());
+        }
+        answer
     }
 
     /// Settles the release of a lease that was held, and returns whether it was. A task does what
@@ -146,7 +159,7 @@ impl Release {
         let name = &self.claim.name;
         let mut pause = FIRST_PAUSE;
         loop {
-            match self.janitor.release(backend, &self.claim).await {
+            match self.ask(|| {}, backend).await {
                 Ok(_) => return,
                 Err(error) if Instant::now() + pause >= end => {
                     debug!(?name, error = %Chain(&error), "release failed; the lease expires");

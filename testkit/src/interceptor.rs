@@ -190,6 +190,10 @@ impl<B: Store + Latches, H: Hook<B>> Leases for Interceptor<B, H> {
         self.inner.time_limit()
     }
 
+    fn ended(&self, claim: &Claim, took: Duration) {
+        self.inner.ended(claim, took);
+    }
+
     fn is_shared(&self) -> bool {
         self.inner.is_shared()
     }
