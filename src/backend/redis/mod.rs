@@ -27,7 +27,7 @@ pub use self::{
 };
 use self::{
     client::{Deployment, RedisConfig, Servers},
-    ops::LargeNames,
+    ops::{LargeNames, RecentReleases},
 };
 use crate::error::{BackendError, BackendErrorKind, Error};
 
@@ -74,6 +74,7 @@ struct RedisInner {
     is_awaited: AtomicBool,
     /// The channels of this process, at a single server.
     process_channels: Option<keys::ProcessChannels>,
+    recent: RecentReleases,
 }
 
 impl RedisBackend {
@@ -125,6 +126,7 @@ impl RedisBackend {
             timed,
             is_awaited,
             process_channels,
+            recent: RecentReleases::default(),
         }))
     }
 

@@ -6,6 +6,7 @@
 mod everyday;
 mod failover;
 mod moving;
+mod releases;
 mod trouble;
 
 use std::time::Duration;

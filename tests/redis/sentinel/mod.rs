@@ -3,3 +3,4 @@
 mod failover;
 mod fake;
 mod finding;
+mod releases;

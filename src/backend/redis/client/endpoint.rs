@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{
     address,
-    sentinel::{MasterWatch, Sentinels},
+    sentinel::{HostPort, MasterWatch, Sentinels},
     target::{Access, ConnectTarget},
 };
 use crate::error::{BackendError, Error};
@@ -38,6 +38,11 @@ impl Endpoint {
         }
     }
 
+    /// Returns whether another server may be found later.
+    pub(super) fn may_change(&self) -> bool {
+        matches!(self, Self::Sentinel(_))
+    }
+
     /// Completes when the connection may find another server than at the time of the call.
     pub(super) async fn moved(&self) {
         match self {
@@ -68,6 +73,14 @@ impl EndpointWatch {
         match self {
             Self::Never => std::future::pending().await,
             Self::Master(watch) => watch.outdated().await,
+        }
+    }
+
+    /// Returns the address of the server, if it was found.
+    pub(super) fn found(&self) -> Option<&HostPort> {
+        match self {
+            Self::Never => None,
+            Self::Master(watch) => Some(watch.address()),
         }
     }
 

@@ -28,6 +28,7 @@ use super::{
     events::NodeEvents,
     failure::{CommandFailure, ends_connection},
     reconnect::{ConnectionState, Established, KeptConnection, ReconnectRun, keep_connected},
+    replacements::LastMaster,
     task::OnDemandTask,
     timeout_wheel::TimeoutWheel,
 };
@@ -59,7 +60,8 @@ impl Link {
     pub(super) fn new(endpoint: Endpoint, config: RedisConfig, events: NodeEvents) -> Self {
         let timeouts = TimeoutWheel::new(config.command_timeout);
         let state = watch::Sender::new(ConnectionState::Idle);
-        let kept = KeptConnection { endpoint, config, state, timeouts, events };
+        let last_master = LastMaster::default();
+        let kept = KeptConnection { endpoint, config, state, timeouts, events, last_master };
         Self { kept: Arc::new(kept), task: Arc::default() }
     }
 

@@ -7,7 +7,8 @@
 //! paces their attempts to connect. A connection goes to a fixed server or to the master that
 //! sentinels name (`endpoint`, `sentinel`). It is made in `connect`. Between its socket and the
 //! client library (`stream`), a `write_batcher` joins commands, and `progress` tells when bytes
-//! last moved. The time-outs of its commands share one timer (`timeout_wheel`).
+//! last moved. The time-outs of its commands share one timer (`timeout_wheel`). `replacements`
+//! tells when another server has taken the place of one.
 
 mod address;
 mod clock;
@@ -28,6 +29,7 @@ mod pacer;
 mod progress;
 mod push;
 mod reconnect;
+mod replacements;
 mod replicas;
 mod sentinel;
 mod staggered;
@@ -56,8 +58,10 @@ pub(super) use self::{
     cluster::ClusterSeeds,
     config::{RedisConfig, default_connect_timeout},
     endpoint::Endpoint,
+    replacements::{Replaced, Replacements},
     sentinel::Sentinels,
     target::Access,
+    task::OnDemandTask,
 };
 pub use self::{replicas::Replicas, sentinel::SentinelMaster, target::Credentials};
 
@@ -97,7 +101,7 @@ pub(super) struct Timed {
 
 /// The futures of a cluster are boxed, so that those of a single server stay small.
 enum Nodes {
-    Single { node: Box<Node>, channels: Channels },
+    Single { node: Box<Node>, channels: Channels, replacements: Option<Arc<Replacements>> },
     Cluster(Cluster),
 }
 
@@ -110,8 +114,9 @@ impl Servers {
             Deployment::Single(endpoint) => {
                 let channels = Channels::default();
                 let events = NodeEvents::of_single(channels.clone());
-                let node = Node::new(&endpoint, &config, events);
-                Nodes::Single { node: Box::new(node), channels }
+                let replacements = endpoint.may_change().then(|| events.replacements.clone());
+                let node = Box::new(Node::new(&endpoint, &config, events));
+                Nodes::Single { node, channels, replacements }
             }
             Deployment::Cluster(seeds) => Nodes::Cluster(Cluster::new(seeds, config.clone())),
         };
@@ -296,6 +301,25 @@ impl Servers {
     pub(super) fn shard(&self, name: &Name) -> usize {
         match &self.nodes {
             Nodes::Single { .. } => 0,
+            Nodes::Cluster(cluster) => cluster.shard(name),
+        }
+    }
+
+    /// Returns the servers that were replaced, unless the server is a fixed one.
+    pub(super) fn replacements(&self) -> Option<&Replacements> {
+        match &self.nodes {
+            Nodes::Single { replacements, .. } => replacements.as_deref(),
+            Nodes::Cluster(cluster) => Some(cluster.replacements()),
+        }
+    }
+
+    /// Returns a number for the server that serves a name now, or zero if it is not known. Another
+    /// server in its place has another number.
+    pub(super) fn server_of(&self, name: &Name) -> usize {
+        match &self.nodes {
+            Nodes::Single { replacements, .. } => {
+                replacements.as_ref().map_or(0, |replacements| replacements.number())
+            }
             Nodes::Cluster(cluster) => cluster.shard(name),
         }
     }

@@ -19,6 +19,7 @@ use super::{
     events::NodeEvents,
     handshake::prepare,
     pacer::after_break,
+    replacements::LastMaster,
     stream::Connected,
     timeout_wheel::TimeoutWheel,
 };
@@ -34,6 +35,7 @@ pub(super) struct KeptConnection {
     pub(super) state: watch::Sender<ConnectionState>,
     pub(super) timeouts: TimeoutWheel,
     pub(super) events: NodeEvents,
+    pub(super) last_master: LastMaster,
 }
 
 #[derive(Clone)]
@@ -87,6 +89,9 @@ impl KeptConnection {
         match connect(&self.endpoint, &self.config, broken.clone(), |_| ()).await {
             Ok((connected, watch)) => {
                 attempt.succeeded();
+                if watch.found().is_some_and(|master| self.last_master.moves_to(master)) {
+                    self.events.replacements.add();
+                }
                 let since = Instant::now();
                 let runtime = Handle::current().id();
                 let round_trip = connected.round_trip;

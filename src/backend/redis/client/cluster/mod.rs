@@ -31,6 +31,7 @@ use super::{
     node::Lane,
     pacer::Pacer,
     push::PushAnswer,
+    replacements::Replacements,
     replicas::Replicas,
     target::{Access, ConnectTarget},
     task::OnDemandTask,
@@ -121,6 +122,10 @@ impl Cluster {
 
     pub(super) fn channels(&self) -> &Channels {
         &self.nodes.topology.channels
+    }
+
+    pub(super) fn replacements(&self) -> &Replacements {
+        &self.nodes.topology.replacements
     }
 
     pub(super) async fn run(

@@ -142,7 +142,7 @@ impl fmt::Debug for SentinelMaster {
     }
 }
 
-type HostPort = (String, u16);
+pub(super) type HostPort = (String, u16);
 
 pub(in crate::backend::redis) struct Sentinels(Arc<SharedWatch>);
 

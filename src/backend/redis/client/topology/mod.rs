@@ -11,6 +11,7 @@ use tracing::warn;
 #[cfg(any(fuzzing, test))]
 pub(in super::super) use self::slots::check_any_slots;
 pub(super) use self::slots::{NodeAddress, SlotMap, slot_of};
+use super::replacements::Replacements;
 use crate::{
     backend::Channels,
     error::{BackendError, Chain},
@@ -21,6 +22,7 @@ pub(super) struct Topology {
     /// Notified when something does not fit the map: a slot has moved, or a connection broke.
     pub(super) trouble: Arc<Notify>,
     pub(super) channels: Channels,
+    pub(super) replacements: Arc<Replacements>,
 }
 
 #[derive(Clone)]
@@ -35,7 +37,8 @@ pub(super) enum TopologyState {
 impl Topology {
     pub(super) fn new() -> Self {
         let state = watch::Sender::new(TopologyState::Unknown);
-        Self { state, trouble: Arc::default(), channels: Channels::default() }
+        let (trouble, channels, replacements) = Default::default();
+        Self { state, trouble, channels, replacements }
     }
 
     pub(super) fn watch(&self) -> watch::Receiver<TopologyState> {
@@ -64,10 +67,13 @@ impl Topology {
             return;
         }
         match before {
-            TopologyState::Known(before) => self.channels_moved(|channel| {
-                let slot = slot_of(channel.as_bytes());
-                before.owner(slot) != now.owner(slot)
-            }),
+            TopologyState::Known(before) => {
+                self.replacements.add();
+                self.channels_moved(|channel| {
+                    let slot = slot_of(channel.as_bytes());
+                    before.owner(slot) != now.owner(slot)
+                });
+            }
             _ => self.channels.recheck(),
         }
     }
@@ -83,6 +89,7 @@ impl Topology {
             _ => false,
         });
         if changed {
+            self.replacements.add();
             self.channels_moved(|channel| slot_of(channel.as_bytes()) == slot);
         }
         self.trouble.notify_one();
