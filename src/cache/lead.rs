@@ -39,7 +39,8 @@ struct LeadInner<V> {
     lease: Option<Arc<LeaseRecord>>,
     stale: Option<Arc<Known<V>>>,
     source: Source,
-    keeping: Mutex<Keeping>,
+    /// In a box, which most loads do not need.
+    keeping: Mutex<Option<Box<Keeping>>>,
     head: OnceLock<Head>,
     announced: Signal,
 }
@@ -158,43 +159,43 @@ impl<V> Lead<V> {
     /// Sets how long the value is kept, in place of the setting of the cache or the request. Zero
     /// keeps it for 1 ms at most, and [`do_not_store`](Self::do_not_store) stores nothing.
     pub fn expire_after(&self, ttl: Duration) {
-        lock(&self.0.keeping).ttl = Some(ttl);
+        self.keep(|keeping| keeping.ttl = Some(ttl));
     }
 
     /// Sets the largest part by which the time to live is shortened, in place of the
     /// [setting](super::Builder::ttl_jitter) of the cache or the request.
     pub fn ttl_jitter(&self, part: f64) {
-        lock(&self.0.keeping).ttl_jitter = Some(part);
+        self.keep(|keeping| keeping.ttl_jitter = Some(part));
     }
 
     /// Sets how long the value is served stale while it is refreshed, in place of the
     /// [setting](super::Builder::stale_while_revalidate) of the cache or the request.
     pub fn stale_while_revalidate(&self, window: Duration) {
-        lock(&self.0.keeping).stale_while_revalidate = Some(window);
+        self.keep(|keeping| keeping.stale_while_revalidate = Some(window));
     }
 
     /// Sets how long the value is kept for failed loads, in place of the
     /// [setting](super::Builder::stale_if_error) of the cache or the request.
     pub fn stale_if_error(&self, window: Duration) {
-        lock(&self.0.keeping).stale_if_error = Some(window);
+        self.keep(|keeping| keeping.stale_if_error = Some(window));
     }
 
     /// Sets what follows if this load fails, in place of the settings of the cache and the request.
     /// A loader knows it from its error, such as the `Retry-After` of an answer.
     pub fn after_failure(&self, rule: AfterFailure) {
-        lock(&self.0.keeping).after_failure = Some(rule);
+        self.keep(|keeping| keeping.after_failure = Some(rule));
     }
 
     /// Declares that a failure of this load concerns all callers, although its answer is for one.
     /// The rule follows it if there is no other one, and no value that stands in.
     #[cfg(feature = "http")]
     pub(crate) fn after_common_failure(&self, rule: AfterFailure) {
-        lock(&self.0.keeping).after_common_failure = Some(rule);
+        self.keep(|keeping| keeping.after_common_failure = Some(rule));
     }
 
     /// Hands the value to all waiters, and stores nothing.
     pub fn do_not_store(&self) {
-        lock(&self.0.keeping).do_not_store = true;
+        self.keep(|keeping| keeping.do_not_store = true);
     }
 
     /// Returns the source of the value for the caller that leads.
@@ -232,7 +233,11 @@ impl<V> Lead<V> {
     }
 
     pub(super) fn keeping(&self) -> Keeping {
-        *lock(&self.0.keeping)
+        lock(&self.0.keeping).as_deref().copied().unwrap_or_default()
+    }
+
+    fn keep(&self, change: impl FnOnce(&mut Keeping)) {
+        change(lock(&self.0.keeping).get_or_insert_default());
     }
 
     /// Returns the entry that the load is to replace.
@@ -269,7 +274,7 @@ impl<V> StaleValue<V> {
     /// If the entry was evicted during the load, the value is written. If it was invalidated or
     /// replaced meanwhile, nothing is stored, as with each other load that began before.
     pub fn unchanged(self) -> V {
-        lock(&self.lead.0.keeping).is_unchanged = true;
+        self.lead.keep(|keeping| keeping.is_unchanged = true);
         self.value
     }
 }

@@ -46,7 +46,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             self.leader.late_joiner().await;
             let epoch = self.leader.begin_epoch();
             let is_silent = self.shard.breaker.is_open();
-            let held = if is_silent { Ok(()) } else { guard.renew().await };
+            let held = if is_silent { Ok(()) } else { Box::pin(guard.renew()).await };
             match held {
                 Err(error) if error.kind() == ErrorKind::Lost => break,
                 // Without an answer, they are served as all callers are without a lease.

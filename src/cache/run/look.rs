@@ -1,6 +1,8 @@
 //! The look of a leader into the backend, and what it decides.
 
-use std::time::Duration;
+use std::{pin::pin, time::Duration};
+
+use tokio::sync::SemaphorePermit;
 
 use super::{EpochOutcome, Run, Step, silence};
 use crate::{
@@ -25,13 +27,12 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     pub(super) async fn look(&self) -> Step<V> {
         let _turn = match self.shard.at_once.try_acquire() {
             Ok(turn) => Some(turn),
-            Err(_) => {
-                // A caller may stop polling the look, and would block the queue for all.
-                self.leader.own_task().await;
-                self.shard.turn().await
-            }
+            // In a box, which most looks do not need.
+            Err(_) => Box::pin(self.turn_to_look()).await,
         };
-        match self.leader.ask(self.stored(&self.options().rules)).await {
+        // Pinned here, since a future holds its arguments twice.
+        let stored = pin!(self.stored(&self.options().rules));
+        match self.leader.ask(stored).await {
             (Some(Decision::Served(value, source, record)), epoch) => {
                 Step::Land((found(value, source, record), epoch))
             }
@@ -42,6 +43,12 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             (Some(decision), epoch) => self.decided(decision, epoch),
             (None, _) => self.away(),
         }
+    }
+
+    async fn turn_to_look(&self) -> Option<SemaphorePermit<'_>> {
+        // A caller may stop polling the look, and would block the queue for all.
+        self.leader.own_task().await;
+        self.shard.turn().await
     }
 
     /// Asks for the entry that a refresh is to replace, and has none if there is no answer. The

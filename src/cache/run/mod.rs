@@ -156,8 +156,9 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
                 Some(outcome) => Some(outcome),
                 None => {
                     let rules = &core.options(own.as_deref()).rules;
-                    look_late(&core, &shard, late.key(), &name, rules, stood_in.get().is_some())
-                        .await
+                    let stood_in = stood_in.get().is_some();
+                    // In a box, which a flight without late joiners does not need.
+                    Box::pin(look_late(&core, &shard, late.key(), &name, rules, stood_in)).await
                 }
             };
             late.land(outcome);
@@ -191,7 +192,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
                         self.core.counters.backed_off.add();
                         failed(error)
                     }
-                    None => match self.permit(&mut permit).await {
+                    None => match Box::pin(self.permit(&mut permit)).await {
                         Ok(()) => Box::pin(self.load_alone(work, source, outage)).await,
                         Err(error) => self.full(error),
                     },
@@ -322,4 +323,34 @@ fn second_try(first: Instant, limit: Duration) -> Duration {
 /// Returns the error of a try that ended because the breaker opened.
 fn silence() -> BackendError {
     BackendError::new(BackendErrorKind::Unknown, "the backend does not answer")
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+
+    use super::*;
+    use crate::{
+        MemoryBackend,
+        cache::{Cache, Raw},
+    };
+
+    /// A process may have 100,000 flights under way. These futures are most of each.
+    #[tokio::test]
+    async fn the_futures_of_a_flight_are_small() {
+        let cache = Cache::<Bytes>::builder(MemoryBackend::new()).codec(Raw).build().unwrap();
+        let run = |key: &str| {
+            let key = Key::from(key);
+            let leader = cache.core.flights.join(&key).unwrap().leader.unwrap();
+            Run::new(&cache.core, &key, None, leader, false).unwrap()
+        };
+        let work = |_: Lead<Bytes>| std::future::pending::<Result<Produced<Bytes>, Error>>();
+        let [first, second] = ["first", "second"].map(run);
+        let sizes = [
+            size_of_val(&second.beyond(Step::LoadRare, work)),
+            size_of_val(&second.load_alone(work, Source::Led, None)),
+            size_of_val(&first.run(work)),
+        ];
+        assert!(sizes.iter().sum::<usize>() <= 2048, "{sizes:?}");
+    }
 }
