@@ -6,7 +6,7 @@ use std::{
         Arc,
         atomic::{AtomicUsize, Ordering},
     },
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use axum::body::Body;
@@ -199,6 +199,44 @@ async fn a_rare_request_is_one_read() {
     for app in &apps {
         assert!(read(app, get("/")).await.starts_with('5'));
     }
+}
+
+/// Returns how many bytes the server has received.
+async fn received(server: &RedisServer) -> u64 {
+    let info: String = server.raw().await.run(&["INFO", "stats"]).await;
+    let field = info.lines().find_map(|line| line.strip_prefix("total_net_input_bytes:"));
+    field.unwrap().trim().parse().unwrap()
+}
+
+/// A `304` with a new `Date` wrote the whole body again.
+#[tokio::test]
+async fn a_304_with_a_new_date_writes_no_body() {
+    let server = RedisServer::start().await;
+    let calls: Arc<Calls> = Arc::default();
+    let large = |layer: BellwetherLayer<Http>| layer.max_body(2 << 20);
+    let app = process(&server, "shop", large, &calls, |call| {
+        // A date in the future makes no response older, whatever the seconds of the clock.
+        let sent = SystemTime::now() + Duration::from_secs(10 * call as u64);
+        let answer = Response::builder()
+            .header("cache-control", "max-age=1")
+            .header("date", httpdate::fmt_http_date(sent))
+            .header("etag", "1");
+        match call {
+            1 => answer.body(Body::from("x".repeat(1 << 20))),
+            _ => answer.status(304).body(Body::empty()),
+        }
+        .unwrap()
+    });
+    let before = received(&server).await;
+    assert_eq!(read(&app, get("/")).await.len(), 1 << 20);
+    let stored = received(&server).await;
+    assert!(stored - before > 1 << 20);
+    let validated = async || {
+        read(&app, get("/")).await;
+        calls.count() == 2
+    };
+    assert!(comes_true(LIMIT, validated).await);
+    assert!(received(&server).await - stored < 512 << 10);
 }
 
 /// A large answer is not pushed. Processes that wait for one load after the other would be served

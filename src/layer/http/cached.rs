@@ -1,4 +1,4 @@
-use std::sync::Arc;
+use std::{sync::Arc, time::SystemTime};
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use http::{
@@ -6,7 +6,7 @@ use http::{
 };
 use thiserror::Error;
 
-use super::fields::framing::strip;
+use super::fields::{dates, framing::strip};
 use crate::{
     backend::Store,
     cache::{Builder, Cache, Codec, Loaded, Source},
@@ -128,6 +128,20 @@ impl CachedResponse {
         self.0.head.only_validates
     }
 
+    /// Returns whether another response differs from this one by its dates at most. These are moved
+    /// on when this one is served.
+    pub(super) fn differs_by_dates(&self, newer: &Self) -> bool {
+        let (stored, other) = (&*self.0, &*newer.0);
+        let rest = |it: &ResponseHead| (it.status, it.only_validates);
+        // A `Date` has no fractions, so an age may be one second too high. It is never too low.
+        let is_as_old = stored.head.age.checked_sub(other.head.age).is_some_and(|more| more < 2);
+        rest(&stored.head) == rest(&other.head)
+            && is_as_old
+            && stored.body == other.body
+            && (stored.head.headers == other.head.headers
+                || dates::differ_by_dates(&stored.head.headers, &other.head.headers))
+    }
+
     pub(super) fn new(head: ResponseHead, body: Bytes) -> Self {
         Self(Arc::new(ResponseData { head, body }))
     }
@@ -140,11 +154,16 @@ impl CachedResponse {
             Source::Degraded => loaded.age().is_some(),
             _ => false,
         };
-        let kept = loaded.age().unwrap_or_default().as_secs();
+        let since = loaded.age();
+        let kept = since.unwrap_or_default().as_secs();
         let response = loaded.into_value();
         let on_arrival = response.0.head.age;
         let age = on_arrival.saturating_add(kept);
-        response.with_age((was_stored || on_arrival > 0).then_some(age))
+        let mut response = response.with_age((was_stored || on_arrival > 0).then_some(age));
+        if since.is_some() {
+            dates::move_on(response.headers_mut(), age, SystemTime::now());
+        }
+        response
     }
 
     fn with_age(self, age: Option<u64>) -> Response<Bytes> {

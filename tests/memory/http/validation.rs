@@ -1,6 +1,6 @@
 //! A stale response with a validator is validated, and not sent again.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use axum::body::Body;
 use bellwether::{BellwetherLayer, MemoryBackend, cache::AfterFailure, http_cache, layer::Policy};
@@ -39,6 +39,33 @@ async fn an_unchanged_response_is_renewed_without_its_body() {
         assert_eq!((answer.headers["age"].to_str().unwrap(), answer.text()), ("0", "whole"));
         assert_eq!((calls.count(), cache.stats().unchanged), (round + 1, round as u64));
         sleep(Duration::from_secs(61)).await;
+    }
+}
+
+/// A `304` with a new `Date` wrote the whole response again.
+#[tokio::test(start_paused = true)]
+async fn new_dates_of_a_304_write_no_body() {
+    let sent = |call: usize| SystemTime::now() + Duration::from_secs(1000 * call as u64);
+    let date = |time| httpdate::fmt_http_date(time);
+    for (distance, is_unchanged) in [([60, 60, 60], true), ([60, 61, 62], false)] {
+        let (inner, calls) = origin(move |call, request| {
+            let mut answer = document(request, "same", LIFE);
+            let expires = sent(call) + Duration::from_secs(distance[call - 1]);
+            answer.headers_mut().insert("date", date(sent(call)).parse().unwrap());
+            answer.headers_mut().insert("expires", date(expires).parse().unwrap());
+            answer
+        });
+        let cache = cache(&MemoryBackend::new());
+        let service = BellwetherLayer::http(cache.clone()).layer(inner);
+        for round in 0..3 {
+            ask(&service, get("/")).await;
+            sleep(2 * DELAY).await;
+            let answer = ask(&service, get("/")).await;
+            assert_eq!((answer.headers["age"].to_str().unwrap(), answer.text()), ("0", "whole"));
+            let unchanged = if is_unchanged { round as u64 } else { 0 };
+            assert_eq!((calls.count(), cache.stats().unchanged), (round + 1, unchanged));
+            sleep(Duration::from_secs(61)).await;
+        }
     }
 }
 

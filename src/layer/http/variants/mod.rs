@@ -117,7 +117,7 @@ impl Http {
                 freshness.keep(lead, self.0.cache.ttl());
                 // Its bytes need not be written again.
                 let response = match lead.stale() {
-                    Some(stale) if *stale.value() == response => stale.unchanged(),
+                    Some(stale) if stale.value().differs_by_dates(&response) => stale.unchanged(),
                     _ => response,
                 };
                 Produced::Value(response)
