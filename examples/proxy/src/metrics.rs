@@ -76,12 +76,15 @@ fn results(stats: &Stats) -> [(&'static str, u64); 8] {
     ]
 }
 
-fn counted(stats: &Stats) -> [(&'static str, u64); 6] {
+fn counted(stats: &Stats) -> [(&'static str, u64); 9] {
     [
         ("loads", stats.loads),
         ("load_failures", stats.failures),
         ("refreshes", stats.refreshes),
         ("stored", stats.stored),
+        ("unchanged", stats.unchanged),
+        ("passed_uncacheable", stats.passed_uncacheable),
+        ("passed_overloaded", stats.passed_overloaded),
         ("refused", stats.refused),
         ("backend_errors", stats.backend_errors),
     ]
