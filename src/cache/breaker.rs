@@ -8,8 +8,8 @@
 //!
 //! Only silence opens the breaker: a server that answers with an error costs a round trip and no
 //! time-out. A grant that too few replicas confirmed costs their time, so after the first one no
-//! flight claims, but for a probe; reads go on. The log tells when trouble begins and ends, not
-//! each request that meets it.
+//! flight claims. A task claims as the probe, and reads go on. The log tells when trouble begins
+//! and ends, not each request that meets it.
 
 use std::{
     sync::{
@@ -99,7 +99,7 @@ impl Breaker {
         }
     }
 
-    /// Returns whether this flight may claim a lease.
+    /// Returns whether this flight may claim a lease, or is to [probe](Self::is_unconfirmed).
     pub(super) fn admits_claim(&self) -> bool {
         if !self.is_troubled() {
             return true;
@@ -114,6 +114,11 @@ impl Breaker {
                 true
             }
         }
+    }
+
+    /// Returns whether replicas confirm no grants.
+    pub(super) fn is_unconfirmed(&self) -> bool {
+        self.is_troubled() && self.state().unconfirmed_until.is_some()
     }
 
     /// Returns whether the backend counts as broken.
@@ -237,7 +242,7 @@ mod tests {
 
     /// Each miss waited for the replicas, for as long as they were away.
     #[tokio::test(start_paused = true)]
-    async fn after_an_unconfirmed_grant_one_flight_at_a_time_claims_and_all_may_read() {
+    async fn after_an_unconfirmed_grant_one_probe_at_a_time_claims_and_all_may_read() {
         let breaker = Breaker::default();
         let unconfirmed = BackendError::new(BackendErrorKind::Unreplicated, "one is away");
         assert!(breaker.admits_claim());
@@ -245,11 +250,12 @@ mod tests {
             breaker.failed(&unconfirmed);
             breaker.answered(RequestKind::Read);
             assert!(!breaker.admits_claim() && breaker.admits() && !breaker.is_open());
+            assert!(breaker.is_unconfirmed());
             tokio::time::sleep(PAUSE).await;
             assert!(breaker.admits_claim() && !breaker.admits_claim());
         }
         breaker.answered(RequestKind::Write);
-        assert!(breaker.admits_claim() && breaker.admits_claim());
+        assert!(breaker.admits_claim() && breaker.admits_claim() && !breaker.is_unconfirmed());
     }
 
     #[tokio::test(start_paused = true)]

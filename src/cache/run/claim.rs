@@ -7,7 +7,9 @@ use tracing::debug;
 
 use super::{Run, Step, failed, look::uncacheable, second_try, silence};
 use crate::{
-    backend::{Announcement, Change, Claim, Claimed, Entry, EntryKind, Grant, Mode, Occupied},
+    backend::{
+        Announcement, Change, Claim, Claimed, Entry, EntryKind, Grant, Mode, Occupied, Owner,
+    },
     cache::{breaker::RequestKind, error_codec, settings::OnUncacheable},
     error::{BackendError, BackendErrorKind},
     flight::Epoch,
@@ -89,6 +91,10 @@ impl<V: Clone + Send + Sync + 'static> Attempt for Claiming<'_, '_, V> {
         }
         let turn = run.shard.turn().await;
         if !run.shard.breaker.admits_claim() {
+            return Answer::Settled(run.away());
+        }
+        if run.shard.breaker.is_unconfirmed() {
+            self.probe();
             return Answer::Settled(run.away());
         }
         // Another process is likely to load. A second claim would read its entry out of turn.
@@ -192,6 +198,24 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, '_, V> {
     /// Returns which callers an entry is good enough for.
     fn entry_epoch(&self) -> Epoch {
         self.run.asked().unwrap_or(self.epoch)
+    }
+
+    /// Claims once in a task, to see whether replicas confirm grants again. No caller waits for it:
+    /// replicas may be away for long.
+    fn probe(&self) {
+        let (core, shard, seen) = (self.run.core.clone(), self.run.shard.clone(), self.seen);
+        let claim = self.acquisition.claim();
+        let claim = Claim { owner: Owner::fresh(), listens: false, ..claim.clone() };
+        let janitor = core.engine.janitor().clone();
+        let mut acquisition = Acquisition::new(janitor.clone(), claim);
+        // Dropped at the end, the acquisition releases what it was granted.
+        janitor.spawn(async move {
+            let claim = |_, claim| core.store.claim(claim, seen);
+            match core.counted(acquisition.ask(core.try_limit, claim).await) {
+                Ok(_) => shard.breaker.answered(RequestKind::Write),
+                Err(error) => shard.breaker.failed(&error),
+            }
+        });
     }
 
     async fn ask_once(&mut self) -> Result<(Claimed, Instant), BackendError> {
