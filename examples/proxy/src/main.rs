@@ -29,7 +29,7 @@ use std::{process::ExitCode, sync::Arc};
 
 use bellwether::{
     BellwetherLayer, BoxError, Cache, MemoryBackend, RedisBackend,
-    cache::Builder,
+    cache::{AfterFailure, Builder},
     http_cache,
     layer::{self, CachedResponse, Http, ResponseCodec},
 };
@@ -120,6 +120,10 @@ fn sharing(options: &Options, cache: Cache<CachedResponse>) -> BellwetherLayer<H
         .stale_if_error(options.stale)
         .request_directives(options.directives)
         .cache_status();
+    let layer = match options.back_off {
+        true => layer,
+        false => layer.when_unavailable(AfterFailure::LoadAgain),
+    };
     let layer = match options.lifetime {
         Some(lifetime) => layer.default_lifetime(lifetime),
         None => layer,
