@@ -227,8 +227,12 @@ async fn a_304_with_a_new_date_writes_no_body() {
         }
         .unwrap()
     });
+    let mut raw = server.raw().await;
+    // A commit ends the lease. It follows the last byte of the response.
+    let mut is_committed = async || raw.keys("*:l").await.is_empty();
     let before = received(&server).await;
     assert_eq!(read(&app, get("/")).await.len(), 1 << 20);
+    assert!(comes_true(LIMIT, &mut is_committed).await);
     let stored = received(&server).await;
     assert!(stored - before > 1 << 20);
     let validated = async || {
@@ -236,6 +240,7 @@ async fn a_304_with_a_new_date_writes_no_body() {
         calls.count() == 2
     };
     assert!(comes_true(LIMIT, validated).await);
+    assert!(comes_true(LIMIT, &mut is_committed).await);
     assert!(received(&server).await - stored < 512 << 10);
 }
 
