@@ -38,6 +38,14 @@ pub enum AfterFailure {
         /// The longest wait.
         longest: Duration,
     },
+    /// After the first failure the next caller loads. From the second in a row on, the key backs
+    /// off as after the first with [`BackOff`](Self::BackOff).
+    BackOffFromSecond {
+        /// The wait after the second failure.
+        first: Duration,
+        /// The longest wait.
+        longest: Duration,
+    },
     /// The key backs off for this time, such as that of a `Retry-After`. An hour at most.
     RetryAfter(Duration),
 }
@@ -54,12 +62,16 @@ impl AfterFailure {
         Self::BackOff { first: Duration::from_millis(100), longest: Duration::from_secs(5) };
 
     /// Returns for how long a key backs off after this many failures in a row. `random` is from 0
-    /// to 1. Returns `None` if the key does not back off.
+    /// to 1. Returns `None` if the failure is forgotten, and zero if it only counts.
     pub(super) fn wait(self, failures: u32, random: f64) -> Option<Duration> {
         let (wait, whole) = match self {
             Self::LoadAgain => return None,
             // Not before the time that was asked for.
             Self::RetryAfter(time) => (time.min(LONGEST_RETRY_AFTER), MILLISECOND - NANOSECOND),
+            Self::BackOffFromSecond { .. } if failures < 2 => return Some(Duration::ZERO),
+            Self::BackOffFromSecond { first, longest } => {
+                return Self::BackOff { first, longest }.wait(failures - 1, random);
+            }
             Self::BackOff { first, longest } => {
                 let doublings = failures.saturating_sub(1).min(DOUBLINGS);
                 let all = first.saturating_mul(1 << doublings).min(longest);
@@ -103,6 +115,13 @@ mod tests {
             (2500, 5000),
         ];
         assert_eq!(waits, expected);
+    }
+
+    #[test]
+    fn the_first_failure_may_only_count() {
+        let rule = AfterFailure::BackOffFromSecond { first: 100 * MS, longest: 300 * MS };
+        let waits = [1, 2, 3, 4, u32::MAX].map(|failures| rule.wait(failures, 1.0));
+        assert_eq!(waits, [0, 100, 200, 300, 300].map(|wait| Some(wait * MS)));
     }
 
     #[test]

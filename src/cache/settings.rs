@@ -216,7 +216,10 @@ impl Settings {
 fn check_after_failure(rule: Option<AfterFailure>) -> Result<(), Error> {
     match rule {
         None | Some(AfterFailure::LoadAgain) => Ok(()),
-        Some(AfterFailure::BackOff { first, longest }) => {
+        Some(
+            AfterFailure::BackOff { first, longest }
+            | AfterFailure::BackOffFromSecond { first, longest },
+        ) => {
             at_least("after_failure.first", first, MILLISECOND)?;
             at_least("after_failure.longest", longest, first)?;
             at_most("after_failure.longest", longest, DAY)

@@ -25,7 +25,7 @@ mod options;
 mod server;
 mod upstream;
 
-use std::{process::ExitCode, sync::Arc};
+use std::{process::ExitCode, sync::Arc, time::Duration};
 
 use bellwether::{
     BellwetherLayer, BoxError, Cache, MemoryBackend, RedisBackend,
@@ -119,11 +119,11 @@ fn sharing(options: &Options, cache: Cache<CachedResponse>) -> BellwetherLayer<H
         .max_body(options.max_body)
         .stale_if_error(options.stale)
         .request_directives(options.directives)
+        .when_unavailable(AfterFailure::BackOffFromSecond {
+            first: Duration::from_millis(100),
+            longest: Duration::from_secs(1),
+        })
         .cache_status();
-    let layer = match options.back_off {
-        true => layer,
-        false => layer.when_unavailable(AfterFailure::LoadAgain),
-    };
     let layer = match options.lifetime {
         Some(lifetime) => layer.default_lifetime(lifetime),
         None => layer,

@@ -28,7 +28,6 @@ Options:
       --connections <N>    How many connections are served at once [default: 4096]
       --timeout <SECONDS>  How long the origin may take to answer [default: 30]
       --grace <SECONDS>    How long requests may take once the proxy ends [default: 10]
-      --back-off           Answer for an origin that fails, until the pause is over
       --quiet              Write no access log
       --once               Start an origin, ask it twice through the proxy, and exit
   -h, --help               Print this help
@@ -61,7 +60,6 @@ pub(crate) struct Options {
     pub(crate) connections: usize,
     pub(crate) timeout: Duration,
     pub(crate) grace: Duration,
-    pub(crate) back_off: bool,
     pub(crate) quiet: bool,
     pub(crate) once: bool,
 }
@@ -87,8 +85,6 @@ impl Default for Options {
             connections: 4096,
             timeout: Duration::from_secs(30),
             grace: Duration::from_secs(10),
-            // The proxy makes no error that the origin did not make.
-            back_off: false,
             quiet: false,
             once: false,
         }
@@ -108,7 +104,6 @@ impl Options {
             };
             match name.as_str() {
                 "upstream-http2" => options.upstream_http2 = true,
-                "back-off" => options.back_off = true,
                 "quiet" => options.quiet = true,
                 "once" => options.once = true,
                 "help" => {

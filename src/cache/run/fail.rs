@@ -87,8 +87,11 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         known.left_on_error()
     }
 
-    /// Notes that the key backs off after this error, and returns the error with that.
+    /// Notes that the key backs off after this error, if it does, and returns the error with that.
     fn backing_off(&self, error: Error, back_off: BackOff) -> Error {
+        if back_off.wait.is_zero() {
+            return error;
+        }
         self.leave_alone(back_off.wait);
         let (name, wait, failures) = (&self.name, back_off.wait, back_off.failures);
         let words =

@@ -75,6 +75,33 @@ async fn five_hundred_requests_are_one_call_of_an_unavailable_service() {
     }
 }
 
+/// One failure of many services is followed by a success.
+#[tokio::test(start_paused = true)]
+async fn the_first_failure_may_be_followed_by_a_call() {
+    let (inner, calls) = origin(|_, _| refusal(503));
+    let (first, longest) = (SECOND, 5 * SECOND);
+    let rule = AfterFailure::BackOffFromSecond { first, longest };
+    let services = processes(&inner, |layer| layer.when_unavailable(rule));
+    for round in 1..=2 {
+        let answers = ask_all(&services, (0..500).map(|_| get("/"))).await;
+        assert_eq!(calls.count(), round);
+        let others: Vec<_> = answers.iter().filter(|answer| answer.text() != "refused").collect();
+        assert_eq!(others.len(), 499);
+        for answer in others {
+            let pauses = answer.headers.contains_key("retry-after");
+            let expected = if round == 1 { (502, "", false) } else { (503, "", true) };
+            assert_eq!((answer.status.as_u16(), answer.text(), pauses), expected);
+        }
+    }
+    // The other process knows of both.
+    sleep(first / 4).await;
+    ask_all(&services, [get("/"), get("/")]).await;
+    assert_eq!(calls.count(), 2);
+    sleep(first).await;
+    ask_all(&services, [get("/"), get("/")]).await;
+    assert_eq!(calls.count(), 3);
+}
+
 /// A `500` may be due to its request.
 #[tokio::test(start_paused = true)]
 async fn each_caller_meets_an_internal_error_itself() {

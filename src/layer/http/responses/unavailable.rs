@@ -71,8 +71,10 @@ impl BellwetherLayer<Http> {
     /// response that is no failure ends it.
     ///
     /// Defaults to a [`BackOff`](AfterFailure::BackOff) of up to 100 ms, and after further failures
-    /// of up to 1 s. With [`LoadAgain`](AfterFailure::LoadAgain), the callers that wait send their
-    /// own requests, and no key backs off.
+    /// of up to 1 s. With [`BackOffFromSecond`](AfterFailure::BackOffFromSecond), the callers that
+    /// wait for the first failure receive a `502`, and the next caller may find the service well.
+    /// With [`LoadAgain`](AfterFailure::LoadAgain), the callers that wait send their own requests,
+    /// and no key backs off.
     ///
     /// A [rule](crate::cache::Builder::after_failure) and a
     /// [policy](crate::cache::Builder::failure_policy) of the cache take precedence. Requests that
