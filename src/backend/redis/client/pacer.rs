@@ -239,12 +239,12 @@ fn jitter() -> f64 {
     0.75 + fastrand::f64() / 4.0
 }
 
-/// Returns the pause before the first attempt after a break. It grows with the number of
-/// connections in a row that broke `soon` after they were made.
-pub(super) fn after_break(soon: u32) -> Duration {
+/// Returns the pause before the first attempt after a break. It is longer if the connection broke
+/// soon after it was made, and does not grow: each connection may serve those that wait for one.
+pub(super) fn after_break(soon: bool) -> Duration {
     match soon {
-        0 => BREAK.mul_f64(fastrand::f64()),
-        soon => FIRST.saturating_mul(1 << (soon - 1).min(2)).mul_f64(jitter()),
+        false => BREAK.mul_f64(fastrand::f64()),
+        true => FIRST.mul_f64(jitter()),
     }
 }
 

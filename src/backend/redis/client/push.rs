@@ -142,7 +142,7 @@ impl PushRun {
         while self.is_wanted(&mut turns).await {
             self.connect_and_serve(&mut turns, &mut is_refused).await;
             self.events.trouble.notify_one();
-            sleep(after_break(1)).await;
+            sleep(after_break(true)).await;
         }
     }
 

@@ -175,13 +175,11 @@ impl Drop for ReconnectRun {
 pub(super) async fn keep_connected(run: ReconnectRun) {
     let kept = &run.0;
     let connections = async {
-        let mut broke_soon = 0;
         loop {
             let Some(lived) = kept.connect_and_serve().await else { continue };
             // The command that broke has a second try to make, so the first attempt comes at once,
             // unless the server accepts connections only to break them.
-            broke_soon = if lived > LONG_LIVED { 0 } else { broke_soon + 1 };
-            sleep(after_break(broke_soon)).await;
+            sleep(after_break(lived <= LONG_LIVED)).await;
         }
     };
     tokio::select! {
