@@ -77,8 +77,16 @@ counters! {
         degraded,
         /// Callers of a load that got an error in place of a value.
         failed,
+        /// Callers of an HTTP layer that wanted a variant that was not stored, beside others.
+        missed_variant,
+        /// Callers of an HTTP layer whose stored response was not fresh and could not be served.
+        missed_stale,
+        /// Callers of an HTTP layer whose stored response was fresh, but older than they asked for.
+        missed_fresh,
         /// Requests of an HTTP layer that went to its inner service without the cache.
         passed,
+        /// Those of `passed` whose method is neither `GET` nor `HEAD`.
+        passed_method,
         /// Those of `passed` whose key counts as uncacheable.
         passed_uncacheable,
         /// Those of `passed` that needed a load beyond the cap on loads.

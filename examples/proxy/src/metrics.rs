@@ -76,13 +76,17 @@ fn results(stats: &Stats) -> [(&'static str, u64); 8] {
     ]
 }
 
-fn counted(stats: &Stats) -> [(&'static str, u64); 9] {
+fn counted(stats: &Stats) -> [(&'static str, u64); 13] {
     [
         ("loads", stats.loads),
         ("load_failures", stats.failures),
         ("refreshes", stats.refreshes),
         ("stored", stats.stored),
         ("unchanged", stats.unchanged),
+        ("missed_variant", stats.missed_variant),
+        ("missed_stale", stats.missed_stale),
+        ("missed_fresh", stats.missed_fresh),
+        ("passed_method", stats.passed_method),
         ("passed_uncacheable", stats.passed_uncacheable),
         ("passed_overloaded", stats.passed_overloaded),
         ("refused", stats.refused),

@@ -78,6 +78,7 @@ impl Http {
         let counters = self.0.cache.counters();
         counters.passed.add();
         match why {
+            Reason::Method => counters.passed_method.add(),
             Reason::Uncacheable => counters.passed_uncacheable.add(),
             Reason::Full => counters.passed_overloaded.add(),
             _ => {}

@@ -82,17 +82,30 @@ pub(super) fn with_status<B>(
 }
 
 impl Http {
-    /// Returns the header of a shared response, if that was asked for.
+    /// Counts a shared response, and returns its header if that was asked for.
     pub(super) fn status(
         &self,
         loaded: &Loaded<CachedResponse>,
         forward: Forward,
     ) -> Option<HeaderValue> {
+        self.count_miss(loaded.source(), forward);
         let tells = self.0.tells_status;
         tells.then(|| value(loaded.source(), ttl(loaded), forward)).flatten()
     }
 
-    /// Adds the header to a response from this source, which is to be fresh for so long.
+    /// Counts why a response from this source was not a stored one.
+    fn count_miss(&self, source: Source, forward: Forward) {
+        let counters = self.0.cache.counters();
+        match forward {
+            _ if matches!(source, Source::Hit | Source::Stale) => {}
+            Forward::Miss => {}
+            Forward::VaryMiss => counters.missed_variant.add(),
+            Forward::Stale => counters.missed_stale.add(),
+            Forward::Request => counters.missed_fresh.add(),
+        }
+    }
+
+    /// Counts a response from this source, which is to be fresh for so long, and adds the header.
     pub(super) fn with_source<B>(
         &self,
         response: Response<B>,
@@ -100,6 +113,7 @@ impl Http {
         ttl: Option<Duration>,
         forward: Forward,
     ) -> Response<B> {
+        self.count_miss(source, forward);
         let tells = self.0.tells_status;
         let ttl = ttl.and_then(|ttl| i64::try_from(ttl.as_secs()).ok());
         with_status(response, tells.then(|| value(source, ttl, forward)).flatten())

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use axum::body::Body;
 use bellwether::{MemoryBackend, layer::RequestDirectives};
-use http::Response;
+use http::{Request, Response};
 use tokio::time::sleep;
 use tower::Layer;
 
@@ -49,7 +49,8 @@ async fn a_load_says_why_the_stored_response_does_not_do() {
         let answer = answer.header("cache-control", "max-age=60").header("x-call", call);
         answer.body(Body::from(if is_known { "" } else { "body" })).unwrap()
     });
-    let layer = http_layer(cache(&MemoryBackend::new())).cache_status();
+    let cache = cache(&MemoryBackend::new());
+    let layer = http_layer(cache.clone()).cache_status();
     let service = layer.request_directives(RequestDirectives::Honour).layer(inner);
     let all = async |line: &'static str| {
         let requests = (0..3).map(|_| get_with(&[("cache-control", line)]));
@@ -72,4 +73,8 @@ async fn a_load_says_why_the_stored_response_does_not_do() {
     sleep(Duration::from_secs(70)).await;
     assert_eq!(all("x").await, expected("stale"));
     assert_eq!(calls.count(), 5);
+    ask(&service, Request::post("/").body(Body::empty()).unwrap()).await;
+    let stats = cache.stats();
+    assert_eq!((stats.missed_fresh, stats.missed_stale, stats.missed_variant), (6, 6, 0));
+    assert_eq!((stats.passed_method, stats.passed), (1, 1));
 }

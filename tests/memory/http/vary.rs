@@ -205,6 +205,8 @@ async fn the_number_of_variants_is_limited() {
         ask(&service, request(number)).await;
     }
     assert_eq!((calls.count(), cache.stats().passed), (64, 0));
+    // The first one found no resource.
+    assert_eq!(cache.stats().missed_variant, 63);
     for call in 65..67 {
         let answer = ask(&service, request(100)).await;
         let expected = "bellwether; fwd=vary-miss; detail=variants";
