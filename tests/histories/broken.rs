@@ -83,7 +83,7 @@ impl Scripts {
                 scripts.acquire = Some(cut("acquire", &[(fence, "math.max(last, stored, 1)")]));
             }
             Break::InvalidationBurnsNothing => {
-                let cuts = [("burn(lease, fence, fence_text(burnt), fence_ms)", "")];
+                let cuts = [("burn(lease, fence, fence_text(burnt), fence_ms)", "0")];
                 scripts.invalidate = Some(cut("invalidate", &cuts));
             }
             Break::ReleaseIgnoresHolder => {
@@ -283,7 +283,7 @@ fn write_keys(name: &Name) -> [String; 8] {
 const USUAL: [&str; 3] = [
     "if redis.call('EXISTS', lease, entry, failure) == 0 then",
     "if taken == 0 or redis.pcall('GET', lease) == owner .. ':0' then",
-    "if ttl_ms ~= '0' and redis.pcall('GET', lease) == owner .. ':' .. granted\n  and",
+    "if ttl_ms ~= '0' and is_own and",
 ];
 
 /// Returns the real script without its usual case, and with something else in place of some rules.
