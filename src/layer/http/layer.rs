@@ -177,22 +177,21 @@ impl BellwetherLayer<Http> {
     /// - In the first window all callers receive the stale response at once. One process of the
     ///   fleet sends the request of one of its callers in the background.
     /// - In the second one a caller waits for the inner service. It receives the stale response if
-    ///   the answer is a `500`, `502`, `503` or `504`. The same holds if the service returns an
-    ///   error, or takes longer than the load limit. So do the callers that wait with it, in every
+    ///   the answer is a `500`, `502`, `503` or `504`, if the service returns an error, or if it
+    ///   takes longer than the load limit. The callers that wait with it receive it too, in every
     ///   process.
     ///
     /// After such a failure the key backs off in the whole fleet: no process sends a request, and
-    /// all callers receive the stale response at once. A `503` with a `Retry-After` in seconds sets
-    /// that time, up to a minute. Otherwise [`AfterFailure`](crate::cache::AfterFailure) says more.
+    /// all callers receive the stale response at once. A `503` with a `Retry-After` sets that time,
+    /// up to a minute. Otherwise [`AfterFailure`](crate::cache::AfterFailure) says more.
     ///
     /// A response with `must-revalidate` or `proxy-revalidate` is never served stale. The same
     /// holds for one with `s-maxage`, unless it names a window itself: `s-maxage` implies
     /// `proxy-revalidate` (RFC 9111).
     ///
     /// A refresh sends a request that takes part. So it has no credentials that are not in the key.
-    /// It goes to a fresh clone of the inner service, in a task of its
-    /// own. If its answer cannot be shared, this process tries again after a second at the
-    /// earliest.
+    /// It goes to a fresh clone of the inner service, in a task of its own. If its answer cannot be
+    /// shared, this process tries again after a second at the earliest.
     ///
     /// A refresh or a load that has a stale response sends its `ETag` and its `Last-Modified`. A
     /// `304` renews that response, with the headers of the `304`. A response with a validator that

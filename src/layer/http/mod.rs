@@ -65,7 +65,7 @@ use std::sync::Arc;
 use self::settings::HttpSettings;
 use super::{BellwetherLayer, KeyFor};
 
-/// Shares complete responses to plain `GET`s. The mode of [`BellwetherLayer::http`].
+/// Shares responses to `GET` and `HEAD` requests. The mode of [`BellwetherLayer::http`].
 ///
 /// Clones share one cache and have the same settings.
 ///

@@ -81,7 +81,7 @@ async fn an_unreplicated_lease_is_reported_as_lost_and_goes_to_the_waiter() {
     let mut raw = set.servers[0].raw().await;
     replicated(&mut raw, 1).await;
     // From here on the replica gets no data: it is disconnected, and may not come back.
-    raw.run::<()>(&["ACL", "SETUSER", "default", "-psync", "-replconf"]).await;
+    raw.run::<()>(&["ACL", "SETUSER", "default", "-psync", "-sync", "-replconf"]).await;
     raw.run::<()>(&["CLIENT", "KILL", "TYPE", "replica"]).await;
 
     let guard = here.mutex("k").lease(LEASE).renew_every(LEASE / 60).lock().await.unwrap();
