@@ -65,17 +65,12 @@ impl Patience {
         let name = core.name(key).ok()?;
         loop {
             let Joined { mut follower, leader } = core.looks.join(key).ok()?;
-            let mut waited = None;
             if let Some(leader) = leader {
                 let look =
                     look_for_all(Arc::clone(core), leader, key.clone(), name.clone(), self.rules);
-                waited = follower.lead(Box::pin(look)).await;
+                follower.lead(Box::pin(look));
             }
-            let waited = match waited {
-                Some(waited) => waited,
-                None => follower.wait().await,
-            };
-            if let Waited::Outcome(old) = waited {
+            if let Waited::Outcome(old) = follower.wait().await {
                 return old;
             }
         }

@@ -107,11 +107,8 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         };
         let run = Run::new(&core, &key, own, leader, false)?.superseding(burnt);
         let span = tracing::debug_span!("refresh", %key);
-        let waited = match follower.lead(Box::pin(run.run(work).instrument(span))).await {
-            Some(waited) => waited,
-            None => follower.wait().await,
-        };
-        match waited {
+        follower.lead(Box::pin(run.run(work).instrument(span)));
+        match follower.wait().await {
             Waited::Outcome(outcome) => ended(&core, outcome, true, None),
             Waited::JoinAgain => Err(cut_off()),
         }

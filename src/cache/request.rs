@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     error::{BoxError, Error, ErrorKind},
-    flight::{self, Edge, Follower, Joined, Notice, Refused, Waited},
+    flight::{self, Edge, Follower, Joined, Notice, Refused, Task, Waited},
     key::{Family, Key, Name},
 };
 
@@ -145,44 +145,54 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         async move {
             // Only a leader needs the name, but each caller is told if its key has none.
             Name::check(Family::Cache, &key, core.settings.max_key)?;
-            let (within, sharing) = (flight::current(), core.options(own.as_deref()).sharing);
-            let patience = Patience::of(core.options(own.as_deref()));
+            let options = core.options(own.as_deref());
+            let (sharing, patience) = (options.sharing, Patience::of(options));
             // How long this caller has waited for an answer that did not come.
             let mut unanswered = None;
-            loop {
+            // Nothing but what the caller needs lives across the wait, so that its future is small.
+            let why = loop {
                 let Joined { mut follower, leader } = match join(&core, &key, sharing) {
                     Ok(joined) => joined,
-                    Err(why) => return Box::pin(refused(core, work, own, within, why)).await,
+                    Err(why) => break why,
                 };
-                let Some(edge) = nest(within, &follower) else {
+                let Some(edge) = nest(flight::current(), &follower) else {
                     drop((follower, leader));
-                    return Box::pin(load_alone(core, work, own, within)).await;
+                    return Box::pin(load_alone(core, work, own, flight::current())).await;
                 };
-                let (leads, mut waited) = (leader.is_some(), None);
-                if let Some(leader) = leader {
-                    let work = work.take().ok_or_else(cut_off)?;
-                    let run = Run::new(&core, &key, own.take(), leader, unanswered.is_some())?;
-                    let span = tracing::debug_span!("flight", %key);
-                    waited = follower.lead(Box::pin(run.run(work).instrument(span))).await;
-                } else {
-                    hurry(&core, &follower, unanswered);
+                let leads = leader.is_some();
+                match leader {
+                    Some(leader) => {
+                        let run = Run::new(&core, &key, own.take(), leader, unanswered.is_some())?;
+                        follower.lead(leader_work(run, &key, &mut work)?);
+                    }
+                    None => hurry(&core, &follower, unanswered),
                 }
-                // Not one match on both, because the future would hold both while it waits.
-                let waited = match waited {
-                    Some(waited) => waited,
-                    None => match &patience {
-                        None => follower.wait().await,
-                        Some(patience) => Box::pin(patience.wait(&core, &key, &mut follower)).await,
-                    },
+                let waited = match &patience {
+                    None => follower.wait().await,
+                    Some(patience) => Box::pin(patience.wait(&core, &key, &mut follower)).await,
                 };
                 match waited {
                     Waited::JoinAgain => unanswered = None,
                     Waited::Outcome(Outcome::Unanswered(waited)) => unanswered = Some(waited),
-                    Waited::Outcome(end) => break ended(&core, end, leads, Some((follower, edge))),
+                    Waited::Outcome(end) => {
+                        return ended(&core, end, leads, Some((follower, edge)));
+                    }
                 }
-            }
+            };
+            Box::pin(refused(core, work, own, flight::current(), why)).await
         }
     }
+}
+
+/// Returns the work of a leader.
+fn leader_work<V, F, Fut>(run: Run<V>, key: &Key, work: &mut Option<F>) -> Result<Task, Error>
+where
+    V: Clone + Send + Sync + 'static,
+    F: FnOnce(Lead<V>) -> Fut + Send + 'static,
+    Fut: Future<Output = Result<Produced<V>, Error>> + Send + 'static,
+{
+    let work = work.take().ok_or_else(cut_off)?;
+    Ok(Box::pin(run.run(work).instrument(tracing::debug_span!("flight", %key))))
 }
 
 /// Joins the flight of a key.

@@ -51,24 +51,23 @@ pub(crate) fn nested(from: u64, to: u64) -> Option<Edge> {
         }
     }
     waits.entry(from).or_default().push(to);
-    Some(Edge { from, to })
+    Some(Edge(Box::new((from, to))))
 }
 
-/// The wait of one flight for another.
-pub(crate) struct Edge {
-    from: u64,
-    to: u64,
-}
+/// The wait of one flight for another. In a box, because each caller has room for one, and few
+/// callers are loaders.
+pub(crate) struct Edge(Box<(u64, u64)>);
 
 impl Drop for Edge {
     fn drop(&mut self) {
+        let (from, to) = &*self.0;
         let mut waits = lock(&WAITS);
-        if let Some(waited) = waits.get_mut(&self.from) {
-            if let Some(at) = waited.iter().position(|to| *to == self.to) {
+        if let Some(waited) = waits.get_mut(from) {
+            if let Some(at) = waited.iter().position(|other| other == to) {
                 waited.swap_remove(at);
             }
             if waited.is_empty() {
-                waits.remove(&self.from);
+                waits.remove(from);
             }
         }
     }

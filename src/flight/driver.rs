@@ -21,12 +21,12 @@ pub(super) struct Driver(Mutex<State>);
 
 #[derive(Default)]
 enum State {
-    /// The work has not come yet. The leader's caller is going to poll it.
+    /// The work has not come yet. The leader's caller is going to bring it.
     #[default]
     Expected,
     /// The work has not come yet. A task gets it as soon as it comes.
     Claimed,
-    /// The leader's caller polls the work, and has left it here between two polls.
+    /// The leader's caller polls the work, which is here between two polls.
     Parked(Parked),
     /// The leader's caller is polling the work.
     Polled,
@@ -61,25 +61,30 @@ impl Driver {
         }
     }
 
-    /// Polls the work for the leader's caller, which brings it with the first poll and must be in a
-    /// runtime. Ready when there is nothing more for it to poll.
-    pub(super) fn poll(&self, brought: &mut Option<Task>, cx: &mut Context<'_>) -> Poll<()> {
-        let park = |task| Parked { task, runtime: Runtime::current(), caller: None };
-        let brought = brought.take().map(park);
+    /// Takes the work from the leader's caller, which must be in a runtime.
+    pub(super) fn bring(&self, task: Task) {
+        let parked = Parked { task, runtime: Runtime::current(), caller: None };
         let mut state = lock(&self.0);
-        let (next, parked) = match (mem::replace(&mut *state, State::Away), brought) {
-            (State::Expected, Some(brought)) => (State::Polled, Some(brought)),
-            (State::Parked(parked), None) => (State::Polled, Some(parked)),
-            (_, Some(claimed)) => {
+        match mem::replace(&mut *state, State::Away) {
+            State::Expected => *state = State::Parked(parked),
+            _ => {
                 drop(state);
-                claimed.spawn();
+                parked.spawn();
+            }
+        }
+    }
+
+    /// Polls the work for the leader's caller. Ready when there is nothing more for it to poll.
+    pub(super) fn poll(&self, cx: &mut Context<'_>) -> Poll<()> {
+        let mut state = lock(&self.0);
+        let mut parked = match mem::replace(&mut *state, State::Polled) {
+            State::Parked(parked) => parked,
+            other => {
+                *state = other;
                 return Poll::Ready(());
             }
-            (other, None) => (other, None),
         };
-        *state = next;
         drop(state);
-        let Some(mut parked) = parked else { return Poll::Ready(()) };
         let polled = parked.task.as_mut().poll(cx);
         let mut state = lock(&self.0);
         if polled.is_ready() {

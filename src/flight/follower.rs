@@ -1,15 +1,15 @@
 use std::{
     future::poll_fn,
-    pin::pin,
     sync::{Arc, atomic::Ordering},
-    task::{Poll, ready},
+    task::{Context, Poll, ready},
 };
 
 use super::{
     driver::Task,
     flight::Flight,
-    landing::{First, Landing, Waited},
+    landing::{First, Waited},
     notices::Notice,
+    waiters::Registration,
 };
 
 /// One caller in a flight. Dropping it leaves the flight.
@@ -20,6 +20,8 @@ pub(crate) struct Follower<T> {
     /// Whether the first of two landings is of use to it.
     takes_first: bool,
     stage: Stage,
+    /// Where its waker is, while it waits.
+    registration: Option<Registration>,
 }
 
 enum Stage {
@@ -36,7 +38,7 @@ impl<T> Follower<T> {
     pub(super) fn new(flight: Arc<Flight<T>>) -> Self {
         flight.flights.waiting.fetch_add(1, Ordering::Relaxed);
         let number = flight.joined.fetch_add(1, Ordering::Release);
-        Self { flight, number, takes_first: false, stage: Stage::Waiting }
+        Self { flight, number, takes_first: false, stage: Stage::Waiting, registration: None }
     }
 
     /// Makes the leader's work independent of its caller, if this is the second caller. The later
@@ -68,6 +70,13 @@ impl<T> Follower<T> {
 }
 
 impl<T> Follower<T> {
+    /// Brings the leader's work. This follower polls it while it [waits](Self::wait), as long as no
+    /// other caller depends on it.
+    pub(crate) fn lead(&mut self, work: Task) {
+        self.flight.driver.bring(work);
+        self.stage = Stage::Carrying;
+    }
+
     /// Lets the flight go on, even if no caller is left.
     pub(crate) fn leave_behind(&self) {
         let _ = self.flight.goes_on.set(());
@@ -75,69 +84,53 @@ impl<T> Follower<T> {
 }
 
 impl<T: Clone> Follower<T> {
-    /// Brings the leader's work, and polls it while no other caller depends on it. `None` if there
-    /// is still something to [wait](Self::wait) for.
+    /// Waits until the flight has landed, for the first time if that is of use to this follower.
+    ///
+    /// A follower that [leads](Self::lead) polls the work meanwhile, as long as no other caller
+    /// depends on it.
     ///
     /// # Cancel safety
     ///
-    /// As [`wait`](Self::wait). The work goes on in a task.
-    pub(crate) fn lead(&mut self, work: Task) -> impl Future<Output = Option<Waited<T>>> {
-        self.stage = Stage::Carrying;
-        let mut work = Some(work);
-        // Not an async function, whose future would hold its arguments twice.
-        poll_fn(move |cx| {
-            ready!(self.flight.driver.poll(&mut work, cx));
-            self.stage = Stage::Waiting;
-            // The last caller that has the flight needs no copy of the outcome.
-            let landing = Arc::get_mut(&mut self.flight).and_then(|flight| flight.landing.take());
-            let waited = landing.map(|landing| match landing {
-                // The leader's caller joined before each epoch.
-                Landing::ForAll(Some(outcome)) | Landing::Before { outcome, .. } => {
-                    Waited::Outcome(outcome)
-                }
-                Landing::ForAll(None) => Waited::JoinAgain,
-            });
-            if waited.is_some() {
-                self.stage = Stage::Served;
-            }
+    /// Dropping the future and the follower leaves the flight, which goes on for the others. The
+    /// work goes on in a task.
+    pub(crate) fn wait(&mut self) -> impl Future<Output = Waited<T>> {
+        // Not an async function: what a follower holds while it waits is its own state.
+        poll_fn(|cx| {
+            let waited = ready!(self.poll(cx));
+            self.stage = Stage::Served;
             Poll::Ready(waited)
         })
     }
 
-    /// Waits until the flight has landed, for the first time if that is of use to this follower.
-    ///
-    /// # Cancel safety
-    ///
-    /// Dropping the future and the follower leaves the flight, which goes on for the others.
-    pub(crate) async fn wait(&mut self) -> Waited<T> {
-        let waited = self.landed().await;
-        self.stage = Stage::Served;
-        waited
-    }
-
-    async fn landed(&self) -> Waited<T> {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Waited<T>> {
+        if let Stage::Carrying = self.stage {
+            ready!(self.flight.driver.poll(cx));
+            self.stage = Stage::Waiting;
+            // The last caller that has the flight needs no copy of the outcome.
+            let landing = Arc::get_mut(&mut self.flight).and_then(|flight| flight.landing.take());
+            if let Some(landing) = landing {
+                return Poll::Ready(landing.into_first());
+            }
+        }
         let (flight, number) = (&*self.flight, self.number);
         let first = || self.takes_first.then(|| flight.first.of(number));
-        let mut waiting = pin!(flight.waiters.until(|| match first() {
+        let waited = flight.waiters.poll(&mut self.registration, cx, || match first() {
             Some(First::Admitted(outcome)) => Some(Waited::Outcome(outcome.clone())),
             Some(First::Closed) => Some(Waited::JoinAgain),
             _ => Some(flight.landing.get()?.of(number)?.cloned()),
-        }));
-        let waited = poll_fn(|cx| {
-            let waited = waiting.as_mut().poll(cx);
-            // After the registration: a first landing that comes later wakes this follower.
-            if waited.is_pending() && matches!(first(), Some(First::Late)) {
-                flight.notices.tell(Notice::LateJoiner);
-            }
-            waited
         });
-        waited.await
+        // After the registration: a first landing that comes later wakes this follower.
+        if waited.is_pending() && matches!(first(), Some(First::Late)) {
+            flight.notices.tell(Notice::LateJoiner);
+        }
+        waited
     }
 }
 
 impl<T> Drop for Follower<T> {
     fn drop(&mut self) {
         let flight = &self.flight;
+        flight.waiters.leave(self.registration);
         if let Stage::Carrying = self.stage {
             flight.driver.detach();
         }

@@ -71,6 +71,14 @@ impl<T> Landing<T> {
         };
         Some(outcome.map_or(Waited::JoinAgain, Waited::Outcome))
     }
+
+    /// Returns what there is for the leader's caller, which joined before each epoch.
+    pub(super) fn into_first(self) -> Waited<T> {
+        match self {
+            Self::ForAll(Some(outcome)) | Self::Before { outcome, .. } => Waited::Outcome(outcome),
+            Self::ForAll(None) => Waited::JoinAgain,
+        }
+    }
 }
 
 impl<T> Default for FirstLanding<T> {

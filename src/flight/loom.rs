@@ -87,11 +87,10 @@ fn begin(group: &Group<u64>) -> (Follower<u64>, Leader<u64>) {
 fn carry(group: &Group<u64>) {
     loop {
         let Joined { mut follower, leader } = join(group);
-        let waited = match leader {
-            Some(leader) => block_on(follower.lead(work(leader, cell()))),
-            None => None,
-        };
-        let waited = waited.unwrap_or_else(|| block_on(follower.wait()));
+        if let Some(leader) = leader {
+            follower.lead(work(leader, cell()));
+        }
+        let waited = block_on(follower.wait());
         if waited != Waited::JoinAgain {
             break assert_eq!(waited, Waited::Outcome(7));
         }
@@ -197,10 +196,11 @@ fn the_work_ends_though_its_caller_leaves() {
         let (mut follower, leader) = begin(&group);
         let theirs = group.clone();
         let other = thread::spawn(move || carry(&theirs));
+        follower.lead(work(leader, cell()));
         {
-            let mut leading = std::pin::pin!(follower.lead(work(leader, cell())));
+            let mut leading = std::pin::pin!(follower.wait());
             let polled = leading.as_mut().poll(&mut context());
-            assert!(matches!(polled, Poll::Pending | Poll::Ready(Some(Waited::Outcome(7)) | None)));
+            assert!(matches!(polled, Poll::Pending | Poll::Ready(Waited::Outcome(7))));
         }
         drop(follower);
         other.join().unwrap();
@@ -248,8 +248,8 @@ fn a_closed_group_becomes_idle() {
         let (theirs, work_done) = (group.clone(), done.clone());
         let other = thread::spawn(move || match theirs.join(&key()) {
             Ok(Joined { follower, leader }) => {
-                let mut work = Some(work(leader.unwrap(), work_done));
-                let polled = follower.flight.driver.poll(&mut work, &mut context());
+                follower.flight.driver.bring(work(leader.unwrap(), work_done));
+                let polled = follower.flight.driver.poll(&mut context());
                 Some((follower, polled))
             }
             Err(refused) => {

@@ -32,6 +32,7 @@ mod waiters;
 pub use self::flight::Abandoned;
 pub(crate) use self::{
     cycle::{Edge, current, nested, within},
+    driver::Task,
     flight::next_id,
     follower::Follower,
     group::{Group, Joined, Limits, Refused},

@@ -25,7 +25,7 @@ struct Registry {
 
 /// Where the waker of a waiter is, and since which wake-up.
 #[derive(Clone, Copy)]
-struct Registration {
+pub(super) struct Registration {
     at: u32,
     woken: u32,
 }
@@ -45,17 +45,60 @@ impl Waiters {
     pub(super) fn until<T>(&self, look: impl Fn() -> Option<T>) -> impl Future<Output = T> {
         let mut waiter = Waiter { waiters: self, registration: None };
         // Not an async function, whose future would hold its arguments twice.
-        poll_fn(move |cx| {
-            let found = match look() {
-                Some(found) => Poll::Ready(found),
-                None => waiter.poll(cx, &look),
-            };
-            if found.is_ready() {
-                // The registration is gone with the wake-up that has come, or is about to.
-                waiter.registration = None;
+        poll_fn(move |cx| self.poll(&mut waiter.registration, cx, &look))
+    }
+
+    /// Polls for what `look` finds, for a waiter with this registration.
+    pub(super) fn poll<T>(
+        &self,
+        registration: &mut Option<Registration>,
+        cx: &Context<'_>,
+        look: impl Fn() -> Option<T>,
+    ) -> Poll<T> {
+        let found = look().or_else(|| self.register(registration, cx, look));
+        if found.is_some() {
+            // The registration is gone with the wake-up that has come, or is about to.
+            *registration = None;
+        }
+        found.map_or(Poll::Pending, Poll::Ready)
+    }
+
+    /// Registers a waiter, unless it finds something now.
+    fn register<T>(
+        &self,
+        registration: &mut Option<Registration>,
+        cx: &Context<'_>,
+        look: impl Fn() -> Option<T>,
+    ) -> Option<T> {
+        let mut registry = lock(&self.0);
+        // Under the lock, because the wake-up takes the wakers under it afterwards.
+        if let Some(found) = look() {
+            return Some(found);
+        }
+        let kept = registration.filter(|it| it.woken == registry.woken);
+        match kept.and_then(|it| registry.wakers.get_mut(it.at as usize)) {
+            Some(Some(waker)) if waker.will_wake(cx.waker()) => {}
+            Some(waker) => {
+                let last = waker.replace(cx.waker().clone());
+                // Without the lock, because the last reference to a task may drop a waiter.
+                drop(registry);
+                drop(last);
             }
-            found
-        })
+            None => *registration = Some(registry.take(cx.waker().clone())),
+        }
+        None
+    }
+
+    /// Ends a registration, if there is one.
+    pub(super) fn leave(&self, registration: Option<Registration>) {
+        let Some(registration) = registration else { return };
+        let mut registry = lock(&self.0);
+        if registration.woken == registry.woken {
+            let waker = registry.wakers.get_mut(registration.at as usize).and_then(Option::take);
+            registry.free.push(registration.at);
+            drop(registry);
+            drop(waker);
+        }
     }
 
     /// Wakes all waiters.
@@ -70,38 +113,9 @@ impl Waiters {
     }
 }
 
-impl Waiter<'_> {
-    fn poll<T>(&mut self, cx: &Context<'_>, look: impl Fn() -> Option<T>) -> Poll<T> {
-        let mut registry = lock(&self.waiters.0);
-        // Under the lock, because the wake-up takes the wakers under it afterwards.
-        if let Some(found) = look() {
-            return Poll::Ready(found);
-        }
-        let kept = self.registration.filter(|it| it.woken == registry.woken);
-        match kept.and_then(|it| registry.wakers.get_mut(it.at as usize)) {
-            Some(Some(waker)) if waker.will_wake(cx.waker()) => {}
-            Some(waker) => {
-                let last = waker.replace(cx.waker().clone());
-                // Without the lock, because the last reference to a task may drop a waiter.
-                drop(registry);
-                drop(last);
-            }
-            None => self.registration = Some(registry.take(cx.waker().clone())),
-        }
-        Poll::Pending
-    }
-}
-
 impl Drop for Waiter<'_> {
     fn drop(&mut self) {
-        let Some(registration) = self.registration else { return };
-        let mut registry = lock(&self.waiters.0);
-        if registration.woken == registry.woken {
-            let waker = registry.wakers.get_mut(registration.at as usize).and_then(Option::take);
-            registry.free.push(registration.at);
-            drop(registry);
-            drop(waker);
-        }
+        self.waiters.leave(self.registration);
     }
 }
 
@@ -144,7 +158,7 @@ mod tests {
 
     fn wait(waiter: &mut Waiter<'_>, count: &Arc<Count>) -> Poll<()> {
         let waker = Waker::from(count.clone());
-        waiter.poll(&Context::from_waker(&waker), || None)
+        waiter.waiters.poll(&mut waiter.registration, &Context::from_waker(&waker), || None)
     }
 
     #[test]
