@@ -40,7 +40,7 @@ async fn all() {
     connection.set_response_timeout(Duration::from_secs(20));
     let backend =
         RedisBackend::builder().server(server.url()).command_timeout(LIFE).build().unwrap();
-    let name = Name::new(&Namespace::standard(), Family::Cache, &"large".into(), 512).unwrap();
+    let name = name("large");
     println!("server time and time to the answer, as ratios to a bare command of the same size");
     for (size, runs) in [(100, 4000), (50_000, 2000), (400_000, 400), (1 << 20, 200), (8 << 20, 40)]
     {
@@ -49,6 +49,10 @@ async fn all() {
         let mut bench = Bench { connection: connection.clone(), backend, name, entry, runs };
         bench.size(size).await;
     }
+}
+
+fn name(key: &str) -> Name {
+    Name::new(&Namespace::standard(), Family::Cache, &key.into(), 512).unwrap()
 }
 
 impl Bench {
@@ -74,7 +78,6 @@ impl Bench {
             scripts.push(self.cost(script).await);
             let set = self.cost(set).await;
             let put = self.cost(put).await;
-            let commit = self.commit().await;
             let get = self.cost(async |_: &Self| {
                 let bytes: Bytes =
                     redis::cmd("GET").arg("bare").query_async(&mut raw.clone()).await.unwrap();
@@ -87,7 +90,9 @@ impl Bench {
             let hit = self.cost(hit).await;
             let newer = self.newer().await;
             let invalidate = self.invalidate().await;
-            costs.push([set, put, commit, get, hit, newer, invalidate]);
+            let set_new = self.set_new().await;
+            let commit = self.commit().await;
+            costs.push([set, put, commit, get, hit, newer, invalidate, set_new]);
         }
         let mean = |at: usize| {
             let sum =
@@ -96,13 +101,15 @@ impl Bench {
         };
         let script = scripts.iter().map(|cost| cost.0).sum::<Duration>() / 3;
         println!(
-            "\n{size} B: bare SET {:?}, bare GET {:?}, an empty script {script:?} of the server",
+            "\n{size} B: bare SET {:?}, of a new key {:?}, bare GET {:?}, an empty script {script:?} of \
+             the server",
             mean(0),
+            mean(7),
             mean(3)
         );
         for (at, base, what) in [
             (1, 0, "put"),
-            (2, 0, "commit"),
+            (2, 7, "commit"),
             (4, 3, "hit"),
             (5, 3, "claim that finds it"),
             (6, 0, "invalidate"),
@@ -129,13 +136,31 @@ impl Bench {
         ((self.server_time().await - before) / self.runs, took / self.runs)
     }
 
-    /// The cost of a commit, without the claim before it.
+    /// The cost of a bare `SET` of a new key, alone as a commit is.
+    async fn set_new(&self) -> Cost {
+        let bytes = self.entry.encode();
+        let mut raw = self.connection.clone();
+        let mut sum = (Duration::ZERO, Duration::ZERO);
+        let asking = self.asking().await;
+        for run in 0..self.runs.min(200) {
+            let mut set = redis::cmd("SET");
+            set.arg(format!("new-{run}")).arg(&bytes[..]).arg("PX").arg(600_000);
+            let (before, begun) = (self.server_time().await, Instant::now());
+            set.exec_async(&mut raw).await.unwrap();
+            sum.1 += begun.elapsed();
+            sum.0 += (self.server_time().await - before).saturating_sub(asking);
+        }
+        self.flush().await;
+        (sum.0 / self.runs.min(200), sum.1 / self.runs.min(200))
+    }
+
+    /// The cost of a commit of a new key, without the claim before it.
     async fn commit(&self) -> Cost {
         let mut sum = (Duration::ZERO, Duration::ZERO);
         let asking = self.asking().await;
-        for _ in 0..self.runs.min(200) {
-            self.backend.invalidate(&self.name, LIFE).await.unwrap();
-            let claim = Claim::new(self.name.clone(), Mode::Exclusive, LIFE, LIFE);
+        for run in 0..self.runs.min(200) {
+            let name = name(&format!("new-{run}"));
+            let claim = Claim::new(name, Mode::Exclusive, LIFE, LIFE);
             let Claimed::Granted(grant) = self.backend.claim(&claim, 0).await.unwrap() else {
                 panic!("the name is free");
             };
@@ -144,7 +169,12 @@ impl Bench {
             sum.1 += begun.elapsed();
             sum.0 += (self.server_time().await - before).saturating_sub(asking);
         }
+        self.flush().await;
         (sum.0 / self.runs.min(200), sum.1 / self.runs.min(200))
+    }
+
+    async fn flush(&self) {
+        redis::cmd("FLUSHALL").exec_async(&mut self.connection.clone()).await.unwrap();
     }
 
     async fn newer(&self) -> Cost {
