@@ -101,8 +101,8 @@ impl Bench {
         };
         let script = scripts.iter().map(|cost| cost.0).sum::<Duration>() / 3;
         println!(
-            "\n{size} B: bare SET {:?}, of a new key {:?}, bare GET {:?}, an empty script {script:?} of \
-             the server",
+            "\n{size} B: bare SET {:?}, of a new key {:?}, bare GET {:?}, an empty script \
+             {script:?} of the server",
             mean(0),
             mean(7),
             mean(3)

@@ -416,7 +416,7 @@ async fn a_check_at_the_start_names_the_missing_right() {
         }
     };
     for (family, others) in [
-        ("caches", &["getrange", "setrange", "rename"][..]),
+        ("caches", &["getrange", "setrange", "rename", "append", "sadd", "smembers"][..]),
         ("locks", &["zadd", "zrem", "zrange", "zcount", "zscore"]),
         ("locks", &["hset", "hmget", "hexists", "hdel", "unlink"]),
     ] {
@@ -489,4 +489,18 @@ async fn a_read_that_is_refused_is_told_as_such() {
     set_user(&mut raw, "app", &[&all[..], &["-hmget"]].concat()).await;
     locks.latch("l").set(1).await.unwrap();
     assert_refused(locks.latch("l").left().await, "a look at a latch");
+}
+
+/// A waiter took any refusal of its queue entry for that of a full server, and asked again each 100
+/// ms until its wait limit.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_waiter_that_may_not_queue_is_told() {
+    let server = RedisServer::start().await;
+    let mut raw = server.raw().await;
+    set_user(&mut raw, "app", &["+@all", "~*", "&*", "-zadd"]).await;
+    let [one, two] = backends(&server.url_of("app:secret", 0)).map(locks);
+    let held = one.mutex("k").lock().await.unwrap();
+    let waited = timeout(LIMIT, two.mutex("k").lock()).await.expect("the waiter was not told");
+    assert_refused(waited, "a wait for a mutex");
+    held.unlock().await.unwrap();
 }
