@@ -41,6 +41,8 @@ impl Patience {
         key: &Key,
         follower: &mut Follower<Outcome<V>>,
     ) -> Waited<Outcome<V>> {
+        // A look that is slow has a limit of its own. A second one would ask the same server.
+        follower.carry().await;
         if let Ok(waited) = timeout_at(self.until, follower.wait()).await {
             return waited;
         }

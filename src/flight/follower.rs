@@ -67,14 +67,29 @@ impl<T> Follower<T> {
     pub(crate) fn tell(&self, notice: Notice) {
         self.flight.notices.tell(notice);
     }
-}
 
-impl<T> Follower<T> {
     /// Brings the leader's work. This follower polls it while it [waits](Self::wait), as long as no
     /// other caller depends on it.
     pub(crate) fn lead(&mut self, work: Task) {
         self.flight.driver.bring(work);
         self.stage = Stage::Carrying;
+    }
+
+    /// Polls the leader's work, if it is this follower's to poll, until a task does.
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`wait`](Self::wait).
+    pub(crate) fn carry(&mut self) -> impl Future<Output = ()> {
+        poll_fn(|cx| self.poll_work(cx))
+    }
+
+    fn poll_work(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if let Stage::Carrying = self.stage {
+            ready!(self.flight.driver.poll(cx));
+            self.stage = Stage::Waiting;
+        }
+        Poll::Ready(())
     }
 
     /// Lets the flight go on, even if no caller is left.
@@ -104,8 +119,7 @@ impl<T: Clone> Follower<T> {
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Waited<T>> {
         if let Stage::Carrying = self.stage {
-            ready!(self.flight.driver.poll(cx));
-            self.stage = Stage::Waiting;
+            ready!(self.poll_work(cx));
             // The last caller that has the flight needs no copy of the outcome.
             let landing = Arc::get_mut(&mut self.flight).and_then(|flight| flight.landing.take());
             if let Some(landing) = landing {
