@@ -101,16 +101,27 @@ async fn look<V: Clone + Send + Sync + 'static>(
     rules: &Rules,
 ) -> Option<Loaded<V>> {
     let shard = core.shard(name);
-    let mut decision = stored(core, &shard, key, name, rules).await;
-    let mut is_remembered = false;
-    if let Decision::Unanswered(_) = decision {
-        decision = core.recall(key, name, rules, shard.breaker.outage()?)?;
-        is_remembered = true;
+    let remembered = || {
+        let decision = core.recall(key, name, rules, shard.breaker.outage()?)?;
+        served(decision).map(|old| Loaded { source: Source::Degraded, ..old })
+    };
+    // To probe a silent server takes as long as its time-out, so the memory comes first.
+    if shard.breaker.is_open()
+        && let Some(old) = remembered()
+    {
+        return Some(old);
     }
+    match stored(core, &shard, key, name, rules).await {
+        Decision::Unanswered(_) => remembered(),
+        decision => served(decision),
+    }
+}
+
+/// Returns the value of a decision that may stand in for a slow load.
+fn served<V: Clone + 'static>(decision: Decision<V>) -> Option<Loaded<V>> {
     let (value, record, source) = match decision {
         Decision::Old(known) => (known.in_place_of_failure()?, known.record, known.source),
         decision => decision.value()?,
     };
-    let source = if is_remembered { Source::Degraded } else { source };
     Some(Loaded { value, source, record })
 }

@@ -400,6 +400,34 @@ async fn an_impatient_caller_gets_the_value_that_was_seen() {
     }
 }
 
+/// The breaker let the caller whose patience was over ask the server that was silent, as its probe.
+/// So it waited for one more time-out.
+#[tokio::test(start_paused = true)]
+async fn an_impatient_caller_is_no_probe() {
+    const SLOW: Duration = Duration::from_secs(10);
+    let scene = Scene::with(|builder| builder.stale_if_error(TTL).serve_stale_after(LOAD));
+    assert_eq!(scene.ask("k").await.0, 1);
+    advance(TTL).await;
+    scene.leave(Fault::Hang);
+    let slow = |_| async {
+        sleep(SLOW).await;
+        Ok::<_, BoxError>(2)
+    };
+    // The first callers tell that the backend is away.
+    for _ in 0..3 {
+        scene.cache.get("other").await.unwrap_err();
+        scene.cache.request("other").load(|_| async { Ok::<_, BoxError>(7) }).await.unwrap();
+    }
+    // The patience of some ends when the next probe is due.
+    for round in 0..16 {
+        let asked = Instant::now();
+        let loaded = scene.cache.request("k").load(slow).await.unwrap();
+        assert_eq!((*loaded.value(), loaded.source()), (1, Source::Degraded));
+        assert!(asked.elapsed() <= LOAD + MS, "{round}: {:?}", asked.elapsed());
+        advance(7 * MS).await;
+    }
+}
+
 /// A loader that asks for changes only is given the value, and may say that it is unchanged.
 #[tokio::test(start_paused = true)]
 async fn a_loader_is_given_the_value_that_was_seen() {
