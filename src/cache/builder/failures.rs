@@ -29,10 +29,10 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
     /// Sets what follows a failed load by its error. `None` leaves it to the
     /// [setting](Self::after_failure).
     ///
-    /// The policy is asked for each load that failed, panicked or took too long. An error that is
-    /// the mistake of one caller should [load again](AfterFailure::LoadAgain), so that it does not
-    /// block the others. A loader may overrule the policy by
-    /// [`Lead::after_failure`](crate::cache::Lead::after_failure).
+    /// The policy is asked for each load that failed, panicked or took too long, and may be asked
+    /// twice. An error that is the mistake of one caller should
+    /// [load again](AfterFailure::LoadAgain), so that it does not block the others. A loader may
+    /// overrule the policy by [`Lead::after_failure`](crate::cache::Lead::after_failure).
     pub fn failure_policy(
         mut self,
         policy: impl Fn(&Error) -> Option<AfterFailure> + Send + Sync + 'static,

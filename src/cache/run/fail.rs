@@ -61,11 +61,9 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
 
     /// Returns how the key backs off after one more failure, if it does.
     fn back_off(&self, error: &Error, lead: &Lead<V>, failed: u32) -> Option<BackOff> {
-        let core = &self.core;
         let failures = failed.saturating_add(1);
         let keeping = lead.keeping();
-        let rule = keeping.after_failure.or_else(|| core.failures.policy(error));
-        let rule = rule.or(self.options().after_failure);
+        let rule = keeping.after_failure.or_else(|| self.rule_after(error));
         let random = fastrand::f64();
         let wait = match rule {
             Some(rule) => rule.wait(failures, random),
@@ -78,6 +76,11 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             },
         }?;
         Some(BackOff { wait, failures })
+    }
+
+    /// Returns what follows an error by the settings of the cache or the request.
+    pub(super) fn rule_after(&self, error: &Error) -> Option<AfterFailure> {
+        self.core.failures.policy(error).or(self.options().after_failure)
     }
 
     /// Returns for how much longer a stale value stands in for a failed load.

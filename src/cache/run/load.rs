@@ -10,7 +10,7 @@ use super::{EpochOutcome, Run, failed, look::uncacheable};
 use crate::{
     backend::{Entry, Windows},
     cache::{
-        Lead, Loaded, Source,
+        AfterFailure, Lead, Loaded, Source,
         breaker::Outage,
         freshness::Costs,
         known::Known,
@@ -119,7 +119,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         };
         let produced = match produced {
             // Other processes hear of the failure, and have the same stale value and setting.
-            Ok(Produced::Failing(error)) if self.shares_failure(lead) => Err(error),
+            Ok(Produced::Failing(error)) if self.shares_failure(&error, lead) => Err(error),
             produced => produced,
         };
         match &produced {
@@ -130,10 +130,11 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     }
 
     /// Returns whether a failure that is an answer for its caller concerns the other callers.
-    fn shares_failure(&self, lead: &Lead<V>) -> bool {
-        self.has_stand_in()
-            || self.options().after_failure.is_some()
-            || lead.keeping().after_common_failure.is_some()
+    fn shares_failure(&self, error: &Error, lead: &Lead<V>) -> bool {
+        let keeping = lead.keeping();
+        let rule = self.rule_after(error).or(keeping.after_common_failure);
+        let rule = rule.map(|rule| keeping.after_failure.unwrap_or(rule));
+        self.has_stand_in() || rule.is_some_and(|rule| rule != AfterFailure::LoadAgain)
     }
 
     /// Returns the entry that the load is to replace, for its loader.

@@ -6,7 +6,10 @@ use http::{
 };
 use thiserror::Error;
 
-use super::fields::{dates, framing::strip};
+use super::{
+    fields::{dates, framing::strip},
+    inner_error::InnerServiceErrorCodec,
+};
 use crate::{
     backend::Store,
     cache::{Builder, Cache, Codec, Loaded, Source},
@@ -198,7 +201,10 @@ impl CachedResponse {
 /// # Ok::<_, bellwether::Error>(()) }).unwrap();
 /// ```
 pub fn http_cache<B: Store>(backend: B) -> Builder<CachedResponse, ResponseCodec> {
-    Cache::builder(backend).codec(ResponseCodec).needs_namespace()
+    Cache::builder(backend)
+        .codec(ResponseCodec)
+        .error_codec(InnerServiceErrorCodec)
+        .needs_namespace()
 }
 
 /// Encodes [`CachedResponse`]s as bytes, and decodes them.

@@ -280,7 +280,8 @@ impl BellwetherLayer<Http> {
     /// error is that of the inner service. A leader receives that error as it is. The waiters, and
     /// a leader whose load panicked, timed out or was shut down, receive a response of this layer:
     ///
-    /// - `502 Bad Gateway` if the load failed or panicked;
+    /// - the status of the inner service if that answered with a failure;
+    /// - `502 Bad Gateway` if the load failed in another way, or panicked;
     /// - `504 Gateway Timeout` if it took longer than the load limit;
     /// - `503 Service Unavailable` if too many callers wait, if too many loads are running and
     ///   [`when_overloaded`](Self::when_overloaded) says so, if the key backs off after a load that
@@ -288,8 +289,9 @@ impl BellwetherLayer<Http> {
     ///
     /// Without a stale response, a key backs off if the service is
     /// [unavailable](#unavailable-services). After a `500`, an error, a panic or a load limit it
-    /// does so only if the cache has a rule for that:
-    /// [`after_failure`](crate::cache::Builder::after_failure). While a key backs off, the
+    /// does so only if the cache has a rule for that, by
+    /// [`after_failure`](crate::cache::Builder::after_failure) or
+    /// [`failure_policy`](crate::cache::Builder::failure_policy). While a key backs off, the
     /// responses above have a `Retry-After`.
     ///
     /// [`on_error`](Self::on_error) replaces these responses.
@@ -378,7 +380,8 @@ impl BellwetherLayer<Http> {
         self
     }
 
-    /// Sets the response to callers whose load failed. Defaults to an empty 502, 503 or 504.
+    /// Sets the response to callers whose load failed. Defaults to an empty response,
+    /// whose status [`http`](Self::http) tells among its errors.
     ///
     /// ```
     /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {

@@ -21,7 +21,7 @@
 //! what a user of the layer sets, in `layer`, `sharing`, `streaming` and `policy`.
 //!
 //! [`ResponseBody`] is the body that callers receive, [`CachedResponse`] the response that is
-//! stored.
+//! stored, and [`InnerServiceError`] what waiters learn of a response that is a failure.
 
 mod asked;
 mod body;
@@ -29,6 +29,7 @@ mod cached;
 mod exchange;
 mod fields;
 mod honour;
+mod inner_error;
 mod invalidation;
 mod join;
 mod layer;
@@ -55,6 +56,7 @@ pub use self::{
         error::{BodyError, BodyErrorKind},
     },
     cached::{CachedResponse, ResponseCodec, http_cache},
+    inner_error::InnerServiceError,
     policy::Policy,
     requests::RequestDirectives,
     settings::Overload,

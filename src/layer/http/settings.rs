@@ -9,7 +9,7 @@ use http::{
 use http_body::Body;
 
 use super::{
-    CachedResponse, Http, KeyFor,
+    CachedResponse, Http, InnerServiceError, KeyFor,
     asked::Asked,
     body::collect::BodyLimits,
     policy::{Policy, PolicyKind},
@@ -174,7 +174,9 @@ fn error_response(error: &Error) -> Response<Bytes> {
         | ErrorKind::Cancelled
         | ErrorKind::ShutDown => StatusCode::SERVICE_UNAVAILABLE,
         ErrorKind::Load if error.retry_after().is_some() => StatusCode::SERVICE_UNAVAILABLE,
-        _ => StatusCode::BAD_GATEWAY,
+        _ => error
+            .load_ref()
+            .map_or(StatusCode::BAD_GATEWAY, |failed: &InnerServiceError| failed.status()),
     };
     let mut response = Response::new(Bytes::new());
     *response.status_mut() = status;

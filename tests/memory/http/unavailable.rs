@@ -8,12 +8,12 @@ use std::{
     time::Duration,
 };
 
-use axum::body::Body;
+use axum::body::{Body, Bytes};
 use bellwether::{
     BellwetherLayer, MemoryBackend,
-    cache::AfterFailure,
+    cache::{AfterFailure, Builder},
     http_cache,
-    layer::{Http, Policy},
+    layer::{CachedResponse, Http, InnerServiceError, Policy, ResponseCodec},
 };
 use http::{Request, Response, StatusCode};
 use testkit::faulty::{Fault, Faulty};
@@ -23,6 +23,8 @@ use tower::Layer;
 use super::origin::{
     Answer, Calls, DELAY, Inner, Layered, ask, ask_all, cache, get, get_with, http_layer, origin,
 };
+
+type HttpBuilder = Builder<CachedResponse, ResponseCodec>;
 
 const SECOND: Duration = Duration::from_secs(1);
 /// The longest first pause.
@@ -78,28 +80,78 @@ async fn five_hundred_requests_are_one_call_of_an_unavailable_service() {
 /// One failure of many services is followed by a success.
 #[tokio::test(start_paused = true)]
 async fn the_first_failure_may_be_followed_by_a_call() {
-    let (inner, calls) = origin(|_, _| refusal(503));
-    let (first, longest) = (SECOND, 5 * SECOND);
-    let rule = AfterFailure::BackOffFromSecond { first, longest };
-    let services = processes(&inner, |layer| layer.when_unavailable(rule));
-    for round in 1..=2 {
-        let answers = ask_all(&services, (0..500).map(|_| get("/"))).await;
-        assert_eq!(calls.count(), round);
-        let others: Vec<_> = answers.iter().filter(|answer| answer.text() != "refused").collect();
-        assert_eq!(others.len(), 499);
-        for answer in others {
-            let pauses = answer.headers.contains_key("retry-after");
-            let expected = if round == 1 { (502, "", false) } else { (503, "", true) };
-            assert_eq!((answer.status.as_u16(), answer.text(), pauses), expected);
+    for status in [502, 503, 504] {
+        let (inner, calls) = origin(move |_, _| refusal(status));
+        let (first, longest) = (SECOND, 5 * SECOND);
+        let rule = AfterFailure::BackOffFromSecond { first, longest };
+        let services = processes(&inner, |layer| layer.when_unavailable(rule));
+        for round in 1..=2 {
+            let answers = ask_all(&services, (0..500).map(|_| get("/"))).await;
+            assert_eq!(calls.count(), round);
+            let others: Vec<_> =
+                answers.iter().filter(|answer| answer.text() != "refused").collect();
+            assert_eq!(others.len(), 499);
+            for answer in others {
+                let pauses = answer.headers.contains_key("retry-after");
+                let expected = if round == 1 { (status, "", false) } else { (503, "", true) };
+                assert_eq!((answer.status.as_u16(), answer.text(), pauses), expected);
+            }
+        }
+        // The other process knows of both.
+        sleep(first / 4).await;
+        ask_all(&services, [get("/"), get("/")]).await;
+        assert_eq!(calls.count(), 2);
+        sleep(first).await;
+        ask_all(&services, [get("/"), get("/")]).await;
+        assert_eq!(calls.count(), 3);
+    }
+}
+
+/// The policy of the cache was not asked about a `500`. It sees the status, and so does each caller
+/// in both processes.
+#[tokio::test(start_paused = true)]
+async fn a_policy_for_failures_knows_the_status() {
+    let (inner, calls) = origin(|_, _| refusal(500));
+    let backend = MemoryBackend::new();
+    let services = [(), ()].map(|()| {
+        let cache = http_cache(backend.clone()).failure_policy(|error| {
+            match error.load_ref::<InnerServiceError>()?.status() {
+                StatusCode::INTERNAL_SERVER_ERROR => Some(AfterFailure::RetryAfter(SECOND)),
+                _ => None,
+            }
+        });
+        let layer = http_layer(cache.build().unwrap()).on_error(|error| {
+            let failure = error.load_ref::<InnerServiceError>();
+            let mut answer = Response::new(Bytes::from_static(b"of the layer"));
+            *answer.status_mut() = failure.map_or(StatusCode::IM_A_TEAPOT, |it| it.status());
+            answer
+        });
+        layer.layer(inner.clone())
+    });
+    // The first answer is for its caller. The key backs off from then on, in both processes.
+    let answers = ask_all(&services, (0..100).map(|_| get("/"))).await;
+    let count = |text| answers.iter().filter(|answer| answer.text() == text).count();
+    assert_eq!((count("refused"), count("of the layer"), calls.count()), (1, 99, 1));
+    assert!(answers.iter().all(|answer| answer.status == StatusCode::INTERNAL_SERVER_ERROR));
+}
+
+/// By the rule of the cache, the next caller loads. So the callers that wait do.
+#[tokio::test(start_paused = true)]
+async fn a_failure_that_is_no_rule_for_others_stays_with_its_caller() {
+    type Set = fn(HttpBuilder) -> HttpBuilder;
+    let rule: Set = |builder| builder.after_failure(AfterFailure::LoadAgain);
+    let policy: Set = |builder| builder.failure_policy(|_| Some(AfterFailure::LoadAgain));
+    for set in [rule, policy] {
+        for status in [500, 503] {
+            let (inner, calls) = origin(move |_, _| refusal(status));
+            let cache = set(http_cache(MemoryBackend::new())).build().unwrap();
+            let services = [http_layer(cache).layer(inner)];
+            for answer in ask_all(&services, (0..20).map(|_| get("/"))).await {
+                assert_eq!((answer.status.as_u16(), answer.text()), (status, "refused"));
+            }
+            assert_eq!(calls.count(), 20);
         }
     }
-    // The other process knows of both.
-    sleep(first / 4).await;
-    ask_all(&services, [get("/"), get("/")]).await;
-    assert_eq!(calls.count(), 2);
-    sleep(first).await;
-    ask_all(&services, [get("/"), get("/")]).await;
-    assert_eq!(calls.count(), 3);
 }
 
 /// A `500` may be due to its request.

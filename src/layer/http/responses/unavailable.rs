@@ -9,7 +9,7 @@ use crate::{
     cache::{AfterFailure, Lead},
     error::{Error, ErrorKind},
     layer::http::{
-        BellwetherLayer, CachedResponse, Http,
+        BellwetherLayer, CachedResponse, Http, InnerServiceError,
         fields::{directives::seconds, lifetime},
     },
 };
@@ -36,7 +36,8 @@ impl ResponseRules {
         if self.concerns_all(status) {
             lead.after_common_failure(self.unavailable);
         }
-        Some(Error::new(ErrorKind::Load, format!("the inner service answered {status}")))
+        let words = "the inner service failed";
+        Some(Error::with_source(ErrorKind::Load, words, InnerServiceError::new(status)))
     }
 
     /// Returns whether a failure says something of the service, and not of the request alone.
@@ -72,9 +73,9 @@ impl BellwetherLayer<Http> {
     ///
     /// Defaults to a [`BackOff`](AfterFailure::BackOff) of up to 100 ms, and after further failures
     /// of up to 1 s. With [`BackOffFromSecond`](AfterFailure::BackOffFromSecond), the callers that
-    /// wait for the first failure receive a `502`, and the next caller may find the service well.
-    /// With [`LoadAgain`](AfterFailure::LoadAgain), the callers that wait send their own requests,
-    /// and no key backs off.
+    /// wait for the first failure receive its status, and the next caller may find the service
+    /// well. With [`LoadAgain`](AfterFailure::LoadAgain), the callers that wait send their own
+    /// requests, and no key backs off.
     ///
     /// A [rule](crate::cache::Builder::after_failure) and a
     /// [policy](crate::cache::Builder::failure_policy) of the cache take precedence. Requests that
