@@ -97,11 +97,14 @@ impl Driver {
             parked.spawn();
             return Poll::Ready(());
         }
-        match &mut parked.caller {
-            Some(caller) => caller.clone_from(cx.waker()),
-            none => *none = Some(cx.waker().clone()),
-        }
+        let last = match &parked.caller {
+            Some(caller) if caller.will_wake(cx.waker()) => None,
+            _ => parked.caller.replace(cx.waker().clone()),
+        };
         *state = State::Parked(parked);
+        drop(state);
+        // Without the lock: the drop of a waker may run any code.
+        drop(last);
         Poll::Pending
     }
 

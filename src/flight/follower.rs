@@ -156,3 +156,84 @@ impl<T> Drop for Follower<T> {
         }
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::{
+        future::pending,
+        pin::pin,
+        sync::mpsc,
+        task::{Wake, Waker},
+        thread,
+        time::Duration,
+    };
+
+    use super::*;
+    use crate::{
+        flight::{Abandoned, Group, Joined, Leader, Limits},
+        key::Key,
+    };
+
+    fn flight() -> (Group<u64>, Leader<u64>, Follower<u64>) {
+        let group = Group::new(Abandoned::Finish, Limits::NONE);
+        let Joined { follower, leader: Some(leader) } = join(&group) else { unreachable!() };
+        (group, leader, follower)
+    }
+
+    fn join(group: &Group<u64>) -> Joined<u64> {
+        group.join(&Key::from("k")).unwrap_or_else(|_| unreachable!())
+    }
+
+    fn is_pending(wait: impl Future<Output = Waited<u64>>, waker: &Waker) -> bool {
+        pin!(wait).poll(&mut Context::from_waker(waker)).is_pending()
+    }
+
+    struct Task;
+
+    impl Wake for Task {
+        fn wake(self: Arc<Self>) {}
+    }
+
+    /// The memory of a task would stay until the landing.
+    #[test]
+    fn a_follower_that_leaves_takes_its_waker_along() {
+        let (group, _leader, _first) = flight();
+        let mut follower = join(&group).follower;
+        let task = Arc::new(Task);
+        assert!(is_pending(follower.wait(), &Waker::from(task.clone())));
+        assert_eq!(Arc::strong_count(&task), 2);
+        drop(follower);
+        assert_eq!(Arc::strong_count(&task), 1);
+    }
+
+    /// A waker that owns the last caller of a flight. Its drop detaches the work.
+    struct Joins(Group<u64>);
+
+    impl Wake for Joins {
+        fn wake(self: Arc<Self>) {}
+    }
+
+    impl Drop for Joins {
+        fn drop(&mut self) {
+            drop(join(&self.0));
+        }
+    }
+
+    /// The waker of the last poll was dropped under the lock that its drop took as well.
+    #[tokio::test]
+    async fn a_caller_may_be_polled_with_a_new_waker_whose_predecessor_runs_code() {
+        let (group, leader, mut first) = flight();
+        first.lead(Box::pin(async move {
+            pending::<()>().await;
+            drop(leader);
+        }));
+        // The second caller detaches the work.
+        let waker = Waker::from(Arc::new(Joins(group)));
+        assert!(is_pending(first.wait(), &waker));
+        drop(waker);
+        // In a thread, which would block for ever.
+        let (polled, answer) = mpsc::channel();
+        thread::spawn(move || polled.send(is_pending(first.wait(), Waker::noop())));
+        assert_eq!(answer.recv_timeout(Duration::from_secs(10)), Ok(true));
+    }
+}
