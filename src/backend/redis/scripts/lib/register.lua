@@ -1,4 +1,4 @@
--- include: keep, registered
+-- include: keep, out_of_memory, registered
 
 -- How soon a claim looks again that could not be registered, in milliseconds.
 local LOOK_MS = 100
@@ -10,7 +10,7 @@ local LOOK_MS = 100
 local function register(lease, processes, process, left)
   local added = redis.pcall('SADD', processes, process)
   if type(added) == 'table' then
-    if string.find(added.err, 'OOM', 1, true) then return math.min(left, LOOK_MS) end
+    if string.find(added.err, OUT_OF_MEMORY, 1, true) then return math.min(left, LOOK_MS) end
     return nil, added
   end
   if redis.call('PTTL', processes) < 0 then redis.call('APPEND', lease, REGISTERED) end

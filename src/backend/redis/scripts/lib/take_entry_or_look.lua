@@ -1,4 +1,4 @@
--- include: take_entry
+-- include: out_of_memory, take_entry
 
 -- How soon a claim looks again that has no entry, in milliseconds.
 local LOOK_MS = 100
@@ -10,8 +10,8 @@ local LOOK_MS = 100
 local function take_entry_or_look(left, ...)
   local is_taken, refusal = pcall(take_entry, ...)
   if is_taken then return left end
-  -- Before version 7, a refusal is a text.
+  -- `pcall` gives the refusal of a command as a text, or as a table with one.
   local text = type(refusal) == 'table' and refusal.err or tostring(refusal)
-  if not string.find(text, 'OOM', 1, true) then take_entry(...) end
+  if not string.find(text, OUT_OF_MEMORY, 1, true) then take_entry(...) end
   return math.min(left, LOOK_MS)
 end
