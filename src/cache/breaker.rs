@@ -126,6 +126,11 @@ impl Breaker {
         self.is_troubled() && self.state().open_until.is_some()
     }
 
+    /// Returns whether the backend did not answer the last request.
+    pub(super) fn is_silent(&self) -> bool {
+        self.is_troubled() && self.state().failures > 0
+    }
+
     /// Completes when the breaker opens, or at once if it is open.
     ///
     /// # Cancel safety

@@ -57,8 +57,8 @@ pub(super) struct Core<V> {
     pub(super) failures: Failures,
     pub(super) memory: OutageMemory,
     pub(super) negative: Option<Negative<V>>,
-    /// Looks for values of callers that wait for a load no longer.
-    pub(super) looks: Group<Option<Loaded<V>>>,
+    /// Looks for values of callers that wait for a load no longer, by the rules of the first.
+    pub(super) looks: Group<(Rules, Option<Loaded<V>>)>,
     /// Warned of once, and counted from then on.
     pub(super) undecodable: Once,
     pub(super) unstorable: Once,

@@ -42,7 +42,7 @@ pub enum EarlyRefresh {
 }
 
 /// The settings that a decision depends on.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Rules {
     pub(super) early: EarlyRefresh,
     /// The longest stale window and the longest error window that the caller accepts.

@@ -72,8 +72,11 @@ impl Patience {
                     look_for_all(Arc::clone(core), leader, key.clone(), name.clone(), self.rules);
                 follower.lead(Box::pin(look));
             }
-            if let Waited::Outcome(old) = follower.wait().await {
-                return old;
+            match follower.wait().await {
+                Waited::Outcome((rules, old)) if rules == self.rules => return old,
+                // The look was for callers that accept other values.
+                Waited::Outcome(_) => return look(core, key, &name, &self.rules).await,
+                Waited::JoinAgain => {}
             }
         }
     }
@@ -82,15 +85,15 @@ impl Patience {
 /// Looks for the callers that have joined, and once more for those that join meanwhile.
 async fn look_for_all<V: Clone + Send + Sync + 'static>(
     core: Arc<Core<V>>,
-    leader: Leader<Option<Loaded<V>>>,
+    leader: Leader<(Rules, Option<Loaded<V>>)>,
     key: Key,
     name: Name,
     rules: Rules,
 ) {
+    let look = async || (rules, look(&core, &key, &name, &rules).await);
     let epoch = leader.begin_epoch();
-    let old = look(&core, &key, &name, &rules).await;
-    if let Some(late) = leader.land(old, epoch) {
-        late.land(Some(look(&core, &key, &name, &rules).await));
+    if let Some(late) = leader.land(look().await, epoch) {
+        late.land(Some(look().await));
     }
 }
 
@@ -105,8 +108,8 @@ async fn look<V: Clone + Send + Sync + 'static>(
         let decision = core.recall(key, name, rules, shard.breaker.outage()?)?;
         served(decision).map(|old| Loaded { source: Source::Degraded, ..old })
     };
-    // To probe a silent server takes as long as its time-out, so the memory comes first.
-    if shard.breaker.is_open()
+    // To ask a silent server takes as long as its time-out, so the memory comes first.
+    if shard.breaker.is_silent()
         && let Some(old) = remembered()
     {
         return Some(old);

@@ -400,8 +400,22 @@ async fn an_impatient_caller_gets_the_value_that_was_seen() {
     }
 }
 
-/// The breaker let the caller whose patience was over ask the server that was silent, as its probe.
-/// So it waited for one more time-out.
+/// The leader's look ended unanswered after the patience of its caller. The caller then asked the
+/// silent server once more, and waited for two time-outs.
+#[tokio::test(start_paused = true)]
+async fn an_impatient_caller_asks_a_silent_server_once() {
+    const TIME_OUT: Duration = Duration::from_millis(250);
+    let scene = Scene::with(|builder| builder.stale_if_error(TTL).serve_stale_after(LOAD / 2));
+    assert_eq!(scene.ask("k").await.0, 1);
+    advance(TTL).await;
+    scene.leave(Fault::Hang);
+    let asked = Instant::now();
+    assert_eq!(scene.ask("k").await, (1, Source::Degraded));
+    assert!(asked.elapsed() <= TIME_OUT + MS, "{:?}", asked.elapsed());
+}
+
+/// The breaker let the caller whose patience was over ask the silent server, as its probe. So the
+/// caller waited for one more time-out.
 #[tokio::test(start_paused = true)]
 async fn an_impatient_caller_is_no_probe() {
     const SLOW: Duration = Duration::from_secs(10);

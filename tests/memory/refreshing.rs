@@ -285,6 +285,26 @@ async fn callers_that_take_the_stale_value_at_once_share_a_look() {
     assert_eq!((cache.stats().slow, origin.asked()), (100, 1));
 }
 
+/// A caller got a stale value that it did not accept, because another one had begun the look.
+#[tokio::test(start_paused = true)]
+async fn a_shared_look_serves_only_what_its_caller_accepts() {
+    let faulty = Faulty::new(|_| None);
+    let builder = Cache::builder(faulty.clone()).ttl(TTL).stale_if_error(WINDOW);
+    let cache: Cache<u64> = builder.serve_stale_after(LIMIT).build().unwrap();
+    let origin = Origin::default();
+    cache.insert("k", &100).await.unwrap();
+    sleep(TTL).await;
+    faulty.plan(|op| (op == Op::Get).then_some(Fault::Late(MS)));
+    let asked = [WINDOW, Duration::ZERO, WINDOW].map(|window| {
+        tokio::spawn(cache.request("k").stale_if_error(window).load(origin.loader()))
+    });
+    let mut got = Vec::new();
+    for asked in asked {
+        got.push(*asked.await.unwrap().unwrap().value());
+    }
+    assert_eq!((got, origin.asked()), (vec![100, 1, 100], 1));
+}
+
 // The jitter of the time to live
 
 #[tokio::test(start_paused = true)]
