@@ -186,6 +186,15 @@ impl<V> Lead<V> {
         self.keep(|keeping| keeping.after_failure = Some(rule));
     }
 
+    /// Returns whether a stale value is served if this load fails now.
+    #[cfg(feature = "http")]
+    pub(crate) fn has_stand_in(&self) -> bool
+    where
+        V: Clone + 'static,
+    {
+        self.0.stale.as_ref().is_some_and(|known| known.in_place_of_failure().is_some())
+    }
+
     /// Declares that a failure of this load concerns all callers, although its answer is for one.
     /// The rule follows it if there is no other one, and no value that stands in.
     #[cfg(feature = "http")]

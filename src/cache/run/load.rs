@@ -131,9 +131,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
 
     /// Returns whether a failure that is an answer for its caller concerns the other callers.
     fn shares_failure(&self, error: &Error, lead: &Lead<V>) -> bool {
-        let keeping = lead.keeping();
-        let rule = self.rule_after(error).or(keeping.after_common_failure);
-        let rule = rule.map(|rule| keeping.after_failure.unwrap_or(rule));
+        let rule = self.rule_after(error).or(lead.keeping().after_common_failure);
         self.has_stand_in() || rule.is_some_and(|rule| rule != AfterFailure::LoadAgain)
     }
 

@@ -45,6 +45,11 @@ impl InnerServiceError {
     }
 }
 
+/// Returns whether a status says that the inner service failed.
+pub(super) fn is_failure(status: StatusCode) -> bool {
+    matches!(status.as_u16(), 500 | 502 | 503 | 504)
+}
+
 /// Encodes an [`InnerServiceError`] as its status, a big-endian `u16`.
 pub(super) struct InnerServiceErrorCodec;
 
@@ -58,6 +63,27 @@ impl Codec<InnerServiceError> for InnerServiceErrorCodec {
     }
 
     fn decode(&self, mut bytes: Bytes) -> Result<InnerServiceError, BoxError> {
-        Ok(InnerServiceError::new(StatusCode::from_u16(bytes.try_get_u16()?)?))
+        match StatusCode::from_u16(bytes.try_get_u16()?)? {
+            status if is_failure(status) => Ok(InnerServiceError::new(status)),
+            status => Err(format!("{status} is no failure").into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_status_of_a_failure_is_decoded() {
+        let decode = |bytes: Vec<u8>| InnerServiceErrorCodec.decode(bytes.into());
+        for status in [500, 502, 503, 504] {
+            let error = InnerServiceError::new(StatusCode::from_u16(status).unwrap());
+            let bytes = InnerServiceErrorCodec.encode(&error).unwrap();
+            assert_eq!(decode(bytes.to_vec()).unwrap(), error);
+        }
+        for bytes in [&[][..], &[1], &[0, 200], &[0, 101], &[2, 0x57], &[0xff, 0xff]] {
+            assert!(decode(bytes.to_vec()).is_err(), "{bytes:?}");
+        }
     }
 }

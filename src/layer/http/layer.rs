@@ -280,7 +280,8 @@ impl BellwetherLayer<Http> {
     /// error is that of the inner service. A leader receives that error as it is. The waiters, and
     /// a leader whose load panicked, timed out or was shut down, receive a response of this layer:
     ///
-    /// - the status of the inner service if that answered with a failure;
+    /// - the status of the inner service if that answered with a failure, and the key does not back
+    ///   off;
     /// - `502 Bad Gateway` if the load failed in another way, or panicked;
     /// - `504 Gateway Timeout` if it took longer than the load limit;
     /// - `503 Service Unavailable` if too many callers wait, if too many loads are running and

@@ -11,6 +11,7 @@ use crate::{
     layer::http::{
         BellwetherLayer, CachedResponse, Http, InnerServiceError,
         fields::{directives::seconds, lifetime},
+        inner_error::is_failure,
     },
 };
 
@@ -22,29 +23,33 @@ pub(crate) const UNAVAILABLE: AfterFailure =
     AfterFailure::BackOff { first: Duration::from_millis(100), longest: Duration::from_secs(1) };
 
 impl ResponseRules {
-    /// Returns the error of a response for which a stale one may stand in (RFC 5861, section 4).
-    /// Tells the lead what is to follow.
+    /// Returns the error of a response for which a stale one may stand in (RFC 5861, section 4), or
+    /// that others are told of. Tells the lead what is to follow.
     pub(crate) fn failure(&self, parts: &Parts, lead: &Lead<CachedResponse>) -> Option<Error> {
         let status = parts.status;
-        if !matches!(status.as_u16(), 500 | 502 | 503 | 504) {
+        if !is_failure(status) {
             return None;
         }
-        if let (StatusCode::SERVICE_UNAVAILABLE, Some(time)) = (status, retry_after(&parts.headers))
-        {
-            lead.after_failure(AfterFailure::RetryAfter(time.min(LONGEST_PAUSE)));
-        }
-        if self.concerns_all(status) {
-            lead.after_common_failure(self.unavailable);
+        let concerns_all = !self.subject.is_authorized;
+        if concerns_all {
+            self.tell_what_follows(parts, lead);
+        } else if !lead.has_stand_in() {
+            return None;
         }
         let words = "the inner service failed";
         Some(Error::with_source(ErrorKind::Load, words, InnerServiceError::new(status)))
     }
 
-    /// Returns whether a failure says something of the service, and not of the request alone.
-    fn concerns_all(&self, status: StatusCode) -> bool {
-        status != StatusCode::INTERNAL_SERVER_ERROR
-            && !self.subject.is_authorized
-            && self.unavailable != AfterFailure::LoadAgain
+    fn tell_what_follows(&self, parts: &Parts, lead: &Lead<CachedResponse>) {
+        if let (StatusCode::SERVICE_UNAVAILABLE, Some(time)) =
+            (parts.status, retry_after(&parts.headers))
+        {
+            lead.after_failure(AfterFailure::RetryAfter(time.min(LONGEST_PAUSE)));
+        }
+        // A `500` may say something of the request alone.
+        if parts.status != StatusCode::INTERNAL_SERVER_ERROR {
+            lead.after_common_failure(self.unavailable);
+        }
     }
 }
 
@@ -78,8 +83,9 @@ impl BellwetherLayer<Http> {
     /// requests, and no key backs off.
     ///
     /// A [rule](crate::cache::Builder::after_failure) and a
-    /// [policy](crate::cache::Builder::failure_policy) of the cache take precedence. Requests that
-    /// pass, and failures of requests with `Authorization`, change nothing.
+    /// [policy](crate::cache::Builder::failure_policy) of the cache take precedence. Where the key
+    /// backs off, a `Retry-After` says for how long. Requests that pass change nothing. Nor do
+    /// failures of requests with `Authorization`, if no stale response stands in for them.
     ///
     /// ```
     /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
