@@ -30,7 +30,8 @@ pub(super) struct Patience {
 impl Patience {
     /// Begins the patience of a caller, if it has a limit.
     pub(super) fn of(options: &Options) -> Option<Box<Self>> {
-        let limit: Duration = options.serve_stale_after?;
+        // What is stored is of no use to a caller that wants a load which begins after it.
+        let limit: Duration = options.serve_stale_after.filter(|_| !options.sharing.is_anew)?;
         Some(Box::new(Self { until: after(Instant::now(), limit), rules: options.rules }))
     }
 

@@ -130,7 +130,7 @@ impl<V: Clone + Send + Sync + 'static> Attempt for Claiming<'_, '_, V> {
                 self.announced = Some(announced);
                 None
             }
-            Change::Failed(failure) if failure.fence() >= self.fence => {
+            Change::Failed(failure) if self.awaits(failure.fence()) => {
                 let codec = self.run.core.error_codec.as_deref();
                 Some(Step::Land(failed(error_codec::error(codec, failure))))
             }

@@ -136,7 +136,7 @@ impl CachedResponse {
     pub(super) fn differs_by_dates(&self, newer: &Self) -> bool {
         let (stored, other) = (&*self.0, &*newer.0);
         let rest = |it: &ResponseHead| (it.status, it.only_validates);
-        // A `Date` has no fractions, so an age may be one second too high. It is never too low.
+        // A `Date` has no fractions, so the older of two equal ages may be a second higher.
         let is_as_old = stored.head.age.checked_sub(other.head.age).is_some_and(|more| more < 2);
         rest(&stored.head) == rest(&other.head)
             && is_as_old

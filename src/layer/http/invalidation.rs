@@ -62,13 +62,16 @@ fn resolve(parts: &Parts, location: &str) -> Option<Uri> {
     if location.starts_with('/') && !location.starts_with("//") {
         return location.parse().ok();
     }
-    let uri: Uri = location.parse().ok()?;
+    let uri: Uri = match location.strip_prefix("//") {
+        Some(rest) => format!("http://{rest}").parse().ok()?,
+        None => location.parse().ok()?,
+    };
     let host = match parts.uri.authority() {
         Some(authority) => authority.as_str(),
         None => sole(&parts.headers, &HOST)?,
     };
-    let is_ours = uri.authority().map(Authority::as_str)?.eq_ignore_ascii_case(host)
-        && parts.uri.scheme().is_none_or(|scheme| uri.scheme() == Some(scheme));
+    // The scheme may be that of a terminator of TLS in front. The keys are those of each scheme.
+    let is_ours = uri.authority().map(Authority::as_str)?.eq_ignore_ascii_case(host);
     is_ours.then(|| uri.path_and_query().map_or("/", |path| path.as_str()).parse().ok()).flatten()
 }
 
@@ -196,7 +199,8 @@ mod tests {
             ("/a", "shop", "//bank/b", None),
             ("/a", "shop:80", "http://shop/b", None),
             ("http://shop/a", "", "http://shop/b", Some("/b")),
-            ("http://shop/a", "", "https://shop/b", None),
+            ("http://shop/a", "", "https://shop/b", Some("/b")),
+            ("http://shop/a", "", "//shop/b", Some("/b")),
             ("/a", "shop", "b", None),
             ("/a", "shop", "", None),
         ] {

@@ -232,8 +232,8 @@ impl Http {
             (ExchangeState::Pending(request), _, Ok(Flown::Head(offer))) => {
                 self.follow(place, asked, offer, request)
             }
-            (.., Err(error)) => whole(self.failed(&error)),
-            (.., Ok(_)) => whole(self.failed(&lost())),
+            (.., Err(error)) => whole(asked.answer(self.failed(&error))),
+            (.., Ok(_)) => whole(asked.answer(self.failed(&lost()))),
         }
     }
 

@@ -201,9 +201,10 @@ impl BellwetherLayer<Http> {
     ///
     /// An unsafe request, such as a `POST`, reaches the inner service. If its answer is no error,
     /// the stored response of its URI ends before the caller gets the answer. So do those of its
-    /// `Location` and `Content-Location`, if these have the same host. All variants end. Responses
-    /// under other [parts of the key](Self::identity) stay. [`purge_if`](Self::purge_if) permits
-    /// `PURGE` requests.
+    /// `Location` and `Content-Location`, if these begin with a slash or name the same host. All
+    /// variants end. Responses under other [parts of the key](Self::identity) stay. While the
+    /// backend is away, a write ends what its process remembers, and what is stored may be served
+    /// again afterwards. [`purge_if`](Self::purge_if) permits `PURGE` requests.
     ///
     /// A gRPC call ends nothing, because its path names a procedure. It passes, and so do WebSocket
     /// upgrades and `CONNECT`: their bytes flow both ways, and nothing of them is stored.
@@ -255,9 +256,10 @@ impl BellwetherLayer<Http> {
     ///
     /// A response is shared from its headers on. Its caller reads the body while it arrives, and so
     /// do the other callers in this process, each at its own pace. One that comes later reads from
-    /// the start, as long as the response is fresh. The body is in memory once. It is stored when
-    /// it is complete, and the lease of the load is renewed until then. Other processes
-    /// [wait](Self::wait_limit) for that.
+    /// the start, as long as the response is fresh. While a body takes longer than that, each later
+    /// caller sends its own request. The body is in memory once. It is stored when it is complete,
+    /// and the lease of the load is renewed until then. Other processes [wait](Self::wait_limit)
+    /// for that. They load for themselves if the response is no longer fresh by then.
     ///
     /// A body that breaks off is an [error](crate::layer::BodyError) for all its readers, never a
     /// clean end, and is not stored. So is one whose length contradicts its `Content-Length`.
@@ -269,7 +271,8 @@ impl BellwetherLayer<Http> {
     /// that is too far behind gets an error.
     ///
     /// A body that no caller reads any more is read to its end and stored, or to its limits.
-    /// [`Abandoned::Cancel`](crate::cache::Abandoned::Cancel) ends it with its last reader.
+    /// [`Abandoned::Cancel`](crate::cache::Abandoned::Cancel) ends it 50 ms after its last reader
+    /// left.
     ///
     /// The [load limit](crate::cache::Builder::load_limit) is for the headers. A shutdown of the
     /// cache ends no body that is read.

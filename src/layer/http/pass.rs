@@ -1,6 +1,6 @@
 //! The way of a request without the cache.
 
-use http::{HeaderValue, Request, Response};
+use http::{HeaderValue, Method, Request, Response, StatusCode};
 use http_body::Body;
 use tower_service::Service;
 
@@ -50,9 +50,18 @@ impl Http {
         self.count(&why);
         let settings = &self.0;
         let rules = settings.response_rules(&request);
+        let is_head = request.method() == Method::HEAD;
         let response = oneshot(inner, request).await?;
         let (parts, body) = response.into_parts();
         let body = match rules.classify(&parts, body.size_hint().lower()) {
+            // They say nothing of the whole response, which the load of a flight asks for.
+            _ if matches!(parts.status, StatusCode::NOT_MODIFIED | StatusCode::PARTIAL_CONTENT) => {
+                ResponseBody::untouched(body)
+            }
+            ResponseClass::Shareable(_) if is_head => {
+                settings.recent.record(&key, Turnout::Shareable);
+                ResponseBody::untouched(body)
+            }
             ResponseClass::Shareable(_) => {
                 let limits = settings.body_limits();
                 let watch = Watch::new(settings.recent.clone(), key, limits, &parts);

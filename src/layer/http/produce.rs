@@ -1,6 +1,6 @@
 //! The load of a response: the call of the inner service, and what becomes of its answer.
 
-use http::{HeaderMap, Request, Response};
+use http::{HeaderMap, Request, Response, response::Parts};
 use http_body::Body;
 use tower_service::Service;
 use tracing::debug;
@@ -8,6 +8,7 @@ use tracing::debug;
 use super::{
     BodyError, CachedResponse, Http, ResponseBody, asked,
     exchange::FlightExchange,
+    inner_error::is_failure,
     pass::CallResult,
     reason::Reason,
     recent::Turnout,
@@ -17,7 +18,7 @@ use super::{
     },
     status::Forward,
     streamed::{Streamed, StreamedResponse},
-    variants::Place,
+    variants::{Belongs, Place},
 };
 use crate::{
     cache::{Lead, Produced},
@@ -99,11 +100,7 @@ where
 {
     let settings = &http.0;
     let (parts, body) = response.into_parts();
-    let class = match lacks_body(&parts.headers, &body) {
-        // Its caller gets it as the service made it.
-        true => ResponseClass::unshared(parts.status),
-        false => rules.classify(&parts, body.size_hint().lower()),
-    };
+    let class = classify(rules, &parts, &body, lead);
     let belongs = place.of(&parts.headers, &settings.variants);
     match (class, belongs) {
         (ResponseClass::Shareable(freshness), Some(belongs)) => {
@@ -117,9 +114,7 @@ where
                 exchange.answer(Ok(response.map(ResponseBody::shared)));
             }
             lead.announce(streamed.clone());
-            let whole = http.collect(&place.key, &streamed, freshness, lead).await?;
-            let Some((response, freshness)) = whole else { return Ok(Produced::Uncacheable) };
-            Ok(http.keep(place, belongs, headers, response, &freshness, lead).await)
+            http.collect(place, belongs, headers, &streamed, freshness, lead).await
         }
         (ResponseClass::Failing, _) => {
             settings.recent.record(&place.key, Turnout::Failing);
@@ -137,30 +132,53 @@ where
     }
 }
 
+/// Returns the class of an answer to a load.
+fn classify(
+    rules: &ResponseRules,
+    parts: &Parts,
+    body: &impl Body,
+    lead: &Lead<CachedResponse>,
+) -> ResponseClass {
+    if lacks_body(&parts.headers, body) {
+        // Its caller gets it as the service made it.
+        return ResponseClass::unshared(parts.status);
+    }
+    // The stored response stands in for it, whatever its lifetime.
+    if is_failure(parts.status) && lead.has_stand_in() {
+        return ResponseClass::Failing;
+    }
+    rules.classify(parts, body.size_hint().lower())
+}
+
 impl Http {
-    /// Collects a response that its callers read meanwhile. Returns `None` if it cannot be shared.
+    /// Collects a response that its callers read meanwhile, and keeps it. Returns what its flight
+    /// lands with.
     async fn collect(
         &self,
-        key: &Key,
+        place: &Place,
+        belongs: Belongs,
+        headers: &HeaderMap,
         streamed: &StreamedResponse,
         freshness: Freshness,
         lead: &Lead<CachedResponse>,
-    ) -> Result<Option<(CachedResponse, Freshness)>, Error> {
+    ) -> Result<Produced<CachedResponse>, Error> {
+        let (recent, key) = (&self.0.recent, &place.key);
         match streamed.collect(&self.0.body_limits(), freshness).await {
             Streamed::Whole(response, freshness) => {
-                self.0.recent.record(key, Turnout::Shareable);
-                Ok(Some((response, freshness)))
+                recent.record(key, Turnout::Shareable);
+                Ok(self.keep(place, belongs, headers, response, &freshness, lead).await)
+            }
+            Streamed::Outdated => {
+                recent.record(key, Turnout::Shareable);
+                Ok(Produced::Reserved)
             }
             Streamed::Unfit => {
                 self.uncacheable(key, lead);
-                Ok(None)
+                Ok(Produced::Uncacheable)
             }
-            Streamed::Unread => {
-                lead.do_not_store();
-                Ok(None)
-            }
+            Streamed::Unread => Ok(Produced::Reserved),
             Streamed::Broken(error) => {
-                self.0.recent.record(key, Turnout::Failing);
+                recent.record(key, Turnout::Failing);
                 Err(broken(error))
             }
         }

@@ -7,6 +7,7 @@ use http::{
     request::Parts,
 };
 use http_body::Body;
+use tokio::time::Instant;
 
 use super::{
     CachedResponse, Http, InnerServiceError, KeyFor,
@@ -129,6 +130,7 @@ impl HttpSettings {
         ResponseRules {
             policy: self.policy.clone(),
             subject: Subject::of(request),
+            sent: Instant::now(),
             max_body: self.body_size_limit(),
             default_lifetime: self.default_lifetime,
             coalesce_only: self.coalesce_only,

@@ -32,9 +32,11 @@ impl BellwetherLayer<Http> {
 
     /// Shares a response with the callers that wait for it, and stores nothing.
     ///
-    /// A caller that comes while the response is on its way may receive it too. The next one begins
-    /// a new load. A response needs no lifetime for this, and may have `max-age=0`. A request may
-    /// have `no-cache`, as those have that a browser reloads. All other rules hold.
+    /// A caller that comes while the response is on its way may receive it too, even if a write has
+    /// ended since the load began. The next caller begins a new load. A response needs no lifetime
+    /// for this, and may have `max-age=0`. But [`rfc9111`](super::Policy::rfc9111) shares none that
+    /// says nothing, because its requests may have cookies. A request may have `no-cache`, as those
+    /// have that a browser reloads. All other rules hold.
     ///
     /// Another process waits for one load at most. A response that is too large to be
     /// [pushed](crate::backend::RedisBackendBuilder::push_limit) is shared within its process only.

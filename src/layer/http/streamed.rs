@@ -1,6 +1,6 @@
 //! A response that is shared while its body arrives.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use http::{HeaderMap, Response, response::Parts};
 use http_body::Body;
@@ -44,6 +44,8 @@ pub(super) enum Apart {
 /// The end of a streamed response.
 pub(super) enum Streamed {
     Whole(CachedResponse, Freshness),
+    /// It was fresh for a shorter time than its body took.
+    Outdated,
     Unfit,
     Unread,
     Broken(BodyError),
@@ -115,9 +117,12 @@ impl StreamedResponse {
             Collected::Unread => return Streamed::Unread,
             Collected::Broken(error) => return Streamed::Broken(error),
         };
-        let took = Duration::from_secs(self.received.elapsed().as_secs());
-        let head = self.head.aged(took.as_secs());
+        let took = self.received.elapsed();
         let lifetime = freshness.lifetime.saturating_sub(took);
+        if lifetime.is_zero() && self.fresh_until.is_some() {
+            return Streamed::Outdated;
+        }
+        let head = self.head.aged(took.as_secs());
         Streamed::Whole(CachedResponse::new(head, bytes), Freshness { lifetime, ..freshness })
     }
 }

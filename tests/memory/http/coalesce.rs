@@ -3,13 +3,14 @@
 use std::time::Duration;
 
 use axum::body::Body;
-use bellwether::{BellwetherLayer, MemoryBackend};
+use bellwether::{BellwetherLayer, MemoryBackend, layer::Policy};
 use http::Response;
 use tokio::time::sleep;
 use tower::Layer;
 
 use super::origin::{
-    DELAY, Inner, Layered, ask, ask_all, cache, different, get, get_with, http_layer, with_headers,
+    DELAY, Inner, Layered, ask, ask_all, cache, different, get, get_with, http_layer, origin,
+    with_headers,
 };
 
 fn coalescing(backend: &MemoryBackend, inner: &Inner) -> [Layered; 2] {
@@ -96,4 +97,24 @@ async fn no_caller_waits_for_two_loads_of_other_processes() {
     ask_all(&services, (0..6).map(|_| get("/"))).await;
     assert!(begun.elapsed() <= 3 * DELAY, "{:?}", begun.elapsed());
     sleep(Duration::from_secs(1)).await;
+}
+
+/// With `rfc9111()` a request has the cookies of its user. The answer to it went to other users.
+#[tokio::test(start_paused = true)]
+async fn a_silent_answer_to_a_request_with_a_cookie_is_for_its_caller() {
+    for status in [200, 401, 403, 404, 500, 503] {
+        for credential in ["cookie", "x-api-key"] {
+            let (inner, _) = origin(move |_, request| {
+                let user = request.headers()[credential].to_str().unwrap().to_owned();
+                Response::builder().status(status).body(Body::from(user)).unwrap()
+            });
+            let layer =
+                BellwetherLayer::http(cache(&MemoryBackend::new())).policy(Policy::rfc9111());
+            let services = [layer.coalesce_only().layer(inner)];
+            let users = ["alice", "bob"].map(|user| get_with(&[(credential, user)]));
+            let answers = ask_all(&services, users).await;
+            assert_eq!(answers[0].text(), "alice");
+            assert_ne!(answers[1].text(), "alice", "{credential} {status}");
+        }
+    }
 }

@@ -5,6 +5,8 @@ use std::time::Duration;
 use axum::body::Body;
 use bellwether::{
     BellwetherLayer, MemoryBackend,
+    cache::AfterFailure,
+    http_cache,
     layer::{Policy, RequestDirectives},
 };
 use http::{Response, StatusCode};
@@ -12,7 +14,8 @@ use tokio::time::sleep;
 use tower::Layer;
 
 use super::origin::{
-    Calls, DELAY, Inner, Layered, ask, ask_all, cache, different, get_with, origin, with_headers,
+    Calls, DELAY, Inner, Layered, ask, ask_all, cache, different, get, get_with, origin,
+    with_headers,
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -195,4 +198,60 @@ async fn reloads_of_an_uncacheable_response_go_alone() {
     let (service, calls) = service(&[("cache-control", "private")]);
     let answers = ask_all(std::slice::from_ref(&service), (0..10).map(|_| wants("no-cache"))).await;
     assert_eq!((different(&answers), calls.count()), (10, 10));
+}
+
+/// A caller whose patience was over took what was stored, which it had refused.
+#[tokio::test(start_paused = true)]
+async fn an_impatient_reload_is_not_served_what_is_stored() {
+    let (inner, _) = with_headers(&[("cache-control", "max-age=60, stale-if-error=600")]);
+    let cache = http_cache(MemoryBackend::new()).serve_stale_after(DELAY / 2).build().unwrap();
+    let layer = BellwetherLayer::http(cache).request_directives(RequestDirectives::Honour);
+    let service = layer.layer(inner);
+    ask(&service, get("/")).await;
+    for (age, number) in [(SECOND, "2"), (61 * SECOND, "3")] {
+        sleep(age).await;
+        assert_eq!(ask(&service, wants("no-cache")).await.text(), number);
+    }
+}
+
+/// A reload waited for the load that was under way, and got its failure.
+#[tokio::test(start_paused = true)]
+async fn a_reload_does_not_fail_by_a_load_that_began_before_it() {
+    for process in [0, 1] {
+        let (inner, calls) = origin(|call, _| match call {
+            1 => Response::builder().status(503).body(Body::from("bad")).unwrap(),
+            _ => Response::builder()
+                .header("cache-control", "max-age=60")
+                .body("new".into())
+                .unwrap(),
+        });
+        let backend = MemoryBackend::new();
+        let rule = AfterFailure::BackOffFromSecond { first: SECOND, longest: SECOND };
+        let services = [(), ()].map(|()| {
+            let layer = BellwetherLayer::http(cache(&backend)).when_unavailable(rule);
+            layer.request_directives(RequestDirectives::Honour).layer(inner.clone())
+        });
+        let leading = services[0].clone();
+        let first = tokio::spawn(async move { ask(&leading, get("/")).await });
+        sleep(DELAY / 2).await;
+        let reload = ask(&services[process], wants("no-cache")).await;
+        assert_eq!((reload.text(), calls.count()), ("new", 2), "{process}");
+        assert_eq!(first.await.unwrap().text(), "bad");
+    }
+}
+
+/// The fresh response counted as one that stands in, although no reload is served it.
+#[tokio::test(start_paused = true)]
+async fn an_internal_error_of_a_reload_stays_with_its_caller() {
+    let (inner, calls) = origin(|call, _| match call {
+        1 => Response::builder().header("cache-control", "max-age=60").body("1".into()).unwrap(),
+        _ => Response::builder().status(500).body(Body::from("own")).unwrap(),
+    });
+    let services = [honouring(&inner, Policy::careful())];
+    ask(&services[0], get("/")).await;
+    for answer in ask_all(&services, (0..5).map(|_| wants("no-cache"))).await {
+        assert_eq!((answer.status.as_u16(), answer.text()), (500, "own"));
+    }
+    assert_eq!(calls.count(), 6);
+    assert_eq!(ask(&services[0], get("/")).await.text(), "1");
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use bellwether::{BellwetherLayer, MemoryBackend, http_cache};
 use testkit::faulty::{Fault, Faulty};
 use tokio::time::sleep;
-use tower::Layer;
+use tower::{Layer, ServiceExt, service_fn, util::BoxCloneSyncService};
 
 use super::origin::{
     Calls, Layered, ask, ask_all, cache, different, get, http_layer, layered, with_headers,
@@ -127,4 +127,25 @@ async fn a_stored_answer_states_its_age() {
     let service = layered(&inner);
     assert!(!ask(&service, get("/")).await.headers.contains_key("age"));
     assert_eq!(ask(&service, get("/")).await.headers["age"], "0");
+}
+
+/// An answer of another cache grew older on its way (RFC 9111, section 4.2.3). One that the inner
+/// service took long to make did not.
+#[tokio::test(start_paused = true)]
+async fn an_age_that_is_told_grows_while_the_answer_is_on_its_way() {
+    for (headers, seconds) in [
+        (&[("cache-control", "max-age=20"), ("age", "12")][..], 5),
+        (&[("cache-control", "max-age=20")], 20),
+    ] {
+        let (inner, calls) = with_headers(headers);
+        let far = service_fn(move |request| {
+            let answer = inner.clone().oneshot(request);
+            async move {
+                sleep(Duration::from_secs(3)).await;
+                answer.await
+            }
+        });
+        let service = layered(&BoxCloneSyncService::new(far));
+        assert_served_again_for(seconds, &service, &calls, headers).await;
+    }
 }

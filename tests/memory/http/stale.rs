@@ -9,8 +9,11 @@ use std::{
 
 use axum::body::{Body, Bytes};
 use bellwether::{
-    BellwetherLayer, MemoryBackend, cache::AfterFailure, error::BackendError, http_cache,
-    layer::Http,
+    BellwetherLayer, MemoryBackend,
+    cache::AfterFailure,
+    error::BackendError,
+    http_cache,
+    layer::{Http, Policy},
 };
 use futures_util::FutureExt;
 use http::{Request, Response, StatusCode};
@@ -397,5 +400,25 @@ async fn a_refresh_without_a_value_is_not_repeated_at_once() {
         ask(&service, get("/")).await;
         sleep(2 * DELAY).await;
         assert_eq!(calls.count(), 3, "{status}");
+    }
+}
+
+/// With `rfc9111()` a failure that names a lifetime took the place of the response.
+#[tokio::test(start_paused = true)]
+async fn a_failure_with_a_lifetime_replaces_no_stale_response() {
+    let (inner, _) = origin(|call, _| {
+        let (status, control, body) = match call {
+            1 => (200, "max-age=60, stale-if-error=600", "good"),
+            _ => (503, "max-age=5", "bad"),
+        };
+        let answer = Response::builder().status(status).header("cache-control", control);
+        answer.body(Body::from(body)).unwrap()
+    });
+    let layer = BellwetherLayer::http(cache(&MemoryBackend::new())).policy(Policy::rfc9111());
+    let service = layer.layer(inner);
+    ask(&service, get("/")).await;
+    for _ in 0..3 {
+        sleep(61 * SECOND).await;
+        assert_eq!(ask(&service, get("/")).await.text(), "good");
     }
 }

@@ -9,8 +9,8 @@ use tokio::time::{Instant, sleep};
 use tower::Layer;
 
 use super::origin::{
-    Answer, DELAY, Inner, Layered, ask, ask_all, cache, different, get, http_layer, layered,
-    origin, with_headers,
+    Answer, DELAY, Inner, Layered, ask, ask_all, cache, different, get, get_with, http_layer,
+    layered, origin, with_headers,
 };
 
 const LIMIT: u64 = 10_000;
@@ -167,4 +167,41 @@ async fn a_leader_that_leaves_costs_the_follower_no_wait() {
     leader.abort();
     assert_eq!(follower.await.unwrap().text(), "2");
     assert_eq!(calls.count(), 2);
+}
+
+/// The answers to conditions, ranges and `HEAD` renewed the mark of a key for ever, although its
+/// whole responses could be shared.
+#[tokio::test(start_paused = true)]
+async fn a_key_recovers_whatever_its_clients_ask_for() {
+    for (name, value) in [("if-none-match", "\"v\""), ("range", "bytes=0-1"), ("HEAD", "")] {
+        let (inner, calls) = origin(move |call, request| {
+            let answer = Response::builder().header("cache-control", "max-age=60");
+            let answer = answer.header("etag", "\"v\"");
+            let answer = if call == 1 { answer.header("set-cookie", "a=b") } else { answer };
+            let headers = request.headers();
+            let (answer, body) = if headers.contains_key("if-none-match") {
+                (answer.status(304), Body::empty())
+            } else if headers.contains_key("range") {
+                (answer.status(206).header("content-range", "bytes 0-1/5"), Body::from("wh"))
+            } else if request.method() == "HEAD" {
+                (answer.header("content-length", 5), Body::empty())
+            } else {
+                (answer, Body::from("whole"))
+            };
+            answer.body(body).unwrap()
+        });
+        let services = [layered(&inner)];
+        let request = || match name {
+            "HEAD" => Request::head("/").body(Body::empty()).unwrap(),
+            _ => get_with(&[(name, value)]),
+        };
+        ask(&services[0], get("/")).await;
+        for _ in 0..60 {
+            sleep(Duration::from_secs(1)).await;
+            ask(&services[0], request()).await;
+        }
+        let before = calls.count();
+        ask_all(&services, (0..50).map(|_| request())).await;
+        assert!(calls.count() - before <= 1, "{name}: {}", calls.count() - before);
+    }
 }

@@ -272,3 +272,24 @@ async fn a_response_is_kept_for_validation_by_option_and_with_a_validator() {
         }
     }
 }
+
+/// The `Date` of the stored response stayed, so the renewed one was too old at once. Each later
+/// request was passed on.
+#[tokio::test(start_paused = true)]
+async fn a_304_without_a_date_is_of_now() {
+    let sent = httpdate::fmt_http_date(SystemTime::now() - Duration::from_secs(1100));
+    let (inner, calls) = origin(move |call, _| {
+        let answer = Response::builder().header("etag", "\"v\"");
+        let answer = match call {
+            1 => answer.header("cache-control", "max-age=1105").header("date", &sent),
+            _ => answer.status(304).header("cache-control", "max-age=60"),
+        };
+        answer.body(if call == 1 { Body::from("whole") } else { Body::empty() }).unwrap()
+    });
+    let service = BellwetherLayer::http(cache(&MemoryBackend::new())).layer(inner);
+    for _ in 0..4 {
+        assert_eq!(ask(&service, get("/")).await.text(), "whole");
+        sleep(Duration::from_secs(10)).await;
+    }
+    assert_eq!(calls.count(), 2);
+}

@@ -235,3 +235,32 @@ async fn a_write_ends_each_form_of_its_target() {
         }
     }
 }
+
+/// Behind a terminator of TLS, the scheme of a location is not that of the request.
+#[tokio::test(start_paused = true)]
+async fn a_location_of_the_host_ends_its_response_whatever_its_scheme() {
+    for (location, ends) in [
+        ("http://shop/b", true),
+        ("https://shop/b", true),
+        ("//shop/b", true),
+        ("/b", true),
+        ("//other/b", false),
+        ("https://other/b", false),
+    ] {
+        let (inner, calls) = origin(move |_, request| {
+            let answer = Response::builder();
+            let is_write = request.method() == "POST";
+            let answer = if is_write { answer.header("location", location) } else { answer };
+            answer.body(Body::empty()).unwrap()
+        });
+        let service = layered(&inner);
+        let send = |method: &'static str, uri: &'static str| {
+            let request = Request::builder().method(method).uri(uri).version(Version::HTTP_2);
+            ask(&service, request.body(Body::empty()).unwrap())
+        };
+        send("GET", "http://shop/b").await;
+        send("POST", "http://shop/a").await;
+        send("GET", "http://shop/b").await;
+        assert_eq!(calls.count(), if ends { 3 } else { 2 }, "{location}");
+    }
+}

@@ -216,6 +216,10 @@ impl Board {
         Poll::Pending
     }
 
+    pub(super) fn is_unread(&self) -> bool {
+        lock(&self.0).seats.is_empty()
+    }
+
     fn wake_readers(&self) {
         let wakers = lock(&self.0).seats.wakers();
         wakers.into_iter().for_each(Waker::wake);

@@ -1,16 +1,24 @@
-use std::{future::poll_fn, task::Poll, time::Duration};
+use std::{
+    future::{pending, poll_fn},
+    pin::pin,
+    time::Duration,
+};
 
 use bytes::Bytes;
 use tokio::{
     task::{coop::consume_budget, yield_now},
-    time::{Instant, timeout_at},
+    time::{Instant, sleep, timeout_at},
 };
 
-use super::{error::BodyError, shared::SharedBody};
+use super::{board::Board, error::BodyError, shared::SharedBody};
 use crate::time::after;
 
 /// How much of a body that is always ready is collected before its readers have a turn.
 const TURN: u64 = 64 << 10;
+
+/// How long a body may be without a reader before it counts as unread. Callers that wait for it, or
+/// that leave while others come, take their turns meanwhile.
+const UNREAD: Duration = Duration::from_millis(50);
 
 /// When a body is no longer collected.
 #[derive(Clone, Copy, Debug)]
@@ -41,11 +49,7 @@ pub(crate) enum Collected {
 pub(crate) async fn collect(body: &SharedBody, limits: &BodyLimits) -> Collected {
     let mut collecting = body.collecting();
     let (board, end) = (body.board(), after(Instant::now(), limits.total));
-    let unread = poll_fn(|cx| match limits.finish_unread {
-        true => Poll::Pending,
-        false => board.poll_unread(cx),
-    });
-    tokio::pin!(unread);
+    let mut unread = pin!(unread(board, limits));
     let mut next_turn = TURN;
     loop {
         match board.ended() {
@@ -70,5 +74,19 @@ pub(crate) async fn collect(body: &SharedBody, limits: &BodyLimits) -> Collected
             yield_now().await;
         }
         consume_budget().await;
+    }
+}
+
+/// Completes when a body has no reader, and is not to be finished.
+async fn unread(board: &Board, limits: &BodyLimits) {
+    if limits.finish_unread {
+        return pending().await;
+    }
+    loop {
+        poll_fn(|cx| board.poll_unread(cx)).await;
+        sleep(UNREAD).await;
+        if board.is_unread() {
+            return;
+        }
     }
 }

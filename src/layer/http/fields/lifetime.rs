@@ -52,12 +52,14 @@ pub(crate) fn heuristic(
 
 /// Returns the age of a response at its arrival, in seconds (section 4.2.3).
 ///
-/// Returns `None` if its `Age` is invalid. The response may be of any age then.
-pub(crate) fn age(headers: &HeaderMap, received: SystemTime) -> Option<u64> {
+/// `took` is the time since its request was sent. A response without an `Age` comes from the
+/// service itself, which made it at the end of that time. Returns `None` if its `Age` is invalid.
+/// The response may be of any age then.
+pub(crate) fn age(headers: &HeaderMap, received: SystemTime, took: Duration) -> Option<u64> {
     let mut lines = headers.get_all(AGE).iter();
     let told = match (lines.next(), lines.next()) {
         (None, _) => 0,
-        (Some(age), None) => seconds(age.to_str().ok()?)?,
+        (Some(age), None) => seconds(age.to_str().ok()?)?.saturating_add(took.as_secs()),
         _ => return None,
     };
     let apparent = date(headers, &DATE).and_then(|sent| received.duration_since(sent).ok());
@@ -151,10 +153,11 @@ mod tests {
     /// RFC 9111, sections 4.2.3 and 5.1.
     #[test]
     fn the_age_is_the_greater_of_what_is_told_and_what_is_apparent() {
+        let took = Duration::from_millis(2900);
         for (fields, expected) in [
             (&[][..], Some(0)),
-            (&[("age", "7")], Some(7)),
-            (&[("age", "7"), ("date", "@-3")], Some(7)),
+            (&[("age", "7")], Some(9)),
+            (&[("age", "7"), ("date", "@-3")], Some(9)),
             (&[("age", "7"), ("date", "@-30")], Some(30)),
             (&[("date", "@30")], Some(0)),
             (&[("date", "x")], Some(0)),
@@ -164,7 +167,7 @@ mod tests {
             (&[("age", "-7")], None),
             (&[("age", "x")], None),
         ] {
-            assert_eq!(age(&headers(fields), now()), expected, "{fields:?}");
+            assert_eq!(age(&headers(fields), now(), took), expected, "{fields:?}");
         }
     }
 }

@@ -19,6 +19,7 @@ use http::{
     response::Parts,
 };
 use http_body::Body;
+use tokio::time::Instant;
 
 use self::{
     stale::{StaleRules, StaleWindows},
@@ -42,6 +43,8 @@ pub(super) struct ResponseRules {
     pub(super) policy: Policy,
     /// The request.
     pub(super) subject: Subject,
+    /// When it was sent.
+    pub(super) sent: Instant,
     /// The largest body that may be shared.
     pub(super) max_body: u64,
     /// The lifetime of a response that has none of its own.
@@ -148,11 +151,15 @@ impl ResponseRules {
             return None;
         }
         let received = SystemTime::now();
-        let age = lifetime::age(headers, received)?;
+        let age = lifetime::age(headers, received, self.sent.elapsed())?;
         if self.coalesce_only {
-            self.is_status_shared(parts.status).then_some(())?;
-            let stale = StaleWindows::default();
-            return Some(Freshness { lifetime: Duration::ZERO, stale, age });
+            let is_shared = match self.policy.kind {
+                // Its requests have nothing of their users.
+                PolicyKind::Careful => self.is_status_shared(parts.status),
+                PolicyKind::Rfc9111 => self.lifetime(parts, &controls, received).is_some(),
+            };
+            let (lifetime, stale) = (Duration::ZERO, StaleWindows::default());
+            return is_shared.then_some(Freshness { lifetime, stale, age });
         }
         let lifetime = self.lifetime(parts, &controls, received)?;
         let lifetime = lifetime.checked_sub(Duration::from_secs(age))?;

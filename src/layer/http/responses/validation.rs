@@ -1,11 +1,13 @@
 //! The validation of a stale response by the inner service (RFC 9111, section 4.3).
 
+use std::time::SystemTime;
+
 use bytes::Bytes;
 use http::{
-    HeaderMap, HeaderName, Request, Response, StatusCode,
+    HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode,
     header::{
-        CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, ETAG, IF_MODIFIED_SINCE, IF_NONE_MATCH,
-        LAST_MODIFIED,
+        CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, DATE, ETAG, IF_MODIFIED_SINCE,
+        IF_NONE_MATCH, LAST_MODIFIED,
     },
     response::Parts,
 };
@@ -87,6 +89,12 @@ fn update(stored: &HeaderMap, newer: &HeaderMap) -> HeaderMap {
         newer.remove(name);
     }
     let mut headers = stored.clone();
+    // A `304` without a date was made now (RFC 9110, section 6.6.1).
+    if let Some(date) = headers.get_mut(DATE)
+        && let Ok(now) = HeaderValue::try_from(httpdate::fmt_http_date(SystemTime::now()))
+    {
+        *date = now;
+    }
     let names: Vec<HeaderName> = newer.keys().cloned().collect();
     for name in names {
         headers.remove(&name);
