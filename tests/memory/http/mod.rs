@@ -14,6 +14,7 @@ mod names;
 mod odd;
 mod order;
 mod origin;
+mod parts;
 mod passes;
 mod policy;
 mod readiness;

@@ -4,7 +4,7 @@ mod conditions;
 mod range;
 pub(super) mod wanted;
 
-use std::ops::Range;
+use std::{ops::Range, sync::Arc};
 
 use bytes::Bytes;
 use http::{
@@ -38,6 +38,8 @@ pub(super) struct Asked {
     pub(super) is_anew: bool,
     /// It has an `Authorization`.
     pub(super) is_authorized: bool,
+    /// What the parts of the key make of it, if the layer has any.
+    pub(super) key_parts: Option<Arc<str>>,
     /// Why the stored response does not do, if there is one and that was settled.
     pub(super) forward: Option<Forward>,
 }
