@@ -39,6 +39,8 @@ struct LeadInner<V> {
     lease: Option<Arc<LeaseRecord>>,
     stale: Option<Arc<Known<V>>>,
     source: Source,
+    /// The callers want a value whose load begins after they asked.
+    is_anew: bool,
     /// In a box, which most loads do not need.
     keeping: Mutex<Option<Box<Keeping>>>,
     head: OnceLock<Head>,
@@ -64,11 +66,13 @@ impl<V> Lead<V> {
         lease: Option<Arc<LeaseRecord>>,
         stale: Option<Arc<Known<V>>>,
         source: Source,
+        is_anew: bool,
     ) -> Self {
         Self(Arc::new(LeadInner {
             lease,
             stale,
             source,
+            is_anew,
             keeping: Mutex::default(),
             head: OnceLock::new(),
             announced: Signal::default(),
@@ -192,7 +196,8 @@ impl<V> Lead<V> {
     where
         V: Clone + 'static,
     {
-        self.0.stale.as_ref().is_some_and(|known| known.in_place_of_failure().is_some())
+        let stands_in = |known: &Arc<Known<V>>| known.in_place_of_failure().is_some();
+        !self.0.is_anew && self.0.stale.as_ref().is_some_and(stands_in)
     }
 
     /// Declares that a failure of this load concerns all callers, although its answer is for one.

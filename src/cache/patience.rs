@@ -21,6 +21,9 @@ use crate::{
     time::after,
 };
 
+/// How many looks of callers with other rules a caller waits for, before it looks for itself.
+const MOST_OTHERS: u8 = 3;
+
 /// Until when a caller waits, and which stored values it accepts after that.
 pub(super) struct Patience {
     until: Instant,
@@ -66,6 +69,7 @@ impl Patience {
         key: &Key,
     ) -> Option<Loaded<V>> {
         let name = core.name(key).ok()?;
+        let mut others = 0;
         loop {
             let Joined { mut follower, leader } = core.looks.join(key).ok()?;
             if let Some(leader) = leader {
@@ -75,7 +79,8 @@ impl Patience {
             }
             match follower.wait().await {
                 Waited::Outcome((rules, old)) if rules == self.rules => return old,
-                // The look was for callers that accept other values.
+                // The look was for callers that accept other values. The next one may be for these.
+                Waited::Outcome(_) if others < MOST_OTHERS => others += 1,
                 Waited::Outcome(_) => return look(core, key, &name, &self.rules).await,
                 Waited::JoinAgain => {}
             }

@@ -273,7 +273,7 @@ where
     let work = work.ok_or_else(cut_off)?;
     core.counters.loads.add();
     let limit = core.options(own.as_deref()).load_limit;
-    let lead = Lead::new(None, None, Source::Degraded);
+    let lead = Lead::new(None, None, Source::Degraded, false);
     let produced = tokio::select! {
         biased;
         produced = loader::run(work, lead.clone(), limit, number) => produced,

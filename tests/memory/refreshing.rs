@@ -6,7 +6,7 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -303,6 +303,35 @@ async fn a_shared_look_serves_only_what_its_caller_accepts() {
         got.push(*asked.await.unwrap().unwrap().value());
     }
     assert_eq!((got, origin.asked()), (vec![100, 1, 100], 1));
+}
+
+/// Each caller whose window was not that of the first one asked for itself.
+#[tokio::test(start_paused = true)]
+async fn impatient_callers_of_two_windows_share_two_looks() {
+    let (faulty, gets) = (Faulty::new(|_| None), Arc::new(AtomicUsize::new(0)));
+    let builder = Cache::builder(faulty.clone()).ttl(TTL).stale_if_error(WINDOW);
+    let cache: Cache<u64> = builder.serve_stale_after(LIMIT).build().unwrap();
+    let origin = Origin::default();
+    cache.insert("k", &100).await.unwrap();
+    sleep(TTL).await;
+    let counted = gets.clone();
+    faulty.plan(move |op| {
+        let is_get = op == Op::Get;
+        counted.fetch_add(is_get.into(), Ordering::SeqCst);
+        is_get.then_some(Fault::Late(MS))
+    });
+    let asked = (0..100_u64).map(|at| if at == 0 { Duration::ZERO } else { WINDOW });
+    let asked: Vec<_> = asked
+        .map(|window| {
+            let request = cache.request("k").stale_if_error(window);
+            (window, tokio::spawn(request.load(origin.loader())))
+        })
+        .collect();
+    for (window, asked) in asked {
+        let expected = if window.is_zero() { 1 } else { 100 };
+        assert_eq!(*asked.await.unwrap().unwrap().value(), expected);
+    }
+    assert!(gets.load(Ordering::SeqCst) <= 5, "{}", gets.load(Ordering::SeqCst));
 }
 
 // The jitter of the time to live

@@ -13,14 +13,13 @@ use crate::{
         AfterFailure, Lead, Loaded, Source,
         breaker::Outage,
         freshness::Costs,
-        known::Known,
         lead::Keeping,
         loader::{self, Produced},
         outcome::{Alone, Outcome},
     },
     error::{Chain, Error},
     flight::Epoch,
-    lease::LeaseGuard,
+    lease::{LeaseGuard, LeaseRecord},
 };
 
 impl<V: Clone + Send + Sync + 'static> Run<V> {
@@ -35,7 +34,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         F: FnOnce(Lead<V>) -> Fut,
         Fut: Future<Output = Result<Produced<V>, Error>>,
     {
-        let lead = Lead::new(Some(guard.record().clone()), self.stale(), Source::Led);
+        let lead = self.lead(Some(guard.record().clone()), Source::Led);
         let begun = Instant::now();
         let produced = self.produce(work, &lead, Some(&guard), granted).await;
         let cost = begun.elapsed();
@@ -74,7 +73,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         F: FnOnce(Lead<V>) -> Fut,
         Fut: Future<Output = Result<Produced<V>, Error>>,
     {
-        let lead = Lead::new(None, self.stale(), source);
+        let lead = self.lead(None, source);
         let (begun, epoch) = (Instant::now(), self.epoch_alone());
         if lead.is_rare() {
             self.core.counters.rare.add();
@@ -123,6 +122,8 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             produced => produced,
         };
         match &produced {
+            // It says nothing to others.
+            Ok(Produced::Reserved) => {}
             Ok(_) => self.core.failures.forget(self.leader.key()),
             Err(_) => counters.failures.add(),
         }
@@ -132,13 +133,12 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     /// Returns whether a failure that is an answer for its caller concerns the other callers.
     fn shares_failure(&self, error: &Error, lead: &Lead<V>) -> bool {
         let rule = self.rule_after(error).or(lead.keeping().after_common_failure);
-        (self.has_stand_in() && !self.wants_new())
-            || rule.is_some_and(|rule| rule != AfterFailure::LoadAgain)
+        self.has_stand_in() || rule.is_some_and(|rule| rule != AfterFailure::LoadAgain)
     }
 
-    /// Returns the entry that the load is to replace, for its loader.
-    fn stale(&self) -> Option<Arc<Known<V>>> {
-        self.known().map(|(known, _)| known)
+    /// Returns the lead for a loader, with the entry that its load is to replace.
+    fn lead(&self, lease: Option<Arc<LeaseRecord>>, source: Source) -> Lead<V> {
+        Lead::new(lease, self.known().map(|(known, _)| known), source, self.wants_new())
     }
 
     /// Returns what is new of an entry whose value is unchanged.

@@ -1,4 +1,7 @@
-use std::{sync::Arc, time::SystemTime};
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use http::{
@@ -64,6 +67,8 @@ pub(super) struct ResponseHead {
     age: u64,
     /// Once it is no longer fresh, it may only be validated.
     only_validates: bool,
+    /// For how long it had not been fresh any more when it was complete, in milliseconds.
+    late: u32,
 }
 
 impl ResponseHead {
@@ -71,12 +76,17 @@ impl ResponseHead {
         let mut headers = parts.headers.clone();
         strip(&mut headers);
         headers.remove(AGE);
-        Self { status: parts.status, headers, age, only_validates: false }
+        Self { status: parts.status, headers, age, only_validates: false, late: 0 }
     }
 
     /// Returns the head of a response that may only be validated once it is no longer fresh.
     pub(super) fn only_validating(self, only_validates: bool) -> Self {
         Self { only_validates, ..self }
+    }
+
+    /// Returns the head of a response that was complete so long after its lifetime.
+    pub(super) fn late_by(self, late: Duration) -> Self {
+        Self { late: late.as_millis().try_into().unwrap_or(u32::MAX), ..self }
     }
 
     /// Returns the age in seconds.
@@ -124,6 +134,11 @@ impl CachedResponse {
     /// Returns the age of the response when it was complete, in seconds.
     pub(super) fn age_on_arrival(&self) -> u64 {
         self.0.head.age
+    }
+
+    /// Returns whether the response was fresh when a caller came that has it now.
+    pub(super) fn was_fresh_for(&self, waited: Duration) -> bool {
+        u128::from(self.0.head.late) <= waited.as_millis()
     }
 
     /// Returns whether the response may only be validated once it is no longer fresh.
@@ -217,13 +232,14 @@ pub fn http_cache<B: Store>(backend: B) -> Builder<CachedResponse, ResponseCodec
 /// | whether it may only be validated once it is no longer fresh | `u8`, 0 or 1 |
 /// | status | `u16` |
 /// | age on arrival, in seconds | `u64` |
+/// | time from the end of its lifetime to its arrival, in milliseconds | `u32` |
 /// | number of headers | `u32` |
 /// | each header: length of its name, the name, length of its value, the value | `u16`, `u32` |
 /// | body | the remaining bytes |
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ResponseCodec;
 
-const VERSION: u8 = 3;
+const VERSION: u8 = 4;
 
 /// The bytes of a header with a name of one byte and no value.
 const SHORTEST_HEADER: usize = 7;
@@ -242,11 +258,12 @@ impl Codec<CachedResponse> for ResponseCodec {
         let ResponseData { head: stored, body } = &*value.0;
         let headers: usize =
             stored.headers.iter().map(|(name, value)| 6 + name.as_str().len() + value.len()).sum();
-        let mut bytes = BytesMut::with_capacity(16 + headers + body.len());
+        let mut bytes = BytesMut::with_capacity(20 + headers + body.len());
         bytes.put_u8(VERSION);
         bytes.put_u8(stored.only_validates.into());
         bytes.put_u16(stored.status.as_u16());
         bytes.put_u64(stored.age);
+        bytes.put_u32(stored.late);
         bytes.put_u32(u32::try_from(stored.headers.len())?);
         for (name, value) in &stored.headers {
             bytes.put_u16(u16::try_from(name.as_str().len())?);
@@ -269,6 +286,7 @@ impl Codec<CachedResponse> for ResponseCodec {
         };
         let status = StatusCode::from_u16(rest.try_get_u16()?)?;
         let age = rest.try_get_u64()?;
+        let late = rest.try_get_u32()?;
         let count = usize::try_from(rest.try_get_u32()?)?;
         if count > rest.len() / SHORTEST_HEADER {
             return Err(UnreadableResponse.into());
@@ -283,7 +301,7 @@ impl Codec<CachedResponse> for ResponseCodec {
             let value = HeaderValue::from_maybe_shared(take(&mut rest, length)?)?;
             headers.try_append(name, value)?;
         }
-        let head = ResponseHead { status, headers, age, only_validates };
+        let head = ResponseHead { status, headers, age, only_validates, late };
         Ok(CachedResponse::new(head, rest))
     }
 
@@ -320,10 +338,11 @@ mod tests {
 
     fn response() -> impl Strategy<Value = CachedResponse> {
         let body = vec(any::<u8>(), 0..200);
-        let fields = (100..1000_u16, headers(), body, any::<u64>(), any::<bool>());
-        fields.prop_map(|(status, headers, body, age, only_validates)| {
+        let terms = (any::<u64>(), any::<bool>(), any::<u32>());
+        let fields = (100..1000_u16, headers(), body, terms);
+        fields.prop_map(|(status, headers, body, (age, only_validates, late))| {
             let status = StatusCode::from_u16(status).unwrap();
-            let head = ResponseHead { status, headers, age, only_validates };
+            let head = ResponseHead { status, headers, age, only_validates, late };
             CachedResponse::new(head, body.into())
         })
     }
@@ -370,7 +389,7 @@ mod tests {
     #[test]
     fn an_excessive_header_count_is_an_error() {
         let mut bytes = BytesMut::from(&[VERSION, 0, 0, 200][..]);
-        bytes.put_bytes(0, 8);
+        bytes.put_bytes(0, 12);
         bytes.put_u32(u32::MAX);
         for _ in 0..40_000 {
             bytes.put_slice(b"\0\x01a\0\0\0\0");

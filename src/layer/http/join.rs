@@ -211,7 +211,11 @@ impl Http {
         // and a stale response stands in for the answer of an origin that fails.
         let (selector, flown) = match flown {
             Ok(Flown::Loaded(loaded)) => match Selector::of(loaded.value()) {
-                None => return whole(self.replay(place, asked, loaded)),
+                None if is_in_time(asked, &loaded) => {
+                    return whole(self.replay(place, asked, loaded));
+                }
+                // The next load begins after this caller has asked.
+                None => (None, Ok(Flown::Alone(Alone::Reserved))),
                 Some(selector) => (Some(selector), Err(lost())),
             },
             flown => (None, flown),
@@ -232,8 +236,8 @@ impl Http {
             (ExchangeState::Pending(request), _, Ok(Flown::Head(offer))) => {
                 self.follow(place, asked, offer, request)
             }
-            (.., Err(error)) => whole(asked.answer(self.failed(&error))),
-            (.., Ok(_)) => whole(asked.answer(self.failed(&lost()))),
+            (.., Err(error)) => whole(asked.answer_own(self.failed(&error))),
+            (.., Ok(_)) => whole(asked.answer_own(self.failed(&lost()))),
         }
     }
 
@@ -297,6 +301,12 @@ impl Http {
         let status = self.status(&loaded, asked.forward(place, false));
         with_status(asked.answer(CachedResponse::replay(loaded)), status)
     }
+}
+
+/// Returns whether a response is stored, or was fresh when the caller came that has waited for it.
+fn is_in_time(asked: &Asked, loaded: &Loaded<CachedResponse>) -> bool {
+    let is_stored = matches!(loaded.source(), Source::Hit | Source::Stale);
+    is_stored || loaded.value().was_fresh_for(asked.waited())
 }
 
 fn whole<B, ResBody: Body, E>(response: Response<Bytes>) -> Settled<B, ResBody, E> {

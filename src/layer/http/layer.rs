@@ -135,12 +135,18 @@ impl BellwetherLayer<Http> {
     /// names. All lines of a header are compared. Only `Accept-Encoding` is normalised: case,
     /// spaces and the order of its elements do not matter.
     ///
+    /// So is each response of a layer with an [identity](Self::identity) or with other parts of the
+    /// key, [`vary_by_header`](Self::vary_by_header) and [`vary_by`](Self::vary_by): among the
+    /// requests that agree in these. While nothing of a resource is stored, the callers with other
+    /// parts wait for the first headers, and then load at once.
+    ///
     /// The [key](Self::key) of the resource then holds a marker, and its variants have keys of
     /// their own. One invalidation of the key ends all of them. A hit costs two reads.
     ///
-    /// A resource has at most 64 variants that were asked for in the last ten minutes, in each
-    /// process. Requests for others pass. With [`coalesce_only`](Self::coalesce_only), responses
-    /// with a `Vary` are not shared.
+    /// A resource has at most 64 variants by its `Vary` that were asked for in the last ten
+    /// minutes, in each process. Requests for others pass. The number of identities, and of other
+    /// parts, has no limit. With [`coalesce_only`](Self::coalesce_only), responses with a `Vary`
+    /// are not shared.
     ///
     /// # Conditions and ranges
     ///
@@ -160,8 +166,9 @@ impl BellwetherLayer<Http> {
     /// The [`ttl`](crate::cache::Builder::ttl) of the cache is a cap on it. A stored response is
     /// served with its `Age`.
     ///
-    /// The age of a response at its arrival is its `Age`, or the time since its `Date` if that is
-    /// longer (RFC 9111, section 4.2.3).
+    /// The age of a response at its arrival is its `Age` and the time that the service took, or the
+    /// time since its `Date` if that is longer (RFC 9111, section 4.2.3). Without an `Age`, the
+    /// service made it itself, and the time that it took does not count.
     ///
     /// `CDN-Cache-Control` (RFC 9213), or else `Surrogate-Control`, takes the place of
     /// `Cache-Control` and `Expires`. So the inner service may permit sharing here that it forbids
@@ -202,9 +209,9 @@ impl BellwetherLayer<Http> {
     /// An unsafe request, such as a `POST`, reaches the inner service. If its answer is no error,
     /// the stored response of its URI ends before the caller gets the answer. So do those of its
     /// `Location` and `Content-Location`, if these begin with a slash or name the same host. All
-    /// variants end. Responses under other [parts of the key](Self::identity) stay. While the
-    /// backend is away, a write ends what its process remembers, and what is stored may be served
-    /// again afterwards. [`purge_if`](Self::purge_if) permits `PURGE` requests.
+    /// variants end, those of each [identity](Self::identity) too. While the backend is away, a
+    /// write ends what its process remembers, and what is stored may be served again afterwards.
+    /// [`purge_if`](Self::purge_if) permits `PURGE` requests.
     ///
     /// A gRPC call ends nothing, because its path names a procedure. It passes, and so do WebSocket
     /// upgrades and `CONNECT`: their bytes flow both ways, and nothing of them is stored.
@@ -259,7 +266,8 @@ impl BellwetherLayer<Http> {
     /// the start, as long as the response is fresh. While a body takes longer than that, each later
     /// caller sends its own request. The body is in memory once. It is stored when it is complete,
     /// and the lease of the load is renewed until then. Other processes [wait](Self::wait_limit)
-    /// for that. They load for themselves if the response is no longer fresh by then.
+    /// for that. Where it took longer than the response was fresh, their callers have it that came
+    /// in time, and the others share the next load.
     ///
     /// A body that breaks off is an [error](crate::layer::BodyError) for all its readers, never a
     /// clean end, and is not stored. So is one whose length contradicts its `Content-Length`.
@@ -271,8 +279,8 @@ impl BellwetherLayer<Http> {
     /// that is too far behind gets an error.
     ///
     /// A body that no caller reads any more is read to its end and stored, or to its limits.
-    /// [`Abandoned::Cancel`](crate::cache::Abandoned::Cancel) ends it 50 ms after its last reader
-    /// left.
+    /// [`Abandoned::Cancel`](crate::cache::Abandoned::Cancel) ends it 50 to 100 ms after its last
+    /// reader left. A body that none has begun to read, as that of a refresh, is still stored.
     ///
     /// The [load limit](crate::cache::Builder::load_limit) is for the headers. A shutdown of the
     /// cache ends no body that is read.
@@ -413,13 +421,12 @@ impl BellwetherLayer<Http> {
     ///
     /// Use it to [invalidate](Cache::invalidate) that response. The key does not depend on the
     /// method, nor on headers other than `Host`. So a `PUT` that outdates the response to a `GET`
-    /// has the same key, unless a part that was added to the key differs.
+    /// has the same key.
     ///
-    /// If the response has a `Vary`, the cache holds a marker under this key: a response with the
-    /// status 100 and that `Vary`.
+    /// If the resource has [variants](Self::http), the cache holds a marker under this key: a
+    /// response with the status 100. They all end with it.
     ///
-    /// Returns `None` if the host is not clear, if the request has no path, or if a part of the key
-    /// excludes it.
+    /// Returns `None` if the host is not clear, or if the request has no path.
     ///
     /// ```
     /// # let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();

@@ -118,10 +118,9 @@ where
         }
         (ResponseClass::Failing, _) => {
             settings.recent.record(&place.key, Turnout::Failing);
-            lead.do_not_store();
-            let error = rules.failure(&parts, lead);
+            let produced = rules.failing(&parts, lead);
             exchange.answer(Ok(Response::from_parts(parts, body)));
-            Ok(error.map_or(Produced::Uncacheable, Produced::Failing))
+            Ok(produced)
         }
         (class, _) => {
             let produced = http.unshared(&class, &place.key, lead);
@@ -167,10 +166,6 @@ impl Http {
             Streamed::Whole(response, freshness) => {
                 recent.record(key, Turnout::Shareable);
                 Ok(self.keep(place, belongs, headers, response, &freshness, lead).await)
-            }
-            Streamed::Outdated => {
-                recent.record(key, Turnout::Shareable);
-                Ok(Produced::Reserved)
             }
             Streamed::Unfit => {
                 self.uncacheable(key, lead);

@@ -101,6 +101,7 @@ impl HttpSettings {
     /// Returns the key of a request that takes part, and what it asks for.
     pub(super) fn admit(&self, parts: &Parts, body: &impl Body) -> Result<(Key, Asked), Reason> {
         let mut asked = self.requests.check(parts, body, self.coalesce_only)?;
+        asked.since = Some(Instant::now());
         if !self.key_parts.is_empty() && !self.coalesce_only {
             let texts = key::texts(parts, &self.key_parts).ok_or(Reason::Key)?;
             asked.key_parts = Some(texts.into());

@@ -1,6 +1,6 @@
 //! A response that is shared while its body arrives.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use http::{HeaderMap, Response, response::Parts};
 use http_body::Body;
@@ -44,8 +44,6 @@ pub(super) enum Apart {
 /// The end of a streamed response.
 pub(super) enum Streamed {
     Whole(CachedResponse, Freshness),
-    /// It was fresh for a shorter time than its body took.
-    Outdated,
     Unfit,
     Unread,
     Broken(BodyError),
@@ -123,10 +121,8 @@ impl StreamedResponse {
         };
         let took = self.received.elapsed();
         let lifetime = freshness.lifetime.saturating_sub(took);
-        if lifetime.is_zero() && self.fresh_until.is_some() {
-            return Streamed::Outdated;
-        }
-        let head = self.head.aged(took.as_secs());
+        let late = self.fresh_until.map_or(Duration::ZERO, |until| until.elapsed());
+        let head = self.head.aged(took.as_secs()).late_by(late);
         Streamed::Whole(CachedResponse::new(head, bytes), Freshness { lifetime, ..freshness })
     }
 }

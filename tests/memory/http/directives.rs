@@ -240,6 +240,22 @@ async fn a_reload_does_not_fail_by_a_load_that_began_before_it() {
     }
 }
 
+/// A failure may name a lifetime, by which it is for all reloads that wait.
+#[tokio::test(start_paused = true)]
+async fn reloads_share_a_failure_that_may_be_shared() {
+    let (inner, calls) = origin(|call, _| {
+        let answer = Response::builder().status(if call == 1 { 200 } else { 500 });
+        let answer = answer.header("cache-control", "max-age=60, stale-if-error=600");
+        answer.body(Body::from(call.to_string())).unwrap()
+    });
+    let services = [honouring(&inner, Policy::rfc9111())];
+    ask(&services[0], get("/")).await;
+    for answer in ask_all(&services, (0..20).map(|_| wants("no-cache"))).await {
+        assert_eq!(answer.status, 500);
+    }
+    assert!(calls.count() <= 3, "{}", calls.count());
+}
+
 /// The fresh response counted as one that stands in, although no reload is served it.
 #[tokio::test(start_paused = true)]
 async fn an_internal_error_of_a_reload_stays_with_its_caller() {

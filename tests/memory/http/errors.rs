@@ -9,7 +9,7 @@ use std::{
 };
 
 use axum::body::Body;
-use bellwether::{ErrorKind, MemoryBackend, http_cache, layer::Overload};
+use bellwether::{Error, ErrorKind, MemoryBackend, http_cache, layer::Overload};
 use bytes::Bytes;
 use http::{Request, Response, StatusCode};
 use tokio::time::sleep;
@@ -120,6 +120,23 @@ async fn the_answer_to_a_failure_can_be_replaced() {
         let answer = ask(&service, request).await;
         assert_eq!(answer.status, StatusCode::IM_A_TEAPOT);
         assert_eq!(answer.body.is_empty(), method == "HEAD");
+    }
+}
+
+/// A client that goes on with a download would have joined a part of the page to it.
+#[tokio::test(start_paused = true)]
+async fn no_condition_and_no_range_is_of_the_answer_to_a_failure() {
+    let (inner, _) = origin(|_, _| panic!("the service fails"));
+    let page = |_: &Error| Response::new(Bytes::from_static(b"we are sorry"));
+    let service = http_layer(cache(&MemoryBackend::new())).on_error(page).layer(inner);
+    for (name, value) in [
+        ("range", "bytes=3-5"),
+        ("range", "bytes=100-"),
+        ("if-match", "\"v\""),
+        ("if-none-match", "*"),
+    ] {
+        let answer = ask(&service, get_with(&[(name, value)])).await;
+        assert_eq!((answer.status.as_u16(), answer.text()), (200, "we are sorry"), "{name}");
     }
 }
 

@@ -21,6 +21,7 @@ mod readiness;
 mod routers;
 mod rules;
 mod scenarios;
+mod slow_bodies;
 mod stale;
 mod status;
 mod streaming;

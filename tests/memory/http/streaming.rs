@@ -18,10 +18,7 @@ use tower::{Layer, ServiceExt};
 
 use super::{
     bodies::{Feed, data, fed, next},
-    origin::{
-        Calls, DELAY, Inner, Layered, ask, ask_all, cache, get, get_with, http_layer, layered,
-        origin,
-    },
+    origin::{DELAY, Layered, ask, cache, get, get_with, http_layer, layered, origin},
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -522,98 +519,4 @@ async fn a_caller_that_leaves_before_the_head_leaves_nothing_behind() {
     let body = open(&service, get("/")).await;
     feeds.recv().await.unwrap().send(data("one")).unwrap();
     assert_eq!(rest(body).await, of("one"));
-}
-
-/// Returns an origin whose bodies are of as many pieces, one each `pause`.
-fn slow(control: &'static str, pieces: usize, pause: Duration) -> (Inner, Calls) {
-    origin(move |call, _| {
-        let body = futures_util::stream::unfold(0, move |at| async move {
-            if at == pieces {
-                return None;
-            }
-            sleep(pause).await;
-            Some((Ok::<_, io::Error>(call.to_string()), at + 1))
-        });
-        let answer = Response::builder().header("cache-control", control);
-        answer.body(Body::from_stream(body)).unwrap()
-    })
-}
-
-fn cancelling_at(backend: &MemoryBackend, inner: &Inner) -> Layered {
-    let builder = http_cache(backend.clone()).when_abandoned(Abandoned::Cancel);
-    BellwetherLayer::http(builder.build().unwrap()).layer(inner.clone())
-}
-
-/// The only reader was the leader. It left, or needed no body, before the callers that waited for
-/// the headers had their turns. So each of them sent its own request.
-#[tokio::test(start_paused = true)]
-async fn callers_that_wait_for_headers_keep_a_body_that_its_leader_does_not_read() {
-    for head_leads in [false, true] {
-        let (inner, calls) = slow("max-age=60", 3, DELAY);
-        let service = cancelling_at(&MemoryBackend::new(), &inner);
-        let request = match head_leads {
-            true => Request::head("/").body(Body::empty()).unwrap(),
-            false => get("/"),
-        };
-        let leader = tokio::spawn(service.clone().oneshot(request));
-        sleep(DELAY / 5).await;
-        let services = [service];
-        let asked =
-            tokio::spawn(async move { ask_all(&services, (0..50).map(|_| get("/"))).await });
-        sleep(DELAY / 5).await;
-        if !head_leads {
-            leader.abort();
-        }
-        for answer in asked.await.unwrap() {
-            assert_eq!(answer.text(), "111");
-        }
-        assert_eq!(calls.count(), 1, "{head_leads}");
-    }
-}
-
-/// All callers of the body had left. The callers in another process were told that it is
-/// uncacheable, so each of them sent its own request.
-#[tokio::test(start_paused = true)]
-async fn a_process_that_waits_for_an_unread_body_loads_itself() {
-    let (inner, calls) = slow("max-age=60", 3, DELAY);
-    let backend = MemoryBackend::new();
-    let [here, there] = [(), ()].map(|()| cancelling_at(&backend, &inner));
-    let leader = tokio::spawn(async move { ask(&here, get("/")).await });
-    sleep(DELAY / 5).await;
-    let services = [there];
-    let asked = tokio::spawn(async move { ask_all(&services, (0..50).map(|_| get("/"))).await });
-    sleep(2 * DELAY).await;
-    leader.abort();
-    for answer in asked.await.unwrap() {
-        assert_eq!(answer.text(), "222");
-    }
-    assert_eq!(calls.count(), 2);
-}
-
-/// A process that came after the lifetime was handed the body that had taken longer than that.
-#[tokio::test(start_paused = true)]
-async fn a_body_that_outlives_its_lifetime_is_not_for_other_processes() {
-    let (inner, calls) = slow("max-age=2, must-revalidate", 5, SECOND);
-    let backend = MemoryBackend::new();
-    let [here, there] =
-        [(), ()].map(|()| BellwetherLayer::http(cache(&backend)).layer(inner.clone()));
-    let first = tokio::spawn(async move { ask(&here, get("/")).await });
-    sleep(3 * SECOND).await;
-    let services = [there];
-    for answer in ask_all(&services, (0..20).map(|_| get("/"))).await {
-        assert_eq!(answer.text(), "22222", "{:?}", answer.headers);
-    }
-    assert_eq!((first.await.unwrap().text(), calls.count()), ("11111", 2));
-}
-
-/// The part of a second that the body took was added to its lifetime.
-#[tokio::test(start_paused = true)]
-async fn the_lifetime_begins_with_the_head_to_the_millisecond() {
-    let (inner, _) = slow("max-age=1, must-revalidate", 1, Duration::from_millis(950));
-    let service = BellwetherLayer::http(cache(&MemoryBackend::new())).layer(inner);
-    ask(&service, get("/")).await;
-    sleep(Duration::from_millis(40)).await;
-    assert_eq!(ask(&service, get("/")).await.text(), "1");
-    sleep(Duration::from_millis(20)).await;
-    assert_eq!(ask(&service, get("/")).await.text(), "2");
 }

@@ -4,7 +4,7 @@ mod conditions;
 mod range;
 pub(super) mod wanted;
 
-use std::{ops::Range, sync::Arc};
+use std::{ops::Range, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::{
@@ -17,6 +17,7 @@ use http::{
     request, response,
 };
 use http_body::Body;
+use tokio::time::Instant;
 
 use self::{
     conditions::{Verdict, evaluate, permits_part},
@@ -36,6 +37,8 @@ pub(super) struct Asked {
     pub(super) wanted: Option<Box<Wanted>>,
     /// It wants a response whose load begins after it.
     pub(super) is_anew: bool,
+    /// When it came.
+    pub(super) since: Option<Instant>,
     /// It has an `Authorization`.
     pub(super) is_authorized: bool,
     /// What the parts of the key make of it, if the layer has any.
@@ -84,6 +87,20 @@ impl Asked {
         });
         let terms = Box::new(Terms { is_head: parts.method == Method::HEAD, headers });
         Self { terms: Some(terms), ..Self::default() }
+    }
+
+    /// Returns how long it has waited for its answer.
+    pub(super) fn waited(&self) -> Duration {
+        self.since.map(|since| since.elapsed()).unwrap_or_default()
+    }
+
+    /// Returns the answer that a response gives which no service made. It is as it is, but a `HEAD`
+    /// has no body.
+    pub(super) fn answer_own(&self, response: Response<Bytes>) -> Response<Bytes> {
+        match self.terms.as_ref().is_some_and(|terms| terms.is_head) {
+            true => response.map(|_| Bytes::new()),
+            false => response,
+        }
     }
 
     /// Returns the answer that a shared response gives. The body is not copied.

@@ -30,6 +30,10 @@ struct State {
     most: u64,
     phase: Phase,
     seats: Seats,
+    /// How many readers have joined.
+    joined: u64,
+    /// A reader has asked for the body.
+    is_read: bool,
     /// The collector, if it waits for the last reader to leave.
     collector: Option<Waker>,
 }
@@ -77,6 +81,8 @@ impl Board {
             most,
             phase: Phase::Collected,
             seats: Seats::default(),
+            joined: 0,
+            is_read: false,
             collector: None,
         })))
     }
@@ -85,7 +91,10 @@ impl Board {
     pub(super) fn join(&self) -> Result<usize, Missed> {
         let mut state = lock(&self.0);
         match &state.phase {
-            Phase::Collected | Phase::Kept(_) => Ok(state.seats.take()),
+            Phase::Collected | Phase::Kept(_) => {
+                state.joined += 1;
+                Ok(state.seats.take())
+            }
             Phase::Read { .. } | Phase::Ended(_) => Err(Missed::Start),
             Phase::Broken(_) => Err(Missed::Broken),
         }
@@ -121,6 +130,7 @@ impl Board {
     /// Returns what there is for a reader, which is woken if it has to wait.
     pub(super) fn next(&self, seat: usize, cx: &Context<'_>) -> Next {
         let mut state = lock(&self.0);
+        state.is_read = true;
         let place = state.seats.place(seat);
         let mut last = None;
         let (next, wakers) = match state.buffer.at(place) {
@@ -204,20 +214,17 @@ impl Board {
         }
     }
 
-    /// Completes when the body has no readers. To be polled by the collector.
-    pub(super) fn poll_unread(&self, cx: &Context<'_>) -> Poll<()> {
+    /// Completes when all readers have left, with their number. A body that none has begun to read
+    /// is loaded for later callers, such as that of a refresh. To be polled by the collector.
+    pub(super) fn poll_left(&self, cx: &Context<'_>) -> Poll<u64> {
         let mut state = lock(&self.0);
-        if state.seats.is_empty() {
-            return Poll::Ready(());
+        if state.is_read && state.seats.is_empty() {
+            return Poll::Ready(state.joined);
         }
         let last = state.collector.replace(cx.waker().clone());
         drop(state);
         drop(last);
         Poll::Pending
-    }
-
-    pub(super) fn is_unread(&self) -> bool {
-        lock(&self.0).seats.is_empty()
     }
 
     fn wake_readers(&self) {

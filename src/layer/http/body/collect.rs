@@ -16,8 +16,8 @@ use crate::time::after;
 /// How much of a body that is always ready is collected before its readers have a turn.
 const TURN: u64 = 64 << 10;
 
-/// How long a body may be without a reader before it counts as unread. Callers that wait for it, or
-/// that leave while others come, take their turns meanwhile.
+/// How long a body is without a reader before it counts as unread. The callers that wait for it
+/// have their turns meanwhile.
 const UNREAD: Duration = Duration::from_millis(50);
 
 /// When a body is no longer collected.
@@ -77,16 +77,17 @@ pub(crate) async fn collect(body: &SharedBody, limits: &BodyLimits) -> Collected
     }
 }
 
-/// Completes when a body has no reader, and is not to be finished.
+/// Completes when a body has no reader any more, and is not to be finished.
 async fn unread(board: &Board, limits: &BodyLimits) {
     if limits.finish_unread {
         return pending().await;
     }
+    let mut readers = None;
     loop {
-        poll_fn(|cx| board.poll_unread(cx)).await;
-        sleep(UNREAD).await;
-        if board.is_unread() {
+        let left = poll_fn(|cx| board.poll_left(cx)).await;
+        if readers.replace(left) == Some(left) {
             return;
         }
+        sleep(UNREAD).await;
     }
 }

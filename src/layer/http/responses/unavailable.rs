@@ -6,7 +6,7 @@ use http::{HeaderMap, StatusCode, header::RETRY_AFTER, response::Parts};
 
 use super::ResponseRules;
 use crate::{
-    cache::{AfterFailure, Lead},
+    cache::{AfterFailure, Lead, Produced},
     error::{Error, ErrorKind},
     layer::http::{
         BellwetherLayer, CachedResponse, Http, InnerServiceError,
@@ -23,21 +23,28 @@ pub(crate) const UNAVAILABLE: AfterFailure =
     AfterFailure::BackOff { first: Duration::from_millis(100), longest: Duration::from_secs(1) };
 
 impl ResponseRules {
-    /// Returns the error of a response for which a stale one may stand in (RFC 5861, section 4), or
-    /// that others are told of. Tells the lead what is to follow.
-    pub(crate) fn failure(&self, parts: &Parts, lead: &Lead<CachedResponse>) -> Option<Error> {
+    /// Returns what a flight lands with, whose response is a failure or another error. A stale one
+    /// may stand in for a failure (RFC 5861, section 4), or others are told of it. Tells the lead
+    /// what is to follow.
+    pub(crate) fn failing(
+        &self,
+        parts: &Parts,
+        lead: &Lead<CachedResponse>,
+    ) -> Produced<CachedResponse> {
+        lead.do_not_store();
         let status = parts.status;
         if !is_failure(status) {
-            return None;
+            return Produced::Uncacheable;
         }
         let concerns_all = !self.subject.is_authorized;
         if concerns_all {
             self.tell_what_follows(parts, lead);
         } else if !lead.has_stand_in() {
-            return None;
+            return Produced::Reserved;
         }
         let words = "the inner service failed";
-        Some(Error::with_source(ErrorKind::Load, words, InnerServiceError::new(status)))
+        let failure = InnerServiceError::new(status);
+        Produced::Failing(Error::with_source(ErrorKind::Load, words, failure))
     }
 
     fn tell_what_follows(&self, parts: &Parts, lead: &Lead<CachedResponse>) {
