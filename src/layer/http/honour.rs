@@ -39,11 +39,11 @@ where
     if !wanted.only_if_cached && http.0.goes_alone(&key, &asked) {
         return http.pass_watched(key, inner, request, Reason::Uncacheable).await;
     }
-    let mut place = Place::resource(key.clone(), &asked);
+    let mut place = Place::resource(key.clone());
     let mut stored = http.stored(&place).await;
     let selector = stored.as_ref().and_then(|stored| Selector::of(stored.value()));
     if let Some(selector) = &selector {
-        place = Place::variant(key.clone(), selector.clone(), &asked, request.headers());
+        place = Place::variant(key.clone(), selector.clone(), request.headers());
         stored = http.stored(&place).await;
     }
     let is_stored = stored.is_some();

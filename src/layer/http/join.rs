@@ -43,7 +43,7 @@ where
     ResBody: Body + Send + 'static,
     ResBody::Error: Into<BoxError>,
 {
-    let place = Place::resource(key, &asked);
+    let place = Place::resource(key);
     let (exchange, led) = Exchange::new(request);
     let flown = fly(&http, &place, &asked, &inner, led, OnUncacheable::Pass).await;
     match http.settle(&place, &asked, exchange, flown) {
@@ -74,7 +74,7 @@ where
     ResBody::Error: Into<BoxError>,
 {
     let settings = &http.0;
-    let place = Place::variant(resource, selector, &asked, request.headers());
+    let place = Place::variant(resource, selector, request.headers());
     if !place.is_admitted(&settings.variants) {
         return http.pass(inner, request, Reason::Variants).await;
     }
@@ -263,7 +263,7 @@ impl Http {
         let Some(streamed) = (**offer.head()).downcast_ref::<StreamedResponse>() else {
             return Settled::Missed(request);
         };
-        match streamed.follow(asked.key_parts.as_deref(), request.headers()) {
+        match streamed.follow(request.headers()) {
             Ok(response) => {
                 // The leader has counted its own use.
                 self.0.min_uses().map(|uses| uses.count(&place.key));

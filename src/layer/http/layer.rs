@@ -135,18 +135,12 @@ impl BellwetherLayer<Http> {
     /// names. All lines of a header are compared. Only `Accept-Encoding` is normalised: case,
     /// spaces and the order of its elements do not matter.
     ///
-    /// So is each response of a layer with an [identity](Self::identity) or with other parts of the
-    /// key, [`vary_by_header`](Self::vary_by_header) and [`vary_by`](Self::vary_by): among the
-    /// requests that agree in these. While nothing of a resource is stored, the callers with other
-    /// parts wait for the first headers, and then load at once.
-    ///
     /// The [key](Self::key) of the resource then holds a marker, and its variants have keys of
     /// their own. One invalidation of the key ends all of them. A hit costs two reads.
     ///
-    /// A resource has at most 64 variants by its `Vary` that were asked for in the last ten
-    /// minutes, in each process. Requests for others pass. The number of identities, and of other
-    /// parts, has no limit. With [`coalesce_only`](Self::coalesce_only), responses with a `Vary`
-    /// are not shared.
+    /// A resource has at most 64 variants that were asked for in the last ten minutes, in each
+    /// process. Requests for others pass. With [`coalesce_only`](Self::coalesce_only), responses
+    /// with a `Vary` are not shared.
     ///
     /// # Conditions and ranges
     ///
@@ -209,9 +203,9 @@ impl BellwetherLayer<Http> {
     /// An unsafe request, such as a `POST`, reaches the inner service. If its answer is no error,
     /// the stored response of its URI ends before the caller gets the answer. So do those of its
     /// `Location` and `Content-Location`, if these begin with a slash or name the same host. All
-    /// variants end, those of each [identity](Self::identity) too. While the backend is away, a
-    /// write ends what its process remembers, and what is stored may be served again afterwards.
-    /// [`purge_if`](Self::purge_if) permits `PURGE` requests.
+    /// variants end. Responses under other [parts of the key](Self::identity) stay. While the
+    /// backend is away, a write ends what its process remembers, and what is stored may be served
+    /// again afterwards. [`purge_if`](Self::purge_if) permits `PURGE` requests.
     ///
     /// A gRPC call ends nothing, because its path names a procedure. It passes, and so do WebSocket
     /// upgrades and `CONNECT`: their bytes flow both ways, and nothing of them is stored.
@@ -421,12 +415,13 @@ impl BellwetherLayer<Http> {
     ///
     /// Use it to [invalidate](Cache::invalidate) that response. The key does not depend on the
     /// method, nor on headers other than `Host`. So a `PUT` that outdates the response to a `GET`
-    /// has the same key.
+    /// has the same key, unless a part that was added to the key differs.
     ///
-    /// If the resource has [variants](Self::http), the cache holds a marker under this key: a
-    /// response with the status 100. They all end with it.
+    /// If the response has a `Vary`, the cache holds a marker under this key: a response with the
+    /// status 100 and that `Vary`.
     ///
-    /// Returns `None` if the host is not clear, or if the request has no path.
+    /// Returns `None` if the host is not clear, if the request has no path, or if a part of the key
+    /// excludes it.
     ///
     /// ```
     /// # let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();

@@ -102,10 +102,6 @@ impl HttpSettings {
     pub(super) fn admit(&self, parts: &Parts, body: &impl Body) -> Result<(Key, Asked), Reason> {
         let mut asked = self.requests.check(parts, body, self.coalesce_only)?;
         asked.since = Some(Instant::now());
-        if !self.key_parts.is_empty() && !self.coalesce_only {
-            let texts = key::texts(parts, &self.key_parts).ok_or(Reason::Key)?;
-            asked.key_parts = Some(texts.into());
-        }
         Ok((self.key(parts).ok_or(Reason::Key)?, asked))
     }
 
@@ -126,11 +122,8 @@ impl HttpSettings {
     }
 
     fn key_with(&self, parts: &Parts, scheme: &str) -> Option<Key> {
-        let (verb, fields) = match self.coalesce_only {
-            true => ("COALESCE", key::texts(parts, &self.key_parts)?),
-            false => ("GET", " *".repeat(self.key_parts.len())),
-        };
-        key::key(parts, verb, scheme, &fields, &self.query, self.cache.key_limit())
+        let (coalesces, limit) = (self.coalesce_only, self.cache.key_limit());
+        key::key(parts, scheme, &self.key_parts, &self.query, coalesces, limit)
     }
 
     /// Returns the rules for the response to a request.

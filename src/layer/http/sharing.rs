@@ -84,7 +84,7 @@ impl BellwetherLayer<Http> {
         self
     }
 
-    /// Shares responses among the requests of one identity, or excludes a request by `None`.
+    /// Adds to the key the identity that a response is made for, or excludes the request by `None`.
     ///
     /// Use it for facts that only the extensions of a request tell. Examples are the user that an
     /// outer layer has authenticated, and the client's address in `ConnectInfo` or its certificate.
@@ -113,9 +113,11 @@ impl BellwetherLayer<Http> {
     /// # Ok::<_, bellwether::Error>(()) }).unwrap();
     /// ```
     ///
-    /// The responses of each identity are [variants](Self::http) of their resource, so a hit costs
-    /// two reads. An unsafe request ends the responses of all identities, also if its own is
-    /// excluded. Where each user changes what is theirs alone, give it a path or a host of its own.
+    /// An [unsafe request](Self::http) ends the responses of its own identity, or none
+    /// if it is excluded. Those of other identities stay until their lifetime ends, because no
+    /// process knows which identities there are. The same holds for each part of the key. Where all
+    /// must end at once, let the responses name a header in their `Vary` instead. An invalidation
+    /// ends all variants.
     ///
     /// A request with credentials in its headers still takes no part. If the outer layer has
     /// checked a cookie or a header, and the identity stands for it, add
@@ -128,12 +130,10 @@ impl BellwetherLayer<Http> {
         self
     }
 
-    /// Shares responses among the requests that agree in a header, as [`vary_by`](Self::vary_by)
-    /// does. A header that looks like a credential may then be in a request.
+    /// Adds a header to the key. A header that looks like a credential may then be in a request.
     ///
-    /// All lines of the header count. A request in which it is not text takes no part.
-    ///
-    /// A response that names a header in its `Vary` needs no setting.
+    /// All lines of the header count. A request in which it is not text takes no part. Of a header
+    /// that looks like a credential, only a digest becomes part of the key.
     ///
     /// `Authorization`, `Cookie` and other headers [that exclude a request](Self::http) still do.
     ///
@@ -160,11 +160,8 @@ impl BellwetherLayer<Http> {
     /// If the response depends on a part of the request that the key does not contain, one caller
     /// receives the response of another.
     ///
-    /// Each call adds one part. The parts are joined so that no two lists of parts are the same.
-    /// They select a [variant](Self::http) of the resource, so a hit costs two reads, and an
-    /// unsafe request ends the responses with all values of a part. The backend sees a digest of
-    /// them. With [`coalesce_only`](Self::coalesce_only) it sees their text in its key names, so
-    /// return a hash of a secret.
+    /// Each call adds one part. The parts are joined so that no two lists of parts have the same
+    /// key. The backend sees the text of a part in its key names, so return a hash of a secret.
     ///
     /// The layer does not know which headers the function reads. If one of them looks like a
     /// credential, add [`ignore_headers`](Self::ignore_headers), or use

@@ -87,16 +87,12 @@ impl StreamedResponse {
         Ok(self.head.response(self.body.reader(true)?, self.head.age()))
     }
 
-    /// Returns the response for another caller, with these parts of the key and these headers.
-    pub(super) fn follow(
-        &self,
-        key_parts: Option<&str>,
-        request: &HeaderMap,
-    ) -> Result<Response<Reader>, Apart> {
+    /// Returns the response for another caller, with these headers.
+    pub(super) fn follow(&self, request: &HeaderMap) -> Result<Response<Reader>, Apart> {
         match &self.readers {
             Readers::All => {}
             Readers::Selecting { resource, selector, variant } => {
-                if selector.key(resource, key_parts, request) != *variant {
+                if selector.key(resource, request) != *variant {
                     return Err(Apart::Varies(selector.clone()));
                 }
             }

@@ -14,7 +14,6 @@ mod names;
 mod odd;
 mod order;
 mod origin;
-mod parts;
 mod passes;
 mod policy;
 mod readiness;

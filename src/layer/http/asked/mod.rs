@@ -4,7 +4,7 @@ mod conditions;
 mod range;
 pub(super) mod wanted;
 
-use std::{ops::Range, sync::Arc, time::Duration};
+use std::{ops::Range, time::Duration};
 
 use bytes::Bytes;
 use http::{
@@ -41,8 +41,6 @@ pub(super) struct Asked {
     pub(super) since: Option<Instant>,
     /// It has an `Authorization`.
     pub(super) is_authorized: bool,
-    /// What the parts of the key make of it, if the layer has any.
-    pub(super) key_parts: Option<Arc<str>>,
     /// Why the stored response does not do, if there is one and that was settled.
     pub(super) forward: Option<Forward>,
 }

@@ -1,11 +1,8 @@
 //! Derives the key of an HTTP request.
 //!
-//! The text of a key is `GET <scheme> <host>[ *]... <original path and query>[ <routed path and
-//! query>]`, with a `*` for each [`KeyPart`] of the layer. The parts themselves select a variant.
-//!
-//! A layer that only coalesces stores no marker, so it cannot share variants. Its text is
-//! `COALESCE <scheme> <host>[ <length>:<part>]... <paths>`. So it never finds what another layer
-//! stored.
+//! The text of a key is `GET <scheme> <host>[ <length>:<part>]... <original path and query>[
+//! <routed path and query>]`. A `<part>` is the result of one [`KeyPart`]. A layer that only
+//! coalesces has `COALESCE` in place of `GET`, so that it never finds what another layer stored.
 //!
 //! Two requests that differ in one of these fields never have the same text. Scheme, host and path
 //! cannot contain a space. Each part follows its own length. A path begins with a slash, a length
@@ -29,39 +26,32 @@ use crate::{
 /// Returns a part of the key, or `None` if the request takes no part.
 pub(crate) type KeyPart = Arc<dyn Fn(&Parts) -> Option<String> + Send + Sync>;
 
-/// Returns what the parts make of a request, or `None` if one of them excludes it.
-pub(crate) fn texts(parts: &Parts, key_parts: &[KeyPart]) -> Option<String> {
-    let mut text = String::new();
-    for part in key_parts {
-        let value = part(parts)?;
-        write!(text, " {}:{value}", value.len()).ok()?;
-    }
-    Some(text)
-}
-
-/// Returns the key of a `GET` whose target names this scheme, of at most `limit` bytes. The verb is
-/// the first field of its text, and `fields` lie between the host and the path.
+/// Returns the key of a `GET` whose target names this scheme, of at most `limit` bytes.
 ///
-/// Returns `None` if the host is not clear, if there is no path, or if even a digest is too long.
+/// Returns `None` if the host is not clear, if there is no path, if a part excludes the request, or
+/// if even a digest is too long.
 pub(crate) fn key(
     parts: &Parts,
-    verb: &str,
     scheme: &str,
-    fields: &str,
+    key_parts: &[KeyPart],
     query: &QueryRules,
+    coalesce_only: bool,
     limit: usize,
 ) -> Option<Key> {
     let routed = path(&parts.uri)?;
     let original = original(&parts.uri, &parts.extensions)?;
     let host = host(&parts.uri, &parts.headers)?;
-    let ends = verb.len() + scheme.len() + host.len() + original.as_str().len();
-    let length = ends + fields.len() + 3;
+    let verb = if coalesce_only { "COALESCE" } else { "GET" };
+    let length = verb.len() + scheme.len() + host.len() + original.as_str().len() + 3;
     let mut text = String::with_capacity(length);
     for field in [verb, " ", scheme, " ", host] {
         text.push_str(field);
     }
     text[verb.len()..].make_ascii_lowercase();
-    text.push_str(fields);
+    for part in key_parts {
+        let value = part(parts)?;
+        write!(text, " {}:{value}", value.len()).ok()?;
+    }
     text.push(' ');
     text.push_str(&query.apply(original.as_str()));
     if original != routed {

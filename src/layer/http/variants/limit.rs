@@ -20,7 +20,7 @@ const IN_USE: Duration = Duration::from_secs(600);
 const MOST_RESOURCES: usize = 10_000;
 
 pub(crate) struct Variants {
-    /// By the hash of the generation, which is that of one resource, and of the parts of the key.
+    /// By the hash of the generation, which is that of one resource.
     by_generation: Mutex<LruCache<u64, HashMap<u64, Instant>>>,
     /// By the hash of the resource. Names that a resource varies by in some of its variants only.
     names: Mutex<LruCache<u64, Vec<HeaderName>>>,
@@ -54,15 +54,9 @@ impl Variants {
         }
     }
 
-    /// Returns whether a variant is among those that are shared, and counts it. The limit is for
-    /// each value that the parts of the key have.
-    pub(super) fn admit(
-        &self,
-        selector: &Selector,
-        key_parts: Option<&str>,
-        variant: &Key,
-    ) -> bool {
-        let generation = self.hasher.hash_one((selector.generation(), key_parts));
+    /// Returns whether a variant is among those that are shared, and counts it.
+    pub(super) fn admit(&self, selector: &Selector, variant: &Key) -> bool {
+        let generation = self.hasher.hash_one(selector.generation());
         let (variant, now) = (self.hasher.hash_one(variant), Instant::now());
         let mut resources = lock(&self.by_generation);
         let seen = resources.get_or_insert_mut(generation, HashMap::new);
@@ -92,27 +86,24 @@ mod tests {
         let [one, other] = [Selector::new(Vec::new()), Selector::new(Vec::new())];
         let key = |number: usize| Key::from(number);
         for number in 0..MOST_VARIANTS {
-            assert!(variants.admit(&one, None, &key(number)));
+            assert!(variants.admit(&one, &key(number)));
         }
-        assert!(!variants.admit(&one, None, &key(MOST_VARIANTS)));
-        assert!(
-            variants.admit(&one, None, &key(0))
-                && variants.admit(&other, None, &key(MOST_VARIANTS))
-        );
+        assert!(!variants.admit(&one, &key(MOST_VARIANTS)));
+        assert!(variants.admit(&one, &key(0)) && variants.admit(&other, &key(MOST_VARIANTS)));
         sleep(IN_USE / 2).await;
-        assert!(variants.admit(&one, None, &key(1)));
+        assert!(variants.admit(&one, &key(1)));
         sleep(IN_USE / 2).await;
         for number in 0..MOST_VARIANTS - 1 {
-            assert!(variants.admit(&one, None, &key(1000 + number)));
+            assert!(variants.admit(&one, &key(1000 + number)));
         }
-        assert!(variants.admit(&one, None, &key(1)) && !variants.admit(&one, None, &key(2)));
+        assert!(variants.admit(&one, &key(1)) && !variants.admit(&one, &key(2)));
     }
 
     #[tokio::test(start_paused = true)]
     async fn the_number_of_resources_is_bounded() {
         let (variants, key) = (Variants::new(), Key::from("a"));
         for _ in 0..MOST_RESOURCES + 10 {
-            assert!(variants.admit(&Selector::new(Vec::new()), None, &key));
+            assert!(variants.admit(&Selector::new(Vec::new()), &key));
         }
         assert_eq!(lock(&variants.by_generation).len(), MOST_RESOURCES);
     }

@@ -3,13 +3,13 @@
 pub(super) mod limit;
 pub(super) mod selector;
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use http::HeaderMap;
 use tracing::debug;
 
 use self::{limit::Variants, selector::Selector};
-use super::{CachedResponse, Http, asked::Asked, fields::vary::vary, responses::Freshness};
+use super::{CachedResponse, Http, fields::vary::vary, responses::Freshness};
 use crate::{
     cache::{Lead, Produced},
     error::Error,
@@ -25,8 +25,6 @@ pub(super) struct Place {
     pub(super) key: Key,
     /// The resource of a variant, and what selects the variant.
     variant_of: Option<Box<(Key, Selector)>>,
-    /// What the parts of the key make of its requests, if the layer has any.
-    key_parts: Option<Arc<str>>,
 }
 
 /// Where a response belongs that the flight of a place has loaded.
@@ -60,32 +58,22 @@ impl Belongs {
             Self::With(selector) => Readers::Selecting {
                 resource: place.key.clone(),
                 selector: selector.clone(),
-                variant: selector.key(&place.key, place.key_parts(), request),
+                variant: selector.key(&place.key, request),
             },
         }
     }
 }
 
 impl Place {
-    /// Returns the place of a resource, for a request that asks for this.
-    pub(super) fn resource(key: Key, asked: &Asked) -> Self {
-        Self { key, variant_of: None, key_parts: asked.key_parts.clone() }
+    /// Returns the place of a resource.
+    pub(super) fn resource(key: Key) -> Self {
+        Self { key, variant_of: None }
     }
 
-    /// Returns the place of the variant that a request with these headers selects.
-    pub(super) fn variant(
-        resource: Key,
-        selector: Selector,
-        asked: &Asked,
-        request: &HeaderMap,
-    ) -> Self {
-        let key = selector.key(&resource, asked.key_parts.as_deref(), request);
-        let variant_of = Some(Box::new((resource, selector)));
-        Self { key, variant_of, key_parts: asked.key_parts.clone() }
-    }
-
-    fn key_parts(&self) -> Option<&str> {
-        self.key_parts.as_deref()
+    /// Returns the place of the variant that a request selects.
+    pub(super) fn variant(resource: Key, selector: Selector, request: &HeaderMap) -> Self {
+        let key = selector.key(&resource, request);
+        Self { key, variant_of: Some(Box::new((resource, selector))) }
     }
 
     /// Returns whether it is the place of a variant.
@@ -96,15 +84,14 @@ impl Place {
     /// Returns whether the resource has no more variants than are shared.
     pub(super) fn is_admitted(&self, variants: &Variants) -> bool {
         let variant_of = self.variant_of.as_ref();
-        variant_of
-            .is_none_or(|variant_of| variants.admit(&variant_of.1, self.key_parts(), &self.key))
+        variant_of.is_none_or(|variant_of| variants.admit(&variant_of.1, &self.key))
     }
 
     /// Returns where a response belongs. `None` if nowhere, because its `Vary` has no end.
     pub(super) fn of(&self, response: &HeaderMap, variants: &Variants) -> Option<Belongs> {
         let names = vary(response)?;
         let selector = match &self.variant_of {
-            None if names.is_empty() && self.key_parts.is_none() => return Some(Belongs::Here),
+            None if names.is_empty() => return Some(Belongs::Here),
             None => variants.selector(&self.key, names),
             Some(variant_of) if variant_of.1.covers(&names) => return Some(Belongs::Here),
             Some(variant_of) => variant_of.1.and(&names),
@@ -169,8 +156,8 @@ impl Http {
             return Produced::Uncacheable;
         }
         let Some(marker) = selector.marker() else { return Produced::Uncacheable };
-        let variant = selector.key(&place.key, place.key_parts(), request);
-        self.0.variants.admit(selector, place.key_parts(), &variant);
+        let variant = selector.key(&place.key, request);
+        self.0.variants.admit(selector, &variant);
         // Without a lease, the marker is not stored.
         if lead.fence().is_some() {
             log(freshness.kept(cache.request(variant), cache.ttl()).insert(response).await);

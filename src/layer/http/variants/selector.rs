@@ -84,18 +84,17 @@ impl Selector {
         &self.generation
     }
 
-    /// Returns the key of the variant that a request selects by its headers and by what the parts
-    /// of the key make of it.
+    /// Returns the key of the variant that a request selects.
     ///
-    /// It contains a digest of these, because they may be secret. No other key starts with `VARY`.
-    pub(crate) fn key(&self, resource: &Key, key_parts: Option<&str>, request: &HeaderMap) -> Key {
+    /// It contains a digest of the headers, because they may be secret. No other key starts with
+    /// `VARY`.
+    pub(crate) fn key(&self, resource: &Key, request: &HeaderMap) -> Key {
         let mut digest = Sha256::new();
         let mut field = |bytes: &[u8]| {
             digest.update((bytes.len() as u64).to_be_bytes());
             digest.update(bytes);
         };
         field(resource.as_str().as_bytes());
-        field(key_parts.unwrap_or_default().as_bytes());
         // The service never sees a term, so that no response depends on it.
         for name in self.names.iter().filter(|name| !is_term(name)) {
             let lines = || request.get_all(name).iter().map(HeaderValue::as_bytes);
@@ -168,8 +167,8 @@ mod tests {
         let (selector, other) = (Selector::new(names.clone()), Selector::new(names));
         let resource = Key::from("GET  /a");
         let mut keys = vec![
-            other.key(&resource, None, &headers(&[])),
-            selector.key(&Key::from("GET  /b"), None, &headers(&[])),
+            other.key(&resource, &headers(&[])),
+            selector.key(&Key::from("GET  /b"), &headers(&[])),
         ];
         let requests: [&[(&str, &str)]; 10] = [
             &[],
@@ -183,11 +182,11 @@ mod tests {
             &[("a", "2"), ("b", "1")],
             &[("a", "\u{e4}")],
         ];
-        keys.extend(requests.map(|lines| selector.key(&resource, None, &headers(lines))));
+        keys.extend(requests.map(|lines| selector.key(&resource, &headers(lines))));
         let all: std::collections::HashSet<_> = keys.iter().collect();
         assert_eq!(all.len(), keys.len());
         let with_others = headers(&[("c", "3"), ("a", "1")]);
-        assert_eq!(selector.key(&resource, None, &with_others), keys[5]);
+        assert_eq!(selector.key(&resource, &with_others), keys[5]);
     }
 
     #[test]
