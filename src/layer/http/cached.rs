@@ -136,9 +136,11 @@ impl CachedResponse {
         self.0.head.age
     }
 
-    /// Returns whether the response was fresh when a caller came that has it now.
-    pub(super) fn was_fresh_for(&self, waited: Duration) -> bool {
-        u128::from(self.0.head.late) <= waited.as_millis()
+    /// Returns whether a response is stored, or was fresh when a caller came that has waited so
+    /// long for it.
+    pub(super) fn is_in_time(loaded: &Loaded<Self>, waited: Duration) -> bool {
+        let late = loaded.value().0.head.late;
+        late == 0 || was_stored(loaded) || u128::from(late) <= waited.as_millis()
     }
 
     /// Returns whether the response may only be validated once it is no longer fresh.
@@ -150,7 +152,7 @@ impl CachedResponse {
     /// on when this one is served.
     pub(super) fn differs_by_dates(&self, newer: &Self) -> bool {
         let (stored, other) = (&*self.0, &*newer.0);
-        let rest = |it: &ResponseHead| (it.status, it.only_validates);
+        let rest = |it: &ResponseHead| (it.status, it.only_validates, it.late);
         // A `Date` has no fractions, so the older of two equal ages may be a second higher.
         let is_as_old = stored.head.age.checked_sub(other.head.age).is_some_and(|more| more < 2);
         rest(&stored.head) == rest(&other.head)
@@ -166,12 +168,7 @@ impl CachedResponse {
 
     /// Builds the response for one caller, with its `Age`.
     pub(super) fn replay(loaded: Loaded<Self>) -> Response<Bytes> {
-        let was_stored = match loaded.source() {
-            Source::Hit | Source::Stale => true,
-            // It may be one that this process remembers.
-            Source::Degraded => loaded.age().is_some(),
-            _ => false,
-        };
+        let was_stored = was_stored(&loaded);
         let since = loaded.age();
         let kept = since.unwrap_or_default().as_secs();
         let response = loaded.into_value();
@@ -188,6 +185,15 @@ impl CachedResponse {
         // A hit has the only reference to what it decoded.
         let ResponseData { head, body } = Arc::unwrap_or_clone(self.0);
         head.with_age(body, age)
+    }
+}
+
+/// Returns whether a response is from the backend, or one that this process remembers.
+fn was_stored(loaded: &Loaded<CachedResponse>) -> bool {
+    match loaded.source() {
+        Source::Hit | Source::Stale => true,
+        Source::Degraded => loaded.age().is_some(),
+        _ => false,
     }
 }
 

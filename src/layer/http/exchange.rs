@@ -23,8 +23,8 @@ pub(super) struct FlightExchange<Req, Res> {
 pub(super) enum ExchangeState<Req, Res> {
     /// The request has not run.
     Pending(Req),
-    /// The request was taken. Its response is shared, or there is none.
-    Taken,
+    /// The request was taken. Its response is shared, or is not there yet, or there is none.
+    Taken(oneshot::Receiver<Res>),
     /// The inner service's response to this caller.
     Answered(Res),
 }
@@ -41,7 +41,8 @@ impl<Req, Res> Exchange<Req, Res> {
         if let Ok(response) = self.response.try_recv() {
             return ExchangeState::Answered(response);
         }
-        lock(&self.request).take().map_or(ExchangeState::Taken, ExchangeState::Pending)
+        let request = lock(&self.request).take();
+        request.map_or(ExchangeState::Taken(self.response), ExchangeState::Pending)
     }
 }
 

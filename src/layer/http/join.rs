@@ -3,6 +3,7 @@
 use bytes::Bytes;
 use http::{Request, Response};
 use http_body::Body;
+use tokio::sync::oneshot;
 use tower_service::Service;
 
 use super::{
@@ -110,9 +111,6 @@ where
     loop {
         let (request, on_uncacheable) = match settled {
             Settled::Done(response) => return response,
-            Settled::Missed(request) => {
-                return http.pass_watched(place.key, inner, request, Reason::Uncacheable).await;
-            }
             Settled::Varies(request, _) if place.is_variant() => {
                 return http.pass(inner, request, Reason::Variants).await;
             }
@@ -126,10 +124,15 @@ where
                     continue;
                 }
             },
-            Settled::Alone(request, why) => {
-                let again = http.tries_again(&place, &asked, why).filter(|_| retries > 0);
-                let Some(on_uncacheable) = again else {
-                    return http.pass_watched(place.key, inner, request, why.into()).await;
+            Settled::Led(answer) => {
+                return match answer.await {
+                    Ok(response) => response.map(|response| asked.answer_streaming(response)),
+                    Err(_) => Ok(http.lost(&asked).map(ResponseBody::whole)),
+                };
+            }
+            Settled::Alone { request, why, again } => {
+                let Some(on_uncacheable) = again.filter(|_| retries > 0) else {
+                    return http.pass_watched(place.key, inner, request, why).await;
                 };
                 retries -= 1;
                 (request, on_uncacheable)
@@ -185,12 +188,12 @@ impl Asked {
 enum Settled<B, ResBody: Body, E> {
     /// With a response.
     Done(CallResult<ResBody, E>),
-    /// The request has to go on alone.
-    Alone(Request<B>, Alone),
+    /// The request has to go on alone, unless it is to try again to share.
+    Alone { request: Request<B>, why: Reason, again: Option<OnUncacheable> },
     /// The request selects a variant.
     Varies(Request<B>, Box<Selector>),
-    /// The response is under way, and this request came too late for it.
-    Missed(Request<B>),
+    /// The flight goes on without the caller that leads it, and will answer its request.
+    Led(oneshot::Receiver<CallResult<ResBody, E>>),
     /// The body of the response broke off. The outcome of the load is on its way.
     Broken(Request<B>, Box<Offer<CachedResponse>>),
 }
@@ -207,38 +210,51 @@ impl Http {
     where
         ResBody: Body,
     {
-        // The exchange is left alone then. Its request may be that of a refresh which has begun,
-        // and a stale response stands in for the answer of an origin that fails.
-        let (selector, flown) = match flown {
+        let landed = match flown {
             Ok(Flown::Loaded(loaded)) => match Selector::of(loaded.value()) {
-                None if is_in_time(asked, &loaded) => {
+                Some(selector) => Landed::Marker(selector),
+                // The exchange is left alone then. Its request may be that of a refresh which has
+                // begun, and a stale response stands in for the answer of an origin that fails.
+                None if CachedResponse::is_in_time(&loaded, asked.waited()) => {
                     return whole(self.replay(place, asked, loaded));
                 }
-                // The next load begins after this caller has asked.
-                None => (None, Ok(Flown::Alone(Alone::Reserved))),
-                Some(selector) => (Some(selector), Err(lost())),
+                None => Landed::Late,
             },
-            flown => (None, flown),
+            Ok(Flown::Head(offer)) => Landed::Head(offer),
+            Ok(Flown::Alone(why)) => Landed::Alone(why),
+            Err(error) => Landed::Failed(error),
         };
-        match (exchange.take(), selector, flown) {
-            (ExchangeState::Pending(request), Some(selector), _) => {
-                Settled::Varies(request, Box::new(selector))
-            }
-            (ExchangeState::Answered(response), _, flown) => {
-                if let Ok(Flown::Head(offer)) = flown {
+        match (exchange.take(), landed) {
+            (ExchangeState::Answered(response), landed) => {
+                if let Landed::Head(offer) = landed {
                     offer.take();
                 }
                 Settled::Done(response.map(|response| asked.answer_streaming(response)))
             }
-            (ExchangeState::Pending(request), _, Ok(Flown::Alone(why))) => {
-                Settled::Alone(request, why)
+            (ExchangeState::Pending(request), Landed::Marker(selector)) => {
+                Settled::Varies(request, Box::new(selector))
             }
-            (ExchangeState::Pending(request), _, Ok(Flown::Head(offer))) => {
+            (ExchangeState::Pending(request), Landed::Late) => {
+                let again = Some(OnUncacheable::Pass);
+                Settled::Alone { request, why: Reason::Uncacheable, again }
+            }
+            (ExchangeState::Pending(request), Landed::Alone(why)) => {
+                let again = self.tries_again(place, asked, why);
+                Settled::Alone { request, why: why.into(), again }
+            }
+            (ExchangeState::Pending(request), Landed::Head(offer)) => {
                 self.follow(place, asked, offer, request)
             }
-            (.., Err(error)) => whole(asked.answer_own(self.failed(&error))),
-            (.., Ok(_)) => whole(asked.answer_own(self.failed(&lost()))),
+            (ExchangeState::Taken(answer), Landed::Marker(_)) => Settled::Led(answer),
+            (_, Landed::Failed(error)) => whole(asked.answer_own(self.failed(&error))),
+            _ => whole(self.lost(asked)),
         }
+    }
+
+    /// Returns the answer to a caller whose request was taken, and has no answer.
+    fn lost(&self, asked: &Asked) -> Response<Bytes> {
+        let words = "the task that ran the request was cancelled";
+        asked.answer_own(self.failed(&Error::new(ErrorKind::Cancelled, words)))
     }
 
     /// Returns how a request whose load was not shared tries to share another one, if it does.
@@ -261,7 +277,7 @@ impl Http {
         request: Request<B>,
     ) -> Settled<B, ResBody, E> {
         let Some(streamed) = (**offer.head()).downcast_ref::<StreamedResponse>() else {
-            return Settled::Missed(request);
+            return missed(request);
         };
         match streamed.follow(request.headers()) {
             Ok(response) => {
@@ -273,7 +289,7 @@ impl Http {
                 Settled::Done(Ok(self.with_source(answer, Source::Followed, None, forward)))
             }
             Err(Apart::Varies(selector)) => Settled::Varies(request, Box::new(selector)),
-            Err(Apart::Missed(Missed::Start)) => Settled::Missed(request),
+            Err(Apart::Missed(Missed::Start)) => missed(request),
             Err(Apart::Missed(Missed::Broken)) => Settled::Broken(request, offer),
         }
     }
@@ -303,16 +319,23 @@ impl Http {
     }
 }
 
-/// Returns whether a response is stored, or was fresh when the caller came that has waited for it.
-fn is_in_time(asked: &Asked, loaded: &Loaded<CachedResponse>) -> bool {
-    let is_stored = matches!(loaded.source(), Source::Hit | Source::Stale);
-    is_stored || loaded.value().was_fresh_for(asked.waited())
+/// Lets a request go on alone that came too late for a response under way.
+fn missed<B, ResBody: Body, E>(request: Request<B>) -> Settled<B, ResBody, E> {
+    Settled::Alone { request, why: Reason::Uncacheable, again: None }
 }
 
 fn whole<B, ResBody: Body, E>(response: Response<Bytes>) -> Settled<B, ResBody, E> {
     Settled::Done(Ok(response.map(ResponseBody::whole)))
 }
 
-fn lost() -> Error {
-    Error::new(ErrorKind::Cancelled, "the task that ran the request was cancelled")
+/// How a flight landed for one caller that is not served its value.
+enum Landed {
+    /// With what selects a variant.
+    Marker(Selector),
+    /// With a response that was no longer fresh when the caller came. The next load begins after
+    /// that.
+    Late,
+    Head(Box<Offer<CachedResponse>>),
+    Alone(Alone),
+    Failed(Error),
 }

@@ -101,7 +101,7 @@ where
     let settings = &http.0;
     let (parts, body) = response.into_parts();
     let class = classify(rules, &parts, &body, lead);
-    let belongs = place.of(&parts.headers, &settings.variants);
+    let belongs = place.of(&parts.headers, &settings.variants, settings.cache.key_limit());
     match (class, belongs) {
         (ResponseClass::Shareable(freshness), Some(belongs)) => {
             let (limits, readers) = (settings.body_limits(), belongs.readers(place, headers));

@@ -1,10 +1,17 @@
 //! Variants: answers that headers of the request select.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use axum::body::Body;
 use bellwether::{MemoryBackend, cache::EarlyRefresh, http_cache};
 use http::{HeaderMap, Request, Response, StatusCode};
+use testkit::faulty::{Fault, Faulty};
 use tokio::{
     sync::Semaphore,
     time::{Instant, sleep},
@@ -96,6 +103,70 @@ async fn a_variant_meets_conditions() {
         }
     }
     assert_eq!(calls.count(), 2);
+}
+
+/// The caller had led the load of the resource, and looked for an old response. It found the marker
+/// of a later load, and was told that its own was cancelled.
+#[tokio::test(start_paused = true)]
+async fn a_marker_does_not_answer_the_caller_whose_load_is_slow() {
+    let (inner, _) = by_language();
+    let first = Arc::new(AtomicBool::new(true));
+    let slow = service_fn(move |request| {
+        let answer = inner.clone().oneshot(request);
+        let takes = if first.swap(false, Ordering::SeqCst) { 20 * DELAY } else { DELAY };
+        async move {
+            sleep(takes).await;
+            answer.await
+        }
+    });
+    let cache = http_cache(MemoryBackend::new()).serve_stale_after(5 * DELAY).build().unwrap();
+    let service = http_layer(cache).layer(BoxCloneSyncService::new(slow));
+    let leading = service.clone();
+    let led = tokio::spawn(async move { ask(&leading, in_language("en")).await });
+    sleep(DELAY).await;
+    ask(&service, Request::post("/").body(Body::empty()).unwrap()).await;
+    assert_language(&ask(&service, in_language("de")).await, "de");
+    assert!(!led.is_finished());
+    assert_language(&led.await.unwrap(), "en");
+}
+
+/// The key of a variant has a fixed length. The marker was stored even so, and each request that
+/// found it failed.
+#[tokio::test(start_paused = true)]
+async fn a_cache_of_short_keys_shares_no_variants() {
+    for (limit, count) in [(101, 4), (102, 1)] {
+        let (inner, calls) = by_language();
+        let cache = http_cache(MemoryBackend::new()).max_key(limit).build().unwrap();
+        let service = http_layer(cache).layer(inner);
+        for _ in 0..4 {
+            assert_language(&ask(&service, in_language("en")).await, "en");
+        }
+        assert_eq!(calls.count(), count, "{limit}");
+    }
+}
+
+/// The marker was not remembered, so no variant was found that was.
+#[tokio::test(start_paused = true)]
+async fn a_variant_that_was_seen_stands_in_while_the_backend_is_away() {
+    let fails = Arc::new(AtomicBool::new(false));
+    let failing = fails.clone();
+    let (inner, calls) = origin(move |call, _| {
+        let status = if failing.load(Ordering::SeqCst) { 503 } else { 200 };
+        let answer = Response::builder().status(status).header("vary", "accept-language");
+        let answer = answer.header("cache-control", "max-age=60, stale-if-error=600");
+        answer.body(Body::from(call.to_string())).unwrap()
+    });
+    let faulty = Faulty::new(|_| None);
+    let cache = http_cache(faulty.clone()).namespace("shop").outage_memory(1 << 20);
+    let service = http_layer(cache.build().unwrap()).layer(inner);
+    for _ in 0..2 {
+        ask(&service, in_language("en")).await;
+    }
+    faulty.plan(|_| Some(Fault::Refuse));
+    assert_eq!((ask(&service, in_language("en")).await.text(), calls.count()), ("1", 1));
+    fails.store(true, Ordering::SeqCst);
+    sleep(Duration::from_secs(61)).await;
+    assert_eq!((ask(&service, in_language("en")).await.text(), calls.count()), ("1", 2));
 }
 
 #[tokio::test(start_paused = true)]

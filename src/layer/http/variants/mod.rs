@@ -8,7 +8,10 @@ use std::time::Duration;
 use http::HeaderMap;
 use tracing::debug;
 
-use self::{limit::Variants, selector::Selector};
+use self::{
+    limit::Variants,
+    selector::{KEY_LENGTH, Selector},
+};
 use super::{CachedResponse, Http, fields::vary::vary, responses::Freshness};
 use crate::{
     cache::{Lead, Produced},
@@ -87,11 +90,18 @@ impl Place {
         variant_of.is_none_or(|variant_of| variants.admit(&variant_of.1, &self.key))
     }
 
-    /// Returns where a response belongs. `None` if nowhere, because its `Vary` has no end.
-    pub(super) fn of(&self, response: &HeaderMap, variants: &Variants) -> Option<Belongs> {
+    /// Returns where a response belongs. `None` if nowhere, because its `Vary` has no end, or the
+    /// key of a variant is too long.
+    pub(super) fn of(
+        &self,
+        response: &HeaderMap,
+        variants: &Variants,
+        key_limit: usize,
+    ) -> Option<Belongs> {
         let names = vary(response)?;
         let selector = match &self.variant_of {
             None if names.is_empty() => return Some(Belongs::Here),
+            None if key_limit < KEY_LENGTH => return None,
             None => variants.selector(&self.key, names),
             Some(variant_of) if variant_of.1.covers(&names) => return Some(Belongs::Here),
             Some(variant_of) => variant_of.1.and(&names),
@@ -159,7 +169,7 @@ impl Http {
         let variant = selector.key(&place.key, request);
         self.0.variants.admit(selector, &variant);
         // Without a lease, the marker is not stored.
-        if lead.fence().is_some() {
+        if lead.fence().is_some() && !freshness.lifetime.is_zero() {
             log(freshness.kept(cache.request(variant), cache.ttl()).insert(response).await);
         }
         keep_marker(lead, MARKER_LIFE.max(freshness.total()));
@@ -175,11 +185,12 @@ impl Http {
     }
 }
 
-/// A marker is never stale: it is there or not.
+/// Sets how long a marker is kept. A process remembers it for an outage, with its variants, because
+/// it has a window for failures.
 fn keep_marker(lead: &Lead<CachedResponse>, life: Duration) {
     lead.expire_after(life);
     lead.stale_while_revalidate(Duration::ZERO);
-    lead.stale_if_error(Duration::ZERO);
+    lead.stale_if_error(Duration::from_secs(1));
 }
 
 fn log(stored: Result<(), Error>) {

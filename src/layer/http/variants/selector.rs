@@ -29,6 +29,9 @@ use crate::{
 /// The status of a marker. No response has it.
 const MARK: StatusCode = StatusCode::CONTINUE;
 
+/// The length of the key of a variant, in bytes.
+pub(super) const KEY_LENGTH: usize = "VARY ".len() + 32 + " ".len() + 64;
+
 /// The headers that select a variant, in one generation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Selector {
