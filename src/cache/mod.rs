@@ -240,6 +240,11 @@ impl<V> Cache<V> {
         self.core.settings.abandoned
     }
 
+    /// Returns whether this process remembers values for an outage.
+    pub(crate) fn remembers(&self) -> bool {
+        self.core.memory.is_on()
+    }
+
     pub(crate) fn ttl(&self) -> Duration {
         self.core.settings.options.ttl
     }

@@ -15,13 +15,22 @@ use bellwether::{
     layer::{CachedResponse, Http, ResponseBody},
     lease::Retry,
 };
-use http::{Request, Response};
+use http::{Method, Request, Response};
 use http_body_util::BodyExt;
 use testkit::{LIMIT, RedisServer};
 use tokio::time::sleep;
 use tower::{Layer, ServiceExt, service_fn, util::BoxCloneSyncService};
 
 type App = BoxCloneSyncService<Request<Body>, Response<ResponseBody<Body>>, Infallible>;
+
+/// What selects a variant.
+#[derive(Clone, Copy, Debug)]
+enum By {
+    /// The `Vary` of the answer.
+    Vary,
+    /// A part of the key.
+    Part,
+}
 
 /// A process of a service, which answers with what the header says.
 struct Process {
@@ -30,7 +39,7 @@ struct Process {
     layer: BellwetherLayer<Http>,
 }
 
-fn process(server: &RedisServer, name: &'static str, calls: &Arc<AtomicUsize>) -> Process {
+fn process(server: &RedisServer, name: &'static str, by: By, calls: &Arc<AtomicUsize>) -> Process {
     let backend = RedisBackend::builder().server(server.url()).command_timeout(LIMIT);
     let cache = http_cache(backend.build().unwrap())
         .namespace("shop")
@@ -41,13 +50,21 @@ fn process(server: &RedisServer, name: &'static str, calls: &Arc<AtomicUsize>) -
     let inner = service_fn(move |request: Request<Body>| {
         calls.fetch_add(1, Ordering::SeqCst);
         let said = request.headers().get(name).map_or("", |value| value.to_str().unwrap());
-        let answer = Response::builder().header("vary", name).body(Body::from(said.to_owned()));
+        let answer = match by {
+            By::Vary => Response::builder().header("vary", name),
+            By::Part => Response::builder(),
+        };
+        let answer = answer.body(Body::from(said.to_owned()));
         async move {
             sleep(Duration::from_millis(50)).await;
             Ok::<_, Infallible>(answer.unwrap())
         }
     });
     let layer = BellwetherLayer::http(cache.clone()).default_lifetime(Duration::from_secs(60));
+    let layer = match by {
+        By::Vary => layer,
+        By::Part => layer.vary_by_header(name),
+    };
     Process { app: BoxCloneSyncService::new(layer.layer(inner)), cache, layer }
 }
 
@@ -63,10 +80,17 @@ async fn read(app: &App, request: Request<Body>) -> String {
 
 #[tokio::test]
 async fn two_users_of_two_processes_get_their_own_variants() {
-    for name in ["accept-language", "origin", "x-country", "accept-encoding"] {
+    for (name, by) in [
+        ("accept-language", By::Vary),
+        ("origin", By::Vary),
+        ("x-country", By::Vary),
+        ("accept-encoding", By::Vary),
+        ("accept-language", By::Part),
+        ("x-user", By::Part),
+    ] {
         let server = RedisServer::start().await;
         let calls: Arc<AtomicUsize> = Arc::default();
-        let processes = [(), ()].map(|()| process(&server, name, &calls));
+        let processes = [(), ()].map(|()| process(&server, name, by, &calls));
         for round in 0..3 {
             let asked: Vec<_> = (0..40)
                 .map(|at| {
@@ -77,33 +101,44 @@ async fn two_users_of_two_processes_get_their_own_variants() {
                 .collect();
             for asked in asked {
                 let (answer, user) = asked.await.unwrap();
-                assert_eq!(answer, user, "{name}");
+                assert_eq!(answer, user, "{name} {by:?}");
             }
             for at in 0..4 {
                 let user = ["alice", "bob"][at / 2];
                 assert_eq!(read(&processes[at % 2].app, request(name, user)).await, user);
             }
-            assert_eq!(calls.load(Ordering::SeqCst), 2 * (round + 1), "{name}");
-            let key = processes[0].layer.key(&request(name, "").into_parts().0).unwrap();
-            processes[round % 2].cache.invalidate(key).await.unwrap();
+            assert_eq!(calls.load(Ordering::SeqCst), 3 * round + 2, "{name} {by:?}");
+            let Process { app, cache, layer } = &processes[round % 2];
+            let mut write = request(name, "carol");
+            *write.method_mut() = Method::POST;
+            if round == 0 {
+                cache.invalidate(layer.key(&write.into_parts().0).unwrap()).await.unwrap();
+                calls.fetch_add(1, Ordering::SeqCst);
+            } else {
+                read(app, write).await;
+            }
         }
     }
 }
 
 #[tokio::test]
 async fn a_hit_of_a_variant_is_two_commands() {
-    let server = RedisServer::start().await;
-    let calls: Arc<AtomicUsize> = Arc::default();
-    let process = process(&server, "accept-language", &calls);
-    for language in ["en", "de"] {
-        read(&process.app, request("accept-language", language)).await;
+    for by in [By::Vary, By::Part] {
+        let server = RedisServer::start().await;
+        let calls: Arc<AtomicUsize> = Arc::default();
+        let process = process(&server, "accept-language", by, &calls);
+        for language in ["en", "de"] {
+            read(&process.app, request("accept-language", language)).await;
+        }
+        let mut monitor = server.monitor().await;
+        for language in ["en", "de"] {
+            monitor.calls_from_clients().await;
+            assert_eq!(read(&process.app, request("accept-language", language)).await, language);
+            let mut commands = monitor.calls_from_clients().await;
+            // Once a second, a read carries it, because a marker has an age.
+            commands.retain(|call| call.command != "TIME");
+            assert_eq!(commands.len(), 2, "{by:?} {commands:?}");
+        }
+        assert_eq!(calls.load(Ordering::SeqCst), 2, "{by:?}");
     }
-    let mut monitor = server.monitor().await;
-    for language in ["en", "de"] {
-        monitor.calls_from_clients().await;
-        assert_eq!(read(&process.app, request("accept-language", language)).await, language);
-        let commands = monitor.calls_from_clients().await;
-        assert_eq!(commands.len(), 2, "{commands:?}");
-    }
-    assert_eq!(calls.load(Ordering::SeqCst), 2);
 }

@@ -1,5 +1,7 @@
 //! Unsafe requests end the responses that they may have outdated (RFC 9111, section 4.4).
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use futures_util::future::join_all;
 use http::{
@@ -118,8 +120,10 @@ impl Http {
             false => Vec::new(),
         };
         let (cache, is_any) = (self.0.cache.clone(), !keys.is_empty());
+        let own_generation = Arc::clone(&self.0.own_generation);
         let end = async move {
             if let Err(error) = end_all(&cache, keys).await {
+                own_generation.end();
                 debug!(%error, "the response to an unsafe request does not end what it outdates");
             }
         };
@@ -136,7 +140,10 @@ impl Http {
     pub(super) async fn purge<B: Body>(&self, keys: Vec<Key>) -> Response<ResponseBody<B>> {
         let mut response = match end_all(&self.0.cache, keys).await {
             Ok(()) => Response::new(Bytes::new()),
-            Err(error) => (self.0.on_error)(&error),
+            Err(error) => {
+                self.0.own_generation.end();
+                (self.0.on_error)(&error)
+            }
         };
         if response.status() == StatusCode::OK {
             *response.status_mut() = StatusCode::NO_CONTENT;
@@ -180,7 +187,7 @@ impl BellwetherLayer<Http> {
     /// # Ok::<_, bellwether::Error>(()) }).unwrap();
     /// ```
     pub fn purge_if(mut self, check: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
-        self.settings().purge = Some(std::sync::Arc::new(check));
+        self.settings().purge = Some(Arc::new(check));
         self
     }
 }

@@ -203,21 +203,28 @@ impl BellwetherLayer<Http> {
     /// An unsafe request, such as a `POST`, reaches the inner service. If its answer is no error,
     /// the stored response of its URI ends before the caller gets the answer. So do those of its
     /// `Location` and `Content-Location`, if these begin with a slash or name the same host. All
-    /// variants end. Responses under other [parts of the key](Self::identity) stay. While the
-    /// backend is away, a write ends what its process remembers, and what is stored may be served
-    /// again afterwards. [`purge_if`](Self::purge_if) permits `PURGE` requests.
+    /// variants end, and so do the responses for each [identity](Self::identity) and for each
+    /// value of [`vary_by_header`](Self::vary_by_header) and [`vary_by`](Self::vary_by), if the
+    /// write passes a layer with as many of these. While the backend is away, a write ends what its
+    /// process remembers, and what is stored may be served again afterwards.
+    /// [`purge_if`](Self::purge_if) permits `PURGE` requests.
     ///
     /// A gRPC call ends nothing, because its path names a procedure. It passes, and so do WebSocket
     /// upgrades and `CONNECT`: their bytes flow both ways, and nothing of them is stored.
     ///
     /// # The key
     ///
-    /// The key consists of host, and path with query. A scheme in the target of an HTTP/1.1 request
-    /// is part of it. That of an HTTP/2 request is not, so clients of both versions share. An
-    /// invalidation ends the responses of each scheme. A key that is too long for the cache is
-    /// replaced by its SHA-256, and so is a query of more than 256 bytes.
-    /// [`sort_query`](Self::sort_query), [`ignore_query`](Self::ignore_query) and
-    /// [`hash_query`](Self::hash_query) say what of a query counts, and what of it shows.
+    /// The key consists of host, path with query, and the parts that the layer adds: an
+    /// [identity](Self::identity), headers, or what a function returns. In a layer that adds parts,
+    /// a resource has a marker, by which an invalidation ends the responses with all values of
+    /// them. So a hit costs one more read.
+    ///
+    /// A scheme in the target of an HTTP/1.1 request is part of the key. That of an HTTP/2 request
+    /// is not, so clients of both versions share. An invalidation ends the responses of each
+    /// scheme. A key that is too long for the cache is replaced by its SHA-256, and so is a query
+    /// of more than 256 bytes. [`sort_query`](Self::sort_query),
+    /// [`ignore_query`](Self::ignore_query) and [`hash_query`](Self::hash_query) say what of a
+    /// query counts, and what of it shows.
     ///
     /// With the feature `axum`, the path is the one before [nesting](axum::Router::nest) removed a
     /// prefix. The feature works for routers of axum 0.8. Under nested routers of any other version
@@ -415,13 +422,15 @@ impl BellwetherLayer<Http> {
     ///
     /// Use it to [invalidate](Cache::invalidate) that response. The key does not depend on the
     /// method, nor on headers other than `Host`. So a `PUT` that outdates the response to a `GET`
-    /// has the same key, unless a part that was added to the key differs.
+    /// has the same key.
     ///
-    /// If the response has a `Vary`, the cache holds a marker under this key: a response with the
-    /// status 100 and that `Vary`.
+    /// If the response has a `Vary`, or if the layer adds [parts](Self::identity) to the key, the
+    /// cache holds a marker under this key: a response with the status 100. All variants, and the
+    /// responses with all values of the parts, end with it. [`expire`](Cache::expire) and
+    /// [`touch`](Cache::touch) act on the marker alone.
     ///
-    /// Returns `None` if the host is not clear, if the request has no path, or if a part of the key
-    /// excludes it.
+    /// Returns `None` if the host is not clear, or if the request has no path. With
+    /// [`coalesce_only`](Self::coalesce_only), the parts are in the key, and may exclude a request.
     ///
     /// ```
     /// # let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();

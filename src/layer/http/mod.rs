@@ -28,6 +28,7 @@ mod body;
 mod cached;
 mod exchange;
 mod fields;
+mod generation;
 mod honour;
 mod inner_error;
 mod invalidation;

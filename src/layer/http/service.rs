@@ -6,7 +6,10 @@ use http::{Request, Response};
 use http_body::Body;
 use tower_service::Service;
 
-use super::{Http, ResponseBody, honour::honour, join::share, reason::Reason};
+use super::{
+    Http, ResponseBody, generation::share_in_generation, honour::honour, join::share,
+    reason::Reason,
+};
 use crate::{
     error::BoxError,
     layer::{Bellwether, ResponseFuture},
@@ -41,6 +44,9 @@ where
         }
         let request = Request::from_parts(parts, body);
         match admitted {
+            Ok((key, asked)) if asked.resource.is_some() => {
+                ResponseFuture::new(share_in_generation(http, key, asked, inner, request))
+            }
             Ok((key, asked)) if asked.wanted.is_some() => {
                 ResponseFuture::new(honour(http, key, asked, inner, request))
             }

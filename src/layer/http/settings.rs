@@ -13,6 +13,7 @@ use super::{
     CachedResponse, Http, InnerServiceError, KeyFor,
     asked::Asked,
     body::collect::BodyLimits,
+    generation::{GENERATION_LENGTH, OwnGeneration},
     policy::{Policy, PolicyKind},
     reason::Reason,
     recent::RecentAnswers,
@@ -39,6 +40,7 @@ pub(super) struct HttpSettings {
     pub(super) requests: RequestRules,
     pub(super) policy: Policy,
     pub(super) key_parts: Vec<KeyPart>,
+    pub(super) own_generation: Arc<OwnGeneration>,
     pub(super) query: QueryRules,
     pub(super) max_body: u64,
     pub(super) default_lifetime: Option<Duration>,
@@ -84,6 +86,7 @@ impl HttpSettings {
             requests: RequestRules::new(PolicyKind::Careful),
             policy: Policy::careful(),
             key_parts: Vec::new(),
+            own_generation: Arc::default(),
             query: QueryRules::default(),
             max_body: 1 << 20,
             default_lifetime: None,
@@ -102,7 +105,20 @@ impl HttpSettings {
     pub(super) fn admit(&self, parts: &Parts, body: &impl Body) -> Result<(Key, Asked), Reason> {
         let mut asked = self.requests.check(parts, body, self.coalesce_only)?;
         asked.since = Some(Instant::now());
-        Ok((self.key(parts).ok_or(Reason::Key)?, asked))
+        let resource = self.key(parts).ok_or(Reason::Key)?;
+        if !self.has_generations() {
+            return Ok((resource, asked));
+        }
+        asked.resource = Some(resource);
+        let texts = key::texts(parts, &self.key_parts).ok_or(Reason::Key)?;
+        let limit = self.cache.key_limit().saturating_sub(GENERATION_LENGTH);
+        let key = key::key(parts, "GET", key::scheme(parts), &texts, &self.query, limit);
+        Ok((key.ok_or(Reason::Key)?, asked))
+    }
+
+    /// Returns whether the key of a response contains the generation of its resource.
+    pub(super) fn has_generations(&self) -> bool {
+        !self.key_parts.is_empty() && !self.coalesce_only
     }
 
     /// Returns whether the answer to a request is expected to belong to its caller.
@@ -111,6 +127,7 @@ impl HttpSettings {
         self.recent.is_uncacheable(key) || is_reserved()
     }
 
+    /// Returns the key of the resource of a request.
     pub(super) fn key(&self, parts: &Parts) -> Option<Key> {
         self.key_with(parts, key::scheme(parts))
     }
@@ -122,8 +139,11 @@ impl HttpSettings {
     }
 
     fn key_with(&self, parts: &Parts, scheme: &str) -> Option<Key> {
-        let (coalesces, limit) = (self.coalesce_only, self.cache.key_limit());
-        key::key(parts, scheme, &self.key_parts, &self.query, coalesces, limit)
+        let (verb, fields) = match self.coalesce_only {
+            true => ("COALESCE", key::texts(parts, &self.key_parts)?),
+            false => ("GET", " *".repeat(self.key_parts.len())),
+        };
+        key::key(parts, verb, scheme, &fields, &self.query, self.cache.key_limit())
     }
 
     /// Returns the rules for the response to a request.

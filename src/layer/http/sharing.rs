@@ -113,11 +113,9 @@ impl BellwetherLayer<Http> {
     /// # Ok::<_, bellwether::Error>(()) }).unwrap();
     /// ```
     ///
-    /// An [unsafe request](Self::http) ends the responses of its own identity, or none
-    /// if it is excluded. Those of other identities stay until their lifetime ends, because no
-    /// process knows which identities there are. The same holds for each part of the key. Where all
-    /// must end at once, let the responses name a header in their `Vary` instead. An invalidation
-    /// ends all variants.
+    /// An [unsafe request](Self::http) ends the responses of all identities, also if its own is
+    /// excluded. They stay in the backend until their lifetime ends, and are found no more. Where
+    /// each user changes what is theirs alone, give it a path or a host of its own.
     ///
     /// A request with credentials in its headers still takes no part. If the outer layer has
     /// checked a cookie or a header, and the identity stands for it, add

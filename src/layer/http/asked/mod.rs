@@ -25,6 +25,7 @@ use self::{
     wanted::Wanted,
 };
 use super::{ResponseBody, status::Forward};
+use crate::key::Key;
 
 const NAMES: [HeaderName; 6] =
     [IF_MATCH, IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_RANGE, IF_UNMODIFIED_SINCE, RANGE];
@@ -39,6 +40,8 @@ pub(super) struct Asked {
     pub(super) is_anew: bool,
     /// When it came.
     pub(super) since: Option<Instant>,
+    /// The resource whose generation is to be in the key, if the layer has parts of the key.
+    pub(super) resource: Option<Key>,
     /// It has an `Authorization`.
     pub(super) is_authorized: bool,
     /// Why the stored response does not do, if there is one and that was settled.

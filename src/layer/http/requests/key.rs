@@ -4,6 +4,9 @@
 //! <routed path and query>]`. A `<part>` is the result of one [`KeyPart`]. A layer that only
 //! coalesces has `COALESCE` in place of `GET`, so that it never finds what another layer stored.
 //!
+//! In a layer with parts, the generation of the resource follows. The key of the resource has a `*`
+//! in place of each part, so that it is the same for all requests.
+//!
 //! Two requests that differ in one of these fields never have the same text. Scheme, host and path
 //! cannot contain a space. Each part follows its own length. A path begins with a slash, a length
 //! with a digit. The scheme is empty unless the target of an HTTP/1.1 request names one.
@@ -26,32 +29,39 @@ use crate::{
 /// Returns a part of the key, or `None` if the request takes no part.
 pub(crate) type KeyPart = Arc<dyn Fn(&Parts) -> Option<String> + Send + Sync>;
 
-/// Returns the key of a `GET` whose target names this scheme, of at most `limit` bytes.
+/// Returns what the parts make of a request, or `None` if one of them excludes it.
+pub(crate) fn texts(parts: &Parts, key_parts: &[KeyPart]) -> Option<String> {
+    let mut text = String::new();
+    for part in key_parts {
+        let value = part(parts)?;
+        write!(text, " {}:{value}", value.len()).ok()?;
+    }
+    Some(text)
+}
+
+/// Returns the key of a `GET` whose target names this scheme, of at most `limit` bytes. The verb is
+/// the first field of its text, and `fields` lie between the host and the path.
 ///
-/// Returns `None` if the host is not clear, if there is no path, if a part excludes the request, or
-/// if even a digest is too long.
+/// Returns `None` if the host is not clear, if there is no path, or if even a digest is too long.
 pub(crate) fn key(
     parts: &Parts,
+    verb: &str,
     scheme: &str,
-    key_parts: &[KeyPart],
+    fields: &str,
     query: &QueryRules,
-    coalesce_only: bool,
     limit: usize,
 ) -> Option<Key> {
     let routed = path(&parts.uri)?;
     let original = original(&parts.uri, &parts.extensions)?;
     let host = host(&parts.uri, &parts.headers)?;
-    let verb = if coalesce_only { "COALESCE" } else { "GET" };
-    let length = verb.len() + scheme.len() + host.len() + original.as_str().len() + 3;
+    let ends = verb.len() + scheme.len() + host.len() + original.as_str().len();
+    let length = ends + fields.len() + 3;
     let mut text = String::with_capacity(length);
     for field in [verb, " ", scheme, " ", host] {
         text.push_str(field);
     }
     text[verb.len()..].make_ascii_lowercase();
-    for part in key_parts {
-        let value = part(parts)?;
-        write!(text, " {}:{value}", value.len()).ok()?;
-    }
+    text.push_str(fields);
     text.push(' ');
     text.push_str(&query.apply(original.as_str()));
     if original != routed {

@@ -41,7 +41,7 @@ pub(crate) struct Selector {
 
 impl Selector {
     /// Creates a selector of a new generation.
-    pub(super) fn new(names: Vec<HeaderName>) -> Self {
+    pub(crate) fn new(names: Vec<HeaderName>) -> Self {
         Self { names, generation: uuid::Uuid::new_v4().simple().to_string() }
     }
 
@@ -55,7 +55,7 @@ impl Selector {
     }
 
     /// Returns the entry that marks this selector.
-    pub(super) fn marker(&self) -> Option<CachedResponse> {
+    pub(crate) fn marker(&self) -> Option<CachedResponse> {
         let (mut parts, ()) = Response::new(()).into_parts();
         parts.status = MARK;
         parts.headers.insert(ETAG, HeaderValue::from_str(&self.generation).ok()?);
@@ -83,7 +83,7 @@ impl Selector {
     }
 
     /// Returns the generation, which no other selector has.
-    pub(super) fn generation(&self) -> &str {
+    pub(crate) fn generation(&self) -> &str {
         &self.generation
     }
 

@@ -1,0 +1,442 @@
+//! Parts of the key that the user of the layer adds, and the generation of a resource.
+
+use std::{io, time::Duration};
+
+use axum::body::Body;
+use bellwether::{
+    BellwetherLayer, MemoryBackend,
+    cache::AfterFailure,
+    http_cache,
+    layer::{Http, Policy, RequestDirectives},
+};
+use http::{Request, Response, request::Parts};
+use testkit::faulty::{Fault, Faulty};
+use tokio::time::{Instant, sleep};
+use tower::{Layer, ServiceExt, service_fn, util::BoxCloneSyncService};
+
+use super::{
+    bodies::{data, fed, next},
+    origin::{
+        Calls, DELAY, Inner, Layered, ask, ask_all, cache, different, get, get_with, http_layer,
+        origin,
+    },
+};
+
+type Added = fn(BellwetherLayer<Http>) -> BellwetherLayer<Http>;
+
+/// An extension of an outer layer.
+#[derive(Clone)]
+struct User(String);
+
+fn user(parts: &Parts) -> Option<String> {
+    parts.extensions.get::<User>().map(|user| user.0.clone())
+}
+
+fn by_identity(layer: BellwetherLayer<Http>) -> BellwetherLayer<Http> {
+    layer.identity(user)
+}
+
+fn as_user(mut request: Request<Body>, user: &str) -> Request<Body> {
+    request.extensions_mut().insert(User(user.to_owned()));
+    request
+}
+
+fn of(user: &str) -> Request<Body> {
+    as_user(get("/"), user)
+}
+
+/// Returns an origin that answers with the user of the request.
+fn by_user() -> (Inner, Calls) {
+    origin(|_, request| {
+        let user = request.extensions().get::<User>().map(|user| user.0.clone());
+        Response::new(Body::from(user.unwrap_or_default()))
+    })
+}
+
+/// A write by one tenant left the responses to all others, and that of an excluded admin left all.
+#[tokio::test(start_paused = true)]
+async fn a_write_ends_the_responses_of_all_parts() {
+    let added: [(&str, Added); 4] = [
+        ("an identity", by_identity),
+        ("a header", |layer| layer.vary_by_header("x-tenant")),
+        ("a function", |layer| layer.vary_by(|parts| user(parts).unwrap_or_default())),
+        ("two parts", |layer| layer.vary_by_header("x-tenant").vary_by(|_| "b".to_owned())),
+    ];
+    for (what, add) in added {
+        let (inner, calls) = origin(|call, _| Response::new(Body::from(call.to_string())));
+        let backend = MemoryBackend::new();
+        let [one, other] = [(), ()].map(|()| {
+            let layer = add(http_layer(cache(&backend))).purge_if(|_| true);
+            layer.layer(inner.clone())
+        });
+        let by = |method: &str, user: Option<&str>| {
+            let request = Request::builder().method(method).uri("/");
+            let request = user.iter().fold(request, |it, user| it.header("x-tenant", *user));
+            let request = request.body(Body::empty()).unwrap();
+            user.into_iter().fold(request, as_user)
+        };
+        for (method, writer) in
+            [("POST", Some("bob")), ("POST", Some("carol")), ("POST", None), ("PURGE", None)]
+        {
+            for _ in 0..2 {
+                ask(&one, by("GET", Some("alice"))).await;
+                ask(&one, by("GET", Some("bob"))).await;
+            }
+            let before = calls.count();
+            ask(&other, by(method, writer)).await;
+            let passed = usize::from(method == "POST");
+            ask(&one, by("GET", Some("alice"))).await;
+            ask(&one, by("GET", Some("bob"))).await;
+            assert_eq!(calls.count() - before, passed + 2, "{what}: {method} by {writer:?}");
+        }
+    }
+}
+
+/// The entry is written after the write ended, because its load began before.
+#[tokio::test(start_paused = true)]
+async fn a_load_that_began_before_a_write_is_not_found_by_any_user() {
+    let (inner, _) = origin(|call, _| Response::new(Body::from(call.to_string())));
+    let service = by_identity(http_layer(cache(&MemoryBackend::new()))).layer(inner);
+    for warm in [false, true] {
+        if warm {
+            ask(&service, of("alice")).await;
+        }
+        let load = of(if warm { "bob" } else { "alice" });
+        let leading = service.clone();
+        let before = tokio::spawn(async move { ask(&leading, load).await });
+        sleep(DELAY / 5).await;
+        let write = Request::post("/").body(Body::empty()).unwrap();
+        let written: u32 = ask(&service, as_user(write, "carol")).await.text().parse().unwrap();
+        before.await.unwrap();
+        for user in ["alice", "bob"] {
+            let found: u32 = ask(&service, of(user)).await.text().parse().unwrap();
+            assert!(found > written, "{user} {warm}");
+        }
+    }
+}
+
+/// The parts of a list are joined, and no two lists may look the same.
+#[tokio::test(start_paused = true)]
+async fn each_list_of_parts_has_a_response_of_its_own() {
+    let lists: [&[&'static str]; 12] = [
+        &[],
+        &[""],
+        &["", ""],
+        &["t"],
+        &["t", "t"],
+        &["t 1:t"],
+        &["t t"],
+        &["t /"],
+        &["*"],
+        &["1", "23"],
+        &["12", "3"],
+        &["123", ""],
+    ];
+    let (inner, calls) = origin(|call, _| Response::new(Body::from(call.to_string())));
+    for coalesce_only in [false, true] {
+        let cache = cache(&MemoryBackend::new());
+        let services = lists.map(|list| {
+            let layer = http_layer(cache.clone());
+            let layer =
+                list.iter().fold(layer, |layer, part| layer.vary_by(|_| (*part).to_owned()));
+            if coalesce_only { layer.coalesce_only() } else { layer }.layer(inner.clone())
+        });
+        let before = calls.count();
+        let answers = ask_all(&services, (0..5 * lists.len()).map(|_| get("/"))).await;
+        assert_eq!((different(&answers), calls.count() - before), (lists.len(), lists.len()));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn any_number_of_users_load_once_each() {
+    let (inner, calls) = by_user();
+    let backend = MemoryBackend::new();
+    let services = [(), ()].map(|()| by_identity(http_layer(cache(&backend))).layer(inner.clone()));
+    let users: Vec<_> = (0..200).map(|at| format!("user {at}")).collect();
+    for _ in 0..2 {
+        let asked = users.iter().chain(&users).chain(&users);
+        let answers = ask_all(&services, asked.clone().map(|user| of(user))).await;
+        for (answer, user) in answers.iter().zip(asked) {
+            assert_eq!(answer.text(), user);
+        }
+        assert_eq!(calls.count(), users.len());
+    }
+}
+
+/// The callers of a user read the body that arrives for this user.
+#[tokio::test(start_paused = true)]
+async fn callers_read_the_body_of_their_user_while_it_arrives() {
+    let (inner, mut feeds) = fed(&[]);
+    let service = by_identity(http_layer(cache(&MemoryBackend::new()))).layer(inner);
+    let users = ["alice", "bob", "alice", "bob"];
+    let bodies = users.map(|user| tokio::spawn(service.clone().oneshot(of(user))));
+    let mut open = Vec::new();
+    for body in bodies {
+        open.push(body.await.unwrap().unwrap().into_body());
+    }
+    for piece in ["one", "two"] {
+        feeds.recv().await.unwrap().send(data(piece)).unwrap();
+    }
+    assert!(feeds.try_recv().is_err());
+    for (body, piece) in open.iter_mut().zip(["one", "two", "one", "two"]) {
+        assert_eq!(next(body).await, piece);
+    }
+}
+
+/// A user whose responses are private, or fail, comes first.
+#[tokio::test(start_paused = true)]
+async fn one_user_does_not_keep_the_others_from_sharing() {
+    for (status, control) in [(200, "private"), (500, "no-store"), (404, "no-store")] {
+        let (inner, calls) = origin(move |call, request| {
+            let is_odd = request.extensions().get::<User>().is_some_and(|user| user.0 == "odd");
+            let answer = Response::builder();
+            let answer = match is_odd {
+                true => answer.status(status).header("cache-control", control),
+                false => answer.header("cache-control", "max-age=60"),
+            };
+            answer.body(Body::from(call.to_string())).unwrap()
+        });
+        let services = [by_identity(http_layer(cache(&MemoryBackend::new()))).layer(inner)];
+        for _ in 0..3 {
+            ask(&services[0], of("odd")).await;
+            ask(&services[0], of("bob")).await;
+        }
+        let before = calls.count();
+        for round in 1..4 {
+            ask(&services[0], of("odd")).await;
+            let answers = ask_all(&services, (0..10).map(|_| of("bob"))).await;
+            assert_eq!((different(&answers), calls.count() - before), (1, round), "{status}");
+        }
+    }
+}
+
+/// A service that fails for one user is asked for the others.
+#[tokio::test(start_paused = true)]
+async fn a_pause_after_a_failure_is_for_its_user() {
+    let (inner, calls) = origin(|_, request| {
+        let is_odd = request.extensions().get::<User>().is_some_and(|user| user.0 == "odd");
+        let status = if is_odd { 503 } else { 200 };
+        Response::builder().status(status).header("retry-after", "30").body(Body::empty()).unwrap()
+    });
+    let rule =
+        AfterFailure::BackOff { first: Duration::from_secs(1), longest: Duration::from_secs(1) };
+    let layer = http_layer(cache(&MemoryBackend::new())).when_unavailable(rule);
+    let service = by_identity(layer).layer(inner);
+    ask(&service, of("bob")).await;
+    for call in 2..5 {
+        assert_eq!(ask(&service, of("odd")).await.status, 503);
+        assert_eq!(ask(&service, of(&format!("user {call}"))).await.status, 200);
+        assert_eq!(calls.count(), call + 1);
+    }
+}
+
+/// A `Vary` selects among the responses of a part.
+#[tokio::test(start_paused = true)]
+async fn a_vary_and_a_part_select_together() {
+    let (inner, calls) = origin(|_, request| {
+        let text = |name| request.headers().get(name).map_or("", |it| it.to_str().unwrap());
+        let body = format!("{} {}", text("x-tenant"), text("accept-language"));
+        Response::builder().header("vary", "accept-language").body(Body::from(body)).unwrap()
+    });
+    let backend = MemoryBackend::new();
+    let services = [(), ()]
+        .map(|()| http_layer(cache(&backend)).vary_by_header("x-tenant").layer(inner.clone()));
+    let asked: Vec<_> = ["a", "b", "c"]
+        .iter()
+        .flat_map(|tenant| ["en", "de"].map(|language| (*tenant, language)))
+        .collect();
+    for _ in 0..2 {
+        let requests = asked.iter().cycle().take(60).map(|(tenant, language)| {
+            get_with(&[("x-tenant", tenant), ("accept-language", language)])
+        });
+        let answers = ask_all(&services, requests).await;
+        for (answer, (tenant, language)) in answers.iter().zip(asked.iter().cycle()) {
+            assert_eq!(answer.text(), format!("{tenant} {language}"));
+        }
+        assert_eq!(calls.count(), asked.len());
+    }
+}
+
+/// A load of another user does not do for a reload.
+#[tokio::test(start_paused = true)]
+async fn reloads_share_by_user() {
+    let (inner, calls) = by_user();
+    let layer = by_identity(http_layer(cache(&MemoryBackend::new())));
+    let services = [layer.request_directives(RequestDirectives::Honour).layer(inner)];
+    let reload = |user: &str| as_user(get_with(&[("cache-control", "no-cache")]), user);
+    for round in 1..4 {
+        let users = ["alice", "bob"];
+        let answers = ask_all(&services, (0..20).map(|at| reload(users[at % 2]))).await;
+        for (at, answer) in answers.iter().enumerate() {
+            assert_eq!(answer.text(), users[at % 2]);
+        }
+        assert!(calls.count() <= 3 * round, "{} in round {round}", calls.count());
+    }
+}
+
+/// Without a backend, no generation is stored that the callers could agree in.
+#[tokio::test(start_paused = true)]
+async fn callers_share_by_user_while_the_backend_is_away() {
+    for memory in [0, 1 << 20] {
+        let (inner, calls) = by_user();
+        let away = Faulty::new(|_| Some(Fault::Refuse));
+        let cache = http_cache(away).namespace("shop").outage_memory(memory).build().unwrap();
+        let services: [Layered; 1] = [by_identity(http_layer(cache)).layer(inner)];
+        for round in 1..4 {
+            let users = ["alice", "bob"];
+            let begun = Instant::now();
+            let answers = ask_all(&services, (0..40).map(|at| of(users[at % 2]))).await;
+            for (at, answer) in answers.iter().enumerate() {
+                assert_eq!(answer.text(), users[at % 2]);
+            }
+            assert!(calls.count() <= 3 * round, "{} in round {round}: {memory}", calls.count());
+            assert!(begun.elapsed() <= 2 * DELAY, "{:?}", begun.elapsed());
+        }
+        if memory > 0 {
+            assert!(calls.count() <= 3, "{}", calls.count());
+        }
+    }
+}
+
+/// The users of other processes were to wait for the body that a user of this one loads.
+#[tokio::test(start_paused = true)]
+async fn no_user_waits_for_the_load_of_another() {
+    let (inner, calls) = origin(|_, request| {
+        let user = request.extensions().get::<User>().unwrap().0.clone();
+        let body = futures_util::stream::once(async move {
+            sleep(if user == "slow" { 1000 * DELAY } else { Duration::ZERO }).await;
+            Ok::<_, io::Error>(user)
+        });
+        Response::new(Body::from_stream(body))
+    });
+    let backend = MemoryBackend::new();
+    let services = [(), ()].map(|()| by_identity(http_layer(cache(&backend))).layer(inner.clone()));
+    let slow = services[0].clone();
+    let slow = tokio::spawn(async move { ask(&slow, of("slow")).await });
+    for round in 1..4 {
+        let begun = Instant::now();
+        let users = ["alice", "bob"];
+        ask_all(&services, (0..20).map(|at| of(users[at / 2 % 2]))).await;
+        assert_eq!((begun.elapsed(), calls.count()), (DELAY, 4 * round - 1));
+        let write = Request::post("/").body(Body::empty()).unwrap();
+        ask(&services[0], as_user(write, "admin")).await;
+        ask(&services[0], of("carol")).await;
+    }
+    assert!(!slow.is_finished());
+}
+
+/// All users had to load again and again, because the `Vary` of one ended the marker of all.
+#[tokio::test(start_paused = true)]
+async fn a_vary_of_one_user_ends_nothing_of_the_others() {
+    let (inner, calls) = origin(|_, request| {
+        let user = request.extensions().get::<User>().unwrap().0.clone();
+        let answer = Response::builder();
+        let answer = if user == "odd" { answer.header("vary", "x-odd") } else { answer };
+        answer.body(Body::from(user)).unwrap()
+    });
+    let backend = MemoryBackend::new();
+    let services = [(), ()].map(|()| by_identity(http_layer(cache(&backend))).layer(inner.clone()));
+    for _ in 0..5 {
+        for at in 0..20 {
+            ask(&services[at % 2], of(&format!("user {}", at % 4))).await;
+            ask(&services[at / 2 % 2], of("odd")).await;
+        }
+    }
+    assert_eq!(calls.count(), 5);
+}
+
+/// With `rfc9111()`, a mark of one user was to send all others to the service alone.
+#[tokio::test(start_paused = true)]
+async fn a_reserved_response_of_one_user_keeps_no_other_from_sharing() {
+    let (inner, calls) = origin(|_, request| {
+        let user = &request.extensions().get::<User>().unwrap().0;
+        let control = if user == "odd" { "max-age=60" } else { "public, max-age=600" };
+        Response::builder().header("cache-control", control).body(Body::empty()).unwrap()
+    });
+    let layer = by_identity(http_layer(cache(&MemoryBackend::new()))).policy(Policy::rfc9111());
+    let service = layer.layer(inner);
+    let authorized = |user| as_user(get_with(&[("authorization", "Basic YTpi")]), user);
+    for _ in 0..10 {
+        ask(&service, authorized("odd")).await;
+        ask(&service, authorized("bob")).await;
+        sleep(Duration::from_secs(5)).await;
+    }
+    assert_eq!(calls.count(), 11);
+}
+
+/// The marker of a resource is kept as long as its responses are asked for.
+#[tokio::test(start_paused = true)]
+async fn a_response_is_found_for_as_long_as_it_is_fresh() {
+    for (pause, count) in [(11, 300), (700, 5), (3500, 2)] {
+        let (inner, calls) = origin(|call, _| Response::new(Body::from(call.to_string())));
+        let backend = MemoryBackend::new();
+        let services = [(), ()].map(|()| {
+            let cache = http_cache(backend.clone()).ttl(Duration::from_secs(12_000));
+            by_identity(http_layer(cache.build().unwrap())).layer(inner.clone())
+        });
+        for at in 0..count {
+            assert_eq!(ask(&services[at % 2], of("alice")).await.text(), "1", "{at} {pause}");
+            sleep(Duration::from_secs(pause)).await;
+        }
+        assert_eq!(calls.count(), 1);
+    }
+}
+
+/// The key of the resource is that of all users, so their responses end with it.
+#[tokio::test(start_paused = true)]
+async fn an_invalidation_that_fails_ends_what_the_process_remembers() {
+    for memory in [0, 1 << 20] {
+        let (inner, calls) = origin(|call, _| Response::new(Body::from(call.to_string())));
+        let faulty = Faulty::new(|_| None);
+        let builder = http_cache(faulty.clone()).namespace("shop").outage_memory(memory);
+        let cache = builder.stale_if_error(Duration::from_secs(600)).build().unwrap();
+        let layer = by_identity(http_layer(cache.clone()));
+        let service = layer.layer(inner);
+        let key = layer.key(&get("/").into_parts().0).unwrap();
+        for away in [false, true, true] {
+            faulty.plan(move |_| away.then_some(Fault::Refuse));
+            let before: usize = ask(&service, of("alice")).await.text().parse().unwrap();
+            assert!(before <= calls.count());
+            assert_eq!(cache.invalidate(key.clone()).await.is_err(), away);
+            let after: usize = ask(&service, of("alice")).await.text().parse().unwrap();
+            assert!(after > before, "{memory} {away}");
+        }
+    }
+}
+
+/// A user may wait no longer than the patience of the cache, and another one writes meanwhile.
+#[tokio::test(start_paused = true)]
+async fn a_slow_load_answers_its_caller_after_a_write() {
+    let (inner, _) = by_user();
+    let slow = service_fn(move |request: Request<Body>| {
+        let is_slow = request.extensions().get::<User>().is_some_and(|user| user.0 == "slow");
+        let answer = inner.clone().oneshot(request);
+        async move {
+            sleep(if is_slow { 20 * DELAY } else { DELAY }).await;
+            answer.await
+        }
+    });
+    let cache = http_cache(MemoryBackend::new()).serve_stale_after(5 * DELAY).build().unwrap();
+    let service = by_identity(http_layer(cache)).layer(BoxCloneSyncService::new(slow));
+    let leading = service.clone();
+    let led = tokio::spawn(async move { ask(&leading, of("slow")).await });
+    sleep(DELAY).await;
+    ask(&service, as_user(Request::post("/").body(Body::empty()).unwrap(), "bob")).await;
+    ask(&service, of("bob")).await;
+    assert!(!led.is_finished());
+    assert_eq!(led.await.unwrap().text(), "slow");
+}
+
+/// A key has room for the generation, or its request passes.
+#[tokio::test(start_paused = true)]
+async fn a_cache_of_short_keys_answers_each_request() {
+    for limit in [20, 40, 60, 104, 512] {
+        let (inner, calls) = by_user();
+        let cache = http_cache(MemoryBackend::new()).max_key(limit).build().unwrap();
+        let service = by_identity(http_layer(cache)).layer(inner);
+        for _ in 0..3 {
+            assert_eq!(ask(&service, of("alice")).await.text(), "alice", "{limit}");
+        }
+        assert_eq!(calls.count(), if limit < 60 { 3 } else { 1 }, "{limit}");
+    }
+}
