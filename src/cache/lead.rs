@@ -40,6 +40,7 @@ struct LeadInner<V> {
     stale: Option<Arc<Known<V>>>,
     source: Source,
     /// The callers want a value whose load begins after they asked.
+    #[cfg_attr(not(feature = "http"), allow(dead_code))]
     is_anew: bool,
     /// In a box, which most loads do not need.
     keeping: Mutex<Option<Box<Keeping>>>,

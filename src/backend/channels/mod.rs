@@ -18,7 +18,7 @@ use self::topics::{TopicRoute, Topics};
 use super::Change;
 
 pub use self::changes::Changes;
-#[cfg(feature = "redis")]
+#[cfg(any(test, feature = "redis"))]
 pub(crate) use self::topics::Subscription;
 
 /// The channels that this process listens to, each with its waiters. For writing a backend.
