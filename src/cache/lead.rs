@@ -40,7 +40,6 @@ struct LeadInner<V> {
     stale: Option<Arc<Known<V>>>,
     source: Source,
     /// The callers want a value whose load begins after they asked.
-    #[cfg_attr(not(feature = "http"), allow(dead_code))]
     is_anew: bool,
     /// In a box, which most loads do not need.
     keeping: Mutex<Option<Box<Keeping>>>,
@@ -192,7 +191,6 @@ impl<V> Lead<V> {
     }
 
     /// Returns whether a stale value is served if this load fails now.
-    #[cfg(feature = "http")]
     pub(crate) fn has_stand_in(&self) -> bool
     where
         V: Clone + 'static,

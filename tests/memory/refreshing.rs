@@ -6,7 +6,7 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -266,8 +266,8 @@ async fn a_value_that_may_not_be_served_is_not_served_after_the_limit() {
     }
 }
 
-#[tokio::test(start_paused = true)]
-async fn callers_that_take_the_stale_value_at_once_share_a_look() {
+/// Returns an impatient cache with a value that may stand in, and whose reads take a while.
+async fn with_an_old_value() -> (Faulty, Cache<u64>, Origin) {
     let faulty = Faulty::new(|_| None);
     let builder = Cache::builder(faulty.clone()).ttl(TTL).stale_if_error(WINDOW);
     let cache: Cache<u64> = builder.serve_stale_after(LIMIT).build().unwrap();
@@ -275,6 +275,12 @@ async fn callers_that_take_the_stale_value_at_once_share_a_look() {
     cache.insert("k", &100).await.unwrap();
     sleep(TTL).await;
     faulty.plan(|op| (op == Op::Get).then_some(Fault::Late(MS)));
+    (faulty, cache, origin)
+}
+
+#[tokio::test(start_paused = true)]
+async fn callers_that_take_the_stale_value_at_once_share_a_look() {
+    let (faulty, cache, origin) = with_an_old_value().await;
     let callers: Vec<_> =
         (0..100).map(|_| tokio::spawn(cache.request("k").load(origin.loader()))).collect();
     for caller in callers {
@@ -288,13 +294,7 @@ async fn callers_that_take_the_stale_value_at_once_share_a_look() {
 /// A caller got a stale value that it did not accept, because another one had begun the look.
 #[tokio::test(start_paused = true)]
 async fn a_shared_look_serves_only_what_its_caller_accepts() {
-    let faulty = Faulty::new(|_| None);
-    let builder = Cache::builder(faulty.clone()).ttl(TTL).stale_if_error(WINDOW);
-    let cache: Cache<u64> = builder.serve_stale_after(LIMIT).build().unwrap();
-    let origin = Origin::default();
-    cache.insert("k", &100).await.unwrap();
-    sleep(TTL).await;
-    faulty.plan(|op| (op == Op::Get).then_some(Fault::Late(MS)));
+    let (_, cache, origin) = with_an_old_value().await;
     let asked = [WINDOW, Duration::ZERO, WINDOW].map(|window| {
         tokio::spawn(cache.request("k").stale_if_error(window).load(origin.loader()))
     });
@@ -308,18 +308,7 @@ async fn a_shared_look_serves_only_what_its_caller_accepts() {
 /// Each caller whose window was not that of the first one asked for itself.
 #[tokio::test(start_paused = true)]
 async fn impatient_callers_of_two_windows_share_two_looks() {
-    let (faulty, gets) = (Faulty::new(|_| None), Arc::new(AtomicUsize::new(0)));
-    let builder = Cache::builder(faulty.clone()).ttl(TTL).stale_if_error(WINDOW);
-    let cache: Cache<u64> = builder.serve_stale_after(LIMIT).build().unwrap();
-    let origin = Origin::default();
-    cache.insert("k", &100).await.unwrap();
-    sleep(TTL).await;
-    let counted = gets.clone();
-    faulty.plan(move |op| {
-        let is_get = op == Op::Get;
-        counted.fetch_add(is_get.into(), Ordering::SeqCst);
-        is_get.then_some(Fault::Late(MS))
-    });
+    let (faulty, cache, origin) = with_an_old_value().await;
     let asked = (0..100_u64).map(|at| if at == 0 { Duration::ZERO } else { WINDOW });
     let asked: Vec<_> = asked
         .map(|window| {
@@ -331,7 +320,7 @@ async fn impatient_callers_of_two_windows_share_two_looks() {
         let expected = if window.is_zero() { 1 } else { 100 };
         assert_eq!(*asked.await.unwrap().unwrap().value(), expected);
     }
-    assert!(gets.load(Ordering::SeqCst) <= 5, "{}", gets.load(Ordering::SeqCst));
+    assert!(faulty.count(Op::Get) <= 5, "{}", faulty.count(Op::Get));
 }
 
 // The jitter of the time to live

@@ -97,7 +97,7 @@ async fn values_are_shared_beside_any_middleware() {
             }
             assert_eq!(answers(&stack, "own", 5).await.len(), 5, "{name} {place}");
             assert_eq!(calls.load(Ordering::SeqCst), 6, "{name} {place}");
-            // All who wait for a load have its error.
+            // All callers that wait for a load have its error.
             let failed = answers(&stack, "failing", 1).await;
             assert!(failed[0].ends_with("failure 7"), "{name} {place}: {failed:?}");
         }

@@ -133,7 +133,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     /// Returns whether a failure that is an answer for its caller concerns the other callers.
     fn shares_failure(&self, error: &Error, lead: &Lead<V>) -> bool {
         let rule = self.rule_after(error).or(lead.keeping().after_common_failure);
-        self.has_stand_in() || rule.is_some_and(|rule| rule != AfterFailure::LoadAgain)
+        lead.has_stand_in() || rule.is_some_and(|rule| rule != AfterFailure::LoadAgain)
     }
 
     /// Returns the lead for a loader, with the entry that its load is to replace.

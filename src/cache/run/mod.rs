@@ -229,12 +229,6 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         lock(&self.known).clone()
     }
 
-    /// Returns whether an entry is served if the load fails now.
-    fn has_stand_in(&self) -> bool {
-        let stands_in = |(known, _): (Arc<Known<V>>, Epoch)| known.in_place_of_failure().is_some();
-        !self.wants_new() && self.known().is_some_and(stands_in)
-    }
-
     /// Awaits the rest of the run, unless it is cancelled. Dropping the rest releases what it
     /// holds, and undoes what it may hold.
     async fn unless_cancelled(

@@ -14,17 +14,9 @@ use std::{
     time::Duration,
 };
 
-use http::{Request, Response};
-use http_body::Body;
-use tower_service::Service;
-
-use super::{
-    CachedResponse, Http, asked::Asked, honour::honour, join::share, pass::CallResult,
-    reason::Reason, variants::selector::Selector,
-};
+use super::{CachedResponse, Http, variants::selector::Selector};
 use crate::{
     cache::{Flown, Lead, OnFull, OnUncacheable, Produced, Sharing},
-    error::BoxError,
     key::Key,
     sync::lock,
 };
@@ -65,40 +57,9 @@ impl OwnGeneration {
     }
 }
 
-/// Answers a request of a layer with parts of the key. The key is that of the response, but for the
-/// generation.
-pub(super) async fn share_in_generation<S, B, ResBody>(
-    http: Http,
-    key: Key,
-    mut asked: Asked,
-    inner: S,
-    request: Request<B>,
-) -> CallResult<ResBody, S::Error>
-where
-    B: Body + Send + 'static,
-    S: Service<Request<B>, Response = Response<ResBody>> + Clone + Send + 'static,
-    S::Error: Send + 'static,
-    S::Future: Send + 'static,
-    ResBody: Body + Send + 'static,
-    ResBody::Error: Into<BoxError>,
-{
-    let Some(resource) = asked.resource.take() else {
-        return share(http, key, asked, inner, request).await;
-    };
-    let generation = http.generation(&resource).await;
-    let key = Key::from(format!("{key} {}", generation.generation()));
-    if asked.wanted.is_some() {
-        return Box::pin(honour(http, key, asked, inner, request)).await;
-    }
-    if http.0.goes_alone(&key, &asked) {
-        return http.pass_watched(key, inner, request, Reason::Uncacheable).await;
-    }
-    share(http, key, asked, inner, request).await
-}
-
 impl Http {
-    /// Returns the generation of a resource. It has no names.
-    async fn generation(&self, resource: &Key) -> Selector {
+    /// Returns the key of a response in the generation of its resource.
+    pub(super) async fn in_generation(&self, resource: &Key, key: &Key) -> Key {
         let settings = &self.0;
         // As long as a response that was stored while the marker was fresh.
         let kept = settings.cache.ttl().saturating_add(settings.stale.limit);
@@ -114,7 +75,8 @@ impl Http {
             Ok(Flown::Loaded(loaded)) => Selector::of(loaded.value()),
             Ok(_) | Err(_) => None,
         };
-        found.unwrap_or_else(|| settings.own_generation.get())
+        let selector = found.unwrap_or_else(|| settings.own_generation.get());
+        Key::from(format!("{key} {}", selector.generation()))
     }
 }
 

@@ -5,6 +5,7 @@
 //! - `service` chooses its way.
 //! - `requests` decides whether the request takes part, and under which key. If it does not,
 //!   `pass` takes it to the inner service, for a `reason`.
+//! - `generation` is a part of that key, in a layer that adds parts of its own.
 //! - `join` takes it to the flight of its response, and answers it when that has landed.
 //! - `asked` is what the request asks of a shared response: its conditions, its range, and how
 //!   fresh it is. `honour` sees to the last.

@@ -6,12 +6,10 @@ use http::{Request, Response};
 use http_body::Body;
 use tower_service::Service;
 
-use super::{
-    Http, ResponseBody, generation::share_in_generation, honour::honour, join::share,
-    reason::Reason,
-};
+use super::{Http, ResponseBody, asked::Asked, honour::honour, join::share, reason::Reason};
 use crate::{
     error::BoxError,
+    key::Key,
     layer::{Bellwether, ResponseFuture},
 };
 
@@ -43,20 +41,29 @@ where
             return ResponseFuture::new(async move { Ok(http.purge(keys).await) });
         }
         let request = Request::from_parts(parts, body);
-        match admitted {
-            Ok((key, asked)) if asked.resource.is_some() => {
-                ResponseFuture::new(share_in_generation(http, key, asked, inner, request))
+        let (key, mut asked) = match admitted {
+            Ok(admitted) => admitted,
+            Err(why) => {
+                return ResponseFuture::new(async move { http.pass(inner, request, why).await });
             }
-            Ok((key, asked)) if asked.wanted.is_some() => {
+        };
+        let answer = |http: Http, key: Key, asked: Asked| -> Self::Future {
+            if asked.wanted.is_some() {
                 ResponseFuture::new(honour(http, key, asked, inner, request))
-            }
-            Ok((key, asked)) if !http.0.goes_alone(&key, &asked) => {
+            } else if http.0.goes_alone(&key, &asked) {
+                ResponseFuture::new(async move {
+                    http.pass_watched(key, inner, request, Reason::Uncacheable).await
+                })
+            } else {
                 ResponseFuture::new(share(http, key, asked, inner, request))
             }
-            Ok((key, _)) => ResponseFuture::new(async move {
-                http.pass_watched(key, inner, request, Reason::Uncacheable).await
+        };
+        match asked.resource.take() {
+            None => answer(http, key, asked),
+            Some(resource) => ResponseFuture::new(async move {
+                let key = http.in_generation(&resource, &key).await;
+                answer(http, key, asked).await
             }),
-            Err(why) => ResponseFuture::new(async move { http.pass(inner, request, why).await }),
         }
     }
 }

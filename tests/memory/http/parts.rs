@@ -11,7 +11,7 @@ use bellwether::{
 };
 use http::{Request, Response, request::Parts};
 use testkit::faulty::{Fault, Faulty};
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 use tower::{Layer, ServiceExt, service_fn, util::BoxCloneSyncService};
 
 use super::{
@@ -175,7 +175,8 @@ async fn callers_read_the_body_of_their_user_while_it_arrives() {
         open.push(body.await.unwrap().unwrap().into_body());
     }
     for piece in ["one", "two"] {
-        feeds.recv().await.unwrap().send(data(piece)).unwrap();
+        let feed = timeout(20 * DELAY, feeds.recv()).await.unwrap().unwrap();
+        feed.send(data(piece)).unwrap();
     }
     assert!(feeds.try_recv().is_err());
     for (body, piece) in open.iter_mut().zip(["one", "two", "one", "two"]) {

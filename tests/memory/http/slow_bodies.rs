@@ -32,6 +32,12 @@ fn slow(control: &'static str, pieces: usize, pause: Duration) -> (Inner, Calls)
     })
 }
 
+fn processes(count: usize, inner: &Inner) -> Vec<Layered> {
+    let backend = MemoryBackend::new();
+    let process = |_| BellwetherLayer::http(cache(&backend)).layer(inner.clone());
+    (0..count).map(process).collect()
+}
+
 fn cancelling_at(backend: &MemoryBackend, inner: &Inner) -> Layered {
     let builder = http_cache(backend.clone()).when_abandoned(Abandoned::Cancel);
     BellwetherLayer::http(builder.build().unwrap()).layer(inner.clone())
@@ -121,9 +127,7 @@ async fn a_body_that_outlives_its_lifetime_is_not_for_later_callers_of_other_pro
 #[tokio::test(start_paused = true)]
 async fn the_processes_that_came_in_time_share_a_body_that_outlives_its_lifetime() {
     let (inner, calls) = slow("max-age=2", 3, SECOND);
-    let backend = MemoryBackend::new();
-    let services: Vec<_> =
-        (0..8).map(|_| BellwetherLayer::http(cache(&backend)).layer(inner.clone())).collect();
+    let services = processes(8, &inner);
     let begun = Instant::now();
     for answer in ask_all(&services, (0..80).map(|_| get("/"))).await {
         assert_eq!(answer.text(), "111");
@@ -134,9 +138,7 @@ async fn the_processes_that_came_in_time_share_a_body_that_outlives_its_lifetime
 #[tokio::test(start_paused = true)]
 async fn no_process_waits_for_more_than_two_bodies() {
     let (inner, _) = slow("max-age=2", 3, SECOND);
-    let backend = MemoryBackend::new();
-    let services: Vec<_> =
-        (0..6).map(|_| BellwetherLayer::http(cache(&backend)).layer(inner.clone())).collect();
+    let services = processes(6, &inner);
     let mut asked = Vec::new();
     for _ in 0..60 {
         for service in &services {
@@ -167,9 +169,7 @@ async fn a_body_that_outlives_its_lifetime_leaves_the_marker_of_its_variants() {
         let answer = answer.header("vary", "accept-language");
         answer.body(Body::from_stream(body)).unwrap()
     });
-    let backend = MemoryBackend::new();
-    let services: Vec<_> =
-        (0..6).map(|_| BellwetherLayer::http(cache(&backend)).layer(inner.clone())).collect();
+    let services = processes(6, &inner);
     let languages: Vec<_> = (0..6).map(|at| format!("x-{at}")).collect();
     for waited in [2 * (3 * SECOND + DELAY), 3 * SECOND + DELAY] {
         let begun = Instant::now();
