@@ -276,6 +276,36 @@ fn reads_outside_of_the_windows_are_found() {
     assert_eq!(unanswered.read(2, loaded, Source::Hit, 300, 301).breaks(), []);
 }
 
+/// A touch at 210, then an expiry, and only then a read. The value has the fence of the expiry, so
+/// no process has seen it under the fence of the touch. Its windows have begun at the touch all the
+/// same: a read as the stand-in of a failed load is right until 510, and not until 412 only.
+#[test]
+fn a_touch_before_an_expiry_begins_the_windows_anew() {
+    let loaded = value(1, 1, 100_000);
+    let key = || KEY.to_owned();
+    let expired = |written: Written| {
+        let burnt = Event::Burnt { key: key(), fence: 30, value: None, sent: 250_001 };
+        written
+            .line(3, 250, Event::ExpireAsked { write: 8, key: key() })
+            .line(3, 251, burnt)
+            .answered(3, 8, 252)
+            .line(2, 253, Event::Seen { key: key(), value: loaded, fence: 30 })
+            .load(2, 1, 40, 440, 500)
+            .line(2, 499, Event::LoadFailed { number: 1 })
+            .load(2, 2, 50, 515, 540)
+            .line(2, 539, Event::LoadFailed { number: 2 })
+    };
+    let touched = || {
+        let asked = with_windows().line(3, 200, Event::TouchAsked { write: 7, key: key() });
+        let touched = Event::Touched { key: key(), fence: 20, sent: 200_001 };
+        expired(asked.line(3, 210, touched).answered(3, 7, 211))
+    };
+    assert_eq!(touched().read(2, loaded, Source::Stale, 450, 501).breaks(), []);
+    assert_eq!(touched().read(2, loaded, Source::Stale, 520, 541).breaks(), [Rule::Windows]);
+    let untouched = expired(with_windows());
+    assert_eq!(untouched.read(2, loaded, Source::Stale, 450, 501).breaks(), [Rule::Windows]);
+}
+
 #[test]
 fn an_expired_value_that_stands_in_for_no_failure_is_found() {
     let loaded = value(1, 1, 100_000);

@@ -47,7 +47,7 @@
 //! - [`Rule::Answered`]: every call is answered, and no load fails but by its plan.
 
 use std::{
-    collections::{BTreeMap, HashMap, HashSet},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     fmt,
 };
 
@@ -622,30 +622,34 @@ impl Checker<'_> {
 }
 
 /// The fences under which values stood, each with the times at which it was asked for and answered.
-/// A touch and an expiry give a value a fence of their own.
+/// A touch and an expiry give a value a fence of their own. They give it to the value that stood
+/// before them and after them, also if no process has seen it under that fence.
 struct Fences(HashMap<Value, Vec<(u64, Time, Time)>>);
 
 impl Fences {
     fn new(index: &Index) -> Self {
-        let rewritten: HashMap<_, _> =
+        let rewritten: BTreeMap<_, _> =
             index.rewritten().map(|(key, fence, sent, at)| ((key, fence), (sent, at))).collect();
-        let mut of: HashMap<_, Vec<_>> = HashMap::new();
-        let mut first = HashMap::new();
+        let mut all: HashMap<_, BTreeSet<_>> = HashMap::new();
         for (value, fence) in &index.claimed {
-            let least = first.entry(value).or_insert(fence);
-            *least = fence.min(least);
+            all.entry(*value).or_default().insert(*fence);
         }
-        for (value, fence) in &index.claimed {
-            let key = index.key_of(value).unwrap_or_default();
-            let (sent, answered) = match rewritten.get(&(key, *fence)) {
-                Some(times) => *times,
-                None if first[value] == fence => (0, 0),
+        let of = all.into_iter().map(|(value, mut fences)| {
+            let key = index.key_of(&value).unwrap_or_default();
+            let first = fences.first().copied().unwrap_or_default();
+            if let Some(last) = index.last_seen.get(&value) {
+                let between = rewritten.range((key, first)..(key, first.max(*last)));
+                fences.extend(between.map(|((_, fence), _)| *fence));
+            }
+            let with_times = |fence| match rewritten.get(&(key, fence)) {
+                Some((sent, answered)) => (fence, *sent, *answered),
+                None if fence == first => (fence, 0, 0),
                 // It was given by a write without an answer.
-                None => (0, Time::MAX),
+                None => (fence, 0, Time::MAX),
             };
-            of.entry(*value).or_default().push((*fence, sent, answered));
-        }
-        Self(of)
+            (value, fences.into_iter().map(with_times).collect())
+        });
+        Self(of.collect())
     }
 
     fn of(&self, read: &Read) -> impl Iterator<Item = &(u64, Time, Time)> {

@@ -29,8 +29,10 @@ pub struct Index {
     pub refreshed: Vec<(Write, Value)>,
     /// The reads that were answered with a failed load.
     pub failed: Vec<FailedRead>,
-    /// The values with the fences under which they were seen.
+    /// The values with the fences under which they were made or seen.
     pub claimed: Vec<(Value, u64)>,
+    /// The greatest fence under which each value was read from the store.
+    pub last_seen: HashMap<Value, u64>,
     pub pauses: HashMap<Process, Vec<(Time, Time)>>,
     pub errors: Vec<String>,
 }
@@ -299,7 +301,11 @@ impl Index {
                     index.fences.push(Taken::by_a_write(key.clone(), fence, sent, at));
                     index.touched.push(Stored { key, fence, sent, answered: at });
                 }
-                Event::Seen { value, fence, .. } => index.claimed.push((value, fence)),
+                Event::Seen { value, fence, .. } => {
+                    index.claimed.push((value, fence));
+                    let last = index.last_seen.entry(value).or_default();
+                    *last = fence.max(*last);
+                }
                 Event::Locked { hold, name, kind, fence, asked } => {
                     let (locked, ended) = (at, end_of(process));
                     let taken = Hold {
