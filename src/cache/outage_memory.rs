@@ -1,7 +1,8 @@
 //! The values that a process remembers for the time in which the backend is away.
 //!
 //! - An entry that the backend has returned, if it has a window in which it may be stale. Its user
-//!   expects an older value then. The next answer about the key replaces or forgets it.
+//!   expects an older value then. The next answer about the key replaces or forgets it. Its fence
+//!   stays, so that an older answer that comes late is not taken for a newer one.
 //! - A value that was loaded without a lease. It belongs to the [outage](Outage) in which it was
 //!   loaded. The first answer of the backend ends the outage, and the value is of no use any more.
 //!
@@ -56,6 +57,13 @@ struct MemoryStripe {
 }
 
 struct Row {
+    /// The fence of the last answer.
+    fence: u64,
+    /// `None` if that answer is not remembered.
+    value: Option<Remembered>,
+}
+
+struct Remembered {
     entry: Entry,
     /// When the entry was stored, or earlier by the way of a question.
     stored: Instant,
@@ -104,17 +112,18 @@ impl OutageMemory {
             return;
         }
         let mut stripe = self.stripe(key);
-        if stripe.rows.get(key).is_some_and(|row| row.entry.fence >= entry.fence) {
+        let last = stripe.rows.get(key).map(|row| row.fence);
+        if last >= Some(entry.fence) {
             return;
         }
         self.remove(&mut stripe, key);
         let stored = asked.at.checked_sub(entry.age.unwrap_or_default());
-        if let Some(stored) = stored
-            && is_kept
-            && stripe.forgotten <= asked.forgotten
-            && self.fits(key, entry)
-        {
-            self.put(stripe, key, Row { entry: entry.clone(), stored, outage: None });
+        let is_kept_now = is_kept && stripe.forgotten <= asked.forgotten && self.fits(key, entry);
+        let remembered = |stored| Remembered { entry: entry.clone(), stored, outage: None };
+        let value = stored.filter(|_| is_kept_now).map(remembered);
+        // Most answers that are not remembered have no older ones that are.
+        if is_kept || last.is_some() {
+            self.put(stripe, key, Row { fence: entry.fence, value });
         }
     }
 
@@ -134,8 +143,9 @@ impl OutageMemory {
         let mut stripe = self.stripe(key);
         if is_current() {
             self.remove(&mut stripe, key);
-            let row = Row { entry, stored: Instant::now(), outage: Some(outage) };
-            self.put(stripe, key, row);
+            let fence = entry.fence;
+            let value = Remembered { entry, stored: Instant::now(), outage: Some(outage) };
+            self.put(stripe, key, Row { fence, value: Some(value) });
         }
     }
 
@@ -146,11 +156,11 @@ impl OutageMemory {
             return None;
         }
         let mut stripe = self.stripe(key);
-        let row = stripe.rows.get(key)?;
-        let age = row.stored.elapsed();
-        let is_kept = row.entry.windows.is_some_and(|windows| age < windows.kept());
-        if is_kept && row.outage.is_none_or(|of| of == outage) {
-            return Some(Entry { age: Some(age), ..row.entry.clone() });
+        let value = stripe.rows.get(key)?.value.as_ref()?;
+        let age = value.stored.elapsed();
+        let is_kept = value.entry.windows.is_some_and(|windows| age < windows.kept());
+        if is_kept && value.outage.is_none_or(|of| of == outage) {
+            return Some(Entry { age: Some(age), ..value.entry.clone() });
         }
         self.remove(&mut stripe, key);
         None
@@ -172,31 +182,34 @@ impl OutageMemory {
 
     /// Returns whether a value does not displace all others.
     fn fits(&self, key: &Key, entry: &Entry) -> bool {
-        weight(key, entry) <= self.limit / 4
+        ROW + key.as_str().len() + entry.weight() <= self.limit / 4
     }
 
     fn put(&self, mut stripe: MutexGuard<'_, MemoryStripe>, key: &Key, row: Row) {
-        self.weight.fetch_add(weight(key, &row.entry), Ordering::AcqRel);
+        self.weight.fetch_add(row.weight(key), Ordering::AcqRel);
         stripe.rows.put(key.clone(), row);
         // No two stripes are locked at once.
         drop(stripe);
         while self.weight.load(Ordering::Acquire) > self.limit {
             let next = self.next_out.fetch_add(1, Ordering::Relaxed) % self.stripes.len();
             if let Some((key, row)) = lock(&self.stripes[next]).rows.pop_lru() {
-                self.weight.fetch_sub(weight(&key, &row.entry), Ordering::AcqRel);
+                self.weight.fetch_sub(row.weight(&key), Ordering::AcqRel);
             }
         }
     }
 
     fn remove(&self, stripe: &mut MemoryStripe, key: &Key) {
         if let Some((key, row)) = stripe.rows.pop_entry(key) {
-            self.weight.fetch_sub(weight(&key, &row.entry), Ordering::AcqRel);
+            self.weight.fetch_sub(row.weight(&key), Ordering::AcqRel);
         }
     }
 }
 
-fn weight(key: &Key, entry: &Entry) -> usize {
-    ROW + key.as_str().len() + entry.weight()
+impl Row {
+    fn weight(&self, key: &Key) -> usize {
+        let entry = self.value.as_ref().map_or(0, |value| value.entry.weight());
+        ROW + key.as_str().len() + entry
+    }
 }
 
 #[cfg(test)]
@@ -281,7 +294,29 @@ mod tests {
         assert_eq!(fence(), Some(7));
         saw(&Entry::uncacheable(Duration::ZERO).with_fence(8));
         assert_eq!(fence(), None);
+        assert_eq!(memory.weight.load(Ordering::Relaxed), ROW + 1);
+        saw(&seen(7, Duration::ZERO));
+        assert_eq!(fence(), None);
+        memory.forget(&key);
         assert_eq!(memory.weight.load(Ordering::Relaxed), 0);
+    }
+
+    /// A process asks, acts on the key, and asks again. The second question is answered first by
+    /// the server, then another process inserts a value, and that is the answer to the first one.
+    /// The callers of the first get the new value, which is not remembered for the act. Then the
+    /// answer to the second arrives, with the old value, and the backend goes away.
+    #[tokio::test(start_paused = true)]
+    async fn an_older_answer_to_a_later_question_is_not_remembered() {
+        let memory = OutageMemory::new(None, true);
+        let key = Key::from("k");
+        let first = memory.ask().unwrap();
+        memory.forget(&key);
+        let second = memory.ask().unwrap();
+        memory.saw(&key, first, &seen(7, Duration::ZERO));
+        memory.saw(&key, second, &seen(5, Duration::ZERO));
+        assert!(memory.recall(&key, Outage::next()).is_none());
+        memory.saw(&key, memory.ask().unwrap(), &seen(8, Duration::ZERO));
+        assert_eq!(memory.recall(&key, Outage::next()).unwrap().fence, 8);
     }
 
     /// A read was answered before an invalidation, and its answer is handled after it.
