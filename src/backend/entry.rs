@@ -4,7 +4,7 @@ use std::{ops::Range, time::Duration};
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
-use super::Windows;
+use super::windows::{LONGEST, Windows};
 
 /// A value with the fence under which it was written.
 ///
@@ -185,15 +185,17 @@ impl Entry {
     }
 
     fn decode_2(kind: EntryKind, mut bytes: Bytes) -> Result<Self, Undecodable> {
-        let header = bytes.get(..HEADER).ok_or(Undecodable)?;
-        let fence = digits::<10>(&header[Self::FENCE])?;
-        let stored_at = digits::<10>(&header[Self::STORED_AT])?;
-        let (tag, cost) = halves(digits::<16>(&header[36..52])?);
-        let spread = digits::<16>(&header[52..60])?;
-        let fresh = digits::<16>(&header[60..70])?;
-        let stale = digits::<16>(&header[70..80])?;
-        let error = digits::<16>(&header[80..90])?;
-        let more = digits::<16>(&header[90..HEADER])?;
+        let header: &[u8; HEADER] = bytes.first_chunk().ok_or(Undecodable)?;
+        let fence = digits::<10>(header, Self::FENCE.start)?;
+        let stored_at = digits::<10>(header, Self::STORED_AT.start)?;
+        let (tag, cost) = halves(digits::<16>(header, 36)?);
+        // 16 digits at a time, over the edges of the fields: the last four are read twice.
+        let (spread, fresh) = halves(digits::<16>(header, 52)?);
+        let middle = digits::<16>(header, 68)?;
+        let last = digits::<16>(header, 80)?;
+        let fresh = (u64::from(fresh) << 8) | (middle >> 56);
+        let (stale, error) = ((middle >> 16) & LONGEST, last >> 24);
+        let more = last & 0xff_ffff;
         let windows =
             (fresh + stale + error > 0).then(|| Windows::from_millis([fresh, stale, error]));
         // A later version may write more, which is not for this one.
@@ -201,15 +203,16 @@ impl Entry {
         // A slice of the bytes would cost a reference count.
         bytes.advance(payload_at.min(bytes.len()));
         let entry = Self::value(tag, Duration::from_millis(cost.into()), bytes);
-        let spread = Duration::from_millis(spread);
+        let spread = Duration::from_millis(spread.into());
         Ok(Self { kind, fence, stored_at, spread, windows, ..entry })
     }
 
     fn decode_1(kind: EntryKind, mut bytes: Bytes) -> Result<Self, Undecodable> {
         let header = bytes.get(..HEADER_1).ok_or(Undecodable)?;
-        let fence = digits::<10>(&header[Self::FENCE])?;
-        let (tag, cost) = halves(digits::<16>(&header[20..36])?);
-        digits::<16>(&header[36..HEADER_1])?;
+        let fence = digits::<10>(header, Self::FENCE.start)?;
+        let (tag, cost) = halves(digits::<16>(header, 20)?);
+        // The time to live is of no use, but it must be one.
+        digits::<16>(header, HEADER_1 - 16)?;
         bytes.advance(HEADER_1);
         let entry = Self::value(tag, Duration::from_millis(cost.into()), bytes);
         Ok(Self { kind, fence, ..entry })
@@ -232,24 +235,31 @@ fn halves(number: u64) -> (u32, u32) {
     ((number >> 32) as u32, number as u32)
 }
 
-/// Reads up to 16 digits, which fit into a `u64` in either radix.
-fn digits<const RADIX: u64>(text: &[u8]) -> Result<u64, Undecodable> {
-    let (mut number, mut all) = (0, true);
-    for byte in text {
-        let digit = DIGITS[usize::from(*byte)];
-        all &= u64::from(digit) < RADIX;
-        number = number * RADIX + u64::from(digit & 15);
-    }
-    if all { Ok(number) } else { Err(Undecodable) }
+/// Reads the 16 digits that begin at a place.
+#[inline(always)]
+fn digits<const RADIX: u64>(header: &[u8], at: usize) -> Result<u64, Undecodable> {
+    let upper = header.get(at..).and_then(|text| text.first_chunk()).ok_or(Undecodable)?;
+    let lower = header.get(at + 8..).and_then(|text| text.first_chunk()).ok_or(Undecodable)?;
+    Ok(RADIX.pow(8) * eight_digits::<RADIX>(*upper)? + eight_digits::<RADIX>(*lower)?)
 }
 
-/// The value of each byte as a digit; greater than that of any digit if it is none.
-const DIGITS: [u8; 256] = {
-    let mut digits = [u8::MAX; 256];
-    let mut worth = 0;
-    while worth < 16 {
-        digits[b"0123456789abcdef"[worth as usize] as usize] = worth;
-        worth += 1;
+/// Reads 8 digits as the bytes of one number, so that each step is taken for all of them at once:
+/// each hit reads 92. After Daniel Lemire, "Quickly parsing eight digits", 2018.
+#[inline(always)]
+fn eight_digits<const RADIX: u64>(text: [u8; 8]) -> Result<u64, Undecodable> {
+    /// Multiplied by a byte, it is that byte eight times.
+    const EACH: u64 = 0x0101_0101_0101_0101;
+    let text = u64::from_be_bytes(text);
+    // The lower half of `a` is one. Letters have the seventh bit, and decimals do not.
+    let worth = (text & (0x0f * EACH)) + 9 * ((text >> 6) & EACH);
+    let letters = ((worth + 6 * EACH) >> 4) & EACH;
+    let written = worth + 0x30 * EACH + 0x27 * letters;
+    let is_in_range = worth & (0xf0 * EACH) == 0 && (RADIX > 10 || letters == 0);
+    if written != text || !is_in_range {
+        return Err(Undecodable);
     }
-    digits
-};
+    // Each byte takes in the one above it, then each pair of bytes, then each four.
+    let pairs = (worth + RADIX * (worth >> 8)) & 0x00ff_00ff_00ff_00ff;
+    let fours = (pairs + RADIX.pow(2) * (pairs >> 16)) & 0x0000_ffff_0000_ffff;
+    Ok((fours + RADIX.pow(4) * (fours >> 32)) & 0xffff_ffff)
+}

@@ -27,7 +27,7 @@ pub struct Windows {
 }
 
 /// A window in milliseconds has ten hexadecimal digits.
-const LONGEST: u64 = (1 << 40) - 1;
+pub(super) const LONGEST: u64 = (1 << 40) - 1;
 
 impl Windows {
     /// Creates the windows of an entry that is fresh until it is gone.

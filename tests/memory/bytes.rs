@@ -54,11 +54,36 @@ fn any_other_bytes_are_no_entry() {
     for cut in 0..header {
         assert_eq!(Entry::decode(good.slice(..cut)), Err(Undecodable));
     }
+    // The format and the kind, then the fence and the time, then numbers with letters as digits.
+    let may_be = |at: usize, byte: u8| match at {
+        0..2 => byte == good[at],
+        2 => matches!(byte, b'1' | b'2'),
+        3 => matches!(byte, b'v' | b'u'),
+        4..36 => byte.is_ascii_digit(),
+        _ => matches!(byte, b'0'..=b'9' | b'a'..=b'f'),
+    };
     for at in 0..header {
-        let mut bad = good.to_vec();
-        bad[at] = b'\xc3';
-        assert_eq!(Entry::decode(bad.into()), Err(Undecodable), "byte {at}");
+        for byte in 0..=u8::MAX {
+            let mut changed = good.to_vec();
+            changed[at] = byte;
+            let is_entry = Entry::decode(changed.into()).is_ok();
+            assert_eq!(is_entry, may_be(at, byte), "byte {byte:#x} at {at}");
+        }
     }
+}
+
+/// Each digit has its worth in its field, and in no other.
+#[test]
+fn each_digit_of_the_header_counts() {
+    let header = "bw2v0123456789012345678901234567890109abcdef89abcdef7654321f\
+                  0123456789fedcba98760a1b2c3d4e000000";
+    let entry = Entry::decode(Bytes::from(header)).unwrap();
+    assert_eq!((entry.fence, entry.stored_at), (123_456_789_012_345, 6_789_012_345_678_901));
+    assert_eq!((entry.tag, entry.cost.as_millis()), (0x09ab_cdef, 0x89ab_cdef));
+    assert_eq!(entry.spread.as_millis(), 0x7654_321f);
+    let [fresh, stale, error] =
+        [0x01_2345_6789, 0xfe_dcba_9876, 0x0a_1b2c_3d4e].map(Duration::from_millis);
+    assert_eq!(entry.windows, Some(Windows::fresh(fresh).stale(stale).error(error)));
 }
 
 #[test]
