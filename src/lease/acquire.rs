@@ -13,7 +13,7 @@ use tokio::{
 
 use super::{
     Acquisition, Engine, LeaseGuard, LeaseRecord, RetryStrategy, Upkeep, WaitedFor, Waiting, Woken,
-    queue::{Entered, SlotNotice},
+    queue::{Entered, FailedPass, SlotNotice},
     record::LeaseSlot,
     try_limit,
 };
@@ -266,13 +266,17 @@ impl OneAttempt<'_> {
     async fn contend(
         &mut self,
         mut slot: LeaseSlot,
-        failed: Option<BackendErrorKind>,
+        failed: Option<Box<FailedPass>>,
         waiting: &mut Waiting<'_>,
     ) {
-        match failed {
-            None => {}
-            Some(BackendErrorKind::Unreplicated) => self.restart(waiting),
-            Some(_) => self.acquisition.may_have_been_passed(),
+        if let Some(failed) = failed {
+            let FailedPass { kind, owed } = *failed;
+            match kind {
+                BackendErrorKind::Unreplicated => self.restart(waiting),
+                _ => self.acquisition.may_have_been_passed(),
+            }
+            // The acquisition undoes itself.
+            owed.disarm();
         }
         if let Some(changes) = slot.take_changes() {
             // A majority may have its queue at another server by now.
@@ -311,7 +315,8 @@ impl OneAttempt<'_> {
     }
 }
 
-/// A place in the local queue. Dropped, it releases a lease that was passed to it meanwhile.
+/// A place in the local queue. Dropped, it releases a lease that was passed to it meanwhile, or may
+/// have been.
 struct LocalPlace<'a> {
     engine: &'a Arc<Engine>,
     notices: oneshot::Receiver<SlotNotice<Arc<LeaseRecord>>>,

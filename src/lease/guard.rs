@@ -4,7 +4,7 @@ use tokio::time::{Instant, timeout};
 
 use super::{
     Acquisition, Engine, LeaseRecord,
-    queue::{QueuedCaller, SlotNotice},
+    queue::{FailedPass, QueuedCaller, SlotNotice},
     record::{Granted, LeaseSlot},
     release::{Release, Unstoppable},
 };
@@ -207,19 +207,19 @@ async fn pass(
         drop(upheld);
         ask_to_pass(engine.backend().as_ref(), from, &next.claim).await
     };
+    // The next caller does not know that it is given a lease, and this future may be dropped.
+    let owed = Release::new(engine.janitor.clone(), next.claim.clone(), true);
     let passed = engine.janitor.turns(&from.name).releases.run(pass).await;
     let (grant, since) = match passed {
         Ok((Some(grant), since)) => (grant, since),
-        refused => {
-            let failed = refused.as_ref().err().map(BackendError::kind);
-            drop(next.notify(SlotNotice::Contend { slot, failed }));
-            return match refused {
-                // The lease was given away, but the next caller cannot rely on it.
-                Err(error) if error.kind() == BackendErrorKind::Unreplicated => Ok(true),
-                answer => answer.map(|_| false),
-            };
+        Ok((None, _)) => {
+            owed.disarm();
+            drop(next.notify(SlotNotice::Contend { slot, failed: None }));
+            return Ok(false);
         }
+        Err(error) => return let_contend(next, slot, error, owed),
     };
+    owed.disarm();
     let record = engine.renewals.start(Granted {
         claim: next.claim.clone(),
         upkeep: next.upkeep,
@@ -235,6 +235,28 @@ async fn pass(
         drop(LeaseGuard::new(engine.clone(), record));
     }
     Ok(true)
+}
+
+/// Lets the next caller contend after a pass to it that may have happened. Returns whether the
+/// lease was held.
+fn let_contend(
+    next: QueuedCaller<Arc<LeaseRecord>>,
+    slot: LeaseSlot,
+    error: BackendError,
+    owed: Release,
+) -> Result<bool, BackendError> {
+    let (kind, runtime) = (error.kind(), next.runtime.clone());
+    // A caller that leaves before it sees the notice drops what is owed with it.
+    let failed = Some(Box::new(FailedPass { kind, owed }));
+    let left = next.notify(SlotNotice::Contend { slot, failed });
+    if let Some(SlotNotice::Contend { failed: Some(failed), .. }) = left {
+        failed.owed.begin(&runtime);
+    }
+    match kind {
+        // The lease was given away, but the next caller cannot rely on it.
+        BackendErrorKind::Unreplicated => Ok(true),
+        _ => Err(error),
+    }
 }
 
 /// Asks the backend to pass a lease on. Returns the grant and a time before the request. An answer

@@ -17,7 +17,7 @@ use std::{
 use hashbrown::{HashMap, hash_map::Entry};
 use tokio::{runtime::Handle, sync::oneshot, time::Instant};
 
-use super::Upkeep;
+use super::{Upkeep, release::Release};
 use crate::{
     backend::{Changes, Claim, Mode},
     error::BackendErrorKind,
@@ -53,9 +53,16 @@ pub(super) enum SlotNotice<T> {
     /// It contends now.
     Contend {
         slot: Slot<T>,
-        /// How a pass to it failed, if one was tried. It may have the lease already.
-        failed: Option<BackendErrorKind>,
+        /// The pass to it that failed, if one was tried. It may have the lease already.
+        failed: Option<Box<FailedPass>>,
     },
+}
+
+/// A pass of the lease that may have happened, although it failed.
+pub(super) struct FailedPass {
+    pub(super) kind: BackendErrorKind,
+    /// The release under the owner of the next caller, if that caller never gets this notice.
+    pub(super) owed: Release,
 }
 
 /// The right of one caller to contend for a lease, or to hold it, for this process.

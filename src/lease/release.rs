@@ -73,6 +73,19 @@ impl Release {
         &self.claim
     }
 
+    /// Releases in a task on this runtime.
+    pub(super) fn begin(self, runtime: &Handle) {
+        let janitor = self.janitor.clone();
+        if is_driven(runtime) {
+            janitor.tasks.spawn_on(self.run(), runtime);
+        }
+    }
+
+    /// Ends the obligation: there is nothing to release, or it is owed elsewhere.
+    pub(super) fn disarm(mut self) {
+        self.duty = Duty::Done;
+    }
+
     /// Asks the backend once, in its turn, after `begins`. Returns whether the lease was held.
     pub(super) async fn once(&self, begins: impl FnOnce()) -> Result<bool, BackendError> {
         self.ask(begins, self.janitor.backend.as_ref()).await

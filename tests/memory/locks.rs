@@ -546,6 +546,41 @@ async fn a_pass_whose_answer_is_lost_orphans_nothing() {
     }
 }
 
+/// The answer to the pass is lost, and the caller that it was for leaves before that is known. The
+/// lock was then held by nothing, until the end of the lease.
+#[tokio::test(start_paused = true)]
+async fn a_pass_to_a_caller_that_leaves_meanwhile_orphans_nothing() {
+    for fault in [Fault::LoseReply, Fault::Hang, Fault::Late(50 * MS)] {
+        for by_its_limit in [false, true] {
+            let faulty = Faulty::once(Op::Pass, fault);
+            let locks = Locks::new(faulty.clone());
+            let first = locks.mutex("m").lock().await.unwrap();
+            let limit = Duration::from_millis(if by_its_limit { 20 } else { 10_000 });
+            let second = tokio::spawn({
+                let mutex = locks.mutex("m").wait_limit(limit);
+                async move { mutex.lock().await.map(drop) }
+            });
+            sleep(MS).await;
+            let third = tokio::spawn({
+                let mutex = locks.mutex("m");
+                async move { mutex.lock().await }
+            });
+            sleep(MS).await;
+            let begun = Instant::now();
+            let first = tokio::spawn(first.unlock());
+            sleep(10 * MS).await;
+            if !by_its_limit {
+                second.abort();
+            }
+            let third = third.await.unwrap().unwrap();
+            assert!(begun.elapsed() < Duration::from_secs(2), "{fault:?}: {:?}", begun.elapsed());
+            let _ = first.await.unwrap();
+            third.unlock().await.unwrap();
+            assert!(!locks.mutex("m").is_locked().await.unwrap());
+        }
+    }
+}
+
 /// A reader with a lost lease asks for an upgrade beside another reader. A plain refusal says too
 /// little: the reader would go on reading during the writes of another.
 #[tokio::test(start_paused = true)]

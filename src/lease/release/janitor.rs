@@ -15,7 +15,7 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::warn;
 
-use super::{Release, Unstoppable, is_driven};
+use super::{Release, Unstoppable};
 use crate::{
     backend::{Claim, DynLeases, answered},
     error::{BackendError, Error},
@@ -104,10 +104,7 @@ impl Janitor {
 
     /// Releases a claim that may be granted, or has a queue entry, in a task.
     pub(crate) fn undo(self: &Arc<Self>, claim: Claim, outcome_unknown: bool, runtime: &Handle) {
-        let release = Release::new(self.clone(), claim, outcome_unknown);
-        if is_driven(runtime) {
-            self.tasks.spawn_on(release.run(), runtime);
-        }
+        Release::new(self.clone(), claim, outcome_unknown).begin(runtime);
     }
 
     /// Runs a task for which the shutdown waits.
