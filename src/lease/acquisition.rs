@@ -234,16 +234,18 @@ impl Drop for Acquisition {
 
 /// Sends one request for several claims, which are granted all or none. Returns the answer and a
 /// time before it was sent. The limit holds for each claim, since a backend may have to ask for one
-/// after another.
+/// after another. Their caller has waited for so long.
 pub(super) async fn ask_all(
     acquisitions: &mut [Acquisition],
     janitor: &Janitor,
     limit: Duration,
+    waited: Duration,
 ) -> Result<(AcquiredAll, Instant), BackendError> {
     let turns = acquisitions.first().map(|one| janitor.turns(&one.claim.name)).unwrap_or_default();
     let turn = turns.acquisitions.next().await;
     let sent = Instant::now();
-    let claims: Vec<_> = acquisitions.iter().map(|one| one.claim.clone()).collect();
+    let claims = acquisitions.iter().map(|one| Claim { waited, ..one.claim.clone() });
+    let claims: Vec<_> = claims.collect();
     let before: Vec<_> = acquisitions.iter_mut().map(|one| one.begin(sent)).collect();
     let limit = limit.saturating_mul(u32::try_from(claims.len()).unwrap_or(u32::MAX));
     let backend = janitor.backend().as_ref();

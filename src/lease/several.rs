@@ -47,6 +47,7 @@ impl Engine {
             acquisitions,
             upkeep,
             try_limit: try_limit(strategy, self.backend().as_ref()),
+            begun: Instant::now(),
             leave_at: None,
             in_the_way: 0,
             failure: None,
@@ -61,6 +62,7 @@ struct SeveralAttempt<'a> {
     acquisitions: Vec<Acquisition>,
     upkeep: Upkeep,
     try_limit: Duration,
+    begun: Instant,
     /// When it leaves the queues of the holders that are no longer in the way. It is not counted
     /// anew with each wait, since there may be many.
     leave_at: Option<Instant>,
@@ -81,7 +83,8 @@ impl Attempt for SeveralAttempt<'_> {
         }
         waiting.listening().forget_pushes();
         let janitor = &self.engine.janitor;
-        let answer = ask_all(&mut self.acquisitions, janitor, self.try_limit).await;
+        let waited = self.begun.elapsed();
+        let answer = ask_all(&mut self.acquisitions, janitor, self.try_limit, waited).await;
         let asked = match answer {
             Ok((AcquiredAll::Granted(grants), sent)) => {
                 return Answer::Settled(Ok(self.granted(&grants, sent)));

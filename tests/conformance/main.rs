@@ -174,6 +174,8 @@ rules! {
             a_dead_waiter_in_front_says_when_its_entry_ends,
             a_process_that_stands_still_costs_one_handover,
             ordered_and_unordered_waiters_are_served_by_age,
+            a_claim_that_has_waited_longer_comes_first,
+            a_claim_that_takes_a_handover_has_no_head_start,
             a_release_grants_all_readers_at_the_head,
             permits_are_served_in_order,
             an_ordered_waiter_keeps_its_turn_for_as_long_as_its_entry,

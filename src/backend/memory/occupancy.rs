@@ -88,12 +88,15 @@ impl Holds {
 /// The claims that wait, in their order. Their entries last while their process keeps them.
 #[derive(Default)]
 pub(super) struct Queue {
-    entries: BTreeMap<u64, QueueEntry>,
-    tickets: HashMap<Owner, u64>,
+    entries: BTreeMap<Ticket, QueueEntry>,
+    tickets: HashMap<Owner, Ticket>,
     /// Until when each process keeps its entries.
     kept: HashMap<u64, Instant>,
     last: u64,
 }
+
+/// When the caller of an entry began to wait, and a number that no other entry has.
+type Ticket = (Instant, u64);
 
 #[derive(Clone)]
 pub(super) struct QueueEntry {
@@ -128,16 +131,19 @@ impl Queue {
 
     /// Returns the first writer before an owner. If the owner has no entry, all are before it.
     pub(super) fn writer_before(&self, owner: Owner) -> Option<&QueueEntry> {
-        let end = self.tickets.get(&owner).copied().unwrap_or(u64::MAX);
-        self.entries.range(..end).map(|(_, entry)| entry).find(|one| one.claim.mode == Mode::Write)
+        let own = self.tickets.get(&owner);
+        let before =
+            self.entries.iter().take_while(|(ticket, _)| own.is_none_or(|own| *ticket < own));
+        before.map(|(_, entry)| entry).find(|one| one.claim.mode == Mode::Write)
     }
 
     /// Enters the queue, or keeps the old entry of the owner.
     pub(super) fn enter(&mut self, claim: &Claim, now: Instant) {
         if !self.has(claim.owner) {
             self.last += 1;
-            self.tickets.insert(claim.owner, self.last);
-            self.entries.insert(self.last, QueueEntry { claim: claim.clone(), since: now });
+            let ticket = (now.checked_sub(claim.head_start()).unwrap_or(now), self.last);
+            self.tickets.insert(claim.owner, ticket);
+            self.entries.insert(ticket, QueueEntry { claim: claim.clone(), since: now });
         }
     }
 

@@ -10,7 +10,7 @@ use redis::Value;
 
 use super::{
     super::RedisBackend,
-    acquire::{entry_life, held_at, unreplicated},
+    acquire::{entry_life, head_start, held_at, unreplicated},
     millis, replies,
 };
 use crate::{
@@ -81,7 +81,8 @@ impl Leases for RedisBackend {
                 .owner(claim.owner)
                 .arg(millis(claim.lease))
                 .arg(millis(claim.fence_life))
-                .arg(entry_life(claim));
+                .arg(entry_life(claim))
+                .arg(head_start(claim));
         }
         let (reply, is_confirmed) = self.0.servers.grant(&call).await?;
         let reply = self.checked(replies::acquired_all(reply, claims.len()))?;

@@ -7,9 +7,10 @@
 --
 -- entry_ms: how long the queue entry is kept; '0' if the claim takes none
 -- bits: of the ticket
+-- head_start: how much older the ticket is than now, in microseconds
 local permits, queue, deadlines = unpack(KEYS)
-local owner, lease_ms, entry_ms, bits = unpack(ARGV)
-local limit, count = tonumber(ARGV[5]), tonumber(ARGV[6])
+local owner, lease_ms, entry_ms, bits, head_start = unpack(ARGV)
+local limit, count = tonumber(ARGV[6]), tonumber(ARGV[7])
 
 -- include: clock_ms, holds_at, is_held, hold, hold_again
 local at = now_ms()
@@ -38,7 +39,9 @@ if out + count <= limit and (not first or first == claim) then
   return 0
 end
 
-if entry_ms ~= '0' then take_entry(queue, deadlines, nil, claim, at, entry_ms, bits) end
+if entry_ms ~= '0' then
+  take_entry(queue, deadlines, nil, claim, at, entry_ms, bits, head_start)
+end
 if out + count <= limit then return { 'held', 0, first_ms, out } end
 local needed = math.min(out, out + count - limit) - 1
 local ends = redis.call(

@@ -7,8 +7,9 @@
 -- writers: those in the queue
 -- entry_ms: how long the queue entry is kept; '0' if the claim takes none
 -- bits: of the ticket
+-- head_start: how much older the ticket is than now, in microseconds
 local lease, queue, deadlines, readers, writers = unpack(KEYS)
-local owner, lease_ms, entry_ms, bits = unpack(ARGV)
+local owner, lease_ms, entry_ms, bits, head_start = unpack(ARGV)
 
 -- include: clock_ms, lease_at, holds_at, is_held, hold, hold_again, take_entry, leave, first_alive
 local at = now_ms()
@@ -38,6 +39,8 @@ if not writer and not behind then
   return 0
 end
 
-if entry_ms ~= '0' then take_entry(queue, deadlines, nil, owner, at, entry_ms, bits) end
+if entry_ms ~= '0' then
+  take_entry(queue, deadlines, nil, owner, at, entry_ms, bits, head_start)
+end
 if writer then return { 'held', held, left, 1 } end
 return { 'held', 0, first_ms, reading }
