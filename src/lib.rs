@@ -105,6 +105,10 @@
 //!   longer by the step.
 //! - **The runtime of a load is dropped.** If the process continues, a separate thread releases the
 //!   lease.
+//! - **A runtime of the current thread stands still.** So does what it runs for callers in other
+//!   runtimes: a load whose own caller has left, renewals, and places in queues. Drive each runtime
+//!   that uses a cache or locks for as long as the others use them, or drop it. What a dropped
+//!   runtime ran goes on in another one.
 //! - **Too many callers wait.** Further callers fail with [`Overloaded`](ErrorKind::Overloaded) at
 //!   once.
 //! - **Redis is full.** Values are pushed to waiters but not stored. Invalidations still work.

@@ -56,6 +56,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     pub async fn invalidate(&self, key: impl Into<Key>) -> Result<(), Error> {
         let (core, key) = (&self.core, key.into());
         let name = core.name(&key)?;
+        core.invalidations.count(&key);
         core.change(&key, core.store.invalidate(&name, core.settings.fence_life())).await?;
         Ok(())
     }
@@ -96,6 +97,7 @@ impl<V: Clone + Send + Sync + 'static> Cache<V> {
     pub async fn expire(&self, key: impl Into<Key>) -> Result<(), Error> {
         let (core, key) = (&self.core, key.into());
         let name = core.name(&key)?;
+        core.invalidations.count(&key);
         core.change(&key, core.store.expire(&name, core.settings.fence_life())).await?;
         Ok(())
     }

@@ -14,6 +14,7 @@ use super::{
     error_codec::ErrorCodec,
     failures::Failures,
     freshness::{self, Rules, Window},
+    invalidations::Invalidations,
     known::Known,
     lots::Lots,
     negative::Negative,
@@ -56,6 +57,7 @@ pub(super) struct Core<V> {
     pub(super) lots: Lots,
     pub(super) failures: Failures,
     pub(super) memory: OutageMemory,
+    pub(super) invalidations: Invalidations,
     pub(super) negative: Option<Negative<V>>,
     /// Looks for values of callers that wait for a load no longer, by the rules of the first.
     pub(super) looks: Group<(Rules, Option<Loaded<V>>)>,

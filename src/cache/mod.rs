@@ -21,6 +21,7 @@ mod error_codec;
 mod failures;
 mod flown;
 mod freshness;
+mod invalidations;
 mod known;
 mod lead;
 mod loader;
@@ -62,7 +63,7 @@ pub(crate) use self::{
     loader::Produced,
     outcome::Alone,
     settings::{OnFull, OnUncacheable, Sharing},
-    uses::Uses,
+    uses::{CountedUses, Uses},
 };
 
 use self::core::{Core, Decision};
@@ -240,9 +241,9 @@ impl<V> Cache<V> {
         self.core.settings.abandoned
     }
 
-    /// Returns whether this process remembers values for an outage.
-    pub(crate) fn remembers(&self) -> bool {
-        self.core.memory.is_on()
+    /// Returns a number that each invalidation of the key by this process makes greater.
+    pub(crate) fn invalidations(&self, key: &Key) -> u64 {
+        self.core.invalidations.so_far(key)
     }
 
     pub(crate) fn ttl(&self) -> Duration {

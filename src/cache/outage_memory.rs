@@ -78,6 +78,14 @@ pub(super) struct Question {
     forgotten: u64,
 }
 
+impl Question {
+    /// Returns the question of an act, as it is after the act has made its key
+    /// [forgotten](OutageMemory::forget). What was forgotten meanwhile beside it still counts.
+    pub(super) fn of_act(self) -> Self {
+        Self { forgotten: self.forgotten + 1, ..self }
+    }
+}
+
 impl OutageMemory {
     /// Without a limit that was set, only a cache of several processes remembers values. The other
     /// backends are never away.
@@ -332,6 +340,22 @@ mod tests {
         assert!(memory.recall(&key, outage).is_some());
         memory.forget(&key);
         assert!(memory.recall(&key, outage).is_none());
+    }
+
+    /// An insert is answered after an invalidation that came to the backend later.
+    #[tokio::test(start_paused = true)]
+    async fn an_inserted_entry_is_remembered_if_no_other_act_came_meanwhile() {
+        for meanwhile in [false, true] {
+            let memory = OutageMemory::new(None, true);
+            let key = Key::from("k");
+            let asked = memory.ask().unwrap();
+            if meanwhile {
+                memory.forget(&key);
+            }
+            memory.forget(&key);
+            memory.saw(&key, asked.of_act(), &seen(5, Duration::ZERO));
+            assert_eq!(memory.recall(&key, Outage::next()).is_some(), !meanwhile);
+        }
     }
 
     #[tokio::test(start_paused = true)]

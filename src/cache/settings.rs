@@ -5,8 +5,8 @@ use std::{fmt, sync::Arc, time::Duration};
 use tokio::sync::Semaphore;
 
 use super::{
-    Abandoned, AfterFailure, after_failure::LONGEST_RETRY_AFTER, freshness::Rules, lead::Keeping,
-    uses::Uses,
+    Abandoned, AfterFailure, Source, after_failure::LONGEST_RETRY_AFTER, freshness::Rules,
+    lead::Keeping, uses::CountedUses,
 };
 use crate::{
     backend::Windows,
@@ -36,7 +36,7 @@ pub(super) struct Options {
     pub(super) wait_limit: Duration,
     pub(super) sharing: Sharing,
     /// By default, the value of each key is stored.
-    pub(super) min_uses: Option<Arc<Uses>>,
+    pub(super) min_uses: Option<CountedUses>,
 }
 
 impl Options {
@@ -78,6 +78,9 @@ pub(crate) struct Sharing {
     pub(crate) takes_heads: bool,
     /// Whether the callers take only a value whose load begins after they have asked.
     pub(crate) is_anew: bool,
+    /// The source of a load, if the key is of this process alone: it takes no lease, and stores
+    /// nothing.
+    pub(crate) local: Option<Source>,
 }
 
 /// The behaviour for a key that is remembered as uncacheable.
@@ -148,6 +151,7 @@ impl Default for Settings {
                     waits_once: false,
                     takes_heads: false,
                     is_anew: false,
+                    local: None,
                 },
                 min_uses: None,
             },

@@ -1,6 +1,10 @@
 //! How often each key was asked for lately and had no entry, in this process.
 
-use std::{hash::BuildHasher, sync::Mutex, time::Duration};
+use std::{
+    hash::BuildHasher,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use hashbrown::DefaultHashBuilder;
 use lru::LruCache;
@@ -28,6 +32,25 @@ struct Count {
     since: Instant,
 }
 
+/// The uses of one key. It may be another key than that of the value.
+#[derive(Clone)]
+pub(crate) struct CountedUses {
+    all: Arc<Uses>,
+    key: Key,
+}
+
+impl CountedUses {
+    #[cfg_attr(not(feature = "http"), allow(dead_code))]
+    pub(crate) fn new(all: Arc<Uses>, key: Key) -> Self {
+        Self { all, key }
+    }
+
+    /// Counts a use of the key. Returns whether its value is to be stored.
+    pub(crate) fn count(&self) -> bool {
+        self.all.count(&self.key)
+    }
+}
+
 impl Uses {
     #[cfg_attr(not(feature = "http"), allow(dead_code))]
     pub(crate) fn new(least: u32, window: Duration) -> Self {
@@ -36,7 +59,7 @@ impl Uses {
     }
 
     /// Counts a use of a key. Returns whether its value is to be stored.
-    pub(crate) fn count(&self, key: &Key) -> bool {
+    fn count(&self, key: &Key) -> bool {
         let (hash, now) = (self.hasher.hash_one(key), Instant::now());
         let mut by_key = lock(&self.by_key);
         let count = by_key.get_or_insert_mut(hash, || Count { uses: 0, since: now });

@@ -63,6 +63,11 @@
 //! current-thread runtime, and nothing drives that runtime any more. The lock then ends with its
 //! lease.
 //!
+//! The tasks that renew leases and keep places in queues serve all callers of the same [`Locks`].
+//! They run in a runtime that one of these callers uses. So drive each runtime of the current
+//! thread for as long as others use the locks, or drop it. Leases are lost behind one that stands
+//! still.
+//!
 //! # Names of the methods
 //!
 //! - `lock` and `unlock` belong to locks, `acquire` and `release` to permits.

@@ -106,7 +106,7 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
 
     /// Loads the value without a lease, and stores nothing, until its key is used often enough.
     #[cfg(feature = "http")]
-    pub(crate) fn min_uses(mut self, uses: Option<std::sync::Arc<crate::cache::Uses>>) -> Self {
+    pub(crate) fn min_uses(mut self, uses: Option<crate::cache::CountedUses>) -> Self {
         self.options_mut().min_uses = uses;
         self
     }

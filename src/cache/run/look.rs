@@ -8,7 +8,7 @@ use super::{EpochOutcome, Run, Step, silence};
 use crate::{
     backend::Entry,
     cache::{
-        EarlyRefresh, Loaded, Source,
+        CountedUses, EarlyRefresh, Loaded, Source,
         breaker::RequestKind,
         core::{Core, Decision},
         freshness::Rules,
@@ -97,7 +97,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     /// Returns the step that follows a miss.
     pub(super) fn missed(&self, seen: u64) -> Step<V> {
         let uses = self.options().min_uses.as_ref();
-        match uses.is_none_or(|uses| uses.count(self.leader.key())) {
+        match uses.is_none_or(CountedUses::count) {
             true => Step::Claim { seen },
             false => Step::LoadRare,
         }

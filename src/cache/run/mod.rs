@@ -174,8 +174,12 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         self.leader.own_task().await;
         let mut permit = None;
         if let Step::Claim { seen } = step {
-            // In a box, which does not stay during the load.
-            step = Box::pin(self.claim(seen, &mut permit)).await;
+            step = match self.options().sharing.local {
+                // In a box, which does not stay during the load.
+                None => Box::pin(self.claim(seen, &mut permit)).await,
+                Some(Source::Led) => Step::LoadRare,
+                Some(_) => Step::LoadAlone(None),
+            };
         }
         let landing = match step {
             Step::Land(landing) | Step::LandAndRefresh(landing, _) => landing,

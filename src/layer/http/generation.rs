@@ -8,17 +8,20 @@
 //!
 //! The marker is there before a load begins. So requests with different parts share nothing else:
 //! no flight, no failure, no mark and no `Vary`.
+//!
+//! Without a marker, a response is in a generation of the process. It is shared between callers
+//! that wait for it, and in an outage it is remembered. It is never stored: an invalidation in
+//! another process does not end this generation.
 
-use std::{
-    sync::{Arc, Mutex},
-    time::Duration,
+use std::time::Duration;
+
+use super::{
+    CachedResponse, Http,
+    variants::{Place, selector::Selector},
 };
-
-use super::{CachedResponse, Http, variants::selector::Selector};
 use crate::{
-    cache::{Flown, Lead, OnFull, OnUncacheable, Produced, Sharing},
+    cache::{Cache, Flown, Lead, OnFull, OnUncacheable, Produced, Sharing, Source},
     key::Key,
-    sync::lock,
 };
 
 /// The bytes by which it makes a key longer.
@@ -34,60 +37,65 @@ const SHARING: Sharing = Sharing {
     waits_once: false,
     takes_heads: false,
     is_anew: false,
+    local: None,
 };
 
-/// The generation of this process, for resources whose marker is neither stored nor remembered, so
-/// that its callers share all the same.
-pub(super) struct OwnGeneration(Mutex<Selector>);
+/// The generations of this process begin with it.
+pub(super) struct OwnGenerations(String);
 
-impl Default for OwnGeneration {
-    fn default() -> Self {
-        Self(Mutex::new(Selector::new(Vec::new())))
-    }
-}
-
-impl OwnGeneration {
-    fn get(&self) -> Selector {
-        lock(&self.0).clone()
+impl OwnGenerations {
+    pub(super) fn new() -> Self {
+        Self(format!("{:016x}", fastrand::u64(..)))
     }
 
-    /// Ends it, because an invalidation did not reach the backend.
-    pub(super) fn end(&self) {
-        *lock(&self.0) = Selector::new(Vec::new());
+    /// Returns the generation of a resource until this process invalidates it.
+    fn of(&self, cache: &Cache<CachedResponse>, resource: &Key) -> Selector {
+        let invalidations = cache.invalidations(resource);
+        Selector::of_generation(format!("{}{invalidations:016x}", self.0))
+    }
+
+    fn contains(&self, selector: &Selector) -> bool {
+        selector.generation().starts_with(&self.0)
     }
 }
 
 impl Http {
-    /// Returns the key of a response in the generation of its resource.
-    pub(super) async fn in_generation(&self, resource: &Key, key: &Key) -> Key {
+    /// Returns the place of a response with this key, in the generation of its resource.
+    pub(super) async fn in_generation(&self, resource: &Key, key: Key) -> Place {
         let settings = &self.0;
+        let own = settings.own_generations.of(&settings.cache, resource);
         // As long as a response that was stored while the marker was fresh.
         let kept = settings.cache.ttl().saturating_add(settings.stale.limit);
-        let own = (!settings.cache.remembers()).then(|| Arc::clone(&settings.own_generation));
         let request = settings.cache.request(resource).sharing(SHARING).max_stale(kept);
+        let request = settings.streaming.set(request).min_uses(settings.counted_uses(&key));
+        let without_lease = own.clone();
         let flown = request.fly(move |lead| async move {
             lead.expire_after(FRESH);
             lead.stale_while_revalidate(kept);
             lead.stale_if_error(kept);
-            Ok(marker(&lead, own.as_deref()).map_or(Produced::Uncacheable, Produced::Value))
+            let marker = marker(&lead, without_lease);
+            Ok(marker.map_or(Produced::Uncacheable, Produced::Value))
         });
-        let found = match flown.await {
-            Ok(Flown::Loaded(loaded)) => Selector::of(loaded.value()),
-            Ok(_) | Err(_) => None,
+        let (found, source) = match flown.await {
+            Ok(Flown::Loaded(loaded)) => (Selector::of(loaded.value()), loaded.source()),
+            Ok(_) | Err(_) => (None, Source::Degraded),
         };
-        let selector = found.unwrap_or_else(|| settings.own_generation.get());
-        Key::from(format!("{key} {}", selector.generation()))
+        let selector = found.unwrap_or(own);
+        let local = settings.own_generations.contains(&selector).then_some(match source {
+            Source::Degraded => Source::Degraded,
+            // The key is used too rarely.
+            _ => Source::Led,
+        });
+        Place::in_generation(key, &selector, local)
     }
 }
 
 /// Returns the marker of a resource: the one that is stored, or one of a new generation, which will
-/// be stored or remembered. Otherwise it is of the process's own generation.
-fn marker(lead: &Lead<CachedResponse>, own: Option<&OwnGeneration>) -> Option<CachedResponse> {
-    if let Some(stale) = lead.stale() {
-        return Some(stale.unchanged());
-    }
-    match own.filter(|_| lead.fence().is_none()) {
-        Some(own) => own.get().marker(),
+/// be stored. Without a lease it is of the generation of this process.
+fn marker(lead: &Lead<CachedResponse>, own: Selector) -> Option<CachedResponse> {
+    match lead.stale() {
+        Some(stale) => Some(stale.unchanged()),
+        None if lead.fence().is_none() => own.marker(),
         None => Selector::new(Vec::new()).marker(),
     }
 }

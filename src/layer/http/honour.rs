@@ -15,12 +15,12 @@ use super::{
     status::Forward,
     variants::{Place, selector::Selector},
 };
-use crate::{cache::Loaded, error::BoxError, key::Key};
+use crate::{cache::Loaded, error::BoxError};
 
 /// Answers a request with the stored response, or with a newer one if the request wants that.
 pub(super) async fn honour<S, B, ResBody>(
     http: Http,
-    key: Key,
+    resource: Place,
     mut asked: Asked,
     inner: S,
     request: Request<B>,
@@ -34,16 +34,17 @@ where
     ResBody::Error: Into<BoxError>,
 {
     let Some(wanted) = asked.wanted.take() else {
-        return share(http, key, asked, inner, request).await;
+        return share(http, resource, asked, inner, request).await;
     };
-    if !wanted.only_if_cached && http.0.goes_alone(&key, &asked) {
+    if !wanted.only_if_cached && http.0.goes_alone(resource.lasting_key(), &asked) {
+        let key = resource.lasting_key().clone();
         return http.pass_watched(key, inner, request, Reason::Uncacheable).await;
     }
-    let mut place = Place::resource(key.clone());
+    let mut place = resource.clone();
     let mut stored = http.stored(&place).await;
     let selector = stored.as_ref().and_then(|stored| Selector::of(stored.value()));
     if let Some(selector) = &selector {
-        place = Place::variant(key.clone(), selector.clone(), request.headers());
+        place = place.variant(selector.clone(), request.headers());
         stored = http.stored(&place).await;
     }
     let is_stored = stored.is_some();
@@ -57,8 +58,8 @@ where
     }
     asked.is_anew = wanted.needs_load(is_stored);
     match selector {
-        Some(selector) => share_variant(http, key, selector, asked, inner, request).await,
-        None => share(http, key, asked, inner, request).await,
+        Some(selector) => share_variant(http, resource, selector, asked, inner, request).await,
+        None => share(http, resource, asked, inner, request).await,
     }
 }
 

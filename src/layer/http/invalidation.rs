@@ -120,10 +120,8 @@ impl Http {
             false => Vec::new(),
         };
         let (cache, is_any) = (self.0.cache.clone(), !keys.is_empty());
-        let own_generation = Arc::clone(&self.0.own_generation);
         let end = async move {
             if let Err(error) = end_all(&cache, keys).await {
-                own_generation.end();
                 debug!(%error, "the response to an unsafe request does not end what it outdates");
             }
         };
@@ -140,10 +138,7 @@ impl Http {
     pub(super) async fn purge<B: Body>(&self, keys: Vec<Key>) -> Response<ResponseBody<B>> {
         let mut response = match end_all(&self.0.cache, keys).await {
             Ok(()) => Response::new(Bytes::new()),
-            Err(error) => {
-                self.0.own_generation.end();
-                (self.0.on_error)(&error)
-            }
+            Err(error) => (self.0.on_error)(&error),
         };
         if response.status() == StatusCode::OK {
             *response.status_mut() = StatusCode::NO_CONTENT;

@@ -20,9 +20,8 @@ use super::{
     variants::{Place, selector::Selector},
 };
 use crate::{
-    cache::{Alone, Flown, Loaded, Offer, OnUncacheable, Sharing, Source},
+    cache::{Alone, CountedUses, Flown, Loaded, Offer, OnUncacheable, Sharing, Source},
     error::{BoxError, Error, ErrorKind},
-    key::Key,
 };
 
 /// The exchange of a caller with the flight that it may lead.
@@ -31,7 +30,7 @@ type CallExchange<B, ResBody, E> = Exchange<Request<B>, CallResult<ResBody, E>>;
 /// Answers a request with the shared response, or with the caller's own if there is none.
 pub(super) async fn share<S, B, ResBody>(
     http: Http,
-    key: Key,
+    place: Place,
     asked: Asked,
     inner: S,
     request: Request<B>,
@@ -44,14 +43,13 @@ where
     ResBody: Body + Send + 'static,
     ResBody::Error: Into<BoxError>,
 {
-    let place = Place::resource(key);
     let (exchange, led) = Exchange::new(request);
     let flown = fly(&http, &place, &asked, &inner, led, OnUncacheable::Pass).await;
     match http.settle(&place, &asked, exchange, flown) {
         Settled::Done(response) => response,
         // In boxes of their own, so that the future of a hit stays small.
         Settled::Varies(request, selector) => {
-            Box::pin(share_variant(http, place.key, *selector, asked, inner, request)).await
+            Box::pin(share_variant(http, place, *selector, asked, inner, request)).await
         }
         settled => Box::pin(go_on(http, place, asked, inner, settled)).await,
     }
@@ -60,7 +58,7 @@ where
 /// Answers a request with the variant that it selects.
 pub(super) async fn share_variant<S, B, ResBody>(
     http: Http,
-    resource: Key,
+    resource: Place,
     selector: Selector,
     asked: Asked,
     inner: S,
@@ -75,7 +73,7 @@ where
     ResBody::Error: Into<BoxError>,
 {
     let settings = &http.0;
-    let place = Place::variant(resource, selector, request.headers());
+    let place = resource.variant(selector, request.headers());
     if !place.is_admitted(&settings.variants) {
         return http.pass(inner, request, Reason::Variants).await;
     }
@@ -115,7 +113,7 @@ where
                 return http.pass(inner, request, Reason::Variants).await;
             }
             Settled::Varies(request, selector) => {
-                return share_variant(http, place.key, *selector, asked, inner, request).await;
+                return share_variant(http, place, *selector, asked, inner, request).await;
             }
             Settled::Broken(request, offer) => match offer.decline().await {
                 None => (request, OnUncacheable::Pass),
@@ -132,7 +130,8 @@ where
             }
             Settled::Alone { request, why, again } => {
                 let Some(on_uncacheable) = again.filter(|_| retries > 0) else {
-                    return http.pass_watched(place.key, inner, request, why).await;
+                    let key = place.lasting_key().clone();
+                    return http.pass_watched(key, inner, request, why).await;
                 };
                 retries -= 1;
                 (request, on_uncacheable)
@@ -168,10 +167,11 @@ where
         waits_once: settings.coalesce_only,
         takes_heads: true,
         is_anew: asked.is_anew,
+        local: place.local,
     };
     let request = settings.cache.request(&place.key).sharing(sharing);
-    let request = request.max_stale(settings.stale.limit).min_uses(settings.min_uses().cloned());
-    let request = settings.streaming.set(request);
+    let request = settings.streaming.set(request).max_stale(settings.stale.limit);
+    let request = request.min_uses(http.counted_uses(place));
     let (http, inner, place) = (http.clone(), inner.clone(), place.clone());
     let forward = asked.forward;
     request.fly(move |lead| produce(http, place, forward, inner, exchange, lead))
@@ -262,9 +262,18 @@ impl Http {
         match why {
             Alone::Full => None,
             Alone::Uncacheable => {
-                self.0.recent.is_promising(&place.key).then_some(OnUncacheable::Claim)
+                let is_promising = self.0.recent.is_promising(place.lasting_key());
+                is_promising.then_some(OnUncacheable::Claim)
             }
             Alone::Reserved => (!asked.is_authorized).then_some(OnUncacheable::Pass),
+        }
+    }
+
+    /// Returns the uses of a place, unless the search for its generation has counted this one.
+    fn counted_uses(&self, place: &Place) -> Option<CountedUses> {
+        match place.local {
+            None => self.0.counted_uses(place.lasting_key()),
+            Some(_) => None,
         }
     }
 
@@ -282,7 +291,7 @@ impl Http {
         match streamed.follow(request.headers()) {
             Ok(response) => {
                 // The leader has counted its own use.
-                self.0.min_uses().map(|uses| uses.count(&place.key));
+                self.counted_uses(place).map(|uses| uses.count());
                 let answer = asked.answer_streaming(response.map(ResponseBody::shared));
                 let forward = asked.forward(place, streamed.replaces_stale());
                 offer.take();
@@ -311,8 +320,9 @@ impl Http {
         loaded: Loaded<CachedResponse>,
     ) -> Response<Bytes> {
         let recent = &self.0.recent;
-        if loaded.source() == Source::Received && !recent.is_promising(&place.key) {
-            recent.record(&place.key, Turnout::Shareable);
+        let key = place.lasting_key();
+        if loaded.source() == Source::Received && !recent.is_promising(key) {
+            recent.record(key, Turnout::Shareable);
         }
         let status = self.status(&loaded, asked.forward(place, false));
         with_status(asked.answer(CachedResponse::replay(loaded)), status)

@@ -104,12 +104,14 @@ where
     let belongs = place.of(&parts.headers, &settings.variants, settings.cache.key_limit());
     match (class, belongs) {
         (ResponseClass::Shareable(freshness), Some(belongs)) => {
+            // The longest lifetime begins with the head, as the response's own does.
+            let freshness = freshness.capped(settings.cache.ttl());
             let (limits, readers) = (settings.body_limits(), belongs.readers(place, headers));
             let streamed =
                 StreamedResponse::new(&parts, body, &freshness, limits.size, readers, *forward);
             if let Ok(response) = streamed.own() {
                 let is_stored = lead.fence().is_some() && !freshness.lifetime.is_zero();
-                let ttl = is_stored.then(|| freshness.lifetime.min(settings.cache.ttl()));
+                let ttl = is_stored.then_some(freshness.lifetime);
                 let response = http.with_source(response, lead.source(), ttl, *forward);
                 exchange.answer(Ok(response.map(ResponseBody::shared)));
             }
@@ -117,13 +119,13 @@ where
             http.collect(place, belongs, headers, &streamed, freshness, lead).await
         }
         (ResponseClass::Failing, _) => {
-            settings.recent.record(&place.key, Turnout::Failing);
+            settings.recent.record(place.lasting_key(), Turnout::Failing);
             let produced = rules.failing(&parts, lead);
             exchange.answer(Ok(Response::from_parts(parts, body)));
             Ok(produced)
         }
         (class, _) => {
-            let produced = http.unshared(&class, &place.key, lead);
+            let produced = http.unshared(&class, place.lasting_key(), lead);
             let response = Response::from_parts(parts, body);
             exchange.answer(Ok(http.explained(response, &Reason::Uncacheable)));
             Ok(produced)
@@ -161,7 +163,7 @@ impl Http {
         freshness: Freshness,
         lead: &Lead<CachedResponse>,
     ) -> Result<Produced<CachedResponse>, Error> {
-        let (recent, key) = (&self.0.recent, &place.key);
+        let (recent, key) = (&self.0.recent, place.lasting_key());
         match streamed.collect(&self.0.body_limits(), freshness).await {
             Streamed::Whole(response, freshness) => {
                 recent.record(key, Turnout::Shareable);

@@ -6,10 +6,11 @@ use http::{Request, Response};
 use http_body::Body;
 use tower_service::Service;
 
-use super::{Http, ResponseBody, asked::Asked, honour::honour, join::share, reason::Reason};
+use super::{
+    Http, ResponseBody, asked::Asked, honour::honour, join::share, reason::Reason, variants::Place,
+};
 use crate::{
     error::BoxError,
-    key::Key,
     layer::{Bellwether, ResponseFuture},
 };
 
@@ -47,22 +48,22 @@ where
                 return ResponseFuture::new(async move { http.pass(inner, request, why).await });
             }
         };
-        let answer = |http: Http, key: Key, asked: Asked| -> Self::Future {
-            if asked.wanted.is_some() {
-                ResponseFuture::new(honour(http, key, asked, inner, request))
-            } else if http.0.goes_alone(&key, &asked) {
-                ResponseFuture::new(async move {
-                    http.pass_watched(key, inner, request, Reason::Uncacheable).await
-                })
-            } else {
-                ResponseFuture::new(share(http, key, asked, inner, request))
+        if asked.wanted.is_none() && http.0.goes_alone(&key, &asked) {
+            return ResponseFuture::new(async move {
+                http.pass_watched(key, inner, request, Reason::Uncacheable).await
+            });
+        }
+        let answer = |http: Http, place: Place, asked: Asked| -> Self::Future {
+            match asked.wanted {
+                Some(_) => ResponseFuture::new(honour(http, place, asked, inner, request)),
+                None => ResponseFuture::new(share(http, place, asked, inner, request)),
             }
         };
         match asked.resource.take() {
-            None => answer(http, key, asked),
+            None => answer(http, Place::resource(key), asked),
             Some(resource) => ResponseFuture::new(async move {
-                let key = http.in_generation(&resource, &key).await;
-                answer(http, key, asked).await
+                let place = http.in_generation(&resource, key).await;
+                answer(http, place, asked).await
             }),
         }
     }

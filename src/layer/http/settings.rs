@@ -13,7 +13,7 @@ use super::{
     CachedResponse, Http, InnerServiceError, KeyFor,
     asked::Asked,
     body::collect::BodyLimits,
-    generation::{GENERATION_LENGTH, OwnGeneration},
+    generation::{GENERATION_LENGTH, OwnGenerations},
     policy::{Policy, PolicyKind},
     reason::Reason,
     recent::RecentAnswers,
@@ -27,7 +27,7 @@ use super::{
     variants::limit::Variants,
 };
 use crate::{
-    cache::{AfterFailure, Cache, OnFull, Uses},
+    cache::{AfterFailure, Cache, CountedUses, OnFull, Uses},
     error::{Error, ErrorKind},
     key::Key,
 };
@@ -40,7 +40,7 @@ pub(super) struct HttpSettings {
     pub(super) requests: RequestRules,
     pub(super) policy: Policy,
     pub(super) key_parts: Vec<KeyPart>,
-    pub(super) own_generation: Arc<OwnGeneration>,
+    pub(super) own_generations: Arc<OwnGenerations>,
     pub(super) query: QueryRules,
     pub(super) max_body: u64,
     pub(super) default_lifetime: Option<Duration>,
@@ -86,7 +86,7 @@ impl HttpSettings {
             requests: RequestRules::new(PolicyKind::Careful),
             policy: Policy::careful(),
             key_parts: Vec::new(),
-            own_generation: Arc::default(),
+            own_generations: Arc::new(OwnGenerations::new()),
             query: QueryRules::default(),
             max_body: 1 << 20,
             default_lifetime: None,
@@ -168,10 +168,11 @@ impl HttpSettings {
         self.max_body.min(self.cache.value_limit() as u64)
     }
 
-    /// Returns how often a key is to be used before its response is stored. A layer that only
-    /// coalesces stores none.
-    pub(super) fn min_uses(&self) -> Option<&Arc<Uses>> {
-        self.min_uses.as_ref().filter(|_| !self.coalesce_only)
+    /// Returns the uses of a key, if it is to be used often before its response is stored. A layer
+    /// that only coalesces stores none.
+    pub(super) fn counted_uses(&self, key: &Key) -> Option<CountedUses> {
+        let uses = self.min_uses.as_ref().filter(|_| !self.coalesce_only)?;
+        Some(CountedUses::new(uses.clone(), key.clone()))
     }
 
     pub(super) fn on_full(&self) -> OnFull {

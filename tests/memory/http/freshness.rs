@@ -2,13 +2,15 @@
 
 use std::time::Duration;
 
+use axum::body::Body;
 use bellwether::{BellwetherLayer, MemoryBackend, http_cache};
+use http::Response;
 use testkit::faulty::{Fault, Faulty};
 use tokio::time::sleep;
 use tower::{Layer, ServiceExt, service_fn, util::BoxCloneSyncService};
 
 use super::origin::{
-    Calls, Layered, ask, ask_all, cache, different, get, http_layer, layered, with_headers,
+    Calls, Layered, ask, ask_all, cache, different, get, http_layer, layered, origin, with_headers,
 };
 
 type Headers<'a> = &'a [(&'static str, &'static str)];
@@ -148,4 +150,21 @@ async fn an_age_that_is_told_grows_while_the_answer_is_on_its_way() {
         let service = layered(&BoxCloneSyncService::new(far));
         assert_served_again_for(seconds, &service, &calls, headers).await;
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn lifetimes_without_end_are_served() {
+    let endless = "99999999999999999999";
+    let control =
+        format!("max-age={endless}, stale-if-error={endless}, stale-while-revalidate={endless}");
+    let (inner, calls) = origin(move |_, _| {
+        let response = Response::builder().header("cache-control", &control).header("vary", "a");
+        response.body(Body::from("x")).unwrap()
+    });
+    let cache = http_cache(MemoryBackend::new()).ttl(Duration::MAX).build().unwrap();
+    let service: Layered = http_layer(cache).max_stale(Duration::MAX).layer(inner);
+    for _ in 0..3 {
+        assert_eq!(ask(&service, get("/")).await.text(), "x");
+    }
+    assert_eq!(calls.count(), 1);
 }

@@ -6,6 +6,7 @@ mod conditions;
 mod directives;
 mod errors;
 mod freshness;
+mod generations;
 mod grpc;
 mod keys;
 mod middlewares;

@@ -32,21 +32,21 @@ fn user(parts: &Parts) -> Option<String> {
     parts.extensions.get::<User>().map(|user| user.0.clone())
 }
 
-fn by_identity(layer: BellwetherLayer<Http>) -> BellwetherLayer<Http> {
+pub fn by_identity(layer: BellwetherLayer<Http>) -> BellwetherLayer<Http> {
     layer.identity(user)
 }
 
-fn as_user(mut request: Request<Body>, user: &str) -> Request<Body> {
+pub fn as_user(mut request: Request<Body>, user: &str) -> Request<Body> {
     request.extensions_mut().insert(User(user.to_owned()));
     request
 }
 
-fn of(user: &str) -> Request<Body> {
+pub fn of(user: &str) -> Request<Body> {
     as_user(get("/"), user)
 }
 
 /// Returns an origin that answers with the user of the request.
-fn by_user() -> (Inner, Calls) {
+pub fn by_user() -> (Inner, Calls) {
     origin(|_, request| {
         let user = request.extensions().get::<User>().map(|user| user.0.clone());
         Response::new(Body::from(user.unwrap_or_default()))

@@ -361,3 +361,21 @@ async fn callers_with_credentials_wait_for_one_reserved_answer_and_then_for_none
         assert_eq!(calls.count(), round * 64);
     }
 }
+
+/// A field for shared caches forbids to store, and another one lets browsers store.
+#[tokio::test(start_paused = true)]
+async fn a_targeted_field_that_cannot_be_parsed_forbids_sharing() {
+    let mut shared = Vec::new();
+    for line in ["No-Store", "private, max-age = 0", "no-store,", "no-store; private", "Private"] {
+        let (inner, calls) =
+            with_headers(&[("cache-control", "max-age=60"), ("cdn-cache-control", line)]);
+        let service: Layered = BellwetherLayer::http(cache(&MemoryBackend::new())).layer(inner);
+        for _ in 0..2 {
+            ask(&service, get("/")).await;
+        }
+        if calls.count() == 1 {
+            shared.push(line);
+        }
+    }
+    assert!(shared.is_empty(), "{shared:?}");
+}

@@ -13,7 +13,9 @@ use http::{Request, Response};
 use tokio::time::{Instant, sleep};
 use tower::{Layer, ServiceExt};
 
-use super::origin::{Calls, DELAY, Inner, Layered, ask, ask_all, cache, get, get_with, origin};
+use super::origin::{
+    Calls, DELAY, Inner, Layered, ask, ask_all, cache, get, get_with, http_layer, origin,
+};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -263,4 +265,39 @@ async fn each_reader_that_leaves_gives_the_next_one_time() {
         sleep(DELAY * 7 / 10).await;
     }
     assert_eq!((ask(&service, get("/")).await.text(), calls.count()), ("1".repeat(20).as_str(), 1));
+}
+
+/// The `ttl` of the cache is the longest lifetime, and was counted from the end of the body.
+#[tokio::test(start_paused = true)]
+async fn the_longest_lifetime_begins_with_the_head() {
+    let mut counts = Vec::new();
+    for control in ["max-age=5", "max-age=3600"] {
+        let (inner, calls) = slow(control, 4, SECOND);
+        let cache = http_cache(MemoryBackend::new()).ttl(Duration::from_secs(5)).build().unwrap();
+        let service: Layered = http_layer(cache).layer(inner);
+        ask(&service, get("/")).await;
+        // Eight seconds after the head.
+        sleep(Duration::from_secs(4)).await;
+        ask(&service, get("/")).await;
+        counts.push((control, calls.count()));
+    }
+    assert!(counts.iter().all(|it| it.1 == 2), "{counts:?}");
+}
+
+/// The same for callers that read the body while it arrives.
+#[tokio::test(start_paused = true)]
+async fn a_body_is_joined_for_no_longer_than_the_longest_lifetime() {
+    let mut counts = Vec::new();
+    for control in ["max-age=5", "max-age=3600"] {
+        let (inner, calls) = slow(control, 20, SECOND);
+        let cache = http_cache(MemoryBackend::new()).ttl(Duration::from_secs(5)).build().unwrap();
+        let service: Layered = http_layer(cache).layer(inner);
+        let first = service.clone();
+        let first = tokio::spawn(async move { ask(&first, get("/")).await });
+        sleep(Duration::from_secs(15)).await;
+        ask(&service, get("/")).await;
+        first.await.unwrap();
+        counts.push((control, calls.count()));
+    }
+    assert!(counts.iter().all(|it| it.1 == 2), "{counts:?}");
 }

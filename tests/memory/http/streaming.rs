@@ -333,7 +333,10 @@ async fn the_limits_of_a_body_end_its_sharing_and_no_response() {
 async fn the_lease_is_held_while_the_body_arrives() {
     let (inner, mut feeds) = fed(&[("cache-control", "max-age=100")]);
     let backend = MemoryBackend::new();
-    let [here, there] = [(), ()].map(|()| http_layer(cache(&backend)).layer(inner.clone()));
+    let [here, there] = [(), ()].map(|()| {
+        let cache = http_cache(backend.clone()).ttl(200 * SECOND).build().unwrap();
+        http_layer(cache).layer(inner.clone())
+    });
     let body = open(&here, get("/")).await;
     let feed = feeds.recv().await.unwrap();
     for _ in 0..50 {

@@ -12,9 +12,12 @@ use http::{
 
 use super::lifetime::date;
 
-/// The clocks and the seconds of an age differ by less. A stored response that was never validated
-/// keeps its dates.
+/// As long as the clocks and the seconds of an age differ by less, a stored response that was never
+/// validated keeps its dates.
 const TOLERANCE: Duration = Duration::from_secs(5);
+
+/// The end of the year 9999, the last that a date can tell. Many services use it for "never".
+const LAST: Duration = Duration::from_secs(253_402_300_799);
 
 /// Returns whether headers differ from the stored ones by their dates at most, which are moved on
 /// together.
@@ -52,6 +55,7 @@ pub(crate) fn move_on(headers: &mut HeaderMap, age: u64, now: SystemTime) {
 }
 
 fn set(headers: &mut HeaderMap, name: HeaderName, date: Option<SystemTime>) {
+    let date = date.filter(|date| *date <= SystemTime::UNIX_EPOCH + LAST);
     let text = date.map(httpdate::fmt_http_date);
     if let Some(value) = text.and_then(|text| HeaderValue::try_from(text).ok()) {
         headers.insert(name, value);
@@ -65,6 +69,9 @@ mod tests {
     fn at(seconds: u64) -> SystemTime {
         SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000 + seconds)
     }
+
+    /// In seconds: `Fri, 31 Dec 9999 23:59:59 GMT`.
+    const NEVER: &str = "251702300799";
 
     /// Returns headers with these dates. `x` stands for a value that is no date.
     fn headers(sent: &str, expires: &str) -> HeaderMap {
@@ -117,6 +124,8 @@ mod tests {
             (("0", ""), 10, 70, ("60", "")),
             (("", ""), 0, 60, ("", "")),
             (("x", "9"), 0, 60, ("x", "9")),
+            // Never.
+            (("0", NEVER), 0, 60, ("60", NEVER)),
         ] {
             let mut found = headers(stored.0, stored.1);
             move_on(&mut found, age, at(now));

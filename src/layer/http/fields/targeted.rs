@@ -48,6 +48,11 @@ fn says_something(directives: &Directives) -> bool {
     *directives != Directives::default()
 }
 
+/// Returns whether `CDN-Cache-Control` is a dictionary, if there is one.
+pub(crate) fn is_readable(headers: &HeaderMap) -> bool {
+    cdn(headers).is_some()
+}
+
 /// Reads `CDN-Cache-Control`. One that is not a dictionary is ignored (RFC 9213, section 2.1).
 fn cdn(headers: &HeaderMap) -> Option<Directives> {
     let lines: Result<Vec<_>, _> =

@@ -30,7 +30,7 @@ use super::{
         directives::{Directives, Scope, pragma},
         framing::{Contradiction, connection, content_length},
         lifetime::{self, Lifetime},
-        targeted::Controls,
+        targeted::{self, Controls},
         vary::vary,
     },
     policy::{Policy, PolicyKind},
@@ -182,6 +182,7 @@ impl ResponseRules {
             PolicyKind::Careful => {
                 let is_whole = |scope: &Scope| *scope == Scope::Nothing;
                 !directives.malformed
+                    && targeted::is_readable(headers)
                     && is_whole(&directives.no_cache)
                     && is_whole(&directives.private)
             }

@@ -90,30 +90,31 @@ impl StaleWindows {
 }
 
 impl Freshness {
-    /// Returns how long the response is of use, without a cap.
+    /// Returns the same freshness with a lifetime of this at most.
+    pub(crate) fn capped(self, cap: Duration) -> Self {
+        Self { lifetime: self.lifetime.min(cap), ..self }
+    }
+
+    /// Returns how long the response is of use.
     pub(crate) fn total(&self) -> Duration {
         let stale = self.stale.while_revalidate.max(self.stale.kept());
         self.lifetime.saturating_add(stale)
     }
 
     /// Sets how long a response is kept that is stored without a load.
-    pub(crate) fn kept(
-        &self,
-        request: Request<CachedResponse>,
-        cap: Duration,
-    ) -> Request<CachedResponse> {
+    pub(crate) fn kept(&self, request: Request<CachedResponse>) -> Request<CachedResponse> {
         request
-            .ttl(self.lifetime.min(cap))
+            .ttl(self.lifetime)
             .stale_while_revalidate(self.stale.while_revalidate)
             .stale_if_error(self.stale.kept())
     }
 
-    /// Sets how long the response is kept. The cache caps its lifetime.
-    pub(crate) fn keep(&self, lead: &Lead<CachedResponse>, cap: Duration) {
+    /// Sets how long the response is kept.
+    pub(crate) fn keep(&self, lead: &Lead<CachedResponse>) {
         if self.lifetime.is_zero() {
             return lead.do_not_store();
         }
-        lead.expire_after(self.lifetime.min(cap));
+        lead.expire_after(self.lifetime);
         lead.stale_while_revalidate(self.stale.while_revalidate);
         lead.stale_if_error(self.stale.kept());
     }

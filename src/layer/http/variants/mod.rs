@@ -14,7 +14,7 @@ use self::{
 };
 use super::{CachedResponse, Http, fields::vary::vary, responses::Freshness};
 use crate::{
-    cache::{Lead, Produced},
+    cache::{Lead, Produced, Source},
     error::Error,
     key::Key,
 };
@@ -26,6 +26,10 @@ const MARKER_LIFE: Duration = Duration::from_secs(86_400);
 #[derive(Clone, Debug)]
 pub(super) struct Place {
     pub(super) key: Key,
+    /// The key without the generation of its resource, if it contains one.
+    lasting: Option<Key>,
+    /// The source of a load, if the key is in a generation of this process alone.
+    pub(super) local: Option<Source>,
     /// The resource of a variant, and what selects the variant.
     variant_of: Option<Box<(Key, Selector)>>,
 }
@@ -70,13 +74,25 @@ impl Belongs {
 impl Place {
     /// Returns the place of a resource.
     pub(super) fn resource(key: Key) -> Self {
-        Self { key, variant_of: None }
+        Self { key, lasting: None, local: None, variant_of: None }
+    }
+
+    /// Returns the place of a response with this key, in a generation of its resource.
+    pub(super) fn in_generation(key: Key, selector: &Selector, local: Option<Source>) -> Self {
+        let text = format!("{key} {}", selector.generation());
+        Self { key: Key::from(text), lasting: Some(key), local, variant_of: None }
     }
 
     /// Returns the place of the variant that a request selects.
-    pub(super) fn variant(resource: Key, selector: Selector, request: &HeaderMap) -> Self {
-        let key = selector.key(&resource, request);
-        Self { key, variant_of: Some(Box::new((resource, selector))) }
+    pub(super) fn variant(self, selector: Selector, request: &HeaderMap) -> Self {
+        let key = selector.key(&self.key, request);
+        let variant_of = Some(Box::new((self.key, selector)));
+        Self { key, lasting: None, local: self.local, variant_of }
+    }
+
+    /// Returns the key that no invalidation changes, if it is not that of a variant.
+    pub(super) fn lasting_key(&self) -> &Key {
+        self.lasting.as_ref().unwrap_or(&self.key)
     }
 
     /// Returns whether it is the place of a variant.
@@ -124,7 +140,7 @@ impl Http {
     ) -> Produced<CachedResponse> {
         match belongs {
             Belongs::Here => {
-                freshness.keep(lead, self.0.cache.ttl());
+                freshness.keep(lead);
                 // Its bytes need not be written again.
                 let response = match lead.stale() {
                     Some(stale) if stale.value().differs_by_dates(&response) => stale.unchanged(),
@@ -170,7 +186,7 @@ impl Http {
         self.0.variants.admit(selector, &variant);
         // Without a lease, the marker is not stored.
         if lead.fence().is_some() && !freshness.lifetime.is_zero() {
-            log(freshness.kept(cache.request(variant), cache.ttl()).insert(response).await);
+            log(freshness.kept(cache.request(variant)).insert(response).await);
         }
         keep_marker(lead, MARKER_LIFE.max(freshness.total()));
         Produced::Value(marker)

@@ -45,6 +45,11 @@ impl Selector {
         Self { names, generation: uuid::Uuid::new_v4().simple().to_string() }
     }
 
+    /// Creates a selector by no headers, of a generation.
+    pub(crate) fn of_generation(generation: String) -> Self {
+        Self { names: Vec::new(), generation }
+    }
+
     /// Returns the selector that an entry marks, or `None` if the entry is a response.
     pub(crate) fn of(entry: &CachedResponse) -> Option<Self> {
         if entry.status() != MARK {
