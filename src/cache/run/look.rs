@@ -8,13 +8,14 @@ use super::{EpochOutcome, Run, Step, silence};
 use crate::{
     backend::Entry,
     cache::{
-        CountedUses, EarlyRefresh, Loaded, Source,
+        EarlyRefresh, Loaded, Source,
         breaker::RequestKind,
         core::{Core, Decision},
         freshness::Rules,
         outcome::{Alone, Outcome, Record},
         settings::OnUncacheable,
         shard::Shard,
+        uses::CountedUses,
     },
     error::Error,
     flight::Epoch,
