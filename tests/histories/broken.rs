@@ -181,10 +181,12 @@ impl Scripts {
         let mut arguments = vec![text(claim.owner), text(claim.lease.as_millis())];
         let kept = if claim.waits { claim.queue_entry_life().as_millis() } else { 0 };
         match claim.mode {
-            Mode::Write => arguments.extend([claim.fence_life.as_millis(), 1, kept, 0].map(text)),
-            Mode::Read => arguments.extend([kept, 0].map(text)),
+            Mode::Write => {
+                arguments.extend([claim.fence_life.as_millis(), 1, kept, 0, 0].map(text))
+            }
+            Mode::Read => arguments.extend([kept, 0, 0].map(text)),
             Mode::Permit { limit, count } => {
-                arguments.extend([kept, 0, limit.into(), count.into()].map(text));
+                arguments.extend([kept, 0, 0, limit.into(), count.into()].map(text));
             }
             _ => {
                 let seen = seen.unwrap_or(0);
