@@ -82,12 +82,8 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         let windows = options.windows_of(negative, &Keeping::default()).in_range();
         let (name, life) = (core.name(&key)?, core.settings.fence_life());
         let entry = core.encode(value, Duration::ZERO)?.with_windows(windows);
-        let asked = core.memory.ask();
         let fence = core.change(&key, core.store.put(&name, &entry, windows.kept(), life)).await?;
         core.lots.stored(&name, fence);
-        if let Some(asked) = asked {
-            core.saw(&key, asked.of_act(), &entry.with_fence(fence));
-        }
         Ok(())
     }
 

@@ -331,27 +331,3 @@ async fn an_early_refresh_keeps_the_marker() {
     }
     assert!(calls.count() <= 52, "{}", calls.count());
 }
-
-/// A variant is inserted, and the process forgot it as after any act.
-#[tokio::test(start_paused = true)]
-async fn a_variant_that_this_process_stored_is_remembered_for_an_outage() {
-    let mut found = Vec::new();
-    for vary in [false, true] {
-        let (inner, _) = origin(move |call, _| {
-            let response = Response::builder()
-                .status(if call == 1 { 200 } else { 503 })
-                .header("cache-control", "max-age=10, stale-if-error=600");
-            let response = if vary { response.header("vary", "a") } else { response };
-            response.body(Body::from("x")).unwrap()
-        });
-        let faulty = Faulty::new(|_| None);
-        let builder = http_cache(faulty.clone()).namespace("s").outage_memory(1 << 20);
-        let service: Layered = http_layer(builder.build().unwrap()).layer(inner);
-        ask(&service, get("/")).await;
-        faulty.plan(|_| Some(Fault::Refuse));
-        let fresh = ask(&service, get("/")).await.status;
-        sleep(Duration::from_secs(20)).await;
-        found.push((vary, fresh.as_u16(), ask(&service, get("/")).await.status.as_u16()));
-    }
-    assert!(found.iter().all(|it| (it.1, it.2) == (200, 200)), "{found:?}");
-}
