@@ -107,8 +107,8 @@
 //!   lease.
 //! - **A runtime of the current thread stands still.** So does what it runs for callers in other
 //!   runtimes: a load whose own caller has left, renewals, and places in queues. Drive each runtime
-//!   that uses a cache or locks for as long as the others use them, or drop it. What a dropped
-//!   runtime ran goes on in another one.
+//!   that uses a cache or locks for as long as the others use them, or drop it. Another one goes on
+//!   with the work of a runtime that is dropped.
 //! - **Too many callers wait.** Further callers fail with [`Overloaded`](ErrorKind::Overloaded) at
 //!   once.
 //! - **Redis is full.** Values are pushed to waiters but not stored. Invalidations still work.

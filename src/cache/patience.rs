@@ -33,7 +33,7 @@ pub(super) struct Patience {
 impl Patience {
     /// Begins the patience of a caller, if it has a limit.
     pub(super) fn of(options: &Options) -> Option<Box<Self>> {
-        // What is stored is of no use to a caller that wants a load which begins after it.
+        // A caller that wants a load which begins after it has no use for the stored value.
         let limit: Duration = options.serve_stale_after.filter(|_| !options.sharing.is_anew)?;
         Some(Box::new(Self { until: after(Instant::now(), limit), rules: options.rules }))
     }

@@ -248,7 +248,8 @@ async fn the_memory_may_be_off_or_too_small() {
     }
 }
 
-/// What the process saw last is remembered only if it may be stale: its user expects that.
+/// The value that the process saw last is remembered only if it may be stale: its user expects
+/// that.
 const STALE: Duration = Duration::from_secs(30);
 
 fn stale(builder: Builder<usize>) -> Builder<usize> {

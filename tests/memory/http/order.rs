@@ -204,7 +204,7 @@ fn sessions(
 /// Returns an origin that answers with the first letter of the user.
 fn plans() -> (Stack, Calls) {
     let (inner, calls) = super::origin::origin(|_, request| {
-        let user = request.extensions().get::<User>().map_or("nobody", |user| &user.0);
+        let user = request.extensions().get::<User>().map_or("anonymous", |user| &user.0);
         Response::new(Body::from(user[..1].to_owned()))
     });
     (boxed(inner.map_err(|never| match never {})), calls)
