@@ -19,11 +19,18 @@ const LEASE: Duration = Duration::from_secs(60);
 /// The delay that a busy machine adds to a time-out.
 const SLACK: Duration = Duration::from_secs(2);
 
-fn builder(replicas: u32) -> RedisBackendBuilder {
-    RedisBackend::builder()
-        .command_timeout(LIMIT)
-        .connect_timeout(LIMIT)
-        .replicas(Replicas::confirming(replicas))
+/// Builds a backend that waits until a busy machine has confirmed a grant.
+fn builder() -> RedisBackendBuilder {
+    confirming(Replicas::confirming(1).within(LIMIT / 2))
+}
+
+/// Builds a backend that soon gives up what is not confirmed.
+fn hasty(replicas: u32) -> RedisBackendBuilder {
+    confirming(Replicas::confirming(replicas))
+}
+
+fn confirming(replicas: Replicas) -> RedisBackendBuilder {
+    RedisBackend::builder().command_timeout(LIMIT).connect_timeout(LIMIT).replicas(replicas)
 }
 
 fn claim(key: &str) -> Claim {
@@ -49,7 +56,7 @@ fn unreplicated<T: std::fmt::Debug>(answer: Result<T, BackendError>) {
 #[tokio::test]
 async fn a_granted_lease_is_on_the_replica() {
     let (master, replica) = pair().await;
-    let backend = builder(1).server(master.url()).build().unwrap();
+    let backend = builder().server(master.url()).build().unwrap();
     let mut raw = replica.raw().await;
     for at in 0..50 {
         let claim = claim(&format!("k{at}"));
@@ -64,9 +71,11 @@ async fn a_granted_lease_is_on_the_replica() {
 #[tokio::test]
 async fn an_unconfirmed_grant_is_released_and_reported() {
     let (master, replica) = pair().await;
-    let backend = builder(1).server(master.url()).build().unwrap();
+    let patient = builder().server(master.url()).build().unwrap();
+    let backend = hasty(1).server(master.url()).build().unwrap();
     let (held, next) = (claim("held"), claim("held"));
-    backend.acquire(&held).await.unwrap();
+    patient.acquire(&held).await.unwrap();
+    backend.ping().await.unwrap();
     replica.stop_signal();
     let begun = Instant::now();
     unreplicated(backend.acquire(&claim("k")).await);
@@ -90,7 +99,7 @@ async fn an_unconfirmed_grant_is_released_and_reported() {
 #[tokio::test]
 async fn one_of_two_required_replicas_is_not_enough() {
     let (master, _replica) = pair().await;
-    let backend = builder(2).server(master.url()).build().unwrap();
+    let backend = hasty(2).server(master.url()).build().unwrap();
     unreplicated(backend.acquire(&claim("k")).await);
     assert_eq!(master.raw().await.keys("*:l").await, [""; 0]);
 }
@@ -99,8 +108,7 @@ async fn one_of_two_required_replicas_is_not_enough() {
 #[tokio::test]
 async fn nothing_else_waits_for_a_replica() {
     let (master, replica) = pair().await;
-    let builder = builder(1).replicas(Replicas::confirming(1).within(LIMIT / 2));
-    let backend = builder.server(master.url()).build().unwrap();
+    let backend = builder().server(master.url()).build().unwrap();
     backend.acquire(&claim("warm")).await.unwrap();
     backend.ping().await.unwrap();
     replica.stop_signal();
@@ -121,7 +129,7 @@ async fn nothing_else_waits_for_a_replica() {
 #[tokio::test]
 async fn a_release_grants_nothing_that_replicas_must_confirm() {
     let (master, _replica) = pair().await;
-    let backend = builder(1).server(master.url()).build().unwrap();
+    let backend = builder().server(master.url()).build().unwrap();
     let fair = || {
         let mut fair = claim("k");
         fair.mode = Mode::Fair;
@@ -143,7 +151,7 @@ async fn a_release_grants_nothing_that_replicas_must_confirm() {
 #[tokio::test]
 async fn a_missing_confirmation_is_the_kind_of_the_source() {
     let (master, replica) = pair().await;
-    let backend = builder(1).server(master.url()).build().unwrap();
+    let backend = hasty(1).server(master.url()).build().unwrap();
     let locks = Locks::new(backend.clone());
     let short = Duration::from_secs(2);
     let guard = locks.mutex("held").lease(short).lock().await.unwrap();
@@ -164,7 +172,7 @@ async fn a_missing_confirmation_is_the_kind_of_the_source() {
 #[tokio::test]
 async fn the_replicas_of_a_cluster_node_confirm() {
     let cluster = Cluster::start(1, 1).await;
-    let backend = builder(1).cluster(cluster.urls()).build().unwrap();
+    let backend = builder().cluster(cluster.urls()).build().unwrap();
     let held: Vec<_> = (0..20).map(|at| claim(&format!("k{at}"))).collect();
     let mut raw = cluster.nodes[1].raw().await;
     for claim in &held {
@@ -172,6 +180,8 @@ async fn the_replicas_of_a_cluster_node_confirm() {
     }
     assert_eq!(raw.keys("*:l").await.len(), 20);
     assert_eq!(backend.renew(&held).await.unwrap(), [Renewal::Held; 20]);
+    let backend = hasty(1).cluster(cluster.urls()).build().unwrap();
+    backend.ping().await.unwrap();
     cluster.nodes[1].stop_signal();
     unreplicated(backend.renew(&held).await);
     unreplicated(backend.acquire(&claim("k")).await);
@@ -195,7 +205,7 @@ fn a_confirmation_limit_beyond_the_command_time_out_is_refused() {
 async fn grants_that_are_ready_share_a_wait() {
     const GRANTS: usize = 100;
     let (master, _replica) = pair().await;
-    let backend = builder(1).server(master.url()).build().unwrap();
+    let backend = builder().server(master.url()).build().unwrap();
     backend.acquire(&claim("warm")).await.unwrap();
     let mut monitor = master.monitor().await;
     let claims: Vec<_> = (0..GRANTS).map(|at| claim(&format!("k{at}"))).collect();
