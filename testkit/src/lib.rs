@@ -29,7 +29,8 @@ pub use self::{
 use std::{env, future::Future, process::Command, time::Duration};
 
 use bellwether::{
-    backend::{Claim, Mode},
+    RedisBackend,
+    backend::{Claim, Mode, RedisBackendBuilder},
     key::{Family, Name, Namespace},
 };
 use tokio::time::{Instant, sleep};
@@ -56,6 +57,16 @@ pub fn queue_entry_life() -> Duration {
 fn any_claim(mode: Mode) -> Claim {
     let name = Name::new(&Namespace::standard(), Family::Lock, &"any".into(), 512);
     Claim::new(name.expect("the name is valid"), mode, LIMIT, LIMIT)
+}
+
+/// Begins a backend for a test that is not about time-outs. A busy machine does not reach its own.
+pub fn builder() -> RedisBackendBuilder {
+    RedisBackend::builder().command_timeout(LIMIT).connect_timeout(LIMIT)
+}
+
+/// Opens a backend as [`builder`] begins it.
+pub fn open(url: impl Into<String>) -> RedisBackend {
+    builder().server(url).build().expect("the URL is valid")
 }
 
 /// Returns a command that runs one test of the current test program in a process of its own.

@@ -189,8 +189,7 @@ mod over_redis {
     }
 
     fn builder() -> RedisBackendBuilder {
-        // The rules are not about time-outs, and a busy machine must not cause one.
-        RedisBackend::builder().command_timeout(LIMIT).connect_timeout(LIMIT)
+        testkit::builder()
     }
 
     /// Three servers, of which a majority holds a lease.

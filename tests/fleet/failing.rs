@@ -51,7 +51,7 @@ async fn storm(fleet: &mut Fleet, key: &str, keeps: bool, load: Duration) -> Sto
 
 /// Stores a value that is kept for failures, and is not fresh any more.
 async fn store_stale(server: &RedisServer, key: &str) {
-    let backend = bellwether::RedisBackend::open(&server.url()).unwrap();
+    let backend = testkit::open(server.url());
     let cache = Cache::<String>::builder(backend).namespace("fleet").build().unwrap();
     let request = cache.request(key).ttl(SHORT).stale_if_error(KEPT);
     request.insert(&"stale".to_owned()).await.unwrap();

@@ -49,7 +49,7 @@ fn words(value: &redis::Value) -> String {
 
 /// Returns two backends, which the server sees as two processes.
 fn backends(url: &str) -> [RedisBackend; 2] {
-    [0, 1].map(|_| RedisBackend::builder().server(url).build().unwrap())
+    [0, 1].map(|_| testkit::open(url))
 }
 
 fn failed(what: &str) -> Error {
@@ -328,7 +328,7 @@ async fn scripts_need_one_of_two_permissions() {
         let rule: Vec<_> =
             rule("locks").into_iter().filter(|word| !without.contains(word)).collect();
         set_user(&mut raw, "app", &rule).await;
-        let locks = locks(RedisBackend::open(&server.url_of("app:secret", 0)).unwrap());
+        let locks = locks(testkit::open(server.url_of("app:secret", 0)));
         // The scripts are loaded beside the first commands.
         let locked = eventually(if works { LIMIT } else { 500 * MS }, || {
             let mutex = locks.mutex("k");
@@ -343,7 +343,7 @@ async fn scripts_need_one_of_two_permissions() {
 async fn the_rule_for_caches_forbids_locks() {
     let server = RedisServer::start().await;
     set_user(&mut server.raw().await, "app", &rule("caches")).await;
-    let backend = RedisBackend::open(&server.url_of("app:secret", 0)).unwrap();
+    let backend = testkit::open(server.url_of("app:secret", 0));
     let mutex = locks(backend.clone()).mutex("k");
     mutex.try_lock().await.unwrap_err();
     let other: Cache<String> = Cache::builder(backend).namespace("other").build().unwrap();
@@ -356,9 +356,9 @@ async fn the_rule_for_a_majority_is_enough() {
     for server in &servers {
         set_user(&mut server.raw().await, "app", &rule("redlock")).await;
     }
-    let backend = |server: &RedisServer| RedisBackend::open(&server.url_of("app:secret", 0));
+    let backend = |server: &RedisServer| testkit::open(server.url_of("app:secret", 0));
     let [one, two] = [0, 1].map(|_| {
-        let backends = servers.iter().map(|server| backend(server).unwrap());
+        let backends = servers.iter().map(&backend);
         let redlock = Redlock::new(backends.collect::<Vec<_>>()).unwrap().namespace("shop");
         redlock.mutex("k").wait_limit(LIMIT)
     });
@@ -389,7 +389,7 @@ async fn the_rules_for_a_cluster_are_enough() {
     let backends = |user: &str| {
         let urls: Vec<_> = cluster.nodes.iter().map(|node| node.url_of(user, 0)).collect();
         let urls: Vec<_> = urls.iter().map(|url| url.trim_end_matches("/0").to_owned()).collect();
-        [0, 1].map(|_| RedisBackend::builder().cluster(&urls).build().unwrap())
+        [0, 1].map(|_| testkit::builder().cluster(&urls).build().unwrap())
     };
     let caches = timeout(3 * LIMIT, use_caches(backends("caches:secret"), "k")).await;
     caches.expect("the operations hang").unwrap();
@@ -409,7 +409,7 @@ async fn a_check_at_the_start_names_the_missing_right() {
     let server = RedisServer::start().await;
     let mut raw = server.raw().await;
     let ready = async |user: &str, family: &str| {
-        let backend = RedisBackend::open(&server.url_of(&format!("{user}:secret"), 0)).unwrap();
+        let backend = testkit::open(server.url_of(&format!("{user}:secret"), 0));
         match family {
             "caches" => backend.ready_for_caches().await,
             _ => backend.ready_for_locks().await,
@@ -431,8 +431,8 @@ async fn a_check_at_the_start_names_the_missing_right() {
             assert!(error.contains(&format!("may not run {lacks};")), "{family}: {error}");
         }
     }
-    let backend = RedisBackend::open(&server.url_of("get:secret", 0)).unwrap();
-    let held = locks(RedisBackend::open(&server.url()).unwrap()).mutex("k").lock().await.unwrap();
+    let backend = testkit::open(server.url_of("get:secret", 0));
+    let held = locks(testkit::open(server.url())).mutex("k").lock().await.unwrap();
     let error = locks(backend).mutex("k").try_lock().await.unwrap_err();
     let told = format!("{error:#}");
     assert!(
@@ -441,7 +441,7 @@ async fn a_check_at_the_start_names_the_missing_right() {
     );
     held.unlock().await.unwrap();
     // A user with all rights needs one check, which leaves nothing behind.
-    RedisBackend::open(&server.url()).unwrap().ready().await.unwrap();
+    testkit::open(server.url()).ready().await.unwrap();
     assert_eq!(raw.keys("bellwether:rights:*").await, [""; 0]);
 }
 
@@ -461,7 +461,7 @@ async fn a_read_that_is_refused_is_told_as_such() {
     let mut raw = server.raw().await;
     let all = ["+@all", "~*", "&*"];
     set_user(&mut raw, "app", &all).await;
-    let backend = RedisBackend::open(&server.url_of("app:secret", 0)).unwrap();
+    let backend = testkit::open(server.url_of("app:secret", 0));
     let locks = locks(backend.clone());
     let cache = Cache::<String>::builder(backend).namespace("shop").build().unwrap();
 

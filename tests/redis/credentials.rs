@@ -50,10 +50,9 @@ async fn a_rotated_password_needs_no_restart() {
     set_password(&mut raw, "one").await;
     vault.set("one");
     let provider = vault.clone();
-    let backend = RedisBackend::builder()
+    let backend = testkit::builder()
         .server(format!("redis://unknown:wrong@127.0.0.1:{}/", server.port()))
         .credentials(move || provider.clone().credentials())
-        .command_timeout(LIMIT)
         .build()
         .unwrap();
     backend.ping().await.unwrap();
@@ -99,10 +98,9 @@ async fn each_node_of_a_cluster_is_logged_in_to() {
         raw.run::<()>(&["ACL", "SETUSER", "default", "off"]).await;
     }
     let provider = vault.clone();
-    let backend = RedisBackend::builder()
+    let backend = testkit::builder()
         .cluster(cluster.urls())
         .credentials(move || provider.clone().credentials())
-        .command_timeout(LIMIT)
         .build()
         .unwrap();
     backend.ping().await.unwrap();

@@ -9,7 +9,7 @@ use std::{
 };
 
 use bellwether::{
-    BoxError, Cache, RedisBackend,
+    BoxError, Cache,
     cache::{Builder, EarlyRefresh, Lead, Source},
 };
 use testkit::{LIMIT, RedisServer, comes_true};
@@ -27,8 +27,7 @@ impl Scene {
     }
 
     fn cache(&self, with: impl Fn(Builder<usize>) -> Builder<usize>) -> Cache<usize> {
-        let backend = RedisBackend::builder().server(self.server.url()).command_timeout(LIMIT);
-        with(Cache::builder(backend.build().unwrap()).ttl(TTL)).build().unwrap()
+        with(Cache::builder(testkit::open(self.server.url())).ttl(TTL)).build().unwrap()
     }
 
     async fn ask(&self, cache: &Cache<usize>) -> (usize, Source) {

@@ -4,7 +4,7 @@
 use std::{sync::Arc, time::Duration};
 
 use bellwether::{
-    Locks, RedisBackend,
+    Locks,
     lock::{Mutex, MutexGuard},
 };
 use testkit::handover_life;
@@ -35,9 +35,7 @@ fn plain(url: &str) -> Mutex {
 }
 
 fn locks(url: &str) -> Locks {
-    // A busy machine must not cause a time-out.
-    let builder = RedisBackend::builder().server(url).command_timeout(LIMIT);
-    Locks::new(builder.connect_timeout(LIMIT).build().unwrap())
+    Locks::new(testkit::open(url))
 }
 
 /// Waits for the lock, in a task.

@@ -11,7 +11,7 @@ use std::{
 
 use axum::body::Body;
 use bellwether::{
-    BellwetherLayer, ErrorKind, RedisBackend, http_cache,
+    BellwetherLayer, ErrorKind, http_cache,
     layer::{Http, Policy, RequestDirectives, ResponseBody},
     lease::Retry,
 };
@@ -54,8 +54,7 @@ fn process(
     answer: impl Fn(usize) -> Response<Body> + Clone + Send + Sync + 'static,
 ) -> App {
     let calls = calls.clone();
-    let backend = RedisBackend::builder().server(server.url()).command_timeout(LIMIT);
-    let cache = http_cache(backend.build().unwrap())
+    let cache = http_cache(testkit::open(server.url()))
         .namespace(name)
         .retry(Retry::on_demand().try_limit(LIMIT))
         .build()
@@ -147,7 +146,7 @@ async fn a_reserved_answer_lets_one_caller_of_the_fleet_lead() {
 #[tokio::test]
 async fn two_services_with_one_host_name_do_not_meet() {
     let server = RedisServer::start().await;
-    let nameless = http_cache(RedisBackend::open(&server.url()).unwrap()).build();
+    let nameless = http_cache(testkit::open(server.url())).build();
     assert_eq!(nameless.unwrap_err().kind(), ErrorKind::InvalidConfig);
     let calls = Arc::default();
     let apps = ["shop", "bank"].map(|name| {
@@ -435,7 +434,7 @@ async fn no_caller_joins_a_body_that_another_process_invalidated() {
     let mut old = open(&app).await;
     let feed = feeds.recv().await.unwrap();
     feed.send(Ok("old")).unwrap();
-    let other = http_cache(RedisBackend::open(&server.url()).unwrap()).namespace("shop");
+    let other = http_cache(testkit::open(server.url())).namespace("shop");
     let other = other.build().unwrap();
     let key = BellwetherLayer::http(other.clone()).key(&get("/").into_parts().0).unwrap();
     other.invalidate(key).await.unwrap();

@@ -10,17 +10,11 @@ use bellwether::{
     key::{Family, Key, Name, Namespace},
 };
 use futures_util::future::join_all;
-use testkit::{LIMIT, Raw, RedisServer, comes_true, queue_entry_life};
+use testkit::{LIMIT, Raw, RedisServer, comes_true, open, queue_entry_life};
 use tokio::{task::JoinSet, time::sleep};
 
 const LEASE: Duration = Duration::from_secs(60);
 const NAMES: usize = 300;
-
-fn backend(url: &str) -> RedisBackend {
-    // A busy machine must not cause a time-out.
-    let builder = RedisBackend::builder().server(url).command_timeout(LIMIT);
-    builder.connect_timeout(LIMIT).build().unwrap()
-}
 
 async fn scripts_called(raw: &mut Raw) -> usize {
     let info: String = raw.run(&["INFO", "commandstats"]).await;
@@ -50,7 +44,7 @@ async fn queued(backend: &RedisBackend, mode: Mode, names: usize) -> Vec<Vec<Cla
 async fn waiters_for_many_names_share_scripts() {
     let server = RedisServer::start().await;
     let mut raw = server.raw().await;
-    let [holder, waiter] = [(); 2].map(|()| Locks::new(backend(&server.url())));
+    let [holder, waiter] = [(); 2].map(|()| Locks::new(open(server.url())));
     let (mut held, mut waiting) = (Vec::new(), JoinSet::new());
     for number in 0..NAMES {
         let name = format!("k{number}");
@@ -80,7 +74,7 @@ async fn waiters_for_many_names_share_scripts() {
 async fn a_script_keeps_a_hundred_queues() {
     for mode in [Mode::Exclusive, Mode::Write, Mode::Permit { limit: 1, count: 1 }] {
         let server = RedisServer::start().await;
-        let (backend, mut raw) = (backend(&server.url()), server.raw().await);
+        let (backend, mut raw) = (open(server.url()), server.raw().await);
         let queues = queued(&backend, mode, 250).await;
         raw.run::<()>(&["CONFIG", "RESETSTAT"]).await;
         let kept = backend.keep_each(&queues).await.unwrap();
@@ -98,7 +92,7 @@ async fn a_foreign_key_costs_other_queues_nothing() {
         (Mode::Permit { limit: 1, count: 1 }, "p", "pd"),
     ] {
         let server = RedisServer::start().await;
-        let (backend, mut raw) = (backend(&server.url()), server.raw().await);
+        let (backend, mut raw) = (open(server.url()), server.raw().await);
         let queues = queued(&backend, mode, 4).await;
         for (queue, suffix) in [(&queues[1], lease), (&queues[2], deadlines)] {
             raw.run::<()>(&["SET", &queue[0].name.suffixed(suffix), "foreign"]).await;

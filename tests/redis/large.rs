@@ -96,7 +96,7 @@ async fn a_large_value_is_stored_over_a_slow_link() {
 }
 
 fn open(server: &RedisServer) -> RedisBackend {
-    RedisBackend::builder().server(server.url()).command_timeout(LIMIT).build().unwrap()
+    testkit::open(server.url())
 }
 
 fn name(key: &str) -> Name {

@@ -15,13 +15,7 @@ use tokio::time::Instant;
 const TTL: Duration = Duration::from_secs(120);
 
 fn open(server: &RedisServer) -> RedisBackend {
-    // A busy machine must not cause a time-out.
-    RedisBackend::builder()
-        .server(server.url())
-        .command_timeout(LIMIT)
-        .connect_timeout(LIMIT)
-        .build()
-        .unwrap()
+    testkit::open(server.url())
 }
 
 fn name(key: &str) -> Name {
@@ -193,7 +187,7 @@ async fn waiters_of_the_same_process_are_told_without_the_right_to_publish() {
     let mut raw = server.raw().await;
     let rights = ["on", ">secret", "~*", "&*", "+@all", "-publish"];
     raw.run::<()>(&[&["ACL", "SETUSER", "app"][..], &rights].concat()).await;
-    let latch = Locks::new(RedisBackend::open(&server.url_of("app:secret", 0)).unwrap()).latch("k");
+    let latch = Locks::new(testkit::open(server.url_of("app:secret", 0))).latch("k");
     latch.set(1).await.unwrap();
     let waiter = tokio::spawn({
         let latch = latch.clone();

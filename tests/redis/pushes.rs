@@ -22,16 +22,11 @@ use futures_util::{StreamExt, future::join_all};
 use testkit::{
     LIMIT, Raw, RedisServer, comes_true, eventually,
     interceptor::{Answer, Hook, Interceptor, Operation},
+    open,
 };
 use tokio::{sync::oneshot, time::timeout};
 
 const LEASE: Duration = Duration::from_secs(60);
-
-fn open(url: &str) -> RedisBackend {
-    // A busy machine must not cause a time-out.
-    let builder = RedisBackend::builder().server(url).command_timeout(LIMIT);
-    builder.connect_timeout(LIMIT).build().unwrap()
-}
 
 fn mutex(locks: &Locks, name: &str) -> Mutex {
     locks.mutex(name).lease(LEASE).wait_limit(LIMIT)
@@ -51,7 +46,7 @@ async fn waits_of_a_process_share_one_subscription() {
     const WAITS: usize = 20;
     let server = RedisServer::start().await;
     let mut raw = server.raw().await;
-    let [here, there] = [(); 2].map(|()| Locks::new(open(&server.url())));
+    let [here, there] = [(); 2].map(|()| Locks::new(open(server.url())));
     let wait = async |raw: &mut Raw, name: &str| {
         let held = mutex(&here, name).lock().await.unwrap();
         let waiter = mutex(&there, name);
@@ -113,9 +108,9 @@ impl Hook<RedisBackend> for ReleasedInBetween {
 #[tokio::test]
 async fn a_push_before_the_waiter_listens_is_not_missed() {
     let server = RedisServer::start().await;
-    let here = Locks::new(open(&server.url()));
+    let here = Locks::new(open(server.url()));
     let hook = ReleasedInBetween { held: Arc::default(), claims: Arc::default() };
-    let inner = open(&server.url());
+    let inner = open(server.url());
     let there = Locks::new(Interceptor { inner, hook: hook.clone() });
     let mut raw = server.raw().await;
     mutex(&there, "warm").lock().await.unwrap().unlock().await.unwrap();
@@ -135,7 +130,7 @@ async fn a_push_before_the_waiter_listens_is_not_missed() {
 async fn a_process_has_a_channel_for_each_database_namespace_and_family() {
     let server = RedisServer::start().await;
     let mut raw = server.raw().await;
-    let [first, second] = [0, 3].map(|database| open(&server.url_of("", database)));
+    let [first, second] = [0, 3].map(|database| open(server.url_of("", database)));
     for backend in [&first, &second] {
         for namespace in ["shop", "shop.eu"] {
             let locks = Locks::new(backend.clone()).namespace(namespace);
@@ -243,7 +238,7 @@ async fn a_commit_after_one_with_waiters_is_answered_last() {
 async fn registrations_live_as_long_as_the_lease() {
     let server = RedisServer::start().await;
     let mut raw = server.raw().await;
-    let backends = [(); 3].map(|()| open(&server.url()));
+    let backends = [(); 3].map(|()| open(server.url()));
     let namespace = Namespace::new("t").unwrap();
     let name = Name::new(&namespace, Family::Cache, &Key::from("k"), 512).unwrap();
     let claim = || {
@@ -295,7 +290,7 @@ async fn processes_whose_registration_was_evicted_are_told() {
     use End::{Commit, CommitUnchanged, Expire, Invalidate, Put, Release, Supersede};
     let server = RedisServer::start().await;
     let mut raw = server.raw().await;
-    let [leader, evicted, late] = [(); 3].map(|()| open(&server.url()));
+    let [leader, evicted, late] = [(); 3].map(|()| open(server.url()));
     let namespace = Namespace::new("t").unwrap();
     let entry = || Entry::value(1, Duration::ZERO, Bytes::from_static(b"v"));
     for end in [Commit, CommitUnchanged, Release, Put, Expire, Supersede, Invalidate] {
@@ -344,7 +339,7 @@ async fn processes_whose_registration_was_evicted_are_told() {
 async fn a_load_whose_fence_was_evicted_ends_with_its_commit() {
     let server = RedisServer::start().await;
     let mut raw = server.raw().await;
-    let [leader, waiter] = [(); 2].map(|()| open(&server.url()));
+    let [leader, waiter] = [(); 2].map(|()| open(server.url()));
     let name = Name::new(&Namespace::new("t").unwrap(), Family::Cache, &Key::from("k"), 512);
     let name = name.unwrap();
     let claim = || {

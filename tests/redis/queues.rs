@@ -25,8 +25,7 @@ struct Scene {
 impl Scene {
     async fn start() -> Self {
         let server = RedisServer::start().await;
-        let builder = RedisBackend::builder().server(server.url());
-        let backend = builder.command_timeout(LIMIT).connect_timeout(LIMIT).build().unwrap();
+        let backend = testkit::open(server.url());
         let raw = server.raw().await;
         let name = Name::new(&Namespace::new("t").unwrap(), Family::Lock, &Key::from("k"), 512);
         Self { server, backend, raw, name: name.unwrap() }

@@ -30,7 +30,7 @@ fn hasty(replicas: u32) -> RedisBackendBuilder {
 }
 
 fn confirming(replicas: Replicas) -> RedisBackendBuilder {
-    RedisBackend::builder().command_timeout(LIMIT).connect_timeout(LIMIT).replicas(replicas)
+    testkit::builder().replicas(replicas)
 }
 
 fn claim(key: &str) -> Claim {
@@ -286,13 +286,8 @@ async fn after_the_first_unconfirmed_grant_no_miss_waits_for_replicas() {
 async fn no_caller_waits_for_a_probe_of_the_replicas() {
     let server = RedisServer::start().await;
     let limit = Duration::from_secs(2);
-    let backend = RedisBackend::builder()
-        .server(server.url())
-        .command_timeout(LIMIT)
-        .connect_timeout(LIMIT)
-        .replicas(Replicas::confirming(1).within(limit))
-        .build()
-        .unwrap();
+    let replicas = Replicas::confirming(1).within(limit);
+    let backend = confirming(replicas).server(server.url()).build().unwrap();
     let cache = bellwether::Cache::<String>::builder(backend).build().unwrap();
     let miss = async |at: usize| {
         let load = cache.request(at).load(|_| async { Ok::<_, std::io::Error>("v".to_owned()) });

@@ -12,22 +12,12 @@ use bellwether::{
     key::{Family, Name, Namespace},
 };
 use bytes::Bytes;
-use testkit::{LIMIT, Raw, RedisServer, comes_true, eventually};
+use testkit::{LIMIT, Raw, RedisServer, comes_true, eventually, open};
 use tokio::time::{Instant, timeout};
 
 const LEASE: Duration = Duration::from_secs(60);
 const FENCE_LIFE: Duration = Duration::from_secs(600);
 const TTL: Duration = Duration::from_secs(120);
-
-fn open(url: &str) -> RedisBackend {
-    // A busy machine must not cause a time-out.
-    RedisBackend::builder()
-        .server(url)
-        .command_timeout(LIMIT)
-        .connect_timeout(LIMIT)
-        .build()
-        .unwrap()
-}
 
 fn name(key: &str) -> Name {
     Name::new(&Namespace::new("t").unwrap(), Family::Cache, &Key::from(key), 512).unwrap()
@@ -67,7 +57,7 @@ async fn roomy(raw: &mut Raw) {
 #[tokio::test]
 async fn a_server_that_has_forgotten_the_scripts_is_told_again() {
     let server = RedisServer::start().await;
-    let backend = open(&server.url());
+    let backend = open(server.url());
     let mut raw = server.raw().await;
     let name = name("k");
     let claim = claim(&name);
@@ -90,7 +80,7 @@ async fn a_server_that_has_forgotten_the_scripts_is_told_again() {
 #[tokio::test]
 async fn a_large_renewal_survives_a_flush_of_the_scripts() {
     let server = RedisServer::start().await;
-    let backend = open(&server.url());
+    let backend = open(server.url());
     let claims: Vec<_> = (0..250).map(|at| claim(&name(&format!("k{at}")))).collect();
     for claim in &claims {
         begun(&backend, claim).await;
@@ -102,7 +92,7 @@ async fn a_large_renewal_survives_a_flush_of_the_scripts() {
 #[tokio::test]
 async fn a_hit_is_one_command_and_a_rebuild_three() {
     let server = RedisServer::start().await;
-    let backend = open(&server.url());
+    let backend = open(server.url());
     let name = name("k");
     // The connection and the scripts are in place after this call.
     backend.invalidate(&name, FENCE_LIFE).await.unwrap();
@@ -135,7 +125,7 @@ async fn a_hit_is_one_command_and_a_rebuild_three() {
 #[tokio::test]
 async fn a_renewal_is_a_read_and_an_expiry_in_its_script() {
     let server = RedisServer::start().await;
-    let backend = open(&server.url());
+    let backend = open(server.url());
     let mut raw = server.raw().await;
     let mut claims: Vec<_> = (0..10).map(|at| claim(&name(&format!("k{at}")))).collect();
     let day = Duration::from_secs(86_400);
@@ -177,7 +167,7 @@ async fn calls_of_commands(raw: &mut Raw) -> Vec<(String, u32)> {
 #[tokio::test]
 async fn a_commit_is_ten_calls_in_its_script_if_a_process_waits() {
     let server = RedisServer::start().await;
-    let [here, there] = [(); 2].map(|()| open(&server.url()));
+    let [here, there] = [(); 2].map(|()| open(server.url()));
     let mut raw = server.raw().await;
     let name = name("k");
     let (holder, mut waiter) = (claim(&name), claim(&name));
@@ -209,7 +199,7 @@ async fn a_commit_is_ten_calls_in_its_script_if_a_process_waits() {
 #[tokio::test]
 async fn each_connection_has_the_name_that_was_given() {
     let server = RedisServer::start().await;
-    let named = |name: &str| RedisBackend::builder().server(server.url()).client_name(name);
+    let named = |name: &str| testkit::builder().server(server.url()).client_name(name);
     let backend = named("pod-7").build().unwrap();
     // The subscription has a connection of its own.
     drop(backend.changes(&name("k")).await.unwrap());
@@ -227,7 +217,7 @@ async fn each_connection_has_the_name_that_was_given() {
 #[tokio::test]
 async fn a_label_costs_no_command_of_a_lock() {
     let server = RedisServer::start().await;
-    let [here, there] = [0, 1].map(|_| Locks::new(open(&server.url())));
+    let [here, there] = [0, 1].map(|_| Locks::new(open(server.url())));
     let here = here.owner("pod-7");
     let guard = here.mutex("k").lock().await.unwrap();
     let told = async || {
@@ -254,7 +244,7 @@ async fn a_label_costs_no_command_of_a_lock() {
 #[tokio::test]
 async fn several_locks_are_acquired_by_one_command() {
     let server = RedisServer::start().await;
-    let locks = Locks::new(open(&server.url()));
+    let locks = Locks::new(open(server.url()));
     let mut raw = server.raw().await;
     // The connection is in place after this call.
     locks.mutex("a0").lock().await.unwrap().unlock().await.unwrap();
@@ -292,7 +282,7 @@ fn commands(calls: Vec<testkit::Call>) -> Vec<String> {
 async fn the_servers_clock_ends_leases_and_entries() {
     const SHORT: Duration = Duration::from_millis(300);
     let server = RedisServer::start().await;
-    let backend = open(&server.url());
+    let backend = open(server.url());
     let name = name("k");
     let mut first = claim(&name);
     first.lease = SHORT;
@@ -321,7 +311,7 @@ async fn the_servers_clock_ends_leases_and_entries() {
 #[tokio::test]
 async fn a_fence_is_the_servers_time_in_whole_microseconds() {
     let server = RedisServer::start().await;
-    let backend = open(&server.url());
+    let backend = open(server.url());
     let mut raw = server.raw().await;
     let mut time = async || {
         let (seconds, micros): (u64, u64) = raw.run(&["TIME"]).await;
@@ -337,7 +327,7 @@ async fn a_fence_is_the_servers_time_in_whole_microseconds() {
 #[tokio::test]
 async fn fences_grow_though_the_clock_steps_back() {
     let server = RedisServer::start().await;
-    let backend = open(&server.url());
+    let backend = open(server.url());
     let mut raw = server.raw().await;
     let ahead = 3_000_000_000_000_000_u64;
     let by_fence = name("fence");
@@ -357,7 +347,7 @@ async fn fences_grow_though_the_clock_steps_back() {
 #[tokio::test]
 async fn a_foreign_entry_is_reported_and_replaced() {
     let server = RedisServer::start().await;
-    let backend = open(&server.url());
+    let backend = open(server.url());
     let mut raw = server.raw().await;
     let whole = String::from_utf8(value("v").with_fence(7).encode().to_vec()).unwrap();
     let foreign: Vec<Vec<String>> = [
@@ -406,7 +396,7 @@ async fn a_foreign_entry_is_reported_and_replaced() {
 #[tokio::test]
 async fn a_foreign_lease_is_reported_and_left_alone() {
     let server = RedisServer::start().await;
-    let backend = open(&server.url());
+    let backend = open(server.url());
     let mut raw = server.raw().await;
     let name = name("line\r\nbreak");
     let key = name.suffixed("l");
@@ -443,7 +433,7 @@ async fn a_foreign_lease_is_reported_and_left_alone() {
 #[tokio::test]
 async fn a_foreign_lease_is_not_handed_over() {
     let server = RedisServer::start().await;
-    let backend = open(&server.url());
+    let backend = open(server.url());
     let mut raw = server.raw().await;
     for (mode, suffix) in [(Mode::Exclusive, "l"), (Mode::Fair, "l"), (Mode::Write, "w")] {
         let name = name(&format!("{mode:?}"));
@@ -473,7 +463,7 @@ async fn a_foreign_lease_is_not_handed_over() {
 #[tokio::test]
 async fn queue_entries_are_kept_on_a_full_server() {
     let server = RedisServer::start().await;
-    let backend = open(&server.url());
+    let backend = open(server.url());
     let mut raw = server.raw().await;
     for mode in [Mode::Fair, Mode::Write] {
         let name = name(&format!("{mode:?}"));
@@ -494,7 +484,7 @@ async fn queue_entries_are_kept_on_a_full_server() {
 #[tokio::test]
 async fn a_foreign_lease_keeps_several_locks_from_being_acquired() {
     let server = RedisServer::start().await;
-    let backend = open(&server.url());
+    let backend = open(server.url());
     let mut raw = server.raw().await;
     let names = ["a", "b", "c"].map(name);
     let all: Vec<_> = names.iter().map(claim).collect();
@@ -524,7 +514,7 @@ async fn a_foreign_lease_keeps_several_locks_from_being_acquired() {
 #[tokio::test]
 async fn a_foreign_fence_is_replaced() {
     let server = RedisServer::start().await;
-    let backend = open(&server.url());
+    let backend = open(server.url());
     let mut raw = server.raw().await;
     for words in [&["SET", "K", "text"][..], &["HSET", "K", "field", "value"]] {
         let name = name(words[0]);
@@ -544,7 +534,7 @@ async fn a_foreign_fence_is_replaced() {
 #[tokio::test]
 async fn databases_do_not_meet() {
     let server = RedisServer::start().await;
-    let (zero, three) = (open(&server.url()), open(&server.url_of("", 3)));
+    let (zero, three) = (open(server.url()), open(server.url_of("", 3)));
     let name = name("k");
     let mut to_zero = zero.changes(&name).await.unwrap();
     let mut to_three = three.changes(&name).await.unwrap();
@@ -565,8 +555,7 @@ async fn databases_do_not_meet() {
 #[tokio::test]
 async fn a_large_entry_is_announced_and_not_pushed() {
     let server = RedisServer::start().await;
-    let builder = RedisBackend::builder().server(server.url()).command_timeout(LIMIT);
-    let backend = builder.push_limit(152).build().unwrap();
+    let backend = testkit::builder().server(server.url()).push_limit(152).build().unwrap();
     let name = name("k");
     let mut changes = backend.changes(&name).await.unwrap();
     // The limit of a push includes a header of 96 bytes.
@@ -590,7 +579,7 @@ async fn a_large_entry_is_announced_and_not_pushed() {
 #[tokio::test]
 async fn leases_are_renewed_and_released_on_a_full_server() {
     let server = RedisServer::start().await;
-    let backend = open(&server.url());
+    let backend = open(server.url());
     let mut raw = server.raw().await;
     let name = name("k");
     let (first, second) = (claim(&name), claim(&name));
@@ -615,7 +604,7 @@ async fn leases_are_renewed_and_released_on_a_full_server() {
 #[tokio::test]
 async fn an_unchanged_entry_is_renewed_on_a_full_server() {
     let server = RedisServer::start().await;
-    let backend = open(&server.url());
+    let backend = open(server.url());
     let mut raw = server.raw().await;
     let name = name("k");
     let seen = backend.put(&name, &value("v"), TTL, FENCE_LIFE).await.unwrap();
@@ -636,7 +625,7 @@ async fn an_unchanged_entry_is_renewed_on_a_full_server() {
 #[tokio::test]
 async fn acquisitions_of_every_mode_are_refused_on_a_full_server() {
     let server = RedisServer::start().await;
-    let backend = open(&server.url());
+    let backend = open(server.url());
     let mut raw = server.raw().await;
     let permit = Mode::Permit { limit: 2, count: 1 };
     for mode in [Mode::Exclusive, Mode::Fair, Mode::Read, Mode::Write, permit] {
@@ -658,7 +647,7 @@ async fn acquisitions_of_every_mode_are_refused_on_a_full_server() {
 #[tokio::test]
 async fn a_commit_on_a_full_server_hands_over_and_drops_the_older_entry() {
     let server = RedisServer::start().await;
-    let backend = open(&server.url());
+    let backend = open(server.url());
     let mut raw = server.raw().await;
     let name = name("k");
     let first = backend.put(&name, &value("old"), TTL, FENCE_LIFE).await.unwrap();
@@ -680,7 +669,7 @@ async fn a_commit_on_a_full_server_hands_over_and_drops_the_older_entry() {
 #[tokio::test]
 async fn an_invalidation_passes_on_a_full_server() {
     let server = RedisServer::start().await;
-    let backend = open(&server.url());
+    let backend = open(server.url());
     let mut raw = server.raw().await;
     let (name, other) = (name("k"), name("other"));
     backend.put(&name, &value("old"), TTL, FENCE_LIFE).await.unwrap();
@@ -698,7 +687,7 @@ async fn an_invalidation_passes_on_a_full_server() {
 #[tokio::test]
 async fn a_put_on_a_full_server_fails_and_changes_nothing() {
     let server = RedisServer::start().await;
-    let backend = open(&server.url());
+    let backend = open(server.url());
     let mut raw = server.raw().await;
     let name = name("k");
     let first = backend.put(&name, &value("old"), TTL, FENCE_LIFE).await.unwrap();
@@ -717,7 +706,7 @@ async fn a_put_on_a_full_server_fails_and_changes_nothing() {
 #[tokio::test]
 async fn several_locks_are_acquired_all_or_none_on_a_full_server() {
     let server = RedisServer::start().await;
-    let backend = open(&server.url());
+    let backend = open(server.url());
     let mut raw = server.raw().await;
     let all: Vec<_> = ["a", "b", "c"].map(|key| claim(&name(key))).into();
     full(&mut raw).await;
@@ -748,7 +737,7 @@ async fn everything_else_works_without_the_right_to_publish() {
     let mut raw = server.raw().await;
     for rights in [&["-publish"][..], &["resetchannels"]] {
         user(&mut raw, rights).await;
-        let backend = open(&server.url_of("app:secret", 0));
+        let backend = open(server.url_of("app:secret", 0));
         let name = name("k");
         let held = claim(&name);
         begun(&backend, &held).await;
@@ -767,7 +756,7 @@ async fn a_missing_right_to_subscribe_is_reported_at_once() {
     let mut raw = server.raw().await;
     for rights in [&["-subscribe"][..], &["resetchannels"]] {
         user(&mut raw, rights).await;
-        let backend = open(&server.url_of("app:secret", 0));
+        let backend = open(server.url_of("app:secret", 0));
         for _ in 0..3 {
             let asked = Instant::now();
             let error = backend.changes(&name("k")).await.unwrap_err();
@@ -790,7 +779,7 @@ async fn one_forbidden_channel_does_not_silence_the_others() {
     let server = RedisServer::start().await;
     let mut raw = server.raw().await;
     user(&mut raw, &["resetchannels", "&*allowed*", "&t:c:p:*"]).await;
-    let backend = open(&server.url_of("app:secret", 0));
+    let backend = open(server.url_of("app:secret", 0));
     let names: Vec<_> = (0..4)
         .map(|at| name(&format!("{}{at}", if at % 2 == 0 { "allowed" } else { "forbidden" })))
         .collect();
@@ -810,7 +799,7 @@ async fn one_forbidden_channel_does_not_silence_the_others() {
 #[tokio::test]
 async fn a_back_off_ends_when_the_clock_is_set_back() {
     let server = RedisServer::start().await;
-    let (backend, name) = (open(&server.url()), name("k"));
+    let (backend, name) = (open(server.url()), name("k"));
     let load = claim(&name);
     let fence = begun(&backend, &load).await.fence();
     let failure = match Change::decode(&format!("f{fence:016}lthe database is away").into()) {

@@ -122,8 +122,8 @@ async fn client(task: &str, port: u16, roots: &Path) {
 async fn the_client() {
     let (Ok(task), Ok(url)) = (env::var(TASK), env::var(URL)) else { return };
     match task.as_str() {
-        "server" => works(|| RedisBackend::open(&url).unwrap(), Some(&url)).await,
-        "cluster" => works(|| RedisBackend::builder().cluster([&url]).build().unwrap(), None).await,
+        "server" => works(|| testkit::open(&url), Some(&url)).await,
+        "cluster" => works(|| testkit::builder().cluster([&url]).build().unwrap(), None).await,
         "refused" => {
             let error = RedisBackend::open(&url).unwrap().ping().await.unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Backend);
@@ -207,7 +207,7 @@ async fn a_client_certificate_is_shown() {
     let _server = RedisServer::start_with(&arguments).await;
     let url = format!("rediss://localhost:{port}/");
     let open = |shows| {
-        let builder = RedisBackend::builder().server(&url).command_timeout(LIMIT);
+        let builder = testkit::builder().server(&url);
         builder.tls_config(certificates.config(shows)).build().unwrap()
     };
     works(|| open(true), None).await;

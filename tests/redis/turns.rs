@@ -9,20 +9,10 @@ use bellwether::{
 };
 use futures_util::StreamExt;
 use redis::aio::PubSub;
-use testkit::{LIMIT, RedisServer};
+use testkit::{LIMIT, RedisServer, open};
 use tokio::time::timeout;
 
 const LEASE: Duration = Duration::from_secs(60);
-
-fn open(url: &str) -> RedisBackend {
-    // A busy machine must not cause a time-out.
-    RedisBackend::builder()
-        .server(url)
-        .command_timeout(LIMIT)
-        .connect_timeout(LIMIT)
-        .build()
-        .unwrap()
-}
 
 fn name() -> Name {
     Name::new(&Namespace::new("t").unwrap(), Family::Lock, &Key::from("k"), 512).unwrap()
@@ -95,7 +85,7 @@ async fn pushed(server: &RedisServer, processes: &mut [PubSub], name: &Name) -> 
 #[tokio::test]
 async fn dead_waiters_are_skipped_at_once() {
     let server = RedisServer::start().await;
-    let backend = open(&server.url());
+    let backend = open(server.url());
     let name = name();
     let (holder, alive, behind) = (claim(&name), claim(&name), claim(&name));
     let mut changes = backend.changes(&name).await.unwrap();
@@ -122,7 +112,7 @@ async fn dead_waiters_are_skipped_at_once() {
 #[tokio::test]
 async fn a_lock_with_dead_waiters_only_is_free_at_once() {
     let server = RedisServer::start().await;
-    let backend = open(&server.url());
+    let backend = open(server.url());
     let name = name();
     let holder = claim(&name);
     granted(&backend, &holder).await;
@@ -141,7 +131,7 @@ async fn a_lock_with_dead_waiters_only_is_free_at_once() {
 #[tokio::test]
 async fn fences_grow_when_the_clock_is_behind_them() {
     let server = RedisServer::start().await;
-    let backend = open(&server.url());
+    let backend = open(server.url());
     let name = name();
     let (holder, notified) = (claim(&name), claim(&name));
     let fair = || Claim::new(name.clone(), Mode::Fair, LEASE, 2 * LEASE);
@@ -176,7 +166,7 @@ async fn fences_grow_when_the_clock_is_behind_them() {
 #[tokio::test]
 async fn only_the_process_of_the_notified_waiter_is_told() {
     let server = RedisServer::start().await;
-    let backend = open(&server.url());
+    let backend = open(server.url());
     let name = name();
     let holder = claim(&name);
     let claims = [1, 2, 3].map(|number| claim_of(&process(number), &name));

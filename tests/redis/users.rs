@@ -67,8 +67,7 @@ impl Visit {
 
     /// Plays the scenarios, and returns the number of calls of the origin.
     async fn play(&self) -> usize {
-        let backend = RedisBackend::builder().server(&self.url).command_timeout(LIMIT);
-        let backend = backend.build().unwrap();
+        let backend = testkit::open(&self.url);
         backend.ping().await.unwrap();
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
         sleep(Duration::from_millis(self.at).saturating_sub(now)).await;
@@ -153,10 +152,7 @@ fn cache(backend: &RedisBackend, scenario: usize) -> Cache<CachedResponse> {
 
 /// Returns two processes that share a server.
 fn processes(server: &RedisServer) -> [RedisBackend; 2] {
-    [(), ()].map(|()| {
-        let backend = RedisBackend::builder().server(server.url()).command_timeout(LIMIT);
-        backend.build().unwrap()
-    })
+    [(), ()].map(|()| testkit::open(server.url()))
 }
 
 #[tokio::test]

@@ -11,7 +11,7 @@ use std::{
 
 use axum::body::Body;
 use bellwether::{
-    BellwetherLayer, Cache, RedisBackend, http_cache,
+    BellwetherLayer, Cache, http_cache,
     layer::{CachedResponse, Http, ResponseBody},
     lease::Retry,
 };
@@ -40,8 +40,7 @@ struct Process {
 }
 
 fn process(server: &RedisServer, name: &'static str, by: By, calls: &Arc<AtomicUsize>) -> Process {
-    let backend = RedisBackend::builder().server(server.url()).command_timeout(LIMIT);
-    let cache = http_cache(backend.build().unwrap())
+    let cache = http_cache(testkit::open(server.url()))
         .namespace("shop")
         .retry(Retry::on_demand().try_limit(LIMIT))
         .build()

@@ -184,7 +184,7 @@ async fn one_node_is_enough_to_find_the_others_with_its_credentials() {
         "the first node was not used"
     );
     let backend =
-        RedisBackend::builder().cluster([url.as_str(), "redis://127.0.0.1:1"]).build().unwrap();
+        testkit::builder().cluster([url.as_str(), "redis://127.0.0.1:1"]).build().unwrap();
     let found = async || backend.ping().await.is_ok();
     assert!(comes_true(LIMIT, found).await);
     for key in cluster.key_of_each(2, |at| format!("k{at}")).await {
@@ -201,7 +201,7 @@ async fn nodes_are_found_at_their_announced_addresses() {
         let announced = ["--cluster-announce-hostname", "localhost"];
         let preferred = ["--cluster-preferred-endpoint-type", endpoint];
         let cluster = Cluster::start_with(2, 0, &[announced, preferred].concat()).await;
-        let backend = RedisBackend::builder().cluster([cluster.nodes[0].url()]).build().unwrap();
+        let backend = testkit::builder().cluster([cluster.nodes[0].url()]).build().unwrap();
         let keys = cluster.key_of_each(2, |at| format!("k{at}")).await;
         let held: Vec<_> = keys.iter().map(|key| claim(key)).collect();
         for claim in &held {
@@ -240,7 +240,7 @@ async fn urls_without_a_cluster_are_refused() {
         assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{error}");
     }
     let single = testkit::RedisServer::start().await;
-    let backend = RedisBackend::builder().cluster([single.url()]).build().unwrap();
+    let backend = testkit::builder().cluster([single.url()]).build().unwrap();
     let error = backend.ping().await.unwrap_err();
     assert!(format!("{error:#}").contains("cluster support disabled"), "{error}");
 }

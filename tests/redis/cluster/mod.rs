@@ -16,7 +16,7 @@ use bellwether::{
     backend::{Claim, Mode},
     key::{Family, Name, Namespace},
 };
-use testkit::{Cluster, LIMIT};
+use testkit::Cluster;
 
 const LEASE: Duration = Duration::from_secs(60);
 
@@ -27,12 +27,7 @@ fn backend(cluster: &Cluster) -> RedisBackend {
 
 /// Returns a backend for tests that are not about time-outs.
 fn patient(cluster: &Cluster) -> RedisBackend {
-    RedisBackend::builder()
-        .cluster(cluster.urls())
-        .command_timeout(LIMIT)
-        .connect_timeout(LIMIT)
-        .build()
-        .unwrap()
+    testkit::builder().cluster(cluster.urls()).build().unwrap()
 }
 
 fn locks(cluster: &Cluster) -> Locks {

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use bellwether::{
     ErrorKind::{Backend, NotAcquired, NotDone, NotSet},
-    Locks, RedisBackend,
+    Locks,
     lock::{PermitId, Upgrade},
 };
 use testkit::{LIMIT, RedisServer, comes_true};
@@ -102,9 +102,7 @@ async fn operate(locks: &Locks, random: &mut fastrand::Rng) -> Result<(), bellwe
 async fn ten_thousand_operations_leave_nothing_but_fences() {
     let server = RedisServer::start().await;
     // The test is not about time-outs, and with these limits a busy machine causes few.
-    let builder = RedisBackend::builder().command_timeout(LIMIT).connect_timeout(LIMIT);
-    let open = || builder.clone().server(server.url()).build().unwrap();
-    let fleet: Arc<[Locks]> = (0..3).map(|_| Locks::new(open())).collect();
+    let fleet: Arc<[Locks]> = (0..3).map(|_| Locks::new(testkit::open(server.url()))).collect();
     let seed = std::env::var("BELLWETHER_SEED").ok().and_then(|seed| seed.parse().ok());
     let seed = seed.unwrap_or_else(|| fastrand::u64(..));
     println!("BELLWETHER_SEED={seed}");
