@@ -34,9 +34,11 @@ pub trait Latches: Leases {
         ttl: Duration,
     ) -> impl Future<Output = Result<bool, BackendError>> + Send;
 
-    /// Counts a latch down, to zero at most. Returns what is left, or `None` if no latch stands.
+    /// Counts a latch down, to zero at most. Returns what the step left, or `None` if no latch
+    /// stands.
     ///
-    /// A step under an `id` is counted once. Listeners are told of zero, and not of the steps
+    /// A step under an `id` is counted once. If it is sent again, it is told the count that it
+    /// left, or zero once the latch is done. Listeners are told of zero, and not of the steps
     /// before.
     fn count_down(
         &self,

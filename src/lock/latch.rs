@@ -118,10 +118,10 @@ impl Latch {
         self.send(&name, "set", set).instrument(self.span()).await
     }
 
-    /// Counts down by one. Returns the count that is left.
+    /// Counts down by one. Returns the count that this step left.
     ///
     /// A finished latch stays at zero. If an answer is lost, the call asks again, and is counted
-    /// once.
+    /// once. So no two steps are told the same count, except zero.
     ///
     /// # Errors
     ///
@@ -140,8 +140,8 @@ impl Latch {
         self.count_down_by(1).await
     }
 
-    /// Counts down by a number from 1 to 10,000, but not below zero. Returns the count that is
-    /// left.
+    /// Counts down by a number from 1 to 10,000, but not below zero. Returns the count that this
+    /// step left.
     ///
     /// # Errors
     ///

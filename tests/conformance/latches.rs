@@ -75,8 +75,11 @@ pub async fn a_step_sent_twice_counts_once<H: FullHarness>(h: &H) {
     assert_eq!(step(one, 1).await, 2);
     assert_eq!(step(one, 1).await, 2);
     assert_eq!(step(two, 1).await, 1);
-    // The first step arrives once more, after others.
-    assert_eq!(step(one, 1).await, 1);
+    // The first step arrives once more, after others. Each was told a count of its own: a step
+    // whose answer was lost was told what the next one had left.
+    assert_eq!(step(one, 1).await, 2);
+    assert_eq!(left(&there, &name).await, Some(1));
+    assert_eq!(step(two, 1).await, 1);
     assert_eq!(step(three, 1).await, 0);
     assert_eq!(step(three, 1).await, 0);
     assert_eq!(step(one, 1).await, 0);

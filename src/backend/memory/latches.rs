@@ -1,6 +1,6 @@
 //! The rules of latches, which are those of the Redis scripts.
 
-use std::{collections::HashSet, sync::Arc, time::Duration};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
@@ -30,7 +30,7 @@ impl Data {
             return latch.set == set;
         }
         let ends = after(now, ttl);
-        let latch = StoredLatch { left, set, ttl, ends, counted: HashSet::new() };
+        let latch = StoredLatch { left, set, ttl, ends, counted: HashMap::new() };
         self.keep_latch(name.prefix().clone(), latch);
         true
     }
@@ -45,15 +45,19 @@ impl Data {
     ) -> Option<(Countdown, bool)> {
         self.expire(now);
         let latch = self.latches.get_mut(name.prefix())?;
-        if latch.left == 0 || !latch.counted.insert(id) {
+        if let Some(left) = latch.counted.get(&id) {
+            return Some((Countdown { left: *left, ..latch.countdown(now) }, false));
+        }
+        if latch.left == 0 {
             return Some((latch.countdown(now), false));
         }
         latch.left = latch.left.saturating_sub(by);
         if latch.left > 0 {
+            latch.counted.insert(id, latch.left);
             return Some((latch.countdown(now), false));
         }
         let mut latch = self.drop_latch(name.prefix())?;
-        latch.counted = HashSet::new();
+        latch.counted = HashMap::new();
         latch.ends = after(now, latch.ttl);
         let countdown = latch.countdown(now);
         self.keep_latch(name.prefix().clone(), latch);

@@ -1,7 +1,7 @@
 //! The holds of a name that stand beside each other, its queues, and its latch.
 
 use std::{
-    collections::{BTreeMap, HashMap, HashSet},
+    collections::{BTreeMap, HashMap},
     time::Duration,
 };
 
@@ -185,8 +185,8 @@ pub(super) struct StoredLatch {
     pub(super) set: Owner,
     pub(super) ttl: Duration,
     pub(super) ends: Instant,
-    /// The ids of the steps; empty once nothing is left.
-    pub(super) counted: HashSet<Owner>,
+    /// The count that each step left; empty once nothing is left.
+    pub(super) counted: HashMap<Owner, u32>,
 }
 
 impl StoredLatch {

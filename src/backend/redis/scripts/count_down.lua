@@ -1,7 +1,7 @@
 -- Counts a latch down, once for each id, and wakes the waiters when nothing is left.
 --
 -- Returns {'left', count, ms until it ends} and, if it published, 1 if that was refused or 0;
--- {'unset'} if there is no latch.
+-- {'unset'} if there is no latch. A step that is sent again is told the count that it left.
 local latch, channel = KEYS[1], KEYS[2]
 local id, by = ARGV[1], tonumber(ARGV[2])
 
@@ -10,13 +10,16 @@ local left, ends, set, ttl, foreign = latch_at(latch)
 if foreign then return foreign end
 if not left then return {'unset'} end
 local refused
-if left > 0 and redis.call('HEXISTS', latch, id) == 0 then
+local told = left > 0 and redis.call('HMGET', latch, id)[1]
+if told then
+  left = tonumber(told)
+elseif left > 0 then
   left = math.max(0, left - by)
   -- Lets a full server count down: in a script that has written it lets all writes through, and
   -- this write needs no memory.
   redis.call('HDEL', latch, id)
   if left > 0 then
-    redis.call('HSET', latch, 'left', left, id, '')
+    redis.call('HSET', latch, 'left', left, id, left)
   else
     -- A step that is sent again finds zero, so that the ids are not needed any more.
     ends = ttl

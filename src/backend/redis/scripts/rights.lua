@@ -41,7 +41,6 @@ if for_locks == '1' then
   -- Without the string, it would leave a hash behind.
   if may_set then try('HSET', key, 'a', 1) end
   try('HMGET', key, 'a')
-  try('HEXISTS', key, 'a')
   try('HDEL', key, 'a')
   try('UNLINK', key)
 end
