@@ -25,7 +25,7 @@ pub struct Asked {
 
 impl Asked {
     pub fn new(url: &str, name: &str, lease: Duration) -> Self {
-        Self::of(RedisBackend::open(url).unwrap(), name, lease)
+        Self::of(crate::open(url), name, lease)
     }
 
     pub fn of(backend: RedisBackend, name: &str, lease: Duration) -> Self {

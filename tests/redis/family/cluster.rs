@@ -6,14 +6,14 @@ use testkit::primitives::{Asked, Pair};
 use testkit::{Cluster, LIMIT, comes_true};
 use tokio::time::timeout;
 
-use super::faults::{LEASE, Scene, nothing_is_left, scene};
+use super::faults::{ANSWER, LEASE, Scene, nothing_is_left, scene};
 
 /// Starts a cluster without failovers, and two processes that ask for a name.
 async fn cluster(name: &str) -> (Cluster, Asked, Asked) {
     let cluster = Cluster::start_with(3, 0, &["--cluster-node-timeout", "60000"]).await;
     let [a, b] = [(); 2].map(|()| {
-        let backend = RedisBackend::builder().cluster(cluster.urls()).build().unwrap();
-        Asked::of(backend, name, LEASE)
+        let builder = RedisBackend::builder().cluster(cluster.urls());
+        Asked::of(builder.command_timeout(ANSWER).build().unwrap(), name, LEASE)
     });
     (cluster, a, b)
 }
