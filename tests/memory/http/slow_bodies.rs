@@ -34,6 +34,14 @@ fn slow(control: &'static str, pieces: usize, pause: Duration) -> (Inner, Calls)
     })
 }
 
+/// Returns a service whose bodies are of as many pieces, one each second, behind a cache with a
+/// `ttl` of 5 s.
+fn kept_for_five_seconds(control: &'static str, pieces: usize) -> (Layered, Calls) {
+    let (inner, calls) = slow(control, pieces, SECOND);
+    let cache = http_cache(MemoryBackend::new()).ttl(5 * SECOND).build().unwrap();
+    (http_layer(cache).layer(inner), calls)
+}
+
 fn processes(count: usize, inner: &Inner) -> Vec<Layered> {
     let backend = MemoryBackend::new();
     let process = |_| BellwetherLayer::http(cache(&backend)).layer(inner.clone());
@@ -272,9 +280,7 @@ async fn each_reader_that_leaves_gives_the_next_one_time() {
 async fn the_longest_lifetime_begins_with_the_head() {
     let mut counts = Vec::new();
     for control in ["max-age=5", "max-age=3600"] {
-        let (inner, calls) = slow(control, 4, SECOND);
-        let cache = http_cache(MemoryBackend::new()).ttl(Duration::from_secs(5)).build().unwrap();
-        let service: Layered = http_layer(cache).layer(inner);
+        let (service, calls) = kept_for_five_seconds(control, 4);
         ask(&service, get("/")).await;
         // Eight seconds after the head.
         sleep(Duration::from_secs(4)).await;
@@ -289,9 +295,7 @@ async fn the_longest_lifetime_begins_with_the_head() {
 async fn a_body_is_joined_for_no_longer_than_the_longest_lifetime() {
     let mut counts = Vec::new();
     for control in ["max-age=5", "max-age=3600"] {
-        let (inner, calls) = slow(control, 20, SECOND);
-        let cache = http_cache(MemoryBackend::new()).ttl(Duration::from_secs(5)).build().unwrap();
-        let service: Layered = http_layer(cache).layer(inner);
+        let (service, calls) = kept_for_five_seconds(control, 20);
         let first = service.clone();
         let first = tokio::spawn(async move { ask(&first, get("/")).await });
         sleep(Duration::from_secs(15)).await;
