@@ -1,12 +1,18 @@
-use super::{LIMIT, Raw, RedisServer, comes_true, server::free_port};
+use std::time::Duration;
+
+use super::{LIMIT, Port, Raw, RedisServer, comes_true, eventually};
 
 /// A Redis Cluster whose masters share the slots evenly.
 pub struct Cluster {
     /// The masters, then one replica of the first master, of the second, and so on.
     pub nodes: Vec<RedisServer>,
+    /// Held, so that a node that starts again finds its own.
+    buses: Vec<Port>,
 }
 
 const SLOTS: usize = 16_384;
+/// Longer than nodes that meet take, and than the time after which they give a greeting up.
+const MEETING: Duration = Duration::from_secs(3);
 
 impl Cluster {
     pub async fn start(masters: usize, replicas: usize) -> Self {
@@ -18,15 +24,16 @@ impl Cluster {
         let mut nodes = Vec::new();
         let mut buses = Vec::new();
         for _ in 0..masters + replicas {
-            let bus = free_port().to_string();
+            let port = Port::free();
+            let bus = port.number().to_string();
             let arguments = ["--cluster-enabled", "yes", "--cluster-node-timeout", "1500"];
             let more = ["--cluster-port", &bus, "--repl-diskless-sync-delay", "0"];
             let coverage = ["--cluster-require-full-coverage", "no"];
             let all = [&arguments[..], &more[..], &coverage[..], further].concat();
             nodes.push(RedisServer::start_with(&all).await);
-            buses.push(bus);
+            buses.push(port);
         }
-        let cluster = Self { nodes };
+        let cluster = Self { nodes, buses };
         let mut ids = Vec::new();
         for (at, node) in cluster.nodes.iter().enumerate() {
             let mut raw = node.raw().await;
@@ -38,16 +45,17 @@ impl Cluster {
             }
             ids.push(raw.run::<String>(&["CLUSTER", "MYID"]).await);
         }
-        let mut first = cluster.nodes[0].raw().await;
-        for (node, bus) in cluster.nodes.iter().zip(&buses).skip(1) {
-            let port = node.port().to_string();
-            first.run::<()>(&["CLUSTER", "MEET", "127.0.0.1", &port, bus]).await;
-        }
-        for node in &cluster.nodes {
-            let raw = node.raw().await;
-            let all = async || info(raw.clone(), "cluster_known_nodes").await == ids.len();
-            assert!(comes_true(LIMIT, all).await, "the nodes do not find each other");
-        }
+        let first = cluster.nodes[0].raw().await;
+        // A node that is slow to greet is forgotten, so each is met again until all know all.
+        let met = async || {
+            for (node, bus) in cluster.nodes.iter().zip(&cluster.buses).skip(1) {
+                let [port, bus] = [node.port(), bus.number()].map(|port| port.to_string());
+                let meet = ["CLUSTER", "MEET", "127.0.0.1", &port, &bus];
+                first.clone().run::<()>(&meet).await;
+            }
+            eventually(MEETING, || cluster.all_know(ids.len())).await
+        };
+        assert!(comes_true(LIMIT, met).await, "the nodes do not find each other");
         for at in 0..replicas {
             let raw = cluster.nodes[masters + at].raw().await;
             let master = &ids[at % masters];
@@ -62,6 +70,16 @@ impl Cluster {
             assert!(comes_true(LIMIT, ready).await, "the cluster is not complete");
         }
         cluster
+    }
+
+    /// Returns whether every node knows this many nodes.
+    async fn all_know(&self, count: usize) -> bool {
+        for node in &self.nodes {
+            if info(node.raw().await, "cluster_known_nodes").await != count {
+                return false;
+            }
+        }
+        true
     }
 
     pub fn urls(&self) -> Vec<String> {

@@ -8,6 +8,7 @@ pub mod faulty;
 pub mod interceptor;
 mod monitor;
 mod nursery;
+mod port;
 pub mod primitives;
 pub mod proxy;
 mod raw;
@@ -19,6 +20,7 @@ mod signal;
 pub use self::{
     cluster::Cluster,
     monitor::{Call, Monitor},
+    port::Port,
     raw::{Raw, patient},
     scripts::{all_scripts_cached, script},
     sentinels::Sentinels,

@@ -1,7 +1,6 @@
 use std::{
     collections::HashSet,
     fs::File,
-    net::TcpListener,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     sync::{Arc, Mutex},
@@ -10,14 +9,14 @@ use std::{
 use tempfile::TempDir;
 use tokio::time::{Duration, Instant, sleep};
 
-use super::{LIMIT, Monitor, Raw, nursery, signal::signal};
+use super::{LIMIT, Monitor, Port, Raw, nursery, signal::signal};
 
 /// A Redis server on a free port of the loopback interface, with its own directory.
 ///
 /// The server ends when this is dropped, and also when the test process is killed.
 pub struct RedisServer {
     child: Child,
-    port: u16,
+    port: Port,
     arguments: Vec<String>,
     environment: Vec<(String, String)>,
     /// The connections of this type, which a [`Monitor`] does not count.
@@ -53,15 +52,15 @@ impl RedisServer {
         let owned = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
         let environment: Vec<_> = environment.iter().map(owned).collect();
         let arguments: Vec<_> = arguments.iter().map(|text| (*text).to_owned()).collect();
-        // Another process may bind the port before the server does.
+        // Where a port cannot be held, another process may bind it before the server does.
         for _ in 0..50 {
             let directory = TempDir::new().expect("a temporary directory");
-            let port = free_port();
+            let port = Port::free();
             if let Some(configuration) = configuration {
                 std::fs::write(configuration_file(directory.path()), configuration)
                     .expect("a file of the temporary directory");
             }
-            let child = spawn(port, &arguments, &environment, directory.path());
+            let child = spawn(port.number(), &arguments, &environment, directory.path());
             let (arguments, environment) = (arguments.clone(), environment.clone());
             let own = Arc::default();
             let mut server = Self { child, port, arguments, environment, own, directory };
@@ -73,7 +72,7 @@ impl RedisServer {
     }
 
     pub fn port(&self) -> u16 {
-        self.port
+        self.port.number()
     }
 
     pub fn pid(&self) -> u32 {
@@ -87,7 +86,7 @@ impl RedisServer {
     /// Returns a URL with `user:password` and a database.
     pub fn url_of(&self, credentials: &str, database: u8) -> String {
         let at = if credentials.is_empty() { "" } else { "@" };
-        format!("redis://{credentials}{at}127.0.0.1:{}/{database}", self.port)
+        format!("redis://{credentials}{at}127.0.0.1:{}/{database}", self.port())
     }
 
     /// Returns a connection that inspects the server.
@@ -134,7 +133,7 @@ impl RedisServer {
         let end = Instant::now() + LIMIT;
         loop {
             self.child =
-                spawn(self.port, &self.arguments, &self.environment, self.directory.path());
+                spawn(self.port(), &self.arguments, &self.environment, self.directory.path());
             if self.answers().await {
                 return;
             }
@@ -178,11 +177,6 @@ impl Drop for RedisServer {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
-}
-
-pub(super) fn free_port() -> u16 {
-    let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a port of the loopback interface");
-    listener.local_addr().expect("a bound socket has an address").port()
 }
 
 fn configuration_file(directory: &Path) -> PathBuf {

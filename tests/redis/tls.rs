@@ -26,7 +26,7 @@ use rustls::{
     pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
 };
 use tempfile::TempDir;
-use testkit::{Cluster, LIMIT, RedisServer, comes_true};
+use testkit::{Cluster, LIMIT, Port, RedisServer, comes_true};
 use tokio::time::timeout;
 
 /// The environment variables with the task of a client and its URL.
@@ -87,11 +87,11 @@ impl Certificates {
     }
 
     /// Returns the arguments that make a server listen for TLS, and its port.
-    fn arguments(&self) -> (Vec<String>, u16) {
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    fn arguments(&self) -> (Vec<String>, Port) {
+        let port = Port::free();
         let path = |name| self.file(name).to_str().unwrap().to_owned();
         let settings = [
-            ("--tls-port", port.to_string()),
+            ("--tls-port", port.number().to_string()),
             ("--tls-cert-file", path("server.pem")),
             ("--tls-key-file", path("server.key")),
             ("--tls-ca-cert-file", path("root.pem")),
@@ -181,9 +181,9 @@ async fn a_server_works_over_tls() {
     let (arguments, port) = certificates.arguments();
     let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
     let _server = RedisServer::start_with(&arguments).await;
-    client("server", port, &certificates.root()).await;
-    client("insecure", port, &certificates.root()).await;
-    client("refused", port, &Certificates::new().root()).await;
+    client("server", port.number(), &certificates.root()).await;
+    client("insecure", port.number(), &certificates.root()).await;
+    client("refused", port.number(), &Certificates::new().root()).await;
 }
 
 #[tokio::test]
@@ -194,7 +194,7 @@ async fn the_nodes_of_a_cluster_work_over_tls_like_the_first() {
     // Without this argument, the nodes announce only the plain port to each other and to clients.
     arguments.extend(["--tls-cluster", "yes"]);
     let _cluster = Cluster::start_with(1, 0, &arguments).await;
-    client("cluster", port, &certificates.root()).await;
+    client("cluster", port.number(), &certificates.root()).await;
 }
 
 /// A server that asks for certificates refused each backend.
@@ -205,7 +205,7 @@ async fn a_client_certificate_is_shown() {
     *arguments.last_mut().unwrap() = "yes".to_owned();
     let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
     let _server = RedisServer::start_with(&arguments).await;
-    let url = format!("rediss://localhost:{port}/");
+    let url = format!("rediss://localhost:{}/", port.number());
     let open = |shows| {
         let builder = testkit::builder().server(&url);
         builder.tls_config(certificates.config(shows)).build().unwrap()
@@ -220,10 +220,10 @@ async fn a_client_certificate_is_shown() {
 #[tokio::test]
 async fn a_port_of_the_other_kind_is_named_in_the_error() {
     let certificates = Certificates::new();
-    let (arguments, tls_port) = certificates.arguments();
+    let (arguments, tls) = certificates.arguments();
     let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
     let server = RedisServer::start_with(&arguments).await;
-    let port = server.port();
+    let [port, tls_port] = [server.port(), tls.number()];
     let plain = TcpListener::bind("127.0.0.1:0").unwrap();
     let answering = plain.local_addr().unwrap().port();
     thread::spawn(move || {

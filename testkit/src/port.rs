@@ -1,0 +1,30 @@
+use std::net::{Ipv4Addr, SocketAddr};
+
+use tokio::net::TcpSocket;
+
+/// A port of the loopback interface that is held until this is dropped.
+///
+/// A socket that is bound and does not listen keeps Linux from giving the port to any program that
+/// asks for a free one. A server that asks for the port by its number, and reuses addresses, gets
+/// it, as often as it starts. Elsewhere the port is free at the first moment only.
+pub struct Port {
+    number: u16,
+    _held: Option<TcpSocket>,
+}
+
+impl Port {
+    pub fn free() -> Self {
+        let bound = || {
+            let socket = TcpSocket::new_v4()?;
+            socket.set_reuseaddr(true)?;
+            socket.bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?;
+            Ok::<_, std::io::Error>((socket.local_addr()?.port(), socket))
+        };
+        let (number, socket) = bound().expect("a port of the loopback interface");
+        Self { number, _held: cfg!(target_os = "linux").then_some(socket) }
+    }
+
+    pub fn number(&self) -> u16 {
+        self.number
+    }
+}
