@@ -164,8 +164,8 @@ pub async fn a_handover_lasts_for_its_time<H: FullHarness>(h: &H) {
 
 /// All dead waiters together therefore delay the others by one such time only.
 pub async fn a_handover_lasts_no_longer_than_the_queue_entry<H: FullHarness>(h: &H) {
-    handed_over_to_a_dead_waiter(h, queue_entry_life() - handover_life() / 2, handover_life() / 2)
-        .await;
+    let lasts = handover_life() * 3 / 4;
+    handed_over_to_a_dead_waiter(h, queue_entry_life() - lasts, lasts).await;
 }
 
 pub async fn a_handover_is_a_lease<H: FullHarness>(h: &H) {
@@ -196,8 +196,8 @@ pub async fn a_waiter_that_asks_again_keeps_its_queue_entry<H: FullHarness>(h: &
     held(&backend, &second).await;
     held(&backend, &third).await;
     // The loop takes longer than a queue entry is kept without another claim.
-    for _ in 0..4 {
-        h.pass(queue_entry_life() / 2).await;
+    for _ in 0..8 {
+        h.pass(queue_entry_life() / 4).await;
         held(&backend, &third).await;
         held(&backend, &second).await;
     }
@@ -246,10 +246,10 @@ pub async fn dead_waiters_are_skipped_together<H: FullHarness>(h: &H) {
     held(&backend, &first).await;
     h.pass(queue_entry_life() / 4).await;
     held(&backend, &second).await;
-    held(&backend, &alive).await;
-    h.pass(queue_entry_life() / 2).await;
-    held(&backend, &alive).await;
-    h.pass(queue_entry_life() / 2).await;
+    for _ in 0..4 {
+        held(&backend, &alive).await;
+        h.pass(queue_entry_life() / 4).await;
+    }
     let mut changes = listen(&backend, &name).await;
     backend.release(&holder).await.unwrap();
     let fence = handed_over(&mut changes, &alive).await.fence;

@@ -1,8 +1,6 @@
 //! A waiter for a plain mutex that takes handovers gets the lease with the release, in turn and
 //! without another claim.
 
-use std::time::Duration;
-
 use bellwether::{
     backend::{Change, Claim, Leases, Mode, Renewal},
     key::{Family, Name},
@@ -81,10 +79,10 @@ pub async fn the_end_of_a_handover_counts_from_the_queue_entry<H: FullHarness>(h
     granted(&backend, &holder).await;
     let mut changes = listen(&backend, &name).await;
     held(&backend, &waiting).await;
-    let waits = Duration::from_millis(1200);
+    let waits = waiting.queue_entry_life() / 4;
     h.pass(waits).await;
     held(&backend, &waiting).await;
-    for _ in 0..2 {
+    for _ in 0..5 {
         h.pass(waits).await;
         backend.keep(std::slice::from_ref(&waiting)).await.unwrap();
     }
@@ -92,7 +90,7 @@ pub async fn the_end_of_a_handover_counts_from_the_queue_entry<H: FullHarness>(h
     assert!(backend.release(&holder).await.unwrap());
     let ends = handed_over(&mut changes, &waiting).await.ends;
     // A handover lasts no longer than the queue entry, which was kept one wait ago.
-    let ended = 3 * waits + handover_life();
+    let ended = 6 * waits + handover_life();
     assert!(ends >= ended && ends < ended + MOMENT, "{ends:?}");
 }
 
@@ -197,9 +195,9 @@ pub async fn an_ended_queue_entry_is_handed_nothing<H: FullHarness>(h: &H) {
     let gone = elsewhere(gone);
     granted(&backend, &holder).await;
     held(&backend, &gone).await;
-    h.pass(gone.queue_entry_life() / 2).await;
+    h.pass(gone.queue_entry_life() * 3 / 4).await;
     held(&backend, &waiting).await;
-    h.pass(gone.queue_entry_life() / 2).await;
+    h.pass(gone.queue_entry_life() / 4).await;
     let mut changes = listen(&backend, &name).await;
     assert!(backend.release(&holder).await.unwrap());
     handed_over(&mut changes, &waiting).await;

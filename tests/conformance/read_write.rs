@@ -151,9 +151,9 @@ pub async fn a_dead_writer_is_skipped<H: FullHarness>(h: &H) {
     let (first, second, late) = (reader(&name), elsewhere(writer(&name)), reader(&name));
     granted(&backend, &first).await;
     held(&backend, &second).await;
-    h.pass(queue_entry_life() / 2).await;
+    h.pass(queue_entry_life() / 4).await;
     held(&backend, &late).await;
-    h.pass(queue_entry_life() / 2).await;
+    h.pass(queue_entry_life() * 3 / 4).await;
     granted(&backend, &late).await;
 }
 

@@ -236,9 +236,9 @@ pub async fn a_waiter_with_an_ended_queue_entry_is_not_notified<H: Harness>(h: &
     let gone = elsewhere(gone);
     granted(&backend, &holder).await;
     held(&backend, &gone).await;
-    h.pass(gone.queue_entry_life() / 2).await;
+    h.pass(gone.queue_entry_life() * 3 / 4).await;
     held(&backend, &waiting).await;
-    h.pass(gone.queue_entry_life() / 2).await;
+    h.pass(gone.queue_entry_life() / 4).await;
     let mut changes = listen(&backend, &name).await;
     assert!(backend.release(&holder).await.unwrap());
     assert_eq!(next(&mut changes).await, Change::Turn(waiting.owner));
