@@ -389,7 +389,8 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
 enum Expected {
     Answer(Option<Fault>),
     /// This many confirmations of subscriptions, which are pushes, or one answer that refuses them.
-    Subscriptions(usize),
+    /// A fault concerns the refusal.
+    Subscriptions(usize, Option<Fault>),
     /// The second answer to a command that was doubled.
     Second,
 }
@@ -460,8 +461,10 @@ impl Connection {
                 {
                     let mut expected = self.expected.lock().unwrap();
                     match subscribing {
-                        true => expected
-                            .push_back(Expected::Subscriptions(request.words.len().max(2) - 1)),
+                        true => expected.push_back(Expected::Subscriptions(
+                            request.words.len().max(2) - 1,
+                            fault,
+                        )),
                         false => expected.push_back(Expected::Answer(fault)),
                     }
                     if fault == Some(Fault::Double) && !subscribing {
@@ -512,9 +515,9 @@ impl Connection {
             return true;
         }
         let fault = match expected {
-            Some(Expected::Answer(fault)) => fault,
+            Some(Expected::Answer(fault) | Expected::Subscriptions(_, fault)) => fault,
             Some(Expected::Second) => return true,
-            Some(Expected::Subscriptions(_)) | None => None,
+            None => None,
         };
         counters.replies.fetch_add(1, Ordering::SeqCst);
         match fault {
@@ -595,7 +598,7 @@ impl Connection {
     /// Handles the start or the end of a subscription.
     fn confirmed(&self) {
         let mut expected = self.expected.lock().unwrap();
-        if let Some(Expected::Subscriptions(left)) = expected.front_mut() {
+        if let Some(Expected::Subscriptions(left, _)) = expected.front_mut() {
             *left -= 1;
             if *left == 0 {
                 expected.pop_front();

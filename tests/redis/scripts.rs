@@ -12,7 +12,10 @@ use bellwether::{
     key::{Family, Name, Namespace},
 };
 use bytes::Bytes;
-use testkit::{LIMIT, Raw, RedisServer, comes_true, eventually, open};
+use testkit::{
+    LIMIT, Raw, RedisServer, comes_true, eventually, open,
+    proxy::{Fault, Proxy},
+};
 use tokio::time::{Instant, timeout};
 
 const LEASE: Duration = Duration::from_secs(60);
@@ -300,10 +303,11 @@ async fn the_servers_clock_ends_leases_and_entries() {
     // The server counts in whole milliseconds.
     assert!(sent.elapsed() + Duration::from_millis(2) >= SHORT, "the lease ended early");
     assert!(grant.fence() > last);
+    let sent = Instant::now();
     backend.commit(&second, &grant, &value("v"), Some(SHORT)).await.unwrap();
-    assert!(backend.get(&name).await.unwrap().is_some());
     let gone = async || backend.get(&name).await.unwrap().is_none();
     assert!(eventually(LIMIT, gone).await, "the entry does not end");
+    assert!(sent.elapsed() + Duration::from_millis(2) >= SHORT, "the entry ended early");
 }
 
 /// `tostring` of a Lua number shows fewer digits than microseconds have (1.79e+15), and every digit
@@ -770,6 +774,32 @@ async fn a_missing_right_to_subscribe_is_reported_at_once() {
         let burnt = backend.invalidate(&name("k"), FENCE_LIFE).await.unwrap();
         assert_eq!(next(&mut changes).await, Change::Invalidated(burnt));
     }
+}
+
+/// A listener of all changes opens two channels. It was told the refusal of the first while that
+/// of the second was on its way, and its next try was told the latter, after the right was given.
+#[tokio::test]
+async fn a_refusal_concerns_no_listener_that_comes_after_it() {
+    let server = RedisServer::start().await;
+    let mut raw = server.raw().await;
+    user(&mut raw, &["-subscribe"]).await;
+    let proxy = Proxy::start(server.port());
+    let late = Fault::Delay(Duration::from_millis(200));
+    proxy.when(|request| request.kind == "subscribe" && request.words.len() == 2, late);
+    let backend = open(format!("redis://app:secret@127.0.0.1:{}/", proxy.port()));
+    let error = backend.changes(&name("k")).await.unwrap_err();
+    assert_eq!(error.kind(), BackendErrorKind::Refused, "{error}");
+    // Both channels in one command, and then each alone.
+    let all_refused = async || {
+        let stats: String = raw.run(&["INFO", "commandstats"]).await;
+        let mut lines = stats.lines().filter(|line| line.starts_with("cmdstat_subscribe:"));
+        lines.any(|line| line.contains("rejected_calls=3"))
+    };
+    assert!(comes_true(LIMIT, all_refused).await, "the channels are not asked for one by one");
+    user(&mut raw, &["allchannels"]).await;
+    let mut changes = backend.changes(&name("k")).await.unwrap();
+    let burnt = backend.invalidate(&name("k"), FENCE_LIFE).await.unwrap();
+    assert_eq!(next(&mut changes).await, Change::Invalidated(burnt));
 }
 
 /// Subscriptions that open together are one command, and the server refuses it as a whole if one

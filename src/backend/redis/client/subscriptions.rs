@@ -46,6 +46,9 @@ impl PendingUnsubscribes {
     }
 }
 
+/// A channel, and why the server refuses a subscription to it.
+type Refusal = (Arc<str>, RedisError);
+
 pub(super) struct Subscriptions<'a> {
     connected: Connected,
     config: &'a RedisConfig,
@@ -75,11 +78,17 @@ impl<'a> Subscriptions<'a> {
         let wanted = events.channels.not_refused(|channel| events.scope.contains(channel));
         let opened: Vec<_> =
             wanted.iter().filter(|channel| !self.subscribed.contains(*channel)).cloned().collect();
+        // A listener that is refused may open the same channels again. It must not be told a
+        // refusal of those that was on its way before, so all refusals are told at once.
+        let mut refused = Vec::new();
         let is_complete = match &events.scope {
             _ if opened.is_empty() => true,
-            ChannelScope::All => self.enter(opened).await?,
-            ChannelScope::Slots(_) => self.enter_shard(opened).await?,
+            ChannelScope::All => self.enter(opened, &mut refused).await?,
+            ChannelScope::Slots(_) => self.enter_shard(opened, &mut refused).await?,
         };
+        for (channel, refusal) in refused {
+            self.refuse(&channel, refusal);
+        }
         for channel in wanted.iter().filter(|channel| self.subscribed.contains(*channel)) {
             events.channels.answer(channel, Subscription::Confirmed);
         }
@@ -96,18 +105,26 @@ impl<'a> Subscriptions<'a> {
         Ok(is_complete)
     }
 
-    async fn enter(&mut self, opened: Vec<Arc<str>>) -> Result<bool, RedisError> {
+    async fn enter(
+        &mut self,
+        opened: Vec<Arc<str>>,
+        refused: &mut Vec<Refusal>,
+    ) -> Result<bool, RedisError> {
         if self.subscribe(&opened).await?.is_some() {
             for channel in opened {
                 if let Some(refusal) = self.subscribe(std::slice::from_ref(&channel)).await? {
-                    self.refuse(&channel, refusal);
+                    refused.push((channel, refusal));
                 }
             }
         }
         Ok(true)
     }
 
-    async fn enter_shard(&mut self, opened: Vec<Arc<str>>) -> Result<bool, RedisError> {
+    async fn enter_shard(
+        &mut self,
+        opened: Vec<Arc<str>>,
+        refused: &mut Vec<Refusal>,
+    ) -> Result<bool, RedisError> {
         let replies = self.each("SSUBSCRIBE", &opened).await?;
         let mut is_complete = true;
         for (channel, reply) in opened.into_iter().zip(replies) {
@@ -123,7 +140,7 @@ impl<'a> Subscriptions<'a> {
                     is_complete = false;
                 }
                 (ErrorKind::Server(kind), _) if passes_by_itself(kind) => is_complete = false,
-                _ => self.refuse(&channel, error),
+                _ => refused.push((channel, error)),
             }
         }
         Ok(is_complete)
