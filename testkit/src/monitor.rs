@@ -66,15 +66,19 @@ impl Monitor {
             .collect()
     }
 
-    /// Returns whether the last script since the last call was sent behind a `PING` of its client.
-    /// Its client is answered after the waiters then.
+    /// Returns whether a script since the last call was sent directly behind a `PING` of its
+    /// client. Its client is answered after the waiters then.
+    ///
+    /// Scripts that renew a lease or keep a queue entry may come at any time, and have no `PING`.
     pub async fn was_answered_last(&mut self) -> bool {
         let calls = self.calls_from_clients().await;
-        let at = calls.iter().rposition(|call| call.command == "EVALSHA");
-        let at = at.expect("a script was called");
-        let mut before = calls[..at].iter().rev();
-        let before = before.find(|call| call.client == calls[at].client);
-        before.is_some_and(|call| call.command == "PING")
+        let mut scripts = (0..calls.len()).filter(|at| calls[*at].command == "EVALSHA").peekable();
+        assert!(scripts.peek().is_some(), "no script was called");
+        scripts.any(|at| {
+            let mut before = calls[..at].iter().rev();
+            let before = before.find(|call| call.client == calls[at].client);
+            before.is_some_and(|call| call.command == "PING")
+        })
     }
 }
 

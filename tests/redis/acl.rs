@@ -65,10 +65,11 @@ fn check(holds: bool, what: &str) -> Result<(), Error> {
 
 /// Runs every operation of a cache, by two processes that contend.
 async fn use_caches([one, two]: [RedisBackend; 2], key: &str) -> Result<(), Error> {
-    const LEASE: Duration = Duration::from_millis(600);
     one.ping().await?;
     let [one, two] = [one, two].map(|backend| {
-        Cache::<String>::builder(backend).namespace("shop").lease(LEASE).build().unwrap()
+        let cache = Cache::<String>::builder(backend).namespace("shop");
+        // Without the right to publish, the other process waits for the end of this lease.
+        cache.lease(2000 * MS).renew_every(200 * MS).build().unwrap()
     });
     let begun = Arc::new(Notify::new());
     let slow = |cache: &Cache<String>, word: &'static str| {
@@ -78,7 +79,7 @@ async fn use_caches([one, two]: [RedisBackend; 2], key: &str) -> Result<(), Erro
             // The lease is renewed meanwhile.
             tokio::select! {
                 () = lead.lost() => Err(BoxError::from("the lease was lost")),
-                () = sleep(LEASE * 2) => Ok(word.to_owned()),
+                () = sleep(1200 * MS) => Ok(word.to_owned()),
             }
         })
     };
@@ -359,8 +360,8 @@ async fn the_rule_for_a_majority_is_enough() {
     let backend = |server: &RedisServer| testkit::open(server.url_of("app:secret", 0));
     let [one, two] = [0, 1].map(|_| {
         let backends = servers.iter().map(&backend);
-        let redlock = Redlock::new(backends.collect::<Vec<_>>()).unwrap().namespace("shop");
-        redlock.mutex("k").wait_limit(LIMIT)
+        let redlock = Redlock::with_answer_limit(backends.collect::<Vec<_>>(), LIMIT).unwrap();
+        redlock.namespace("shop").mutex("k").wait_limit(LIMIT)
     });
     let guard = one.lock().await.unwrap();
     guard.renew().await.unwrap();

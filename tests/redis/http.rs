@@ -167,8 +167,19 @@ async fn an_answer_is_coalesced_over_processes_and_not_stored() {
     let calls: Arc<Calls> = Arc::default();
     let coalescing = BellwetherLayer::coalesce_only;
     let apps = [(), ()].map(|()| process(&server, "shop", coalescing, &calls, numbered(10)));
+    let mut raw = server.raw().await;
     for call in 1..4 {
-        let answers = read_all(&apps, 20, "/").await;
+        let held = calls.gate.write().await;
+        let theirs = apps.clone();
+        let all = tokio::spawn(async move { read_all(&theirs, 20, "/").await });
+        // One process loads, and the other one waits for it.
+        let waits = async || match raw.keys("*:lp").await.as_slice() {
+            [processes] => raw.run::<u32>(&["SCARD", processes]).await == 1,
+            _ => false,
+        };
+        assert!(comes_true(LIMIT, waits).await, "no process waits for the other one");
+        drop(held);
+        let answers = all.await.unwrap();
         assert!(answers.iter().all(|answer| *answer == answers[0]), "{answers:?}");
         assert_eq!(calls.count(), call);
     }

@@ -259,12 +259,8 @@ async fn concurrent_grants_without_a_replica_are_unconfirmed_and_not_silent() {
 async fn after_the_first_unconfirmed_grant_no_miss_waits_for_replicas() {
     const MISSES: usize = 100;
     let server = RedisServer::start().await;
-    let backend = RedisBackend::builder()
-        .server(server.url())
-        .replicas(Replicas::confirming(1))
-        .build()
-        .unwrap();
-    let cache = bellwether::Cache::<String>::builder(backend.clone()).build().unwrap();
+    let backend = hasty(1).server(server.url()).build().unwrap();
+    let cache = bellwether::Cache::<String>::builder(backend).build().unwrap();
     // Entries are written without a confirmation, and read all the same.
     cache.insert("stored", &"v".to_owned()).await.unwrap();
     let mut monitor = server.monitor().await;
@@ -318,11 +314,7 @@ async fn waits(master: &RedisServer) -> u64 {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_waiting_reader_and_a_waiting_permit_are_confirmed() {
     let (master, replica) = pair().await;
-    let [here, there] = [0, 1].map(|_| {
-        let replicas = Replicas::confirming(1);
-        let backend = RedisBackend::builder().server(master.url()).replicas(replicas).build();
-        Locks::new(backend.unwrap())
-    });
+    let [here, there] = [0, 1].map(|_| Locks::new(hasty(1).server(master.url()).build().unwrap()));
     let writer = here.rw_lock("k").write().await.unwrap();
     let permit = here.semaphore("k", 1).acquire().await.unwrap();
     let reader = there.rw_lock("k").wait_limit(LIMIT);
