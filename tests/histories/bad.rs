@@ -327,6 +327,13 @@ fn an_expired_value_that_stands_in_for_no_failure_is_found() {
     let failed =
         || expired().load(2, 1, 30, 142, 150).line(2, 149, Event::LoadFailed { number: 1 });
     assert_eq!(failed().read(2, loaded, Source::Stale, 140, 151).breaks(), []);
+    // The flight takes callers until it has landed, which its process may be late for.
+    let late = |mut written: Written| {
+        written.0.windows.as_mut().unwrap().error = 5_000_000;
+        written.read(2, loaded, Source::Stale, 2_120, 2_121).breaks()
+    };
+    assert_eq!(late(failed()), [Rule::NotBeforeWrite]);
+    assert_eq!(late(failed().line(2, 2_100, Event::Paused { from: 149_000 })), []);
     // An invalidated value stands in for nothing.
     let gone = failed().invalidated(3, 8, 40, 151, 152).read(2, loaded, Source::Stale, 153, 154);
     assert_eq!(gone.breaks(), [Rule::NotBeforeWrite]);
@@ -453,6 +460,17 @@ fn a_failure_without_a_failed_load_is_found() {
     let failed = || plain().line(1, 109, Event::LoadFailed { number: 1 });
     assert_eq!(failed().line(2, 130, read(120_000)).breaks(), []);
     assert_eq!(failed().line(2, 2_130, read(2_120_000)).breaks(), [Rule::Failure]);
+    // The flight does not land before its process goes on. It takes callers for a second of that.
+    let paused = |process, to: Time| {
+        let by_its_parent = Event::Paused { from: 105_000 };
+        let by_itself = Event::Paused { from: 106_000 };
+        let paused = failed().line(process, to, by_its_parent).line(process, to + 1, by_itself);
+        paused.line(1, 2_130, read(2_120_000)).breaks()
+    };
+    assert_eq!(paused(1, 2_100), []);
+    assert_eq!(paused(1, 1_200), []);
+    assert_eq!(paused(1, 1_000), [Rule::Failure]);
+    assert_eq!(paused(2, 2_100), [Rule::Failure]);
 }
 
 #[test]

@@ -32,6 +32,7 @@
 //! - [`Rule::BackOff`]: after a failed load that backs off, no lease of the key is granted until
 //!   its time is over. An act on the key ends it.
 //! - [`Rule::Failure`]: a read fails only if a load of its key failed shortly before, or meanwhile.
+//!   The pauses of the loading process do not count.
 //! - [`Rule::Refreshed`]: a refresh returns a value that was made or touched after it was asked
 //!   for.
 //! - [`Rule::Origin`]: a value was loaded or inserted for its key, and is not answered before that.
@@ -68,8 +69,8 @@ const LATE: Time = 5_000_000;
 pub const MILLISECOND: Time = 1_000;
 
 /// The time in which the flight of a load that failed still takes callers: until the end of its
-/// lease is answered.
-pub const RELEASE: Time = 1_000_000;
+/// lease is answered. Its process must run for so long.
+const RELEASE: Time = 1_000_000;
 
 /// The time for which a flight that a write has put aside may still wait for another process,
 /// before it loads.
@@ -434,14 +435,17 @@ impl Checker<'_> {
         {
             return true;
         }
-        let mut loads = self.index.loads.values();
-        read.source == Source::Stale
-            && loads.any(|load| {
-                load.failed
-                    && load.key == read.key
-                    && load.ended + RELEASE >= read.asked
-                    && load.began <= read.at
-            })
+        read.source == Source::Stale && self.has_failed(&read.key, read.asked, read.at)
+    }
+
+    /// Returns whether a load of a key failed that may have answered a call of `asked` until `at`.
+    pub fn has_failed(&self, key: &str, asked: Time, at: Time) -> bool {
+        self.index.loads.values().any(|load| {
+            load.failed
+                && load.key == key
+                && load.began <= at
+                && self.index.has_run(load.process, load.ended, RELEASE) >= asked
+        })
     }
 
     fn windows(&mut self) {

@@ -1,7 +1,7 @@
 //! The rules of failed loads and of refreshes.
 
 use super::{
-    checker::{Checker, MILLISECOND, RELEASE, Rule},
+    checker::{Checker, MILLISECOND, Rule},
     history::{Family, Time},
     index::{Act, BackedOff},
 };
@@ -37,13 +37,7 @@ impl Checker<'_> {
     pub fn failures(&mut self) {
         for read in &self.index.failed {
             self.tally.add("failed reads", 1);
-            let is_real = self.index.loads.values().any(|load| {
-                load.failed
-                    && load.key == read.key
-                    && load.began <= read.at
-                    && load.ended + RELEASE >= read.asked
-            });
-            if !is_real {
+            if !self.has_failed(&read.key, read.asked, read.at) {
                 self.violated(Rule::Failure, format!("{read:?}"));
             }
         }

@@ -378,6 +378,22 @@ impl Index {
         self.latches.entry(name).or_default()
     }
 
+    /// Returns the time at which a process has run for so long since another time.
+    pub fn has_run(&self, process: Process, from: Time, long: Time) -> Time {
+        let mut pauses = self.pauses.get(&process).cloned().unwrap_or_default();
+        pauses.sort_unstable();
+        let (mut end, mut counted) = (from + long, from);
+        for (began, ended) in pauses {
+            // The worker and its parent may both have recorded a pause.
+            let began = began.max(counted);
+            if began <= end && began < ended {
+                end += ended - began;
+                counted = ended;
+            }
+        }
+        end
+    }
+
     /// Returns `true` if a process did not run at some moment between two times.
     pub fn paused(&self, process: Process, from: Time, to: Time) -> bool {
         let pauses = self.pauses.get(&process).map(Vec::as_slice).unwrap_or_default();

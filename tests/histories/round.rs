@@ -9,6 +9,7 @@ use tokio::{
     io::{AsyncBufReadExt, AsyncWriteExt, BufReader},
     process::{Child, ChildStdin, Command},
     sync::{Mutex, mpsc},
+    task::JoinSet,
     time::{Instant, timeout},
 };
 
@@ -90,6 +91,8 @@ pub struct Fleet {
     workers: Vec<Worker>,
     told: mpsc::UnboundedSender<(Process, Line)>,
     lines: mpsc::UnboundedReceiver<(Process, Line)>,
+    /// The tasks that read the output of the workers, also of those that were killed.
+    readers: JoinSet<()>,
     history: History,
 }
 
@@ -103,7 +106,8 @@ impl Fleet {
     pub async fn start(workers: usize, setup: Setup) -> Self {
         let (told, lines) = mpsc::unbounded_channel();
         let history = History::default();
-        let mut fleet = Self { setup, workers: Vec::new(), told, lines, history };
+        let readers = JoinSet::new();
+        let mut fleet = Self { setup, workers: Vec::new(), told, lines, readers, history };
         for _ in 0..workers {
             let worker = fleet.spawn();
             fleet.workers.push(worker);
@@ -129,7 +133,7 @@ impl Fleet {
             .unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         let told = self.told.clone();
-        tokio::spawn(async move {
+        self.readers.spawn(async move {
             while let Ok(Some(line)) = lines.next_line().await {
                 // Lines of the test harness are no events.
                 if let Ok(line) = serde_json::from_str(&line)
@@ -215,8 +219,10 @@ impl Fleet {
             waiting.retain(|other| *other != process);
         }
         self.history.hanging = waiting;
-        // Events that were written before a kill may still be on their way.
-        while let Ok(Some(line)) = timeout(Duration::from_millis(20), self.lines.recv()).await {
+        // The processes end here at the latest. Events that they wrote may still be on their way.
+        self.workers.clear();
+        timeout(LIMIT, self.readers.join_all()).await.expect("the output of a worker has no end");
+        while let Ok(line) = self.lines.try_recv() {
             self.history.lines.push(line);
         }
         self.history
