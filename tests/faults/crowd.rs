@@ -2,27 +2,45 @@
 
 use std::time::Duration;
 
-use bellwether::{BoxError, Cache, Locks, RedisBackend, lock::MutexGuard};
-use testkit::{LIMIT, RedisServer, eventually};
+use bellwether::{BoxError, Cache, Error, Locks, RedisBackend, lock::MutexGuard};
+use testkit::{LIMIT, RedisServer};
 use tokio::{task::JoinSet, time::sleep};
 use tokio_util::sync::CancellationToken;
 
-use super::{MS, turn};
+use super::{MS, pings::Pings, turn, until_connected};
 
 const KEYS: usize = 100;
+
+/// Plays a scene over a server of its own. It may fail if the server did not answer for a while, as
+/// on a busy machine, and is then played again.
+async fn play(scene: impl AsyncFn(&RedisServer) -> Result<(), BoxError>) {
+    for again in [true, true, false] {
+        let server = RedisServer::start().await;
+        let pings = Pings::start(server.url());
+        let played = scene(&server).await;
+        let silences = pings.silences();
+        let Err(error) = played else { return };
+        assert!(again && !silences.is_empty(), "{error}");
+        println!("again, after {error}");
+    }
+}
+
+fn expect(holds: bool, otherwise: impl FnOnce() -> String) -> Result<(), BoxError> {
+    if holds { Ok(()) } else { Err(otherwise().into()) }
+}
 
 /// Callers that read stored keys of a cache until they are stopped.
 struct BusyCache {
     cache: Cache<u64>,
-    callers: JoinSet<()>,
+    callers: JoinSet<Result<(), Error>>,
     is_over: CancellationToken,
 }
 
 impl BusyCache {
-    async fn start(backend: RedisBackend) -> Self {
+    async fn start(backend: RedisBackend) -> Result<Self, Error> {
         let cache: Cache<u64> = Cache::builder(backend).build().unwrap();
         for key in 0..KEYS {
-            cache.insert(key, &1).await.unwrap();
+            cache.insert(key, &1).await?;
         }
         let (mut callers, is_over) = (JoinSet::new(), CancellationToken::new());
         for first in 0..8 {
@@ -31,40 +49,47 @@ impl BusyCache {
                 let mut key = first;
                 while !is_over.is_cancelled() {
                     let load = |_| async { Ok::<_, BoxError>(1) };
-                    cache.get_or_load(key % KEYS, load).await.unwrap();
+                    cache.get_or_load(key % KEYS, load).await?;
                     key += 1;
                     sleep(MS).await;
                 }
+                Ok(())
             });
         }
-        Self { cache, callers, is_over }
+        Ok(Self { cache, callers, is_over })
     }
 
     /// Stops the callers, all of which must have been served from the cache.
-    async fn stop(mut self) {
+    async fn stop(mut self) -> Result<(), BoxError> {
         self.is_over.cancel();
         while let Some(ended) = self.callers.join_next().await {
-            ended.unwrap();
+            ended??;
         }
         let stats = self.cache.stats();
         println!("the cache beside the locks: {stats:?}");
-        assert!(stats.hits > 100, "{stats:?}");
-        assert_eq!((stats.degraded, stats.backend_errors), (0, 0), "{stats:?}");
+        let is_served = stats.hits > 100 && (stats.degraded, stats.backend_errors) == (0, 0);
+        expect(is_served, || format!("{stats:?}"))
     }
 }
 
-/// Locks free names all at once. No try may fail.
+/// Locks free names all at once. Returns an error if a try fails.
 async fn lock_all(
     locks: &Locks,
     names: std::ops::Range<usize>,
     lease: Duration,
-) -> Vec<MutexGuard> {
+) -> Result<Vec<MutexGuard>, BoxError> {
     let mut tries = JoinSet::new();
     for at in names {
         let mutex = locks.mutex(format!("free-{at}")).lease(lease);
         tries.spawn(async move { mutex.try_lock().await });
     }
-    tries.join_all().await.into_iter().map(|tried| tried.unwrap().unwrap()).collect()
+    let tried = tries.join_all().await.into_iter();
+    tried.map(|tried| tried?.ok_or_else(|| "a free name is locked".into())).collect()
+}
+
+async fn nothing_left(server: &RedisServer) -> Result<(), BoxError> {
+    let leases = server.raw().await.keys("*:l").await;
+    expect(leases.is_empty(), || format!("{} leases are left", leases.len()))
 }
 
 /// All tries went to the server at once, and half of them waited in our own connection until their
@@ -73,19 +98,20 @@ async fn lock_all(
 async fn a_burst_of_locks_fails_nowhere_and_leaves_a_cache_alone() {
     const NAMES: usize = 20_000;
     let _turn = turn().await;
-    let server = RedisServer::start().await;
-    let backend = RedisBackend::open(&server.url()).unwrap();
-    assert!(eventually(LIMIT, async || backend.ping().await.is_ok()).await);
-    let (locks, busy) = (Locks::new(backend.clone()), BusyCache::start(backend).await);
-    let guards = lock_all(&locks, 0..NAMES, Duration::from_secs(30)).await;
-    let mut unlocks = JoinSet::new();
-    for guard in guards {
-        unlocks.spawn(guard.unlock());
-    }
-    unlocks.join_all().await.into_iter().for_each(Result::unwrap);
-    busy.stop().await;
-    let leases: Vec<String> = server.raw().await.keys("*:l").await;
-    assert!(leases.is_empty(), "{} leases are left", leases.len());
+    play(async |server| {
+        let backend = RedisBackend::open(&server.url())?;
+        until_connected(&backend).await;
+        let (locks, busy) = (Locks::new(backend.clone()), BusyCache::start(backend).await?);
+        let guards = lock_all(&locks, 0..NAMES, Duration::from_secs(30)).await?;
+        let mut unlocks = JoinSet::new();
+        for guard in guards {
+            unlocks.spawn(guard.unlock());
+        }
+        unlocks.join_all().await.into_iter().collect::<Result<(), _>>()?;
+        busy.stop().await?;
+        nothing_left(server).await
+    })
+    .await;
 }
 
 /// The renewals of many leases were one request with one time-out. When it passed, the answers that
@@ -96,19 +122,20 @@ async fn many_held_leases_are_kept_beside_a_busy_cache() {
     const HELD: usize = 20_000;
     const LEASE: Duration = Duration::from_secs(6);
     let _turn = turn().await;
-    let server = RedisServer::start().await;
-    let backend = RedisBackend::open(&server.url()).unwrap();
-    assert!(eventually(LIMIT, async || backend.ping().await.is_ok()).await);
-    let (locks, busy) = (Locks::new(backend.clone()), BusyCache::start(backend).await);
-    let mut guards = lock_all(&locks, 0..HELD, LEASE).await;
-    guards.extend(lock_all(&locks, HELD..HELD + 20, LEASE / 6).await);
-    // Each lease has ended, unless it was renewed.
-    sleep(LEASE + LEASE / 3).await;
-    let lost = guards.iter().filter(|guard| guard.is_lost()).count();
-    assert_eq!(lost, 0, "of {} leases", guards.len());
-    busy.stop().await;
-    drop(guards);
-    locks.shutdown(LIMIT).await;
-    let leases: Vec<String> = server.raw().await.keys("*:l").await;
-    assert!(leases.is_empty(), "{} leases are left", leases.len());
+    play(async |server| {
+        let backend = RedisBackend::open(&server.url())?;
+        until_connected(&backend).await;
+        let (locks, busy) = (Locks::new(backend.clone()), BusyCache::start(backend).await?);
+        let mut guards = lock_all(&locks, 0..HELD, LEASE).await?;
+        guards.extend(lock_all(&locks, HELD..HELD + 20, LEASE / 3).await?);
+        // Each lease has ended, unless it was renewed.
+        sleep(LEASE + LEASE / 3).await;
+        let lost = guards.iter().filter(|guard| guard.is_lost()).count();
+        expect(lost == 0, || format!("{lost} of {} leases are lost", guards.len()))?;
+        busy.stop().await?;
+        drop(guards);
+        locks.shutdown(LIMIT).await;
+        nothing_left(server).await
+    })
+    .await;
 }

@@ -16,7 +16,7 @@ use tokio::{
     time::{Instant, MissedTickBehavior, interval, sleep},
 };
 
-use super::MS;
+use super::{MS, pings::Silence};
 
 /// The duration of a load.
 pub const TAKES: Duration = Duration::from_millis(30);
@@ -182,6 +182,17 @@ impl Outcome {
 
     pub fn count(&self, source: Source) -> usize {
         self.answers.iter().filter(|answer| answer.source == Ok(source)).count()
+    }
+
+    /// Returns the number of answers that were loaded alone while the server was there. A breaker may
+    /// be open for a moment after a silence.
+    pub fn degraded_beside(&self, silences: &[Silence]) -> usize {
+        let is_apart = |answer: &&Answer| {
+            let ended = answer.at + answer.took;
+            !silences.iter().any(|(from, to)| answer.at <= *to + 500 * MS && *from <= ended)
+        };
+        let degraded = self.answers.iter().filter(|it| it.source == Ok(Source::Degraded));
+        degraded.filter(is_apart).count()
     }
 
     pub fn summary(&self) -> String {

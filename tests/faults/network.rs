@@ -44,7 +44,7 @@ impl Scene {
         self.load.event("end");
         self.proxy.clear();
         let [a, b] = &self.caches;
-        let took = works_again(&mut self.server.raw().await, [a, b], RECOVERY).await;
+        let (took, _) = works_again(&mut self.server.raw().await, [a, b], RECOVERY).await;
         self.load.answers(60).await;
         let outcome = self.load.stop().await;
         println!("{what}: as before after {took:?}; {}", outcome.summary());

@@ -12,7 +12,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use bellwether::{BoxError, Cache, RedisBackend, cache::Lead};
+use bellwether::{BoxError, Cache, cache::Lead};
 use testkit::LIMIT;
 use tokio::{
     io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines},
@@ -100,7 +100,7 @@ pub fn work() {
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
     let runtime = runtime.unwrap();
-    let backend = RedisBackend::open(url).unwrap();
+    let backend = testkit::open(url);
     let cache: Cache<String> =
         Cache::builder(backend.clone()).namespace("t").lease(lease).build().unwrap();
     let opened = gate.clone();

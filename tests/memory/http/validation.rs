@@ -50,8 +50,9 @@ async fn new_dates_of_a_304_write_no_body() {
     for (distance, is_unchanged) in [([60, 60, 60], true), ([60, 61, 62], false)] {
         let (inner, calls) = origin(move |call, request| {
             let mut answer = document(request, "same", LIFE);
-            let expires = sent(call) + Duration::from_secs(distance[call - 1]);
-            answer.headers_mut().insert("date", date(sent(call)).parse().unwrap());
+            let sent = sent(call);
+            let expires = sent + Duration::from_secs(distance[call - 1]);
+            answer.headers_mut().insert("date", date(sent).parse().unwrap());
             answer.headers_mut().insert("expires", date(expires).parse().unwrap());
             answer
         });
