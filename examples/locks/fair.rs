@@ -1,14 +1,12 @@
 //! First come, first served.
 
-use std::time::Duration;
-
 use bellwether::BoxError;
-use tokio::{task::JoinSet, time::sleep};
+use tokio::task::JoinSet;
 
 use crate::stage::{PROCESSES, Player, Stage, expect};
 
-/// Longer than a request takes to the server.
-const APART: Duration = Duration::from_millis(100);
+/// The key of the queue at the server.
+const QUEUE: &str = "bellwether:l:{counter}:q";
 
 pub(crate) async fn show(stage: &Stage) -> Result<String, BoxError> {
     let guard = stage.locks.fair_mutex("counter").lock().await?;
@@ -17,7 +15,7 @@ pub(crate) async fn show(stage: &Stage) -> Result<String, BoxError> {
     for turn in [2, 0, 1, 1, 0, 2, 0] {
         waiters[turn].cue(turn + 1).await?;
         asked.push((turn + 1).to_string());
-        sleep(APART).await;
+        stage.queued(QUEUE, asked.len()).await?;
     }
     guard.unlock().await?;
     for turn in &asked {
@@ -29,9 +27,9 @@ pub(crate) async fn show(stage: &Stage) -> Result<String, BoxError> {
         format!("asked in the order {asked}, served in the order {served}")
     })?;
     Ok(format!(
-        "While a holder has the lock, tasks of {PROCESSES} processes ask for it, {APART:?} apart, \
-         in the order {asked}. It is given back, and they are served in the order {served}: first \
-         come, first served, over all processes."
+        "While a holder has the lock, tasks of {PROCESSES} processes ask for it, one after the \
+         other, in the order {asked}. It is given back, and they are served in the order {served}: \
+         first come, first served, over all processes."
     ))
 }
 

@@ -34,8 +34,8 @@ use tokio::{
 
 use crate::stage::{PROCESSES, Player, Stage};
 
-/// The time limit of a scene. An idle machine needs a quarter of it.
-const LIMIT: Duration = Duration::from_secs(30);
+/// The time limit of all scenes. An idle machine needs a tenth of it.
+const LIMIT: Duration = Duration::from_secs(120);
 
 #[tokio::main]
 async fn main() -> ExitCode {

@@ -9,7 +9,8 @@ use tokio::{task::JoinSet, time::Instant};
 
 use crate::stage::{PROCESSES, Player, Stage, TASKS, expect};
 
-const LEASE: Duration = Duration::from_millis(800);
+/// The longest wait for a holder that is suspended or killed.
+const LEASE: Duration = Duration::from_millis(1500);
 const TIMES: usize = 10;
 
 pub(crate) async fn show(stage: &Stage) -> Result<String, BoxError> {
@@ -51,13 +52,13 @@ pub(crate) async fn show(stage: &Stage) -> Result<String, BoxError> {
          fence of each holder is greater than the one before. A holder is suspended until its \
          lease of {LEASE:?} is over and a rival has the lock: awake again, it is told of its loss \
          within {told:.1?}, and what it writes all the same, with its old fence, is refused. \
-         Another one is killed: the rival has the lock {late:.0?} later, when the lease has ended.",
+         Another one is killed: the rival has the lock {late:.1?} later, when the lease has ended.",
         PROCESSES * TASKS,
     ))
 }
 
 pub(crate) async fn play(mut me: Player, part: &str) -> Result<(), BoxError> {
-    let mutex = me.locks.mutex("stock").lease(LEASE);
+    let mutex = me.locks.mutex("stock");
     // The script refuses an older fence. Nothing else stops a holder that has not noticed its loss.
     let write = Script::new(
         "if tonumber(ARGV[1]) < tonumber(redis.call('GET', KEYS[1]) or 0) then return 'refused' end
@@ -66,7 +67,7 @@ pub(crate) async fn play(mut me: Player, part: &str) -> Result<(), BoxError> {
     );
     match part {
         "hold" => {
-            let guard = mutex.lock().await?;
+            let guard = mutex.lease(LEASE).lock().await?;
             me.tell("held");
             guard.lost().await;
             me.tell("lost");

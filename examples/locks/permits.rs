@@ -7,15 +7,15 @@ use tokio::time::{Instant, sleep};
 
 use crate::stage::{Player, Stage, expect};
 
-const LEASE: Duration = Duration::from_secs(1);
+const LEASE: Duration = Duration::from_secs(2);
 
 pub(crate) async fn show(stage: &Stage) -> Result<String, BoxError> {
     let permits = stage.locks.permits("exports", 1).lease(LEASE);
+    let mut second = stage.actor("permits", "go on with").await?;
     let mut first = stage.actor("permits", "take").await?;
     let id = first.says().await?;
     first.kill().await?;
     let begun = Instant::now();
-    let mut second = stage.actor("permits", "go on with").await?;
     while begun.elapsed() < LEASE * 2 {
         second.cue(&id).await?;
         second.hears("renewed").await?;
@@ -33,7 +33,7 @@ pub(crate) async fn show(stage: &Stage) -> Result<String, BoxError> {
     Ok(format!(
         "A process takes the only permit, tells its id ({}...) and is killed. Another one is told \
          the id and renews it: {kept:.1?} after that, twice the lease, no other process could have \
-         it. That one is killed too, and {free:.0?} later the permit has ended by itself and \
+         it. That one is killed too, and {free:.1?} later the permit has ended by itself and \
          another holder has it; the old id is refused.",
         id.get(..8).unwrap_or(&id),
     ))

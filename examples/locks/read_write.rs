@@ -9,8 +9,8 @@ use crate::stage::{PROCESSES, Player, Stage, TASKS, expect};
 
 const TIMES: usize = 5;
 const INSIDE: Duration = Duration::from_millis(5);
-/// Longer than a request takes to the server.
-const APART: Duration = Duration::from_millis(100);
+/// The key of the queue at the server.
+const QUEUE: &str = "bellwether:l:{plan}:rq";
 
 pub(crate) async fn show(stage: &Stage) -> Result<String, BoxError> {
     stage.together("read_write", "read and write").await?;
@@ -29,9 +29,9 @@ pub(crate) async fn show(stage: &Stage) -> Result<String, BoxError> {
     let lock = stage.locks.rw_lock("plan");
     let guard = lock.write().await?;
     let mut reader = stage.actor("read_write", "read").await?;
-    sleep(APART).await;
+    stage.queued(QUEUE, 1).await?;
     let mut writer = stage.actor("read_write", "write").await?;
-    sleep(APART).await;
+    stage.queued(QUEUE, 2).await?;
     let guard = guard.downgrade().await?;
     reader.hears("reads").await?;
     let together = lock.readers().await?;

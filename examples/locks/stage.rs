@@ -1,15 +1,16 @@
 //! Both ends of the processes. They get their cues on standard input and answer on standard output,
 //! line by line.
 
-use std::{env, fmt::Display, io, process, process::Stdio, thread};
+use std::{env, fmt::Display, io, process, process::Stdio, thread, time::Duration};
 
 use bellwether::{BoxError, Locks, RedisBackend};
-use redis::{Client, FromRedisValue, aio::MultiplexedConnection};
+use redis::{AsyncConnectionConfig, Client, FromRedisValue, aio::MultiplexedConnection};
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::{
     io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines},
     process::{Child, ChildStdin, ChildStdout, Command},
     sync::mpsc::{UnboundedReceiver, unbounded_channel},
+    time::sleep,
 };
 
 use crate::server::Server;
@@ -17,6 +18,9 @@ use crate::server::Server;
 /// The number of processes with the same part, and of the tasks of each.
 pub(crate) const PROCESSES: usize = 3;
 pub(crate) const TASKS: usize = 4;
+
+/// The time limit of an answer, which a busy machine does not reach.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The key of the journal. The server decides the order of events, not a clock.
 const JOURNAL: &str = "journal";
@@ -30,8 +34,7 @@ pub(crate) struct Stage {
 impl Stage {
     pub(crate) async fn set() -> Result<Self, BoxError> {
         let server = Server::start().await?;
-        let redis = Client::open(server.url())?.get_multiplexed_async_connection().await?;
-        let locks = Locks::new(RedisBackend::open(&server.url())?);
+        let (redis, locks) = connect(&server.url()).await?;
         Ok(Self { server, redis, locks })
     }
 
@@ -83,6 +86,14 @@ impl Stage {
         Ok(lines)
     }
 
+    /// Waits until this many tasks are in the queue of a lock.
+    pub(crate) async fn queued(&self, queue: &str, tasks: usize) -> Result<(), BoxError> {
+        while self.run::<usize>("ZCARD", &[queue]).await? < tasks {
+            sleep(Duration::from_millis(2)).await;
+        }
+        Ok(())
+    }
+
     pub(crate) async fn run<T: FromRedisValue>(
         &self,
         command: &str,
@@ -90,6 +101,15 @@ impl Stage {
     ) -> Result<T, BoxError> {
         Ok(redis::cmd(command).arg(arguments).query_async(&mut self.redis.clone()).await?)
     }
+}
+
+/// Connects to the server twice: for plain commands, and for the locks.
+async fn connect(url: &str) -> Result<(MultiplexedConnection, Locks), BoxError> {
+    let config = AsyncConnectionConfig::new().set_response_timeout(Some(PATIENCE));
+    let redis = Client::open(url)?.get_multiplexed_async_connection_with_config(&config).await?;
+    let backend = RedisBackend::builder().server(url).command_timeout(PATIENCE).build()?;
+    backend.ping().await?;
+    Ok((redis, Locks::new(backend)))
 }
 
 /// A process, from the side of the stage. It is killed on drop.
@@ -146,10 +166,8 @@ impl Player {
             // The stage has ended, and the process ends with it.
             process::exit(1);
         });
-        let redis = Client::open(url)?.get_multiplexed_async_connection().await?;
-        let backend = RedisBackend::open(url)?;
-        backend.ping().await?;
-        let me = Self { locks: Locks::new(backend), redis, cues };
+        let (redis, locks) = connect(url).await?;
+        let me = Self { locks, redis, cues };
         me.tell("ready");
         Ok(me)
     }
