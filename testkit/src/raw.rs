@@ -10,17 +10,19 @@ use redis::{
 
 use super::{LIMIT, comes_true};
 
-/// The time limit of an answer.
+/// The time limit of a connection, and of an answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A plain connection that inspects and changes a server without the crate.
 #[derive(Clone)]
 pub struct Raw(MultiplexedConnection);
 
-/// Connects with a limit for answers that a busy machine does not reach. The default is half a
-/// second, which a scan of all keys exceeds.
+/// Connects with limits that a busy machine does not reach. The defaults are a second for the
+/// connection, and half a second for an answer, which a scan of all keys exceeds.
 pub async fn patient(url: &str) -> RedisResult<MultiplexedConnection> {
-    let config = AsyncConnectionConfig::new().set_response_timeout(Some(PATIENCE));
+    let config = AsyncConnectionConfig::new()
+        .set_connection_timeout(Some(PATIENCE))
+        .set_response_timeout(Some(PATIENCE));
     Client::open(url)?.get_multiplexed_async_connection_with_config(&config).await
 }
 

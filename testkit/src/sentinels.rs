@@ -21,7 +21,7 @@ impl Sentinels {
         servers[0].raw().await.followed_by(replicas).await;
         let configuration = format!(
             "sentinel monitor {name} 127.0.0.1 {port} 2\n\
-             sentinel down-after-milliseconds {name} 1000\n\
+             sentinel down-after-milliseconds {name} 2000\n\
              sentinel failover-timeout {name} 3000\n",
             name = Self::MASTER,
         );

@@ -101,11 +101,12 @@ async fn without_a_stale_value_all_processes_fail_at_once_and_recover_together()
 /// The process that retries for the fleet dies. Its load has not failed, so nothing backs off.
 #[tokio::test]
 async fn a_process_that_dies_in_its_retry_is_replaced_within_its_lease() {
-    let lease = Duration::from_millis(500);
+    let lease = Duration::from_secs(1);
     let server = RedisServer::start().await;
-    let setup = Setup { lease_ms: 500, ..Setup::new(server.url()) };
+    let setup = Setup { lease_ms: 1_000, ..Setup::new(server.url()) };
     let mut fleet = Fleet::start(3, &setup).await;
-    let storm = storm(&mut fleet, "killed", false, 5 * LOAD).await;
+    // The loads are long. Even on a busy machine, the second one has not ended at the kill.
+    let storm = storm(&mut fleet, "killed", false, 25 * LOAD).await;
     let mut played = Played::default();
     fleet.loads(&mut played, 2).await;
     let killed = played.begun[1].0;

@@ -20,7 +20,9 @@ fn ask(ms: u64, key: &str, then: Load) -> Load {
 
 async fn fleet(server: &RedisServer, processes: usize, wait: Duration) -> Fleet {
     let wait_ms = u64::try_from(wait.as_millis()).unwrap();
-    Fleet::start(processes, &Setup { wait_ms, ..Setup::new(server.url()) }).await
+    // The lease outlasts the delays of a machine with so many loads.
+    let setup = Setup { wait_ms, lease_ms: 30_000, ..Setup::new(server.url()) };
+    Fleet::start(processes, &setup).await
 }
 
 /// Returns the number of callers that had a value.

@@ -12,11 +12,11 @@ use super::{
 const PROCESSES: usize = 8;
 const CALLERS: usize = 4;
 const WINDOWS: usize = 5;
-const TTL: Duration = Duration::from_millis(600);
+const TTL: Duration = Duration::from_millis(1_200);
 /// Longer than the delays of a busy machine, in which the other processes leave the key alone.
-const LOAD: Duration = Duration::from_millis(100);
-/// The way of a question. By so much a value may seem older than it is.
-const WAY: Duration = Duration::from_millis(50);
+const LOAD: Duration = Duration::from_millis(200);
+/// The way of a question on a busy machine. By so much a value may seem older than it is.
+const WAY: Duration = Duration::from_millis(600);
 
 fn micros(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap()
@@ -39,19 +39,25 @@ async fn each_window_costs_the_fleet_one_refresh_and_few_claims() {
     played.leader();
     let warm = played.reports.len();
     let mut monitor = server.monitor().await;
-    let mut claims = Vec::new();
-    while claims.len() < WINDOWS {
+    let (mut windows, mut claims) = (0, Vec::new());
+    while windows < WINDOWS {
         let reports = played.reports.len() + PROCESSES;
         fleet.begin(&all, ask()).await;
         fleet.reports(&mut played, reports).await;
         let (_, last) = &played.reports[reports - 1];
-        if played.ended.len() > claims.len() + 1 && last.source("Hit") == CALLERS {
-            // The others are claims.
-            claims.push(scripts(&monitor.calls_from_clients().await) - 1);
+        let loaded = played.ended.iter().map(|(_, _, at)| *at).max();
+        // On a busy machine, two windows may pass in one round.
+        let passed = played.ended.len() - 1 - windows;
+        if passed > 0 && last.source("Hit") == CALLERS && Some(last.began) > loaded {
+            // The other scripts are the commits.
+            let scripts = scripts(&monitor.calls_from_clients().await);
+            claims.push((passed, scripts.saturating_sub(passed)));
+            windows += passed;
         }
     }
     println!("claims in {WINDOWS} windows: {claims:?}");
-    assert!(claims.iter().all(|claims| (1..=3).contains(claims)), "{claims:?}");
+    let few = |(windows, claims): &(usize, usize)| (*windows..=3 * windows).contains(claims);
+    assert!(claims.iter().all(few), "{claims:?}");
     assert_one_refresh_in_each_window(&played);
     for (_, report) in &played.reports[warm..] {
         let served = report.source("Hit") + report.source("Stale");

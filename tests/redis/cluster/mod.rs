@@ -19,10 +19,13 @@ use bellwether::{
 use testkit::Cluster;
 
 const LEASE: Duration = Duration::from_secs(60);
+/// The command time-out, which no busy machine reaches.
+const TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Returns a backend with the default command time-out.
+/// Returns a backend for tests in which commands fail. Some of these are tried for the whole
+/// command time-out.
 fn backend(cluster: &Cluster) -> RedisBackend {
-    RedisBackend::builder().cluster(cluster.urls()).build().unwrap()
+    RedisBackend::builder().cluster(cluster.urls()).command_timeout(TIMEOUT).build().unwrap()
 }
 
 /// Returns a backend for tests that are not about time-outs.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bellwether::{
-    Cache, RedisBackend,
+    Cache,
     backend::{Leases, Renewal},
     cache::Source,
     error::BackendErrorKind,
@@ -12,12 +12,10 @@ use testkit::{Cluster, LIMIT, comes_true};
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
-use super::{backend, claim, locks};
+use super::{TIMEOUT, backend, claim, locks};
 
 /// The delay that a busy machine adds to a time-out.
 const SLACK: Duration = Duration::from_secs(2);
-/// The command time-out, which no busy machine reaches.
-const TIMEOUT: Duration = Duration::from_secs(1);
 
 #[tokio::test]
 async fn a_node_that_hangs_does_not_affect_leases_of_other_nodes() {
@@ -50,9 +48,7 @@ async fn a_node_that_hangs_does_not_affect_leases_of_other_nodes() {
 #[tokio::test]
 async fn a_node_that_hangs_does_not_affect_entries_of_other_nodes() {
     let cluster = Cluster::start_with(3, 0, &["--cluster-node-timeout", "60000"]).await;
-    let builder = RedisBackend::builder().cluster(cluster.urls());
-    let backend = builder.command_timeout(TIMEOUT).build().unwrap();
-    let cache = Cache::<String>::builder(backend).build().unwrap();
+    let cache = Cache::<String>::builder(backend(&cluster)).build().unwrap();
     let of_each = cluster.key_of_each(3, |at| format!("k{at}")).await;
     for key in &of_each {
         assert_eq!(ask(&cache, key).await.0, Source::Led);
@@ -133,13 +129,19 @@ async fn a_cluster_that_is_down_is_an_error_at_once_and_is_used_again() {
     for node in &cluster.nodes {
         node.raw().await.run::<()>(&["CLUSTER", "DELSLOTS", "0"]).await;
     }
-    let down = async || backend.renew(std::slice::from_ref(&held)).await.is_err();
+    // A command is tried for the whole time-out. On a busy machine, its last try may stay
+    // unanswered.
+    let down = async || {
+        let begun = Instant::now();
+        let Err(error) = backend.acquire(&claim("k")).await else { return false };
+        assert!(begun.elapsed() < TIMEOUT + SLACK, "{:?}", begun.elapsed());
+        if error.kind() == BackendErrorKind::Unknown {
+            return false;
+        }
+        assert_eq!(error.kind(), BackendErrorKind::Unavailable, "{error}");
+        format!("{error:#}").contains("The cluster is down")
+    };
     assert!(comes_true(LIMIT, down).await, "the cluster is not down");
-    let begun = Instant::now();
-    let error = backend.acquire(&claim("k")).await.unwrap_err();
-    assert_eq!(error.kind(), BackendErrorKind::Unavailable, "{error}");
-    assert!(format!("{error:#}").contains("The cluster is down"), "{error}");
-    assert!(begun.elapsed() < Duration::from_millis(250) + SLACK);
     cluster.nodes[0].raw().await.run::<()>(&["CLUSTER", "ADDSLOTS", "0"]).await;
     let up = async || backend.renew(std::slice::from_ref(&held)).await.is_ok();
     assert!(comes_true(LIMIT, up).await, "the cluster is not used again");

@@ -12,7 +12,9 @@ use testkit::{LIMIT, Raw, RedisServer, Sentinels, comes_true};
 use tokio::time::{Instant, timeout};
 
 fn backend(set: &Sentinels) -> RedisBackend {
-    RedisBackend::builder().sentinels(set.urls(), Sentinels::MASTER).build().unwrap()
+    let builder = RedisBackend::builder().sentinels(set.urls(), Sentinels::MASTER);
+    // A busy machine does not reach this time-out.
+    builder.command_timeout(Duration::from_secs(1)).build().unwrap()
 }
 
 fn locks(set: &Sentinels) -> Locks {
@@ -122,7 +124,7 @@ async fn a_master_that_hangs_is_replaced_and_not_used_again() {
     old.resume();
     // Every caller is served during the failover, and in the end values are stored again.
     let mut at = 0;
-    let stored = async || {
+    let mut stored = async || {
         at += 1;
         let key: &'static str = format!("during-{at}").leak();
         for cache in [&here, &there] {
@@ -131,16 +133,16 @@ async fn a_master_that_hangs_is_replaced_and_not_used_again() {
         let mut raw = new.raw().await;
         raw.run::<bool>(&["EXISTS", &format!("bellwether:c:{{{key}}}:e")]).await
     };
-    assert!(comes_true(LIMIT, stored).await, "no value is stored at the new master");
+    assert!(comes_true(LIMIT, &mut stored).await, "no value is stored at the new master");
     let demoted = async || {
         // The sentinel that makes the server a replica may cut the connection.
         let info = old.raw().await.try_run::<String>(&["INFO", "replication"]).await;
         info.is_ok_and(|info| info.contains("role:slave"))
     };
     assert!(comes_true(LIMIT, demoted).await);
-    load(&here, "after").await.unwrap();
-    let mut raw = new.raw().await;
-    assert!(raw.run::<bool>(&["EXISTS", "bellwether:c:{after}:e"]).await);
+    // A load that a busy machine makes degraded stores no value.
+    let again = stored().await || stored().await || stored().await;
+    assert!(again, "no value is stored at the new master any more");
 }
 
 /// Each process asked a sentinel each second in its own phase. Meanwhile the old master, which a

