@@ -184,8 +184,8 @@ impl Outcome {
         self.answers.iter().filter(|answer| answer.source == Ok(source)).count()
     }
 
-    /// Returns the number of answers that were loaded alone while the server was there. A breaker may
-    /// be open for a moment after a silence.
+    /// Returns the number of answers that were loaded alone while the server was there. A breaker
+    /// may be open for a moment after a silence.
     pub fn degraded_beside(&self, silences: &[Silence]) -> usize {
         let is_apart = |answer: &&Answer| {
             let ended = answer.at + answer.took;

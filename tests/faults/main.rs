@@ -48,8 +48,8 @@ use tokio::{
 };
 
 const MS: Duration = Duration::from_millis(1);
-/// The time after its return within which a server works as before. An idle machine needs a third of
-/// it.
+/// The time after its return within which a server works as before. An idle machine needs a third
+/// of it.
 const RECOVERY: Duration = Duration::from_secs(3);
 
 /// Serialises the tests. They measure times, and a second one would take the processor from the

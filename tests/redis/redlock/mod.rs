@@ -52,8 +52,8 @@ async fn try_lock(redlock: &Redlock, key: &str) -> Option<MutexGuard<Unfenced>> 
     panic!("no majority answered");
 }
 
-/// Releases the lock. Too few servers may answer in time, on a busy machine or if one has just gone.
-/// The release goes on in the background then.
+/// Releases the lock. Too few servers may answer in time, on a busy machine or if one has just
+/// gone. The release goes on in the background then.
 async fn unlock(guard: MutexGuard<Unfenced>) {
     if let Err(error) = guard.unlock().await {
         assert_eq!(error.kind(), ErrorKind::Backend);

@@ -47,7 +47,7 @@ impl PendingUnsubscribes {
 }
 
 /// A channel, and why the server refuses a subscription to it.
-type Refusal = (Arc<str>, RedisError);
+type RefusedChannel = (Arc<str>, RedisError);
 
 pub(super) struct Subscriptions<'a> {
     connected: Connected,
@@ -108,7 +108,7 @@ impl<'a> Subscriptions<'a> {
     async fn enter(
         &mut self,
         opened: Vec<Arc<str>>,
-        refused: &mut Vec<Refusal>,
+        refused: &mut Vec<RefusedChannel>,
     ) -> Result<bool, RedisError> {
         if self.subscribe(&opened).await?.is_some() {
             for channel in opened {
@@ -123,7 +123,7 @@ impl<'a> Subscriptions<'a> {
     async fn enter_shard(
         &mut self,
         opened: Vec<Arc<str>>,
-        refused: &mut Vec<Refusal>,
+        refused: &mut Vec<RefusedChannel>,
     ) -> Result<bool, RedisError> {
         let replies = self.each("SSUBSCRIBE", &opened).await?;
         let mut is_complete = true;
