@@ -20,8 +20,8 @@ async fn play(scene: impl AsyncFn(&RedisServer) -> Result<(), BoxError>) {
         let played = scene(&server).await;
         let silences = pings.silences();
         let Err(error) = played else { return };
-        assert!(again && !silences.is_empty(), "{error}");
-        println!("again, after {error}");
+        assert!(again && !silences.is_empty(), "{error:#}");
+        println!("again, after {silences:?}: {error:#}");
     }
 }
 
