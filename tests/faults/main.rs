@@ -17,7 +17,8 @@
 //! | many locks of one process | `crowd` |
 //! | a server is killed every few seconds, under load | `steady` |
 //!
-//! Assertions about times subtract the delays of the machine itself (`load::control`).
+//! Assertions about times subtract the delays of the machine itself (`load::control`). A request
+//! may degrade while a server is silent by itself (`pings`).
 #![allow(unreachable_pub, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod burst;
