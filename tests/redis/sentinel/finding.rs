@@ -149,6 +149,31 @@ async fn a_backend_leaves_a_living_master_that_was_given_up() {
     assert_eq!(backend.renew(&[held]).await.unwrap(), [Renewal::Held]);
 }
 
+/// The host of the master is down and refuses nothing, so an attempt to connect to it lasts until
+/// its time-out. Sentinels named another master meanwhile, and the attempt went on.
+#[tokio::test]
+async fn an_attempt_ends_when_the_sentinels_name_another_master() {
+    let (old, new) = (RedisServer::start().await, RedisServer::start().await);
+    let fake = Fake::start(Says::Master(old.port())).await;
+    let builder = RedisBackend::builder().sentinels(&[fake.url()], "flock");
+    let builder = builder.command_timeout(TIMEOUT).connect_timeout(10 * LIMIT);
+    let backend = builder.build().unwrap();
+    let name = claim("k").name;
+    let _changes = backend.changes(&name).await.unwrap();
+    backend.ping().await.unwrap();
+    old.stop_signal();
+    let attempts = async || {
+        let error = backend.ping().await.unwrap_err();
+        format!("{error:#}").contains("there is no connection yet")
+    };
+    assert!(comes_true(LIMIT, attempts).await, "no attempt is under way");
+    fake.say(Says::Master(new.port()));
+    assert!(comes_true(LIMIT, || works(&backend)).await, "commands wait for the old master");
+    let channel = "t:l:{k}:c".to_owned();
+    let moved = async || new.raw().await.pubsub_channels().await.contains(&channel);
+    assert!(comes_true(LIMIT, moved).await, "the subscription waits for the old master");
+}
+
 /// The watch runs on the runtime of the backend that came first, and serves those of others.
 #[tokio::test]
 async fn a_watch_goes_on_when_its_runtime_has_ended() {

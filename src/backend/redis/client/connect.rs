@@ -24,14 +24,18 @@ const REST: u32 = 6;
 
 /// Finds the server, connects, and checks that it can be written to.
 ///
-/// Notifies `broken` when the connection has ended.
+/// Replaces `watch` by that of the server. Returns `None` if it reports another server meanwhile,
+/// because an attempt at a host that is down may last until its time-out. Notifies `broken` when
+/// the connection has ended.
 pub(super) async fn connect(
     endpoint: &Endpoint,
+    watch: &mut EndpointWatch,
     settings: &RedisConfig,
     broken: Arc<Notify>,
     on_push: impl Fn(PushInfo) + Send + Sync + 'static,
-) -> Result<(Connected, EndpointWatch), BackendError> {
-    let (target, watch) = endpoint.find().await?;
+) -> Result<Option<Connected>, BackendError> {
+    let (target, found) = endpoint.find().await?;
+    *watch = found;
     let ended = broken.clone();
     let config = config().set_push_sender(move |push: PushInfo| {
         match push.kind {
@@ -40,13 +44,14 @@ pub(super) async fn connect(
         }
         Ok::<(), ()>(())
     });
-    match connect_to(&target, config, broken, settings).await {
-        Ok(connected) => Ok((connected, watch)),
-        Err(error) => {
-            watch.report_failure();
-            Err(BackendError::new(BackendErrorKind::Unavailable, error))
-        }
+    let connected = tokio::select! {
+        connected = connect_to(&target, config, broken, settings) => connected.map(Some),
+        () = watch.outdated() => Ok(None),
+    };
+    if !matches!(connected, Ok(Some(_))) {
+        watch.report_failure();
     }
+    connected.map_err(|error| BackendError::new(BackendErrorKind::Unavailable, error))
 }
 
 async fn connect_to(

@@ -16,8 +16,9 @@ pub(in super::super) enum Endpoint {
     Sentinel(Arc<Sentinels>),
 }
 
-/// Reports when a connection must go to another server.
+/// Reports when a connection must go to another server than the one that it found last.
 pub(super) enum EndpointWatch {
+    /// No server was found, or it is always the same.
     Never,
     Master(MasterWatch),
 }
@@ -43,14 +44,6 @@ impl Endpoint {
         matches!(self, Self::Sentinel(_))
     }
 
-    /// Completes when the connection may find another server than at the time of the call.
-    pub(super) async fn moved(&self) {
-        match self {
-            Self::Server(_) => std::future::pending().await,
-            Self::Sentinel(sentinels) => sentinels.moved().await,
-        }
-    }
-
     /// Returns the server for logs, without credentials.
     pub(super) fn shown(&self) -> String {
         match self {
@@ -69,7 +62,7 @@ impl Endpoint {
 
 impl EndpointWatch {
     /// Completes when the connection must go to another server.
-    pub(super) async fn outdated(self) {
+    pub(super) async fn outdated(&mut self) {
         match self {
             Self::Never => std::future::pending().await,
             Self::Master(watch) => watch.outdated().await,
@@ -85,7 +78,7 @@ impl EndpointWatch {
     }
 
     /// Reports that the server could not be used.
-    pub(super) fn report_failure(self) {
+    pub(super) fn report_failure(&self) {
         if let Self::Master(watch) = self {
             watch.report_failure();
         }

@@ -131,20 +131,18 @@ impl Pacer {
         begins
     }
 
-    /// Waits for [`attempt`](Self::attempt). Events that may bring the server back demand it.
-    pub(super) async fn attempt_after<F>(&self, event: impl Fn() -> F) -> ConnectAttempt<'_>
-    where
-        F: Future<Output = ()>,
-    {
+    /// Waits for [`attempt`](Self::attempt). An event that may bring the server back demands it.
+    pub(super) async fn attempt_after(
+        &self,
+        event: impl Future<Output = ()>,
+    ) -> ConnectAttempt<'_> {
         let mut attempt = pin!(self.attempt());
-        loop {
-            tokio::select! {
-                attempt = &mut attempt => return attempt,
-                () = event() => {
-                    self.demand(Demand::Lease);
-                }
-            }
+        tokio::select! {
+            attempt = &mut attempt => return attempt,
+            () = event => {}
         }
+        self.demand(Demand::Lease);
+        attempt.await
     }
 
     /// Waits until an attempt may be made: at once, unless the server is away.

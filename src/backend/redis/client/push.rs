@@ -139,8 +139,9 @@ impl PushRun {
     async fn keep_subscribed(self) {
         let mut turns = self.events.channels.openings();
         let mut is_refused = false;
+        let mut watch = EndpointWatch::Never;
         while self.is_wanted(&mut turns).await {
-            self.connect_and_serve(&mut turns, &mut is_refused).await;
+            self.connect_and_serve(&mut turns, &mut watch, &mut is_refused).await;
             self.events.trouble.notify_one();
             sleep(after_break(true)).await;
         }
@@ -158,17 +159,23 @@ impl PushRun {
         matches!(&*self.state.borrow(), PushState::Down(_))
     }
 
-    async fn connect_and_serve(&self, turns: &mut watch::Receiver<u64>, is_refused: &mut bool) {
+    async fn connect_and_serve(
+        &self,
+        turns: &mut watch::Receiver<u64>,
+        watch: &mut EndpointWatch,
+        is_refused: &mut bool,
+    ) {
         let Self { endpoint, config, events, state } = self;
         let (broken, leaving) = (Arc::new(Notify::new()), PendingUnsubscribes::default());
         let confirms = config.replicas.is_some();
         if let Some(error) = events.pacer.error() {
             state.send_replace(PushState::Down(error));
         }
-        let attempt = events.pacer.attempt_after(|| endpoint.moved()).await;
+        let attempt = events.pacer.attempt_after(watch.outdated()).await;
         let on_push = receive(events.channels.clone(), broken.clone(), leaving.clone(), confirms);
-        match connect(endpoint, config, broken.clone(), on_push).await {
-            Ok((connected, watch)) => {
+        match connect(endpoint, watch, config, broken.clone(), on_push).await {
+            Ok(None) => {}
+            Ok(Some(connected)) => {
                 attempt.succeeded();
                 state.send_replace(PushState::Up(config.silence_limit(connected.round_trip)));
                 let subscriptions =
@@ -199,7 +206,7 @@ async fn serve(
     subscriptions: Subscriptions<'_>,
     turns: &mut watch::Receiver<u64>,
     broken: &Notify,
-    watch: EndpointWatch,
+    watch: &mut EndpointWatch,
 ) -> Result<(), RedisError> {
     tokio::select! {
         end = keep_in_step(subscriptions, turns) => end,

@@ -77,17 +77,18 @@ impl KeptConnection {
     }
 
     /// Connects once, and serves until the connection breaks. Returns how long it lasted, or `None`
-    /// if there was none.
-    async fn connect_and_serve(&self) -> Option<Duration> {
+    /// if there was none. `watch` is that of the server that was found last.
+    async fn connect_and_serve(&self, watch: &mut EndpointWatch) -> Option<Duration> {
         let pacer = &self.events.pacer;
         if let Some(error) = pacer.error().filter(|_| !self.is_failed()) {
             // Another connection has failed, so commands need not wait for this one.
             self.failed(error);
         }
-        let attempt = pacer.attempt_after(|| self.endpoint.moved()).await;
+        let attempt = pacer.attempt_after(watch.outdated()).await;
         let broken = Arc::new(Notify::new());
-        match connect(&self.endpoint, &self.config, broken.clone(), |_| ()).await {
-            Ok((connected, watch)) => {
+        match connect(&self.endpoint, watch, &self.config, broken.clone(), |_| ()).await {
+            Ok(None) => None,
+            Ok(Some(connected)) => {
                 attempt.succeeded();
                 if watch.found().is_some_and(|master| self.last_master.moves_to(master)) {
                     self.events.replacements.add();
@@ -134,7 +135,7 @@ impl KeptConnection {
     }
 
     /// Returns when the connection is broken, or another server is the master.
-    async fn serve(&self, current: Arc<Established>, watch: EndpointWatch) {
+    async fn serve(&self, current: Arc<Established>, watch: &mut EndpointWatch) {
         let mut preparing = current.connected.connection.clone();
         let before = self.state.send_replace(ConnectionState::Established(current.clone()));
         if matches!(before, ConnectionState::Failed(_)) {
@@ -175,8 +176,9 @@ impl Drop for ReconnectRun {
 pub(super) async fn keep_connected(run: ReconnectRun) {
     let kept = &run.0;
     let connections = async {
+        let mut watch = EndpointWatch::Never;
         loop {
-            let Some(lived) = kept.connect_and_serve().await else { continue };
+            let Some(lived) = kept.connect_and_serve(&mut watch).await else { continue };
             // The command that broke has a second try to make, so the first attempt comes at once,
             // unless the server accepts connections only to break them.
             sleep(after_break(lived <= LONG_LIVED)).await;

@@ -55,14 +55,6 @@ impl KnownSentinels {
             && self.access.is_same(&other.access)
     }
 
-    /// Completes when another master was seen than at the time of the call.
-    pub(super) async fn moved(&self) {
-        let mut seen = self.seen.subscribe();
-        let before = seen.borrow_and_update().clone();
-        // The sender lives as long as this.
-        let _ = seen.wait_for(|now| now.is_some() && *now != before).await;
-    }
-
     pub(super) fn master_name(&self) -> &str {
         &self.master.name
     }

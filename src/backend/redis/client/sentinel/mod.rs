@@ -187,11 +187,6 @@ impl Sentinels {
         self.0.known().master.settings.db()
     }
 
-    /// Completes when the watch has seen another master than at the time of the call.
-    pub(super) async fn moved(&self) {
-        self.0.known().moved().await;
-    }
-
     /// Returns the current master. Starts the task that watches for another one.
     pub(super) async fn find(&self) -> Result<(ConnectTarget, MasterWatch), BackendError> {
         let known = self.0.known();

@@ -147,7 +147,8 @@ impl MasterWatch {
     /// Completes when the sentinels name another server, and that server is a master.
     ///
     /// The connection stays while no sentinel replies, or the server that is named cannot be used.
-    pub(in super::super) async fn outdated(mut self) {
+    /// A call that is dropped has missed none.
+    pub(in super::super) async fn outdated(&mut self) {
         loop {
             self.look().await;
             let now = self.seen.borrow_and_update().clone();
@@ -173,7 +174,7 @@ impl MasterWatch {
     }
 
     /// Reports that the server could not be used, so that the next sentinel is asked first.
-    pub(in super::super) fn report_failure(self) {
+    pub(in super::super) fn report_failure(&self) {
         self.shared.known.distrust(self.named_by);
     }
 }
