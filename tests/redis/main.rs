@@ -5,6 +5,7 @@ mod acl;
 mod cluster;
 mod connection;
 mod credentials;
+mod ends;
 mod family;
 mod freshness;
 mod handover;

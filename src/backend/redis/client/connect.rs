@@ -1,12 +1,9 @@
 //! A new connection: to the server that an endpoint names, or for one question.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
-use redis::{AsyncConnectionConfig, PushInfo, PushKind, RedisError, aio::MultiplexedConnection};
-use tokio::{
-    sync::Notify,
-    time::{Instant, timeout},
-};
+use redis::{AsyncConnectionConfig, PushInfo, RedisError, aio::MultiplexedConnection};
+use tokio::time::{Instant, timeout};
 
 use super::{
     config::RedisConfig,
@@ -25,27 +22,23 @@ const REST: u32 = 6;
 /// Finds the server, connects, and checks that it can be written to.
 ///
 /// Replaces `watch` by that of the server. Returns `None` if it reports another server meanwhile,
-/// because an attempt at a host that is down may last until its time-out. Notifies `broken` when
-/// the connection has ended.
+/// because an attempt at a host that is down may last until its time-out. Calls `on_end` when the
+/// connection has ended.
 pub(super) async fn connect(
     endpoint: &Endpoint,
     watch: &mut EndpointWatch,
     settings: &RedisConfig,
-    broken: Arc<Notify>,
+    on_end: impl FnOnce() + Send + 'static,
     on_push: impl Fn(PushInfo) + Send + Sync + 'static,
 ) -> Result<Option<Connected>, BackendError> {
     let (target, found) = endpoint.find().await?;
     *watch = found;
-    let ended = broken.clone();
     let config = config().set_push_sender(move |push: PushInfo| {
-        match push.kind {
-            PushKind::Disconnection => ended.notify_one(),
-            _ => on_push(push),
-        }
+        on_push(push);
         Ok::<(), ()>(())
     });
     let connected = tokio::select! {
-        connected = connect_to(&target, config, broken, settings) => connected.map(Some),
+        connected = connect_to(&target, config, on_end, settings) => connected.map(Some),
         () = watch.outdated() => Ok(None),
     };
     if !matches!(connected, Ok(Some(_))) {
@@ -57,7 +50,7 @@ pub(super) async fn connect(
 async fn connect_to(
     target: &ConnectTarget,
     config: AsyncConnectionConfig,
-    broken: Arc<Notify>,
+    on_end: impl FnOnce() + Send + 'static,
     settings: &RedisConfig,
 ) -> Result<Connected, ConnectError> {
     let (begun, limit) = (Instant::now(), settings.connect_timeout);
@@ -70,7 +63,7 @@ async fn connect_to(
     let limit = limit.saturating_sub(took).max(took.saturating_mul(REST).min(limit));
     phase = ConnectPhase::Login;
     let attempt = async {
-        let mut connected = reached.log_in(config, broken).await?;
+        let mut connected = reached.log_in(config, on_end).await?;
         phase = ConnectPhase::Role;
         let asked = Instant::now();
         refuse_replica(&mut connected.connection).await?;
@@ -97,7 +90,7 @@ pub(super) async fn ask<T, F: Future<Output = Result<T, RedisError>>>(
     let attempt = async {
         let reached = Reached::new(target, &mut phase).await?;
         phase = ConnectPhase::Login;
-        let connected = reached.log_in(config(), Arc::default()).await?;
+        let connected = reached.log_in(config(), || ()).await?;
         phase = ConnectPhase::Question(what);
         question(connected.connection.clone()).await
     };

@@ -11,14 +11,20 @@
 //! second try must not use it again. Or it lost a reply, and every later reply would go to the
 //! wrong command. Commands that are under way on it may still be answered. If a caller drops a
 //! command before its time-out, a `PING` tests the connection.
+//!
+//! When the driver of a connection ends, it drops the commands that it has, which tells their
+//! callers. A command may be sent in the same moment, and then lies in a queue that is not read any
+//! more. So all commands look when a driver has ended.
 
-use std::{pin::pin, sync::Arc};
+use std::{io, pin::pin, sync::Arc};
 
+use futures_util::FutureExt;
 use redis::{RedisError, Value, aio::MultiplexedConnection};
 use tokio::{
     runtime::Handle,
     sync::watch,
-    time::{Instant, sleep_until, timeout_at},
+    task::unconstrained,
+    time::{Instant, timeout_at},
 };
 
 use super::{
@@ -58,7 +64,7 @@ pub(super) struct Confirmed {
 
 impl Link {
     pub(super) fn new(endpoint: Endpoint, config: RedisConfig, events: NodeEvents) -> Self {
-        let timeouts = TimeoutWheel::new(config.command_timeout);
+        let timeouts = Arc::new(TimeoutWheel::new(config.command_timeout));
         let state = watch::Sender::new(ConnectionState::Idle);
         let last_master = LastMaster::default();
         let kept = KeptConnection { endpoint, config, state, timeouts, events, last_master };
@@ -82,32 +88,39 @@ impl Link {
                 (used, deadline.restarted())
             }
         };
-        let CommandDeadline { begun, limit, is_whole, .. } = deadline;
-        let unanswered = Unanswered { kept: &self.kept, used: &used, since: begun };
+        let unanswered = Unanswered { kept: &self.kept, used: &used, since: deadline.begun };
         // Pinned on the stack, because the future is too large to be moved.
-        let sending = pin!(send(used.connected.connection.clone()));
-        let expired = async {
-            // The wheel stops with its runtime, and another runtime must not stop with it.
-            match is_whole && Handle::current().id() == used.runtime {
-                true => self.kept.timeouts.expired().await,
-                false => Box::pin(sleep_until(deadline.at())).await,
-            }
-            // While bytes move, the reply is on its way, or a large command is. On a slow link it
-            // takes its time.
-            let limit = limit.max(used.silence_limit);
-            Box::pin(used.connected.progress.silent_for(limit, begun)).await;
-        };
-        tokio::select! {
+        let mut sending = pin!(send(used.connected.connection.clone()));
+        let reply = tokio::select! {
             biased;
-            reply = sending => {
-                unanswered.disarm();
-                Ok((used, reply))
-            }
-            () = expired => {
-                let why = "no reply within the command time-out";
-                Err(BackendError::new(BackendErrorKind::Unknown, why))
+            reply = sending.as_mut() => Some(reply),
+            () = self.expired(deadline, &used) => None,
+        };
+        // If the driver has ended, its last reply may have come since. There will be no other.
+        let last = || unconstrained(sending).now_or_never().unwrap_or_else(connection_ended);
+        let Some(reply) = reply.or_else(|| used.connected.progress.has_ended().then(last)) else {
+            let why = "no reply within the command time-out";
+            return Err(BackendError::new(BackendErrorKind::Unknown, why));
+        };
+        unanswered.disarm();
+        Ok((used, reply))
+    }
+
+    /// Completes when a command has timed out, or its connection has ended.
+    async fn expired(&self, deadline: CommandDeadline, used: &Established) {
+        let progress = &used.connected.progress;
+        // The wheel stops with its runtime, and another runtime must not stop with it.
+        if deadline.is_whole && Handle::current().id() == used.runtime {
+            let expired = self.kept.timeouts.expired();
+            // Asked behind the wheel, which wakes all commands after the end.
+            if !progress.has_ended() {
+                expired.await;
             }
         }
+        // While bytes move, the reply is on its way, or a large command is. On a slow link it takes
+        // its time.
+        let limit = deadline.limit.max(used.silence_limit);
+        Box::pin(progress.silent_for(limit, deadline.begun)).await;
     }
 
     /// Classifies an error, and replaces the connection if the error asks for it.
@@ -170,6 +183,10 @@ impl Link {
             }
         }
     }
+}
+
+fn connection_ended<T>() -> Result<T, RedisError> {
+    Err(io::Error::from(io::ErrorKind::BrokenPipe).into())
 }
 
 /// A command that is under way.

@@ -44,6 +44,8 @@ pub(super) struct Progress {
     /// The driver is to tell when it has found nothing more to read.
     is_look_wanted: AtomicBool,
     looked: Notify,
+    has_ended: AtomicBool,
+    ended: Notify,
 }
 
 impl Progress {
@@ -54,7 +56,19 @@ impl Progress {
             driver: AtomicWaker::new(),
             is_look_wanted: AtomicBool::new(false),
             looked: Notify::new(),
+            has_ended: AtomicBool::new(false),
+            ended: Notify::new(),
         })
+    }
+
+    /// Notes that the driver has ended. It has dropped all commands that it had.
+    pub(super) fn end(&self) {
+        self.has_ended.store(true, Ordering::SeqCst);
+        self.ended.notify_waiters();
+    }
+
+    pub(super) fn has_ended(&self) -> bool {
+        self.has_ended.load(Ordering::SeqCst)
     }
 
     fn note(&self) {
@@ -71,8 +85,20 @@ impl Progress {
         self.moved_at().elapsed()
     }
 
-    /// Completes when nothing has moved for this long, and this long after `begun`.
+    /// Completes when nothing has moved for this long, and this long after `begun`, or when the
+    /// driver has ended.
     pub(super) async fn silent_for(&self, limit: Duration, begun: Instant) {
+        let ended = self.ended.notified();
+        if self.has_ended() {
+            return;
+        }
+        tokio::select! {
+            () = ended => {}
+            () = self.silent(limit, begun) => {}
+        }
+    }
+
+    async fn silent(&self, limit: Duration, begun: Instant) {
         loop {
             let end = after(self.moved_at().max(begun), limit);
             if Instant::now() < end {
@@ -86,8 +112,8 @@ impl Progress {
         }
     }
 
-    /// Completes when the driver has read what there is. A driver that is gone or stands still does
-    /// not answer, so this also ends after the limit.
+    /// Completes when the driver has read what there is. A driver that stands still does not
+    /// answer, so this also ends after the limit.
     ///
     /// The limit comes in short pauses. In a busy process each takes as long as the turn of the
     /// driver takes to come.
@@ -238,6 +264,16 @@ mod tests {
         drop(there);
         assert_eq!(driver.await??, b"x");
         Ok(())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_without_a_driver_is_silent_at_once() {
+        let progress = Progress::new();
+        let begun = Instant::now();
+        tokio::join!(progress.silent_for(LIMIT, begun), async { progress.end() });
+        progress.silent_for(LIMIT, begun).await;
+        assert!(progress.has_ended());
+        assert_eq!(begun.elapsed(), Duration::ZERO);
     }
 
     /// A peer that is gone takes what its socket still has room for, and nothing more.

@@ -173,7 +173,9 @@ impl PushRun {
         }
         let attempt = events.pacer.attempt_after(watch.outdated()).await;
         let on_push = receive(events.channels.clone(), broken.clone(), leaving.clone(), confirms);
-        match connect(endpoint, watch, config, broken.clone(), on_push).await {
+        let ended = broken.clone();
+        let on_end = move || ended.notify_one();
+        match connect(endpoint, watch, config, on_end, on_push).await {
             Ok(None) => {}
             Ok(Some(connected)) => {
                 attempt.succeeded();

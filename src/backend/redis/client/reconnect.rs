@@ -33,7 +33,7 @@ pub(super) struct KeptConnection {
     pub(super) endpoint: Endpoint,
     pub(super) config: RedisConfig,
     pub(super) state: watch::Sender<ConnectionState>,
-    pub(super) timeouts: TimeoutWheel,
+    pub(super) timeouts: Arc<TimeoutWheel>,
     pub(super) events: NodeEvents,
     pub(super) last_master: LastMaster,
 }
@@ -86,7 +86,7 @@ impl KeptConnection {
         }
         let attempt = pacer.attempt_after(watch.outdated()).await;
         let broken = Arc::new(Notify::new());
-        match connect(&self.endpoint, watch, &self.config, broken.clone(), |_| ()).await {
+        match connect(&self.endpoint, watch, &self.config, self.on_end(&broken), |_| ()).await {
             Ok(None) => None,
             Ok(Some(connected)) => {
                 attempt.succeeded();
@@ -114,6 +114,15 @@ impl KeptConnection {
                 self.failed(error);
                 None
             }
+        }
+    }
+
+    /// Returns what is to be done when the connection has ended.
+    fn on_end(&self, broken: &Arc<Notify>) -> impl FnOnce() + Send + use<> {
+        let (broken, timeouts) = (broken.clone(), self.timeouts.clone());
+        move || {
+            timeouts.wake_all();
+            broken.notify_one();
         }
     }
 

@@ -14,7 +14,6 @@ use socket2::SockRef;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpStream, lookup_host},
-    sync::Notify,
 };
 #[cfg(feature = "tls")]
 use tokio_rustls::client::TlsStream;
@@ -61,19 +60,19 @@ impl Reached {
         Ok(Self { settings, stream, progress })
     }
 
-    /// Logs in. Notifies `broken` when the connection has ended.
+    /// Logs in. Calls `on_end` when the connection has ended.
     pub(super) async fn log_in(
         self,
         config: AsyncConnectionConfig,
-        broken: Arc<Notify>,
+        on_end: impl FnOnce() + Send + 'static,
     ) -> Result<Connected, RedisError> {
         let Self { settings, stream, progress } = self;
         match stream {
-            Stream::Tcp(stream) => log_in(stream, &settings, config, progress, broken).await,
+            Stream::Tcp(stream) => log_in(stream, &settings, config, progress, on_end).await,
             #[cfg(feature = "tls")]
-            Stream::Tls(stream) => log_in(stream, &settings, config, progress, broken).await,
+            Stream::Tls(stream) => log_in(stream, &settings, config, progress, on_end).await,
             #[cfg(unix)]
-            Stream::Unix(stream) => log_in(stream, &settings, config, progress, broken).await,
+            Stream::Unix(stream) => log_in(stream, &settings, config, progress, on_end).await,
         }
     }
 }
@@ -134,15 +133,16 @@ async fn log_in(
     settings: &RedisConnectionInfo,
     config: AsyncConnectionConfig,
     progress: Arc<Progress>,
-    broken: Arc<Notify>,
+    on_end: impl FnOnce() + Send + 'static,
 ) -> Result<Connected, RedisError> {
     let stream = WriteBatcher::new(stream);
     let (connection, driver) =
         MultiplexedConnection::new_with_config(settings, stream, config).await?;
+    let ended = progress.clone();
     let driver = async move {
         driver.await;
-        // After a failed write, the driver ends without a `Disconnection` push.
-        broken.notify_one();
+        ended.end();
+        on_end();
     };
     let driver = AbortOnDropHandle::new(tokio::spawn(driver));
     Ok(Connected { connection, progress, round_trip: Duration::ZERO, _driver: driver })

@@ -61,6 +61,13 @@ impl TimeoutWheel {
         expired
     }
 
+    /// Completes [`expired`](Self::expired) for all commands before their time.
+    pub(super) fn wake_all(&self) {
+        for expired in &self.expired {
+            expired.notify_waiters();
+        }
+    }
+
     /// Turns the wheel while there are commands, and rests while there are none.
     pub(super) async fn run(&self) {
         loop {
@@ -130,6 +137,17 @@ mod tests {
                 "{took:?} after {pause} ms"
             );
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn all_commands_wake_when_a_connection_has_ended() {
+        let wheel = running();
+        let first = wheel.expired();
+        tokio::time::sleep(TIMEOUT / 2).await;
+        let (second, begun) = (wheel.expired(), Instant::now());
+        wheel.wake_all();
+        tokio::join!(first, second);
+        assert_eq!(begun.elapsed(), Duration::ZERO);
     }
 
     /// A process that was suspended sends its first commands when the steps are far behind.
