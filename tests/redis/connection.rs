@@ -3,10 +3,10 @@
 use std::{future::Future, time::Duration};
 
 use bellwether::{
-    ErrorKind, Key,
+    ErrorKind,
     backend::{Acquired, Change, Changes, Claim, Entry, Leases, Mode, RedisBackend, Store},
     error::{BackendError, BackendErrorKind},
-    key::{Family, Name, Namespace},
+    key::Name,
 };
 use bytes::Bytes;
 use testkit::{
@@ -18,6 +18,8 @@ use tokio::{
     time::{Instant, timeout},
 };
 
+use crate::name;
+
 const LEASE: Duration = Duration::from_secs(60);
 const FENCE_LIFE: Duration = Duration::from_secs(600);
 const TTL: Duration = Duration::from_secs(120);
@@ -28,10 +30,6 @@ const SLACK: Duration = Duration::from_secs(2);
 /// The time in which a returned server is used again: a second of back-off, an attempt, and the
 /// delay of a busy machine.
 const RECOVERY: Duration = Duration::from_secs(4);
-
-fn name(key: &str) -> Name {
-    Name::new(&Namespace::new("t").unwrap(), Family::Cache, &Key::from(key), 512).unwrap()
-}
 
 fn claim(name: &Name) -> Claim {
     Claim::new(name.clone(), Mode::Exclusive, LEASE, FENCE_LIFE)

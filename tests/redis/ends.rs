@@ -2,17 +2,15 @@
 
 use std::time::Duration;
 
-use bellwether::{
-    RedisBackend,
-    backend::Store,
-    key::{Family, Key, Name, Namespace},
-};
+use bellwether::{RedisBackend, backend::Store};
 use testkit::{LIMIT, RedisServer};
 use tokio::{
     sync::watch,
     task::JoinSet,
     time::{Instant, sleep, timeout},
 };
+
+use crate::name;
 
 const BACKENDS: usize = 16;
 const TASKS_OF_EACH: usize = 16;
@@ -24,8 +22,7 @@ const LASTS: Duration = Duration::from_secs(3);
 #[tokio::test(flavor = "multi_thread", worker_threads = 8)]
 async fn no_command_waits_for_its_time_out_when_its_connection_ends() {
     let server = RedisServer::start().await;
-    let name = Name::new(&Namespace::new("t").unwrap(), Family::Cache, &Key::from("k"), 512);
-    let name = name.unwrap();
+    let name = name("k");
     let (stop, stopped) = watch::channel(false);
     let mut tasks = JoinSet::new();
     for _ in 0..BACKENDS {

@@ -10,11 +10,11 @@ use std::{
 };
 
 use bellwether::{
-    Cache, Key, RedisBackend,
+    Cache, RedisBackend,
     backend::{Claim, Claimed, Committed, Entry, Grant, Leases, Mode, Store},
     cache::{Raw, Source},
     error::BackendErrorKind,
-    key::{Family, Name, Namespace},
+    key::Name,
 };
 use bytes::Bytes;
 use futures_util::future::join_all;
@@ -23,6 +23,8 @@ use tokio::{
     sync::Notify,
     time::{Instant, timeout},
 };
+
+use crate::name;
 
 /// 50 Mbit/s.
 const SLOW: u64 = 6_250_000;
@@ -104,10 +106,6 @@ async fn a_large_value_is_stored_over_a_slow_link() {
 
 fn open(server: &RedisServer) -> RedisBackend {
     testkit::open(server.url())
-}
-
-fn name(key: &str) -> Name {
-    Name::new(&Namespace::new("t").unwrap(), Family::Cache, &Key::from(key), 512).unwrap()
 }
 
 fn large(byte: u8) -> Entry {

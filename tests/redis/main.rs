@@ -30,3 +30,10 @@ mod turns;
 mod untold;
 mod users;
 mod variants;
+
+use bellwether::key::{Family, Key, Name, Namespace};
+
+/// Returns the name of a cache entry in the namespace `t`.
+fn name(key: &str) -> Name {
+    Name::new(&Namespace::new("t").unwrap(), Family::Cache, &Key::from(key), 512).unwrap()
+}

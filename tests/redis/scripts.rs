@@ -18,13 +18,11 @@ use testkit::{
 };
 use tokio::time::{Instant, timeout};
 
+use crate::name;
+
 const LEASE: Duration = Duration::from_secs(60);
 const FENCE_LIFE: Duration = Duration::from_secs(600);
 const TTL: Duration = Duration::from_secs(120);
-
-fn name(key: &str) -> Name {
-    Name::new(&Namespace::new("t").unwrap(), Family::Cache, &Key::from(key), 512).unwrap()
-}
 
 fn claim(name: &Name) -> Claim {
     Claim::new(name.clone(), Mode::Exclusive, LEASE, FENCE_LIFE)

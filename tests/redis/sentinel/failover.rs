@@ -2,14 +2,12 @@
 
 use std::time::Duration;
 
-use bellwether::{
-    Cache, ErrorKind, Key, Locks, RedisBackend,
-    backend::Store,
-    key::{Family, Name, Namespace},
-};
+use bellwether::{Cache, ErrorKind, Locks, RedisBackend, backend::Store};
 use futures_util::StreamExt;
 use testkit::{LIMIT, Raw, RedisServer, Sentinels, comes_true};
 use tokio::time::{Instant, timeout};
+
+use crate::name;
 
 fn backend(set: &Sentinels) -> RedisBackend {
     let builder = RedisBackend::builder().sentinels(set.urls(), Sentinels::MASTER);
@@ -211,8 +209,4 @@ async fn backends_of_a_process_share_a_watch_that_ends_with_the_last_of_them() {
 async fn watches(sentinel: &RedisServer) -> usize {
     let clients: String = sentinel.raw().await.run(&["CLIENT", "LIST"]).await;
     clients.matches(" sub=2 ").count()
-}
-
-fn name(key: &str) -> Name {
-    Name::new(&Namespace::new("t").unwrap(), Family::Cache, &Key::from(key), 512).unwrap()
 }

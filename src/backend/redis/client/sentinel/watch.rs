@@ -147,7 +147,7 @@ impl MasterWatch {
     /// Completes when the sentinels name another server, and that server is a master.
     ///
     /// The connection stays while no sentinel replies, or the server that is named cannot be used.
-    /// A call that is dropped has missed none.
+    /// Nothing is lost if a call is dropped.
     pub(in super::super) async fn outdated(&mut self) {
         loop {
             self.look().await;
