@@ -26,6 +26,8 @@ const PAUSE: Duration = Duration::from_millis(1);
 struct QueueServerEntry {
     at: usize,
     acquisition: Acquisition,
+    /// The claim waits for its turn, and is not to look yet.
+    gives_way: bool,
 }
 
 type Refusal = Result<Occupied, BackendError>;
@@ -73,8 +75,9 @@ impl Majority {
             Some(ClaimPlace::Queued(queued)) => {
                 // A try lasts for the whole limit while a server hangs. Most claims that ask again
                 // are told of their turn, and then the question would only delay them.
-                let is_early = self.order.has_silent() && Instant::now() < queued.look_at;
-                (self.usable(queued).await?, is_early, 0)
+                let entry = self.usable(queued).await?;
+                let asks_first = self.order.has_silent() && entry.gives_way;
+                (entry, asks_first, 0)
             }
             Some(ClaimPlace::Left { times }) => {
                 (fresh(), self.order.is_contended(&claim.name), times)
@@ -129,17 +132,19 @@ impl Majority {
     fn entry(&self, at: usize, claim: &Claim) -> QueueServerEntry {
         let at = at.min(self.servers.len() - 1);
         let claim = Claim { takes_handover: false, fence_life: claim.lease, ..claim.clone() };
-        QueueServerEntry { at, acquisition: Acquisition::new(self.servers[at].clone(), claim) }
+        let acquisition = Acquisition::new(self.servers[at].clone(), claim);
+        QueueServerEntry { at, acquisition, gives_way: false }
     }
 
     /// Takes an entry up again, at another server if its own cannot serve it any more.
     async fn usable(
         &self,
-        Queued { at, acquisition, .. }: Queued,
+        Queued { at, acquisition, look_at }: Queued,
     ) -> Result<QueueServerEntry, BackendError> {
         let next = self.order.queue_server();
         let claim = acquisition.claim().clone();
-        let entry = QueueServerEntry { at, acquisition };
+        let gives_way = Instant::now() < look_at;
+        let entry = QueueServerEntry { at, acquisition, gives_way };
         if next == at || self.order.serves(at) {
             return Ok(entry);
         }
@@ -170,8 +175,14 @@ impl Majority {
             std::mem::swap(there, &mut entry.acquisition);
         }
         let mut tried = self.ask_all(acquisitions, acquire).await;
-        let kept = kept_for_another(&tried.answers, entry.at);
-        if kept.is_none() && tried.is_granted_by(self.needed()) {
+        let has_majority = tried.is_granted_by(self.needed());
+        let mut kept = kept_for_another(&tried.answers, entry.at);
+        if has_majority && let Some(Ok(Acquired::Occupied(other))) = tried.answers.get(entry.at) {
+            // The other claim may have its turn, and miss what this one was granted.
+            self.order.met(&claim.name);
+            kept = kept.or_else(|| entry.gives_way.then(|| occupied(other.remaining)));
+        }
+        if has_majority && kept.is_none() {
             self.keep_granted(tried.acquisitions, claim.owner);
             drop(self.order.remove(claim.owner));
             return Ok(());

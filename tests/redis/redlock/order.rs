@@ -157,6 +157,30 @@ async fn processes_have_the_lock_in_turn_at_real_servers() {
     }
 }
 
+/// A claim in its turn had the queue server. A process that had never waited asked all servers at
+/// the same moment, and had the rest. Its next claim did the same, and so on: two tasks had 80
+/// holds while those of the other process waited.
+#[tokio::test(start_paused = true)]
+async fn a_process_that_was_ahead_of_a_turn_waits_for_it() {
+    let servers: [_; 3] = servers();
+    let in_turn = Claim::new(name("m"), Mode::Exclusive, 10_000 * MS, 10_000 * MS);
+    servers[0].acquire(&in_turn).await.unwrap();
+    let lock = Redlock::new(servers.clone()).unwrap().mutex("m");
+    lock.lock().await.unwrap().unlock().await.unwrap();
+    let waiting = tokio::spawn(async move { lock.lock().await.unwrap() });
+    sleep(20 * MS).await;
+    for server in &servers[1..] {
+        let answer = server.acquire(&in_turn).await.unwrap();
+        assert!(matches!(answer, Acquired::Granted(_)), "the process is ahead again");
+    }
+    for server in &servers {
+        server.release(&in_turn).await.unwrap();
+    }
+    let begun = Instant::now();
+    waiting.await.unwrap().unlock().await.unwrap();
+    assert!(begun.elapsed() < 20 * MS, "its turn came after {:?}", begun.elapsed());
+}
+
 /// The release of the last holder reached some servers late. The claim whose turn it was gave up,
 /// left the queue, and asked again only when its process next kept the entries: up to 640 ms and
 /// hundreds of holds later.
