@@ -59,6 +59,8 @@ impl BellwetherLayer<Http> {
     /// - It is a `GET` or a `HEAD` without a body.
     /// - It has no `Authorization`, `Proxy-Authorization` nor `Upgrade`, and no `If-…` header but
     ///   the [conditions](#conditions-and-ranges) of HTTP.
+    /// - Its `Connection` names nothing but `close`, `keep-alive` and `TE`. A proxy in the service
+    ///   removes any other field that is named, such as the `Host`.
     /// - It has no header that changes its method or its path: `X-HTTP-Method`, `X-Original-URL`,
     ///   `X-Rewrite-URL`, and any name with `method-override`.
     /// - It has no header that looks like a credential, unless that is

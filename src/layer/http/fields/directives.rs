@@ -80,22 +80,26 @@ impl Directives {
     /// Returns `None` if a line is not text, or if a quoted string does not end: it may hide
     /// anything.
     pub(crate) fn parse(headers: &HeaderMap) -> Option<Self> {
-        Self::parse_lines(headers.get_all(CACHE_CONTROL), |_| true)
+        Self::parse_lines(headers.get_all(CACHE_CONTROL), None)
     }
 
-    /// Parses the lines of a field as one list. `is_for_me` decides about directives by the name of
-    /// their parameter (Edge Architecture Specification, section 2.1).
+    /// Parses the lines of a field as one list. A `target` decides about directives by the name of
+    /// their parameter (Edge Architecture Specification, section 2.1). Without it, the field has no
+    /// parameters.
+    ///
+    /// Text that should not be there counts as a directive, too: it may be one that restricts,
+    /// behind a wrong separator.
     pub(super) fn parse_lines<'a>(
         lines: impl IntoIterator<Item = &'a HeaderValue>,
-        is_for_me: impl Fn(&str) -> bool,
+        target: Option<fn(&str) -> bool>,
     ) -> Option<Self> {
         let mut directives = Self::default();
         for line in lines {
             let mut rest = trim_start(line.to_str().ok()?, ", \t");
             while !rest.is_empty() {
-                let (element, after) = Element::take(rest)?;
+                let (element, after) = Element::take(rest, target.is_some())?;
                 match element {
-                    Some(element) if element.target.is_some_and(|name| !is_for_me(name)) => {}
+                    Some(element) if !element.is_for_me(target) => {}
                     Some(element) => directives.set(&element),
                     None => directives.malformed = true,
                 }
@@ -149,11 +153,11 @@ struct Element<'a> {
 }
 
 impl<'a> Element<'a> {
-    /// Takes an element from the start of a line. Returns it with the rest of the line, which
-    /// begins with a comma or is empty. An element without a name is `None`.
+    /// Takes an element from the start of a line. Returns it with the rest of the line. Text that
+    /// is no element is `None`.
     ///
     /// Returns `None` if a quoted string does not end.
-    fn take(text: &'a str) -> Option<(Option<Self>, &'a str)> {
+    fn take(text: &'a str, has_parameters: bool) -> Option<(Option<Self>, &'a str)> {
         let Some((name, mut rest)) = token(text) else { return Some((None, skip(text)?)) };
         let mut value = None;
         if let Some(after) = rest.strip_prefix('=') {
@@ -163,27 +167,28 @@ impl<'a> Element<'a> {
             }
         }
         let mut target = None;
-        if let Some((name, after)) =
-            rest.strip_prefix(';').and_then(|rest| token(rest.trim_start()))
+        if has_parameters
+            && let Some((name, after)) =
+                rest.strip_prefix(';').and_then(|rest| token(rest.trim_start()))
         {
             (target, rest) = (Some(name), after);
         }
         rest = trim_start(rest, " \t");
         let is_clean = rest.is_empty() || rest.starts_with(',');
-        Some((Some(Self { name, value, target, is_clean }), skip(rest)?))
+        Some((Some(Self { name, value, target, is_clean }), rest))
+    }
+
+    fn is_for_me(&self, target: Option<fn(&str) -> bool>) -> bool {
+        self.target.zip(target).is_none_or(|(name, is_mine)| is_mine(name))
     }
 }
 
-/// Returns the text from the next comma on that is outside of quotes, or `None` if a quoted string
+/// Returns the text behind a quoted string, or behind one character, or `None` if a quoted string
 /// does not end.
 fn skip(text: &str) -> Option<&str> {
-    let mut rest = text;
-    loop {
-        match rest.find([',', '"']) {
-            None => return Some(""),
-            Some(at) if rest[at..].starts_with(',') => return rest.get(at..),
-            Some(at) => rest = quoted(&rest[at + 1..])?.1,
-        }
+    match text.strip_prefix('"') {
+        Some(inside) => Some(quoted(inside)?.1),
+        None => Some(text.get(1..).unwrap_or_default()),
     }
 }
 
@@ -338,6 +343,8 @@ mod tests {
             ("=1, max-age=3", Some(3)),
             ("\"no-store\", max-age=3", Some(3)),
             ("\"a, max-age=1\" b, max-age=3", Some(3)),
+            ("max-age=3; x", Some(0)),
+            ("x; max-age=3", Some(3)),
         ] {
             let parsed = parse(&[line]).unwrap();
             assert_eq!((parsed.malformed, parsed.max_age), (true, max_age), "{line}");
@@ -347,11 +354,28 @@ mod tests {
         }
     }
 
+    /// `max-age=60;private` was a lifetime with a parameter, and the response to one user went to
+    /// another.
+    #[test]
+    fn a_restriction_behind_a_wrong_separator_restricts() {
+        for separator in [";", "; ", " ", "\t", " ; ", "/", ";;", "\"\"", ";\"x\" ", ";x=1;"] {
+            for before in ["max-age=60", "public", "x=\"1\"", "max-age=60, public"] {
+                let line = format!("{before}{separator}");
+                let directives = |behind| parse(&[&format!("{line}{behind}")]).unwrap();
+                assert!(directives("private").malformed, "{line}");
+                assert!(directives("no-store").no_store, "{line}");
+                assert_eq!(directives("private").private, Scope::All, "{line}");
+                assert_eq!(directives("no-cache").no_cache, Scope::All, "{line}");
+                assert!(directives("must-revalidate").must_revalidate, "{line}");
+            }
+        }
+    }
+
     #[test]
     fn a_parameter_names_the_target_of_a_directive() {
         let line = HeaderValue::from_static("max-age=9;other, no-store; Me, private");
         let mine = |name: &str| name.eq_ignore_ascii_case("me");
-        let parsed = Directives::parse_lines([&line], mine).unwrap();
+        let parsed = Directives::parse_lines([&line], Some(mine)).unwrap();
         let expected = Directives { no_store: true, private: Scope::All, ..Directives::default() };
         assert_eq!(parsed, expected);
     }

@@ -15,6 +15,16 @@ pub(crate) fn connection(headers: &HeaderMap) -> Option<Vec<HeaderName>> {
     listed(headers, &CONNECTION)
 }
 
+/// Returns whether `Connection` names no field that a response may depend on, nor an upgrade.
+///
+/// A service that is a proxy removes the fields that it names (RFC 9110, section 7.6.1). Its origin
+/// then sees another request than the one whose key the response would have.
+pub(crate) fn names_no_field(headers: &HeaderMap) -> bool {
+    let is_option =
+        |name: &HeaderName| *name == TE || ["close", "keep-alive"].contains(&name.as_str());
+    connection(headers).is_some_and(|names| names.iter().all(is_option))
+}
+
 /// The header is there twice, or is not a number.
 pub(crate) struct Contradiction;
 

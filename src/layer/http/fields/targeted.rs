@@ -35,7 +35,7 @@ impl Controls {
         if headers.contains_key(&SURROGATE_CONTROL) {
             let lines = headers.get_all(&SURROGATE_CONTROL);
             let is_mine = |name: &str| name.eq_ignore_ascii_case(TARGET);
-            let directives = Directives::parse_lines(lines, is_mine)?;
+            let directives = Directives::parse_lines(lines, Some(is_mine))?;
             if says_something(&directives) {
                 return Some(Self { directives, is_targeted: true });
             }

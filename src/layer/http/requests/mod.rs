@@ -5,7 +5,7 @@ pub(super) mod query;
 
 use http::{
     HeaderMap, HeaderName, Method,
-    header::{AUTHORIZATION, CACHE_CONTROL, CONNECTION, COOKIE, PRAGMA, UPGRADE},
+    header::{AUTHORIZATION, CACHE_CONTROL, CONNECTION, COOKIE, PRAGMA},
     request::Parts,
 };
 use http_body::Body;
@@ -17,7 +17,7 @@ use super::{
         cookies::IgnoredCookies,
         credentials::{HeaderClass, classify},
         directives::{Directives, Scope, pragma},
-        framing::connection,
+        framing::names_no_field,
     },
     policy::PolicyKind,
     reason::Reason,
@@ -119,7 +119,7 @@ impl RequestRules {
             // The response says whether it may be shared (RFC 9111, section 3.5).
             AUTHORIZATION | COOKIE if !is_careful => true,
             COOKIE => self.ignored_cookies.cover(headers),
-            CONNECTION => connection(headers).is_some_and(|names| !names.contains(&UPGRADE)),
+            CONNECTION => names_no_field(headers),
             CACHE_CONTROL => Directives::parse(headers).is_some_and(|wanted| {
                 let is_refused = wanted.no_store || (is_careful && wanted.malformed);
                 !is_refused && (accepts_no_cache || wanted.no_cache == Scope::Nothing)
