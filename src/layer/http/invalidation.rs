@@ -8,12 +8,15 @@ use http::{
     HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, Uri,
     header::{CONTENT_LOCATION, CONTENT_TYPE, HOST, LOCATION},
     request::Parts,
-    uri::Authority,
+    uri::PathAndQuery,
 };
 use http_body::Body;
 use tracing::{Instrument, debug};
 
-use super::{BellwetherLayer, CachedResponse, Http, ResponseBody, settings::HttpSettings};
+use super::{
+    BellwetherLayer, CachedResponse, Http, ResponseBody, fields::location::Located,
+    requests::key::original, settings::HttpSettings,
+};
 use crate::{cache::Cache, error::Error, key::Key};
 
 /// The resource of an unsafe request.
@@ -39,9 +42,9 @@ impl Target {
     /// locations on the same host.
     fn keys(&self, settings: &HttpSettings, answer: &HeaderMap) -> Vec<Key> {
         let located = [LOCATION, CONTENT_LOCATION].into_iter().filter_map(|name| {
-            let uri = resolve(&self.parts, sole(answer, &name)?)?;
+            let path = resolve(&self.parts, sole(answer, &name)?)?;
             let mut parts = self.parts.clone();
-            replace(&mut parts, uri)?;
+            replace(&mut parts, path)?;
             Some(parts)
         });
         let mut keys: Vec<_> = settings.keys(&self.parts).collect();
@@ -59,33 +62,26 @@ fn sole<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
 }
 
 /// Returns the path and query of a location on the host of the request.
-fn resolve(parts: &Parts, location: &str) -> Option<Uri> {
-    let location = location.split('#').next()?;
-    if location.starts_with('/') && !location.starts_with("//") {
-        return location.parse().ok();
-    }
-    let uri: Uri = match location.strip_prefix("//") {
-        Some(rest) => format!("http://{rest}").parse().ok()?,
-        None => location.parse().ok()?,
-    };
-    let host = match parts.uri.authority() {
-        Some(authority) => authority.as_str(),
-        None => sole(&parts.headers, &HOST)?,
+fn resolve(parts: &Parts, location: &str) -> Option<PathAndQuery> {
+    let Located { host, path } =
+        Located::resolve(location, original(&parts.uri, &parts.extensions)?)?;
+    let own = || match parts.uri.authority() {
+        Some(authority) => Some(authority.clone()),
+        None => sole(&parts.headers, &HOST)?.parse().ok(),
     };
     // The scheme may be that of a terminator of TLS in front. The keys are those of each scheme.
-    let is_ours = uri.authority().map(Authority::as_str)?.eq_ignore_ascii_case(host);
-    is_ours.then(|| uri.path_and_query().map_or("/", |path| path.as_str()).parse().ok()).flatten()
+    host.is_none_or(|host| own().is_some_and(|own| host.is(&own))).then_some(path)
 }
 
 /// Replaces the path of a request, before and after the routers that removed a prefix.
-fn replace(parts: &mut Parts, uri: Uri) -> Option<()> {
-    let path = uri.path_and_query()?.as_str();
+fn replace(parts: &mut Parts, located: PathAndQuery) -> Option<()> {
+    let path = located.as_str();
     #[cfg(feature = "axum")]
     let path = match parts.extensions.get::<axum::extract::OriginalUri>() {
         None => path,
         Some(original) => {
             let prefix = original.path().strip_suffix(parts.uri.path())?.to_owned();
-            parts.extensions.insert(axum::extract::OriginalUri(uri.clone()));
+            parts.extensions.insert(axum::extract::OriginalUri(located.clone().into()));
             path.strip_prefix(&*prefix).filter(|rest| rest.starts_with('/'))?
         }
     };
@@ -199,16 +195,25 @@ mod tests {
             ("/a", "shop", "https://SHOP", Some("/")),
             ("/a", "shop", "http://bank/b", None),
             ("/a", "shop", "//bank/b", None),
-            ("/a", "shop:80", "http://shop/b", None),
+            ("/a", "shop:80", "http://shop/b", Some("/b")),
+            ("/a", "shop:80", "https://shop/b", None),
+            ("/a", "shop", "http://shop:80/b", Some("/b")),
+            ("/a", "shop", "http://shop/c/../b", Some("/b")),
             ("http://shop/a", "", "http://shop/b", Some("/b")),
             ("http://shop/a", "", "https://shop/b", Some("/b")),
             ("http://shop/a", "", "//shop/b", Some("/b")),
-            ("/a", "shop", "b", None),
-            ("/a", "shop", "", None),
+            ("/a/c", "shop", "b", Some("/a/b")),
+            ("/a/c", "shop", "../b?d", Some("/b?d")),
+            ("/a?b", "shop", "?c", Some("/a?c")),
+            ("/a", "shop", "", Some("/a")),
         ] {
             let request = Request::put(own).header("host", host).body(()).unwrap();
-            let resolved = resolve(&request.into_parts().0, location).map(|uri| uri.to_string());
-            assert_eq!(resolved.as_deref(), expected, "{own} {host} {location}");
+            let resolved = resolve(&request.into_parts().0, location);
+            assert_eq!(
+                resolved.as_ref().map(PathAndQuery::as_str),
+                expected,
+                "{own} {host} {location}"
+            );
         }
     }
 }

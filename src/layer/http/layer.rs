@@ -194,7 +194,8 @@ impl BellwetherLayer<Http> {
     ///
     /// A refresh sends a request that takes part. So it has no credentials that are not in the key.
     /// It goes to a fresh clone of the inner service, in a task of its own. If its answer cannot be
-    /// shared, this process tries again after a second at the earliest.
+    /// shared, this process tries again after a second at the earliest. The stale response ends if
+    /// that answer is a `404` or a `410`, or a `304` with fields that forbid sharing.
     ///
     /// A refresh or a load that has a stale response sends its `ETag` and its `Last-Modified`. A
     /// `304` renews that response, with the headers of the `304`. A response with a validator that

@@ -15,6 +15,7 @@ use super::{BellwetherLayer, Http};
 /// | no lifetime | the [default one](BellwetherLayer::default_lifetime) | that, or a heuristic |
 /// | `Expires` | beside a `Date` | always |
 /// | a malformed `Cache-Control` | not shared | counts as stale |
+/// | `no-store` beside `must-understand` | not shared | shared if the status is understood |
 /// | `private` or `no-cache` for fields | not shared | shared if it has none of these fields |
 /// | `Pragma` in a response | not shared | does not matter |
 ///
@@ -24,7 +25,8 @@ use super::{BellwetherLayer, Http};
 /// - `Access-Control-Allow-Origin` other than `*`, or `Access-Control-Allow-Credentials`, unless
 ///   its `Vary` names `Origin`;
 /// - `Content-Encoding`, unless its `Vary` names `Accept-Encoding`;
-/// - a redirect to its own host, path and query, which differs in the scheme at most.
+/// - a redirect to its own host, path and query, which differs at most in the scheme, or in parts
+///   of the query that are not in the key.
 ///
 /// `CDN-Cache-Control` (RFC 9213) and `Surrogate-Control` take the place of `Cache-Control` and
 /// `Expires`. A directive in `Surrogate-Control` may have the target `bellwether`.

@@ -1,6 +1,6 @@
 //! The load of a response: the call of the inner service, and what becomes of its answer.
 
-use http::{HeaderMap, Request, Response, response::Parts};
+use http::{HeaderMap, Request, Response, StatusCode, response::Parts};
 use http_body::Body;
 use tower_service::Service;
 use tracing::debug;
@@ -53,7 +53,7 @@ where
     let rules = http.0.response_rules(&request);
     asked::ask_for_all(&mut request);
     let forward = forward.unwrap_or_else(|| Forward::of(place.is_variant(), lead.replaces()));
-    let sent = Sent { headers: request.headers().clone(), rules, forward };
+    let headers = request.headers().clone();
     let validation = Validation::begin(&lead, &mut request);
     let response = match oneshot(inner, request).await {
         Ok(response) => response,
@@ -63,12 +63,14 @@ where
         }
     };
     let validated = validation.map_or(Validated::Replaced, |validation| validation.end(&response));
+    let is_renewed = matches!(validated, Validated::Renewed(..));
+    let sent = Sent { headers, rules, forward, is_renewed };
     let response = match validated {
         Validated::Replaced => response.map(ResponseBody::untouched),
         Validated::Renewed(parts, body) => Response::from_parts(*parts, ResponseBody::whole(body)),
         Validated::Unknown { may_stand_in } => {
             if !may_stand_in {
-                http.drop_unvalidated(&place.key).await;
+                http.end_stored(&place.key).await;
             }
             let words = "the inner service validated another response";
             return Err(Error::new(ErrorKind::Load, words));
@@ -83,13 +85,24 @@ struct Sent {
     rules: ResponseRules,
     /// Why it was sent.
     forward: Forward,
+    /// The answer was a `304` about the stored response, which has its fields now.
+    is_renewed: bool,
+}
+
+impl Sent {
+    /// Returns whether an answer that is not shared says that the stored response is of no use any
+    /// more: its own fields forbid that it is shared, or the service has removed the resource. Any
+    /// other answer may be that to an odd request.
+    fn ends_stored(&self, status: StatusCode) -> bool {
+        self.is_renewed || matches!(status, StatusCode::NOT_FOUND | StatusCode::GONE)
+    }
 }
 
 /// Returns what the flight of a place lands with. Its caller has the response at once.
 async fn land<B, ResBody, E>(
     http: &Http,
     place: &Place,
-    Sent { headers, rules, forward }: &Sent,
+    sent: &Sent,
     response: Response<ResponseBody<ResBody>>,
     exchange: LedExchange<B, ResBody, E>,
     lead: &Lead<CachedResponse>,
@@ -99,9 +112,14 @@ where
     ResBody::Error: Into<BoxError>,
 {
     let settings = &http.0;
+    let Sent { headers, rules, forward, .. } = sent;
     let (parts, body) = response.into_parts();
     let class = classify(rules, &parts, &body, lead);
     let belongs = place.of(&parts.headers, &settings.variants, settings.cache.key_limit());
+    let is_shared = matches!(class, ResponseClass::Shareable(_)) && belongs.is_some();
+    if !is_shared && lead.replaces() && sent.ends_stored(parts.status) {
+        http.end_stored(&place.key).await;
+    }
     match (class, belongs) {
         (ResponseClass::Shareable(freshness), Some(belongs)) => {
             // The longest lifetime begins with the head, as the response's own does.
@@ -181,10 +199,11 @@ impl Http {
         }
     }
 
-    /// Removes a stored response that is of no use, so that the next request has no validator.
-    async fn drop_unvalidated(&self, key: &Key) {
+    /// Removes a stored response that is of no use. The next request has no validator, and no
+    /// caller is served it as a stale one.
+    async fn end_stored(&self, key: &Key) {
         if let Err(error) = self.0.cache.invalidate(key).await {
-            debug!(%error, "a response that cannot be validated is not removed");
+            debug!(%error, "a response that is of no use is not removed");
         }
     }
 

@@ -150,7 +150,7 @@ impl HttpSettings {
     pub(super) fn response_rules<B>(&self, request: &Request<B>) -> ResponseRules {
         ResponseRules {
             policy: self.policy.clone(),
-            subject: Subject::of(request),
+            subject: Subject::new(request, &self.query),
             sent: Instant::now(),
             max_body: self.body_size_limit(),
             default_lifetime: self.default_lifetime,

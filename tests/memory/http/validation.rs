@@ -70,6 +70,41 @@ async fn new_dates_of_a_304_write_no_body() {
     }
 }
 
+/// The answer to a refresh said that the response is private now, or gone. The old one was served
+/// to all callers until the end of its window.
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_ends_the_stored_response_is_heeded() {
+    for (policy, status, control, ends) in [
+        (Policy::careful(), 304, "private", true),
+        (Policy::careful(), 304, "no-store", true),
+        (Policy::careful(), 404, "no-cache", true),
+        (Policy::careful(), 410, "no-cache", true),
+        (Policy::rfc9111(), 304, "no-store", true),
+        (Policy::rfc9111(), 404, "private", true),
+        // It may be for an odd request.
+        (Policy::careful(), 200, "private", false),
+        (Policy::careful(), 400, "no-cache", false),
+        (Policy::careful(), 403, "no-cache", false),
+    ] {
+        let (inner, _) = origin(move |call, request| match call {
+            1 => document(request, "", LIFE),
+            _ => {
+                let answer = Response::builder().status(status).header("cache-control", control);
+                answer.body(Body::from(call.to_string())).unwrap()
+            }
+        });
+        let layer = BellwetherLayer::http(cache(&MemoryBackend::new()));
+        let service = layer.policy(policy).layer(inner);
+        ask(&service, get("/")).await;
+        sleep(Duration::from_secs(61)).await;
+        // This request drives the refresh, and is served the stale response at once.
+        assert_eq!(ask(&service, get("/")).await.text(), "whole");
+        sleep(2 * DELAY).await;
+        let later = ask(&service, get("/")).await;
+        assert_eq!(later.text() != "whole", ends, "{status} {control}");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn new_headers_of_a_304_are_stored() {
     let (inner, calls) = origin(|call, request| document(request, &call.to_string(), LIFE));

@@ -54,6 +54,8 @@ async fn a_write_ends_its_locations_on_the_same_host() {
     for (name, location, ends) in [
         ("location", "/b", true),
         ("content-location", "http://shop/b#x", true),
+        ("location", "b", true),
+        ("location", "http://shop:80/c/../b", true),
         ("location", "http://bank/b", false),
         ("location", "//bank/b", false),
         ("content-location", "/b?c", false),

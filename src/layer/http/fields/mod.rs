@@ -5,6 +5,7 @@
 //!   fresh. `dates` moves the dates of a validated response on.
 //! - `framing` has the fields about connection and length, and `names` those that list fields.
 //!   `vary` has the names of those by which a response varies.
+//! - `location` resolves the places that a response names.
 //! - `credentials` and `cookies` know the fields that speak for a user.
 
 pub(super) mod cookies;
@@ -13,6 +14,7 @@ pub(super) mod dates;
 pub(super) mod directives;
 pub(super) mod framing;
 pub(super) mod lifetime;
+pub(super) mod location;
 pub(super) mod names;
 mod structured;
 pub(super) mod targeted;

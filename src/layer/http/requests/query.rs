@@ -23,7 +23,7 @@ impl QueryRules {
     /// Returns a path with its query as it is in the key.
     ///
     /// A hash follows a `#`, which no query has. So it is never the query of another request.
-    pub(super) fn apply<'a>(&self, path_and_query: &'a str) -> Cow<'a, str> {
+    pub(crate) fn apply<'a>(&self, path_and_query: &'a str) -> Cow<'a, str> {
         let Some((path, query)) = path_and_query.split_once('?') else {
             return path_and_query.into();
         };

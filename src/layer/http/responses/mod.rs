@@ -171,9 +171,7 @@ impl ResponseRules {
     fn is_storable(&self, parts: &Parts, directives: &Directives) -> bool {
         let headers = &parts.headers;
         if matches!(parts.status.as_u16(), ..200 | 206 | 304)
-            || directives.no_store
-            // Section 5.2.2.3.
-            || (directives.must_understand && !is_understood(parts.status))
+            || self.forbids_storing(directives, parts.status)
             || (parts.status.is_redirection() && self.subject.is_redirected_to_itself(headers))
         {
             return false;
@@ -189,6 +187,17 @@ impl ResponseRules {
             PolicyKind::Rfc9111 => {
                 !directives.no_cache.covers(headers) && !directives.private.covers(headers)
             }
+        }
+    }
+
+    /// Returns whether `no-store` or `must-understand` forbids storing (RFC 9111, section 5.2.2.3).
+    /// Where the status is understood, the latter takes the place of the former, which is for
+    /// caches that know only that one.
+    fn forbids_storing(&self, directives: &Directives, status: StatusCode) -> bool {
+        match directives.must_understand {
+            true if !is_understood(status) => true,
+            true if self.policy.kind == PolicyKind::Rfc9111 => false,
+            _ => directives.no_store,
         }
     }
 

@@ -1,12 +1,15 @@
 //! The request that a response is judged by.
 
 use http::{
-    HeaderMap, HeaderValue, Request, Uri,
+    HeaderMap, HeaderValue, Request,
     header::{AUTHORIZATION, HOST, LOCATION},
     uri::{Authority, PathAndQuery},
 };
 
-use crate::layer::http::requests::key;
+use crate::layer::http::{
+    fields::location::{Located, LocatedHost},
+    requests::{key, query::QueryRules},
+};
 
 /// The facts of a request that the rules for responses need.
 #[derive(Clone, Debug, Default)]
@@ -16,43 +19,45 @@ pub(crate) struct Subject {
     authority: Option<Authority>,
     host: Option<HeaderValue>,
     path: Option<PathAndQuery>,
+    query: QueryRules,
 }
 
 impl Subject {
-    pub(crate) fn of<B>(request: &Request<B>) -> Self {
+    /// `query` says which part of a query is in the key.
+    pub(crate) fn new<B>(request: &Request<B>, query: &QueryRules) -> Self {
         let (headers, uri) = (request.headers(), request.uri());
         Self {
             is_authorized: headers.contains_key(AUTHORIZATION),
             authority: uri.authority().cloned(),
             host: headers.get(HOST).cloned(),
             path: key::original(uri, request.extensions()).cloned(),
+            query: query.clone(),
         }
     }
 
-    /// Returns whether a `Location` differs from the place of the request in the scheme at most.
-    /// Requests of both schemes may share a key, so that the redirect would lead to itself.
+    /// Returns whether a `Location` differs from the place of the request at most in the scheme, and
+    /// in parts of the query that are not in the key. A request for the place that it leads to may
+    /// share the key, and would get the redirect again.
     pub(super) fn is_redirected_to_itself(&self, headers: &HeaderMap) -> bool {
+        let path = self.path.clone().unwrap_or_else(|| PathAndQuery::from_static("/"));
         headers.get_all(LOCATION).iter().any(|location| {
             let Ok(location) = location.to_str() else { return true };
-            match location.parse::<Uri>() {
-                Ok(location) => self.is_at(&location),
+            match Located::resolve(location, &path) {
+                Some(Located { host, path: located }) => {
+                    host.is_none_or(|host| self.is_host(&host))
+                        && self.query.apply(located.as_str()) == self.query.apply(path.as_str())
+                }
                 // One that cannot be read may lead anywhere.
-                Err(_) => location.contains("//"),
+                None => location.contains("//"),
             }
         })
     }
 
-    fn is_at(&self, location: &Uri) -> bool {
-        let path = |path: Option<&PathAndQuery>| path.map_or("/", PathAndQuery::as_str).to_owned();
-        location.authority().is_some_and(|host| self.is_host(host))
-            && path(location.path_and_query()) == path(self.path.as_ref())
-    }
-
-    fn is_host(&self, other: &Authority) -> bool {
+    /// Returns whether this is the host of the request. Ports differ with the scheme, so they do
+    /// not count.
+    fn is_host(&self, located: &LocatedHost) -> bool {
         let named = || self.host.as_ref().and_then(|host| host.to_str().ok()?.parse().ok());
-        // Ports differ with the scheme, so they do not count.
-        let is_other = |host: Authority| host.host().eq_ignore_ascii_case(other.host());
-        self.authority.clone().or_else(named).is_none_or(is_other)
+        self.authority.clone().or_else(named).is_none_or(|host| located.is_named(&host))
     }
 }
 
@@ -70,6 +75,9 @@ mod tests {
             ("/a", "https:// shop.example", true),
             ("/a", "/b", false),
             ("/a", "b/c", false),
+            ("/a", "/a#top", true),
+            ("/b/a", "./a", true),
+            ("/a?b=1", "/a?b=2", false),
             ("/a", "/b?next=https://shop.example/a", false),
             ("/a?b=1", "https://shop.example/a", false),
             ("/a", "https://www.shop.example/a", false),
@@ -78,7 +86,8 @@ mod tests {
             let request = Request::get(uri).header("host", "shop.example").body(()).unwrap();
             let mut headers = HeaderMap::new();
             headers.insert(LOCATION, HeaderValue::from_static(location));
-            let found = Subject::of(&request).is_redirected_to_itself(&headers);
+            let subject = Subject::new(&request, &QueryRules::default());
+            let found = subject.is_redirected_to_itself(&headers);
             assert_eq!(found, to_itself, "{uri} {location}");
         }
     }
