@@ -53,30 +53,32 @@ impl Http {
         let is_head = request.method() == Method::HEAD;
         let response = oneshot(inner, request).await?;
         let (parts, body) = response.into_parts();
+        let record = |turnout| settings.recent.record_alone(&key, turnout, rules.sent);
         let body = match rules.classify(&parts, body.size_hint().lower()) {
             // They say nothing of the whole response, which the load of a flight asks for.
             _ if matches!(parts.status, StatusCode::NOT_MODIFIED | StatusCode::PARTIAL_CONTENT) => {
                 ResponseBody::untouched(body)
             }
             ResponseClass::Shareable(_) if is_head => {
-                settings.recent.record(&key, Turnout::Shareable);
+                record(Turnout::Shareable);
                 ResponseBody::untouched(body)
             }
             ResponseClass::Shareable(_) => {
                 let limits = settings.body_limits();
-                let watch = Watch::new(settings.recent.clone(), key, limits, &parts);
+                let watch =
+                    Watch::new(settings.recent.clone(), key.clone(), limits, &parts, rules.sent);
                 ResponseBody::watched(body, watch)
             }
             ResponseClass::Uncacheable => {
-                settings.recent.record(&key, Turnout::Uncacheable);
+                record(Turnout::Uncacheable);
                 ResponseBody::untouched(body)
             }
             ResponseClass::Reserved => {
-                settings.recent.record(&key, Turnout::Reserved);
+                record(Turnout::Reserved);
                 ResponseBody::untouched(body)
             }
             ResponseClass::Failing => {
-                settings.recent.record(&key, Turnout::Failing);
+                record(Turnout::Failing);
                 ResponseBody::untouched(body)
             }
         };

@@ -58,8 +58,9 @@ const MOST_TRUST: u8 = 20;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// An answer was shared, and that many leaders in a row may still fail to make another.
-    Shared { retries: u8 },
+    /// An answer was shared, and that many leaders in a row may still fail to make another. It came
+    /// at this time, if this is not only expected.
+    Shared { retries: u8, since: Option<Instant> },
     /// The answers cannot be shared.
     Uncacheable { until: Instant },
 }
@@ -111,7 +112,20 @@ impl RecentAnswers {
     /// not.
     pub(super) fn is_promising(&self, key: &Key) -> bool {
         let hash = self.hash(key);
-        matches!(read(&self.states).of(hash), Some(State::Shared { retries }) if retries > 0)
+        matches!(read(&self.states).of(hash), Some(State::Shared { retries, .. }) if retries > 0)
+    }
+
+    /// Records how the answer to a request turned out that was sent alone, at this time.
+    ///
+    /// Many such requests are under way at once. The first of their answers that can be shared is
+    /// newer than the others, which would mark the key again.
+    pub(super) fn record_alone(&self, key: &Key, turnout: Turnout, sent: Instant) {
+        let state = read(&self.states).by_key.peek(&self.hash(key)).copied();
+        let is_older =
+            matches!(state, Some(State::Shared { since: Some(since), .. }) if sent < since);
+        if turnout == Turnout::Shareable || !is_older {
+            self.record(key, turnout);
+        }
     }
 
     /// Records how an answer turned out.
@@ -124,16 +138,18 @@ impl RecentAnswers {
         let state = states.of(hash);
         states.learn(turnout, state);
         let next = match (turnout, state) {
-            (Turnout::Shareable, _) => State::Shared { retries: RETRIES },
-            (Turnout::Uncacheable, Some(State::Shared { retries })) if retries > 1 => {
-                State::Shared { retries: retries - 1 }
+            (Turnout::Shareable, _) => {
+                State::Shared { retries: RETRIES, since: Some(Instant::now()) }
+            }
+            (Turnout::Uncacheable, Some(State::Shared { retries, since })) if retries > 1 => {
+                State::Shared { retries: retries - 1, since }
             }
             (Turnout::Uncacheable | Turnout::Reserved, _)
             | (Turnout::Open, Some(State::Uncacheable { .. })) => {
                 State::Uncacheable { until: after(Instant::now(), self.ttl) }
             }
-            (Turnout::Failing, Some(State::Shared { retries })) => {
-                State::Shared { retries: retries.saturating_sub(1) }
+            (Turnout::Failing, Some(State::Shared { retries, since })) => {
+                State::Shared { retries: retries.saturating_sub(1), since }
             }
             (Turnout::Failing | Turnout::Open, _) => return,
         };
@@ -162,9 +178,9 @@ impl RecentAnswers {
 impl States {
     /// Returns the state of a key. That of an unknown one depends on the other keys.
     fn of(&self, hash: u64) -> Option<State> {
-        let unknown =
-            || (self.trust > MOST_TRUST / 2).then_some(State::Shared { retries: RETRIES });
-        self.by_key.peek(&hash).copied().or_else(unknown)
+        let unknown = State::Shared { retries: RETRIES, since: None };
+        let is_trusted = self.trust > MOST_TRUST / 2;
+        self.by_key.peek(&hash).copied().or_else(|| is_trusted.then_some(unknown))
     }
 
     /// Learns from the answer of a key with this state what to expect of unknown ones.
@@ -222,6 +238,22 @@ mod tests {
         }
         recent.record(&key, Turnout::Uncacheable);
         assert!(!recent.is_promising(&key) && recent.is_uncacheable(&key));
+    }
+
+    /// Callers that went alone at the same time have answers of both kinds.
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_that_was_asked_for_earlier_marks_nothing() {
+        let (recent, key, sent) = (RecentAnswers::new(TTL), key(0), Instant::now());
+        recent.record_alone(&key, Turnout::Uncacheable, sent);
+        assert!(recent.is_uncacheable(&key));
+        sleep(Duration::from_millis(1)).await;
+        recent.record_alone(&key, Turnout::Shareable, sent);
+        for _ in 0..2 * RETRIES {
+            recent.record_alone(&key, Turnout::Uncacheable, sent);
+            assert!(recent.is_promising(&key) && !recent.is_uncacheable(&key));
+        }
+        (0..RETRIES).for_each(|_| recent.record_alone(&key, Turnout::Uncacheable, Instant::now()));
+        assert!(recent.is_uncacheable(&key));
     }
 
     #[tokio::test(start_paused = true)]

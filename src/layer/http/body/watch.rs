@@ -24,6 +24,8 @@ pub(in super::super) struct Watch {
     limits: BodyLimits,
     /// The length that the headers announce.
     announced: Option<u64>,
+    /// When the request was sent.
+    sent: Instant,
     /// When the headers arrived.
     begun: Instant,
     /// When the last frame arrived.
@@ -37,13 +39,14 @@ impl Watch {
         key: Key,
         limits: BodyLimits,
         parts: &Parts,
+        sent: Instant,
     ) -> Self {
         // The mark stands until this body has shown what it is.
-        recent.record(&key, Turnout::Open);
+        recent.record_alone(&key, Turnout::Open, sent);
         let announced = content_length(&parts.headers).unwrap_or_default();
         let begun = Instant::now();
         let last = begun;
-        Self { recent, key, received: 0, limits, announced, begun, last, is_settled: false }
+        Self { recent, key, received: 0, limits, announced, sent, begun, last, is_settled: false }
     }
 
     /// Notes a frame.
@@ -81,7 +84,7 @@ impl Watch {
 
     fn settle(&mut self, turnout: Turnout) {
         if !std::mem::replace(&mut self.is_settled, true) {
-            self.recent.record(&self.key, turnout);
+            self.recent.record_alone(&self.key, turnout, self.sent);
         }
     }
 }

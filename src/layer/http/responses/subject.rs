@@ -35,9 +35,9 @@ impl Subject {
         }
     }
 
-    /// Returns whether a `Location` differs from the place of the request at most in the scheme, and
-    /// in parts of the query that are not in the key. A request for the place that it leads to may
-    /// share the key, and would get the redirect again.
+    /// Returns whether a `Location` differs from the place of the request at most in the scheme and
+    /// in parts of the query that are not in the key. A request for that other place may share the
+    /// key, and would get the redirect again.
     pub(super) fn is_redirected_to_itself(&self, headers: &HeaderMap) -> bool {
         let path = self.path.clone().unwrap_or_else(|| PathAndQuery::from_static("/"));
         headers.get_all(LOCATION).iter().any(|location| {
