@@ -15,7 +15,7 @@ use http::{Method, Request, Response, StatusCode};
 use http_body_util::{Either, Empty};
 use tower::Service;
 
-use crate::{metrics::Metrics, upstream::TimedOut};
+use crate::{metrics::Metrics, upstream::Unanswered};
 
 /// Logs one line for each request, without its query, which may hold a secret.
 #[derive(Clone)]
@@ -72,10 +72,8 @@ where
 fn failed<B>(error: &BoxError) -> Answer<B> {
     eprintln!("proxy: {error:#}");
     let mut response = Response::new(Either::Right(Empty::new()));
-    *response.status_mut() = match error.is::<TimedOut>() {
-        true => StatusCode::GATEWAY_TIMEOUT,
-        false => StatusCode::BAD_GATEWAY,
-    };
+    let unanswered = error.downcast_ref().map(Unanswered::status);
+    *response.status_mut() = unanswered.unwrap_or(StatusCode::BAD_GATEWAY);
     response
 }
 

@@ -1,6 +1,7 @@
 //! Sends requests to the origin.
 
 use std::{
+    fmt,
     pin::Pin,
     task::{Context, Poll},
     time::Duration,
@@ -8,10 +9,10 @@ use std::{
 
 use bellwether::BoxError;
 use http::{
-    HeaderMap, HeaderName, HeaderValue, Request, Response, Uri, Version,
+    HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, Uri, Version,
     header::{
-        CONNECTION, HOST, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRAILER, TRANSFER_ENCODING,
-        UPGRADE, VIA,
+        CONNECTION, COOKIE, HOST, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRAILER,
+        TRANSFER_ENCODING, UPGRADE, VIA,
     },
     uri::{Authority, PathAndQuery, Scheme},
 };
@@ -33,17 +34,38 @@ pub(crate) struct Upstream {
     timeout: Duration,
 }
 
-/// The origin did not answer in time.
+/// Why a request has no answer of the origin.
 #[derive(Debug)]
-pub(crate) struct TimedOut;
+pub(crate) enum Unanswered {
+    /// The origin did not answer in time.
+    TimedOut,
+    /// The request has no clear host.
+    Host,
+    /// The request asks for a tunnel.
+    Tunnel,
+}
 
-impl std::fmt::Display for TimedOut {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("the origin did not answer in time")
+impl Unanswered {
+    pub(crate) fn status(&self) -> StatusCode {
+        match self {
+            Self::TimedOut => StatusCode::GATEWAY_TIMEOUT,
+            Self::Host => StatusCode::BAD_REQUEST,
+            Self::Tunnel => StatusCode::NOT_IMPLEMENTED,
+        }
     }
 }
 
-impl std::error::Error for TimedOut {}
+impl fmt::Display for Unanswered {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::TimedOut => "the origin did not answer in time",
+            Self::Host => "the request names several hosts",
+            Self::Tunnel => "the request asks for a tunnel",
+        })
+    }
+}
+
+impl std::error::Error for Unanswered {}
 
 impl Upstream {
     pub(crate) fn new(options: &Options) -> Result<Self, BoxError> {
@@ -61,12 +83,19 @@ impl Upstream {
     }
 
     /// Rewrites a request for the origin. The host stays that of the client.
-    fn rewrite<B>(&self, request: Request<B>) -> Result<Request<B>, http::Error> {
+    fn rewrite<B>(&self, request: Request<B>) -> Result<Request<B>, BoxError> {
         let (mut parts, body) = request.into_parts();
-        let host = parts.uri.authority().map(|host| HeaderValue::from_str(host.as_str()));
-        if let Some(host) = host.transpose()? {
-            parts.headers.entry(HOST).or_insert(host);
+        if parts.method == Method::CONNECT {
+            return Err(Unanswered::Tunnel.into());
         }
+        if parts.headers.get_all(HOST).iter().nth(1).is_some() {
+            return Err(Unanswered::Host.into());
+        }
+        // The target counts, and not a header beside it (RFC 9112, section 3.2.2).
+        if let Some(host) = parts.uri.authority() {
+            parts.headers.insert(HOST, HeaderValue::from_str(host.as_str())?);
+        }
+        join_cookies(&mut parts.headers)?;
         let root = || PathAndQuery::from_static("/");
         parts.uri = Uri::builder()
             .scheme(Scheme::HTTP)
@@ -97,18 +126,30 @@ impl Service<Request<Incoming>> for Upstream {
         let (client, timeout) = (self.client.clone(), self.timeout);
         Box::pin(async move {
             let answered = tokio::time::timeout(timeout, client.request(request?)).await;
-            let mut response = answered.map_err(|_elapsed| TimedOut)??;
+            let mut response = answered.map_err(|_elapsed| Unanswered::TimedOut)??;
             strip(response.headers_mut());
             Ok(response)
         })
     }
 }
 
-/// Removes the headers of one connection (RFC 9110, section 7.6.1).
+/// Makes one line of the cookies, of which HTTP/2 may send one each (RFC 9113, section 8.2.3).
+fn join_cookies(headers: &mut HeaderMap) -> Result<(), BoxError> {
+    let lines: Vec<_> = headers.get_all(COOKIE).iter().map(HeaderValue::as_bytes).collect();
+    if lines.len() > 1 {
+        let joined = HeaderValue::from_bytes(&lines.join(&b"; "[..]))?;
+        headers.insert(COOKIE, joined);
+    }
+    Ok(())
+}
+
+/// Removes the headers of one connection (RFC 9110, section 7.6.1). The host is none of them,
+/// whatever a client says.
 fn strip(headers: &mut HeaderMap) {
     let lines = headers.get_all(CONNECTION).iter().filter_map(|line| line.to_str().ok());
     let options = lines.flat_map(|line| line.split(','));
-    let names: Vec<HeaderName> = options.filter_map(|name| name.trim().parse().ok()).collect();
+    let names = options.filter_map(|name| name.trim().parse().ok());
+    let names: Vec<HeaderName> = names.filter(|name| *name != HOST).collect();
     let always = [
         CONNECTION,
         PROXY_AUTHENTICATE,
@@ -122,5 +163,55 @@ fn strip(headers: &mut HeaderMap) {
     ];
     for name in names.iter().chain(&always) {
         headers.remove(name);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rewritten(request: Request<()>) -> Result<HeaderMap, BoxError> {
+        let upstream = Upstream {
+            client: Client::builder(TokioExecutor::new()).build_http(),
+            authority: Authority::from_static("origin:8080"),
+            version: Version::HTTP_11,
+            timeout: Duration::from_secs(1),
+        };
+        Ok(upstream.rewrite(request)?.into_parts().0.headers)
+    }
+
+    /// A client made the origin answer for another host, under the key of the one that it named.
+    #[test]
+    fn the_host_of_the_target_reaches_the_origin() -> Result<(), BoxError> {
+        for (target, connection) in [("/", "host"), ("http://shop/", "Host, close"), ("/", "x")] {
+            let request = Request::get(target).header(HOST, "shop").header(CONNECTION, connection);
+            let headers = rewritten(request.header("x", "1").body(())?)?;
+            assert_eq!(headers[HOST], "shop", "{target} {connection}");
+            assert_eq!(headers.contains_key("x"), connection != "x");
+        }
+        let request = Request::get("http://shop/").header(HOST, "bank");
+        assert_eq!(rewritten(request.body(())?)?[HOST], "shop");
+        Ok(())
+    }
+
+    #[test]
+    fn a_request_without_a_clear_host_and_a_tunnel_are_refused() -> Result<(), BoxError> {
+        let hosts = Request::get("/").header(HOST, "shop").header(HOST, "bank").body(())?;
+        let tunnel = Request::connect("shop:443").body(())?;
+        for (request, status) in [(hosts, 400), (tunnel, 501)] {
+            let refused = rewritten(request).err().ok_or("it is not refused")?;
+            let refused = refused.downcast::<Unanswered>()?;
+            assert_eq!(refused.status().as_u16(), status);
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn cookies_of_several_lines_are_one_line() -> Result<(), BoxError> {
+        let request = Request::get("/").header(COOKIE, "a=1").header(COOKIE, "b=2; c=3");
+        let headers = rewritten(request.body(())?)?;
+        let cookies: Vec<_> = headers.get_all(COOKIE).iter().collect();
+        assert_eq!(cookies, ["a=1; b=2; c=3"]);
+        Ok(())
     }
 }
