@@ -1,6 +1,6 @@
 //! Errors: what failed, and what is known of it.
 
-use std::{error::Error as StdError, fmt, sync::Arc, time::Duration};
+use std::{any::Any, error::Error as StdError, fmt, sync::Arc, time::Duration};
 
 use tokio::time::error::Elapsed;
 
@@ -305,6 +305,15 @@ fn write_sources_if_alternate(f: &mut fmt::Formatter<'_>, error: &dyn StdError) 
     match error.source() {
         Some(source) if f.alternate() => write!(f, ": {}", Chain(source)),
         _ => Ok(()),
+    }
+}
+
+/// Returns the text of a panic of a caller's code.
+pub(crate) fn words_of(panic: &(dyn Any + Send)) -> &str {
+    match (panic.downcast_ref::<&str>(), panic.downcast_ref::<String>()) {
+        (Some(words), _) => words,
+        (_, Some(words)) => words.as_str(),
+        _ => "with a payload that is not text",
     }
 }
 

@@ -7,7 +7,7 @@ use tokio::time::sleep;
 
 use super::Lead;
 use crate::{
-    error::{BoxError, Error, ErrorKind},
+    error::{BoxError, Error, ErrorKind, words_of},
     flight,
 };
 
@@ -92,10 +92,5 @@ where
 
 /// Returns the error that a panic is to the waiters.
 pub(super) fn panicked(panic: &(dyn Any + Send)) -> Error {
-    let words = match (panic.downcast_ref::<&str>(), panic.downcast_ref::<String>()) {
-        (Some(words), _) => words,
-        (_, Some(words)) => words.as_str(),
-        _ => "with a payload that is not text",
-    };
-    Error::new(ErrorKind::Panicked, format!("the load panicked: {words}"))
+    Error::new(ErrorKind::Panicked, format!("the load panicked: {}", words_of(panic)))
 }

@@ -4,13 +4,14 @@ use std::{
     io,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
 };
 
 use bellwether::{Locks, RedisBackend, backend::Credentials};
 use testkit::{Cluster, LIMIT, Raw, RedisServer, comes_true};
+use tokio::time::timeout;
 
 /// The password that the callback provides, and how often it was asked.
 #[derive(Clone, Default)]
@@ -85,6 +86,51 @@ async fn credentials_that_cannot_be_had_are_asked_for_again() {
     assert!(error.contains("credentials") && error.contains("the vault is sealed"), "{error}");
     vault.set("one");
     assert!(comes_true(LIMIT, async || backend.ping().await.is_ok()).await);
+}
+
+/// A panic ended the task of the connection. The next command started it again, which made hundreds
+/// of attempts in a second, and each caller waited for the connect time-out.
+#[tokio::test]
+async fn a_panic_of_the_callback_is_a_failed_attempt() {
+    for is_early in [true, false] {
+        let server = RedisServer::start().await;
+        set_password(&mut server.raw().await, "one").await;
+        let (asked, is_well) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
+        let (counted, well) = (asked.clone(), is_well.clone());
+        let backend = testkit::builder()
+            .server(server.url())
+            .credentials(move || {
+                counted.fetch_add(1, Ordering::SeqCst);
+                let panics = !well.load(Ordering::SeqCst);
+                assert!(!(is_early && panics), "no early credentials");
+                async move {
+                    assert!(!panics, "no late credentials");
+                    Ok::<_, io::Error>(Credentials::user("shop", "one"))
+                }
+            })
+            .connect_timeout(10 * LIMIT)
+            .build()
+            .unwrap();
+        // The first call waits for the first attempt, and not for the connect time-out.
+        let ping = timeout(LIMIT, backend.ping()).await.expect("the call waits for a connection");
+        let error = format!("{:#}", ping.unwrap_err());
+        let said = ["the callback for credentials panicked", "credentials", "127.0.0.1"];
+        assert!(said.iter().all(|said| error.contains(said)), "{error}");
+        assert!(error.contains(if is_early { "no early" } else { "no late" }), "{error}");
+        let mutex = Locks::new(backend.clone()).mutex("m").wait_limit(Duration::from_millis(300));
+        let locked = timeout(LIMIT, mutex.lock()).await.expect("the call outlasts its limit");
+        assert!(format!("{:#}", locked.unwrap_err()).contains("panicked"));
+        let before = asked.load(Ordering::SeqCst);
+        let second = tokio::time::Instant::now() + Duration::from_secs(1);
+        while tokio::time::Instant::now() < second {
+            backend.ping().await.unwrap_err();
+            tokio::task::yield_now().await;
+        }
+        let attempts = asked.load(Ordering::SeqCst) - before;
+        assert!(attempts < 50, "{attempts} attempts in a second");
+        is_well.store(true, Ordering::SeqCst);
+        assert!(comes_true(LIMIT, async || backend.ping().await.is_ok()).await);
+    }
 }
 
 #[tokio::test]

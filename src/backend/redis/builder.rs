@@ -181,7 +181,7 @@ impl RedisBackendBuilder {
     /// So a password or token can change while the service runs. The callback takes the place of
     /// the credentials in URLs and of those of a [`SentinelMaster`]. Only sentinels keep theirs. It
     /// is asked for each connection, and within its [connect time-out](Self::connect_timeout). If
-    /// it fails, the next attempt asks again.
+    /// it fails or panics, the next attempt asks again after a pause.
     ///
     /// # Examples
     ///

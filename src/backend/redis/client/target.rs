@@ -1,11 +1,11 @@
 //! A server to connect to, and how to log in there.
 
-use std::{fmt, io, sync::Arc};
+use std::{fmt, io, panic::AssertUnwindSafe, sync::Arc};
 
-use futures_util::future::BoxFuture;
+use futures_util::{FutureExt, future::BoxFuture};
 use redis::{ConnectionInfo, RedisConnectionInfo, RedisError};
 
-use crate::error::BoxError;
+use crate::error::{BoxError, words_of};
 
 /// The name and the password with which a connection logs in.
 ///
@@ -130,7 +130,21 @@ impl ConnectTarget {
         let settings = self.info.redis_settings().clone();
         match &self.access.credentials {
             None => Ok(settings),
-            Some(provide) => Ok(provide().await.map_err(io::Error::other)?.of(settings)),
+            Some(provide) => Ok(provided(provide).await?.of(settings)),
+        }
+    }
+}
+
+/// Asks a callback for the credentials. A panic is a failure like any other, so that the attempt to
+/// connect ends with it, and the next one comes after a pause.
+async fn provided(provide: &Provider) -> Result<Credentials, io::Error> {
+    // The callback may also panic before it returns its future.
+    let asked = AssertUnwindSafe(async { provide().await }).catch_unwind();
+    match asked.await {
+        Ok(provided) => provided.map_err(io::Error::other),
+        Err(panic) => {
+            let why = format!("the callback for credentials panicked: {}", words_of(&*panic));
+            Err(io::Error::other(why))
         }
     }
 }
