@@ -207,6 +207,8 @@ impl From<BackendError> for Error {
 pub struct BackendError {
     kind: BackendErrorKind,
     source: Arc<dyn StdError + Send + Sync>,
+    /// The next try is refused as well, until something else changes.
+    is_lasting: bool,
 }
 
 /// The category of a [`BackendError`]: what is known of the operation that failed.
@@ -255,7 +257,22 @@ impl BackendError {
     /// assert!(format!("{error:#}").ends_with(": OOM command not allowed"));
     /// ```
     pub fn new(kind: BackendErrorKind, source: impl Into<BoxError>) -> Self {
-        Self { kind, source: Arc::from(source.into()) }
+        let is_lasting = kind == BackendErrorKind::Foreign;
+        Self { kind, source: Arc::from(source.into()), is_lasting }
+    }
+
+    /// Marks the error of an operation that the server refuses until an operator acts.
+    #[cfg(feature = "redis")]
+    pub(crate) fn lasting(self) -> Self {
+        Self { is_lasting: true, ..self }
+    }
+
+    /// Returns whether another try at once is in vain.
+    ///
+    /// Most refusals are not of this kind. During a failover or while a slot moves, a server
+    /// refuses what it or another one soon accepts.
+    pub(crate) fn is_lasting(&self) -> bool {
+        self.is_lasting
     }
 
     /// Creates the error of an operation that was sent and not answered in time.

@@ -96,8 +96,8 @@ impl Latch {
     /// # Errors
     ///
     /// - [`Backend`](ErrorKind::Backend) if the backend did not answer within the wait limit, or if
-    ///   the name holds data that is not a latch. The message says whether the latch may have been
-    ///   set.
+    ///   the name holds data that is not a latch. It comes at once if the server is full, or if the
+    ///   user lacks a right. The message says whether the latch may have been set.
     /// - [`InvalidKey`](ErrorKind::InvalidKey) for a name outside its range.
     /// - [`InvalidConfig`](ErrorKind::InvalidConfig) for a count or a setting outside its range.
     ///
@@ -127,8 +127,8 @@ impl Latch {
     ///
     /// - [`NotSet`](ErrorKind::NotSet) if the latch is not set.
     /// - [`Backend`](ErrorKind::Backend) if the backend did not answer within the wait limit, or if
-    ///   the name holds data that is not a latch. The message says whether the step may have
-    ///   counted.
+    ///   the name holds data that is not a latch. It comes at once if the user lacks a right. The
+    ///   message says whether the step may have counted.
     /// - [`InvalidKey`](ErrorKind::InvalidKey) for a name outside its range.
     /// - [`InvalidConfig`](ErrorKind::InvalidConfig) for a namespace outside its range.
     ///
@@ -229,6 +229,8 @@ impl Latch {
     }
 
     /// Sends an operation that may be sent twice, until it is answered or the wait limit ends.
+    ///
+    /// A refusal that passes by itself, as during a failover, is no answer yet.
     async fn send<'a, T>(
         &self,
         name: &Name,
@@ -245,9 +247,7 @@ impl Latch {
             if error.kind() == BackendErrorKind::Unknown {
                 known = "may or may not have been";
             }
-            if error.kind() == BackendErrorKind::Foreign
-                || matches!(waiting.after(None).await, Woken::TimeUp)
-            {
+            if error.is_lasting() || matches!(waiting.after(None).await, Woken::TimeUp) {
                 let why = format!("the latch {:?} {known} {done}", self.name);
                 return Err(Error::with_source(ErrorKind::Backend, why, error));
             }

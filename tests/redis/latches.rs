@@ -29,6 +29,26 @@ fn commands(calls: Vec<Call>) -> Vec<String> {
     commands.filter(|command| !of_connecting.contains(&command.as_str())).collect()
 }
 
+/// A refusal that stays was asked for again until the wait limit, which is 30 s by default.
+async fn set_is_refused_at_once(backend: &RedisBackend, said: &str) {
+    let latch = Locks::new(backend.clone()).latch("refused").wait_limit(100 * LIMIT);
+    let set = tokio::time::timeout(LIMIT, latch.set(3)).await;
+    let error = set.expect("the refused call goes on").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Backend);
+    let told = format!("{error:#}");
+    assert!(told.contains("was not set") && told.contains(said), "{told}");
+}
+
+#[tokio::test]
+async fn a_latch_that_may_not_be_set_is_refused_at_once() {
+    let server = RedisServer::start().await;
+    let rule = ["+@all", "-hset", "~*", "&*"];
+    let words = [&["ACL", "SETUSER", "app", "reset", "on", ">secret"][..], &rule].concat();
+    server.raw().await.run::<()>(&words).await;
+    let backend = testkit::open(server.url_of("app:secret", 0));
+    set_is_refused_at_once(&backend, "an ACL forbids a command").await;
+}
+
 /// A process must be able to count its steps on a full server. Each step of a latch adds a few
 /// bytes to the key that was set earlier.
 #[tokio::test]
@@ -41,6 +61,7 @@ async fn steps_are_counted_on_a_full_server_and_nothing_is_set() {
     raw.config_set("maxmemory", "1").await;
     let error = backend.set_latch(&other, Owner::fresh(), 3, TTL).await.unwrap_err();
     assert_eq!(error.kind(), BackendErrorKind::Refused, "{error}");
+    set_is_refused_at_once(&backend, "OOM").await;
     let id = Owner::fresh();
     for (id, left) in [(id, 2), (id, 2), (Owner::fresh(), 1), (Owner::fresh(), 0), (id, 0)] {
         assert_eq!(backend.count_down(&name, id, 1).await.unwrap().unwrap().left, left);

@@ -58,13 +58,14 @@ impl CommandFailure {
             _ => BackendErrorKind::Unknown,
         };
         let retry = CommandRetry::of(&error);
+        let is_lasting = matches!(code(&error), Some("OOM" | "NOPERM"));
         let lacks_right = error.detail().is_some_and(|text| text.contains(SCRIPT_REFUSAL));
         let error = ClientError(error);
         let error = match lacks_right {
             true => BackendError::new(kind, RightMissing(error)),
             false => BackendError::new(kind, error),
         };
-        Self { retry, error }
+        Self { retry, error: if is_lasting || lacks_right { error.lasting() } else { error } }
     }
 }
 
@@ -123,6 +124,27 @@ mod tests {
     use redis::Value;
 
     use super::*;
+
+    #[test]
+    fn only_a_refusal_until_an_operator_acts_is_lasting() {
+        let of_script = "ERR Error running script (call to f_32): @user_script: 12:";
+        for (said, expected) in [
+            ("OOM command not allowed when used memory > 'maxmemory'.", true),
+            (&format!("{of_script} -OOM command not allowed"), true),
+            ("NOPERM this user has no permissions to run the 'wait' command", true),
+            ("ERR The user executing the script can't run this command or subcommand", true),
+            ("READONLY You can't write against a read only replica.", false),
+            ("LOADING Redis is loading the dataset in memory", false),
+            ("TRYAGAIN Multiple keys request during rehashing of slot", false),
+            ("BUSY Redis is busy running a script.", false),
+        ] {
+            let line = format!("-{said}\r\n");
+            let error = redis::parse_redis_value(line.as_bytes()).and_then(Value::extract_error);
+            let failure = error.err().map(CommandFailure::of);
+            let is_lasting = failure.map(|failure| failure.error.is_lasting());
+            assert_eq!(is_lasting, Some(expected), "{said}");
+        }
+    }
 
     /// Texts of servers of version 6 and 7.
     #[test]
