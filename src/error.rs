@@ -225,8 +225,9 @@ pub enum BackendErrorKind {
     Refused,
     /// The data under the name is of another type, or cannot be read: this crate did not write it.
     Foreign,
-    /// It happened, but fewer replicas confirmed it in time than were asked for. A grant was given
-    /// back, as far as the server still answered.
+    /// It happened, but fewer replicas confirmed it in time than were asked for, or the server
+    /// refused to count them. The source tells which. A grant was given back, as far as the server
+    /// still answered.
     Unreplicated,
 }
 
@@ -305,7 +306,7 @@ impl fmt::Display for BackendError {
                 "the name holds data that this crate did not write; delete it or use another name"
             }
             BackendErrorKind::Unreplicated => {
-                "the operation happened, but too few replicas confirmed it in time"
+                "the operation happened, but too few replicas confirmed it"
             }
         })?;
         write_sources_if_alternate(f, self)

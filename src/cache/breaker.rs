@@ -8,8 +8,10 @@
 //!
 //! Only silence opens the breaker: a server that answers with an error costs a round trip and no
 //! time-out. A grant that too few replicas confirmed costs their time, so after the first one no
-//! flight claims. A task claims as the probe, and reads go on. The log tells when trouble begins
-//! and ends, not each request that meets it.
+//! flight claims. A task claims as the probe, and reads go on. The same holds while a server
+//! refuses `WAIT`: each claim is in vain until the right is given, which the next probe finds.
+//!
+//! The log tells when trouble begins and ends, not each request that meets it.
 
 use std::{
     sync::{

@@ -169,6 +169,61 @@ async fn a_missing_confirmation_is_the_kind_of_the_source() {
     assert_eq!(loaded.source(), Source::Degraded);
 }
 
+/// The refusal of a `WAIT` counted as no confirmation in time. The check at the start passed, and
+/// each lock was told that its replicas were late.
+#[tokio::test]
+async fn a_user_that_may_not_wait_is_told() {
+    let (master, _replica) = pair().await;
+    let mut raw = master.raw().await;
+    let words = ["ACL", "SETUSER", "app", "reset", "on", ">secret", "+@all", "-wait", "~*", "&*"];
+    raw.run::<()>(&words).await;
+    let url = master.url_of("app:secret", 0);
+    let backend = builder().server(&url).build().unwrap();
+    let error = backend.ready().await.unwrap_err();
+    let told = format!("{error:#}");
+    assert!(told.contains("`+wait`") && told.contains("no permissions"), "{told}");
+    let source = error.source().unwrap().downcast_ref::<BackendError>().unwrap();
+    assert_eq!(source.kind(), BackendErrorKind::Refused);
+    // The check waits for no replica.
+    testkit::open(&url).ready().await.unwrap();
+    hasty(9).server(master.url()).build().unwrap().ready().await.unwrap();
+
+    // The grant happened, so it is undone.
+    let told = |error: &BackendError| {
+        let told = format!("{error:#}");
+        assert!(told.contains("refused `WAIT`") && told.contains("no permissions"), "{told}");
+        assert!(!told.contains("nothing changed") && !told.contains("in time"), "{told}");
+    };
+    let answer = backend.acquire(&claim("k")).await;
+    told(answer.as_ref().unwrap_err());
+    unreplicated(answer);
+    let answer = backend.acquire_all(&[claim("k"), claim("l")]).await;
+    told(answer.as_ref().unwrap_err());
+    unreplicated(answer);
+    assert_eq!(raw.keys("t:l:*:l").await, [""; 0]);
+    let held = claim("held");
+    testkit::open(&url).acquire(&held).await.unwrap();
+    let answer = backend.renew(&[held]).await;
+    told(answer.as_ref().unwrap_err());
+    unreplicated(answer);
+
+    // A cache loads without leases, and with them as soon as the right is given.
+    let cache: Cache<String> = Cache::builder(backend.clone()).build().unwrap();
+    let source = async |at: usize| {
+        let load = |_| async { Ok::<_, std::io::Error>("v".to_owned()) };
+        cache.request(at).load(load).await.unwrap().source()
+    };
+    assert_eq!(source(0).await, Source::Degraded);
+    raw.run::<()>(&["ACL", "SETUSER", "app", "+wait"]).await;
+    backend.ready().await.unwrap();
+    let mut at = 0;
+    let led = async || {
+        at += 1;
+        source(at).await == Source::Led
+    };
+    assert!(comes_true(LIMIT, led).await, "the cache stays degraded");
+}
+
 #[tokio::test]
 async fn the_replicas_of_a_cluster_node_confirm() {
     let cluster = Cluster::start(1, 1).await;

@@ -166,7 +166,10 @@ impl RedisBackend {
     /// only locks are used, and the user is held to them, call
     /// [`ready_for_caches`](Self::ready_for_caches) or [`ready_for_locks`](Self::ready_for_locks).
     ///
-    /// The rights to publish and to subscribe are not checked: without them, waiters poll.
+    /// With [`replicas`](RedisBackendBuilder::replicas), the right to `WAIT` is checked as well.
+    ///
+    /// The patterns of keys and channels are not checked, because only caches and locks know their
+    /// names. Nor are the rights to publish and to subscribe: without them, waiters poll.
     ///
     /// # Errors
     ///

@@ -101,7 +101,7 @@ impl CommandConnection {
         let reply = replies.pop().unwrap_or(Value::Nil).extract_error();
         let staged = replies.swap_remove(at).extract_error();
         let failure = match reply.map_err(|error| self.link.failure(error, &used)) {
-            Ok(value) => return Ok(Confirmed { value, replicas: 0, time: None }),
+            Ok(value) => return Ok(Confirmed { value, replicas: Ok(0), time: None }),
             Err(CommandFailure { retry: Some(CommandRetry::WithSource), .. }) => {
                 match self.run(&call.with_source(), extras, deadline.remainder()).await {
                     Ok(reply) => return Ok(reply),
@@ -142,7 +142,7 @@ impl CommandConnection {
         let (used, replies) = sent.await?;
         let replies = replies.map_err(|error| self.link.failure(error, &used).error)?;
         let each = replies.into_iter().map(|value| match value.extract_error() {
-            Ok(value) => Ok(Confirmed { value, replicas: 0, time: None }),
+            Ok(value) => Ok(Confirmed { value, replicas: Ok(0), time: None }),
             Err(error) => Err(self.link.failure(error, &used)),
         });
         Ok(each.collect())
@@ -173,7 +173,7 @@ impl CommandConnection {
         match reply.and_then(Value::extract_error) {
             Ok(value) => {
                 let time = if extras.timed { used.clock.now() } else { None };
-                Ok(Confirmed { value, replicas: 0, time })
+                Ok(Confirmed { value, replicas: Ok(0), time })
             }
             Err(error) => Err(self.link.failure(error, &used)),
         }
@@ -196,7 +196,7 @@ impl CommandConnection {
             // Without the right to ask, the age of an entry is not known.
             used.clock.sample(&asked, replies.pop());
             let value = replies.pop().unwrap_or(Value::Nil).extract_error()?;
-            Ok(Confirmed { value, replicas: 0, time: used.clock.now() })
+            Ok(Confirmed { value, replicas: Ok(0), time: used.clock.now() })
         });
         reply.map_err(|error| self.link.failure(error, &used))
     }
@@ -222,7 +222,7 @@ impl CommandConnection {
         let (used, replies) = sent.await?;
         let reply = replies.and_then(|mut replies| {
             let value = replies.pop().unwrap_or(Value::Nil).extract_error()?;
-            Ok(Confirmed { value, replicas: 0, time: None })
+            Ok(Confirmed { value, replicas: Ok(0), time: None })
         });
         reply.map_err(|error| self.link.failure(error, &used))
     }

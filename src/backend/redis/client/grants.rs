@@ -6,14 +6,14 @@
 
 use std::sync::{Arc, Mutex};
 
-use redis::{Cmd, Value};
+use redis::{Cmd, RedisError, Value};
 use tokio::sync::oneshot;
 
 use super::{
     deadline::CommandDeadline,
     failure::CommandFailure,
     link::{Confirmed, Link},
-    replicas::Replicas,
+    replicas::{Replicas, WaitRefused},
 };
 use crate::{
     error::{BackendError, BackendErrorKind},
@@ -133,21 +133,30 @@ async fn send_all(
             return grants.into_iter().for_each(|grant| grant.tell(Err(error.clone().into())));
         }
     };
-    let replicas = confirmations(replies.pop());
+    let replicas = confirmations(replies.pop(), |error| link.failure(error, &used));
     let mut replies = replies.into_iter();
     for grant in grants {
         let value = replies.nth(usize::from(grant.asking)).unwrap_or(Value::Nil);
         grant.tell(match value.extract_error() {
-            Ok(value) => Ok(Confirmed { value, replicas, time: None }),
+            Ok(value) => Ok(Confirmed { value, replicas: replicas.clone(), time: None }),
             Err(error) => Err(link.failure(error, &used)),
         });
     }
 }
 
-/// Returns how many replicas a `WAIT` counted.
-fn confirmations(wait: Option<Value>) -> usize {
-    match wait {
-        Some(Value::Int(count)) => usize::try_from(count).unwrap_or(0),
-        _ => 0,
+/// Returns how many replicas a `WAIT` counted, or why the server refused to count them.
+///
+/// The grants in front of it happened all the same, so their callers must undo them.
+fn confirmations(
+    wait: Option<Value>,
+    failure: impl FnOnce(RedisError) -> CommandFailure,
+) -> Result<usize, BackendError> {
+    match wait.map(Value::extract_error) {
+        Some(Ok(Value::Int(count))) => Ok(usize::try_from(count).unwrap_or(0)),
+        Some(Err(refusal)) => {
+            let refused = WaitRefused(failure(refusal).error);
+            Err(BackendError::new(BackendErrorKind::Unreplicated, refused))
+        }
+        _ => Ok(0),
     }
 }

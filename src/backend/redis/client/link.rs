@@ -56,8 +56,9 @@ pub(super) struct Link {
 /// The reply to a command, and what was learnt with it.
 pub(super) struct Confirmed {
     pub(super) value: Value,
-    /// How many replicas confirmed the command, if a `WAIT` was sent.
-    pub(super) replicas: usize,
+    /// How many replicas confirmed the command, or why the server did not count them. Zero if no
+    /// `WAIT` was sent.
+    pub(super) replicas: Result<usize, BackendError>,
     /// The time of the server in microseconds, if it was asked for.
     pub(super) time: Option<u64>,
 }

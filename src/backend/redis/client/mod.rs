@@ -73,6 +73,7 @@ use self::{
     link::Confirmed,
     node::{Lane, Node},
     push::PushAnswer,
+    replicas::{WaitRefused, wait_for_none},
 };
 use super::scripts::Call;
 use crate::{
@@ -98,6 +99,9 @@ pub(super) struct Timed {
     pub(super) value: Value,
     pub(super) time: Option<u64>,
 }
+
+/// Whether enough replicas confirmed a grant, or the error of one that does not count.
+pub(super) type Confirmation = Result<(), BackendError>;
 
 /// The futures of a cluster are boxed, so that those of a single server stay small.
 enum Nodes {
@@ -132,7 +136,7 @@ impl Servers {
     pub(super) async fn grant(
         &self,
         call: impl Borrow<Call<'_>>,
-    ) -> Result<(Value, bool), BackendError> {
+    ) -> Result<(Value, Confirmation), BackendError> {
         let reply = self.send(call.borrow(), self.config.replicas).await?;
         Ok(self.confirmed(reply))
     }
@@ -141,7 +145,7 @@ impl Servers {
     pub(super) async fn renew(
         &self,
         calls: &[Call<'_>],
-    ) -> Vec<Result<(Value, bool), BackendError>> {
+    ) -> Vec<Result<(Value, Confirmation), BackendError>> {
         let replicas = self.config.replicas;
         let replies = match &self.nodes {
             Nodes::Single { .. } => {
@@ -224,6 +228,25 @@ impl Servers {
             }
         })
         .await
+    }
+
+    /// Tries the `WAIT` that grants need, at each server. It waits for no replica.
+    pub(super) async fn try_wait_at_each(&self) -> Result<(), BackendError> {
+        if self.config.replicas.is_none() {
+            return Ok(());
+        }
+        let wait = wait_for_none();
+        let wait = &wait;
+        let waits = self.at_each(|connection, deadline| async move {
+            match connection.run(wait, Extras::default(), deadline).await {
+                Err(failure) if failure.error.kind() == BackendErrorKind::Refused => {
+                    let refused = WaitRefused(failure.error);
+                    Err(BackendError::new(BackendErrorKind::Refused, refused))
+                }
+                reply => Ok(reply?.value),
+            }
+        });
+        waits.await.map(drop)
     }
 
     /// Runs a script without keys at each server.
@@ -340,8 +363,11 @@ impl Servers {
         }
     }
 
-    fn confirmed(&self, reply: Confirmed) -> (Value, bool) {
-        let enough = self.config.replicas.is_none_or(|needed| needed.are_met_by(reply.replicas));
-        (reply.value, enough)
+    fn confirmed(&self, reply: Confirmed) -> (Value, Confirmation) {
+        let confirmation = match self.config.replicas {
+            Some(needed) => reply.replicas.and_then(|confirmed| needed.check_met_by(confirmed)),
+            None => Ok(()),
+        };
+        (reply.value, confirmation)
     }
 }

@@ -1,8 +1,8 @@
-use std::time::Duration;
+use std::{fmt, time::Duration};
 
 use redis::Cmd;
 
-use crate::error::{Error, ErrorKind};
+use crate::error::{BackendError, BackendErrorKind, Error, ErrorKind};
 
 /// The number of replicas that must confirm a grant before it counts.
 ///
@@ -10,7 +10,8 @@ use crate::error::{Error, ErrorKind};
 /// the grant is given back, and the try fails with
 /// [`Unreplicated`](crate::error::BackendErrorKind::Unreplicated); the caller's retry strategy
 /// tries again. A renewal counts no sooner than a grant, so a lease is lost if the replicas stay
-/// away for as long as it lasts.
+/// away for as long as it lasts. A server that refuses `WAIT` confirms nothing:
+/// [`RedisBackend::ready`](crate::RedisBackend::ready) tells so at the start.
 ///
 /// # What it does not give
 ///
@@ -33,7 +34,7 @@ use crate::error::{Error, ErrorKind};
 /// # Examples
 ///
 /// ```
-/// use std::time::Duration;
+/// use std::{fmt, time::Duration};
 /// use bellwether::{RedisBackend, backend::Replicas};
 ///
 /// let backend = RedisBackend::builder()
@@ -95,8 +96,41 @@ impl Replicas {
         wait
     }
 
-    /// Returns whether this number of confirmations is enough.
-    pub(super) fn are_met_by(self, confirmed: usize) -> bool {
-        u32::try_from(confirmed).is_ok_and(|confirmed| confirmed >= self.count)
+    /// Checks that this number of confirmations is enough.
+    pub(super) fn check_met_by(self, confirmed: usize) -> Result<(), BackendError> {
+        if u32::try_from(confirmed).is_ok_and(|confirmed| confirmed >= self.count) {
+            return Ok(());
+        }
+        let Self { count, within } = self;
+        let why = format!("{confirmed} of {count} confirmed the grant within {within:?}");
+        Err(BackendError::new(BackendErrorKind::Unreplicated, why))
+    }
+}
+
+/// Returns a `WAIT` that the server answers at once, to learn whether it may be sent.
+pub(super) fn wait_for_none() -> Cmd {
+    let mut wait = redis::cmd("WAIT");
+    wait.arg(0).arg(1);
+    wait
+}
+
+/// The refusal of a `WAIT`.
+#[derive(Debug)]
+pub(super) struct WaitRefused(pub(super) BackendError);
+
+impl fmt::Display for WaitRefused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(
+            "the server refused `WAIT`, which `replicas` needs; its user may lack `+wait` in its \
+             ACL rule",
+        )
+    }
+}
+
+impl std::error::Error for WaitRefused {
+    /// Returns the text of the server. The one of a [`BackendError`] says that nothing changed,
+    /// which is wrong for the grant.
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.0.source()
     }
 }

@@ -13,7 +13,7 @@ use crate::{
             scripts::{Call, SCRIPTS},
         },
     },
-    error::{BackendError, BackendErrorKind},
+    error::BackendError,
 };
 
 /// The bit of a ticket whose claim takes no handover: see `scripts/lib/turn_only.lua`.
@@ -64,10 +64,10 @@ impl RedisBackend {
         call: Call<'_>,
     ) -> Result<Option<Claimed>, BackendError> {
         let end = Instant::now() + self.0.config.command_timeout;
-        let (reply, is_confirmed) = loop {
-            let (reply, is_confirmed) = self.0.servers.grant(&call).await?;
+        let (reply, confirmation) = loop {
+            let (reply, confirmation) = self.0.servers.grant(&call).await?;
             if !replies::is_again(&reply) {
-                break (reply, is_confirmed);
+                break (reply, confirmation);
             }
             if Instant::now() >= end {
                 let occupied = Occupied { fence: 0, remaining: Duration::ZERO, holders: 0 };
@@ -75,17 +75,17 @@ impl RedisBackend {
             }
         };
         let reply = self.checked(replies::claimed(reply))?;
-        if !is_confirmed && matches!(reply, Some(Claimed::Granted(_))) {
-            return Err(Box::pin(self.give_back(claim)).await);
+        if let (Err(unconfirmed), Some(Claimed::Granted(_))) = (confirmation, &reply) {
+            Box::pin(self.give_back(claim)).await;
+            return Err(unconfirmed);
         }
         Ok(reply)
     }
 
     /// Gives back a grant that too few replicas confirmed.
-    pub(super) async fn give_back(&self, claim: &Claim) -> BackendError {
+    pub(super) async fn give_back(&self, claim: &Claim) {
         // If this fails as well, the caller that claimed the lease undoes it.
         let _ = self.release(claim).await;
-        unreplicated()
     }
 
     /// Acquires the lease of an entry, unless an entry stands whose fence is greater than `seen`.
@@ -169,9 +169,4 @@ impl RedisBackend {
             .arg(count);
         self.granted(claim, call).await
     }
-}
-
-pub(super) fn unreplicated() -> BackendError {
-    let why = "too few replicas confirmed the grant in time";
-    BackendError::new(BackendErrorKind::Unreplicated, why)
 }

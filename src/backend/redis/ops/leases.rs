@@ -10,7 +10,7 @@ use redis::Value;
 
 use super::{
     super::RedisBackend,
-    acquire::{entry_life, head_start, held_at, unreplicated},
+    acquire::{entry_life, head_start, held_at},
     millis, replies,
 };
 use crate::{
@@ -18,6 +18,7 @@ use crate::{
         Acquired, AcquiredAll, Change, Changes, Claim, Claimed, Erased, ErasedLeases, Grant, Kept,
         Leases, Mode, Occupied, Renewal, acquire_in_order, no_pass,
         redis::{
+            client::Confirmation,
             keys,
             scripts::{Call, SCRIPTS},
         },
@@ -84,11 +85,11 @@ impl Leases for RedisBackend {
                 .arg(entry_life(claim))
                 .arg(head_start(claim));
         }
-        let (reply, is_confirmed) = self.0.servers.grant(&call).await?;
+        let (reply, confirmation) = self.0.servers.grant(&call).await?;
         let reply = self.checked(replies::acquired_all(reply, claims.len()))?;
-        if !is_confirmed && matches!(reply, AcquiredAll::Granted(_)) {
-            join_all(claims.iter().map(|claim| self.release(claim))).await;
-            return Err(unreplicated());
+        if let (Err(unconfirmed), AcquiredAll::Granted(_)) = (confirmation, &reply) {
+            join_all(claims.iter().map(|claim| self.give_back(claim))).await;
+            return Err(unconfirmed);
         }
         Ok(reply)
     }
@@ -155,15 +156,16 @@ impl Leases for RedisBackend {
             Mode::Read => self.with_terms(to, call),
             _ => call.arg(millis(to.fence_life)),
         };
-        let (reply, is_confirmed) = loop {
-            let (reply, is_confirmed) = self.0.servers.grant(&call).await?;
+        let (reply, confirmation) = loop {
+            let (reply, confirmation) = self.0.servers.grant(&call).await?;
             if !replies::is_again(&reply) {
-                break (reply, is_confirmed);
+                break (reply, confirmation);
             }
         };
         let passed = self.checked(replies::passed(reply))?;
-        if !is_confirmed && passed.is_some() {
-            return Err(self.give_back(to).await);
+        if let (Err(unconfirmed), Some(_)) = (confirmation, &passed) {
+            self.give_back(to).await;
+            return Err(unconfirmed);
         }
         Ok(passed)
     }
@@ -247,11 +249,11 @@ impl RedisBackend {
     fn renewed(
         &self,
         batch: &[Claim],
-        reply: Result<(Value, bool), BackendError>,
+        reply: Result<(Value, Confirmation), BackendError>,
     ) -> Result<Vec<bool>, BackendError> {
-        let (reply, is_confirmed) = reply?;
+        let (reply, confirmation) = reply?;
         let held = self.checked(replies::flags(reply, batch.len()))?;
-        if is_confirmed { Ok(held) } else { Err(unreplicated()) }
+        confirmation.map(|()| held)
     }
 }
 

@@ -49,7 +49,8 @@ impl RedisBackend {
                 return Err(BackendError::new(BackendErrorKind::Refused, why));
             }
         }
-        Ok(())
+        // A script may not run it.
+        servers.try_wait_at_each().await
     }
 }
 
