@@ -106,9 +106,9 @@
 //! - **The runtime of a load is dropped.** If the process continues, a separate thread releases the
 //!   lease.
 //! - **A runtime of the current thread stands still.** So does what it runs for callers in other
-//!   runtimes: a load whose own caller has left, renewals, and places in queues. Drive each runtime
-//!   that uses a cache or locks for as long as the others use them, or drop it. Another one goes on
-//!   with the work of a runtime that is dropped.
+//!   runtimes: a load whose own caller has left, renewals, places in queues, and the connections of
+//!   the backend. Drive each runtime that uses a cache or locks for as long as the others use them
+//!   or their backend, or drop it. Another one goes on with the work of a runtime that is dropped.
 //! - **Too many callers wait.** Further callers fail with [`Overloaded`](ErrorKind::Overloaded) at
 //!   once.
 //! - **Redis is full.** Values are pushed to waiters but not stored. Invalidations still work.

@@ -64,9 +64,10 @@
 //! lease.
 //!
 //! The tasks that renew leases and keep places in queues serve all callers of the same [`Locks`].
-//! They run in a runtime that one of these callers uses. So drive each runtime of the current
-//! thread for as long as others use the locks, or drop it. Leases are lost behind one that stands
-//! still.
+//! They run in a runtime that one of these callers uses. So do the connections of a backend, which
+//! serve the caches and locks over all its clones. So drive each runtime of the current thread for
+//! as long as others use the locks or the backend, or drop it. Behind one that stands still, leases
+//! are lost, and loads and locks of other runtimes get no answer.
 //!
 //! # Names of the methods
 //!
