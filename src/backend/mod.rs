@@ -76,6 +76,7 @@ pub(crate) use self::{
     claim::{HANDOVER_LIFE, QueueKind, TURN_LIFE},
     erased::{DynLeases, Erased, ErasedLeases},
     latches::{DynLatches, ErasedLatches},
+    renewal::{RENEWAL_BATCH, renewed_together},
     store::{DynStore, ErasedStore},
 };
 

@@ -1,3 +1,12 @@
+use super::{Claim, Mode};
+
+/// What a batch of renewals may cost its server, in leases that have one holder each. A script of
+/// so many takes some hundred microseconds.
+pub(crate) const RENEWAL_BATCH: usize = 100;
+
+/// The number of permits that cost a server as much as one lease. It renews each permit by itself.
+const PERMITS_A_LEASE: usize = 4;
+
 /// The answer to [`Leases::renew`](super::Leases::renew) for one claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Renewal {
@@ -23,5 +32,26 @@ impl From<bool> for Renewal {
     /// Converts the answer of a server that always knows it.
     fn from(held: bool) -> Self {
         if held { Self::Held } else { Self::NotHeld }
+    }
+}
+
+/// Returns how many of these claims, from the first, one batch renews at a cost of at most
+/// `budget`. It is at least one, as a batch cannot have a part of a claim.
+pub(crate) fn renewed_together<'a>(
+    claims: impl Iterator<Item = &'a Claim>,
+    budget: usize,
+) -> usize {
+    let spent = claims.scan(0, |spent, claim| {
+        *spent += cost(claim);
+        Some(*spent)
+    });
+    spent.take_while(|spent| *spent <= budget).count().max(1)
+}
+
+/// What the renewal of a claim costs its server, in leases.
+fn cost(claim: &Claim) -> usize {
+    match claim.mode {
+        Mode::Permit { count, .. } => 1 + count as usize / PERMITS_A_LEASE,
+        Mode::Exclusive | Mode::Fair | Mode::Read | Mode::Write => 1,
     }
 }

@@ -203,6 +203,7 @@ rules! {
             a_release_sent_twice_returns_its_permit_once,
             several_permits_are_granted_all_or_none,
             permits_of_a_dead_holder_come_back,
+            many_permits_are_renewed_and_handed_over,
             renewed_permits_last,
             each_claim_brings_its_limit,
             permits_can_be_looked_at_and_cleared,

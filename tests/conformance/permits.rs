@@ -98,6 +98,31 @@ pub async fn permits_of_a_dead_holder_come_back<H: FullHarness>(h: &H) {
     assert_eq!(held(&backend, &of(3, 1, &name)).await.holders, 3);
 }
 
+/// A backend may do this in several steps.
+pub async fn many_permits_are_renewed_and_handed_over<H: FullHarness>(h: &H) {
+    let (here, there) = (h.backend(), h.backend());
+    let name = name("k");
+    let mut holders = Vec::new();
+    for _ in 0..3 {
+        let holder = of(3000, 1000, &name);
+        granted(&here, &holder).await;
+        holders.push(holder);
+    }
+    h.pass(LEASE / 2).await;
+    assert_eq!(here.renew(&holders).await.unwrap(), [Renewal::Held; 3]);
+    h.pass(LEASE / 2).await;
+    let waiting: [Claim; 4] = std::array::from_fn(|_| of(3000, 250, &name));
+    for claim in &waiting {
+        assert_eq!(held(&there, claim).await.holders, 3000);
+    }
+    let mut changes = listen(&there, &name).await;
+    assert!(here.release(&holders[0]).await.unwrap());
+    for claim in &waiting {
+        handed_over(&mut changes, claim).await;
+    }
+    assert_eq!(held(&there, &hasty(3000, 1, &name)).await.holders, 3000);
+}
+
 pub async fn renewed_permits_last<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = name("k");

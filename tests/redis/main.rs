@@ -15,6 +15,7 @@ mod large;
 mod latches;
 mod memory;
 mod outage;
+mod permits;
 mod pushes;
 mod queues;
 mod recovery;

@@ -1,6 +1,6 @@
 //! The renewals that one request carries.
 //!
-//! A batch is small enough not to keep a server busy for long, and few are under way at a time. So
+//! A batch is cheap enough not to keep a server busy for long, and few are under way at a time. So
 //! the commands of others go in between, and a time-out counts from when a batch is really sent. A
 //! batch has one shard: a shard that does not answer costs the others nothing. Its leases are about
 //! equally long, so that a short one does not bound the time of long ones.
@@ -16,12 +16,10 @@ use tracing::debug;
 
 use super::super::record::LeaseRecord;
 use crate::{
-    backend::{ANSWER_LIMIT, DynLeases, Renewal},
+    backend::{ANSWER_LIMIT, DynLeases, RENEWAL_BATCH, Renewal, renewed_together},
     error::Chain,
 };
 
-/// The number of leases in a batch: a script of some hundred microseconds.
-pub(super) const BATCH: usize = 100;
 /// How many batches of a group are under way.
 const AT_ONCE: usize = 4;
 /// How many of them are under way if the leases are renewed too late, as over a slow link.
@@ -63,7 +61,8 @@ impl Batches {
     pub(super) fn next(&mut self, is_held: impl Fn(&LeaseRecord) -> bool) -> Option<RenewalBatch> {
         for (key, group) in &mut self.0 {
             while group.may_send() {
-                let some = group.waiting.len().min(BATCH);
+                let claims = group.waiting.iter().map(|record| record.claim());
+                let some = renewed_together(claims, RENEWAL_BATCH);
                 let records: Vec<_> =
                     group.waiting.drain(..some).filter(|record| is_held(record)).collect();
                 if !records.is_empty() {
@@ -127,5 +126,51 @@ impl BatchAnswer {
             Some(each) => each.get(at).copied().unwrap_or(Renewal::NotHeld),
             None => Renewal::Unknown,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        backend::{Claim, Mode},
+        key::{Family, Key, Name, Namespace},
+        lease::{Upkeep, record::Granted},
+    };
+
+    const LEASE: Duration = Duration::from_secs(60);
+
+    fn record(mode: Mode) -> Result<Arc<LeaseRecord>, crate::Error> {
+        let name = Name::new(&Namespace::standard(), Family::Lock, &Key::from("k"), 512)?;
+        let granted = Granted {
+            claim: Claim::new(name, mode, LEASE, LEASE),
+            upkeep: Upkeep { renew_every: Some(LEASE / 3), max_hold: Duration::MAX },
+            runtime: tokio::runtime::Handle::current(),
+            fence: 0,
+            since: Instant::now(),
+            until: None,
+            outcome_unknown: false,
+            slot: None,
+        };
+        Ok(Arc::new(LeaseRecord::new(granted, Arc::default())))
+    }
+
+    /// A hundred leases of 1,000 permits each were one batch, which kept a server busy for 200 ms.
+    #[tokio::test]
+    async fn a_batch_is_bounded_by_its_permits() -> Result<(), crate::Error> {
+        let mut batches = Batches::default();
+        let mut add = |count, mode| {
+            (0..count).try_for_each(|_| {
+                batches.add(0, record(mode)?);
+                Ok::<_, crate::Error>(())
+            })
+        };
+        let permits = |count| Mode::Permit { limit: 1000, count };
+        add(2, permits(1000))?;
+        add(50, permits(1))?;
+        add(60, Mode::Exclusive)?;
+        let sizes = std::iter::from_fn(|| batches.next(|_| true)).map(|batch| batch.records.len());
+        assert_eq!(sizes.collect::<Vec<_>>(), [1, 1, 100, 10]);
+        Ok(())
     }
 }

@@ -9,13 +9,13 @@ use tokio::{
 };
 use tracing::warn;
 
-use super::{super::record::LeaseRecord, batches::BATCH};
-use crate::backend::Owner;
+use super::super::record::LeaseRecord;
+use crate::backend::{Owner, RENEWAL_BATCH};
 
 /// How long the task stays when nothing is held any more.
 const LINGER: Duration = Duration::from_millis(50);
 /// How many leases one look takes at most, while other callers wait for the lock.
-const LOOK: usize = 2 * BATCH;
+const LOOK: usize = 2 * RENEWAL_BATCH;
 
 #[derive(Default)]
 pub(super) struct RenewalSchedule {
@@ -113,7 +113,7 @@ impl RenewalSchedule {
     pub(super) fn renew_after(&mut self, record: &LeaseRecord, sent: Instant) {
         let mut look = record.next_look(sent);
         if let Some(every) = record.upkeep().renew_every
-            && self.held.len() > BATCH
+            && self.held.len() > RENEWAL_BATCH
             && look < record.deadline()
         {
             look -= every.mul_f64(fastrand::f64() / 10.0);

@@ -77,7 +77,7 @@ use self::{
 };
 use super::scripts::Call;
 use crate::{
-    backend::Channels,
+    backend::{Channels, RENEWAL_BATCH},
     error::{BackendError, BackendErrorKind},
     key::Name,
 };
@@ -108,9 +108,6 @@ enum Nodes {
     Single { node: Box<Node>, channels: Channels, replacements: Option<Arc<Replacements>> },
     Cluster(Cluster),
 }
-
-/// The number of leases that one script renews: few enough not to block the server for long.
-const RENEW_BATCH: usize = 100;
 
 impl Servers {
     pub(super) fn new(deployment: Deployment, config: RedisConfig) -> Self {
@@ -156,13 +153,13 @@ impl Servers {
         replies.into_iter().map(|reply| reply.map(|reply| self.confirmed(reply))).collect()
     }
 
-    /// Returns how many leases one script may renew.
+    /// Returns what the renewals of one script may cost, in leases.
     ///
-    /// In a cluster it is one: two leases rarely share a slot, and a slot that is being moved would
-    /// block the others.
+    /// In a cluster it is one lease. Two leases rarely share a slot, and a slot that is being moved
+    /// would block the others.
     pub(super) fn renew_batch(&self) -> usize {
         match self.nodes {
-            Nodes::Single { .. } => RENEW_BATCH,
+            Nodes::Single { .. } => RENEWAL_BATCH,
             Nodes::Cluster(_) => 1,
         }
     }

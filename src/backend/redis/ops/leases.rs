@@ -22,7 +22,7 @@ use crate::{
             keys,
             scripts::{Call, SCRIPTS},
         },
-        several,
+        renewed_together, several,
     },
     error::BackendError,
     key::{Family, Name},
@@ -96,12 +96,12 @@ impl Leases for RedisBackend {
 
     /// Each script has an outcome of its own.
     async fn renew(&self, claims: &[Claim]) -> Result<Vec<Renewal>, BackendError> {
-        let batches = || claims.chunks(self.0.servers.renew_batch());
-        let calls: Vec<_> = batches().map(renewal).collect();
+        let batches = renewal_batches(claims, self.0.servers.renew_batch());
+        let calls: Vec<_> = batches.iter().copied().map(renewal).collect();
         let replies = self.0.servers.renew(&calls).await;
         let mut renewed = Vec::with_capacity(claims.len());
         let mut failure = None;
-        for (batch, reply) in batches().zip(replies) {
+        for (batch, reply) in batches.into_iter().zip(replies) {
             match self.renewed(batch, reply) {
                 Ok(held) => renewed.extend(held.into_iter().map(Renewal::from)),
                 Err(error) => {
@@ -255,6 +255,17 @@ impl RedisBackend {
         let held = self.checked(replies::flags(reply, batch.len()))?;
         confirmation.map(|()| held)
     }
+}
+
+/// Splits claims into those that one script renews each.
+fn renewal_batches(mut claims: &[Claim], budget: usize) -> Vec<&[Claim]> {
+    let mut batches = Vec::with_capacity(claims.len().div_ceil(budget));
+    while !claims.is_empty() {
+        let (batch, rest) = claims.split_at(renewed_together(claims.iter(), budget));
+        batches.push(batch);
+        claims = rest;
+    }
+    batches
 }
 
 /// Returns the call that renews a batch of leases.

@@ -12,15 +12,14 @@ local permits, queue, deadlines = unpack(KEYS)
 local owner, lease_ms, entry_ms, bits, head_start = unpack(ARGV)
 local limit, count = tonumber(ARGV[6]), tonumber(ARGV[7])
 
--- include: clock_ms, holds_at, is_held, hold, hold_again
+-- include: clock_ms, holds_at, hold, extend_hold
 local at = now_ms()
 local out, _, foreign = holds_at(permits, at)
 if foreign then return foreign end
 
 local claim = owner .. ':' .. count .. ':' .. limit
 local has_queue = redis.call('EXISTS', queue) == 1
-if is_held(permits, owner, count, at) then
-  hold_again(permits, owner, count, at, lease_ms)
+if extend_hold(permits, owner, count, at, lease_ms) then
   -- The permits may have been handed over to it while it waited.
   if has_queue then redis.call('ZREM', queue, claim) end
   return 0

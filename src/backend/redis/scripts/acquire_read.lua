@@ -11,13 +11,12 @@
 local lease, queue, deadlines, readers, writers = unpack(KEYS)
 local owner, lease_ms, entry_ms, bits, head_start = unpack(ARGV)
 
--- include: clock_ms, lease_at, holds_at, is_held, hold, hold_again, take_entry, leave, first_alive
+-- include: clock_ms, lease_at, holds_at, hold, extend_hold, take_entry, leave, first_alive
 local at = now_ms()
 local reading, _, foreign = holds_at(readers, at)
 if foreign then return foreign end
 
-if is_held(readers, owner, 1, at) then
-  hold_again(readers, owner, 1, at, lease_ms)
+if extend_hold(readers, owner, 1, at, lease_ms) then
   -- The lock may have been handed over to it while it waited.
   leave(queue, nil, owner)
   return 0

@@ -8,10 +8,10 @@
 local lease, channel, fence, queue, deadlines, readers, writers = unpack(KEYS)
 local writer, reader, lease_ms, hands_over, handover_ms, fence_ms = unpack(ARGV)
 
--- include: clock_ms, lease_at, holds_at, is_held, hold, next_rw_holders
+-- include: clock_ms, lease_at, holds_at, held_until, hold, next_rw_holders
 local at = now_ms()
 local holder, _, _, has_foreign = lease_at(lease)
-if not is_held(readers, reader, 1, at) then
+if not held_until(readers, reader, at) then
   if holder ~= writer then return nil end
   local _, _, foreign = holds_at(readers, at)
   if foreign then return foreign end

@@ -16,7 +16,7 @@ return keep_each(4, 4, function(keys, _, claims)
   local _, _, foreign = holds_at(permits, at)
   if foreign then return foreign end
   local to = { channel = channel, hands_over = hands_over, handover_ms = handover_ms }
-  local told, unheard_ms, handed = next_permits(to, queue, deadlines, permits, at)
+  local told, unheard_ms, handed = next_permits(to, queue, deadlines, permits, at, 0)
   local first = redis.call('ZRANGE', permits, '(' .. at, '+inf', 'BYSCORE', 'LIMIT', 0, 1)[1]
   local left = unheard_ms or first and redis.call('ZSCORE', permits, first) - at or 0
   return { told, left, has_lapsed, handed and 1 or 0, unpack(stands) }

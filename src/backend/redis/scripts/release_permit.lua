@@ -8,10 +8,11 @@
 local permits, channel, queue, deadlines = unpack(KEYS)
 local owner, count, limit, hands_over, handover_ms = unpack(ARGV)
 
--- include: clock_ms, members, is_held
+-- include: clock_ms, members, held_until
 local at = now_ms()
-local was_held = is_held(permits, owner, tonumber(count), at) and 1 or 0
-redis.call('ZREM', permits, unpack(members(owner, tonumber(count))))
+local ends = held_until(permits, owner, at)
+local removed = redis.call('ZREM', permits, unpack(members(owner, tonumber(count))))
+local was_held = ends and removed == tonumber(count) and 1 or 0
 if redis.call('EXISTS', queue) == 0 then
   redis.call('DEL', deadlines)
   return was_held
@@ -20,4 +21,4 @@ end
 -- include: next_permits
 redis.call('ZREM', queue, owner .. ':' .. count .. ':' .. limit)
 local to = { channel = channel, hands_over = hands_over, handover_ms = handover_ms }
-return was_held + next_permits(to, queue, deadlines, permits, at)
+return was_held + next_permits(to, queue, deadlines, permits, at, removed)

@@ -8,14 +8,14 @@
 local lease, channel, fence, queue, deadlines, readers, writers = unpack(KEYS)
 local owner, hands_over, handover_ms, fence_ms = unpack(ARGV)
 
--- include: clock_ms, lease_at, is_held, leave
+-- include: clock_ms, lease_at, held_until, leave
 local at = now_ms()
 local holder, held, _, foreign = lease_at(lease)
 local was_held = 0
 if holder == owner then
   redis.call('DEL', lease)
   if held > 0 then was_held = 1 end
-elseif is_held(readers, owner, 1, at) then
+elseif held_until(readers, owner, at) then
   redis.call('ZREM', readers, owner)
   was_held = 1
 end

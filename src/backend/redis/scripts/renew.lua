@@ -31,21 +31,13 @@ for fence = count + 1, #KEYS do
 end
 if not has_holds and not unread then return renewed end
 
--- include: read, is_held, clock_ms
+-- include: read, extend_hold, clock_ms
 -- Fails if an ACL forbade it, which says nothing of the lease.
 if unread then read('GET', unread) end
 local at = now_ms()
 for one = 1, count do
-  local set, owner, life_ms, size = KEYS[one], unpack(ARGV, 3 * one - 1, 3 * one + 1)
+  local owner, life_ms, size = unpack(ARGV, 3 * one - 1, 3 * one + 1)
   size = tonumber(size)
-  if size > 0 and is_held(set, owner, size, at) then
-    -- Lets a full server renew a hold: in a script that has written it lets all writes through, and
-    -- this write needs no memory.
-    redis.call('PEXPIRE', set, math.max(life_ms, redis.call('PTTL', set)))
-    for _, member in ipairs(members(owner, size)) do
-      redis.call('ZADD', set, at + life_ms, member)
-    end
-    renewed[one] = 1
-  end
+  if size > 0 and extend_hold(KEYS[one], owner, size, at, life_ms) then renewed[one] = 1 end
 end
 return renewed
