@@ -4,7 +4,9 @@ use std::{sync::Arc, time::Duration};
 
 use futures_util::{FutureExt, future::BoxFuture};
 
-use super::{Acquired, AcquiredAll, Changes, Claim, Grant, Kept, Leases, Mode, Occupied, Renewal};
+use super::{
+    Acquired, AcquiredAll, Changes, Claim, Grant, Kept, Leases, Mode, Occupied, Renewal, RoundTrip,
+};
 use crate::{error::BackendError, key::Name};
 
 /// Declares a trait with the methods of a trait of backends, and implements it for all of these.
@@ -58,6 +60,7 @@ erased! {
     fn changes_since(claim: &Claim, missed: u64) -> Option<Changes>;
     fn ended(claim: &Claim, took: Duration) -> ();
     fn time_limit() -> Option<Duration>;
+    fn round_trip() -> RoundTrip;
     fn is_shared() -> bool;
     fn shard(name: &Name) -> usize;
 }

@@ -40,6 +40,7 @@ mod owner;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
 mod renewal;
+mod round_trip;
 mod several;
 mod store;
 mod windows;
@@ -66,6 +67,7 @@ pub use self::{
     memory::MemoryBackend,
     owner::Owner,
     renewal::Renewal,
+    round_trip::RoundTrip,
     several::{AcquiredAll, acquire_in_order},
     store::{Claimed, Committed, Store},
     windows::Windows,
@@ -263,6 +265,14 @@ pub trait Leases: Send + Sync + 'static {
     /// The caller then sets no timer for it.
     fn time_limit(&self) -> Option<Duration> {
         None
+    }
+
+    /// Returns the round trip to the server, or to the slowest of several servers. A
+    /// [majority](crate::lock::Majority) gives its servers the time for a few of them.
+    ///
+    /// The default returns [`RoundTrip::Untold`].
+    fn round_trip(&self) -> RoundTrip {
+        RoundTrip::Untold
     }
 
     /// Returns whether other processes may use the same data. Defaults to `true`.

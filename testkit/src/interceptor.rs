@@ -6,7 +6,7 @@ use bellwether::{
     backend::{
         Acquired, AcquiredAll, Announcement, BackOff, Changes, Claim, Claimed, Committed,
         Countdown, Entry, Failure, Grant, Kept, Latches, Leases, Mode, Occupied, Owner, Renewal,
-        Store, Windows, acquire_in_order,
+        RoundTrip, Store, Windows, acquire_in_order,
     },
     error::BackendError,
     key::Name,
@@ -112,6 +112,11 @@ pub trait Hook<B>: Clone + Send + Sync + 'static {
     fn acquires_in_order(&self) -> bool {
         false
     }
+
+    /// Says how long the round trip to the backend takes.
+    fn round_trip(&self) -> RoundTrip {
+        RoundTrip::Untold
+    }
 }
 
 /// A backend that passes each operation to a hook.
@@ -188,6 +193,10 @@ impl<B: Store + Latches, H: Hook<B>> Leases for Interceptor<B, H> {
 
     fn time_limit(&self) -> Option<Duration> {
         self.inner.time_limit()
+    }
+
+    fn round_trip(&self) -> RoundTrip {
+        self.hook.round_trip().max(self.inner.round_trip())
     }
 
     fn ended(&self, claim: &Claim, took: Duration) {

@@ -1,6 +1,6 @@
 //! Commands, and what goes with them in one write.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
 use redis::{Cmd, Pipeline, Value};
@@ -54,6 +54,10 @@ impl CommandConnection {
     /// Replaces the current connection, after a reply that does not match its command.
     pub(super) fn replace(&self) {
         self.link.replace();
+    }
+
+    pub(super) fn round_trip(&self) -> Option<Duration> {
+        self.link.round_trip()
     }
 
     /// Runs a script, and sends its source if the server does not know it.

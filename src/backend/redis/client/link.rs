@@ -16,7 +16,7 @@
 //! callers. A command may be sent in the same moment, and then lies in a queue that is not read any
 //! more. So all commands look when a driver has ended.
 
-use std::{io, pin::pin, sync::Arc};
+use std::{io, pin::pin, sync::Arc, time::Duration};
 
 use futures_util::FutureExt;
 use redis::{RedisError, Value, aio::MultiplexedConnection};
@@ -35,6 +35,7 @@ use super::{
     failure::{CommandFailure, ends_connection},
     reconnect::{ConnectionState, Established, KeptConnection, ReconnectRun, keep_connected},
     replacements::LastMaster,
+    round_trip::MeasuredRoundTrip,
     task::OnDemandTask,
     timeout_wheel::TimeoutWheel,
 };
@@ -68,8 +69,15 @@ impl Link {
         let timeouts = Arc::new(TimeoutWheel::new(config.command_timeout));
         let state = watch::Sender::new(ConnectionState::Idle);
         let last_master = LastMaster::default();
-        let kept = KeptConnection { endpoint, config, state, timeouts, events, last_master };
+        let round_trip = MeasuredRoundTrip::default();
+        let kept =
+            KeptConnection { endpoint, config, state, timeouts, events, last_master, round_trip };
         Self { kept: Arc::new(kept), task: Arc::default() }
+    }
+
+    /// Returns the round trip to the server, once a connection was made.
+    pub(super) fn round_trip(&self) -> Option<Duration> {
+        self.kept.round_trip.get()
     }
 
     /// Sends something on the current connection, and returns the connection with the reply.
@@ -104,6 +112,9 @@ impl Link {
             return Err(BackendError::new(BackendErrorKind::Unknown, why));
         };
         unanswered.disarm();
+        if reply.is_ok() {
+            self.kept.round_trip.answered(deadline.begun.elapsed());
+        }
         Ok((used, reply))
     }
 

@@ -31,6 +31,7 @@ mod push;
 mod reconnect;
 mod replacements;
 mod replicas;
+mod round_trip;
 mod sentinel;
 mod staggered;
 mod stream;
@@ -43,7 +44,7 @@ mod tls;
 mod topology;
 mod write_batcher;
 
-use std::{borrow::Borrow, sync::Arc};
+use std::{borrow::Borrow, sync::Arc, time::Duration};
 
 use futures_util::{
     FutureExt, TryFutureExt,
@@ -322,6 +323,14 @@ impl Servers {
         match &self.nodes {
             Nodes::Single { .. } => 0,
             Nodes::Cluster(cluster) => cluster.shard(name),
+        }
+    }
+
+    /// Returns the round trip to the server, or to the slowest node of a cluster that is in use.
+    pub(super) fn round_trip(&self) -> Option<Duration> {
+        match &self.nodes {
+            Nodes::Single { node, .. } => node.round_trip(),
+            Nodes::Cluster(cluster) => cluster.round_trip(),
         }
     }
 

@@ -1,6 +1,6 @@
 //! The connections to one server.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use super::{
     commands::CommandConnection, config::RedisConfig, endpoint::Endpoint, events::NodeEvents,
@@ -54,6 +54,12 @@ impl Node {
             Lane::Granting => &self.granting,
             Lane::Bulk => &self.bulk,
         }
+    }
+
+    /// Returns the round trip to the server, if a connection for small commands has measured it.
+    pub(super) fn round_trip(&self) -> Option<Duration> {
+        let each = [&*self.commands, &self.granting].map(CommandConnection::round_trip);
+        each.into_iter().flatten().min()
     }
 
     /// Replaces the connections after a reply that does not match its command.

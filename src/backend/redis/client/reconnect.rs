@@ -20,6 +20,7 @@ use super::{
     handshake::prepare,
     pacer::after_break,
     replacements::LastMaster,
+    round_trip::MeasuredRoundTrip,
     stream::Connected,
     timeout_wheel::TimeoutWheel,
 };
@@ -36,6 +37,7 @@ pub(super) struct KeptConnection {
     pub(super) timeouts: Arc<TimeoutWheel>,
     pub(super) events: NodeEvents,
     pub(super) last_master: LastMaster,
+    pub(super) round_trip: MeasuredRoundTrip,
 }
 
 #[derive(Clone)]
@@ -96,6 +98,7 @@ impl KeptConnection {
                 let since = Instant::now();
                 let runtime = Handle::current().id();
                 let round_trip = connected.round_trip;
+                self.round_trip.measured(round_trip);
                 let silence_limit = self.config.silence_limit(round_trip);
                 let suspected = Notify::new();
                 let clock = ServerClock::default();
@@ -159,9 +162,12 @@ impl KeptConnection {
         let tests = async {
             loop {
                 current.suspected.notified().await;
+                let asked = Instant::now();
                 if !echoes(&current.connected, current.silence_limit).await {
                     return;
                 }
+                // The callers that gave up did so because the link has become slow.
+                self.round_trip.measured(asked.elapsed());
             }
         };
         tokio::select! {

@@ -16,7 +16,7 @@ use super::{
 use crate::{
     backend::{
         Acquired, AcquiredAll, Change, Changes, Claim, Claimed, Erased, ErasedLeases, Grant, Kept,
-        Leases, Mode, Occupied, Renewal, acquire_in_order, no_pass,
+        Leases, Mode, Occupied, Renewal, RoundTrip, acquire_in_order, no_pass,
         redis::{
             client::Confirmation,
             keys,
@@ -232,6 +232,10 @@ impl Leases for RedisBackend {
     fn time_limit(&self) -> Option<Duration> {
         let give_back = u32::from(self.0.config.replicas.is_some());
         Some(self.0.config.command_timeout.saturating_mul(1 + give_back))
+    }
+
+    fn round_trip(&self) -> RoundTrip {
+        self.0.servers.round_trip().map_or(RoundTrip::Unmeasured, RoundTrip::Measured)
     }
 
     fn shard(&self, name: &Name) -> usize {

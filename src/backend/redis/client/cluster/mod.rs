@@ -229,6 +229,11 @@ impl Cluster {
         slots.map_or(0, |slots| slots.number(slot_of(name.prefix().as_bytes())))
     }
 
+    /// Returns the round trip to the slowest node that is in use.
+    pub(super) fn round_trip(&self) -> Option<Duration> {
+        self.nodes.all().iter().filter_map(|node| node.connections.round_trip()).max()
+    }
+
     async fn send(
         &self,
         slot: u16,
