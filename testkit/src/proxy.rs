@@ -202,15 +202,16 @@ enum Incoming {
 }
 
 impl Incoming {
-    fn new(mut from: OwnedReadHalf, one_way: Duration) -> Self {
-        if one_way.is_zero() {
+    fn new(mut from: OwnedReadHalf, shared: Arc<Shared>) -> Self {
+        if shared.one_way().is_zero() {
             return Self::Direct(from);
         }
         let (send, packets) = mpsc::unbounded_channel();
         tokio::spawn(async move {
             let mut packet = BytesMut::with_capacity(PACKET);
             while from.read_buf(&mut packet).await.is_ok_and(|read| read > 0) {
-                if send.send((Instant::now() + one_way, packet.split().freeze())).is_err() {
+                if send.send((Instant::now() + shared.one_way(), packet.split().freeze())).is_err()
+                {
                     return;
                 }
             }
@@ -324,7 +325,8 @@ impl Proxy {
         }
     }
 
-    /// Lengthens each round trip by this, on connections that are made from now on.
+    /// Lengthens each round trip by this, on connections that are made from now on. Those that were
+    /// lengthened before follow.
     pub fn lengthen_round_trip(&self, by: Duration) {
         self.shared.one_way.store(by.as_micros() as u64 / 2, Ordering::SeqCst);
     }
@@ -425,8 +427,7 @@ impl Connection {
             held: AsyncMutex::new(None),
             silent: Mutex::new(false),
         });
-        let one_way = Duration::from_micros(connection.shared.one_way.load(Ordering::SeqCst));
-        let far = |from| Incoming::new(from, one_way);
+        let far = |from| Incoming::new(from, connection.shared.clone());
         tokio::select! {
             () = connection.requests(far(from_client), to_server) => {}
             () = connection.answers(far(from_server)) => {}
@@ -619,6 +620,10 @@ impl Connection {
 }
 
 impl Shared {
+    fn one_way(&self) -> Duration {
+        Duration::from_micros(self.one_way.load(Ordering::SeqCst))
+    }
+
     /// Returns the fault of a command. The rule counts the command.
     fn fault(&self, request: &Request) -> Option<Fault> {
         let rules = self.rules.lock().unwrap().clone();
