@@ -98,7 +98,7 @@ impl RenewalBatch {
     pub(super) async fn renew(self, backend: Arc<dyn DynLeases>) -> (Self, BatchAnswer) {
         let sent = Instant::now();
         let claims: Vec<_> = self.records.iter().map(|record| record.claim().clone()).collect();
-        let answer = timeout(self.limit(), backend.renew(&claims)).await;
+        let answer = timeout(self.limit(backend.as_ref()), backend.renew(&claims)).await;
         let each = match answer {
             Ok(Ok(each)) => Some(each),
             Ok(Err(error)) => {
@@ -110,11 +110,11 @@ impl RenewalBatch {
         (self, BatchAnswer { sent, each })
     }
 
-    /// The time that a backend has that does not bound its own operations. It leaves time for a
-    /// second try.
-    fn limit(&self) -> Duration {
+    /// The time that a backend has. It leaves time for a second try.
+    fn limit(&self, backend: &dyn DynLeases) -> Duration {
+        let limit = backend.time_limit().unwrap_or_default().max(ANSWER_LIMIT);
         let leases = self.records.iter().map(|record| record.claim().lease);
-        leases.min().unwrap_or_default().min(2 * ANSWER_LIMIT) / 2
+        limit.min(leases.min().unwrap_or_default() / 2)
     }
 }
 
