@@ -16,7 +16,7 @@ use std::{
     time::Duration,
 };
 
-use bellwether::{BoxError, ErrorKind, RedisBackend, Redlock, lease::Retry};
+use bellwether::{BoxError, ErrorKind, RedisBackend, Redlock};
 use tempfile::TempDir;
 use tokio::{
     task::JoinSet,
@@ -113,11 +113,9 @@ fn client(servers: &[Server]) -> Result<Redlock, bellwether::Error> {
 async fn one_at_a_time(clients: &[Redlock]) -> Result<(), BoxError> {
     let (till, inside) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let begun = Instant::now();
-    // One try may ask the servers twice, one after the other.
-    let retry = Retry::on_demand().try_limit(2 * ANSWER_LIMIT);
     let mut tasks = JoinSet::new();
     for client in clients.iter().flat_map(|client| [client; TASKS]) {
-        let mutex = client.mutex("till").lease(LEASE).retry(retry);
+        let mutex = client.mutex("till").lease(LEASE);
         let (till, inside) = (till.clone(), inside.clone());
         tasks.spawn(async move {
             for _ in 0..TIMES {

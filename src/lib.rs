@@ -126,7 +126,7 @@
 //! | command time-out | 250 ms |
 //! | connect time-out | 4 command time-outs, at least 1 s |
 //! | one attempt to claim, store or lock ([`try_limit`]) | as the command time-out |
-//! | answer of one server of a `Redlock` | 50 ms |
+//! | answer of one server of a `Redlock` | 50 ms, or 4 round trips where those are longer |
 //! | loads at once | 1,024 per cache and process |
 //! | waiting callers | 100,000 per cache and process, 10,000 per key |
 //! | key | 512 bytes |
@@ -148,7 +148,8 @@
 //! - **Load limit, wait limit:** HTTP clients wait about this long. A loader that hangs must not
 //!   block its key.
 //! - **Time-outs:** far above a round trip. Yet a caller is late rather than lost.
-//! - **`Redlock`:** far above a round trip. A server that hangs costs this much of each lease.
+//! - **`Redlock`:** above a round trip, which a majority measures. A server that hangs costs this
+//!   much of each lease.
 //! - **Loads at once:** further loads queue, up to the wait limit. Further HTTP requests pass
 //!   through.
 //! - **Waiting callers:** memory must not grow with the patience of clients.

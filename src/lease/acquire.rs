@@ -127,7 +127,7 @@ impl Engine {
             engine: self,
             acquisition: Acquisition::new(self.janitor.clone(), claim),
             upkeep,
-            try_limit: try_limit(strategy, self.backend().as_ref()),
+            strategy,
             slot: None,
             failure: None,
         };
@@ -140,7 +140,7 @@ struct OneAttempt<'a> {
     engine: &'a Arc<Engine>,
     acquisition: Acquisition,
     upkeep: Upkeep,
-    try_limit: Duration,
+    strategy: &'a dyn RetryStrategy,
     /// The slot of the local queue, once this caller has it.
     slot: Option<LeaseSlot>,
     /// The error of the last request, if it failed.
@@ -164,7 +164,9 @@ impl Attempt for OneAttempt<'_> {
         if self.acquisition.claim().waits {
             waiting.listening().note_missed();
         }
-        match self.acquisition.ask(self.try_limit, |backend, claim| backend.acquire(claim)).await {
+        // That of a majority follows the round trip.
+        let limit = try_limit(self.strategy, self.engine.backend().as_ref());
+        match self.acquisition.ask(limit, |backend, claim| backend.acquire(claim)).await {
             Ok((Acquired::Granted(grant), sent)) => {
                 let waited = self.acquisition.is_waiting();
                 let changes = if waited { waiting.listening().take_changes() } else { None };
@@ -174,9 +176,7 @@ impl Attempt for OneAttempt<'_> {
                 self.failure = None;
                 Answer::Occupied(occupied.remaining)
             }
-            Err(error) if error.kind() == BackendErrorKind::Foreign => {
-                Answer::Settled(Err(error.into()))
-            }
+            Err(error) if error.is_lasting() => Answer::Settled(Err(error.into())),
             Err(error) => {
                 if self.must_restart(&error) {
                     self.restart(waiting);

@@ -33,7 +33,8 @@ pub trait RetryStrategy: Send + Sync + 'static {
     /// Defaults to `None`: as long as an operation of the backend may take
     /// ([`Leases::time_limit`](crate::backend::Leases::time_limit)), or 250 ms if the backend does
     /// not bound its operations. For Redis, that follows the
-    /// [command time-out](crate::backend::RedisBackendBuilder::command_timeout).
+    /// [command time-out](crate::backend::RedisBackendBuilder::command_timeout). For a
+    /// [`Redlock`](crate::Redlock), it follows the limit for the answer of one server.
     ///
     /// A try is repeated with the same owner, so that the next try recognises a late grant. Without
     /// a next try, a late grant is undone.

@@ -18,7 +18,8 @@ macro_rules! settings {
         /// Sets how long an acquisition may wait for other holders. Defaults to 30 s.
         ///
         /// A try that is under way at the limit may add up to its
-        /// [`try_limit`](crate::lease::RetryStrategy::try_limit), by default 250 ms.
+        /// [`try_limit`](crate::lease::RetryStrategy::try_limit), by default 250 ms. For a
+        /// [`Redlock`](crate::Redlock), it adds up to eight answers of a server.
         pub fn wait_limit(mut self, limit: std::time::Duration) -> Self {
             self.front.wait_limit = limit;
             self

@@ -55,7 +55,7 @@ use crate::{
 /// redlock.reentrant_mutex("nightly").holder().lock().await?.unlock().await?;
 /// redlock.shutdown(Duration::from_secs(1)).await;
 ///
-/// // Servers far away need more time to answer.
+/// // Servers of busy machines need more time to answer.
 /// let redlock = Redlock::with_answer_limit(servers, Duration::from_millis(100))?;
 /// # drop(redlock);
 /// # Ok::<_, bellwether::Error>(()) }).unwrap();
@@ -103,6 +103,18 @@ use crate::{
 /// So servers can be restarted one after another, with two renewals in between, and a lock that is
 /// renewed stays held. With the default interval, one lease is time enough.
 ///
+/// # Servers far away
+///
+/// Each server has 50 ms for an answer, or four round trips where those are longer. The round trip
+/// is that of the server that completes a majority: of three servers, the second fastest. So one
+/// server that is far away or hangs costs no more than that, and is not waited for any longer.
+///
+/// The round trips lengthen the time up to a quarter of the lease, because a late answer is spent
+/// from it. A lease must last longer than four round trips. An acquisition with a shorter one fails
+/// at its first try with an error that says so.
+///
+/// The first request waits for the connections to a majority, for 2 s at most.
+///
 /// # The start of a service
 ///
 /// [`ready_for_locks`](crate::RedisBackend::ready_for_locks) of each server tells of wrong
@@ -145,11 +157,15 @@ impl Redlock {
     /// Creates locks as [`new`](Self::new) does, with another limit for the answer of one server.
     /// The limit of `new` is 50 ms.
     ///
+    /// Servers far away need no other limit: it is lengthened to four [round
+    /// trips](Self#servers-far-away). A higher one is for servers that answer late for another
+    /// reason, such as a busy machine. It raises all limits that belong together.
+    ///
     /// The limit must be short against the lease, because a late answer is spent from it. Each
-    /// acquisition and each unlock waits that long for a server that hangs. It must be long against
-    /// a round trip. It also limits the answer to a batch of renewals. The
-    /// [`try_limit`](crate::lease::RetryStrategy::try_limit) of the retry strategy bounds the whole
-    /// try, so a higher limit here needs a higher one there.
+    /// acquisition and each unlock waits that long for a server that hangs. It also limits the
+    /// answer to a batch of renewals. A try may ask the servers several times, one after the other.
+    /// A [`try_limit`](crate::lease::RetryStrategy::try_limit) of the retry strategy bounds all of
+    /// these requests, and must leave room for them.
     ///
     /// # Errors
     ///

@@ -1,9 +1,9 @@
 //! Several servers as one backend, which holds what a majority of them holds.
 //!
-//! All servers are asked at once, and each has the same short time to answer. The engine above
-//! counts a lease from before the first request. So the lease ends there before it ends at any
-//! server that granted or renewed it then. Those are a majority, and another holder needs one of
-//! them. At a server that missed a renewal, the lease ends sooner.
+//! All servers are asked at once, and each has the same short time to answer (`limit`). The engine
+//! above counts a lease from before the first request. So the lease ends there before it ends at
+//! any server that granted or renewed it then. Those are a majority, and another holder needs one
+//! of them. At a server that missed a renewal, the lease ends sooner.
 //!
 //! A renewal that a majority confirms also takes the lease at each server that denies it for the
 //! second time in a row. That server was away during the acquisition, or has restarted since.
@@ -18,6 +18,7 @@
 //! turn.
 
 mod known;
+mod limit;
 mod listen;
 mod order;
 mod tries;
@@ -31,6 +32,8 @@ use futures_util::{
 };
 use tokio::{runtime::Handle, time::timeout};
 
+pub(super) use self::limit::SERVER_LIMIT;
+
 use self::{
     known::KnownLeases,
     order::{ClaimPlace, Order},
@@ -38,15 +41,11 @@ use self::{
 use crate::{
     backend::{
         Acquired, Changes, Claim, DynLeases, Grant, Kept, Leases, Mode, Occupied, Owner, Renewal,
-        in_time,
     },
     error::{BackendError, BackendErrorKind, Chain, Error, ErrorKind},
     key::Name,
     lease::{Acquisition, Janitor},
 };
-
-/// The default limit for the answer of one server.
-pub(super) const SERVER_LIMIT: Duration = Duration::from_millis(50);
 
 /// Exclusive leases that a majority of independent servers holds, as one backend.
 ///
@@ -62,8 +61,8 @@ pub(super) const SERVER_LIMIT: Duration = Duration::from_millis(50);
 pub struct Majority {
     /// The servers, each with the releases and undos there.
     servers: Arc<[Arc<Janitor>]>,
-    /// The time that each server has for an answer.
-    limit: Duration,
+    /// The time that each server has for an answer, unless the round trip is long.
+    set_limit: Duration,
     held: Arc<KnownLeases>,
     order: Arc<Order>,
 }
@@ -83,12 +82,15 @@ impl Majority {
             return Err(Error::new(ErrorKind::InvalidConfig, "a majority needs at least 1 server"));
         }
         let order = Arc::new(Order::new(servers.len()));
-        Ok(Self { servers, limit: SERVER_LIMIT, held: Arc::default(), order })
+        Ok(Self { servers, set_limit: SERVER_LIMIT, held: Arc::default(), order })
     }
 
-    /// Sets the time that one server has for an answer. Defaults to 50 ms.
+    /// Sets the least time that one server has for an answer. Defaults to 50 ms.
+    ///
+    /// A server has four [round trips](Leases::round_trip) where those are longer, up to a quarter
+    /// of the lease. The round trip is that of the server that completes a majority.
     pub fn answer_limit(mut self, limit: Duration) -> Self {
-        self.limit = limit;
+        self.set_limit = limit;
         self
     }
 
@@ -110,7 +112,7 @@ impl Majority {
         F: Future<Output = Result<T, BackendError>>,
     {
         let asked = self.servers.iter().map(|server| ask(server.backend().as_ref()));
-        join_all(asked.map(|answer| in_time(self.limit, answer))).await
+        join_all(asked.map(|answer| self.in_time(Duration::MAX, answer))).await
     }
 
     /// Answers a claim that is sent again and has the lease already: it lasts its full time from
@@ -128,7 +130,7 @@ impl Majority {
     fn complete(&self, claim: &Claim, at: usize) {
         let Some(server) = self.servers.get(at).cloned() else { return };
         let (ours, theirs) = (claim.owner, afresh(claim));
-        let (held, limit) = (self.held.clone(), self.limit);
+        let (held, limit) = (self.held.clone(), self.limit(claim.lease));
         server.clone().spawn(async move {
             let mut acquisition = Acquisition::new(server, theirs.clone());
             drop(acquisition.ask(limit, |server, claim| server.acquire(claim)).await);
@@ -188,10 +190,11 @@ impl Leases for Majority {
         if let Some(answer) = self.again(claim).await? {
             return Ok(Acquired::Granted(answer));
         }
-        match claim.waits {
+        let acquired = match claim.waits {
             true => self.acquire_in_turn(claim).await,
             false => self.acquire_at_once(claim).await,
-        }
+        };
+        acquired.map_err(|error| self.failure(claim.lease, error))
     }
 
     async fn renew(&self, claims: &[Claim]) -> Result<Vec<Renewal>, BackendError> {
@@ -200,9 +203,10 @@ impl Leases for Majority {
         if held.is_empty() {
             return Ok(vec![Renewal::NotHeld; claims.len()]);
         }
+        let lease = held.iter().map(|claim| claim.lease).min().unwrap_or_default();
         let asked = self.servers.iter().enumerate().map(|(at, server)| {
             let there: Vec<_> = theirs.iter().filter_map(|each| each.get(at).cloned()).collect();
-            in_time(self.limit, async move { server.backend().renew(&there).await })
+            self.in_time(lease, async move { server.backend().renew(&there).await })
         });
         let answers = join_all(asked).await;
         let mut decided = HashMap::new();
@@ -224,16 +228,17 @@ impl Leases for Majority {
     /// Releases the lease at each server by itself. A release that takes longer than the limit
     /// goes on in the background.
     async fn release(&self, claim: &Claim) -> Result<bool, BackendError> {
+        let limit = self.limit(claim.lease);
         if let Some(ClaimPlace::Queued(queued)) = self.order.remove(claim.owner) {
-            let _ = timeout(self.limit, queued.acquisition.give_back()).await;
+            let _ = timeout(limit, queued.acquisition.give_back()).await;
         }
         let Some(theirs) = self.held.remove(claim) else { return Ok(false) };
         let granted: Vec<_> = self.servers.iter().zip(theirs).collect();
         let (mut yes, mut errors) = (0, Vec::new());
         let mut no = granted.iter().filter(|(_, theirs)| theirs.is_none()).count();
-        let ended = granted.into_iter().filter_map(|(server, theirs)| {
-            theirs.map(|theirs| timeout(self.limit, server.end(theirs)))
-        });
+        let ended = granted
+            .into_iter()
+            .filter_map(|(server, theirs)| theirs.map(|theirs| timeout(limit, server.end(theirs))));
         for ended in join_all(ended).await {
             match ended {
                 Ok(Ok(())) => yes += 1,
@@ -324,9 +329,9 @@ impl Leases for Majority {
         self.listen_since(claim, missed)
     }
 
-    /// Returns `None`: some operations ask the servers twice, one after the other.
+    /// Some operations ask the servers several times, one after the other.
     fn time_limit(&self) -> Option<Duration> {
-        None
+        Some(self.operation_limit())
     }
 
     fn apart(&self) -> Option<Self> {
@@ -342,7 +347,7 @@ impl fmt::Debug for Majority {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Majority")
             .field("servers", &self.servers.len())
-            .field("answer_limit", &self.limit)
+            .field("answer_limit", &self.set_limit)
             .finish_non_exhaustive()
     }
 }

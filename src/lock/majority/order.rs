@@ -32,20 +32,15 @@ use crate::{
     time::after,
 };
 
-/// A claim with a queue entry asks all servers once in this time, in its turn or not. The lease at
-/// the queue server may be that of a claim without a majority.
-const LOOK: Duration = Duration::from_secs(1);
 /// A claim that has left the queue asks again after this time, which doubles each time.
 const LEFT: Duration = Duration::from_millis(5);
-/// For how long a name counts as contended.
-const CONTENDED: Duration = Duration::from_secs(1);
 /// The number of contended names that are remembered.
 const NAMES: usize = 1024;
 
 /// The waiting claims of one majority, and what is known of its servers.
 pub(super) struct Order {
     places: Mutex<HashMap<Owner, ClaimPlace>>,
-    /// When other claims were last in the way.
+    /// Until when a name counts as contended, because other claims were in the way.
     contended: Mutex<HashMap<Name, Instant>>,
     servers: Box<[Server]>,
 }
@@ -138,10 +133,9 @@ impl Order {
         lock(&self.places).insert(claim.owner, ClaimPlace::Unknown)
     }
 
-    /// Gives a claim its place, until the lease in the way ends at the latest.
-    pub(super) fn put(&self, at: usize, acquisition: Acquisition, remaining: Duration) {
-        let (owner, look_at) =
-            (acquisition.claim().owner, after(Instant::now(), remaining.min(LOOK)));
+    /// Gives a claim its place. It is to ask without a push after this time.
+    pub(super) fn put(&self, at: usize, acquisition: Acquisition, look: Duration) {
+        let (owner, look_at) = (acquisition.claim().owner, after(Instant::now(), look));
         lock(&self.places).insert(owner, ClaimPlace::Queued(Queued { at, acquisition, look_at }));
     }
 
@@ -167,19 +161,19 @@ impl Order {
         }
     }
 
-    /// Notes that another claim is in the way.
-    pub(super) fn met(&self, name: &Name) {
-        let mut contended = lock(&self.contended);
+    /// Notes that another claim is in the way, and may be for this time.
+    pub(super) fn met(&self, name: &Name, lasts: Duration) {
+        let (mut contended, now) = (lock(&self.contended), Instant::now());
         if contended.len() >= NAMES {
-            contended.retain(|_, met| met.elapsed() < CONTENDED);
+            contended.retain(|_, until| *until > now);
         }
         if contended.len() < NAMES {
-            contended.insert(name.clone(), Instant::now());
+            contended.insert(name.clone(), after(now, lasts));
         }
     }
 
     /// Returns whether other claims for a name were in the way lately.
     pub(super) fn is_contended(&self, name: &Name) -> bool {
-        lock(&self.contended).get(name).is_some_and(|met| met.elapsed() < CONTENDED)
+        lock(&self.contended).get(name).is_some_and(|until| *until > Instant::now())
     }
 }

@@ -50,7 +50,8 @@ impl Majority {
         let asked = self.servers.iter().zip(acquisitions).enumerate();
         let asked = asked.map(|(at, (server, mut acquisition))| async move {
             let (backend, claim) = (server.backend().as_ref(), acquisition.claim().clone());
-            let answer = acquisition.ask(self.limit, |_, _| ask(at, backend, claim)).await;
+            let ask = |_, _| self.in_time(lease, ask(at, backend, claim));
+            let answer = acquisition.ask(Duration::MAX, ask).await;
             let answer = answer.map(|(answer, _)| answer);
             // A server without a lease to pass was not asked.
             if !matches!(answer.as_ref().map(Said::from), Ok(Said::Nothing)) {
@@ -95,6 +96,10 @@ impl Majority {
     /// background. Acquisitions without an answer undo themselves.
     pub(super) async fn give_back(&self, acquisitions: Vec<Acquisition>) {
         let granted = acquisitions.into_iter().filter(Acquisition::is_granted);
-        join_all(granted.map(|one| timeout(self.limit, one.give_back()))).await;
+        let given_back = granted.map(|one| {
+            let limit = self.limit(one.claim().lease);
+            timeout(limit, one.give_back())
+        });
+        join_all(given_back).await;
     }
 }

@@ -10,7 +10,7 @@ use super::{
     order::{ClaimPlace, Queued},
 };
 use crate::{
-    backend::{Acquired, Claim, DynLeases, Grant, Kept, Occupied, in_time},
+    backend::{Acquired, Claim, DynLeases, Grant, Kept, Occupied},
     error::{BackendError, BackendErrorKind, ErrorKind},
     lease::Acquisition,
 };
@@ -105,7 +105,7 @@ impl Majority {
                 Err(refusal) => refusal,
             };
             tries += 1;
-            let has_time = tries < LEAST_TRIES || begun.elapsed() < self.limit;
+            let has_time = tries < LEAST_TRIES || begun.elapsed() < self.limit(claim.lease);
             let goes_on = refusal.is_ok() && tries < TRIES && has_time;
             let next = self.order.queue_server();
             match refusal {
@@ -158,7 +158,11 @@ impl Majority {
         &self,
         entry: &mut QueueServerEntry,
     ) -> Result<Option<Duration>, BackendError> {
-        let answer = entry.acquisition.ask(self.limit, |server, claim| server.acquire(claim)).await;
+        let lease = entry.acquisition.claim().lease;
+        let asked = entry
+            .acquisition
+            .ask(Duration::MAX, |server, claim| self.in_time(lease, server.acquire(claim)));
+        let answer = asked.await;
         self.order.answered(entry.at, &answer);
         match answer {
             Ok((Acquired::Occupied(occupied), _)) => Ok(Some(occupied.remaining)),
@@ -179,7 +183,7 @@ impl Majority {
         let mut kept = kept_for_another(&tried.answers, entry.at);
         if has_majority && let Some(Ok(Acquired::Occupied(other))) = tried.answers.get(entry.at) {
             // The other claim may have its turn, and miss what this one was granted.
-            self.order.met(&claim.name);
+            self.order.met(&claim.name, self.round_of_turns());
             kept = kept.or_else(|| entry.gives_way.then(|| occupied(other.remaining)));
         }
         if has_majority && kept.is_none() {
@@ -196,8 +200,10 @@ impl Majority {
 
     /// Leaves the claim in the queue.
     fn queued(&self, entry: QueueServerEntry, occupied: Occupied) -> Acquired {
-        self.order.met(&entry.acquisition.claim().name);
-        self.order.put(entry.at, entry.acquisition, occupied.remaining);
+        let claim = entry.acquisition.claim();
+        let look = self.round_of_turns();
+        self.order.met(&claim.name, look);
+        self.order.put(entry.at, entry.acquisition, look.min(occupied.remaining));
         Acquired::Occupied(occupied)
     }
 
@@ -205,10 +211,12 @@ impl Majority {
     ///
     /// Fails if the queue server may have something of the claim still, which is undone.
     async fn leave(&self, entry: QueueServerEntry) -> Result<(), BackendError> {
-        let (owner, is_idle) = (entry.acquisition.claim().owner, entry.acquisition.is_idle());
+        let claim = entry.acquisition.claim();
+        let (owner, limit) = (claim.owner, self.limit(claim.lease));
+        let is_idle = entry.acquisition.is_idle();
         let has_entry = entry.acquisition.is_granted() || entry.acquisition.may_be_queued();
         let has_left = has_entry
-            && match timeout(self.limit, entry.acquisition.give_back()).await {
+            && match timeout(limit, entry.acquisition.give_back()).await {
                 Ok(Err(error)) => error.kind() == ErrorKind::Lost,
                 left => left.is_ok(),
             };
@@ -236,7 +244,8 @@ impl Majority {
             if claims.is_empty() {
                 continue;
             }
-            let kept = in_time(self.limit, server.backend().keep(&claims)).await;
+            let lease = claims.first().map_or(Duration::ZERO, |claim| claim.lease);
+            let kept = self.in_time(lease, server.backend().keep(&claims)).await;
             self.order.answered(at, &kept);
             let Ok(kept) = kept else { continue };
             for ((look_at, stands), is_there) in there.into_iter().zip(kept.stands) {

@@ -1,7 +1,8 @@
 //! The promises of a lock over a majority of servers. `memory`, `loss`, `undo`, `passing` and
 //! `order` use paused time and faults that are `played`. `servers` uses real servers that are
-//! killed, suspended and restarted. In `process` the holders die.
+//! killed, suspended and restarted. In `process` the holders die. In `far` the round trip is long.
 
+mod far;
 mod loss;
 mod memory;
 mod order;
