@@ -176,7 +176,9 @@ impl Attempt for OneAttempt<'_> {
                 self.failure = None;
                 Answer::Occupied(occupied.remaining)
             }
-            Err(error) if error.is_lasting() => Answer::Settled(Err(error.into())),
+            Err(error) if error.kind() == BackendErrorKind::Foreign => {
+                Answer::Settled(Err(error.into()))
+            }
             Err(error) => {
                 if self.must_restart(&error) {
                     self.restart(waiting);

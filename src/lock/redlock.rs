@@ -110,8 +110,8 @@ use crate::{
 /// server that is far away or hangs costs no more than that, and is not waited for any longer.
 ///
 /// The round trips lengthen the time up to a quarter of the lease, because a late answer is spent
-/// from it. A lease must last longer than four round trips. An acquisition with a shorter one fails
-/// at its first try with an error that says so.
+/// from it. A lease must last longer than four round trips. The error of an acquisition with a
+/// shorter one says so.
 ///
 /// The first request waits for the connections to a majority, for 2 s at most.
 ///

@@ -93,19 +93,20 @@ impl Majority {
     }
 
     /// Replaces the error of an acquisition if no try can succeed, because the servers are too far
-    /// away for the lease.
+    /// away for the lease. The acquisition goes on until its wait limit: servers that stand still
+    /// for a while look as if they were far away.
     pub(super) fn failure(&self, lease: Duration, error: BackendError) -> BackendError {
         let known = self.majority_round_trip();
         let limit = self.limit_at(known, lease);
         match known {
-            RoundTrip::Measured(round_trip) if round_trip > limit && !error.is_lasting() => {
+            RoundTrip::Measured(round_trip) if round_trip > limit => {
                 let needed = round_trip.saturating_mul(LEASE_PART);
                 let why = format!(
                     "a lease of {lease:?} leaves a server {limit:?} for its answer, but the round \
                      trip to a majority takes {round_trip:.1?}; \
                      set a lease longer than {needed:.1?}, or a longer answer limit"
                 );
-                BackendError::new(error.kind(), why).lasting()
+                BackendError::new(error.kind(), why)
             }
             _ => error,
         }

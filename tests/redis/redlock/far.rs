@@ -218,13 +218,13 @@ async fn a_hanging_server_costs_a_few_round_trips_of_the_others() {
 /// A caller tried again and again until its wait limit, and was then told that a server had not
 /// answered.
 #[tokio::test(start_paused = true)]
-async fn a_lease_too_short_for_the_round_trip_is_an_error_at_once() {
+async fn a_lease_too_short_for_the_round_trip_is_told() {
     let servers: [_; 3] = servers();
     let client = behind(&servers, &[Far::by(150 * MS); 3]);
     let begun = Instant::now();
-    let mutex = client.mutex("m").lease(200 * MS);
+    let mutex = client.mutex("m").lease(200 * MS).wait_limit(1000 * MS);
     let error = mutex.lock().await.unwrap_err();
-    assert!(begun.elapsed() <= 300 * MS, "{:?}", begun.elapsed());
+    assert!(begun.elapsed() <= 1500 * MS, "{:?}", begun.elapsed());
     let told = format!("{error:#}");
     assert_eq!(error.kind(), ErrorKind::Backend);
     assert!(told.contains("takes 150.0ms; set a lease longer than 600.0ms"), "{told}");

@@ -113,7 +113,7 @@ impl Link {
         };
         unanswered.disarm();
         if reply.is_ok() {
-            self.kept.round_trip.answered(deadline.begun.elapsed());
+            self.kept.round_trip.answered(deadline.begun);
         }
         Ok((used, reply))
     }

@@ -5,8 +5,13 @@ use std::{
     time::Duration,
 };
 
+use tokio::time::Instant;
+
 /// No connection was made yet.
 const UNMEASURED: u64 = u64::MAX;
+
+/// A round trip of so many microseconds lengthens no limit, so it need not become shorter.
+const SHORT: u64 = 10_000;
 
 /// The round trip in microseconds. It outlives the connection that it was measured on.
 ///
@@ -25,12 +30,11 @@ impl MeasuredRoundTrip {
         self.0.store(in_micros(took), Ordering::Relaxed);
     }
 
-    /// Notes how long a command took.
-    pub(super) fn answered(&self, took: Duration) {
-        let took = in_micros(took);
-        // Each command comes here, and the round trip rarely becomes shorter.
-        if took < self.0.load(Ordering::Relaxed) {
-            self.0.fetch_min(took, Ordering::Relaxed);
+    /// Notes that a command was answered that began then.
+    pub(super) fn answered(&self, begun: Instant) {
+        // Each command comes here, so most of them read no clock.
+        if self.0.load(Ordering::Relaxed) > SHORT {
+            self.0.fetch_min(in_micros(begun.elapsed()), Ordering::Relaxed);
         }
     }
 }
@@ -51,15 +55,16 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    #[test]
-    fn a_command_shortens_the_round_trip_and_a_question_sets_it() {
+    #[tokio::test(start_paused = true)]
+    async fn a_command_shortens_the_round_trip_and_a_question_sets_it() {
         let round_trip = MeasuredRoundTrip::default();
         assert_eq!(round_trip.get(), None);
-        round_trip.measured(20 * MS);
-        round_trip.answered(300 * MS);
-        assert_eq!(round_trip.get(), Some(20 * MS));
-        round_trip.answered(5 * MS);
-        assert_eq!(round_trip.get(), Some(5 * MS));
+        round_trip.measured(40 * MS);
+        let begun = Instant::now();
+        for (at, expected) in [(300, 40), (20, 20), (5, 5), (2, 5)] {
+            round_trip.answered(begun - at * MS);
+            assert_eq!(round_trip.get(), Some(expected * MS), "{at} ms");
+        }
         round_trip.measured(100 * MS);
         assert_eq!(round_trip.get(), Some(100 * MS));
     }
