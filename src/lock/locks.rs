@@ -70,7 +70,8 @@ impl Locks {
     /// Sets a label for this process, such as the name of its pod.
     ///
     /// [`Mutex::holder`] tells the label of the holder to any process, and so does a
-    /// [`NotAcquired`](crate::ErrorKind::NotAcquired) error of locks that have a label themselves.
+    /// [`NotAcquired`](crate::ErrorKind::NotAcquired) error of locks that have a label themselves,
+    /// but for that of [`several`](Self::several) names.
     /// A process has one label in a namespace, the last one that was set. It is written in the
     /// background by the first acquisition, and then once an hour. It is kept for a day. A lock
     /// that is held for longer, by a process that acquires no other, has no label any more.
