@@ -3,52 +3,38 @@
 use std::time::Duration;
 
 use bellwether::{
-    RedisBackend,
     backend::{Acquired, Claim, Leases, Mode, Renewal},
     key::{Family, Key, Name, Namespace},
 };
-use testkit::{LIMIT, Raw, RedisServer, open};
+use testkit::LIMIT;
 use tokio::time::timeout;
+
+use super::queues::Scene;
 
 const LEASE: Duration = Duration::from_secs(60);
 const LIMIT_OF_PERMITS: u32 = 100_000;
 
-struct Scene {
-    server: RedisServer,
-    backend: RedisBackend,
-    raw: Raw,
-    name: Name,
-}
-
 impl Scene {
-    async fn start() -> Self {
-        let server = RedisServer::start().await;
-        let (backend, raw) = (open(server.url()), server.raw().await);
-        let namespace = Namespace::new("t").unwrap();
-        let name = Name::new(&namespace, Family::Lock, &Key::from("k"), 512).unwrap();
-        Self { server, backend, raw, name }
-    }
-
-    fn claim(&self, limit: u32, count: u32) -> Claim {
+    fn permits(&self, limit: u32, count: u32) -> Claim {
         Claim::new(self.name.clone(), Mode::Permit { limit, count }, LEASE, 2 * LEASE)
     }
 
-    async fn granted(&self, limit: u32, count: u32) -> Claim {
-        let claim = self.claim(limit, count);
+    async fn granted_permits(&self, limit: u32, count: u32) -> Claim {
+        let claim = self.permits(limit, count);
         let answer = self.backend.acquire(&claim).await.unwrap();
         assert!(matches!(answer, Acquired::Granted(_)), "{answer:?}");
         claim
     }
 
     async fn waiting(&self, limit: u32, count: u32) -> Claim {
-        let claim = self.claim(limit, count);
+        let claim = self.permits(limit, count);
         let answer = self.backend.acquire(&claim).await.unwrap();
         assert!(matches!(answer, Acquired::Occupied(_)), "{answer:?}");
         claim
     }
 
     /// Returns how many scripts were called since the last call, and how often these wrote holds.
-    async fn called(&mut self) -> [usize; 2] {
+    async fn holds_written(&mut self) -> [usize; 2] {
         let info: String = self.raw.run(&["INFO", "commandstats"]).await;
         self.raw.run::<()>(&["CONFIG", "RESETSTAT"]).await;
         ["evalsha", "zadd"].map(|command| {
@@ -70,13 +56,13 @@ async fn a_script_renews_a_bounded_number_of_permits() {
     let mut scene = Scene::start().await;
     let mut claims = Vec::new();
     for count in [1000; 5].into_iter().chain([19; 40]) {
-        claims.push(scene.granted(LIMIT_OF_PERMITS, count).await);
+        claims.push(scene.granted_permits(LIMIT_OF_PERMITS, count).await);
     }
     let mut held = async |claims: &[Claim]| {
-        scene.called().await;
+        scene.holds_written().await;
         let renewed = scene.backend.renew(claims).await.unwrap();
         assert_eq!(renewed, vec![Renewal::Held; claims.len()]);
-        scene.called().await
+        scene.holds_written().await
     };
     assert_eq!(held(&claims[..1]).await, [1, 1]);
     // 20 leases of 19 permits cost as much as 100 leases.
@@ -87,12 +73,12 @@ async fn a_script_renews_a_bounded_number_of_permits() {
 #[tokio::test]
 async fn a_grant_of_many_permits_is_one_command_in_its_script() {
     let mut scene = Scene::start().await;
-    scene.granted(LIMIT_OF_PERMITS, 1).await;
-    scene.called().await;
-    let claim = scene.granted(LIMIT_OF_PERMITS, 1000).await;
-    assert_eq!((scene.called().await, scene.out().await), ([1, 1], 1001));
+    scene.granted_permits(LIMIT_OF_PERMITS, 1).await;
+    scene.holds_written().await;
+    let claim = scene.granted_permits(LIMIT_OF_PERMITS, 1000).await;
+    assert_eq!((scene.holds_written().await, scene.out().await), ([1, 1], 1001));
     assert!(scene.backend.release(&claim).await.unwrap());
-    assert_eq!((scene.called().await, scene.out().await), ([1, 0], 1));
+    assert_eq!((scene.holds_written().await, scene.out().await), ([1, 0], 1));
 }
 
 #[tokio::test]
@@ -100,7 +86,7 @@ async fn a_hold_that_has_lost_a_permit_is_lost_and_not_extended() {
     let mut scene = Scene::start().await;
     let permits = scene.name.suffixed("p");
     for lost in ["", ":2", ":5"] {
-        let claim = scene.granted(5, 5).await;
+        let claim = scene.granted_permits(5, 5).await;
         let [gone, rest] = [lost, ":3"].map(|member| format!("{}{member}", claim.owner));
         let ends: u64 = scene.raw.run(&["ZSCORE", &permits, &rest]).await;
         scene.raw.run::<()>(&["ZREM", &permits, &gone]).await;
@@ -118,7 +104,7 @@ async fn a_hold_that_has_lost_a_permit_is_lost_and_not_extended() {
 #[tokio::test]
 async fn a_hold_that_is_renewed_at_once_stands() {
     let scene = Scene::start().await;
-    let claim = scene.granted(100, 50).await;
+    let claim = scene.granted_permits(100, 50).await;
     let twice = vec![claim; 20];
     assert_eq!(scene.backend.renew(&twice).await.unwrap(), [Renewal::Held; 20]);
 }
@@ -127,19 +113,19 @@ async fn a_hold_that_is_renewed_at_once_stands() {
 #[tokio::test]
 async fn a_script_hands_over_a_bounded_number_of_permits() {
     let mut scene = Scene::start().await;
-    let few = scene.granted(1000, 100).await;
-    let many = scene.granted(1000, 900).await;
+    let few = scene.granted_permits(1000, 100).await;
+    let many = scene.granted_permits(1000, 900).await;
     let mut waiting = Vec::new();
     for count in [100, 300, 150, 350] {
         let claim = scene.waiting(1000, count).await;
         waiting.push((scene.backend.changes_for(&claim).await.unwrap(), claim));
     }
-    scene.called().await;
+    scene.holds_written().await;
     assert!(scene.backend.release(&few).await.unwrap());
-    assert_eq!(scene.called().await, [1, 1]);
+    assert_eq!(scene.holds_written().await, [1, 1]);
     // A script takes 900 back. The next ones hand over 300 and 150, then 350.
     assert!(scene.backend.release(&many).await.unwrap());
-    assert_eq!(scene.called().await, [3, 3]);
+    assert_eq!(scene.holds_written().await, [3, 3]);
     assert_eq!(scene.out().await, 900);
     for (changes, claim) in &mut waiting {
         let change = timeout(LIMIT, changes.next()).await.unwrap();
@@ -152,18 +138,18 @@ async fn a_script_hands_over_a_bounded_number_of_permits() {
 #[tokio::test]
 async fn a_waiter_hands_over_what_a_release_has_left() {
     let mut scene = Scene::start().await;
-    let holder = scene.granted(1000, 1000).await;
+    let holder = scene.granted_permits(1000, 1000).await;
     let mut waiting = Vec::new();
     for count in [500, 500] {
         let claim = scene.waiting(1000, count).await;
         waiting.push((scene.backend.changes_for(&claim).await.unwrap(), claim));
     }
     scene.raw.run::<()>(&["DEL", &scene.name.suffixed("p")]).await;
-    scene.called().await;
+    scene.holds_written().await;
     let claims: Vec<_> = waiting.iter().map(|(_, claim)| claim.clone()).collect();
     assert!(scene.backend.keep(&claims).await.unwrap().handed_over);
     // Each of two scripts writes a hold and the deadline of the process.
-    assert_eq!(scene.called().await, [2, 4]);
+    assert_eq!(scene.holds_written().await, [2, 4]);
     for (changes, claim) in &mut waiting {
         let change = timeout(LIMIT, changes.next()).await.unwrap();
         assert_eq!(change.addressee(), Some(claim.owner));
@@ -179,15 +165,15 @@ async fn a_script_that_keeps_many_queues_hands_over_a_bounded_number_of_permits(
     for key in ["a", "b", "c"] {
         let namespace = Namespace::new("t").unwrap();
         scene.name = Name::new(&namespace, Family::Lock, &Key::from(key), 512).unwrap();
-        scene.granted(1000, 1000).await;
+        scene.granted_permits(1000, 1000).await;
         let claim = scene.waiting(1000, 1000).await;
         listening.push(scene.backend.changes_for(&claim).await.unwrap());
         waiting.push(vec![claim]);
         scene.raw.run::<()>(&["DEL", &scene.name.suffixed("p")]).await;
     }
-    scene.called().await;
+    scene.holds_written().await;
     let kept = scene.backend.keep_each(&waiting).await.unwrap();
     assert!(kept.into_iter().all(|kept| kept.unwrap().handed_over));
     // Each script hands over in one queue, and leaves the others.
-    assert_eq!(scene.called().await, [3, 3 + 3]);
+    assert_eq!(scene.holds_written().await, [3, 3 + 3]);
 }

@@ -15,15 +15,15 @@ const MANY: usize = 10_000;
 const BATCH: usize = 100;
 
 /// A server, and the claims of one name in it.
-struct Scene {
-    server: RedisServer,
-    backend: RedisBackend,
-    raw: Raw,
-    name: Name,
+pub(super) struct Scene {
+    pub(super) server: RedisServer,
+    pub(super) backend: RedisBackend,
+    pub(super) raw: Raw,
+    pub(super) name: Name,
 }
 
 impl Scene {
-    async fn start() -> Self {
+    pub(super) async fn start() -> Self {
         let server = RedisServer::start().await;
         let backend = testkit::open(server.url());
         let raw = server.raw().await;

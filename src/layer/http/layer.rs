@@ -205,7 +205,7 @@ impl BellwetherLayer<Http> {
     ///
     /// An unsafe request, such as a `POST`, reaches the inner service. If its answer is no error,
     /// the stored response of its URI ends before the caller gets the answer. So do those of its
-    /// `Location` and `Content-Location`, if these begin with a slash or name the same host. All
+    /// `Location` and `Content-Location`, if these are relative or name the same host. All
     /// variants end, and so do the responses for each [identity](Self::identity) and for each
     /// value of [`vary_by_header`](Self::vary_by_header) and [`vary_by`](Self::vary_by), if the
     /// write passes a layer with as many of these. While the backend is away, a write ends what its

@@ -235,7 +235,7 @@ async fn a_lease_too_short_for_the_round_trip_is_told() {
     let guard = client.mutex("m").lease(650 * MS).lock().await.unwrap();
     sleep(Duration::from_secs(5)).await;
     assert!(!guard.is_lost());
-    // Who knows better may set a longer limit.
+    // A longer limit is set.
     let links =
         servers.iter().map(|server| Interceptor { inner: server.clone(), hook: Far::by(150 * MS) });
     let client = Redlock::with_answer_limit(links, 160 * MS).unwrap();
