@@ -66,6 +66,18 @@ impl Raw {
         keys
     }
 
+    /// Returns the number of processes that wait for loads whose leases match a pattern: those that
+    /// the leases list, and the others in the sets.
+    pub async fn registered(&mut self, leases: &str) -> usize {
+        let mut count = 0;
+        for lease in self.keys(leases).await {
+            let listed: Option<String> = self.run(&["GET", &lease]).await;
+            let others: usize = self.run(&["SCARD", &format!("{lease}p")]).await;
+            count += listed.map_or(0, |listed| listed.matches(',').count()) + others;
+        }
+        count
+    }
+
     /// Returns the milliseconds until a key expires: -1 if it never does, -2 if it is missing.
     pub async fn pttl(&mut self, key: &str) -> i64 {
         self.run(&["PTTL", key]).await

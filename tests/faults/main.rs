@@ -110,7 +110,7 @@ fn gated(text: impl Into<String>) -> (impl FnOnce(Lead<String>) -> Loading + Sen
 
 /// Returns the number of processes that wait for the load of a key.
 async fn listeners(raw: &mut Raw, key: &str) -> usize {
-    raw.run(&["SCARD", &format!("t:c:{{{key}}}:lp")]).await
+    raw.registered(&format!("t:c:{{{key}}}:l")).await
 }
 
 /// Waits until a caller waits for the load of another.

@@ -30,10 +30,10 @@ async fn all_wait_for_one_leader(fleet: &mut Fleet, server: &RedisServer, key: &
     fleet.begin(&others, Round::new(key, CALLERS, Load::Value { ms: 500 })).await;
     let raw = server.raw().await;
     let others = others.len();
-    let processes = format!("fleet:c:{{{key}}}:lp");
+    let lease = format!("fleet:c:{{{key}}}:l");
     let all_wait = || {
-        let (mut raw, processes) = (raw.clone(), processes.clone());
-        async move { raw.run::<usize>(&["SCARD", &processes]).await >= others }
+        let (mut raw, lease) = (raw.clone(), lease.clone());
+        async move { raw.registered(&lease).await >= others }
     };
     assert!(eventually(LIMIT, all_wait).await, "the others do not wait");
     let mut raw = raw;

@@ -83,7 +83,7 @@ impl Scripts {
                 scripts.acquire = Some(cut("acquire", &[(fence, "math.max(last, stored, 1)")]));
             }
             Break::InvalidationBurnsNothing => {
-                let cuts = [("burn(lease, fence, fence_text(burnt), fence_ms)", "0")];
+                let cuts = [("burn(lease, fence, fence_text(burnt), fence_ms)", "''")];
                 scripts.invalidate = Some(cut("invalidate", &cuts));
             }
             Break::ReleaseIgnoresHolder => {
@@ -107,7 +107,8 @@ impl Scripts {
                 scripts.expire = Some(cut("rewindow", &cuts));
             }
             Break::EntriesDoNotAge => {
-                let stamp = ("local stored_at = time_text()", "local stored_at = ('9'):rep(16)");
+                let stored_at = "time[1] .. string.sub('00000' .. time[2], -6)";
+                let stamp = (stored_at, "('9'):rep(16)");
                 scripts.commit = Some(cut("commit", &[stamp]));
             }
         }
@@ -285,7 +286,7 @@ fn write_keys(name: &Name) -> [String; 8] {
 const USUAL: [&str; 3] = [
     "if redis.call('EXISTS', lease, entry, failure) == 0 then",
     "if taken == 0 or redis.pcall('GET', lease) == owner .. ':0' then",
-    "if ttl_ms ~= '0' and is_own and",
+    "if type(value) == 'string' and",
 ];
 
 /// Returns the real script without its usual case, and with something else in place of some rules.

@@ -48,8 +48,8 @@ fn words(value: &redis::Value) -> String {
 }
 
 /// Returns two backends, which the server sees as two processes.
-fn backends(url: &str) -> [RedisBackend; 2] {
-    [0, 1].map(|_| testkit::open(url))
+fn backends<const N: usize>(url: &str) -> [RedisBackend; N] {
+    [(); N].map(|()| testkit::open(url))
 }
 
 fn failed(what: &str) -> Error {
@@ -63,10 +63,10 @@ fn check(holds: bool, what: &str) -> Result<(), Error> {
     if holds { Ok(()) } else { Err(failed(what)) }
 }
 
-/// Runs every operation of a cache, by two processes that contend.
-async fn use_caches([one, two]: [RedisBackend; 2], key: &str) -> Result<(), Error> {
-    one.ping().await?;
-    let [one, two] = [one, two].map(|backend| {
+/// Runs every operation of a cache, by processes that contend. More wait than a lease lists.
+async fn use_caches(backends: [RedisBackend; 9], key: &str) -> Result<(), Error> {
+    backends[0].ping().await?;
+    let caches = backends.map(|backend| {
         let cache = Cache::<String>::builder(backend).namespace("shop");
         // Without the right to publish, the other process waits for the end of this lease.
         cache.lease(2000 * MS).renew_every(200 * MS).build().unwrap()
@@ -83,12 +83,15 @@ async fn use_caches([one, two]: [RedisBackend; 2], key: &str) -> Result<(), Erro
             }
         })
     };
-    let (led, followed) = tokio::join!(slow(&one, "a"), async {
+    let [one, two, ..] = &caches;
+    let (led, followed) = tokio::join!(slow(one, "a"), async {
         begun.notified().await;
-        slow(&two, "b").await
+        join_all(caches[1..].iter().map(|cache| slow(cache, "b"))).await
     });
     check(led?.source() == Source::Led, "the load had no lease")?;
-    check(followed?.source() == Source::Received, "the value was not received")?;
+    for one in followed {
+        check(one?.source() == Source::Received, "the value was not received")?;
+    }
     let hit = two.request(key).load(|_| async { Err(BoxError::from("the value is stored")) });
     check(hit.await?.source() == Source::Hit, "the value was not stored")?;
     one.insert(key, &"c".to_owned()).await?;
@@ -238,17 +241,25 @@ async fn use_permits(
 }
 
 async fn use_all(server: &RedisServer, user: &str, family: &str, key: &str) -> Result<(), Error> {
-    let backends = backends(&server.url_of(&format!("{user}:secret"), 0));
+    let url = server.url_of(&format!("{user}:secret"), 0);
     match family {
-        "caches" => use_caches(backends, key).await,
-        _ => use_locks(from_ref(server), backends, key).await,
+        "caches" => use_caches(backends(&url), key).await,
+        _ => use_locks(from_ref(server), backends(&url), key).await,
     }
 }
 
 /// Returns the permissions that an operation needs, and those that only make operations faster.
 fn split(family: &str) -> (Vec<&'static str>, Vec<&'static str>) {
-    let faster =
-        ["+publish", "+subscribe", "+unsubscribe", "+eval", "+script|load", "+role", "+info"];
+    let faster = [
+        "+publish",
+        "+subscribe",
+        "+unsubscribe",
+        "+eval",
+        "+script|load",
+        "+role",
+        "+info",
+        "+smembers",
+    ];
     let permissions = rule(family).into_iter().filter(|word| word.starts_with('+'));
     permissions.partition(|word| !faster.contains(word))
 }
@@ -387,14 +398,15 @@ async fn the_rules_for_a_cluster_are_enough() {
             set_user(&mut raw, family, &rule).await;
         }
     }
-    let backends = |user: &str| {
+    fn backends<const N: usize>(cluster: &Cluster, user: &str) -> [RedisBackend; N] {
         let urls: Vec<_> = cluster.nodes.iter().map(|node| node.url_of(user, 0)).collect();
         let urls: Vec<_> = urls.iter().map(|url| url.trim_end_matches("/0").to_owned()).collect();
-        [0, 1].map(|_| testkit::builder().cluster(&urls).build().unwrap())
-    };
-    let caches = timeout(3 * LIMIT, use_caches(backends("caches:secret"), "k")).await;
+        [(); N].map(|()| testkit::builder().cluster(&urls).build().unwrap())
+    }
+    let caches = timeout(3 * LIMIT, use_caches(backends(&cluster, "caches:secret"), "k")).await;
     caches.expect("the operations hang").unwrap();
-    let locks = timeout(3 * LIMIT, use_locks(&cluster.nodes, backends("locks:secret"), "k")).await;
+    let locks = backends(&cluster, "locks:secret");
+    let locks = timeout(3 * LIMIT, use_locks(&cluster.nodes, locks, "k")).await;
     locks.expect("the operations hang").unwrap();
     for server in &cluster.nodes {
         let refused = refusals(&mut server.raw().await).await;

@@ -183,9 +183,23 @@ async fn led(
     (open, async move { loading.await.unwrap().unwrap().source() })
 }
 
+/// The number of processes that a lease lists.
+const LISTED: usize = 7;
+
+fn name(key: &str) -> Name {
+    Name::new(&Namespace::new("t").unwrap(), Family::Cache, &Key::from(key), 512).unwrap()
+}
+
+/// Returns a claim as a leader makes it.
+fn load_claim(name: &Name) -> Claim {
+    let mut claim = Claim::new(name.clone(), Mode::Exclusive, LEASE, LEASE);
+    claim.waits = false;
+    claim
+}
+
 /// Returns the number of backends that wait for the load of a key.
 async fn registered(raw: &mut Raw, key: &str) -> usize {
-    raw.run(&["SCARD", &format!("t:c:{{{key}}}:lp")]).await
+    raw.registered(&format!("t:c:{{{key}}}:l")).await
 }
 
 /// The backend has its channel since an earlier wait. So it looks, and its claim registers it; the
@@ -247,50 +261,58 @@ async fn a_commit_after_one_with_waiters_is_answered_last() {
     assert_eq!(were_last[1..], [true, false, false, true, true, false]);
 }
 
-/// The registrations last about as long as the lease, and end with it.
+/// The registrations last about as long as the lease, and end with it. The lease lists the first
+/// ones, and a set has the others. Each of them is told once, on its own channel.
 #[tokio::test]
 async fn registrations_live_as_long_as_the_lease() {
     let server = RedisServer::start().await;
     let mut raw = server.raw().await;
-    let backends = [(); 3].map(|()| open(server.url()));
-    let namespace = Namespace::new("t").unwrap();
-    let name = Name::new(&namespace, Family::Cache, &Key::from("k"), 512).unwrap();
-    let claim = || {
-        let mut claim = Claim::new(name.clone(), Mode::Exclusive, LEASE, LEASE);
-        claim.waits = false;
-        claim
-    };
-    let load = claim();
-    let Ok(Claimed::Granted(grant)) = backends[0].claim(&load, 0).await else { panic!() };
-    for backend in &backends[1..] {
-        for _ in 0..3 {
-            assert!(matches!(backend.claim(&claim(), 0).await, Ok(Claimed::Occupied(_))));
+    for waiting in [1, LISTED, LISTED + 3] {
+        let backends: Vec<_> = (0..=waiting).map(|_| open(server.url())).collect();
+        let key = format!("k{waiting}");
+        let name = name(&key);
+        let load = load_claim(&name);
+        let Ok(Claimed::Granted(grant)) = backends[0].claim(&load, 0).await else { panic!() };
+        for backend in &backends[1..] {
+            for _ in 0..3 {
+                let claimed = backend.claim(&load_claim(&name), 0).await;
+                assert!(matches!(claimed, Ok(Claimed::Occupied(_))), "{claimed:?}");
+            }
         }
+        let [lease, set] = ["l", "lp"].map(|suffix| name.suffixed(suffix));
+        let listed: String = raw.run(&["GET", &lease]).await;
+        let (_, listed) = listed.split_once(',').unwrap();
+        let listed: Vec<_> = listed.trim_end_matches('r').split(',').map(str::to_owned).collect();
+        let others: Vec<String> = raw.run(&["SMEMBERS", &set]).await;
+        assert_eq!((listed.len(), others.len()), (waiting.min(LISTED), waiting - listed.len()));
+        if !others.is_empty() {
+            let longer = "return redis.call('PTTL', KEYS[1]) - redis.call('PTTL', KEYS[2])";
+            let longer: i64 = raw.run(&["EVAL", longer, "2", &set, &lease]).await;
+            assert!((900..=1050).contains(&longer), "{longer} ms longer than the lease");
+        }
+        let client = redis::Client::open(server.url()).unwrap();
+        let mut pushes = client.get_async_pubsub().await.unwrap();
+        pushes.psubscribe("t:c:p:*").await.unwrap();
+        let entry = Entry::value(1, Duration::ZERO, Bytes::from_static(b"v"));
+        backends[0].commit(&load, &grant, &entry, Some(LEASE)).await.unwrap();
+        let told: Vec<_> = pushes.on_message().take(waiting).collect().await;
+        let mut channels: Vec<_> = told.iter().map(|one| one.get_channel_name()).collect();
+        channels.sort_unstable();
+        let ids = listed.iter().chain(&others);
+        let mut expected: Vec<_> = ids.map(|id| format!("t:c:p:{id}")).collect();
+        expected.sort();
+        assert_eq!(channels, expected);
+        for message in &told {
+            let payload = message.get_payload_bytes();
+            assert!(payload.starts_with(format!("t:c:{{{key}}}:ebw2v").as_bytes()), "{payload:?}");
+        }
+        assert_eq!(raw.keys("*:lp").await, [""; 0]);
     }
-    assert_eq!(registered(&mut raw, "k").await, 2);
-    let ids: Vec<String> = raw.run(&["SMEMBERS", &name.suffixed("lp")]).await;
-    let longer = "return redis.call('PTTL', KEYS[1]) - redis.call('PTTL', KEYS[2])";
-    let [registrations, lease] = ["lp", "l"].map(|suffix| name.suffixed(suffix));
-    let longer: i64 = raw.run(&["EVAL", longer, "2", &registrations, &lease]).await;
-    assert!((900..=1050).contains(&longer), "{longer} ms longer than the lease");
-    // Each of them is told on its own channel, and no other one.
-    let client = redis::Client::open(server.url()).unwrap();
-    let mut pushes = client.get_async_pubsub().await.unwrap();
-    pushes.psubscribe("t:c:p:*").await.unwrap();
-    let entry = Entry::value(1, Duration::ZERO, Bytes::from_static(b"v"));
-    backends[0].commit(&load, &grant, &entry, Some(LEASE)).await.unwrap();
-    let mut told: Vec<_> = pushes.on_message().take(2).collect().await;
-    told.sort_by_key(|message| ids.iter().position(|id| message.get_channel_name().ends_with(id)));
-    for (id, message) in ids.iter().zip(&told) {
-        assert_eq!(message.get_channel_name(), format!("t:c:p:{id}"));
-        let payload = message.get_payload_bytes();
-        assert!(payload.starts_with(b"t:c:{k}:ebw2v"), "{payload:?}");
-    }
-    assert_eq!(raw.keys("*:lp").await, [""; 0]);
 }
 
 /// A full server evicted the set of the processes that waited for a load, and kept the lease. The
-/// load was committed, no process was told, and each waiter slept for five seconds.
+/// load was committed, no process was told, and each waiter slept for five seconds. The set has
+/// those for which the lease has no room.
 #[tokio::test]
 async fn processes_whose_registration_was_evicted_are_told() {
     #[derive(Clone, Copy, Debug)]
@@ -307,29 +329,30 @@ async fn processes_whose_registration_was_evicted_are_told() {
     let server = RedisServer::start().await;
     let mut raw = server.raw().await;
     let [leader, evicted, late] = [(); 3].map(|()| open(server.url()));
-    let namespace = Namespace::new("t").unwrap();
+    let listed = [(); LISTED].map(|()| open(server.url()));
     let entry = || Entry::value(1, Duration::ZERO, Bytes::from_static(b"v"));
     for end in [Commit, CommitUnchanged, Release, Put, Expire, Supersede, Invalidate] {
         for comes_late in [false, true] {
-            let key = Key::from(format!("{end:?}-{comes_late}"));
-            let name = Name::new(&namespace, Family::Cache, &key, 512).unwrap();
-            let claim = || {
-                let mut claim = Claim::new(name.clone(), Mode::Exclusive, LEASE, LEASE);
-                claim.waits = false;
-                claim
-            };
+            let name = name(&format!("{end:?}-{comes_late}"));
             let seen = match end {
                 CommitUnchanged => leader.put(&name, &entry(), LEASE, LEASE).await.unwrap(),
                 _ => 0,
             };
-            let load = claim();
+            let load = load_claim(&name);
             let Ok(Claimed::Granted(grant)) = leader.claim(&load, seen).await else { panic!() };
-            let waits = claim();
+            for backend in &listed {
+                let claimed = backend.claim(&load_claim(&name), seen).await;
+                assert!(matches!(claimed, Ok(Claimed::Occupied(_))), "{claimed:?}");
+            }
+            let waits = load_claim(&name);
             let mut changes = evicted.changes_for(&waits).await.unwrap();
             assert!(matches!(evicted.claim(&waits, seen).await, Ok(Claimed::Occupied(_))));
             assert_eq!(raw.run::<u64>(&["DEL", &name.suffixed("lp")]).await, 1);
             if comes_late {
-                assert!(matches!(late.claim(&claim(), seen).await, Ok(Claimed::Occupied(_))));
+                assert!(matches!(
+                    late.claim(&load_claim(&name), seen).await,
+                    Ok(Claimed::Occupied(_))
+                ));
             }
             match end {
                 Commit => drop(leader.commit(&load, &grant, &entry(), Some(LEASE)).await.unwrap()),
@@ -356,14 +379,8 @@ async fn a_load_whose_fence_was_evicted_ends_with_its_commit() {
     let server = RedisServer::start().await;
     let mut raw = server.raw().await;
     let [leader, waiter] = [(); 2].map(|()| open(server.url()));
-    let name = Name::new(&Namespace::new("t").unwrap(), Family::Cache, &Key::from("k"), 512);
-    let name = name.unwrap();
-    let claim = || {
-        let mut claim = Claim::new(name.clone(), Mode::Exclusive, LEASE, LEASE);
-        claim.waits = false;
-        claim
-    };
-    let (load, waits) = (claim(), claim());
+    let name = name("k");
+    let (load, waits) = (load_claim(&name), load_claim(&name));
     let Ok(Claimed::Granted(grant)) = leader.claim(&load, 0).await else { panic!() };
     let mut changes = waiter.changes_for(&waits).await.unwrap();
     assert!(matches!(waiter.claim(&waits, 0).await, Ok(Claimed::Occupied(_))));

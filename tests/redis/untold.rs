@@ -51,7 +51,8 @@ async fn all_but_the_first_waiter_for_a_load_are_soon_served() {
             timeout(LIMIT, load).await.unwrap().unwrap();
             Instant::now()
         });
-        waits(&mut raw, &format!("*{{{round}}}:lp")).await;
+        let lease = format!("*{{{round}}}:l");
+        assert!(comes_true(LIMIT, async || raw.registered(&lease).await == 1).await, "no waiter");
         end.send(()).unwrap();
         assert_eq!(loading.await.unwrap(), Source::Led);
         let ended = Instant::now();

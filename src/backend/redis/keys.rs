@@ -7,8 +7,8 @@
 //! |---|---|---|
 //! | `e` | string, PX | the [entry](crate::backend::Entry); `e1`, `e2`, … those of other schemas |
 //! | `t` and an owner | string, PX | a large entry on its way to `e`, for 10 s at most |
-//! | `l` | string, PX | the lease: `owner:fence` |
-//! | `lp` | set, PX | the processes that wait for what the holder of `l` loads |
+//! | `l` | string, PX | the lease: `owner:fence`, and the ids of processes that wait for a load |
+//! | `lp` | set, PX | the ids for which `l` has no room |
 //! | `b` | string, PX | the failed loads after which a name backs off |
 //! | `f` | string, PX | the last fence granted or burnt; `:c` follows a committed one |
 //! | `q` | sorted set | the queue of a mutex: the tickets of claims that are held to their order |
@@ -105,6 +105,11 @@ impl ProcessChannels {
         let start = format!("p{}:", &channel(database)[1..]);
         let id = Owner::fresh().to_string().split_off(16);
         Self { start, id, known: RwLock::default() }
+    }
+
+    /// Returns how the channels of all processes begin, for the namespace and family of a name.
+    pub(super) fn start(&self, name: &Name) -> String {
+        format!("{}{}", scope(name), self.start)
     }
 
     /// Returns the channels for the namespace and family of a name.

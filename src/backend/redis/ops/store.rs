@@ -202,7 +202,8 @@ impl RedisBackend {
             .arg(entry.weight())
             .arg(ttl.map_or(0, millis))
             .arg(self.0.config.push_limit)
-            .arg(PART);
+            .arg(PART)
+            .arg(self.0.process_channels.as_ref().map_or(String::new(), |own| own.start(name)));
         if let (Some(suffix), Some(_)) = (&suffix, ttl) {
             call = with_stage(call, name, suffix, entry);
         }

@@ -7,7 +7,7 @@
 -- failures, message} while the name backs off. If the last loads failed, a grant is {'granted',
 -- fence, failures}. The entry is cut after `part` bytes, and its time is that of the server.
 --
--- processes: the processes that wait for the load
+-- processes: a set of processes that wait for the load
 -- failure: the record of failed loads
 -- process: that of the owner; '' if it listens to the channel of the name
 local lease, fence, entry, processes, failure = unpack(KEYS)
@@ -24,7 +24,7 @@ if redis.call('EXISTS', lease, entry, failure) == 0 then
 end
 
 -- include: lease_at, entry_at, grant, renew_lease, time_text, failure_at
-local holder, held, left, foreign = lease_at(lease)
+local holder, held, left, foreign, value = lease_at(lease)
 if foreign then return foreign end
 
 local wait_ms, failures, message = failure_at(failure)
@@ -47,7 +47,7 @@ end
 if holder then
   if process ~= '' then
     local refused
-    left, refused = register(lease, processes, process, left)
+    left, refused = register(lease, value, processes, process, left)
     if refused then return refused end
   end
   return {'held', held, left, 1}

@@ -6,37 +6,48 @@
 -- cut after `part` bytes, at this time; -1 and does nothing if the staged entry is not there, but
 -- could be pushed as an argument.
 --
--- processes: the processes that wait for the load
+-- processes: a set of processes that wait for the load
 -- failure: the record of failed loads, which ends
 -- staged: holds a large entry, in place of `head` and `rest`; or nil
 -- head, rest: the bytes of the entry before and behind the time at which it is stored
 -- size: of the entry in bytes
+-- start: of the channels of processes; '' if the channels are shard channels of the name
 local lease, fence, entry, channel, processes, failure, staged = unpack(KEYS)
-local owner, granted, head, rest, size, ttl_ms, push_limit, part = unpack(ARGV)
-local UNSTAGED = -1
+local owner, granted, head, rest, size, ttl_ms, push_limit, part, start = unpack(ARGV)
+local UNSTAGED, STORED_AND_TOLD, STORED_NOT_TOLD = -1, 18, 20
 
--- include: committed, publish_entry, commit_mark, move_entry, registered, time_text
-local stored_at = time_text()
+local time = redis.call('TIME')
+local stored_at = time[1] .. string.sub('00000' .. time[2], -6)
 local bytes = head .. stored_at .. rest
+
+-- The usual case: the lease is as it was granted, but for the ids that it lists; its fence is the
+-- last one; and the entry is pushed. It is written without functions of its own and without
+-- patterns: a server whose caches are cold spends 20 us on them.
+local value, own = redis.pcall('GET', lease), owner .. ':' .. granted
+if type(value) == 'string' and (value == own or string.sub(value, 1, #own + 1) == own .. ',')
+  and string.sub(value, -1) ~= 'r' and ttl_ms ~= '0' and not staged
+  and #bytes <= tonumber(push_limit) and redis.pcall('GET', fence) == granted
+  and redis.pcall('SET', entry, bytes, 'PX', ttl_ms).ok then
+  redis.pcall('SET', fence, granted .. ':c', 'KEEPTTL')
+  redis.call('DEL', lease, failure)
+  local command = start == '' and 'SPUBLISH' or 'PUBLISH'
+  local message, waiting = 'e' .. bytes, 0
+  for at = #own + 2, #value, 17 do
+    local process = string.sub(value, at, at + 15)
+    redis.pcall(command, start .. process, string.sub(lease, 1, -2) .. message)
+    waiting = 1
+  end
+  local heard = redis.pcall(command, channel, message)
+  if type(heard) ~= 'number' then return STORED_NOT_TOLD + waiting end
+  return STORED_AND_TOLD + math.min(waiting + heard, 1)
+end
+
+-- include: committed, publish_entry, move_entry, settled_commit, end_load
 local function is_written()
   if staged then return move_entry(staged, entry, ttl_ms, 20, stored_at) end
   return redis.pcall('SET', entry, bytes, 'PX', ttl_ms).ok
 end
-local function tell(is_stored, sets)
-  local stored = is_stored and { granted, size, entry }
-  return publish_entry(channel, processes, sets, not staged and bytes, push_limit, stored)
-end
 
--- The usual case: the lease is as it was granted, and its fence is the last one.
-local value, own = redis.pcall('GET', lease), owner .. ':' .. granted
-local is_own = value == own or value == own .. REGISTERED
-if ttl_ms ~= '0' and is_own and redis.pcall('GET', fence) == granted and is_written() then
-  mark_committed(fence, granted)
-  redis.call('DEL', lease, failure)
-  return STORED + tell(true, value == own and 0 or 1)
-end
-
--- include: settled_commit, end_load
 local function commit_otherwise()
   local mine = tonumber(granted)
   local settled =
@@ -52,8 +63,10 @@ local function commit_otherwise()
     -- A full server refuses the write. The entry that stands is older, and is removed.
     if is_written() then outcome = STORED else redis.pcall('DEL', entry) end
   end
-  local sets = end_load(lease, fence, channel, failure, owner, mine)
-  return outcome + tell(outcome == STORED, sets)
+  local registered = end_load(lease, fence, channel, failure, owner, mine)
+  local stored = outcome == STORED and { granted, size, entry }
+  local pushed = not staged and bytes
+  return outcome + publish_entry(channel, registered, processes, pushed, push_limit, stored)
 end
 
 local reply = commit_otherwise()

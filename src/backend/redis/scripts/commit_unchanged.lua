@@ -4,7 +4,7 @@
 -- Returns the same as `commit`, or nil if the entry is not the one that the load began with. Then
 -- nothing changes, and the lease goes on.
 --
--- processes: the processes that wait for the load
+-- processes: a set of processes that wait for the load
 -- failure: the record of failed loads, which ends
 -- seen: the fence of the entry that the load began with
 -- terms: the costs and the windows, as in the header
@@ -23,7 +23,7 @@ if stored ~= tonumber(seen) or string.sub(found, 3, 3) ~= '2' then return nil en
 redis.call('PEXPIRE', entry, ttl_ms)
 redis.call('SETRANGE', entry, 4, fence_text(mine) .. stored_at)
 local size = redis.call('SETRANGE', entry, 44, terms)
-local sets = end_load(lease, fence, channel, failure, owner, mine)
+local registered = end_load(lease, fence, channel, failure, owner, mine)
 local bytes = size <= tonumber(push_limit) and redis.call('GET', entry)
 local entry_stored = { granted, size, entry }
-return STORED + publish_entry(channel, processes, sets, bytes, push_limit, entry_stored)
+return STORED + publish_entry(channel, registered, processes, bytes, push_limit, entry_stored)

@@ -2,7 +2,7 @@
 --
 -- Returns the fence, or {fence} if the entry was moved to `trash`.
 --
--- processes: the processes that wait for a load
+-- processes: a set of processes that wait for a load
 -- failure: the record of failed loads, which ends
 -- entry_before, entry_after: the entries of the neighbouring schemas
 -- trash: takes a large entry until it ends
@@ -16,6 +16,6 @@ local _, stored = entry_at(entry)
 local burnt = next_fence(last, stored)
 local is_moved = move_away(entry, trash)
 redis.call('DEL', failure, entry, entry_before, entry_after)
-local sets = burn(lease, fence, fence_text(burnt), fence_ms)
-publish_to_all(channel, processes, sets, 'i' .. fence_text(burnt))
+local registered = burn(lease, fence, fence_text(burnt), fence_ms)
+publish_to_all(channel, registered, processes, 'i' .. fence_text(burnt))
 return is_moved and { burnt } or burnt

@@ -4,7 +4,7 @@
 -- Returns the fence, which is written into the entry. Fails if the staged entry is not there.
 --
 -- entry_before, entry_after: the entries of the neighbouring schemas
--- processes: the processes that wait for a load
+-- processes: a set of processes that wait for a load
 -- failure: the record of failed loads, which ends
 -- staged: holds a large entry, in place of `kind` and `rest`; or nil
 -- size: of the entry in bytes
@@ -30,7 +30,7 @@ else
   redis.call('SET', entry, bytes, 'PX', ttl_ms)
 end
 redis.call('SET', fence, text, 'PX', fence_ms)
-local sets = end_lease(lease)
+local registered = end_lease(lease)
 redis.call('DEL', failure, entry_before, entry_after)
-publish_entry(channel, processes, sets, bytes, push_limit, { text, size, entry })
+publish_entry(channel, registered, processes, bytes, push_limit, { text, size, entry })
 return burnt

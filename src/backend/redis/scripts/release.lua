@@ -5,7 +5,7 @@
 --
 -- Returns 1 plus the bit of `publish` if it ended, or 0 if the owner does not have it.
 --
--- processes: the processes that wait for the load
+-- processes: a set of processes that wait for the load
 -- failure: the record, or nil
 -- failures: the number of failed loads in a row
 local lease, channel, processes, failure = unpack(KEYS)
@@ -13,9 +13,9 @@ local owner, message, wait_ms, kept_ms, failures = unpack(ARGV)
 
 -- include: lease_at, end_lease, publish_to_all
 if lease_at(lease) ~= owner then return 0 end
-local sets = end_lease(lease)
+local registered = end_lease(lease)
 if failure then
   local record = table.concat({ wait_ms, kept_ms, failures, message }, ',')
   redis.pcall('SET', failure, record, 'PX', wait_ms + kept_ms)
 end
-return 1 + publish_to_all(channel, processes, sets, message)
+return 1 + publish_to_all(channel, registered, processes, message)

@@ -4,7 +4,7 @@
 -- Returns the fence, and 1 if there is an entry now. Without an entry, new windows change nothing,
 -- and the fence is 0.
 --
--- processes: the processes that wait for a load
+-- processes: a set of processes that wait for a load
 -- failure: the record of failed loads, which ends
 -- entry_before, entry_after: the entries of the neighbouring schemas
 -- windows: as in the header, or '' to end the fresh and the stale one
@@ -50,6 +50,6 @@ local refused
 if windows == '' then end_windows() else refused = set_windows() end
 if refused then return refused end
 redis.call('DEL', failure)
-local sets = burn(lease, fence, text, fence_ms)
-publish_to_all(channel, processes, sets, 'i' .. text)
+local registered = burn(lease, fence, text, fence_ms)
+publish_to_all(channel, registered, processes, 'i' .. text)
 return {tonumber(text), found and 1 or 0}

@@ -2,7 +2,7 @@
 --
 -- Returns the fence.
 --
--- processes: the processes that wait for the load
+-- processes: a set of processes that wait for the load
 -- failure: the record of failed loads, which ends
 local lease, fence, entry, channel, processes, failure = unpack(KEYS)
 local fence_ms = ARGV[1]
@@ -11,6 +11,6 @@ local fence_ms = ARGV[1]
 local _, stored = entry_at(entry)
 local burnt = next_fence(fence_at(fence), stored)
 redis.call('DEL', failure)
-local sets = burn(lease, fence, fence_text(burnt), fence_ms)
-publish_to_all(channel, processes, sets, 'w')
+local registered = burn(lease, fence, fence_text(burnt), fence_ms)
+publish_to_all(channel, registered, processes, 'w')
 return burnt

@@ -1,6 +1,9 @@
--- Ends a lease, whatever the key holds. Returns how many sets of waiting processes it has had.
+-- include: registered
+
+-- Ends a lease, whatever the key holds. Returns which processes were registered, as
+-- `registered_at` does.
 local function end_lease(lease)
-  local value = redis.pcall('GET', lease)
+  local registered = registered_at(lease)
   redis.call('DEL', lease)
-  return type(value) == 'string' and #string.match(value, 'r*$') or 0
+  return registered
 end

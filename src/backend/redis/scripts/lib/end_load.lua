@@ -7,5 +7,5 @@ local function end_load(lease, fence, channel, failure, owner, mine)
   redis.call('DEL', failure)
   if lease_at(lease) == owner then return end_lease(lease) end
   wake_all(channel)
-  return 0
+  return ''
 end

@@ -14,9 +14,9 @@ local function settled_commit(lease, fence, entry, channel, processes, owner, mi
     -- the server lost its data. Any other lease is that of a later load.
     local holder, _, _, foreign = lease_at(lease)
     if holder == owner then
-      publish_to_all(channel, processes, end_lease(lease), 'w')
+      publish_to_all(channel, end_lease(lease), processes, 'w')
     elseif not holder and not foreign then
-      publish_to_all(channel, processes, 0, 'w')
+      publish(channel, 'w')
       wake_all(channel)
     end
     return 0
