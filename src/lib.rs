@@ -67,7 +67,7 @@
 //!    push, at the end of the lease in its way, and every 5 s, but not more often. There are two
 //!    exceptions:
 //!
-//!    - A process keeps the queue entries of its waiters for up to 100 locks by one command every
+//!    - A process keeps the queue entries of its waiters for up to 140 locks by one command every
 //!      0.64 s, whatever their number. The answer wakes a waiter that has missed its push.
 //!    - Without pushes, a waiter looks at growing intervals up to 100 ms. This is so if Redis
 //!      forbids pushes or if their connection is broken.

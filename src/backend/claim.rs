@@ -77,6 +77,16 @@ impl From<Mode> for QueueKind {
     }
 }
 
+impl QueueKind {
+    /// How many queues one request keeps: a script of less than two milliseconds.
+    pub(crate) fn kept_at_once(self) -> usize {
+        match self {
+            Self::Mutex | Self::ReadWrite => 140,
+            Self::Permits => 70,
+        }
+    }
+}
+
 /// How long a lease is kept for an unordered claim whose turn it is: some round trips and a busy
 /// moment.
 pub(crate) const TURN_LIFE: Duration = Duration::from_millis(50);

@@ -24,7 +24,7 @@ use tokio::{
 };
 use tracing::debug;
 
-use self::schedule::{BATCH, KeeperSchedule, KeptBatch, KeptQueueKey, KeptWaiter};
+use self::schedule::{KeeperSchedule, KeptBatch, KeptQueueKey, KeptWaiter};
 use super::untold::Untold;
 use crate::{
     backend::{Claim, DynLeases, Kept, QueueKind, answered},
@@ -35,6 +35,9 @@ use crate::{
 
 /// After which part of its time a queue entry is kept: two requests may fail before it ends.
 const KEEP_ENTRY: f64 = 0.32;
+/// The same with many queues: after two requests that time out, a third one is in time.
+const KEEP_ONE_OF_MANY: f64 = 0.58;
+const MANY: usize = 1400;
 /// How soon a request that failed is repeated.
 const REPEAT: Duration = Duration::from_millis(100);
 /// The pause between two batches, so that the commands of others go in between.
@@ -141,11 +144,12 @@ impl Keeper {
         }
     }
 
-    /// Returns how often the entries are kept while there are `count` queues. Batches of many
-    /// queues are kept at random times, so that they spread over the interval.
+    /// Returns how often the entries are kept while there are `count` queues. Those of more than
+    /// one batch are kept at random times, so that they spread over the interval.
     fn every(&self, claim: &Claim, count: usize) -> Duration {
-        let every = claim.queue_entry_life().mul_f64(KEEP_ENTRY);
-        let every = match count > BATCH {
+        let part = if count > MANY { KEEP_ONE_OF_MANY } else { KEEP_ENTRY };
+        let every = claim.queue_entry_life().mul_f64(part);
+        let every = match count > QueueKind::Mutex.kept_at_once() {
             true => every.mul_f64(1.0 - fastrand::f64() / 10.0),
             false => every,
         };

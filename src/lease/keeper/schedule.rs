@@ -19,15 +19,13 @@ use crate::{
     time::after,
 };
 
-/// How many queues one request keeps: a script of about a millisecond.
-pub(super) const BATCH: usize = 100;
 /// How many waiters of a queue are named in one request: those that have waited longest, since a
 /// queue is left at its head.
 const NAMED: usize = 32;
 /// After this many waiters no queue is added to a request.
-const ALL_NAMED: usize = 4 * BATCH;
+const ALL_NAMED: usize = 400;
 /// How many timers one look reads at most, while other callers wait for the lock.
-const LOOK: usize = 10 * BATCH;
+const LOOK: usize = 1000;
 /// Queues that fall due within this time come along with the first one, so that batches form: a
 /// quarter of the interval.
 const WINDOW: Duration = Duration::from_millis(160);
@@ -209,7 +207,11 @@ impl KeptQueue {
 
 impl KeptBatch {
     fn is_full(&self) -> bool {
-        self.queues.len() == BATCH || self.named >= ALL_NAMED
+        self.named >= ALL_NAMED
+            || self
+                .queues
+                .first()
+                .is_some_and(|((_, kind), _)| self.queues.len() == kind.kept_at_once())
     }
 
     fn add(&mut self, key: KeptQueueKey, queue: &KeptQueue) {

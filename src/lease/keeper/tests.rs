@@ -96,7 +96,8 @@ async fn queues_share_requests_whatever_their_number() -> Result<(), crate::Erro
         sleep_until(begun + Duration::from_secs(10)).await;
         assert_kept(&kepts, begun + 300 * MS, count);
         // Ten seconds are 16 to 18 intervals, each with some batches that are not full.
-        let (requests, full) = (*lock(&kepts.requests), count.div_ceil(BATCH));
+        let (requests, full) =
+            (*lock(&kepts.requests), count.div_ceil(QueueKind::Mutex.kept_at_once()));
         assert!(requests <= 18 * (full + full / 4 + 1), "{requests} requests for {count}");
     }
     Ok(())

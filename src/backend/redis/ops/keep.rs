@@ -16,9 +16,6 @@ use crate::{
     error::BackendError,
 };
 
-/// How many queues one script keeps: few enough not to block the server for long.
-const BATCH: usize = 100;
-
 /// The state of a queue that a script was to keep; `None` if it needs a script of its own.
 type QueueAnswer = Option<Result<Kept, BackendError>>;
 
@@ -41,13 +38,17 @@ impl RedisBackend {
         queues: &[Vec<Claim>],
     ) -> Vec<Result<Kept, BackendError>> {
         let kind = queues.first().and_then(|claims| kind(claims));
-        let is_alike = kind.is_some() && queues.iter().all(|claims| self::kind(claims) == kind);
+        let is_alike = |kind| queues.iter().all(|claims| self::kind(claims) == Some(kind));
         let names = queues.iter().flatten().map(|claim| &claim.name);
-        if !is_alike || !self.0.servers.serve_together(names) {
+        let Some(kind) =
+            kind.filter(|kind| is_alike(*kind) && self.0.servers.serve_together(names))
+        else {
             return several::keep_each_alone(self, queues).await;
-        }
+        };
         let queues: Vec<_> = queues.iter().map(Vec::as_slice).collect();
-        join_all(queues.chunks(BATCH).map(|some| self.keep_together(some))).await.concat()
+        join_all(queues.chunks(kind.kept_at_once()).map(|some| self.keep_together(some)))
+            .await
+            .concat()
     }
 
     async fn keep_together(&self, queues: &[&[Claim]]) -> Vec<Result<Kept, BackendError>> {

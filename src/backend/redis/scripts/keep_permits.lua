@@ -13,11 +13,16 @@ local at = now_ms()
 return keep_each(4, 4, function(keys, _, claims)
   local permits, channel, queue, deadlines = unpack(keys)
   local has_lapsed, stands = keep_entries({ queue }, deadlines, {}, claims, at, entry_ms)
-  local _, _, foreign = holds_at(permits, at)
-  if foreign then return foreign end
   local to = { channel = channel, hands_over = hands_over, handover_ms = handover_ms }
-  local told, unheard_ms, handed = next_permits(to, queue, deadlines, permits, at, 0)
-  local first = redis.call('ZRANGE', permits, '(' .. at, '+inf', 'BYSCORE', 'LIMIT', 0, 1)[1]
-  local left = unheard_ms or first and redis.call('ZSCORE', permits, first) - at or 0
+  local told, unheard_ms, handed, foreign =
+    next_permits(to, queue, deadlines, permits, at, 0)
+  if foreign then return foreign end
+  local left = unheard_ms
+  if not left then
+    local from = '(' .. at
+    local ends =
+      redis.call('ZRANGE', permits, from, '+inf', 'BYSCORE', 'LIMIT', 0, 1, 'WITHSCORES')[2]
+    left = ends and ends - at or 0
+  end
   return { told, left, has_lapsed, handed and 1 or 0, unpack(stands) }
 end)

@@ -8,14 +8,15 @@ local PERMITS = 500
 local HEADS_A_PERMIT = 1 / 4
 
 -- Hands permits to the claims at the head of the queue while they fit. Returns the same as
--- `next_holder`.
+-- `next_holder`, and an error if the key does not hold permits.
 --
 -- A queue entry is `owner:count:limit`.
 --
 -- moved: how many permits the script has taken back
 local function next_permits(to, queue, deadlines, permits, at, moved)
   local told, handed = 0, false
-  local out = holds_at(permits, at)
+  local out, _, foreign = holds_at(permits, at)
+  if foreign then return 0, nil, false, foreign end
   for _ = 1, BATCH / 4 do
     local claim, left, ticket = first_alive(queue, deadlines, nil, at)
     if not claim then
