@@ -117,6 +117,8 @@ pub fn kind_of(kind: &str, key: &str) -> impl Fn(&Request) -> bool + Send + Sync
 pub struct Counters {
     pub connections: AtomicU64,
     pub refused: AtomicU64,
+    /// Connections that were accepted, and stay silent from their beginning.
+    pub stalled: AtomicU64,
     pub replies: AtomicU64,
     pub pushes: AtomicU64,
     pub pushes_spoilt: AtomicU64,
@@ -371,6 +373,9 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
             continue;
         }
         shared.counters.connections.fetch_add(1, Ordering::SeqCst);
+        if mode == Mode::Stall {
+            shared.counters.stalled.fetch_add(1, Ordering::SeqCst);
+        }
         let shared = shared.clone();
         tokio::spawn(async move {
             let server = match mode {

@@ -10,7 +10,9 @@ use std::{
     time::Duration,
 };
 
-use bellwether::{BoxError, Cache, Locks, RedisBackend, cache::Source};
+use bellwether::{
+    BoxError, Cache, Locks, RedisBackend, backend::RedisBackendBuilder, cache::Source,
+};
 use testkit::{
     LIMIT, RedisServer, comes_true, eventually,
     proxy::{Mode, Proxy},
@@ -26,28 +28,42 @@ struct Scene {
     _server: RedisServer,
     proxy: Proxy,
     backend: RedisBackend,
+    /// What happens to attempts to connect in the outage.
+    mode: Mode,
     length: Duration,
 }
 
 impl Scene {
+    /// Begins a scene in which each attempt is refused, so no command comes to its time-out.
     async fn begin() -> Self {
+        Self::begin_with(Mode::Refuse, testkit::builder()).await
+    }
+
+    /// Begins a scene in which each attempt hangs until the usual connect time-out.
+    async fn begin_silent() -> Self {
+        let builder = testkit::builder().connect_timeout(Duration::from_secs(1));
+        Self::begin_with(Mode::Stall, builder).await
+    }
+
+    async fn begin_with(mode: Mode, builder: RedisBackendBuilder) -> Self {
         let server = RedisServer::start().await;
         let proxy = Proxy::start(server.port());
-        // The outage refuses each connection, so no command comes to its time-out.
-        let backend = testkit::open(proxy.url());
-        backend.ping().await.unwrap();
+        let backend = builder.server(proxy.url()).build().unwrap();
+        assert!(eventually(LIMIT, || async { backend.ping().await.is_ok() }).await);
         let seconds = env::var("BELLWETHER_OUTAGE_SECONDS").ok().and_then(|s| s.parse().ok());
         let length = Duration::from_secs(seconds.unwrap_or(3));
-        Self { _server: server, proxy, backend, length }
+        Self { _server: server, proxy, backend, mode, length }
     }
 
     fn attempts(&self) -> u64 {
-        self.proxy.counters().refused.load(Ordering::SeqCst)
+        let counters = self.proxy.counters();
+        let count = if self.mode == Mode::Refuse { &counters.refused } else { &counters.stalled };
+        count.load(Ordering::SeqCst)
     }
 
     /// Lets the outage begin, and returns when it is noticed.
     async fn leave(&self) {
-        self.proxy.mode(Mode::Refuse);
+        self.proxy.mode(self.mode);
         self.proxy.cut();
         assert!(eventually(LIMIT, || async { self.backend.ping().await.is_err() }).await);
     }
@@ -65,7 +81,16 @@ impl Scene {
 /// Each of its connections tried on its own, every 187 ms.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_thousand_waiters_cost_few_attempts_and_are_served_at_once() {
-    let scene = Scene::begin().await;
+    serve_waiters_after(Scene::begin().await).await;
+}
+
+/// Further attempts begin beside those that hang, at the same pace.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_silent_server_costs_a_thousand_waiters_no_more_attempts() {
+    serve_waiters_after(Scene::begin_silent().await).await;
+}
+
+async fn serve_waiters_after(scene: Scene) {
     let locks = Locks::new(scene.backend.clone());
     // The connection for pushes is in use, too.
     locks.mutex("k").lock().await.unwrap().unlock().await.unwrap();
@@ -84,6 +109,37 @@ async fn a_thousand_waiters_cost_few_attempts_and_are_served_at_once() {
         outcome.unwrap();
     }
     println!("1,000 waiters: the first lock after {first:?}, the last after {:?}", back.elapsed());
+}
+
+/// A waiter was late by the attempt that was under way when packets arrived again. It had to reach
+/// its time-out, which here is longer than the test.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_waiter_is_served_after_a_silence_while_older_attempts_hang() {
+    for is_refused_first in [false, true] {
+        let server = RedisServer::start().await;
+        let proxy = Proxy::start(server.port());
+        let builder = testkit::builder().server(proxy.url());
+        let backend = builder.connect_timeout(LIMIT * 10).build().unwrap();
+        let here = Locks::new(backend).mutex("k").wait_limit(LIMIT * 10);
+        let there = Locks::new(testkit::open(server.url())).mutex("k");
+        let held = there.lock().await.unwrap();
+        let waiter = tokio::spawn(async move { here.lock().await.map(drop) });
+        assert!(eventually(LIMIT, || async { proxy.seen("subscribe") > 0 }).await);
+        proxy.mode(if is_refused_first { Mode::Refuse } else { Mode::Stall });
+        proxy.cut();
+        if is_refused_first {
+            let refused = || proxy.counters().refused.load(Ordering::SeqCst);
+            assert!(eventually(LIMIT, || async { refused() > 2 }).await);
+            proxy.mode(Mode::Stall);
+        }
+        // An attempt of each connection hangs, and another one begins beside them.
+        let hanging = || proxy.counters().stalled.load(Ordering::SeqCst);
+        assert!(eventually(LIMIT, || async { hanging() > 2 }).await);
+        held.unlock().await.unwrap();
+        assert!(!waiter.is_finished());
+        proxy.clear();
+        timeout(LIMIT, waiter).await.unwrap().unwrap().unwrap();
+    }
 }
 
 /// The next request finds the server, although the last attempt was long ago.

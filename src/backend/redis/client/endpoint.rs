@@ -17,6 +17,7 @@ pub(in super::super) enum Endpoint {
 }
 
 /// Reports when a connection must go to another server than the one that it found last.
+#[derive(Clone)]
 pub(super) enum EndpointWatch {
     /// No server was found, or it is always the same.
     Never,

@@ -22,9 +22,9 @@ use futures_util::FutureExt;
 use redis::{RedisError, Value, aio::MultiplexedConnection};
 use tokio::{
     runtime::Handle,
-    sync::watch,
+    sync::watch::{self, error::RecvError},
     task::unconstrained,
-    time::{Instant, timeout_at},
+    time::{Instant, error::Elapsed, timeout_at},
 };
 
 use super::{
@@ -33,6 +33,7 @@ use super::{
     endpoint::Endpoint,
     events::NodeEvents,
     failure::{CommandFailure, ends_connection},
+    pacer::Demand,
     reconnect::{ConnectionState, Established, KeptConnection, ReconnectRun, keep_connected},
     replacements::LastMaster,
     round_trip::MeasuredRoundTrip,
@@ -172,7 +173,7 @@ impl Link {
                 ConnectionState::Established(current) => return Ok(current),
                 ConnectionState::Failed(error) => {
                     if self.kept.events.pacer.demand(deadline.demand)
-                        && timeout_at(deadline.at(), state.changed()).await.is_ok()
+                        && self.ended(&mut state, deadline.demand, deadline.at()).await.is_ok()
                     {
                         continue;
                     }
@@ -188,12 +189,28 @@ impl Link {
                 }
             };
             let end = deadline.at().max(after(deadline.begun, limit));
-            match timeout_at(end, state.changed()).await {
+            match self.ended(&mut state, deadline.demand, end).await {
                 Ok(Ok(())) => {}
                 Ok(Err(_closed)) => return unavailable("the connection was closed"),
                 Err(_elapsed) => return unavailable("there is no connection yet"),
             }
         }
+    }
+
+    /// Waits for the end of an attempt. Further ones may begin meanwhile, because it may hang.
+    async fn ended(
+        &self,
+        state: &mut watch::Receiver<ConnectionState>,
+        demand: Demand,
+        limit: Instant,
+    ) -> Result<Result<(), RecvError>, Elapsed> {
+        let ended = async {
+            tokio::select! {
+                changed = state.changed() => changed,
+                never = self.kept.events.pacer.keep_demanding(demand) => match never {},
+            }
+        };
+        timeout_at(limit, ended).await
     }
 }
 

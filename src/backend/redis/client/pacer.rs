@@ -4,8 +4,13 @@
 //! lets the others connect at once. The pauses grow to seconds, and with the time that an attempt
 //! takes. But the return of a server shows by an attempt only. So a caller that asks for the server
 //! in vain shortens the present pause, and the more so if a lease depends on it.
+//!
+//! Where packets vanish, an attempt hangs until its time-out, even if the server is back. So while
+//! a lease depends on the server, further attempts begin beside it (`attempts`).
 
 use std::{
+    convert::Infallible,
+    future::pending,
     pin::pin,
     sync::{
         Mutex, MutexGuard,
@@ -15,7 +20,7 @@ use std::{
 };
 
 use tokio::{
-    sync::{Notify, Semaphore, SemaphorePermit},
+    sync::{Mutex as AsyncMutex, MutexGuard as AsyncMutexGuard, Notify},
     time::{Instant, sleep_until},
 };
 
@@ -55,7 +60,9 @@ impl Demand {
     fn rest(self) -> f64 {
         match self {
             Self::None => 1.0,
-            Self::Request | Self::Lease => 0.25,
+            Self::Request => 0.25,
+            // The next attempt may begin before this one has ended.
+            Self::Lease => 0.0,
         }
     }
 }
@@ -71,47 +78,55 @@ impl From<u8> for Demand {
 }
 
 /// Paces the attempts to connect to one server.
+#[derive(Default)]
 pub(super) struct Pacer {
-    outage: Mutex<Option<FailedAttempts>>,
+    attempts: Mutex<PacedAttempts>,
     /// The strongest demand since the last attempt began.
     demand: AtomicU8,
-    /// Notified when the demand grows.
-    demanded: Notify,
-    /// The right to make the next attempt.
-    next: Semaphore,
+    /// Notified when the demand grows, and when an attempt begins or ends.
+    changed: Notify,
+    /// The right to begin the next attempt.
+    turn: AsyncMutex<()>,
     /// Notified when the server is back.
     back: Notify,
+}
+
+/// The attempts of all connections.
+#[derive(Default)]
+struct PacedAttempts {
+    under_way: u32,
+    last: Option<LastAttempt>,
+    success: Option<LastSuccess>,
+    /// The server is away.
+    outage: Option<FailedAttempts>,
+}
+
+#[derive(Clone, Copy)]
+struct LastAttempt {
+    begun: Instant,
+    /// From 0.75 to 1.
+    jitter: f64,
+}
+
+#[derive(Clone, Copy)]
+struct LastSuccess {
+    begun: Instant,
+    took: Duration,
 }
 
 /// The failed attempts since the last success.
 struct FailedAttempts {
     count: u32,
     error: BackendError,
-    /// When the last attempt began, and how long it took.
+    /// When the last one began, and how long it took.
     begun: Instant,
     took: Duration,
-    /// From 0.75 to 1.
-    jitter: f64,
-    /// The next attempt is under way.
-    is_attempting: bool,
-}
-
-impl Default for Pacer {
-    fn default() -> Self {
-        Self {
-            outage: Mutex::default(),
-            demand: AtomicU8::new(Demand::None as u8),
-            demanded: Notify::new(),
-            next: Semaphore::new(1),
-            back: Notify::new(),
-        }
-    }
 }
 
 impl Pacer {
     /// Returns why the last attempt failed, if the server is away.
     pub(super) fn error(&self) -> Option<BackendError> {
-        self.outage().as_ref().map(|outage| outage.error.clone())
+        self.attempts().outage.as_ref().map(|outage| outage.error.clone())
     }
 
     /// Notes that a caller asks for the server. Returns whether an attempt begins now because of
@@ -121,22 +136,34 @@ impl Pacer {
         if before >= demand {
             return false;
         }
-        let now = Instant::now();
-        let is_due = |outage: &FailedAttempts| {
-            !outage.is_attempting && outage.due(demand) <= now && now < outage.due(before)
+        let begins = {
+            let attempts = self.attempts();
+            let is_due = |demand| attempts.due(demand).is_some_and(|due| due <= Instant::now());
+            // Behind one that hangs, the next one probably hangs, too.
+            let is_first = attempts.outage.is_some() && attempts.under_way == 0;
+            is_first && is_due(demand) && !is_due(before)
         };
-        // Before the attempt begins, which may end at once on another thread.
-        let begins = self.outage().as_ref().is_some_and(is_due);
-        self.demanded.notify_waiters();
+        // The attempt begins behind the lock, and may end at once on another thread.
+        self.changed.notify_waiters();
         begins
+    }
+
+    /// Notes that a caller waits for the outcome of an attempt, as long as this is polled.
+    pub(super) async fn keep_demanding(&self, demand: Demand) -> Infallible {
+        loop {
+            let changed = self.changed.notified();
+            self.demand(demand);
+            changed.await;
+        }
     }
 
     /// Waits for [`attempt`](Self::attempt). An event that may bring the server back demands it.
     pub(super) async fn attempt_after(
         &self,
         event: impl Future<Output = ()>,
+        hanging: Option<Instant>,
     ) -> ConnectAttempt<'_> {
-        let mut attempt = pin!(self.attempt());
+        let mut attempt = pin!(self.attempt(hanging));
         tokio::select! {
             attempt = &mut attempt => return attempt,
             () = event => {}
@@ -145,91 +172,120 @@ impl Pacer {
         attempt.await
     }
 
-    /// Waits until an attempt may be made: at once, unless the server is away.
-    pub(super) async fn attempt(&self) -> ConnectAttempt<'_> {
-        let permit = loop {
+    /// Waits until a connection may make an attempt: at once, unless the server is away.
+    ///
+    /// `hanging` tells when the last attempt of the connection began, if one is still under way.
+    pub(super) async fn attempt(&self, hanging: Option<Instant>) -> ConnectAttempt<'_> {
+        let _turn = loop {
             let back = self.back.notified();
-            if self.outage().is_none() {
-                break None;
-            }
+            let at_once = self.attempts().at_once(hanging);
             tokio::select! {
+                () = until(at_once) => break None,
+                turn = self.due() => break Some(turn),
                 () = back => {}
-                permit = self.due() => break permit,
             }
         };
         self.demand.store(Demand::None as u8, Ordering::Relaxed);
-        self.set_attempting(true);
-        ConnectAttempt { pacer: self, begun: Instant::now(), _permit: permit }
+        let begun = Instant::now();
+        {
+            let mut attempts = self.attempts();
+            attempts.under_way += 1;
+            attempts.last = Some(LastAttempt { begun, jitter: jitter() });
+        }
+        self.changed.notify_waiters();
+        ConnectAttempt { pacer: self, begun }
     }
 
     /// Waits for the turn of this connection, and then for the end of the pause.
-    async fn due(&self) -> Option<SemaphorePermit<'_>> {
-        let permit = self.next.acquire().await.ok();
+    async fn due(&self) -> AsyncMutexGuard<'_, ()> {
+        let turn = self.turn.lock().await;
         loop {
-            let demanded = self.demanded.notified();
-            let demand = Demand::from(self.demand.load(Ordering::Relaxed));
-            let due = self.outage().as_ref().map(|outage| outage.due(demand));
-            let Some(at) = due else { return permit };
+            let changed = self.changed.notified();
+            let due = self.attempts().due(Demand::from(self.demand.load(Ordering::Relaxed)));
             tokio::select! {
-                () = sleep_until(at) => return permit,
-                () = demanded => {}
+                () = until(due) => return turn,
+                () = changed => {}
             }
         }
     }
 
-    fn set_attempting(&self, is_attempting: bool) {
-        if let Some(outage) = self.outage().as_mut() {
-            outage.is_attempting = is_attempting;
-        }
-    }
-
-    fn outage(&self) -> MutexGuard<'_, Option<FailedAttempts>> {
-        lock(&self.outage)
+    fn attempts(&self) -> MutexGuard<'_, PacedAttempts> {
+        lock(&self.attempts)
     }
 }
 
-impl FailedAttempts {
-    fn due(&self, demand: Demand) -> Instant {
-        let grown = FIRST.saturating_mul(1 << self.count.min(16)).min(demand.longest());
-        let pause = self.took.mul_f64(demand.rest()).min(demand.longest());
-        after(self.begun, grown.mul_f64(self.jitter).max(self.took + pause.mul_f64(self.jitter)))
+impl PacedAttempts {
+    /// Returns when a connection need not wait for its turn.
+    ///
+    /// Its own attempts hang if a later one of another connection has succeeded.
+    fn at_once(&self, hanging: Option<Instant>) -> Option<Instant> {
+        match hanging {
+            None => self.outage.is_none().then(Instant::now),
+            Some(begun) => {
+                let later = self.success.filter(|success| success.begun > begun)?;
+                Some(after(begun, later.patience()))
+            }
+        }
+    }
+
+    /// Returns when the next attempt is due, or `None` if another one must end before.
+    fn due(&self, demand: Demand) -> Option<Instant> {
+        let Some(last) = self.last else { return Some(Instant::now()) };
+        if self.under_way > 0 {
+            // At its first connect, a process cannot tell an attempt that hangs from a slow one.
+            let is_known = self.outage.is_some() || self.success.is_some();
+            let patience = self.success.map_or(Duration::ZERO, LastSuccess::patience);
+            let pause = Demand::Lease.longest().mul_f64(last.jitter).max(patience);
+            return (is_known && demand == Demand::Lease).then(|| after(last.begun, pause));
+        }
+        let Some(outage) = &self.outage else { return Some(last.begun) };
+        let grown = FIRST.saturating_mul(1 << outage.count.min(16)).min(demand.longest());
+        let rest = outage.took.mul_f64(demand.rest()).min(demand.longest());
+        let rested = outage.took + rest.mul_f64(last.jitter);
+        Some(after(outage.begun, grown.mul_f64(last.jitter).max(rested)))
+    }
+}
+
+impl LastSuccess {
+    /// Returns how long another attempt takes at most, unless it hangs.
+    fn patience(self) -> Duration {
+        self.took.saturating_mul(2)
     }
 }
 
 /// An attempt to connect. Dropped without an outcome, it leaves everything as it is.
 pub(super) struct ConnectAttempt<'a> {
     pacer: &'a Pacer,
-    begun: Instant,
-    /// While the server is away, no other attempt is made beside this one.
-    _permit: Option<SemaphorePermit<'a>>,
+    pub(super) begun: Instant,
 }
 
 impl ConnectAttempt<'_> {
     pub(super) fn succeeded(self) {
-        let was_away = self.pacer.outage().take().is_some();
-        if was_away {
-            self.pacer.back.notify_waiters();
-        }
+        let mut attempts = self.pacer.attempts();
+        attempts.outage = None;
+        attempts.success = Some(LastSuccess { begun: self.begun, took: self.begun.elapsed() });
+        self.pacer.back.notify_waiters();
     }
 
     pub(super) fn failed(self, error: BackendError) {
-        let mut outage = self.pacer.outage();
-        let count = outage.as_ref().map_or(0, |outage| outage.count.saturating_add(1));
+        let mut attempts = self.pacer.attempts();
+        let count = attempts.outage.as_ref().map_or(0, |outage| outage.count.saturating_add(1));
         let (begun, took) = (self.begun, self.begun.elapsed());
-        *outage = Some(FailedAttempts {
-            count,
-            error,
-            begun,
-            took,
-            jitter: jitter(),
-            is_attempting: false,
-        });
+        attempts.outage = Some(FailedAttempts { count, error, begun, took });
     }
 }
 
 impl Drop for ConnectAttempt<'_> {
     fn drop(&mut self) {
-        self.pacer.set_attempting(false);
+        self.pacer.attempts().under_way -= 1;
+        self.pacer.changed.notify_waiters();
+    }
+}
+
+async fn until(time: Option<Instant>) {
+    match time {
+        Some(time) => sleep_until(time).await,
+        None => pending().await,
     }
 }
 
@@ -266,7 +322,7 @@ mod tests {
         let begun = Instant::now();
         let mut count = 0;
         while begun.elapsed() < length {
-            let attempt = pacer.attempt().await;
+            let attempt = pacer.attempt(None).await;
             sleep(takes).await;
             attempt.failed(refused());
             count += 1;
@@ -296,7 +352,6 @@ mod tests {
             (Demand::Request, 0, 60..90),
             (Demand::Lease, 0, 270..370),
             (Demand::Request, 1000, 46..52),
-            (Demand::Lease, 1000, 46..52),
         ] {
             let pacer = Arc::new(Pacer::default());
             let asks = tokio::spawn(demanding(pacer.clone(), demand));
@@ -317,19 +372,19 @@ mod tests {
             assert!(asked.demand(Demand::Request) && !asked.demand(Demand::Request));
         });
         let begun = Instant::now();
-        pacer.attempt().await.failed(refused());
+        pacer.attempt(None).await.failed(refused());
         assert!((1500 * MS..1505 * MS).contains(&begun.elapsed()), "{:?}", begun.elapsed());
     }
 
     #[tokio::test(start_paused = true)]
     async fn connections_take_turns_and_the_first_success_lets_all_connect() {
         let pacer = Arc::new(Pacer::default());
-        pacer.attempt().await.failed(refused());
-        let under_way = pacer.attempt().await;
+        pacer.attempt(None).await.failed(refused());
+        let under_way = pacer.attempt(None).await;
         let others: Vec<_> = (0..3)
             .map(|_| {
                 let pacer = pacer.clone();
-                tokio::spawn(async move { pacer.attempt().await.succeeded() })
+                tokio::spawn(async move { pacer.attempt(None).await.succeeded() })
             })
             .collect();
         sleep(60_000 * MS).await;
@@ -347,9 +402,9 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn an_attempt_that_is_dropped_blocks_no_other() {
         let pacer = Pacer::default();
-        pacer.attempt().await.failed(refused());
-        drop(pacer.attempt().await);
-        pacer.attempt().await.succeeded();
+        pacer.attempt(None).await.failed(refused());
+        drop(pacer.attempt(None).await);
+        pacer.attempt(None).await.succeeded();
         assert!(pacer.error().is_none());
     }
 }

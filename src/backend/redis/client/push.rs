@@ -19,11 +19,13 @@ use tokio::{
 use tracing::debug;
 
 use super::{
+    attempts::Attempts,
     config::RedisConfig,
     connect::connect,
     endpoint::{Endpoint, EndpointWatch},
     events::NodeEvents,
     pacer::{Demand, after_break},
+    stream::Connected,
     subscriptions::{PendingUnsubscribes, Subscriptions},
     task::OnDemandTask,
 };
@@ -127,6 +129,15 @@ struct PushRun {
     state: Arc<watch::Sender<PushState>>,
 }
 
+/// The outcome of an attempt to connect.
+struct EndedPushAttempt {
+    connected: Result<Option<Connected>, BackendError>,
+    /// The watch of the server that was found.
+    watch: EndpointWatch,
+    broken: Arc<Notify>,
+    leaving: PendingUnsubscribes,
+}
+
 impl Drop for PushRun {
     fn drop(&mut self) {
         self.state.send_replace(PushState::New);
@@ -139,9 +150,10 @@ impl PushRun {
     async fn keep_subscribed(self) {
         let mut turns = self.events.channels.openings();
         let mut is_refused = false;
+        let mut attempts = Attempts::new(&self.events.pacer);
         let mut watch = EndpointWatch::Never;
         while self.is_wanted(&mut turns).await {
-            self.connect_and_serve(&mut turns, &mut watch, &mut is_refused).await;
+            self.connect_and_serve(&mut attempts, &mut turns, &mut watch, &mut is_refused).await;
             self.events.trouble.notify_one();
             sleep(after_break(true)).await;
         }
@@ -159,26 +171,39 @@ impl PushRun {
         matches!(&*self.state.borrow(), PushState::Down(_))
     }
 
-    async fn connect_and_serve(
-        &self,
+    async fn connect(&self, mut watch: EndpointWatch) -> EndedPushAttempt {
+        let Self { endpoint, config, events, .. } = self;
+        let (broken, leaving) = (Arc::new(Notify::new()), PendingUnsubscribes::default());
+        let confirms = config.replicas.is_some();
+        let on_push = receive(events.channels.clone(), broken.clone(), leaving.clone(), confirms);
+        let ended = broken.clone();
+        let on_end = move || ended.notify_one();
+        let connected = connect(endpoint, &mut watch, config, on_end, on_push).await;
+        EndedPushAttempt { connected, watch, broken, leaving }
+    }
+
+    async fn connect_and_serve<'a>(
+        &'a self,
+        attempts: &mut Attempts<'a, EndedPushAttempt>,
         turns: &mut watch::Receiver<u64>,
         watch: &mut EndpointWatch,
         is_refused: &mut bool,
     ) {
-        let Self { endpoint, config, events, state } = self;
-        let (broken, leaving) = (Arc::new(Notify::new()), PendingUnsubscribes::default());
-        let confirms = config.replicas.is_some();
+        let Self { config, events, state, .. } = self;
         if let Some(error) = events.pacer.error() {
             state.send_replace(PushState::Down(error));
         }
-        let attempt = events.pacer.attempt_after(watch.outdated()).await;
-        let on_push = receive(events.channels.clone(), broken.clone(), leaving.clone(), confirms);
-        let ended = broken.clone();
-        let on_end = move || ended.notify_one();
-        match connect(endpoint, watch, config, on_end, on_push).await {
-            Ok(None) => {}
+        let found = watch.clone();
+        let begin = || self.connect(found.clone());
+        let (attempt, ended) = attempts.next(watch.outdated(), begin).await;
+        let EndedPushAttempt { connected, broken, leaving, .. } = ended;
+        *watch = ended.watch;
+        match connected {
+            // The others go to the same server.
+            Ok(None) => drop(attempts.end()),
             Ok(Some(connected)) => {
                 attempt.succeeded();
+                attempts.end();
                 state.send_replace(PushState::Up(config.silence_limit(connected.round_trip)));
                 let subscriptions =
                     Subscriptions::new(connected, config, events, leaving, is_refused);

@@ -12,6 +12,7 @@ use tokio::{
 use tracing::{info, warn};
 
 use super::{
+    attempts::Attempts,
     clock::ServerClock,
     config::RedisConfig,
     connect::connect,
@@ -65,6 +66,14 @@ pub(super) struct Established {
     pub(super) clock: ServerClock,
 }
 
+/// The outcome of an attempt to connect.
+struct EndedAttempt {
+    connected: Result<Option<Connected>, BackendError>,
+    /// The watch of the server that was found.
+    watch: EndpointWatch,
+    broken: Arc<Notify>,
+}
+
 impl KeptConnection {
     /// Replaces a connection. Commands that begin from now on wait for the next one.
     pub(super) fn give_up(&self, broken: &Arc<Notify>) {
@@ -78,33 +87,42 @@ impl KeptConnection {
         broken.notify_one();
     }
 
-    /// Connects once, and serves until the connection breaks. Returns how long it lasted, or `None`
-    /// if there was none. `watch` is that of the server that was found last.
-    async fn connect_and_serve(&self, watch: &mut EndpointWatch) -> Option<Duration> {
+    /// Waits for the end of an attempt to connect, and serves until the connection breaks. Returns
+    /// how long it lasted, or `None` if there was none. `watch` is that of the server found last.
+    async fn connect_and_serve<'a>(
+        &'a self,
+        attempts: &mut Attempts<'a, EndedAttempt>,
+        watch: &mut EndpointWatch,
+    ) -> Option<Duration> {
         let pacer = &self.events.pacer;
         if let Some(error) = pacer.error().filter(|_| !self.is_failed()) {
             // Another connection has failed, so commands need not wait for this one.
             self.failed(error);
         }
-        let attempt = pacer.attempt_after(watch.outdated()).await;
-        let broken = Arc::new(Notify::new());
-        match connect(&self.endpoint, watch, &self.config, self.on_end(&broken), |_| ()).await {
-            Ok(None) => None,
+        let found = watch.clone();
+        let begin = || self.connect(found.clone());
+        let (attempt, ended) = attempts.next(watch.outdated(), begin).await;
+        let EndedAttempt { connected, broken, .. } = ended;
+        *watch = ended.watch;
+        match connected {
+            Ok(None) => {
+                // The others go to the same server.
+                attempts.end();
+                None
+            }
             Ok(Some(connected)) => {
                 attempt.succeeded();
+                let is_late = attempts.end() || self.is_failed();
                 if watch.found().is_some_and(|master| self.last_master.moves_to(master)) {
                     self.events.replacements.add();
                 }
-                let since = Instant::now();
-                let runtime = Handle::current().id();
-                let round_trip = connected.round_trip;
-                self.round_trip.measured(round_trip);
-                let silence_limit = self.config.silence_limit(round_trip);
-                let suspected = Notify::new();
-                let clock = ServerClock::default();
-                let current =
-                    Established { connected, broken, suspected, runtime, silence_limit, clock };
-                self.serve(Arc::new(current), watch).await;
+                let (since, round_trip) = (Instant::now(), connected.round_trip);
+                let current = self.establish(connected, broken);
+                if is_late {
+                    // Each waiter asks in vain at the moment, with pauses.
+                    self.events.wake();
+                }
+                self.serve(current, watch).await;
                 let server = self.endpoint.shown();
                 info!(%server, "the connection to Redis broke; connecting again");
                 self.events.trouble.notify_one();
@@ -118,6 +136,25 @@ impl KeptConnection {
                 None
             }
         }
+    }
+
+    async fn connect(&self, mut watch: EndpointWatch) -> EndedAttempt {
+        let broken = Arc::new(Notify::new());
+        let on_end = self.on_end(&broken);
+        let connected = connect(&self.endpoint, &mut watch, &self.config, on_end, |_| ()).await;
+        EndedAttempt { connected, watch, broken }
+    }
+
+    /// Hands a new connection to the commands.
+    fn establish(&self, connected: Connected, broken: Arc<Notify>) -> Arc<Established> {
+        self.round_trip.measured(connected.round_trip);
+        let silence_limit = self.config.silence_limit(connected.round_trip);
+        let (suspected, clock) = (Notify::new(), ServerClock::default());
+        let runtime = Handle::current().id();
+        let current = Established { connected, broken, suspected, runtime, silence_limit, clock };
+        let current = Arc::new(current);
+        self.state.send_replace(ConnectionState::Established(current.clone()));
+        current
     }
 
     /// Returns what is to be done when the connection has ended.
@@ -149,11 +186,6 @@ impl KeptConnection {
     /// Returns when the connection is broken, or another server is the master.
     async fn serve(&self, current: Arc<Established>, watch: &mut EndpointWatch) {
         let mut preparing = current.connected.connection.clone();
-        let before = self.state.send_replace(ConnectionState::Established(current.clone()));
-        if matches!(before, ConnectionState::Failed(_)) {
-            // Each waiter asks in vain at the moment, with pauses.
-            self.events.wake();
-        }
         let prepare = async {
             let _ = timeout(self.config.connect_timeout, prepare(&mut preparing)).await;
             drop(preparing);
@@ -191,9 +223,11 @@ impl Drop for ReconnectRun {
 pub(super) async fn keep_connected(run: ReconnectRun) {
     let kept = &run.0;
     let connections = async {
+        let mut attempts = Attempts::new(&kept.events.pacer);
         let mut watch = EndpointWatch::Never;
         loop {
-            let Some(lived) = kept.connect_and_serve(&mut watch).await else { continue };
+            let lived = kept.connect_and_serve(&mut attempts, &mut watch).await;
+            let Some(lived) = lived else { continue };
             // The command that broke has a second try to make, so the first attempt comes at once,
             // unless the server accepts connections only to break them.
             sleep(after_break(lived <= LONG_LIVED)).await;

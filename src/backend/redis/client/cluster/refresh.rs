@@ -38,7 +38,7 @@ pub(super) async fn keep_known(run: RefreshRun) {
     let topology = &nodes.topology;
     for turn in 0.. {
         // A connection to a node that fails demands it, too.
-        let attempt = nodes.pacer.attempt_after(topology.trouble.notified()).await;
+        let attempt = nodes.pacer.attempt_after(topology.trouble.notified(), None).await;
         match nodes.ask_for_slots(turn).await {
             Ok(slots) => {
                 topology.replace(slots);

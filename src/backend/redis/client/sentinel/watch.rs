@@ -122,6 +122,7 @@ impl KnownSentinels {
 }
 
 /// Reports when a connection must go to another master.
+#[derive(Clone)]
 pub(in super::super) struct MasterWatch {
     shared: Arc<SharedWatch>,
     seen: watch::Receiver<Option<HostPort>>,
