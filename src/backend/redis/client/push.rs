@@ -153,9 +153,14 @@ impl PushRun {
         let mut attempts = Attempts::new(&self.events.pacer);
         let mut watch = EndpointWatch::Never;
         while self.is_wanted(&mut turns).await {
-            self.connect_and_serve(&mut attempts, &mut turns, &mut watch, &mut is_refused).await;
+            let served = self
+                .connect_and_serve(&mut attempts, &mut turns, &mut watch, &mut is_refused)
+                .await;
             self.events.trouble.notify_one();
-            sleep(after_break(true)).await;
+            // Behind a failure the pacer waits, and other attempts may succeed.
+            if served {
+                sleep(after_break(true)).await;
+            }
         }
     }
 
@@ -182,13 +187,15 @@ impl PushRun {
         EndedPushAttempt { connected, watch, broken, leaving }
     }
 
+    /// Waits for the end of an attempt to connect, and serves until the connection breaks. Returns
+    /// whether there was one.
     async fn connect_and_serve<'a>(
         &'a self,
         attempts: &mut Attempts<'a, EndedPushAttempt>,
         turns: &mut watch::Receiver<u64>,
         watch: &mut EndpointWatch,
         is_refused: &mut bool,
-    ) {
+    ) -> bool {
         let Self { config, events, state, .. } = self;
         if let Some(error) = events.pacer.error() {
             state.send_replace(PushState::Down(error));
@@ -200,7 +207,10 @@ impl PushRun {
         *watch = ended.watch;
         match connected {
             // The others go to the same server.
-            Ok(None) => drop(attempts.end()),
+            Ok(None) => {
+                attempts.end();
+                false
+            }
             Ok(Some(connected)) => {
                 attempt.succeeded();
                 attempts.end();
@@ -216,11 +226,13 @@ impl PushRun {
                     let error = Chain(&error);
                     debug!(%error, "the push connection to Redis broke; connecting again");
                 }
+                true
             }
             Err(error) => {
                 debug!(error = %Chain(&error), "no push connection to Redis; trying again");
                 state.send_replace(PushState::Down(error.clone()));
                 attempt.failed(error);
+                false
             }
         }
     }
