@@ -21,11 +21,12 @@ pub(crate) struct Engine {
 impl Engine {
     pub(crate) fn new(backend: Arc<dyn DynLeases>) -> Arc<Self> {
         let counters = Arc::<LockCounters>::default();
+        let janitor = Janitor::new(backend.clone());
         Arc::new(Self {
             renewals: Renewals::new(backend.clone(), counters.clone()),
             counters,
-            keeper: Keeper::new(backend.clone()),
-            janitor: Janitor::new(backend),
+            keeper: Keeper::new(backend, janitor.untold().clone()),
+            janitor,
             queues: LocalQueues::default(),
         })
     }

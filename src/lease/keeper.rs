@@ -54,7 +54,7 @@ struct KeeperCore {
     schedule: Mutex<KeeperSchedule>,
     /// Notified when the task must look earlier than it would.
     changed: Notify,
-    untold: Untold,
+    untold: Arc<Untold>,
 }
 
 /// A waiter whose queue entry is kept. Dropped, it is kept no more.
@@ -66,8 +66,8 @@ pub(super) struct KeptPlace {
 }
 
 impl Keeper {
-    pub(super) fn new(backend: Arc<dyn DynLeases>) -> Self {
-        let (schedule, changed, untold) = Default::default();
+    pub(super) fn new(backend: Arc<dyn DynLeases>, untold: Arc<Untold>) -> Self {
+        let (schedule, changed) = Default::default();
         Self(Arc::new(KeeperCore { backend, schedule, changed, untold }))
     }
 
@@ -101,6 +101,7 @@ impl Keeper {
 
     /// Notes the answers to a batch that was sent at `sent`.
     fn answered(&self, batch: KeptBatch, sent: Instant, answers: Answers) {
+        self.0.untold.looked();
         let mut schedule = self.schedule();
         let Some(claim) = batch.claims.first().and_then(|claims| claims.first()) else { return };
         let look_at = after(sent, self.every(claim, schedule.len()));
@@ -153,7 +154,7 @@ impl Keeper {
             true => every.mul_f64(1.0 - fastrand::f64() / 10.0),
             false => every,
         };
-        self.0.untold.interval(count).map_or(every, |interval| interval.min(every))
+        self.0.untold.queue_interval(count).map_or(every, |interval| interval.min(every))
     }
 
     fn schedule(&self) -> MutexGuard<'_, KeeperSchedule> {

@@ -18,7 +18,7 @@ use tokio::{
     time::timeout,
 };
 
-use super::{recovery::Recovery, untold::Untold};
+use super::recovery::Recovery;
 use crate::error::{BackendError, BackendErrorKind};
 
 /// How many requests of a kind a shard is asked at once. They are enough to keep a connection busy,
@@ -34,7 +34,6 @@ pub(super) struct ShardTurns {
     pub(super) acquisitions: Turns,
     pub(super) releases: Turns,
     pub(super) recovery: Recovery,
-    pub(super) untold: Untold,
 }
 
 pub(super) struct Turns {

@@ -118,7 +118,7 @@ impl<'a> Waiting<'a> {
     /// Notes that its last look found what a push should have told.
     pub(crate) fn found(&mut self) {
         if mem::take(&mut self.unpushed) {
-            self.janitor.turns(self.name()).untold.note();
+            self.janitor.untold().note();
         }
     }
 
@@ -165,7 +165,12 @@ impl<'a> Waiting<'a> {
         self.unpushed = false;
         tokio::select! {
             biased;
-            change = self.listening.pushed() => Woken::Pushed(change),
+            change = self.listening.pushed() => {
+                if tells_of_release(&change) {
+                    self.janitor.untold().told();
+                }
+                Woken::Pushed(change)
+            }
             () = kept(self.place.as_ref()) => Woken::Again,
             () = sleep_until(wake) => {
                 self.unpushed = interval.is_none();
@@ -179,8 +184,7 @@ impl<'a> Waiting<'a> {
     fn look_at_end(&self, told: Instant, remaining: Duration) -> Instant {
         let jitter = JITTER.mul_f64(fastrand::f64());
         let sleep = remaining.saturating_add(jitter).min(LONGEST_SLEEP);
-        let untold = self.janitor.turns(self.name()).untold.interval(1);
-        told + untold.map_or(sleep, |interval| interval.min(sleep))
+        told + self.janitor.untold().load_interval().map_or(sleep, |interval| interval.min(sleep))
     }
 
     /// Has the queue entry kept, whose lease in the way lasts for another `remaining`. Returns
@@ -230,6 +234,12 @@ impl<'a> Waiting<'a> {
         }
         self.until
     }
+}
+
+/// Returns whether a release or a put pushes this. A wake may also mean that pushes were missed,
+/// and an invalidation releases nothing.
+fn tells_of_release(change: &Change) -> bool {
+    !matches!(change, Change::Wake | Change::Invalidated(_))
 }
 
 /// Completes when the keeper of the queue entry wants the waiter to ask.

@@ -193,6 +193,7 @@ impl Scripts {
                 let seen = seen.unwrap_or(0);
                 arguments.extend([text(claim.fence_life.as_millis()), text(seen), text(1 << 16)]);
                 arguments.push(text(&claim.owner.to_string()[..16]));
+                arguments.push(text(""));
             }
         }
         let answer = self.eval(script.as_ref(), &keys, &arguments).await?;

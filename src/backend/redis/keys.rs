@@ -30,9 +30,9 @@
 //! At a single server, a process has one channel for all locks of one namespace and family:
 //! `namespace:family:p:` and the first half of its owner ids, or `p@3:` for database 3. A backend
 //! has one for all entries of one namespace, which ends with an id of its own. All backends share
-//! `namespace:c:p:all`. Messages on them begin with the [prefix](crate::key::Name::prefix) of the
-//! name. In a cluster, a process has a channel for each name: `s:` and the first half of its owner
-//! ids.
+//! `namespace:c:p:all`, and none listens to `namespace:c:p:rights`. Messages on them begin with the
+//! [prefix](crate::key::Name::prefix) of the name. In a cluster, a process has a channel for each
+//! name: `s:` and the first half of its owner ids.
 
 use std::sync::{Arc, PoisonError, RwLock, atomic::AtomicBool};
 
@@ -57,6 +57,9 @@ pub(super) const PERMITS: &str = "p";
 pub(super) const PERMIT_QUEUE: &str = "pq";
 pub(super) const PERMIT_DEADLINES: &str = "pd";
 pub(super) const LATCH: &str = "n";
+
+/// Stands in a lease if its holder may not publish.
+pub(super) const UNTOLD: &str = "m";
 
 /// Returns the suffix of channels at a single server.
 pub(super) fn channel(database: i64) -> String {

@@ -16,7 +16,10 @@ mod scripts;
 
 use std::{
     fmt,
-    sync::{Arc, atomic::AtomicBool},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use tracing::warn;
@@ -72,6 +75,8 @@ struct RedisInner {
     /// Other clients waited for the last entry that was committed. They are likely to wait for the
     /// next one, and hear of it before its committer does.
     is_awaited: AtomicBool,
+    /// The server has published for this backend when it last tried.
+    has_published: AtomicBool,
     /// The channels of this process, at a single server.
     process_channels: Option<keys::ProcessChannels>,
     recent: RecentReleases,
@@ -116,7 +121,7 @@ impl RedisBackend {
         };
         let servers = Servers::new(deployment.clone(), config.clone());
         let large = LargeNames::default();
-        let [timed, is_awaited] = [false; 2].map(AtomicBool::new);
+        let [timed, is_awaited, has_published] = [false; 3].map(AtomicBool::new);
         Self(Arc::new(RedisInner {
             deployment,
             servers,
@@ -125,6 +130,7 @@ impl RedisBackend {
             large,
             timed,
             is_awaited,
+            has_published,
             process_channels,
             recent: RecentReleases::default(),
         }))
@@ -234,6 +240,7 @@ impl RedisBackend {
     /// Records whether the server refused to publish, if a script reported it.
     fn record_publish_refused(&self, is_refused: Option<bool>) {
         let Some(is_refused) = is_refused else { return };
+        self.0.has_published.store(!is_refused, Ordering::Relaxed);
         if self.0.servers.channels().mute(is_refused) && is_refused {
             warn!("Redis refuses to publish; waiters poll instead");
         }

@@ -104,7 +104,8 @@ impl RedisBackend {
                 .arg(millis(claim.fence_life))
                 .arg(seen)
                 .arg(PART)
-                .arg(if claim.listens { self.registration() } else { "" });
+                .arg(if claim.listens { self.registration() } else { "" })
+                .arg(self.tries_to_publish(&claim.name));
             if let Some(claimed) = self.granted_or_part(claim, call).await? {
                 return Ok(claimed);
             }

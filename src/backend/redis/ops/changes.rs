@@ -97,6 +97,22 @@ impl RedisBackend {
         self.0.process_channels.as_ref().map_or("", |channels| &channels.id)
     }
 
+    /// Returns what the script of a claim does to mark a lease of which no push will tell: nothing
+    /// if this backend has published before. It does not know its rights before its first load, so
+    /// that script tries to publish where no client listens.
+    pub(super) fn tries_to_publish(&self, name: &Name) -> String {
+        if self.0.has_published.load(Ordering::Relaxed) {
+            return String::new();
+        }
+        if self.0.servers.channels().is_mute() {
+            return keys::UNTOLD.to_owned();
+        }
+        match &self.0.process_channels {
+            Some(channels) => channels.start(name) + "rights",
+            None => name.suffixed(self.channel()) + ":rights",
+        }
+    }
+
     /// Returns the channel of this process on which a claim is told of all that it must know.
     fn shared_channel(&self, claim: &Claim) -> Option<Arc<str>> {
         let is_queued = is_queued(claim);

@@ -10,17 +10,25 @@
 -- processes: a set of processes that wait for the load
 -- failure: the record of failed loads
 -- process: that of the owner; '' if it listens to the channel of the name
+-- try: tells whether the owner may publish, as for `mark_untold`
 local lease, fence, entry, processes, failure = unpack(KEYS)
-local owner, lease_ms, fence_ms, seen, part, process = unpack(ARGV)
+local owner, lease_ms, fence_ms, seen, part, process, try = unpack(ARGV)
 
 -- The usual case: there is neither a lease nor an entry, and no load has failed.
 -- include: clock_fence, set_lease
+local new
 if redis.call('EXISTS', lease, entry, failure) == 0 then
-  local granted = clock_fence(fence, fence_ms, redis.call('TIME'))
-  if granted then
-    set_lease(lease, owner, granted, lease_ms)
-    return tonumber(granted)
+  new = clock_fence(fence, fence_ms, redis.call('TIME'))
+  if new then
+    set_lease(lease, owner, new, lease_ms)
+    if try == '' then return tonumber(new) end
   end
+end
+
+-- include: untold
+if new then
+  mark_untold(lease, try)
+  return tonumber(new)
 end
 
 -- include: lease_at, entry_at, grant, renew_lease, time_text, failure_at
@@ -50,7 +58,10 @@ if holder then
     left, refused = register(lease, value, processes, process, left)
     if refused then return refused end
   end
+  if string.find(value, UNTOLD, 1, true) then left = math.min(left, LOOK_UNTOLD_MS) end
   return {'held', held, left, 1}
 end
 if wait_ms > 0 then return {'failed', wait_ms, failures, message} end
-return granted(grant(lease, fence, owner, lease_ms, fence_ms, stored))
+local taken = grant(lease, fence, owner, lease_ms, fence_ms, stored)
+mark_untold(lease, try)
+return granted(taken)

@@ -42,7 +42,7 @@ scripts! {
         lease_at leave members move_away move_entry next_fence next_holder next_permits
         next_rw_holders out_of_memory process_channels publish publish_entry publish_to_all
         publish_to_process read register registered renew_lease set_lease settled_commit take_entry
-        take_entry_or_look ticket time_text turn_only wake_all wake_queue write_hold;
+        take_entry_or_look ticket time_text turn_only untold wake_all wake_queue write_hold;
     scripts:
         acquire acquire_all acquire_permit acquire_queued acquire_read clear commit commit_unchanged
         count_down count_left downgrade holder invalidate keep_permits keep_queued keep_rw pass put
