@@ -41,6 +41,8 @@ const WAITERS: [usize; 6] = [1, 10, 100, 1_000, 3_000, 10_000];
 const PROCESSES: usize = 4;
 /// The time in which all waiters connect and queue, before the figures begin.
 const WARM_UP: Duration = Duration::from_secs(3);
+/// The time in which idle waiters look often, because no push has told them of a release.
+const DOUBT: Duration = Duration::from_secs(8);
 const TURN: Duration = Duration::from_secs(4);
 const WORKER: &str = "WAITERS_WORKER";
 /// Longer than any turn, so that a wait that fails is a defect.
@@ -219,7 +221,7 @@ async fn idle(raws: &mut [Raw], task: &Task) -> f64 {
     let fair = locks.fair_mutex("idle").lock().await.unwrap();
     let permit = locks.semaphore("idle", 1).acquire().await.unwrap();
     let mut worker = start(task);
-    sleep(WARM_UP).await;
+    sleep(WARM_UP + DOUBT).await;
     let (before, begun) = (commands(raws, true).await, Instant::now());
     sleep(TURN).await;
     let sent = commands(raws, true).await - before;

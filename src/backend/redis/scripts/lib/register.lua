@@ -1,12 +1,14 @@
--- include: keep, out_of_memory, registered
+-- include: keep, out_of_memory
 
 -- How soon a claim looks again that could not be registered, in milliseconds.
 local LOOK_MS = 100
+-- The value of a lease is shorter than this while another id may be added to it.
+local ROOM = 160
 
--- Registers a process that waits for the load of the holder: in the lease, or in the set if the
--- lease has no room. The set lasts a second longer than the lease, after whose end the process asks
--- again. Returns after how many milliseconds the claim is to look again: a full server refuses the
--- registration. Any other refusal is the second result.
+-- Registers a process that waits for the load of the holder, as `registered` tells: in the lease,
+-- or in the set if the lease has no room. The set lasts a second longer than the lease, after whose
+-- end the process asks again. Returns after how many milliseconds the claim is to look again: a
+-- full server refuses the registration. Any other refusal is the second result.
 --
 -- value: of the lease
 local function register(lease, value, processes, process, left)

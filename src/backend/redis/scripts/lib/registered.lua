@@ -1,9 +1,6 @@
 -- A lease tells which processes wait for it. Behind its fence stand the ids of the first ones, each
 -- after a comma. The ids of the others are in a set, since each claim reads the whole lease. An `r`
 -- stands for each set that began: a server that evicts keys may evict the set alone.
---
--- The value of a lease is shorter than this while a further id may be added.
-local ROOM = 160
 
 -- Returns what stands behind the fence of a lease. It is '' if no process has registered.
 local function registered_at(lease)
