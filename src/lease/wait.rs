@@ -165,12 +165,7 @@ impl<'a> Waiting<'a> {
         self.unpushed = false;
         tokio::select! {
             biased;
-            change = self.listening.pushed() => {
-                if tells_of_release(&change) {
-                    self.janitor.untold().told();
-                }
-                Woken::Pushed(change)
-            }
+            change = self.listening.pushed() => self.told(change),
             () = kept(self.place.as_ref()) => Woken::Again,
             () = sleep_until(wake) => {
                 self.unpushed = interval.is_none();
@@ -210,10 +205,18 @@ impl<'a> Waiting<'a> {
         let shard = self.janitor.turns(self.name());
         tokio::select! {
             biased;
-            change = self.listening.pushed() => Woken::Pushed(change),
+            change = self.listening.pushed() => self.told(change),
             () = shard.recovery.pause(&mut self.failures) => Woken::Again,
             () = sleep_until(wake) => self.woken(wake),
         }
+    }
+
+    fn told(&self, change: Change) -> Woken {
+        // A wake may also mean that pushes were missed, and an invalidation releases nothing.
+        if !matches!(change, Change::Wake | Change::Invalidated(_)) {
+            self.janitor.untold().told();
+        }
+        Woken::Pushed(change)
     }
 
     fn woken(&mut self, wake: Instant) -> Woken {
@@ -234,12 +237,6 @@ impl<'a> Waiting<'a> {
         }
         self.until
     }
-}
-
-/// Returns whether a release or a put pushes this. A wake may also mean that pushes were missed,
-/// and an invalidation releases nothing.
-fn tells_of_release(change: &Change) -> bool {
-    !matches!(change, Change::Wake | Change::Invalidated(_))
 }
 
 /// Completes when the keeper of the queue entry wants the waiter to ask.
