@@ -64,13 +64,15 @@
 //! 6. **Privacy.** No private HTTP response is shared. The layer decides whether a response may be
 //!    shared before it hands it to another request.
 //! 7. **No dependence on pushes.** A waiter never depends on a push alone. It tries again after a
-//!    push, at the end of the lease in its way, and every 5 s, but not more often. There are three
+//!    push, at the end of the lease in its way, and every 5 s, but not more often. There are four
 //!    exceptions:
 //!
 //!    - A process keeps the queue entries of its waiters for up to 140 locks by one command every
-//!      0.64 s, whatever their number. The answer wakes a waiter that has missed its push.
+//!      0.64 s, whatever their number, or 1.1 s with more than 1,400 locks. The answer wakes a
+//!      waiter that has missed its push.
 //!    - Without pushes, a waiter looks at growing intervals up to 100 ms. This is so if Redis
 //!      forbids pushes or if their connection is broken.
+//!    - Beside a load whose holder may not publish, a waiter looks at intervals up to 100 ms.
 //!    - Until a push has told a process of a release, it keeps queue entries every 80 ms, 100 times
 //!      at most. So it does for a minute or more after a release of which no push told.
 //! 8. **Deadlines.** The deadline of a holder fires before the server grants the lease to another
@@ -99,8 +101,8 @@
 //!   process learns of it at its first commit.
 //! - **Redis forbids the holder to publish, and not the waiter.** The waiters for a load look at
 //!   intervals up to 100 ms. So do the waiters for a lock, until a push tells their process of a
-//!   release. Where some holders may publish and others may not, the first wait for a lock of one
-//!   of the latter is as late as after a lost push.
+//!   release, or for seven seconds. Where some holders may publish and others may not, the first
+//!   wait for a lock of one of the latter is as late as after a lost push.
 //! - **Redis is silent.** After three time-outs, requests no longer wait for Redis or for other
 //!   processes. One flight in 250 ms tries again. In a cluster, this applies to each node by
 //!   itself.

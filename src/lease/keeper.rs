@@ -25,7 +25,10 @@ use tokio::{
 use tracing::debug;
 
 use self::schedule::{KeeperSchedule, KeptBatch, KeptQueueKey, KeptWaiter};
-use super::untold::Untold;
+use super::{
+    retry::{Retry, try_limit},
+    untold::Untold,
+};
 use crate::{
     backend::{Claim, DynLeases, Kept, QueueKind, answered},
     error::{BackendError, BackendErrorKind, Chain},
@@ -35,7 +38,7 @@ use crate::{
 
 /// After which part of its time a queue entry is kept: two requests may fail before it ends.
 const KEEP_ENTRY: f64 = 0.32;
-/// The same with many queues: after two requests that time out, a third one is in time.
+/// The same with many queues, where two requests may fail as well.
 const KEEP_ONE_OF_MANY: f64 = 0.58;
 const MANY: usize = 1400;
 /// How soon a request that failed is repeated.
@@ -145,11 +148,16 @@ impl Keeper {
         }
     }
 
-    /// Returns how often the entries are kept while there are `count` queues. Those of more than
-    /// one batch are kept at random times, so that they spread over the interval.
+    /// Returns how often the entries are kept while there are `count` queues. Those of many batches
+    /// are kept at random times, so that they spread over the interval.
     fn every(&self, claim: &Claim, count: usize) -> Duration {
-        let part = if count > MANY { KEEP_ONE_OF_MANY } else { KEEP_ENTRY };
-        let every = claim.queue_entry_life().mul_f64(part);
+        let life = claim.queue_entry_life();
+        let limit = try_limit(&Retry::on_demand(), self.0.backend.as_ref());
+        let rarely = life.mul_f64(KEEP_ONE_OF_MANY);
+        let every = match count > MANY && rarely + (limit + REPEAT) * 2 < life {
+            true => rarely,
+            false => life.mul_f64(KEEP_ENTRY),
+        };
         let every = match count > QueueKind::Mutex.kept_at_once() {
             true => every.mul_f64(1.0 - fastrand::f64() / 10.0),
             false => every,

@@ -112,6 +112,8 @@ struct LastAttempt {
 struct LastSuccess {
     begun: Instant,
     took: Duration,
+    /// How long the success before it took.
+    before: Duration,
 }
 
 /// The failed attempts since the last success.
@@ -249,7 +251,7 @@ impl PacedAttempts {
 impl LastSuccess {
     /// Returns how long another attempt takes at most, unless it hangs.
     fn patience(self) -> Duration {
-        self.took.saturating_mul(2)
+        self.took.min(self.before).saturating_mul(2)
     }
 }
 
@@ -263,7 +265,10 @@ impl ConnectAttempt<'_> {
     pub(super) fn succeeded(self) {
         let mut attempts = self.pacer.attempts();
         attempts.outage = None;
-        attempts.success = Some(LastSuccess { begun: self.begun, took: self.begun.elapsed() });
+        let took = self.begun.elapsed();
+        // An attempt that ends with a stall of the server says nothing of the link.
+        let before = attempts.success.map_or(took, |success| success.took);
+        attempts.success = Some(LastSuccess { begun: self.begun, took, before });
         self.pacer.back.notify_waiters();
     }
 

@@ -105,7 +105,8 @@ impl RedisBackend {
                 .arg(seen)
                 .arg(PART)
                 .arg(if claim.listens { self.registration() } else { "" })
-                .arg(self.tries_to_publish(&claim.name));
+                .arg(self.tries_to_publish(&claim.name))
+                .arg(u8::from(claim.listens));
             if let Some(claimed) = self.granted_or_part(claim, call).await? {
                 return Ok(claimed);
             }

@@ -11,8 +11,9 @@
 -- failure: the record of failed loads
 -- process: that of the owner; '' if it listens to the channel of the name
 -- try: tells whether the owner may publish, as for `mark_untold`
+-- waits: '1' if the process waits for the load
 local lease, fence, entry, processes, failure = unpack(KEYS)
-local owner, lease_ms, fence_ms, seen, part, process, try = unpack(ARGV)
+local owner, lease_ms, fence_ms, seen, part, process, try, waits = unpack(ARGV)
 
 -- The usual case: there is neither a lease nor an entry, and no load has failed.
 -- include: clock_fence, set_lease
@@ -58,7 +59,9 @@ if holder then
     left, refused = register(lease, value, processes, process, left)
     if refused then return refused end
   end
-  if string.find(value, UNTOLD, 1, true) then left = math.min(left, LOOK_UNTOLD_MS) end
+  if waits == '1' and string.find(value, UNTOLD, 1, true) then
+    left = math.min(left, LOOK_UNTOLD_MS)
+  end
   return {'held', held, left, 1}
 end
 if wait_ms > 0 then return {'failed', wait_ms, failures, message} end

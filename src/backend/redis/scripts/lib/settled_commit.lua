@@ -9,10 +9,14 @@ local function settled_commit(lease, fence, entry, channel, processes, owner, mi
   local last, is_committed = fence_at(fence)
   local found, stored = entry_at(entry, part - 1)
   if last ~= mine then
-    if found and stored > mine then return {'newer', found, time} end
+    local holder, _, _, foreign = lease_at(lease)
+    if found and stored > mine then
+      -- Processes may have registered in a lease that was evicted before the newer entry came.
+      if not holder and not foreign then wake_all(channel) end
+      return {'newer', found, time}
+    end
     -- The lease stands if the server evicted the fence alone. It is lost with its registrations if
     -- the server lost its data. Any other lease is that of a later load.
-    local holder, _, _, foreign = lease_at(lease)
     if holder == owner then
       publish_to_all(channel, end_lease(lease), processes, 'w')
     elseif not holder and not foreign then
