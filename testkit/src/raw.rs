@@ -66,6 +66,14 @@ impl Raw {
         keys
     }
 
+    /// Returns the number of scripts that were called since the statistics began.
+    pub async fn scripts_called(&mut self) -> u64 {
+        let info: String = self.run(&["INFO", "commandstats"]).await;
+        let line = info.lines().find(|line| line.starts_with("cmdstat_evalsha:"));
+        let calls = line.and_then(|line| line.split_once("calls=")?.1.split(',').next());
+        calls.and_then(|calls| calls.parse().ok()).unwrap_or(0)
+    }
+
     /// Returns the number of processes that wait for loads whose leases match a pattern: those that
     /// the leases list, and the others in the sets.
     pub async fn registered(&mut self, leases: &str) -> usize {

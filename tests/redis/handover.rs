@@ -69,13 +69,6 @@ async fn owners(raw: &mut Raw) -> Vec<String> {
     }
 }
 
-async fn scripts_called(raw: &mut Raw) -> u64 {
-    let info: String = raw.run(&["INFO", "commandstats"]).await;
-    let line = info.lines().find(|line| line.starts_with("cmdstat_evalsha:"));
-    let calls = line.and_then(|line| line.split_once("calls=")?.1.split(',').next()?.parse().ok());
-    calls.unwrap_or(0)
-}
-
 /// A held lock, and a second waiter whose connection the proxy may disturb.
 struct Scene {
     server: RedisServer,
@@ -95,7 +88,7 @@ async fn scene(lock: Lock) -> Scene {
     let asked_again = async || {
         let (asked, kept) = (proxy.seen("acquire_queued"), proxy.seen("keep_queued"));
         // The holder has called a script, too.
-        asked >= 2 && scripts_called(&mut raw).await > asked + kept
+        asked >= 2 && raw.scripts_called().await > asked + kept
     };
     assert!(comes_true(LIMIT, asked_again).await, "the waiter does not ask again");
     Scene { server, proxy, raw, held, second }
@@ -138,17 +131,17 @@ async fn a_mutex_is_handed_over_with_one_command() {
     let end = Instant::now() + LIMIT;
     loop {
         let (one, other) = (plain(&server.url()), plain(&server.url()));
-        let before = scripts_called(&mut raw).await;
+        let before = raw.scripts_called().await;
         let held = one.lock().await.unwrap();
         let waits = Instant::now();
         let second = waiting(&other);
         // The waiter asks, subscribes and asks again.
-        assert!(comes_true(LIMIT, async || scripts_called(&mut raw).await >= before + 3).await);
-        let before = scripts_called(&mut raw).await;
+        assert!(comes_true(LIMIT, async || raw.scripts_called().await >= before + 3).await);
+        let before = raw.scripts_called().await;
         let begun = Instant::now();
         held.unlock().await.unwrap();
         let held = got(second).await;
-        let since = scripts_called(&mut raw).await - before;
+        let since = raw.scripts_called().await - before;
         let is_soon = begun.elapsed() < 80 * MS && waits.elapsed() < 500 * MS;
         held.unlock().await.unwrap();
         // After a longer time, the lease may have been renewed, or the queue entry kept.
@@ -303,11 +296,11 @@ async fn an_older_push_comes(lock: Lock) {
         told.push(format!("g{:016}{token}{ends}", held.fence() + 1));
     }
     for message in told {
-        let before = scripts_called(&mut raw).await;
+        let before = raw.scripts_called().await;
         let message = format!("bellwether:l:{{k}}:{message}");
         let heard: u32 = raw.run(&["PUBLISH", &own, &message]).await;
         assert!(heard > 0);
-        assert!(comes_true(LIMIT, async || scripts_called(&mut raw).await > before).await);
+        assert!(comes_true(LIMIT, async || raw.scripts_called().await > before).await);
         assert!(!second.is_finished(), "the lock has two holders");
     }
     held.unlock().await.unwrap();

@@ -10,18 +10,11 @@ use bellwether::{
     key::{Family, Key, Name, Namespace},
 };
 use futures_util::future::join_all;
-use testkit::{LIMIT, Raw, RedisServer, comes_true, open, queue_entry_life};
+use testkit::{LIMIT, RedisServer, comes_true, open, queue_entry_life};
 use tokio::{task::JoinSet, time::sleep};
 
 const LEASE: Duration = Duration::from_secs(60);
 const NAMES: usize = 300;
-
-async fn scripts_called(raw: &mut Raw) -> usize {
-    let info: String = raw.run(&["INFO", "commandstats"]).await;
-    let line = info.lines().find(|line| line.starts_with("cmdstat_evalsha:"));
-    let calls = line.and_then(|line| line.split_once("calls=")?.1.split(',').next()?.parse().ok());
-    calls.unwrap_or(0)
-}
 
 /// Returns a claim for each name that waits behind a holder of a live lease.
 async fn queued(backend: &RedisBackend, mode: Mode, names: usize) -> Vec<Vec<Claim>> {
@@ -58,7 +51,7 @@ async fn waiters_for_many_names_share_scripts() {
     sleep(queue_entry_life()).await;
     raw.run::<()>(&["CONFIG", "RESETSTAT"]).await;
     sleep(2 * queue_entry_life()).await;
-    let scripts = scripts_called(&mut raw).await;
+    let scripts = raw.scripts_called().await;
     // Seven intervals, with two or three full batches each, and some that are not full. The holder
     // renews its leases meanwhile.
     assert!(scripts < 7 * (3 + 4 + 3), "{scripts} scripts");
@@ -80,7 +73,7 @@ async fn a_script_keeps_many_queues() {
         raw.run::<()>(&["CONFIG", "RESETSTAT"]).await;
         let kept = backend.keep_each(&queues).await.unwrap();
         assert!(kept.into_iter().all(|kept| kept.unwrap().stands == [true]));
-        assert_eq!(scripts_called(&mut raw).await, scripts);
+        assert_eq!(raw.scripts_called().await, scripts);
     }
 }
 

@@ -392,6 +392,26 @@ async fn a_load_whose_fence_was_evicted_ends_with_its_commit() {
     assert!(matches!(waiter.claim(&waits, 0).await, Ok(Claimed::Granted(_))));
 }
 
+/// A full server evicted the lease of a load, and with it the registrations. An entry was put,
+/// which told no process. The commit that found it told none either.
+#[tokio::test]
+async fn a_load_whose_lease_was_evicted_tells_of_a_newer_entry() {
+    let server = RedisServer::start().await;
+    let mut raw = server.raw().await;
+    let [leader, waiter] = [(); 2].map(|()| open(server.url()));
+    let name = name("k");
+    let (load, waits) = (load_claim(&name), load_claim(&name));
+    let Ok(Claimed::Granted(grant)) = leader.claim(&load, 0).await else { panic!() };
+    let mut changes = waiter.changes_for(&waits).await.unwrap();
+    assert!(matches!(waiter.claim(&waits, 0).await, Ok(Claimed::Occupied(_))));
+    assert_eq!(raw.run::<u64>(&["DEL", &name.suffixed("l")]).await, 1);
+    let entry = Entry::value(1, Duration::ZERO, Bytes::from_static(b"v"));
+    leader.put(&name, &entry, LEASE, LEASE).await.unwrap();
+    let committed = leader.commit(&load, &grant, &entry, Some(LEASE)).await.unwrap();
+    assert!(matches!(committed, Committed::Newer(_)), "{committed:?}");
+    assert_eq!(timeout(LIMIT, changes.next()).await.unwrap(), Change::Wake);
+}
+
 /// Many processes wait for a large value. All read it at once when they were told, their reads
 /// timed out, and each loaded by itself. The value is loaded once, whatever its size.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -2,7 +2,12 @@
 
 use std::{io, time::Duration};
 
-use bellwether::{Cache, Locks, RedisBackend, cache::Source};
+use bellwether::{
+    Cache, Locks, RedisBackend,
+    backend::{Claim, Claimed, Mode, Store},
+    cache::Source,
+    key::{Family, Key, Name, Namespace},
+};
 use testkit::{
     LIMIT, Raw, RedisServer, comes_true,
     primitives::{Asked, PAIRS},
@@ -35,20 +40,13 @@ fn cache(backend: RedisBackend, lease: Duration) -> Cache<String> {
 }
 
 /// The scripts of a waiter whose process has not waited yet: it asks, subscribes and asks again.
-const FIRST: usize = 2;
+const FIRST: u64 = 2;
 /// The scripts of a later one.
-const LATER: usize = 1;
-
-async fn scripts(raw: &mut Raw) -> usize {
-    let info: String = raw.run(&["INFO", "commandstats"]).await;
-    let line = info.lines().find(|line| line.starts_with("cmdstat_evalsha:"));
-    let calls = line.and_then(|line| line.split_once("calls=")?.1.split(',').next()?.parse().ok());
-    calls.unwrap_or(0)
-}
+const LATER: u64 = 1;
 
 /// Waits until this many scripts have been called.
-async fn called(raw: &mut Raw, count: usize) {
-    assert!(comes_true(LIMIT, async || scripts(raw).await >= count).await, "no waiter");
+async fn called(raw: &mut Raw, count: u64) {
+    assert!(comes_true(LIMIT, async || raw.scripts_called().await >= count).await, "no waiter");
 }
 
 /// Returns how late a waiter for a load has its value. It waits once it has asked so often.
@@ -56,7 +54,7 @@ async fn load(
     raw: &mut Raw,
     [holder, waiter]: [&Cache<String>; 2],
     key: u64,
-    asks: usize,
+    asks: u64,
 ) -> Duration {
     let (end, ends) = oneshot::channel::<()>();
     let (begun, begins) = oneshot::channel::<()>();
@@ -67,7 +65,7 @@ async fn load(
     });
     let loading = tokio::spawn(async move { load.await.unwrap().source() });
     begins.await.unwrap();
-    let (waiter, before) = (waiter.clone(), scripts(raw).await);
+    let (waiter, before) = (waiter.clone(), raw.scripts_called().await);
     let waiting = tokio::spawn(async move {
         let load = waiter.request(key).load(|_| async { Err(io::Error::other("no load")) });
         timeout(LIMIT, load).await.unwrap().unwrap();
@@ -81,9 +79,9 @@ async fn load(
 }
 
 /// Returns how late a waiter has the mutex `k`. It waits once it has asked so often.
-async fn lock(raw: &mut Raw, [holder, waiter]: [&Locks; 2], asks: usize) -> Duration {
+async fn lock(raw: &mut Raw, [holder, waiter]: [&Locks; 2], asks: u64) -> Duration {
     let guard = holder.mutex("k").wait_limit(LIMIT).lock().await.unwrap();
-    let (theirs, before) = (waiter.mutex("k").wait_limit(LIMIT), scripts(raw).await);
+    let (theirs, before) = (waiter.mutex("k").wait_limit(LIMIT), raw.scripts_called().await);
     let waiting = tokio::spawn(async move { theirs.lock().await.unwrap() });
     called(raw, before + asks).await;
     guard.unlock().await.unwrap();
@@ -115,7 +113,7 @@ async fn the_first_waiter_for_a_lock_is_soon_served() {
             let holder = Asked::new(&quiet, &name, LEASE).within(LIMIT);
             let waiter = Asked::new(&server.url(), &name, LEASE).within(LIMIT);
             let held = (pair.one.take)(holder).await.unwrap();
-            let before = scripts(&mut raw).await;
+            let before = raw.scripts_called().await;
             let waiting = tokio::spawn((pair.rival.take)(waiter));
             called(&mut raw, before + FIRST).await;
             held.give_back().await.unwrap();
@@ -169,6 +167,28 @@ async fn all_but_the_first_waiter_for_a_lock_are_soon_served() {
     assert_median("a lock", late, 400 * MS);
 }
 
+/// A claim that does not wait took the end of a marked lease for near. A process that refreshed a
+/// stale entry asked up to sixty times a second while another one loaded.
+#[tokio::test]
+async fn only_a_claim_that_waits_is_to_look_soon() {
+    let server = RedisServer::start().await;
+    let [quiet, _, other] = backends(&server).await;
+    let name = Name::new(&Namespace::standard(), Family::Cache, &Key::from("k"), 512).unwrap();
+    let claim = |listens| {
+        let mut claim = Claim::new(name.clone(), Mode::Exclusive, LEASE, LEASE);
+        (claim.waits, claim.listens) = (false, listens);
+        claim
+    };
+    let held = quiet.claim(&claim(true), 0).await.unwrap();
+    assert!(matches!(held, Claimed::Granted(_)), "{held:?}");
+    for (listens, left) in [(true, Duration::ZERO..=10 * MS), (false, LEASE / 2..=LEASE)] {
+        let Ok(Claimed::Occupied(occupied)) = other.claim(&claim(listens), 0).await else {
+            panic!("the lease is held");
+        };
+        assert!(left.contains(&occupied.remaining), "{:?}, listens: {listens}", occupied.remaining);
+    }
+}
+
 /// A wait that is idle costs a script every 0.64 s again once a push has told of a release.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_process_that_was_told_of_a_release_looks_rarely() {
@@ -183,7 +203,7 @@ async fn a_process_that_was_told_of_a_release_looks_rarely() {
         }
         let guard = holder.mutex("k").lease(LEASE).lock().await.unwrap();
         let theirs = waiter.mutex("k").wait_limit(LIMIT);
-        let (before, asks) = (scripts(&mut raw).await, if is_told { LATER } else { FIRST });
+        let (before, asks) = (raw.scripts_called().await, if is_told { LATER } else { FIRST });
         let waiting = tokio::spawn(async move { theirs.lock().await });
         called(&mut raw, before + asks).await;
         monitor.calls_from_clients().await;

@@ -17,6 +17,8 @@ struct Kepts {
     at: Mutex<HashMap<Arc<str>, Vec<Instant>>>,
     /// How long after it was kept a request is answered.
     late: Duration,
+    /// How long a request may take.
+    limit: Option<Duration>,
 }
 
 fn is_silent(name: &Name) -> bool {
@@ -45,6 +47,10 @@ impl Leases for Arc<Kepts> {
 
     fn shard(&self, name: &Name) -> usize {
         usize::from(is_silent(name))
+    }
+
+    fn time_limit(&self) -> Option<Duration> {
+        self.limit
     }
 
     unanswered!();
@@ -104,6 +110,27 @@ async fn queues_share_requests_whatever_their_number() -> Result<(), crate::Erro
         let (requests, full) =
             (*lock(&kepts.requests), count.div_ceil(QueueKind::Mutex.kept_at_once()));
         assert!(requests <= 18 * (full + full / 4 + 1), "{requests} requests for {count}");
+    }
+    Ok(())
+}
+
+/// With a limit of half a second, a third request would have come too late.
+#[tokio::test(start_paused = true)]
+async fn many_queues_are_kept_rarely_only_if_two_requests_may_fail() -> Result<(), crate::Error> {
+    for (limit, longest) in [(250 * MS, 1250 * MS), (300 * MS, 1250 * MS), (500 * MS, 700 * MS)] {
+        let kepts = Arc::new(Kepts { limit: Some(limit), ..Kepts::default() });
+        let untold = Arc::<Untold>::default();
+        untold.told();
+        let keeper = Keeper::new(Arc::new(kepts.clone()), untold);
+        let places = (0..2000)
+            .map(|number| Ok(keeper.enter(&claim(number.to_string(), Mode::Fair)?, LEASE)));
+        let _places = places.collect::<Result<Vec<_>, crate::Error>>()?;
+        let begun = Instant::now();
+        sleep_until(begun + Duration::from_secs(10)).await;
+        let at = lock(&kepts.at);
+        let gaps = at.values().flat_map(|times| times.windows(2).map(|pair| pair[1] - pair[0]));
+        let most = gaps.max().unwrap_or_default();
+        assert!(most <= longest && most >= longest / 2, "{most:?} with {limit:?}");
     }
     Ok(())
 }

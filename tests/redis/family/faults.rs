@@ -67,10 +67,7 @@ pub async fn scene(pair: Pair, servers: &[RedisServer], a: &Asked, b: &Asked) ->
 async fn executed(raws: &mut [Raw]) -> u64 {
     let mut executed = 0;
     for raw in raws {
-        let info: String = raw.run(&["INFO", "commandstats"]).await;
-        let line = info.lines().find(|line| line.starts_with("cmdstat_evalsha:"));
-        let calls = line.and_then(|line| line.split_once("calls=")?.1.split(',').next());
-        executed += calls.map_or(0, |calls| calls.parse::<u64>().unwrap());
+        executed += raw.scripts_called().await;
     }
     executed
 }

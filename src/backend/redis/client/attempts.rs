@@ -237,6 +237,17 @@ mod tests {
         }
     }
 
+    /// The server stood still for ten seconds while an attempt was under way. Its time was taken
+    /// for that of the link, and no attempt began beside one that hung.
+    #[tokio::test(start_paused = true)]
+    async fn a_stall_is_not_taken_for_a_slow_link() {
+        let server = Silent::after(Ok(())).await;
+        server.connected(Instant::now(), 10 * SECOND, 30 * SECOND).await;
+        let back = Instant::now() + SECOND;
+        server.asked(Demand::Lease, server.connected(back, MS, 30 * SECOND)).await;
+        assert!(back.elapsed() <= 230 * MS, "{:?}", back.elapsed());
+    }
+
     /// Nothing is known of the link but a failure, and each attempt takes longer than those after
     /// the first may hang.
     #[tokio::test(start_paused = true)]

@@ -6,7 +6,10 @@
 //! in vain shortens the present pause, and the more so if a lease depends on it.
 //!
 //! Where packets vanish, an attempt hangs until its time-out, even if the server is back. So while
-//! a lease depends on the server, further attempts begin beside it (`attempts`).
+//! a lease depends on the server, further attempts begin beside it (`attempts`). How long each
+//! pause is stands in [`pauses`].
+
+mod pauses;
 
 use std::{
     convert::Infallible,
@@ -24,59 +27,13 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-use crate::{error::BackendError, sync::lock, time::after};
+use self::pauses::{FIRST, PacedAttempts, jitter};
+use crate::{error::BackendError, sync::lock};
+
+pub(super) use self::pauses::Demand;
 
 /// The longest time before the first attempt after a break, which many processes make.
 const BREAK: Duration = Duration::from_millis(10);
-/// The longest time between the beginnings of the first two attempts, which doubles.
-const FIRST: Duration = Duration::from_millis(20);
-
-/// Why a connection is wanted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-#[repr(u8)]
-pub(super) enum Demand {
-    /// No caller has asked for it.
-    None,
-    /// For a request that can do without, such as a read of a cache.
-    Request,
-    /// For a lease that is waited for, held or released.
-    Lease,
-}
-
-impl Demand {
-    /// The longest time between the beginnings of two attempts.
-    ///
-    /// The one for leases leaves a waiter a moment to get its lease within 250 ms of the return of
-    /// the server.
-    fn longest(self) -> Duration {
-        Duration::from_millis(match self {
-            Self::None => 5000,
-            Self::Request => 1000,
-            Self::Lease => 220,
-        })
-    }
-
-    /// The shortest pause behind an attempt, as a part of the time that it took.
-    fn rest(self) -> f64 {
-        match self {
-            Self::None => 1.0,
-            Self::Request => 0.25,
-            // The next attempt may begin before this one has ended.
-            Self::Lease => 0.0,
-        }
-    }
-}
-
-impl From<u8> for Demand {
-    fn from(number: u8) -> Self {
-        match number {
-            0 => Self::None,
-            1 => Self::Request,
-            _ => Self::Lease,
-        }
-    }
-}
-
 /// Paces the attempts to connect to one server.
 #[derive(Default)]
 pub(super) struct Pacer {
@@ -91,44 +48,10 @@ pub(super) struct Pacer {
     back: Notify,
 }
 
-/// The attempts of all connections.
-#[derive(Default)]
-struct PacedAttempts {
-    under_way: u32,
-    last: Option<LastAttempt>,
-    success: Option<LastSuccess>,
-    /// The server is away.
-    outage: Option<FailedAttempts>,
-}
-
-#[derive(Clone, Copy)]
-struct LastAttempt {
-    begun: Instant,
-    /// From 0.75 to 1.
-    jitter: f64,
-}
-
-#[derive(Clone, Copy)]
-struct LastSuccess {
-    begun: Instant,
-    took: Duration,
-    /// How long the success before it took.
-    before: Duration,
-}
-
-/// The failed attempts since the last success.
-struct FailedAttempts {
-    count: u32,
-    error: BackendError,
-    /// When the last one began, and how long it took.
-    begun: Instant,
-    took: Duration,
-}
-
 impl Pacer {
     /// Returns why the last attempt failed, if the server is away.
     pub(super) fn error(&self) -> Option<BackendError> {
-        self.attempts().outage.as_ref().map(|outage| outage.error.clone())
+        self.attempts().error()
     }
 
     /// Notes that a caller asks for the server. Returns whether an attempt begins now because of
@@ -138,13 +61,7 @@ impl Pacer {
         if before >= demand {
             return false;
         }
-        let begins = {
-            let attempts = self.attempts();
-            let is_due = |demand| attempts.due(demand).is_some_and(|due| due <= Instant::now());
-            // Behind one that hangs, the next one probably hangs, too.
-            let is_first = attempts.outage.is_some() && attempts.under_way == 0;
-            is_first && is_due(demand) && !is_due(before)
-        };
+        let begins = self.attempts().begins_by(before, demand);
         // The attempt begins behind the lock, and may end at once on another thread.
         self.changed.notify_waiters();
         begins
@@ -189,11 +106,7 @@ impl Pacer {
         };
         self.demand.store(Demand::None as u8, Ordering::Relaxed);
         let begun = Instant::now();
-        {
-            let mut attempts = self.attempts();
-            attempts.under_way += 1;
-            attempts.last = Some(LastAttempt { begun, jitter: jitter() });
-        }
+        self.attempts().begin(begun);
         self.changed.notify_waiters();
         ConnectAttempt { pacer: self, begun }
     }
@@ -216,45 +129,6 @@ impl Pacer {
     }
 }
 
-impl PacedAttempts {
-    /// Returns when a connection need not wait for its turn.
-    ///
-    /// Its own attempts hang if a later one of another connection has succeeded.
-    fn at_once(&self, hanging: Option<Instant>) -> Option<Instant> {
-        match hanging {
-            None => self.outage.is_none().then(Instant::now),
-            Some(begun) => {
-                let later = self.success.filter(|success| success.begun > begun)?;
-                Some(after(begun, later.patience()))
-            }
-        }
-    }
-
-    /// Returns when the next attempt is due, or `None` if another one must end before.
-    fn due(&self, demand: Demand) -> Option<Instant> {
-        let Some(last) = self.last else { return Some(Instant::now()) };
-        if self.under_way > 0 {
-            // At its first connect, a process cannot tell an attempt that hangs from a slow one.
-            let is_known = self.outage.is_some() || self.success.is_some();
-            let patience = self.success.map_or(Duration::ZERO, LastSuccess::patience);
-            let pause = Demand::Lease.longest().mul_f64(last.jitter).max(patience);
-            return (is_known && demand == Demand::Lease).then(|| after(last.begun, pause));
-        }
-        let Some(outage) = &self.outage else { return Some(last.begun) };
-        let grown = FIRST.saturating_mul(1 << outage.count.min(16)).min(demand.longest());
-        let rest = outage.took.mul_f64(demand.rest()).min(demand.longest());
-        let rested = outage.took + rest.mul_f64(last.jitter);
-        Some(after(outage.begun, grown.mul_f64(last.jitter).max(rested)))
-    }
-}
-
-impl LastSuccess {
-    /// Returns how long another attempt takes at most, unless it hangs.
-    fn patience(self) -> Duration {
-        self.took.min(self.before).saturating_mul(2)
-    }
-}
-
 /// An attempt to connect. Dropped without an outcome, it leaves everything as it is.
 pub(super) struct ConnectAttempt<'a> {
     pacer: &'a Pacer,
@@ -263,26 +137,18 @@ pub(super) struct ConnectAttempt<'a> {
 
 impl ConnectAttempt<'_> {
     pub(super) fn succeeded(self) {
-        let mut attempts = self.pacer.attempts();
-        attempts.outage = None;
-        let took = self.begun.elapsed();
-        // An attempt that ends with a stall of the server says nothing of the link.
-        let before = attempts.success.map_or(took, |success| success.took);
-        attempts.success = Some(LastSuccess { begun: self.begun, took, before });
+        self.pacer.attempts().succeeded(self.begun);
         self.pacer.back.notify_waiters();
     }
 
     pub(super) fn failed(self, error: BackendError) {
-        let mut attempts = self.pacer.attempts();
-        let count = attempts.outage.as_ref().map_or(0, |outage| outage.count.saturating_add(1));
-        let (begun, took) = (self.begun, self.begun.elapsed());
-        attempts.outage = Some(FailedAttempts { count, error, begun, took });
+        self.pacer.attempts().failed(self.begun, error);
     }
 }
 
 impl Drop for ConnectAttempt<'_> {
     fn drop(&mut self) {
-        self.pacer.attempts().under_way -= 1;
+        self.pacer.attempts().end();
         self.pacer.changed.notify_waiters();
     }
 }
@@ -292,10 +158,6 @@ async fn until(time: Option<Instant>) {
         Some(time) => sleep_until(time).await,
         None => pending().await,
     }
-}
-
-fn jitter() -> f64 {
-    0.75 + fastrand::f64() / 4.0
 }
 
 /// Returns the pause before the first attempt after a break. It is longer if the connection broke

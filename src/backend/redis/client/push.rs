@@ -206,7 +206,7 @@ impl PushRun {
         let EndedPushAttempt { connected, broken, leaving, .. } = ended;
         *watch = ended.watch;
         match connected {
-            // The others go to the same server.
+            // The others may be on their way to the same server.
             Ok(None) => {
                 attempts.end();
                 false

@@ -106,7 +106,7 @@ impl KeptConnection {
         *watch = ended.watch;
         match connected {
             Ok(None) => {
-                // The others go to the same server.
+                // The others may be on their way to the same server.
                 attempts.end();
                 None
             }
