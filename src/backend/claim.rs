@@ -77,15 +77,8 @@ impl From<Mode> for QueueKind {
     }
 }
 
-impl QueueKind {
-    /// How many queues one request keeps: a script of less than two milliseconds.
-    pub(crate) fn kept_at_once(self) -> usize {
-        match self {
-            Self::Mutex | Self::ReadWrite => 140,
-            Self::Permits => 70,
-        }
-    }
-}
+/// How many queues one request keeps: a script of less than two milliseconds.
+pub(crate) const QUEUES_KEPT_AT_ONCE: usize = 150;
 
 /// How long a lease is kept for an unordered claim whose turn it is: some round trips and a busy
 /// moment.

@@ -75,7 +75,7 @@ pub use self::{
 
 pub(crate) use self::{
     answer::{ANSWER_LIMIT, answered, answered_by, in_time},
-    claim::{HANDOVER_LIFE, QueueKind, TURN_LIFE},
+    claim::{HANDOVER_LIFE, QUEUES_KEPT_AT_ONCE, QueueKind, TURN_LIFE},
     erased::{DynLeases, Erased, ErasedLeases},
     latches::{DynLatches, ErasedLatches},
     renewal::{RENEWAL_BATCH, renewed_together},

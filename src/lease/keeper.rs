@@ -30,7 +30,7 @@ use super::{
     untold::Untold,
 };
 use crate::{
-    backend::{Claim, DynLeases, Kept, QueueKind, answered},
+    backend::{Claim, DynLeases, Kept, QUEUES_KEPT_AT_ONCE, QueueKind, answered},
     error::{BackendError, BackendErrorKind, Chain},
     sync::lock,
     time::after,
@@ -158,7 +158,7 @@ impl Keeper {
             true => rarely,
             false => life.mul_f64(KEEP_ENTRY),
         };
-        let every = match count > QueueKind::Mutex.kept_at_once() {
+        let every = match count > QUEUES_KEPT_AT_ONCE {
             true => every.mul_f64(1.0 - fastrand::f64() / 10.0),
             false => every,
         };

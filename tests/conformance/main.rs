@@ -172,6 +172,8 @@ rules! {
             queues_of_all_kinds_are_kept_together,
             keeping_entries_hands_a_free_lease_over,
             a_dead_waiter_in_front_says_when_its_entry_ends,
+            a_dead_waiter_in_front_lets_those_pass_that_fit,
+            a_permit_that_no_client_heard_of_is_handed_over_later,
             a_process_that_stands_still_costs_one_handover,
             ordered_and_unordered_waiters_are_served_by_age,
             a_claim_that_has_waited_longer_comes_first,

@@ -20,7 +20,7 @@ const PERMIT: Mode = Mode::Permit { limit: 1, count: 1 };
 const ALONE: [Mode; 4] = [Mode::Exclusive, Mode::Fair, Mode::Write, PERMIT];
 
 /// More queues than one script of a server keeps.
-const MANY: usize = 130;
+const MANY: usize = 160;
 
 fn lock(mode: Mode) -> Name {
     name_in("conformance", Family::Lock, &format!("{mode:?}"))
@@ -233,6 +233,52 @@ pub async fn a_dead_waiter_in_front_says_when_its_entry_ends<H: FullHarness>(h: 
         handed_over(&mut changes, &alive).await;
         assert!(backend.release(&alive).await.unwrap());
     }
+}
+
+/// The first waiter needs the whole lock, and its process died. The next one fits beside the
+/// holder, which stays.
+pub async fn a_dead_waiter_in_front_lets_those_pass_that_fit<H: FullHarness>(h: &H) {
+    let backend = h.backend();
+    let permits = |count| Mode::Permit { limit: 2, count };
+    let orders = [[permits(1), permits(2), permits(1)], [Mode::Read, Mode::Write, Mode::Read]];
+    for (number, modes) in orders.into_iter().enumerate() {
+        let name = name_in("conformance", Family::Lock, &format!("fits {number}"));
+        let [holder, dead, alive] = modes.map(|mode| claims::<1>(mode, &name)).map(|[one]| one);
+        granted(&backend, &holder).await;
+        held(&backend, &elsewhere(dead)).await;
+        held(&backend, &alive).await;
+        let mut changes = listen(&backend, &name).await;
+        let keep = async |time| {
+            h.pass(time).await;
+            backend.keep(std::slice::from_ref(&alive)).await.unwrap()
+        };
+        keep(queue_entry_life() * 3 / 4).await;
+        let kept = keep(queue_entry_life() / 2).await;
+        assert!(kept.handed_over && !kept.has_lapsed, "{modes:?}: {kept:?}");
+        handed_over(&mut changes, &alive).await;
+        for claim in [holder, alive] {
+            assert!(backend.release(&claim).await.unwrap());
+        }
+    }
+}
+
+/// A permit is given back, and no client hears of it. Another permit stays out.
+pub async fn a_permit_that_no_client_heard_of_is_handed_over_later<H: FullHarness>(h: &H) {
+    let backend = h.backend();
+    let name = lock(PERMIT);
+    let [stays, gone, waiting] = claims(Mode::Permit { limit: 2, count: 1 }, &name);
+    granted(&backend, &stays).await;
+    granted(&backend, &gone).await;
+    held(&backend, &waiting).await;
+    assert!(backend.release(&gone).await.unwrap());
+    let keep = async || backend.keep(std::slice::from_ref(&waiting)).await.unwrap();
+    for _ in 0..3 {
+        let kept = keep().await;
+        assert!(!kept.handed_over && kept.remaining <= queue_entry_life(), "{kept:?}");
+    }
+    let mut changes = listen(&backend, &name).await;
+    assert!(keep().await.handed_over);
+    handed_over(&mut changes, &waiting).await;
 }
 
 /// A process with several waiters stands still, and its connection is still there. One of the

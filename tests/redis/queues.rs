@@ -7,7 +7,7 @@ use bellwether::{
     backend::{Acquired, Claim, Leases, Mode},
     key::{Family, Key, Name, Namespace},
 };
-use testkit::{LIMIT, Raw, RedisServer};
+use testkit::{LIMIT, Raw, RedisServer, comes_true};
 
 const LEASE: Duration = Duration::from_secs(60);
 const MANY: usize = 10_000;
@@ -82,6 +82,21 @@ impl Scene {
             }
         }
         (scripts, commands)
+    }
+
+    /// Runs the first script of a release, and leaves it.
+    pub(super) async fn released_once(&mut self, claim: &Claim) {
+        let before = self.raw.scripts_called().await;
+        let backend = self.backend.clone();
+        let mut release = std::pin::pin!(backend.release(claim));
+        let sent = futures_util::poll!(&mut release);
+        assert!(sent.is_pending());
+        let raw = &mut self.raw;
+        assert!(comes_true(LIMIT, async || raw.scripts_called().await > before).await);
+    }
+
+    async fn held_by_readers(&self) -> u64 {
+        self.backend.holder(&self.name, Mode::Read).await.unwrap().unwrap().holders.into()
     }
 
     /// Checks that the scripts since the queue was filled touched one batch of it each.
@@ -181,6 +196,27 @@ async fn readers_are_granted_in_batches_with_one_message_each() {
     }
     let holds = scene.backend.holder(&scene.name, Mode::Read).await.unwrap().unwrap();
     assert_eq!(holds.holders as usize, readers.len());
+}
+
+/// A process ends after the first script of a release, which grants the lock to a batch of readers.
+/// The others are behind no writer. So the next look at the queue lets them in, although the lock
+/// is held.
+#[tokio::test]
+async fn the_next_look_grants_the_readers_that_a_release_has_left() {
+    let mut scene = Scene::start().await;
+    let holder = scene.claim(Mode::Write);
+    scene.granted(&holder).await;
+    let mut readers = Vec::new();
+    for _ in 0..BATCH + 50 {
+        let reader = scene.claim(Mode::Read);
+        scene.held(&reader).await;
+        readers.push(reader);
+    }
+    let _changes = scene.backend.changes_for(&readers[0]).await.unwrap();
+    scene.released_once(&holder).await;
+    assert_eq!(scene.held_by_readers().await, BATCH as u64);
+    assert!(scene.backend.keep(&readers[BATCH..]).await.unwrap().handed_over);
+    assert_eq!(scene.held_by_readers().await, BATCH as u64 + 50);
 }
 
 /// `DEL` frees each entry of a queue in the script: 10,000 of them took more than 2 ms.

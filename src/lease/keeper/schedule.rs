@@ -14,7 +14,7 @@ use tokio::{
 };
 
 use crate::{
-    backend::{Claim, QueueKind},
+    backend::{Claim, QUEUES_KEPT_AT_ONCE, QueueKind},
     key::Name,
     time::after,
 };
@@ -207,11 +207,7 @@ impl KeptQueue {
 
 impl KeptBatch {
     fn is_full(&self) -> bool {
-        self.named >= ALL_NAMED
-            || self
-                .queues
-                .first()
-                .is_some_and(|((_, kind), _)| self.queues.len() == kind.kept_at_once())
+        self.named >= ALL_NAMED || self.queues.len() == QUEUES_KEPT_AT_ONCE
     }
 
     fn add(&mut self, key: KeptQueueKey, queue: &KeptQueue) {

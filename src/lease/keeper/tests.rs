@@ -107,8 +107,7 @@ async fn queues_share_requests_whatever_their_number() -> Result<(), crate::Erro
         sleep_until(begun + Duration::from_secs(10)).await;
         assert_kept(&kepts, begun + 300 * MS, count);
         // Ten seconds are 16 to 18 intervals, each with some batches that are not full.
-        let (requests, full) =
-            (*lock(&kepts.requests), count.div_ceil(QueueKind::Mutex.kept_at_once()));
+        let (requests, full) = (*lock(&kepts.requests), count.div_ceil(QUEUES_KEPT_AT_ONCE));
         assert!(requests <= 18 * (full + full / 4 + 1), "{requests} requests for {count}");
     }
     Ok(())
@@ -156,10 +155,7 @@ async fn a_process_looks_often_until_it_was_told_of_a_release() -> Result<(), cr
         untold.told();
         requests().await;
         let told = requests().await;
-        assert!(
-            told <= 9 * (1 + count.div_ceil(QueueKind::Mutex.kept_at_once())),
-            "{told} for {count}"
-        );
+        assert!(told <= 9 * (1 + count.div_ceil(QUEUES_KEPT_AT_ONCE)), "{told} for {count}");
         drop(places);
     }
     Ok(())

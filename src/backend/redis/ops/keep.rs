@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     backend::{
-        Claim, HANDOVER_LIFE, Kept, Mode, QueueKind, TURN_LIFE,
+        Claim, HANDOVER_LIFE, Kept, Mode, QUEUES_KEPT_AT_ONCE, QueueKind, TURN_LIFE,
         redis::scripts::{Call, SCRIPTS},
         several,
     },
@@ -37,16 +37,14 @@ impl RedisBackend {
         &self,
         queues: &[Vec<Claim>],
     ) -> Vec<Result<Kept, BackendError>> {
-        let kind = queues.first().and_then(|claims| kind(claims));
-        let is_alike = |kind| queues.iter().all(|claims| self::kind(claims) == Some(kind));
+        let first = queues.first().and_then(|claims| kind(claims));
+        let is_alike = first.is_some() && queues.iter().all(|claims| kind(claims) == first);
         let names = queues.iter().flatten().map(|claim| &claim.name);
-        let Some(kind) =
-            kind.filter(|kind| is_alike(*kind) && self.0.servers.serve_together(names))
-        else {
+        if !is_alike || !self.0.servers.serve_together(names) {
             return several::keep_each_alone(self, queues).await;
-        };
+        }
         let queues: Vec<_> = queues.iter().map(Vec::as_slice).collect();
-        join_all(queues.chunks(kind.kept_at_once()).map(|some| self.keep_together(some)))
+        join_all(queues.chunks(QUEUES_KEPT_AT_ONCE).map(|some| self.keep_together(some)))
             .await
             .concat()
     }

@@ -8,21 +8,23 @@
 -- claims: `owner:count:limit` of each
 local hands_over, handover_ms, entry_ms = unpack(ARGV)
 
--- include: clock_ms, keep_entries, holds_at, next_permits, keep_each
+-- include: clock_ms, keep_entries, hold_ms, next_permits, keep_each
 local at = now_ms()
-return keep_each(4, 4, function(keys, _, claims)
+return keep_each(4, 4, at, function(keys, _, claims, looks)
   local permits, channel, queue, deadlines = unpack(keys)
-  local has_lapsed, stands = keep_entries({ queue }, deadlines, {}, claims, at, entry_ms)
-  local to = { channel = channel, hands_over = hands_over, handover_ms = handover_ms }
-  local told, unheard_ms, handed, foreign =
-    next_permits(to, queue, deadlines, permits, at, 0)
-  if foreign then return foreign end
-  local left = unheard_ms
-  if not left then
+  local has_lapsed, stands, has_changed =
+    keep_entries({ queue }, deadlines, {}, claims, at, entry_ms)
+  -- Permits that are given back are handed over at once. So nothing fits before one ends by itself.
+  local left = hold_ms(permits, '0', at)
+  local told, unheard_ms, handed, foreign = 0
+  if left <= 0 or has_changed or looks then
+    local to = { channel = channel, hands_over = hands_over, handover_ms = handover_ms }
+    told, unheard_ms, handed, foreign = next_permits(to, queue, deadlines, permits, at, 0)
+    if foreign then return foreign end
     local from = '(' .. at
     local ends =
       redis.call('ZRANGE', permits, from, '+inf', 'BYSCORE', 'LIMIT', 0, 1, 'WITHSCORES')[2]
-    left = ends and ends - at or 0
+    left = unheard_ms or ends and ends - at or 0
   end
   return { told, left, has_lapsed, handed and 1 or 0, unpack(stands) }
 end)

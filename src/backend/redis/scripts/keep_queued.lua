@@ -15,12 +15,11 @@ local hands_over, handover_ms, turn_ms, entry_ms = unpack(ARGV)
 
 -- include: clock_ms, keep_entries, lease_at, next_holder, keep_each
 local at = now_ms()
-return keep_each(6, 5, function(keys, fence_ms, claims)
+return keep_each(6, 5, at, function(keys, fence_ms, claims, looks)
   local lease, channel, fence, queue, unordered, deadlines = unpack(keys)
   local has_lapsed, stands = keep_entries({ unordered, queue }, deadlines, {}, claims, at, entry_ms)
-  -- What it says is of no interest while it is held. One look in eight finds a value that is none.
   local holder, _, left, foreign = true, 0, redis.call('PTTL', lease)
-  if left <= 0 or at % 8 == 0 then holder, _, left, foreign = lease_at(lease) end
+  if left <= 0 or looks then holder, _, left, foreign = lease_at(lease) end
   if foreign then return foreign end
   local told, unheard_ms, handed = 0
   if not holder then

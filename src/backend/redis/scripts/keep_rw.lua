@@ -8,16 +8,22 @@
 -- hands_over, handover_ms: as for `release_rw`; the rest as for `keep_queued`
 local hands_over, handover_ms, entry_ms = unpack(ARGV)
 
--- include: clock_ms, keep_entries, lease_at, holds_at, next_rw_holders, keep_each
+-- include: clock_ms, keep_entries, hold_ms, lease_at, holds_at, next_rw_holders, keep_each
 local at = now_ms()
-return keep_each(7, 4, function(keys, fence_ms, claims)
+return keep_each(7, 4, at, function(keys, fence_ms, claims, looks)
   local lease, channel, fence, queue, deadlines, readers, writers = unpack(keys)
-  local has_lapsed, stands = keep_entries({ queue }, deadlines, { writers }, claims, at, entry_ms)
-  -- What it says is of no interest while it is held. One look in eight finds a value that is none.
-  local holder, _, left, foreign = true, 0, redis.call('PTTL', lease)
-  if left <= 0 or at % 8 == 0 then holder, _, left, foreign = lease_at(lease) end
+  local has_lapsed, stands, has_changed =
+    keep_entries({ queue }, deadlines, { writers }, claims, at, entry_ms)
+  -- A lock that is released is handed over at once. So nothing is to be done while it is held.
+  local left = redis.call('PTTL', lease)
+  if left <= 0 then left = hold_ms(readers, '-1', at) end
+  if left > 0 and not has_changed and not looks then
+    return { 0, left, has_lapsed, 0, unpack(stands) }
+  end
+  local holder, _, lease_ms, foreign = lease_at(lease)
   if foreign then return foreign end
   local told, unheard_ms, handed = 0
+  left = lease_ms
   if not holder then
     local to = {
       lease = lease, fence = fence, channel = channel,

@@ -7,7 +7,7 @@ local heads_seen = 0
 -- ends, and its ticket; or nil. Removes the entries before it, from `other` as well, which is
 -- another set with some of the claims. Returns AGAIN after a batch without such a claim.
 local function first_alive(queue, deadlines, other, at)
-  local heads = redis.call('ZRANGE', queue, 0, 0, 'WITHSCORES')
+  local heads = redis.call('ZRANGE', queue, '0', '0', 'WITHSCORES')
   heads_seen = heads_seen + 1
   if not heads[1] then return nil end
   local left = kept_ms(deadlines, heads[1], at)

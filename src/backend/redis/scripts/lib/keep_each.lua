@@ -7,7 +7,10 @@ local HEADS = 100
 -- ALONE, so that it costs the others nothing. After much work the others answer AGAIN. The queues
 -- stand in KEYS, each with this many keys, and in ARGV from `first`: for each the milliseconds of a
 -- fence, the number of claims, and the claims.
-local function keep_each(keys_each, first, keep)
+--
+-- What a look at the head of a queue says is of no interest while the lock is held. It is for one
+-- queue in eight, another one each time, so that data of another kind is found.
+local function keep_each(keys_each, first, at, keep)
   local answers, spent = {}, 0
   for last = keys_each, #KEYS, keys_each do
     local fence_ms, claims = ARGV[first], ARGV[first + 1]
@@ -16,11 +19,12 @@ local function keep_each(keys_each, first, keep)
     first = first + 2 + claims
 
     local before, answer = heads_seen, { AGAIN }
+    local looks = (at + last / keys_each) % 8 == 0
     if #KEYS == keys_each then
-      answer = keep(keys, fence_ms, named)
+      answer = keep(keys, fence_ms, named, looks)
       if answer.err then return answer end
     elseif spent < HEADS then
-      local is_kept, kept = pcall(keep, keys, fence_ms, named)
+      local is_kept, kept = pcall(keep, keys, fence_ms, named, looks)
       answer = is_kept and not kept.err and kept or { ALONE }
       -- A queue that is only kept has one head seen. To hand something over costs as much as some.
       spent = spent + math.max(heads_seen - before - 1, 0) + (answer[1] == 0 and 0 or 4)
