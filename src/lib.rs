@@ -67,14 +67,15 @@
 //!    push, at the end of the lease in its way, and every 5 s, but not more often. There are four
 //!    exceptions:
 //!
-//!    - A process keeps the queue entries of its waiters for up to 140 locks by one command every
+//!    - A process keeps the queue entries of its waiters for up to 150 locks by one command every
 //!      0.64 s, whatever their number, or 1.1 s with more than 1,400 locks. The answer wakes a
 //!      waiter that has missed its push.
 //!    - Without pushes, a waiter looks at growing intervals up to 100 ms. This is so if Redis
 //!      forbids pushes or if their connection is broken.
-//!    - Beside a load whose holder may not publish, a waiter looks at intervals up to 100 ms.
-//!    - Until a push has told a process of a release, it keeps queue entries every 80 ms, 100 times
-//!      at most. So it does for a minute or more after a release of which no push told.
+//!    - Beside a holder that may not publish, a waiter for a load looks at intervals up to 100 ms,
+//!      and one for a lock at intervals up to 80 ms, or more if there are more than three
+//!      processes: one of them looks every 10 ms on the mean.
+//!    - After a release of which no push told, a process looks every 80 ms for a minute.
 //! 8. **Deadlines.** The deadline of a holder fires before the server grants the lease to another
 //!    owner. This holds while the process of the holder runs and the server keeps its data and its
 //!    clock.

@@ -104,7 +104,6 @@ impl Keeper {
 
     /// Notes the answers to a batch that was sent at `sent`.
     fn answered(&self, batch: KeptBatch, sent: Instant, answers: Answers) {
-        self.0.untold.looked();
         let mut schedule = self.schedule();
         let Some(claim) = batch.claims.first().and_then(|claims| claims.first()) else { return };
         let look_at = after(sent, self.every(claim, schedule.len()));

@@ -165,7 +165,7 @@ impl<'a> Waiting<'a> {
         self.unpushed = false;
         tokio::select! {
             biased;
-            change = self.listening.pushed() => self.told(change),
+            change = self.listening.pushed() => Woken::Pushed(change),
             () = kept(self.place.as_ref()) => Woken::Again,
             () = sleep_until(wake) => {
                 self.unpushed = interval.is_none();
@@ -205,18 +205,10 @@ impl<'a> Waiting<'a> {
         let shard = self.janitor.turns(self.name());
         tokio::select! {
             biased;
-            change = self.listening.pushed() => self.told(change),
+            change = self.listening.pushed() => Woken::Pushed(change),
             () = shard.recovery.pause(&mut self.failures) => Woken::Again,
             () = sleep_until(wake) => self.woken(wake),
         }
-    }
-
-    fn told(&self, change: Change) -> Woken {
-        // A wake may also mean that pushes were missed, and an invalidation releases nothing.
-        if !matches!(change, Change::Wake | Change::Invalidated(_)) {
-            self.janitor.untold().told();
-        }
-        Woken::Pushed(change)
     }
 
     fn woken(&mut self, wake: Instant) -> Woken {

@@ -126,7 +126,7 @@ impl Locks {
     /// that use it as a fair one: a plain mutex overtakes the waiters in the queue.
     ///
     /// Each waiter has an entry in a queue at the server. A process keeps all of its entries there,
-    /// and those for up to 140 names, with one command every 0.64 s. A released lock is handed over
+    /// and those for up to 150 names, with one command every 0.64 s. A released lock is handed over
     /// to the first waiter, like that of a mutex. Waiters whose process died or stands still are
     /// passed over once, after at most 2.7 s, however many they are. Their entries last for 2 s,
     /// and the next process looks within 0.7 s. With more than 1,400 names, both are half a second

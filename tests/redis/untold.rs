@@ -3,13 +3,14 @@
 use std::{io, time::Duration};
 
 use bellwether::{
-    Cache, Locks, RedisBackend,
-    backend::{Claim, Claimed, Mode, Store},
+    Cache, Locks, RedisBackend, Redlock,
+    backend::{Acquired, AcquiredAll, Claim, Claimed, Leases, Mode, Store},
     cache::Source,
     key::{Family, Key, Name, Namespace},
 };
+use futures_util::future::join_all;
 use testkit::{
-    LIMIT, Raw, RedisServer, comes_true,
+    Cluster, LIMIT, Raw, RedisServer, comes_true,
     primitives::{Asked, PAIRS},
 };
 use tokio::{
@@ -189,31 +190,164 @@ async fn only_a_claim_that_waits_is_to_look_soon() {
     }
 }
 
-/// A wait that is idle costs a script every 0.64 s again once a push has told of a release.
+/// A process that waits long gave up its looks at short intervals after seven seconds, a hundred
+/// looks.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_process_that_was_told_of_a_release_looks_rarely() {
+async fn a_long_wait_for_a_lock_is_soon_served() {
+    let server = RedisServer::start().await;
+    let mut raw = server.raw().await;
+    let [quiet, _, waiter] = backends(&server).await.map(Locks::new);
+    for round in 0..3 {
+        let late = lock(&mut raw, [&quiet, &waiter], 130).await;
+        println!("round {round}: {late:?} late");
+        assert!(late < 400 * MS, "{late:?}");
+    }
+}
+
+/// The key of a lock that says it is in the slot of the lock.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_waiter_in_a_cluster_is_soon_served() {
+    let cluster = Cluster::start(2, 0).await;
+    let mut nodes = Vec::new();
+    for node in &cluster.nodes {
+        let mut raw = node.raw().await;
+        let user = ["ACL", "SETUSER", "quiet", "on", ">secret", "~*", "&*", "+@all", "-spublish"];
+        raw.run::<()>(&user).await;
+        nodes.push(raw);
+    }
+    let quiet: Vec<_> = cluster.nodes.iter().map(|node| node.url_of("quiet:secret", 0)).collect();
+    let [quiet, waiter] = [quiet, cluster.urls()]
+        .map(|urls| Locks::new(testkit::builder().cluster(urls).build().unwrap()));
+    let mut late = Vec::new();
+    for round in 0..ROUNDS {
+        let key = format!("k{round}");
+        let guard = quiet.mutex(key.clone()).lease(LEASE).lock().await.unwrap();
+        let theirs = waiter.mutex(key).wait_limit(LIMIT);
+        let waiting = tokio::spawn(async move { theirs.lock().await.unwrap() });
+        let waits = async || {
+            let mut queues = 0;
+            for node in &mut nodes {
+                queues += node.keys("*:u").await.len();
+            }
+            queues == 1
+        };
+        assert!(comes_true(LIMIT, waits).await, "no waiter");
+        guard.unlock().await.unwrap();
+        let ended = Instant::now();
+        let guard = timeout(LIMIT, waiting).await.unwrap().unwrap();
+        late.push(ended.elapsed());
+        guard.unlock().await.unwrap();
+    }
+    assert_median("a lock in a cluster", late, 400 * MS);
+}
+
+/// Each server is told of its share.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_waiter_for_a_majority_is_soon_served() {
+    let servers = join_all((0..3).map(|_| RedisServer::start())).await;
+    let mut raw = servers[0].raw().await;
+    let quiet = join_all(servers.iter().map(quiet_url)).await;
+    let loud: Vec<_> = servers.iter().map(RedisServer::url).collect();
+    let [quiet, waiter] =
+        [quiet, loud].map(|urls| Redlock::new(urls.into_iter().map(testkit::open)).unwrap());
+    let mut late = Vec::new();
+    for _ in 0..ROUNDS {
+        let guard = quiet.mutex("k").lease(LEASE).lock().await.unwrap();
+        let (theirs, before) = (waiter.mutex("k").wait_limit(LIMIT), raw.scripts_called().await);
+        let waiting = tokio::spawn(async move { theirs.lock().await.unwrap() });
+        called(&mut raw, before + FIRST).await;
+        guard.unlock().await.unwrap();
+        let ended = Instant::now();
+        let guard = timeout(LIMIT, waiting).await.unwrap().unwrap();
+        late.push(ended.elapsed());
+        guard.unlock().await.unwrap();
+    }
+    assert_median("a lock at a majority", late, 400 * MS);
+}
+
+/// Many processes wait. Each of them looks less often, so that they cost the server no more.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_processes_look_at_a_lock_as_often_as_few() {
+    const PROCESSES: usize = 40;
+    let server = RedisServer::start().await;
+    let mut raw = server.raw().await;
+    let [quiet, other, _] = backends(&server).await;
+    let name = Name::new(&Namespace::new("t").unwrap(), Family::Lock, &Key::from("k"), 512);
+    let claim = || Claim::new(name.clone().unwrap(), Mode::Fair, LEASE, LEASE);
+    assert!(matches!(quiet.acquire(&claim()).await.unwrap(), Acquired::Granted(_)));
+    let ours = claim();
+    for (processes, looks) in [(1, 30 * MS), (PROCESSES, 400 * MS)] {
+        for number in 1..processes {
+            let ends = server_ms(&mut raw).await + 60_000;
+            let process = format!("{number:016x}");
+            raw.run::<()>(&["ZADD", "t:l:{k}:d", &ends.to_string(), &process]).await;
+        }
+        let Ok(Acquired::Occupied(held)) = other.acquire(&ours).await else {
+            panic!("the lock is held");
+        };
+        let kept = other.keep(std::slice::from_ref(&ours)).await.unwrap();
+        for left in [held.remaining, kept.remaining] {
+            assert!(left >= looks && left <= 2 * looks, "{left:?} with {processes}");
+        }
+    }
+}
+
+async fn server_ms(raw: &mut Raw) -> u64 {
+    let [seconds, micros]: [u64; 2] = raw.run::<Vec<u64>>(&["TIME"]).await.try_into().unwrap();
+    seconds * 1000 + micros / 1000
+}
+
+/// The first wait of a process cost 17 scripts a second until a push had told it of a release.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_waiter_looks_rarely_if_all_may_publish() {
     let server = RedisServer::start().await;
     let mut raw = server.raw().await;
     let [_, holder, waiter] = backends(&server).await.map(Locks::new);
-    let mut monitor = server.monitor().await;
-    let mut keeps = Vec::new();
-    for is_told in [false, true] {
-        if is_told {
-            lock(&mut raw, [&holder, &waiter], LATER).await;
+    let guard = holder.mutex("k").lease(LEASE).lock().await.unwrap();
+    assert!(raw.keys("*:m").await.is_empty());
+    let theirs = waiter.mutex("k").wait_limit(LIMIT);
+    let before = raw.scripts_called().await;
+    let waiting = tokio::spawn(async move { theirs.lock().await });
+    called(&mut raw, before + FIRST).await;
+    let before = raw.scripts_called().await;
+    sleep(2000 * MS).await;
+    let scripts = raw.scripts_called().await - before;
+    assert!(scripts <= 5, "{scripts}");
+    waiting.abort();
+    let _ = waiting.await;
+    guard.unlock().await.unwrap();
+}
+
+/// A backend finds out once whether it may publish. One that may not says so beside each lock.
+#[tokio::test]
+async fn a_backend_says_beside_its_locks_that_it_may_not_publish() {
+    let server = RedisServer::start().await;
+    let mut raw = server.raw().await;
+    let [quiet, loud, _] = backends(&server).await;
+    let claim = |number: usize| {
+        let key = Key::from(number.to_string());
+        let name = Name::new(&Namespace::new("t").unwrap(), Family::Lock, &key, 512);
+        Claim::new(name.unwrap(), Mode::Exclusive, LEASE, LEASE)
+    };
+    // One script tells it of one lock, and one of all claims takes two locks.
+    for (backend, scripts, told) in [(&loud, 8 + 1, 0), (&quiet, 8 + 9, 9)] {
+        let before = raw.scripts_called().await;
+        let first = claim(0);
+        assert!(matches!(backend.acquire(&first).await.unwrap(), Acquired::Granted(_)));
+        let claims: Vec<_> = (1..7).map(claim).collect();
+        join_all(claims.iter().map(async |claim| backend.acquire(claim).await.unwrap())).await;
+        let both = [claim(7), claim(8)];
+        assert!(matches!(backend.acquire_all(&both).await.unwrap(), AcquiredAll::Granted(_)));
+        let called = raw.scripts_called().await - before;
+        assert_eq!((called, raw.keys("*:m").await.len()), (scripts, told));
+        for claim in claims.iter().chain(&both).chain([&first]) {
+            backend.release(claim).await.unwrap();
         }
-        let guard = holder.mutex("k").lease(LEASE).lock().await.unwrap();
-        let theirs = waiter.mutex("k").wait_limit(LIMIT);
-        let (before, asks) = (raw.scripts_called().await, if is_told { LATER } else { FIRST });
-        let waiting = tokio::spawn(async move { theirs.lock().await });
-        called(&mut raw, before + asks).await;
-        monitor.calls_from_clients().await;
-        sleep(2000 * MS).await;
-        let calls = monitor.calls_from_clients().await;
-        keeps.push(calls.iter().filter(|call| call.command.starts_with("EVALSHA")).count());
-        waiting.abort();
-        let _ = waiting.await;
-        guard.unlock().await.unwrap();
     }
-    println!("scripts in 2 s before and after a told release: {keeps:?}");
-    assert!(keeps[0] <= 40 && keeps[1] <= 5, "{keeps:?}");
+    raw.run::<()>(&["DEL", "t:l:{0}:m"]).await;
+    let held = claim(0);
+    assert!(matches!(quiet.acquire(&held).await.unwrap(), Acquired::Granted(_)));
+    raw.run::<()>(&["PEXPIRE", "t:l:{0}:m", "1000"]).await;
+    quiet.renew(&[held]).await.unwrap();
+    assert!(raw.pttl("t:l:{0}:m").await > 1000, "a renewal does not tell it");
 }

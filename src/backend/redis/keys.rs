@@ -13,6 +13,7 @@
 //! | `f` | string, PX | the last fence granted or burnt; `:c` follows a committed one |
 //! | `q` | sorted set | the queue of a mutex: the tickets of claims that are held to their order |
 //! | `u` | sorted set | the same of the other claims |
+//! | `m` | string, PX | stands if a process that may not publish has claimed the name as a lock |
 //! | `d` | sorted set | until when each process keeps its entries in `q` and `u`; or `look` |
 //! | `w` | string, PX | the writer's lease, as `l` |
 //! | `r` | sorted set | the readers, and the deadline of each |
@@ -57,6 +58,8 @@ pub(super) const PERMITS: &str = "p";
 pub(super) const PERMIT_QUEUE: &str = "pq";
 pub(super) const PERMIT_DEADLINES: &str = "pd";
 pub(super) const LATCH: &str = "n";
+
+pub(super) const MUTED: &str = "m";
 
 /// Stands in a lease if its holder may not publish.
 pub(super) const UNTOLD: &str = "m";

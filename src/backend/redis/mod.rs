@@ -77,6 +77,8 @@ struct RedisInner {
     is_awaited: AtomicBool,
     /// The server has published for this backend when it last tried.
     has_published: AtomicBool,
+    /// Held while a request finds out whether the server publishes for this backend.
+    finds_out_rights: tokio::sync::Mutex<()>,
     /// The channels of this process, at a single server.
     process_channels: Option<keys::ProcessChannels>,
     recent: RecentReleases,
@@ -131,6 +133,7 @@ impl RedisBackend {
             timed,
             is_awaited,
             has_published,
+            finds_out_rights: tokio::sync::Mutex::default(),
             process_channels,
             recent: RecentReleases::default(),
         }))

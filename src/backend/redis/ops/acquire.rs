@@ -118,13 +118,21 @@ impl RedisBackend {
         }
     }
 
-    pub(super) async fn acquire_queued(
-        &self,
-        claim: &Claim,
-        keys: &[&str],
-    ) -> Result<Claimed, BackendError> {
-        let call = Call::new(&SCRIPTS.acquire_queued, keys.len())
-            .keys(&claim.name, keys)
+    pub(super) async fn acquire_lock(&self, claim: &Claim) -> Result<Claimed, BackendError> {
+        let (queue, deadlines, rest) = match claim.mode {
+            Mode::Exclusive => (keys::UNORDERED, keys::DEADLINES, &[][..]),
+            Mode::Fair => (keys::QUEUE, keys::DEADLINES, &[][..]),
+            Mode::Write => {
+                let rest = &[keys::READERS, keys::WAITING_WRITERS][..];
+                (keys::RW_QUEUE, keys::RW_DEADLINES, rest)
+            }
+            Mode::Read => return self.acquire_read(claim).await,
+            Mode::Permit { limit, count } => return self.acquire_permit(claim, limit, count).await,
+        };
+        let keys = [held_at(claim.mode).0, keys::FENCE, queue, deadlines, keys::MUTED];
+        let call = Call::new(&SCRIPTS.acquire_queued, keys.len() + rest.len())
+            .keys(&claim.name, &keys)
+            .keys(&claim.name, rest)
             .owner(claim.owner)
             .arg(millis(claim.lease))
             .arg(millis(claim.fence_life))
@@ -135,13 +143,14 @@ impl RedisBackend {
         self.granted(claim, call).await
     }
 
-    pub(super) async fn acquire_read(&self, claim: &Claim) -> Result<Claimed, BackendError> {
+    async fn acquire_read(&self, claim: &Claim) -> Result<Claimed, BackendError> {
         let keys = [
             keys::WRITER,
             keys::RW_QUEUE,
             keys::RW_DEADLINES,
             keys::READERS,
             keys::WAITING_WRITERS,
+            keys::MUTED,
         ];
         let call = Call::new(&SCRIPTS.acquire_read, keys.len())
             .keys(&claim.name, &keys)
@@ -153,13 +162,13 @@ impl RedisBackend {
         self.granted(claim, call).await
     }
 
-    pub(super) async fn acquire_permit(
+    async fn acquire_permit(
         &self,
         claim: &Claim,
         limit: u32,
         count: u32,
     ) -> Result<Claimed, BackendError> {
-        let keys = [keys::PERMITS, keys::PERMIT_QUEUE, keys::PERMIT_DEADLINES];
+        let keys = [keys::PERMITS, keys::PERMIT_QUEUE, keys::PERMIT_DEADLINES, keys::MUTED];
         let call = Call::new(&SCRIPTS.acquire_permit, keys.len())
             .keys(&claim.name, &keys)
             .owner(claim.owner)

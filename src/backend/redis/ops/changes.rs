@@ -107,6 +107,12 @@ impl RedisBackend {
         if self.0.servers.channels().is_mute() {
             return keys::UNTOLD.to_owned();
         }
+        self.unheard_channel(name)
+    }
+
+    /// Returns a channel without listeners on which this backend may publish if it may do so for
+    /// the name.
+    pub(super) fn unheard_channel(&self, name: &Name) -> String {
         match &self.0.process_channels {
             Some(channels) => channels.start(name) + "rights",
             None => name.suffixed(self.channel()) + ":rights",

@@ -1,6 +1,7 @@
 //! The [`Leases`] of a Redis backend.
 
 use std::{
+    slice::from_ref,
     sync::{Arc, LazyLock},
     time::{Duration, Instant},
 };
@@ -35,30 +36,7 @@ impl Leases for RedisBackend {
     }
 
     async fn acquire(&self, claim: &Claim) -> Result<Acquired, BackendError> {
-        let reply = match claim.mode {
-            Mode::Exclusive => {
-                let keys = [keys::LEASE, keys::FENCE, keys::UNORDERED, keys::DEADLINES];
-                self.acquire_queued(claim, &keys).await?
-            }
-            Mode::Fair => {
-                let keys = [keys::LEASE, keys::FENCE, keys::QUEUE, keys::DEADLINES];
-                self.acquire_queued(claim, &keys).await?
-            }
-            Mode::Write => {
-                let keys = [
-                    keys::WRITER,
-                    keys::FENCE,
-                    keys::RW_QUEUE,
-                    keys::RW_DEADLINES,
-                    keys::READERS,
-                    keys::WAITING_WRITERS,
-                ];
-                self.acquire_queued(claim, &keys).await?
-            }
-            Mode::Read => self.acquire_read(claim).await?,
-            Mode::Permit { limit, count } => self.acquire_permit(claim, limit, count).await?,
-        };
-        match reply {
+        match self.telling_if_muted(from_ref(claim), self.acquire_lock(claim)).await? {
             Claimed::Granted(grant) => Ok(Acquired::Granted(grant)),
             Claimed::Occupied(occupied) => Ok(Acquired::Occupied(occupied)),
             Claimed::Newer(_) | Claimed::BacksOff(..) => {
@@ -72,9 +50,9 @@ impl Leases for RedisBackend {
         if !self.0.servers.serve_together(claims.iter().map(|claim| &claim.name)) {
             return acquire_in_order(self, claims).await;
         }
-        let mut call = Call::new(&SCRIPTS.acquire_all, 4 * claims.len());
+        let mut call = Call::new(&SCRIPTS.acquire_all, 5 * claims.len());
         for claim in claims {
-            let keys = [keys::LEASE, keys::FENCE, keys::UNORDERED, keys::DEADLINES];
+            let keys = [keys::LEASE, keys::FENCE, keys::UNORDERED, keys::DEADLINES, keys::MUTED];
             call = call.keys(&claim.name, &keys);
         }
         for claim in claims {
@@ -85,7 +63,8 @@ impl Leases for RedisBackend {
                 .arg(entry_life(claim))
                 .arg(head_start(claim));
         }
-        let (reply, confirmation) = self.0.servers.grant(&call).await?;
+        let granting = self.0.servers.grant(&call);
+        let (reply, confirmation) = self.telling_if_muted(claims, granting).await?;
         let reply = self.checked(replies::acquired_all(reply, claims.len()))?;
         if let (Err(unconfirmed), AcquiredAll::Granted(_)) = (confirmation, &reply) {
             join_all(claims.iter().map(|claim| self.give_back(claim))).await;
@@ -98,7 +77,7 @@ impl Leases for RedisBackend {
     async fn renew(&self, claims: &[Claim]) -> Result<Vec<Renewal>, BackendError> {
         let batches = renewal_batches(claims, self.0.servers.renew_batch());
         let calls: Vec<_> = batches.iter().copied().map(renewal).collect();
-        let replies = self.0.servers.renew(&calls).await;
+        let replies = self.telling_if_muted(claims, self.0.servers.renew(&calls)).await;
         let mut renewed = Vec::with_capacity(claims.len());
         let mut failure = None;
         for (batch, reply) in batches.into_iter().zip(replies) {

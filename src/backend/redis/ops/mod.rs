@@ -7,6 +7,7 @@ mod labels;
 mod large;
 mod latches;
 mod leases;
+mod muted;
 mod ready;
 mod recent;
 mod release;

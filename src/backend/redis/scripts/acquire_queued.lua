@@ -8,12 +8,13 @@
 -- script is to be called again.
 --
 -- queue: the one in which the claim waits
+-- muted: stands if a process that may not publish has claimed the name
 -- readers, writers: of a read-write lock, nil for any other lock; the writers are in its queue
 -- is_ordered: '1' if the claim is held to the order of its queue
 -- entry_ms: how long the queue entry is kept; '0' if the claim takes none
 -- bits: of the ticket
 -- head_start: how much older the ticket is than now, in microseconds
-local lease, fence, queue, deadlines, readers, writers = unpack(KEYS)
+local lease, fence, queue, deadlines, muted, readers, writers = unpack(KEYS)
 local owner, lease_ms, fence_ms, is_ordered, entry_ms, bits, head_start = unpack(ARGV)
 
 -- The usual cases: there is no lease and no queue, or the lease is kept for this claim.
@@ -29,7 +30,7 @@ if taken == 0 or redis.pcall('GET', lease) == owner .. ':0' then
 end
 
 -- include: lease_at, clock_ms, take_entry, take_entry_or_look, leave, first_alive, holds_at
--- include: grant, renew_lease
+-- include: grant, renew_lease, look_soon
 local holder, held, left, foreign = lease_at(lease)
 if foreign then return foreign end
 
@@ -68,6 +69,7 @@ if entry_ms ~= '0' then
     left = take_entry_or_look(left, unpack(entry, 1, 8))
   end
 end
-if holder then return { 'held', held, left, 1 } end
-if reading > 0 then return { 'held', 0, reading_ms, reading } end
-return { 'held', 0, first_ms, 0 }
+local holders = holder and 1 or reading
+left = holder and left or reading > 0 and reading_ms or first_ms
+if entry_ms ~= '0' then left = look_soon(left, muted, deadlines) end
+return { 'held', holder and held or 0, left, holders }

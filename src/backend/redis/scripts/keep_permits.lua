@@ -1,6 +1,6 @@
 -- Keeps the queue entries of the process of some claims for permits. Hands permits over that fit.
 --
--- KEYS: for each set of permits its permits, channel, queue and deadlines
+-- KEYS: for each set of permits its permits, channel, queue, deadlines and muted
 --
 -- Returns the same as `keep_queued`. The lease that ends is the first hold.
 --
@@ -8,10 +8,10 @@
 -- claims: `owner:count:limit` of each
 local hands_over, handover_ms, entry_ms = unpack(ARGV)
 
--- include: clock_ms, keep_entries, hold_ms, next_permits, keep_each
+-- include: clock_ms, keep_entries, hold_ms, next_permits, keep_each, look_soon
 local at = now_ms()
-return keep_each(4, 4, at, function(keys, _, claims, looks)
-  local permits, channel, queue, deadlines = unpack(keys)
+return keep_each(5, 4, at, function(keys, _, claims, looks)
+  local permits, channel, queue, deadlines, muted = unpack(keys)
   local has_lapsed, stands, has_changed =
     keep_entries({ queue }, deadlines, {}, claims, at, entry_ms)
   -- Permits that are given back are handed over at once. So nothing fits before one ends by itself.
@@ -26,5 +26,6 @@ return keep_each(4, 4, at, function(keys, _, claims, looks)
       redis.call('ZRANGE', permits, from, '+inf', 'BYSCORE', 'LIMIT', 0, 1, 'WITHSCORES')[2]
     left = unheard_ms or ends and ends - at or 0
   end
+  if has_changed then left = look_soon(left, muted, deadlines) end
   return { told, left, has_lapsed, handed and 1 or 0, unpack(stands) }
 end)

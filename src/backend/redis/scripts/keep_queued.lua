@@ -1,7 +1,7 @@
 -- Keeps the queue entries of the process of some claims for mutexes. Hands each mutex over if it is
 -- free.
 --
--- KEYS: for each mutex its lease, channel, fence, queue, unordered and deadlines
+-- KEYS: for each mutex its lease, channel, fence, queue, unordered, deadlines and muted
 --
 -- Returns for each mutex the bit of `publish` if it published, AGAIN if the script is to be called
 -- again for it, or ALONE; the milliseconds until the lease ends, or the entry of a claim that does
@@ -13,11 +13,12 @@
 -- entry_ms: how long the queue entries are kept; then the mutexes as in `lib/keep_each`
 local hands_over, handover_ms, turn_ms, entry_ms = unpack(ARGV)
 
--- include: clock_ms, keep_entries, lease_at, next_holder, keep_each
+-- include: clock_ms, keep_entries, lease_at, next_holder, keep_each, look_soon
 local at = now_ms()
-return keep_each(6, 5, at, function(keys, fence_ms, claims, looks)
-  local lease, channel, fence, queue, unordered, deadlines = unpack(keys)
-  local has_lapsed, stands = keep_entries({ unordered, queue }, deadlines, {}, claims, at, entry_ms)
+return keep_each(7, 5, at, function(keys, fence_ms, claims, looks)
+  local lease, channel, fence, queue, unordered, deadlines, muted = unpack(keys)
+  local has_lapsed, stands, has_changed =
+    keep_entries({ unordered, queue }, deadlines, {}, claims, at, entry_ms)
   local holder, _, left, foreign = true, 0, redis.call('PTTL', lease)
   if left <= 0 or looks then holder, _, left, foreign = lease_at(lease) end
   if foreign then return foreign end
@@ -30,5 +31,6 @@ return keep_each(6, 5, at, function(keys, fence_ms, claims, looks)
     told, unheard_ms, handed = next_holder(to, queue, unordered, deadlines, at)
     left = unheard_ms or math.max(redis.call('PTTL', lease), 0)
   end
+  if has_changed then left = look_soon(left, muted, deadlines) end
   return { told, left, has_lapsed, handed and 1 or 0, unpack(stands) }
 end)

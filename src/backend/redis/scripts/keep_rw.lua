@@ -1,7 +1,7 @@
 -- Keeps the queue entries of the process of some claims for read-write locks. Hands each lock over
 -- if it has no writer.
 --
--- KEYS: for each lock its lease, channel, fence, queue, deadlines, readers and writers
+-- KEYS: for each lock its lease, channel, fence, queue, deadlines, readers, writers and muted
 --
 -- Returns the same as `keep_queued`.
 --
@@ -9,9 +9,10 @@
 local hands_over, handover_ms, entry_ms = unpack(ARGV)
 
 -- include: clock_ms, keep_entries, hold_ms, lease_at, holds_at, next_rw_holders, keep_each
+-- include: look_soon
 local at = now_ms()
-return keep_each(7, 4, at, function(keys, fence_ms, claims, looks)
-  local lease, channel, fence, queue, deadlines, readers, writers = unpack(keys)
+return keep_each(8, 4, at, function(keys, fence_ms, claims, looks)
+  local lease, channel, fence, queue, deadlines, readers, writers, muted = unpack(keys)
   local has_lapsed, stands, has_changed =
     keep_entries({ queue }, deadlines, { writers }, claims, at, entry_ms)
   -- A lock that is released is handed over at once. So nothing is to be done while it is held.
@@ -34,5 +35,6 @@ return keep_each(7, 4, at, function(keys, fence_ms, claims, looks)
     if not_holds then return not_holds end
     left = unheard_ms or math.max(redis.call('PTTL', lease), reading_ms)
   end
+  if has_changed then left = look_soon(left, muted, deadlines) end
   return { told, left, has_lapsed, handed and 1 or 0, unpack(stands) }
 end)
