@@ -101,7 +101,7 @@ async fn serve_waiters_after(scene: Scene) {
         locked.spawn(async move { drop(lock.lock().await.unwrap()) });
     }
     sleep(scene.length).await;
-    let most = 10 + scene.length.as_millis() as u64 / 165;
+    let most = 10 + scene.length.as_millis() as u64 / 150;
     let back = scene.come_back("1,000 waiters", most);
     timeout(LIMIT, locked.join_next()).await.unwrap().unwrap().unwrap();
     let first = back.elapsed();

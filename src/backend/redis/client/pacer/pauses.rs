@@ -30,7 +30,7 @@ impl Demand {
         Duration::from_millis(match self {
             Self::None => 5000,
             Self::Request => 1000,
-            Self::Lease => 220,
+            Self::Lease => 200,
         })
     }
 
