@@ -235,25 +235,49 @@ pub async fn a_dead_waiter_in_front_says_when_its_entry_ends<H: FullHarness>(h: 
     }
 }
 
+/// Two permits, of which a claim asks for so many.
+fn of_two(count: u32) -> Mode {
+    Mode::Permit { limit: 2, count }
+}
+
+/// Returns a queue behind a holder that stays, to be kept beside another one of its kind. A script
+/// that keeps one queue looks at all of it. One that keeps several looks at what it must.
+async fn beside<B: Leases>(backend: &B, mode: Mode) -> Vec<Claim> {
+    let name = name_in("conformance", Family::Lock, &format!("beside {mode:?}"));
+    let holds = match mode {
+        Mode::Permit { limit, .. } => Mode::Permit { limit, count: limit },
+        _ => Mode::Write,
+    };
+    let [holder] = claims(holds, &name);
+    let [waiting] = claims(mode, &name);
+    granted(backend, &holder).await;
+    held(backend, &waiting).await;
+    vec![waiting]
+}
+
+/// Keeps the entry of a claim and that queue.
+async fn keep_beside<B: Leases>(backend: &B, claim: &Claim, beside: &[Claim]) -> Kept {
+    let queues = [vec![claim.clone()], beside.to_vec()];
+    backend.keep_each(&queues).await.unwrap().swap_remove(0).unwrap()
+}
+
 /// The first waiter needs the whole lock, and its process died. The next one fits beside the
 /// holder, which stays.
 pub async fn a_dead_waiter_in_front_lets_those_pass_that_fit<H: FullHarness>(h: &H) {
     let backend = h.backend();
-    let permits = |count| Mode::Permit { limit: 2, count };
-    let orders = [[permits(1), permits(2), permits(1)], [Mode::Read, Mode::Write, Mode::Read]];
-    for (number, modes) in orders.into_iter().enumerate() {
-        let name = name_in("conformance", Family::Lock, &format!("fits {number}"));
+    let orders = [[of_two(1), of_two(2), of_two(1)], [Mode::Read, Mode::Write, Mode::Read]];
+    for modes in orders {
+        let name = lock(modes[0]);
         let [holder, dead, alive] = modes.map(|mode| claims::<1>(mode, &name)).map(|[one]| one);
+        let beside = beside(&backend, modes[0]).await;
         granted(&backend, &holder).await;
         held(&backend, &elsewhere(dead)).await;
         held(&backend, &alive).await;
         let mut changes = listen(&backend, &name).await;
-        let keep = async |time| {
-            h.pass(time).await;
-            backend.keep(std::slice::from_ref(&alive)).await.unwrap()
-        };
-        keep(queue_entry_life() * 3 / 4).await;
-        let kept = keep(queue_entry_life() / 2).await;
+        h.pass(queue_entry_life() * 3 / 4).await;
+        keep_beside(&backend, &alive, &beside).await;
+        h.pass(queue_entry_life() / 2).await;
+        let kept = keep_beside(&backend, &alive, &beside).await;
         assert!(kept.handed_over && !kept.has_lapsed, "{modes:?}: {kept:?}");
         handed_over(&mut changes, &alive).await;
         for claim in [holder, alive] {
@@ -262,23 +286,87 @@ pub async fn a_dead_waiter_in_front_lets_those_pass_that_fit<H: FullHarness>(h: 
     }
 }
 
+/// The process of the first waiter stood still. It comes back and asks, and is behind the next one.
+pub async fn a_waiter_that_comes_back_lets_those_pass_that_fit<H: FullHarness>(h: &H) {
+    let backend = h.backend();
+    let name = lock(PERMIT);
+    let [holder, still, alive] =
+        [of_two(1), of_two(2), of_two(1)].map(|mode| claims::<1>(mode, &name)).map(|[one]| one);
+    let still = elsewhere(still);
+    let beside = beside(&backend, of_two(1)).await;
+    granted(&backend, &holder).await;
+    held(&backend, &still).await;
+    held(&backend, &alive).await;
+    let mut changes = listen(&backend, &name).await;
+    h.pass(queue_entry_life() * 3 / 4).await;
+    keep_beside(&backend, &alive, &beside).await;
+    h.pass(queue_entry_life() / 2).await;
+    held(&backend, &still).await;
+    assert!(keep_beside(&backend, &alive, &beside).await.handed_over);
+    handed_over(&mut changes, &alive).await;
+}
+
 /// A permit is given back, and no client hears of it. Another permit stays out.
 pub async fn a_permit_that_no_client_heard_of_is_handed_over_later<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = lock(PERMIT);
-    let [stays, gone, waiting] = claims(Mode::Permit { limit: 2, count: 1 }, &name);
+    let [stays, gone, waiting] = claims(of_two(1), &name);
+    let beside = beside(&backend, of_two(1)).await;
     granted(&backend, &stays).await;
     granted(&backend, &gone).await;
     held(&backend, &waiting).await;
     assert!(backend.release(&gone).await.unwrap());
-    let keep = async || backend.keep(std::slice::from_ref(&waiting)).await.unwrap();
     for _ in 0..3 {
-        let kept = keep().await;
+        let kept = keep_beside(&backend, &waiting, &beside).await;
         assert!(!kept.handed_over && kept.remaining <= queue_entry_life(), "{kept:?}");
     }
     let mut changes = listen(&backend, &name).await;
-    assert!(keep().await.handed_over);
+    assert!(keep_beside(&backend, &waiting, &beside).await.handed_over);
     handed_over(&mut changes, &waiting).await;
+}
+
+/// The holders died. One of those that may have the lock now asks before the queue is looked at.
+/// What it holds does not hide that the others may have it, too.
+pub async fn a_claim_that_asks_by_itself_hides_no_others<H: FullHarness>(h: &H) {
+    let backend = h.backend();
+    for (died, waits) in [(of_two(2), of_two(1)), (Mode::Write, Mode::Read)] {
+        let name = lock(waits);
+        let [mut died, asks, waiting] =
+            [died, waits, waits].map(|mode| claims::<1>(mode, &name)).map(|[one]| one);
+        let (beside, asks) = (beside(&backend, waits).await, elsewhere(asks));
+        died.lease = queue_entry_life() / 2;
+        granted(&backend, &died).await;
+        held(&backend, &asks).await;
+        held(&backend, &waiting).await;
+        let mut changes = listen(&backend, &name).await;
+        h.pass(queue_entry_life() * 3 / 4).await;
+        granted(&backend, &asks).await;
+        assert!(keep_beside(&backend, &waiting, &beside).await.handed_over, "{waits:?}");
+        handed_over(&mut changes, &waiting).await;
+    }
+}
+
+/// A writer holds, and the process of another one died that is between two readers. Its entry is
+/// known to be dead before the holder releases.
+pub async fn a_dead_writer_between_readers_is_passed_over<H: FullHarness>(h: &H) {
+    let backend = h.backend();
+    let name = lock(Mode::Write);
+    let [holder, dead] = claims(Mode::Write, &name);
+    let [first, second] = claims(Mode::Read, &name);
+    let beside = beside(&backend, Mode::Read).await;
+    granted(&backend, &holder).await;
+    held(&backend, &first).await;
+    held(&backend, &elsewhere(dead)).await;
+    held(&backend, &second).await;
+    let mut changes = listen(&backend, &name).await;
+    for _ in 0..3 {
+        h.pass(queue_entry_life() * 2 / 5).await;
+        keep_beside(&backend, &second, &beside).await;
+    }
+    assert!(backend.release(&holder).await.unwrap());
+    handed_over(&mut changes, &first).await;
+    keep_beside(&backend, &second, &beside).await;
+    handed_over(&mut changes, &second).await;
 }
 
 /// A process with several waiters stands still, and its connection is still there. One of the

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bellwether::{
     RedisBackend,
-    backend::{Acquired, Claim, Leases, Mode},
+    backend::{Acquired, Claim, Kept, Leases, Mode},
     key::{Family, Key, Name, Namespace},
 };
 use testkit::{LIMIT, Raw, RedisServer, comes_true};
@@ -93,6 +93,24 @@ impl Scene {
         assert!(sent.is_pending());
         let raw = &mut self.raw;
         assert!(comes_true(LIMIT, async || raw.scripts_called().await > before).await);
+    }
+
+    /// Keeps entries beside another queue of the kind, whose holder stays. A script that keeps one
+    /// queue looks at all of it, and one that keeps several looks at what it must.
+    pub(super) async fn kept_beside(&self, claims: &[Claim]) -> Kept {
+        let mode = claims[0].mode;
+        let holds = match mode {
+            Mode::Permit { limit, .. } => Mode::Permit { limit, count: limit },
+            _ => Mode::Write,
+        };
+        let name =
+            Name::new(&Namespace::new("t").unwrap(), Family::Lock, &Key::from("beside"), 512);
+        let [holder, waiting] =
+            [holds, mode].map(|mode| Claim::new(name.clone().unwrap(), mode, LEASE, LEASE));
+        self.granted(&holder).await;
+        self.held(&waiting).await;
+        let queues = [claims.to_vec(), vec![waiting]];
+        self.backend.keep_each(&queues).await.unwrap().swap_remove(0).unwrap()
     }
 
     async fn held_by_readers(&self) -> u64 {
@@ -215,7 +233,7 @@ async fn the_next_look_grants_the_readers_that_a_release_has_left() {
     let _changes = scene.backend.changes_for(&readers[0]).await.unwrap();
     scene.released_once(&holder).await;
     assert_eq!(scene.held_by_readers().await, BATCH as u64);
-    assert!(scene.backend.keep(&readers[BATCH..]).await.unwrap().handed_over);
+    assert!(scene.kept_beside(&readers[BATCH..]).await.handed_over);
     assert_eq!(scene.held_by_readers().await, BATCH as u64 + 50);
 }
 

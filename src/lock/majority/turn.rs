@@ -180,6 +180,10 @@ impl Majority {
         }
         let mut tried = self.ask_all(acquisitions, acquire).await;
         let has_majority = tried.is_granted_by(self.needed());
+        let look = match tried.answers.get(entry.at) {
+            Some(Ok(Acquired::Occupied(there))) if !there.remaining.is_zero() => there.remaining,
+            _ => Duration::MAX,
+        };
         let mut kept = kept_for_another(&tried.answers, entry.at);
         if has_majority && let Some(Ok(Acquired::Occupied(other))) = tried.answers.get(entry.at) {
             // The other claim may have its turn, and miss what this one was granted.
@@ -195,7 +199,9 @@ impl Majority {
             std::mem::swap(there, &mut entry.acquisition);
         }
         self.give_back(tried.acquisitions).await;
-        Err(kept.map_or_else(|| self.refused(tried.answers), Ok))
+        let refusal = kept.map_or_else(|| self.refused(tried.answers), Ok);
+        // The queue server knows if no push may tell of a release.
+        Err(refusal.map(|way| Occupied { remaining: way.remaining.min(look), ..way }))
     }
 
     /// Leaves the claim in the queue.

@@ -36,7 +36,9 @@ impl Leases for RedisBackend {
     }
 
     async fn acquire(&self, claim: &Claim) -> Result<Acquired, BackendError> {
-        match self.telling_if_muted(from_ref(claim), self.acquire_lock(claim)).await? {
+        let is_granted = |reply: &Result<_, _>| matches!(reply, Ok(Claimed::Granted(_)));
+        let asking = self.acquire_lock(claim);
+        match self.telling_if_muted(from_ref(claim), asking, is_granted).await? {
             Claimed::Granted(grant) => Ok(Acquired::Granted(grant)),
             Claimed::Occupied(occupied) => Ok(Acquired::Occupied(occupied)),
             Claimed::Newer(_) | Claimed::BacksOff(..) => {
@@ -63,21 +65,15 @@ impl Leases for RedisBackend {
                 .arg(entry_life(claim))
                 .arg(head_start(claim));
         }
-        let granting = self.0.servers.grant(&call);
-        let (reply, confirmation) = self.telling_if_muted(claims, granting).await?;
-        let reply = self.checked(replies::acquired_all(reply, claims.len()))?;
-        if let (Err(unconfirmed), AcquiredAll::Granted(_)) = (confirmation, &reply) {
-            join_all(claims.iter().map(|claim| self.give_back(claim))).await;
-            return Err(unconfirmed);
-        }
-        Ok(reply)
+        let is_granted = |reply: &Result<_, _>| matches!(reply, Ok(AcquiredAll::Granted(_)));
+        self.telling_if_muted(claims, self.acquire_together(claims, call), is_granted).await
     }
 
     /// Each script has an outcome of its own.
     async fn renew(&self, claims: &[Claim]) -> Result<Vec<Renewal>, BackendError> {
         let batches = renewal_batches(claims, self.0.servers.renew_batch());
         let calls: Vec<_> = batches.iter().copied().map(renewal).collect();
-        let replies = self.telling_if_muted(claims, self.0.servers.renew(&calls)).await;
+        let replies = self.renewing_if_muted(claims, self.0.servers.renew(&calls)).await;
         let mut renewed = Vec::with_capacity(claims.len());
         let mut failure = None;
         for (batch, reply) in batches.into_iter().zip(replies) {
@@ -178,12 +174,12 @@ impl Leases for RedisBackend {
             Mode::Permit { .. } => &[keys::PERMIT_DEADLINES, keys::PERMITS, keys::PERMIT_QUEUE],
         };
         let has_processes = usize::from(name.family() == Family::Cache);
-        let call = Call::new(&SCRIPTS.clear, 1 + queue.len() + has_processes)
-            .keys(name, &[self.channel()])
-            .keys(name, queue)
+        let call = Call::new(&SCRIPTS.clear, 2 + queue.len() + has_processes)
+            .keys(name, &[self.channel(), queue[0], keys::MUTED])
+            .keys(name, &queue[1..])
             .keys(name, &[keys::PROCESSES][..has_processes])
             .arg(1)
-            .arg(has_processes * (2 + queue.len()));
+            .arg(has_processes * (3 + queue.len()));
         self.checked(replies::flag(self.0.servers.call(&call).await?))
     }
 
@@ -228,6 +224,22 @@ impl Leases for RedisBackend {
 }
 
 impl RedisBackend {
+    /// Runs the script that acquires several locks. A grant that too few replicas confirm is given
+    /// back.
+    async fn acquire_together(
+        &self,
+        claims: &[Claim],
+        call: Call<'_>,
+    ) -> Result<AcquiredAll, BackendError> {
+        let (reply, confirmation) = self.0.servers.grant(&call).await?;
+        let reply = self.checked(replies::acquired_all(reply, claims.len()))?;
+        if let (Err(unconfirmed), AcquiredAll::Granted(_)) = (confirmation, &reply) {
+            join_all(claims.iter().map(|claim| self.give_back(claim))).await;
+            return Err(unconfirmed);
+        }
+        Ok(reply)
+    }
+
     /// Reads which leases of a batch were renewed.
     fn renewed(
         &self,

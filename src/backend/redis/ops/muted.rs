@@ -1,10 +1,10 @@
 //! Locks of a process that may not publish.
 //!
 //! No push tells of its releases, and the waiters of other processes know nothing of that. So such
-//! a process leaves a key beside each lock that it claims, for as long as the lease. The scripts of
-//! the waiters see it, and make them look at short intervals.
+//! a process leaves a key beside each lock that it waits for or holds. The scripts of the waiters
+//! see it, and make them look at short intervals.
 
-use std::{future::Future, sync::atomic::Ordering};
+use std::{future::Future, sync::atomic::Ordering, time::Duration};
 
 use futures_util::future::{join, join_all};
 use tracing::debug;
@@ -12,7 +12,7 @@ use tracing::debug;
 use super::{super::RedisBackend, millis, replies};
 use crate::{
     backend::{
-        Claim,
+        Claim, Mode,
         redis::{
             keys,
             scripts::{Call, SCRIPTS},
@@ -22,10 +22,33 @@ use crate::{
     key::Family,
 };
 
+/// How many locks one script tells of.
+const BATCH: usize = 100;
+
 impl RedisBackend {
-    /// Runs what acquires or renews some locks, and tells their waiters if this backend may not
-    /// publish: first, so that a script that acquires sees it.
+    /// Runs a script that acquires locks. If this backend may not publish, tells the other waiters
+    /// before, as long as it waits, and behind it if the locks were granted.
     pub(super) async fn telling_if_muted<T>(
+        &self,
+        claims: &[Claim],
+        script: impl Future<Output = T>,
+        is_granted: impl FnOnce(&T) -> bool,
+    ) -> T {
+        if self.0.has_published.load(Ordering::Relaxed) {
+            return script.await;
+        }
+        let waiting = claims.iter().filter(|claim| claim.waits).collect();
+        let telling = self.tell_if_muted(waiting, Claim::queue_entry_life);
+        let (_, reply) = join(Box::pin(telling), script).await;
+        if is_granted(&reply) {
+            Box::pin(self.tell_if_muted(claims.iter().collect(), |claim| claim.lease)).await;
+        }
+        reply
+    }
+
+    /// Runs a script that renews locks. If this backend may not publish, tells the waiters until
+    /// the next renewal.
+    pub(super) async fn renewing_if_muted<T>(
         &self,
         claims: &[Claim],
         script: impl Future<Output = T>,
@@ -33,32 +56,45 @@ impl RedisBackend {
         if self.0.has_published.load(Ordering::Relaxed) {
             return script.await;
         }
-        join(Box::pin(self.tell_if_muted(claims)), script).await.1
+        let telling = self.tell_if_muted(claims.iter().collect(), |claim| claim.lease);
+        join(Box::pin(telling), script).await.1
     }
 
-    async fn tell_if_muted(&self, claims: &[Claim]) {
-        let mut locks = claims.iter().filter(|claim| claim.name.family() != Family::Cache);
+    /// Tells the waiters for locks that this backend may not publish, for a time for each claim. It
+    /// finds out if it does not know.
+    async fn tell_if_muted(&self, mut claims: Vec<&Claim>, life: fn(&Claim) -> Duration) {
+        claims.retain(|claim| claim.name.family() != Family::Cache);
+        let mut claims = &claims[..];
         if !self.0.servers.channels().is_mute() {
             // While one request finds out, the others do without.
             let Ok(_finding_out) = self.0.finds_out_rights.try_lock() else { return };
-            let Some(first) = locks.next() else { return };
-            self.tell_muted(first).await;
+            let Some((first, rest)) = claims.split_first() else { return };
+            if !self.0.has_published.load(Ordering::Relaxed) {
+                self.tell_muted(std::slice::from_ref(first), life).await;
+            }
+            claims = rest;
         }
         if self.0.servers.channels().is_mute() {
-            join_all(locks.map(|claim| self.tell_muted(claim))).await;
+            let together = self.0.servers.serve_together(claims.iter().map(|claim| &claim.name));
+            let batches = claims.chunks(if together { BATCH } else { 1 });
+            join_all(batches.map(|batch| self.tell_muted(batch, life))).await;
         }
     }
 
-    async fn tell_muted(&self, claim: &Claim) {
-        let call = Call::new(&SCRIPTS.tell_muted, 1)
-            .keys(&claim.name, &[keys::MUTED])
-            .arg(self.unheard_channel(&claim.name))
-            // It lasts from one renewal to the next.
-            .arg(millis(claim.lease));
+    async fn tell_muted(&self, claims: &[&Claim], life: fn(&Claim) -> Duration) {
+        let Some(first) = claims.first() else { return };
+        let mut call = Call::new(&SCRIPTS.tell_muted, 2 * claims.len());
+        for claim in claims {
+            call = call.keys(&claim.name, &[keys::MUTED, deadlines(claim.mode)]);
+        }
+        call = call.arg(self.unheard_channel(&first.name));
+        for claim in claims {
+            call = call.arg(millis(life(claim)));
+        }
         match self.told(call).await {
             Ok(published) => self.record_publish_refused(Some(!published)),
             Err(error) => {
-                let name = &claim.name;
+                let name = &first.name;
                 debug!(?name, error = %Chain(&error), "waiters do not know whether it is muted");
             }
         }
@@ -70,7 +106,15 @@ impl RedisBackend {
         match words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
             ["published"] => Ok(true),
             ["refused"] => Ok(false),
-            _ => self.checked(Err(replies::unreadable("a claim's rights"))),
+            _ => self.checked(Err(replies::unreadable("the rights of a claim"))),
         }
+    }
+}
+
+fn deadlines(mode: Mode) -> &'static str {
+    match mode {
+        Mode::Exclusive | Mode::Fair => keys::DEADLINES,
+        Mode::Read | Mode::Write => keys::RW_DEADLINES,
+        Mode::Permit { .. } => keys::PERMIT_DEADLINES,
     }
 }

@@ -22,7 +22,7 @@ for one = 1, count do
     if entry_ms ~= '0' then
       left = take_entry_or_look(
         left, queue, deadlines, nil, owner, now_ms(), entry_ms, TURN_ONLY, head_start)
-      left = look_soon(left, muted, deadlines)
+      left = look_soon(left, muted, deadlines, now_ms())
     end
     return {'held', one - 1, held, left, 1}
   end

@@ -49,5 +49,5 @@ if out + count > limit then
     'ZRANGE', permits, '(' .. at, '+inf', 'BYSCORE', 'LIMIT', needed, 1, 'WITHSCORES')[2]
   left = ends and tonumber(ends) - at or 0
 end
-if entry_ms ~= '0' then left = look_soon(left, muted, deadlines) end
+if entry_ms ~= '0' then left = look_soon(left, muted, deadlines, at) end
 return { 'held', 0, left, out }

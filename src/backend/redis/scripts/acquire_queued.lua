@@ -71,5 +71,5 @@ if entry_ms ~= '0' then
 end
 local holders = holder and 1 or reading
 left = holder and left or reading > 0 and reading_ms or first_ms
-if entry_ms ~= '0' then left = look_soon(left, muted, deadlines) end
+if entry_ms ~= '0' then left = look_soon(left, muted, deadlines, at) end
 return { 'held', holder and held or 0, left, holders }

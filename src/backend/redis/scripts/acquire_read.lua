@@ -44,5 +44,5 @@ if entry_ms ~= '0' then
   take_entry(queue, deadlines, nil, owner, at, entry_ms, bits, head_start)
 end
 left = writer and left or first_ms
-if entry_ms ~= '0' then left = look_soon(left, muted, deadlines) end
+if entry_ms ~= '0' then left = look_soon(left, muted, deadlines, at) end
 return { 'held', writer and held or 0, left, writer and 1 or reading }

@@ -8,24 +8,33 @@
 -- claims: `owner:count:limit` of each
 local hands_over, handover_ms, entry_ms = unpack(ARGV)
 
--- include: clock_ms, keep_entries, hold_ms, next_permits, keep_each, look_soon
+-- include: clock_ms, keep_entries, hold_ms, head_waits, next_permits, keep_each, look_soon
 local at = now_ms()
+local from = '(' .. at
+
+-- Returns whether the head of a queue is to wait, since too many permits are out.
+local function has_to_wait(head, ours, deadlines, permits)
+  if not head then return false end
+  local count, limit = string.match(head, ':(%d+):(%d+)$')
+  local out = redis.call('ZCOUNT', permits, from, '+inf')
+  return out + tonumber(count) > tonumber(limit) and head_waits(head, ours, deadlines, at)
+end
+
 return keep_each(5, 4, at, function(keys, _, claims, looks)
   local permits, channel, queue, deadlines, muted = unpack(keys)
-  local has_lapsed, stands, has_changed =
-    keep_entries({ queue }, deadlines, {}, claims, at, entry_ms)
-  -- Permits that are given back are handed over at once. So nothing fits before one ends by itself.
+  local head = redis.call('ZRANGE', queue, '0', '0')[1]
+  local has_lapsed, stands, has_passed =
+    keep_entries({ queue }, deadlines, {}, claims, at, entry_ms, head)
   local left = hold_ms(permits, '0', at)
   local told, unheard_ms, handed, foreign = 0
-  if left <= 0 or has_changed or looks then
+  if looks or left <= 0 or not has_to_wait(head, claims[1], deadlines, permits) then
     local to = { channel = channel, hands_over = hands_over, handover_ms = handover_ms }
     told, unheard_ms, handed, foreign = next_permits(to, queue, deadlines, permits, at, 0)
     if foreign then return foreign end
-    local from = '(' .. at
     local ends =
       redis.call('ZRANGE', permits, from, '+inf', 'BYSCORE', 'LIMIT', 0, 1, 'WITHSCORES')[2]
     left = unheard_ms or ends and ends - at or 0
   end
-  if has_changed then left = look_soon(left, muted, deadlines) end
+  if has_passed then left = look_soon(left, muted, deadlines, at) end
   return { told, left, has_lapsed, handed and 1 or 0, unpack(stands) }
 end)

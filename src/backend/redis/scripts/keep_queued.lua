@@ -17,7 +17,7 @@ local hands_over, handover_ms, turn_ms, entry_ms = unpack(ARGV)
 local at = now_ms()
 return keep_each(7, 5, at, function(keys, fence_ms, claims, looks)
   local lease, channel, fence, queue, unordered, deadlines, muted = unpack(keys)
-  local has_lapsed, stands, has_changed =
+  local has_lapsed, stands, has_passed =
     keep_entries({ unordered, queue }, deadlines, {}, claims, at, entry_ms)
   local holder, _, left, foreign = true, 0, redis.call('PTTL', lease)
   if left <= 0 or looks then holder, _, left, foreign = lease_at(lease) end
@@ -31,6 +31,6 @@ return keep_each(7, 5, at, function(keys, fence_ms, claims, looks)
     told, unheard_ms, handed = next_holder(to, queue, unordered, deadlines, at)
     left = unheard_ms or math.max(redis.call('PTTL', lease), 0)
   end
-  if has_changed then left = look_soon(left, muted, deadlines) end
+  if has_passed then left = look_soon(left, muted, deadlines, at) end
   return { told, left, has_lapsed, handed and 1 or 0, unpack(stands) }
 end)

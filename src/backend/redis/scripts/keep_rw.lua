@@ -8,33 +8,42 @@
 -- hands_over, handover_ms: as for `release_rw`; the rest as for `keep_queued`
 local hands_over, handover_ms, entry_ms = unpack(ARGV)
 
--- include: clock_ms, keep_entries, hold_ms, lease_at, holds_at, next_rw_holders, keep_each
--- include: look_soon
+-- include: clock_ms, keep_entries, hold_ms, head_waits, lease_at, holds_at, next_rw_holders
+-- include: keep_each, look_soon
 local at = now_ms()
+
+-- Returns whether the head of a queue is to wait while there are readers: a writer.
+local function has_to_wait(head, ours, deadlines, writers)
+  return head and redis.call('ZSCORE', writers, head) and head_waits(head, ours, deadlines, at)
+end
+
 return keep_each(8, 4, at, function(keys, fence_ms, claims, looks)
   local lease, channel, fence, queue, deadlines, readers, writers, muted = unpack(keys)
-  local has_lapsed, stands, has_changed =
-    keep_entries({ queue }, deadlines, { writers }, claims, at, entry_ms)
-  -- A lock that is released is handed over at once. So nothing is to be done while it is held.
-  local left = redis.call('PTTL', lease)
-  if left <= 0 then left = hold_ms(readers, '-1', at) end
-  if left > 0 and not has_changed and not looks then
-    return { 0, left, has_lapsed, 0, unpack(stands) }
-  end
-  local holder, _, lease_ms, foreign = lease_at(lease)
-  if foreign then return foreign end
+  local head = redis.call('ZRANGE', queue, '0', '0')[1]
+  local has_lapsed, stands, has_passed =
+    keep_entries({ queue }, deadlines, { writers }, claims, at, entry_ms, head)
   local told, unheard_ms, handed = 0
-  left = lease_ms
-  if not holder then
-    local to = {
-      lease = lease, fence = fence, channel = channel,
-      hands_over = hands_over, handover_ms = handover_ms, fence_ms = fence_ms,
-    }
-    told, unheard_ms, handed = next_rw_holders(to, queue, deadlines, readers, writers, at)
-    local _, reading_ms, not_holds = holds_at(readers, at)
-    if not_holds then return not_holds end
-    left = unheard_ms or math.max(redis.call('PTTL', lease), reading_ms)
+  local left = redis.call('PTTL', lease)
+  local is_held = left > 0
+  if not is_held then
+    left = hold_ms(readers, '-1', at)
+    is_held = left > 0 and has_to_wait(head, claims[1], deadlines, writers)
   end
-  if has_changed then left = look_soon(left, muted, deadlines) end
+  if looks or not is_held then
+    local holder, _, lease_ms, foreign = lease_at(lease)
+    if foreign then return foreign end
+    left = lease_ms
+    if not holder then
+      local to = {
+        lease = lease, fence = fence, channel = channel,
+        hands_over = hands_over, handover_ms = handover_ms, fence_ms = fence_ms,
+      }
+      told, unheard_ms, handed = next_rw_holders(to, queue, deadlines, readers, writers, at)
+      local _, reading_ms, not_holds = holds_at(readers, at)
+      if not_holds then return not_holds end
+      left = unheard_ms or math.max(redis.call('PTTL', lease), reading_ms)
+    end
+  end
+  if has_passed then left = look_soon(left, muted, deadlines, at) end
   return { told, left, has_lapsed, handed and 1 or 0, unpack(stands) }
 end)

@@ -38,9 +38,9 @@ scripts! {
     lib:
         again alone batch burn clock clock_fence clock_ms commit_mark committed end_lease end_load
         entry_at extend_hold failure_at fence_at fence_text first_alive grant hand_over
-        handover_message held_until hold hold_ms holds_at keep keep_each keep_entries kept_ms
-        latch_at lease_at leave look_again look_soon members move_away move_entry next_fence
-        next_holder next_permits next_rw_holders out_of_memory process_channels publish
+        handover_message head_waits held_until hold hold_ms holds_at keep keep_each keep_entries
+        kept_ms latch_at lease_at leave look_again look_soon members move_away move_entry
+        next_fence next_holder next_permits next_rw_holders out_of_memory process_channels publish
         publish_entry publish_to_all publish_to_process read register registered renew_lease
         set_lease settled_commit take_entry take_entry_or_look ticket time_text turn_only untold
         wake_all wake_queue write_hold;

@@ -4,10 +4,12 @@
 local at_text, ends_text
 
 -- Keeps the queue entries of the process of some claims. Returns 1 if the process had stopped to
--- keep them, or 0; for each claim 1 if it has an entry in one of the queues, or 0; and whether the
--- head of the queue may have changed without a look at it, since a process has stopped to keep its
--- entries. `others` are keys that last as long as the queues.
-local function keep_entries(queues, deadlines, others, claims, at, entry_ms)
+-- keep them, or 0; for each claim 1 if it has an entry in one of the queues, or 0; and whether a
+-- deadline had passed, which may be that of `look_again`.
+--
+-- others: keys that last as long as the queues
+-- head: a claim that has an entry, or nil
+local function keep_entries(queues, deadlines, others, claims, at, entry_ms, head)
   at_text = at_text or string.format('%.0f', at)
   ends_text = ends_text or string.format('%.0f', at + entry_ms)
   local process, has_lapsed = string.sub(claims[1], 1, 16)
@@ -27,13 +29,11 @@ local function keep_entries(queues, deadlines, others, claims, at, entry_ms)
 
   local stands = {}
   for index, claim in ipairs(claims) do
-    stands[index] = 0
+    stands[index] = claim == head and 1 or 0
     for _, queue in ipairs(queues) do
-      if redis.call('ZSCORE', queue, claim) then
-        stands[index] = 1
-        break
-      end
+      if stands[index] == 1 then break end
+      if redis.call('ZSCORE', queue, claim) then stands[index] = 1 end
     end
   end
-  return has_lapsed or added, stands, has_dead or added == 1
+  return has_lapsed or added, stands, has_dead
 end

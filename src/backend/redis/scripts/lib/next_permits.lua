@@ -1,5 +1,5 @@
 -- include: batch, again, first_alive, holds_at, hold, publish_to_process, handover_message
--- include: ticket, turn_only, fence_text, clock, look_again
+-- include: ticket, turn_only, fence_text, clock
 
 -- How many permits a script takes back and hands over before it leaves the rest. A single claim may
 -- be for more.
@@ -23,12 +23,12 @@ local function next_permits(to, queue, deadlines, permits, at, moved)
       redis.call('DEL', deadlines)
       return told, nil, handed
     end
-    if claim == AGAIN then break end
+    if claim == AGAIN then return AGAIN end
     local waiter, count, limit = string.match(claim, '^(%x+):(%d+):(%d+)$')
     count = tonumber(count)
     out = out + count
     if out > tonumber(limit) then return told, nil, handed end
-    if moved > 0 and moved + count > PERMITS then break end
+    if moved > 0 and moved + count > PERMITS then return AGAIN end
     local life = math.min(tonumber(to.handover_ms), left)
     local has_to_ask = ticket % TICKET_STEP == TURN_ONLY or to.hands_over ~= '1'
     local ends = has_to_ask and 0 or at - math.floor(ticket / 1000) + life
@@ -37,15 +37,11 @@ local function next_permits(to, queue, deadlines, permits, at, moved)
     local heard
     told, heard = publish_to_process(to.channel, waiter, message)
     -- A process that does not hear keeps its entry, and asks by itself.
-    if heard == 0 then
-      look_again(deadlines)
-      return told, left, handed
-    end
+    if heard == 0 then return told, left, handed end
     redis.call('ZREM', queue, claim)
     hold(permits, waiter, count, at, life)
     moved, handed = moved + count, true
     heads_seen = heads_seen + count * HEADS_A_PERMIT
   end
-  look_again(deadlines)
   return AGAIN
 end

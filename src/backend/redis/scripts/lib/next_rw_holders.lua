@@ -1,4 +1,4 @@
--- include: batch, again, first_alive, hand_over, holds_at, keep, clock, look_again
+-- include: batch, again, first_alive, hand_over, holds_at, keep, clock
 
 -- Hands a read-write lock without a writer to the writer at the head of the queue, if there is no
 -- reader, or to all readers at its head, with one message for each process. Returns the same as
@@ -9,10 +9,7 @@ local function next_rw_holders(to, queue, deadlines, readers, writers, at)
     redis.call('DEL', deadlines)
     return 0
   end
-  if first == AGAIN then
-    look_again(deadlines)
-    return AGAIN
-  end
+  if first == AGAIN then return AGAIN end
   if redis.call('ZSCORE', writers, first) then
     if holds_at(readers, at) ~= 0 then return 0 end
     local told, heard = hand_over(to, first, ticket, left, left, at)
@@ -68,7 +65,5 @@ local function next_rw_holders(to, queue, deadlines, readers, writers, at)
       granted = granted + #group.waiters
     end
   end
-  if waiting == BATCH and granted > 0 then told = AGAIN end
-  if told == AGAIN or unheard_ms then look_again(deadlines) end
-  return told, unheard_ms, handed
+  return waiting == BATCH and granted > 0 and AGAIN or told, unheard_ms, handed
 end
