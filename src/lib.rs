@@ -57,7 +57,8 @@
 //!    other loaders, loads without storing. A cycle between processes, or through a task that a
 //!    loader spawned, ends at the wait limit.
 //! 4. **No leaks.** Memory, keys, subscriptions and tasks return to zero when the work is done.
-//!    Only fences remain in Redis for a while, each with a time to live.
+//!    Only fences remain in Redis for a while, and notes of holders that may not publish, each
+//!    with a time to live.
 //! 5. **Availability.** A cache never makes a service less available than the service is without
 //!    it. If Redis is slow, down, full or forbids commands, each process runs one load per key. A
 //!    cap limits all loads, and [nothing is stored](cache::Source::Degraded).
@@ -72,9 +73,9 @@
 //!      waiter that has missed its push.
 //!    - Without pushes, a waiter looks at growing intervals up to 100 ms. This is so if Redis
 //!      forbids pushes or if their connection is broken.
-//!    - Beside a holder that may not publish, a waiter for a load looks at intervals up to 100 ms,
-//!      and one for a lock at intervals up to 80 ms, or more if there are more than three
-//!      processes: one of them looks every 10 ms on the mean.
+//!    - Beside a holder that may not publish, a waiter for a load looks at intervals up to 100 ms.
+//!      A process that waits for a lock looks at intervals up to 80 ms. With more than three
+//!      processes it looks after 10 ms for each of them, and hands over for all.
 //!    - After a release of which no push told, a process looks every 80 ms for a minute.
 //! 8. **Deadlines.** The deadline of a holder fires before the server grants the lease to another
 //!    owner. This holds while the process of the holder runs and the server keeps its data and its
@@ -100,10 +101,9 @@
 //!   at the end of the lease, and every 5 s.
 //! - **Redis forbids to publish or to subscribe.** Waiters look at intervals up to 100 ms. A
 //!   process learns of it at its first commit.
-//! - **Redis forbids the holder to publish, and not the waiter.** The waiters for a load look at
-//!   intervals up to 100 ms. So do the waiters for a lock, until a push tells their process of a
-//!   release, or for seven seconds. Where some holders may publish and others may not, the first
-//!   wait for a lock of one of the latter is as late as after a lost push.
+//! - **Redis forbids the holder to publish, and not the waiter.** The holder leaves a note beside
+//!   its lease or lock. Waiters that find it look at intervals up to 100 ms. If the right changes
+//!   while a lock is held, its release is as late as after a lost push.
 //! - **Redis is silent.** After three time-outs, requests no longer wait for Redis or for other
 //!   processes. One flight in 250 ms tries again. In a cluster, this applies to each node by
 //!   itself.
