@@ -227,8 +227,8 @@ pub struct Occupied {
     /// The fence of the holder. It is zero where the mode has none, or where the lease is free and
     /// another claim is before this one in the queue.
     pub fence: u64,
-    /// After how long the lease ends if it is not renewed. For a claim that waits it is shorter if it
-    /// is to look again before, because no push may tell it of a release.
+    /// After how long the lease ends if it is not renewed. For a claim that waits it is shorter if
+    /// it is to look again before, because no push may tell it of a release.
     pub remaining: Duration,
     /// The number of holders; for permits, how many of them are out.
     pub holders: u32,

@@ -14,7 +14,7 @@
 //! | `q` | sorted set | the queue of a mutex: the tickets of claims that are held to their order |
 //! | `u` | sorted set | the same of the other claims |
 //! | `m` | string, PX | stands if a process that may not publish holds the lock or waits for it |
-//! | `d` | sorted set | until when each process keeps its entries in `q` and `u`; `look` beside `m` |
+//! | `d` | sorted set | until when each process keeps its entries in `q`, `u`; `look` beside `m` |
 //! | `w` | string, PX | the writer's lease, as `l` |
 //! | `r` | sorted set | the readers, and the deadline of each |
 //! | `rq`, `rd` | sorted sets | the queue of a read-write lock, as `q` and `d` |
