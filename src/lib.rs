@@ -100,7 +100,7 @@
 //! - **A push is lost.** A waiter for a lock learns of it within 0.7 s. A waiter for a load looks
 //!   at the end of the lease, and every 5 s.
 //! - **Redis forbids to publish or to subscribe.** Waiters look at intervals up to 100 ms. A
-//!   process learns of it at its first commit.
+//!   process learns of it at its first commit or its first lock.
 //! - **Redis forbids the holder to publish, and not the waiter.** The holder leaves a note beside
 //!   its lease or lock. Waiters that find it look at intervals up to 100 ms. If the right changes
 //!   while a lock is held, its release is as late as after a lost push.

@@ -77,7 +77,7 @@ impl From<Mode> for QueueKind {
     }
 }
 
-/// How many queues one request keeps: a script of less than two milliseconds.
+/// How many queues one request keeps: a script of about two milliseconds.
 pub(crate) const QUEUES_KEPT_AT_ONCE: usize = 150;
 
 /// How long a lease is kept for an unordered claim whose turn it is: some round trips and a busy

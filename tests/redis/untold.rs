@@ -95,6 +95,11 @@ async fn lock(raw: &mut Raw, [holder, waiter]: [&Locks; 2], asks: u64) -> Durati
     late
 }
 
+fn claim(key: &str, mode: Mode) -> Claim {
+    let name = Name::new(&Namespace::new("t").unwrap(), Family::Lock, &Key::from(key), 512);
+    Claim::new(name.unwrap(), mode, LEASE, LEASE)
+}
+
 fn assert_median(what: &str, mut late: Vec<Duration>, limit: Duration) {
     late.sort_unstable();
     println!("{what}: {:?} late, at most {:?}", late[late.len() / 2], late[late.len() - 1]);
@@ -273,10 +278,8 @@ async fn many_processes_look_at_a_lock_as_often_as_few() {
     let server = RedisServer::start().await;
     let mut raw = server.raw().await;
     let [quiet, other, _] = backends(&server).await;
-    let name = Name::new(&Namespace::new("t").unwrap(), Family::Lock, &Key::from("k"), 512);
-    let claim = || Claim::new(name.clone().unwrap(), Mode::Fair, LEASE, LEASE);
-    assert!(matches!(quiet.acquire(&claim()).await.unwrap(), Acquired::Granted(_)));
-    let ours = claim();
+    let [held, ours] = [(); 2].map(|()| claim("k", Mode::Fair));
+    assert!(matches!(quiet.acquire(&held).await.unwrap(), Acquired::Granted(_)));
     for (processes, looks) in [(1, 30 * MS), (3, 30 * MS), (PROCESSES, 400 * MS)] {
         for number in 1..processes {
             let ends = server_ms(&mut raw).await + 60_000;
@@ -325,11 +328,7 @@ async fn a_backend_says_beside_its_locks_that_it_may_not_publish() {
     let server = RedisServer::start().await;
     let mut raw = server.raw().await;
     let [quiet, loud, _] = backends(&server).await;
-    let claim = |number: usize| {
-        let key = Key::from(number.to_string());
-        let name = Name::new(&Namespace::new("t").unwrap(), Family::Lock, &key, 512);
-        Claim::new(name.unwrap(), Mode::Exclusive, LEASE, LEASE)
-    };
+    let claim = |number: usize| claim(&number.to_string(), Mode::Exclusive);
     // One that may not tells it before a claim that waits, and behind its grant.
     for (backend, scripts, told) in [(&loud, 8 + 1, 0), (&quiet, 8 * 3, 9)] {
         let before = raw.scripts_called().await;
@@ -368,8 +367,7 @@ async fn a_claim_in_vain_that_does_not_wait_tells_nothing() {
     let mut raw = server.raw().await;
     let [quiet, loud, _] = backends(&server).await;
     let claim = |waits| {
-        let name = Name::new(&Namespace::new("t").unwrap(), Family::Lock, &Key::from("k"), 512);
-        let mut claim = Claim::new(name.unwrap(), Mode::Fair, LEASE, LEASE);
+        let mut claim = claim("k", Mode::Fair);
         claim.waits = waits;
         claim
     };
@@ -386,18 +384,41 @@ async fn a_claim_in_vain_that_does_not_wait_tells_nothing() {
 async fn a_waiter_is_told_of_a_holder_that_comes_later() {
     let server = RedisServer::start().await;
     let [quiet, loud, waiter] = backends(&server).await;
-    let permit = |count| {
-        let name = Name::new(&Namespace::new("t").unwrap(), Family::Lock, &Key::from("k"), 512);
-        Claim::new(name.unwrap(), Mode::Permit { limit: 2, count }, LEASE, LEASE)
-    };
-    let (held, waiting) = (permit(2), permit(2));
+    let [held, waiting, quietly] =
+        [(); 3].map(|()| claim("k", Mode::Permit { limit: 2, count: 2 }));
     assert!(matches!(loud.acquire(&held).await.unwrap(), Acquired::Granted(_)));
     assert!(matches!(waiter.acquire(&waiting).await.unwrap(), Acquired::Occupied(_)));
     let waiting = std::slice::from_ref(&waiting);
     assert!(waiter.keep(waiting).await.unwrap().remaining > LEASE / 2);
-    assert!(matches!(quiet.acquire(&permit(2)).await.unwrap(), Acquired::Occupied(_)));
+    assert!(matches!(quiet.acquire(&quietly).await.unwrap(), Acquired::Occupied(_)));
     for _ in 0..3 {
         let remaining = waiter.keep(waiting).await.unwrap().remaining;
         assert!(remaining <= 30 * MS && !remaining.is_zero(), "{remaining:?}");
+    }
+}
+
+/// The caller leaves while the backend tells the waiters, before its grant and behind it. The next
+/// caller does not wait for the end of the lease.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_caller_that_leaves_while_the_waiters_are_told_leaves_no_lock() {
+    let server = RedisServer::start().await;
+    let mut raw = server.raw().await;
+    let next = Locks::new(testkit::open(server.url()));
+    let url = quiet_url(&server).await;
+    for is_known in [false, true] {
+        for scripts in 0..=3 {
+            let quiet = Locks::new(testkit::open(url.clone()));
+            if is_known {
+                quiet.mutex("known").lock().await.unwrap().unlock().await.unwrap();
+            }
+            let (leaves, before) = (quiet.mutex("k").lease(LEASE), raw.scripts_called().await);
+            let leaving = tokio::spawn(async move { leaves.lock().await.map(drop) });
+            called(&mut raw, before + scripts).await;
+            leaving.abort();
+            let _ = leaving.await;
+            let lock = next.mutex("k").wait_limit(LIMIT);
+            let guard = timeout(LIMIT, lock.lock()).await.unwrap().unwrap();
+            guard.unlock().await.unwrap();
+        }
     }
 }

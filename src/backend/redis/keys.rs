@@ -58,7 +58,6 @@ pub(super) const PERMITS: &str = "p";
 pub(super) const PERMIT_QUEUE: &str = "pq";
 pub(super) const PERMIT_DEADLINES: &str = "pd";
 pub(super) const LATCH: &str = "n";
-
 pub(super) const MUTED: &str = "m";
 
 /// Stands in a lease if its holder may not publish.

@@ -30,6 +30,15 @@ pub(super) fn held_at(mode: Mode) -> (&'static str, bool) {
     }
 }
 
+/// Returns the suffix of the key that holds until when processes keep their queue entries.
+pub(super) fn deadlines_at(mode: Mode) -> &'static str {
+    match mode {
+        Mode::Exclusive | Mode::Fair => keys::DEADLINES,
+        Mode::Read | Mode::Write => keys::RW_DEADLINES,
+        Mode::Permit { .. } => keys::PERMIT_DEADLINES,
+    }
+}
+
 /// Returns for how many milliseconds the queue entry of a claim is kept, or zero if it takes none.
 pub(super) fn entry_life(claim: &Claim) -> u64 {
     if claim.waits { millis(claim.queue_entry_life()) } else { 0 }
@@ -119,16 +128,14 @@ impl RedisBackend {
     }
 
     pub(super) async fn acquire_lock(&self, claim: &Claim) -> Result<Claimed, BackendError> {
-        let (queue, deadlines, rest) = match claim.mode {
-            Mode::Exclusive => (keys::UNORDERED, keys::DEADLINES, &[][..]),
-            Mode::Fair => (keys::QUEUE, keys::DEADLINES, &[][..]),
-            Mode::Write => {
-                let rest = &[keys::READERS, keys::WAITING_WRITERS][..];
-                (keys::RW_QUEUE, keys::RW_DEADLINES, rest)
-            }
+        let (queue, rest) = match claim.mode {
+            Mode::Exclusive => (keys::UNORDERED, &[][..]),
+            Mode::Fair => (keys::QUEUE, &[][..]),
+            Mode::Write => (keys::RW_QUEUE, &[keys::READERS, keys::WAITING_WRITERS][..]),
             Mode::Read => return self.acquire_read(claim).await,
             Mode::Permit { limit, count } => return self.acquire_permit(claim, limit, count).await,
         };
+        let deadlines = deadlines_at(claim.mode);
         let keys = [held_at(claim.mode).0, keys::FENCE, queue, deadlines, keys::MUTED];
         let call = Call::new(&SCRIPTS.acquire_queued, keys.len() + rest.len())
             .keys(&claim.name, &keys)

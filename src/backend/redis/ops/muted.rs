@@ -9,10 +9,10 @@ use std::{future::Future, sync::atomic::Ordering, time::Duration};
 use futures_util::future::{join, join_all};
 use tracing::debug;
 
-use super::{super::RedisBackend, millis, replies};
+use super::{super::RedisBackend, acquire::deadlines_at, millis, replies};
 use crate::{
     backend::{
-        Claim, Mode,
+        Claim,
         redis::{
             keys,
             scripts::{Call, SCRIPTS},
@@ -85,7 +85,7 @@ impl RedisBackend {
         let Some(first) = claims.first() else { return };
         let mut call = Call::new(&SCRIPTS.tell_muted, 2 * claims.len());
         for claim in claims {
-            call = call.keys(&claim.name, &[keys::MUTED, deadlines(claim.mode)]);
+            call = call.keys(&claim.name, &[keys::MUTED, deadlines_at(claim.mode)]);
         }
         call = call.arg(self.unheard_channel(&first.name));
         for claim in claims {
@@ -108,13 +108,5 @@ impl RedisBackend {
             ["refused"] => Ok(false),
             _ => self.checked(Err(replies::unreadable("the rights of a claim"))),
         }
-    }
-}
-
-fn deadlines(mode: Mode) -> &'static str {
-    match mode {
-        Mode::Exclusive | Mode::Fair => keys::DEADLINES,
-        Mode::Read | Mode::Write => keys::RW_DEADLINES,
-        Mode::Permit { .. } => keys::PERMIT_DEADLINES,
     }
 }

@@ -8,7 +8,7 @@
 -- script is to be called again.
 --
 -- queue: the one in which the claim waits
--- muted: stands if a process that may not publish has claimed the name
+-- muted: stands if a process that may not publish holds the lock or waits for it
 -- readers, writers: of a read-write lock, nil for any other lock; the writers are in its queue
 -- is_ordered: '1' if the claim is held to the order of its queue
 -- entry_ms: how long the queue entry is kept; '0' if the claim takes none

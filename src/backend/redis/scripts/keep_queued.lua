@@ -9,6 +9,7 @@
 -- claim hears that the mutex is handed to it, or 0; and for each claim 1 if it has an entry, or 0.
 -- A script for one mutex may return an error.
 --
+-- muted: as for `acquire_queued`
 -- hands_over, handover_ms, turn_ms: as for `release_queued`
 -- entry_ms: how long the queue entries are kept; then the mutexes as in `lib/keep_each`
 local hands_over, handover_ms, turn_ms, entry_ms = unpack(ARGV)

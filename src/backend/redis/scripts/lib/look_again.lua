@@ -1,5 +1,5 @@
--- Lets the scripts that keep entries of this queue see that something is to be known beside it: a
--- deadline has passed. They look for nothing otherwise.
+-- Lets the next script that keeps entries of this queue look for a process that may not publish:
+-- it does so if a deadline has passed.
 local function look_again(deadlines)
   if redis.call('EXISTS', deadlines) == 1 then redis.pcall('ZADD', deadlines, 0, 'look') end
 end
