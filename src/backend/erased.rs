@@ -58,7 +58,6 @@ erased! {
     async fn changes_for(claim: &'a Claim) -> Changes;
     fn missed_pushes(claim: &Claim) -> u64;
     fn changes_since(claim: &Claim, missed: u64) -> Option<Changes>;
-    fn ended(claim: &Claim, took: Duration) -> ();
     fn time_limit() -> Option<Duration>;
     fn round_trip() -> RoundTrip;
     fn is_shared() -> bool;

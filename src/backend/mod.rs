@@ -252,15 +252,6 @@ pub trait Leases: Send + Sync + 'static {
         None
     }
 
-    /// Tells that a claim was [released](Self::release), or that its lease ended in another way, by
-    /// a request that took so long and was answered. Its owner is not used again.
-    ///
-    /// A server that takes the place of another one may not know of that. A backend whose server
-    /// may be replaced releases the claim again there.
-    ///
-    /// The default does nothing.
-    fn ended(&self, _claim: &Claim, _took: Duration) {}
-
     /// Returns how long an operation takes at most, if the backend bounds its operations itself.
     /// The caller then sets no timer for it.
     fn time_limit(&self) -> Option<Duration> {

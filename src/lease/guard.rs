@@ -87,11 +87,9 @@ impl LeaseGuard {
         self.engine.renewals.forget(&self.record);
     }
 
-    /// Disarms the guard: the backend has ended the lease with the operation that it was for, which
-    /// was sent at `sent`.
-    pub(crate) fn settled(mut self, sent: Instant) {
+    /// Disarms the guard: the backend has ended the lease with the operation that it was for.
+    pub(crate) fn settled(mut self) {
         self.closing();
-        self.engine.backend().ended(self.claim(), sent.elapsed());
         self.released = true;
         if self.record.outcome_unknown() {
             self.obligation().settle_late(self.record.runtime());
@@ -125,7 +123,7 @@ impl LeaseGuard {
         if let Some((fence, sent)) = passed {
             let granted = acquisition.settle(self.record.upkeep(), fence, sent, None);
             let passed_on = self.engine.hold(granted);
-            self.settled(sent);
+            self.settled();
             return Ok(Ok(passed_on));
         }
         // Other holders are in the way, or the lease is lost. A renewal finds out which.
@@ -259,18 +257,12 @@ fn let_contend(
     }
 }
 
-/// Asks the backend to pass a lease on. Returns the grant and a time before the request. An answer
-/// ends the lease for its owner.
+/// Asks the backend to pass a lease on. Returns the grant and a time before the request.
 async fn ask_to_pass(
     backend: &dyn DynLeases,
     from: &Claim,
     to: &Claim,
 ) -> Result<(Option<Grant>, Instant), BackendError> {
     let since = Instant::now();
-    let passed = answered(backend, backend.pass(from, to)).await;
-    let unreplicated = |error: &BackendError| error.kind() == BackendErrorKind::Unreplicated;
-    if passed.as_ref().err().is_none_or(unreplicated) {
-        backend.ended(from, since.elapsed());
-    }
-    Ok((passed?, since))
+    Ok((answered(backend, backend.pass(from, to)).await?, since))
 }

@@ -96,12 +96,7 @@ impl Release {
         begins: impl FnOnce(),
         backend: &dyn DynLeases,
     ) -> Result<bool, BackendError> {
-        let sent = Instant::now();
-        let answer = self.janitor.release_after(begins, backend, &self.claim).await;
-        if answer.is_ok() {
-            backend.ended(&self.claim, sent.elapsed());
-        }
-        answer
+        self.janitor.release_after(begins, backend, &self.claim).await
     }
 
     /// Settles the release of a lease that was held, and returns whether it was. A task does what

@@ -199,10 +199,6 @@ impl<B: Store + Latches, H: Hook<B>> Leases for Interceptor<B, H> {
         self.hook.round_trip().max(self.inner.round_trip())
     }
 
-    fn ended(&self, claim: &Claim, took: Duration) {
-        self.inner.ended(claim, took);
-    }
-
     fn is_shared(&self) -> bool {
         self.inner.is_shared()
     }

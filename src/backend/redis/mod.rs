@@ -30,7 +30,7 @@ pub use self::{
 };
 use self::{
     client::{Deployment, RedisConfig, Servers},
-    ops::{LargeNames, RecentReleases},
+    ops::LargeNames,
 };
 use crate::error::{BackendError, BackendErrorKind, Error};
 
@@ -81,7 +81,6 @@ struct RedisInner {
     finds_out_rights: tokio::sync::Mutex<()>,
     /// The channels of this process, at a single server.
     process_channels: Option<keys::ProcessChannels>,
-    recent: RecentReleases,
 }
 
 impl RedisBackend {
@@ -135,7 +134,6 @@ impl RedisBackend {
             has_published,
             finds_out_rights: tokio::sync::Mutex::default(),
             process_channels,
-            recent: RecentReleases::default(),
         }))
     }
 

@@ -52,7 +52,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         let counters = &self.core.counters;
         // Callers that join from here on get a look of their own.
         let committed = if self.is_anew() { granted } else { self.leader.begin_epoch() };
-        let (asked, sent) = (self.core.memory.ask(), Instant::now());
+        let asked = self.core.memory.ask();
         let Written { entry, ttl, answer } = self.write(&guard, &value, cost, lead).await;
         let is_stored = matches!(answer, Ok(Committed::Stored));
         self.saw_commit(asked, guard.fence(), &entry, &answer);
@@ -61,7 +61,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         match answer {
             Ok(Committed::Stored | Committed::Pushed) => {
                 self.note_commit(guard.fence(), is_stored, ttl);
-                guard.settled(sent);
+                guard.settled();
                 (Outcome::Value(led(value)), committed)
             }
             Ok(Committed::Newer(entry)) => {
@@ -153,10 +153,10 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         cost: Duration,
         ttl: Option<Duration>,
     ) -> EpochOutcome<V> {
-        let (entry, sent) = (Entry::uncacheable(cost), Instant::now());
+        let entry = Entry::uncacheable(cost);
         let answer = self.try_commit(&guard, &Commit::Whole(&entry, ttl)).await;
         if let Ok(Committed::Stored | Committed::Pushed) = answer {
-            guard.settled(sent);
+            guard.settled();
         }
         uncacheable()
     }

@@ -2,7 +2,7 @@
 
 use std::{sync::atomic::Ordering, time::Duration};
 
-use tokio::time::{Instant, timeout};
+use tokio::time::timeout;
 use tracing::{debug, warn};
 
 use super::{EpochOutcome, Run, Step, look::found};
@@ -27,11 +27,10 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         let back_off = self.back_off(&error, lead, failed);
         let codec = core.error_codec.as_deref();
         let failure = error_codec::failure(codec, guard.fence(), &error, back_off);
-        let sent = Instant::now();
         let told = core.store.fail(guard.claim(), &failure, back_off);
         let told = timeout(core.try_limit, told).await;
         if let Ok(Ok(_)) = told {
-            guard.settled(sent);
+            guard.settled();
         }
         match (told, back_off) {
             // The lease was lost, so this failure says nothing of the key.

@@ -6,7 +6,6 @@
 mod everyday;
 mod failover;
 mod moving;
-mod releases;
 mod trouble;
 
 use std::time::Duration;

@@ -3,4 +3,3 @@
 mod failover;
 mod fake;
 mod finding;
-mod releases;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{
     address,
-    sentinel::{HostPort, MasterWatch, Sentinels},
+    sentinel::{MasterWatch, Sentinels},
     target::{Access, ConnectTarget},
 };
 use crate::error::{BackendError, Error};
@@ -40,11 +40,6 @@ impl Endpoint {
         }
     }
 
-    /// Returns whether another server may be found later.
-    pub(super) fn may_change(&self) -> bool {
-        matches!(self, Self::Sentinel(_))
-    }
-
     /// Returns the server for logs, without credentials.
     pub(super) fn shown(&self) -> String {
         match self {
@@ -67,14 +62,6 @@ impl EndpointWatch {
         match self {
             Self::Never => std::future::pending().await,
             Self::Master(watch) => watch.outdated().await,
-        }
-    }
-
-    /// Returns the address of the server, if it was found.
-    pub(super) fn found(&self) -> Option<&HostPort> {
-        match self {
-            Self::Never => None,
-            Self::Master(watch) => Some(watch.address()),
         }
     }
 

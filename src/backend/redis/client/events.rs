@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio::sync::Notify;
 
-use super::{pacer::Pacer, replacements::Replacements, topology::NodeSlots};
+use super::{pacer::Pacer, topology::NodeSlots};
 use crate::backend::Channels;
 
 /// The events of one server, and the channels that they concern.
@@ -15,7 +15,6 @@ pub(super) struct NodeEvents {
     pub(super) pacer: Arc<Pacer>,
     /// Notified when a connection broke, or could not be made.
     pub(super) trouble: Arc<Notify>,
-    pub(super) replacements: Arc<Replacements>,
 }
 
 /// The channels that one server serves.
@@ -29,8 +28,8 @@ pub(super) enum ChannelScope {
 impl NodeEvents {
     /// Returns the events of a single server, which serves all channels.
     pub(super) fn of_single(channels: Channels) -> Self {
-        let (pacer, trouble, replacements) = Default::default();
-        Self { channels, scope: ChannelScope::All, pacer, trouble, replacements }
+        let (pacer, trouble) = Default::default();
+        Self { channels, scope: ChannelScope::All, pacer, trouble }
     }
 
     /// Wakes the waiters on the server's channels, so that each asks again.

@@ -35,7 +35,6 @@ use super::{
     failure::{CommandFailure, ends_connection},
     pacer::Demand,
     reconnect::{ConnectionState, Established, KeptConnection, ReconnectRun, keep_connected},
-    replacements::LastMaster,
     round_trip::MeasuredRoundTrip,
     task::OnDemandTask,
     timeout_wheel::TimeoutWheel,
@@ -69,10 +68,8 @@ impl Link {
     pub(super) fn new(endpoint: Endpoint, config: RedisConfig, events: NodeEvents) -> Self {
         let timeouts = Arc::new(TimeoutWheel::new(config.command_timeout));
         let state = watch::Sender::new(ConnectionState::Idle);
-        let last_master = LastMaster::default();
         let round_trip = MeasuredRoundTrip::default();
-        let kept =
-            KeptConnection { endpoint, config, state, timeouts, events, last_master, round_trip };
+        let kept = KeptConnection { endpoint, config, state, timeouts, events, round_trip };
         Self { kept: Arc::new(kept), task: Arc::default() }
     }
 

@@ -7,8 +7,7 @@
 //! `attempts` to connect, which `pacer` paces. A connection goes to a fixed server or to the master
 //! that sentinels name (`endpoint`, `sentinel`). It is made in `connect`. Between its socket and
 //! the client library (`stream`), a `write_batcher` joins commands, and `progress` tells when bytes
-//! last moved. The time-outs of its commands share one timer (`timeout_wheel`). `replacements`
-//! tells when another server has taken the place of one.
+//! last moved. The time-outs of its commands share one timer (`timeout_wheel`).
 
 mod address;
 mod attempts;
@@ -30,7 +29,6 @@ mod pacer;
 mod progress;
 mod push;
 mod reconnect;
-mod replacements;
 mod replicas;
 mod round_trip;
 mod sentinel;
@@ -60,10 +58,8 @@ pub(super) use self::{
     cluster::ClusterSeeds,
     config::{RedisConfig, default_connect_timeout},
     endpoint::Endpoint,
-    replacements::{Replaced, Replacements},
     sentinel::Sentinels,
     target::Access,
-    task::OnDemandTask,
 };
 pub use self::{replicas::Replicas, sentinel::SentinelMaster, target::Credentials};
 
@@ -107,7 +103,7 @@ pub(super) type Confirmation = Result<(), BackendError>;
 
 /// The futures of a cluster are boxed, so that those of a single server stay small.
 enum Nodes {
-    Single { node: Box<Node>, channels: Channels, replacements: Option<Arc<Replacements>> },
+    Single { node: Box<Node>, channels: Channels },
     Cluster(Cluster),
 }
 
@@ -117,9 +113,8 @@ impl Servers {
             Deployment::Single(endpoint) => {
                 let channels = Channels::default();
                 let events = NodeEvents::of_single(channels.clone());
-                let replacements = endpoint.may_change().then(|| events.replacements.clone());
                 let node = Box::new(Node::new(&endpoint, &config, events));
-                Nodes::Single { node, channels, replacements }
+                Nodes::Single { node, channels }
             }
             Deployment::Cluster(seeds) => Nodes::Cluster(Cluster::new(seeds, config.clone())),
         };
@@ -332,25 +327,6 @@ impl Servers {
         match &self.nodes {
             Nodes::Single { node, .. } => node.round_trip(),
             Nodes::Cluster(cluster) => cluster.round_trip(),
-        }
-    }
-
-    /// Returns the servers that were replaced, unless the server is a fixed one.
-    pub(super) fn replacements(&self) -> Option<&Replacements> {
-        match &self.nodes {
-            Nodes::Single { replacements, .. } => replacements.as_deref(),
-            Nodes::Cluster(cluster) => Some(cluster.replacements()),
-        }
-    }
-
-    /// Returns a number for the server that serves a name now, or zero if it is not known. Another
-    /// server in its place has another number.
-    pub(super) fn server_of(&self, name: &Name) -> usize {
-        match &self.nodes {
-            Nodes::Single { replacements, .. } => {
-                replacements.as_ref().map_or(0, |replacements| replacements.number())
-            }
-            Nodes::Cluster(cluster) => cluster.shard(name),
         }
     }
 

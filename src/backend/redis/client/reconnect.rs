@@ -20,7 +20,6 @@ use super::{
     events::NodeEvents,
     handshake::prepare,
     pacer::after_break,
-    replacements::LastMaster,
     round_trip::MeasuredRoundTrip,
     stream::Connected,
     timeout_wheel::TimeoutWheel,
@@ -37,7 +36,6 @@ pub(super) struct KeptConnection {
     pub(super) state: watch::Sender<ConnectionState>,
     pub(super) timeouts: Arc<TimeoutWheel>,
     pub(super) events: NodeEvents,
-    pub(super) last_master: LastMaster,
     pub(super) round_trip: MeasuredRoundTrip,
 }
 
@@ -113,9 +111,6 @@ impl KeptConnection {
             Ok(Some(connected)) => {
                 attempt.succeeded();
                 let is_late = attempts.end() || self.is_failed();
-                if watch.found().is_some_and(|master| self.last_master.moves_to(master)) {
-                    self.events.replacements.add();
-                }
                 let (since, round_trip) = (Instant::now(), connected.round_trip);
                 let current = self.establish(connected, broken);
                 if is_late {

@@ -199,10 +199,6 @@ impl Leases for RedisBackend {
         self.subscribed_since(claim, missed)
     }
 
-    fn ended(&self, claim: &Claim, took: Duration) {
-        self.note_release(claim, took);
-    }
-
     /// The scripts of one renewal are sent at once, so that they share one command time-out.
     fn time_limit(&self) -> Option<Duration> {
         let give_back = u32::from(self.0.config.replicas.is_some());

@@ -31,7 +31,6 @@ use super::{
     node::Lane,
     pacer::Pacer,
     push::PushAnswer,
-    replacements::Replacements,
     replicas::Replicas,
     target::{Access, ConnectTarget},
     task::OnDemandTask,
@@ -122,10 +121,6 @@ impl Cluster {
 
     pub(super) fn channels(&self) -> &Channels {
         &self.nodes.topology.channels
-    }
-
-    pub(super) fn replacements(&self) -> &Replacements {
-        &self.nodes.topology.replacements
     }
 
     pub(super) async fn run(

@@ -50,7 +50,6 @@ impl ClusterNodes {
             scope: ChannelScope::Slots(slots),
             pacer: Arc::default(),
             trouble: self.topology.trouble.clone(),
-            replacements: self.topology.replacements.clone(),
         };
         let connections = Node::new(&endpoint, &self.config, events);
         let node = Arc::new(ClusterNode { address: address.clone(), connections });

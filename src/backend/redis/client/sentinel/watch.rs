@@ -140,11 +140,6 @@ impl MasterWatch {
         Self { shared, seen, address, named_by }
     }
 
-    /// Returns the address of the master.
-    pub(in super::super) fn address(&self) -> &HostPort {
-        &self.address
-    }
-
     /// Completes when the sentinels name another server, and that server is a master.
     ///
     /// The connection stays while no sentinel replies, or the server that is named cannot be used.

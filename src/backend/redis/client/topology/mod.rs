@@ -11,7 +11,6 @@ use tracing::warn;
 #[cfg(any(fuzzing, test))]
 pub(in super::super) use self::slots::check_any_slots;
 pub(super) use self::slots::{NodeAddress, SlotMap, slot_of};
-use super::replacements::Replacements;
 use crate::{
     backend::Channels,
     error::{BackendError, Chain},
@@ -22,7 +21,6 @@ pub(super) struct Topology {
     /// Notified when something does not fit the map: a slot has moved, or a connection broke.
     pub(super) trouble: Arc<Notify>,
     pub(super) channels: Channels,
-    pub(super) replacements: Arc<Replacements>,
 }
 
 #[derive(Clone)]
@@ -37,8 +35,8 @@ pub(super) enum TopologyState {
 impl Topology {
     pub(super) fn new() -> Self {
         let state = watch::Sender::new(TopologyState::Unknown);
-        let (trouble, channels, replacements) = Default::default();
-        Self { state, trouble, channels, replacements }
+        let (trouble, channels) = Default::default();
+        Self { state, trouble, channels }
     }
 
     pub(super) fn watch(&self) -> watch::Receiver<TopologyState> {
@@ -68,7 +66,6 @@ impl Topology {
         }
         match before {
             TopologyState::Known(before) => {
-                self.replacements.add();
                 self.channels_moved(|channel| {
                     let slot = slot_of(channel.as_bytes());
                     before.owner(slot) != now.owner(slot)
@@ -89,7 +86,6 @@ impl Topology {
             _ => false,
         });
         if changed {
-            self.replacements.add();
             self.channels_moved(|channel| slot_of(channel.as_bytes()) == slot);
         }
         self.trouble.notify_one();
