@@ -57,15 +57,14 @@
 //!    other loaders, loads without storing. A cycle between processes, or through a task that a
 //!    loader spawned, ends at the wait limit.
 //! 4. **No leaks.** Memory, keys, subscriptions and tasks return to zero when the work is done.
-//!    Only fences remain in Redis for a while, and notes of holders that may not publish, each
-//!    with a time to live.
+//!    Only fences remain in Redis for a while, each with a time to live.
 //! 5. **Availability.** A cache never makes a service less available than the service is without
 //!    it. If Redis is slow, down, full or forbids commands, each process runs one load per key. A
 //!    cap limits all loads, and [nothing is stored](cache::Source::Degraded).
 //! 6. **Privacy.** No private HTTP response is shared. The layer decides whether a response may be
 //!    shared before it hands it to another request.
 //! 7. **No dependence on pushes.** A waiter never depends on a push alone. It tries again after a
-//!    push, at the end of the lease in its way, and every 5 s, but not more often. There are four
+//!    push, at the end of the lease in its way, and every 5 s, but not more often. There are two
 //!    exceptions:
 //!
 //!    - A process keeps the queue entries of its waiters for up to 150 locks by one command every
@@ -73,10 +72,6 @@
 //!      waiter that has missed its push.
 //!    - Without pushes, a waiter looks at growing intervals up to 100 ms. This is so if Redis
 //!      forbids pushes or if their connection is broken.
-//!    - Beside a holder that may not publish, a waiter for a load looks at intervals up to 100 ms.
-//!      A process that waits for a lock looks at intervals up to 80 ms. With more than three
-//!      processes it looks after 10 ms for each of them, and hands over for all.
-//!    - After a release of which no push told, a process looks every 80 ms for a minute.
 //! 8. **Deadlines.** The deadline of a holder fires before the server grants the lease to another
 //!    owner. This holds while the process of the holder runs and the server keeps its data and its
 //!    clock.
@@ -99,11 +94,9 @@
 //!   its owner.
 //! - **A push is lost.** A waiter for a lock learns of it within 0.7 s. A waiter for a load looks
 //!   at the end of the lease, and every 5 s.
-//! - **Redis forbids to publish or to subscribe.** Waiters look at intervals up to 100 ms. A
-//!   process learns of it at its first commit or its first lock.
-//! - **Redis forbids the holder to publish, and not the waiter.** The holder leaves a note beside
-//!   its lease or lock. Waiters that find it look at intervals up to 100 ms. If the right changes
-//!   while a lock is held, its release is as late as after a lost push.
+//! - **Redis forbids to subscribe.** Waiters look at intervals up to 100 ms.
+//! - **Redis forbids to publish.** Each release and each commit is as late as after a lost push.
+//!   `RedisBackend::ready` fails, and the log warns.
 //! - **Redis is silent.** After three time-outs, requests no longer wait for Redis or for other
 //!   processes. One flight in 250 ms tries again. In a cluster, this applies to each node by
 //!   itself.

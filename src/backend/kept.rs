@@ -5,8 +5,7 @@ use std::time::Duration;
 pub struct Kept {
     /// After how long the lease that is in the way ends if it is not renewed. If nothing is in the
     /// way and the first waiter does not hear of that, it is how long the entry of that waiter
-    /// still lasts. It is shorter if the process is to look again before, because no push may tell
-    /// it of a release. Otherwise it is zero.
+    /// still lasts. Otherwise it is zero.
     pub remaining: Duration,
     /// The process had stopped to keep its entries, and others may have removed them.
     pub has_lapsed: bool,

@@ -25,7 +25,7 @@ impl Engine {
         Arc::new(Self {
             renewals: Renewals::new(backend.clone(), counters.clone()),
             counters,
-            keeper: Keeper::new(backend, janitor.untold().clone()),
+            keeper: Keeper::new(backend),
             janitor,
             queues: LocalQueues::default(),
         })

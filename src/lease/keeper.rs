@@ -25,10 +25,7 @@ use tokio::{
 use tracing::debug;
 
 use self::schedule::{KeeperSchedule, KeptBatch, KeptQueueKey, KeptWaiter};
-use super::{
-    retry::{Retry, try_limit},
-    untold::Untold,
-};
+use super::retry::{Retry, try_limit};
 use crate::{
     backend::{Claim, DynLeases, Kept, QUEUES_KEPT_AT_ONCE, QueueKind, answered},
     error::{BackendError, BackendErrorKind, Chain},
@@ -57,7 +54,6 @@ struct KeeperCore {
     schedule: Mutex<KeeperSchedule>,
     /// Notified when the task must look earlier than it would.
     changed: Notify,
-    untold: Arc<Untold>,
 }
 
 /// A waiter whose queue entry is kept. Dropped, it is kept no more.
@@ -69,9 +65,9 @@ pub(super) struct KeptPlace {
 }
 
 impl Keeper {
-    pub(super) fn new(backend: Arc<dyn DynLeases>, untold: Arc<Untold>) -> Self {
+    pub(super) fn new(backend: Arc<dyn DynLeases>) -> Self {
         let (schedule, changed) = Default::default();
-        Self(Arc::new(KeeperCore { backend, schedule, changed, untold }))
+        Self(Arc::new(KeeperCore { backend, schedule, changed }))
     }
 
     /// Keeps the entry of a claim, which was told that the lease in the way lasts for `remaining`.
@@ -115,7 +111,7 @@ impl Keeper {
                 Err(error) => Err(error.clone()),
             };
             match answer {
-                Ok(kept) => self.kept(&mut schedule, &key, &numbers, &kept, (sent, look_at)),
+                Ok(kept) => self.kept(&mut schedule, &key, &numbers, &kept, look_at),
                 Err(error) => failed(&mut schedule, &key, &error),
             }
         }
@@ -128,13 +124,9 @@ impl Keeper {
         key: &KeptQueueKey,
         numbers: &[u64],
         kept: &Kept,
-        (sent, look_at): (Instant, Instant),
+        look_at: Instant,
     ) {
         let Some(queue) = schedule.get_mut(key) else { return };
-        if kept.handed_over && sent < queue.ends {
-            // The holder has released the lease, and no push told of it.
-            self.0.untold.note();
-        }
         if kept.has_lapsed {
             queue.wake_all();
         } else {
@@ -157,11 +149,10 @@ impl Keeper {
             true => rarely,
             false => life.mul_f64(KEEP_ENTRY),
         };
-        let every = match count > QUEUES_KEPT_AT_ONCE {
+        match count > QUEUES_KEPT_AT_ONCE {
             true => every.mul_f64(1.0 - fastrand::f64() / 10.0),
             false => every,
-        };
-        self.0.untold.queue_interval(count).map_or(every, |interval| interval.min(every))
+        }
     }
 
     fn schedule(&self) -> MutexGuard<'_, KeeperSchedule> {

@@ -127,12 +127,8 @@ impl Listening {
         }
     }
 
-    /// Decides whether to ask for a subscription, and drops one of which no push can be expected.
+    /// Decides whether to ask for a subscription.
     pub(super) fn must_subscribe(&mut self, now: Instant) -> bool {
-        if self.changes.as_ref().is_some_and(Changes::is_mute) {
-            self.changes = None;
-            self.subscribe_at = Some(now + RESUBSCRIBE);
-        }
         match self.changes.as_ref().is_some_and(Changes::is_lost) {
             // The waiter that was to restore it may be gone; a new request restores it.
             true if self.subscribe_at.is_some_and(|at| at <= now) => self.changes = None,

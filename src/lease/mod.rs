@@ -5,7 +5,6 @@
 //!
 //! - `turns`: the turns of requests to ask a shard.
 //! - `recovery`: the pauses after requests that failed.
-//! - `untold`: the looks where no pushes tell of releases.
 //! - `release`: a release that must happen, and the janitor that does it.
 //! - `handover`, `acquisition`: a claim on its way to a lease, and its undo.
 //! - `queue`: the callers of this process that want one lease.
@@ -39,7 +38,6 @@ mod renewals;
 mod retry;
 mod several;
 mod turns;
-mod untold;
 mod wait;
 
 pub use self::retry::{Retry, RetryStrategy};

@@ -48,8 +48,6 @@ pub(crate) struct Waiting<'a> {
     limit: Duration,
     deadline: Instant,
     failures: WaiterFailures,
-    /// It has slept until a timer, although its subscription stood.
-    unpushed: bool,
 }
 
 /// The next step of a waiter.
@@ -80,7 +78,6 @@ impl<'a> Waiting<'a> {
             limit,
             deadline: after(Instant::now(), limit),
             failures: WaiterFailures::default(),
-            unpushed: false,
         }
     }
 
@@ -113,13 +110,6 @@ impl<'a> Waiting<'a> {
     /// Returns how long it still waits at most.
     pub(crate) fn left(&self) -> Duration {
         self.deadline.saturating_duration_since(Instant::now())
-    }
-
-    /// Notes that its last look found what a push should have told.
-    pub(crate) fn found(&mut self) {
-        if mem::take(&mut self.unpushed) {
-            self.janitor.untold().note();
-        }
     }
 
     /// Waits for something else than a push. Returns `None` if the wait is over first.
@@ -155,31 +145,21 @@ impl<'a> Waiting<'a> {
         }
         let mut look = match has_entry {
             true => self.deadline,
-            false => self.look_at_end(told, remaining),
+            false => {
+                let jitter = JITTER.mul_f64(fastrand::f64());
+                told + remaining.saturating_add(jitter).min(LONGEST_SLEEP)
+            }
         };
-        let interval = self.listening.look_interval();
-        if let Some(interval) = interval {
+        if let Some(interval) = self.listening.look_interval() {
             look = look.min(Instant::now() + interval);
         }
         let wake = look.min(until).min(self.deadline);
-        self.unpushed = false;
         tokio::select! {
             biased;
             change = self.listening.pushed() => Woken::Pushed(change),
             () = kept(self.place.as_ref()) => Woken::Again,
-            () = sleep_until(wake) => {
-                self.unpushed = interval.is_none();
-                self.woken(wake)
-            }
+            () = sleep_until(wake) => self.woken(wake),
         }
-    }
-
-    /// Returns when to look without a queue entry: after the end of the lease in the way, or
-    /// earlier if pushes may not tell of it.
-    fn look_at_end(&self, told: Instant, remaining: Duration) -> Instant {
-        let jitter = JITTER.mul_f64(fastrand::f64());
-        let sleep = remaining.saturating_add(jitter).min(LONGEST_SLEEP);
-        told + self.janitor.untold().load_interval().map_or(sleep, |interval| interval.min(sleep))
     }
 
     /// Has the queue entry kept, whose lease in the way lasts for another `remaining`. Returns

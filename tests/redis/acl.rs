@@ -418,7 +418,7 @@ async fn the_rules_for_a_cluster_are_enough() {
 /// a lock was granted and never released.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_check_at_the_start_names_the_missing_right() {
-    const ALWAYS: [&str; 7] = ["get", "set", "del", "exists", "pttl", "pexpire", "time"];
+    const ALWAYS: [&str; 8] = ["get", "set", "del", "exists", "pttl", "pexpire", "time", "publish"];
     let server = RedisServer::start().await;
     let mut raw = server.raw().await;
     let ready = async |user: &str, family: &str| {

@@ -28,7 +28,6 @@ mod sentinel;
 mod slow;
 mod tls;
 mod turns;
-mod untold;
 mod users;
 mod variants;
 

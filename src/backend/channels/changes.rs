@@ -77,15 +77,6 @@ impl Changes {
         }
     }
 
-    /// Returns whether no push can be expected any more.
-    pub(crate) fn is_mute(&self) -> bool {
-        match &self.0 {
-            Listeners::One(listener) => listener.is_mute(),
-            Listeners::Two(both) => both.iter().any(Listener::is_mute),
-            Listeners::Several(joined) => joined.is_mute(),
-        }
-    }
-
     /// Returns whether the subscription was confirmed, and is no longer.
     pub(crate) fn is_lost(&self) -> bool {
         match &self.0 {

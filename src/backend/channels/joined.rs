@@ -109,18 +109,9 @@ impl JointListener {
         self.heard.iter().filter(|heard| **heard).count()
     }
 
-    /// Returns whether too few listeners will ever tell of a change.
-    pub(super) fn is_mute(&self) -> bool {
-        self.too_few(|listener| !listener.is_mute())
-    }
-
     /// Returns whether too few listeners can tell of a change at the moment.
     pub(super) fn is_lost(&self) -> bool {
-        self.too_few(|listener| !listener.is_lost())
-    }
-
-    fn too_few(&self, can_tell: impl Fn(&Listener) -> bool) -> bool {
-        self.listeners.iter().filter(|listener| can_tell(listener)).count() < self.enough
+        self.listeners.iter().filter(|listener| !listener.is_lost()).count() < self.enough
     }
 }
 

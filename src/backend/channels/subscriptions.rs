@@ -1,9 +1,6 @@
 //! Channels that a server pushes to: what to subscribe to, and what the server says of it.
 
-use std::{
-    sync::{Arc, atomic::Ordering},
-    task::Waker,
-};
+use std::{sync::Arc, task::Waker};
 
 use tokio::sync::watch;
 
@@ -74,19 +71,6 @@ impl Channels {
         if must_ask {
             self.0.recheck();
         }
-    }
-
-    /// Notes whether the server pushes nothing at all. Returns whether that has changed.
-    pub(crate) fn mute(&self, mute: bool) -> bool {
-        let changed = self.0.mute.swap(mute, Ordering::AcqRel) != mute;
-        if changed && mute {
-            self.wake(|_| true);
-        }
-        changed
-    }
-
-    pub(crate) fn is_mute(&self) -> bool {
-        self.0.mute.load(Ordering::Acquire)
     }
 
     /// Makes the waiters on some channels look again.

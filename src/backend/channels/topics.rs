@@ -5,10 +5,7 @@
 
 use std::{
     future::poll_fn,
-    sync::{
-        Arc, Mutex, MutexGuard,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, Mutex, MutexGuard},
     task::Waker,
 };
 
@@ -28,8 +25,6 @@ pub(super) struct Topics {
     open: Mutex<Open>,
     /// Counts openings and closings, for the task that keeps subscriptions in step.
     pub(super) openings: watch::Sender<u64>,
-    /// The server pushes nothing any more, whatever is subscribed.
-    pub(super) mute: AtomicBool,
     pub(super) missed: MissedPushes,
 }
 
@@ -311,10 +306,6 @@ impl Listener {
     /// Passes over the pushes until now.
     pub(super) fn forget(&mut self) {
         self.inbox.forget();
-    }
-
-    pub(super) fn is_mute(&self) -> bool {
-        self.topics.mute.load(Ordering::Acquire)
     }
 
     pub(super) fn is_lost(&self) -> bool {

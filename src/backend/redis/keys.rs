@@ -58,10 +58,6 @@ pub(super) const PERMITS: &str = "p";
 pub(super) const PERMIT_QUEUE: &str = "pq";
 pub(super) const PERMIT_DEADLINES: &str = "pd";
 pub(super) const LATCH: &str = "n";
-pub(super) const MUTED: &str = "m";
-
-/// Stands in a lease if its holder may not publish.
-pub(super) const UNTOLD: &str = "m";
 
 /// Returns the suffix of channels at a single server.
 pub(super) fn channel(database: i64) -> String {

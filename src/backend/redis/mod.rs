@@ -75,10 +75,8 @@ struct RedisInner {
     /// Other clients waited for the last entry that was committed. They are likely to wait for the
     /// next one, and hear of it before its committer does.
     is_awaited: AtomicBool,
-    /// The server has published for this backend when it last tried.
-    has_published: AtomicBool,
-    /// Held while a request finds out whether the server publishes for this backend.
-    finds_out_rights: tokio::sync::Mutex<()>,
+    /// The server refused to publish for this backend when it last tried.
+    publish_refused: AtomicBool,
     /// The channels of this process, at a single server.
     process_channels: Option<keys::ProcessChannels>,
 }
@@ -122,7 +120,7 @@ impl RedisBackend {
         };
         let servers = Servers::new(deployment.clone(), config.clone());
         let large = LargeNames::default();
-        let [timed, is_awaited, has_published] = [false; 3].map(AtomicBool::new);
+        let [timed, is_awaited, publish_refused] = [false; 3].map(AtomicBool::new);
         Self(Arc::new(RedisInner {
             deployment,
             servers,
@@ -131,8 +129,7 @@ impl RedisBackend {
             large,
             timed,
             is_awaited,
-            has_published,
-            finds_out_rights: tokio::sync::Mutex::default(),
+            publish_refused,
             process_channels,
         }))
     }
@@ -176,7 +173,7 @@ impl RedisBackend {
     /// With [`replicas`](RedisBackendBuilder::replicas), the right to `WAIT` is checked as well.
     ///
     /// The patterns of keys and channels are not checked, because only caches and locks know their
-    /// names. Nor are the rights to publish and to subscribe: without them, waiters poll.
+    /// names. Nor is the right to subscribe: without it, waiters poll.
     ///
     /// # Errors
     ///
@@ -238,12 +235,16 @@ impl RedisBackend {
         reply
     }
 
-    /// Records whether the server refused to publish, if a script reported it.
+    /// Warns when the server begins to refuse to publish, if a script reported it.
     fn record_publish_refused(&self, is_refused: Option<bool>) {
         let Some(is_refused) = is_refused else { return };
-        self.0.has_published.store(!is_refused, Ordering::Relaxed);
-        if self.0.servers.channels().mute(is_refused) && is_refused {
-            warn!("Redis refuses to publish; waiters poll instead");
+        let before = self.0.publish_refused.load(Ordering::Relaxed);
+        if is_refused == before {
+            return;
+        }
+        self.0.publish_refused.store(is_refused, Ordering::Relaxed);
+        if is_refused {
+            warn!("Redis refuses to publish, so waiters learn late of what ends; permit PUBLISH");
         }
     }
 

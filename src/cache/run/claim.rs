@@ -110,10 +110,7 @@ impl<V: Clone + Send + Sync + 'static> Attempt for Claiming<'_, '_, V> {
             Ok((Claimed::BacksOff(back_off, failure), _)) => {
                 Answer::Settled(run.backs_off(back_off, &failure, self.epoch))
             }
-            Ok((Claimed::Newer(entry), _)) => {
-                waiting.found();
-                self.newer(entry)
-            }
+            Ok((Claimed::Newer(entry), _)) => self.newer(entry),
             Ok((Claimed::Occupied(occupied), _)) => self.occupied(&occupied),
             Err(error) => self.failed(&error),
         }

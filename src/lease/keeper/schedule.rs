@@ -41,8 +41,6 @@ pub(super) struct KeptQueue {
     came: u64,
     /// `None` while a request for the queue is under way.
     timer: Option<(Instant, u64)>,
-    /// When the lease in the way ends, as far as is known.
-    pub(super) ends: Instant,
 }
 
 pub(super) struct KeptWaiter {
@@ -87,7 +85,6 @@ impl KeeperSchedule {
             waiters: BTreeMap::new(),
             came: 0,
             timer: None,
-            ends: Instant::now(),
         });
         queue.came += 1;
         let number = queue.came;
@@ -116,7 +113,6 @@ impl KeeperSchedule {
     pub(super) fn look_after(&mut self, key: &KeptQueueKey, remaining: Duration) -> bool {
         let Some(queue) = self.queues.get_mut(key) else { return false };
         let now = Instant::now();
-        queue.ends = after(now, remaining);
         let look = after(now, remaining.saturating_add(JITTER.mul_f64(fastrand::f64())));
         if queue.timer.is_none_or(|(at, _)| at <= look) {
             return false;

@@ -71,7 +71,7 @@ fn keeper() -> (Keeper, Arc<Kepts>) {
 
 fn late_keeper(late: Duration) -> (Keeper, Arc<Kepts>) {
     let kepts = Arc::new(Kepts { late, ..Kepts::default() });
-    (Keeper::new(Arc::new(kepts.clone()), Arc::default()), kepts)
+    (Keeper::new(Arc::new(kepts.clone())), kepts)
 }
 
 /// Asserts that each of some names was kept often enough for its entry to last.
@@ -115,7 +115,7 @@ async fn queues_share_requests_whatever_their_number() -> Result<(), crate::Erro
 async fn many_queues_are_kept_rarely_only_if_two_requests_may_fail() -> Result<(), crate::Error> {
     for (limit, longest) in [(250 * MS, 1250 * MS), (300 * MS, 1250 * MS), (500 * MS, 700 * MS)] {
         let kepts = Arc::new(Kepts { limit: Some(limit), ..Kepts::default() });
-        let keeper = Keeper::new(Arc::new(kepts.clone()), Arc::default());
+        let keeper = Keeper::new(Arc::new(kepts.clone()));
         let places = (0..2000)
             .map(|number| Ok(keeper.enter(&claim(number.to_string(), Mode::Fair)?, LEASE)));
         let _places = places.collect::<Result<Vec<_>, crate::Error>>()?;
@@ -125,37 +125,6 @@ async fn many_queues_are_kept_rarely_only_if_two_requests_may_fail() -> Result<(
         let gaps = at.values().flat_map(|times| times.windows(2).map(|pair| pair[1] - pair[0]));
         let most = gaps.max().unwrap_or_default();
         assert!(most <= longest && most >= longest / 2, "{most:?} with {limit:?}");
-    }
-    Ok(())
-}
-
-/// A process that found a release by itself looks often, for a minute. Many queues cost no more
-/// requests than one.
-#[tokio::test(start_paused = true)]
-async fn a_process_looks_often_after_a_release_of_which_no_push_told() -> Result<(), crate::Error> {
-    for count in [1_usize, 8, 30, 300] {
-        let (kepts, untold) = (Arc::<Kepts>::default(), Arc::<Untold>::default());
-        let keeper = Keeper::new(Arc::new(kepts.clone()), untold.clone());
-        let mut places = Vec::new();
-        for number in 0..count {
-            places.push(keeper.enter(&claim(number.to_string(), Mode::Fair)?, LEASE));
-        }
-        let requests = async || {
-            let before = *lock(&kepts.requests);
-            sleep_until(Instant::now() + Duration::from_secs(5)).await;
-            *lock(&kepts.requests) - before
-        };
-        let usual = || 9 * (1 + count.div_ceil(QUEUES_KEPT_AT_ONCE));
-        let before = requests().await;
-        assert!(before <= usual(), "{before} for {count}");
-        untold.note();
-        requests().await;
-        let doubted = requests().await;
-        assert!(doubted <= 90 && (count > 8 || doubted >= 60), "{doubted} for {count}");
-        sleep_until(Instant::now() + Duration::from_secs(60)).await;
-        let after = requests().await;
-        assert!(after <= usual(), "{after} for {count}");
-        drop(places);
     }
     Ok(())
 }

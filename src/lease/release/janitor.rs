@@ -20,7 +20,7 @@ use crate::{
     backend::{Claim, DynLeases, answered},
     error::{BackendError, Error},
     key::Name,
-    lease::{turns::ShardTurns, untold::Untold},
+    lease::turns::ShardTurns,
     shards::Shards,
 };
 
@@ -28,7 +28,6 @@ use crate::{
 pub(crate) struct Janitor {
     pub(super) backend: Arc<dyn DynLeases>,
     turns: Shards<ShardTurns>,
-    untold: Arc<Untold>,
     /// Releases that no caller polls.
     pub(super) tasks: TaskTracker,
     /// Cancelled when nothing new may begin.
@@ -50,7 +49,6 @@ impl Janitor {
         Arc::new(Self {
             backend,
             turns: Shards::default(),
-            untold: Arc::default(),
             tasks: TaskTracker::new(),
             stop: CancellationToken::new(),
             backlog: Mutex::default(),
@@ -65,11 +63,6 @@ impl Janitor {
     /// Returns the turns to ask the shard of a name.
     pub(in crate::lease) fn turns(&self, name: &Name) -> Arc<ShardTurns> {
         self.turns.of(self.backend.shard(name), |_| true)
-    }
-
-    /// Returns what is known of releases that no push tells of.
-    pub(in crate::lease) fn untold(&self) -> &Arc<Untold> {
-        &self.untold
     }
 
     /// Releases the lease of a claim in its turn, once. Returns whether it was held.

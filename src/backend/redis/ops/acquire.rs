@@ -113,9 +113,7 @@ impl RedisBackend {
                 .arg(millis(claim.fence_life))
                 .arg(seen)
                 .arg(PART)
-                .arg(if claim.listens { self.registration() } else { "" })
-                .arg(self.tries_to_publish(&claim.name))
-                .arg(u8::from(claim.listens));
+                .arg(if claim.listens { self.registration() } else { "" });
             if let Some(claimed) = self.granted_or_part(claim, call).await? {
                 return Ok(claimed);
             }
@@ -136,7 +134,7 @@ impl RedisBackend {
             Mode::Permit { limit, count } => return self.acquire_permit(claim, limit, count).await,
         };
         let deadlines = deadlines_at(claim.mode);
-        let keys = [held_at(claim.mode).0, keys::FENCE, queue, deadlines, keys::MUTED];
+        let keys = [held_at(claim.mode).0, keys::FENCE, queue, deadlines];
         let call = Call::new(&SCRIPTS.acquire_queued, keys.len() + rest.len())
             .keys(&claim.name, &keys)
             .keys(&claim.name, rest)
@@ -157,7 +155,6 @@ impl RedisBackend {
             keys::RW_DEADLINES,
             keys::READERS,
             keys::WAITING_WRITERS,
-            keys::MUTED,
         ];
         let call = Call::new(&SCRIPTS.acquire_read, keys.len())
             .keys(&claim.name, &keys)
@@ -175,7 +172,7 @@ impl RedisBackend {
         limit: u32,
         count: u32,
     ) -> Result<Claimed, BackendError> {
-        let keys = [keys::PERMITS, keys::PERMIT_QUEUE, keys::PERMIT_DEADLINES, keys::MUTED];
+        let keys = [keys::PERMITS, keys::PERMIT_QUEUE, keys::PERMIT_DEADLINES];
         let call = Call::new(&SCRIPTS.acquire_permit, keys.len())
             .keys(&claim.name, &keys)
             .owner(claim.owner)

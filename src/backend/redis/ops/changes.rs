@@ -51,9 +51,6 @@ impl RedisBackend {
     /// `missed`.
     pub(super) fn subscribed_since(&self, claim: &Claim, missed: u64) -> Option<Changes> {
         let (channels, name) = (self.0.servers.channels(), &claim.name);
-        if channels.is_mute() {
-            return None;
-        }
         let mut changes = if let Some(shared) = self.shared_channel(claim) {
             channels.listen_along_through(&shared, name.prefix())?
         } else if is_queued(claim) {
@@ -97,28 +94,6 @@ impl RedisBackend {
         self.0.process_channels.as_ref().map_or("", |channels| &channels.id)
     }
 
-    /// Returns what the script of a claim does to mark a lease of which no push will tell: nothing
-    /// if this backend has published before. It does not know its rights before its first load, so
-    /// that script tries to publish where no client listens.
-    pub(super) fn tries_to_publish(&self, name: &Name) -> String {
-        if self.0.has_published.load(Ordering::Relaxed) {
-            return String::new();
-        }
-        if self.0.servers.channels().is_mute() {
-            return keys::UNTOLD.to_owned();
-        }
-        self.unheard_channel(name)
-    }
-
-    /// Returns a channel without listeners on which this backend may publish if it may do so for
-    /// the name.
-    pub(super) fn unheard_channel(&self, name: &Name) -> String {
-        match &self.0.process_channels {
-            Some(channels) => channels.start(name) + "rights",
-            None => name.suffixed(self.channel()) + ":rights",
-        }
-    }
-
     /// Returns the channel of this process on which a claim is told of all that it must know.
     fn shared_channel(&self, claim: &Claim) -> Option<Arc<str>> {
         let is_queued = is_queued(claim);
@@ -143,10 +118,6 @@ impl RedisBackend {
         mut changes: Changes,
         channel: &str,
     ) -> Result<Changes, BackendError> {
-        if self.0.servers.channels().is_mute() {
-            let why = "the server refuses to publish";
-            return Err(BackendError::new(BackendErrorKind::Refused, why));
-        }
         let mut answer = self.0.servers.start_push(channel).await?;
         let limit = answer.limit;
         tokio::select! {

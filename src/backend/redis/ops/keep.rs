@@ -10,10 +10,7 @@ use super::{
 use crate::{
     backend::{
         Claim, HANDOVER_LIFE, Kept, Mode, QUEUES_KEPT_AT_ONCE, QueueKind, TURN_LIFE,
-        redis::{
-            keys,
-            scripts::{Call, SCRIPTS},
-        },
+        redis::scripts::{Call, SCRIPTS},
         several,
     },
     error::BackendError,
@@ -95,8 +92,7 @@ impl RedisBackend {
             Mode::Read | Mode::Write => &SCRIPTS.keep_rw,
             Mode::Permit { .. } => &SCRIPTS.keep_permits,
         };
-        let mut keys = self.keys_of_queue(first.mode);
-        keys.push(keys::MUTED);
+        let keys = self.keys_of_queue(first.mode);
         let mut call = Call::new(script, keys.len() * queues.len());
         for claim in queues.iter().filter_map(|claims| claims.first()) {
             call = call.keys(&claim.name, &keys);

@@ -1,7 +1,6 @@
 //! The [`Leases`] of a Redis backend.
 
 use std::{
-    slice::from_ref,
     sync::{Arc, LazyLock},
     time::{Duration, Instant},
 };
@@ -36,9 +35,7 @@ impl Leases for RedisBackend {
     }
 
     async fn acquire(&self, claim: &Claim) -> Result<Acquired, BackendError> {
-        let is_granted = |reply: &Result<_, _>| matches!(reply, Ok(Claimed::Granted(_)));
-        let asking = self.acquire_lock(claim);
-        match self.telling_if_muted(from_ref(claim), asking, is_granted).await? {
+        match self.acquire_lock(claim).await? {
             Claimed::Granted(grant) => Ok(Acquired::Granted(grant)),
             Claimed::Occupied(occupied) => Ok(Acquired::Occupied(occupied)),
             Claimed::Newer(_) | Claimed::BacksOff(..) => {
@@ -52,9 +49,9 @@ impl Leases for RedisBackend {
         if !self.0.servers.serve_together(claims.iter().map(|claim| &claim.name)) {
             return acquire_in_order(self, claims).await;
         }
-        let mut call = Call::new(&SCRIPTS.acquire_all, 5 * claims.len());
+        let mut call = Call::new(&SCRIPTS.acquire_all, 4 * claims.len());
         for claim in claims {
-            let keys = [keys::LEASE, keys::FENCE, keys::UNORDERED, keys::DEADLINES, keys::MUTED];
+            let keys = [keys::LEASE, keys::FENCE, keys::UNORDERED, keys::DEADLINES];
             call = call.keys(&claim.name, &keys);
         }
         for claim in claims {
@@ -65,15 +62,14 @@ impl Leases for RedisBackend {
                 .arg(entry_life(claim))
                 .arg(head_start(claim));
         }
-        let is_granted = |reply: &Result<_, _>| matches!(reply, Ok(AcquiredAll::Granted(_)));
-        self.telling_if_muted(claims, self.acquire_together(claims, call), is_granted).await
+        self.acquire_together(claims, call).await
     }
 
     /// Each script has an outcome of its own.
     async fn renew(&self, claims: &[Claim]) -> Result<Vec<Renewal>, BackendError> {
         let batches = renewal_batches(claims, self.0.servers.renew_batch());
         let calls: Vec<_> = batches.iter().copied().map(renewal).collect();
-        let replies = self.renewing_if_muted(claims, self.0.servers.renew(&calls)).await;
+        let replies = self.0.servers.renew(&calls).await;
         let mut renewed = Vec::with_capacity(claims.len());
         let mut failure = None;
         for (batch, reply) in batches.into_iter().zip(replies) {
@@ -174,12 +170,12 @@ impl Leases for RedisBackend {
             Mode::Permit { .. } => &[keys::PERMIT_DEADLINES, keys::PERMITS, keys::PERMIT_QUEUE],
         };
         let has_processes = usize::from(name.family() == Family::Cache);
-        let call = Call::new(&SCRIPTS.clear, 2 + queue.len() + has_processes)
-            .keys(name, &[self.channel(), queue[0], keys::MUTED])
+        let call = Call::new(&SCRIPTS.clear, 1 + queue.len() + has_processes)
+            .keys(name, &[self.channel(), queue[0]])
             .keys(name, &queue[1..])
             .keys(name, &[keys::PROCESSES][..has_processes])
             .arg(1)
-            .arg(has_processes * (3 + queue.len()));
+            .arg(has_processes * (2 + queue.len()));
         self.checked(replies::flag(self.0.servers.call(&call).await?))
     }
 

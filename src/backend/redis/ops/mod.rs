@@ -7,7 +7,6 @@ mod labels;
 mod large;
 mod latches;
 mod leases;
-mod muted;
 mod ready;
 mod release;
 mod replies;

@@ -37,7 +37,8 @@ impl RedisBackend {
         let call = Call::new(&SCRIPTS.rights, 0)
             .arg(format!("bellwether:rights:{}", Owner::fresh()))
             .arg(u8::from(for_caches))
-            .arg(u8::from(for_locks));
+            .arg(u8::from(for_locks))
+            .arg(if self.0.process_channels.is_some() { "PUBLISH" } else { "SPUBLISH" });
         for missing in servers.call_at_each(&call).await? {
             let missing = replies::words(missing)?;
             if !missing.is_empty() {

@@ -10,26 +10,17 @@
 -- processes: a set of processes that wait for the load
 -- failure: the record of failed loads
 -- process: that of the owner; '' if it listens to the channel of the name
--- try: tells whether the owner may publish, as for `mark_untold`
--- waits: '1' if the process waits for the load
 local lease, fence, entry, processes, failure = unpack(KEYS)
-local owner, lease_ms, fence_ms, seen, part, process, try, waits = unpack(ARGV)
+local owner, lease_ms, fence_ms, seen, part, process = unpack(ARGV)
 
 -- The usual case: there is neither a lease nor an entry, and no load has failed.
 -- include: clock_fence, set_lease
-local new
 if redis.call('EXISTS', lease, entry, failure) == 0 then
-  new = clock_fence(fence, fence_ms, redis.call('TIME'))
+  local new = clock_fence(fence, fence_ms, redis.call('TIME'))
   if new then
     set_lease(lease, owner, new, lease_ms)
-    if try == '' then return tonumber(new) end
+    return tonumber(new)
   end
-end
-
--- include: untold
-if new then
-  mark_untold(lease, try)
-  return tonumber(new)
 end
 
 -- include: lease_at, entry_at, grant, renew_lease, time_text, failure_at
@@ -59,12 +50,7 @@ if holder then
     left, refused = register(lease, value, processes, process, left)
     if refused then return refused end
   end
-  if waits == '1' and string.find(value, UNTOLD, 1, true) then
-    left = math.min(left, LOOK_UNTOLD_MS)
-  end
   return {'held', held, left, 1}
 end
 if wait_ms > 0 then return {'failed', wait_ms, failures, message} end
-local taken = grant(lease, fence, owner, lease_ms, fence_ms, stored)
-mark_untold(lease, try)
-return granted(taken)
+return granted(grant(lease, fence, owner, lease_ms, fence_ms, stored))

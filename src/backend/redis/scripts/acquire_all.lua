@@ -1,8 +1,7 @@
 -- Grants the leases of several names, all or none: with new fences where they are free, and again
 -- to the owners that have them. If one is held, takes an entry in its queue.
 --
--- KEYS of each: lease, fence, unordered queue, deadlines of its entries, and muted, as for
--- `acquire_queued`
+-- KEYS of each: lease, fence, unordered queue, and deadlines of its entries
 -- ARGV of each: owner, lease ms, fence ms, ms for which its queue entry is kept (0: it takes none),
 -- how much older the ticket of that is than now, in microseconds
 --
@@ -10,11 +9,10 @@
 -- first lease that another owner has.
 
 -- include: lease_at, clock_ms, turn_only, take_entry_or_look, leave, grant, renew_lease
--- include: look_soon
-local count = #KEYS / 5
+local count = #KEYS / 4
 local fences = {}
 for one = 1, count do
-  local lease, _, queue, deadlines, muted = unpack(KEYS, 5 * one - 4, 5 * one)
+  local lease, _, queue, deadlines = unpack(KEYS, 4 * one - 3, 4 * one)
   local owner, _, _, entry_ms, head_start = unpack(ARGV, 5 * one - 4, 5 * one)
   local holder, held, left, foreign = lease_at(lease)
   if foreign then return foreign end
@@ -22,7 +20,6 @@ for one = 1, count do
     if entry_ms ~= '0' then
       left = take_entry_or_look(
         left, queue, deadlines, nil, owner, now_ms(), entry_ms, TURN_ONLY, head_start)
-      left = look_soon(left, muted, deadlines, now_ms())
     end
     return {'held', one - 1, held, left, 1}
   end
@@ -32,7 +29,7 @@ end
 
 local reply = {'granted'}
 for one = 1, count do
-  local lease, fence, queue = unpack(KEYS, 5 * one - 4, 5 * one)
+  local lease, fence, queue = unpack(KEYS, 4 * one - 3, 4 * one)
   local owner, lease_ms, fence_ms = unpack(ARGV, 5 * one - 4, 5 * one)
   local granted = fences[one]
   if granted then

@@ -6,10 +6,9 @@
 -- or until the first queue entry ends; {'again'} if the script is to be called again.
 --
 -- entry_ms: how long the queue entry is kept; '0' if the claim takes none
--- muted: as for `acquire_queued`
 -- bits: of the ticket
 -- head_start: how much older the ticket is than now, in microseconds
-local permits, queue, deadlines, muted = unpack(KEYS)
+local permits, queue, deadlines = unpack(KEYS)
 local owner, lease_ms, entry_ms, bits, head_start = unpack(ARGV)
 local limit, count = tonumber(ARGV[6]), tonumber(ARGV[7])
 
@@ -30,7 +29,7 @@ if not has_queue and out + count <= limit then
   return 0
 end
 
--- include: first_alive, take_entry, look_soon
+-- include: first_alive, take_entry
 local first, first_ms = first_alive(queue, deadlines, nil, at)
 if first == AGAIN then return { 'again' } end
 if out + count <= limit and (not first or first == claim) then
@@ -49,5 +48,4 @@ if out + count > limit then
     'ZRANGE', permits, '(' .. at, '+inf', 'BYSCORE', 'LIMIT', needed, 1, 'WITHSCORES')[2]
   left = ends and tonumber(ends) - at or 0
 end
-if entry_ms ~= '0' then left = look_soon(left, muted, deadlines, at) end
 return { 'held', 0, left, out }

@@ -8,13 +8,12 @@
 -- script is to be called again.
 --
 -- queue: the one in which the claim waits
--- muted: stands if a process that may not publish holds the lock or waits for it
 -- readers, writers: of a read-write lock, nil for any other lock; the writers are in its queue
 -- is_ordered: '1' if the claim is held to the order of its queue
 -- entry_ms: how long the queue entry is kept; '0' if the claim takes none
 -- bits: of the ticket
 -- head_start: how much older the ticket is than now, in microseconds
-local lease, fence, queue, deadlines, muted, readers, writers = unpack(KEYS)
+local lease, fence, queue, deadlines, readers, writers = unpack(KEYS)
 local owner, lease_ms, fence_ms, is_ordered, entry_ms, bits, head_start = unpack(ARGV)
 
 -- The usual cases: there is no lease and no queue, or the lease is kept for this claim.
@@ -30,7 +29,7 @@ if taken == 0 or redis.pcall('GET', lease) == owner .. ':0' then
 end
 
 -- include: lease_at, clock_ms, take_entry, take_entry_or_look, leave, first_alive, holds_at
--- include: grant, renew_lease, look_soon
+-- include: grant, renew_lease
 local holder, held, left, foreign = lease_at(lease)
 if foreign then return foreign end
 
@@ -71,5 +70,4 @@ if entry_ms ~= '0' then
 end
 local holders = holder and 1 or reading
 left = holder and left or reading > 0 and reading_ms or first_ms
-if entry_ms ~= '0' then left = look_soon(left, muted, deadlines, at) end
 return { 'held', holder and held or 0, left, holders }

@@ -5,15 +5,13 @@
 -- to be called again.
 --
 -- writers: those in the queue
--- muted: as for `acquire_queued`
 -- entry_ms: how long the queue entry is kept; '0' if the claim takes none
 -- bits: of the ticket
 -- head_start: how much older the ticket is than now, in microseconds
-local lease, queue, deadlines, readers, writers, muted = unpack(KEYS)
+local lease, queue, deadlines, readers, writers = unpack(KEYS)
 local owner, lease_ms, entry_ms, bits, head_start = unpack(ARGV)
 
 -- include: clock_ms, lease_at, holds_at, hold, extend_hold, take_entry, leave, first_alive
--- include: look_soon
 local at = now_ms()
 local reading, _, foreign = holds_at(readers, at)
 if foreign then return foreign end
@@ -44,5 +42,4 @@ if entry_ms ~= '0' then
   take_entry(queue, deadlines, nil, owner, at, entry_ms, bits, head_start)
 end
 left = writer and left or first_ms
-if entry_ms ~= '0' then left = look_soon(left, muted, deadlines, at) end
 return { 'held', writer and held or 0, left, writer and 1 or reading }

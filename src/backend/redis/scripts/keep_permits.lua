@@ -1,6 +1,6 @@
 -- Keeps the queue entries of the process of some claims for permits. Hands permits over that fit.
 --
--- KEYS: for each set of permits its permits, channel, queue, deadlines and muted
+-- KEYS: for each set of permits its permits, channel, queue and deadlines
 --
 -- Returns the same as `keep_queued`. The lease that ends is the first hold.
 --
@@ -8,7 +8,7 @@
 -- claims: `owner:count:limit` of each
 local hands_over, handover_ms, entry_ms = unpack(ARGV)
 
--- include: clock_ms, keep_entries, hold_ms, head_waits, next_permits, keep_each, look_soon
+-- include: clock_ms, keep_entries, hold_ms, head_waits, next_permits, keep_each
 local at = now_ms()
 local from = '(' .. at
 
@@ -20,10 +20,10 @@ local function has_to_wait(head, ours, deadlines, permits)
   return out + tonumber(count) > tonumber(limit) and head_waits(head, ours, deadlines, at)
 end
 
-return keep_each(5, 4, at, function(keys, _, claims, looks)
-  local permits, channel, queue, deadlines, muted = unpack(keys)
+return keep_each(4, 4, at, function(keys, _, claims, looks)
+  local permits, channel, queue, deadlines = unpack(keys)
   local head = redis.call('ZRANGE', queue, '0', '0')[1]
-  local has_lapsed, stands, has_passed =
+  local has_lapsed, stands =
     keep_entries({ queue }, deadlines, {}, claims, at, entry_ms, head)
   local left = hold_ms(permits, '0', at)
   local told, unheard_ms, handed, foreign = 0
@@ -35,6 +35,5 @@ return keep_each(5, 4, at, function(keys, _, claims, looks)
       redis.call('ZRANGE', permits, from, '+inf', 'BYSCORE', 'LIMIT', 0, 1, 'WITHSCORES')[2]
     left = unheard_ms or ends and ends - at or 0
   end
-  if has_passed then left = look_soon(left, muted, deadlines, at) end
   return { told, left, has_lapsed, handed and 1 or 0, unpack(stands) }
 end)

@@ -1,7 +1,7 @@
 -- Keeps the queue entries of the process of some claims for read-write locks. Hands each lock over
 -- if it has no writer.
 --
--- KEYS: for each lock its lease, channel, fence, queue, deadlines, readers, writers and muted
+-- KEYS: for each lock its lease, channel, fence, queue, deadlines, readers and writers
 --
 -- Returns the same as `keep_queued`.
 --
@@ -9,7 +9,7 @@
 local hands_over, handover_ms, entry_ms = unpack(ARGV)
 
 -- include: clock_ms, keep_entries, hold_ms, head_waits, lease_at, holds_at, next_rw_holders
--- include: keep_each, look_soon
+-- include: keep_each
 local at = now_ms()
 
 -- Returns whether the head of a queue is to wait while there are readers: a writer.
@@ -17,10 +17,10 @@ local function has_to_wait(head, ours, deadlines, writers)
   return head and redis.call('ZSCORE', writers, head) and head_waits(head, ours, deadlines, at)
 end
 
-return keep_each(8, 4, at, function(keys, fence_ms, claims, looks)
-  local lease, channel, fence, queue, deadlines, readers, writers, muted = unpack(keys)
+return keep_each(7, 4, at, function(keys, fence_ms, claims, looks)
+  local lease, channel, fence, queue, deadlines, readers, writers = unpack(keys)
   local head = redis.call('ZRANGE', queue, '0', '0')[1]
-  local has_lapsed, stands, has_passed =
+  local has_lapsed, stands =
     keep_entries({ queue }, deadlines, { writers }, claims, at, entry_ms, head)
   local told, unheard_ms, handed = 0
   local left = redis.call('PTTL', lease)
@@ -44,6 +44,5 @@ return keep_each(8, 4, at, function(keys, fence_ms, claims, looks)
       left = unheard_ms or math.max(redis.call('PTTL', lease), reading_ms)
     end
   end
-  if has_passed then left = look_soon(left, muted, deadlines, at) end
   return { told, left, has_lapsed, handed and 1 or 0, unpack(stands) }
 end)

@@ -39,16 +39,16 @@ scripts! {
         again alone batch burn clock clock_fence clock_ms commit_mark committed end_lease end_load
         entry_at extend_hold failure_at fence_at fence_text first_alive grant hand_over
         handover_message head_waits held_until hold hold_ms holds_at keep keep_each keep_entries
-        kept_ms latch_at lease_at leave look_again look_soon members move_away move_entry
+        kept_ms latch_at lease_at leave members move_away move_entry
         next_fence next_holder next_permits next_rw_holders out_of_memory process_channels publish
         publish_entry publish_to_all publish_to_process read register registered renew_lease
-        set_lease settled_commit take_entry take_entry_or_look ticket time_text turn_only untold
+        set_lease settled_commit take_entry take_entry_or_look ticket time_text turn_only
         wake_all wake_queue write_hold;
     scripts:
         acquire acquire_all acquire_permit acquire_queued acquire_read clear commit commit_unchanged
         count_down count_left downgrade holder invalidate keep_permits keep_queued keep_rw pass put
         release release_permit release_queued release_rw renew rewindow rights set_latch supersede
-        tell_muted upgrade
+        upgrade
 }
 
 /// Begins a line that names parts of `lib/`, each of which is inserted there once.

@@ -15,7 +15,7 @@ local owner, hands_over, handover_ms, fence_ms, turn_ms, wakes_all = unpack(ARGV
 -- include: publish
 local value = redis.pcall('GET', lease)
 local is_owner = type(value) == 'string'
-  and string.match(value, '^(%x+):%d*[1-9]%d*m?[,%x]*r*$') == owner
+  and string.match(value, '^(%x+):%d*[1-9]%d*[,%x]*r*$') == owner
 local has_queue = redis.call('EXISTS', queue, unordered) > 0
 if is_owner and not has_queue then
   redis.call('DEL', lease, deadlines)

@@ -4,7 +4,8 @@
 -- Returns the names of those that the user may not run.
 --
 -- KEYS: none, since the key lies outside of the names that the user may be held to
-local key, for_caches, for_locks = unpack(ARGV)
+-- publish: the command of pushes
+local key, for_caches, for_locks, publish = unpack(ARGV)
 
 local missing = {}
 local function try(command, ...)
@@ -23,6 +24,7 @@ try('PTTL', key)
 try('PEXPIRE', key, 1000)
 try('TIME')
 try('EXISTS', key)
+try(publish, key, '')
 if for_caches == '1' then
   try('GETRANGE', key, 0, 0)
   try('SETRANGE', key, 0, '')

@@ -4,8 +4,7 @@
 local at_text, ends_text
 
 -- Keeps the queue entries of the process of some claims. Returns 1 if the process had stopped to
--- keep them, or 0; for each claim 1 if it has an entry in one of the queues, or 0; and whether a
--- deadline had passed, which may be that of `look_again`.
+-- keep them, or 0; and for each claim 1 if it has an entry in one of the queues, or 0.
 --
 -- others: keys that last as long as the queues
 -- head: a claim that has an entry, or nil
@@ -35,5 +34,5 @@ local function keep_entries(queues, deadlines, others, claims, at, entry_ms, hea
       if redis.call('ZSCORE', queue, claim) then stands[index] = 1 end
     end
   end
-  return has_lapsed or added, stands, has_dead
+  return has_lapsed or added, stands
 end

@@ -5,5 +5,5 @@
 -- Returns what stands behind the fence of a lease. It is '' if no process has registered.
 local function registered_at(lease)
   local value = redis.pcall('GET', lease)
-  return type(value) == 'string' and string.match(value, '^%x+:%d+m?(.*)$') or ''
+  return type(value) == 'string' and string.match(value, '^%x+:%d+(.*)$') or ''
 end
