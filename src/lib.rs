@@ -105,8 +105,7 @@
 //!   hands a lock over is late at this moment, its loss is reported up to 2 s late.
 //! - **The clock of the server is set back.** Leases that are neither released nor renewed last
 //!   longer by the step.
-//! - **The runtime of a load is dropped.** If the process continues, a separate thread releases the
-//!   lease.
+//! - **The runtime of a load is dropped.** Its lease ends by itself.
 //! - **A runtime of the current thread stands still.** So does what it runs for callers in other
 //!   runtimes: a load whose own caller has left, renewals, places in queues, and the connections of
 //!   the backend. Drive each runtime that uses a cache or locks for as long as the others use them

@@ -1,4 +1,4 @@
-//! Sums of time that cannot overflow.
+//! Sums of time that cannot overflow, and growing pauses.
 
 use std::time::Duration;
 
@@ -8,4 +8,40 @@ use tokio::time::Instant;
 pub(crate) fn after(start: Instant, wait: Duration) -> Instant {
     const FAR: Duration = Duration::from_secs(30 * 365 * 86_400);
     start.checked_add(wait.min(FAR)).unwrap_or(start)
+}
+
+/// The pauses between tries that fail: 20 ms, doubled up to a second, each less a random part of
+/// up to a half.
+///
+/// A longer limit lets a process be late after an outage. A shorter one lets a thousand processes
+/// keep a server busy that is coming up.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Pauses {
+    failures: u32,
+}
+
+impl Pauses {
+    const FIRST: Duration = Duration::from_millis(20);
+    const LONGEST: Duration = Duration::from_secs(1);
+
+    /// Returns the next pause.
+    pub(crate) fn next(&mut self) -> Duration {
+        let pause = Self::FIRST.saturating_mul(1 << self.failures.min(6)).min(Self::LONGEST);
+        self.failures = self.failures.saturating_add(1);
+        pause.mul_f64(0.5 + fastrand::f64() / 2.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_grow_up_to_a_second() {
+        let mut pauses = Pauses::default();
+        for longest in [20, 40, 80, 160, 320, 640, 1000, 1000, 1000] {
+            let (longest, pause) = (Duration::from_millis(longest), pauses.next());
+            assert!(pause >= longest / 2 && pause <= longest, "{pause:?} of {longest:?}");
+        }
+    }
 }

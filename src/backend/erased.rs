@@ -13,11 +13,11 @@ use crate::{error::BackendError, key::Name};
 /// Each async method returns a future in a box.
 macro_rules! erased {
     (
-        trait $erased:ident: $($bound:path),+; for $backend:ident;
+        trait $erased:ident $(: $bound:path)?; for $backend:ident;
         $(async fn $method:ident($($arg:ident: $type:ty),*) -> $answer:ty;)*
         $(fn $sync:ident($($sync_arg:ident: $sync_type:ty),*) -> $sync_answer:ty;)*
     ) => {
-        pub trait $erased: $($bound +)+ Send + Sync + 'static {
+        pub trait $erased: $($bound +)? Send + Sync + 'static {
             $(fn $method<'a>(
                 &'a self,
                 $($arg: $type),*
@@ -42,7 +42,7 @@ macro_rules! erased {
 pub(super) use erased;
 
 erased! {
-    trait DynLeases: DynApart; for Leases;
+    trait DynLeases; for Leases;
     async fn acquire(claim: &'a Claim) -> Acquired;
     async fn acquire_all(claims: &'a [Claim]) -> AcquiredAll;
     async fn renew(claims: &'a [Claim]) -> Vec<Renewal>;
@@ -62,17 +62,6 @@ erased! {
     fn round_trip() -> RoundTrip;
     fn is_shared() -> bool;
     fn shard(name: &Name) -> usize;
-}
-
-/// [`Leases::apart`] without the type.
-pub trait DynApart {
-    fn apart(&self) -> Option<Arc<dyn DynLeases>>;
-}
-
-impl<B: Leases> DynApart for B {
-    fn apart(&self) -> Option<Arc<dyn DynLeases>> {
-        Leases::apart(self).map(|apart| Arc::new(apart) as _)
-    }
 }
 
 /// A backend without its type.

@@ -280,15 +280,6 @@ pub trait Leases: Send + Sync + 'static {
         0
     }
 
-    /// Returns another front to the same data, with connections of its own, for a runtime that is
-    /// about to end. Returns `None` where that makes no difference.
-    fn apart(&self) -> Option<Self>
-    where
-        Self: Sized,
-    {
-        None
-    }
-
     /// Returns the backend without its type.
     ///
     /// The backends of this crate override it. So their code is compiled with this crate, and not

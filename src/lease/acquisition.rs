@@ -106,7 +106,6 @@ impl Acquisition {
         let backend = janitor.backend().as_ref();
         let answer = answered_by(backend, limit, send(backend, claim)).await;
         turn.end(answer.as_ref().err());
-        turns.recovery.heard(answer.is_ok());
         *state = after_answer(before, answer.as_ref().map(Said::from), handover);
         Ok((answer?, sent))
     }
@@ -144,7 +143,7 @@ impl Acquisition {
     /// Leaves the queue at the backend. If that has no answer, the claim goes on with a fresh
     /// owner. Returns whether it had one.
     pub(super) async fn leave_queue(&mut self) -> bool {
-        let left = self.janitor.release(self.janitor.backend().as_ref(), &self.claim).await;
+        let left = self.janitor.release(&self.claim).await;
         match left {
             Ok(_) => self.state = AcquisitionState::Idle,
             Err(_) => self.restart(),
@@ -257,7 +256,6 @@ pub(super) async fn ask_all(
         answer => answer,
     };
     turn.end(answer.as_ref().err());
-    turns.recovery.heard(answer.is_ok());
     for (at, (one, before)) in acquisitions.iter_mut().zip(before).enumerate() {
         let said = answer.as_ref().map(|answer| match answer {
             AcquiredAll::Granted(_) => Said::Granted,

@@ -92,7 +92,7 @@ impl LeaseGuard {
         self.closing();
         self.released = true;
         if self.record.outcome_unknown() {
-            self.obligation().settle_late(self.record.runtime());
+            self.obligation().settle_late();
         }
     }
 
@@ -132,7 +132,8 @@ impl LeaseGuard {
 
     fn obligation(&self) -> Release {
         let (janitor, claim) = (self.engine.janitor.clone(), self.claim().clone());
-        Release::new(janitor, claim, self.record.outcome_unknown())
+        let runtime = self.record.runtime().clone();
+        Release::new(janitor, claim, self.record.outcome_unknown(), runtime)
     }
 
     fn give_back(&mut self) -> Unstoppable<Result<(), Error>> {
@@ -206,7 +207,8 @@ async fn pass(
         ask_to_pass(engine.backend().as_ref(), from, &next.claim).await
     };
     // The next caller does not know that it is given a lease, and this future may be dropped.
-    let owed = Release::new(engine.janitor.clone(), next.claim.clone(), true);
+    let (claim, runtime) = (next.claim.clone(), next.runtime.clone());
+    let owed = Release::new(engine.janitor.clone(), claim, true, runtime);
     let passed = engine.janitor.turns(&from.name).releases.run(pass).await;
     let (grant, since) = match passed {
         Ok((Some(grant), since)) => (grant, since),
@@ -243,13 +245,10 @@ fn let_contend(
     error: BackendError,
     owed: Release,
 ) -> Result<bool, BackendError> {
-    let (kind, runtime) = (error.kind(), next.runtime.clone());
+    let kind = error.kind();
     // A caller that leaves before it sees the notice drops what is owed with it.
     let failed = Some(Box::new(FailedPass { kind, owed }));
-    let left = next.notify(SlotNotice::Contend { slot, failed });
-    if let Some(SlotNotice::Contend { failed: Some(failed), .. }) = left {
-        failed.owed.begin(&runtime);
-    }
+    drop(next.notify(SlotNotice::Contend { slot, failed }));
     match kind {
         // The lease was given away, but the next caller cannot rely on it.
         BackendErrorKind::Unreplicated => Ok(true),

@@ -4,7 +4,6 @@
 //! above it:
 //!
 //! - `turns`: the turns of requests to ask a shard.
-//! - `recovery`: the pauses after requests that failed.
 //! - `release`: a release that must happen, and the janitor that does it.
 //! - `handover`, `acquisition`: a claim on its way to a lease, and its undo.
 //! - `queue`: the callers of this process that want one lease.
@@ -32,7 +31,6 @@ mod keeper;
 mod listening;
 mod queue;
 mod record;
-mod recovery;
 mod release;
 mod renewals;
 mod retry;

@@ -1,14 +1,9 @@
 //! Releases, which happen whatever becomes of their callers.
 //!
 //! A release is polled by its caller, since a task would cost a change of threads. If the caller
-//! leaves, the release goes on in a task on the runtime of the acquisition. That runtime may go
-//! away as well, in the middle of a load, and the fleet would wait for the end of the lease. So a
-//! [`Release`] is an obligation: dropped before it is done, it goes to the janitor. The janitor is
-//! a thread with a small runtime of its own, and lives as long as there is something to release.
-//! The end of the process ends it too, and the leases end by themselves.
-//!
-//! A runtime of the current thread runs its tasks only inside of `block_on`. A caller outside of it
-//! cannot know whether that comes again, so its release goes to the janitor as well.
+//! leaves, the release goes on in a task on the runtime of the acquisition. So a [`Release`] is an
+//! obligation: dropped before it is done, it begins such a task. If that runtime is gone, the lease
+//! ends by itself.
 
 mod janitor;
 
@@ -21,13 +16,13 @@ use std::{
 
 use futures_util::future::BoxFuture;
 use tokio::{
-    runtime::{Handle, RuntimeFlavor},
+    runtime::Handle,
     time::{Instant, sleep, sleep_until},
 };
 use tracing::debug;
 
 use crate::{
-    backend::{Claim, DynLeases},
+    backend::Claim,
     error::{BackendError, Chain, Error},
     time::after,
 };
@@ -44,118 +39,86 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(80);
 const LATE: [(u32, Duration); 3] =
     [(16, Duration::from_secs(1)), (4, Duration::from_secs(10)), (1, Duration::from_secs(60))];
 
-/// A release that must happen. Dropped before it is done, it goes to the janitor's thread.
+/// A release that must happen. Dropped before it is done, it goes on in a task.
 pub(super) struct Release {
     janitor: Arc<Janitor>,
     claim: Claim,
     /// The acquisition may still be on its way, and arrive after its release.
     outcome_unknown: bool,
-    duty: Duty,
-}
-
-/// On what the release depends.
-#[derive(Clone, Copy, PartialEq)]
-enum Duty {
-    /// A caller or a task, whose runtime may go away.
-    Runtime,
-    /// The janitor's thread.
-    Janitor,
-    /// Nothing any more: it is done.
-    Done,
+    /// The runtime of the acquisition, for the task.
+    runtime: Handle,
+    /// A task is still owed. It is not owed twice: where the runtime is gone, a task ends at once.
+    owed: bool,
 }
 
 impl Release {
-    pub(super) fn new(janitor: Arc<Janitor>, claim: Claim, outcome_unknown: bool) -> Self {
-        Self { janitor, claim, outcome_unknown, duty: Duty::Runtime }
+    pub(super) fn new(
+        janitor: Arc<Janitor>,
+        claim: Claim,
+        outcome_unknown: bool,
+        runtime: Handle,
+    ) -> Self {
+        Self { janitor, claim, outcome_unknown, runtime, owed: true }
     }
 
     pub(super) fn claim(&self) -> &Claim {
         &self.claim
     }
 
-    /// Releases in a task on this runtime.
-    pub(super) fn begin(self, runtime: &Handle) {
-        let janitor = self.janitor.clone();
-        if is_driven(runtime) {
-            janitor.tasks.spawn_on(self.run(), runtime);
-        }
-    }
-
     /// Ends the obligation: there is nothing to release, or it is owed elsewhere.
     pub(super) fn disarm(mut self) {
-        self.duty = Duty::Done;
+        self.owed = false;
     }
 
     /// Asks the backend once, in its turn, after `begins`. Returns whether the lease was held.
     pub(super) async fn once(&self, begins: impl FnOnce()) -> Result<bool, BackendError> {
-        self.ask(begins, self.janitor.backend.as_ref()).await
-    }
-
-    async fn ask(
-        &self,
-        begins: impl FnOnce(),
-        backend: &dyn DynLeases,
-    ) -> Result<bool, BackendError> {
-        self.janitor.release_after(begins, backend, &self.claim).await
+        self.janitor.release_after(begins, &self.claim).await
     }
 
     /// Settles the release of a lease that was held, and returns whether it was. A task does what
     /// the answer to the first request leaves to be done.
     pub(super) fn ended(mut self, answer: Result<bool, BackendError>) -> Result<(), Error> {
-        let janitor = self.janitor.clone();
         let outcome = match answer {
             Ok(true) => Ok(()),
             Ok(false) => Err(Error::lost(&self.claim.name.key())),
             Err(error) => {
                 // The lease may have been released, or be released later.
                 self.outcome_unknown = true;
-                janitor.tasks.spawn(self.run());
                 return Err(error.into());
             }
         };
         match self.outcome_unknown {
-            true => self.settle_late(&Handle::current()),
-            false => self.duty = Duty::Done,
+            true => self.settle_late(),
+            false => self.disarm(),
         }
         outcome
     }
 
     /// Releases in a task what may arrive late. The rest was released in another way.
-    pub(super) fn settle_late(self, runtime: &Handle) {
-        let janitor = self.janitor.clone();
-        if is_driven(runtime) {
-            janitor.tasks.spawn_on(self.run_late(), runtime);
-        }
-    }
-
-    async fn run_late(mut self) {
-        self.repeat_late(self.janitor.backend.as_ref()).await;
-        self.duty = Duty::Done;
-    }
-
-    async fn run(mut self) {
-        self.repeat(self.janitor.backend.as_ref()).await;
-        self.duty = Duty::Done;
+    pub(super) fn settle_late(mut self) {
+        self.owed = false;
+        let (janitor, runtime) = (self.janitor.clone(), self.runtime.clone());
+        janitor.tasks.spawn_on(async move { self.repeat_late().await }, &runtime);
     }
 
     /// Releases what may be held.
-    async fn repeat(&self, backend: &dyn DynLeases) {
+    async fn repeat(&self) {
         let life = self.claim.lease.max(self.claim.queue_entry_life());
-        self.until(backend, after(Instant::now(), life)).await;
+        self.until(after(Instant::now(), life)).await;
         if self.outcome_unknown {
-            self.repeat_late(backend).await;
+            self.repeat_late().await;
         }
     }
 
     /// Releases what may come to be held: an acquisition that is still on its way on a broken
     /// connection may arrive after the release. Most of these are late by a moment.
-    async fn repeat_late(&self, backend: &dyn DynLeases) {
+    async fn repeat_late(&self) {
         let released = Instant::now();
         for (part, longest) in LATE {
             let then = after(released, longest.min(self.claim.lease / part));
             tokio::select! {
                 () = sleep_until(then) => {
-                    self.until(backend, after(released, self.claim.lease)).await;
+                    self.until(after(released, self.claim.lease)).await;
                 }
                 () = self.janitor.stop.cancelled() => return,
             }
@@ -163,11 +126,11 @@ impl Release {
     }
 
     /// Releases, and tries again until the lease must have ended by itself.
-    async fn until(&self, backend: &dyn DynLeases, end: Instant) {
+    async fn until(&self, end: Instant) {
         let name = &self.claim.name;
         let mut pause = FIRST_PAUSE;
         loop {
-            match self.ask(|| {}, backend).await {
+            match self.once(|| {}).await {
                 Ok(_) => return,
                 Err(error) if Instant::now() + pause >= end => {
                     debug!(?name, error = %Chain(&error), "release failed; the lease expires");
@@ -185,21 +148,14 @@ impl Release {
 
 impl Drop for Release {
     fn drop(&mut self) {
-        if self.duty == Duty::Runtime {
-            self.janitor.take_over(Self {
-                janitor: self.janitor.clone(),
-                claim: self.claim.clone(),
-                outcome_unknown: self.outcome_unknown,
-                duty: Duty::Janitor,
-            });
+        if self.owed {
+            let (janitor, claim) = (self.janitor.clone(), self.claim.clone());
+            let (outcome_unknown, runtime) = (self.outcome_unknown, self.runtime.clone());
+            let release = Self { janitor, claim, outcome_unknown, runtime, owed: false };
+            let task = async move { release.repeat().await };
+            self.janitor.tasks.spawn_on(task, &self.runtime);
         }
     }
-}
-
-/// Returns whether a task on this runtime can be expected to run.
-fn is_driven(runtime: &Handle) -> bool {
-    runtime.runtime_flavor() != RuntimeFlavor::CurrentThread
-        || Handle::try_current().is_ok_and(|current| current.id() == runtime.id())
 }
 
 /// A future that goes on in a task when it is dropped before its end.
@@ -224,10 +180,7 @@ impl<T: Send + 'static> Future for Unstoppable<T> {
 
 impl<T: Send + 'static> Drop for Unstoppable<T> {
     fn drop(&mut self) {
-        // Dropped here, the release that it owes goes to the janitor.
-        if let Some(future) = self.future.take()
-            && is_driven(&self.runtime)
-        {
+        if let Some(future) = self.future.take() {
             self.runtime.spawn(future);
         }
     }

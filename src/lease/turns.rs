@@ -18,7 +18,6 @@ use tokio::{
     time::timeout,
 };
 
-use super::recovery::Recovery;
 use crate::error::{BackendError, BackendErrorKind};
 
 /// How many requests of a kind a shard is asked at once. They are enough to keep a connection busy,
@@ -33,7 +32,6 @@ const SILENCE: Duration = Duration::from_millis(250);
 pub(super) struct ShardTurns {
     pub(super) acquisitions: Turns,
     pub(super) releases: Turns,
-    pub(super) recovery: Recovery,
 }
 
 pub(super) struct Turns {

@@ -11,7 +11,7 @@
 //! Without a [subscription](super::listening) the looks come at growing intervals instead. A server
 //! that forbids pushes makes waiters a tenth of a second late then, and not a lease.
 
-use std::{mem, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use tokio::time::{Instant, sleep_until, timeout_at};
 
@@ -19,13 +19,12 @@ use super::{
     RetryStrategy,
     keeper::{Keeper, KeptPlace},
     listening::{Listening, WaitedFor},
-    recovery::WaiterFailures,
     release::Janitor,
 };
 use crate::{
     backend::{Change, Claim},
     key::Name,
-    time::after,
+    time::{Pauses, after},
 };
 
 /// The longest time without a look, whatever pushes and leases say.
@@ -35,7 +34,6 @@ const JITTER: Duration = Duration::from_millis(90);
 
 /// The wait of one caller. It costs nothing before the caller has to wait.
 pub(crate) struct Waiting<'a> {
-    janitor: Arc<Janitor>,
     strategy: &'a dyn RetryStrategy,
     listening: Listening,
     /// Keeps the queue entry of the claim, if it has one.
@@ -47,7 +45,8 @@ pub(crate) struct Waiting<'a> {
     until: Option<Instant>,
     limit: Duration,
     deadline: Instant,
-    failures: WaiterFailures,
+    /// The pauses after requests that failed.
+    pauses: Pauses,
 }
 
 /// The next step of a waiter.
@@ -68,7 +67,6 @@ impl<'a> Waiting<'a> {
         limit: Duration,
     ) -> Self {
         Self {
-            janitor: janitor.clone(),
             strategy,
             listening: Listening::new(janitor, subject),
             keeper: None,
@@ -77,7 +75,7 @@ impl<'a> Waiting<'a> {
             until: None,
             limit,
             deadline: after(Instant::now(), limit),
-            failures: WaiterFailures::default(),
+            pauses: Pauses::default(),
         }
     }
 
@@ -128,9 +126,7 @@ impl<'a> Waiting<'a> {
     /// Waits after a request that found the lease held for another `remaining`, or that failed.
     pub(crate) async fn after(&mut self, remaining: Option<Duration>) -> Woken {
         let Some(remaining) = remaining else { return self.after_failure().await };
-        if !mem::take(&mut self.failures).is_none() {
-            self.janitor.turns(self.name()).recovery.heard(true);
-        }
+        self.pauses = Pauses::default();
         // Counted from here, since a subscription that is refused takes its time.
         let told = Instant::now();
         let Some(until) = self.until() else { return Woken::TimeUp };
@@ -181,12 +177,10 @@ impl<'a> Waiting<'a> {
         let Some(until) = self.until() else { return Woken::TimeUp };
         // The request may have left a queue entry.
         self.listening.listen_since();
-        let wake = until.min(self.deadline);
-        let shard = self.janitor.turns(self.name());
+        let wake = after(Instant::now(), self.pauses.next()).min(until).min(self.deadline);
         tokio::select! {
             biased;
             change = self.listening.pushed() => Woken::Pushed(change),
-            () = shard.recovery.pause(&mut self.failures) => Woken::Again,
             () = sleep_until(wake) => self.woken(wake),
         }
     }

@@ -206,10 +206,6 @@ impl<B: Store + Latches, H: Hook<B>> Leases for Interceptor<B, H> {
     fn shard(&self, name: &Name) -> usize {
         self.inner.shard(name)
     }
-
-    fn apart(&self) -> Option<Self> {
-        self.inner.apart().map(|inner| Self { inner, hook: self.hook.clone() })
-    }
 }
 
 impl<B: Store + Latches, H: Hook<B>> Store for Interceptor<B, H> {

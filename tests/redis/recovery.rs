@@ -10,8 +10,8 @@ use tokio::{
 };
 
 const WAITERS: usize = 20;
-/// The pauses of a waiter were up to 1.3 s long, and nothing ended them.
-const BACK: Duration = Duration::from_millis(500);
+/// The pauses of a waiter are up to a second long.
+const BACK: Duration = Duration::from_millis(1200);
 /// A busy machine may hold up the waiters at the end of one trouble.
 const TROUBLES: usize = 3;
 

@@ -264,7 +264,7 @@ impl RedisBackendBuilder {
         if let Some(replicas) = config.replicas {
             replicas.check(config.command_timeout)?;
         }
-        Ok(RedisBackend::with_own_connections(location.read(&config.access)?, config))
+        Ok(RedisBackend::connecting(location.read(&config.access)?, config))
     }
 }
 

@@ -64,7 +64,6 @@ pub(crate) fn check_any_reply(value: &redis::Value) {
 pub struct RedisBackend(Arc<RedisInner>);
 
 struct RedisInner {
-    deployment: Deployment,
     servers: Servers,
     config: RedisConfig,
     /// The suffix of channels.
@@ -110,7 +109,7 @@ impl RedisBackend {
         RedisBackendBuilder::default()
     }
 
-    fn with_own_connections(deployment: Deployment, config: RedisConfig) -> Self {
+    fn connecting(deployment: Deployment, config: RedisConfig) -> Self {
         let (channel, process_channels) = match &deployment {
             Deployment::Cluster(_) => (keys::shard_channel(), None),
             Deployment::Single(endpoint) => {
@@ -118,11 +117,10 @@ impl RedisBackend {
                 (keys::channel(database), Some(keys::ProcessChannels::new(database)))
             }
         };
-        let servers = Servers::new(deployment.clone(), config.clone());
+        let servers = Servers::new(deployment, config.clone());
         let large = LargeNames::default();
         let [timed, is_awaited, publish_refused] = [false; 3].map(AtomicBool::new);
         Self(Arc::new(RedisInner {
-            deployment,
             servers,
             config,
             channel,

@@ -1,19 +1,9 @@
 //! The releases of one backend.
 
-use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    thread,
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
-use futures_util::{StreamExt, stream::FuturesUnordered};
-use tokio::{
-    runtime::{Builder, Handle},
-    sync::Notify,
-    time::timeout,
-};
+use tokio::{runtime::Handle, time::timeout};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
-use tracing::warn;
 
 use super::{Release, Unstoppable};
 use crate::{
@@ -24,7 +14,7 @@ use crate::{
     shards::Shards,
 };
 
-/// The releases of one backend: those that run in tasks, and those that the janitor's thread does.
+/// The releases of one backend that run in tasks.
 pub(crate) struct Janitor {
     pub(super) backend: Arc<dyn DynLeases>,
     turns: Shards<ShardTurns>,
@@ -32,16 +22,6 @@ pub(crate) struct Janitor {
     pub(super) tasks: TaskTracker,
     /// Cancelled when nothing new may begin.
     pub(super) stop: CancellationToken,
-    backlog: Mutex<Backlog>,
-    /// Notified when the backlog grows.
-    came: Notify,
-}
-
-/// Releases whose runtime is gone.
-#[derive(Default)]
-struct Backlog {
-    releases: Vec<Release>,
-    running: bool,
 }
 
 impl Janitor {
@@ -51,8 +31,6 @@ impl Janitor {
             turns: Shards::default(),
             tasks: TaskTracker::new(),
             stop: CancellationToken::new(),
-            backlog: Mutex::default(),
-            came: Notify::new(),
         })
     }
 
@@ -66,35 +44,28 @@ impl Janitor {
     }
 
     /// Releases the lease of a claim in its turn, once. Returns whether it was held.
-    pub(in crate::lease) async fn release(
-        &self,
-        backend: &dyn DynLeases,
-        claim: &Claim,
-    ) -> Result<bool, BackendError> {
-        self.release_after(|| {}, backend, claim).await
+    pub(in crate::lease) async fn release(&self, claim: &Claim) -> Result<bool, BackendError> {
+        self.release_after(|| {}, claim).await
     }
 
     /// Does the same, and calls `begins` when its turn has come.
     pub(super) async fn release_after(
         &self,
         begins: impl FnOnce(),
-        backend: &dyn DynLeases,
         claim: &Claim,
     ) -> Result<bool, BackendError> {
+        let backend = self.backend.as_ref();
         let release = async {
             begins();
             answered(backend, backend.release(claim)).await
         };
-        let turns = self.turns(&claim.name);
-        let answer = turns.releases.run(release).await;
-        turns.recovery.heard(answer.is_ok());
-        answer
+        self.turns(&claim.name).releases.run(release).await
     }
 
     /// Releases the lease of a claim. The future returns [`Lost`](crate::ErrorKind::Lost) if it was
     /// not held; dropping the future does not stop the release.
     pub(crate) fn end(self: &Arc<Self>, claim: Claim) -> Unstoppable<Result<(), Error>> {
-        let release = Release::new(self.clone(), claim, false);
+        let release = Release::new(self.clone(), claim, false, Handle::current());
         let end = async move {
             let answer = release.once(|| {}).await;
             release.ended(answer)
@@ -104,7 +75,7 @@ impl Janitor {
 
     /// Releases a claim that may be granted, or has a queue entry, in a task.
     pub(crate) fn undo(self: &Arc<Self>, claim: Claim, outcome_unknown: bool, runtime: &Handle) {
-        Release::new(self.clone(), claim, outcome_unknown).begin(runtime);
+        drop(Release::new(self.clone(), claim, outcome_unknown, runtime.clone()));
     }
 
     /// Runs a task for which the shutdown waits.
@@ -139,58 +110,5 @@ impl Janitor {
     pub(crate) async fn shutdown(&self, limit: Duration) {
         self.stop();
         let _ = timeout(limit, self.tasks.wait()).await;
-    }
-
-    fn backlog(&self) -> MutexGuard<'_, Backlog> {
-        self.backlog.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Takes over a release whose runtime is gone.
-    pub(super) fn take_over(self: &Arc<Self>, release: Release) {
-        let mut backlog = self.backlog();
-        backlog.releases.push(release);
-        if std::mem::replace(&mut backlog.running, true) {
-            self.came.notify_one();
-            return;
-        }
-        let janitor = self.clone();
-        let thread = thread::Builder::new().name("bellwether-release".to_owned());
-        if let Err(error) = thread.spawn(move || janitor.work()) {
-            let what = "no thread for the releases of a runtime that is gone; the leases expire";
-            warn!(%error, "{what}");
-            *backlog = Backlog::default();
-        }
-    }
-
-    fn work(&self) {
-        let _token = self.tasks.token();
-        let Ok(runtime) = Builder::new_current_thread().enable_all().build() else {
-            *self.backlog() = Backlog::default();
-            return;
-        };
-        // Connections that are made here end here, so they must not be those that others use.
-        let backend = self.backend.apart().unwrap_or_else(|| self.backend.clone());
-        runtime.block_on(self.clear(backend.as_ref()));
-    }
-
-    async fn clear(&self, backend: &dyn DynLeases) {
-        let mut under_way = FuturesUnordered::new();
-        loop {
-            {
-                let mut backlog = self.backlog();
-                let releases = backlog.releases.drain(..);
-                under_way
-                    .extend(releases.map(|release| async move { release.repeat(backend).await }));
-                if under_way.is_empty() {
-                    backlog.running = false;
-                    return;
-                }
-            }
-            // A release that takes long does not hold up the others.
-            tokio::select! {
-                _ = under_way.next() => {}
-                () = self.came.notified() => {}
-            }
-        }
     }
 }

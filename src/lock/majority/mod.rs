@@ -333,14 +333,6 @@ impl Leases for Majority {
     fn time_limit(&self) -> Option<Duration> {
         Some(self.operation_limit())
     }
-
-    fn apart(&self) -> Option<Self> {
-        let servers = self.servers.iter().map(|server| {
-            let backend = server.backend();
-            Janitor::new(backend.apart().unwrap_or_else(|| backend.clone()))
-        });
-        Some(Self { servers: servers.collect(), ..self.clone() })
-    }
 }
 
 impl fmt::Debug for Majority {

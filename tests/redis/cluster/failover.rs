@@ -64,7 +64,7 @@ async fn a_replica_takes_over_held_leases_and_their_waiters() {
     // The time is longer than the pause between two attempts to connect.
     let quiet = async || {
         let before = connections(&mut raw).await;
-        tokio::time::sleep(Duration::from_millis(600)).await;
+        tokio::time::sleep(Duration::from_millis(1200)).await;
         connections(&mut raw).await == before
     };
     assert!(comes_true(LIMIT, quiet).await, "a backend still connects to a node without slots");

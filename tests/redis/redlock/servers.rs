@@ -371,20 +371,3 @@ async fn callers_that_leave_at_any_moment_leave_nothing() {
     }
     assert!(eventually(LEASE + LIMIT / 4, || nothing_held(&servers)).await);
 }
-
-/// The runtime of a holder goes away, with every task that could release the lock.
-#[test]
-fn a_lock_is_released_after_its_runtime_is_dropped() {
-    let runtime = || tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
-    let outer = runtime();
-    let servers = outer.block_on(start(3));
-    let long = 30 * LEASE;
-    let inner = runtime();
-    let redlock = inner.block_on(client(&servers));
-    let guard = inner.block_on(redlock.mutex("m").lease(long).lock()).unwrap();
-    inner.shutdown_background();
-    drop(guard);
-    outer.block_on(async {
-        assert!(eventually(LIMIT, || nothing_held(&servers)).await);
-    });
-}

@@ -67,7 +67,6 @@ impl CommandConnection {
         extras: Extras,
         deadline: CommandDeadline,
     ) -> Result<Confirmed, CommandFailure> {
-        let deadline = deadline.for_lease();
         if let Some(staged) = call.staged() {
             return Box::pin(self.call_staged(call, staged, extras, deadline)).await;
         }
@@ -131,7 +130,7 @@ impl CommandConnection {
         if let Some(replicas) = replicas {
             let grant = |call: &&Call<'_>| {
                 let grant = (call.by_digest().clone(), false);
-                self.grants.send(&self.link, grant, replicas, deadline.for_lease())
+                self.grants.send(&self.link, grant, replicas, deadline)
             };
             return Ok(join_all(calls.iter().map(grant)).await);
         }
@@ -140,7 +139,7 @@ impl CommandConnection {
             pipeline.add_command(call.by_digest().clone());
         }
         let count = calls.len();
-        let sent = self.link.exchange(deadline.for_lease(), |mut connection| async move {
+        let sent = self.link.exchange(deadline, |mut connection| async move {
             connection.send_packed_commands(&pipeline, 0, count).await
         });
         let (used, replies) = sent.await?;

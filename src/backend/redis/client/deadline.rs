@@ -5,7 +5,7 @@ use std::time::Duration;
 use redis::{Arg, Cmd, Pipeline};
 use tokio::time::Instant;
 
-use super::{config::RedisConfig, pacer::Demand};
+use super::config::RedisConfig;
 use crate::time::after;
 
 /// The rate at which buffers on the way are assumed to empty, in bytes each second.
@@ -18,18 +18,12 @@ pub(super) struct CommandDeadline {
     pub(super) limit: Duration,
     /// The command begins now, and has the command time-out, so that the wheel can time it.
     pub(super) is_whole: bool,
-    pub(super) demand: Demand,
 }
 
 impl CommandDeadline {
     /// Returns the deadline of a command that begins now.
     pub(super) fn from_now(config: &RedisConfig) -> Self {
-        Self {
-            begun: Instant::now(),
-            limit: config.command_timeout,
-            is_whole: true,
-            demand: Demand::Request,
-        }
+        Self { begun: Instant::now(), limit: config.command_timeout, is_whole: true }
     }
 
     /// Returns the deadline of commands with a large argument.
@@ -56,11 +50,6 @@ impl CommandDeadline {
     /// Returns the deadline of a command that had to wait for its connection until now.
     pub(super) fn restarted(self) -> Self {
         Self { begun: Instant::now(), is_whole: false, ..self }
-    }
-
-    /// Returns the deadline of a script, which grants, renews or ends a lease.
-    pub(super) fn for_lease(self) -> Self {
-        Self { demand: Demand::Lease, ..self }
     }
 
     /// Returns when the time of a command without progress ends.

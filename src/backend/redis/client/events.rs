@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio::sync::Notify;
 
-use super::{pacer::Pacer, topology::NodeSlots};
+use super::topology::NodeSlots;
 use crate::backend::Channels;
 
 /// The events of one server, and the channels that they concern.
@@ -12,7 +12,6 @@ use crate::backend::Channels;
 pub(super) struct NodeEvents {
     pub(super) channels: Channels,
     pub(super) scope: ChannelScope,
-    pub(super) pacer: Arc<Pacer>,
     /// Notified when a connection broke, or could not be made.
     pub(super) trouble: Arc<Notify>,
 }
@@ -28,8 +27,7 @@ pub(super) enum ChannelScope {
 impl NodeEvents {
     /// Returns the events of a single server, which serves all channels.
     pub(super) fn of_single(channels: Channels) -> Self {
-        let (pacer, trouble) = Default::default();
-        Self { channels, scope: ChannelScope::All, pacer, trouble }
+        Self { channels, scope: ChannelScope::All, trouble: Arc::default() }
     }
 
     /// Wakes the waiters on the server's channels, so that each asks again.

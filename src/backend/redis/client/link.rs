@@ -1,9 +1,8 @@
 //! The connection that commands are sent on.
 //!
 //! A task keeps it connected (`reconnect`). A command takes the current connection. If the last
-//! attempt to connect failed, the command fails at once, and the next attempt comes sooner. If an
-//! attempt is under way, the command waits for it within its own time-out. So nothing queues up
-//! while the server is away.
+//! attempt to connect failed, the command fails at once. If an attempt is under way, the command
+//! waits for it within its own time-out. So nothing queues up while the server is away.
 //!
 //! A command times out when its connection was silent for the command time-out (`progress`).
 //!
@@ -22,9 +21,9 @@ use futures_util::FutureExt;
 use redis::{RedisError, Value, aio::MultiplexedConnection};
 use tokio::{
     runtime::Handle,
-    sync::watch::{self, error::RecvError},
+    sync::watch,
     task::unconstrained,
-    time::{Instant, error::Elapsed, timeout_at},
+    time::{Instant, timeout_at},
 };
 
 use super::{
@@ -33,7 +32,6 @@ use super::{
     endpoint::Endpoint,
     events::NodeEvents,
     failure::{CommandFailure, ends_connection},
-    pacer::Demand,
     reconnect::{ConnectionState, Established, KeptConnection, ReconnectRun, keep_connected},
     round_trip::MeasuredRoundTrip,
     task::OnDemandTask,
@@ -168,14 +166,7 @@ impl Link {
             let now = state.borrow_and_update().clone();
             let limit = match now {
                 ConnectionState::Established(current) => return Ok(current),
-                ConnectionState::Failed(error) => {
-                    if self.kept.events.pacer.demand(deadline.demand)
-                        && self.ended(&mut state, deadline.demand, deadline.at()).await.is_ok()
-                    {
-                        continue;
-                    }
-                    return Err(error);
-                }
+                ConnectionState::Failed(error) => return Err(error),
                 ConnectionState::Connecting(round_trip) => {
                     round_trip.saturating_mul(CONNECT_ROUND_TRIPS)
                 }
@@ -186,28 +177,12 @@ impl Link {
                 }
             };
             let end = deadline.at().max(after(deadline.begun, limit));
-            match self.ended(&mut state, deadline.demand, end).await {
+            match timeout_at(end, state.changed()).await {
                 Ok(Ok(())) => {}
                 Ok(Err(_closed)) => return unavailable("the connection was closed"),
                 Err(_elapsed) => return unavailable("there is no connection yet"),
             }
         }
-    }
-
-    /// Waits for the end of an attempt. Further ones may begin meanwhile, because it may hang.
-    async fn ended(
-        &self,
-        state: &mut watch::Receiver<ConnectionState>,
-        demand: Demand,
-        limit: Instant,
-    ) -> Result<Result<(), RecvError>, Elapsed> {
-        let ended = async {
-            tokio::select! {
-                changed = state.changed() => changed,
-                never = self.kept.events.pacer.keep_demanding(demand) => match never {},
-            }
-        };
-        timeout_at(limit, ended).await
     }
 }
 

@@ -3,14 +3,13 @@
 //! [`Servers`] is the only type that knows whether there is one server or a cluster. Each server
 //! has up to four connections (`node`): for commands (`commands`), for large entries, for grants
 //! that replicas confirm (`grants`), and for pushes (`push`). Commands are sent on a `link`, each
-//! with its `deadline`. A task of its own keeps each connection (`reconnect`, `push`), with its
-//! `attempts` to connect, which `pacer` paces. A connection goes to a fixed server or to the master
-//! that sentinels name (`endpoint`, `sentinel`). It is made in `connect`. Between its socket and
-//! the client library (`stream`), a `write_batcher` joins commands, and `progress` tells when bytes
-//! last moved. The time-outs of its commands share one timer (`timeout_wheel`).
+//! with its `deadline`. A task of its own keeps each connection (`reconnect`, `push`). A connection
+//! goes to a fixed server or to the master that sentinels name (`endpoint`, `sentinel`). It is made
+//! in `connect`. Between its socket and the client library (`stream`), a `write_batcher` joins
+//! commands, and `progress` tells when bytes last moved. The time-outs of its commands share one
+//! timer (`timeout_wheel`).
 
 mod address;
-mod attempts;
 mod clock;
 mod cluster;
 mod commands;
@@ -25,7 +24,6 @@ mod grants;
 mod handshake;
 mod link;
 mod node;
-mod pacer;
 mod progress;
 mod push;
 mod reconnect;

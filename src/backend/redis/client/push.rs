@@ -14,18 +14,16 @@ use bytes::Bytes;
 use redis::{PushInfo, PushKind, RedisError, Value};
 use tokio::{
     sync::{Notify, watch},
-    time::sleep,
+    time::{Instant, sleep},
 };
 use tracing::debug;
 
 use super::{
-    attempts::Attempts,
     config::RedisConfig,
     connect::connect,
     endpoint::{Endpoint, EndpointWatch},
     events::NodeEvents,
-    pacer::{Demand, after_break},
-    stream::Connected,
+    reconnect::{Pacing, Round},
     subscriptions::{PendingUnsubscribes, Subscriptions},
     task::OnDemandTask,
 };
@@ -112,10 +110,7 @@ impl PushConnection {
             PushState::New => self.config.connect_timeout.saturating_mul(2),
             PushState::Up(silence_limit) => silence_limit,
             PushState::Broken => self.config.command_timeout,
-            PushState::Down(error) => {
-                self.events.pacer.demand(Demand::Lease);
-                return Err(error);
-            }
+            PushState::Down(error) => return Err(error),
         };
         Ok(PushAnswer { limit, state: self.state.subscribe() })
     }
@@ -127,15 +122,6 @@ struct PushRun {
     config: RedisConfig,
     events: NodeEvents,
     state: Arc<watch::Sender<PushState>>,
-}
-
-/// The outcome of an attempt to connect.
-struct EndedPushAttempt {
-    connected: Result<Option<Connected>, BackendError>,
-    /// The watch of the server that was found.
-    watch: EndpointWatch,
-    broken: Arc<Notify>,
-    leaving: PendingUnsubscribes,
 }
 
 impl Drop for PushRun {
@@ -150,17 +136,12 @@ impl PushRun {
     async fn keep_subscribed(self) {
         let mut turns = self.events.channels.openings();
         let mut is_refused = false;
-        let mut attempts = Attempts::new(&self.events.pacer);
-        let mut watch = EndpointWatch::Never;
+        let (mut pacing, mut watch) = (Pacing::default(), EndpointWatch::Never);
         while self.is_wanted(&mut turns).await {
-            let served = self
-                .connect_and_serve(&mut attempts, &mut turns, &mut watch, &mut is_refused)
-                .await;
+            let begun = Instant::now();
+            let round = self.connect_and_serve(&mut turns, &mut watch, &mut is_refused).await;
             self.events.trouble.notify_one();
-            // Behind a failure the pacer waits, and other attempts may succeed.
-            if served {
-                sleep(after_break(true)).await;
-            }
+            pacing.rest(begun, &round, &mut watch).await;
         }
     }
 
@@ -176,47 +157,27 @@ impl PushRun {
         matches!(&*self.state.borrow(), PushState::Down(_))
     }
 
-    async fn connect(&self, mut watch: EndpointWatch) -> EndedPushAttempt {
-        let Self { endpoint, config, events, .. } = self;
+    /// Connects, and serves until the connection breaks.
+    async fn connect_and_serve(
+        &self,
+        turns: &mut watch::Receiver<u64>,
+        watch: &mut EndpointWatch,
+        is_refused: &mut bool,
+    ) -> Round {
+        let Self { endpoint, config, events, state } = self;
         let (broken, leaving) = (Arc::new(Notify::new()), PendingUnsubscribes::default());
         let confirms = config.replicas.is_some();
         let on_push = receive(events.channels.clone(), broken.clone(), leaving.clone(), confirms);
         let ended = broken.clone();
         let on_end = move || ended.notify_one();
-        let connected = connect(endpoint, &mut watch, config, on_end, on_push).await;
-        EndedPushAttempt { connected, watch, broken, leaving }
-    }
-
-    /// Waits for the end of an attempt to connect, and serves until the connection breaks. Returns
-    /// whether there was one.
-    async fn connect_and_serve<'a>(
-        &'a self,
-        attempts: &mut Attempts<'a, EndedPushAttempt>,
-        turns: &mut watch::Receiver<u64>,
-        watch: &mut EndpointWatch,
-        is_refused: &mut bool,
-    ) -> bool {
-        let Self { config, events, state, .. } = self;
-        if let Some(error) = events.pacer.error() {
-            state.send_replace(PushState::Down(error));
-        }
-        let found = watch.clone();
-        let begin = || self.connect(found.clone());
-        let (attempt, ended) = attempts.next(watch.outdated(), begin).await;
-        let EndedPushAttempt { connected, broken, leaving, .. } = ended;
-        *watch = ended.watch;
-        match connected {
-            // The others may be on their way to the same server.
-            Ok(None) => {
-                attempts.end();
-                false
-            }
+        match connect(endpoint, watch, config, on_end, on_push).await {
+            Ok(None) => Round::Moved,
             Ok(Some(connected)) => {
-                attempt.succeeded();
-                attempts.end();
                 state.send_replace(PushState::Up(config.silence_limit(connected.round_trip)));
-                let subscriptions =
-                    Subscriptions::new(connected, config, events, leaving, is_refused);
+                let (since, subscriptions) = (
+                    Instant::now(),
+                    Subscriptions::new(connected, config, events, leaving, is_refused),
+                );
                 let end = serve(subscriptions, turns, &broken, watch).await;
                 state.send_replace(PushState::Broken);
                 events.forget_answers();
@@ -226,13 +187,12 @@ impl PushRun {
                     let error = Chain(&error);
                     debug!(%error, "the push connection to Redis broke; connecting again");
                 }
-                true
+                Round::Broke(since.elapsed())
             }
             Err(error) => {
                 debug!(error = %Chain(&error), "no push connection to Redis; trying again");
-                state.send_replace(PushState::Down(error.clone()));
-                attempt.failed(error);
-                false
+                state.send_replace(PushState::Down(error));
+                Round::Failed
             }
         }
     }

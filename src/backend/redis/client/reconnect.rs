@@ -7,27 +7,34 @@ use redis::Value;
 use tokio::{
     runtime::{self, Handle},
     sync::{Notify, watch},
-    time::{Instant, sleep, timeout},
+    time::{Instant, sleep_until, timeout},
 };
 use tracing::{info, warn};
 
 use super::{
-    attempts::Attempts,
     clock::ServerClock,
     config::RedisConfig,
     connect::connect,
     endpoint::{Endpoint, EndpointWatch},
     events::NodeEvents,
     handshake::prepare,
-    pacer::after_break,
     round_trip::MeasuredRoundTrip,
     stream::Connected,
     timeout_wheel::TimeoutWheel,
 };
-use crate::error::{BackendError, Chain};
+use crate::{
+    error::{BackendError, Chain},
+    time::{Pauses, after},
+};
 
 /// A connection that lived this long is replaced almost without a pause.
 const LONG_LIVED: Duration = Duration::from_secs(1);
+/// The longest pauses behind a break: of a connection that lived long, and of one that did not.
+/// They do not grow, since each connection may serve those that wait for one.
+const AFTER_BREAK: Duration = Duration::from_millis(10);
+const AFTER_SHORT_LIFE: Duration = Duration::from_millis(20);
+/// The least pause behind an attempt that failed.
+const AFTER_FAILURE: Duration = Duration::from_millis(20);
 
 /// A connection and its state, shared by the senders of commands and the task.
 pub(super) struct KeptConnection {
@@ -64,12 +71,14 @@ pub(super) struct Established {
     pub(super) clock: ServerClock,
 }
 
-/// The outcome of an attempt to connect.
-struct EndedAttempt {
-    connected: Result<Option<Connected>, BackendError>,
-    /// The watch of the server that was found.
-    watch: EndpointWatch,
-    broken: Arc<Notify>,
+/// How a round of the task has ended.
+pub(super) enum Round {
+    /// The sentinels named another server meanwhile.
+    Moved,
+    /// The attempt to connect failed.
+    Failed,
+    /// There was a connection, which lived this long.
+    Broke(Duration),
 }
 
 impl KeptConnection {
@@ -85,32 +94,14 @@ impl KeptConnection {
         broken.notify_one();
     }
 
-    /// Waits for the end of an attempt to connect, and serves until the connection breaks. Returns
-    /// how long it lasted, or `None` if there was none. `watch` is that of the server found last.
-    async fn connect_and_serve<'a>(
-        &'a self,
-        attempts: &mut Attempts<'a, EndedAttempt>,
-        watch: &mut EndpointWatch,
-    ) -> Option<Duration> {
-        let pacer = &self.events.pacer;
-        if let Some(error) = pacer.error().filter(|_| !self.is_failed()) {
-            // Another connection has failed, so commands need not wait for this one.
-            self.failed(error);
-        }
-        let found = watch.clone();
-        let begin = || self.connect(found.clone());
-        let (attempt, ended) = attempts.next(watch.outdated(), begin).await;
-        let EndedAttempt { connected, broken, .. } = ended;
-        *watch = ended.watch;
-        match connected {
-            Ok(None) => {
-                // The others may be on their way to the same server.
-                attempts.end();
-                None
-            }
+    /// Connects, and serves until the connection breaks. `watch` is that of the server found last.
+    async fn connect_and_serve(&self, watch: &mut EndpointWatch) -> Round {
+        let (begun, broken) = (Instant::now(), Arc::new(Notify::new()));
+        let on_end = self.on_end(&broken);
+        match connect(&self.endpoint, watch, &self.config, on_end, |_| ()).await {
+            Ok(None) => Round::Moved,
             Ok(Some(connected)) => {
-                attempt.succeeded();
-                let is_late = attempts.end() || self.is_failed();
+                let is_late = self.is_failed() || begun.elapsed() > self.config.command_timeout;
                 let (since, round_trip) = (Instant::now(), connected.round_trip);
                 let current = self.establish(connected, broken);
                 if is_late {
@@ -123,21 +114,13 @@ impl KeptConnection {
                 self.events.trouble.notify_one();
                 // Commands wait for the first attempt after a break, and fail during later ones.
                 self.state.send_replace(ConnectionState::Connecting(round_trip));
-                Some(since.elapsed())
+                Round::Broke(since.elapsed())
             }
             Err(error) => {
-                attempt.failed(error.clone());
                 self.failed(error);
-                None
+                Round::Failed
             }
         }
-    }
-
-    async fn connect(&self, mut watch: EndpointWatch) -> EndedAttempt {
-        let broken = Arc::new(Notify::new());
-        let on_end = self.on_end(&broken);
-        let connected = connect(&self.endpoint, &mut watch, &self.config, on_end, |_| ()).await;
-        EndedAttempt { connected, watch, broken }
     }
 
     /// Hands a new connection to the commands.
@@ -215,17 +198,39 @@ impl Drop for ReconnectRun {
     }
 }
 
+/// When the next attempt to connect comes.
+#[derive(Default)]
+pub(super) struct Pacing(Pauses);
+
+impl Pacing {
+    /// Pauses after a round that began then. Another master ends the pause.
+    pub(super) async fn rest(&mut self, begun: Instant, round: &Round, watch: &mut EndpointWatch) {
+        let now = Instant::now();
+        let until = match round {
+            Round::Moved => now,
+            Round::Broke(lived) => {
+                self.0 = Pauses::default();
+                let most = if *lived > LONG_LIVED { AFTER_BREAK } else { AFTER_SHORT_LIFE };
+                after(now, most.mul_f64(fastrand::f64()))
+            }
+            // An attempt that hung until its time-out was a pause itself.
+            Round::Failed => after(begun, self.0.next()).max(after(now, AFTER_FAILURE)),
+        };
+        tokio::select! {
+            () = sleep_until(until) => {}
+            () = watch.outdated() => {}
+        }
+    }
+}
+
 pub(super) async fn keep_connected(run: ReconnectRun) {
     let kept = &run.0;
     let connections = async {
-        let mut attempts = Attempts::new(&kept.events.pacer);
-        let mut watch = EndpointWatch::Never;
+        let (mut pacing, mut watch) = (Pacing::default(), EndpointWatch::Never);
         loop {
-            let lived = kept.connect_and_serve(&mut attempts, &mut watch).await;
-            let Some(lived) = lived else { continue };
-            // The command that broke has a second try to make, so the first attempt comes at once,
-            // unless the server accepts connections only to break them.
-            sleep(after_break(lived <= LONG_LIVED)).await;
+            let begun = Instant::now();
+            let round = kept.connect_and_serve(&mut watch).await;
+            pacing.rest(begun, &round, &mut watch).await;
         }
     };
     tokio::select! {

@@ -208,11 +208,6 @@ impl Leases for RedisBackend {
     fn shard(&self, name: &Name) -> usize {
         self.0.servers.shard(name)
     }
-
-    fn apart(&self) -> Option<Self> {
-        let (deployment, config) = (self.0.deployment.clone(), self.0.config.clone());
-        Some(Self::with_own_connections(deployment, config))
-    }
 }
 
 impl RedisBackend {

@@ -29,7 +29,6 @@ use super::{
     failure::{CommandFailure, CommandRetry},
     link::Confirmed,
     node::Lane,
-    pacer::Pacer,
     push::PushAnswer,
     replicas::Replicas,
     target::{Access, ConnectTarget},
@@ -110,7 +109,6 @@ impl Cluster {
     pub(super) fn new(seeds: ClusterSeeds, config: RedisConfig) -> Self {
         let nodes = ClusterNodes {
             topology: Arc::new(Topology::new()),
-            pacer: Pacer::default(),
             seeds: seeds.targets,
             template: *seeds.template,
             config,
@@ -307,10 +305,7 @@ impl Cluster {
             let now = state.borrow_and_update().clone();
             match now {
                 TopologyState::Known(slots) => return Ok(slots),
-                TopologyState::Failed(error) => {
-                    self.nodes.pacer.demand(deadline.demand);
-                    return Err(error);
-                }
+                TopologyState::Failed(error) => return Err(error),
                 TopologyState::Unknown => start(),
             }
             // The first question has the limit of a first connection.

@@ -13,7 +13,6 @@ use crate::{
         endpoint::Endpoint,
         events::{ChannelScope, NodeEvents},
         node::Node,
-        pacer::Pacer,
         target::ConnectTarget,
         topology::{NodeAddress, NodeSlots, Topology},
     },
@@ -22,8 +21,6 @@ use crate::{
 
 pub(super) struct ClusterNodes {
     pub(super) topology: Arc<Topology>,
-    /// Paces the questions for the map of slots.
-    pub(super) pacer: Pacer,
     pub(super) seeds: Vec<ConnectTarget>,
     /// The settings of each connection, but for the address.
     pub(super) template: ConnectionInfo,
@@ -48,7 +45,6 @@ impl ClusterNodes {
         let events = NodeEvents {
             channels: self.topology.channels.clone(),
             scope: ChannelScope::Slots(slots),
-            pacer: Arc::default(),
             trouble: self.topology.trouble.clone(),
         };
         let connections = Node::new(&endpoint, &self.config, events);

@@ -17,6 +17,7 @@ use crate::{
     },
     error::{BackendError, BackendErrorKind, BoxError, Chain},
     sync::lock,
+    time::Pauses,
 };
 
 /// How long one node may take to report the slots, before the next one is asked, too.
@@ -36,14 +37,13 @@ impl Drop for RefreshRun {
 pub(super) async fn keep_known(run: RefreshRun) {
     let nodes = &run.0;
     let topology = &nodes.topology;
+    let mut pauses = Pauses::default();
     for turn in 0.. {
-        // A connection to a node that fails demands it, too.
-        let attempt = nodes.pacer.attempt_after(topology.trouble.notified(), None).await;
         match nodes.ask_for_slots(turn).await {
             Ok(slots) => {
                 topology.replace(slots);
                 nodes.settle();
-                attempt.succeeded();
+                pauses = Pauses::default();
                 sleep(REFRESH_PAUSE).await;
                 topology.trouble.notified().await;
                 // If a slot has moved, its new node subscribes at once.
@@ -51,9 +51,8 @@ pub(super) async fn keep_known(run: RefreshRun) {
             }
             Err(error) => {
                 debug!(error = %Chain(&*error), "no node reports the cluster's slots");
-                let error = BackendError::new(BackendErrorKind::Unavailable, error);
-                attempt.failed(error.clone());
-                topology.failed(error);
+                topology.failed(BackendError::new(BackendErrorKind::Unavailable, error));
+                sleep(pauses.next()).await;
             }
         }
     }
