@@ -127,10 +127,6 @@ pub struct Claim {
     /// A claim that may have no use for the lease by then, or whose own lease is shorter than
     /// [`handover_life`](Self::handover_life), must not set it.
     pub takes_handover: bool,
-    /// How long its caller has waited already, such as for another lease that it needs too. It
-    /// enters a queue before the claims of callers that have waited for less. It has no effect on a
-    /// claim to which a lease may be handed over.
-    pub waited: Duration,
 }
 
 impl Claim {
@@ -147,7 +143,6 @@ impl Claim {
             waits: true,
             listens: true,
             takes_handover,
-            waited: Duration::ZERO,
         }
     }
 
@@ -161,12 +156,6 @@ impl Claim {
             Mode::Permit { count: 1, .. } => format!("a permit of {key:?}"),
             Mode::Permit { count, .. } => format!("a set of {count} permits of {key:?}"),
         }
-    }
-
-    /// Returns by how much earlier it enters a queue than a claim that comes now.
-    pub(crate) fn head_start(&self) -> Duration {
-        // The end of a handover counts from the time in the queue.
-        if self.takes_handover { Duration::ZERO } else { self.waited }
     }
 
     /// Returns how long its queue entry lasts unless its process [keeps](super::Leases::keep) it: 2

@@ -4,9 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use futures_util::{FutureExt, future::BoxFuture};
 
-use super::{
-    Acquired, AcquiredAll, Changes, Claim, Grant, Kept, Leases, Mode, Occupied, Renewal, RoundTrip,
-};
+use super::{Acquired, Changes, Claim, Grant, Kept, Leases, Mode, Occupied, Renewal, RoundTrip};
 use crate::{error::BackendError, key::Name};
 
 /// Declares a trait with the methods of a trait of backends, and implements it for all of these.
@@ -44,7 +42,6 @@ pub(super) use erased;
 erased! {
     trait DynLeases; for Leases;
     async fn acquire(claim: &'a Claim) -> Acquired;
-    async fn acquire_all(claims: &'a [Claim]) -> AcquiredAll;
     async fn renew(claims: &'a [Claim]) -> Vec<Renewal>;
     async fn keep(claims: &'a [Claim]) -> Kept;
     async fn keep_each(queues: &'a [Vec<Claim>]) -> Vec<Result<Kept, BackendError>>;

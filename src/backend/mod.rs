@@ -41,11 +41,12 @@ mod owner;
 pub(crate) mod redis;
 mod renewal;
 mod round_trip;
-mod several;
 mod store;
 mod windows;
 
 use std::{future::Future, sync::Arc, time::Duration};
+
+use futures_util::future::join_all;
 
 use crate::{
     error::{BackendError, BackendErrorKind},
@@ -68,7 +69,6 @@ pub use self::{
     owner::Owner,
     renewal::Renewal,
     round_trip::RoundTrip,
-    several::{AcquiredAll, acquire_in_order},
     store::{Claimed, Committed, Store},
     windows::Windows,
 };
@@ -100,19 +100,6 @@ pub trait Leases: Send + Sync + 'static {
     /// while its process [keeps](Self::keep) it.
     fn acquire(&self, claim: &Claim)
     -> impl Future<Output = Result<Acquired, BackendError>> + Send;
-
-    /// Grants the leases of several exclusive claims of different names, all or none. Grants them
-    /// again to the owners that have them. Any other mode is
-    /// [refused](crate::error::BackendErrorKind::Refused).
-    ///
-    /// The default acquires them [one after another](acquire_in_order). By the time of an answer
-    /// that a holder is in the way, nothing is held.
-    fn acquire_all(
-        &self,
-        claims: &[Claim],
-    ) -> impl Future<Output = Result<AcquiredAll, BackendError>> + Send {
-        acquire_in_order(self, claims)
-    }
 
     /// Makes each lease last its full time from now, if its owner still has it.
     ///
@@ -148,7 +135,7 @@ pub trait Leases: Send + Sync + 'static {
         &self,
         queues: &[Vec<Claim>],
     ) -> impl Future<Output = Result<Vec<Result<Kept, BackendError>>, BackendError>> + Send {
-        async { Ok(several::keep_each_alone(self, queues).await) }
+        async { Ok(keep_each_alone(self, queues).await) }
     }
 
     /// Ends the lease if the claim has it, and its queue entry. Returns whether the claim had the
@@ -291,6 +278,14 @@ pub trait Leases: Send + Sync + 'static {
     {
         Erased(self)
     }
+}
+
+/// Keeps each queue by a request of its own, all at once.
+async fn keep_each_alone<B: Leases + ?Sized>(
+    backend: &B,
+    queues: &[Vec<Claim>],
+) -> Vec<Result<Kept, BackendError>> {
+    join_all(queues.iter().map(|claims| backend.keep(claims))).await
 }
 
 /// The answer to [`Leases::acquire`].

@@ -1,8 +1,8 @@
 //! The loop of every acquisition: ask once, wait while others are in the way, and ask again.
 //!
 //! [`drive`] is the loop. An [`Attempt`] says what is asked, what a push may settle, and what ends
-//! the wait early. One lease, [several leases](super::several), the claim of a cache and the
-//! wait for a latch are attempts.
+//! the wait early. One lease, the claim of a cache and the wait for a latch
+//! are attempts.
 
 use std::{sync::Arc, time::Duration};
 
@@ -41,13 +41,8 @@ pub(crate) trait Attempt {
     /// Returns the outcome if a push settles it. Otherwise the loop asks again.
     fn pushed(&mut self, change: Change, waiting: &mut Waiting<'_>) -> Option<Self::Outcome>;
 
-    /// Completes if the wait is to end early. Returns `None` to [step aside](Self::step_aside).
-    fn interrupted(&self) -> impl Future<Output = Option<Self::Outcome>> + Send;
-
-    /// Does what is due during the wait. Returns whether to ask again at once.
-    fn step_aside(&mut self, _waiting: &mut Waiting<'_>) -> impl Future<Output = bool> + Send {
-        async { true }
-    }
+    /// Completes if the wait is to end early.
+    fn interrupted(&self) -> impl Future<Output = Self::Outcome> + Send;
 
     /// Returns the outcome of a wait that is over, or `None` to ask a last time.
     fn time_up(&mut self, waiting: &Waiting<'_>) -> Option<Self::Outcome>;
@@ -78,18 +73,10 @@ pub(crate) async fn drive<A: Attempt>(attempt: &mut A, waiting: &mut Waiting<'_>
             Answer::Occupied(remaining) => Some(remaining),
             Answer::Failed => None,
         };
-        let woken = loop {
-            // In a box, so that an acquisition that need not wait stays small.
-            let interrupted = tokio::select! {
-                woken = Box::pin(waiting.after(remaining)) => break woken,
-                interrupted = attempt.interrupted() => interrupted,
-            };
-            if let Some(outcome) = interrupted {
-                return outcome;
-            }
-            if attempt.step_aside(waiting).await {
-                break Woken::Again;
-            }
+        // In a box, so that an acquisition that need not wait stays small.
+        let woken = tokio::select! {
+            woken = Box::pin(waiting.after(remaining)) => woken,
+            outcome = attempt.interrupted() => return outcome,
         };
         let outcome = match woken {
             Woken::TimeUp => attempt.time_up(waiting),
@@ -197,9 +184,9 @@ impl Attempt for OneAttempt<'_> {
         Some(Ok(self.hold(fence, Instant::now(), Some(until), waiting.listening().take_changes())))
     }
 
-    async fn interrupted(&self) -> Option<LeaseOutcome> {
+    async fn interrupted(&self) -> LeaseOutcome {
         self.engine.janitor.stopped().await;
-        Some(Err(Error::shut_down()))
+        Err(Error::shut_down())
     }
 
     fn time_up(&mut self, waiting: &Waiting<'_>) -> Option<LeaseOutcome> {

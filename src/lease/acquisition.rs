@@ -10,10 +10,8 @@ use super::{
     release::{Janitor, Unstoppable},
 };
 use crate::{
-    backend::{
-        Acquired, AcquiredAll, Claim, Claimed, DynLeases, Grant, Handover, Owner, answered_by,
-    },
-    error::{BackendError, BackendErrorKind, Error},
+    backend::{Acquired, Claim, Claimed, DynLeases, Grant, Handover, Owner, answered_by},
+    error::{BackendError, Error},
 };
 
 /// One claim on its way to a lease. Dropped before it is [settled](Self::settle), it undoes itself.
@@ -140,17 +138,6 @@ impl Acquisition {
         self.state == AcquisitionState::Idle
     }
 
-    /// Leaves the queue at the backend. If that has no answer, the claim goes on with a fresh
-    /// owner. Returns whether it had one.
-    pub(super) async fn leave_queue(&mut self) -> bool {
-        let left = self.janitor.release(&self.claim).await;
-        match left {
-            Ok(_) => self.state = AcquisitionState::Idle,
-            Err(_) => self.restart(),
-        }
-        left.is_ok()
-    }
-
     /// Returns whether another holder was in the way.
     pub(super) fn is_waiting(&self) -> bool {
         self.handover.has_met_holder()
@@ -229,42 +216,4 @@ impl Drop for Acquisition {
         }
         self.janitor.undo(self.claim.clone(), outcome_unknown, &self.runtime);
     }
-}
-
-/// Sends one request for several claims, which are granted all or none. Returns the answer and a
-/// time before it was sent. The limit holds for each claim, since a backend may have to ask for one
-/// after another. Their caller has waited for so long.
-pub(super) async fn ask_all(
-    acquisitions: &mut [Acquisition],
-    janitor: &Janitor,
-    limit: Duration,
-    waited: Duration,
-) -> Result<(AcquiredAll, Instant), BackendError> {
-    let turns = acquisitions.first().map(|one| janitor.turns(&one.claim.name)).unwrap_or_default();
-    let turn = turns.acquisitions.next().await;
-    let sent = Instant::now();
-    let claims = acquisitions.iter().map(|one| Claim { waited, ..one.claim.clone() });
-    let claims: Vec<_> = claims.collect();
-    let before: Vec<_> = acquisitions.iter_mut().map(|one| one.begin(sent)).collect();
-    let limit = limit.saturating_mul(u32::try_from(claims.len()).unwrap_or(u32::MAX));
-    let backend = janitor.backend().as_ref();
-    let answer = match answered_by(backend, limit, backend.acquire_all(&claims)).await {
-        Ok(AcquiredAll::Granted(grants)) if grants.len() != claims.len() => {
-            let why = "not one grant for each claim";
-            Err(BackendError::new(BackendErrorKind::Unknown, why))
-        }
-        answer => answer,
-    };
-    turn.end(answer.as_ref().err());
-    for (at, (one, before)) in acquisitions.iter_mut().zip(before).enumerate() {
-        let said = answer.as_ref().map(|answer| match answer {
-            AcquiredAll::Granted(_) => Said::Granted,
-            AcquiredAll::Occupied(which, occupied) if *which == at => {
-                Said::Occupied(occupied.fence)
-            }
-            AcquiredAll::Occupied(..) => Said::Nothing,
-        });
-        one.state = after_answer(before, said, &mut one.handover);
-    }
-    Ok((answer?, sent))
 }

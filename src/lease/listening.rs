@@ -3,7 +3,7 @@
 //! Without a subscription the waiter looks at intervals: the server forbids it, its connection is
 //! broken, or the lost one is not restored yet.
 
-use std::{mem, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
@@ -27,8 +27,6 @@ pub(crate) struct Listening {
     changes: Option<Changes>,
     /// How many pushes may have been missed before the last request, if it had no subscription.
     missed: Option<u64>,
-    /// Subscriptions to names that were waited for before, and may be again.
-    others: Vec<(Name, Changes)>,
     /// The number of looks without a subscription, and when to ask for one again.
     looks: u32,
     subscribe_at: Option<Instant>,
@@ -48,7 +46,6 @@ impl Listening {
             subject,
             changes: None,
             missed: None,
-            others: Vec::new(),
             looks: 0,
             subscribe_at: None,
         }
@@ -65,20 +62,10 @@ impl Listening {
         }
     }
 
-    /// Turns to another claim.
-    ///
-    /// The subscription to the last name is kept. Of several names, now one is in the way and now
-    /// another, and each new subscription costs a request.
+    /// Turns to another claim of the same name.
     pub(super) fn turn_to(&mut self, claim: &Claim) {
-        let name = &claim.name;
-        let last = mem::replace(&mut self.subject, WaitedFor::Claim(claim.clone()));
+        self.subject = WaitedFor::Claim(claim.clone());
         self.missed = None;
-        if last.name() != name {
-            let last = last.name().clone();
-            self.others.extend(self.changes.take().map(|changes| (last, changes)));
-            let known = self.others.iter().position(|(other, _)| other == name);
-            self.changes = known.map(|at| self.others.swap_remove(at).1);
-        }
         self.address();
     }
 
@@ -112,12 +99,6 @@ impl Listening {
     /// Hands its subscription on.
     pub(crate) fn take_changes(&mut self) -> Option<Changes> {
         self.changes.take()
-    }
-
-    /// Forgets the pushes until now: the request that comes next sees what they were about.
-    pub(crate) fn forget_pushes(&mut self) {
-        let others = self.others.iter_mut().map(|(_, changes)| changes);
-        self.changes.iter_mut().chain(others).for_each(Changes::forget);
     }
 
     /// Gets the changes for the owner that waits now.

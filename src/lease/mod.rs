@@ -34,7 +34,6 @@ mod record;
 mod release;
 mod renewals;
 mod retry;
-mod several;
 mod turns;
 mod wait;
 

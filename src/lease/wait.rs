@@ -23,7 +23,6 @@ use super::{
 };
 use crate::{
     backend::{Change, Claim},
-    key::Name,
     time::{Pauses, after},
 };
 
@@ -84,15 +83,10 @@ impl<'a> Waiting<'a> {
         self.keeper = Some(keeper.clone());
     }
 
-    /// Waits for another claim from now on.
+    /// Waits for another claim of the same name from now on.
     pub(crate) fn turn_to(&mut self, claim: &Claim) {
         self.place = None;
         self.listening.turn_to(claim);
-    }
-
-    /// The name that is waited for.
-    pub(crate) fn name(&self) -> &Name {
-        self.listening.name()
     }
 
     /// Returns its subscription.
@@ -219,7 +213,7 @@ mod tests {
     use crate::{
         backend::{Changes, Channels, Leases, channels::Subscription},
         error::{BackendError, BackendErrorKind},
-        key::{Family, Key, Namespace},
+        key::{Family, Key, Name, Namespace},
         lease::{
             Retry,
             doubles::unanswered,

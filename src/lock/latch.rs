@@ -338,9 +338,9 @@ impl Attempt for LatchWait<'_> {
         None
     }
 
-    async fn interrupted(&self) -> Option<Self::Outcome> {
+    async fn interrupted(&self) -> Self::Outcome {
         self.latch.space.engine.janitor().stopped().await;
-        Some(Err(Error::shut_down()))
+        Err(Error::shut_down())
     }
 
     /// Returns `None` for one last look, since the push may have been lost.

@@ -155,7 +155,7 @@ impl Locks {
         Permits::new(self.space.clone(), name.into(), permits)
     }
 
-    /// Returns the [mutexes](Self::mutex) of several names, to acquire all or none.
+    /// Returns the [mutexes](Self::mutex) of several names, to acquire them together.
     pub fn several<K: Into<Key>>(&self, names: impl IntoIterator<Item = K>) -> Several {
         Several::new(self.space.clone(), names.into_iter().map(Into::into).collect())
     }

@@ -1,8 +1,9 @@
-//! The mutexes of several names, acquired together.
+//! The mutexes of several names, acquired in the order of the names.
 
 use std::{fmt, time::Duration};
 
 use futures_util::future::{join_all, select_all};
+use tokio::time::Instant;
 use tracing::Instrument;
 
 use super::{
@@ -15,19 +16,19 @@ use crate::{
     error::{Error, ErrorKind},
     key::Key,
     lease::{LeaseGuard, RetryStrategy},
+    time::after,
 };
 
-/// The most names for one acquisition, so that its script does not hold the server up.
+/// The most names for one acquisition, each of which costs a request.
 const MOST_NAMES: usize = 64;
 
-/// The mutexes of several names, acquired all or none. From 1 to 64 names, each of them once.
+/// The mutexes of several names, from 1 to 64, each of them once.
 ///
 /// Created by [`Locks::several`](crate::Locks::several).
 ///
-/// Nothing is held while it waits. It acquires all locks in one step where the backend can do that.
-/// Elsewhere it acquires one after another in the order of the names, and releases them as soon as
-/// one is not free. So no two callers block each other, whatever the order of their names. A caller
-/// that wants many contended names may wait for long, because all must be free at once.
+/// The locks are acquired one after another in the order of their names, however they are given.
+/// So two callers never wait for each other. While the caller waits for one name, it holds the
+/// names before it. If one lock is not acquired, the others are released.
 ///
 /// # Examples
 ///
@@ -110,11 +111,25 @@ impl Several {
     async fn acquire(&self, retry: &dyn RetryStrategy, waits: bool) -> Result<SeveralGuard, Error> {
         let front = &self.front;
         let upkeep = front.upkeep()?;
-        let (names, claims): (Vec<_>, Vec<_>) = self.claims(waits)?.into_iter().unzip();
+        let claims = self.claims(waits)?;
+        let (engine, end) = (&front.space.engine, after(Instant::now(), front.wait_limit));
         let span = tracing::debug_span!("lock", name = %front.name);
-        let acquiring = front.space.engine.acquire_all(claims, upkeep, retry, front.wait_limit);
-        let held = acquiring.instrument(span).await?;
-        Ok(SeveralGuard { held: names.into_iter().zip(held).collect() })
+        let acquiring = async {
+            let mut guard = SeveralGuard { held: Vec::with_capacity(claims.len()) };
+            for (name, claim) in claims {
+                let left = end.saturating_duration_since(Instant::now());
+                match Box::pin(engine.acquire(claim, upkeep, retry, left)).await {
+                    Ok(held) => guard.held.push((name, held)),
+                    Err(error) => {
+                        // The error says more than how the releases end.
+                        let _ = guard.unlock().await;
+                        return Err(error);
+                    }
+                }
+            }
+            Ok(guard)
+        };
+        acquiring.instrument(span).await
     }
 
     /// Returns the claims in the order of the names, which is the same for all callers.

@@ -43,8 +43,6 @@ pub type Faulty = Interceptor<MemoryBackend, Faults>;
 pub struct Faults {
     /// The backend whose pushes are delivered, if they are not those of the inner one.
     pub pushes: Option<MemoryBackend>,
-    /// Whether several leases are acquired one after another, each by an operation of its own.
-    pub in_order: bool,
     plan: Arc<Mutex<Plan>>,
     done: Arc<Mutex<Vec<Op>>>,
 }
@@ -60,7 +58,7 @@ impl Faulty {
     ) -> Self {
         let plan: Plan = Box::new(plan);
         let plan = Arc::new(Mutex::new(plan));
-        let hook = Faults { pushes: None, in_order: false, plan, done: Arc::default() };
+        let hook = Faults { pushes: None, plan, done: Arc::default() };
         Self { inner, hook }
     }
 
@@ -125,10 +123,6 @@ impl Hook<MemoryBackend> for Faults {
                 silence().await
             }
         }
-    }
-
-    fn acquires_in_order(&self) -> bool {
-        self.in_order
     }
 }
 

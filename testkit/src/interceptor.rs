@@ -4,9 +4,9 @@ use std::{future::Future, time::Duration};
 
 use bellwether::{
     backend::{
-        Acquired, AcquiredAll, Announcement, BackOff, Changes, Claim, Claimed, Committed,
-        Countdown, Entry, Failure, Grant, Kept, Latches, Leases, Mode, Occupied, Owner, Renewal,
-        RoundTrip, Store, Windows, acquire_in_order,
+        Acquired, Announcement, BackOff, Changes, Claim, Claimed, Committed, Countdown, Entry,
+        Failure, Grant, Kept, Latches, Leases, Mode, Occupied, Owner, Renewal, RoundTrip, Store,
+        Windows,
     },
     error::BackendError,
     key::Name,
@@ -60,7 +60,6 @@ macro_rules! operations {
 operations! {
     backend;
     Acquire { claim: Claim } -> Acquired = backend.acquire(claim);
-    AcquireAll { claims: Vec<Claim> } -> AcquiredAll = backend.acquire_all(claims);
     Renew { claims: Vec<Claim> } -> Vec<Renewal> = backend.renew(claims);
     Keep { claims: Vec<Claim> } -> Kept = backend.keep(claims);
     Release { claim: Claim } -> bool = backend.release(claim);
@@ -108,11 +107,6 @@ pub trait Hook<B>: Clone + Send + Sync + 'static {
         operation: Operation,
     ) -> impl Future<Output = Result<Answer, BackendError>> + Send;
 
-    /// Says whether several leases are acquired one after another, each by an operation of its own.
-    fn acquires_in_order(&self) -> bool {
-        false
-    }
-
     /// Says how long the round trip to the backend takes.
     fn round_trip(&self) -> RoundTrip {
         RoundTrip::Untold
@@ -142,13 +136,6 @@ macro_rules! ask {
 impl<B: Store + Latches, H: Hook<B>> Leases for Interceptor<B, H> {
     async fn acquire(&self, claim: &Claim) -> Result<Acquired, BackendError> {
         ask!(self, Acquire { claim: claim.clone() })
-    }
-
-    async fn acquire_all(&self, claims: &[Claim]) -> Result<AcquiredAll, BackendError> {
-        if self.hook.acquires_in_order() {
-            return acquire_in_order(self, claims).await;
-        }
-        ask!(self, AcquireAll { claims: claims.to_vec() })
     }
 
     async fn renew(&self, claims: &[Claim]) -> Result<Vec<Renewal>, BackendError> {

@@ -24,7 +24,6 @@ mod permits;
 mod pushes;
 mod queues;
 mod read_write;
-mod several;
 mod turns;
 mod unchanged;
 mod windows;
@@ -104,18 +103,9 @@ rules! {
             a_waiter_with_an_ended_queue_entry_is_not_notified,
             a_release_sent_twice_notifies_once,
             a_waiter_that_leaves_twice_notifies_once,
-            a_notified_waiter_that_asks_twice_is_granted_one_lease,
-            a_claim_of_several_is_notified_for_the_held_one,;
+            a_notified_waiter_that_asks_twice_is_granted_one_lease,;
         pushes:
             a_release_wakes,;
-        several:
-            all_leases_are_granted_each_with_a_fence,
-            several_leases_are_granted_all_or_none,
-            claims_sent_twice_are_granted_twice_with_their_fences,
-            free_leases_are_granted_beside_the_callers_own,
-            leases_acquired_together_are_renewed_and_released_one_by_one,
-            only_exclusive_claims_are_acquired_together,
-            claims_of_overlapping_sets_never_block_each_other,;
         contention:
             contenders_never_hold_together,;
     }
@@ -179,8 +169,6 @@ rules! {
             a_dead_writer_between_readers_is_passed_over,
             a_process_that_stands_still_costs_one_handover,
             ordered_and_unordered_waiters_are_served_by_age,
-            a_claim_that_has_waited_longer_comes_first,
-            a_claim_that_takes_a_handover_has_no_head_start,
             a_release_grants_all_readers_at_the_head,
             permits_are_served_in_order,
             an_ordered_waiter_keeps_its_turn_for_as_long_as_its_entry,

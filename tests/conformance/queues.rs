@@ -412,68 +412,6 @@ pub async fn ordered_and_unordered_waiters_are_served_by_age<H: FullHarness>(h: 
     }
 }
 
-/// A caller that needs several leases waits for one after another, and keeps its age.
-pub async fn a_claim_that_has_waited_longer_comes_first<H: FullHarness>(h: &H) {
-    let backend = h.backend();
-    for mode in [Mode::Exclusive, Mode::Fair, Mode::Write, PERMIT] {
-        for at_once in [false, true].into_iter().filter(|at_once| !at_once || !mode.is_ordered()) {
-            let name = lock(mode);
-            let [holder, mut old, mut older] = claims(mode, &name);
-            let [mut new] = claims(mode, &name);
-            for (claim, waited) in [(&mut new, 0), (&mut old, 50), (&mut older, 90)] {
-                claim.takes_handover = false;
-                claim.waited = Duration::from_secs(waited);
-            }
-            granted(&backend, &holder).await;
-            for claim in [&new, &older, &old] {
-                match at_once {
-                    false => drop(held(&backend, claim).await),
-                    true => drop(backend.acquire_all(std::slice::from_ref(claim)).await.unwrap()),
-                }
-            }
-            let mut changes = listen(&backend, &name).await;
-            let mut last = holder;
-            for claim in [older, old, new] {
-                assert!(backend.release(&last).await.unwrap());
-                let told = match next(&mut changes).await {
-                    Change::Turn(owner) => owner,
-                    // A permit is granted, and its claim asks.
-                    Change::Granted(handover) if handover.ends.is_zero() => handover.owner,
-                    other => panic!("{mode:?}: {other:?}"),
-                };
-                assert_eq!(told, claim.owner, "{mode:?}");
-                granted(&backend, &claim).await;
-                last = claim;
-            }
-            assert!(backend.release(&last).await.unwrap());
-        }
-    }
-}
-
-/// The end of a lease that is handed over counts from the time in the queue.
-pub async fn a_claim_that_takes_a_handover_has_no_head_start<H: FullHarness>(h: &H) {
-    let backend = h.backend();
-    for mode in [Mode::Fair, Mode::Write, Mode::Read, PERMIT] {
-        let name = lock(mode);
-        let [holder] = claims(if mode == Mode::Read { Mode::Write } else { mode }, &name);
-        let [first, mut second] = claims(mode, &name);
-        second.waited = Duration::from_secs(90);
-        granted(&backend, &holder).await;
-        held(&backend, &first).await;
-        held(&backend, &second).await;
-        let mut changes = listen(&backend, &name).await;
-        assert!(backend.release(&holder).await.unwrap());
-        let mut handovers = vec![handed_over(&mut changes, &first).await];
-        if mode != Mode::Read {
-            assert!(backend.release(&first).await.unwrap());
-        }
-        handovers.push(handed_over(&mut changes, &second).await);
-        for handover in handovers {
-            assert!(handover.ends < 2 * handover_life(), "{mode:?}: {handover:?}");
-        }
-    }
-}
-
 pub async fn a_release_grants_all_readers_at_the_head<H: FullHarness>(h: &H) {
     let backend = h.backend();
     let name = lock(Mode::Read);

@@ -2,7 +2,7 @@
 //! lease is kept for the notified waiter for a moment, then any claim gets it.
 
 use bellwether::{
-    backend::{Acquired, AcquiredAll, Change, Claim, Leases, Mode, Occupied, Renewal},
+    backend::{Acquired, Change, Claim, Leases, Mode, Occupied, Renewal},
     key::{Family, Name},
 };
 use testkit::{LIMIT, turn_life};
@@ -66,21 +66,13 @@ pub async fn a_waiter_is_notified_when_the_lease_is_free<H: Harness>(h: &H) {
 
 pub async fn a_free_lease_is_kept_for_the_notified_waiter<H: Harness>(h: &H) {
     let backend = h.backend();
-    let (alone, together) = in_the_moment(async |name| {
+    let answer = in_the_moment(async |name| {
         let begun = notified(h, &name, &claim(&name)).await;
-        let alone = backend.acquire(&hasty(&name)).await.unwrap();
-        // Another name for each scene: a scene that was late has acquired both.
-        let free = lock(&format!("free-{}", claim(&name).owner));
-        let together = [hasty(&free), hasty(&name)];
-        let together = backend.acquire_all(&together).await.unwrap();
-        (begun, (alone, together))
+        (begun, backend.acquire(&hasty(&name)).await.unwrap())
     })
     .await;
-    match (alone, together) {
-        (Acquired::Occupied(alone), AcquiredAll::Occupied(1, together)) => {
-            is_kept(alone);
-            is_kept(together);
-        }
+    match answer {
+        Acquired::Occupied(occupied) => is_kept(occupied),
         granted => panic!("the lease was not kept: {granted:?}"),
     }
 }
@@ -297,31 +289,4 @@ pub async fn a_notified_waiter_that_asks_twice_is_granted_one_lease<H: Harness>(
     assert!(backend.release(&waiting).await.unwrap());
     assert!(!backend.release(&waiting).await.unwrap());
     assert_eq!(pushed(&backend, &mut changes, &name).await, [], "the waiter is still in the queue");
-}
-
-/// Of several leases that are wanted at once, the held one has the queue entry and the
-/// notification.
-pub async fn a_claim_of_several_is_notified_for_the_held_one<H: Harness>(h: &H) {
-    let backend = h.backend();
-    let [free, taken] = [lock("{a}"), lock("{b}")];
-    let holder = claim(&taken);
-    let fence = granted(&backend, &holder).await.fence();
-    let both = [claim(&free), claim(&taken)];
-    match backend.acquire_all(&both).await.unwrap() {
-        AcquiredAll::Occupied(1, occupied) => assert_eq!(occupied.fence, fence),
-        other => panic!("the second lease was not reported as held: {other:?}"),
-    }
-    let mut changes = listen(&backend, &taken).await;
-    assert!(backend.release(&holder).await.unwrap());
-    assert_eq!(next(&mut changes).await, Change::Turn(both[1].owner));
-    match backend.acquire_all(&both).await.unwrap() {
-        AcquiredAll::Granted(grants) => {
-            assert_newer::<H>(grants[1].fence(), fence);
-            assert_newer::<H>(grants[0].fence(), 0);
-        }
-        other => panic!("the claims were not granted: {other:?}"),
-    }
-    for claim in &both {
-        assert!(backend.release(claim).await.unwrap());
-    }
 }

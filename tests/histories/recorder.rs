@@ -8,7 +8,7 @@ use std::{
 };
 
 use bellwether::{
-    backend::{Acquired, AcquiredAll, Claim, Claimed, Committed, Entry, Grant, Latches, Store},
+    backend::{Acquired, Claim, Claimed, Committed, Entry, Grant, Latches, Store},
     error::BackendError,
     key::Name,
 };
@@ -98,14 +98,6 @@ impl Recorder {
             (Operation::Acquire { claim }, Answer::Acquire(Acquired::Granted(grant)))
             | (Operation::Pass { to: claim, .. }, Answer::Pass(Some(grant))) => {
                 self.granted(Family::Lock, claim, grant, sent);
-            }
-            (
-                Operation::AcquireAll { claims },
-                Answer::AcquireAll(AcquiredAll::Granted(grants)),
-            ) => {
-                for (claim, grant) in claims.iter().zip(grants) {
-                    self.granted(Family::Lock, claim, grant, sent);
-                }
             }
             (Operation::Claim { claim, .. }, Answer::Claim(Claimed::Granted(grant))) => {
                 self.granted(Family::Cache, claim, grant, sent);

@@ -9,8 +9,8 @@ use bellwether::{
     BellwetherLayer, BoxError, Cache, Error, ErrorKind, Key, Locks, MemoryBackend, RedisBackend,
     Redlock,
     backend::{
-        Acquired, AcquiredAll, Change, Changes, Channels, Claim, Claimed, Committed, Countdown,
-        Entry, EntryKind, Failure, Grant, Handover, Latches, Leases, Mode, Occupied, Owner,
+        Acquired, Change, Changes, Channels, Claim, Claimed, Committed, Countdown, Entry,
+        EntryKind, Failure, Grant, Handover, Latches, Leases, Mode, Occupied, Owner,
         RedisBackendBuilder, Renewal, Replicas, SentinelMaster, Store, Undecodable,
         acquire_in_order,
     },
@@ -151,7 +151,6 @@ types! {
     Replicas => yes yes yes yes;
     SentinelMaster => yes yes yes yes;
     Acquired => yes yes yes no;
-    AcquiredAll => yes yes yes no;
     Change => yes yes yes yes;
     Changes => yes yes yes no;
     Channels => yes yes yes yes;
@@ -236,7 +235,6 @@ futures! {
 fn futures_of_leases<B: Leases>(backend: &B, claim: &Claim, name: &Name) {
     let claims = std::slice::from_ref(claim);
     send(backend.acquire(claim));
-    send(backend.acquire_all(claims));
     send(backend.renew(claims));
     send(backend.release(claim));
     send(backend.pass(claim, claim));

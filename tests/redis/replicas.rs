@@ -197,9 +197,6 @@ async fn a_user_that_may_not_wait_is_told() {
     let answer = backend.acquire(&claim("k")).await;
     told(answer.as_ref().unwrap_err());
     unreplicated(answer);
-    let answer = backend.acquire_all(&[claim("k"), claim("l")]).await;
-    told(answer.as_ref().unwrap_err());
-    unreplicated(answer);
     assert_eq!(raw.keys("t:l:*:l").await, [""; 0]);
     let held = claim("held");
     testkit::open(&url).acquire(&held).await.unwrap();

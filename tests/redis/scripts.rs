@@ -5,8 +5,8 @@ use std::time::Duration;
 use bellwether::{
     Key, Locks,
     backend::{
-        Acquired, AcquiredAll, Announcement, BackOff, Change, Changes, Claim, Claimed, Committed,
-        Entry, Grant, Leases, Mode, RedisBackend, Renewal, Store, Windows,
+        Acquired, Announcement, BackOff, Change, Changes, Claim, Claimed, Committed, Entry, Grant,
+        Leases, Mode, RedisBackend, Renewal, Store, Windows,
     },
     error::BackendErrorKind,
     key::{Family, Name, Namespace},
@@ -242,7 +242,7 @@ async fn a_label_costs_no_command_of_a_lock() {
 }
 
 #[tokio::test]
-async fn several_locks_are_acquired_by_one_command() {
+async fn several_locks_are_acquired_by_one_command_each() {
     let server = RedisServer::start().await;
     let locks = Locks::new(open(server.url()));
     let mut raw = server.raw().await;
@@ -251,15 +251,17 @@ async fn several_locks_are_acquired_by_one_command() {
     let mut monitor = server.monitor().await;
     let several = locks.several((0..64).map(|n| format!("a{n}"))).lease(LEASE);
     let guard = several.lock().await.unwrap();
-    assert_eq!(commands(monitor.calls_from_clients().await), ["EVALSHA"]);
+    assert_eq!(commands(monitor.calls_from_clients().await), ["EVALSHA"; 64]);
     assert_eq!(raw.keys("*:l").await.len(), 64);
-    assert!(locks.several(["a7", "b"]).try_lock().await.unwrap().is_none());
-    assert_eq!(commands(monitor.calls_from_clients().await), ["EVALSHA"]);
+    // In the order of the names: the first is acquired and given back.
+    assert!(locks.several(["b", "a", "a7"]).try_lock().await.unwrap().is_none());
+    assert_eq!(raw.keys("*:l").await.len(), 64);
+    monitor.calls_from_clients().await;
     guard.unlock().await.unwrap();
     assert_eq!(commands(monitor.calls_from_clients().await), ["EVALSHA"; 64]);
     // Only the fences of the held leases are left, each with an end.
     let keys = raw.keys("*").await;
-    assert_eq!(keys.len(), 64);
+    assert_eq!(keys.len(), 65);
     for key in keys {
         assert!(key.ends_with("}:f") && raw.pttl(&key).await > 0, "{key}");
     }
@@ -481,36 +483,6 @@ async fn queue_entries_are_kept_on_a_full_server() {
     }
 }
 
-/// A foreign key among several names keeps all of them from being acquired.
-#[tokio::test]
-async fn a_foreign_lease_keeps_several_locks_from_being_acquired() {
-    let server = RedisServer::start().await;
-    let backend = open(server.url());
-    let mut raw = server.raw().await;
-    let names = ["a", "b", "c"].map(name);
-    let all: Vec<_> = names.iter().map(claim).collect();
-    for foreign in &names {
-        let key = foreign.suffixed("l");
-        for words in [&["SET", &key, "locked"][..], &["HSET", &key, "holder", "1"]] {
-            raw.run::<()>(words).await;
-            let error = backend.acquire_all(&all).await.unwrap_err();
-            assert_eq!(error.kind(), BackendErrorKind::Foreign, "{words:?}: {error}");
-            assert_eq!(raw.keys("*").await, [key.as_str()]);
-            raw.run::<()>(&["DEL", &key]).await;
-        }
-    }
-    let other = claim(&names[2]);
-    begun(&backend, &other).await;
-    let before = raw.keys("*").await;
-    let hasty = |mut claim: Claim| {
-        claim.waits = false;
-        claim
-    };
-    let all: Vec<_> = all.into_iter().map(hasty).collect();
-    assert!(matches!(backend.acquire_all(&all).await, Ok(AcquiredAll::Occupied(2, _))));
-    assert_eq!(raw.keys("*").await, before, "a refused claim left a key behind");
-}
-
 /// A fence that cannot be read must not block the name for ever.
 #[tokio::test]
 async fn a_foreign_fence_is_replaced() {
@@ -701,25 +673,6 @@ async fn a_put_on_a_full_server_fails_and_changes_nothing() {
     roomy(&mut raw).await;
     let outcome = backend.commit(&refresh, &grant, &value("loaded"), Some(TTL)).await.unwrap();
     assert_eq!(outcome, Committed::Stored);
-}
-
-/// Several leases are refused as a whole, and none of them is acquired.
-#[tokio::test]
-async fn several_locks_are_acquired_all_or_none_on_a_full_server() {
-    let server = RedisServer::start().await;
-    let backend = open(server.url());
-    let mut raw = server.raw().await;
-    let all: Vec<_> = ["a", "b", "c"].map(|key| claim(&name(key))).into();
-    full(&mut raw).await;
-    let error = backend.acquire_all(&all).await.unwrap_err();
-    assert_eq!(error.kind(), BackendErrorKind::Refused, "{error}");
-    assert_eq!(raw.keys("*").await, [""; 0]);
-    roomy(&mut raw).await;
-    // One of them is held already, by the same owner.
-    begun(&backend, &all[0]).await;
-    full(&mut raw).await;
-    assert!(matches!(backend.acquire_all(&all).await, Ok(AcquiredAll::Granted(_))));
-    assert_eq!(backend.renew(&all).await.unwrap(), [Renewal::Held; 3]);
 }
 
 // Rights

@@ -68,15 +68,6 @@ impl Changes {
         }
     }
 
-    /// Passes over the pushes until now.
-    pub(crate) fn forget(&mut self) {
-        match &mut self.0 {
-            Listeners::One(listener) => listener.forget(),
-            Listeners::Two(both) => both.iter_mut().for_each(Listener::forget),
-            Listeners::Several(joined) => joined.forget(),
-        }
-    }
-
     /// Returns whether the subscription was confirmed, and is no longer.
     pub(crate) fn is_lost(&self) -> bool {
         match &self.0 {

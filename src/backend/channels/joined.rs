@@ -97,7 +97,7 @@ impl JointListener {
     }
 
     /// Passes over the pushes until now.
-    pub(super) fn forget(&mut self) {
+    fn forget(&mut self) {
         self.wake_at = None;
         self.heard.fill(false);
         for listener in &mut self.listeners {

@@ -11,9 +11,7 @@ use super::{
     occupancy::{Hold, Holds, Occupancy},
 };
 use crate::{
-    backend::{
-        Acquired, AcquiredAll, Change, Claim, Grant, Kept, Mode, Occupied, Owner, QueueKind,
-    },
+    backend::{Acquired, Change, Claim, Grant, Kept, Mode, Occupied, Owner, QueueKind},
     key::{Family, Name},
     time::after,
 };
@@ -26,25 +24,6 @@ impl Data {
             Mode::Read => self.acquire_read(claim, now),
             Mode::Permit { limit, count } => self.acquire_permit(claim, limit, count, now),
         }
-    }
-
-    pub(super) fn acquire_all(&mut self, claims: &[Claim], now: Instant) -> AcquiredAll {
-        self.expire(now);
-        for (at, claim) in claims.iter().enumerate() {
-            match self.lease(&claim.name, Sole::Lease) {
-                Some(lease) if lease.owner != claim.owner => {
-                    let occupied = lease.occupied(now);
-                    self.enter_queue(claim, now);
-                    return AcquiredAll::Occupied(at, occupied);
-                }
-                _ => {}
-            }
-        }
-        let grants = claims.iter().map(|claim| {
-            self.leave_queue(claim);
-            self.grant(claim, now)
-        });
-        AcquiredAll::Granted(grants.collect())
     }
 
     fn acquire_queued(&mut self, claim: &Claim, now: Instant) -> Acquired {

@@ -22,8 +22,8 @@ use tokio::time::Instant;
 
 use self::data::Data;
 use super::{
-    Acquired, AcquiredAll, BackOff, Change, Changes, Channels, Claimed, Committed, Failure, Leases,
-    Store, Windows,
+    Acquired, BackOff, Change, Changes, Channels, Claimed, Committed, Failure, Leases, Store,
+    Windows,
 };
 use crate::{
     backend::{
@@ -127,11 +127,6 @@ impl Leases for MemoryBackend {
 
     async fn acquire(&self, claim: &Claim) -> Result<Acquired, BackendError> {
         Ok(self.data().acquire(claim, Instant::now()))
-    }
-
-    async fn acquire_all(&self, claims: &[Claim]) -> Result<AcquiredAll, BackendError> {
-        super::several::check(claims)?;
-        Ok(self.data().acquire_all(claims, Instant::now()))
     }
 
     async fn renew(&self, claims: &[Claim]) -> Result<Vec<Renewal>, BackendError> {

@@ -141,7 +141,7 @@ impl Queue {
     pub(super) fn enter(&mut self, claim: &Claim, now: Instant) {
         if !self.has(claim.owner) {
             self.last += 1;
-            let ticket = (now.checked_sub(claim.head_start()).unwrap_or(now), self.last);
+            let ticket = (now, self.last);
             self.tickets.insert(claim.owner, ticket);
             self.entries.insert(ticket, QueueEntry { claim: claim.clone(), since: now });
         }

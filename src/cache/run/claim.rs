@@ -135,10 +135,10 @@ impl<V: Clone + Send + Sync + 'static> Attempt for Claiming<'_, '_, V> {
         }
     }
 
-    async fn interrupted(&self) -> Option<Step<V>> {
+    async fn interrupted(&self) -> Step<V> {
         self.run.shard.breaker.opened().await;
         debug!("nothing can be pushed any more");
-        Some(self.run.away())
+        self.run.away()
     }
 
     fn time_up(&mut self, _: &Waiting<'_>) -> Option<Step<V>> {

@@ -43,12 +43,8 @@ impl Janitor {
         self.turns.of(self.backend.shard(name), |_| true)
     }
 
-    /// Releases the lease of a claim in its turn, once. Returns whether it was held.
-    pub(in crate::lease) async fn release(&self, claim: &Claim) -> Result<bool, BackendError> {
-        self.release_after(|| {}, claim).await
-    }
-
-    /// Does the same, and calls `begins` when its turn has come.
+    /// Releases the lease of a claim once, after `begins`, which is called when its turn has come.
+    /// Returns whether it was held.
     pub(super) async fn release_after(
         &self,
         begins: impl FnOnce(),

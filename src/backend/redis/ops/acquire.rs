@@ -48,12 +48,6 @@ fn ticket_bits(claim: &Claim) -> u8 {
     if claim.takes_handover { 0 } else { TURN_ONLY }
 }
 
-/// Returns how much older the ticket of a claim is than the time at which it enters its queue, in
-/// microseconds.
-pub(super) fn head_start(claim: &Claim) -> u64 {
-    u64::try_from(claim.head_start().as_micros()).unwrap_or(u64::MAX).min(1 << 50)
-}
-
 impl RedisBackend {
     /// Runs a script that may grant a lock.
     async fn granted(&self, claim: &Claim, call: Call<'_>) -> Result<Claimed, BackendError> {
@@ -143,8 +137,7 @@ impl RedisBackend {
             .arg(millis(claim.fence_life))
             .arg(u8::from(claim.mode.is_ordered()))
             .arg(entry_life(claim))
-            .arg(ticket_bits(claim))
-            .arg(head_start(claim));
+            .arg(ticket_bits(claim));
         self.granted(claim, call).await
     }
 
@@ -161,8 +154,7 @@ impl RedisBackend {
             .owner(claim.owner)
             .arg(millis(claim.lease))
             .arg(entry_life(claim))
-            .arg(ticket_bits(claim))
-            .arg(head_start(claim));
+            .arg(ticket_bits(claim));
         self.granted(claim, call).await
     }
 
@@ -179,7 +171,6 @@ impl RedisBackend {
             .arg(millis(claim.lease))
             .arg(entry_life(claim))
             .arg(ticket_bits(claim))
-            .arg(head_start(claim))
             .arg(limit)
             .arg(count);
         self.granted(claim, call).await

@@ -10,8 +10,8 @@ use super::{
 use crate::{
     backend::{
         Claim, HANDOVER_LIFE, Kept, Mode, QUEUES_KEPT_AT_ONCE, QueueKind, TURN_LIFE,
+        keep_each_alone,
         redis::scripts::{Call, SCRIPTS},
-        several,
     },
     error::BackendError,
 };
@@ -41,7 +41,7 @@ impl RedisBackend {
         let is_alike = first.is_some() && queues.iter().all(|claims| kind(claims) == first);
         let names = queues.iter().flatten().map(|claim| &claim.name);
         if !is_alike || !self.0.servers.serve_together(names) {
-            return several::keep_each_alone(self, queues).await;
+            return keep_each_alone(self, queues).await;
         }
         let queues: Vec<_> = queues.iter().map(Vec::as_slice).collect();
         join_all(queues.chunks(QUEUES_KEPT_AT_ONCE).map(|some| self.keep_together(some)))
@@ -112,7 +112,11 @@ impl RedisBackend {
 /// Notes what a script says of a queue. Returns the queue if the script is to be called again.
 fn note<'a>(((claims, answer), told): (QueueRequest<'a>, QueueReply)) -> Option<QueueRequest<'a>> {
     match told {
-        QueueReply::Kept(kept, _) => *answer = Some(Ok(kept)),
+        QueueReply::Kept(mut kept, told) => {
+            // No push tells them that the lease is free, so they ask.
+            kept.has_lapsed |= told.publish_refused == Some(true);
+            *answer = Some(Ok(kept));
+        }
         QueueReply::Again(_) => return Some((claims, answer)),
         QueueReply::Alone => {}
     }

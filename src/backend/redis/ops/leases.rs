@@ -5,24 +5,19 @@ use std::{
     time::{Duration, Instant},
 };
 
-use futures_util::future::join_all;
 use redis::Value;
 
-use super::{
-    super::RedisBackend,
-    acquire::{entry_life, head_start, held_at},
-    millis, replies,
-};
+use super::{super::RedisBackend, acquire::held_at, millis, replies};
 use crate::{
     backend::{
-        Acquired, AcquiredAll, Change, Changes, Claim, Claimed, Erased, ErasedLeases, Grant, Kept,
-        Leases, Mode, Occupied, Renewal, RoundTrip, acquire_in_order, no_pass,
+        Acquired, Change, Changes, Claim, Claimed, Erased, ErasedLeases, Grant, Kept, Leases, Mode,
+        Occupied, Renewal, RoundTrip, no_pass,
         redis::{
             client::Confirmation,
             keys,
             scripts::{Call, SCRIPTS},
         },
-        renewed_together, several,
+        renewed_together,
     },
     error::BackendError,
     key::{Family, Name},
@@ -42,27 +37,6 @@ impl Leases for RedisBackend {
                 Err(replies::unreadable("an entry in reply to an acquire"))
             }
         }
-    }
-
-    async fn acquire_all(&self, claims: &[Claim]) -> Result<AcquiredAll, BackendError> {
-        several::check(claims)?;
-        if !self.0.servers.serve_together(claims.iter().map(|claim| &claim.name)) {
-            return acquire_in_order(self, claims).await;
-        }
-        let mut call = Call::new(&SCRIPTS.acquire_all, 4 * claims.len());
-        for claim in claims {
-            let keys = [keys::LEASE, keys::FENCE, keys::UNORDERED, keys::DEADLINES];
-            call = call.keys(&claim.name, &keys);
-        }
-        for claim in claims {
-            call = call
-                .owner(claim.owner)
-                .arg(millis(claim.lease))
-                .arg(millis(claim.fence_life))
-                .arg(entry_life(claim))
-                .arg(head_start(claim));
-        }
-        self.acquire_together(claims, call).await
     }
 
     /// Each script has an outcome of its own.
@@ -211,22 +185,6 @@ impl Leases for RedisBackend {
 }
 
 impl RedisBackend {
-    /// Runs the script that acquires several locks. A grant that too few replicas confirm is given
-    /// back.
-    async fn acquire_together(
-        &self,
-        claims: &[Claim],
-        call: Call<'_>,
-    ) -> Result<AcquiredAll, BackendError> {
-        let (reply, confirmation) = self.0.servers.grant(&call).await?;
-        let reply = self.checked(replies::acquired_all(reply, claims.len()))?;
-        if let (Err(unconfirmed), AcquiredAll::Granted(_)) = (confirmation, &reply) {
-            join_all(claims.iter().map(|claim| self.give_back(claim))).await;
-            return Err(unconfirmed);
-        }
-        Ok(reply)
-    }
-
     /// Reads which leases of a batch were renewed.
     fn renewed(
         &self,

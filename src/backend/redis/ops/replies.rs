@@ -11,8 +11,7 @@ pub(super) use self::queues::{QueueReply, kept, released};
 use super::PART;
 use crate::{
     backend::{
-        AcquiredAll, BackOff, Change, Claimed, Committed, Countdown, Entry, Grant, Occupied,
-        redis::client,
+        BackOff, Change, Claimed, Committed, Countdown, Entry, Grant, Occupied, redis::client,
     },
     error::{BackendError, BackendErrorKind},
 };
@@ -31,24 +30,6 @@ pub(super) fn claimed(value: Value) -> Result<Option<Claimed>, BackendError> {
             Ok(Some(Claimed::Granted(Grant::new(fence).after_failures(failures))))
         }
         "failed" => fields.backs_off().map(Some),
-        other => Err(unreadable(other)),
-    }
-}
-
-pub(super) fn acquired_all(value: Value, count: usize) -> Result<AcquiredAll, BackendError> {
-    let mut fields = Fields::new(value)?;
-    match fields.word()?.as_str() {
-        "granted" => {
-            let grants = (0..count).map(|_| fields.number().map(Grant::new));
-            Ok(AcquiredAll::Granted(grants.collect::<Result<_, _>>()?))
-        }
-        "held" => {
-            let at = usize::try_from(fields.number()?).map_err(unreadable)?;
-            if at >= count {
-                return Err(unreadable(at));
-            }
-            Ok(AcquiredAll::Occupied(at, fields.occupied()?))
-        }
         other => Err(unreadable(other)),
     }
 }
@@ -220,11 +201,6 @@ pub(in super::super) fn check_any_reply(value: &Value) {
         }
         if let Ok(queues) = kept(value.clone(), std::iter::repeat_n(1, count)) {
             assert_eq!(queues.len(), count);
-        }
-        match acquired_all(value.clone(), count) {
-            Ok(AcquiredAll::Granted(grants)) => assert_eq!(grants.len(), count),
-            Ok(AcquiredAll::Occupied(at, _)) => assert!(at < count, "{at} of {count}"),
-            Err(_) => {}
         }
         if let Ok(flags) = flags(value.clone(), count) {
             assert_eq!(flags.len(), count);

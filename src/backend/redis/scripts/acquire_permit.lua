@@ -7,10 +7,9 @@
 --
 -- entry_ms: how long the queue entry is kept; '0' if the claim takes none
 -- bits: of the ticket
--- head_start: how much older the ticket is than now, in microseconds
 local permits, queue, deadlines = unpack(KEYS)
-local owner, lease_ms, entry_ms, bits, head_start = unpack(ARGV)
-local limit, count = tonumber(ARGV[6]), tonumber(ARGV[7])
+local owner, lease_ms, entry_ms, bits = unpack(ARGV)
+local limit, count = tonumber(ARGV[5]), tonumber(ARGV[6])
 
 -- include: clock_ms, holds_at, hold, extend_hold
 local at = now_ms()
@@ -39,7 +38,7 @@ if out + count <= limit and (not first or first == claim) then
 end
 
 if entry_ms ~= '0' then
-  take_entry(queue, deadlines, nil, claim, at, entry_ms, bits, head_start)
+  take_entry(queue, deadlines, nil, claim, at, entry_ms, bits)
 end
 local left = first_ms
 if out + count > limit then

@@ -12,9 +12,8 @@
 -- is_ordered: '1' if the claim is held to the order of its queue
 -- entry_ms: how long the queue entry is kept; '0' if the claim takes none
 -- bits: of the ticket
--- head_start: how much older the ticket is than now, in microseconds
 local lease, fence, queue, deadlines, readers, writers = unpack(KEYS)
-local owner, lease_ms, fence_ms, is_ordered, entry_ms, bits, head_start = unpack(ARGV)
+local owner, lease_ms, fence_ms, is_ordered, entry_ms, bits = unpack(ARGV)
 
 -- The usual cases: there is no lease and no queue, or the lease is kept for this claim.
 -- include: clock_fence, set_lease
@@ -61,11 +60,11 @@ if not holder and reading == 0 and (is_its_turn or not first or first == owner) 
 end
 
 if entry_ms ~= '0' then
-  local entry = { queue, deadlines, writers, owner, at, entry_ms, bits, head_start }
+  local entry = { queue, deadlines, writers, owner, at, entry_ms, bits }
   if is_ordered == '1' then
-    take_entry(unpack(entry, 1, 8))
+    take_entry(unpack(entry, 1, 7))
   else
-    left = take_entry_or_look(left, unpack(entry, 1, 8))
+    left = take_entry_or_look(left, unpack(entry, 1, 7))
   end
 end
 local holders = holder and 1 or reading

@@ -7,9 +7,8 @@
 -- writers: those in the queue
 -- entry_ms: how long the queue entry is kept; '0' if the claim takes none
 -- bits: of the ticket
--- head_start: how much older the ticket is than now, in microseconds
 local lease, queue, deadlines, readers, writers = unpack(KEYS)
-local owner, lease_ms, entry_ms, bits, head_start = unpack(ARGV)
+local owner, lease_ms, entry_ms, bits = unpack(ARGV)
 
 -- include: clock_ms, lease_at, holds_at, hold, extend_hold, take_entry, leave, first_alive
 local at = now_ms()
@@ -39,7 +38,7 @@ if not writer and not behind then
 end
 
 if entry_ms ~= '0' then
-  take_entry(queue, deadlines, nil, owner, at, entry_ms, bits, head_start)
+  take_entry(queue, deadlines, nil, owner, at, entry_ms, bits)
 end
 left = writer and left or first_ms
 return { 'held', writer and held or 0, left, writer and 1 or reading }

@@ -45,7 +45,7 @@ scripts! {
         set_lease settled_commit take_entry take_entry_or_look ticket time_text turn_only
         wake_all wake_queue write_hold;
     scripts:
-        acquire acquire_all acquire_permit acquire_queued acquire_read clear commit commit_unchanged
+        acquire acquire_permit acquire_queued acquire_read clear commit commit_unchanged
         count_down count_left downgrade holder invalidate keep_permits keep_queued keep_rw pass put
         release release_permit release_queued release_rw renew rewindow rights set_latch supersede
         upgrade
