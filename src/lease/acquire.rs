@@ -18,9 +18,10 @@ use super::{
     try_limit,
 };
 use crate::{
-    backend::{Acquired, Change, Changes, Claim, Mode},
+    backend::{Acquired, Change, Changes, Claim, Mode, Owner},
     error::{BackendError, BackendErrorKind, Error},
     key::Family,
+    time::after,
 };
 
 /// How long a process whose turn is over waits before it asks again. So the process whose turn it
@@ -107,13 +108,32 @@ impl Engine {
     ///
     /// # Cancel safety
     ///
-    /// When the future is dropped, a lease that it may have acquired is released in a task.
+    /// When the future is dropped or no longer polled, a lease that it may have acquired is
+    /// released in a task.
     pub(crate) async fn acquire(
+        self: &Arc<Self>,
+        claim: Claim,
+        upkeep: Upkeep,
+        strategy: Arc<dyn RetryStrategy>,
+        limit: Duration,
+    ) -> Result<LeaseGuard, Error> {
+        let deadline = after(Instant::now(), limit);
+        let acquired = self.attendance().run(|| {
+            let (engine, strategy) = (self.clone(), strategy.clone());
+            let claim = Claim { owner: Owner::fresh(), ..claim.clone() };
+            async move {
+                engine.acquire_until(claim, upkeep, strategy.as_ref(), (limit, deadline)).await
+            }
+        });
+        self.counted(acquired.await)
+    }
+
+    async fn acquire_until(
         self: &Arc<Self>,
         mut claim: Claim,
         upkeep: Upkeep,
         strategy: &dyn RetryStrategy,
-        limit: Duration,
+        (limit, deadline): (Duration, Instant),
     ) -> Result<LeaseGuard, Error> {
         // A lease that is not renewed lasts for its own time, so it cannot be handed over for less.
         claim.takes_handover = claim.waits
@@ -122,6 +142,7 @@ impl Engine {
             && claim.lease >= claim.handover_life();
         let mut waiting =
             Waiting::new(&self.janitor, WaitedFor::Claim(claim.clone()), strategy, limit);
+        waiting.end_at(deadline);
         waiting.keep_entries(&self.keeper);
         let mut attempt = OneAttempt {
             engine: self,
@@ -131,7 +152,7 @@ impl Engine {
             slot: None,
             failure: None,
         };
-        self.counted(drive(&mut attempt, &mut waiting).await)
+        drive(&mut attempt, &mut waiting).await
     }
 }
 

@@ -6,6 +6,7 @@
 //! - `turns`: the turns of requests to ask a shard.
 //! - `recovery`: the pauses after requests that failed.
 //! - `untold`: the looks where no pushes tell of releases.
+//! - `attended`: work that its caller does not poll.
 //! - `release`: a release that must happen, and the janitor that does it.
 //! - `handover`, `acquisition`: a claim on its way to a lease, and its undo.
 //! - `queue`: the callers of this process that want one lease.
@@ -24,6 +25,7 @@
 
 mod acquire;
 mod acquisition;
+mod attended;
 #[cfg(test)]
 mod doubles;
 mod engine;

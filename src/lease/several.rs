@@ -17,8 +17,9 @@ use super::{
     try_limit,
 };
 use crate::{
-    backend::{AcquiredAll, Change, Claim, Grant, TURN_LIFE},
+    backend::{AcquiredAll, Change, Claim, Grant, Owner, TURN_LIFE},
     error::{BackendError, BackendErrorKind, Error},
+    time::after,
 };
 
 impl Engine {
@@ -27,17 +28,38 @@ impl Engine {
     ///
     /// # Cancel safety
     ///
-    /// When the future is dropped, leases that it may have acquired are released in tasks.
+    /// When the future is dropped or no longer polled, leases that it may have acquired are
+    /// released in tasks.
     pub(crate) async fn acquire_all(
         self: &Arc<Self>,
         claims: Vec<Claim>,
         upkeep: Upkeep,
-        strategy: &dyn RetryStrategy,
+        strategy: Arc<dyn RetryStrategy>,
         limit: Duration,
+    ) -> Result<Vec<LeaseGuard>, Error> {
+        let deadline = after(Instant::now(), limit);
+        let acquired = self.attendance().run(|| {
+            let (engine, strategy) = (self.clone(), strategy.clone());
+            let claims = claims.iter().map(|one| Claim { owner: Owner::fresh(), ..one.clone() });
+            let claims = claims.collect();
+            async move {
+                engine.acquire_all_until(claims, upkeep, strategy.as_ref(), (limit, deadline)).await
+            }
+        });
+        self.counted(acquired.await)
+    }
+
+    async fn acquire_all_until(
+        self: &Arc<Self>,
+        claims: Vec<Claim>,
+        upkeep: Upkeep,
+        strategy: &dyn RetryStrategy,
+        (limit, deadline): (Duration, Instant),
     ) -> Result<Vec<LeaseGuard>, Error> {
         let Some(first) = claims.first() else { return Ok(Vec::new()) };
         let mut waiting =
             Waiting::new(&self.janitor, WaitedFor::Claim(first.clone()), strategy, limit);
+        waiting.end_at(deadline);
         waiting.keep_entries(&self.keeper);
         let acquisitions = claims.into_iter();
         let acquisitions =
@@ -52,7 +74,7 @@ impl Engine {
             in_the_way: 0,
             failure: None,
         };
-        self.counted(drive(&mut attempt, &mut waiting).await)
+        drive(&mut attempt, &mut waiting).await
     }
 }
 

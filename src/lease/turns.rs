@@ -14,7 +14,7 @@ use std::{
 };
 
 use tokio::{
-    sync::{Semaphore, SemaphorePermit},
+    sync::{Mutex, Semaphore, SemaphorePermit},
     time::timeout,
 };
 
@@ -34,6 +34,8 @@ pub(super) struct ShardTurns {
     pub(super) acquisitions: Turns,
     pub(super) releases: Turns,
     pub(super) recovery: Recovery,
+    /// The turn of a release that had no answer for a whole lease.
+    pub(super) late_releases: Mutex<()>,
 }
 
 pub(super) struct Turns {

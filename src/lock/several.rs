@@ -1,6 +1,6 @@
 //! The mutexes of several names, acquired together.
 
-use std::{fmt, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 use futures_util::future::{join_all, select_all};
 use tracing::Instrument;
@@ -88,7 +88,7 @@ impl Several {
     ///
     /// If the future is dropped, leases that it may have acquired are released.
     pub async fn try_lock(&self) -> Result<Option<SeveralGuard>, Error> {
-        none_if_not_acquired(self.acquire(&self.front.one_try(), false).await)
+        none_if_not_acquired(self.acquire(self.front.one_try(), false).await)
     }
 
     /// Acquires the locks, waiting while one of them has another holder.
@@ -104,10 +104,14 @@ impl Several {
     ///
     /// If the future is dropped, leases that it may have acquired are released.
     pub async fn lock(&self) -> Result<SeveralGuard, Error> {
-        self.acquire(self.front.retry.as_ref(), true).await
+        self.acquire(self.front.retry.clone(), true).await
     }
 
-    async fn acquire(&self, retry: &dyn RetryStrategy, waits: bool) -> Result<SeveralGuard, Error> {
+    async fn acquire(
+        &self,
+        retry: Arc<dyn RetryStrategy>,
+        waits: bool,
+    ) -> Result<SeveralGuard, Error> {
         let front = &self.front;
         let upkeep = front.upkeep()?;
         let (names, claims): (Vec<_>, Vec<_>) = self.claims(waits)?.into_iter().unzip();

@@ -28,6 +28,7 @@ mod sentinel;
 mod slow;
 mod tls;
 mod turns;
+mod undo;
 mod untold;
 mod users;
 mod variants;

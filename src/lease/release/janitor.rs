@@ -15,12 +15,16 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::warn;
 
-use super::{Release, Unstoppable};
+use super::Release;
 use crate::{
     backend::{Claim, DynLeases, answered},
     error::{BackendError, Error},
     key::Name,
-    lease::{turns::ShardTurns, untold::Untold},
+    lease::{
+        attended::{Attendance, Unstoppable},
+        turns::ShardTurns,
+        untold::Untold,
+    },
     shards::Shards,
 };
 
@@ -29,6 +33,7 @@ pub(crate) struct Janitor {
     pub(super) backend: Arc<dyn DynLeases>,
     turns: Shards<ShardTurns>,
     untold: Arc<Untold>,
+    attendance: Attendance,
     /// Releases that no caller polls.
     pub(super) tasks: TaskTracker,
     /// Cancelled when nothing new may begin.
@@ -51,6 +56,7 @@ impl Janitor {
             backend,
             turns: Shards::default(),
             untold: Arc::default(),
+            attendance: Attendance::default(),
             tasks: TaskTracker::new(),
             stop: CancellationToken::new(),
             backlog: Mutex::default(),
@@ -65,6 +71,11 @@ impl Janitor {
     /// Returns the turns to ask the shard of a name.
     pub(in crate::lease) fn turns(&self, name: &Name) -> Arc<ShardTurns> {
         self.turns.of(self.backend.shard(name), |_| true)
+    }
+
+    /// Returns the work that callers poll.
+    pub(in crate::lease) fn attendance(&self) -> &Attendance {
+        &self.attendance
     }
 
     /// Returns what is known of releases that no push tells of.
@@ -100,7 +111,7 @@ impl Janitor {
 
     /// Releases the lease of a claim. The future returns [`Lost`](crate::ErrorKind::Lost) if it was
     /// not held; dropping the future does not stop the release.
-    pub(crate) fn end(self: &Arc<Self>, claim: Claim) -> Unstoppable<Result<(), Error>> {
+    pub(crate) fn end(self: &Arc<Self>, claim: Claim) -> Unstoppable {
         let release = Release::new(self.clone(), claim, false);
         let end = async move {
             let answer = release.once(|| {}).await;
@@ -119,13 +130,13 @@ impl Janitor {
         self.tasks.spawn(task);
     }
 
-    /// Polls a future by its caller for as long as the caller stays, and then in a task.
-    pub(in crate::lease) fn finish<T: Send + 'static>(
+    /// Polls a release by its caller for as long as the caller does so, and then in a task.
+    pub(in crate::lease) fn finish(
         &self,
-        future: impl Future<Output = T> + Send + 'static,
+        release: impl Future<Output = Result<(), Error>> + Send + 'static,
         runtime: Handle,
-    ) -> Unstoppable<T> {
-        Unstoppable { future: Some(Box::pin(self.tasks.track_future(future))), runtime }
+    ) -> Unstoppable {
+        self.attendance.finish(self.tasks.track_future(release), runtime)
     }
 
     /// Stops the acquisitions: none starts any more, and those that wait fail.
