@@ -23,6 +23,7 @@ use tracing::debug;
 use crate::{
     backend::{Claim, DynLeases},
     error::{BackendError, Chain, Error},
+    observe::Rarely,
     time::after,
 };
 
@@ -198,7 +199,10 @@ impl Release {
                     return false;
                 }
                 Err(error) => {
-                    debug!(?name, error = %Chain(&error), "release failed; trying again");
+                    static SAID: Rarely = Rarely::once_in(1);
+                    if SAID.first() {
+                        debug!(?name, error = %Chain(&error), "release failed; trying again");
+                    }
                 }
             }
             sleep(pause).await;

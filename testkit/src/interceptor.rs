@@ -211,6 +211,10 @@ impl<B: Store + Latches, H: Hook<B>> Leases for Interceptor<B, H> {
         self.inner.shard(name)
     }
 
+    fn new_connections(&self) -> Option<tokio::sync::watch::Receiver<()>> {
+        self.inner.new_connections()
+    }
+
     fn apart(&self) -> Option<Self> {
         self.inner.apart().map(|inner| Self { inner, hook: self.hook.clone() })
     }

@@ -13,6 +13,7 @@ mod http;
 mod keeper;
 mod large;
 mod latches;
+mod log;
 mod memory;
 mod outage;
 mod permits;

@@ -52,6 +52,7 @@ use futures_util::{
     future::{BoxFuture, join_all, try_join_all},
 };
 use redis::{Cmd, Value};
+use tokio::sync::watch;
 
 #[cfg(any(fuzzing, test))]
 pub(super) use self::topology::check_any_slots;
@@ -107,7 +108,12 @@ pub(super) type Confirmation = Result<(), BackendError>;
 
 /// The futures of a cluster are boxed, so that those of a single server stay small.
 enum Nodes {
-    Single { node: Box<Node>, channels: Channels, replacements: Option<Arc<Replacements>> },
+    Single {
+        node: Box<Node>,
+        channels: Channels,
+        replacements: Option<Arc<Replacements>>,
+        new_connections: watch::Sender<()>,
+    },
     Cluster(Cluster),
 }
 
@@ -118,8 +124,9 @@ impl Servers {
                 let channels = Channels::default();
                 let events = NodeEvents::of_single(channels.clone());
                 let replacements = endpoint.may_change().then(|| events.replacements.clone());
+                let new_connections = events.new_connections.clone();
                 let node = Box::new(Node::new(&endpoint, &config, events));
-                Nodes::Single { node, channels, replacements }
+                Nodes::Single { node, channels, replacements, new_connections }
             }
             Deployment::Cluster(seeds) => Nodes::Cluster(Cluster::new(seeds, config.clone())),
         };
@@ -340,6 +347,14 @@ impl Servers {
         match &self.nodes {
             Nodes::Single { replacements, .. } => replacements.as_deref(),
             Nodes::Cluster(cluster) => Some(cluster.replacements()),
+        }
+    }
+
+    /// Returns a watch that changes with each new connection for commands.
+    pub(super) fn new_connections(&self) -> watch::Receiver<()> {
+        match &self.nodes {
+            Nodes::Single { new_connections, .. } => new_connections.subscribe(),
+            Nodes::Cluster(cluster) => cluster.new_connections(),
         }
     }
 

@@ -8,6 +8,7 @@ use std::{
 
 use futures_util::future::join_all;
 use redis::Value;
+use tokio::sync::watch;
 
 use super::{
     super::RedisBackend,
@@ -215,6 +216,10 @@ impl Leases for RedisBackend {
 
     fn shard(&self, name: &Name) -> usize {
         self.0.servers.shard(name)
+    }
+
+    fn new_connections(&self) -> Option<watch::Receiver<()>> {
+        Some(self.0.servers.new_connections())
     }
 
     fn apart(&self) -> Option<Self> {

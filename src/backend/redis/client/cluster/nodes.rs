@@ -51,6 +51,8 @@ impl ClusterNodes {
             pacer: Arc::default(),
             trouble: self.topology.trouble.clone(),
             replacements: self.topology.replacements.clone(),
+            new_connections: self.topology.new_connections.clone(),
+            outage: Arc::default(),
         };
         let connections = Node::new(&endpoint, &self.config, events);
         let node = Arc::new(ClusterNode { address: address.clone(), connections });

@@ -23,6 +23,8 @@ pub(super) struct Topology {
     pub(super) trouble: Arc<Notify>,
     pub(super) channels: Channels,
     pub(super) replacements: Arc<Replacements>,
+    /// Changes with each new connection to a node, and when slots have moved.
+    pub(super) new_connections: watch::Sender<()>,
 }
 
 #[derive(Clone)]
@@ -38,7 +40,8 @@ impl Topology {
     pub(super) fn new() -> Self {
         let state = watch::Sender::new(TopologyState::Unknown);
         let (trouble, channels, replacements) = Default::default();
-        Self { state, trouble, channels, replacements }
+        let new_connections = watch::Sender::default();
+        Self { state, trouble, channels, replacements, new_connections }
     }
 
     pub(super) fn watch(&self) -> watch::Receiver<TopologyState> {
@@ -96,6 +99,7 @@ impl Topology {
     }
 
     fn channels_moved(&self, has_moved: impl Fn(&str) -> bool) {
+        self.new_connections.send_replace(());
         self.channels.forget_answers(&has_moved);
         self.channels.wake(&has_moved);
         self.channels.recheck();
