@@ -182,17 +182,28 @@ impl Once {
     }
 }
 
-/// An event that is worth one warning a minute.
-#[derive(Default)]
-pub(crate) struct Rarely(Mutex<Option<Instant>>);
+/// An event that is worth a line of the log now and then: by default, once a minute.
+pub(crate) struct Rarely {
+    last: Mutex<Option<Instant>>,
+    every: Duration,
+}
 
-const RARELY: Duration = Duration::from_secs(60);
+impl Default for Rarely {
+    fn default() -> Self {
+        Self::once_in(60)
+    }
+}
 
 impl Rarely {
-    /// Returns whether this is the first time in a minute.
+    /// An event that is worth a line in so many seconds.
+    pub(crate) const fn once_in(seconds: u64) -> Self {
+        Self { last: Mutex::new(None), every: Duration::from_secs(seconds) }
+    }
+
+    /// Returns whether this is the first time in the interval.
     pub(crate) fn first(&self) -> bool {
-        let mut last = lock(&self.0);
-        let is_first = last.is_none_or(|last| last.elapsed() >= RARELY);
+        let mut last = lock(&self.last);
+        let is_first = last.is_none_or(|last| last.elapsed() >= self.every);
         if is_first {
             *last = Some(Instant::now());
         }

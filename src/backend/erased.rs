@@ -3,6 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use futures_util::{FutureExt, future::BoxFuture};
+use tokio::sync::watch;
 
 use super::{Acquired, Changes, Claim, Grant, Kept, Leases, Mode, Occupied, Renewal, RoundTrip};
 use crate::{error::BackendError, key::Name};
@@ -59,6 +60,7 @@ erased! {
     fn round_trip() -> RoundTrip;
     fn is_shared() -> bool;
     fn shard(name: &Name) -> usize;
+    fn new_connections() -> Option<watch::Receiver<()>>;
 }
 
 /// A backend without its type.

@@ -47,6 +47,7 @@ mod windows;
 use std::{future::Future, sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
+use tokio::sync::watch;
 
 use crate::{
     error::{BackendError, BackendErrorKind},
@@ -265,6 +266,14 @@ pub trait Leases: Send + Sync + 'static {
     /// shards are not asked for together, and a failure of one shard says nothing of another.
     fn shard(&self, _name: &Name) -> usize {
         0
+    }
+
+    /// Returns a watch that changes with each new connection. The server behind it may not know the
+    /// leases that are held, as after a failover, so they are renewed at once. Returns `None` where
+    /// there are no connections.
+    #[doc(hidden)]
+    fn new_connections(&self) -> Option<watch::Receiver<()>> {
+        None
     }
 
     /// Returns the backend without its type.

@@ -6,6 +6,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use futures_util::future::join_all;
 use tokio::{
     sync::oneshot,
     time::{Instant, sleep},
@@ -18,9 +19,10 @@ use super::{
     try_limit,
 };
 use crate::{
-    backend::{Acquired, Change, Changes, Claim, Mode},
+    backend::{Acquired, Change, Changes, Claim, Mode, Owner},
     error::{BackendError, BackendErrorKind, Error},
     key::Family,
+    time::after,
 };
 
 /// How long a process whose turn is over waits before it asks again. So the process whose turn it
@@ -94,13 +96,69 @@ impl Engine {
     ///
     /// # Cancel safety
     ///
-    /// When the future is dropped, a lease that it may have acquired is released in a task.
+    /// When the future is dropped or no longer polled, a lease that it may have acquired is
+    /// released in a task.
     pub(crate) async fn acquire(
+        self: &Arc<Self>,
+        claim: Claim,
+        upkeep: Upkeep,
+        strategy: Arc<dyn RetryStrategy>,
+        limit: Duration,
+    ) -> Result<LeaseGuard, Error> {
+        let deadline = after(Instant::now(), limit);
+        let acquired = self.attendance().run(|| {
+            let (engine, strategy) = (self.clone(), strategy.clone());
+            let claim = Claim { owner: Owner::fresh(), ..claim.clone() };
+            async move {
+                engine.acquire_until(claim, upkeep, strategy.as_ref(), (limit, deadline)).await
+            }
+        });
+        self.counted(acquired.await)
+    }
+
+    /// Acquires leases of different names one after another, within one limit. If one is not
+    /// acquired, those before it are released.
+    ///
+    /// # Cancel safety
+    ///
+    /// When the future is dropped or no longer polled, leases that it may have acquired are
+    /// released in tasks.
+    pub(crate) async fn acquire_each(
+        self: &Arc<Self>,
+        claims: Vec<Claim>,
+        upkeep: Upkeep,
+        strategy: Arc<dyn RetryStrategy>,
+        limit: Duration,
+    ) -> Result<Vec<LeaseGuard>, Error> {
+        let deadline = after(Instant::now(), limit);
+        let acquired = self.attendance().run(|| {
+            let (engine, strategy, claims) = (self.clone(), strategy.clone(), claims.clone());
+            async move {
+                let mut held = Vec::with_capacity(claims.len());
+                for claim in claims {
+                    let claim = Claim { owner: Owner::fresh(), ..claim };
+                    let limits = (limit, deadline);
+                    match engine.acquire_until(claim, upkeep, strategy.as_ref(), limits).await {
+                        Ok(lease) => held.push(lease),
+                        Err(error) => {
+                            // The error says more than how the releases end.
+                            join_all(held.into_iter().map(LeaseGuard::release)).await;
+                            return Err(error);
+                        }
+                    }
+                }
+                Ok(held)
+            }
+        });
+        self.counted(acquired.await)
+    }
+
+    async fn acquire_until(
         self: &Arc<Self>,
         mut claim: Claim,
         upkeep: Upkeep,
         strategy: &dyn RetryStrategy,
-        limit: Duration,
+        (limit, deadline): (Duration, Instant),
     ) -> Result<LeaseGuard, Error> {
         // A lease that is not renewed lasts for its own time, so it cannot be handed over for less.
         claim.takes_handover = claim.waits
@@ -109,6 +167,7 @@ impl Engine {
             && claim.lease >= claim.handover_life();
         let mut waiting =
             Waiting::new(&self.janitor, WaitedFor::Claim(claim.clone()), strategy, limit);
+        waiting.end_at(deadline);
         waiting.keep_entries(&self.keeper);
         let mut attempt = OneAttempt {
             engine: self,
@@ -118,7 +177,7 @@ impl Engine {
             slot: None,
             failure: None,
         };
-        self.counted(drive(&mut attempt, &mut waiting).await)
+        drive(&mut attempt, &mut waiting).await
     }
 }
 

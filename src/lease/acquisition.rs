@@ -4,14 +4,11 @@ use tokio::{runtime::Handle, time::Instant};
 use tracing::debug;
 
 use super::{
-    Upkeep,
-    handover::HandoverCheck,
-    record::Granted,
-    release::{Janitor, Unstoppable},
+    Upkeep, attended::Unstoppable, handover::HandoverCheck, record::Granted, release::Janitor,
 };
 use crate::{
     backend::{Acquired, Claim, Claimed, DynLeases, Grant, Handover, Owner, answered_by},
-    error::{BackendError, Error},
+    error::BackendError,
 };
 
 /// One claim on its way to a lease. Dropped before it is [settled](Self::settle), it undoes itself.
@@ -174,7 +171,7 @@ impl Acquisition {
     }
 
     /// Releases the lease that was granted. Dropping the future does not stop the release.
-    pub(crate) fn give_back(mut self) -> Unstoppable<Result<(), Error>> {
+    pub(crate) fn give_back(mut self) -> Unstoppable {
         self.state = AcquisitionState::Idle;
         self.janitor.end(self.claim.clone())
     }

@@ -1,7 +1,8 @@
 use std::{sync::Arc, time::Duration};
 
 use super::{
-    keeper::Keeper, queue::LocalQueues, record::LeaseRecord, release::Janitor, renewals::Renewals,
+    attended::Attendance, keeper::Keeper, queue::LocalQueues, record::LeaseRecord,
+    release::Janitor, renewals::Renewals,
 };
 use crate::{
     backend::DynLeases,
@@ -33,6 +34,11 @@ impl Engine {
 
     pub(crate) fn backend(&self) -> &Arc<dyn DynLeases> {
         self.janitor.backend()
+    }
+
+    /// The acquisitions that their callers poll.
+    pub(crate) fn attendance(&self) -> &Attendance {
+        self.janitor.attendance()
     }
 
     /// The janitor, which undoes the acquisitions of this engine.

@@ -4,9 +4,10 @@ use tokio::time::{Instant, timeout};
 
 use super::{
     Acquisition, Engine, LeaseRecord,
+    attended::Unstoppable,
     queue::{FailedPass, QueuedCaller, SlotNotice},
     record::{Granted, LeaseSlot},
-    release::{Release, Unstoppable},
+    release::Release,
 };
 use crate::{
     backend::{Claim, DynLeases, Grant, Mode, Owner, Renewal, answered},
@@ -136,7 +137,7 @@ impl LeaseGuard {
         Release::new(janitor, claim, self.record.outcome_unknown(), runtime)
     }
 
-    fn give_back(&mut self) -> Unstoppable<Result<(), Error>> {
+    fn give_back(&mut self) -> Unstoppable {
         let upheld = UpheldLease { engine: self.engine.clone(), record: self.record.clone() };
         self.released = true;
         let slot = self.record.take_slot();

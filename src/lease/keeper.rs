@@ -29,6 +29,7 @@ use super::retry::{Retry, try_limit};
 use crate::{
     backend::{Claim, DynLeases, Kept, QUEUES_KEPT_AT_ONCE, QueueKind, answered},
     error::{BackendError, BackendErrorKind, Chain},
+    observe::Rarely,
     sync::lock,
     time::after,
 };
@@ -161,7 +162,10 @@ impl Keeper {
 }
 
 fn failed(schedule: &mut KeeperSchedule, key: &KeptQueueKey, error: &BackendError) {
-    debug!(name = ?key.0, error = %Chain(error), "queue entries were not kept");
+    static SAID: Rarely = Rarely::once_in(1);
+    if SAID.first() {
+        debug!(name = ?key.0, error = %Chain(error), "queue entries were not kept");
+    }
     if error.kind() == BackendErrorKind::Foreign
         && let Some(queue) = schedule.get_mut(key)
     {

@@ -12,6 +12,7 @@ use crate::{
     backend::{Change, Changes, Claim, Owner},
     error::Chain,
     key::Name,
+    observe::Rarely,
 };
 
 /// Without a subscription: the first interval between looks, doubled up to the longest.
@@ -134,7 +135,10 @@ impl Listening {
             }
             Err(error) => {
                 let name = self.name();
-                tracing::debug!(?name, error = %Chain(&error), "no subscription; looking");
+                static SAID: Rarely = Rarely::once_in(1);
+                if SAID.first() {
+                    tracing::debug!(?name, error = %Chain(&error), "no subscription; looking");
+                }
                 self.subscribe_at = Some(Instant::now() + RESUBSCRIBE);
                 false
             }

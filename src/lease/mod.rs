@@ -4,6 +4,7 @@
 //! above it:
 //!
 //! - `turns`: the turns of requests to ask a shard.
+//! - `attended`: work that its caller does not poll.
 //! - `release`: a release that must happen, and the janitor that does it.
 //! - `handover`, `acquisition`: a claim on its way to a lease, and its undo.
 //! - `queue`: the callers of this process that want one lease.
@@ -22,6 +23,7 @@
 
 mod acquire;
 mod acquisition;
+mod attended;
 #[cfg(test)]
 mod doubles;
 mod engine;

@@ -7,14 +7,8 @@
 
 mod janitor;
 
-use std::{
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
-use futures_util::future::BoxFuture;
 use tokio::{
     runtime::Handle,
     time::{Instant, sleep, sleep_until},
@@ -24,6 +18,7 @@ use tracing::debug;
 use crate::{
     backend::Claim,
     error::{BackendError, Chain, Error},
+    observe::Rarely,
     time::after,
 };
 
@@ -35,9 +30,17 @@ const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_millis(80);
 
 /// A release whose acquisition may arrive late is repeated after these parts of the lease, or after
-/// these times if they are shorter.
-const LATE: [(u32, Duration); 3] =
-    [(16, Duration::from_secs(1)), (4, Duration::from_secs(10)), (1, Duration::from_secs(60))];
+/// these times if they are shorter. A server that stood still may run the first release a moment
+/// before the acquisition, which lies in an older connection.
+const LATE: [(u32, Duration); 4] = [
+    (64, Duration::from_millis(200)),
+    (16, Duration::from_secs(1)),
+    (4, Duration::from_secs(10)),
+    (1, Duration::from_secs(60)),
+];
+
+/// How long an acquisition is believed to lie in a server that does not answer.
+const LONGEST_SILENCE: Duration = Duration::from_secs(3600);
 
 /// A release that must happen. Dropped before it is done, it goes on in a task.
 pub(super) struct Release {
@@ -104,9 +107,25 @@ impl Release {
     /// Releases what may be held.
     async fn repeat(&self) {
         let life = self.claim.lease.max(self.claim.queue_entry_life());
-        self.until(after(Instant::now(), life)).await;
+        let is_answered = self.until(after(Instant::now(), life)).await;
         if self.outcome_unknown {
+            if !is_answered {
+                self.at_first_answer().await;
+            }
             self.repeat_late().await;
+        }
+    }
+
+    /// Releases when the backend answers again, however late: a server that stood still runs the
+    /// acquisition then. One release of a shard tries at a time.
+    async fn at_first_answer(&self) {
+        let (begun, turns) = (Instant::now(), self.janitor.turns(&self.claim.name));
+        while begun.elapsed() < LONGEST_SILENCE && !self.janitor.is_stopped() {
+            let _turn = turns.late_releases.lock().await;
+            if self.once(|| {}).await.is_ok() {
+                return;
+            }
+            sleep(LONGEST_PAUSE).await;
         }
     }
 
@@ -125,19 +144,23 @@ impl Release {
         }
     }
 
-    /// Releases, and tries again until the lease must have ended by itself.
-    async fn until(&self, end: Instant) {
+    /// Releases, and tries again until the lease must have ended by itself. Returns whether the
+    /// backend has answered.
+    async fn until(&self, end: Instant) -> bool {
         let name = &self.claim.name;
         let mut pause = FIRST_PAUSE;
         loop {
             match self.once(|| {}).await {
-                Ok(_) => return,
+                Ok(_) => return true,
                 Err(error) if Instant::now() + pause >= end => {
                     debug!(?name, error = %Chain(&error), "release failed; the lease expires");
-                    return;
+                    return false;
                 }
                 Err(error) => {
-                    debug!(?name, error = %Chain(&error), "release failed; trying again");
+                    static SAID: Rarely = Rarely::once_in(1);
+                    if SAID.first() {
+                        debug!(?name, error = %Chain(&error), "release failed; trying again");
+                    }
                 }
             }
             sleep(pause).await;
@@ -154,34 +177,6 @@ impl Drop for Release {
             let release = Self { janitor, claim, outcome_unknown, runtime, owed: false };
             let task = async move { release.repeat().await };
             self.janitor.tasks.spawn_on(task, &self.runtime);
-        }
-    }
-}
-
-/// A future that goes on in a task when it is dropped before its end.
-#[must_use = "dropping it costs a task"]
-pub(crate) struct Unstoppable<T: Send + 'static> {
-    future: Option<BoxFuture<'static, T>>,
-    runtime: Handle,
-}
-
-impl<T: Send + 'static> Future for Unstoppable<T> {
-    type Output = T;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
-        let Some(future) = &mut self.future else { return Poll::Pending };
-        let polled = future.as_mut().poll(cx);
-        if polled.is_ready() {
-            self.future = None;
-        }
-        polled
-    }
-}
-
-impl<T: Send + 'static> Drop for Unstoppable<T> {
-    fn drop(&mut self) {
-        if let Some(future) = self.future.take() {
-            self.runtime.spawn(future);
         }
     }
 }

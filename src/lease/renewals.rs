@@ -6,6 +6,9 @@
 //! renewal that fails is tried again while the lease can still be held: only a refusal or the
 //! deadline is a loss.
 //!
+//! With each new connection, all leases are renewed at once. The server behind it may be a new
+//! master without some of them, whose holders must learn of that.
+//!
 //! The invariant: `deadline` is a monotonic time taken *before* the request was sent, plus the
 //! lease, less the drift. So it passes here before the lease ends on the server.
 
@@ -22,7 +25,7 @@ use std::{
 
 use futures_util::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
 use tokio::{
-    sync::Notify,
+    sync::{Notify, watch},
     task::yield_now,
     time::{Instant, sleep_until},
 };
@@ -193,9 +196,20 @@ impl Drop for RenewalTask {
     }
 }
 
+/// Completes when there is a new connection.
+async fn changed(connections: &mut Option<watch::Receiver<()>>) {
+    if let Some(connections) = connections
+        && connections.changed().await.is_ok()
+    {
+        return;
+    }
+    std::future::pending().await
+}
+
 async fn run(mut task: RenewalTask) {
     let shared = task.shared.clone();
     let mut batches = Batches::default();
+    let mut connections = shared.backend.new_connections();
     let mut renewals: FuturesUnordered<BoxFuture<'static, (RenewalBatch, BatchAnswer)>> =
         FuturesUnordered::new();
     loop {
@@ -226,6 +240,7 @@ async fn run(mut task: RenewalTask) {
             }
             () = rest => {}
             () = shared.changed.notified() => {}
+            () = changed(&mut connections) => shared.schedule().renew_all(),
         }
     }
 }

@@ -14,7 +14,7 @@ use std::{
 };
 
 use tokio::{
-    sync::{Semaphore, SemaphorePermit},
+    sync::{Mutex, Semaphore, SemaphorePermit},
     time::timeout,
 };
 
@@ -32,6 +32,8 @@ const SILENCE: Duration = Duration::from_millis(250);
 pub(super) struct ShardTurns {
     pub(super) acquisitions: Turns,
     pub(super) releases: Turns,
+    /// The turn of a release that had no answer for a whole lease.
+    pub(super) late_releases: Mutex<()>,
 }
 
 pub(super) struct Turns {

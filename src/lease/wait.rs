@@ -6,7 +6,8 @@
 //! before the first request, and no push was missed since, there is no gap.
 //!
 //! A waiter with a queue entry is also woken by the [keeper](super::keeper) of its entry. Any other
-//! one is woken by the end of the lease in the way, or after 5 s.
+//! one is woken by the end of the lease in the way, or after 5 s. One without a claim waits for a
+//! latch, and looks every 0.7 s.
 //!
 //! Without a [subscription](super::listening) the looks come at growing intervals instead. A server
 //! that forbids pushes makes waiters a tenth of a second late then, and not a lease.
@@ -28,6 +29,8 @@ use crate::{
 
 /// The longest time without a look, whatever pushes and leases say.
 const LONGEST_SLEEP: Duration = Duration::from_secs(5);
+/// The same for a waiter without a claim, which has no queue entry that is looked at for it.
+const LONGEST_SLEEP_WITHOUT_CLAIM: Duration = Duration::from_millis(700);
 /// After the end of a lease, its waiters look at random times within this.
 const JITTER: Duration = Duration::from_millis(90);
 
@@ -76,6 +79,11 @@ impl<'a> Waiting<'a> {
             deadline: after(Instant::now(), limit),
             pauses: Pauses::default(),
         }
+    }
+
+    /// Ends at a time, if it has begun earlier than now.
+    pub(super) fn end_at(&mut self, deadline: Instant) {
+        self.deadline = deadline;
     }
 
     /// Has the queue entry of its claim kept while it waits.
@@ -137,7 +145,11 @@ impl<'a> Waiting<'a> {
             true => self.deadline,
             false => {
                 let jitter = JITTER.mul_f64(fastrand::f64());
-                told + remaining.saturating_add(jitter).min(LONGEST_SLEEP)
+                let longest = match self.listening.claim() {
+                    Some(_) => LONGEST_SLEEP,
+                    None => LONGEST_SLEEP_WITHOUT_CLAIM - jitter,
+                };
+                told + remaining.saturating_add(jitter).min(longest)
             }
         };
         if let Some(interval) = self.listening.look_interval() {

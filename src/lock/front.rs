@@ -64,7 +64,7 @@ impl Front {
 
     /// Acquires a lease in a mode, waiting while others are in the way.
     pub(super) async fn acquire(&self, mode: Mode) -> Result<LeaseGuard, Error> {
-        match self.acquire_claim(self.claim(mode)?, self.retry.as_ref()).await {
+        match self.acquire_claim(self.claim(mode)?, self.retry.clone()).await {
             Err(error) if self.space.has_label() && error.kind() == ErrorKind::NotAcquired => {
                 Err(Box::pin(self.with_owner(error, mode)).await)
             }
@@ -76,13 +76,13 @@ impl Front {
     pub(super) async fn try_acquire(&self, mode: Mode) -> Result<Option<LeaseGuard>, Error> {
         let mut claim = self.claim(mode)?;
         claim.waits = false;
-        none_if_not_acquired(self.acquire_claim(claim, &self.one_try()).await)
+        none_if_not_acquired(self.acquire_claim(claim, self.one_try()).await)
     }
 
     async fn acquire_claim(
         &self,
         claim: Claim,
-        retry: &dyn RetryStrategy,
+        retry: Arc<dyn RetryStrategy>,
     ) -> Result<LeaseGuard, Error> {
         let upkeep = self.upkeep()?;
         let span = tracing::debug_span!("lock", name = %self.name);
@@ -91,8 +91,8 @@ impl Front {
     }
 
     /// The strategy of a call that does not wait.
-    pub(super) fn one_try(&self) -> Retry {
-        Retry::one_try_of(self.retry.as_ref())
+    pub(super) fn one_try(&self) -> Arc<dyn RetryStrategy> {
+        Arc::new(Retry::one_try_of(self.retry.as_ref()))
     }
 
     pub(super) fn claim(&self, mode: Mode) -> Result<Claim, Error> {

@@ -32,7 +32,7 @@ const LONGEST_TTL: Duration = Duration::from_secs(30 * 86_400);
 ///
 /// A latch has no holder, so it loses nothing when a process dies. After [`Locks::shutdown`] it can
 /// still be counted down. If the server loses its data, the latch is [not set](ErrorKind::NotSet)
-/// any more, and the waiters learn this within 5 s.
+/// any more, and the waiters learn this within 0.7 s.
 ///
 /// # Examples
 ///
@@ -181,7 +181,8 @@ impl Latch {
 
     /// Waits until the count is zero.
     ///
-    /// A push wakes the waiter. In addition, it looks every 5 s, and when the latch's time is over.
+    /// A push wakes the waiter. In addition, it looks every 0.7 s, and when the latch's time is
+    /// over.
     ///
     /// # Errors
     ///

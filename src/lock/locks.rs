@@ -43,7 +43,7 @@ use crate::{
 /// locks.rw_lock("prices").read().await?.unlock().await?;
 /// locks.semaphore("exports", 3).acquire().await?.release().await?;
 /// let id = locks.permits("exports", 3).acquire().await?;
-/// locks.permits("exports", 3).release(id).await?;
+/// assert!(locks.permits("exports", 3).release(id).await?);
 /// locks.latch("import:7").set(2).await?;
 ///
 /// locks.shutdown(Duration::from_secs(1)).await;

@@ -43,7 +43,7 @@ use crate::{
 /// // In another process, a minute later at most:
 /// let id: PermitId = id.parse()?;
 /// exports.renew(id).await?;
-/// exports.release(id).await?;
+/// assert!(exports.release(id).await?);
 /// # Ok::<_, bellwether::Error>(()) }).unwrap();
 /// ```
 #[derive(Clone)]
@@ -108,7 +108,7 @@ impl Permits {
     ///
     /// # Errors
     ///
-    /// - [`Lost`](ErrorKind::Lost) if the permit had ended.
+    /// - [`Lost`](ErrorKind::Lost) if the permit had ended or was released.
     /// - [`Backend`](ErrorKind::Backend) if the backend did not answer. The permit may or may not
     ///   have been renewed.
     /// - [`InvalidKey`](ErrorKind::InvalidKey) for a name outside its range.
@@ -122,15 +122,19 @@ impl Permits {
         let renewed = self.front.space.engine.backend().renew(&[claim]).await?;
         match renewed.first() {
             Some(Renewal::Held) => Ok(()),
-            _ => Err(Error::lost(self.front.name.as_str())),
+            _ => {
+                let name = self.front.name.as_str();
+                let why = format!("the permit of {name:?} has ended or was released");
+                Err(Error::new(ErrorKind::Lost, why))
+            }
         }
     }
 
-    /// Releases a permit.
+    /// Releases a permit. Returns `true` if it was held, and `false` if it had ended or was
+    /// released before.
     ///
     /// # Errors
     ///
-    /// - [`Lost`](ErrorKind::Lost) if the permit had ended.
     /// - [`Backend`](ErrorKind::Backend) if the backend did not answer. The release is then
     ///   repeated in the background, and the permit ends by itself at the latest.
     /// - [`InvalidKey`](ErrorKind::InvalidKey) for a name outside its range.
@@ -139,8 +143,12 @@ impl Permits {
     /// # Cancel safety
     ///
     /// If the future is dropped after it was first polled, the permit is released all the same.
-    pub async fn release(&self, id: PermitId) -> Result<(), Error> {
-        self.front.space.engine.janitor().end(self.claim(id)?).await
+    pub async fn release(&self, id: PermitId) -> Result<bool, Error> {
+        match self.front.space.engine.janitor().end(self.claim(id)?).await {
+            Ok(()) => Ok(true),
+            Err(error) if error.kind() == ErrorKind::Lost => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 
     fn claim(&self, PermitId(owner): PermitId) -> Result<Claim, Error> {

@@ -62,17 +62,22 @@ impl Reentry {
 
     pub(super) async fn lock(self: &Arc<Self>) -> Result<Arc<LeaseGuard>, Error> {
         let deadline = after(Instant::now(), self.front.wait_limit);
-        let mut left = self.front.wait_limit;
+        // A task that is not polled must not keep a lease that another one has acquired and
+        // released.
+        let attendance = self.front.space.engine.attendance();
+        attendance.run(|| self.clone().lock_until(deadline)).await
+    }
+
+    async fn lock_until(self: Arc<Self>, deadline: Instant) -> Result<Arc<LeaseGuard>, Error> {
         loop {
+            let left = deadline.saturating_duration_since(Instant::now());
             match self.route(true, left) {
                 Route::Held(held) => return Ok(held),
                 Route::Start(acquiring) => return acquiring.await,
                 Route::Join(acquiring) => match timeout_at(deadline, acquiring).await {
                     // It was started earlier, or for a task that does not wait. This task has time
                     // left.
-                    Ok(Err(error)) if is_of_its_starter(&error) && Instant::now() < deadline => {
-                        left = deadline.saturating_duration_since(Instant::now());
-                    }
+                    Ok(Err(error)) if is_of_its_starter(&error) && Instant::now() < deadline => {}
                     Ok(outcome) => return outcome,
                     Err(_) => return Err(self.not_acquired()),
                 },
@@ -82,6 +87,11 @@ impl Reentry {
     }
 
     pub(super) async fn try_lock(self: &Arc<Self>) -> Result<Option<Arc<LeaseGuard>>, Error> {
+        let attendance = self.front.space.engine.attendance();
+        attendance.run(|| self.clone().try_once()).await
+    }
+
+    async fn try_once(self: Arc<Self>) -> Result<Option<Arc<LeaseGuard>>, Error> {
         match self.route(false, self.front.wait_limit) {
             Route::Held(held) => Ok(Some(held)),
             Route::Start(acquiring) | Route::Join(acquiring) => {

@@ -1,9 +1,8 @@
 //! The mutexes of several names, acquired in the order of the names.
 
-use std::{fmt, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 use futures_util::future::{join_all, select_all};
-use tokio::time::Instant;
 use tracing::Instrument;
 
 use super::{
@@ -16,7 +15,6 @@ use crate::{
     error::{Error, ErrorKind},
     key::Key,
     lease::{LeaseGuard, RetryStrategy},
-    time::after,
 };
 
 /// The most names for one acquisition, each of which costs a request.
@@ -89,7 +87,7 @@ impl Several {
     ///
     /// If the future is dropped, leases that it may have acquired are released.
     pub async fn try_lock(&self) -> Result<Option<SeveralGuard>, Error> {
-        none_if_not_acquired(self.acquire(&self.front.one_try(), false).await)
+        none_if_not_acquired(self.acquire(self.front.one_try(), false).await)
     }
 
     /// Acquires the locks, waiting while one of them has another holder.
@@ -105,31 +103,21 @@ impl Several {
     ///
     /// If the future is dropped, leases that it may have acquired are released.
     pub async fn lock(&self) -> Result<SeveralGuard, Error> {
-        self.acquire(self.front.retry.as_ref(), true).await
+        self.acquire(self.front.retry.clone(), true).await
     }
 
-    async fn acquire(&self, retry: &dyn RetryStrategy, waits: bool) -> Result<SeveralGuard, Error> {
+    async fn acquire(
+        &self,
+        retry: Arc<dyn RetryStrategy>,
+        waits: bool,
+    ) -> Result<SeveralGuard, Error> {
         let front = &self.front;
         let upkeep = front.upkeep()?;
-        let claims = self.claims(waits)?;
-        let (engine, end) = (&front.space.engine, after(Instant::now(), front.wait_limit));
+        let (names, claims): (Vec<_>, Vec<_>) = self.claims(waits)?.into_iter().unzip();
         let span = tracing::debug_span!("lock", name = %front.name);
-        let acquiring = async {
-            let mut guard = SeveralGuard { held: Vec::with_capacity(claims.len()) };
-            for (name, claim) in claims {
-                let left = end.saturating_duration_since(Instant::now());
-                match Box::pin(engine.acquire(claim, upkeep, retry, left)).await {
-                    Ok(held) => guard.held.push((name, held)),
-                    Err(error) => {
-                        // The error says more than how the releases end.
-                        let _ = guard.unlock().await;
-                        return Err(error);
-                    }
-                }
-            }
-            Ok(guard)
-        };
-        acquiring.instrument(span).await
+        let acquiring = front.space.engine.acquire_each(claims, upkeep, retry, front.wait_limit);
+        let held = acquiring.instrument(span).await?;
+        Ok(SeveralGuard { held: names.into_iter().zip(held).collect() })
     }
 
     /// Returns the claims in the order of the names, which is the same for all callers.

@@ -193,6 +193,10 @@ impl<B: Store + Latches, H: Hook<B>> Leases for Interceptor<B, H> {
     fn shard(&self, name: &Name) -> usize {
         self.inner.shard(name)
     }
+
+    fn new_connections(&self) -> Option<tokio::sync::watch::Receiver<()>> {
+        self.inner.new_connections()
+    }
 }
 
 impl<B: Store + Latches, H: Hook<B>> Store for Interceptor<B, H> {

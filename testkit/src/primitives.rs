@@ -138,7 +138,11 @@ impl Guard {
             Self::Reader(guard) => guard.unlock().await,
             Self::Writer(guard) => guard.unlock().await,
             Self::Permit(guard) => guard.release().await,
-            Self::Id(permits, id) => permits.release(id).await,
+            Self::Id(permits, id) => match permits.release(id).await? {
+                true => Ok(()),
+                // That of a guard says the same.
+                false => permits.renew(id).await,
+            },
         }
     }
 }

@@ -31,6 +31,9 @@ pub trait Harness: Sized {
     /// Whether each exclusive grant has a fence of its own. Without fences, each of them is zero.
     const FENCED: bool = true;
 
+    /// How much later than its time something may happen on a busy machine.
+    const BUSY: Duration = Duration::from_secs(1);
+
     fn start() -> impl Future<Output = Self>;
 
     /// Returns the backend as one more process of the fleet has it, with connections of its own.
@@ -79,6 +82,8 @@ pub struct Memory(MemoryBackend);
 
 impl Harness for Memory {
     type Backend = MemoryBackend;
+
+    const BUSY: Duration = Duration::ZERO;
 
     async fn start() -> Self {
         Self(MemoryBackend::new())

@@ -26,6 +26,7 @@ mod queues;
 mod read_write;
 mod turns;
 mod unchanged;
+mod unpolled;
 mod windows;
 mod writes;
 
@@ -194,6 +195,7 @@ rules! {
             no_more_permits_are_granted_than_the_limit,
             a_permit_sent_twice_counts_once,
             a_release_sent_twice_returns_its_permit_once,
+            a_second_release_by_id_is_no_loss,
             several_permits_are_granted_all_or_none,
             permits_of_a_dead_holder_come_back,
             many_permits_are_renewed_and_handed_over,
@@ -302,6 +304,11 @@ rules! {
             every_key_ends,;
     }
     needs latches {
+        unpolled:
+            a_waiter_that_is_not_polled_holds_nobody_up,
+            a_caller_that_does_not_read_its_grant_holds_nobody_up,
+            a_task_of_a_reentrant_holder_that_is_not_polled_keeps_nothing,
+            an_unlock_that_is_not_polled_holds_nobody_up,;
         latches:
             a_latch_is_counted_down_to_zero_and_no_lower,
             a_latch_that_was_never_set_is_not_at_zero,

@@ -1,6 +1,7 @@
 //! A semaphore grants a limited number of permits at a time.
 
 use bellwether::{
+    ErrorKind, Locks,
     backend::{Change, Claim, Leases, Mode, Renewal},
     key::Name,
 };
@@ -96,6 +97,24 @@ pub async fn permits_of_a_dead_holder_come_back<H: FullHarness>(h: &H) {
     assert!(!backend.release(&dead).await.unwrap());
     granted(&backend, &of(3, 2, &name)).await;
     assert_eq!(held(&backend, &of(3, 1, &name)).await.holders, 3);
+}
+
+/// An id outlives its permit, so it may be released twice, also by another process.
+pub async fn a_second_release_by_id_is_no_loss<H: FullHarness>(h: &H) {
+    let [here, there] = [h.backend(), h.backend()].map(Locks::new);
+    let permits = [here, there].map(|locks| locks.permits("k", 1).lease(LEASE));
+    let id = permits[0].acquire().await.unwrap();
+    assert!(permits[0].release(id).await.unwrap());
+    for permits in &permits {
+        assert!(!permits.release(id).await.unwrap());
+    }
+    let error = permits[0].renew(id).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Lost);
+    assert!(error.to_string().contains("has ended or was released"), "{error}");
+    let id = permits[1].acquire().await.unwrap();
+    h.pass(LEASE).await;
+    assert!(!permits[0].release(id).await.unwrap());
+    assert!(permits[0].acquire().await.is_ok());
 }
 
 /// A backend may do this in several steps.

@@ -109,20 +109,21 @@ async fn a_wait_ends_at_its_limit() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_waiter_polls_every_five_seconds_and_not_more_often() {
+async fn a_waiter_looks_every_0_7_seconds_and_not_more_often() {
     let faulty = Faulty::new(|_| None);
     let latch = Locks::new(faulty.clone()).latch("l").wait_limit(60 * SECOND);
     latch.set(1).await.unwrap();
     assert_eq!(latch.wait().await.unwrap_err().kind(), ErrorKind::NotDone);
-    // One look at the beginning, one when the subscription is in place, then one for every 5 s.
-    assert!((2..=14).contains(&faulty.count(Op::Latch)), "{}", faulty.count(Op::Latch));
+    // One look at the beginning, one when the subscription is in place, then one for every 0.61 to
+    // 0.7 s.
+    assert!((80..=102).contains(&faulty.count(Op::Latch)), "{}", faulty.count(Op::Latch));
     assert_eq!(faulty.count(Op::Changes), 1);
 }
 
 /// The push of zero is lost, or no push comes at all. The waiter listens to the channels of another
 /// backend.
 #[tokio::test(start_paused = true)]
-async fn a_lost_push_costs_five_seconds_or_the_rest_of_the_wait() {
+async fn a_lost_push_costs_0_7_seconds_or_the_rest_of_the_wait() {
     /// Returns a backend that listens elsewhere, so that no push ever comes.
     fn deaf(inner: &MemoryBackend) -> Faulty {
         let mut faulty = Faulty::over(inner.clone(), |_| None);
@@ -134,11 +135,11 @@ async fn a_lost_push_costs_five_seconds_or_the_rest_of_the_wait() {
     let deaf = Locks::new(deaf(&backend)).latch("l");
     here.set(1).await.unwrap();
     let long = waiting(&deaf);
-    let short = waiting(&deaf.clone().wait_limit(3 * SECOND));
+    let short = waiting(&deaf.clone().wait_limit(1200 * MS));
     sleep(SECOND).await;
     let done = Instant::now();
     here.count_down().await.unwrap();
-    for (waiter, within) in [(long, 5 * SECOND), (short, 2 * SECOND)] {
+    for (waiter, within) in [(long, 700 * MS), (short, 200 * MS)] {
         let (waited, at) = waiter.await.unwrap();
         waited.unwrap();
         assert!(at > done && at - done <= within + MS, "{:?}", at - done);

@@ -11,7 +11,7 @@ use std::{
 };
 
 use bellwether::{
-    ErrorKind, Locks, MemoryBackend,
+    ErrorKind, Locks, MemoryBackend, Redlock,
     lease::{Retry, RetryStrategy},
     lock::Upgrade,
 };
@@ -397,12 +397,12 @@ async fn a_try_that_arrives_after_the_release_of_its_permit_is_undone() {
     let begun = Instant::now();
     let permits = Locks::new(faulty).permits("s", 1).lease(LEASE);
     let id = permits.acquire().await.unwrap();
-    permits.release(id).await.unwrap();
+    assert!(permits.release(id).await.unwrap());
     assert!(begun.elapsed() < 400 * MS, "the first try has arrived already");
     sleep((401 * MS).saturating_sub(begun.elapsed())).await;
     assert!(others.try_acquire().await.unwrap().is_none());
     let id = others.acquire().await.unwrap();
-    others.release(id).await.unwrap();
+    assert!(others.release(id).await.unwrap());
     assert!(begun.elapsed() < LEASE / 8, "{:?}", begun.elapsed());
 }
 
@@ -434,7 +434,7 @@ async fn a_limit_of_zero_closes_a_semaphore_for_new_permits() {
     assert_eq!(closed.available().await.unwrap(), 0);
     assert_eq!(closed.try_acquire().await.unwrap_err().kind(), ErrorKind::InvalidConfig);
     there.permits("s", 0).renew(id).await.unwrap();
-    there.permits("s", 0).release(id).await.unwrap();
+    assert!(there.permits("s", 0).release(id).await.unwrap());
     assert!(!closed.force_release().await.unwrap());
 }
 
@@ -515,6 +515,25 @@ async fn a_caller_that_leaves_the_local_queue_delays_no_other() {
 }
 
 /// The holder is stuck with a lease that was lost. The local queue behind it must not wait for it.
+/// A `select!` arm is often kept and not polled. A memory backend answers at once, so its locks are
+/// in `tests/conformance`, beside those over servers.
+#[tokio::test(start_paused = true)]
+async fn a_waiter_of_a_redlock_that_is_not_polled_holds_nobody_up() {
+    let servers = [(); 3].map(|()| MemoryBackend::new());
+    let [here, there] = [(); 2].map(|()| Redlock::new(servers.clone()).unwrap());
+    for locks in [&here, &there] {
+        let held = here.mutex("m").lock().await.unwrap();
+        let mutex = locks.mutex("m");
+        let mut kept = Box::pin(mutex.lock());
+        assert!(timeout(50 * MS, &mut kept).await.is_err());
+        held.unlock().await.unwrap();
+        let begun = Instant::now();
+        locks.mutex("m").lock().await.unwrap().unlock().await.unwrap();
+        assert!(begun.elapsed() <= 50 * MS, "{:?}", begun.elapsed());
+        kept.await.unwrap().unlock().await.unwrap();
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_holder_that_lost_the_lock_does_not_block_its_own_process() {
     let (here, _) = two();

@@ -236,7 +236,7 @@ async fn use_permits(
     let permits = one.permits(format!("{key}-ids"), 1).wait_limit(LIMIT);
     let id = permits.acquire().await?;
     permits.renew(id).await?;
-    permits.release(id).await?;
+    assert!(permits.release(id).await?);
     of(one).force_release().await.map(drop)
 }
 

@@ -13,6 +13,7 @@ mod http;
 mod keeper;
 mod large;
 mod latches;
+mod log;
 mod memory;
 mod outage;
 mod permits;
@@ -28,6 +29,7 @@ mod sentinel;
 mod slow;
 mod tls;
 mod turns;
+mod undo;
 mod users;
 mod variants;
 

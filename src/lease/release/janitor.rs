@@ -5,12 +5,15 @@ use std::{sync::Arc, time::Duration};
 use tokio::{runtime::Handle, time::timeout};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use super::{Release, Unstoppable};
+use super::Release;
 use crate::{
     backend::{Claim, DynLeases, answered},
     error::{BackendError, Error},
     key::Name,
-    lease::turns::ShardTurns,
+    lease::{
+        attended::{Attendance, Unstoppable},
+        turns::ShardTurns,
+    },
     shards::Shards,
 };
 
@@ -18,6 +21,7 @@ use crate::{
 pub(crate) struct Janitor {
     pub(super) backend: Arc<dyn DynLeases>,
     turns: Shards<ShardTurns>,
+    attendance: Attendance,
     /// Releases that no caller polls.
     pub(super) tasks: TaskTracker,
     /// Cancelled when nothing new may begin.
@@ -29,6 +33,7 @@ impl Janitor {
         Arc::new(Self {
             backend,
             turns: Shards::default(),
+            attendance: Attendance::default(),
             tasks: TaskTracker::new(),
             stop: CancellationToken::new(),
         })
@@ -41,6 +46,11 @@ impl Janitor {
     /// Returns the turns to ask the shard of a name.
     pub(in crate::lease) fn turns(&self, name: &Name) -> Arc<ShardTurns> {
         self.turns.of(self.backend.shard(name), |_| true)
+    }
+
+    /// Returns the work that callers poll.
+    pub(in crate::lease) fn attendance(&self) -> &Attendance {
+        &self.attendance
     }
 
     /// Releases the lease of a claim once, after `begins`, which is called when its turn has come.
@@ -60,7 +70,7 @@ impl Janitor {
 
     /// Releases the lease of a claim. The future returns [`Lost`](crate::ErrorKind::Lost) if it was
     /// not held; dropping the future does not stop the release.
-    pub(crate) fn end(self: &Arc<Self>, claim: Claim) -> Unstoppable<Result<(), Error>> {
+    pub(crate) fn end(self: &Arc<Self>, claim: Claim) -> Unstoppable {
         let release = Release::new(self.clone(), claim, false, Handle::current());
         let end = async move {
             let answer = release.once(|| {}).await;
@@ -79,13 +89,13 @@ impl Janitor {
         self.tasks.spawn(task);
     }
 
-    /// Polls a future by its caller for as long as the caller stays, and then in a task.
-    pub(in crate::lease) fn finish<T: Send + 'static>(
+    /// Polls a release by its caller for as long as the caller does so, and then in a task.
+    pub(in crate::lease) fn finish(
         &self,
-        future: impl Future<Output = T> + Send + 'static,
+        release: impl Future<Output = Result<(), Error>> + Send + 'static,
         runtime: Handle,
-    ) -> Unstoppable<T> {
-        Unstoppable { future: Some(Box::pin(self.tasks.track_future(future))), runtime }
+    ) -> Unstoppable {
+        self.attendance.finish(self.tasks.track_future(release), runtime)
     }
 
     /// Stops the acquisitions: none starts any more, and those that wait fail.

@@ -18,6 +18,7 @@ use super::super::record::LeaseRecord;
 use crate::{
     backend::{ANSWER_LIMIT, DynLeases, RENEWAL_BATCH, Renewal, renewed_together},
     error::Chain,
+    observe::Rarely,
 };
 
 /// How many batches of a group are under way.
@@ -102,7 +103,10 @@ impl RenewalBatch {
         let each = match answer {
             Ok(Ok(each)) => Some(each),
             Ok(Err(error)) => {
-                debug!(error = %Chain(&error), leases = claims.len(), "renewal failed");
+                static SAID: Rarely = Rarely::once_in(1);
+                if SAID.first() {
+                    debug!(error = %Chain(&error), leases = claims.len(), "renewal failed");
+                }
                 None
             }
             Err(_elapsed) => None,

@@ -142,6 +142,14 @@ impl RenewalSchedule {
         }
     }
 
+    /// Makes all renewals due that are not under way.
+    pub(super) fn renew_all(&mut self) {
+        let now = Instant::now();
+        let is_idle = |record: &&Arc<LeaseRecord>| !record.times().renewing && record.is_due(now);
+        let idle: Vec<_> = self.held.values().filter(is_idle).cloned().collect();
+        idle.iter().for_each(|record| self.set_timer(record, now));
+    }
+
     /// Returns a runtime of a lease that is held, other than these.
     pub(super) fn runtime_but(&self, tried: &[Id]) -> Option<Handle> {
         let mut runtimes = self.held.values().map(|record| record.runtime());

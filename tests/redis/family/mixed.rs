@@ -49,7 +49,7 @@ async fn operate(locks: &Locks, random: &mut fastrand::Rng) -> Result<(), bellwe
             let permits = locks.permits(name, 4).lease(lease).wait_limit(wait);
             let id: PermitId = permits.acquire().await?.to_string().parse()?;
             permits.renew(id).await?;
-            permits.release(id).await
+            permits.release(id).await.map(drop)
         }
         7 => locks.mutex(name).lease(lease).try_lock().await.map(drop),
         8 => locks.rw_lock(name).lease(lease).try_write().await.map(drop),

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bellwether::{Cache, ErrorKind, Locks, RedisBackend, backend::Store};
-use futures_util::StreamExt;
+use futures_util::{StreamExt, future::join_all};
 use testkit::{LIMIT, Raw, RedisServer, Sentinels, comes_true};
 use tokio::time::{Instant, timeout};
 
@@ -209,4 +209,62 @@ async fn backends_of_a_process_share_a_watch_that_ends_with_the_last_of_them() {
 async fn watches(sentinel: &RedisServer) -> usize {
     let clients: String = sentinel.raw().await.run(&["CLIENT", "LIST"]).await;
     clients.matches(" sub=2 ").count()
+}
+
+/// How many processes hold locks, and how many each.
+const PROCESSES: usize = 4;
+const HELD: usize = 250;
+
+/// Each holder was told when its renewal was due, up to a third of the lease later. Meanwhile the
+/// new master granted its lock to another process.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn holders_learn_at_once_that_a_new_master_lacks_their_leases() {
+    let lease = Duration::from_secs(10);
+    let set = Sentinels::start(1).await;
+    let mut raw = set.servers[0].raw().await;
+    let build = |number: usize| {
+        let builder = RedisBackend::builder().sentinels(set.urls(), Sentinels::MASTER);
+        let builder = builder.command_timeout(Duration::from_secs(1));
+        Locks::new(builder.client_name(format!("holder-{number}")).build().unwrap())
+    };
+    let processes: Vec<_> = (0..PROCESSES).map(build).collect();
+    for locks in &processes {
+        locks.mutex("warm").lock().await.unwrap().unlock().await.unwrap();
+    }
+    replicated(&mut raw, 1).await;
+    raw.run::<()>(&["ACL", "SETUSER", "default", "-psync", "-sync", "-replconf"]).await;
+    raw.run::<()>(&["CLIENT", "KILL", "TYPE", "replica"]).await;
+    // Leases that were renewed a moment ago are not due for long.
+    let held = processes.iter().enumerate().map(|(number, locks)| async move {
+        let locked = (0..HELD).map(|at| {
+            let mutex = locks.mutex(format!("k-{number}-{at}")).lease(lease);
+            async move { mutex.lock().await.unwrap() }
+        });
+        join_all(locked).await
+    });
+    let held = join_all(held).await;
+
+    set.sentinels[0].raw().await.run::<()>(&["SENTINEL", "FAILOVER", Sentinels::MASTER]).await;
+    let new = set.master_after(set.servers[0].port()).await;
+    let met = (0..PROCESSES).map(|number| {
+        let (new, name) = (&new, format!("name=holder-{number} "));
+        async move {
+            let has_met = async || {
+                let clients = new.raw().await.try_run::<String>(&["CLIENT", "LIST"]).await;
+                clients.is_ok_and(|clients| clients.contains(&name))
+            };
+            assert!(comes_true(LIMIT, has_met).await, "process {number} does not meet it");
+            Instant::now()
+        }
+    });
+    let told = held.iter().map(|guards| async move {
+        let all = join_all(guards.iter().map(|guard| guard.lost()));
+        timeout(LIMIT, all).await.expect("a loss is not told");
+        Instant::now()
+    });
+    let (met, told) = tokio::join!(join_all(met), join_all(told));
+    let late = met.iter().zip(&told).map(|(met, told)| told.saturating_duration_since(*met));
+    let late: Vec<_> = late.collect();
+    println!("told after the first contact with the new master: {late:?}");
+    assert!(late.iter().all(|late| *late < Duration::from_millis(500)), "{late:?}");
 }

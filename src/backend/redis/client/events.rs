@@ -1,11 +1,17 @@
 //! Events that the connections to one server report to the rest of the process.
 
-use std::sync::Arc;
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
-use tokio::sync::Notify;
+use tokio::{
+    sync::{Notify, watch},
+    time::Instant,
+};
 
 use super::topology::NodeSlots;
-use crate::backend::Channels;
+use crate::{backend::Channels, sync::lock};
 
 /// The events of one server, and the channels that they concern.
 #[derive(Clone)]
@@ -14,6 +20,24 @@ pub(super) struct NodeEvents {
     pub(super) scope: ChannelScope,
     /// Notified when a connection broke, or could not be made.
     pub(super) trouble: Arc<Notify>,
+    /// Changes with each new connection for commands.
+    pub(super) new_connections: watch::Sender<()>,
+    pub(super) outage: Arc<ServerOutage>,
+}
+
+/// Since when the server is away, for the log.
+#[derive(Default)]
+pub(super) struct ServerOutage(Mutex<Option<Instant>>);
+
+impl ServerOutage {
+    pub(super) fn begins(&self) {
+        lock(&self.0).get_or_insert_with(Instant::now);
+    }
+
+    /// Returns how long it was away, to the first that asks.
+    pub(super) fn ends(&self) -> Option<Duration> {
+        lock(&self.0).take().map(|begun| begun.elapsed())
+    }
 }
 
 /// The channels that one server serves.
@@ -27,7 +51,9 @@ pub(super) enum ChannelScope {
 impl NodeEvents {
     /// Returns the events of a single server, which serves all channels.
     pub(super) fn of_single(channels: Channels) -> Self {
-        Self { channels, scope: ChannelScope::All, trouble: Arc::default() }
+        let (trouble, new_connections) = (Arc::default(), watch::Sender::default());
+        let (scope, outage) = (ChannelScope::All, Arc::default());
+        Self { channels, scope, trouble, new_connections, outage }
     }
 
     /// Wakes the waiters on the server's channels, so that each asks again.

@@ -48,6 +48,7 @@ use futures_util::{
     future::{BoxFuture, join_all, try_join_all},
 };
 use redis::{Cmd, Value};
+use tokio::sync::watch;
 
 #[cfg(any(fuzzing, test))]
 pub(super) use self::topology::check_any_slots;
@@ -101,7 +102,7 @@ pub(super) type Confirmation = Result<(), BackendError>;
 
 /// The futures of a cluster are boxed, so that those of a single server stay small.
 enum Nodes {
-    Single { node: Box<Node>, channels: Channels },
+    Single { node: Box<Node>, channels: Channels, new_connections: watch::Sender<()> },
     Cluster(Cluster),
 }
 
@@ -111,8 +112,9 @@ impl Servers {
             Deployment::Single(endpoint) => {
                 let channels = Channels::default();
                 let events = NodeEvents::of_single(channels.clone());
+                let new_connections = events.new_connections.clone();
                 let node = Box::new(Node::new(&endpoint, &config, events));
-                Nodes::Single { node, channels }
+                Nodes::Single { node, channels, new_connections }
             }
             Deployment::Cluster(seeds) => Nodes::Cluster(Cluster::new(seeds, config.clone())),
         };
@@ -325,6 +327,14 @@ impl Servers {
         match &self.nodes {
             Nodes::Single { node, .. } => node.round_trip(),
             Nodes::Cluster(cluster) => cluster.round_trip(),
+        }
+    }
+
+    /// Returns a watch that changes with each new connection for commands.
+    pub(super) fn new_connections(&self) -> watch::Receiver<()> {
+        match &self.nodes {
+            Nodes::Single { new_connections, .. } => new_connections.subscribe(),
+            Nodes::Cluster(cluster) => cluster.new_connections(),
         }
     }
 

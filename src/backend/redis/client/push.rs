@@ -30,6 +30,7 @@ use super::{
 use crate::{
     backend::{Change, Channels, redis::keys},
     error::{BackendError, BackendErrorKind, Chain},
+    observe::Rarely,
 };
 
 /// How often a silent connection is tested with a `PING`.
@@ -190,7 +191,10 @@ impl PushRun {
                 Round::Broke(since.elapsed())
             }
             Err(error) => {
-                debug!(error = %Chain(&error), "no push connection to Redis; trying again");
+                static SAID: Rarely = Rarely::once_in(1);
+                if SAID.first() {
+                    debug!(error = %Chain(&error), "no push connection to Redis; trying again");
+                }
                 state.send_replace(PushState::Down(error));
                 Round::Failed
             }

@@ -111,6 +111,7 @@ impl KeptConnection {
                 self.serve(current, watch).await;
                 let server = self.endpoint.shown();
                 info!(%server, "the connection to Redis broke; connecting again");
+                self.events.outage.begins();
                 self.events.trouble.notify_one();
                 // Commands wait for the first attempt after a break, and fail during later ones.
                 self.state.send_replace(ConnectionState::Connecting(round_trip));
@@ -132,6 +133,10 @@ impl KeptConnection {
         let current = Established { connected, broken, suspected, runtime, silence_limit, clock };
         let current = Arc::new(current);
         self.state.send_replace(ConnectionState::Established(current.clone()));
+        self.events.new_connections.send_replace(());
+        if let Some(away) = self.events.outage.ends() {
+            info!(server = %self.endpoint.shown(), ?away, "connected to Redis again");
+        }
         current
     }
 
@@ -153,6 +158,7 @@ impl KeptConnection {
         if !is_known {
             let server = self.endpoint.shown();
             warn!(%server, error = %Chain(&error), "no connection to Redis; trying again");
+            self.events.outage.begins();
         }
         self.state.send_replace(ConnectionState::Failed(error));
         self.events.trouble.notify_one();

@@ -6,6 +6,7 @@ use std::{
 };
 
 use redis::Value;
+use tokio::sync::watch;
 
 use super::{super::RedisBackend, acquire::held_at, millis, replies};
 use crate::{
@@ -181,6 +182,10 @@ impl Leases for RedisBackend {
 
     fn shard(&self, name: &Name) -> usize {
         self.0.servers.shard(name)
+    }
+
+    fn new_connections(&self) -> Option<watch::Receiver<()>> {
+        Some(self.0.servers.new_connections())
     }
 }
 

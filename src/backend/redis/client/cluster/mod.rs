@@ -15,7 +15,10 @@ use std::{collections::HashMap, mem::discriminant, sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
 use redis::{Cmd, ConnectionAddr, ConnectionInfo};
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep, timeout_at},
+};
 
 use self::{
     nodes::{ClusterNode, ClusterNodes},
@@ -119,6 +122,10 @@ impl Cluster {
 
     pub(super) fn channels(&self) -> &Channels {
         &self.nodes.topology.channels
+    }
+
+    pub(super) fn new_connections(&self) -> watch::Receiver<()> {
+        self.nodes.topology.new_connections.subscribe()
     }
 
     pub(super) async fn run(

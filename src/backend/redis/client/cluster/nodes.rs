@@ -46,6 +46,8 @@ impl ClusterNodes {
             channels: self.topology.channels.clone(),
             scope: ChannelScope::Slots(slots),
             trouble: self.topology.trouble.clone(),
+            new_connections: self.topology.new_connections.clone(),
+            outage: Arc::default(),
         };
         let connections = Node::new(&endpoint, &self.config, events);
         let node = Arc::new(ClusterNode { address: address.clone(), connections });

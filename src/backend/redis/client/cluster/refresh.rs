@@ -16,6 +16,7 @@ use crate::{
         topology::{SlotMap, slot_of},
     },
     error::{BackendError, BackendErrorKind, BoxError, Chain},
+    observe::Rarely,
     sync::lock,
     time::Pauses,
 };
@@ -50,7 +51,10 @@ pub(super) async fn keep_known(run: RefreshRun) {
                 nodes.settle();
             }
             Err(error) => {
-                debug!(error = %Chain(&*error), "no node reports the cluster's slots");
+                static SAID: Rarely = Rarely::once_in(1);
+                if SAID.first() {
+                    debug!(error = %Chain(&*error), "no node reports the cluster's slots");
+                }
                 topology.failed(BackendError::new(BackendErrorKind::Unavailable, error));
                 sleep(pauses.next()).await;
             }

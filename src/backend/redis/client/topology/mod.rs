@@ -21,6 +21,8 @@ pub(super) struct Topology {
     /// Notified when something does not fit the map: a slot has moved, or a connection broke.
     pub(super) trouble: Arc<Notify>,
     pub(super) channels: Channels,
+    /// Changes with each new connection to a node, and when slots have moved.
+    pub(super) new_connections: watch::Sender<()>,
 }
 
 #[derive(Clone)]
@@ -35,8 +37,8 @@ pub(super) enum TopologyState {
 impl Topology {
     pub(super) fn new() -> Self {
         let state = watch::Sender::new(TopologyState::Unknown);
-        let (trouble, channels) = Default::default();
-        Self { state, trouble, channels }
+        let (trouble, channels, new_connections) = Default::default();
+        Self { state, trouble, channels, new_connections }
     }
 
     pub(super) fn watch(&self) -> watch::Receiver<TopologyState> {
@@ -92,6 +94,7 @@ impl Topology {
     }
 
     fn channels_moved(&self, has_moved: impl Fn(&str) -> bool) {
+        self.new_connections.send_replace(());
         self.channels.forget_answers(&has_moved);
         self.channels.wake(&has_moved);
         self.channels.recheck();

@@ -1,0 +1,124 @@
+//! What an outage writes to the log.
+
+use std::{
+    collections::BTreeMap,
+    fmt::{Debug, Write},
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use bellwether::Locks;
+use testkit::{
+    LIMIT, RedisServer, eventually,
+    proxy::{Mode, Proxy},
+};
+use tokio::time::{sleep, timeout};
+use tracing::{
+    Event, Level, Metadata, Subscriber,
+    field::{Field, Visit},
+    span,
+};
+
+const LEASE: Duration = Duration::from_secs(1);
+const OUTAGE: Duration = Duration::from_secs(4);
+
+/// The lines that were written: their level and message, and their fields.
+#[derive(Clone, Default)]
+struct Lines(Arc<Mutex<Vec<(Level, String, String)>>>);
+
+impl Lines {
+    /// Returns how often each message of a level was written.
+    fn count(&self, level: Level) -> BTreeMap<String, usize> {
+        let mut counts = BTreeMap::new();
+        for (_, message, _) in self.0.lock().unwrap().iter().filter(|line| line.0 == level) {
+            *counts.entry(message.clone()).or_default() += 1;
+        }
+        counts
+    }
+}
+
+#[derive(Default)]
+struct Line {
+    message: String,
+    fields: String,
+}
+
+impl Visit for Line {
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        match field.name() {
+            "message" => self.message = format!("{value:?}"),
+            name => write!(self.fields, "{name}={value:?} ").unwrap(),
+        }
+    }
+}
+
+impl Subscriber for Lines {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.is_event() && metadata.target().starts_with("bellwether")
+    }
+
+    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
+        span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+
+    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+
+    fn event(&self, event: &Event<'_>) {
+        let mut line = Line::default();
+        event.record(&mut line);
+        let level = *event.metadata().level();
+        self.0.lock().unwrap().push((level, line.message, line.fields));
+    }
+
+    fn enter(&self, _: &span::Id) {}
+
+    fn exit(&self, _: &span::Id) {}
+}
+
+/// A process with locks alone wrote 62 lines a second of the same cause, and none when the server
+/// was back.
+#[tokio::test]
+async fn an_outage_is_told_once_and_its_attempts_once_a_second() {
+    let lines = Lines::default();
+    let _logged = tracing::subscriber::set_default(lines.clone());
+    let server = RedisServer::start().await;
+    let proxy = Proxy::start(server.port());
+    let backend = testkit::open(proxy.url());
+    let locks = Locks::new(backend.clone());
+    let mut held = Vec::new();
+    for at in 0..10 {
+        held.push(locks.mutex(format!("k{at}")).lease(LEASE).lock().await.unwrap());
+    }
+    let waiting = (0..10).map(|at| {
+        let waiter = locks.fair_mutex(format!("k{at}")).wait_limit(LIMIT);
+        tokio::spawn(async move { waiter.lock().await.unwrap().unlock().await.unwrap() })
+    });
+    let waiting: Vec<_> = waiting.collect();
+    assert!(eventually(LIMIT, || async { proxy.seen("subscribe") > 0 }).await);
+    proxy.mode(Mode::Refuse);
+    proxy.cut();
+    held.truncate(5);
+    sleep(OUTAGE).await;
+    proxy.clear();
+    for waiter in waiting {
+        timeout(LIMIT, waiter).await.unwrap().unwrap();
+    }
+    let again = {
+        let lines = lines.0.lock().unwrap();
+        let again = lines.iter().filter(|line| line.1 == "connected to Redis again");
+        again.map(|line| (line.0, line.2.clone())).collect::<Vec<_>>()
+    };
+    let [(Level::INFO, fields)] = &again[..] else { panic!("{again:?}") };
+    assert!(fields.contains("server="), "{fields}");
+    let (_, away) = fields.split_once("away=").unwrap();
+    let away: f64 = away.split('s').next().unwrap().parse().unwrap();
+    assert!((3.9..LIMIT.as_secs_f64()).contains(&away), "{fields}");
+    let debug = lines.count(Level::DEBUG);
+    println!("{debug:?}");
+    let attempts = debug.iter().filter(|(message, _)| !message.contains("undone"));
+    let most = 2 + OUTAGE.as_secs() as usize;
+    let often: Vec<_> = attempts.filter(|(_, count)| **count > most).collect();
+    assert!(often.is_empty(), "at most {most} of each: {often:?}");
+}
