@@ -1,7 +1,5 @@
 //! The queues of the modes: how their entries are kept, and what a release hands over.
 
-use std::time::Duration;
-
 use bellwether::{
     backend::{Change, Claim, Kept, Leases, Mode, Renewal, Store},
     key::{Family, Name},

@@ -12,7 +12,6 @@ use bellwether::{
         Acquired, Change, Changes, Channels, Claim, Claimed, Committed, Countdown, Entry,
         EntryKind, Failure, Grant, Handover, Latches, Leases, Mode, Occupied, Owner,
         RedisBackendBuilder, Renewal, Replicas, SentinelMaster, Store, Undecodable,
-        acquire_in_order,
     },
     cache::{
         Abandoned, Builder, Codec, Json, Lead, Loaded, Postcard, Raw, Request, Source, StaleValue,
@@ -227,7 +226,6 @@ futures! {
 
     redis: RedisBackend => redis.ping();
     changes: (Changes,) => { let (mut changes,) = changes; async move { changes.next().await } };
-    asked: (MemoryBackend, Vec<Claim>) => acquire_in_order(&asked.0, &asked.1);
 }
 
 /// The traits promise `Send` of the futures of every backend.
