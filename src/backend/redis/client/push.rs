@@ -230,15 +230,20 @@ impl PushRun {
                 true
             }
             Err(error) => {
-                static SAID: Rarely = Rarely::once_in(1);
-                if SAID.first() {
-                    debug!(error = %Chain(&error), "no push connection to Redis; trying again");
-                }
+                tell(&error);
                 state.send_replace(PushState::Down(error.clone()));
                 attempt.failed(error);
                 false
             }
         }
+    }
+}
+
+/// Logs that an attempt has failed, once a second.
+fn tell(error: &BackendError) {
+    static SAID: Rarely = Rarely::once_in(1);
+    if SAID.first() {
+        debug!(error = %Chain(error), "no push connection to Redis; trying again");
     }
 }
 

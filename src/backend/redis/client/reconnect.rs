@@ -123,10 +123,7 @@ impl KeptConnection {
                     self.events.wake();
                 }
                 self.serve(current, watch).await;
-                let server = self.endpoint.shown();
-                info!(%server, "the connection to Redis broke; connecting again");
-                self.events.outage.begins();
-                self.events.trouble.notify_one();
+                self.broke();
                 // Commands wait for the first attempt after a break, and fail during later ones.
                 self.state.send_replace(ConnectionState::Connecting(round_trip));
                 Some(since.elapsed())
@@ -169,6 +166,13 @@ impl KeptConnection {
             timeouts.wake_all();
             broken.notify_one();
         }
+    }
+
+    fn broke(&self) {
+        let server = self.endpoint.shown();
+        info!(%server, "the connection to Redis broke; connecting again");
+        self.events.outage.begins();
+        self.events.trouble.notify_one();
     }
 
     fn is_failed(&self) -> bool {
