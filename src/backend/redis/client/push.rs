@@ -191,14 +191,19 @@ impl PushRun {
                 Round::Broke(since.elapsed())
             }
             Err(error) => {
-                static SAID: Rarely = Rarely::once_in(1);
-                if SAID.first() {
-                    debug!(error = %Chain(&error), "no push connection to Redis; trying again");
-                }
+                tell(&error);
                 state.send_replace(PushState::Down(error));
                 Round::Failed
             }
         }
+    }
+}
+
+/// Logs that an attempt has failed, once a second.
+fn tell(error: &BackendError) {
+    static SAID: Rarely = Rarely::once_in(1);
+    if SAID.first() {
+        debug!(error = %Chain(error), "no push connection to Redis; trying again");
     }
 }
 

@@ -109,10 +109,7 @@ impl KeptConnection {
                     self.events.wake();
                 }
                 self.serve(current, watch).await;
-                let server = self.endpoint.shown();
-                info!(%server, "the connection to Redis broke; connecting again");
-                self.events.outage.begins();
-                self.events.trouble.notify_one();
+                self.broke();
                 // Commands wait for the first attempt after a break, and fail during later ones.
                 self.state.send_replace(ConnectionState::Connecting(round_trip));
                 Round::Broke(since.elapsed())
@@ -147,6 +144,13 @@ impl KeptConnection {
             timeouts.wake_all();
             broken.notify_one();
         }
+    }
+
+    fn broke(&self) {
+        let server = self.endpoint.shown();
+        info!(%server, "the connection to Redis broke; connecting again");
+        self.events.outage.begins();
+        self.events.trouble.notify_one();
     }
 
     fn is_failed(&self) -> bool {
