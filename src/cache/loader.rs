@@ -1,11 +1,11 @@
 //! Running a loader: its panic, its time limit and its cancellation are outcomes.
 
-use std::{any::Any, panic::AssertUnwindSafe, time::Duration};
+use std::{any::Any, panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
 use futures_util::FutureExt;
 use tokio::time::sleep;
 
-use super::Lead;
+use super::{Lead, core::Core, outcome::Made};
 use crate::{
     error::{BoxError, Error, ErrorKind, words_of},
     flight,
@@ -14,7 +14,7 @@ use crate::{
 /// The outcome of a loader.
 pub(crate) enum Produced<V> {
     /// A value to share.
-    Value(V),
+    Value(Made<V>),
     /// An answer for its caller alone, which has it already.
     #[cfg_attr(not(feature = "http"), allow(dead_code))]
     Uncacheable,
@@ -29,12 +29,22 @@ pub(crate) enum Produced<V> {
 }
 
 /// Makes a loader of one that a user wrote, with errors of any type.
-pub(super) async fn shared<V, E, Fut>(loader: Fut) -> Result<Produced<V>, Error>
+///
+/// A codec may make another value of a value. So each caller gets what a hit will get.
+pub(super) async fn shared<V, E, Fut>(
+    core: Arc<Core<V>>,
+    lead: Lead<V>,
+    loader: Fut,
+) -> Result<Produced<V>, Error>
 where
+    V: Clone + Send + Sync + 'static,
     Fut: Future<Output = Result<V, E>>,
     E: Into<BoxError>,
 {
-    loader.await.map(Produced::Value).map_err(Error::load)
+    let value = loader.await.map_err(Error::load)?;
+    // An unchanged value was decoded before.
+    let is_unchanged = lead.keeping().is_unchanged;
+    Ok(Produced::Value(if is_unchanged { value.into() } else { core.made(value) }))
 }
 
 /// Runs a loader, for the flight or load of this number, if there is one. Its time limit ends when

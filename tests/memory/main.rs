@@ -4,6 +4,7 @@
 mod bytes;
 mod cache;
 mod claims;
+mod codecs;
 mod decisions;
 mod failures;
 mod freshness;
