@@ -267,7 +267,7 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         let answer = question.await;
         match (&answer, asked) {
             (Ok(Some(entry)), Some(asked)) => self.saw(key, asked, entry),
-            (Ok(None), _) => self.memory.forget(key),
+            (Ok(None), _) => self.memory.missed(key),
             (Err(error), _) if error.kind() == BackendErrorKind::Foreign => self.memory.forget(key),
             _ => {}
         }

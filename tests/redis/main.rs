@@ -20,6 +20,7 @@ mod pushes;
 mod queues;
 mod recovery;
 mod redlock;
+mod refusals;
 mod replicas;
 #[path = "../scenarios/mod.rs"]
 mod scenarios;

@@ -82,7 +82,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             }
             Err(error) => {
                 counters.unstored.add();
-                self.shard.breaker.failed(&error);
+                self.shard.breaker.failed(&error, counters);
                 self.remember(&made, cost, lead, self.shard.breaker.outage());
                 // The commit may have been refused, for an invalidation that late joiners know of.
                 let _ = self.for_late.set(Outcome::Value(Loaded::degraded(made.value.clone())));
@@ -181,8 +181,9 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             };
             async move {
                 let answer = answered_by(backend, limit, committed).await;
-                if answer.is_ok() {
-                    breaker.answered(RequestKind::Write);
+                if let Ok(committed) = &answer {
+                    let is_made = matches!(committed, Committed::Stored | Committed::Pushed);
+                    breaker.answered(RequestKind::changed(is_made), &core.counters);
                 }
                 core.counted(answer)
             }

@@ -158,8 +158,8 @@ pub(in crate::cache) async fn stored<V: Clone + Send + Sync + 'static>(
     };
     let decision = core.decide(name, rules, answer);
     match &decision {
-        Decision::Unanswered(error) => breaker.failed(error),
-        _ if breaker.is_troubled() => breaker.answered(RequestKind::Read),
+        Decision::Unanswered(error) => breaker.failed(error, &core.counters),
+        _ if breaker.is_troubled() => breaker.answered(RequestKind::Read, &core.counters),
         _ => {}
     }
     decision
