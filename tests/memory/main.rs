@@ -1,6 +1,8 @@
 //! Tests within one process. No server is started, and time is paused where it matters.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, unreachable_pub)]
 
+#[path = "../settings/mod.rs"]
+mod all_settings;
 mod bytes;
 mod cache;
 mod claims;
@@ -24,6 +26,7 @@ mod refreshing;
 #[path = "../scenarios/mod.rs"]
 mod scenarios;
 mod send_sync;
+mod settings;
 mod several;
 mod stacks;
 mod stopped;

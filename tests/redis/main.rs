@@ -2,6 +2,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, unreachable_pub)]
 
 mod acl;
+#[path = "../settings/mod.rs"]
+mod all_settings;
 mod cluster;
 mod connection;
 mod credentials;
@@ -26,6 +28,7 @@ mod replicas;
 mod scenarios;
 mod scripts;
 mod sentinel;
+mod settings;
 mod slow;
 mod tls;
 mod turns;
