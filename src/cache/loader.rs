@@ -1,9 +1,10 @@
 //! Running a loader: its panic, its time limit and its cancellation are outcomes.
 
-use std::{any::Any, panic::AssertUnwindSafe, sync::Arc, time::Duration};
+use std::{any::Any, borrow::Cow, panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
 use futures_util::FutureExt;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
+use tracing::debug;
 
 use super::{Lead, core::Core, outcome::Made};
 use crate::{
@@ -59,18 +60,31 @@ where
     F: FnOnce(Lead<V>) -> Fut,
     Fut: Future<Output = Result<Produced<V>, Error>>,
 {
+    let begun = Instant::now();
     let limited = limited(work, lead, limit);
     let ended = match number {
         Some(number) => flight::within(number, limited).await,
         None => limited.await,
     };
-    match ended {
+    let produced = match ended {
         Some(Ok(produced)) => produced,
         Some(Err(panic)) => Err(panicked(panic.as_ref())),
         None => {
             let words = format!("the load took longer than its `load_limit` of {limit:?}");
             Err(Error::new(ErrorKind::LoadTimeout, words))
         }
+    };
+    debug!(took = ?begun.elapsed(), outcome = %outcome(&produced), "a load has ended");
+    produced
+}
+
+/// Returns the words for the end of a load.
+fn outcome<V>(produced: &Result<Produced<V>, Error>) -> Cow<'static, str> {
+    match produced {
+        Ok(Produced::Value(_)) => "a value".into(),
+        Ok(Produced::Uncacheable) => "a value that is not shared".into(),
+        Ok(Produced::Reserved) => "a value for its caller alone".into(),
+        Ok(Produced::Failing(error)) | Err(error) => format!("{error:#}").into(),
     }
 }
 

@@ -16,6 +16,7 @@ mod ladder;
 mod latch;
 mod layer;
 mod locks;
+mod log;
 mod msrv;
 mod names;
 mod old_values;
