@@ -32,8 +32,9 @@ use crate::{
 
 /// The weight of all values if it is not set.
 const LIMIT: usize = 4 << 20;
-/// The weight of a row beside its entry and its key.
-const ROW: usize = 160;
+/// The weight of a row beside its key, its payload and the header of its entry. It is measured: the
+/// entry, its place in the map and in the list, and what the allocator adds.
+const ROW: usize = 360;
 /// The part of the memory that is worth a lock of its own.
 const STRIPE: usize = 256 << 10;
 const STRIPES: usize = 16;
@@ -399,7 +400,7 @@ mod tests {
         let is_kept = |key: u64| memory.recall(&key.into(), outage).is_some();
         assert!(is_kept(998) && !is_kept(1) && !is_kept(999));
         for none in [OutageMemory::new(None, false), OutageMemory::new(Some(0), true)] {
-            none.remember(&1_u64.into(), outage, entry(1), || true);
+            none.remember(&1_u64.into(), outage, entry(1), 0, || true);
             assert!(none.recall(&1_u64.into(), outage).is_none());
         }
     }

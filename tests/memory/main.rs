@@ -15,6 +15,7 @@ mod http;
 mod ladder;
 mod latch;
 mod layer;
+mod limits;
 mod locks;
 mod log;
 mod msrv;

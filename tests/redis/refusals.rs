@@ -2,6 +2,7 @@
 //! server were away.
 
 use std::{
+    path::Path,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -37,21 +38,26 @@ enum Refusal {
 }
 
 impl Refusal {
-    async fn begin(self, raw: &mut Raw, dir: &std::path::Path) {
+    async fn begin(self, raw: &mut Raw, dir: &Path) {
+        if matches!(self, Self::Snapshot) {
+            std::fs::remove_dir_all(dir).unwrap();
+            raw.run::<String>(&["BGSAVE"]).await;
+            let fails = async || {
+                let refused = raw.try_run::<()>(&["SET", "x", "y"]).await;
+                refused.is_err_and(|error| error.to_string().contains("MISCONF"))
+            };
+            assert!(comes_true(LIMIT, fails).await, "the snapshot does not fail");
+        }
+        self.begin_again(raw).await;
+    }
+
+    async fn begin_again(self, raw: &mut Raw) {
         match self {
             Self::Full => raw.config_set("maxmemory", "1").await,
             Self::Alone => raw.config_set("min-replicas-to-write", "1").await,
             Self::Acl => raw.run::<()>(&["ACL", "SETUSER", "default", "-evalsha", "-eval"]).await,
             Self::Unconfirmed => {}
-            Self::Snapshot => {
-                std::fs::remove_dir_all(dir).unwrap();
-                raw.run::<String>(&["BGSAVE"]).await;
-                let fails = async || {
-                    let refused = raw.try_run::<()>(&["SET", "x", "y"]).await;
-                    refused.is_err_and(|error| error.to_string().contains("MISCONF"))
-                };
-                assert!(comes_true(LIMIT, fails).await, "the snapshot does not fail");
-            }
+            Self::Snapshot => raw.config_set("stop-writes-on-bgsave-error", "yes").await,
         }
     }
 
@@ -77,7 +83,9 @@ struct Scene {
 async fn in_each_scene(play: impl AsyncFn(&mut Scene)) {
     use Refusal::{Acl, Alone, Full, Snapshot, Unconfirmed};
     for refusal in [Full, Alone, Acl, Unconfirmed, Snapshot] {
-        let dir = std::env::temp_dir().join(format!("bellwether-{}-refusals", std::process::id()));
+        static SCENES: AtomicUsize = AtomicUsize::new(0);
+        let (process, number) = (std::process::id(), SCENES.fetch_add(1, Ordering::SeqCst));
+        let dir = std::env::temp_dir().join(format!("bellwether-refusals-{process}-{number}"));
         std::fs::create_dir_all(&dir).unwrap();
         let place = dir.to_string_lossy().into_owned();
         let server = RedisServer::start_with(&["--dir", &place, "--save", "3600 1"]).await;
@@ -141,12 +149,7 @@ async fn a_server_that_refuses_writes_keeps_an_old_entry() {
         let builder = Cache::<u32>::builder(scene.backend.clone()).namespace("refusals");
         let cache = builder.ttl(LIFE).stale_if_error(LIFE).build().unwrap();
         cache.insert_with_ttl("k", &7, 50 * MS).await.unwrap();
-        let dir = std::env::temp_dir().join(format!("bellwether-{}-refusals", std::process::id()));
-        if matches!(refusal, Refusal::Snapshot) {
-            scene.raw.config_set("stop-writes-on-bgsave-error", "yes").await;
-        } else {
-            scene.refusal.begin(&mut scene.raw, &dir).await;
-        }
+        scene.refusal.begin_again(&mut scene.raw).await;
         sleep(60 * MS).await;
         for _ in 0..100 {
             let load = cache.get_or_load("k", |_| async { Ok::<_, BoxError>(8) });
