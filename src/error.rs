@@ -13,7 +13,8 @@ pub type BoxError = Box<dyn StdError + Send + Sync>;
 /// Cloning is cheap: all waiters for a failed load get the same error.
 ///
 /// `{}` shows the sentence alone, and [`source`](StdError::source) has the rest. `{:#}` shows the
-/// sentence and all its sources in one line, for logs.
+/// sentence and all its sources in one line, for logs. So does `{:?}`, which prints the error that
+/// `main` returns.
 ///
 /// ```
 /// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
@@ -169,11 +170,7 @@ impl Error {
 
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Error")
-            .field("kind", &self.0.kind)
-            .field("message", &self.0.message)
-            .field("source", &self.0.source)
-            .finish()
+        write!(f, "{}", Chain(self))
     }
 }
 
@@ -202,8 +199,8 @@ impl From<BackendError> for Error {
 /// The reason why an operation of a backend failed.
 ///
 /// `{}` shows what is known of the operation, and [`source`](StdError::source) has the cause.
-/// `{:#}` shows both in one line, for logs.
-#[derive(Clone, Debug)]
+/// `{:#}` and `{:?}` show both in one line, for logs.
+#[derive(Clone)]
 pub struct BackendError {
     kind: BackendErrorKind,
     source: Arc<dyn StdError + Send + Sync>,
@@ -292,6 +289,12 @@ impl BackendError {
     }
 }
 
+impl fmt::Debug for BackendError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", Chain(self))
+    }
+}
+
 impl fmt::Display for BackendError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.kind {
@@ -299,7 +302,7 @@ impl fmt::Display for BackendError {
                 "the backend is not available, so the operation did not happen"
             }
             BackendErrorKind::Unknown => {
-                "the backend gave no usable answer in time, so the operation may have happened"
+                "the backend gave no usable answer, so the operation may have happened"
             }
             BackendErrorKind::Refused => "the backend refused the operation, so nothing changed",
             BackendErrorKind::Foreign => {

@@ -26,6 +26,7 @@ use tracing::{info, warn};
 
 use crate::{
     error::{BackendError, BackendErrorKind, Chain},
+    observe::Counters,
     sync::lock,
 };
 
@@ -55,17 +56,30 @@ struct State {
     /// The outage, if there was a failure since the last answer.
     outage: Option<Outage>,
     /// The trouble that was logged.
-    logged: Option<Trouble>,
+    logged: Option<Logged>,
 }
 
-/// The time between a failure and the next answer. No two have the same number in a process.
+#[derive(Clone, Copy)]
+struct Logged {
+    trouble: Trouble,
+    since: Instant,
+    /// How many callers had been served without the backend before.
+    degraded: u64,
+}
+
+/// The time between a failure and the next answer. After a refusal, it ends with the next write
+/// that is accepted. No two have the same number in a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Outage(u64);
+pub(super) struct Outage {
+    number: u64,
+    /// The backend refuses writes, and may answer reads.
+    pub(super) refuses: bool,
+}
 
 impl Outage {
-    pub(super) fn next() -> Self {
+    pub(super) fn next(refuses: bool) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        Self(NEXT.fetch_add(1, Ordering::Relaxed))
+        Self { number: NEXT.fetch_add(1, Ordering::Relaxed), refuses }
     }
 }
 
@@ -73,15 +87,22 @@ impl Outage {
 enum Trouble {
     /// The backend does not answer.
     Silence,
-    /// The backend refuses writes. An answer to a read does not end this.
+    /// The backend refuses writes. Only a write that is accepted ends this.
     Refusal,
 }
 
-/// The kind of request that the backend has answered.
+/// The kind of request that the backend has answered. A write that changed nothing is a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RequestKind {
     Read,
     Write,
+}
+
+impl RequestKind {
+    /// Returns the kind of a request that has changed something, or not.
+    pub(super) fn changed(something: bool) -> Self {
+        if something { Self::Write } else { Self::Read }
+    }
 }
 
 impl Breaker {
@@ -149,38 +170,38 @@ impl Breaker {
         }
     }
 
-    pub(super) fn answered(&self, what: RequestKind) {
+    pub(super) fn answered(&self, what: RequestKind, counters: &Counters) {
         if !self.is_troubled() {
             return;
         }
         let mut state = self.state();
         state.failures = 0;
         state.open_until = None;
-        state.outage = None;
         if what == RequestKind::Write {
             state.unconfirmed_until = None;
         }
-        let over = match state.logged {
-            Some(Trouble::Refusal) => what == RequestKind::Write,
-            Some(Trouble::Silence) => true,
-            None => false,
-        };
-        if over {
-            state.logged = None;
+        let refuses = |logged: &Logged| logged.trouble == Trouble::Refusal;
+        if what == RequestKind::Read && state.logged.as_ref().is_some_and(refuses) {
+            return;
         }
-        self.troubled.store(state.logged.is_some(), Ordering::Release);
-        if over {
-            drop(state);
-            info!("the backend works again");
+        state.outage = None;
+        let over = state.logged.take();
+        self.troubled.store(false, Ordering::Release);
+        drop(state);
+        if let Some(Logged { since, degraded, .. }) = over {
+            let degraded = counters.degraded.get().saturating_sub(degraded);
+            info!(away = ?since.elapsed(), degraded, "the backend works again");
         }
     }
 
-    pub(super) fn failed(&self, error: &BackendError) {
+    pub(super) fn failed(&self, error: &BackendError, counters: &Counters) {
         let mut state = self.state();
         self.troubled.store(true, Ordering::Release);
-        state.outage.get_or_insert_with(Outage::next);
         let silent =
             matches!(error.kind(), BackendErrorKind::Unavailable | BackendErrorKind::Unknown);
+        if state.outage.is_none_or(|outage| !silent && !outage.refuses) {
+            state.outage = Some(Outage::next(!silent));
+        }
         if silent {
             state.failures += 1;
             if state.failures >= FAILURES {
@@ -195,9 +216,11 @@ impl Breaker {
         }
         let trouble = if silent { Trouble::Silence } else { Trouble::Refusal };
         let is_logged = state.logged.is_some();
+        let (since, degraded) = (Instant::now(), counters.degraded.get());
+        let logged = state.logged.get_or_insert(Logged { trouble, since, degraded });
         // A refusal lasts longer: an answer to a read does not end it.
-        if !is_logged || trouble == Trouble::Refusal {
-            state.logged = Some(trouble);
+        if trouble == Trouble::Refusal {
+            logged.trouble = trouble;
         }
         if !is_logged {
             drop(state);
@@ -206,7 +229,7 @@ impl Breaker {
         }
     }
 
-    /// Returns the outage that lasts now. The first answer, also one to a read, ends it.
+    /// Returns the outage that lasts now.
     pub(super) fn outage(&self) -> Option<Outage> {
         if self.is_troubled() { self.state().outage } else { None }
     }
@@ -229,21 +252,29 @@ mod tests {
         BackendError::new(BackendErrorKind::Unknown, "silence")
     }
 
+    fn answered(breaker: &Breaker, what: RequestKind) {
+        breaker.answered(what, &Counters::default());
+    }
+
+    fn failed(breaker: &Breaker, error: &BackendError) {
+        breaker.failed(error, &Counters::default());
+    }
+
     #[tokio::test(start_paused = true)]
     async fn the_breaker_opens_after_a_few_failures_and_admits_one_probe_at_a_time() {
         let breaker = Breaker::default();
         for _ in 0..FAILURES {
             assert!(breaker.admits());
-            breaker.failed(&silence());
+            failed(&breaker, &silence());
         }
         assert!(!breaker.admits());
         tokio::time::sleep(PAUSE).await;
         assert!(breaker.admits() && !breaker.admits());
-        breaker.failed(&silence());
+        failed(&breaker, &silence());
         assert!(!breaker.admits());
         tokio::time::sleep(PAUSE).await;
         assert!(breaker.admits());
-        breaker.answered(RequestKind::Read);
+        answered(&breaker, RequestKind::Read);
         assert!(breaker.admits() && breaker.admits());
     }
 
@@ -254,21 +285,21 @@ mod tests {
         let unconfirmed = BackendError::new(BackendErrorKind::Unreplicated, "one is away");
         assert!(breaker.admits_claim());
         for _ in 0..2 * FAILURES {
-            breaker.failed(&unconfirmed);
-            breaker.answered(RequestKind::Read);
+            failed(&breaker, &unconfirmed);
+            answered(&breaker, RequestKind::Read);
             assert!(!breaker.admits_claim() && breaker.admits() && !breaker.is_open());
             assert!(breaker.is_unconfirmed());
             tokio::time::sleep(PAUSE).await;
             assert!(breaker.admits_claim() && !breaker.admits_claim());
         }
-        breaker.answered(RequestKind::Write);
+        answered(&breaker, RequestKind::Write);
         assert!(breaker.admits_claim() && breaker.admits_claim() && !breaker.is_unconfirmed());
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_cancelled_probe_does_not_keep_the_breaker_open() {
         let breaker = Breaker::default();
-        (0..FAILURES).for_each(|_| breaker.failed(&silence()));
+        (0..FAILURES).for_each(|_| failed(&breaker, &silence()));
         tokio::time::sleep(PAUSE).await;
         assert!(breaker.admits());
         tokio::time::sleep(PROBE_LIMIT).await;
@@ -279,7 +310,7 @@ mod tests {
     async fn a_server_that_answers_with_errors_is_still_asked() {
         let breaker = Breaker::default();
         for _ in 0..10 {
-            breaker.failed(&BackendError::new(BackendErrorKind::Refused, "OOM"));
+            failed(&breaker, &BackendError::new(BackendErrorKind::Refused, "OOM"));
         }
         assert!(breaker.admits());
     }
@@ -290,30 +321,45 @@ mod tests {
     async fn a_server_that_refuses_writes_is_one_trouble() {
         let breaker = Breaker::default();
         let logged = || breaker.state().logged.is_some();
-        breaker.failed(&BackendError::new(BackendErrorKind::Refused, "OOM"));
-        breaker.answered(RequestKind::Read);
+        failed(&breaker, &BackendError::new(BackendErrorKind::Refused, "OOM"));
+        answered(&breaker, RequestKind::Read);
         assert!(logged());
-        breaker.answered(RequestKind::Write);
+        answered(&breaker, RequestKind::Write);
         assert!(!logged());
-        breaker.failed(&silence());
-        breaker.answered(RequestKind::Read);
+        failed(&breaker, &silence());
+        answered(&breaker, RequestKind::Read);
         assert!(!logged());
     }
 
     #[tokio::test(start_paused = true)]
-    async fn each_answer_ends_the_outage() {
+    async fn an_answer_ends_the_outage_and_after_a_refusal_only_an_accepted_write() {
+        use RequestKind::{Read, Write};
         let breaker = Breaker::default();
         assert_eq!(breaker.outage(), None);
         let mut before = None;
-        for error in [silence(), BackendError::new(BackendErrorKind::Refused, "OOM"), silence()] {
-            breaker.failed(&error);
-            let outage = breaker.outage();
-            assert!(outage.is_some() && outage != before);
-            breaker.failed(&error);
-            assert_eq!(breaker.outage(), outage);
-            breaker.answered(RequestKind::Read);
-            assert_eq!(breaker.outage(), None);
-            before = outage;
+        let refusal = || BackendError::new(BackendErrorKind::Refused, "OOM");
+        for (errors, ends) in [
+            (vec![silence(), silence()], [Read, Write]),
+            (vec![refusal(), refusal()], [Write, Write]),
+            (vec![silence(), refusal()], [Write, Write]),
+            (vec![refusal(), silence()], [Write, Write]),
+        ] {
+            for end in ends {
+                for error in &errors {
+                    failed(&breaker, error);
+                }
+                let outage = breaker.outage();
+                assert!(outage.is_some() && outage != before, "{errors:?}");
+                if !ends.contains(&Read) {
+                    answered(&breaker, Read);
+                    assert_eq!(breaker.outage(), outage);
+                    failed(&breaker, &errors[0]);
+                    assert_eq!(breaker.outage(), outage);
+                }
+                answered(&breaker, end);
+                assert_eq!(breaker.outage(), None);
+                before = outage;
+            }
         }
     }
 
@@ -324,7 +370,7 @@ mod tests {
         let waiting = tokio::spawn(async move { theirs.opened().await });
         tokio::time::sleep(PAUSE).await;
         assert!(!waiting.is_finished());
-        (0..FAILURES).for_each(|_| breaker.failed(&silence()));
+        (0..FAILURES).for_each(|_| failed(&breaker, &silence()));
         waiting.await.unwrap();
         breaker.opened().await;
     }

@@ -250,7 +250,8 @@ impl<V: Clone + Send + Sync + 'static, C> Builder<V, C> {
     ///
     /// The process remembers what it saw last, if that has a [stale
     /// window](Self::stale_while_revalidate) or one for [failures](Self::stale_if_error). It also
-    /// remembers what it loads while the backend is away, until the first answer. Callers are
+    /// remembers what it loads while the backend is away, until the first answer. If the backend
+    /// answers reads and refuses writes, that is until the first write that it accepts. Callers are
     /// served such a value as [`Degraded`](super::Source::Degraded), as its windows allow it. The
     /// next answer about the key replaces or ends it, and each act of this process ends it.
     ///

@@ -7,6 +7,10 @@ use crate::error::BoxError;
 
 /// Turns values into the bytes that are stored, and back.
 ///
+/// A loaded value is decoded from its bytes at once, and all its callers get the decoded one. So
+/// the leader, its followers and each hit get equal values, also if the codec is not exact. A value
+/// that was marked as [unchanged](super::StaleValue::unchanged) was decoded before.
+///
 /// Two processes that share a namespace must agree on the codec. If they do not, the tag tells
 /// their entries apart, and each counts the entries of the other as missing.
 ///
@@ -43,14 +47,16 @@ pub trait Codec<V>: Send + Sync + 'static {
     /// # Errors
     ///
     /// If the value has no encoding. It is then returned to the callers and not stored, as a value
-    /// that is [too large](super::Builder::max_value).
+    /// that is [too large](super::Builder::max_value). The log has this error, and
+    /// [`insert`](super::Cache::insert) returns it.
     fn encode(&self, value: &V) -> Result<Bytes, BoxError>;
 
     /// Decodes the bytes that [`encode`](Self::encode) made, in this process or another one.
     ///
     /// # Errors
     ///
-    /// If the bytes are not a value. The entry then counts as missing.
+    /// If the bytes are not a value. The entry then counts as missing. A value whose own bytes
+    /// cannot be decoded counts as one without an encoding.
     fn decode(&self, bytes: Bytes) -> Result<V, BoxError>;
 
     /// Returns whether an encoded value that is no longer fresh is for its loader alone.
@@ -64,6 +70,9 @@ pub trait Codec<V>: Send + Sync + 'static {
 }
 
 /// JSON, the default. It is readable in Redis, and tolerates fields that are added or removed.
+///
+/// Finite floats are exact. A `NaN`, an infinity and `Some(None)` become `null`. In an `Option`,
+/// `null` is decoded as `None`. An `f64` beside it cannot be decoded, so its value is not stored.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Json;
 
@@ -83,6 +92,9 @@ impl<V: Serialize + DeserializeOwned> Codec<V> for Json {
 
 /// Postcard. It is small and fast, but each change of the type needs a new
 /// [schema](super::Builder::schema).
+///
+/// It does not name its fields and variants. So it cannot read back a type with `#[serde(tag)]`,
+/// `untagged`, `flatten` or `skip_serializing_if`.
 #[cfg(feature = "postcard")]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Postcard;

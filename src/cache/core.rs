@@ -2,6 +2,7 @@
 
 use std::{mem, sync::Arc, time::Duration};
 
+use bytes::Bytes;
 use tokio::{
     sync::{Semaphore, SemaphorePermit},
     time::timeout,
@@ -19,7 +20,7 @@ use super::{
     lots::Lots,
     negative::Negative,
     outage_memory::{OutageMemory, Question},
-    outcome::{Outcome, Record},
+    outcome::{Made, Outcome, Record},
     refreshes::Refreshes,
     settings::{OnFull, Options, Settings},
     shard::Shard,
@@ -157,7 +158,20 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
             let known = Known::encoded(entry, rules, &self.codec, in_place);
             return Decision::Old(Arc::new(known));
         }
-        if is_ours && let Ok(value) = self.codec.decode(mem::take(&mut entry.payload)) {
+        let decoded = match is_ours {
+            true => self.codec.decode(mem::take(&mut entry.payload)),
+            false => Err("it has another schema or codec; give each type its own namespace".into()),
+        };
+        let decoded = decoded.map_err(|error| {
+            let words = "an entry cannot be decoded and counts as missing";
+            let (fence, error) = (entry.fence, Chain(&*error));
+            match self.undecodable.first() {
+                true => tracing::warn!(?name, fence, %error, "{words}"),
+                false => tracing::debug!(?name, fence, %error, "{words}"),
+            }
+            self.counters.undecodable.add();
+        });
+        if let Ok(value) = decoded {
             let source = match window {
                 Window::Early => Source::Hit,
                 Window::Stale => Source::Stale,
@@ -169,13 +183,6 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
             let known = Known::decoded(&entry, rules, &self.codec, value.clone());
             return Decision::Refresh(value, source, Arc::new(known));
         }
-        let words = "an entry of another type or schema cannot be decoded and counts as missing; \
-                     give each type of value its own namespace";
-        match self.undecodable.first() {
-            true => tracing::warn!(?name, fence = entry.fence, "{words}"),
-            false => tracing::debug!(?name, fence = entry.fence, "{words}"),
-        }
-        self.counters.undecodable.add();
         Decision::Miss { seen: entry.fence }
     }
 
@@ -194,7 +201,31 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         Decision::Miss { seen: 0 }
     }
 
-    pub(super) fn encode(&self, value: &V, cost: Duration) -> Result<Entry, Error> {
+    /// Returns a loaded value as a hit gets it. One without an encoding stays as it is.
+    pub(super) fn made(&self, value: V) -> Made<V> {
+        match self.round_trip(&value) {
+            Ok((value, payload)) => Made { value, payload: Some(Ok(payload)) },
+            Err(error) => Made { value, payload: Some(Err(error)) },
+        }
+    }
+
+    /// Returns a value as a hit gets it, and its bytes.
+    pub(super) fn round_trip(&self, value: &V) -> Result<(V, Bytes), Error> {
+        let payload = self.payload(value)?;
+        let decoded = self.codec.decode(payload.clone()).map_err(|error| {
+            let words = "the codec could not decode the value that it had encoded";
+            Error::with_source(ErrorKind::Codec, words, error)
+        })?;
+        Ok((decoded, payload))
+    }
+
+    /// Returns the entry of a loaded value.
+    pub(super) fn entry(&self, made: &Made<V>, cost: Duration) -> Result<Entry, Error> {
+        let payload = made.payload.clone().unwrap_or_else(|| self.payload(&made.value))?;
+        Ok(Entry::value(self.tag, cost, payload))
+    }
+
+    fn payload(&self, value: &V) -> Result<Bytes, Error> {
         let payload = self.codec.encode(value).map_err(|error| {
             Error::with_source(ErrorKind::Codec, "the codec could not encode the value", error)
         })?;
@@ -204,7 +235,7 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
                 format!("value of {size} bytes: shorten it, or raise the limit of {limit} bytes");
             return Err(Error::new(ErrorKind::Codec, words));
         }
-        Ok(Entry::value(self.tag, cost, payload))
+        Ok(payload)
     }
 
     /// Counts an answer of the backend that is an error.
@@ -236,7 +267,7 @@ impl<V: Clone + Send + Sync + 'static> Core<V> {
         let answer = question.await;
         match (&answer, asked) {
             (Ok(Some(entry)), Some(asked)) => self.saw(key, asked, entry),
-            (Ok(None), _) => self.memory.forget(key),
+            (Ok(None), _) => self.memory.missed(key),
             (Err(error), _) if error.kind() == BackendErrorKind::Foreign => self.memory.forget(key),
             _ => {}
         }

@@ -30,7 +30,9 @@ pub enum EarlyRefresh {
     /// Never.
     #[default]
     Off,
-    /// This long before the fresh window ends.
+    /// This long before the fresh window ends, and never before half of it. That window may be
+    /// shorter than the [`ttl`](super::Builder::ttl) of the cache, such as by
+    /// [`none_ttl`](super::Builder::none_ttl).
     Within(Duration),
     /// When the load has just about enough time to end twice, by what the last loads cost. If one
     /// process dies in mid-load, the next one can still be in time.
@@ -45,6 +47,8 @@ pub enum EarlyRefresh {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Rules {
     pub(super) early: EarlyRefresh,
+    /// A fresh entry is replaced, too, whatever its age.
+    pub(super) replaces: bool,
     /// The longest stale window and the longest error window that the caller accepts.
     pub(super) stale: Duration,
     pub(super) error: Duration,
@@ -52,8 +56,12 @@ pub(super) struct Rules {
 
 impl Rules {
     /// Accepts whatever the backend has.
-    pub(super) const ALL: Self =
-        Self { early: EarlyRefresh::Off, stale: Duration::MAX, error: Duration::MAX };
+    pub(super) const ALL: Self = Self {
+        early: EarlyRefresh::Off,
+        replaces: false,
+        stale: Duration::MAX,
+        error: Duration::MAX,
+    };
 
     /// Returns the same rules for a caller that accepts nothing stale.
     pub(super) fn without_stale(self) -> Self {
@@ -84,16 +92,19 @@ pub(super) enum Window {
 pub(super) fn decide(entry: &Entry, rules: &Rules, lot: impl FnOnce() -> Lot) -> Window {
     let (Some(age), Some(windows)) = (entry.age, entry.windows) else { return Window::Fresh };
     let (stale, costs) = (windows.stale.min(rules.stale), Costs::of(entry));
+    // Otherwise each read of a short life would refresh.
+    let half = windows.fresh / 2;
     if let Some(left) = windows.fresh.checked_sub(age).filter(|left| !left.is_zero()) {
         let is_due = match rules.early {
+            _ if rules.replaces => true,
             EarlyRefresh::Off => false,
-            EarlyRefresh::Within(before) => before
-                .checked_sub(left)
-                .is_some_and(|since| costs.is_turn(since, before.saturating_add(stale), lot())),
-            EarlyRefresh::ByCost => {
-                let half = windows.fresh / 2;
-                left <= half && left <= costs.refresh_before(lot())
+            EarlyRefresh::Within(before) => {
+                let before = before.min(half);
+                before
+                    .checked_sub(left)
+                    .is_some_and(|since| costs.is_turn(since, before.saturating_add(stale), lot()))
             }
+            EarlyRefresh::ByCost => left <= half && left <= costs.refresh_before(lot()),
         };
         return if is_due { Window::Early } else { Window::Fresh };
     }
@@ -101,7 +112,7 @@ pub(super) fn decide(entry: &Entry, rules: &Rules, lot: impl FnOnce() -> Lot) ->
     if over < stale {
         let before = match rules.early {
             EarlyRefresh::Off => Duration::ZERO,
-            EarlyRefresh::Within(before) => before,
+            EarlyRefresh::Within(before) => before.min(half),
             // Each process had its turn.
             EarlyRefresh::ByCost => return Window::Stale,
         };
@@ -172,7 +183,7 @@ mod tests {
         let table = [
             (within(0), 0, 1.0, vec![(999, Fresh), (1000, Over)]),
             (within(100), 0, 1.0, vec![(899, Fresh), (900, Early), (999, Early), (1000, Over)]),
-            (within(9999), 0, 1.0, vec![(0, Early), (1000, Over)]),
+            (within(9999), 0, 1.0, vec![(499, Fresh), (500, Early), (1000, Over)]),
             // Twice the cost and its spread, and nothing by chance.
             (by_cost, 50, 1.0, vec![(859, Fresh), (860, Early), (999, Early), (1000, Over)]),
             // By chance, one cost more.
@@ -272,7 +283,7 @@ mod tests {
 
     #[test]
     fn without_age_or_windows_an_entry_is_fresh() {
-        let rules = Rules { early: EarlyRefresh::Within(Duration::MAX), ..ALL };
+        let rules = Rules { replaces: true, ..ALL };
         let known = entry(10_000, [10, 0, 0], 5, 5);
         assert_eq!(decide(&known, &rules, first(0.5)), Window::Over);
         let ageless = Entry { age: None, ..known.clone() };
@@ -299,7 +310,7 @@ mod tests {
             early in early(),
         ) {
             let [stale, error] = limits.map(|limit| limit * MS);
-            let rules = Rules { early, stale, error };
+            let rules = Rules { early, stale, error, ..ALL };
             let [fresh, to_stale, to_error] = [windows[0].max(1), windows[1], windows[2]];
             let stages = [
                 Window::Fresh, Window::Early, Window::Deferred, Window::Stale,
@@ -314,6 +325,7 @@ mod tests {
             for age in (0..6000).step_by(37).chain([fresh - 1, fresh, fresh + to_stale]) {
                 let now = stage(age);
                 prop_assert!(age >= fresh || now <= Some(1));
+                prop_assert!(now != Some(1) || age >= fresh / 2);
                 prop_assert!(age < fresh || now >= Some(2));
                 let limit = to_stale.min(limits[0]);
                 let is_stale = now == Some(2) || now == Some(3);

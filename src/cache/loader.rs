@@ -1,11 +1,12 @@
 //! Running a loader: its panic, its time limit and its cancellation are outcomes.
 
-use std::{any::Any, panic::AssertUnwindSafe, time::Duration};
+use std::{any::Any, borrow::Cow, panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
 use futures_util::FutureExt;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
+use tracing::debug;
 
-use super::Lead;
+use super::{Lead, core::Core, outcome::Made};
 use crate::{
     error::{BoxError, Error, ErrorKind, words_of},
     flight,
@@ -14,7 +15,7 @@ use crate::{
 /// The outcome of a loader.
 pub(crate) enum Produced<V> {
     /// A value to share.
-    Value(V),
+    Value(Made<V>),
     /// An answer for its caller alone, which has it already.
     #[cfg_attr(not(feature = "http"), allow(dead_code))]
     Uncacheable,
@@ -29,12 +30,22 @@ pub(crate) enum Produced<V> {
 }
 
 /// Makes a loader of one that a user wrote, with errors of any type.
-pub(super) async fn shared<V, E, Fut>(loader: Fut) -> Result<Produced<V>, Error>
+///
+/// A codec may make another value of a value. So each caller gets what a hit will get.
+pub(super) async fn shared<V, E, Fut>(
+    core: Arc<Core<V>>,
+    lead: Lead<V>,
+    loader: Fut,
+) -> Result<Produced<V>, Error>
 where
+    V: Clone + Send + Sync + 'static,
     Fut: Future<Output = Result<V, E>>,
     E: Into<BoxError>,
 {
-    loader.await.map(Produced::Value).map_err(Error::load)
+    let value = loader.await.map_err(Error::load)?;
+    // An unchanged value was decoded before.
+    let is_unchanged = lead.keeping().is_unchanged;
+    Ok(Produced::Value(if is_unchanged { value.into() } else { core.made(value) }))
 }
 
 /// Runs a loader, for the flight or load of this number, if there is one. Its time limit ends when
@@ -49,18 +60,31 @@ where
     F: FnOnce(Lead<V>) -> Fut,
     Fut: Future<Output = Result<Produced<V>, Error>>,
 {
+    let begun = Instant::now();
     let limited = limited(work, lead, limit);
     let ended = match number {
         Some(number) => flight::within(number, limited).await,
         None => limited.await,
     };
-    match ended {
+    let produced = match ended {
         Some(Ok(produced)) => produced,
         Some(Err(panic)) => Err(panicked(panic.as_ref())),
         None => {
             let words = format!("the load took longer than its `load_limit` of {limit:?}");
             Err(Error::new(ErrorKind::LoadTimeout, words))
         }
+    };
+    debug!(took = ?begun.elapsed(), outcome = %outcome(&produced), "a load has ended");
+    produced
+}
+
+/// Returns the words for the end of a load.
+fn outcome<V>(produced: &Result<Produced<V>, Error>) -> Cow<'static, str> {
+    match produced {
+        Ok(Produced::Value(_)) => "a value".into(),
+        Ok(Produced::Uncacheable) => "a value that is not shared".into(),
+        Ok(Produced::Reserved) => "a value for its caller alone".into(),
+        Ok(Produced::Failing(error)) | Err(error) => format!("{error:#}").into(),
     }
 }
 

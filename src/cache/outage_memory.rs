@@ -4,10 +4,11 @@
 //!   expects an older value then. The next answer about the key replaces or forgets it. Its fence
 //!   stays, so that an older answer that comes late is not taken for a newer one.
 //! - A value that was loaded without a lease. It belongs to the [outage](Outage) in which it was
-//!   loaded. The first answer of the backend ends the outage, and the value is of no use any more.
+//!   loaded. When the outage ends, the value is of no use any more.
 //!
-//! An act of this process forgets both, and so does an answer that there is no entry. An answer to
-//! an earlier question is not remembered after that. An act ends the flight of its key first, and a
+//! An act of this process forgets both. An answer that there is no entry does so too,
+//! except for a value that the backend has refused to store. An answer to an earlier question is
+//! not remembered after that. An act ends the flight of its key first, and a
 //! load is remembered only if callers may still join its flight. So no act is undone.
 
 use std::{
@@ -31,8 +32,9 @@ use crate::{
 
 /// The weight of all values if it is not set.
 const LIMIT: usize = 4 << 20;
-/// The weight of a row beside its entry and its key.
-const ROW: usize = 160;
+/// The weight of a row beside its key, its payload and the header of its entry. It is measured: the
+/// entry, its place in the map and in the list, and what the allocator adds.
+const ROW: usize = 360;
 /// The part of the memory that is worth a lock of its own.
 const STRIPE: usize = 256 << 10;
 const STRIPES: usize = 16;
@@ -132,12 +134,13 @@ impl OutageMemory {
     }
 
     /// Remembers an entry that this process has loaded now, if `is_current` says that no act has
-    /// come since its load began.
+    /// come since its load began. It replaces the stored one with the fence `seen`.
     pub(super) fn remember(
         &self,
         key: &Key,
         outage: Outage,
         entry: Entry,
+        seen: u64,
         is_current: impl FnOnce() -> bool,
     ) {
         if !self.is_on() || entry.kind != EntryKind::Value || !self.fits(key, &entry) {
@@ -147,9 +150,8 @@ impl OutageMemory {
         let mut stripe = self.stripe(key);
         if is_current() {
             self.remove(&mut stripe, key);
-            let fence = entry.fence;
             let value = Remembered { entry, stored: Instant::now(), outage: Some(outage) };
-            self.put(stripe, key, Row { fence, value: Some(value) });
+            self.put(stripe, key, Row { fence: seen, value: Some(value) });
         }
     }
 
@@ -172,12 +174,25 @@ impl OutageMemory {
 
     /// Forgets the value of a key, and each answer to a question that was asked until now.
     pub(super) fn forget(&self, key: &Key) {
+        self.forget_if(key, |_| true);
+    }
+
+    /// Forgets the value of a key that the backend does not have. A value that was loaded while it
+    /// refuses writes stays, because it could not get it.
+    pub(super) fn missed(&self, key: &Key) {
+        let is_gone = |value: &Remembered| value.outage.is_none_or(|outage| !outage.refuses);
+        self.forget_if(key, |row| row.value.as_ref().is_none_or(is_gone));
+    }
+
+    fn forget_if(&self, key: &Key, is_gone: impl FnOnce(&Row) -> bool) {
         if !self.is_on() {
             return;
         }
         let mut stripe = self.stripe(key);
         stripe.forgotten = self.forgotten.fetch_add(1, Ordering::AcqRel) + 1;
-        self.remove(&mut stripe, key);
+        if stripe.rows.peek(key).is_some_and(is_gone) {
+            self.remove(&mut stripe, key);
+        }
     }
 
     fn stripe(&self, key: &Key) -> MutexGuard<'_, MemoryStripe> {
@@ -236,8 +251,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_value_ends_with_its_windows_or_its_outage() {
         let memory = OutageMemory::new(None, true);
-        let (key, [outage, later]) = (Key::from("k"), [0; 2].map(|_| Outage::next()));
-        let remember = || memory.remember(&key, outage, entry(1), || true);
+        let (key, [outage, later]) = (Key::from("k"), [0; 2].map(|_| Outage::next(false)));
+        let remember = || memory.remember(&key, outage, entry(1), 0, || true);
         remember();
         tokio::time::advance(SECOND * 3 / 2).await;
         assert_eq!(memory.recall(&key, outage).unwrap().age, Some(SECOND * 3 / 2));
@@ -252,13 +267,33 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_value_from_before_an_act_is_not_remembered() {
         let memory = OutageMemory::new(None, true);
-        let (key, outage) = (Key::from("k"), Outage::next());
-        memory.remember(&key, outage, entry(1), || false);
+        let (key, outage) = (Key::from("k"), Outage::next(false));
+        memory.remember(&key, outage, entry(1), 0, || false);
         assert!(memory.recall(&key, outage).is_none());
-        memory.remember(&key, outage, entry(1), || true);
+        memory.remember(&key, outage, entry(1), 0, || true);
         assert!(memory.recall(&key, outage).is_some());
         memory.forget(&key);
         assert!(memory.recall(&key, outage).is_none());
+        assert_eq!(memory.weight.load(Ordering::Relaxed), 0);
+    }
+
+    /// The backend has an older entry, or none, and refuses the value that was loaded since.
+    #[tokio::test(start_paused = true)]
+    async fn a_value_that_was_refused_outlives_answers_but_no_act() {
+        let memory = OutageMemory::new(None, true);
+        let key = Key::from("k");
+        let [silent, refusing] = [false, true].map(Outage::next);
+        for outage in [silent, refusing] {
+            memory.remember(&key, outage, entry(1), 5, || true);
+            memory.saw(&key, memory.ask().unwrap(), &seen(5, Duration::ZERO));
+            memory.missed(&key);
+            assert_eq!(memory.recall(&key, outage).is_some(), outage.refuses);
+        }
+        memory.saw(&key, memory.ask().unwrap(), &seen(6, Duration::ZERO));
+        assert_eq!(memory.recall(&key, refusing).unwrap().fence, 6);
+        memory.remember(&key, refusing, entry(1), 6, || true);
+        memory.forget(&key);
+        assert!(memory.recall(&key, refusing).is_none());
         assert_eq!(memory.weight.load(Ordering::Relaxed), 0);
     }
 
@@ -274,22 +309,22 @@ mod tests {
         // The way back of the answer counts.
         tokio::time::advance(SECOND / 4).await;
         memory.saw(&key, asked, &seen(5, SECOND / 4));
-        for outage in [0; 2].map(|_| Outage::next()) {
+        for outage in [0; 2].map(|_| Outage::next(false)) {
             let age = memory.recall(&key, outage).unwrap().age;
             assert_eq!(age, Some(SECOND / 2));
         }
         tokio::time::advance(SECOND * 3 / 2).await;
-        assert!(memory.recall(&key, Outage::next()).is_none());
+        assert!(memory.recall(&key, Outage::next(false)).is_none());
         let plain = seen(6, Duration::ZERO).with_windows(Windows::fresh(SECOND));
         memory.saw(&key, memory.ask().unwrap(), &plain);
-        assert!(memory.recall(&key, Outage::next()).is_none());
+        assert!(memory.recall(&key, Outage::next(false)).is_none());
         assert_eq!(memory.weight.load(Ordering::Relaxed), 0);
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_later_answer_replaces_an_entry_and_an_earlier_one_does_not() {
         let memory = OutageMemory::new(None, true);
-        let (key, outage) = (Key::from("k"), Outage::next());
+        let (key, outage) = (Key::from("k"), Outage::next(false));
         let saw = |entry: &Entry| memory.saw(&key, memory.ask().unwrap(), entry);
         let fence = || memory.recall(&key, outage).map(|entry| entry.fence);
         saw(&seen(5, Duration::ZERO));
@@ -318,17 +353,17 @@ mod tests {
         let second = memory.ask().unwrap();
         memory.saw(&key, first, &seen(7, Duration::ZERO));
         memory.saw(&key, second, &seen(5, Duration::ZERO));
-        assert!(memory.recall(&key, Outage::next()).is_none());
+        assert!(memory.recall(&key, Outage::next(false)).is_none());
         // An act may leave the entry as it is.
         memory.saw(&key, memory.ask().unwrap(), &seen(7, Duration::ZERO));
-        assert_eq!(memory.recall(&key, Outage::next()).unwrap().fence, 7);
+        assert_eq!(memory.recall(&key, Outage::next(false)).unwrap().fence, 7);
     }
 
     /// A read was answered before an invalidation, and its answer is handled after it.
     #[tokio::test(start_paused = true)]
     async fn an_answer_from_before_an_act_is_not_remembered() {
         let memory = OutageMemory::new(None, true);
-        let (key, outage) = (Key::from("k"), Outage::next());
+        let (key, outage) = (Key::from("k"), Outage::next(false));
         let asked = memory.ask().unwrap();
         memory.forget(&key);
         memory.saw(&key, asked, &seen(5, Duration::ZERO));
@@ -349,23 +384,23 @@ mod tests {
             assert!(memory.weight.load(Ordering::Relaxed) <= STRIPE * 4);
         }
         let kept = |keys: std::ops::Range<u64>| {
-            keys.filter(|key| memory.recall(&(*key).into(), Outage::next()).is_some()).count()
+            keys.filter(|key| memory.recall(&(*key).into(), Outage::next(false)).is_some()).count()
         };
         assert!(kept(1_800..2_000) > 180 && kept(0..1_000) < 20);
     }
 
     #[tokio::test(start_paused = true)]
     async fn the_weight_is_bounded() {
-        let (memory, outage) = (OutageMemory::new(Some(10_000), false), Outage::next());
+        let (memory, outage) = (OutageMemory::new(Some(10_000), false), Outage::next(false));
         for key in 0..1000_u64 {
             let size = if key == 999 { 3000 } else { 500 };
-            memory.remember(&key.into(), outage, entry(size), || true);
+            memory.remember(&key.into(), outage, entry(size), 0, || true);
             assert!(memory.weight.load(Ordering::Relaxed) <= 10_000);
         }
         let is_kept = |key: u64| memory.recall(&key.into(), outage).is_some();
         assert!(is_kept(998) && !is_kept(1) && !is_kept(999));
         for none in [OutageMemory::new(None, false), OutageMemory::new(Some(0), true)] {
-            none.remember(&1_u64.into(), outage, entry(1), || true);
+            none.remember(&1_u64.into(), outage, entry(1), 0, || true);
             assert!(none.recall(&1_u64.into(), outage).is_none());
         }
     }

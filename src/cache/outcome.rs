@@ -7,6 +7,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
+use bytes::Bytes;
 use tokio::time::Instant;
 
 use crate::{backend::Entry, error::Error};
@@ -62,6 +63,19 @@ impl Record {
     /// Returns the time since it was stored.
     pub(super) fn age(&self) -> Option<Duration> {
         Some(self.stored?.elapsed())
+    }
+}
+
+/// A value that was loaded.
+pub(crate) struct Made<V> {
+    pub(super) value: V,
+    /// Its bytes, or why it has none. `None` if it is encoded when it is stored.
+    pub(super) payload: Option<Result<Bytes, Error>>,
+}
+
+impl<V> From<V> for Made<V> {
+    fn from(value: V) -> Self {
+        Self { value, payload: None }
     }
 }
 

@@ -84,7 +84,9 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         Fut: Future<Output = Result<V, E>> + Send + 'static,
         E: Into<BoxError> + 'static,
     {
-        let flown = self.rebuild(move |lead| loader::shared(loader(lead)));
+        let core = self.core.clone();
+        let work = move |lead: Lead<V>| loader::shared(core, lead.clone(), loader(lead));
+        let flown = self.rebuild(work);
         flown.map(|flown| flown?.shared())
     }
 

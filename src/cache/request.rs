@@ -17,6 +17,7 @@ use super::{
     settings::{OnFull, Options, Sharing},
 };
 use crate::{
+    backend::Entry,
     error::{BoxError, Error, ErrorKind},
     flight::{self, Edge, Follower, Joined, Notice, Refused, Task, Waited},
     key::{Family, Key, Name},
@@ -77,11 +78,12 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     /// ```
     pub async fn insert(self, value: &V) -> Result<(), Error> {
         let Self { core, key, own } = self;
-        let negative = own.is_none().then(|| core.negative_windows(value)).flatten();
+        let (value, payload) = core.round_trip(value)?;
+        let negative = own.is_none().then(|| core.negative_windows(&value)).flatten();
         let options = core.options(own.as_deref());
         let windows = options.windows_of(negative, &Keeping::default()).in_range();
         let (name, life) = (core.name(&key)?, core.settings.fence_life());
-        let entry = core.encode(value, Duration::ZERO)?.with_windows(windows);
+        let entry = Entry::value(core.tag, Duration::ZERO, payload).with_windows(windows);
         let fence = core.change(&key, core.store.put(&name, &entry, windows.kept(), life)).await?;
         core.lots.stored(&name, fence);
         Ok(())
@@ -128,7 +130,9 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         E: Into<BoxError> + 'static,
     {
         // Not an async function, whose future would hold a copy of what it passes on.
-        self.fly(move |lead| loader::shared(loader(lead))).map(|flown| flown?.shared())
+        let core = self.core.clone();
+        let work = move |lead: Lead<V>| loader::shared(core, lead.clone(), loader(lead));
+        self.fly(work).map(|flown| flown?.shared())
     }
 
     /// As [`load`](Self::load), for work that may make an answer for its caller alone.
@@ -284,8 +288,8 @@ where
         }
     };
     match produced {
-        Ok(Produced::Value(value)) => {
-            ended(&core, Outcome::Value(Loaded::degraded(value)), true, None)
+        Ok(Produced::Value(made)) => {
+            ended(&core, Outcome::Value(Loaded::degraded(made.value)), true, None)
         }
         Ok(Produced::Reserved) => Ok(Flown::Alone(Alone::Reserved)),
         Ok(Produced::Uncacheable | Produced::Failing(_)) => Ok(Flown::Alone(Alone::Uncacheable)),

@@ -61,7 +61,11 @@ impl Options {
 /// Returns a time, less a random part of it.
 fn shortened(ttl: Duration, jitter: f64) -> Duration {
     match jitter > 0.0 {
-        true => ttl.mul_f64(1.0 - jitter.min(1.0) * fastrand::f64()),
+        true => {
+            let seconds = ttl.as_secs_f64() * (1.0 - jitter.min(1.0) * fastrand::f64());
+            // The longest time is rounded up beyond itself.
+            Duration::try_from_secs_f64(seconds).map_or(ttl, |shortened| shortened.min(ttl))
+        }
         // Also if it is not a number.
         false => ttl,
     }

@@ -382,6 +382,41 @@ async fn an_early_refresh_begins_at_its_edge() {
     assert_eq!(origin.ask_at_once(cache).await, (2, Source::Hit));
 }
 
+/// An early refresh that was longer than the life of an entry loaded at each read: 130 times a
+/// second. The life is that of a negative value, of a request, of a loader, or of the jitter.
+#[tokio::test(start_paused = true)]
+async fn an_early_refresh_begins_in_the_second_half_of_each_life() {
+    let builder = || {
+        let builder = Cache::<Option<u64>>::builder(MemoryBackend::new()).ttl(600 * TTL);
+        builder.none_ttl(5 * TTL).early_refresh(EarlyRefresh::Within(60 * TTL))
+    };
+    let jittered = builder().ttl(10 * TTL).ttl_jitter(0.5).build().unwrap();
+    let cache = builder().build().unwrap();
+    for (life, cache, value) in [
+        ("none_ttl", &cache, None),
+        ("request", &cache, Some(1)),
+        ("loader", &cache, Some(2)),
+        ("jitter", &jittered, Some(3)),
+    ] {
+        let before = cache.stats().loads;
+        let begun = Instant::now();
+        while begun.elapsed() < 5 * TTL / 2 {
+            let request = cache.request(life);
+            let request = if life == "request" { request.ttl(5 * TTL) } else { request };
+            let load = request.load(move |lead: Lead<_>| async move {
+                if life == "loader" {
+                    lead.expire_after(5 * TTL);
+                }
+                sleep(5 * MS).await;
+                Ok::<_, BoxError>(value)
+            });
+            assert_eq!(*load.await.unwrap().value(), value);
+            sleep(MS).await;
+        }
+        assert_eq!(cache.stats().loads - before, 1, "{life}");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_request_has_windows_of_its_own() {
     let cache = &fleet(1, |builder| builder)[0];

@@ -1,9 +1,12 @@
 //! Tests within one process. No server is started, and time is paused where it matters.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, unreachable_pub)]
 
+#[path = "../settings/mod.rs"]
+mod all_settings;
 mod bytes;
 mod cache;
 mod claims;
+mod codecs;
 mod decisions;
 mod failures;
 mod freshness;
@@ -12,7 +15,9 @@ mod http;
 mod ladder;
 mod latch;
 mod layer;
+mod limits;
 mod locks;
+mod log;
 mod msrv;
 mod names;
 mod old_values;
@@ -23,6 +28,7 @@ mod refreshing;
 #[path = "../scenarios/mod.rs"]
 mod scenarios;
 mod send_sync;
+mod settings;
 mod several;
 mod stacks;
 mod stopped;

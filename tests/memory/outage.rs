@@ -206,7 +206,7 @@ async fn a_value_that_a_caller_saw_missing_is_not_remembered() {
     }
 }
 
-/// A server that is full answers reads and refuses claims. Its answers are newer than the memory.
+/// Claims find no connection, and reads are answered. The answers are newer than the memory.
 #[tokio::test(start_paused = true)]
 async fn a_backend_that_answers_reads_is_believed() {
     let scene = Scene::new();

@@ -2,6 +2,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, unreachable_pub)]
 
 mod acl;
+#[path = "../settings/mod.rs"]
+mod all_settings;
 mod cluster;
 mod connection;
 mod credentials;
@@ -21,11 +23,13 @@ mod pushes;
 mod queues;
 mod recovery;
 mod redlock;
+mod refusals;
 mod replicas;
 #[path = "../scenarios/mod.rs"]
 mod scenarios;
 mod scripts;
 mod sentinel;
+mod settings;
 mod slow;
 mod tls;
 mod turns;

@@ -134,6 +134,7 @@ impl RedisBackendBuilder {
     /// a dead server is late but not lost. This is the one setting for a slower network or server.
     /// The connect time-out and the [`try_limit`](crate::lease::RetryStrategy::try_limit) of the
     /// retry strategy follow it, unless they are set. Round trips of up to 300 ms need no setting.
+    /// 24 h at most.
     pub fn command_timeout(mut self, timeout: Duration) -> Self {
         self.config.command_timeout = timeout;
         self
@@ -142,7 +143,7 @@ impl RedisBackendBuilder {
     /// Sets how long one attempt to connect may take, including TLS and authentication.
     ///
     /// If the server is reached late within it, the rest may take up to as long again. Defaults to
-    /// four command time-outs, and at least 1 s.
+    /// four command time-outs, and at least 1 s. 24 h at most.
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.connect_timeout = Some(timeout);
         self
@@ -310,9 +311,15 @@ fn check_client_name(name: &str) -> Result<(), Error> {
     Ok(())
 }
 
+const LONGEST_TIMEOUT: Duration = Duration::from_secs(86_400);
+
 fn check_timeout(setting: &str, timeout: Duration) -> Result<(), Error> {
     if timeout.is_zero() {
         let why = format!("`{setting}` is 0; give a longer time, for example 250 ms");
+        return Err(Error::new(ErrorKind::InvalidConfig, why));
+    }
+    if timeout > LONGEST_TIMEOUT {
+        let why = format!("`{setting}` is {timeout:?}; give at most 24 h");
         return Err(Error::new(ErrorKind::InvalidConfig, why));
     }
     Ok(())
@@ -335,6 +342,8 @@ mod tests {
             (RedisBackend::builder(), "call `server`, `sentinels` or `cluster`"),
             (server().command_timeout(Duration::ZERO), "`command_timeout` is 0"),
             (server().connect_timeout(Duration::ZERO), "`connect_timeout` is 0"),
+            (server().command_timeout(Duration::MAX), "`command_timeout` is 18446744073709551615"),
+            (server().connect_timeout(Duration::MAX), "give at most 24 h"),
             (server().replicas(Replicas::confirming(0)), "give 1 or more"),
             (server().replicas(Replicas::confirming(1).within(second)), "1s to confirm"),
             (RedisBackend::builder().sentinels(none, "m"), "no sentinel was given"),

@@ -7,7 +7,7 @@
 
 use super::{Run, Step, look::uncacheable};
 use crate::{
-    cache::{EarlyRefresh, core::Decision, freshness::Rules, settings::OnUncacheable},
+    cache::{core::Decision, freshness::Rules, settings::OnUncacheable},
     flight::Epoch,
     sync::lock,
 };
@@ -37,8 +37,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         let epoch = self.leader.begin_epoch();
         let _ = self.asked.set(epoch);
         let options = self.options();
-        let rules =
-            Rules { early: EarlyRefresh::Within(std::time::Duration::MAX), ..options.rules };
+        let rules = Rules { replaces: true, ..options.rules };
         let seen = match self.stored(&rules).await {
             Decision::Refresh(_, _, known) | Decision::Old(known) => {
                 let fence = known.fence;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{Run, Step, look::found};
 use crate::{
-    cache::{Lead, Source, breaker::Outage, core::Decision},
+    cache::{Lead, Source, breaker::Outage, core::Decision, outcome::Made},
     sync::lock,
 };
 
@@ -35,7 +35,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     /// its load began.
     pub(super) fn remember(
         &self,
-        value: &V,
+        made: &Made<V>,
         cost: Duration,
         lead: &Lead<V>,
         begun: Option<Outage>,
@@ -45,11 +45,13 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         let is_refused = keeping.do_not_store || self.is_refresh() || !core.memory.is_on();
         let outage = begun.filter(|_| !is_refused && self.shard.breaker.outage() == begun);
         if let Some(outage) = outage
-            && let Ok(entry) = core.encode(value, cost)
+            && let Ok(entry) = core.entry(made, cost)
         {
-            let entry = self.with_costs(entry, cost).with_windows(self.windows(value, &keeping));
+            let entry =
+                self.with_costs(entry, cost).with_windows(self.windows(&made.value, &keeping));
             let is_current = || self.leader.is_joinable();
-            core.memory.remember(self.leader.key(), outage, entry, is_current);
+            let seen = self.known().map_or(0, |(known, _)| known.fence);
+            core.memory.remember(self.leader.key(), outage, entry, seen, is_current);
         }
     }
 

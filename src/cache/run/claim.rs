@@ -102,8 +102,9 @@ impl<V: Clone + Send + Sync + 'static> Attempt for Claiming<'_, '_, V> {
         self.epoch = run.leader.begin_epoch();
         let answer = self.ask_once().await;
         drop(turn);
-        if answer.is_ok() {
-            run.shard.breaker.answered(RequestKind::Write);
+        if let Ok((claimed, _)) = &answer {
+            let is_granted = matches!(claimed, Claimed::Granted(_));
+            run.shard.breaker.answered(RequestKind::changed(is_granted), &run.core.counters);
         }
         match run.core.counted(answer) {
             Ok((Claimed::Granted(grant), sent)) => Answer::Settled(self.granted(&grant, sent)),
@@ -209,8 +210,11 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, '_, V> {
         janitor.spawn(async move {
             let claim = |_, claim| core.store.claim(claim, seen);
             match core.counted(acquisition.ask(core.try_limit, claim).await) {
-                Ok(_) => shard.breaker.answered(RequestKind::Write),
-                Err(error) => shard.breaker.failed(&error),
+                Ok((claimed, _)) => {
+                    let is_granted = matches!(claimed, Claimed::Granted(_));
+                    shard.breaker.answered(RequestKind::changed(is_granted), &core.counters);
+                }
+                Err(error) => shard.breaker.failed(&error, &core.counters),
             }
         });
     }
@@ -274,7 +278,7 @@ impl<V: Clone + Send + Sync + 'static> Claiming<'_, '_, V> {
                 self.unanswered = Some(self.asked_at);
                 return Answer::Again;
             }
-            breaker.failed(error);
+            breaker.failed(error, &self.run.core.counters);
         }
         Answer::Settled(self.run.away())
     }

@@ -11,13 +11,13 @@ use super::{
     second_try, silence,
 };
 use crate::{
-    backend::{Committed, Entry, Grant, answered_by},
+    backend::{Committed, Entry, EntryKind, Grant, answered_by},
     cache::{
         Lead, Loaded, Source,
         breaker::RequestKind,
         core::Core,
         outage_memory::Question,
-        outcome::{Outcome, Record},
+        outcome::{Made, Outcome, Record},
     },
     error::{BackendError, BackendErrorKind},
     flight::Epoch,
@@ -44,7 +44,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     pub(super) async fn commit(
         &self,
         guard: LeaseGuard,
-        value: V,
+        made: Made<V>,
         cost: Duration,
         lead: &Lead<V>,
         granted: Epoch,
@@ -53,16 +53,17 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         // Callers that join from here on get a look of their own.
         let committed = if self.is_anew() { granted } else { self.leader.begin_epoch() };
         let asked = self.core.memory.ask();
-        let Written { entry, ttl, answer } = self.write(&guard, &value, cost, lead).await;
+        let Written { entry, ttl, answer } = self.write(&guard, &made, cost, lead).await;
         let is_stored = matches!(answer, Ok(Committed::Stored));
         self.saw_commit(asked, guard.fence(), &entry, &answer);
-        let record = Record::written(guard.fence(), &entry).map(|it| it.if_stored(is_stored));
+        let has_value = is_stored && entry.kind == EntryKind::Value;
+        let record = Record::written(guard.fence(), &entry).map(|it| it.if_stored(has_value));
         let led = |value| Loaded { value, source: Source::Led, record };
         match answer {
             Ok(Committed::Stored | Committed::Pushed) => {
                 self.note_commit(guard.fence(), is_stored, ttl);
                 guard.settled();
-                (Outcome::Value(led(value)), committed)
+                (Outcome::Value(led(made.value)), committed)
             }
             Ok(Committed::Newer(entry)) => {
                 counters.refused.add();
@@ -70,22 +71,22 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
                 let newer = self.core.decide(&self.name, &self.options().rules, Ok(Some(entry)));
                 match newer.value() {
                     Some((newer, record, _)) => (found(newer, Source::Received, record), committed),
-                    None => (Outcome::Value(led(value)), granted),
+                    None => (Outcome::Value(led(made.value)), granted),
                 }
             }
             // Late joiners must not be served this value.
             Ok(Committed::Refused | Committed::Gone) => {
                 counters.refused.add();
                 debug!("commit refused: the key was invalidated, or the lease lost");
-                (Outcome::Value(led(value)), granted)
+                (Outcome::Value(led(made.value)), granted)
             }
             Err(error) => {
                 counters.unstored.add();
-                self.shard.breaker.failed(&error);
-                self.remember(&value, cost, lead, self.shard.breaker.outage());
+                self.shard.breaker.failed(&error, counters);
+                self.remember(&made, cost, lead, self.shard.breaker.outage());
                 // The commit may have been refused, for an invalidation that late joiners know of.
-                let _ = self.for_late.set(Outcome::Value(Loaded::degraded(value.clone())));
-                (Outcome::Value(led(value)), granted)
+                let _ = self.for_late.set(Outcome::Value(Loaded::degraded(made.value.clone())));
+                (Outcome::Value(led(made.value)), granted)
             }
         }
     }
@@ -124,14 +125,14 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     async fn write(
         &self,
         guard: &LeaseGuard,
-        value: &V,
+        made: &Made<V>,
         cost: Duration,
         lead: &Lead<V>,
     ) -> Written {
         let keeping = lead.keeping();
         let known = lead.known().filter(|_| keeping.is_unchanged && !keeping.do_not_store);
         if let Some(known) = known {
-            let entry = self.terms(value, cost, &keeping);
+            let entry = self.terms(&made.value, cost, &keeping);
             let answer = self.try_commit(guard, &Commit::Unchanged(&entry, known.fence)).await;
             if !matches!(answer, Ok(Committed::Gone)) {
                 if matches!(answer, Ok(Committed::Stored)) {
@@ -141,7 +142,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             }
             debug!("the entry is gone, and its value is written again");
         }
-        let (entry, ttl) = self.entry(value, cost, &keeping);
+        let (entry, ttl) = self.entry(made, cost, &keeping);
         let answer = self.try_commit(guard, &Commit::Whole(&entry, ttl)).await;
         Written { entry, ttl, answer }
     }
@@ -180,8 +181,9 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             };
             async move {
                 let answer = answered_by(backend, limit, committed).await;
-                if answer.is_ok() {
-                    breaker.answered(RequestKind::Write);
+                if let Ok(committed) = &answer {
+                    let is_made = matches!(committed, Committed::Stored | Committed::Pushed);
+                    breaker.answered(RequestKind::changed(is_made), &core.counters);
                 }
                 core.counted(answer)
             }

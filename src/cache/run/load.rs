@@ -15,7 +15,7 @@ use crate::{
         freshness::Costs,
         lead::Keeping,
         loader::{self, Produced},
-        outcome::{Alone, Outcome},
+        outcome::{Alone, Made, Outcome},
     },
     error::{Chain, Error},
     flight::Epoch,
@@ -43,8 +43,8 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
         guard.closing();
         // In boxes, which do not stay during the load.
         match produced {
-            Ok(Produced::Value(value)) => {
-                Box::pin(self.commit(guard, value, cost, &lead, granted)).await
+            Ok(Produced::Value(made)) => {
+                Box::pin(self.commit(guard, made, cost, &lead, granted)).await
             }
             Ok(Produced::Uncacheable | Produced::Failing(_)) => {
                 let ttl = self.core.settings.uncacheable_ttl;
@@ -79,9 +79,9 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
             self.core.counters.rare.add();
         }
         match self.produce(work, &lead, None, epoch).await {
-            Ok(Produced::Value(value)) => {
-                self.remember(&value, begun.elapsed(), &lead, outage);
-                (Outcome::Value(Loaded { value, source, record: None }), epoch)
+            Ok(Produced::Value(made)) => {
+                self.remember(&made, begun.elapsed(), &lead, outage);
+                (Outcome::Value(Loaded { value: made.value, source, record: None }), epoch)
             }
             Ok(Produced::Reserved) => reserved(),
             Ok(Produced::Uncacheable | Produced::Failing(_)) => uncacheable(),
@@ -150,13 +150,13 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     /// Returns the entry of a value, and how long it is kept. `None` stores nothing.
     pub(super) fn entry(
         &self,
-        value: &V,
+        made: &Made<V>,
         cost: Duration,
         keeping: &Keeping,
     ) -> (Entry, Option<Duration>) {
         let core = &self.core;
-        let (entry, windows) = match core.encode(value, cost) {
-            Ok(entry) => (self.with_costs(entry, cost), self.windows(value, keeping)),
+        let (entry, windows) = match core.entry(made, cost) {
+            Ok(entry) => (self.with_costs(entry, cost), self.windows(&made.value, keeping)),
             Err(error) => {
                 let words = "a value is returned and not stored";
                 match core.unstorable.first() {

@@ -1,6 +1,6 @@
 //! The look of a leader into the backend, and what it decides.
 
-use std::{pin::pin, time::Duration};
+use std::pin::pin;
 
 use tokio::sync::SemaphorePermit;
 
@@ -57,7 +57,7 @@ impl<V: Clone + Send + Sync + 'static> Run<V> {
     pub(super) async fn look_for_old(&self, fence: u64) -> Step<V> {
         let turn = self.shard.turn().await;
         let epoch = self.leader.begin_epoch();
-        let rules = Rules { early: EarlyRefresh::Within(Duration::MAX), ..self.options().rules };
+        let rules = Rules { replaces: true, ..self.options().rules };
         let old = match self.stored(&rules).await {
             Decision::Refresh(_, _, known) | Decision::Old(known) => Some(known),
             _ => None,
@@ -153,13 +153,13 @@ pub(in crate::cache) async fn stored<V: Clone + Send + Sync + 'static>(
         return Decision::Unanswered(silence());
     }
     let answer = match rules.early {
-        EarlyRefresh::Off => core.ask(key, core.store.get(name)).await,
+        EarlyRefresh::Off if !rules.replaces => core.ask(key, core.store.get(name)).await,
         _ => core.ask(key, core.store.get_aged(name)).await,
     };
     let decision = core.decide(name, rules, answer);
     match &decision {
-        Decision::Unanswered(error) => breaker.failed(error),
-        _ if breaker.is_troubled() => breaker.answered(RequestKind::Read),
+        Decision::Unanswered(error) => breaker.failed(error, &core.counters),
+        _ if breaker.is_troubled() => breaker.answered(RequestKind::Read, &core.counters),
         _ => {}
     }
     decision

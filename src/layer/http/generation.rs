@@ -74,7 +74,7 @@ impl Http {
             lead.stale_while_revalidate(kept);
             lead.stale_if_error(kept);
             let marker = marker(&lead, without_lease);
-            Ok(marker.map_or(Produced::Uncacheable, Produced::Value))
+            Ok(marker.map_or(Produced::Uncacheable, |marker| Produced::Value(marker.into())))
         });
         let (found, source) = match flown.await {
             Ok(Flown::Loaded(loaded)) => (Selector::of(loaded.value()), loaded.source()),

@@ -45,7 +45,7 @@ where
     ResBody::Error: Into<BoxError>,
 {
     if let Some(marker) = http.renewed_marker(&lead) {
-        return Ok(Produced::Value(marker));
+        return Ok(Produced::Value(marker.into()));
     }
     let Some(mut request) = exchange.request() else {
         return Err(Error::new(ErrorKind::Cancelled, "the request has run already"));

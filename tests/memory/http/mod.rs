@@ -23,6 +23,7 @@ mod readiness;
 mod routers;
 mod rules;
 mod scenarios;
+mod settings;
 mod slow_bodies;
 mod stale;
 mod status;

@@ -1,6 +1,6 @@
 use std::{error::Error as StdError, fmt, sync::Arc};
 
-use crate::error::BoxError;
+use crate::error::{BoxError, Chain};
 
 /// The error of a response body. All readers of a shared body get the same one.
 ///
@@ -13,7 +13,7 @@ use crate::error::BoxError;
 ///     error.kind() == BodyErrorKind::Service
 /// }
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct BodyError {
     kind: BodyErrorKind,
     source: Option<Arc<dyn StdError + Send + Sync>>,
@@ -50,6 +50,12 @@ impl BodyError {
     /// Returns why the body broke off.
     pub fn kind(&self) -> BodyErrorKind {
         self.kind
+    }
+}
+
+impl fmt::Debug for BodyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", Chain(self))
     }
 }
 

@@ -146,7 +146,7 @@ impl Http {
                     Some(stale) if stale.value().differs_by_dates(&response) => stale.unchanged(),
                     _ => response,
                 };
-                Produced::Value(response)
+                Produced::Value(response.into())
             }
             Belongs::With(selector) => {
                 let stored =
@@ -189,7 +189,7 @@ impl Http {
             log(freshness.kept(cache.request(variant)).insert(response).await);
         }
         keep_marker(lead, MARKER_LIFE.max(freshness.total()));
-        Produced::Value(marker)
+        Produced::Value(marker.into())
     }
 
     /// Renews a marker that is refreshed early, without a call of the service.

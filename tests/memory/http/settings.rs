@@ -1,0 +1,61 @@
+//! Any time in any setting of the HTTP layer works.
+
+use std::time::Duration;
+
+use bellwether::{
+    BellwetherLayer, MemoryBackend,
+    layer::{Http, Policy},
+};
+use http::StatusCode;
+use proptest::prelude::*;
+use tokio::runtime::Builder;
+use tower::Layer;
+
+use super::origin::{ask, cache, get, with_headers};
+use crate::all_settings::{Set, picks};
+
+fn policy(set: fn(Policy, Duration) -> Policy, time: Duration) -> Policy {
+    set(Policy::rfc9111(), time)
+}
+
+const SETTINGS: [Set<BellwetherLayer<Http>>; 11] = [
+    |it, time| it.default_lifetime(time),
+    |it, time| it.stale_while_revalidate(time),
+    |it, time| it.stale_if_error(time),
+    |it, time| it.keep_for_validation(time),
+    |it, time| it.max_stale(time),
+    |it, time| it.min_uses(2, time),
+    |it, time| it.body_idle_limit(time),
+    |it, time| it.body_limit(time),
+    |it, time| it.wait_limit(time),
+    |it, time| it.policy(policy(|it, time| it.heuristic_limit(time), time)),
+    |it, time| it.policy(policy(|it, time| it.status_lifetime(StatusCode::OK, time), time)),
+];
+
+proptest! {
+    #[test]
+    fn any_time_in_any_setting_of_the_layer_works(
+        picks in picks(SETTINGS.len()),
+        seconds in prop::sample::select(vec!["0", "1", "4294967296", "18446744073709551616"]),
+    ) {
+        let runtime = Builder::new_current_thread().enable_time().start_paused(true).build();
+        runtime.unwrap().block_on(async {
+            let directives: &'static str = match seconds {
+                "0" => "max-age=0, stale-while-revalidate=0, stale-if-error=0",
+                "1" => "max-age=1, stale-while-revalidate=1, stale-if-error=1",
+                "4294967296" => "max-age=4294967296, stale-if-error=4294967296",
+                _ => "max-age=18446744073709551616, stale-while-revalidate=18446744073709551616",
+            };
+            let modified = ("last-modified", "Thu, 01 Jan 1970 00:00:00 GMT");
+            let (inner, _) = with_headers(&[("cache-control", directives), modified]);
+            let layer = BellwetherLayer::http(cache(&MemoryBackend::new()));
+            let layer = picks.iter().fold(layer, |it, (at, time)| SETTINGS[*at](it, *time));
+            let service = layer.layer(inner);
+            for _ in 0..4 {
+                let answer = ask(&service, get("/")).await;
+                assert_eq!(answer.status, StatusCode::OK);
+                tokio::time::sleep(Duration::from_millis(700)).await;
+            }
+        });
+    }
+}

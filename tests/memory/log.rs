@@ -1,0 +1,173 @@
+//! The words of the log, and of errors on a terminal.
+
+use std::{
+    fmt,
+    sync::{Arc, Mutex},
+};
+
+use bellwether::{
+    BoxError, Cache, Error, MemoryBackend,
+    error::{BackendError, BackendErrorKind},
+};
+use testkit::faulty::{Fault, Faulty};
+use tokio::time::{Duration, sleep};
+use tracing::{
+    Event, Metadata, Subscriber,
+    field::{Field, Visit},
+    span,
+};
+
+const MS: Duration = Duration::from_millis(1);
+
+/// The lines of one thread.
+#[derive(Clone, Default)]
+struct Lines(Arc<Mutex<Vec<String>>>);
+
+impl Lines {
+    /// Returns the lines with these words.
+    fn with(&self, words: &str) -> Vec<String> {
+        let lines = self.0.lock().unwrap();
+        lines.iter().filter(|line| line.contains(words)).cloned().collect()
+    }
+}
+
+struct Line(String);
+
+impl Visit for Line {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        self.0.push_str(&format!(" {}={value:?}", field.name()));
+    }
+}
+
+impl Subscriber for Lines {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.target().starts_with("bellwether")
+    }
+
+    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
+        span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+
+    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+
+    fn event(&self, event: &Event<'_>) {
+        let mut line = Line(event.metadata().level().to_string());
+        event.record(&mut line);
+        self.0.lock().unwrap().push(line.0);
+    }
+
+    fn enter(&self, _: &span::Id) {}
+
+    fn exit(&self, _: &span::Id) {}
+}
+
+/// Begins to collect the lines of this thread.
+fn collect() -> (Lines, tracing::subscriber::DefaultGuard) {
+    let lines = Lines::default();
+    (lines.clone(), tracing::subscriber::set_default(lines))
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_log_has_the_error_of_the_codec() {
+    let (lines, _collecting) = collect();
+    let backend = MemoryBackend::new();
+    let words: Cache<String> = Cache::builder(backend.clone()).build().unwrap();
+    let numbers: Cache<f64> = Cache::builder(backend.clone()).build().unwrap();
+    words.insert("k", &"seven".to_owned()).await.unwrap();
+    assert_eq!(numbers.get("k").await.unwrap(), None);
+    let logged = lines.with("an entry cannot be decoded");
+    assert!(logged.len() == 1 && logged[0].contains("invalid type: string"), "{logged:?}");
+    let newer: Cache<String> = Cache::builder(backend).schema(0).codec(Text).build().unwrap();
+    assert_eq!(newer.get("k").await.unwrap(), None);
+    let logged = lines.with("another schema or codec");
+    assert_eq!(logged.len(), 1, "{logged:?}");
+    numbers.get_or_load("n", |_| async { Ok::<_, BoxError>(f64::NAN) }).await.unwrap();
+    let logged = lines.with("returned and not stored");
+    assert!(logged.len() == 1 && logged[0].contains("invalid type: null"), "{logged:?}");
+}
+
+struct Text;
+
+impl bellwether::cache::Codec<String> for Text {
+    fn tag(&self) -> u16 {
+        256
+    }
+
+    fn encode(&self, value: &String) -> Result<bytes::Bytes, BoxError> {
+        Ok(value.clone().into())
+    }
+
+    fn decode(&self, bytes: bytes::Bytes) -> Result<String, BoxError> {
+        Ok(String::from_utf8(bytes.into())?)
+    }
+}
+
+/// Each load ends with one line, also one without a lease, and one that fails.
+#[tokio::test(start_paused = true)]
+async fn the_end_of_a_load_is_logged_with_its_time_and_outcome() {
+    let (lines, _collecting) = collect();
+    let cache: Cache<u32> =
+        Cache::builder(MemoryBackend::new()).load_limit(MS * 30).build().unwrap();
+    let load = async |key: &'static str, time: Duration, is_good: bool| {
+        let load = cache.get_or_load(key, move |_| async move {
+            sleep(time).await;
+            assert!(key != "panics", "a broken loader");
+            if is_good { Ok(7) } else { Err(BoxError::from("no such article")) }
+        });
+        let _ = load.await;
+    };
+    load("good", 20 * MS, true).await;
+    load("bad", 10 * MS, false).await;
+    load("panics", 5 * MS, true).await;
+    load("slow", 50 * MS, true).await;
+    cache.shutdown(MS).await;
+    load("alone", 15 * MS, true).await;
+    let logged = lines.with("a load has ended");
+    let expected = [
+        ["took=20ms", "a value"],
+        ["took=10ms", "the load failed: no such article"],
+        ["took=5ms", "the load panicked: a broken loader"],
+        ["took=30ms", "longer than its `load_limit`"],
+        ["took=15ms", "a value"],
+    ];
+    assert_eq!(logged.len(), expected.len(), "{logged:?}");
+    for (line, words) in logged.iter().zip(expected) {
+        assert!(line.starts_with("DEBUG") && words.iter().all(|it| line.contains(it)), "{line}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_end_of_an_outage_is_logged_with_its_time_and_its_requests() {
+    let (lines, _collecting) = collect();
+    let faulty = Faulty::over(MemoryBackend::new(), |_| None);
+    let cache: Cache<u32> = Cache::builder(faulty.clone()).build().unwrap();
+    let load = async || cache.get_or_load("k", |_| async { Ok::<_, BoxError>(7) }).await.unwrap();
+    faulty.plan(|_| Some(Fault::Refuse));
+    for _ in 0..5 {
+        load().await;
+        sleep(Duration::from_secs(1)).await;
+    }
+    faulty.plan(|_| None);
+    load().await;
+    let logged = lines.with("the backend works again");
+    assert_eq!(logged.len(), 1, "{logged:?}");
+    assert!(logged[0].contains("away=") && logged[0].contains("degraded=5"), "{logged:?}");
+    assert_eq!(lines.with("degraded: one load").len(), 1);
+}
+
+/// `fn main() -> Result<(), bellwether::Error>` prints the error by `Debug`.
+#[test]
+fn an_error_reads_as_its_chain_where_main_returns_it() {
+    let broken = std::io::Error::from(std::io::ErrorKind::BrokenPipe);
+    let error = BackendError::new(BackendErrorKind::Unknown, broken);
+    let whole = "the call to the backend failed: the backend gave no usable answer, so the \
+                 operation may have happened: broken pipe";
+    assert_eq!(format!("{:?}", Error::from(error.clone())), whole);
+    assert_eq!(format!("{:#?}", Error::from(error.clone())), whole);
+    assert!(whole.ends_with(&format!("{error:?}")), "{error:?}");
+    for kind in ["Unavailable", "Refused", "Foreign", "Unreplicated"] {
+        assert!(!format!("{error:?}").contains(kind));
+    }
+}

@@ -1,0 +1,63 @@
+//! Any setting with any time works over a server, or is refused with a clear error.
+
+use bellwether::{BoxError, Cache, ErrorKind, backend::Replicas};
+use proptest::{prelude::*, strategy::ValueTree, test_runner::TestRunner};
+use testkit::RedisServer;
+
+use crate::all_settings::{OF_LOCKS, any_picks, next_key, picks, time, use_cache, use_locks};
+
+const CASES: usize = 40;
+
+/// Returns so many values of a strategy.
+fn some<T: std::fmt::Debug>(strategy: impl Strategy<Value = T>) -> Vec<T> {
+    let mut runner = TestRunner::default();
+    let mut one = || strategy.new_tree(&mut runner).unwrap().current();
+    (0..CASES).map(|_| one()).collect()
+}
+
+#[tokio::test]
+async fn any_time_in_any_setting_of_a_cache_works_or_is_refused() {
+    let server = RedisServer::start().await;
+    let backend = testkit::open(server.url());
+    for picks in some(any_picks()) {
+        let words = format!("{picks:?}");
+        use_cache(&backend, &next_key(), picks).await.expect(&words);
+    }
+}
+
+/// A lock that is asked for twice waits, so these are few.
+#[tokio::test]
+async fn any_time_in_any_setting_of_a_lock_works_or_is_refused() {
+    let server = RedisServer::start().await;
+    let backend = testkit::open(server.url());
+    for picks in some(picks(OF_LOCKS)).into_iter().take(CASES / 8) {
+        let words = format!("{picks:?}");
+        use_locks(&backend, &next_key(), picks).await.expect(&words);
+    }
+}
+
+#[tokio::test]
+async fn any_time_out_of_a_backend_works_or_is_refused() {
+    let server = RedisServer::start().await;
+    for (given, [command, connect, within]) in some((0..8_u32, [time(), time(), time()])) {
+        let mut builder = testkit::builder().server(server.url());
+        if given & 1 != 0 {
+            builder = builder.command_timeout(command);
+        }
+        if given & 2 != 0 {
+            builder = builder.connect_timeout(connect);
+        }
+        if given & 4 != 0 {
+            builder = builder.replicas(Replicas::confirming(1).within(within));
+        }
+        let words = format!("{given} {command:?} {connect:?} {within:?}");
+        match builder.build() {
+            Ok(backend) => {
+                let cache = Cache::<u32>::builder(backend).namespace("timeouts").build().unwrap();
+                let load = cache.get_or_load("k", |_| async { Ok::<_, BoxError>(7) });
+                assert_eq!(load.await.expect(&words), 7);
+            }
+            Err(error) => assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{words}: {error}"),
+        }
+    }
+}
