@@ -93,8 +93,8 @@ impl BellwetherLayer<Http> {
     /// - It has no `no-store`, `no-cache`, `private`, `max-age=0` or `s-maxage=0`, and no `Pragma`
     ///   with `no-cache`.
     /// - Its age is below its lifetime. Its `Age` and its `Date` tell it.
-    /// - If `Expires` is its only lifetime, it has a `Date` too. Otherwise the clocks would have to
-    ///   agree.
+    /// - If `Expires` is its only lifetime, it has a valid `Date` too. Otherwise the clocks would
+    ///   have to agree.
     /// - It is no `text/event-stream` and no `multipart/x-mixed-replace`.
     ///
     /// A header that cannot be parsed forbids sharing. Headers of the connection and extensions are
@@ -164,7 +164,12 @@ impl BellwetherLayer<Http> {
     ///
     /// The age of a response at its arrival is its `Age` and the time that the service took, or the
     /// time since its `Date` if that is longer (RFC 9111, section 4.2.3). Without an `Age`, the
-    /// service made it itself, and the time that it took does not count.
+    /// service made it itself, and the time that it took does not count. Of a list in `Age` the
+    /// first member counts, and an `Age` that is no number is ignored (section 5.1).
+    ///
+    /// A `Date` that is no date, or that is there twice, counts as none. The age is then that of
+    /// the `Age`. The careful policy does not share a response whose only lifetime is an `Expires`,
+    /// and [`Policy::rfc9111`](super::Policy::rfc9111) takes the time of receipt for its `Date`.
     ///
     /// `CDN-Cache-Control` (RFC 9213), or else `Surrogate-Control`, takes the place of
     /// `Cache-Control` and `Expires`. So the inner service may permit sharing here that it forbids
