@@ -234,6 +234,15 @@ impl BellwetherLayer<Http> {
     /// [`ignore_query`](Self::ignore_query) and [`hash_query`](Self::hash_query) say what of a
     /// query counts, and what of it shows.
     ///
+    /// Equivalent URIs have one key (RFC 9110, section 4.2.3), in requests, in `Location` and in
+    /// `PURGE`: the case of the host, a default port, and the percent-encoding of letters, digits,
+    /// `-`, `.`, `_` and `~` do not matter, nor does the case of any percent-encoding. A host
+    /// without a scheme has both default ports. The inner service receives the URI as it came, and
+    /// may take some spellings for another resource. So a request with an encoding that is not
+    /// needed only reads what is stored. If that is nothing, it passes. So does one with a segment
+    /// `.` or `..`, which stays in the key. A write to such a path also ends the responses of the
+    /// path without it.
+    ///
     /// With the feature `axum`, the path is the one before [nesting](axum::Router::nest) removed a
     /// prefix. The feature works for routers of axum 0.8. Under nested routers of any other version
     /// or framework, add the original path with [`vary_by`](Self::vary_by). Otherwise `/a/items`

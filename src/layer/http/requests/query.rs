@@ -4,6 +4,7 @@ use std::{borrow::Cow, fmt::Write};
 
 use sha2::{Digest, Sha256};
 
+use super::normal;
 use crate::layer::http::{BellwetherLayer, Http};
 
 /// A longer query is hashed, so that names in the backend and in traces stay short.
@@ -20,21 +21,20 @@ pub(crate) struct QueryRules {
 }
 
 impl QueryRules {
-    /// Returns a path with its query as it is in the key.
+    /// Returns a path with its query as it is in the key: in normal form.
     ///
     /// A hash follows a `#`, which no query has. So it is never the query of another request.
     pub(crate) fn apply<'a>(&self, path_and_query: &'a str) -> Cow<'a, str> {
-        let Some((path, query)) = path_and_query.split_once('?') else {
-            return path_and_query.into();
-        };
-        let query = self.normal(query);
+        let normal = normal::text(path_and_query);
+        let Some((path, query)) = normal.split_once('?') else { return normal };
+        let query = self.counting(query);
         match query.is_empty() && self.changes() {
-            true => path.into(),
+            true => path.to_owned().into(),
             false if self.hashes || query.len() > LONGEST => {
                 format!("{path}?#{}", sha256(&query)).into()
             }
             false if self.changes() => format!("{path}?{query}").into(),
-            false => path_and_query.into(),
+            false => normal,
         }
     }
 
@@ -43,7 +43,7 @@ impl QueryRules {
     }
 
     /// Returns a query without the ignored parameters, in order if that is set.
-    fn normal<'a>(&self, query: &'a str) -> Cow<'a, str> {
+    fn counting<'a>(&self, query: &'a str) -> Cow<'a, str> {
         if !self.changes() {
             return query.into();
         }
@@ -108,8 +108,8 @@ impl BellwetherLayer<Http> {
     /// Declares parameters of the query harmless: no response depends on them. A name may end with
     /// `*`.
     ///
-    /// They are no part of the key. The inner service still receives them. Names are compared as
-    /// they are in the query, with their case and without decoding.
+    /// They are no part of the key. The inner service still receives them. Names are compared with
+    /// their case.
     pub fn ignore_query<N: AsRef<str>>(mut self, names: impl IntoIterator<Item = N>) -> Self {
         let names = names.into_iter().map(|name| name.as_ref().to_owned());
         self.settings().query.ignored.extend(names);
