@@ -235,12 +235,13 @@ async fn queries_share_by_what_counts_of_them() {
         ("/a?x=1&y=2&utm_id=3", "x=1&y=2&utm_id=3"),
         ("/a?y=2&x=1", "x=1&y=2&utm_id=3"),
         ("/a?y=1&x=2", "y=1&x=2"),
+        ("/a?utm_id=3;x=1", "utm_id=3;x=1"),
         ("/a?utm_id=3", "utm_id=3"),
         ("/a", "utm_id=3"),
     ] {
         assert_eq!(ask(&service, super::origin::get(uri)).await.text(), expected, "{uri}");
     }
-    assert_eq!(calls.count(), 3);
+    assert_eq!(calls.count(), 4);
     let shown = layer().hash_query();
     let shown = key(&shown, "/a?token=secret", &[]).unwrap();
     assert!(!shown.to_string().contains("secret"), "{shown}");

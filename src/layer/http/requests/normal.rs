@@ -24,15 +24,29 @@ fn decoded(text: &str) -> Option<String> {
     let mut parts = text.split('%');
     let mut normal = parts.next()?.to_owned();
     for part in parts {
-        let (digits, rest) = part.split_at_checked(2)?;
-        let is_hex = digits.bytes().all(|digit| digit.is_ascii_hexdigit());
-        match u8::from_str_radix(digits, 16).ok().filter(|_| is_hex)? {
+        match encoded(part.as_bytes())? {
             byte if is_unreserved(byte) => normal.push(byte.into()),
             byte => write!(normal, "%{byte:02X}").ok()?,
         }
-        normal.push_str(rest);
+        normal.push_str(part.get(2..)?);
     }
     Some(normal)
+}
+
+/// Returns the byte that the digits behind a percent sign encode.
+fn encoded(text: &[u8]) -> Option<u8> {
+    let digits = text.get(..2).filter(|digits| digits.iter().all(u8::is_ascii_hexdigit))?;
+    u8::from_str_radix(str::from_utf8(digits).ok()?, 16).ok()
+}
+
+/// Returns whether some service may read another parameter or another cookie in a part of one. It
+/// has a separator then, as it is or percent-encoded.
+pub(crate) fn may_hold_another(text: &[u8]) -> bool {
+    let separates = |byte: u8| byte <= b' ' || b"&;,?#%\"\\\x7f".contains(&byte);
+    let mut parts = text.split(|byte| *byte == b'%');
+    parts.next().is_some_and(|part| part.iter().copied().any(separates))
+        || parts
+            .any(|part| encoded(part).is_none_or(separates) || part.iter().copied().any(separates))
 }
 
 /// RFC 3986, section 2.3.
@@ -122,6 +136,24 @@ mod tests {
             ("/a/%2E%2e/b", true),
         ] {
             assert_eq!(is_respelled(&PathAndQuery::from_static(path)), expected, "{path}");
+        }
+    }
+
+    #[test]
+    fn a_separator_may_begin_another_parameter_or_cookie() {
+        for text in ["", "a", "a.b-c_d~e:f/g@h!i*j+k=l", "caf%C3%A9", "caf\u{e9}", "a%2Fb%7Cc"] {
+            assert!(!may_hold_another(text.as_bytes()), "{text}");
+        }
+        for separator in ["&", ";", ",", "?", "#", " ", "\t", "\r\n", "\0", "\"", "\\", "%"] {
+            let encoded: String = separator.bytes().map(|byte| format!("%{byte:02x}")).collect();
+            for separator in [separator, &encoded, &encoded.to_uppercase()] {
+                for text in [format!("a{separator}b=c"), format!("%41{separator}")] {
+                    assert!(may_hold_another(text.as_bytes()), "{text}");
+                }
+            }
+        }
+        for text in ["a%", "a%4", "a%zz", "a%253Bb", "%"] {
+            assert!(may_hold_another(text.as_bytes()), "{text}");
         }
     }
 
