@@ -61,16 +61,23 @@ impl BellwetherLayer<Http> {
     ///   the [conditions](#conditions-and-ranges) of HTTP.
     /// - Its `Connection` names nothing but `close`, `keep-alive` and `TE`. A proxy in the service
     ///   removes any other field that is named, such as the `Host`.
-    /// - It has no header that changes its method or its path: `X-HTTP-Method`, `X-Original-URL`,
-    ///   `X-Rewrite-URL`, and any name with `method-override`.
-    /// - It has no header that looks like a credential, unless that is
-    ///   [in the key](Self::vary_by_header) or [ignored](Self::ignore_headers). The name of such a
-    ///   header contains `account`, `assertion`, `auth`, `bearer`, `behalf`, `cert`, `consumer`,
-    ///   `cookie`, `credential`, `csrf`, `customer`, `dpop`, `email`, `group`, `identity`,
-    ///   `impersonat`, `jwt`, `key`, `login`, `oidc`, `orgid`, `org-id`, `organi`, `passw`,
-    ///   `principal`, `role`, `saml`, `scope`, `secret`, `session`, `sign`, `ssl-client`,
-    ///   `subject`, `tenant`, `token`, `user` or `xsrf`. `Sec-Fetch-User` and names with
-    ///   `user-agent` do not count.
+    /// - It has no header that changes its method or its path. The name of such a header contains
+    ///   `method`, `override` or `rewrite`, or `url`, `uri`, `path` or `query` behind a word such
+    ///   as `original`, `forwarded`, `request` or `raw`: `X-HTTP-Method`, `X-Original-URL`,
+    ///   `X-Forwarded-Uri`, `X-Envoy-Original-Path`. If a proxy sets one on each request, let an
+    ///   outer layer remove it.
+    /// - It has no header that looks like a credential, unless that is [in the
+    ///   key](Self::vary_by_header) or [ignored](Self::ignore_headers). The name of such a header
+    ///   contains `account`, `assertion`, `auth`, `bearer`, `behalf`, `cert`, `consumer`, `cookie`,
+    ///   `credential`, `csrf`, `customer`, `dpop`, `email`, `group`, `identity`, `impersonat`,
+    ///   `jwt`, `key`, `login`, `oidc`, `orgid`, `org-id`, `organi`, `passw`, `principal`, `role`,
+    ///   `saml`, `scope`, `secret`, `sess`, `sign`, `ssl-client`, `subject`, `tenant`, `token`,
+    ///   `user` or `xsrf`. Or one of its words, which `-` and `_` separate, names a tenant
+    ///   (`workspace`, `project`, `team`, `merchant`, `store`, `realm`, `org`, `shop`, ...), a
+    ///   person (`uid`, `member`, `employee`, `patient`, `dn`, `msisdn`, ...), a right
+    ///   (`permission`, `claim`, `acl`, ...) or a proof (`ticket`, `hmac`, `otp`, `pin`, ...), also
+    ///   with an end such as `s` or `id`. `Sec-Fetch-User` and names with `user-agent` do not
+    ///   count.
     /// - It has no cookie, unless that is [ignored](Self::ignore_cookies).
     /// - Its `Cache-Control` has neither `no-cache` nor `no-store`, and its `Pragma` has no
     ///   `no-cache`. [`coalesce_only`](Self::coalesce_only) and
@@ -199,8 +206,12 @@ impl BellwetherLayer<Http> {
     ///
     /// A refresh sends a request that takes part. So it has no credentials that are not in the key.
     /// It goes to a fresh clone of the inner service, in a task of its own. If its answer cannot be
-    /// shared, this process tries again after a second at the earliest. The stale response ends if
-    /// that answer is a `404` or a `410`, or a `304` with fields that forbid sharing.
+    /// shared, this process tries again after a second at the earliest.
+    ///
+    /// The stale response ends with the answer to a refresh or a load, whether that can be shared
+    /// or not (RFC 9111, section 4.3.3): a login page, a redirect, a `403`, a `404`, a `200` that
+    /// is private, or a `304` with fields that forbid sharing. Only a `5xx`, a body that breaks off
+    /// and an error of the service leave it.
     ///
     /// A refresh or a load that has a stale response sends its `ETag` and its `Last-Modified`. A
     /// `304` renews that response, with the headers of the `304`. A response with a validator that
