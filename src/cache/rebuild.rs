@@ -84,8 +84,9 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         Fut: Future<Output = Result<V, E>> + Send + 'static,
         E: Into<BoxError> + 'static,
     {
+        let core = self.core.clone();
         let flown = self.rebuild(move |lead| loader::shared(loader(lead)));
-        flown.map(|flown| flown?.shared())
+        flown.map(move |flown| flown?.shared(&core))
     }
 
     async fn rebuild<F, Fut>(self, work: F) -> Result<Flown<V>, Error>

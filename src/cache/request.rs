@@ -128,7 +128,8 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         E: Into<BoxError> + 'static,
     {
         // Not an async function, whose future would hold a copy of what it passes on.
-        self.fly(move |lead| loader::shared(loader(lead))).map(|flown| flown?.shared())
+        let core = self.core.clone();
+        self.fly(move |lead| loader::shared(loader(lead))).map(move |flown| flown?.shared(&core))
     }
 
     /// As [`load`](Self::load), for work that may make an answer for its caller alone.

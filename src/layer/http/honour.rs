@@ -51,7 +51,6 @@ where
     let is_stored = stored.is_some();
     asked.forward = stored.as_ref().map(Forward::past);
     if let Some(stored) = stored.filter(|stored| wanted.accepts(stored)) {
-        http.0.cache.counters().hits.add();
         return Ok(http.replay(&place, &asked, stored).map(ResponseBody::whole));
     }
     if wanted.only_if_cached {
