@@ -111,6 +111,9 @@ async fn the_lifetime_of_an_answer_is_that_of_its_policy() {
         (&[("cache-control", "max-age=60, max-age=0")], [false, false]),
         (&[("cache-control", "max-age=60x")], [false, false]),
         (&[("cache-control", "max-age=60, x y")], [false, true]),
+        (&[("cache-control", "max-age=60, 'private'")], [false, false]),
+        (&[("cache-control", "max-age=60, \"no-store\"")], [false, false]),
+        (&[("cache-control", "max-age=60"), ("cdn-cache-control", "'private'")], [false, false]),
         (&[("cache-control", "max-age=60, x=\"")], [false, false]),
         (&[("cache-control", "max-age=60"), ("pragma", "no-cache")], [false, true]),
     ])

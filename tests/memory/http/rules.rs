@@ -123,6 +123,7 @@ async fn answers_that_belong_to_their_callers_are_not_shared() {
         &[("cache-control", "max-age=\"1")],
         &[("cache-control", "b\u{e4}d")],
         &[("cache-control", "max-age=60;private")],
+        &[("cache-control", "max-age=60, 'private'")],
         &[("cache-control", "max-age=60; no-store")],
         &[("cache-control", "public max-age=60 no-cache")],
         &[("cache-control", "max-age=60"), ("age", "60")],
