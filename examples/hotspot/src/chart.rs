@@ -124,11 +124,11 @@ fn texts(svg: &mut Svg, top: f64, figures: &Figures) {
     );
     let style = Style { size: 17, anchor: "end", ..Style::default() };
     svg.text((EDGE, top + 22.0), style, loads);
-    let errors = match figures.errors {
-        0 => String::new(),
-        _ => format!("; failing {} of the time", failing(figures)),
+    let waited = share(figures, figures.waited);
+    let waited = match figures.errors {
+        0 => format!("requests that wait: {waited}"),
+        _ => format!("wait: {waited}; failing: {} of the time", failing(figures)),
     };
-    let waited = format!("requests that wait: {}{errors}", share(figures, figures.waited));
     svg.text((EDGE, top + 42.0), style, waited);
 }
 
