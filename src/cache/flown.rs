@@ -10,10 +10,12 @@ use super::{
 use crate::{
     error::{Error, ErrorKind},
     flight::{Edge, Follower, Waited},
+    observe::Counters,
 };
 
 /// How a request ended that may end without a value.
 pub(crate) enum Flown<V> {
+    /// With a value. Its caller counts once it is [served](Counters::served).
     Loaded(Loaded<V>),
     /// With the head of a value, for a request that [takes it](super::Sharing::takes_heads).
     #[cfg_attr(not(feature = "http"), allow(dead_code))]
@@ -24,10 +26,13 @@ pub(crate) enum Flown<V> {
 }
 
 impl<V> Flown<V> {
-    /// Returns the value. A loader that a user wrote makes no other answer.
-    pub(super) fn shared(self) -> Result<Loaded<V>, Error> {
+    /// Returns the value, and counts its caller. A loader that a user wrote makes no other answer.
+    pub(super) fn shared(self, core: &Core<V>) -> Result<Loaded<V>, Error> {
         match self {
-            Self::Loaded(loaded) => Ok(loaded),
+            Self::Loaded(loaded) => {
+                core.counters.served(loaded.source);
+                Ok(loaded)
+            }
             Self::Head(_) | Self::Alone(_) => {
                 Err(Error::new(ErrorKind::Cancelled, "the value was not shared"))
             }
@@ -56,7 +61,7 @@ impl<V: Clone + Send + Sync + 'static> Offer<V> {
 
     /// Counts a caller that is served the value.
     pub(crate) fn take(self) {
-        count(&self.core, self.source);
+        self.core.counters.served(self.source);
     }
 
     /// Waits for the outcome of the load. Returns `None` if the caller has to ask again.
@@ -86,7 +91,6 @@ pub(super) fn ended<V>(
     match outcome {
         Outcome::Value(loaded) => {
             let source = loaded.source.for_caller(leads);
-            count(core, source);
             Ok(Flown::Loaded(Loaded { source, ..loaded }))
         }
         Outcome::Head(head, source) => {
@@ -99,18 +103,19 @@ pub(super) fn ended<V>(
     }
 }
 
-/// Counts a caller that was served a value of this source.
-fn count<V>(core: &Core<V>, source: Source) {
-    let counters = &core.counters;
-    let counter = match source {
-        Source::Hit => &counters.hits,
-        Source::Stale => &counters.stale,
-        Source::Led => &counters.led,
-        Source::Followed => &counters.followed,
-        Source::Received => &counters.received,
-        Source::Degraded => &counters.degraded,
-    };
-    counter.add();
+impl Counters {
+    /// Counts a caller that is served a value of this source.
+    pub(crate) fn served(&self, source: Source) {
+        let counter = match source {
+            Source::Hit => &self.hits,
+            Source::Stale => &self.stale,
+            Source::Led => &self.led,
+            Source::Followed => &self.followed,
+            Source::Received => &self.received,
+            Source::Degraded => &self.degraded,
+        };
+        counter.add();
+    }
 }
 
 /// Counts a caller that gets an error.

@@ -85,9 +85,9 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
         E: Into<BoxError> + 'static,
     {
         let core = self.core.clone();
-        let work = move |lead: Lead<V>| loader::shared(core, lead.clone(), loader(lead));
-        let flown = self.rebuild(work);
-        flown.map(|flown| flown?.shared())
+        let shared = core.clone();
+        let work = move |lead: Lead<V>| loader::shared(shared, lead.clone(), loader(lead));
+        self.rebuild(work).map(move |flown| flown?.shared(&core))
     }
 
     async fn rebuild<F, Fut>(self, work: F) -> Result<Flown<V>, Error>

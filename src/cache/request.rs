@@ -131,8 +131,9 @@ impl<V: Clone + Send + Sync + 'static> Request<V> {
     {
         // Not an async function, whose future would hold a copy of what it passes on.
         let core = self.core.clone();
-        let work = move |lead: Lead<V>| loader::shared(core, lead.clone(), loader(lead));
-        self.fly(work).map(|flown| flown?.shared())
+        let shared = core.clone();
+        let work = move |lead: Lead<V>| loader::shared(shared, lead.clone(), loader(lead));
+        self.fly(work).map(move |flown| flown?.shared(&core))
     }
 
     /// As [`load`](Self::load), for work that may make an answer for its caller alone.

@@ -380,6 +380,37 @@ async fn a_stale_answer_stands_in_for_a_failure_in_both_processes() {
     assert_ne!(read(&apps[1], get("/")).await, "1");
 }
 
+/// The other process served a page that had become private for its whole window.
+#[tokio::test]
+async fn an_answer_that_is_no_failure_ends_the_stale_answer_of_both_processes() {
+    for window in ["stale-while-revalidate", "stale-if-error"] {
+        for (status, control) in [(200, "private"), (302, ""), (401, ""), (403, ""), (451, "")] {
+            let server = RedisServer::start().await;
+            let calls: Arc<Calls> = Arc::default();
+            let answer = move |call: usize| {
+                let (status, control) = match call {
+                    1 => (200, format!("max-age=60, {window}=600")),
+                    2 => (status, control.to_owned()),
+                    _ => (503, "no-store".to_owned()),
+                };
+                let answer = Response::builder().status(status).header("cache-control", control);
+                answer.body(Body::from(call.to_string())).unwrap()
+            };
+            let as_it_says = |layer| layer;
+            let apps =
+                [(), ()].map(|()| process(&server, "shop", as_it_says, &calls, answer.clone()));
+            assert_eq!(read(&apps[0], get("/")).await, "1");
+            assert_eq!(read(&apps[1], get("/")).await, "1");
+            server.raw().await.age(Duration::from_secs(100)).await;
+            read(&apps[0], get("/")).await;
+            for app in &apps {
+                let ended = async || read(app, get("/")).await != "1";
+                assert!(comes_true(LIMIT, ended).await, "{window} {status}");
+            }
+        }
+    }
+}
+
 type Feed = mpsc::UnboundedSender<Result<&'static str, Infallible>>;
 
 /// Returns answers whose bodies come out of one feed each, in the order of the calls.

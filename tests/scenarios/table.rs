@@ -3,7 +3,7 @@ use super::{Pair, User};
 type Lines<'a> = &'a [(&'static str, &'static str)];
 
 /// Headers of one user, by which services tell users apart.
-pub(crate) const CREDENTIALS: [&str; 34] = [
+pub(crate) const CREDENTIALS: [&str; 42] = [
     "authorization",
     "proxy-authorization",
     "x-api-key",
@@ -37,6 +37,14 @@ pub(crate) const CREDENTIALS: [&str; 34] = [
     "x-forwarded-email",
     "x-customer-id",
     "x-ssl-client-s-dn",
+    "x-workspace-id",
+    "x-team",
+    "x-store-id",
+    "x-realm",
+    "x-uid",
+    "x-member-id",
+    "x-otp",
+    "x-hmac",
     "cookie",
 ];
 

@@ -13,7 +13,7 @@ use crate::{
     options::Options,
     origin,
     replica::Way,
-    report::{share, thousands},
+    report::{failing, share, thousands},
 };
 
 const WIDTH: f64 = 1000.0;
@@ -104,7 +104,7 @@ fn headline(svg: &mut Svg, options: &Options, ways: &[Figures]) {
     svg.text((533.0, 93.0), grey, "requests that wait");
     if ways.iter().any(|figures| figures.errors > 0) {
         svg.rectangle((700.0, 81.0), (13.0, 13.0), INK);
-        svg.text((719.0, 93.0), grey, "errors");
+        svg.text((719.0, 93.0), grey, "clients that get an error next");
     }
 }
 
@@ -124,11 +124,11 @@ fn texts(svg: &mut Svg, top: f64, figures: &Figures) {
     );
     let style = Style { size: 17, anchor: "end", ..Style::default() };
     svg.text((EDGE, top + 22.0), style, loads);
-    let errors = match figures.errors {
-        0 => String::new(),
-        errors => format!(", {} errors", thousands(errors)),
+    let waited = share(figures, figures.waited);
+    let waited = match figures.errors {
+        0 => format!("requests that wait: {waited}"),
+        _ => format!("wait: {waited}; failing: {} of the time", failing(figures)),
     };
-    let waited = format!("requests that wait: {}{errors}", share(figures, figures.waited));
     svg.text((EDGE, top + 42.0), style, waited);
 }
 
@@ -193,19 +193,17 @@ impl Panel {
     fn bars(&self, svg: &mut Svg, figures: &Figures) {
         let width = self.x(BAR.as_secs_f64() * 0.9) - LEFT;
         let left = |index: u32| self.x(f64::from(index) * BAR.as_secs_f64());
-        let filled = |bars: &[u32]| -> Vec<(u32, f64)> {
-            let bars = (0..).zip(bars).filter(|(_, count)| **count > 0);
-            bars.map(|(index, count)| (index, f64::from(*count))).collect()
-        };
-        for (index, loads) in filled(&figures.loads_per_100ms) {
+        let counts = |bars: &[u32]| bars.iter().copied().map(f64::from).collect::<Vec<_>>();
+        let filled = |bars: Vec<f64>| (0..).zip(bars).filter(|(_, count)| *count > 0.0);
+        for (index, loads) in filled(counts(&figures.loads_per_100ms)) {
             // One load is seen, too, however large the scale is.
             let height = (self.axis - self.y(loads)).max(3.0);
             svg.rectangle((left(index), self.axis - height), (width, height), color(figures.way));
         }
-        let series = [(&figures.waiting_per_100ms, WAITING), (&figures.errors_per_100ms, INK)];
-        for (requests, color) in series {
-            for (index, requests) in filled(requests) {
-                let height = REQUESTS * (requests / self.clients).min(1.0);
+        let waiting = counts(&figures.waiting_per_100ms);
+        for (bars, color) in [(waiting, WAITING), (figures.failing_per_100ms.clone(), INK)] {
+            for (index, clients) in filled(bars) {
+                let height = REQUESTS * (clients / self.clients).min(1.0);
                 svg.rectangle((left(index), self.axis), (width, height), color);
             }
         }

@@ -16,7 +16,7 @@ use tokio::{
 
 use crate::{
     Failure,
-    figures::{bar_of, no_bars},
+    figures::{BAR, bar_of, no_bars},
     fleet::Doors,
     http::Client,
     options::Options,
@@ -40,9 +40,14 @@ pub(crate) struct Tally {
     pub errors: u64,
     /// Answers that took half a load or longer.
     pub waited: u64,
-    /// The same in each tenth of a second that they took, and the errors at their ends.
+    /// The same in each tenth of a second that they took.
     pub waiting: Vec<u32>,
-    pub failed: Vec<u32>,
+    /// The time of all clients, and that of it at whose end an error came. A count of errors would
+    /// not do: a client that is refused at once comes back sooner, and gets more of them.
+    pub time: Duration,
+    pub failing_time: Duration,
+    /// The clients that got an error next, in each tenth of a second.
+    pub failing: Vec<f64>,
 }
 
 impl Tally {
@@ -52,12 +57,21 @@ impl Tally {
             errors: 0,
             waited: 0,
             waiting: no_bars(options),
-            failed: no_bars(options),
+            time: Duration::ZERO,
+            failing_time: Duration::ZERO,
+            failing: vec![0.0; no_bars(options).len()],
         })
     }
 
-    /// Adds the answer to a request that was sent and answered at these times since the start.
-    fn record(&mut self, options: &Options, sent: Duration, answered: Duration, is_ok: bool) {
+    /// Adds the answer to a request that was sent and answered at these times since the start. The
+    /// client had the answer before it at `last`.
+    fn record(
+        &mut self,
+        options: &Options,
+        last: Duration,
+        (sent, answered): (Duration, Duration),
+        is_ok: bool,
+    ) {
         let took = answered - sent;
         self.latency.saturating_record(u64::try_from(took.as_micros()).unwrap_or(u64::MAX));
         if took >= options.load_time / 2 {
@@ -65,9 +79,15 @@ impl Tally {
             let bars = self.waiting.iter_mut().take(bar_of(answered) + 1);
             bars.skip(bar_of(sent)).for_each(|bar| *bar += 1);
         }
+        self.time += answered - last;
         if !is_ok {
             self.errors += 1;
-            self.failed.get_mut(bar_of(answered)).into_iter().for_each(|bar| *bar += 1);
+            self.failing_time += answered - last;
+            let bars = (0..).zip(&mut self.failing).take(bar_of(answered) + 1);
+            for (index, bar) in bars.skip(bar_of(last)) {
+                let (start, end) = (BAR * index, BAR * (index + 1));
+                *bar += (answered.min(end) - last.max(start)).div_duration_f64(BAR);
+            }
         }
     }
 
@@ -75,10 +95,10 @@ impl Tally {
         self.latency.add(&other.latency)?;
         self.errors += other.errors;
         self.waited += other.waited;
-        for (bars, more) in [(&mut self.waiting, &other.waiting), (&mut self.failed, &other.failed)]
-        {
-            bars.iter_mut().zip(more).for_each(|(bar, more)| *bar += more);
-        }
+        self.time += other.time;
+        self.failing_time += other.failing_time;
+        self.waiting.iter_mut().zip(&other.waiting).for_each(|(bar, more)| *bar += more);
+        self.failing.iter_mut().zip(&other.failing).for_each(|(bar, more)| *bar += more);
         Ok(())
     }
 }
@@ -136,6 +156,7 @@ async fn ask(
     begun: Instant,
 ) -> Result<Tally, Failure> {
     let mut tally = Tally::new(&options)?;
+    let mut last = begun.elapsed();
     loop {
         sleep(PAUSE.mul_f64(2.0 * fastrand::f64())).await;
         let sent = begun.elapsed();
@@ -146,7 +167,9 @@ async fn ask(
             return Err("no replica is left".into());
         };
         let answer = timeout(PATIENCE, get(&http, address, fastrand::u16(..options.keys))).await;
-        tally.record(&options, sent, begun.elapsed(), matches!(answer, Ok(Ok(_))));
+        let answered = begun.elapsed();
+        tally.record(&options, last, (sent, answered), matches!(answer, Ok(Ok(_))));
+        last = answered;
     }
 }
 

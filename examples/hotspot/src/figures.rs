@@ -32,6 +32,8 @@ pub(crate) struct Figures {
     pub origin_busiest: usize,
     pub requests: u64,
     pub errors: u64,
+    /// The share of the clients' time at whose end an error came.
+    pub failing_percent: f64,
     pub requests_per_second: f64,
     /// Answers that took half a load or longer.
     pub waited: u64,
@@ -42,8 +44,8 @@ pub(crate) struct Figures {
     pub loads_per_100ms: Vec<u32>,
     /// Requests that waited for a load in some part of each tenth of a second.
     pub waiting_per_100ms: Vec<u32>,
-    /// Errors that clients got in each tenth of a second.
-    pub errors_per_100ms: Vec<u32>,
+    /// Clients that got an error next, in each tenth of a second.
+    pub failing_per_100ms: Vec<f64>,
     pub takeover: Option<Takeover>,
 }
 
@@ -70,6 +72,7 @@ impl Figures {
             origin_busiest: origin.busiest(),
             requests,
             errors: tally.errors,
+            failing_percent: 100.0 * tally.failing_time.div_duration_f64(tally.time),
             requests_per_second: requests as f64 / took.as_secs_f64(),
             waited: tally.waited,
             p50_ms: milliseconds(tally.latency.value_at_quantile(0.5)),
@@ -77,7 +80,7 @@ impl Figures {
             worst_ms: milliseconds(tally.latency.max()),
             loads_per_100ms: bars(&loads, begun, options),
             waiting_per_100ms: tally.waiting.clone(),
-            errors_per_100ms: tally.failed.clone(),
+            failing_per_100ms: tally.failing.clone(),
             takeover,
         }
     }

@@ -39,7 +39,8 @@ Options:
                            needs --redis
       --origin-fails <TIME>
                            Let all loads fail for so long, in runs that are longer by that; in the
-                           last two ways, old values stand in for failures
+                           last two ways, old values stand in for failures; tells for how much of
+                           their time clients were failing
       --kill-leader        Kill the leader in the middle of a load, and report the takeover
       --json               Print one JSON document, and no table
       --chart <PATH>       Where to write the chart [default: hotspot.svg]

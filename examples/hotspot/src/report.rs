@@ -9,13 +9,13 @@ const HEADINGS: [&str; 10] = [
     "",
     "loads",
     "expiries",
-    "loads/expiry",
+    "per expiry",
     "worst",
     "req/s",
     "waited",
     "p99",
     "slowest",
-    "errors",
+    "failing",
 ];
 
 /// The space between two columns.
@@ -54,7 +54,7 @@ pub(crate) fn table(options: &Options, ways: &[Figures]) -> String {
             thousands(figures.waited),
             milliseconds(figures.p99_ms),
             milliseconds(figures.worst_ms),
-            thousands(figures.errors),
+            failing(figures),
         ]);
     }
     let mut text = aligned(&rows);
@@ -88,7 +88,7 @@ fn aligned(rows: &[Vec<String>]) -> String {
 
 fn footnote(options: &Options) -> String {
     let killed = match options.kill_leader {
-        true => "Requests that the killed replica had open are errors.\n",
+        true => "Requests that the killed replica had open fail.\n",
         false => "",
     };
     let failed = match options.failing() {
@@ -106,6 +106,8 @@ fn footnote(options: &Options) -> String {
          The origin runs {} loads at once, each {:?}; more wait, and beyond {} it refuses with \
          503.\n\
          Latency is what clients saw, errors included. An error is any answer but 200, or none.\n\
+         Failing: the share of the time of clients that ended in an error, counted from the last\n\
+         answer on. A client that is refused at once only asks more often.\n\
          {killed}{failed}",
         options.ttl,
         origin::CAPACITY,
@@ -135,29 +137,28 @@ pub(crate) fn sentences(options: &Options, ways: &[Figures]) -> String {
         text,
         "Each time a hot key expired, the origin was asked for it {} without protection,\n{} by \
          {replicas}, and {} by the whole fleet with bellwether.\n\
-         Without protection, {} of the requests waited for a load, and {} failed.\n\
+         Without protection, {} of the requests waited for a load.\n\
          With bellwether, {} waited; {} where the old value is served meanwhile,\nand {} with \
          early refresh.",
         times(without.loads_per_expiry),
         times(alone.loads_per_expiry),
         times(fleet.loads_per_expiry),
         share(without, without.waited),
-        share(without, without.errors),
         share(fleet, fleet.waited),
         share(stale, stale.waited),
         share(early, early.waited),
     );
-    let failed = |figures: &Figures| share(figures, figures.errors);
     let _ = match options.origin_fails {
         Some(time) => write!(
             text,
-            "\nThe origin failed for {time:?}. Of all requests, {} failed without protection,\n{} \
-             with bellwether, {} with old values while they are refreshed,\nand {} with old values \
-             in place of failures.",
-            failed(without),
-            failed(fleet),
-            failed(stale),
-            failed(early),
+            "\nThe origin failed for {time:?}. Clients were failing for {} of their time with old \
+             values in\nplace of failures (early refresh with stale-if-error), and for {} with old \
+             values while they\nare refreshed. Where no old value may be served, it was {} with \
+             bellwether,\nand {} without.",
+            failing(early),
+            failing(stale),
+            failing(fleet),
+            failing(without),
         ),
         None => write!(
             text,
@@ -190,6 +191,14 @@ pub(crate) fn share(figures: &Figures, count: u64) -> String {
     }
     let percent = 100.0 * count as f64 / figures.requests.max(1) as f64;
     format!("{} ({percent:.1} %)", thousands(count))
+}
+
+/// Returns the share of their time in which clients were failing.
+pub(crate) fn failing(figures: &Figures) -> String {
+    match figures.errors {
+        0 => "none".to_owned(),
+        _ => format!("{:.1} %", figures.failing_percent),
+    }
 }
 
 fn times(count: f64) -> String {

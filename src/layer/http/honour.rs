@@ -1,4 +1,4 @@
-//! Requests that say how fresh a response they want.
+//! Requests that say how fresh a response they want, and those for a stored response alone.
 
 use bytes::Bytes;
 use http::{HeaderValue, Request, Response, StatusCode, header::CACHE_CONTROL};
@@ -36,7 +36,8 @@ where
     let Some(wanted) = asked.wanted.take() else {
         return share(http, resource, asked, inner, request).await;
     };
-    if !wanted.only_if_cached && http.0.goes_alone(resource.lasting_key(), &asked) {
+    let loads = !wanted.only_if_cached && !asked.is_respelled;
+    if loads && http.0.goes_alone(resource.lasting_key(), &asked) {
         let key = resource.lasting_key().clone();
         return http.pass_watched(key, inner, request, Reason::Uncacheable).await;
     }
@@ -50,11 +51,13 @@ where
     let is_stored = stored.is_some();
     asked.forward = stored.as_ref().map(Forward::past);
     if let Some(stored) = stored.filter(|stored| wanted.accepts(stored)) {
-        http.0.cache.counters().hits.add();
         return Ok(http.replay(&place, &asked, stored).map(ResponseBody::whole));
     }
     if wanted.only_if_cached {
         return Ok(not_stored().map(ResponseBody::whole));
+    }
+    if asked.is_respelled {
+        return http.pass(inner, request, Reason::Key).await;
     }
     asked.is_anew = wanted.needs_load(is_stored);
     match selector {

@@ -14,8 +14,10 @@ use http_body::Body;
 use tracing::{Instrument, debug};
 
 use super::{
-    BellwetherLayer, CachedResponse, Http, ResponseBody, fields::location::Located,
-    requests::key::original, settings::HttpSettings,
+    BellwetherLayer, CachedResponse, Http, ResponseBody,
+    fields::location::Located,
+    requests::{key::original, normal::is_respelled},
+    settings::HttpSettings,
 };
 use crate::{cache::Cache, error::Error, key::Key};
 
@@ -41,18 +43,18 @@ impl Target {
     /// Returns the keys that an answer with these headers outdates: those of the target, and of its
     /// locations on the same host.
     fn keys(&self, settings: &HttpSettings, answer: &HeaderMap) -> Vec<Key> {
-        let located = [LOCATION, CONTENT_LOCATION].into_iter().filter_map(|name| {
-            let path = resolve(&self.parts, sole(answer, &name)?)?;
-            let mut parts = self.parts.clone();
-            replace(&mut parts, path)?;
-            Some(parts)
-        });
-        let mut keys: Vec<_> = settings.keys(&self.parts).collect();
-        located.for_each(|parts| keys.extend(settings.keys(&parts)));
-        keys.sort_unstable();
-        keys.dedup();
-        keys
+        let names = [LOCATION, CONTENT_LOCATION];
+        let locations = names.iter().filter_map(|name| sole(answer, name));
+        settings.outdated(&self.parts, locations)
     }
+}
+
+/// Returns the request for a location on the host of a request.
+fn located(parts: &Parts, location: &str) -> Option<Parts> {
+    let path = resolve(parts, location)?;
+    let mut parts = parts.clone();
+    replace(&mut parts, path)?;
+    Some(parts)
 }
 
 fn sole<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
@@ -150,11 +152,29 @@ async fn end_all(cache: &Cache<CachedResponse>, keys: Vec<Key>) -> Result<(), Er
 }
 
 impl HttpSettings {
+    /// Returns the keys of a resource and of locations on its host. If its path has segments of
+    /// dots, the service may take it for the path without them, whose keys are among these.
+    fn outdated<'a>(
+        &self,
+        parts: &'a Parts,
+        locations: impl IntoIterator<Item = &'a str>,
+    ) -> Vec<Key> {
+        let own = original(&parts.uri, &parts.extensions).filter(|own| is_respelled(own));
+        let locations = locations.into_iter().chain(own.map(PathAndQuery::as_str));
+        let mut keys: Vec<_> = self.keys(parts).collect();
+        for parts in locations.filter_map(|location| located(parts, location)) {
+            keys.extend(self.keys(&parts));
+        }
+        keys.sort_unstable();
+        keys.dedup();
+        keys
+    }
+
     /// Returns the keys that a request is to purge, if the user of the layer permits that.
     pub(super) fn purged(&self, parts: &Parts) -> Option<Vec<Key>> {
         let check = self.purge.as_ref()?;
         let is_permitted = parts.method.as_str() == "PURGE" && check(parts);
-        let keys = is_permitted.then(|| self.keys(parts).collect::<Vec<_>>());
+        let keys = is_permitted.then(|| self.outdated(parts, []));
         keys.filter(|keys| !keys.is_empty())
     }
 }

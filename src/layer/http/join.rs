@@ -212,13 +212,13 @@ impl Http {
     {
         let landed = match flown {
             Ok(Flown::Loaded(loaded)) => match Selector::of(loaded.value()) {
-                Some(selector) => Landed::Marker(selector),
+                Some(selector) => Landed::Marker(selector, loaded.source()),
                 // The exchange is left alone then. Its request may be that of a refresh which has
                 // begun, and a stale response stands in for the answer of an origin that fails.
                 None if CachedResponse::is_in_time(&loaded, asked.waited()) => {
                     return whole(self.replay(place, asked, loaded));
                 }
-                None => Landed::Late,
+                None => Landed::Late(loaded.source()),
             },
             Ok(Flown::Head(offer)) => Landed::Head(offer),
             Ok(Flown::Alone(why)) => Landed::Alone(why),
@@ -226,15 +226,17 @@ impl Http {
         };
         match (exchange.take(), landed) {
             (ExchangeState::Answered(response), landed) => {
-                if let Landed::Head(offer) = landed {
-                    offer.take();
+                match landed {
+                    Landed::Head(offer) => offer.take(),
+                    Landed::Marker(_, source) | Landed::Late(source) => self.served(source),
+                    Landed::Alone(_) | Landed::Failed(_) => {}
                 }
                 Settled::Done(response.map(|response| asked.answer_streaming(response)))
             }
-            (ExchangeState::Pending(request), Landed::Marker(selector)) => {
+            (ExchangeState::Pending(request), Landed::Marker(selector, _)) => {
                 Settled::Varies(request, Box::new(selector))
             }
-            (ExchangeState::Pending(request), Landed::Late) => {
+            (ExchangeState::Pending(request), Landed::Late(_)) => {
                 let again = Some(OnUncacheable::Pass);
                 Settled::Alone { request, why: Reason::Uncacheable, again }
             }
@@ -245,10 +247,18 @@ impl Http {
             (ExchangeState::Pending(request), Landed::Head(offer)) => {
                 self.follow(place, asked, offer, request)
             }
-            (ExchangeState::Taken(answer), Landed::Marker(_)) => Settled::Led(answer),
+            (ExchangeState::Taken(answer), Landed::Marker(_, source)) => {
+                self.served(source);
+                Settled::Led(answer)
+            }
             (_, Landed::Failed(error)) => whole(asked.answer_own(self.failed(&error))),
             _ => whole(self.lost(asked)),
         }
+    }
+
+    /// Counts a caller that is served a response. It is not counted for a marker on the way to it.
+    fn served(&self, source: Source) {
+        self.0.cache.counters().served(source);
     }
 
     /// Returns the answer to a caller whose request was taken, and has no answer.
@@ -319,6 +329,7 @@ impl Http {
         asked: &Asked,
         loaded: Loaded<CachedResponse>,
     ) -> Response<Bytes> {
+        self.served(loaded.source());
         let recent = &self.0.recent;
         let key = place.lasting_key();
         if loaded.source() == Source::Received && !recent.is_promising(key) {
@@ -341,10 +352,10 @@ fn whole<B, ResBody: Body, E>(response: Response<Bytes>) -> Settled<B, ResBody, 
 /// How a flight landed for one caller that is not served its value.
 enum Landed {
     /// With what selects a variant.
-    Marker(Selector),
+    Marker(Selector, Source),
     /// With a response that was no longer fresh when the caller came. The next load begins after
     /// that.
-    Late,
+    Late(Source),
     Head(Box<Offer<CachedResponse>>),
     Alone(Alone),
     Failed(Error),

@@ -61,16 +61,23 @@ impl BellwetherLayer<Http> {
     ///   the [conditions](#conditions-and-ranges) of HTTP.
     /// - Its `Connection` names nothing but `close`, `keep-alive` and `TE`. A proxy in the service
     ///   removes any other field that is named, such as the `Host`.
-    /// - It has no header that changes its method or its path: `X-HTTP-Method`, `X-Original-URL`,
-    ///   `X-Rewrite-URL`, and any name with `method-override`.
-    /// - It has no header that looks like a credential, unless that is
-    ///   [in the key](Self::vary_by_header) or [ignored](Self::ignore_headers). The name of such a
-    ///   header contains `account`, `assertion`, `auth`, `bearer`, `behalf`, `cert`, `consumer`,
-    ///   `cookie`, `credential`, `csrf`, `customer`, `dpop`, `email`, `group`, `identity`,
-    ///   `impersonat`, `jwt`, `key`, `login`, `oidc`, `orgid`, `org-id`, `organi`, `passw`,
-    ///   `principal`, `role`, `saml`, `scope`, `secret`, `session`, `sign`, `ssl-client`,
-    ///   `subject`, `tenant`, `token`, `user` or `xsrf`. `Sec-Fetch-User` and names with
-    ///   `user-agent` do not count.
+    /// - It has no header that changes its method or its path. The name of such a header contains
+    ///   `method`, `override` or `rewrite`, or `url`, `uri`, `path` or `query` behind a word such
+    ///   as `original`, `forwarded`, `request` or `raw`: `X-HTTP-Method`, `X-Original-URL`,
+    ///   `X-Forwarded-Uri`, `X-Envoy-Original-Path`. If a proxy sets one on each request, let an
+    ///   outer layer remove it.
+    /// - It has no header that looks like a credential, unless that is [in the
+    ///   key](Self::vary_by_header) or [ignored](Self::ignore_headers). The name of such a header
+    ///   contains `account`, `assertion`, `auth`, `bearer`, `behalf`, `cert`, `consumer`, `cookie`,
+    ///   `credential`, `csrf`, `customer`, `dpop`, `email`, `group`, `identity`, `impersonat`,
+    ///   `jwt`, `key`, `login`, `oidc`, `orgid`, `org-id`, `organi`, `passw`, `principal`, `role`,
+    ///   `saml`, `scope`, `secret`, `sess`, `sign`, `ssl-client`, `subject`, `tenant`, `token`,
+    ///   `user` or `xsrf`. Or one of its words, which `-` and `_` separate, names a tenant
+    ///   (`workspace`, `project`, `team`, `merchant`, `store`, `realm`, `org`, `shop`, ...), a
+    ///   person (`uid`, `member`, `employee`, `patient`, `dn`, `msisdn`, ...), a right
+    ///   (`permission`, `claim`, `acl`, ...) or a proof (`ticket`, `hmac`, `otp`, `pin`, ...), also
+    ///   with an end such as `s` or `id`. `Sec-Fetch-User` and names with `user-agent` do not
+    ///   count.
     /// - It has no cookie, unless that is [ignored](Self::ignore_cookies).
     /// - Its `Cache-Control` has neither `no-cache` nor `no-store`, and its `Pragma` has no
     ///   `no-cache`. [`coalesce_only`](Self::coalesce_only) and
@@ -93,8 +100,8 @@ impl BellwetherLayer<Http> {
     /// - It has no `no-store`, `no-cache`, `private`, `max-age=0` or `s-maxage=0`, and no `Pragma`
     ///   with `no-cache`.
     /// - Its age is below its lifetime. Its `Age` and its `Date` tell it.
-    /// - If `Expires` is its only lifetime, it has a `Date` too. Otherwise the clocks would have to
-    ///   agree.
+    /// - If `Expires` is its only lifetime, it has a valid `Date` too. Otherwise the clocks would
+    ///   have to agree.
     /// - It is no `text/event-stream` and no `multipart/x-mixed-replace`.
     ///
     /// A header that cannot be parsed forbids sharing. Headers of the connection and extensions are
@@ -164,7 +171,12 @@ impl BellwetherLayer<Http> {
     ///
     /// The age of a response at its arrival is its `Age` and the time that the service took, or the
     /// time since its `Date` if that is longer (RFC 9111, section 4.2.3). Without an `Age`, the
-    /// service made it itself, and the time that it took does not count.
+    /// service made it itself, and the time that it took does not count. Of a list in `Age` the
+    /// first member counts, and an `Age` that is no number is ignored (section 5.1).
+    ///
+    /// A `Date` that is no date, or that is there twice, counts as none. The age is then that of
+    /// the `Age`. The careful policy does not share a response whose only lifetime is an `Expires`,
+    /// and [`Policy::rfc9111`](super::Policy::rfc9111) takes the time of receipt for its `Date`.
     ///
     /// `CDN-Cache-Control` (RFC 9213), or else `Surrogate-Control`, takes the place of
     /// `Cache-Control` and `Expires`. So the inner service may permit sharing here that it forbids
@@ -194,8 +206,12 @@ impl BellwetherLayer<Http> {
     ///
     /// A refresh sends a request that takes part. So it has no credentials that are not in the key.
     /// It goes to a fresh clone of the inner service, in a task of its own. If its answer cannot be
-    /// shared, this process tries again after a second at the earliest. The stale response ends if
-    /// that answer is a `404` or a `410`, or a `304` with fields that forbid sharing.
+    /// shared, this process tries again after a second at the earliest.
+    ///
+    /// The stale response ends with the answer to a refresh or a load, whether that can be shared
+    /// or not (RFC 9111, section 4.3.3): a login page, a redirect, a `403`, a `404`, a `200` that
+    /// is private, or a `304` with fields that forbid sharing. Only a `5xx`, a body that breaks off
+    /// and an error of the service leave it.
     ///
     /// A refresh or a load that has a stale response sends its `ETag` and its `Last-Modified`. A
     /// `304` renews that response, with the headers of the `304`. A response with a validator that
@@ -228,6 +244,15 @@ impl BellwetherLayer<Http> {
     /// of more than 256 bytes. [`sort_query`](Self::sort_query),
     /// [`ignore_query`](Self::ignore_query) and [`hash_query`](Self::hash_query) say what of a
     /// query counts, and what of it shows.
+    ///
+    /// Equivalent URIs have one key (RFC 9110, section 4.2.3), in requests, in `Location` and in
+    /// `PURGE`: the case of the host, a default port, and the percent-encoding of letters, digits,
+    /// `-`, `.`, `_` and `~` do not matter, nor does the case of any percent-encoding. A host
+    /// without a scheme has both default ports. The inner service receives the URI as it came, and
+    /// may take some spellings for another resource. So a request with an encoding that is not
+    /// needed only reads what is stored. If that is nothing, it passes. So does one with a segment
+    /// `.` or `..`, which stays in the key. A write to such a path also ends the responses of the
+    /// path without it.
     ///
     /// With the feature `axum`, the path is the one before [nesting](axum::Router::nest) removed a
     /// prefix. The feature works for routers of axum 0.8. Under nested routers of any other version

@@ -63,8 +63,13 @@ where
         }
     };
     let validated = validation.map_or(Validated::Replaced, |validation| validation.end(&response));
-    let is_renewed = matches!(validated, Validated::Renewed(..));
-    let sent = Sent { headers, rules, forward, is_renewed };
+    // An answer that is no failure says so of itself (RFC 9111, section 4.3.3). A `304` does so
+    // with the fields that the stored response has now.
+    let status = response.status();
+    let is_conclusive = matches!(validated, Validated::Renewed(..))
+        || !(status.is_server_error() || status == StatusCode::NOT_MODIFIED);
+    let ends_stored = lead.replaces() && is_conclusive;
+    let sent = Sent { headers, rules, forward, ends_stored };
     let response = match validated {
         Validated::Replaced => response.map(ResponseBody::untouched),
         Validated::Renewed(parts, body) => Response::from_parts(*parts, ResponseBody::whole(body)),
@@ -85,17 +90,8 @@ struct Sent {
     rules: ResponseRules,
     /// Why it was sent.
     forward: Forward,
-    /// The answer was a `304` about the stored response, which has its fields now.
-    is_renewed: bool,
-}
-
-impl Sent {
-    /// Returns whether an answer that is not shared says that the stored response is of no use any
-    /// more: its own fields forbid that it is shared, or the service has removed the resource. Any
-    /// other answer may be that to an odd request.
-    fn ends_stored(&self, status: StatusCode) -> bool {
-        self.is_renewed || matches!(status, StatusCode::NOT_FOUND | StatusCode::GONE)
-    }
+    /// A response is stored, and the answer says that it is of no use any more.
+    ends_stored: bool,
 }
 
 /// Returns what the flight of a place lands with. Its caller has the response at once.
@@ -117,7 +113,7 @@ where
     let class = classify(rules, &parts, &body, lead);
     let belongs = place.of(&parts.headers, &settings.variants, settings.cache.key_limit());
     let is_shared = matches!(class, ResponseClass::Shareable(_)) && belongs.is_some();
-    if !is_shared && lead.replaces() && sent.ends_stored(parts.status) {
+    if !is_shared && sent.ends_stored {
         http.end_stored(&place.key).await;
     }
     match (class, belongs) {
@@ -134,7 +130,7 @@ where
                 exchange.answer(Ok(response.map(ResponseBody::shared)));
             }
             lead.announce(streamed.clone());
-            http.collect(place, belongs, headers, &streamed, freshness, lead).await
+            http.collect(place, belongs, sent, &streamed, freshness, lead).await
         }
         (ResponseClass::Failing, _) => {
             settings.recent.record(place.lasting_key(), Turnout::Failing);
@@ -176,7 +172,7 @@ impl Http {
         &self,
         place: &Place,
         belongs: Belongs,
-        headers: &HeaderMap,
+        sent: &Sent,
         streamed: &StreamedResponse,
         freshness: Freshness,
         lead: &Lead<CachedResponse>,
@@ -185,9 +181,12 @@ impl Http {
         match streamed.collect(&self.0.body_limits(), freshness).await {
             Streamed::Whole(response, freshness) => {
                 recent.record(key, Turnout::Shareable);
-                Ok(self.keep(place, belongs, headers, response, &freshness, lead).await)
+                Ok(self.keep(place, belongs, &sent.headers, response, &freshness, lead).await)
             }
             Streamed::Unfit => {
+                if sent.ends_stored {
+                    self.end_stored(&place.key).await;
+                }
                 self.uncacheable(key, lead);
                 Ok(Produced::Uncacheable)
             }

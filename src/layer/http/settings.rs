@@ -105,6 +105,10 @@ impl HttpSettings {
     pub(super) fn admit(&self, parts: &Parts, body: &impl Body) -> Result<(Key, Asked), Reason> {
         let mut asked = self.requests.check(parts, body, self.coalesce_only)?;
         asked.since = Some(Instant::now());
+        if key::is_respelled(parts) {
+            asked.is_respelled = true;
+            asked.wanted.get_or_insert_default();
+        }
         let resource = self.key(parts).ok_or(Reason::Key)?;
         if !self.has_generations() {
             return Ok((resource, asked));

@@ -208,7 +208,9 @@ impl BellwetherLayer<Http> {
     /// Declares cookies harmless: no response depends on them. A name may end with `*`.
     ///
     /// A request takes part if all its cookies are ignored. The inner service still receives them.
-    /// The names of cookies are compared with their case.
+    /// The names of cookies are compared with their case. A cookie in which the inner service may
+    /// read another one is not ignored: it has a `,`, a `&`, a space or another separator, plain or
+    /// percent-encoded.
     ///
     /// ```
     /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {

@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use axum::body::Body;
-use bellwether::{MemoryBackend, http_cache, layer::Overload};
+use bellwether::{
+    BellwetherLayer, Cache, MemoryBackend, http_cache,
+    layer::{CachedResponse, Http, Overload},
+};
 use http::{Request, Response, StatusCode};
 use tokio::time::{Instant, sleep};
 use tower::Layer;
@@ -15,6 +18,43 @@ use super::origin::{
 fn status(answer: &Answer) -> Vec<&str> {
     let lines = answer.headers.get_all("cache-status").iter();
     lines.map(|line| line.to_str().unwrap()).collect()
+}
+
+/// Reads of markers were hits, too, and so 9 hits of 10 requests were 18.
+#[tokio::test(start_paused = true)]
+async fn each_caller_is_counted_once() {
+    type Set = fn(BellwetherLayer<Http>) -> BellwetherLayer<Http>;
+    let sets: [(&str, Set); 5] = [
+        ("", |layer| layer),
+        ("", |layer| layer.identity(|_| Some("user".to_owned()))),
+        ("", |layer| layer.vary_by_header("x-tenant")),
+        ("accept-language", |layer| layer),
+        ("accept-language", |layer| layer.vary_by(|_| String::new()).vary_by_header("x-a")),
+    ];
+    for (at, (vary, set)) in sets.into_iter().enumerate() {
+        let (inner, calls) = origin(move |call, _| {
+            let answer = Response::builder().header("cache-control", "max-age=60");
+            let answer = if vary.is_empty() { answer } else { answer.header("vary", vary) };
+            answer.body(Body::from(call.to_string())).unwrap()
+        });
+        let backend = MemoryBackend::new();
+        let caches = [(), ()].map(|()| cache(&backend));
+        let [one, other] = caches.clone().map(|cache| set(http_layer(cache)).layer(inner.clone()));
+        for _ in 0..10 {
+            ask(&one, get("/")).await;
+        }
+        let served = |cache: &Cache<CachedResponse>| {
+            let stats = cache.stats();
+            let others = stats.stale + stats.received + stats.degraded + stats.failed;
+            (stats.led, stats.hits, stats.followed, others)
+        };
+        assert_eq!((calls.count(), served(&caches[0])), (1, (1, 9, 0, 0)), "set {at}");
+        // Callers that wait for the variants that they select, and each for another one.
+        let languages = ["en", "en", "en", "de"];
+        ask_all(&[other], languages.map(|it| get_with(&[("accept-language", it)]))).await;
+        let expected = if vary.is_empty() { (0, 4, 0, 0) } else { (2, 0, 2, 0) };
+        assert_eq!(served(&caches[1]), expected, "set {at}");
+    }
 }
 
 #[tokio::test(start_paused = true)]

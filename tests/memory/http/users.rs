@@ -231,6 +231,10 @@ async fn a_request_that_overrides_its_method_or_path_reaches_the_service() {
         ("x-http-method", "PUT"),
         ("x-original-url", "/admin"),
         ("x-rewrite-url", "/admin"),
+        ("x-method", "DELETE"),
+        ("x-original-uri", "/admin"),
+        ("x-forwarded-uri", "/admin"),
+        ("x-envoy-original-path", "/admin"),
     ] {
         let (service, calls) =
             by_headers(layer().vary_by_header(name).ignore_headers([name.to_owned()]));

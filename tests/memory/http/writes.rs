@@ -76,6 +76,63 @@ async fn a_write_ends_its_locations_on_the_same_host() {
     }
 }
 
+/// A `PUT` to `shop.test:80` left the response of `shop.test` stored.
+#[tokio::test(start_paused = true)]
+async fn a_write_of_an_equivalent_uri_ends_the_stored_response() {
+    for (stored, writes) in [
+        (
+            ("shop.test", "/x~%c3%a9"),
+            &[
+                ("shop.test:80", "/x~%C3%A9"),
+                ("SHOP.test:443", "/%78%7E%c3%a9"),
+                ("shop.test:", "/%78~%C3%A9"),
+                ("shop.test", "/y/../x~%C3%A9"),
+                ("shop.test", "/%2e/x~%C3%A9"),
+                ("", "http://shop.test/x~%C3%A9"),
+                ("shop.test", "HTTP://shop.test:80/x~%C3%A9"),
+                ("shop.test:443", "https://shop.test/x~%C3%A9"),
+            ][..],
+        ),
+        (("", "http://shop.test/x"), &[("shop.test:80", "/x"), ("shop.test", "/%78")]),
+        (("shop.test:443", "https://shop.test/x"), &[("shop.test:443", "/x"), ("shop.test", "/x")]),
+        (("shop.test", "/x?a=b"), &[("shop.test:80", "/x?%61=%62")]),
+    ] {
+        for write in writes {
+            for way in ["PUT", "PURGE", "location", "content-location"] {
+                // A location names its host with its scheme.
+                let location = match write.1.starts_with('/') {
+                    true if write.0.ends_with(":443") => format!("https://{}{}", write.0, write.1),
+                    true => format!("http://{}{}", write.0, write.1),
+                    false => write.1.to_owned(),
+                };
+                let (inner, _) = origin(move |call, request| {
+                    let mut answer = Response::builder();
+                    if request.method() == "POST" {
+                        answer = answer.header(way, &location);
+                    }
+                    answer.body(Body::from(call.to_string())).unwrap()
+                });
+                let layer = http_layer(cache(&MemoryBackend::new())).purge_if(|_| true);
+                let service = layer.layer(inner);
+                let send = |method: &str, (host, uri): (&str, &str)| {
+                    let mut request = Request::builder().method(method).uri(uri);
+                    if !host.is_empty() {
+                        request = request.header("host", host);
+                    }
+                    ask(&service, request.body(Body::empty()).unwrap())
+                };
+                send("GET", stored).await;
+                match way {
+                    "PUT" | "PURGE" => send(way, *write).await,
+                    _ => send("POST", ("shop.test", "/other")).await,
+                };
+                let after = send("GET", stored).await;
+                assert_ne!(after.text(), "1", "{way} {write:?} {stored:?}");
+            }
+        }
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_write_ends_all_variants_and_the_loads_under_way() {
     let (inner, calls) = origin(|call, _| {

@@ -36,6 +36,8 @@ pub(super) struct Asked {
     terms: Option<Box<Terms>>,
     /// How fresh a response it wants, until that is settled.
     pub(super) wanted: Option<Box<Wanted>>,
+    /// Its URI is not in normal form, so its own response is for it alone.
+    pub(super) is_respelled: bool,
     /// It wants a response whose load begins after it.
     pub(super) is_anew: bool,
     /// When it came.

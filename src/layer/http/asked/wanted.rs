@@ -10,8 +10,9 @@ use crate::{
     },
 };
 
-/// The directives of a request (RFC 9111, section 5.2.1), if it has any.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// The directives of a request (RFC 9111, section 5.2.1), if it has any. By default, any fresh
+/// response will do.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Wanted {
     no_cache: bool,
     /// Seconds, as all of these.

@@ -2,6 +2,8 @@
 
 use http::{HeaderMap, header::COOKIE};
 
+use crate::layer::http::requests::normal::may_hold_another;
+
 /// Cookies that no response depends on.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct IgnoredCookies {
@@ -19,10 +21,13 @@ impl IgnoredCookies {
         }
     }
 
-    /// Returns whether all cookies of a request are ignored.
+    /// Returns whether all cookies of a request are ignored. One in which the service may read
+    /// another cookie is not, such as `_ga=1, session=A`.
     pub(crate) fn cover(&self, headers: &HeaderMap) -> bool {
-        let cookies = || headers.get_all(COOKIE).iter().flat_map(|line| names(line.as_bytes()));
-        cookies().all(|name| self.has(name))
+        let mut cookies = headers.get_all(COOKIE).iter().flat_map(|line| pairs(line.as_bytes()));
+        cookies.all(|(name, value)| {
+            self.has(name) && !may_hold_another(name) && !may_hold_another(value)
+        })
     }
 
     fn has(&self, name: &[u8]) -> bool {
@@ -31,12 +36,12 @@ impl IgnoredCookies {
     }
 }
 
-/// Returns the names of the cookies in one line. A cookie without a name has an empty one.
-fn names(line: &[u8]) -> impl Iterator<Item = &[u8]> {
+/// Returns the cookies in one line, each with its value. One without a name has an empty one.
+fn pairs(line: &[u8]) -> impl Iterator<Item = (&[u8], &[u8])> {
     let pairs = line.split(|byte| *byte == b';').map(<[u8]>::trim_ascii);
     pairs.filter(|pair| !pair.is_empty()).map(|pair| {
-        let name = pair.iter().position(|byte| *byte == b'=').map_or(&b""[..], |at| &pair[..at]);
-        name.trim_ascii_end()
+        let (name, value) = pair.split_at(pair.iter().position(|it| *it == b'=').unwrap_or(0));
+        (name.trim_ascii(), value.strip_prefix(b"=").unwrap_or(value).trim_ascii())
     })
 }
 
@@ -78,6 +83,20 @@ mod tests {
             &["theme"],
             &["=1"],
             &["_ga=\"1; session=1\""],
+            // A service may read another cookie in it.
+            &["_ga=1, session=1"],
+            &["_ga=1,session=1"],
+            &["_ga=1 session=1"],
+            &["_ga=1\tsession=1"],
+            &["_ga=1&session=1"],
+            &["_ga=1%3Bsession=1"],
+            &["_ga=1%2c%20session=1"],
+            &["_ga=\"1\\073 session=1\""],
+            &["_ga_%3Bsession=1"],
+            &["_ga_,session=1"],
+            &["_ga session=1"],
+            &["_ga_x session=1"],
+            &["_ga=1%"],
         ] {
             assert!(!ignored(&known, lines), "{lines:?}");
         }

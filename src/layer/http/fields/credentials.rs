@@ -19,8 +19,7 @@ pub(crate) fn classify(name: &str) -> HeaderClass {
         // A list is faster than the search below.
         _ if is_ordinary(name) => HeaderClass::Harmless,
         "authorization" | "proxy-authorization" | "upgrade" => HeaderClass::Forbidden,
-        "x-http-method" | "x-original-url" | "x-rewrite-url" => HeaderClass::Forbidden,
-        _ if name.starts_with("if-") || name.contains("method-override") => HeaderClass::Forbidden,
+        _ if name.starts_with("if-") || changes_target(name) => HeaderClass::Forbidden,
         // `X-Device-User-Agent` and its like describe a program, not a user.
         _ if name.split("user-agent").any(looks_like_credential) => HeaderClass::Credential,
         _ => HeaderClass::Harmless,
@@ -42,8 +41,73 @@ fn is_ordinary(name: &str) -> bool {
     )
 }
 
+/// Returns whether the header may change the method or the path of its request.
+fn changes_target(name: &str) -> bool {
+    const PLACES: [&str; 4] = ["url", "uri", "path", "query"];
+    #[rustfmt::skip]
+    const WHICH: [&str; 16] = [
+        "original", "forwarded", "rewritten", "request", "requested", "real", "raw", "http",
+        "target", "effective", "internal", "invoke", "matched", "proxy", "proxied", "route",
+    ];
+    let is_place = |(at, place): (usize, &str)| {
+        let before = name.get(..at).unwrap_or_default().trim_end_matches(['-', '_']);
+        // `X-URL`, and `X-Original-URL` but not `HX-Current-URL`.
+        (before == "x" && name.ends_with(place)) || WHICH.iter().any(|it| before.ends_with(it))
+    };
+    ["method", "override", "rewrite"].iter().any(|word| name.contains(word))
+        || words(name).any(|word| word == "verb")
+        || PLACES.iter().any(|place| name.match_indices(place).any(is_place))
+}
+
+fn words(name: &str) -> impl Iterator<Item = &str> {
+    name.split(|character: char| !character.is_ascii_alphanumeric())
+}
+
+/// Words for those whom a response may be for, and for what they prove that with. Each is a whole
+/// word of a name, or has one of the [ends](ENDS).
+#[rustfmt::skip]
+const WORDS: [&str; 80] = [
+    // Tenants.
+    "workspace", "project", "team", "merchant", "store", "realm", "org", "company", "vendor",
+    "partner", "seller", "buyer", "shop", "school", "department", "division", "namespace",
+    "franchise", "household", "site", "domain", "client", "device", "visitor",
+    // Persons.
+    "uid", "uin", "sub", "member", "person", "employee", "staff", "admin", "sudo", "patient",
+    "student", "owner", "actor", "acting", "subscriber", "player", "guest",
+    "delegate", "dn", "cn", "msisdn", "imsi", "imei", "phone", "ssn",
+    // What they may do.
+    "claim", "permission", "privilege", "entitlement", "grant", "acl", "clearance",
+    "subscription", "verify", "verified",
+    // What they prove it with.
+    "ticket", "hmac", "mac", "otp", "totp", "mfa", "pin", "pass", "pwd", "nonce", "proof",
+    "voucher", "license", "licence", "sid", "sess", "sso", "openid", "krb", "kerberos", "wallet",
+];
+
+/// Ends of words that are no reason to tell them apart. Some words are no credentials without one:
+/// there are `CF-Visitor`, `Client-IP`, `Device-Memory` and `Sec-Fetch-Site`.
+const ENDS: [&str; 8] = ["", "s", "id", "ids", "uuid", "guid", "name", "slug"];
+const NEEDS_END: [&str; 5] = ["site", "domain", "client", "device", "visitor"];
+
+/// Returns whether a word of the name is one of [`WORDS`].
+fn has_word_of_user(name: &str) -> bool {
+    let mut next = words(name).skip(1);
+    words(name).any(|word| {
+        // `X-Device-ID` and `X-DeviceID` are one.
+        let next = next.next().filter(|next| matches!(*next, "id" | "uuid" | "guid"));
+        WORDS.iter().any(|known| match word.strip_prefix(known) {
+            Some("") if NEEDS_END.contains(known) => next.is_some(),
+            Some("s") if NEEDS_END.contains(known) => false,
+            Some(end) => ENDS.contains(&end),
+            None => false,
+        })
+    })
+}
+
 /// Returns whether a part of the name is a word for credentials or for their bearer.
 fn looks_like_credential(name: &str) -> bool {
+    if has_word_of_user(name) {
+        return true;
+    }
     let name = name.as_bytes();
     let begins = |at: usize| {
         let words: &[&[u8]] = match name[at] {
@@ -60,7 +124,7 @@ fn looks_like_credential(name: &str) -> bool {
             b'o' => &[b"oidc", b"orgid", b"org-id", b"organi"],
             b'p' => &[b"passw", b"principal"],
             b'r' => &[b"role"],
-            b's' => &[b"session", b"secret", b"sign", b"saml", b"scope", b"subject", b"ssl-client"],
+            b's' => &[b"sess", b"secret", b"sign", b"saml", b"scope", b"subject", b"ssl-client"],
             b't' => &[b"token", b"tenant"],
             b'u' => &[b"user"],
             b'x' => &[b"xsrf"],
@@ -131,8 +195,144 @@ mod tests {
     }
 
     #[test]
+    fn words_of_a_name_tell_tenants_persons_and_proofs() {
+        for name in [
+            "x-workspace",
+            "x-workspace-id",
+            "x_workspace_id",
+            "workspaceid",
+            "x-project",
+            "x-project-name",
+            "openai-project",
+            "x-team",
+            "x-team-slug",
+            "x-merchant-id",
+            "x-merchantid",
+            "store",
+            "x-store-id",
+            "x-realm",
+            "x-org",
+            "x-company-id",
+            "x-vault-namespace",
+            "x-site-id",
+            "x-client-id",
+            "x-device-id",
+            "x-deviceid",
+            "x-visitor-uuid",
+            "x-uid",
+            "x-member",
+            "x-members",
+            "x-member-id",
+            "x-claims",
+            "client-dn",
+            "x-client-cn",
+            "x-client-verify",
+            "x-ticket",
+            "x-hmac",
+            "x-content-hmac-sha256",
+            "x-otp",
+            "x-mfa-code",
+            "x-pin",
+            "x-sid",
+            "phpsessid",
+            "x-msisdn",
+            "x-permissions",
+            "x-employee-id",
+        ] {
+            assert_eq!(classify(name), HeaderClass::Credential, "{name}");
+        }
+    }
+
+    #[test]
     fn headers_of_browsers_and_proxies_are_harmless() {
         for name in [
+            "sec-fetch-site",
+            "sec-fetch-storage-access",
+            "sec-ch-ua-model",
+            "sec-ch-ua-arch",
+            "sec-ch-ua-form-factors",
+            "sec-ch-device-memory",
+            "sec-ch-viewport-width",
+            "device-memory",
+            "viewport-width",
+            "dpr",
+            "ect",
+            "rtt",
+            "downlink",
+            "purpose",
+            "x-purpose",
+            "x-moz",
+            "early-data",
+            "service-worker",
+            "service-worker-navigation-preload",
+            "alt-used",
+            "available-dictionary",
+            "dictionary-id",
+            "upgrade-insecure-requests",
+            "dnt",
+            "traceparent",
+            "x-request-id",
+            "x-request-start",
+            "x-queue-start",
+            "x-forwarded-proto",
+            "x-forwarded-ssl",
+            "x-forwarded-scheme",
+            "x-forwarded-server",
+            "x-original-host",
+            "x-original-proto",
+            "x-original-forwarded-for",
+            "x-envoy-external-address",
+            "x-envoy-peer-metadata-id",
+            "x-envoy-decorator-operation",
+            "x-client-ip",
+            "client-ip",
+            "true-client-ip",
+            "x-cluster-client-ip",
+            "x-azure-clientip",
+            "x-azure-ref",
+            "x-azure-fdid",
+            "x-arr-log-id",
+            "x-arr-ssl",
+            "x-site-deployment-id",
+            "was-default-hostname",
+            "disguised-host",
+            "max-forwards",
+            "cf-visitor",
+            "cf-connecting-ipv6",
+            "cf-ew-via",
+            "cf-worker",
+            "x-vercel-id",
+            "x-vercel-ip-country",
+            "x-vercel-deployment-url",
+            "x-nf-request-id",
+            "x-nf-client-connection-ip",
+            "fly-region",
+            "fly-request-id",
+            "x-akamai-edgescape",
+            "akamai-origin-hop",
+            "x-appengine-country",
+            "x-appengine-citylatlong",
+            "x-wap-profile",
+            "uber-trace-id",
+            "sentry-trace",
+            "elastic-apm-traceparent",
+            "newrelic",
+            "hx-request",
+            "hx-current-url",
+            "hx-target",
+            "hx-trigger-name",
+            "next-url",
+            "next-router-state-tree",
+            "rsc",
+            "turbo-frame",
+            "x-pjax-container",
+            "x-inertia-version",
+            "x-inertia-partial-data",
+            "x-up-target",
+            "content-digest",
+            "want-digest",
+            "from",
+            "range",
             "user-agent",
             "x-user-agent",
             "x-original-user-agent",
@@ -172,8 +372,33 @@ mod tests {
             "x-http-method-override",
             "x-method-override",
             "x-http-method",
+            "x-http-verb",
+            "x-method",
+            "x-original-method",
+            "x-forwarded-method",
+            "x-host-override",
             "x-original-url",
+            "x-original-uri",
+            "x-originaluri",
+            "x_original_uri",
+            "x-original-path",
+            "x-forwarded-uri",
+            "x-forwarded-path",
+            "x-forwarded-url",
+            "x-envoy-original-path",
             "x-rewrite-url",
+            "x-rewrite-uri",
+            "x-rewritten-path",
+            "x-request-uri",
+            "x-requested-url",
+            "x-real-uri",
+            "x-raw-url",
+            "x-proxy-url",
+            "x-invoke-path",
+            "x-matched-path",
+            "x-invoke-query",
+            "x-url",
+            "x-path",
             "if-something-new",
             "authorization",
         ] {

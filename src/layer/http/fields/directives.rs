@@ -101,7 +101,7 @@ impl Directives {
                 match element {
                     Some(element) if !element.is_for_me(target) => {}
                     Some(element) => directives.set(&element),
-                    None => directives.malformed = true,
+                    None => directives.suspect(rest.strip_suffix(after).unwrap_or(rest)),
                 }
                 rest = trim_start(after, ", \t");
             }
@@ -132,8 +132,21 @@ impl Directives {
             }
             "max-stale" => set_least(&mut self.max_stale, number),
             "only-if-cached" => self.only_if_cached = true,
+            name if restricts(name) => self.suspect(name),
             _ => {}
         }
+    }
+
+    /// Heeds text that is no directive, but may mean one that restricts: `'private'`, `"no-store"`,
+    /// `no_cache`.
+    fn suspect(&mut self, text: &str) {
+        self.malformed = true;
+        self.no_store |= restricts(text);
+    }
+
+    /// Returns whether any directive restricts the sharing of the response.
+    pub(super) fn restricts(&self) -> bool {
+        self.no_store || self.no_cache != Scope::Nothing || self.private != Scope::Nothing
     }
 
     /// Returns whether no stale response may be served.
@@ -181,6 +194,16 @@ impl<'a> Element<'a> {
     fn is_for_me(&self, target: Option<fn(&str) -> bool>) -> bool {
         self.target.zip(target).is_none_or(|(name, is_mine)| is_mine(name))
     }
+}
+
+/// Returns whether text means a directive that restricts, whatever stands between its letters.
+fn restricts(text: &str) -> bool {
+    text.split([',', ';', ' ', '\t']).any(|word| {
+        let letters =
+            word.bytes().filter(u8::is_ascii_alphabetic).map(|it| it.to_ascii_lowercase());
+        let is = |name: &[u8]| letters.clone().eq(name.iter().copied());
+        is(b"private") || is(b"nostore") || is(b"nocache")
+    })
 }
 
 /// Returns the text behind a quoted string, or behind one character, or `None` if a quoted string
@@ -368,6 +391,47 @@ mod tests {
                 assert_eq!(directives("no-cache").no_cache, Scope::All, "{line}");
                 assert!(directives("must-revalidate").must_revalidate, "{line}");
             }
+        }
+    }
+
+    /// `max-age=60, 'private'` was shared.
+    #[test]
+    fn a_restriction_in_wrong_quotes_restricts() {
+        for restriction in [
+            "'private'",
+            "\"private\"",
+            "\"Private, max-age=1\"",
+            "'no-store'",
+            "\"no-store\"",
+            "`no-cache`",
+            "no_store",
+            "nostore",
+            "NoCache",
+            "private'",
+            "*private*",
+            "{private}",
+            "(no-store)",
+            "\\private",
+            "'private'=\"x\"",
+            "x=1 'private'",
+        ] {
+            for line in [format!("max-age=60, {restriction}"), format!("{restriction}, max-age=60")]
+            {
+                let directives = parse(&[&line]).unwrap();
+                assert!(directives.malformed && directives.restricts(), "{line}");
+            }
+        }
+        // `'max-age=60, private'` is a directive and its end.
+        assert!(parse(&["'max-age=60, private'"]).unwrap().restricts());
+        for line in [
+            "max-age=60, x=\"private\"",
+            "max-age=60, x=private",
+            "max-age=60, x-private",
+            "max-age=60, privately",
+            "max-age=60, \"private-ish\"",
+            "max-age=60, no-transform",
+        ] {
+            assert!(!parse(&[line]).unwrap().restricts(), "{line}");
         }
     }
 

@@ -53,17 +53,14 @@ pub(crate) fn heuristic(
 /// Returns the age of a response at its arrival, in seconds (section 4.2.3).
 ///
 /// `took` is the time since its request was sent. A response without an `Age` comes from the
-/// service itself, which made it at the end of that time. Returns `None` if its `Age` is invalid.
-/// The response may be of any age then.
-pub(crate) fn age(headers: &HeaderMap, received: SystemTime, took: Duration) -> Option<u64> {
-    let mut lines = headers.get_all(AGE).iter();
-    let told = match (lines.next(), lines.next()) {
-        (None, _) => 0,
-        (Some(age), None) => seconds(age.to_str().ok()?)?.saturating_add(took.as_secs()),
-        _ => return None,
-    };
+/// service itself, which made it at the end of that time. So does one with an invalid `Age`, which
+/// is ignored (section 5.1). Of a list the first member counts.
+pub(crate) fn age(headers: &HeaderMap, received: SystemTime, took: Duration) -> u64 {
+    let first = headers.get(AGE).and_then(|line| line.as_bytes().split(|it| *it == b',').next());
+    let told = first.and_then(|age| seconds(str::from_utf8(age.trim_ascii()).ok()?));
+    let told = told.map_or(0, |age| age.saturating_add(took.as_secs()));
     let apparent = date(headers, &DATE).and_then(|sent| received.duration_since(sent).ok());
-    Some(told.max(apparent.unwrap_or_default().as_secs()))
+    told.max(apparent.unwrap_or_default().as_secs())
 }
 
 /// Returns the time from the `Date` of a response to the date in another header.
@@ -155,17 +152,33 @@ mod tests {
     fn the_age_is_the_greater_of_what_is_told_and_what_is_apparent() {
         let took = Duration::from_millis(2900);
         for (fields, expected) in [
-            (&[][..], Some(0)),
-            (&[("age", "7")], Some(9)),
-            (&[("age", "7"), ("date", "@-3")], Some(9)),
-            (&[("age", "7"), ("date", "@-30")], Some(30)),
-            (&[("date", "@30")], Some(0)),
-            (&[("date", "x")], Some(0)),
-            (&[("age", "99999999999999999999")], Some(u64::MAX)),
-            (&[("age", "7"), ("age", "7")], None),
-            (&[("age", "7, 7")], None),
-            (&[("age", "-7")], None),
-            (&[("age", "x")], None),
+            (&[][..], 0),
+            (&[("age", "7")], 9),
+            (&[("age", "7"), ("date", "@-3")], 9),
+            (&[("age", "7"), ("date", "@-30")], 30),
+            (&[("date", "@30")], 0),
+            (&[("date", "x")], 0),
+            (&[("age", "99999999999999999999")], u64::MAX),
+            // Of a list the first counts.
+            (&[("age", "7"), ("age", "99")], 9),
+            (&[("age", "99"), ("age", "7")], 101),
+            (&[("age", "7,99")], 9),
+            (&[("age", " 7 , \u{e4}"), ("age", "x")], 9),
+            // An invalid one is ignored.
+            (&[("age", "")], 0),
+            (&[("age", ", 7")], 0),
+            (&[("age", "-7")], 0),
+            (&[("age", "+7")], 0),
+            (&[("age", "7.0")], 0),
+            (&[("age", "7s")], 0),
+            (&[("age", "7;x=y")], 0),
+            (&[("age", "\"7\"")], 0),
+            (&[("age", "x, 7")], 0),
+            (&[("age", "x"), ("age", "7")], 0),
+            (&[("age", "\u{e4}")], 0),
+            (&[("age", "x"), ("date", "@-30")], 30),
+            (&[("age", "7"), ("date", "x")], 9),
+            (&[("age", "7"), ("date", "@-30"), ("date", "@-30")], 9),
         ] {
             assert_eq!(age(&headers(fields), now(), took), expected, "{fields:?}");
         }

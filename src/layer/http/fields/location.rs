@@ -5,6 +5,8 @@ use http::{
     uri::{Authority, PathAndQuery, Scheme},
 };
 
+use crate::layer::http::requests::normal;
+
 /// The place that a location names.
 #[derive(Debug)]
 pub(crate) struct Located {
@@ -20,18 +22,19 @@ pub(crate) struct LocatedHost {
 }
 
 impl Located {
-    /// Resolves a location in the answer to a request for this path (RFC 3986, section 5.2).
+    /// Resolves a location in the answer to a request for this path (RFC 3986, section 5.2), and
+    /// brings it into normal form.
     /// Returns `None` if it is no place of HTTP.
     pub(crate) fn resolve(location: &str, base: &PathAndQuery) -> Option<Self> {
-        let location = location.split('#').next()?;
+        let location = normal::text(location.split('#').next()?);
         let first = location.split(['/', '?']).next()?;
         if let Some(rest) = location.strip_prefix("//") {
             // The scheme is that of the request, which may not be known here.
             Self::absolute(&format!("http://{rest}"), false)
         } else if first.contains(':') {
-            Self::absolute(location, true)
+            Self::absolute(&location, true)
         } else {
-            Some(Self { host: None, path: merged(base, location).parse().ok()? })
+            Some(Self { host: None, path: merged(base, &location).parse().ok()? })
         }
     }
 
@@ -56,13 +59,12 @@ impl LocatedHost {
 
     /// Returns whether this is a host with its port. A port that is not told is that of the scheme.
     pub(crate) fn is(&self, host: &Authority) -> bool {
-        let default = self.scheme.as_ref().and_then(|scheme| match scheme.as_str() {
-            "http" => Some(80),
-            "https" => Some(443),
-            _ => None,
-        });
-        let (here, there) = (self.authority.port_u16(), host.port_u16());
-        self.is_named(host) && (here == there || here.or(default) == there.or(default))
+        let scheme = self.scheme.as_ref().map_or("", Scheme::as_str);
+        let place = |of: &Authority| {
+            let host = of.as_str().rsplit('@').next().unwrap_or_default();
+            normal::host(host, scheme).to_ascii_lowercase()
+        };
+        place(&self.authority) == place(host)
     }
 }
 
@@ -138,6 +140,9 @@ mod tests {
             ("g/../h", "/b/c/h"),
             ("g?y/../x", "/b/c/g?y/../x"),
             ("g?a:b", "/b/c/g?a:b"),
+            // Section 6.2.2.
+            ("/%67%2f", "/g%2F"),
+            ("%2E%2e/g", "/b/g"),
         ] {
             let located = Located::resolve(reference, &base).unwrap();
             assert_eq!((located.path.as_str(), located.host.is_none()), (expected, true));
@@ -160,7 +165,9 @@ mod tests {
             ("http://shop:8080/b", "shop", false),
             ("http://shop:8080/b", "shop:8080", true),
             ("//shop/b", "shop", true),
-            ("//shop:80/b", "shop", false),
+            ("//shop:80/b", "shop", true),
+            ("//shop:8080/b", "shop", false),
+            ("http://user@shop/b", "shop", true),
             ("http://bank/b", "shop", false),
         ] {
             let located = Located::resolve(location, &base).unwrap();

@@ -29,7 +29,8 @@ impl Controls {
     /// A targeted field counts if it says anything that this cache knows. Returns `None` if the
     /// field that counts is not readable.
     pub(crate) fn of(headers: &HeaderMap) -> Option<Self> {
-        if let Some(directives) = cdn(headers).filter(says_something) {
+        let directives = cdn(headers).or_else(|| unreadable_cdn(headers));
+        if let Some(directives) = directives.filter(says_something) {
             return Some(Self { directives, is_targeted: true });
         }
         if headers.contains_key(&SURROGATE_CONTROL) {
@@ -53,11 +54,18 @@ pub(crate) fn is_readable(headers: &HeaderMap) -> bool {
     cdn(headers).is_some()
 }
 
-/// Reads `CDN-Cache-Control`. One that is not a dictionary is ignored (RFC 9213, section 2.1).
+/// Reads `CDN-Cache-Control`. One that is not a dictionary is ignored (RFC 9213, section 2.1),
+/// unless it restricts.
 fn cdn(headers: &HeaderMap) -> Option<Directives> {
     let lines: Result<Vec<_>, _> =
         headers.get_all(&CDN_CACHE_CONTROL).iter().map(HeaderValue::to_str).collect();
     Some(Directives::of_members(&dictionary(&lines.ok()?.join(","))?))
+}
+
+/// Reads `CDN-Cache-Control` that is not a dictionary, if it may mean that nothing is shared.
+fn unreadable_cdn(headers: &HeaderMap) -> Option<Directives> {
+    let directives = Directives::parse_lines(headers.get_all(&CDN_CACHE_CONTROL), None)?;
+    directives.restricts().then_some(directives)
 }
 
 impl Directives {

@@ -9,7 +9,8 @@
 //!
 //! Two requests that differ in one of these fields never have the same text. Scheme, host and path
 //! cannot contain a space. Each part follows its own length. A path begins with a slash, a length
-//! with a digit. The scheme is empty unless the target of an HTTP/1.1 request names one.
+//! with a digit. The scheme is empty unless the target of an HTTP/1.1 request names one. Host, path
+//! and query are in their [normal form](super::normal).
 
 use std::{fmt::Write, sync::Arc};
 
@@ -20,7 +21,10 @@ use http::{
     uri::{Authority, PathAndQuery},
 };
 
-use super::query::{QueryRules, sha256};
+use super::{
+    normal,
+    query::{QueryRules, sha256},
+};
 use crate::{
     key::Key,
     layer::http::fields::credentials::{HeaderClass, classify},
@@ -53,7 +57,7 @@ pub(crate) fn key(
 ) -> Option<Key> {
     let routed = path(&parts.uri)?;
     let original = original(&parts.uri, &parts.extensions)?;
-    let host = host(&parts.uri, &parts.headers)?;
+    let host = host(&parts.uri, &parts.headers, scheme)?;
     let ends = verb.len() + scheme.len() + host.len() + original.as_str().len();
     let length = ends + fields.len() + 3;
     let mut text = String::with_capacity(length);
@@ -118,25 +122,31 @@ pub(crate) fn scheme(parts: &Parts) -> &str {
     parts.uri.scheme_str().filter(|_| names_it).unwrap_or_default()
 }
 
+/// Returns whether the service may take the path of a request for another one than the key tells.
+pub(crate) fn is_respelled(parts: &Parts) -> bool {
+    let paths = [parts.uri.path_and_query(), original(&parts.uri, &parts.extensions)];
+    paths.into_iter().flatten().any(normal::is_respelled)
+}
+
 fn path(uri: &Uri) -> Option<&PathAndQuery> {
     uri.path_and_query().filter(|path| path.as_str().starts_with('/'))
 }
 
-/// Returns the requested host, or an empty one if the request names none.
+/// Returns the requested host in its normal form, or an empty one if the request names none.
 ///
 /// Returns `None` if the host has an invalid character, or if the request names two.
-fn host<'a>(uri: &'a Uri, headers: &'a HeaderMap) -> Option<&'a str> {
+fn host<'a>(uri: &'a Uri, headers: &'a HeaderMap, scheme: &str) -> Option<&'a str> {
     let mut hosts = headers.get_all(HOST).iter();
     let (header, second) = (hosts.next(), hosts.next());
     if second.is_some() {
         return None;
     }
     let header = match header {
-        Some(host) => Some(valid(host.to_str().ok()?)?),
+        Some(host) => Some(normal::host(valid(host.to_str().ok()?)?, scheme)),
         None => None,
     };
     let authority = match uri.authority().map(Authority::as_str) {
-        Some(host) => Some(valid(host)?),
+        Some(host) => Some(normal::host(valid(host)?, scheme)),
         None => None,
     };
     match (authority, header) {

@@ -1,6 +1,7 @@
 //! Decides which requests take part: an allow-list.
 
 pub(super) mod key;
+pub(super) mod normal;
 pub(super) mod query;
 
 use http::{

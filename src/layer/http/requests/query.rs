@@ -4,6 +4,7 @@ use std::{borrow::Cow, fmt::Write};
 
 use sha2::{Digest, Sha256};
 
+use super::normal;
 use crate::layer::http::{BellwetherLayer, Http};
 
 /// A longer query is hashed, so that names in the backend and in traces stay short.
@@ -20,21 +21,20 @@ pub(crate) struct QueryRules {
 }
 
 impl QueryRules {
-    /// Returns a path with its query as it is in the key.
+    /// Returns a path with its query as it is in the key: in normal form.
     ///
     /// A hash follows a `#`, which no query has. So it is never the query of another request.
     pub(crate) fn apply<'a>(&self, path_and_query: &'a str) -> Cow<'a, str> {
-        let Some((path, query)) = path_and_query.split_once('?') else {
-            return path_and_query.into();
-        };
-        let query = self.normal(query);
+        let normal = normal::text(path_and_query);
+        let Some((path, query)) = normal.split_once('?') else { return normal };
+        let query = self.counting(query);
         match query.is_empty() && self.changes() {
-            true => path.into(),
+            true => path.to_owned().into(),
             false if self.hashes || query.len() > LONGEST => {
                 format!("{path}?#{}", sha256(&query)).into()
             }
             false if self.changes() => format!("{path}?{query}").into(),
-            false => path_and_query.into(),
+            false => normal,
         }
     }
 
@@ -43,26 +43,38 @@ impl QueryRules {
     }
 
     /// Returns a query without the ignored parameters, in order if that is set.
-    fn normal<'a>(&self, query: &'a str) -> Cow<'a, str> {
+    fn counting<'a>(&self, query: &'a str) -> Cow<'a, str> {
         if !self.changes() {
             return query.into();
         }
         let parameters = query.split('&').filter(|parameter| !parameter.is_empty());
-        let mut kept: Vec<_> =
-            parameters.filter(|parameter| !self.ignores(name(parameter))).collect();
-        if self.sorts {
-            // Several values of one name stay in their order, which may matter.
+        let mut kept: Vec<_> = parameters.filter(|parameter| !self.ignores(parameter)).collect();
+        // Several values of one name stay in their order, which may matter.
+        if self.sorts && kept.iter().all(|parameter| has_one_name(parameter)) {
             kept.sort_by_key(|parameter| name(parameter));
         }
         kept.join("&").into()
     }
 
-    fn ignores(&self, name: &str) -> bool {
-        self.ignored.iter().any(|ignored| match ignored.strip_suffix('*') {
+    /// Returns whether a parameter is ignored. One in which the service may read another parameter
+    /// is not: `utm_source=x;user=A` would share the key of requests without that user.
+    fn ignores(&self, parameter: &str) -> bool {
+        let (name, value) = parameter.split_once('=').unwrap_or((parameter, ""));
+        let is_ignored = self.ignored.iter().any(|ignored| match ignored.strip_suffix('*') {
             Some(beginning) => name.starts_with(beginning),
             None => name == ignored,
-        })
+        });
+        // In a name, a `+` is a space.
+        is_ignored
+            && !name.contains('+')
+            && !value.contains('=')
+            && !normal::may_hold_another(parameter.as_bytes())
     }
+}
+
+/// Returns whether a parameter has the one name that it is sorted by, for every service.
+fn has_one_name(parameter: &str) -> bool {
+    !parameter.contains(';') && !name(parameter).contains('%')
 }
 
 /// Returns the SHA-256 of a text in hexadecimal digits.
@@ -83,7 +95,8 @@ impl BellwetherLayer<Http> {
     /// Shares responses between requests whose queries differ in the order of their parameters.
     ///
     /// The order of several parameters with one name still counts. The inner service receives the
-    /// query as it came.
+    /// query as it came. A query in which a `;` may separate parameters, or whose names have a
+    /// percent-encoding, stays as it is.
     ///
     /// ```
     /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
@@ -108,8 +121,12 @@ impl BellwetherLayer<Http> {
     /// Declares parameters of the query harmless: no response depends on them. A name may end with
     /// `*`.
     ///
-    /// They are no part of the key. The inner service still receives them. Names are compared as
-    /// they are in the query, with their case and without decoding.
+    /// They are no part of the key. The inner service still receives them. Names are compared with
+    /// their case.
+    ///
+    /// A parameter in which the inner service may read another one is not ignored. It has a
+    /// separator (`;`, `,`, `?`, `#`, a space or its like, plain or percent-encoded), a second `=`,
+    /// or an invalid percent-encoding.
     pub fn ignore_query<N: AsRef<str>>(mut self, names: impl IntoIterator<Item = N>) -> Self {
         let names = names.into_iter().map(|name| name.as_ref().to_owned());
         self.settings().query.ignored.extend(names);
@@ -147,8 +164,35 @@ mod tests {
             (rules(false, &["x", "utm_*"]), "/a?b=1&x=2&a=3&utm_id=4&xy=5", "/a?b=1&a=3&xy=5"),
             (rules(false, &["x"]), "/a?x", "/a"),
             (rules(true, &["x"]), "/a?x=1&b=?x&a", "/a?a&b=?x"),
+            (rules(false, &["x"]), "/a?x=caf%C3%A9+a.b/c:d|e&%78=2", "/a"),
+            // What may be sorted in two ways stays as it is.
+            (rules(true, &[]), "/a?b=2;a=3&a=1", "/a?b=2;a=3&a=1"),
+            (rules(true, &[]), "/a?x[]=1&x%5B%5D=2", "/a?x[]=1&x%5B%5D=2"),
         ] {
             assert_eq!(rules.apply(query), expected, "{query}");
+        }
+    }
+
+    /// `?utm_source=x;u=A` had the key of the URL without a query.
+    #[test]
+    fn an_ignored_parameter_hides_no_other_one() {
+        let rules = rules(true, &["x", "utm_*"]);
+        for name in ["x", "utm_source", "utm_"] {
+            for separator in [";", ",", "?", "%26", "%3b", "%2C", "%20", "%0a", "%00", "+", "%2526"]
+            {
+                for query in [
+                    format!("{name}=1{separator}u=A"),
+                    format!("{name}=1{separator}u%3dA"),
+                    format!("{name}{separator}u=A"),
+                    format!("{name}={separator}u=A"),
+                    format!("b=1&{name}=1{separator}u=A"),
+                ] {
+                    // In a value, `+` is no separator.
+                    let kept = rules.counting(&query).contains(name);
+                    let is_cloaked = separator == "+" && query.ends_with("u%3dA");
+                    assert_eq!(kept, !is_cloaked, "{query}");
+                }
+            }
         }
     }
 

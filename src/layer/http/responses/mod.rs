@@ -151,7 +151,7 @@ impl ResponseRules {
             return None;
         }
         let received = SystemTime::now();
-        let age = lifetime::age(headers, received, self.sent.elapsed())?;
+        let age = lifetime::age(headers, received, self.sent.elapsed());
         if self.coalesce_only {
             let is_shared = match self.policy.kind {
                 // Its requests have nothing of their users.
