@@ -76,19 +76,30 @@ pub async fn a_waiter_that_is_not_polled_holds_nobody_up<H: FullHarness>(h: &H) 
     for (kind, [first, second, third]) in KINDS {
         for (processes, [here, there]) in processes(h) {
             for polled in [Duration::ZERO, SHORT] {
-                let case = (kind, processes, polled);
-                let held = first(here.clone()).await.unwrap();
-                let mut kept = second(there.clone());
-                match polled {
-                    Duration::ZERO => assert!(touch(kept.as_mut()).await.is_none(), "{case:?}"),
-                    _ => assert!(timeout(polled, &mut kept).await.is_err(), "{case:?}"),
+                // A busy machine may delay one of them, and paused time delays none.
+                let tries = if H::BUSY.is_zero() { 1 } else { 3 };
+                let mut late = Vec::new();
+                while late.len() < tries {
+                    let held = first(here.clone()).await.unwrap();
+                    let mut kept = second(there.clone());
+                    match polled {
+                        Duration::ZERO => assert!(touch(kept.as_mut()).await.is_none()),
+                        _ => assert!(timeout(polled, &mut kept).await.is_err()),
+                    }
+                    drop(held);
+                    let begun = Instant::now();
+                    drop(timeout(LIMIT, third(there.clone())).await.unwrap().unwrap());
+                    let took = begun.elapsed();
+                    if kind != "permits" {
+                        // It still waits, and gets its lock when it is polled again.
+                        drop(timeout(LIMIT, kept).await.unwrap().unwrap());
+                    }
+                    match took <= SHORT + H::BUSY {
+                        true => break,
+                        false => late.push(took),
+                    }
                 }
-                drop(held);
-                drop(held_soon::<H>(&there, third, case).await);
-                if kind != "permits" {
-                    // It still waits, and gets its lock when it is polled again.
-                    drop(timeout(LIMIT, kept).await.unwrap().unwrap());
-                }
+                assert!(late.len() < tries, "{kind}, {processes}, polled {polled:?}: {late:?}");
             }
         }
     }

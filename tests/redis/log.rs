@@ -12,7 +12,7 @@ use testkit::{
     LIMIT, RedisServer, eventually,
     proxy::{Mode, Proxy},
 };
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tracing::{
     Event, Level, Metadata, Subscriber,
     field::{Field, Visit},
@@ -97,6 +97,7 @@ async fn an_outage_is_told_once_and_its_attempts_once_a_second() {
     });
     let waiting: Vec<_> = waiting.collect();
     assert!(eventually(LIMIT, || async { proxy.seen("subscribe") > 0 }).await);
+    let begun = Instant::now();
     proxy.mode(Mode::Refuse);
     proxy.cut();
     held.truncate(5);
@@ -105,12 +106,14 @@ async fn an_outage_is_told_once_and_its_attempts_once_a_second() {
     for waiter in waiting {
         timeout(LIMIT, waiter).await.unwrap().unwrap();
     }
-    let again = {
+    let info = lines.count(Level::INFO);
+    let again = "connected to Redis again";
+    // A busy machine may break the new connection once more.
+    assert_eq!(info[again], info["the connection to Redis broke; connecting again"], "{info:?}");
+    let fields = {
         let lines = lines.0.lock().unwrap();
-        let again = lines.iter().filter(|line| line.1 == "connected to Redis again");
-        again.map(|line| (line.0, line.2.clone())).collect::<Vec<_>>()
+        lines.iter().find(|line| line.1 == again).unwrap().2.clone()
     };
-    let [(Level::INFO, fields)] = &again[..] else { panic!("{again:?}") };
     assert!(fields.contains("server="), "{fields}");
     let (_, away) = fields.split_once("away=").unwrap();
     let away: f64 = away.split('s').next().unwrap().parse().unwrap();
@@ -118,7 +121,7 @@ async fn an_outage_is_told_once_and_its_attempts_once_a_second() {
     let debug = lines.count(Level::DEBUG);
     println!("{debug:?}");
     let attempts = debug.iter().filter(|(message, _)| !message.contains("undone"));
-    let most = 2 + OUTAGE.as_secs() as usize;
+    let most = 2 + begun.elapsed().as_secs() as usize;
     let often: Vec<_> = attempts.filter(|(_, count)| **count > most).collect();
     assert!(often.is_empty(), "at most {most} of each: {often:?}");
 }
