@@ -397,8 +397,7 @@ async fn an_answer_that_is_no_failure_ends_the_stale_answer_of_both_processes() 
                 answer.body(Body::from(call.to_string())).unwrap()
             };
             let as_it_says = |layer| layer;
-            let apps =
-                [(), ()].map(|()| process(&server, "shop", as_it_says, &calls, answer.clone()));
+            let apps = [(), ()].map(|()| process(&server, "shop", as_it_says, &calls, answer));
             assert_eq!(read(&apps[0], get("/")).await, "1");
             assert_eq!(read(&apps[1], get("/")).await, "1");
             server.raw().await.age(Duration::from_secs(100)).await;

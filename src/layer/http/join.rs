@@ -226,11 +226,7 @@ impl Http {
         };
         match (exchange.take(), landed) {
             (ExchangeState::Answered(response), landed) => {
-                match landed {
-                    Landed::Head(offer) => offer.take(),
-                    Landed::Marker(_, source) | Landed::Late(source) => self.served(source),
-                    Landed::Alone(_) | Landed::Failed(_) => {}
-                }
+                landed.served(self);
                 Settled::Done(response.map(|response| asked.answer_streaming(response)))
             }
             (ExchangeState::Pending(request), Landed::Marker(selector, _)) => {
@@ -359,4 +355,15 @@ enum Landed {
     Head(Box<Offer<CachedResponse>>),
     Alone(Alone),
     Failed(Error),
+}
+
+impl Landed {
+    /// Counts a caller that has the answer to its own request.
+    fn served(self, http: &Http) {
+        match self {
+            Self::Head(offer) => offer.take(),
+            Self::Marker(_, source) | Self::Late(source) => http.served(source),
+            Self::Alone(_) | Self::Failed(_) => {}
+        }
+    }
 }
