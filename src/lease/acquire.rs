@@ -117,7 +117,7 @@ impl Engine {
     }
 
     /// Acquires leases of different names one after another, within one limit. If one is not
-    /// acquired, those before it are released.
+    /// acquired, those before it are released. If one is lost meanwhile, all are acquired anew.
     ///
     /// # Cancel safety
     ///
@@ -134,23 +134,37 @@ impl Engine {
         let acquired = self.attendance().run(|| {
             let (engine, strategy, claims) = (self.clone(), strategy.clone(), claims.clone());
             async move {
-                let mut held = Vec::with_capacity(claims.len());
-                for claim in claims {
-                    let claim = Claim { owner: Owner::fresh(), ..claim };
+                loop {
+                    let mut held = Vec::with_capacity(claims.len());
                     let limits = (limit, deadline);
-                    match engine.acquire_until(claim, upkeep, strategy.as_ref(), limits).await {
-                        Ok(lease) => held.push(lease),
-                        Err(error) => {
-                            // The error says more than how the releases end.
-                            join_all(held.into_iter().map(LeaseGuard::release)).await;
-                            return Err(error);
-                        }
+                    let acquired =
+                        engine.acquire_onto(&mut held, &claims, upkeep, strategy.as_ref(), limits);
+                    let acquired = acquired.await;
+                    if acquired.is_ok() && !held.iter().any(|lease| lease.is_lost()) {
+                        return Ok(held);
                     }
+                    // An error says more than how the releases end.
+                    join_all(held.into_iter().map(LeaseGuard::release)).await;
+                    acquired?;
                 }
-                Ok(held)
             }
         });
         self.counted(acquired.await)
+    }
+
+    async fn acquire_onto(
+        self: &Arc<Self>,
+        held: &mut Vec<LeaseGuard>,
+        claims: &[Claim],
+        upkeep: Upkeep,
+        strategy: &dyn RetryStrategy,
+        limits: (Duration, Instant),
+    ) -> Result<(), Error> {
+        for claim in claims {
+            let claim = Claim { owner: Owner::fresh(), ..claim.clone() };
+            held.push(self.acquire_until(claim, upkeep, strategy, limits).await?);
+        }
+        Ok(())
     }
 
     async fn acquire_until(

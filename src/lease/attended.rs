@@ -15,8 +15,8 @@ use std::{
 use futures_util::{FutureExt, future::BoxFuture, task::AtomicWaker};
 use tokio::{
     runtime::Handle,
-    task::JoinHandle,
-    time::{Instant, sleep_until},
+    task::{JoinHandle, yield_now},
+    time::{Instant, sleep, sleep_until},
 };
 use tracing::debug;
 
@@ -26,8 +26,12 @@ use crate::{
 };
 
 /// How long an acquisition that was woken may stay unpolled. With the undo and the grant to the
-/// next caller it takes 50 ms. A busy runtime polls its tasks earlier.
+/// next caller it takes 50 ms.
 const PATIENCE: Duration = Duration::from_millis(40);
+/// How soon the watch looks again at a runtime that is busy.
+const BUSY: Duration = Duration::from_millis(5);
+/// The time for the undo of an acquisition that begins anew, which would meet its own claim.
+const UNDO: Duration = Duration::from_millis(10);
 
 /// The acquisitions of one engine that were woken.
 #[derive(Clone, Default)]
@@ -51,6 +55,7 @@ impl Attendance {
             if let Some(outcome) = Polled(begun).await {
                 return outcome;
             }
+            sleep(UNDO).await;
         }
     }
 
@@ -89,6 +94,13 @@ impl UnpolledWatch {
                 let count = queue.partition_point(|(at, _)| *at + PATIENCE <= now);
                 queue.drain(..count).collect()
             };
+            // A busy runtime may not have come to them yet. It comes to this task behind them.
+            while Handle::current().metrics().global_queue_depth() > 0 {
+                sleep(BUSY).await;
+            }
+            for _ in 0..3 {
+                yield_now().await;
+            }
             due.iter().filter_map(|(_, work)| work.upgrade()).for_each(|work| work.look(now));
         }
     }

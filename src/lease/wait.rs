@@ -304,7 +304,9 @@ mod tests {
         assert!(matches!(waiting.after(Some(5000 * MS)).await, Woken::Pushed(Change::Wake)));
         let before = Instant::now();
         assert!(matches!(waiting.after(Some(4000 * MS)).await, Woken::Again));
-        assert!(before.elapsed() >= 4000 * MS, "{:?}", before.elapsed());
+        // Nothing keeps a queue entry of a waiter without a claim.
+        let took = before.elapsed();
+        assert!(took >= 600 * MS && took <= LONGEST_SLEEP_WITHOUT_CLAIM + MS, "{took:?}");
         Ok(())
     }
 }

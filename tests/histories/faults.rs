@@ -39,6 +39,8 @@ enum Fault {
     CutCommands,
     CutPushes,
     ForgetScripts,
+    /// The server is full for a while: it answers reads, and refuses writes that need memory.
+    Full(Duration),
     /// Deletes a key, as an eviction does.
     Evict(&'static str),
 }
@@ -113,7 +115,7 @@ pub async fn inject_server_faults(
             return (count, evicted);
         }
         sleep(pause).await;
-        let fault = match rng.u8(0..20) {
+        let fault = match rng.u8(0..21) {
             0..5 => Fault::Evict("l"),
             5..8 => Fault::Evict("f"),
             8..11 => Fault::Evict("e"),
@@ -121,6 +123,7 @@ pub async fn inject_server_faults(
             13..15 => Fault::Stall(some(&mut rng, 200, 1_000)),
             15..17 if faults.cuts => Fault::CutCommands,
             17..19 if faults.cuts => Fault::CutPushes,
+            19 => Fault::Full(some(&mut rng, 10, 500)),
             _ => Fault::ForgetScripts,
         };
         match fault {
@@ -132,6 +135,11 @@ pub async fn inject_server_faults(
             Fault::CutCommands => cut(&mut raw, "normal").await,
             Fault::CutPushes => cut(&mut raw, "pubsub").await,
             Fault::ForgetScripts => raw.run::<()>(&["SCRIPT", "FLUSH"]).await,
+            Fault::Full(time) => {
+                raw.config_set("maxmemory", "1").await;
+                sleep(time).await;
+                raw.config_set("maxmemory", "0").await;
+            }
             Fault::Evict(suffix) => {
                 let (family, name, key) = match rng.usize(0..keys + locks + 2) {
                     shared if shared >= keys + locks => {

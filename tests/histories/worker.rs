@@ -7,6 +7,7 @@ use std::{
     io::BufRead,
     ops::Range,
     panic,
+    pin::pin,
     sync::{
         Arc, Once,
         atomic::{AtomicU64, Ordering},
@@ -415,6 +416,7 @@ impl Worker {
         let taking = match rng.u8(0..4) {
             0 => self.take(&name, how, false).await,
             1 => cut_off(self.take(&name, how, true), rng).await.flatten(),
+            2 if rng.bool() => left_alone(self.take(&name, how, true), rng).await,
             _ => self.take(&name, how, true).await,
         };
         let Some(mut guard) = taking else { return };
@@ -619,6 +621,19 @@ async fn cut_off<F: Future>(future: F, rng: &mut Rng) -> Option<F::Output> {
     // Up to a tenth of a second, with short times as likely as long ones.
     let limit = Duration::from_micros(1 << rng.u32(0..17));
     timeout(limit, future).await.ok()
+}
+
+/// Polls a future for a while, keeps it without polling it, and then drives it to its end.
+async fn left_alone<F: Future>(future: F, rng: &mut Rng) -> F::Output {
+    let mut future = pin!(future);
+    let [polled, alone] = [(), ()].map(|()| Duration::from_micros(1 << rng.u32(0..19)));
+    match timeout(polled, future.as_mut()).await {
+        Ok(output) => output,
+        Err(_) => {
+            sleep(alone).await;
+            future.await
+        }
+    }
 }
 
 fn answer(loaded: Result<Loaded<Value>, Error>) -> Answer {

@@ -118,10 +118,16 @@ async fn a_missing_server_is_an_error_and_is_found_later() {
 }
 
 #[tokio::test]
-async fn endless_time_outs_do_not_panic() {
+async fn the_longest_time_outs_do_not_panic() {
     let server = RedisServer::start().await;
-    let builder = RedisBackend::builder().server(server.url());
-    let builder = builder.command_timeout(Duration::MAX).connect_timeout(Duration::MAX);
+    let builder = || RedisBackend::builder().server(server.url());
+    let longest = Duration::from_secs(86_400);
+    for builder in
+        [builder().command_timeout(Duration::MAX), builder().connect_timeout(Duration::MAX)]
+    {
+        assert_eq!(builder.build().unwrap_err().kind(), ErrorKind::InvalidConfig);
+    }
+    let builder = builder().command_timeout(longest).connect_timeout(longest);
     let backend = builder.build().unwrap();
     let locks = bellwether::Locks::new(backend.clone());
     locks.several(["a", "b"]).lock().await.unwrap().unlock().await.unwrap();
