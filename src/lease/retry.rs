@@ -24,7 +24,8 @@ use crate::backend::DynLeases;
 /// # let _ = linear().waits().count();
 /// ```
 pub trait RetryStrategy: Send + Sync + 'static {
-    /// Returns the waits of one acquisition. When they end, the acquisition has failed.
+    /// Returns the waits of one acquisition. When they end, the acquisition has failed. A wait of
+    /// less than 1 ms lasts 1 ms.
     fn waits(&self) -> Box<dyn Iterator<Item = Duration> + Send>;
 
     /// Returns how long one try may take before it is repeated. For [several

@@ -31,6 +31,9 @@ use crate::{
 const LONGEST_SLEEP: Duration = Duration::from_secs(5);
 /// The same for a waiter without a claim, which has no queue entry that is looked at for it.
 const LONGEST_SLEEP_WITHOUT_CLAIM: Duration = Duration::from_millis(700);
+/// The shortest wait of a strategy. Without it, a waiter whose backend answers at once would never
+/// let go of its thread.
+const SHORTEST_WAIT: Duration = Duration::from_millis(1);
 /// After the end of a lease, its waiters look at random times within this.
 const JITTER: Duration = Duration::from_millis(90);
 
@@ -205,7 +208,7 @@ impl<'a> Waiting<'a> {
     fn until(&mut self) -> Option<Instant> {
         if self.until.is_none() {
             let wait = self.waits.get_or_insert_with(|| self.strategy.waits()).next()?;
-            self.until = Some(after(Instant::now(), wait));
+            self.until = Some(after(Instant::now(), wait.max(SHORTEST_WAIT)));
         }
         self.until
     }

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use bellwether::MemoryBackend;
+use bellwether::{ErrorKind, Locks, MemoryBackend, lease::Retry};
 use proptest::prelude::*;
+use testkit::faulty::{Faulty, Op};
 use tokio::runtime::Builder;
 
 use crate::all_settings::{OF_LOCKS, any_picks, next_key, picks, use_cache, use_locks};
@@ -31,4 +32,21 @@ proptest! {
 fn the_longest_time_to_live_may_have_the_smallest_jitter() {
     let longest = [(0, Duration::MAX), (9, Duration::MAX)].to_vec();
     run(use_cache(&MemoryBackend::new(), "k", [longest, Vec::new(), Vec::new()])).unwrap();
+}
+
+/// A wait of zero tried again at once, for ever where the backend answers at once.
+#[test]
+fn a_strategy_of_zero_does_not_spin() {
+    for retry in [Retry::fixed(Duration::ZERO), Retry::exponential(Duration::ZERO, Duration::MAX)] {
+        let case = async {
+            let backend = Faulty::new(|_| None);
+            let locks = Locks::new(backend.clone());
+            let _held = locks.mutex("m").lock().await.unwrap();
+            let waiter = locks.mutex("m").wait_limit(Duration::from_secs(1)).retry(retry);
+            prop_assert_eq!(waiter.lock().await.unwrap_err().kind(), ErrorKind::NotAcquired);
+            prop_assert!(backend.count(Op::Acquire) <= 1100, "{}", backend.count(Op::Acquire));
+            Ok(())
+        };
+        run(case).unwrap();
+    }
 }
