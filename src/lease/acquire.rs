@@ -134,37 +134,38 @@ impl Engine {
         let acquired = self.attendance().run(|| {
             let (engine, strategy, claims) = (self.clone(), strategy.clone(), claims.clone());
             async move {
-                loop {
-                    let mut held = Vec::with_capacity(claims.len());
-                    let limits = (limit, deadline);
-                    let acquired =
-                        engine.acquire_onto(&mut held, &claims, upkeep, strategy.as_ref(), limits);
-                    let acquired = acquired.await;
-                    if acquired.is_ok() && !held.iter().any(|lease| lease.is_lost()) {
-                        return Ok(held);
-                    }
-                    // An error says more than how the releases end.
-                    join_all(held.into_iter().map(LeaseGuard::release)).await;
-                    acquired?;
-                }
+                engine.acquire_in_order(&claims, upkeep, strategy.as_ref(), (limit, deadline)).await
             }
         });
         self.counted(acquired.await)
     }
 
-    async fn acquire_onto(
+    async fn acquire_in_order(
         self: &Arc<Self>,
-        held: &mut Vec<LeaseGuard>,
         claims: &[Claim],
         upkeep: Upkeep,
         strategy: &dyn RetryStrategy,
         limits: (Duration, Instant),
-    ) -> Result<(), Error> {
-        for claim in claims {
-            let claim = Claim { owner: Owner::fresh(), ..claim.clone() };
-            held.push(self.acquire_until(claim, upkeep, strategy, limits).await?);
+    ) -> Result<Vec<LeaseGuard>, Error> {
+        loop {
+            let (mut held, mut outcome) = (Vec::with_capacity(claims.len()), Ok(()));
+            for claim in claims {
+                let claim = Claim { owner: Owner::fresh(), ..claim.clone() };
+                match self.acquire_until(claim, upkeep, strategy, limits).await {
+                    Ok(lease) => held.push(lease),
+                    Err(error) => {
+                        outcome = Err(error);
+                        break;
+                    }
+                }
+            }
+            if outcome.is_ok() && !held.iter().any(|lease| lease.is_lost()) {
+                return Ok(held);
+            }
+            // An error says more than how the releases end.
+            join_all(held.into_iter().map(LeaseGuard::release)).await;
+            outcome?;
         }
-        Ok(())
     }
 
     async fn acquire_until(
