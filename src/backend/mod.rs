@@ -74,9 +74,11 @@ pub use self::{
     windows::Windows,
 };
 
+#[cfg(feature = "redis")]
+pub(crate) use self::claim::TURN_LIFE;
 pub(crate) use self::{
     answer::{ANSWER_LIMIT, answered, answered_by, in_time},
-    claim::{HANDOVER_LIFE, QUEUES_KEPT_AT_ONCE, QueueKind, TURN_LIFE},
+    claim::{HANDOVER_LIFE, QUEUES_KEPT_AT_ONCE, QueueKind},
     erased::{DynLeases, Erased, ErasedLeases},
     latches::{DynLatches, ErasedLatches},
     renewal::{RENEWAL_BATCH, renewed_together},
