@@ -76,10 +76,10 @@ async fn use_caches(backends: [RedisBackend; 9], key: &str) -> Result<(), Error>
         let begun = begun.clone();
         cache.request(key).load(move |lead| async move {
             begun.notify_one();
-            // The lease is renewed meanwhile.
+            // The lease is renewed meanwhile, and all others have begun to wait.
             tokio::select! {
                 () = lead.lost() => Err(BoxError::from("the lease was lost")),
-                () = sleep(1200 * MS) => Ok(word.to_owned()),
+                () = sleep(3000 * MS) => Ok(word.to_owned()),
             }
         })
     };
