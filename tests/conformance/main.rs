@@ -305,10 +305,10 @@ rules! {
     }
     needs latches {
         unpolled:
-            a_waiter_that_is_not_polled_holds_nobody_up,
-            a_caller_that_does_not_read_its_grant_holds_nobody_up,
+            a_waiter_that_is_not_polled_delays_no_other,
+            a_caller_that_does_not_read_its_grant_delays_no_other,
             a_task_of_a_reentrant_holder_that_is_not_polled_keeps_nothing,
-            an_unlock_that_is_not_polled_holds_nobody_up,;
+            an_unlock_that_is_not_polled_delays_no_other,;
         latches:
             a_latch_is_counted_down_to_zero_and_no_lower,
             a_latch_that_was_never_set_is_not_at_zero,

@@ -66,13 +66,13 @@ async fn touch<T>(future: Pin<&mut (impl Future<Output = T> + ?Sized)>) -> Optio
     }
 }
 
-/// Returns the locks of two processes, and those of one process twice.
+/// Returns the locks of two processes, and of one process twice.
 fn processes<H: FullHarness>(h: &H) -> [(&'static str, [Locks; 2]); 2] {
     let [here, there] = [h.backend(), h.backend()].map(Locks::new);
     [("one process", [here.clone(), here.clone()]), ("two processes", [here, there])]
 }
 
-pub async fn a_waiter_that_is_not_polled_holds_nobody_up<H: FullHarness>(h: &H) {
+pub async fn a_waiter_that_is_not_polled_delays_no_other<H: FullHarness>(h: &H) {
     for (kind, [first, second, third]) in KINDS {
         for (processes, [here, there]) in processes(h) {
             for polled in [Duration::ZERO, SHORT] {
@@ -106,7 +106,7 @@ pub async fn a_waiter_that_is_not_polled_holds_nobody_up<H: FullHarness>(h: &H) 
 }
 
 /// The claim is granted, and its caller does not read the answer.
-pub async fn a_caller_that_does_not_read_its_grant_holds_nobody_up<H: FullHarness>(h: &H) {
+pub async fn a_caller_that_does_not_read_its_grant_delays_no_other<H: FullHarness>(h: &H) {
     for (kind, [_, second, third]) in KINDS {
         for (processes, [here, there]) in processes(h) {
             let mut kept = second(there);
@@ -135,7 +135,7 @@ pub async fn a_task_of_a_reentrant_holder_that_is_not_polled_keeps_nothing<H: Fu
 }
 
 /// The release is sent, and its caller does not read the answer.
-pub async fn an_unlock_that_is_not_polled_holds_nobody_up<H: FullHarness>(h: &H) {
+pub async fn an_unlock_that_is_not_polled_delays_no_other<H: FullHarness>(h: &H) {
     let locks = Locks::new(h.backend());
     let held = locks.mutex("k").lock().await.unwrap();
     let mut waiting = MUTEX(locks.clone());

@@ -74,7 +74,7 @@ async fn all_callers_get_the_value_that_the_codec_makes() {
     assert_eq!(served(Json, &page).await, vec![Page { title, ..Page::default() }; 8]);
 }
 
-/// The windows of a value are those of what the codec makes of it.
+/// The windows follow what the codec makes of a value.
 #[tokio::test(start_paused = true)]
 async fn a_value_that_becomes_none_is_kept_as_none() {
     let cache: Cache<Option<Option<u32>>> =

@@ -383,7 +383,7 @@ async fn an_early_refresh_begins_at_its_edge() {
 }
 
 /// An early refresh that was longer than the life of an entry loaded at each read: 130 times a
-/// second. The life is that of a negative value, of a request, of a loader, or of the jitter.
+/// second. A negative value, a request, a loader or the jitter sets the life.
 #[tokio::test(start_paused = true)]
 async fn an_early_refresh_begins_in_the_second_half_of_each_life() {
     let builder = || {

@@ -518,7 +518,7 @@ async fn a_caller_that_leaves_the_local_queue_delays_no_other() {
 /// A `select!` arm is often kept and not polled. A memory backend answers at once, so its locks are
 /// in `tests/conformance`, beside those over servers.
 #[tokio::test(start_paused = true)]
-async fn a_waiter_of_a_redlock_that_is_not_polled_holds_nobody_up() {
+async fn a_waiter_of_a_redlock_that_is_not_polled_delays_no_other() {
     let servers = [(); 3].map(|()| MemoryBackend::new());
     let [here, there] = [(); 2].map(|()| Redlock::new(servers.clone()).unwrap());
     for locks in [&here, &there] {

@@ -25,8 +25,8 @@ async fn load(cache: Cache<String>) -> Source {
     cache.request("loaded").load(load).await.unwrap().source()
 }
 
-/// The server runs the claims when it goes on. They were undone for as long as the lease only, and
-/// so the locks were taken for a whole lease more, by nobody.
+/// The server runs the claims when it goes on. The undo had stopped at the end of the lease, so the
+/// locks stayed taken for another whole lease, without a holder.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_claim_of_a_caller_that_gave_up_is_undone_when_the_server_goes_on() {
     let server = RedisServer::start().await;

@@ -42,8 +42,8 @@ pub(crate) struct Tally {
     pub waited: u64,
     /// The same in each tenth of a second that they took.
     pub waiting: Vec<u32>,
-    /// The time of all clients, and that of it at whose end an error came. A count of errors would
-    /// not do: a client that is refused at once comes back sooner, and gets more of them.
+    /// The time that all clients waited, and the part of it that ended in an error. A count of
+    /// errors would mislead: a client that is refused at once comes back sooner, and gets more.
     pub time: Duration,
     pub failing_time: Duration,
     /// The clients that got an error next, in each tenth of a second.

@@ -174,8 +174,8 @@ impl BellwetherLayer<Http> {
     /// service made it itself, and the time that it took does not count. Of a list in `Age` the
     /// first member counts, and an `Age` that is no number is ignored (section 5.1).
     ///
-    /// A `Date` that is no date, or that is there twice, counts as none. The age is then that of
-    /// the `Age`. The careful policy does not share a response whose only lifetime is an `Expires`,
+    /// A `Date` that is no date, or that is there twice, is ignored. Then only the `Age` tells the
+    /// age. The careful policy does not share a response whose only lifetime is an `Expires`,
     /// and [`Policy::rfc9111`](super::Policy::rfc9111) takes the time of receipt for its `Date`.
     ///
     /// `CDN-Cache-Control` (RFC 9213), or else `Surrogate-Control`, takes the place of

@@ -94,7 +94,7 @@ impl KeptConnection {
         broken.notify_one();
     }
 
-    /// Connects, and serves until the connection breaks. `watch` is that of the server found last.
+    /// Connects, and serves until the connection breaks. `watch` belongs to the last server found.
     async fn connect_and_serve(&self, watch: &mut EndpointWatch) -> Round {
         let (begun, broken) = (Instant::now(), Arc::new(Notify::new()));
         let on_end = self.on_end(&broken);

@@ -63,8 +63,8 @@ fn words(name: &str) -> impl Iterator<Item = &str> {
     name.split(|character: char| !character.is_ascii_alphanumeric())
 }
 
-/// Words for those whom a response may be for, and for what they prove that with. Each is a whole
-/// word of a name, or has one of the [ends](ENDS).
+/// Words for the tenants and persons that a response may be for, and for their proofs. Each is a
+/// whole word of a name, or has one of the [ends](ENDS).
 #[rustfmt::skip]
 const WORDS: [&str; 80] = [
     // Tenants.
